@@ -34,10 +34,10 @@ from opwire.operation import (
     PreparedRequest,
     split_id,
 )
-from opwire.pipeline import FinishedResults, ResultPipeline
+from opwire.pipeline import FinishedResults, ResultPipeline, always
 from opwire.reshape import Reshaping
 from opwire.schema import Problem
-from opwire.typed.plain import MAX_DEPTH, SCALARS, survey, to_plain
+from opwire.typed.plain import MAX_DEPTH, SCALARS, as_dict, survey, to_plain
 from opwire.workers import WorkerPool
 
 logger = logging.getLogger("opwire.invoke")
@@ -517,28 +517,30 @@ class BoundOperation:
             if self.flat is not None:
                 msgspec.convert(input, self.flat)
                 return input
-            if self._is_exact(input) and self.accepts(input):
-                return input
+            if type(input) is dict:
+                given = cast("dict[str, Any]", input)
+                if self.exact.issuperset(map(type, given.values())) and self.accepts(given):
+                    return given
         except ValueError:  # invalid, or not JSON
             pass
         return self._arguments(input)
 
-    def _takes_object(self) -> bool:
-        schema = self.spec.input_schema.json
-        return isinstance(schema, dict) and schema.get("type") == "object"
-
-    def _is_exact(self, input: Any) -> bool:
-        return type(input) is dict and self.exact.issuperset(map(type, cast("dict[str, Any]", input).values()))
-
     def _arguments(self, input: Any) -> Any:
-        if input is None and self._takes_object():
+        if input is None and as_dict(self.spec.input_schema.json).get("type") == "object":
             input = {}
         found = survey(input)
         if found.deep:
             raise self._invalid([Problem("", f"the value is nested deeper than {MAX_DEPTH}")])
         if not found.plain:
-            input = self._plain(input)
-        if not self._is_accepted(input):
+            try:
+                input = to_plain(input if self.prepare is None else self.prepare(input))
+            except NotPlainError as error:
+                raise self._invalid([Problem("", str(error))]) from error
+        try:
+            is_accepted = self.accepts(input)
+        except ValueError:  # too complex, or a lone surrogate
+            is_accepted = False
+        if not is_accepted:
             invalid = self._invalid(self.spec.input_schema.problems(input, is_plain=True))
             if not self.spec.lenient_input:
                 raise invalid
@@ -547,18 +549,6 @@ class BoundOperation:
             return input if self.convert is None else self.convert(input)
         except ConversionError as error:
             raise self._invalid([Problem("", str(error))]) from error
-
-    def _plain(self, input: Any) -> Any:
-        try:
-            return to_plain(input if self.prepare is None else self.prepare(input))
-        except NotPlainError as error:
-            raise self._invalid([Problem("", str(error))]) from error
-
-    def _is_accepted(self, input: Any) -> bool:
-        try:
-            return self.accepts(input)
-        except ValueError:
-            return False
 
     def _compile_and_test(self, input: Any) -> bool:
         """Compile the schema with the first call, and replace this method by the compiled check."""
@@ -634,8 +624,3 @@ class ReshapedOperation(BoundOperation):
             self.run = run
         else:
             self.open = open
-
-
-def always(_: Any) -> bool:
-    """Accept every input."""
-    return True

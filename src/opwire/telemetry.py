@@ -209,7 +209,10 @@ class RecordedCall:
         trace = carried_trace(self._surroundings)
         if recorder.side == "server":
             self._surroundings = serving(trace, self._surroundings)
-        self.context = replace(context, metadata=_with_trace(context.metadata, trace))
+        metadata = context.metadata
+        if trace:
+            metadata = {name: value for name, value in metadata.items() if name != "tracestate"} | trace
+        self.context = replace(context, metadata=metadata)
         self._items = 0
         self._began = perf_counter()
         recorder.active.add(1, self._active)
@@ -279,12 +282,6 @@ def _said(operation_id: str, context: Context, *, known: bool, identity: bool) -
     if identity and context.identity is not None:
         said["enduser.id"] = context.identity.id
     return said
-
-
-def _with_trace(metadata: Mapping[str, Any], trace: Trace) -> Mapping[str, Any]:
-    if not trace:
-        return metadata
-    return {name: value for name, value in metadata.items() if name != "tracestate"} | trace
 
 
 class BothSides(Protocol):

@@ -154,7 +154,12 @@ def parse(text: str) -> ToolEnvelope:
     if prefix is None:
         raise ToolEnvelopeError("not an envelope block: the text does not begin with __ENVELOPE_V1__:")
     _check_version(prefix[1].lstrip("0") or "0")
-    members = _from_json(_from_base64(text[prefix.end() :]))
+    try:
+        members = json.loads(_from_base64(text[prefix.end() :]).decode(), parse_constant=_refuse_constant)
+    except UnicodeDecodeError as error:
+        raise ToolEnvelopeError(f"the envelope block is not UTF-8: {error.reason} at byte {error.start}") from None
+    except (ValueError, RecursionError) as error:
+        raise ToolEnvelopeError(f"the envelope block does not hold readable JSON: {error}") from None
     if not isinstance(members, dict):
         raise ToolEnvelopeError("an envelope block holds a JSON object, this one does not")
     members = cast("dict[str, Any]", members)
@@ -197,15 +202,6 @@ def _from_base64(encoded: str) -> bytes:
     if len(digits) % 4 == 1:
         digits = digits[:-1]  # six bits are not a byte
     return a2b_base64(digits + "=" * (-len(digits) % 4))
-
-
-def _from_json(document: bytes) -> Any:
-    try:
-        return json.loads(document.decode(), parse_constant=_refuse_constant)
-    except UnicodeDecodeError as error:
-        raise ToolEnvelopeError(f"the envelope block is not UTF-8: {error.reason} at byte {error.start}") from None
-    except (ValueError, RecursionError) as error:
-        raise ToolEnvelopeError(f"the envelope block does not hold readable JSON: {error}") from None
 
 
 def _refuse_constant(constant: str) -> NoReturn:

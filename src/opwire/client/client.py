@@ -37,7 +37,6 @@ from opwire.envelope import HTTPResponseMeta, MCPResponseMeta, ResponseEnvelope
 from opwire.errors import (
     CallError,
     ErrorCode,
-    SchemaError,
     UsageError,
     check_above_zero,
     check_counts,
@@ -111,7 +110,8 @@ class Pagination:
             changes = {} if value is None or value is False or value == "" else {self._cursor[1]: value}
         else:
             address = _next_address(envelope)
-            changes = {} if address is None else self._parameters(address, input, _properties(spec))
+            properties = {} if spec is None else as_dict(spec.input_schema.lowered_object.get("properties"))
+            changes = {} if address is None else self._parameters(address, input, properties)
         if not changes:
             return
         following = input | changes
@@ -153,14 +153,6 @@ def _next_address(envelope: ResponseEnvelope[Any]) -> str | None:
         if relation is not None and "next" in (relation[1] or relation[2] or "").lower().split():
             return address
     return None
-
-
-def _properties(spec: OperationSpec | None) -> dict[str, Any]:
-    try:
-        schema = {} if spec is None else spec.input_schema.lowered
-    except SchemaError:
-        schema = {}
-    return as_dict(as_dict(schema).get("properties"))
 
 
 def _kinds(schema: Any) -> set[str]:

@@ -35,7 +35,7 @@ from opwire.errors import UsageError
 from opwire.names import UniqueNames
 from opwire.operation import OperationSpec, OperationType
 from opwire.schema import Schema
-from opwire.typed.plain import shorten
+from opwire.typed.plain import as_dict, shorten
 
 _WIDTH = 112
 _IMPORTED = (
@@ -120,7 +120,12 @@ def generate_client(specs: Iterable[OperationSpec], *, class_name: str = "Operat
         of_class = names.take(f"{pascal(namespace, 'Namespace')}Operations")
         methods, taken = list[_Method](), UniqueNames()
         for spec in group:
-            methods.append(_method(spec, taken.take(snake(spec.name, "operation")), types))
+            name, wish = taken.take(snake(spec.name, "operation")), pascal(spec.name, "Operation")
+            parameters, whole, optional = _input(types.reader(spec.input_schema), f"{wish}Input", spec.input_schema)
+            json, reader = as_dict(spec.output_schema.json), types.reader(spec.output_schema)
+            is_binary = json.get("type") == "string" and "contentEncoding" in json
+            output = BYTES if is_binary else reader.hint(reader.root, f"{wish}Output")
+            methods.append(_Method(spec, name, parameters, whole, optional, output))
         spaces.append(_Space(namespace, attribute, of_class, methods, shadowing(each.name for each in methods)))
     style = _SYNC if sync else _ASYNC
     classes = [*(_namespace_class(space, style) for space in spaces), _whole_class(class_name, spaces, style)]
@@ -128,16 +133,6 @@ def generate_client(specs: Iterable[OperationSpec], *, class_name: str = "Operat
 
 
 # --- methods ----------------------------------------------------------------------------------------------------------
-
-
-def _method(spec: OperationSpec, name: str, types: Types) -> _Method:
-    wish = pascal(spec.name, "Operation")
-    parameters, whole, optional = _input(types.reader(spec.input_schema), f"{wish}Input", spec.input_schema)
-    json = spec.output_schema.json
-    is_binary = isinstance(json, dict) and json.get("type") == "string" and "contentEncoding" in json
-    reader = types.reader(spec.output_schema)
-    output = BYTES if is_binary else reader.hint(reader.root, f"{wish}Output")
-    return _Method(spec, name, parameters, whole, optional, output)
 
 
 def _input(reader: TypeReader, wish: str, schema: Schema) -> tuple[list[_Parameter], str | None, bool]:

@@ -287,16 +287,14 @@ class TypeReader:
             kinds = cast("list[str]", kind)
             return union(self._by_type({**schema, "type": each}, wish, depth) for each in kinds)
         if kind == "array":
-            return f"\0list[{self._items(schema, wish, depth)}]"
+            first: list[JSONSchema] = schema.get("prefixItems") or []
+            rest: list[JSONSchema] = [schema.get("items", True)] if schema.get("items") is not False else []
+            items = union(self.hint(each, f"{wish}Item", depth - 1) for each in (*first, *rest))
+            return f"\0list[{items}]"
         if kind == "object":
             values = self.hint(schema["additionalProperties"], wish, depth - 1) if _is_map(schema) else ANY
             return f"\0dict[\0str, {values}]"
         return _SCALARS.get(str(kind), ANY)
-
-    def _items(self, schema: dict[str, Any], wish: str, depth: int) -> str:
-        first: list[JSONSchema] = schema.get("prefixItems") or []
-        rest: list[JSONSchema] = [schema.get("items", True)] if schema.get("items") is not False else []
-        return union(self.hint(each, f"{wish}Item", depth - 1) for each in (*first, *rest))
 
     def _digest(self, schema: dict[str, Any]) -> int:
         """Return a hash of a schema with everything that it references."""

@@ -285,7 +285,13 @@ class DurableWorker:
         running.running = True
         try:
             if running.claim.suspect and not self._runner.given_up(running.claim):
-                await self._isolate(running)
+                # Wait until the suspect can run, alone if possible, and keep other tasks from beginning.
+                quiet, running.isolated = quiet_time(running.claim.losses), time.monotonic()
+                running.alone = await self._isolation.enter_alone(running, quiet)
+                if running.alone:
+                    await self._renew(running)
+                    await asyncio.sleep(0)  # if the lease was lost, the cancellation arrives here, before the handler
+                running.opening = asyncio.get_running_loop().create_task(self._open_after(running, quiet))
             else:
                 await self._isolation.enter(running)
             return await self._runner.run(running.claim)
@@ -295,15 +301,6 @@ class DurableWorker:
             raise
         finally:
             running.running = False
-
-    async def _isolate(self, running: _RunningTask) -> None:
-        """Wait until a suspect can run, alone if possible, and keep other tasks from beginning."""
-        quiet, running.isolated = quiet_time(running.claim.losses), time.monotonic()
-        running.alone = await self._isolation.enter_alone(running, quiet)
-        if running.alone:
-            await self._renew(running)
-            await asyncio.sleep(0)  # if the lease was lost, the cancellation arrives here, before the handler runs
-        running.opening = asyncio.get_running_loop().create_task(self._open_after(running, quiet))
 
     async def _open_after(self, running: _RunningTask, quiet: float) -> None:
         """Let others begin beside a suspect that has run for the quiet time."""

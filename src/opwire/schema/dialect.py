@@ -61,6 +61,22 @@ def quoted_refs(schema: Any) -> Any:
     return [quoted_refs(each) for each in cast("list[Any]", schema)] if isinstance(schema, list) else schema
 
 
+def objects_in(root: Any, *, data: bool = False) -> Iterator[dict[str, Any]]:
+    """Iterate over every object of a document that may be a schema, the root first.
+
+    Examples and other data are skipped, but `default` may also be a response in OpenAPI: `data` includes them.
+    """
+    stack: list[Any] = [root]
+    while stack:
+        node = stack.pop()
+        if isinstance(node, dict):
+            mapping = cast("dict[str, Any]", node)
+            yield mapping
+            stack.extend(value for key, value in mapping.items() if data or key not in _DATA)
+        elif isinstance(node, list):
+            stack.extend(cast("list[Any]", node))
+
+
 def _objects(root: JSONSchema, skip: Collection[str] = ()) -> Iterator[dict[str, Any]]:
     """Yield every object in which schema keywords may stand, without those below skipped keywords and in data."""
     stack: list[Any] = [root]

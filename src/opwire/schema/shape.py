@@ -23,7 +23,7 @@ from typing import Any, Final, Protocol, TypeVar, cast
 
 from opwire.errors import SchemaError
 from opwire.schema.cost import FREE, ComplexityError, Costs, Effort, ExhaustedError
-from opwire.schema.dialect import JSONSchema, References
+from opwire.schema.dialect import JSONSchema, References, objects_in
 from opwire.schema.validator import compile_bounded, compile_validator
 from opwire.typed.plain import as_dict, as_list
 
@@ -73,21 +73,9 @@ def allows_extras(node: Node) -> bool:
     return any(keyword in node and node[keyword] is not False for keyword in _EXTRAS)
 
 
-def _nodes(root: JSONSchema) -> Iterator[Node]:
-    """Yield every object in the document, the root first."""
-    waiting: list[Any] = [root]
-    while waiting:
-        node = waiting.pop()
-        if isinstance(node, dict):
-            yield cast("Node", node)
-            waiting.extend(cast("Node", node).values())
-        elif isinstance(node, list):
-            waiting.extend(cast("list[Any]", node))
-
-
 def patterns_in(root: JSONSchema) -> Iterator[str]:
     """Yield every pattern of the document."""
-    return (pattern for node in _nodes(root) if isinstance(pattern := node.get("pattern"), str))
+    return (pattern for node in objects_in(root, data=True) if isinstance(pattern := node.get("pattern"), str))
 
 
 def _listed(node: Node) -> list[Any] | None:
@@ -123,7 +111,7 @@ class Shapes:
     @cached_property
     def has_defaults(self) -> bool:
         """Whether a default may be filled; true also for data that only looks like one."""
-        return any("default" in node for node in _nodes(self.root))
+        return any("default" in node for node in objects_in(self.root, data=True))
 
     def costs(self) -> Costs:
         """Return the costs of the root; raises `SchemaError` where they are too high."""
@@ -143,7 +131,7 @@ class Shapes:
         if isinstance(ref := node.get("$dynamicRef"), str):
             # With one anchor of that name, or one at the root, the dynamic reference is an ordinary one.
             name = ref.removeprefix("#")
-            anchored = [each for each in _nodes(self.root) if each.get("$dynamicAnchor") == name]
+            anchored = [each for each in objects_in(self.root, data=True) if each.get("$dynamicAnchor") == name]
             if len(anchored) > 1 and not any(each is self.root for each in anchored):
                 raise SchemaError(f"the dynamic reference {ref!r} has several targets")
             yield ref, anchored[0] if anchored else self._references.resolve(ref)
@@ -316,7 +304,7 @@ class _DocumentWriter:
         if isinstance(schema, bool):
             return schema
         is_resource = schema is not self._shapes.root and isinstance(schema.get("$id"), str)
-        if is_resource and any(str(each.get("$ref", "")).startswith("#") for each in _nodes(schema)):
+        if is_resource and any(str(each.get("$ref", "")).startswith("#") for each in objects_in(schema, data=True)):
             raise SchemaError(f"the part {schema['$id']!r} has references relative to itself")
         tight = variant is not _Variant.PLAIN
         delegates = variant is _Variant.CLOSED and self._delegates(schema)

@@ -149,14 +149,13 @@ async def items_arrive_in_order(harness: TransportHarness) -> None:
     """Stream many subscriptions at once; each receives all of its own items in order, and the end."""
     await harness.server(numbers=_numbers)
     caller = await harness.caller()
-    await soon("the subscriptions end", asyncio.gather(*(_follow(harness, caller, name) for name in range(20))))
 
+    async def follow(name: int) -> None:
+        data = [each.data async for each in caller.subscribe(harness.id("numbers"), {"name": name, "items": 200})]
+        expected = [[name, number] for number in range(200)]
+        expect(data == expected, f"subscription {name} gave {len(data)} items: {data[:5]}…")
 
-async def _follow(harness: TransportHarness, caller: PendingRequestMap, name: int) -> None:
-    data = [each.data async for each in caller.subscribe(harness.id("numbers"), {"name": name, "items": 200})]
-    expect(
-        data == [[name, number] for number in range(200)], f"subscription {name} gave {len(data)} items: {data[:5]}…"
-    )
+    await soon("the subscriptions end", asyncio.gather(*map(follow, range(20))))
 
 
 async def a_slow_consumer_slows_its_producer(harness: TransportHarness) -> None:

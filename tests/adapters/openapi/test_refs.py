@@ -2,8 +2,9 @@
 
 import pytest
 
-from opwire.adapters.openapi.document import DocumentSet, SourceDocument, objects_in
+from opwire.adapters.openapi.document import DocumentSet, SourceDocument
 from opwire.errors import SchemaError
+from opwire.schema.dialect import objects_in
 from tests.requirements import requirement
 
 ROOT = {

@@ -1,7 +1,7 @@
 """OpenAPI documents as plain data: JSON and YAML text, the specification's version, and `$ref` resolution. No I/O."""
 
 import re
-from collections.abc import Iterator, Mapping, Set
+from collections.abc import Mapping, Set
 from typing import Any, Literal, NamedTuple, cast
 from urllib.parse import unquote, urljoin
 
@@ -10,7 +10,7 @@ import msgspec
 from opwire.adapters.openapi.yaml_text import read_yaml
 from opwire.adapters.report import Report
 from opwire.errors import CallError, ErrorCode, NotPlainError, SchemaError
-from opwire.schema.dialect import unescaped
+from opwire.schema.dialect import objects_in, unescaped
 from opwire.typed.plain import as_dict, as_list, json_form, read_json, to_plain, write_json
 
 Version = Literal["2.0", "3.0", "3.1", "3.2"]
@@ -19,7 +19,6 @@ _VERSION = re.compile(r"3(?:\.([0-9]{1,4})(?![0-9])|$)")
 _BYTE = re.compile(r" \(byte ([0-9]{1,18})\)")
 _DECODER = msgspec.json.Decoder()
 _ENCODER = msgspec.json.Encoder(enc_hook=json_form)
-_DATA = frozenset({"const", "default", "enum", "example", "examples"})  # their values may look like schemas
 _BOMS = {b"\xef\xbb\xbf": "utf-8-sig", b"\xff\xfe": "utf-16", b"\xfe\xff": "utf-16"}
 _REFERENCE = re.compile(rb"""\$ref["']?\s*:\s*(?:"([^"\n]+)"|'([^'\n]+)'|([^\s"'{},\[\]][^\s,}]*))""")
 
@@ -142,22 +141,6 @@ def references_in(text: bytes | str, root: Any) -> set[str]:
     return {
         unquoted(double) if double else (single or bare).decode("utf-8", "replace") for double, single, bare in found
     }
-
-
-def objects_in(root: Any, *, data: bool = False) -> Iterator[dict[str, Any]]:
-    """Iterate over every object of a document that may be a schema, in no particular order.
-
-    Examples and other data are skipped, but `default` may also be a response: `data` includes them.
-    """
-    stack: list[Any] = [root]
-    while stack:
-        node = stack.pop()
-        if isinstance(node, dict):
-            mapping = cast("dict[str, Any]", node)
-            yield mapping
-            stack.extend(value for key, value in mapping.items() if data or key not in _DATA)
-        elif isinstance(node, list):
-            stack.extend(cast("list[Any]", node))
 
 
 def as_text(value: Any) -> str:

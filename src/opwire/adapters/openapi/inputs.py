@@ -123,10 +123,12 @@ class InputReader:
 
     def read(self) -> OperationInput:
         """Return the input, flat or grouped."""
-        parameters = [
-            each._replace(required=each.required and not self._is_filled(each))
-            for each in read_parameters(self._endpoint, self._documents, self._report)
-        ]
+        parameters: list[DeclaredParameter] = []
+        repeatable = self._endpoint.method in ("POST", "PATCH")
+        for each in read_parameters(self._endpoint, self._documents, self._report):
+            is_key = repeatable and is_idempotency_key(each.location, each.name)
+            is_filled = is_key or secret_place(each.location, each.name) in self._secret_places
+            parameters.append(each._replace(required=each.required and not is_filled))
         declaration = read_body(self._endpoint, self._documents)
         body = None if declaration is None else self._body(declaration)
         names = [each.name for each in parameters]
@@ -135,10 +137,6 @@ class InputReader:
             names += {*body.properties, *body.fixed, *body.required_properties} if body.plain else {_BODY}
         is_flat = len(set(names)) == len(names)
         return self._flat(parameters, body) if is_flat else self._grouped(parameters, body)
-
-    def _is_filled(self, parameter: DeclaredParameter) -> bool:
-        is_key = self._endpoint.method in ("POST", "PATCH") and is_idempotency_key(parameter.location, parameter.name)
-        return is_key or secret_place(parameter.location, parameter.name) in self._secret_places
 
     def _flat(self, parameters: list[DeclaredParameter], body: _BodyInput | None) -> OperationInput:
         properties = {each.name: self._property(each) for each in parameters}

@@ -10,7 +10,7 @@ from typing import Any, NamedTuple, cast
 
 from msgspec import Struct
 
-from opwire.adapters.openapi.document import DocumentSet, Located, SourceDocument, as_text, as_texts, objects_in
+from opwire.adapters.openapi.document import DocumentSet, Located, SourceDocument, as_text, as_texts
 from opwire.adapters.openapi.endpoints import (
     HTTPEndpoint,
     contents,
@@ -30,6 +30,7 @@ from opwire.adapters.openapi.schemas import RewrittenSchema, SchemaRewriter, is_
 from opwire.adapters.openapi.serialize import FILE_SCHEMA, to_text
 from opwire.errors import SchemaError
 from opwire.schema import JSONSchema, Schema
+from opwire.schema.dialect import objects_in
 from opwire.typed.plain import as_dict, as_list
 
 _FORM, _MULTIPART = "application/x-www-form-urlencoded", "multipart/form-data"

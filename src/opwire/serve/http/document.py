@@ -15,7 +15,6 @@ from opwire.errors import CallError, ErrorCode
 from opwire.names import UniqueNames
 from opwire.operation import Identity, OperationSpec, OperationType
 from opwire.origin import ENVELOPE_JSON, ORIGIN_EXTENSION, Origin, path_of
-from opwire.schema.dialect import JSONSchema
 from opwire.serve.guard import PROBLEM_JSON
 from opwire.serve.http.components import NAMED_SCHEMAS, PREFIX, Components
 from opwire.serve.http.request import Route
@@ -85,19 +84,15 @@ def build_document(
     notes = [info.description] if info.description else []
     if info.hidden:
         document["info"][HIDDEN_EXTENSION] = info.hidden
-        notes.append(_hidden_note(info))
+        what = "1 more operation is" if info.hidden == 1 else f"{info.hidden:,} more operations are"
+        how = NEEDS_TOKEN if info.takes_tokens else "this server accepts no tokens"
+        notes.append(f"{what} not listed; {how}.")
     if notes:
         document["info"]["description"] = "\n\n".join(notes)
     if info.takes_tokens:
         document["components"]["securitySchemes"] = _SCHEMES
         document["security"] = [*({name: []} for name in _SCHEMES), *([{}] if info.allows_anonymous else [])]
     return document
-
-
-def _hidden_note(info: DocumentInfo) -> str:
-    what = "1 more operation is" if info.hidden == 1 else f"{info.hidden:,} more operations are"
-    how = NEEDS_TOKEN if info.takes_tokens else "this server accepts no tokens"
-    return f"{what} not listed; {how}."
 
 
 def operation_names(specs: Iterable[OperationSpec]) -> dict[str, str]:
@@ -163,33 +158,29 @@ class _DocumentBuilder:
 
     def _responses(self, spec: OperationSpec, name: str) -> dict[str, Any]:
         output = self.components.share(self.components.place(spec.output_schema, f"{name}_output"), f"{name}_output")
-        streams = spec.type is OperationType.SUBSCRIPTION
-        content = self._events(output) if streams else self._content(spec, output)
         problem = {"$ref": "#/components/responses/Problem"}
-        description = "The items, as events" if streams else "The result"
-        return {"200": {"description": description, "content": content}, "4XX": problem, "default": problem}
-
-    def _events(self, item: JSONSchema) -> dict[str, Any]:
-        data = {"type": "string", "contentMediaType": "application/json", "contentSchema": item}
-        text = {"type": "string"}
-        fields = {"data": data, "event": text, "id": text, "retry": {"type": "integer", "minimum": 0}}
-        event = {"type": "object", "properties": fields, "required": ["data"]}
-        # 3.1 cannot describe streams. Parsers that support events take the schema for that of one event.
-        return {"text/event-stream": {"schema" if self._version == "3.1" else "itemSchema": event}}
-
-    def _content(self, spec: OperationSpec, output: JSONSchema) -> dict[str, Any]:
-        plain: dict[str, Any] = {"application/json": {"schema": output}}
+        errors: dict[str, Any] = {"4XX": problem, "default": problem}
+        if spec.type is OperationType.SUBSCRIPTION:
+            data = {"type": "string", "contentMediaType": "application/json", "contentSchema": output}
+            text = {"type": "string"}
+            fields = {"data": data, "event": text, "id": text, "retry": {"type": "integer", "minimum": 0}}
+            event = {"type": "object", "properties": fields, "required": ["data"]}
+            # 3.1 cannot describe streams. Parsers that support events take the schema for that of one event.
+            events = {"text/event-stream": {"schema" if self._version == "3.1" else "itemSchema": event}}
+            return {"200": {"description": "The items, as events", "content": events}, **errors}
+        content: dict[str, Any] = {"application/json": {"schema": output}}
         octets: dict[str, Any] = {"application/octet-stream": {"schema": _BINARY}}
         if "contentEncoding" in as_dict(spec.output_schema.json):  # most likely bytes: generators take the first type
-            plain = {**octets, **plain}
+            content = {**octets, **content}
         elif spec.output_schema.is_unknown:
-            plain = {**plain, **octets}
+            content = {**content, **octets}
         envelope = {
             "type": "object",
             "properties": {"data": output, "meta": {"$ref": f"{PREFIX}ResponseMeta"}},
             "required": ["data", "meta"],
         }
-        return {**plain, ENVELOPE_JSON: {"schema": envelope}}
+        content[ENVELOPE_JSON] = {"schema": envelope}
+        return {"200": {"description": "The result", "content": content}, **errors}
 
 
 class EncodedDocument(NamedTuple):

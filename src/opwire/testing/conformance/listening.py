@@ -78,7 +78,9 @@ class ConnectedPeer:
             case "session.who":
                 await self.wire.send("session.here", id=id, peers=["server"])
             case "session.announce":
-                self._start(self._announce(event))
+                task = asyncio.create_task(self._announce(event))
+                self._tasks.add(task)
+                task.add_done_callback(self._tasks.discard)
             case "session.withdraw":
                 gone: list[str] = event.get("operations") or []
                 self.operations.difference_update(gone)
@@ -92,11 +94,6 @@ class ConnectedPeer:
                 call.aborted = call.ended = True
             case _:
                 pass
-
-    def _start(self, work: Any) -> None:
-        task = asyncio.create_task(work)
-        self._tasks.add(task)
-        task.add_done_callback(self._tasks.discard)
 
     async def close(self) -> None:
         """Close the connection."""
