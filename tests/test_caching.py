@@ -8,7 +8,7 @@ import pytest
 
 from opwire import CallError, Context, Identity, OperationRegistry
 from opwire.adapters.openapi import from_openapi
-from opwire.caching import ResponseCache
+from opwire.caching import BoundedDict, ResponseCache
 from opwire.errors import UsageError
 from tests.adapters.openapi.documents import document
 from tests.adapters.openapi.echo import EchoServer, Exchange, answer, json_answer
@@ -239,3 +239,12 @@ async def test_functions_are_cached_for_a_time_if_that_is_given() -> None:
 def test_numbers_are_checked(options: dict[str, Any]) -> None:
     with pytest.raises(UsageError):
         ResponseCache(**options)
+
+
+def test_a_bounded_dict_replaces_its_oldest_entry() -> None:
+    known: BoundedDict[str, int] = BoundedDict(2)
+    known["a"], known["b"] = 1, 2
+    known["a"] = 3  # not a new entry
+    assert known == {"a": 3, "b": 2}
+    known["c"] = 4
+    assert known == {"b": 2, "c": 4}

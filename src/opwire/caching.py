@@ -1,4 +1,4 @@
-"""`ResponseCache`: an interceptor that caches the results of queries.
+"""`BoundedDict`: a dict of limited size. `ResponseCache`: an interceptor that caches the results of queries.
 
 The results of HTTP APIs are cached as RFC 9111 says for a private cache: `no-store` and `Vary: *` are not stored,
 `max-age` and `Expires` are fresh, anything older is revalidated with its `ETag` or `Last-Modified`. The key has the
@@ -13,7 +13,7 @@ from collections.abc import Callable
 from email.utils import parsedate_to_datetime
 from hashlib import sha256
 from math import inf
-from typing import Any, cast
+from typing import Any, TypeVar, cast
 
 import msgspec
 from msgspec import Struct
@@ -32,6 +32,21 @@ _OVERHEAD = 512  # bytes of an entry besides its data
 _SHARE = 8  # a result that takes more than this part of the cache is not stored
 _DIRECTIVE = re.compile(r'([a-z-]+)(?:\s*=\s*"?([^",]*)"?)?', re.IGNORECASE)
 _OK, _NOT_MODIFIED = 200, 304
+K = TypeVar("K")
+V = TypeVar("V")
+
+
+class BoundedDict(dict[K, V]):
+    """A dict of at most `longest` entries: a new one replaces the oldest."""
+
+    def __init__(self, longest: int) -> None:
+        super().__init__()
+        self._longest = longest
+
+    def __setitem__(self, key: K, value: V) -> None:
+        if len(self) >= self._longest and key not in self:
+            del self[next(iter(self))]
+        super().__setitem__(key, value)
 
 
 class Condition(Struct, frozen=True):

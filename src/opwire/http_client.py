@@ -24,6 +24,7 @@ from urllib.request import getproxies, proxy_bypass
 from msgspec import Struct
 from msgspec.structs import replace
 
+from opwire.caching import BoundedDict
 from opwire.deadlines import Deadlines
 from opwire.errors import CallError, ErrorCode, UsageError, check_above_zero, check_counts, needs_extra
 from opwire.tls import client_context
@@ -216,7 +217,7 @@ class HTTPClient:
         self._loop: asyncio.AbstractEventLoop | None = None
         self._reading: set[ClientResponse] = set()  # closed explicitly: closing the session would not wake readers
         self._is_closed = False
-        self._digests: dict[tuple[str, str], aiohttp.DigestAuthMiddleware] = {}
+        self._digests: BoundedDict[tuple[str, str], aiohttp.DigestAuthMiddleware] = BoundedDict(_MAX_DIGESTS)
 
     async def open(self, request: HTTPRequest, *, bare: bool = False) -> ClientResponse:
         """Return the response after redirects, its body unread; the caller closes it.
@@ -282,8 +283,6 @@ class HTTPClient:
     def _digest(self, credential: tuple[str, str]) -> aiohttp.DigestAuthMiddleware:
         """Return the middleware of a user: it remembers the challenge, so that only the first request is repeated."""
         if credential not in self._digests:
-            while len(self._digests) >= _MAX_DIGESTS:
-                del self._digests[next(iter(self._digests))]
             self._digests[credential] = aiohttp.DigestAuthMiddleware(*credential)
         return self._digests[credential]
 

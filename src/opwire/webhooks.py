@@ -25,6 +25,7 @@ from typing import Any, Literal, NamedTuple
 
 import msgspec
 
+from opwire.caching import BoundedDict
 from opwire.envelope import ResponseEnvelope, http_envelope
 from opwire.errors import CallError, ErrorCode, UsageError, check_above_zero, check_counts
 from opwire.operation import Context, Handler, NormalizeMode, Operation, OperationSpec, OperationType
@@ -154,7 +155,7 @@ class StripeSignature:
         _check_time(times[0], self._tolerance)
         if not _matches(self._keys, times[0].encode() + b"." + request.body, signatures):
             raise _rejected("its signature does not match")
-        return _digest(times[0].encode() + b"." + request.body)
+        return sha256(times[0].encode() + b"." + request.body).hexdigest()
 
 
 class GitHubSignature:
@@ -178,7 +179,7 @@ class GitHubSignature:
         scheme, _, given = _header(request, "x-hub-signature-256").partition("=")
         if scheme != "sha256" or not _matches(self._keys, request.body, [_unhex(given)]):
             raise _rejected("its signature does not match")
-        return _digest(request.body)
+        return sha256(request.body).hexdigest()
 
 
 class StandardSignature:
@@ -221,10 +222,6 @@ def _unbase64(given: str) -> bytes:
         return base64.b64decode(given, validate=True)
     except ValueError:
         return b""
-
-
-def _digest(signed: bytes) -> str:
-    return sha256(signed).hexdigest()
 
 
 # --- receiving --------------------------------------------------------------------------------------------------------
@@ -350,7 +347,7 @@ class WebhookReceiver:
         self._webhooks: dict[str, DeclaredWebhook] | None = None
         self._names: dict[str, str] = {}  # webhooks by the normalized names of their events
         self._subscribers: dict[_Subscriber, None] = {}
-        self._remembered: dict[bytes, None] = {}  # digests of accepted deliveries, the latest last
+        self._remembered: BoundedDict[bytes, None] = BoundedDict(MAX_REMEMBERED)  # digests of accepted deliveries
         self._closed = False
 
     def __repr__(self) -> str:
@@ -468,8 +465,6 @@ class WebhookReceiver:
         outcome = self._enqueue(request, declared, delivery)
         if key is not None:
             self._remembered[key] = None
-            if len(self._remembered) > MAX_REMEMBERED:
-                del self._remembered[next(iter(self._remembered))]
         return outcome
 
     def _find(self, payload: Any, request: WebhookRequest) -> DeclaredWebhook | None:

@@ -515,7 +515,7 @@ class HeldCredentials:
             CallError: RATE_LIMITED, if it does not fit.
         """
         while self._held and next(iter(self._held.values())).until <= now:  # lifetimes are alike: the oldest go first
-            self._drop(next(iter(self._held)))
+            self.discard(next(iter(self._held)))
         self.discard(request_id)
         size = len(credential) + 4 * len(request_id) + _OVERHEAD
         if self._bytes + size > self._max_bytes or 4 * (self._by_identity[identity.id] + size) > self._max_bytes:
@@ -526,11 +526,9 @@ class HeldCredentials:
 
     def discard(self, request_id: str) -> None:
         """Remove the credential of a request, if there is one."""
-        if request_id in self._held:
-            self._drop(request_id)
-
-    def _drop(self, request_id: str) -> None:
-        held = self._held.pop(request_id)
+        held = self._held.pop(request_id, None)
+        if held is None:
+            return
         self._bytes -= held.size
         self._by_identity[held.identity.id] -= held.size
         if not self._by_identity[held.identity.id]:

@@ -21,6 +21,7 @@ from typing import Any, Protocol, TypedDict, cast
 from msgspec import Struct
 from msgspec.structs import force_setattr
 
+from opwire.caching import BoundedDict
 from opwire.errors import CallError, ErrorCode, UsageError, check_above_zero, check_counts, check_not_below_zero
 from opwire.operation import Identity
 from opwire.workers import WorkerPool
@@ -426,7 +427,7 @@ class _CallbackAuthenticator:
         purpose = "the function of callback()"
         self._check_known, self._check_new = UserFunction(function, purpose), UserFunction(function, purpose)
         self._queue = _NewestFirst(MAX_LOOKUPS, MAX_WAITING)
-        self._known: dict[int, None] = {}  # hashes of tokens that were valid, the latest last
+        self._known: BoundedDict[int, None] = BoundedDict(MAX_KNOWN)  # hashes of tokens that were valid
 
     async def authenticate(self, token: str | None) -> Grant:
         token = presented(token)
@@ -455,6 +456,4 @@ class _CallbackAuthenticator:
             result = await self._check_new(token)
         if result is not None:
             self._known[key] = None
-            if len(self._known) > MAX_KNOWN:
-                del self._known[next(iter(self._known))]
         return result

@@ -84,20 +84,19 @@ def check_views(config: Config) -> Iterator[ConfigProblem]:
 
 
 def _options(view: ViewSettings, sources: dict[str, str]) -> ViewOptions:
+    def selected(patterns: Iterable[str]) -> Iterator[Pattern]:
+        for pattern in patterns:
+            source = pattern.removeprefix(_SOURCE)
+
+            def is_of(spec: OperationSpec, source: str = source) -> bool:
+                return sources.get(spec.id) == source
+
+            yield pattern if source == pattern else is_of
+
     return {
-        "include": list(_patterns(view.include, sources)),
-        "exclude": list(_patterns(view.exclude, sources)),
+        "include": list(selected(view.include)),
+        "exclude": list(selected(view.exclude)),
         "rename": view.rename,
         "reshape": {key: Reshape(**asdict(each)) for key, each in view.reshape.items()},
         "scopes": view.scopes,
     }
-
-
-def _patterns(patterns: Iterable[str], sources: dict[str, str]) -> Iterator[Pattern]:
-    for pattern in patterns:
-        source = pattern.removeprefix(_SOURCE)
-
-        def is_of(spec: OperationSpec, source: str = source) -> bool:
-            return sources.get(spec.id) == source
-
-        yield pattern if source == pattern else is_of

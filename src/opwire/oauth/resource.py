@@ -18,6 +18,7 @@ from hashlib import sha256
 from typing import Any
 
 from opwire.auth.tokens import NOT_VALID, ClaimNames, Grant, ResourceMetadata, callback, grant_of, presented, rejected
+from opwire.caching import BoundedDict
 from opwire.errors import CallError, ErrorCode, UsageError, needs_extra
 from opwire.typed.plain import as_dict, as_list
 
@@ -92,7 +93,8 @@ class OAuthTokens:
             claims=claims,
         )
         self._opaque = None if client is None else callback(partial(self._introspect, client=client))
-        self._known: dict[bytes, tuple[Grant, float]] = {}  # by digest; until when, in monotonic time
+        # By digest; until when, in monotonic time.
+        self._known: BoundedDict[bytes, tuple[Grant, float]] = BoundedDict(MAX_INTROSPECTED)
         self._server: AuthorizationServer | None = None
 
     def __repr__(self) -> str:
@@ -126,8 +128,6 @@ class OAuthTokens:
             fields = {"token": token, "token_type_hint": "access_token"}
             answer = await self._ask("introspection_url", lambda url: token_request(client, url, fields))
             grant, until = self._grant(answer), time.monotonic() + INTROSPECTED_AGE
-        if len(self._known) >= MAX_INTROSPECTED:
-            del self._known[next(iter(self._known))]
         self._known[key] = (grant, until)
         return grant
 

@@ -20,6 +20,7 @@ from msgspec import Struct
 from msgspec.structs import replace
 from yarl import URL
 
+from opwire.caching import BoundedDict
 from opwire.caller import caller_token
 from opwire.errors import CallError, ErrorCode, UsageError
 from opwire.http_client import MAX_WAIT, HTTPClient, HTTPRequest, bounded_number, host_of
@@ -305,7 +306,7 @@ class TokenCache:
     def __init__(self, fetch: FetchJSON, *, clock: Callable[[], float] = time.time) -> None:
         self._fetch = fetch
         self._clock = clock
-        self._tokens: dict[Any, TokenSet] = {}
+        self._tokens: BoundedDict[Any, TokenSet] = BoundedDict(_MAX_TOKENS)
         self._requests = SharedRequests()
 
     async def get(
@@ -340,8 +341,6 @@ class TokenCache:
             tokens = await request_tokens(self._fetch, client, token_url, {**fields, **proof}, clock=self._clock)
             if tokens.refresh_at is None and proof:
                 tokens = replace(tokens, refresh_at=self._clock() + _MARGIN)
-            while len(self._tokens) >= _MAX_TOKENS:
-                del self._tokens[next(iter(self._tokens))]
             self._tokens[key] = tokens
             return tokens
 
@@ -349,7 +348,8 @@ class TokenCache:
 
     def forget(self, token: str) -> None:
         """Drop a rejected token, if it is still cached."""
-        self._tokens = {key: each for key, each in self._tokens.items() if each.access_token != token}
+        for key in [key for key, tokens in self._tokens.items() if tokens.access_token == token]:
+            del self._tokens[key]
 
     async def close(self) -> None:
         """Cancel the requests in flight."""

@@ -22,6 +22,7 @@ import msgspec
 from msgspec import UNSET, Struct, UnsetType
 
 from opwire.auth.tokens import EXPIRED, WELL_KNOWN_RESOURCE, Authenticator, Grant, ResourceMetadata
+from opwire.caching import BoundedDict
 from opwire.deadlines import Deadlines
 from opwire.errors import ERROR_TABLE, CallError, ErrorCode, UsageError, check_above_zero, check_counts
 from opwire.logs import OK, AccessEntry, SurfaceName, begin_access
@@ -259,7 +260,7 @@ class RequestGuard:
         self._open = 0
         self._shares: dict[str | None, int] = {}  # open requests by the id of their identity; None: without a token
         self._checks = 0  # tokens in verification that were not seen before
-        self._known: dict[int, None] = {}  # hashes of valid tokens, the latest last
+        self._known: BoundedDict[int, None] = BoundedDict(_MAX_KNOWN)  # hashes of valid tokens
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Admit or reject a request. Other events, such as the server's lifespan, pass."""
@@ -426,8 +427,6 @@ class RequestGuard:
             raise self._unauthenticated(EXPIRED)
         if is_new:
             self._known[key] = None
-            if len(self._known) > _MAX_KNOWN:
-                del self._known[next(iter(self._known))]
         return grant
 
     def _unauthenticated(self, message: str) -> HTTPStatusError:

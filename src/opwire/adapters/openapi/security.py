@@ -36,6 +36,7 @@ from opwire.adapters.openapi.request import base_url_of
 from opwire.adapters.openapi.serialize import encode
 from opwire.adapters.openapi.sigv4 import AWSCredentials, read_credentials, signed
 from opwire.adapters.report import Report
+from opwire.caching import BoundedDict
 from opwire.errors import CallError, ErrorCode, SchemaError
 from opwire.http_client import HTTPRequest
 from opwire.oauth.discovery import AuthorizationServer, discover, discover_openid
@@ -102,8 +103,8 @@ class APICredentials:
         self._fetch: Any = fetch
         self._tokens = None if fetch is None else TokenCache(fetch)
         self._store = store or TokenStore()
-        self._servers: dict[str, AuthorizationServer] = {}
-        self._logins: dict[LoginKey, LoginTokens] = {}
+        self._servers: BoundedDict[str, AuthorizationServer] = BoundedDict(_MAX_SERVERS)
+        self._logins: BoundedDict[LoginKey, LoginTokens] = BoundedDict(_MAX_SERVERS)
 
     def __repr__(self) -> str:
         return f"<APICredentials {'by callback' if callable(self._given) else sorted(self._given)}>"
@@ -216,8 +217,6 @@ class APICredentials:
 
     def _login_tokens(self, key: LoginKey) -> LoginTokens:
         if key not in self._logins:
-            while len(self._logins) >= _MAX_SERVERS:
-                del self._logins[next(iter(self._logins))]
             self._logins[key] = LoginTokens(self._fetch, self._store, key)
         return self._logins[key]
 
@@ -232,8 +231,6 @@ class APICredentials:
             return AuthorizationServer(**urls).with_client(client)
         url = _resolved(plan, scheme.metadata_url, "issuer") if client.issuer is None else client.issuer
         if url not in self._servers:
-            while len(self._servers) >= _MAX_SERVERS:
-                del self._servers[next(iter(self._servers))]
             find = discover_openid if client.issuer is None else discover
             self._servers[url] = await find(self._fetch, url)
         return self._servers[url].with_client(client)

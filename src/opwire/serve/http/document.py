@@ -10,6 +10,7 @@ from urllib.parse import parse_qs
 import msgspec
 from msgspec import Struct
 
+from opwire.caching import BoundedDict
 from opwire.dispatch import Dispatcher
 from opwire.errors import CallError, ErrorCode
 from opwire.names import UniqueNames
@@ -197,7 +198,7 @@ class DocumentCache:
     def __init__(self, dispatcher: Dispatcher, info: DocumentInfo) -> None:
         self._dispatcher = dispatcher
         self._info = info
-        self._cached: dict[tuple[object, ...], EncodedDocument] = {}
+        self._cached: BoundedDict[tuple[object, ...], EncodedDocument] = BoundedDict(MAX_DOCUMENTS)
         self._building: dict[tuple[object, ...], asyncio.Task[EncodedDocument]] = {}
 
     async def get(self, identity: Identity | None, query: bytes, server: str) -> EncodedDocument:
@@ -242,7 +243,5 @@ class DocumentCache:
             document = await asyncio.to_thread(build)  # keeps the event loop free
         finally:
             del self._building[key]
-        while len(self._cached) >= MAX_DOCUMENTS:
-            del self._cached[next(iter(self._cached))]
         self._cached[key] = document
         return document
