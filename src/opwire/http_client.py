@@ -300,8 +300,16 @@ class HTTPClient:
             max_field_size=_MAX_HEADER,
             max_headers=_MAX_HEADERS,
         )
+
+        async def keep_open() -> AsyncGenerator[None]:
+            # Event loops close generators at their end, or when they are garbage, and so the session.
+            try:
+                yield
+            finally:
+                await session.close()
+
         self._session, self._loop = session, asyncio.get_running_loop()
-        self._keeper = _keep_open(session)
+        self._keeper = keep_open()
         await anext(self._keeper)
         # The finalizer keeps the session from becoming garbage together with the client, before it is closed.
         weakref.finalize(self, id, self._keeper).atexit = False
@@ -498,14 +506,6 @@ def _env_proxy(url: str) -> str | None:
         return None
     proxies = getproxies()
     return proxies.get(address.scheme) or proxies.get("all")
-
-
-async def _keep_open(session: ClientSession) -> AsyncGenerator[None]:
-    """Close the session when this generator is closed: event loops do that at their end, or when it is garbage."""
-    try:
-        yield
-    finally:
-        await session.close()
 
 
 def _closed() -> CallError:

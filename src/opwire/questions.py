@@ -196,7 +196,14 @@ class Form(Generic[T]):
         json: dict[str, Any] = dict(cast("Mapping[str, Any]", wanted)) if is_schema else json_schema_of(wanted)
         self._wraps = json.get("type") != "object"
         whole = {"type": "object", "properties": {"value": json}, "required": ["value"]} if self._wraps else json
-        self.schema = _flat(whole, as_dict(json.get("$defs")))
+        if isinstance(whole.get("additionalProperties"), dict):
+            raise UsageError("a form has named fields: use a class, not a mapping")
+        definitions, given = as_dict(json.get("$defs")), as_dict(whole.get("properties"))
+        properties = {name: _field(name, each, definitions) for name, each in given.items()}
+        self.schema: dict[str, Any] = {"type": "object", "properties": properties}
+        self.schema |= {keyword: whole[keyword] for keyword in ("title", "description") if whole.get(keyword)}
+        if required := [name for name in as_list(whole.get("required")) if name in properties]:
+            self.schema["required"] = required
         self._convert = None if is_schema else converter(wanted)
         self._checked = Schema(self.schema) if is_schema else None
 
@@ -224,18 +231,6 @@ class Form(Generic[T]):
             return replace(outcome, data=content if self._convert is None else self._convert(content))
         except ConversionError as error:
             raise invalid_answer(question, str(error)) from error
-
-
-def _flat(schema: dict[str, Any], definitions: Mapping[str, Any]) -> dict[str, Any]:
-    if isinstance(schema.get("additionalProperties"), dict):
-        raise UsageError("a form has named fields: use a class, not a mapping")
-    properties = {name: _field(name, each, definitions) for name, each in as_dict(schema.get("properties")).items()}
-    flat: dict[str, Any] = {"type": "object", "properties": properties}
-    for keyword in ("title", "description"):
-        if schema.get(keyword):
-            flat[keyword] = schema[keyword]
-    required = [name for name in as_list(schema.get("required")) if name in properties]
-    return {**flat, "required": required} if required else flat
 
 
 def _field(name: str, schema: Any, definitions: Mapping[str, Any]) -> dict[str, Any]:

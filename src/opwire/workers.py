@@ -97,24 +97,20 @@ class WorkerPool:
             self._stuck += 1
             if self._stuck < self.max_workers:
                 self._grow()
-            elif self._stuck == self._threads:
-                self._refuse_waiting()
+            elif self._stuck == self._threads:  # every thread is: fail the queued jobs
+                while self._waiting < 0:
+                    try:
+                        queued = self._jobs.get_nowait()
+                    except Empty:
+                        break
+                    self._waiting += 1
+                    queued.outcome = (None, self._exhausted())
+                    queued.settle()
         logger.warning("%s did not return in time: its thread is left to itself", job.label)
 
     def _exhausted(self) -> CallError:
         reason = f"{self._stuck} worker threads run handlers that outlived their deadline and do not return"
         return CallError(ErrorCode.UNAVAILABLE, reason)
-
-    def _refuse_waiting(self) -> None:
-        """Fail the queued jobs once every thread is stuck. Call with the lock held."""
-        while self._waiting < 0:
-            try:
-                job = self._jobs.get_nowait()
-            except Empty:
-                return
-            self._waiting += 1
-            job.outcome = (None, self._exhausted())
-            job.settle()
 
     def _grow(self) -> None:
         """Start a thread if a job is queued and the limit allows it. Call with the lock held."""

@@ -166,7 +166,17 @@ def _written_method(method: _Method, hidden: frozenset[str], style: _Style) -> I
     yield from _signature(method, prefix, f"{style.generator}[{output}, {style.rest}]" if streams else output, hidden)
     yield from _docstring(method.spec)
     verb = "self._client.subscribe" if streams else f"{style.wait}self._client.call"
-    yield from _call(f"        return {verb}({quoted(method.spec.id)}", _input_expression(method))
+    id, input = quoted(method.spec.id), _input_expression(method)
+    line = f"        return {verb}({id}, {''.join(input)}{', ' if input else ''}timeout=timeout)"
+    if len(line) <= _WIDTH and len(input) <= 1:
+        yield line
+        return
+    yield f"        return {verb}("
+    yield f"            {id},"
+    for number, each in enumerate(input, 1):
+        yield f"            {each}{',' if number == len(input) else ''}"
+    yield "            timeout=timeout,"
+    yield "        )"
 
 
 def _signature(method: _Method, prefix: str, output: str, hidden: frozenset[str]) -> Iterator[str]:
@@ -193,30 +203,16 @@ def _signature(method: _Method, prefix: str, output: str, hidden: frozenset[str]
     yield f"    ) -> {output}:"
 
 
-def _input_expression(method: _Method) -> list[str] | None:
-    """Return the lines of the expression for the input; None without an input."""
+def _input_expression(method: _Method) -> list[str]:
+    """Return the lines of the expression for the input; an empty list without an input."""
     if method.whole is not None:
         return ["input"]
     if not method.parameters:
-        return None
+        return []
     pairs = [f"{quoted(each.key)}: {each.name}" for each in method.parameters]
     opening, closing = ("{", "}") if all(each.required for each in method.parameters) else ("_given({", "})")
     line = f"{opening}{', '.join(pairs)}{closing}"
     return [line] if len(line) <= _WIDTH - 12 else [opening, *(f"    {pair}," for pair in pairs), closing]
-
-
-def _call(start: str, input: list[str] | None) -> Iterator[str]:
-    line = f"{start}, {''.join(input or [])}{', ' if input else ''}timeout=timeout)"
-    if len(line) <= _WIDTH and (input is None or len(input) == 1):
-        yield line
-        return
-    head, _, id = start.partition("(")
-    yield f"{head}("
-    yield f"            {id},"
-    for number, each in enumerate(input or []):
-        yield f"            {each}{',' if number == len(input or []) - 1 else ''}"
-    yield "            timeout=timeout,"
-    yield "        )"
 
 
 # --- the module -------------------------------------------------------------------------------------------------------

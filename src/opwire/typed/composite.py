@@ -233,23 +233,6 @@ class UnionNode(Node):
             raise expected(self.name, value)
         if len(candidates) == 1:
             return candidates[0].run(value)
-        return self._best(candidates, value)
-
-    def _selected(self, value: dict[str, Any]) -> Node | None:
-        """Return the member that the discriminator selects, or None if it is missing."""
-        if self.discriminator is None:
-            return None
-        name, members, required = self.discriminator
-        if name not in value:
-            if required:
-                raise Misfit(f"the property {name!r} is missing")
-            return None
-        try:
-            return members[value[name]]
-        except (KeyError, TypeError):
-            raise Misfit(f"is not one of {listed(members)}").under(name) from None
-
-    def _best(self, candidates: list[Node], value: Any) -> Any:
         fits: list[tuple[int, Any]] = []
         misfits: list[str] = []
         for member in candidates:
@@ -264,6 +247,20 @@ class UnionNode(Node):
         if not fits:
             raise Misfit(f"fits none of {self.name} ({'; '.join(misfits)})")
         return max(fits, key=lambda fit: fit[0])[1]
+
+    def _selected(self, value: dict[str, Any]) -> Node | None:
+        """Return the member that the discriminator selects, or None if it is missing."""
+        if self.discriminator is None:
+            return None
+        name, members, required = self.discriminator
+        if name not in value:
+            if required:
+                raise Misfit(f"the property {name!r} is missing")
+            return None
+        try:
+            return members[value[name]]
+        except (KeyError, TypeError):
+            raise Misfit(f"is not one of {listed(members)}").under(name) from None
 
 
 def _tagged(members: list[Node]) -> list[ObjectNode]:

@@ -58,22 +58,7 @@ def identity_kinds(hint: Any) -> frozenset[type] | None:
 
 def _prepare(hint: Any) -> Callable[[Any], Any]:
     root = from_hint(hint)
-    _accelerate(root)
-    run = root.run
-
-    def converted(data: Any) -> Any:
-        try:
-            return run(data)
-        except Misfit as misfit:
-            raise ConversionError(f"{misfit.path}: {misfit.reason}") from misfit.__cause__
-        except RecursionError:
-            raise ConversionError("$: the value is nested too deeply") from None
-
-    return converted
-
-
-def _accelerate(root: Node) -> None:
-    """Let msgspec convert the largest subtrees that it handles with the same results."""
+    # Let msgspec convert the largest subtrees that it handles with the same results.
     seen: set[int] = set()
     stack = [root]
     while stack:
@@ -86,6 +71,17 @@ def _accelerate(root: Node) -> None:
             stack.extend(node.parts())
         else:
             node.run = fast
+    run = root.run
+
+    def converted(data: Any) -> Any:
+        try:
+            return run(data)
+        except Misfit as misfit:
+            raise ConversionError(f"{misfit.path}: {misfit.reason}") from misfit.__cause__
+        except RecursionError:
+            raise ConversionError("$: the value is nested too deeply") from None
+
+    return converted
 
 
 def _by_msgspec(node: Node) -> Callable[[Any], Any] | None:

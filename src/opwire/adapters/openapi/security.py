@@ -439,29 +439,26 @@ def _scheme(name: str, documents: DocumentSet, report: Report) -> SecurityScheme
         case "http", _, "bearer":
             return SecurityScheme(name=name, kind="bearer")
         case "oauth2", _, _:
-            return _oauth_scheme(name, fields)
+            # URLs stay as written: a relative one belongs to the base URL, which the caller may override.
+            flows, old = as_dict(fields.get("flows")), as_text(fields.get("flow"))
+            # Swagger 2.0 has one flow, and other names.
+            application = fields if old == "application" else as_dict(flows.get("clientCredentials"))
+            code = fields if old == "accessCode" else as_dict(flows.get("authorizationCode"))
+            device = as_dict(flows.get("deviceAuthorization"))
+            server = AuthorizationServer(
+                authorization_url=as_text(code.get("authorizationUrl")),
+                token_url=as_text(code.get("tokenUrl")) or as_text(device.get("tokenUrl")),
+                device_url=as_text(device.get("deviceAuthorizationUrl")),
+                refresh_url=as_text(code.get("refreshUrl")) or as_text(device.get("refreshUrl")),
+            )
+            return SecurityScheme(
+                name=name,
+                kind="oauth2",
+                token_url=as_text(application.get("tokenUrl")),
+                server=server,
+                metadata_url=as_text(fields.get("oauth2MetadataUrl")),
+            )
         case "openIdConnect", _, _:
             return SecurityScheme(name=name, kind="openIdConnect", metadata_url=as_text(fields.get("openIdConnectUrl")))
         case _:
             return SecurityScheme(name=name, kind="other", declared_as=f"{kind} {http}".strip() or "of no type")
-
-
-def _oauth_scheme(name: str, fields: dict[str, Any]) -> SecurityScheme:
-    """Return the scheme with URLs as written: a relative one belongs to the base URL, which the caller may override."""
-    flows = as_dict(fields.get("flows"))
-    old = as_text(fields.get("flow"))  # Swagger 2.0 has one flow, and other names
-    application = fields if old == "application" else as_dict(flows.get("clientCredentials"))
-    code = fields if old == "accessCode" else as_dict(flows.get("authorizationCode"))
-    device = as_dict(flows.get("deviceAuthorization"))
-    return SecurityScheme(
-        name=name,
-        kind="oauth2",
-        token_url=as_text(application.get("tokenUrl")),
-        server=AuthorizationServer(
-            authorization_url=as_text(code.get("authorizationUrl")),
-            token_url=as_text(code.get("tokenUrl")) or as_text(device.get("tokenUrl")),
-            device_url=as_text(device.get("deviceAuthorizationUrl")),
-            refresh_url=as_text(code.get("refreshUrl")) or as_text(device.get("refreshUrl")),
-        ),
-        metadata_url=as_text(fields.get("oauth2MetadataUrl")),
-    )

@@ -12,7 +12,7 @@ from typing import Any, Self, Unpack, cast
 from urllib.parse import unquote, urldefrag, urljoin, urlsplit, urlunsplit
 from urllib.request import url2pathname
 
-from aiohttp import ClientResponse, hdrs
+from aiohttp import hdrs
 from msgspec.structs import replace
 
 from opwire.adapters.openapi.call import HTTPOperation
@@ -239,9 +239,10 @@ class DocumentLoader:
         """Return the final URL of a document after redirects, and its content.
 
         The configured headers are sent for the document itself and for URLs below it, and not beyond that origin. The
-        redirects of other documents have to be allowed as well.
+        redirects of other documents have to be allowed as well, so the client does not follow them itself.
         """
         options = self._client.options
+        left = options.max_redirects if options.follow_redirects else 0
         own = dict(options.headers) if is_main or self._is_below(url) else {}
         headers = [("Accept", _ACCEPT), *own.items()]
         request = HTTPRequest(
@@ -249,7 +250,16 @@ class DocumentLoader:
         )
         try:
             async with asyncio.timeout(options.timeout):
-                response = await self._send(request, is_main=is_main)
+                while True:
+                    response = await self._client.open(request, bare=True)
+                    location = response.headers.get(hdrs.LOCATION)
+                    if response.status not in REDIRECTS or location is None or not left:
+                        break
+                    response.close()
+                    left -= 1
+                    request = redirected(request, response.status, location)
+                    if not is_main and (denial := self._denial(request.url)):
+                        raise CallError(ErrorCode.EXECUTION_ERROR, f"it redirects to {denial}")
                 if not 200 <= response.status < 300:
                     response.close()
                     message = f"{_shown(url)} returned HTTP {response.status} instead of a document"
@@ -258,21 +268,6 @@ class DocumentLoader:
         except TimeoutError:
             message = f"{_shown(url)} did not respond within {options.timeout:g} s"
             raise CallError(ErrorCode.TIMEOUT, message) from None
-
-    async def _send(self, request: HTTPRequest, *, is_main: bool) -> ClientResponse:
-        """Return the response after redirects, each checked: the client would follow them to denied addresses."""
-        options = self._client.options
-        left = options.max_redirects if options.follow_redirects else 0
-        while True:
-            response = await self._client.open(request, bare=True)
-            location = response.headers.get(hdrs.LOCATION)
-            if response.status not in REDIRECTS or location is None or not left:
-                return response
-            response.close()
-            left -= 1
-            request = redirected(request, response.status, location)
-            if not is_main and (denial := self._denial(request.url)):
-                raise CallError(ErrorCode.EXECUTION_ERROR, f"it redirects to {denial}")
 
 
 def _is_web(address: str) -> bool:
