@@ -9,7 +9,7 @@ logs a warning, `off` skips the step.
 """
 
 import logging
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 from inspect import isasyncgen, iscoroutine, isgenerator
 from time import time_ns
@@ -184,12 +184,16 @@ class ResultPipeline:
                 return data
 
     def _fit(self, data: Any) -> Any:
+        def log(level: int, found: Sequence[Repair]) -> None:
+            shown = [f"{each.kind} {each.path or 'the data'}" for each in found[:_MAX_WARNINGS]]
+            self._log(level, shown, len(found))
+
         fitted = self.schema.fit(data, strip=self.strip, is_plain=True)
         repairs, filled = fitted.repairs, [each for each in fitted.repairs if each.kind == "filled"]
         if filled and self.schema.is_valid(data):  # optional properties: the peer did nothing wrong
             repairs = [each for each in repairs if each.kind != "filled"]
-            self._log(logging.DEBUG, [_described(each) for each in filled[:_MAX_WARNINGS]], len(filled))
-        self._log(logging.WARNING, [_described(each) for each in repairs[:_MAX_WARNINGS]], len(repairs))
+            log(logging.DEBUG, filled)
+        log(logging.WARNING, repairs)
         self._warn_problems(fitted.value)
         return fitted.value
 
@@ -233,10 +237,6 @@ class FinishedResults(ResultPipeline):
     def envelope(self, result: ResponseEnvelope[Any]) -> ResponseEnvelope[Any]:
         """Return the envelope."""
         return result
-
-
-def _described(repair: Repair) -> str:
-    return f"{repair.kind} {repair.path or 'the data'}"
 
 
 def typed_envelope(envelope: ResponseEnvelope[Any], output_type: Any, operation_id: str) -> ResponseEnvelope[Any]:

@@ -127,21 +127,17 @@ def describe_function(
         RegistrationError: as `read_signature`, or the id is invalid.
     """
     namespace, name = split_id(id) if "." in id else (namespace, id)
-    signature = read_signature(
-        function,
-        streams=type is OperationType.SUBSCRIPTION,
-        input_schema=_given(options.get("input_schema")),
-        output_schema=_given(options.get("output_schema")),
-    )
+    given = {
+        key: each if isinstance(each, Schema) else Schema(each).compile()
+        for key in ("input_schema", "output_schema")
+        if (each := options.get(key)) is not None
+    }
+    signature = read_signature(function, streams=type is OperationType.SUBSCRIPTION, **given)
     fields: dict[str, Any] = {"description": _documented(function).text, **options, **marks}
     fields["resumable"] = signature.resumable or fields.get("resumable", False)
     fields.update(input_schema=signature.input_schema, output_schema=signature.output_schema)
     fields = {key: value for key, value in fields.items() if key not in ("completes", "inline", "replace")}
     return OperationSpec(namespace=namespace, name=name, type=type, **fields), signature
-
-
-def _given(schema: Schema | Mapping[str, Any] | bool | None) -> Schema | None:
-    return schema if schema is None or isinstance(schema, Schema) else Schema(schema).compile()
 
 
 def _hints(function: Callable[..., Any], name: str) -> dict[str, Any]:

@@ -21,10 +21,17 @@ def client_context(
     Raises:
         UsageError: a file is missing or invalid.
     """
+
+    def unusable(option: str, file: Path | str | None, error: Exception) -> UsageError:
+        reason = getattr(error, "strerror", None) or "cannot be used"
+        if isinstance(error, ssl.SSLError):
+            reason = "not a PEM certificate with its key, or the key is encrypted with another password"
+        return UsageError(f"{option} {file}: {reason}")
+
     try:
         context = ssl.create_default_context(cafile=None if ca_file is None else str(ca_file))
     except (OSError, ValueError) as error:  # ssl.SSLError is an OSError
-        raise UsageError(f"ca_file {ca_file}: {_reason(error)}") from error
+        raise unusable("ca_file", ca_file, error) from error
     if not verify:
         context.check_hostname = False
         context.verify_mode = ssl.CERT_NONE
@@ -36,11 +43,5 @@ def client_context(
         # Without a password, OpenSSL would ask for one on the terminal.
         context.load_cert_chain(client_certificate, client_key, client_key_password or "")
     except (OSError, ValueError) as error:
-        raise UsageError(f"client_certificate {client_certificate}: {_reason(error)}") from error
+        raise unusable("client_certificate", client_certificate, error) from error
     return context
-
-
-def _reason(error: Exception) -> str:
-    if isinstance(error, ssl.SSLError):
-        return "not a PEM certificate with its key, or the key is encrypted with another password"
-    return getattr(error, "strerror", None) or "cannot be used"

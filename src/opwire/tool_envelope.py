@@ -114,22 +114,22 @@ def to_json(value: Any) -> bytes:
     Raises:
         NotPlainError: the value cannot be encoded as JSON.
     """
+
+    def dump(value: Any, *, allow_nan: bool) -> str:
+        separators = (",", ":")
+        return json.dumps(value, ensure_ascii=False, allow_nan=allow_nan, separators=separators, default=to_plain)
+
     try:
         try:
-            text = _dump(value, allow_nan=False)
+            text = dump(value, allow_nan=False)
         except ValueError:  # NaN or an infinity; other errors are raised again
-            finite = json.loads(_dump(value, allow_nan=True), parse_constant=_null)
-            text = _dump(finite, allow_nan=False)
+            finite = json.loads(dump(value, allow_nan=True), parse_constant=_null)
+            text = dump(finite, allow_nan=False)
             _logger.warning("a ToolEnvelope payload holds NaN or an infinity; null is written in its place")
     except (TypeError, ValueError, RecursionError) as error:
         raise NotPlainError(f"a ToolEnvelope cannot hold this: {error}") from error
     # Only a lone surrogate cannot be encoded as UTF-8; Python's escape for it is valid JSON.
     return text.encode("utf-8", "backslashreplace")
-
-
-def _dump(value: Any, *, allow_nan: bool) -> str:
-    separators = (",", ":")
-    return json.dumps(value, ensure_ascii=False, allow_nan=allow_nan, separators=separators, default=to_plain)
 
 
 def _null(_constant: str) -> None:

@@ -282,7 +282,8 @@ class TypeReader:
         return f"{known} | None" if null else known
 
     def _by_type(self, schema: dict[str, Any], wish: str, depth: int) -> str:
-        kind = schema.get("type") or ("array" if "items" in schema else "object" if _is_map(schema) else None)
+        is_map = isinstance(schema.get("additionalProperties"), dict)
+        kind = schema.get("type") or ("array" if "items" in schema else "object" if is_map else None)
         if isinstance(kind, list):
             kinds = cast("list[str]", kind)
             return union(self._by_type({**schema, "type": each}, wish, depth) for each in kinds)
@@ -292,7 +293,7 @@ class TypeReader:
             items = union(self.hint(each, f"{wish}Item", depth - 1) for each in (*first, *rest))
             return f"\0list[{items}]"
         if kind == "object":
-            values = self.hint(schema["additionalProperties"], wish, depth - 1) if _is_map(schema) else ANY
+            values = self.hint(schema["additionalProperties"], wish, depth - 1) if is_map else ANY
             return f"\0dict[\0str, {values}]"
         return _SCALARS.get(str(kind), ANY)
 
@@ -327,10 +328,6 @@ def _references(node: Any) -> Iterator[str]:
             waiting.extend(value for key, value in fields.items() if key not in _DEFINITIONS)
         elif isinstance(each, list):
             waiting.extend(cast("list[Any]", each))
-
-
-def _is_map(schema: dict[str, Any]) -> bool:
-    return isinstance(schema.get("additionalProperties"), dict)
 
 
 def _literal(values: list[Any]) -> str:

@@ -213,13 +213,20 @@ class OpenedConfig:
         limit = settings.timeout + (_GRACE if isinstance(settings, MCPSettings) else 0)
         key = dotted(("sources", name))
         opening = asyncio.create_task(open_source(name, settings, self.config.folder, self._modules))
+
+        async def abandon() -> None:
+            opening.cancel()
+            await asyncio.wait({opening})
+            if not opening.cancelled() and opening.exception() is None:  # it had just been opened
+                await opening.result().close()
+
         try:
             await asyncio.wait({opening}, timeout=limit)
         except asyncio.CancelledError:
-            await _abandon(opening)
+            await abandon()
             raise
         if not opening.done():
-            self._abandoned.add(asyncio.create_task(_abandon(opening)))
+            self._abandoned.add(asyncio.create_task(abandon()))
             message = f"{key} was not loaded within {limit:g} s: check that it is running, or increase its timeout"
             raise CallError(ErrorCode.TIMEOUT, message)
         try:
@@ -230,13 +237,6 @@ class OpenedConfig:
             logger.exception("%s raised an unexpected exception", key)
             message = f"{key} failed: {type(error).__name__}; see the log"
             raise CallError(ErrorCode.INTERNAL, message) from error
-
-
-async def _abandon(opening: asyncio.Task[AdapterSource]) -> None:
-    opening.cancel()
-    await asyncio.wait({opening})
-    if not opening.cancelled() and opening.exception() is None:  # it had just been opened
-        await opening.result().close()
 
 
 class MountedSource:

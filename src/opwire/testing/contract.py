@@ -16,7 +16,7 @@ from opwire.call.events import CallAborted, CallCompleted, CallCredit, CallFaile
 from opwire.envelope import LocalResponseMeta, ResponseEnvelope
 from opwire.errors import CallError, ErrorCode
 from opwire.testing import contract_calls as calls
-from opwire.testing.harness import Connect, Probe, TransportHarness, expect, item, named_checks
+from opwire.testing.harness import Connect, TransportHarness, expect, item, named_checks
 from opwire.typed.plain import MAX_DEPTH
 
 _MANY = 300
@@ -102,14 +102,12 @@ async def data_arrives_as_it_was_sent(harness: TransportHarness) -> None:
     server.transport.send(item(request_id, b"\x00\xff bytes"), to_caller)
     await server.count(len(VALUES) + 1)
     await caller.count(2 * len(VALUES) + 2)
-    _same(list(VALUES), _each(server, CallRequested, lambda event: event.input)[1:], "input")
-    answers = _each(caller, CallResponded, lambda event: event.output.data)[1:]
-    _same([*VALUES, b"\x00\xff bytes"], answers, "output")
-    _same(list(VALUES), _each(caller, CallFailed, lambda event: event.details), "details")
-
-
-def _each(probe: Probe, kind: type[Any], read: Callable[[Any], Any]) -> list[Any]:
-    return [read(event) for event in probe.events if isinstance(event, kind)]
+    inputs = [event.input for event in server.events if isinstance(event, CallRequested)][1:]
+    outputs = [event.output.data for event in caller.events if isinstance(event, CallResponded)][1:]
+    details = [event.details for event in caller.events if isinstance(event, CallFailed)]
+    _same(list(VALUES), inputs, "input")
+    _same([*VALUES, b"\x00\xff bytes"], outputs, "output")
+    _same(list(VALUES), details, "details")
 
 
 def _same(sent: list[Any], arrived: list[Any], where: str) -> None:

@@ -81,11 +81,10 @@ async def an_error_arrives_whole(harness: TransportHarness) -> None:
     await harness.server(fail=fail)
     caller = await harness.caller()
     error = await _error("the call fails", caller.call(harness.id("fail")))
-    expect(_fields(error) == _fields(sent), f"{_fields(sent)} arrived as {_fields(error)}")
-
-
-def _fields(error: CallError) -> tuple[Any, ...]:
-    return (error.code, error.message, error.details, error.retryable, error.retry_after)
+    arrived, expected = (
+        (each.code, each.message, each.details, each.retryable, each.retry_after) for each in (error, sent)
+    )
+    expect(arrived == expected, f"{expected} arrived as {arrived}")
 
 
 async def progress_arrives_before_the_outcome(harness: TransportHarness) -> None:
@@ -263,20 +262,20 @@ async def servers_share_the_calls(harness: TransportHarness) -> None:
 
     ends = [await harness.server(serve=numbered(number)) for number in range(3)]
     caller = await harness.caller()
-    answers = await soon("all calls are answered", _calls(harness, caller, 60))
+
+    async def calls(number: int) -> Counter[int]:
+        answers = await asyncio.gather(*(caller.call(harness.id("serve")) for _ in range(number)))
+        return Counter(answer.data for answer in answers)
+
+    answers = await soon("all calls are answered", calls(60))
     expect(answers == served and served.total() == 60, f"60 calls were served {served}, and answered {answers}")
     expect(len(answers) == 3, f"only the servers {sorted(answers)} got calls")
     await ends[0][1].close()
-    answers = await soon("all calls are answered", _calls(harness, caller, 30))
+    answers = await soon("all calls are answered", calls(30))
     expect(0 not in answers, f"a server that withdrew got {answers[0]} calls")
     await ends[1][0].transport.close()
-    answers = await soon("all calls are answered", _calls(harness, caller, 30))
+    answers = await soon("all calls are answered", calls(30))
     expect(1 not in answers, f"a server that closed got {answers[1]} calls")
-
-
-async def _calls(harness: TransportHarness, caller: PendingRequestMap, number: int) -> Counter[int]:
-    answers = await asyncio.gather(*(caller.call(harness.id("serve")) for _ in range(number)))
-    return Counter(answer.data for answer in answers)
 
 
 async def an_end_may_call_while_it_serves(harness: TransportHarness) -> None:

@@ -69,15 +69,21 @@ def read_yaml(text: str | bytes, warn: Callable[[str], None]) -> Any:
         ValueError: it is not YAML, expands to too many values, or is nested too deeply.
     """
     warnings: list[str] = []
+
+    def parse(text: str | bytes, *, restore: bool = False) -> Any:
+        most = min(_FREE_VALUES + _VALUES_PER_BYTE * len(text), MAX_VALUES)
+        builder = _YAMLBuilder(warnings.append, most, restore=restore)
+        return builder.build(cast("Any", yaml).parse(text, Loader=_loader))
+
     try:
         try:
-            read = _parse(text, warnings.append)
+            read = parse(text)
         except yaml.YAMLError:
             decoded = text if isinstance(text, str) else text.decode()
             if _loader is yaml.Loader or not _RESTORED.keys().isdisjoint(map(ord, set(decoded))):
                 raise
             warnings.clear()
-            read = _parse(_repair(decoded.translate(_HIDDEN)), warnings.append, restore=True)
+            read = parse(_repair(decoded.translate(_HIDDEN)), restore=True)
     except yaml.MarkedYAMLError as error:
         if error.problem_mark is None:
             raise ValueError(str(error).replace("\n", " ")) from None
@@ -91,15 +97,10 @@ def read_yaml(text: str | bytes, warn: Callable[[str], None]) -> Any:
     return read
 
 
-def _parse(text: str | bytes, warn: Callable[[str], None], *, restore: bool = False) -> Any:
-    most = min(_FREE_VALUES + _VALUES_PER_BYTE * len(text), MAX_VALUES)
-    return _YAMLBuilder(warn, most, restore=restore).build(cast("Any", yaml).parse(text, Loader=_loader))
-
-
 def _repair(text: str) -> str:
     """Repair a text whose rejected characters are replaced, at each error, as long as that is possible.
 
-    Errors are found by the parser alone, without Python events: 15 times as fast as `_parse`.
+    Errors are found by the parser alone, without Python events: 15 times as fast as a builder.
     """
     reparsed = 0
     for _ in range(_MAX_REPAIRS):

@@ -87,11 +87,16 @@ class Sample(NamedTuple):
 
     def data(self) -> list[dict[str, Any]]:
         """Return the servers as JSON data, with their rates."""
+
+        def rounded(server: "ServerStatistics", of: Callable[[Any], int]) -> float | None:
+            rate = self.rate(server, of)
+            return None if rate is None else round(rate, 3)
+
         return [
             {
                 **to_builtins(each),
-                "callsPerSecond": _rounded(self.rate(each, lambda found: found.calls)),
-                "errorsPerSecond": _rounded(self.rate(each, lambda found: found.errors)),
+                "callsPerSecond": rounded(each, lambda found: found.calls),
+                "errorsPerSecond": rounded(each, lambda found: found.errors),
             }
             for each in self.servers
         ]
@@ -374,10 +379,6 @@ def _width(screen: Screen) -> int:
 def _cut(text: str, size: int) -> str:
     text = one_line(text)
     return text if len(text) <= size else f"{text[: size - 1]}…"
-
-
-def _rounded(number: float | None) -> float | None:
-    return None if number is None else round(number, 3)
 
 
 def _short(number: float) -> str:
