@@ -70,6 +70,13 @@ def test_modules_and_their_functions_are_small() -> None:
     assert [each for each in lengths if each[1] > FUNCTION_LINES] == []
 
 
+def test_the_map_of_modules_is_complete() -> None:
+    text = (ROOT / "docs" / "architecture.md").read_text(encoding="utf-8")
+    named = set(re.findall(r"`(\w+)`", "\n".join(re.findall(r"^\|([^|]+)\|", text, re.MULTILINE))))
+    modules = {path.stem for path in PACKAGE.iterdir() if path.suffix == ".py" or (path / "__init__.py").exists()}
+    assert {each for each in modules if not each.startswith("__")} - named == set()
+
+
 @requirement("layout.names")
 def test_no_module_has_a_name_that_says_nothing() -> None:
     names = {part for module in PACKAGE.rglob("*.py") for part in module.relative_to(PACKAGE).with_suffix("").parts}
