@@ -313,7 +313,16 @@ def top_lines(sample: Sample, width: int) -> list[str]:
 @json_option
 @shared_options
 @click.pass_obj
-async def tap_command(screen: Screen, sources: Sources, count: int | None, **wanted: str | None) -> None:
+async def tap_command(
+    screen: Screen,
+    sources: Sources,
+    *,
+    id: str | None,
+    operation: str | None,
+    outcome: str | None,
+    caller: str | None,
+    count: int | None,
+) -> None:
     """Print the calls of a running hub, broker or HTTP API as they end, until ^C.
 
     A line has the time, the start of the request id, the duration, the outcome or the sizes of input and output, the
@@ -328,7 +337,8 @@ async def tap_command(screen: Screen, sources: Sources, count: int | None, **wan
             if screen.is_terminal and not screen.as_json:
                 screen.note("waiting for calls; ^C stops")
             try:
-                async with aclosing(observer.calls(**wanted)) as records:
+                wanted = observer.calls(id=id, operation=operation, outcome=outcome, caller=caller)
+                async with aclosing(wanted) as records:
                     async for record in records:
                         _show_record(screen, record)
                         count = None if count is None else count - 1
