@@ -1,7 +1,7 @@
 import asyncio
 from collections.abc import AsyncIterator
 
-from opwire import CallError, Item, OperationRegistry, is_resume_error
+from opwire import CallError, Item, OperationRegistry, is_resume_error, resume_error
 from opwire.client import Client
 
 registry = OperationRegistry()
@@ -12,6 +12,8 @@ restarts = [2]  # the orders behind which the server restarts, once
 @registry.subscription("orders.follow")
 async def follow(resume_from: str | None = None) -> AsyncIterator[Item[str]]:
     """Orders: all of them, or those behind the one with this cursor."""
+    if resume_from is not None and not resume_from.isdecimal():
+        raise resume_error(f"unknown order {resume_from}")
     for number in range(int(resume_from or 0) + 1, len(ORDERS) + 1):
         yield Item(ORDERS[number - 1], cursor=str(number))
         if number in restarts:

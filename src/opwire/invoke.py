@@ -498,9 +498,7 @@ class BoundOperation:
             CallError: VALIDATION_ERROR, with RESUME in its details.
         """
         if not self.spec.resumable:
-            raise resume_error(
-                f"{self.spec.id} cannot be resumed: it starts over when it is called without resume_from"
-            )
+            raise resume_error(f"{self.spec.id} cannot be resumed: subscribe without a cursor to start over")
         if not is_cursor(cursor):
             raise resume_error(f"{self.spec.id}: resume_from is not a cursor of this operation")
 

@@ -142,6 +142,8 @@ def _input(spec: OperationSpec, words: tuple[str, ...], screen: Screen, *, no_in
 @operation_argument(subscriptions=True)
 @input_argument
 @click.option("--count", type=click.IntRange(min=1), help="Stop after this number of items.")
+@click.option("--resume", is_flag=True, help="Resume after a lost connection; the items need cursors.")
+@click.option("--resume-from", metavar="CURSOR", help="Begin behind the item with this cursor: see --envelope.")
 @click.option("--no-input", is_flag=True, help="Do not prompt for missing fields.")
 @result_options
 @source_options
@@ -155,6 +157,8 @@ async def watch_command(
     sources: Sources,
     form: OutputFormat,
     count: int | None,
+    resume: bool,
+    resume_from: str | None,
     no_input: bool,
 ) -> None:
     """Follow a subscription, item by item, until it ends or ^C stops it. INPUT is the same as for `opwire call`.
@@ -167,9 +171,11 @@ async def watch_command(
             raise click.UsageError(f"{operation_id} is a {spec.type.value}: use `opwire call {operation_id}`")
         cache_fields(sources.key, spec)
         input = _input(spec, words, screen, no_input=no_input)
-        async with loaded.client() as client, aclosing(client.subscribe_envelopes(operation_id, input)) as items:
-            async for item in items:
-                show(item, form, screen)
-                count = None if count is None else count - 1
-                if count == 0:
-                    return
+        async with loaded.client() as client:
+            stream = client.subscribe_envelopes(operation_id, input, resume=resume, resume_from=resume_from)
+            async with aclosing(stream) as items:
+                async for item in items:
+                    show(item, form, screen)
+                    count = None if count is None else count - 1
+                    if count == 0:
+                        return
