@@ -1,4 +1,4 @@
-"""`open_config`: load the sources of a configuration concurrently, each with its own timeout.
+"""`open_config`: install the policies of a configuration, and load its sources concurrently, each with its own timeout.
 
 A source that fails does not affect the others. `watch` reports changed files, for a restart.
 """
@@ -6,24 +6,33 @@ A source that fails does not affect the others. `watch` reports changed files, f
 import asyncio
 import logging
 import time
-from collections.abc import AsyncGenerator, Callable, Iterable, Iterator
+from collections.abc import AsyncGenerator, AsyncIterator, Callable, Iterable, Iterator
 from contextlib import asynccontextmanager
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from msgspec import UNSET, Struct
-from msgspec.structs import replace
+from msgspec.structs import asdict, replace
 
 from opwire.adapters.source import AdapterSource
-from opwire.config.policies import create_policies
+from opwire.caching import ResponseCache
 from opwire.config.problems import dotted
-from opwire.config.settings import AnySource, Config, MCPSettings, OpenAPISettings, PythonSource
+from opwire.config.settings import AnySource, Config, MCPSettings, OpenAPISettings, PoliciesSettings, PythonSource
 from opwire.config.sources import ProjectModules, files_of, open_source
 from opwire.config.views import ConfigRegistry, source_rules
 from opwire.errors import CallError, ConfigError, ErrorCode, OpwireError
-from opwire.operation import Operation, SourceChange
-from opwire.policies import ApprovalQueue
-from opwire.view import ViewRules
+from opwire.operation import Handler, Interceptor, Operation, OperationSpec, OperationType, SourceChange
+from opwire.policies import (
+    Approval,
+    ApprovalQueue,
+    AuditLog,
+    CallBudget,
+    CircuitBreaker,
+    ConcurrencyLimit,
+    RateLimit,
+    ask_caller,
+)
+from opwire.view import Selection, ViewRules
 from opwire.webhooks import WebhookReceiver
 
 if TYPE_CHECKING:
@@ -237,6 +246,49 @@ class OpenedConfig:
             logger.exception("%s raised an unexpected exception", key)
             message = f"{key} failed: {type(error).__name__}; see the log"
             raise CallError(ErrorCode.INTERNAL, message) from error
+
+
+async def create_policies(
+    settings: PoliciesSettings, folder: Path, modules: ProjectModules, approvals: ApprovalQueue
+) -> AsyncIterator[Interceptor]:
+    """Yield the policies of a file, the outermost first; `approvals` are the calls that wait in the console.
+
+    Raises:
+        ConfigError: the audit log cannot be written, or the function that approves calls does not exist.
+    """
+    if settings.audit is not None:
+        options: dict[str, Any] = asdict(settings.audit)
+        try:
+            yield AuditLog(folder / options.pop("path"), **options)
+        except OSError as error:
+            raise ConfigError(f"policies.audit.path: {settings.audit.path}: {error.strerror}") from error
+    if settings.budget is not None:
+        yield CallBudget(**asdict(settings.budget))
+    if settings.rate is not None:
+        yield RateLimit(**asdict(settings.rate))
+    if settings.concurrency is not None:
+        yield ConcurrencyLimit(**asdict(settings.concurrency))
+    if settings.breaker is not None:
+        yield CircuitBreaker(**asdict(settings.breaker))
+    if settings.approval is not None:
+        options = asdict(settings.approval)
+        ask = options.pop("ask")
+        known = {"console": approvals, "caller": ask_caller}
+        decide = known.get(ask) or await modules.function(ask, "policies.approval.ask")
+        yield Approval(decide, **options)
+    if settings.cache is not None:
+        options = asdict(settings.cache)
+        yield _cached(Selection(options.pop("include"), options.pop("exclude")), ResponseCache(**options))
+
+
+def _cached(selection: Selection, cache: ResponseCache) -> Interceptor:
+    """Return the cache for selected queries, and all mutations, which invalidate it."""
+
+    def intercept(spec: OperationSpec, handler: Handler) -> Handler:
+        is_cached = selection.selects(spec) or spec.type is OperationType.MUTATION
+        return cache(spec, handler) if is_cached else handler
+
+    return intercept
 
 
 class MountedSource:
