@@ -5,13 +5,14 @@ A console, or another surface, of a hub that runs on another machine:
     async with RemoteServer("ws://hub.example:8700", token=…) as remote:
         console = serve_console(remote.registry, monitor=remote.monitor, system=ConsoleSystem(servers=remote.servers))
 
-Rules: calls are made with the authority of the connection, whoever makes them here. What the connection may not observe
+Rules: calls are made with the authority of the connection, by any caller here. What the connection may not observe
 is missing, and `monitor.problem` says why.
 """
 
 import asyncio
 import contextlib
 import logging
+import time
 from collections.abc import AsyncGenerator, Sequence
 from contextlib import AsyncExitStack, aclosing
 from typing import Any, Self
@@ -36,7 +37,6 @@ _FIGURES = 2.0  # seconds between two requests for figures
 _OPERATIONS = 30.0  # seconds between two listings, unless the number of operations changes before
 _RETRY = 1.0  # seconds after a lost connection
 _TIMEOUT = 24 * 3600.0  # of a call, in seconds: its surface has a timeout of its own
-_NOT_ALLOWED = f"the token needs the scope {OBSERVE} at the server"
 _DENIED = (ErrorCode.ACCESS_DENIED, ErrorCode.UNAUTHENTICATED)
 
 
@@ -79,7 +79,7 @@ class RemoteServer:
         self._client = Client(url, timeout=_TIMEOUT, is_error="return", **options)
         self._observer = Observer(url, **options)
         self._stack = AsyncExitStack()
-        self._problems: dict[str, str] = {}  # by what is missing
+        self._problems: dict[str, CallError] = {}  # by what is missing
         self._rejected: set[str] = set()  # logged already
 
     async def __aenter__(self) -> Self:
@@ -135,21 +135,27 @@ class RemoteServer:
     # --- calls and figures --------------------------------------------------------------------------------------------
 
     async def _follow_figures(self) -> None:
-        listed, known = 0.0, len(self.registry)
+        listed, known = time.monotonic(), self._served()
         while True:
-            # Without permission, the figures are requested rarely: the server logs each attempt.
-            wait = _OPERATIONS if _NOT_ALLOWED in self._problems.values() else _FIGURES
-            await asyncio.sleep(wait)
-            listed += wait
+            await self._pause("figures", _FIGURES)
             try:
                 await self._measure()
-                served = self.monitor.servers[0].operations if self.monitor.servers else known
-                if served != known or listed >= _OPERATIONS:
+                if self._served() != known or time.monotonic() - listed >= _OPERATIONS:
+                    known = self._served()
                     await self._list()
-                    listed, known = 0.0, served
+                    listed = time.monotonic()
                 self._note("operations", None)
             except CallError as error:
                 self._note("operations", error)
+
+    def _served(self) -> int:
+        """Return a number that changes when a server begins or ceases to serve operations."""
+        return sum(each.operations for each in self.monitor.servers)
+
+    async def _pause(self, what: str, seconds: float) -> None:
+        """Wait for the next attempt; what is not allowed is tried rarely, since the server logs it."""
+        error = self._problems.get(what)
+        await asyncio.sleep(_OPERATIONS if error is not None and error.code in _DENIED else seconds)
 
     async def _measure(self) -> None:
         observed = await self._observer.servers()
@@ -169,19 +175,17 @@ class RemoteServer:
                         monitor.show(record)
             except CallError as error:
                 self._note("calls", error)
-                if error.code in _DENIED:
-                    return
-            await asyncio.sleep(_RETRY)
+            await self._pause("calls", _RETRY)
 
     def _note(self, what: str, error: CallError | None) -> None:
         """Note that a part is missing, or not any more."""
         self._problems.pop(what, None)
-        if error is not None and error.code in _DENIED:
-            self._problems[what] = _NOT_ALLOWED
-        elif error is not None:
-            self._problems[what] = error.message
+        if error is not None:
+            self._problems[what] = error
         missing: dict[str, list[str]] = {}
-        for each, reason in self._problems.items():
+        for each, why in self._problems.items():
+            is_denied = why.code is ErrorCode.ACCESS_DENIED
+            reason = f"the token needs the scope {OBSERVE} at the server" if is_denied else why.message
             missing.setdefault(reason, []).append(each)
         problems = (f"no new {' and '.join(names)}: {reason}" for reason, names in missing.items())
         self.monitor.problem = "; ".join(problems) or None
