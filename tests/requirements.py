@@ -754,6 +754,8 @@ HUB: dict[str, str] = {
     "and discovery, an operation is unknown only when every hub has said so, and a hub that is gone fails its own "
     "calls only.",
     "hub.cluster.drain": "A hub that drains moves its spokes and callers to another without a failed call.",
+    "hub.versions": "Versions of an operation are served side by side: a caller may ask for one, and otherwise gets "
+    "the lowest, or any with its schemas.",
     "hub.cluster.soak": "Hubs are killed and drained at random: each call has one outcome, and none runs twice.",
     "hub.cluster.authority": "The identity of a caller crosses; delegation needs a grant at the hub of the server.",
     "hub.cluster.secret": "With a secret, hubs believe only those that know it, and each request once.",

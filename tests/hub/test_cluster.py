@@ -13,9 +13,10 @@ from opwire.call.events import CallRequested
 from opwire.errors import CallError, ErrorCode, UsageError
 from opwire.hub import Hub, Spoke
 from opwire.hub.cluster import ClusterSecret, cluster_transport
-from opwire.operation import Context, Identity, Progress
+from opwire.operation import Context, Identity, OperationSpec, Progress
 from opwire.questions import Question
 from opwire.registry import OperationRegistry
+from opwire.schema import Schema
 from opwire.testing.harness import soon
 from opwire.transports.broker import BrokerTransport
 from tests.hub.meeting import AUTH, BEAT, Meeting, Waiting, adding, connected, ids, peers, whoami
@@ -266,6 +267,96 @@ async def test_discovery_and_figures_include_the_other_hubs(hubs: Hubs, meeting:
 async def test_the_cluster_of_a_hub_is_a_broker() -> None:
     with pytest.raises(UsageError, match="the URL of Redis or NATS"):
         Hub(cluster="ws://127.0.0.1:8700")
+
+
+def greeting(version: str, parameter: str = "name") -> OperationRegistry:
+    """An operation in a version, with a parameter of its own."""
+    registry = OperationRegistry()
+    schema = {"type": "object", "properties": {parameter: {"type": "string"}}, "required": [parameter]}
+    spec = OperationSpec(namespace="greet", name="hello", version=version, input_schema=Schema(schema))
+
+    async def hello(input: Any, context: Context) -> str:
+        return version
+
+    registry.register(spec, hello)
+    return registry
+
+
+ADA = {"name": "Ada"}
+
+
+@requirement("hub.versions")
+@pytest.mark.parametrize("apart", [False, True], ids=["at one hub", "at two hubs"])
+async def test_two_versions_are_served_side_by_side(hubs: Hubs, meeting: Meeting, apart: bool) -> None:
+    a = await hubs.hub()
+    b = await hubs.hub() if apart else a
+    new = await meeting.spoke(b.url, greeting("1.10", "who"))
+    await meeting.spoke(a.url, greeting("1.9"))
+    for hub in (a, b):
+        await until("both are known", lambda hub=hub: "greet.hello" in hub.transport.split)
+        caller = await meeting.spoke(hub.url)
+        assert (await caller.calls.call("greet.hello", {"who": "Ada"}, version="1.10")).data == "1.10"
+        assert (await caller.calls.call("greet.hello", ADA, version="1.9")).data == "1.9"
+        assert await caller.call("greet.hello", ADA) == "1.9"  # the lowest, which callers without a version know
+        assert [spec.version for spec in hub.registry.list()] == ["1.9"]
+        assert (await hub.registry.execute("greet.hello", ADA)).data == "1.9"
+        with pytest.raises(CallError, match=r"version '2' of greet\.hello is not served") as raised:
+            await caller.calls.call("greet.hello", ADA, version="2")
+        assert raised.value.code is ErrorCode.UNAVAILABLE
+    await new.close()
+    await until("one is left", lambda: "greet.hello" not in a.transport.split)
+
+
+@requirement("hub.versions")
+async def test_when_the_last_server_of_the_old_version_leaves_the_new_one_is_listed(meeting: Meeting) -> None:
+    hub = await meeting.hub(linger=0)
+    old = await meeting.spoke(hub.url, greeting("1"))
+    await meeting.spoke(hub.url, greeting("2", "who"))
+    caller = await meeting.spoke(hub.url)
+    assert await caller.call("greet.hello", ADA) == "1"
+    await old.drain()
+    assert await caller.call("greet.hello", {"who": "Ada"}) == "2"
+    assert [spec.version for spec in hub.registry.list()] == ["2"]
+
+
+@requirement("hub.versions")
+async def test_versions_with_the_same_schemas_share_the_calls_and_a_version_may_be_replaced(meeting: Meeting) -> None:
+    hub = await meeting.hub()
+    await meeting.spoke(hub.url, greeting("1"))
+    registry = greeting("2")
+    await meeting.spoke(hub.url, registry)
+    caller = await meeting.spoke(hub.url)
+    assert {await caller.call("greet.hello", ADA) for _ in range(4)} == {"1", "2"}
+    other = greeting("3")
+    spec, handler = other.get_spec("greet.hello"), other.get_handler("greet.hello")
+    assert spec is not None
+    assert handler is not None
+    registry.register(spec, handler, replace=True)
+    async with asyncio.timeout(5):
+        while {await caller.call("greet.hello", ADA) for _ in range(4)} != {"1", "3"}:
+            await asyncio.sleep(0.01)
+
+
+@requirement("hub.versions")
+async def test_without_versions_of_their_own_two_schemas_are_a_conflict(meeting: Meeting) -> None:
+    hub = await meeting.hub()
+    await meeting.spoke(hub.url, greeting("1"))
+    for version in ("", "1"):
+        with pytest.raises(CallError, match="with another input schema: serve the same version, give each its own"):
+            await meeting.spoke(hub.url, greeting(version, "who"))
+
+
+@requirement("hub.versions")
+async def test_a_server_rejects_a_version_that_it_does_not_serve_before_it_starts(
+    broker: str, meeting: Meeting
+) -> None:
+    prefix = f"versions-{token_hex(4)}"
+    everybody = Identity(id="everybody")
+    await meeting.spoke(broker, greeting("1"), prefix=prefix, anonymous=everybody)
+    caller = await meeting.spoke(broker, prefix=prefix)
+    assert (await caller.calls.call("greet.hello", ADA, version="1")).data == "1"
+    with pytest.raises(CallError, match="served here in version 1, not in the requested one"):
+        await caller.calls.call("greet.hello", ADA, version="2")
 
 
 class Load:

@@ -58,6 +58,14 @@ class AnnouncedDispatcher(Dispatcher):
     def is_visible(self, spec: OperationSpec, identity: Identity | None) -> bool:
         return self.is_announced(spec) and super().is_visible(spec, identity)
 
+    def other_version(self, operation_id: str, version: str | None) -> CallError | None:
+        """Return the error for a version of an operation that is not the one that is served here, or None."""
+        spec = None if version is None else self.get_spec(operation_id)
+        if spec is None or spec.version == version:
+            return None
+        message = f"{operation_id} is served here in version {spec.version or 'unknown'}, not in the requested one"
+        return CallError(ErrorCode.UNAVAILABLE, message)
+
 
 class SelfDescription:
     """The two operations by which a server describes itself."""

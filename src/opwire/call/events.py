@@ -93,7 +93,8 @@ class CallRequested(CallMessage, frozen=True, kw_only=True, tag="call.requested"
 
     `deadline` is in epoch milliseconds; `timeout_ms`, the time left when the request was sent, takes precedence.
     `credential` proves the identity on transports that do not authenticate callers. Requests with the same `sticky_key`
-    go to the same server while the set of servers is unchanged, if the transport supports it. `traceparent` and
+    go to the same server while the set of servers is unchanged, if the transport supports it. `version` is that of the
+    operation, if it has to be a certain one. `traceparent` and
     `tracestate` follow W3C Trace Context. `progress` asks for `call.progress` events, `questions` accepts
     `call.question` events. `resume_from` is the cursor of the last item that the caller of a subscription has.
     """
@@ -107,6 +108,7 @@ class CallRequested(CallMessage, frozen=True, kw_only=True, tag="call.requested"
     credits: Natural | None = None
     credential: str | None = None
     sticky_key: str | None = None
+    version: str | None = None
     traceparent: str | None = None
     tracestate: str | None = None
     progress: bool | None = None
@@ -314,6 +316,7 @@ CALL_EVENT_SCHEMAS: dict[str, dict[str, Any]] = {
             "credits": _NATURAL,
             "credential": _STRING,
             "stickyKey": _STRING,
+            "version": {**_STRING, "description": "Of the operation; any by default"},
             "traceparent": {**_STRING, "description": "W3C Trace Context"},
             "tracestate": {**_STRING, "description": "W3C Trace Context"},
             "progress": {**_BOOLEAN, "description": "Whether to send call.progress; false by default"},

@@ -140,8 +140,8 @@ class CallHandler:
         self._loop: asyncio.AbstractEventLoop | None = None
         self._idle: asyncio.Event | None = None  # set when no request is in flight; created by `drain`
         self._about = SelfDescription(registry, self.about, self._dispatcher.is_announced, self.monitor.statistics)
-        self.look_up: Callable[[str], Awaitable[None]] | None = None  # awaited before an operation counts as unknown
-        self.describe_to: Callable[[SelfDescription, Address], SelfDescription | None] | None = None
+        self.look_up: Callable[[str], Awaitable[None]] | None = None  # awaited before an operation is found, or unknown
+        self.describe_to: Callable[[SelfDescription, Address], SelfDescription | None] = lambda _about, _caller: None
 
     async def start(self) -> "CallHandler":
         """Accept requests, and announce the operations of the registry.
@@ -263,6 +263,9 @@ class CallHandler:
             self._remember(key, _NOT_STARTED)
             self._reject(event, _leaving(), not_started=True)
             return
+        if (other := self._dispatcher.other_version(event.operation_id, event.version)) is not None:
+            self._reject(event, other, not_started=True)
+            return
         identity = self._identify(event)
         most = self._max_per_identity
         full = None
@@ -363,16 +366,16 @@ class CallHandler:
     # --- execution ----------------------------------------------------------------------------------------------------
 
     async def _serve(self, event: CallRequested, served: _Served) -> None:
-        served.begun = True
-        began, outcome, error = time.perf_counter(), OK, None
+        served.begun, began, outcome, error = True, time.perf_counter(), OK, None
         try:
             dispatcher = self._dispatcher
             if event.operation_id in (ABOUT, OPERATIONS):
                 dispatcher = self._describing(event.operation_id, served.caller)
             else:
                 served.access = begin_access("call", operation=event.operation_id, identity=served.identity)
-            id, who = event.operation_id, served.identity
-            spec = dispatcher.find(id, who) if self.look_up is None else await self._find(dispatcher, id, who)
+            if self.look_up is not None:
+                await self.look_up(event.operation_id)
+            spec = dispatcher.find(event.operation_id, served.identity)
             streams, served.resumable = spec.type is OperationType.SUBSCRIPTION, spec.resumable
             if event.progress:
                 served.report = ProgressSender(partial(self._calls.report, event.request_id))
@@ -413,12 +416,6 @@ class CallHandler:
             outcome = served.failed or (outcome if error is None else error.code.value)
             self._end_call(served, outcome, error, time.perf_counter() - began)
             error = None  # its traceback refers to this frame: a cycle that only the garbage collector would free
-
-    async def _find(self, dispatcher: Dispatcher, operation_id: str, identity: Identity | None) -> OperationSpec:
-        """Find an operation that may have to be looked up elsewhere."""
-        if self.look_up is not None and dispatcher.get_spec(operation_id) is None:
-            await self.look_up(operation_id)
-        return dispatcher.find(operation_id, identity)
 
     def _respond(self, envelope: ResponseEnvelope[Any], served: _Served) -> str:
         """Send the response of a query or mutation. Return its outcome for watchers."""
@@ -510,8 +507,7 @@ class CallHandler:
         """Return the dispatcher of an operation that describes this server; the registry may override it."""
         if self._registry.get_spec(operation_id) is not None:
             return self._dispatcher
-        other = None if self.describe_to is None else self.describe_to(self._about, caller)
-        if other is not None:
+        if (other := self.describe_to(self._about, caller)) is not None:
             return other.operations
         transport = self._calls.transport
         is_hub = isinstance(transport, Announcing) and transport.hub == caller

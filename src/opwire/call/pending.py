@@ -57,6 +57,7 @@ _NO_CONTEXT = Context()
 class _CallRoute(TypedDict, total=False):
     to: Address | None
     sticky_key: str | None
+    version: str | None
 
 
 class RemoteCallOptions(_CallRoute, total=False):
@@ -98,8 +99,7 @@ class PendingRequestMap:
         check_counts(window=window)
         check_above_zero(timeout=timeout)
         self.transport = transport
-        self._timeout = timeout
-        self._window = window
+        self._timeout, self._window = timeout, window
         self._table: CallTable[_Sink] = CallTable()
         self._deadlines = Deadlines()
         self._callers: dict[str, Address] = {}  # of received requests, by request id
@@ -110,8 +110,7 @@ class PendingRequestMap:
         self._callbacks = CallerCallbacks(self._table, self._try_send)
         self._ids = random_ids(12)
         self._used: OrderedDict[str, None] = OrderedDict()  # the latest request ids taken from contexts
-        self._closed = False
-        self._immediate = 0  # calls that ended without a turn of the event loop
+        self._closed, self._immediate = False, 0  # the latter: calls that ended without a turn of the event loop
         self._loop: asyncio.AbstractEventLoop | None = None
         self.dropped_items = 0
 
@@ -179,7 +178,8 @@ class PendingRequestMap:
         """Call a query or mutation at a peer. With `output_type`, the data of the envelope has that type.
 
         `to` is the address of a server that has to handle the call; by default any server of the operation does. Calls
-        with the same `sticky_key` go to the same server, if the transport supports it.
+        with the same `sticky_key` go to the same server, if the transport supports it; `version` asks for a version of
+        the operation.
 
         Raises:
             CallError: the call failed, there or in transit; TIMEOUT if no response arrived in time.
@@ -339,6 +339,7 @@ class PendingRequestMap:
         credits: int | None = None,
         to: Address | None = None,
         sticky_key: str | None = None,
+        version: str | None = None,
     ) -> str:
         if remaining is not None and remaining <= 0:
             raise CallError(ErrorCode.TIMEOUT, f"the deadline of {operation_id} passed before it was called")
@@ -359,6 +360,7 @@ class PendingRequestMap:
             timeout_ms=None if remaining is None else int(remaining * 1e6) / 1e3,  # `round` to digits costs 0.3 µs more
             credits=credits,
             sticky_key=sticky_key,
+            version=version,
             progress=None if on_progress is None else True,
             questions=None if context.on_question is None else True,
             resume_from=None if context.resume_from is None or context.is_served else context.resume_from,
@@ -517,10 +519,9 @@ class PendingRequestMap:
     def lost_requests(self, request_ids: Iterable[str], reason: str) -> None:
         """Handle the loss of the connection of these calls, which is not that of the others."""
         for request_id in request_ids:
-            sink, caller = self._table.settle(request_id), self._callers.pop(request_id, None)
-            if sink is not None:
+            if (sink := self._table.settle(request_id)) is not None:
                 _fail(sink, CallError(ErrorCode.UNAVAILABLE, f"{reason} before the call ended"))
-            if caller is not None and self._handler is not None:
+            if (caller := self._callers.pop(request_id, None)) is not None and self._handler is not None:
                 self._handler.aborted(CallAborted(request_id=request_id, reason=reason), caller)
 
     def _requested(self, event: CallRequested, caller: Address) -> None:

@@ -95,6 +95,7 @@ _LIFETIME, _SKEW = 60.0, 10.0  # seconds for which a proof is valid, and by whic
 _REMEMBERED = 100_000  # proofs that were used
 _ANY_SIZE = 2**62
 _NO_CALLS = Statistics()
+_Version = tuple[str, str]  # of an operation: its id and version
 _HEADS: dict[type[CallMessage], type[EventHead]] = {
     head.kind: head
     for head in (
@@ -194,6 +195,7 @@ class RouteChange(Struct, omit_defaults=True):
 
     number: int
     id: str = ""
+    version: str = ""
     description: dict[str, Any] | None = None
     expected: bool = False
     proof: str = ""  # in the first one, if there is a secret
@@ -204,27 +206,28 @@ class RouteFeed:
 
     def __init__(self) -> None:
         self.number = 0
-        self._offered: dict[str, RouteChange] = {}
-        self._followers: dict[asyncio.Event, dict[str, RouteChange]] = {}
+        self._offered: dict[_Version, RouteChange] = {}
+        self._followers: dict[asyncio.Event, dict[_Version, RouteChange]] = {}
 
-    def put(self, id: str, spec: OperationSpec | None, *, expected: bool = False) -> None:
-        """Offer an operation, or (None) do not offer it any more."""
-        if spec is None and id not in self._offered:
+    def put(self, id: str, version: str, spec: OperationSpec | None, *, expected: bool = False) -> None:
+        """Offer a version of an operation, or (None) do not offer it any more."""
+        key = id, version
+        if spec is None and key not in self._offered:
             return
         self.number += 1
-        change = RouteChange(self.number, id, expected=expected)
+        change = RouteChange(self.number, id, version, expected=expected)
         if spec is None:
-            del self._offered[id]
+            del self._offered[key]
         else:
             change.description = OperationInfo.of(spec, _NO_CALLS).plain()
-            self._offered[id] = change
+            self._offered[key] = change
         for news, changes in self._followers.items():
-            changes.pop(id, None)  # so that numbers ascend
-            changes[id] = change
+            changes.pop(key, None)  # so that numbers ascend
+            changes[key] = change
             news.set()
 
-    def __contains__(self, id: str) -> bool:
-        return id in self._offered
+    def __contains__(self, key: _Version) -> bool:
+        return key in self._offered
 
     async def follow(self) -> AsyncIterator[RouteChange]:
         """Yield what is offered, and then every change."""
@@ -385,21 +388,21 @@ class Cluster:
         self._stop_watching()
         for spec in self._registry.list():
             if spec.id not in self._remote:
-                self._feed.put(spec.id, None)
+                self._feed.put(spec.id, spec.version, None)
 
     def _changed(self, change: Change) -> None:
         id = change.spec.id
         if id not in self._remote and not is_own(id):
-            self._feed.put(id, None if change.kind == "removed" else change.spec)
+            self._feed.put(id, change.spec.version, None if change.kind == "removed" else change.spec)
 
-    def _offer(self, operation_id: str) -> None:
-        spec, expected = self._remote.served_here(operation_id)
-        self._feed.put(operation_id, spec, expected=expected)
+    def _offer(self, operation_id: str, version: str) -> None:
+        spec, expected = self._remote.served_here(operation_id, version)
+        self._feed.put(operation_id, version, spec, expected=expected)
 
     async def close(self) -> None:
         """Disconnect."""
         self._stop_watching()
-        self._remote.on_local = lambda _: None
+        self._remote.on_local = lambda _id, _version: None
         for task in self._tasks:
             task.cancel()
         if self._tasks:
@@ -472,20 +475,21 @@ class Cluster:
         if not id:
             hub.complete = not change.proof
         elif change.description is None:
-            self._server.routes.withdraw(address, [id])
-            if change.expected:
-                self._remote.lost(address, [id])
-            else:
-                self._remote.remove(address, [id])
+            self._withdraw(address, change)
         elif id not in self._registry or id in self._remote:  # otherwise it is served here as well
             try:
                 self._add(address, change.description)
             except CallError as error:
-                self._server.routes.withdraw(address, [id])
-                self._remote.remove(address, [id])
+                self._withdraw(address, change)
                 if id not in self._rejected:
                     self._rejected.add(id)
                     logger.warning("ignoring an operation of the hub at %s: %s", address, error.message)
+
+    def _withdraw(self, address: Address, change: RouteChange) -> None:
+        leave = self._remote.lost if change.expected else self._remote.remove
+        leave(address, [change.id], change.version)
+        if not self._remote.serves(address, change.id):  # not even another version
+            self._server.routes.withdraw(address, [change.id])
 
     def _add(self, address: Address, description: dict[str, Any]) -> None:
         operation = self._remote.check(OperationInfo.read(description))
@@ -501,12 +505,12 @@ class Cluster:
     # --- certainty ----------------------------------------------------------------------------------------------------
 
     async def look_up(self, operation_id: str) -> None:
-        """Wait until an operation is known, or all changes of the routes so far have arrived.
+        """Wait until an operation has a server, or all changes of the routes so far have arrived.
 
         Raises:
             CallError: UNAVAILABLE, the other hubs cannot be asked at the moment.
         """
-        if is_own(operation_id):
+        if is_own(operation_id) or (operation_id in self._registry and not self._remote.is_absent(operation_id)):
             return
         before = self._barrier
         if before is not None and not before.done():  # it began before this call: the change may be a later one
@@ -576,6 +580,7 @@ class Cluster:
             parent_request_id=event.parent_request_id,
             credits=event.credits,
             sticky_key=event.sticky_key,
+            version=event.version,
             progress=event.progress,
             questions=event.questions,
         )
@@ -584,7 +589,7 @@ class Cluster:
 
     def description(self, about: SelfDescription, caller: Address) -> SelfDescription | None:
         """Return the description of what this hub offers, for callers at other hubs."""
-        return about.of(lambda spec: spec.id in self._feed) if caller in self._hubs else None
+        return about.of(lambda spec: (spec.id, spec.version) in self._feed) if caller in self._hubs else None
 
     def _run(self, work: Coroutine[Any, Any, None]) -> asyncio.Task[None]:
         task = asyncio.get_running_loop().create_task(work)

@@ -123,7 +123,7 @@ class Hub:
         self._address = SERVER
         self.registry = OperationRegistry() if registry is None else registry
         self.calls = PendingRequestMap(self.transport)
-        self._remote = RemoteOperations(self.registry, self.calls, linger=linger)
+        self._remote = RemoteOperations(self.registry, self.calls, linger=linger, versions=True)
         self.handler = CallHandler(
             self.registry,
             self.calls,
@@ -137,6 +137,7 @@ class Hub:
         self._own_statistics = self.handler.monitor.amend
         self.handler.monitor.amend = self._statistics
         self.transport.own = HUB
+        self.transport.split, self.transport.eligible = self._remote.split, self._remote.eligible
         self.transport.admission = HubAdmission(authenticate, self.calls, self._remote, max_described=max_described)
         self._cluster = None
         if cluster is not None:

@@ -4,8 +4,9 @@ So remote operations are listed, described, validated and served like local ones
 """
 
 import asyncio
+import re
 import time
-from collections.abc import AsyncGenerator, Awaitable, Callable, Iterable
+from collections.abc import AsyncGenerator, Awaitable, Callable, Container, Iterable
 from typing import Any, NamedTuple
 
 from msgspec import Struct, field
@@ -21,6 +22,10 @@ from opwire.registry import OperationRegistry
 
 HUB = Identity(id="hub", scopes=("*",))
 """The identity of calls that the hub's own program makes without one. Peers cannot use it for calls of their own."""
+
+
+_MAX_VERSIONS = 16  # of one operation
+_MOMENT = 0.01  # seconds
 
 
 class DescribedOperation(NamedTuple):
@@ -46,17 +51,20 @@ class RemoteOperations:
     count as late instead of unknown.
     """
 
-    def __init__(self, registry: OperationRegistry, calls: PendingRequestMap, *, linger: float = 30.0) -> None:
+    def __init__(
+        self, registry: OperationRegistry, calls: PendingRequestMap, *, linger: float = 30.0, versions: bool = False
+    ) -> None:
         self._registry = registry
         self._calls = calls
         self._linger = linger
-        self._operations: dict[str, _RemoteOperation] = {}
+        self._has_versions = versions
+        self._operations: dict[str, _RemoteOperation] = {}  # the listed version of each
+        self.split: dict[str, dict[str, _RemoteOperation]] = {}  # the other versions of some, by id and version
         self._served: dict[Address, dict[str, None]] = {}  # by peer: losing one costs only what it announced
         self._timers: set[asyncio.TimerHandle] = set()
         self.hubs: set[Address] = set()  # peers that are other hubs
-        self.on_local: Callable[[str], object] = lambda _: (
-            None
-        )  # called when an operation is served here, or not any more
+        # Called with an id and a version when that is served by a peer that is not a hub, or not any more.
+        self.on_local: Callable[[str, str], object] = lambda _id, _version: None
         self.look_up: Callable[[str], Awaitable[None]] | None = None  # awaited before an operation has no server
         self._complete = 0.0  # the monotonic time from which unannounced operations count as unknown
 
@@ -78,6 +86,11 @@ class RemoteOperations:
         if not known and time.monotonic() < self._complete:
             late = "the hub has just started, and its spokes may still be connecting"
             raise CallError(ErrorCode.UNAVAILABLE, f"{operation_id} is not served yet: {late}")
+
+    def is_absent(self, operation_id: str) -> bool:
+        """Return whether a remote operation has no server at the moment."""
+        known = self._operations.get(operation_id)
+        return known is not None and not known.peers
 
     def digest(self, operation_id: str) -> str | None:
         """Return the digest of an operation's description, or None."""
@@ -101,40 +114,78 @@ class RemoteOperations:
             raise _invalid(f"{info.id} cannot be registered: {error}") from error
         return DescribedOperation(spec, digest or info.fingerprint().digest)
 
-    def conflict(self, peer: Address, operation: DescribedOperation) -> CallError | None:
-        """Return why a peer cannot serve an operation: the hub serves it, or other peers serve another version."""
-        id, known = operation.spec.id, self._operations.get(operation.spec.id)
-        if known is None:
-            local = f"{id} is an operation of the hub itself: serve it under another name"
-            return _invalid(local) if id in self._registry else None
-        if known.digest == operation.digest or not known.peers.keys() - {peer}:  # the same, or without other servers
+    def _versions(self, operation_id: str) -> list[_RemoteOperation]:
+        known = self._operations.get(operation_id)
+        return [] if known is None else [known, *self.split.get(operation_id, {}).values()]
+
+    def _version(self, spec: OperationSpec) -> _RemoteOperation | None:
+        """Return the known operation of the version of a spec; without support for versions, the only one."""
+        versions = self._versions(spec.id)
+        same = (each for each in versions if each.spec.version == spec.version or not self._has_versions)
+        return next(same, None)
+
+    def eligible(self, operation_id: str, version: str | None) -> Container[Address] | None:
+        """Return the servers of a version or, for None, those with the schemas of the listed one; None is all."""
+        versions = self._versions(operation_id)
+        if not versions or (version is None and len(versions) == 1):
             return None
-        for part in ("type", "input_schema", "output_schema"):
-            if getattr(known.spec, part) != getattr(operation.spec, part):
-                served = f"{id} is served by another peer with another {part.replace('_', ' ')}"
-                return _invalid(f"{served}: serve the same version, or use another name")
+        if version is None:
+            chosen = [each for each in versions if _difference(each.spec, versions[0].spec) is None]
+        else:
+            chosen = [each for each in versions if each.spec.version == version]
+        return {peer for each in chosen for peer in each.peers}
+
+    def conflict(self, peer: Address, operation: DescribedOperation) -> CallError | None:
+        """Return why a peer cannot serve an operation: the hub serves it, or others serve it in another way.
+
+        Versions may differ in their schemas.
+        """
+        spec, versions = operation.spec, self._versions(operation.spec.id)
+        if not versions:
+            local = f"{spec.id} is an operation of the hub itself: serve it under another name"
+            return _invalid(local) if spec.id in self._registry else None
+        for known in versions:
+            if known.digest == operation.digest:
+                return None
+            if not known.peers.keys() - {peer}:  # without other servers
+                continue
+            part = _difference(known.spec, spec)
+            is_other = self._has_versions and known.spec.version and spec.version and known.spec.version != spec.version
+            if part is not None and not (is_other and part != "type"):
+                served = f"{spec.id} is served by another peer with another {part.replace('_', ' ')}"
+                another = ", give each its own `version`" if self._has_versions and part != "type" else ""
+                return _invalid(f"{served}: serve the same version{another}, or use another name")
+        if self._version(spec) is None and len(versions) >= _MAX_VERSIONS:
+            return _invalid(f"{spec.id} is served in {len(versions)} versions already, which is the most")
         return None
 
     def add(self, peer: Address, operations: Iterable[DescribedOperation]) -> None:
         """Register operations of a peer for which `conflict` returned None."""
         served = self._served.setdefault(peer, {})
         for operation in operations:
-            id, known = operation.spec.id, self._operations.get(operation.spec.id)
-            if known is not None and known.digest != operation.digest and not known.peers.keys() - {peer}:
-                self._unregister(id)  # another version
-                known = None
-            if known is None:
-                known = self._operations[id] = _RemoteOperation(operation.spec, operation.digest)
-                self._registry.register(operation.spec, self._handler(operation.spec))
+            spec, id = operation.spec, operation.spec.id
+            known = self._version(spec)
+            for other in self._versions(id):
+                if other is not known and peer in other.peers and peer not in self.hubs:
+                    self._detach(peer, other)  # a spoke serves one version of an operation
+            if known is None or (known.digest != operation.digest and not known.peers.keys() - {peer}):
+                new = _RemoteOperation(spec, operation.digest)
+                if known is None and id in self._operations:
+                    self.split.setdefault(id, {})[spec.version] = new
+                elif known is None or known is self._operations[id]:
+                    self._operations[id] = new
+                    self._registry.register(spec, self._handler(spec), replace=id in self._registry)
+                else:
+                    self.split[id][spec.version] = new
+                known = new
             served[id] = None
             self._attach(peer, known)
+            self._settle(id)
 
     def join(self, peer: Address, operation_ids: Iterable[str]) -> None:
         """Add a peer to the servers of registered operations that it describes in the same way."""
-        served = self._served.setdefault(peer, {})
-        for operation_id in operation_ids:
-            served[operation_id] = None
-            self._attach(peer, self._operations[operation_id])
+        known = [self._operations[each] for each in operation_ids]
+        self.add(peer, [DescribedOperation(each.spec, each.digest) for each in known])
 
     def _attach(self, peer: Address, known: _RemoteOperation) -> None:
         if peer not in known.peers:
@@ -142,59 +193,84 @@ class RemoteOperations:
             if peer not in self.hubs:
                 known.local += 1
                 if known.local == 1:
-                    self.on_local(known.spec.id)
+                    self.on_local(known.spec.id, known.spec.version)
 
     def _detach(self, peer: Address, known: _RemoteOperation) -> None:
         del known.peers[peer]
         if peer not in self.hubs:
             known.local -= 1
             if not known.local:
-                self.on_local(known.spec.id)
+                self.on_local(known.spec.id, known.spec.version)
 
-    def served_here(self, operation_id: str) -> tuple[OperationSpec | None, bool]:
-        """Return an operation if spokes of this hub serve it, and otherwise whether a lost one is expected back."""
-        known = self._operations.get(operation_id)
-        if known is None:
-            return None, False
-        return (known.spec if known.local else None), known.expected > time.monotonic()
-
-    def remove(self, peer: Address, operation_ids: Iterable[str]) -> None:
-        """Remove a peer from the servers of operations; unregister those without a present or expected server."""
-        served = self._served.get(peer, {})
-        for operation_id in list(operation_ids):
-            if operation_id in served:
-                del served[operation_id]
-                known = self._operations[operation_id]
-                self._detach(peer, known)
-                if not known.peers and known.expected <= time.monotonic():
-                    self._unregister(operation_id)
-        if not served:
-            self._served.pop(peer, None)
-
-    def lost(self, peer: Address, operation_ids: Iterable[str] | None = None) -> None:
-        """Remove a peer that disconnected without withdrawing, or its spoke with these operations; they linger."""
-        served = self._served.get(peer, {})
-        if operation_ids is not None:
-            served = {each: None for each in operation_ids if served.pop(each, 0) is None}
-        if operation_ids is None or not self._served.get(peer):
-            self._served.pop(peer, None)
-        if not served:
+    def _settle(self, operation_id: str) -> None:
+        """Forget the versions without a present or expected server, and list the lowest of the others."""
+        now, listed = time.monotonic(), self._operations[operation_id]
+        versions = [each for each in self._versions(operation_id) if each.peers or each.expected > now]
+        if not versions:
+            self._unregister(operation_id)
             return
-        expected = time.monotonic() + self._linger
-        for operation_id in served:
-            known = self._operations[operation_id]
-            known.expected = expected
-            self._detach(peer, known)
+        if len(versions) > 1 or versions[0] is not listed:
+            versions.sort(key=lambda each: _version_order(each.spec.version))
+            first = versions.pop(0)
+            self.split[operation_id] = {each.spec.version: each for each in versions}
+            if first is not listed:
+                self._operations[operation_id] = first
+                self._registry.register(first.spec, self._handler(first.spec), replace=True)
+        else:
+            versions.clear()
+        if not versions:
+            self.split.pop(operation_id, None)
+
+    def served_here(self, operation_id: str, version: str) -> tuple[OperationSpec | None, bool]:
+        """Return a version if spokes of this hub serve it, and otherwise whether a lost one is expected back."""
+        for known in self._versions(operation_id):
+            if known.spec.version == version:
+                return (known.spec if known.local else None), known.expected > time.monotonic()
+        return None, False
+
+    def serves(self, peer: Address, operation_id: str) -> bool:
+        """Return whether a peer serves an operation, in any version."""
+        return operation_id in self._served.get(peer, {})
+
+    def remove(self, peer: Address, operation_ids: Iterable[str], version: str | None = None) -> None:
+        """Remove a peer from the servers of operations; unregister those without a present or expected server."""
+        self._leave(peer, list(operation_ids), version, 0.0)
+
+    def _leave(self, peer: Address, operation_ids: Iterable[str], version: str | None, expected: float) -> list[str]:
+        """Remove a peer from the servers of operations, or of one version of them; return those that it served."""
+        served, left = self._served.get(peer, {}), list[str]()
+        for id in operation_ids:
+            if id not in served:
+                continue
+            left.append(id)
+            for known in self._versions(id):
+                if peer in known.peers and version in (None, known.spec.version):
+                    known.expected = max(known.expected, expected)
+                    self._detach(peer, known)
+            if not any(peer in known.peers for known in self._versions(id)):
+                del served[id]
+            self._settle(id)
+        if not served:
+            self._served.pop(peer, None)
+        return left
+
+    def lost(self, peer: Address, operation_ids: Iterable[str] | None = None, version: str | None = None) -> None:
+        """Remove a peer that disconnected without withdrawing, or lost these operations; they linger."""
+        if operation_ids is None:
+            operation_ids = list(self._served.get(peer, {}))
+        left = self._leave(peer, operation_ids, version, time.monotonic() + self._linger)
+        if not left or not self._linger:
+            return
 
         def expire() -> None:
             self._timers.discard(timer)
-            for operation_id in served:
-                known = self._operations.get(operation_id)
-                if known is not None and not known.peers and known.expected <= expected:
-                    self._unregister(operation_id)
+            for id in left:
+                if id in self._operations:
+                    self._settle(id)
 
-        # One timer per peer, not per operation: 20,000 operations may be lost at once.
-        timer = asyncio.get_running_loop().call_later(self._linger, expire)
+        # One timer per peer, not per operation: 20,000 operations may be lost at once. A moment later, since the times
+        # of the operations have to be over.
+        timer = asyncio.get_running_loop().call_later(self._linger + _MOMENT, expire)
         self._timers.add(timer)
 
     def clear(self) -> None:
@@ -210,6 +286,7 @@ class RemoteOperations:
         if operation_id in self._registry:
             self._registry.unregister(operation_id)  # while it is still known as remote: it is not announced
         del self._operations[operation_id]
+        self.split.pop(operation_id, None)
 
     def _handler(self, spec: OperationSpec) -> Handler:
         operation_id = spec.id
@@ -235,17 +312,27 @@ class RemoteOperations:
         `execute()` without a context is a call of the hub's own program, and trusted. A context with a request id
         belongs to a request: without an identity it stays anonymous. Over a broker the program is the connection.
         """
-        known = self._operations.get(operation_id)
-        if known is not None and not known.peers and self.look_up is not None:
+        if self.look_up is not None:
             await self.look_up(operation_id)  # it may have moved
-            known = self._operations.get(operation_id)
-        if known is not None and not known.peers:
+        if self.is_absent(operation_id):
             # The transport would route the call back to the hub, which is the one to know.
             raise CallError(ErrorCode.UNAVAILABLE, f"{operation_id} has no server at the moment")
         if context.identity is None and context.request_id is None and self._calls.transport.vouches:
             context = replace(context, identity=HUB)
         # The same call at another place.
         return replace(context.child(), on_progress=context.on_progress, resume_from=context.resume_from)
+
+
+def _difference(one: OperationSpec, other: OperationSpec) -> str | None:
+    """Return the part in which two operations disagree, or None."""
+    parts = ("type", "input_schema", "output_schema")
+    return next((part for part in parts if getattr(one, part) != getattr(other, part)), None)
+
+
+def _version_order(version: str) -> list[tuple[int, int, str]]:
+    """Return a sort key of a version: 1.9 is below 1.10."""
+    parts = (part for part in re.split(r"(\d{1,18})", version[:100]) if part)
+    return [(0, int(part), "") if part.isdecimal() else (1, 0, part) for part in parts]
 
 
 def _invalid(message: str) -> CallError:

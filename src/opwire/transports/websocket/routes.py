@@ -20,7 +20,7 @@ caller's `identity` is written before it in the same way, and its `credential` i
 """
 
 from collections import Counter
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Container, Iterable
 from functools import lru_cache
 from hashlib import blake2b
 from typing import Annotated, Any, ClassVar, Literal, NamedTuple
@@ -76,13 +76,17 @@ class EventHead(Struct, rename="camel", tag_field="type"):
 
 
 class RequestedHead(EventHead, tag="call.requested", kw_only=True):
-    """`credits` are those of a subscription; requests with the same `sticky_key` go to the same server."""
+    """`credits` are those of a subscription; requests with the same `sticky_key` go to the same server.
+
+    `version` is that of the operation.
+    """
 
     kind = CallRequested
     operation_id: str
     parent_request_id: str | None = None
     credits: Any = None
     sticky_key: str | None = None
+    version: str | None = None
     progress: Any = None
     questions: Any = None
 
@@ -289,6 +293,13 @@ class _OperationServers:
         self._turn += 1
         return self.addresses[self._turn % len(self.addresses)]
 
+    def among(self, addresses: Container[Address]) -> "_OperationServers | None":
+        """Return those of the servers that are among these, or None without any."""
+        chosen = _OperationServers()
+        self._turn = chosen._turn = self._turn + 1
+        chosen.addresses = [each for each in self.addresses if each in addresses]
+        return chosen if chosen.addresses else None
+
     def sticky(self, key: str) -> Address:
         """Return the server for a key: the same one until it leaves."""
         return max(self.addresses, key=lambda address: hash((key, address)))
@@ -337,6 +348,8 @@ class Routes:
         self._serving: dict[str, _OperationServers] = {}  # by operation
         self._elsewhere: dict[str, _OperationServers] = {}  # other hubs, by operation
         self.address = ""  # of this hub, among the others
+        self.split: Container[str] = ()  # operations of which several versions are served
+        self.eligible: Callable[[str, str | None], Container[Address] | None] | None = None  # the servers of a version
         self.closing = False  # no new requests are accepted
         self.own = ANONYMOUS  # the identity of the server's own program, as JSON
         self._streams = set(_OWN_STREAMS)  # operations that are known to be subscriptions
@@ -418,7 +431,9 @@ class Routes:
         """Return the peers that serve operations."""
         return [address for address, peer in self._peers.items() if peer.operations]
 
-    def choose(self, operation_id: str, sticky_key: str | None = None, *, here: bool = False) -> Address:
+    def choose(
+        self, operation_id: str, sticky_key: str | None = None, version: str | None = None, *, here: bool = False
+    ) -> Address:
         """Choose a server for an operation: one of this hub or else, unless `here`, another hub.
 
         Without any, the server itself explains it best. The choice for a `sticky_key` is the same until that server
@@ -428,8 +443,11 @@ class Routes:
             CallError: the error of `unserved`; UNAVAILABLE, if the server does not respond.
         """
         serving = self._serving.get(operation_id)
-        if not here and self._elsewhere:
-            serving = self._among_hubs(operation_id, serving, sticky_key)
+        hubs = None if here else self._elsewhere.get(operation_id)
+        if version is not None or operation_id in self.split:
+            serving, hubs = self._of_version(operation_id, version, serving, hubs)
+        if hubs is not None and (serving is None or sticky_key is not None):
+            serving = self._among_hubs(hubs, serving, sticky_key)
         if serving is None:
             if here and not is_own(operation_id):  # it was moved or withdrawn: its caller's hub has the news by now
                 raise CallError(ErrorCode.UNAVAILABLE, f"{operation_id} has no server at this hub any more")
@@ -444,13 +462,21 @@ class Routes:
             return serving.sticky(sticky_key)
         return serving.next() if self._balance == "round_robin" else serving.least_busy(self._peers)
 
+    def _of_version(
+        self, operation_id: str, version: str | None, *servers: _OperationServers | None
+    ) -> "list[_OperationServers | None]":
+        """Return those of the servers that serve a version; for None, the one of callers that ask for none."""
+        eligible = None if self.eligible is None else self.eligible(operation_id, version)
+        found = [each if each is None or eligible is None else each.among(eligible) for each in servers]
+        if version is not None and not any(found):
+            message = f"version {version[:80]!r} of {operation_id} is not served at the moment"
+            raise CallError(ErrorCode.UNAVAILABLE, message)
+        return found
+
     def _among_hubs(
-        self, operation_id: str, serving: _OperationServers | None, sticky_key: str | None
-    ) -> _OperationServers | None:
-        """Return the servers at this hub (`serving`), or the hubs to choose from."""
-        hubs = self._elsewhere.get(operation_id)
-        if hubs is None or (serving is not None and sticky_key is None):
-            return serving
+        self, hubs: _OperationServers, serving: _OperationServers | None, sticky_key: str | None
+    ) -> _OperationServers:
+        """Return the hubs to choose from; for a sticky key one of them, or the servers at this hub (`serving`)."""
         if sticky_key is None:
             return hubs
 
@@ -476,7 +502,7 @@ class Routes:
             return self._drop("duplicate")
         if self.closing:
             raise CallError(ErrorCode.UNAVAILABLE, "the hub is shutting down and accepts no new calls")
-        server = head.peer or self.choose(head.operation_id, head.sticky_key, here=peer.hub)
+        server = head.peer or self.choose(head.operation_id, head.sticky_key, head.version, here=peer.hub)
         if not peer.hub:  # otherwise that hub has decided it
             is_nested = self._identifies and head.parent_request_id is not None
             identity = self._delegated(peer, head) if is_nested else peer.identity

@@ -4,7 +4,7 @@ import asyncio
 import logging
 import time
 from collections import Counter
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Container, Iterable, Sequence
 from functools import partial
 from http import HTTPStatus
 from itertools import count
@@ -161,6 +161,8 @@ class WebSocketServer:
             self._rate()  # raises here what it would raise for each connection
         self._policy: AdmissionPolicy | None = None
         self.own: Identity | None = None
+        self.split: Container[str] = ()  # see `Routes`
+        self.eligible: Callable[[str, str | None], Container[Address] | None] | None = None
         self._receiver: Receiver | None = None
         self._listener: asyncio.Server | None = None
         self._connected: set[Peer] = set()  # all of them; the relay has those that are welcomed
@@ -184,6 +186,7 @@ class WebSocketServer:
         policy = self._policy
         self._routes = self._new_routes(identifies=policy is not None)
         self._routes.own = identity_json(self.own)
+        self._routes.split, self._routes.eligible = self.split, self.eligible
         self._going = False  # clients were asked to leave
         self._relay = Relay(self._routes, self._deliver)
         self._admission = Admission(policy, self._routes, self._welcome, self._make_room)
@@ -282,7 +285,7 @@ class WebSocketServer:
             CallError: UNAVAILABLE, RATE_LIMITED, PAYLOAD_TOO_LARGE.
         """
         self._open()
-        address = self._routes.choose(event.operation_id, event.sticky_key)
+        address = self._routes.choose(event.operation_id, event.sticky_key, event.version)
         self.send(event, address)
         return address
 
