@@ -4,6 +4,7 @@ import asyncio
 from collections.abc import AsyncIterator
 from contextlib import aclosing
 from typing import Any
+from urllib.parse import urlsplit
 
 import pytest
 
@@ -11,10 +12,12 @@ from opwire import Client, Context, Handler, Item, OperationRegistry, OperationS
 from opwire.client import Retries
 from opwire.errors import CallError, UsageError, is_resume_error
 from opwire.hub import Hub, Spoke
+from opwire.serve.http import serve_http
 from opwire.testing.harness import soon
 from tests.client.samples import ME, WAYS, Way
 from tests.hub.meeting import OPEN
 from tests.requirements import requirement
+from tests.servers.faults import FaultProxy
 
 QUICK = Retries(longest=0.02, outage=20)
 
@@ -230,3 +233,31 @@ async def test_an_identity_without_access_learns_nothing_of_a_cursor() -> None:
     registry = Log().registry
     async with Client(registry, act_as=ME) as client:
         assert "Operation not found" in str(await refusal(client.subscribe("log.none", resume_from="1")))
+
+
+@requirement("resume.faults", "http.events.resume")
+async def test_events_over_http_lose_no_item_while_connections_are_cut() -> None:
+    count, cuts = 600, {40, 41, 300}
+    registry = OperationRegistry()
+
+    @registry.subscription("log.count")
+    async def numbers(resume_from: str | None = None) -> AsyncIterator[Item[int]]:
+        for number in range(int(resume_from or 0) + 1, count + 1):
+            yield Item(number, cursor=str(number))
+            await asyncio.sleep(0)
+
+    async with (
+        serve_http(registry, anonymous=ME).listening(drain_timeout=1) as address,
+        FaultProxy("127.0.0.1", urlsplit(address).port or 0) as proxy,
+        Client(f"http://127.0.0.1:{proxy.port}", retries=QUICK) as client,
+    ):
+        got: list[int] = []
+
+        async def follow() -> None:
+            async for number in client.subscribe("log.count", resume=True):
+                got.append(number)
+                if number in cuts:
+                    proxy.cut()
+
+        await asyncio.wait_for(follow(), 60)
+    assert got == list(range(1, count + 1))

@@ -76,20 +76,20 @@ async def resuming(
     Raises:
         CallError: VALIDATION_ERROR, with RESUME in its details, if an item has no cursor, or the server cannot resume.
     """
-    attempts, began, lost = 0, False, 0.0
+    attempts, lost, cursor = 0, 0.0, None
     while True:
         opened = time.monotonic()
-        items = subscribe(context)
+        items = subscribe(context if cursor is None else replace(context, resume_from=cursor))
         try:
             async for item in items:
-                if item.cursor is None:
+                attempts, cursor = 0, item.cursor
+                if cursor is None:
                     raise resume_error(f"{operation_id} cannot be resumed: its items have no cursor")
-                context, attempts, began = replace(context, resume_from=item.cursor), 0, True
                 yield item
             return
         except CallError as error:
             # A server that restarts is unknown for a moment.
-            absent = began and error.code is ErrorCode.OPERATION_NOT_FOUND
+            absent = cursor is not None and error.code is ErrorCode.OPERATION_NOT_FOUND
             if error.code is ErrorCode.TIMEOUT or not (error.retryable or absent) or not may_retry():
                 raise
             now = time.monotonic()

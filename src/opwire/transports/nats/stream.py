@@ -29,6 +29,7 @@ from opwire.transports.nats.transport import Subjects
 logger = logging.getLogger("opwire.durable")
 
 _NAME = re.compile(r"[A-Za-z0-9_-]{1,200}")
+_SUBJECT = re.compile(r"[!-)+-\-/-=?-~]+(?:\.[!-)+-\-/-=?-~]+)*")  # without wildcards: `append` publishes to it
 _MAX_SUBJECTS = 100  # of a stream that are subscribed to
 
 
@@ -116,6 +117,8 @@ class NatsStream(DurableStream):
         check_counts(max_items=max_items, replicas=replicas)
         if not _NAME.fullmatch(name):
             raise UsageError(f"the name of a stream of JetStream has letters, digits, _ and -: {name!r:.80} is invalid")
+        if subject is not None and not _SUBJECT.fullmatch(subject):
+            raise UsageError(f"the subject of a stream has names with dots between them: {subject!r:.80} is invalid")
         known = NatsServers(servers)
         super().__init__(f"the stream {name} at {known}")
         self._stream = name
