@@ -88,7 +88,7 @@ done[:3]
 async def test_subscriptions_give_their_items_and_dictionaries_their_arguments() -> None:
     assert await ran("await shop_ticks()") == "[0,1,2]"
     assert await ran('await shop_issues_comment({"id": 5, "text": "a"})') == "5"
-    assert await ran("None") == ""
+    assert "no result" in await ran("None")
     assert await ran('"text"') == "text"
 
 
@@ -202,7 +202,7 @@ async def test_what_a_program_returns_and_prints_is_bounded() -> None:
     text = await ran("for n in range(100): print('y' * 1_000)\n'x' * 100_000", output=2_000)
     assert len(text) < 4_200
     assert "… (98,100 more characters)\n" in text
-    assert text.endswith("… (98,000 more characters)")
+    assert text.endswith("… (98,000 more characters: return less)")
 
 
 @requirement("code-mode.sandbox")
@@ -250,3 +250,54 @@ async def test_the_calls_of_a_program_share_the_budget_of_one_request() -> None:
         with pytest.raises(CallError, match="the request has made 5 calls"):
             await mode.execute("tools.run", {"code": "for _ in range(20): await shop_price()"})
         assert len(calls) == 5
+
+
+@requirement("code-mode.limits")
+@pytest.mark.parametrize("ending", ["", "\n1", "\nraise ValueError('x')", "\nwhile True: pass"])
+async def test_calls_that_a_program_does_not_await_end_with_it(ending: str) -> None:
+    registry, began, stopped = OperationRegistry(), asyncio.Event(), asyncio.Event()
+
+    @registry.mutation("shop.wait")
+    async def wait() -> None:
+        began.set()
+        try:
+            await asyncio.Event().wait()
+        finally:
+            stopped.set()
+
+    @registry.query("shop.began")
+    async def has_begun() -> None:
+        await began.wait()
+
+    mode = code_mode(registry, limits=CodeLimits(seconds=0.2))
+    with pytest.raises(CallError) as failure:
+        await mode.execute("tools.run", {"code": f"x = shop_wait()\nawait shop_began(){ending}"})
+    assert stopped.is_set()
+    assert failure.value.code is ErrorCode.VALIDATION_ERROR
+    assert ("await shop_wait" in failure.value.message) == (ending in ("", "\n1"))
+
+
+@requirement("code-mode.run")
+async def test_a_result_that_is_a_call_without_await_is_told() -> None:
+    registry = OperationRegistry()
+
+    @registry.query("shop.quick", inline=True)
+    def quick() -> int:
+        return 1
+
+    with pytest.raises(CallError, match="await"):
+        await code_mode(registry).execute("tools.run", {"code": "shop_quick()"})
+
+
+@requirement("code-mode.run")
+async def test_what_a_failed_call_needs_is_told_by_the_name_of_its_function() -> None:
+    error = await failed("await shop_issues_comment(id=1)")
+    assert "Its parameters: shop_issues_comment(id: int, text: str)" in error.message
+    error = await failed("raise ValueError('x' * 10_000)")
+    assert "ValueError: x" in error.message
+    assert len(error.message) < 3_000
+
+
+@requirement("code-mode.limits")
+async def test_a_result_that_has_no_text_is_not_shown() -> None:
+    assert "too many digits" in await ran("2 ** 100_000")

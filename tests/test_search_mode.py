@@ -106,6 +106,19 @@ async def test_errors_of_the_operation_reach_the_model(registry: OperationRegist
         await mode.execute("tools.search", {"query": "order", "limit": 1_000_000})
 
 
+@requirement("mode.tools")
+async def test_an_error_about_the_input_tells_the_parameters_of_the_operation(registry: OperationRegistry) -> None:
+    tools = anthropic_tools(search_mode(registry), identity=ADA.identity)
+    for operation, input, told in (
+        ("shop.order", {"line": ["tea"]}, "Its parameters: shop.order(lines: list[str], currency?: 'EUR'|'USD'"),
+        ("clock.ticks", {}, "Its parameters: clock.ticks(count: int)"),
+    ):
+        given = {"operation": operation, "input": input}
+        assert told in str(await tools.handle({"id": "1", "name": "tools_call", "input": given})).replace("\\'", "'")
+    unknown = await tools.handle({"id": "1", "name": "shop_order", "input": {}})
+    assert "the tools are tools_search, tools_describe, tools_call" in str(unknown)
+
+
 @requirement("mode.access")
 async def test_a_caller_finds_and_calls_only_what_it_may(registry: OperationRegistry) -> None:
     mode = search_mode(registry)

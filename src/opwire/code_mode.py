@@ -13,7 +13,8 @@ process of its own for each program: nothing is left of one when it ends.
 
 import asyncio
 import re
-from collections.abc import Awaitable, Callable, Iterable, Iterator
+from collections.abc import Awaitable, Callable, Generator, Iterable
+from contextlib import contextmanager
 from importlib import import_module
 from typing import Annotated, Any, cast
 
@@ -23,17 +24,20 @@ from msgspec.structs import replace
 
 from opwire.envelope import MCPResponseMeta, ResponseEnvelope
 from opwire.errors import CallError, ErrorCode, check_above_zero, check_counts, needs_extra
+from opwire.invoke import CLOSE_GRACE
 from opwire.names import similar_names
 from opwire.operation import REQUEST_STATE, Context, OperationSpec
 from opwire.registry import OperationRegistry
-from opwire.search_mode import NOTHING_FOUND, PUBLIC, Limit, Query, ToolSearch, nothing, signature
+from opwire.search_mode import HINT, NOTHING_FOUND, PUBLIC, Limit, Query, ToolSearch, nothing, signature
 from opwire.tools.rendering import error_text
 from opwire.typed.plain import as_dict, survey
 from opwire.view import Pattern
 
 _NAME = re.compile(r"[A-Za-z_]\w*", re.ASCII)
 _UNKNOWN_NAME = re.compile(r"NameError: name '(\w{1,200})' is not defined", re.ASCII)
+_NOT_AWAITED = re.compile(r"<coroutine external_future\(\d{1,10}\)>")
 _MAX_FAULT = 2_000  # characters of a traceback
+_NO_RESULT = "(no result: end the program with an expression, or print what you want to see)"
 _encoder = msgspec.json.Encoder(enc_hook=str)
 
 _ABOUT = """Run Python that calls operations as functions, and return the value of its last expression.
@@ -123,10 +127,9 @@ class _CodeTools:
         limits = self._limits
         if REQUEST_STATE not in context.metadata:  # the calls of a program are calls of one request
             context = replace(context, metadata={**context.metadata, REQUEST_STATE: {}})
-        printed = _Printed(limits.output)
-        left = iter(range(limits.calls))
+        printed, calls = _Printed(limits.output), _ProgramCalls(limits.calls)
         ids = self._tools.names()[1]
-        functions = {name: self._function(name, context, left) for name in {*_NAME.findall(code)} & ids.keys()}
+        functions = {name: self._function(name, context, calls) for name in {*_NAME.findall(code)} & ids.keys()}
         remaining = limits.total_seconds if context.remaining is None else min(context.remaining, limits.total_seconds)
         allowed: Any = {
             "max_feed_duration_secs": limits.seconds,
@@ -140,6 +143,7 @@ class _CodeTools:
                 pool.checkout(limits=allowed, os_policy={"sleep": "zero"}) as session,
             ):
                 value = await session.feed_run(code, external_lookup=functions, print_callback=printed.add)
+                calls.check(value)
         except TimeoutError:
             message = f"the program did not end within {remaining:.3g} s"
             raise CallError(ErrorCode.TIMEOUT, message, retryable=False) from None
@@ -147,25 +151,29 @@ class _CodeTools:
             raise CallError(ErrorCode.EXECUTION_ERROR, f"the program was ended: {str(error)[:_MAX_FAULT]}") from None
         except MontyError as error:
             display = cast("Callable[[], str]", getattr(error, "display", error.__str__))
-            fault = display()[-_MAX_FAULT:]
+            fault = display()
+            if len(fault) > _MAX_FAULT:  # the kind of an error is before its message, which may be long
+                fault = f"{fault[: _MAX_FAULT // 2]}\n…\n{fault[-_MAX_FAULT // 2 :]}"
             message = f"the program failed:\n{printed.before}{fault}{self._hint(fault, code, context)}"
             raise CallError(ErrorCode.VALIDATION_ERROR, message) from None
-        return printed.before + _shown(value, limits.output)
+        finally:
+            await calls.stop()
+        return printed.before + _shown(value, limits.output) or _NO_RESULT
 
-    def _function(self, name: str, context: Context, left: Iterator[int]) -> Callable[..., Awaitable[Any]]:
-        """Return the function of an operation; each call of one takes an item of `left`."""
+    def _function(self, name: str, context: Context, calls: "_ProgramCalls") -> Callable[..., Awaitable[Any]]:
+        """Return the function of an operation."""
         id = self._tools.names()[1][name]
 
         async def call(*arguments: Any, **named: Any) -> Any:
             if len(arguments) > 1 or (arguments and not isinstance(arguments[0], dict)):
                 raise TypeError(f"{name}() takes keyword arguments; {self._search} returns their names")
-            if next(left, None) is None:
-                raise RuntimeError(f"the program has made {self._limits.calls} calls, and may not make more")
             try:
                 given = {**as_dict(arguments[0]), **named} if arguments else named
-                result = await self._tools.call(id, context.child(), given)
+                with calls.running(name):
+                    result = await self._tools.call(id, context.child(), given)
             except CallError as error:
-                raise RuntimeError(error_text(error, id, name)) from None
+                text = error_text(error, id, name, advises=False).replace(f"{HINT}{id}(", f"{HINT}{name}(")
+                raise RuntimeError(text) from None
             if not isinstance(result, ResponseEnvelope):
                 return result
             envelope = cast("ResponseEnvelope[Any]", result)
@@ -193,6 +201,48 @@ class _CodeTools:
         joined = f"{unknown[1]}{dotted[1]}".replace(".", "_") if dotted else unknown[1]
         close = [joined] if joined in ids and is_shown(joined) else similar_names(joined, ids, visible=is_shown)
         return f"\nDid you mean {' or '.join(close)}?" if close else f"\n{self._search} returns the names of functions."
+
+
+class _ProgramCalls:
+    """The calls of a program: how many it may still make, and which are running."""
+
+    def __init__(self, limit: int) -> None:
+        self._limit = self._left = limit
+        self._running: dict[asyncio.Task[Any], str] = {}  # names of functions, by the task that runs each
+
+    @contextmanager
+    def running(self, name: str) -> Generator[None]:
+        """Count a call."""
+        if self._left <= 0:
+            raise RuntimeError(f"the program has made {self._limit} calls, and may not make more")
+        self._left -= 1
+        task = cast("asyncio.Task[Any]", asyncio.current_task())
+        self._running[task] = name
+        try:
+            yield
+        finally:
+            del self._running[task]
+
+    def check(self, value: Any) -> None:
+        """Raise if the program has ended before its calls, or its result is one of them.
+
+        Raises:
+            CallError: VALIDATION_ERROR.
+        """
+        if isinstance(value, str) and _NOT_AWAITED.fullmatch(value) and not self._running:
+            raise CallError(ErrorCode.VALIDATION_ERROR, "the result is a call that has run: write await before it")
+        if self._running:
+            names = ", ".join(sorted({*self._running.values()})[:10])
+            message = f"the program ended before calls that it did not await, and they were stopped: await {names}"
+            raise CallError(ErrorCode.VALIDATION_ERROR, message)
+
+    async def stop(self) -> None:
+        """Cancel the calls that are still running: Monty leaves them behind."""
+        tasks = [*self._running]
+        for task in tasks:
+            task.cancel()
+        if tasks:
+            await asyncio.wait(tasks, timeout=CLOSE_GRACE)
 
 
 class _Printed:
@@ -228,4 +278,6 @@ def _shown(value: Any, limit: int) -> str:
             text = repr(value)
     except RecursionError:
         text = "(not shown: the value is nested too deeply)"
-    return text if len(text) <= limit else f"{text[:limit]}… ({len(text) - limit:,} more characters)"
+    except ValueError:  # Python writes no integers of more than 4,300 digits
+        text = "(not shown: the value has a number with too many digits)"
+    return text if len(text) <= limit else f"{text[:limit]}… ({len(text) - limit:,} more characters: return less)"

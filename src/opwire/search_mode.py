@@ -18,12 +18,13 @@ import msgspec
 from msgspec import Meta
 
 from opwire.dispatch import Dispatcher
-from opwire.errors import SchemaError
+from opwire.errors import CallError, ErrorCode, SchemaError
 from opwire.names import UniqueNames
 from opwire.operation import AccessControl, Context, OperationSpec, OperationType
 from opwire.registry import OperationRegistry, RegistryView
 from opwire.reshape import MORE
 from opwire.tools.schemas import ToolSchema, input_schema
+from opwire.typed.plain import as_dict
 from opwire.view import Pattern
 
 TOKEN_BUDGET = 10_000
@@ -49,9 +50,13 @@ PUBLIC = AccessControl(public=True)
 NOTHING_FOUND = "Nothing was found: use other words, or fewer."
 """The result of a search that finds nothing."""
 
+HINT = "Its parameters: "
+"""Stands before the signature of an operation in errors about its input: a model may have called it unseen."""
+
 Query = Annotated[str, Meta(max_length=400, description="What you want to do, such as: close an issue")]
 Limit = Annotated[int, Meta(ge=1, le=_MAX_FOUND)]
 Id = Annotated[str, Meta(description="The id of an operation, as the search returns it")]
+Input = Annotated[dict[str, Any], Meta(description="The parameters of the operation, by name")]
 Ids = Annotated[list[Id], Meta(min_length=1, max_length=_MAX_DESCRIBED)]
 
 
@@ -138,7 +143,8 @@ class ToolSearch:
         about = f"Describe operations that {find} returned: what they do, and the JSON Schema of their input."
         mode.query(f"{namespace}.describe", description=about, access=PUBLIC)(self.describe)
         about = (
-            f"Call an operation that {find} returned, with its input. Of a subscription the first items are returned."
+            f"Call an operation that {find} returned: its id as `operation`, and its parameters in `input`. "
+            "Of a subscription the first items are returned."
         )
         mode.mutation(f"{namespace}.call", description=about, access=PUBLIC)(self.call)
 
@@ -162,12 +168,21 @@ class ToolSearch:
             )
         return described
 
-    async def call(self, operation: Id, context: Context, input: dict[str, Any] = _EMPTY) -> Any:
+    async def call(self, operation: Id, context: Context, input: Input = _EMPTY) -> Any:
         """Call an operation by its id, with its input. Of a subscription the first items are returned."""
         spec = self._find(operation, context)
         given = input.get("input") if _schema(spec).wraps else input
-        if spec.type is not OperationType.SUBSCRIPTION:
+        try:
+            if spec.type is OperationType.SUBSCRIPTION:
+                return await self._first_items(spec, given, context)
             return await self._dispatcher.execute(spec, given, context)
+        except CallError as error:
+            if error.code is not ErrorCode.VALIDATION_ERROR or "problems" not in as_dict(error.details):
+                raise
+            details = {"hint": f"{HINT}{signature(spec)}", **as_dict(error.details)}
+            raise CallError(error.code, error.message, details) from error
+
+    async def _first_items(self, spec: OperationSpec, given: Any, context: Context) -> list[Any]:
         items: list[Any] = []
         try:
             stream = self._dispatcher.subscribe(spec, given, context)

@@ -225,9 +225,9 @@ def test_two_words_may_be_one_and_the_opposite_of_a_verb() -> None:
 def test_the_shorter_of_two_names_is_the_first_however_many_parts_it_has() -> None:
     kinds = ("AdmissionPolicy", "AdmissionPolicyBinding", "MutatingAdmissionPolicy", "MutatingAdmissionPolicyBinding")
     index = SearchIndex(
-        OperationSpec(namespace="k", name=f"deleteV1{kind}", type="mutation", title=f"delete a {kind}")
+        OperationSpec(namespace="k", name=f"deleteRegistrationV1{kind}", type="mutation", title=f"delete a {kind}")
         for kind in reversed(kinds)
     )
-    assert index.find("delete a mutating admission policy", 1)[0].name == "deleteV1MutatingAdmissionPolicy"
-    assert index.find("delete an admissionpolicy", 1)[0].name == "deleteV1AdmissionPolicy"
-    assert index.find("take an admission policy away", 1)[0].name == "deleteV1AdmissionPolicy"
+    assert index.find("delete a mutating admission policy", 1)[0].name == "deleteRegistrationV1MutatingAdmissionPolicy"
+    assert index.find("delete an admissionpolicy", 1)[0].name == "deleteRegistrationV1AdmissionPolicy"
+    assert index.find("take an admission policy away", 1)[0].name == "deleteRegistrationV1AdmissionPolicy"

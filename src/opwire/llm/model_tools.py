@@ -15,6 +15,7 @@ from msgspec import Struct
 from opwire.dispatch import Dispatcher
 from opwire.envelope import MCPContentBlock, MCPResponseMeta, ResponseEnvelope
 from opwire.errors import CallError, ErrorCode, SchemaError, check_above_zero, check_counts
+from opwire.names import similar_names
 from opwire.operation import Context, Identity, OperationSpec, OperationType
 from opwire.registry import OperationRegistry
 from opwire.tools.names import ToolNames
@@ -28,6 +29,8 @@ MAX_NAME = 64
 
 MAX_TEXT = 50_000
 """Characters of the texts of a result that a model reads, by default."""
+
+_MAX_NAMED = 10  # tools in the error about an unknown one
 
 MAX_MEDIA = 5 * 1024 * 1024
 """Longest image or sound, in characters of its base64."""
@@ -141,7 +144,11 @@ class ModelTools:
         self._refresh()
         tool = self._tools.get(name)
         if tool is None:
-            raise CallError(ErrorCode.OPERATION_NOT_FOUND, f"there is no tool {name[:100]!r}")
+            close = similar_names(name, self._tools)
+            hint = f"; did you mean {' or '.join(close)}?" if close else ""
+            if not close and len(self._tools) <= _MAX_NAMED:
+                hint = f"; the tools are {', '.join(self._tools)}"
+            raise CallError(ErrorCode.OPERATION_NOT_FOUND, f"there is no tool {name[:100]!r}{hint}")
         return tool
 
     def _refresh(self) -> None:
@@ -203,7 +210,7 @@ class ModelTools:
 
     def _truncated(self, text: str, limit: int | None = None) -> str:
         limit = self._max_text if limit is None else limit
-        return text if len(text) <= limit else f"{text[:limit]}… ({len(text) - limit:,} more characters)"
+        return text if len(text) <= limit else f"{text[:limit]}… ({len(text) - limit:,} more characters: ask for less)"
 
 
 def _model_tool(spec: OperationSpec, name: str) -> ModelTool:

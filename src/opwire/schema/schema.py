@@ -41,6 +41,7 @@ if TYPE_CHECKING:
 _MAX_TEXT: Final = 300  # a schema's own enum may hold thousands of words, and a key of the value a million letters
 _SMALL: Final = 10_000  # locations that errors may be about, counted once per part that applies to them: 50 ms
 _SHOWN_NAMES: Final = 100
+_MAX_MEMBERS: Final = 10_000  # of an object that are searched for problems: 10 µs each
 _BLOCK: Final = 1_000  # items that are copied and checked at once
 _CONSTANTS = frozenset({"const", "enum"})
 _TAGS = _CONSTANTS | {"not"}  # a variant may also list the tags that it does not have
@@ -187,7 +188,7 @@ class _Search:
     def _of_members(self, scope: Scope, value: Any, path: str) -> Iterator[Problem]:
         if isinstance(value, dict):
             self._checks.count(len(cast("dict[str, Any]", value)) * len(scope.applied))
-            for name, item in cast("dict[str, Any]", value).items():
+            for name, item in islice(cast("dict[str, Any]", value).items(), _MAX_MEMBERS):
                 wanted = scope.member(name)
                 if not self._evaluator.meets(wanted, item):
                     yield from self.problems(item, wanted, f"{path}/{escaped(name)}")

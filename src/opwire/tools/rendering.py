@@ -24,7 +24,7 @@ MAX_SHOWN = 4_000
 SHOWN_PROBLEMS = 20
 """Problems of a value that a model reads."""
 
-_KNOWN_DETAILS = frozenset({"problems", "status", "headers", "body", "hint"})
+_KNOWN_DETAILS = frozenset({"problems", "status", "headers", "body", "hint", "errorId"})  # which messages have
 _IMAGES = (
     (b"\x89PNG\r\n\x1a\n", "image/png"),
     (b"\xff\xd8\xff", "image/jpeg"),
@@ -90,13 +90,13 @@ def data_block(data: Any, json: bytes, operation_id: str, content_type: str | No
     return {"type": "resource", "resource": {"uri": uri, "mimeType": mime, "blob": encoded}}
 
 
-def error_text(error: CallError, operation_id: str = "", tool: str = "") -> str:
-    """Return an error as text: its message, its details, and what to do.
+def error_text(error: CallError, operation_id: str = "", tool: str = "", *, advises: bool = True) -> str:
+    """Return an error as text: its message, its details, and what to do, if it `advises`.
 
     A message that starts with the id of the operation starts with the name of the tool, which is what a model can call.
     """
     details = as_dict(error.details)
-    named = operation_id and error.message.startswith(f"{operation_id}:")
+    named = operation_id and error.message.startswith((f"{operation_id}:", f"{operation_id} "))
     message = f"{tool}{error.message.removeprefix(operation_id)}" if named else error.message
     lines = [f"{error.code.value}: {message}" if message else str(error)]
     if error.code is ErrorCode.VALIDATION_ERROR:
@@ -110,7 +110,9 @@ def error_text(error: CallError, operation_id: str = "", tool: str = "") -> str:
     hint = details.get("hint")
     if isinstance(hint, str) and hint not in error.message:
         lines.append(hint[:MAX_SHOWN])
-    if error.code is ErrorCode.VALIDATION_ERROR:
+    if not advises:
+        pass
+    elif error.code is ErrorCode.VALIDATION_ERROR:
         lines.append("Correct the arguments and call the tool again.")
     elif error.retry_after is not None:
         lines.append(f"Call the tool again in {error.retry_after:g} seconds.")
