@@ -11,7 +11,7 @@ from urllib.parse import quote
 from opwire.call import LOCAL_IDENTITY
 from opwire.deadlines import CALL_TIMEOUT
 from opwire.dispatch import Dispatcher
-from opwire.errors import CallError, ErrorCode, UsageError, check_above_zero, check_counts
+from opwire.errors import CallError, ErrorCode, check_above_zero, check_counts
 from opwire.mcp.protocol import HANDSHAKE_VERSIONS, VERSION_HEADER
 from opwire.operation import Identity, Interceptor
 from opwire.registry import OperationRegistry
@@ -117,17 +117,10 @@ def serve_mcp(
         limits=CallLimits(timeout=timeout, max_items=max_items, max_seconds=max_seconds, max_bytes=max_bytes),
         max_page=max_page,
         tool_envelopes=tool_envelopes,
-        states=RequestStates(_key_bytes(state_key)),
+        states=RequestStates(state_key),
         tasks=CallTasks(task_after),
     )
     return MCPSurface(ImplementationInfo(name, version, title, instructions), served, stdio_identity)
-
-
-def _key_bytes(key: str | bytes | None) -> bytes | None:
-    secret = key.encode() if isinstance(key, str) else key
-    if secret is not None and len(secret) < 16:
-        raise UsageError(f"state_key has {len(secret)} bytes; a secret needs at least 16")
-    return secret
 
 
 class MCPSurface:

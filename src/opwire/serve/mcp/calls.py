@@ -256,16 +256,12 @@ class ToolCall(ServedCall, frozen=True, kw_only=True):
     arguments: dict[str, Any]
     format: ResultFormat
 
-    async def run(self) -> Result:
-        """Return the result of the call, successful or not.
+    async def run(self, entry: AccessEntry | None) -> Result:
+        """Return the result of the call, successful or not; within `logged`.
 
         Raises:
             RPCError: another MCP server has answered with this error.
-            CancelledError: as `logged`.
         """
-        return await self.logged(self._run)
-
-    async def _run(self, entry: AccessEntry | None) -> Result:
         spec = self.spec
         try:
             self.served.dispatcher.find(spec.id, self.request.identity)

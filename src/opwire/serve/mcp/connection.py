@@ -120,7 +120,9 @@ class DuplexConnection:
             case Rejection(reply=reply):
                 return self._write(encode_message(reply))
             case CancelledRequest(id=id):
-                self._cancel(id)
+                self._peer.finish(id)
+                if (found := self._running.pop(id, None)) is not None:
+                    self._spawn(stop_request(*found))
             case Answer() as answer:
                 self._questions.answered(answer)
             case RPCNotification(method="notifications/initialized") if not self._is_stateless:
@@ -185,12 +187,6 @@ class DuplexConnection:
         if self._running.pop(request.id, None) is not None:  # else it was cancelled, and gets no response
             self._peer.finish(request.id)
             await self._send(reply)
-
-    def _cancel(self, id: RequestId) -> None:
-        found = self._running.pop(id, None)
-        self._peer.finish(id)
-        if found is not None:
-            self._spawn(stop_request(*found))
 
     async def _notify(self, method: str, params: Params) -> None:
         await self._send(RPCNotification(method, params))

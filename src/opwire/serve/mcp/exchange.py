@@ -7,7 +7,7 @@ connection.
 
 import asyncio
 import time
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable
 from functools import lru_cache
 from typing import Any
 
@@ -276,8 +276,10 @@ async def serve_stateless(server: RegistryServer, scope: Scope, headers: Headers
         id = message.id
         headers.check_unique()
         version = read_envelope(message.method, message.params, headers.by_name)
-        if message.method == "tools/call":
-            _check_arguments(server, message.params or {}, headers.by_name)
+        name = (message.params or {}).get("name") if message.method == "tools/call" else None
+        tool = server.catalogue.find(name) if isinstance(name, str) else None
+        if tool is not None and tool.headers:
+            check_argument_headers(tool.headers, as_dict((message.params or {}).get("arguments")), headers.by_name)
     except RPCError as error:
         await send_json(send, _STATUS.get(error.code, 200), encode_message(RPCFailure.of(id, error)))
         return
@@ -310,10 +312,3 @@ def _read_message(body: bytes) -> RPCRequest | RPCNotification:
     if not isinstance(message, RPCRequest | RPCNotification):
         raise RPCError(INVALID_REQUEST, "the body is not a JSON-RPC request")
     return message
-
-
-def _check_arguments(server: RegistryServer, params: Params, headers: Mapping[str, str]) -> None:
-    name = params.get("name")
-    tool = server.catalogue.find(name) if isinstance(name, str) else None
-    if tool is not None and tool.headers:
-        check_argument_headers(tool.headers, as_dict(params.get("arguments")), headers)

@@ -22,7 +22,7 @@ import msgspec
 from msgspec import Struct
 from msgspec.structs import replace
 
-from opwire.errors import CallError
+from opwire.errors import CallError, UsageError
 from opwire.mcp.messages import (
     INVALID_PARAMS,
     MISSING_CAPABILITY,
@@ -54,6 +54,7 @@ INPUT_METHODS = frozenset({"tools/call", "prompts/get", "resources/read"})
 
 _CAPABILITIES: dict[QuestionKind, str] = {"elicit": "elicitation", "sample": "sampling", "roots": "roots"}
 _OWN_PARAMS = frozenset({"_meta", "inputResponses", "requestState"})
+_MIN_KEY = 16  # bytes
 _ROUND = 0.005  # seconds after the first question of a round, in which a handler may ask others
 _encoder = msgspec.json.Encoder(order="sorted")
 
@@ -93,26 +94,25 @@ class ClientRequests:
         if capabilities.keys().isdisjoint(_CAPABILITIES.values()):
             return None
 
+        send = cast("SendMessage", send or self._send)
+
         async def ask(question: Question) -> dict[str, Any]:
             if not can_answer(capabilities, question):
                 raise unanswerable(question)
-            return await self._ask(question, cast("SendMessage", send or self._send))
+            waiter: Waiter = asyncio.get_running_loop().create_future()
+            request = self._peer.request(question.method, question.params, waiter)
+            try:
+                await send(request)
+                return await waiter
+            except RPCError as error:
+                raise refused(question, error) from error
+            finally:
+                cancelled = self._peer.abandon(request.id)
+                if cancelled is not None:  # the handler does not wait any more
+                    with suppress(CallError):  # the client has disconnected
+                        await send(cancelled)
 
         return ask
-
-    async def _ask(self, question: Question, send: SendMessage) -> dict[str, Any]:
-        waiter: Waiter = asyncio.get_running_loop().create_future()
-        request = self._peer.request(question.method, question.params, waiter)
-        try:
-            await send(request)
-            return await waiter
-        except RPCError as error:
-            raise refused(question, error) from error
-        finally:
-            cancelled = self._peer.abandon(request.id)
-            if cancelled is not None:  # the handler does not wait any more
-                with suppress(CallError):  # the client has disconnected
-                    await send(cancelled)
 
     def answered(self, answer: Answer[Waiter]) -> None:
         """Give the answer to the handler that waits for it."""
@@ -148,10 +148,17 @@ _NO_STATE = _State(0, "")
 
 
 class RequestStates:
-    """Sign and verify request states. Several servers behind one address need the same key."""
+    """Sign and verify request states. Several servers behind one address need the same key.
 
-    def __init__(self, key: bytes | None = None, clock: Callable[[], float] = time.time) -> None:
-        self._key = secrets.token_bytes(32) if key is None else sha256(key).digest()
+    Raises:
+        UsageError: the key is too short.
+    """
+
+    def __init__(self, key: str | bytes | None = None, clock: Callable[[], float] = time.time) -> None:
+        secret = secrets.token_bytes(32) if key is None else key.encode() if isinstance(key, str) else key
+        if len(secret) < _MIN_KEY:
+            raise UsageError(f"state_key has {len(secret)} bytes; a secret needs at least {_MIN_KEY}")
+        self._key = sha256(secret).digest()
         self._clock = clock
 
     def encode(self, binding: str, asked: dict[str, str], answers: dict[str, tuple[str, dict[str, Any]]]) -> str:

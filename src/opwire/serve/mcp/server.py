@@ -45,7 +45,7 @@ from opwire.serve.mcp.calls import Params, ServedCall, ServedRequest, ServedTool
 from opwire.serve.mcp.notifications import MAX_SUBSCRIPTIONS, ClientState, ListBus, PendingNotifications, list_of
 from opwire.serve.mcp.prompts import PromptCatalogue, prompt_result
 from opwire.serve.mcp.questions import INPUT_METHODS, StatelessQuestions
-from opwire.serve.mcp.resources import MakeCall, ResourceCatalogue, not_found, typed_arguments
+from opwire.serve.mcp.resources import ListKey, MakeCall, ResourceCatalogue, not_found, typed_arguments
 from opwire.serve.mcp.tasks import TASKS, CallTask, check_declared, declares_tasks
 from opwire.serve.mcp.tools import Result, ResultFormat
 from opwire.typed.plain import as_dict, write_json
@@ -338,7 +338,7 @@ class RegistryServer:
             format=ResultFormat(not request.is_stateless, self._served.tool_envelopes),
             served=self._served,
         )
-        return await call.run()
+        return await call.logged(call.run)
 
     def _task(self, params: _TaskParams, meta: Params, request: ServedRequest) -> CallTask:
         if self._served.tasks.after is None:
@@ -369,14 +369,11 @@ class RegistryServer:
         request.progress_token = None if params.meta is None else params.meta.progress_token
         return lambda spec: ServedCall(spec=spec, request=request, served=self._served, meta=meta)
 
-    async def _list_resources(self, params: _ListParams, meta: Params, request: ServedRequest) -> Result:
-        entries = await self.resources.entries("resources", request.identity, self._calls(params, meta, request))
-        return self._page("resources", entries, params.cursor, request)
-
-    async def _list_templates(self, params: _ListParams, meta: Params, request: ServedRequest) -> Result:
-        calls = self._calls(params, meta, request)
-        entries = await self.resources.entries("resourceTemplates", request.identity, calls)
-        return self._page("resourceTemplates", entries, params.cursor, request)
+    async def _list_resources(
+        self, params: _ListParams, meta: Params, request: ServedRequest, key: ListKey = "resources"
+    ) -> Result:
+        entries = await self.resources.entries(key, request.identity, self._calls(params, meta, request))
+        return self._page(key, entries, params.cursor, request)
 
     async def _read_resource(self, params: _ResourceParams, meta: Params, request: ServedRequest) -> Result:
         result = await self.resources.read(params.uri, request, self._calls(params, meta, request))
@@ -427,7 +424,8 @@ class RegistryServer:
 
         The cursor has the position of the last entry, and a digest to find it by if entries are added or removed.
         """
-        keys = [_key_of(each) for each in entries]
+        names = (str(each.get("uri") or each.get("uriTemplate") or each.get("name")) for each in entries)
+        keys = [sha256(name.encode("utf-8", "surrogatepass")).hexdigest()[:16] for name in names]
         start = 0
         if cursor is not None:
             found = _CURSOR.fullmatch(cursor)
@@ -505,7 +503,9 @@ class RegistryServer:
         "tools/call": _ServedMethod(_CallParams, _call_tool),
         "tools/list": _ServedMethod(_ListParams, _list_tools),
         "resources/list": _ServedMethod(_ListParams, _list_resources, lists=_RESOURCES),
-        "resources/templates/list": _ServedMethod(_ListParams, _list_templates, lists=_RESOURCES),
+        "resources/templates/list": _ServedMethod(
+            _ListParams, partial(_list_resources, key="resourceTemplates"), lists=_RESOURCES
+        ),
         "resources/read": _ServedMethod(_ResourceParams, _read_resource, lists=_RESOURCES),
         "resources/subscribe": _ServedMethod(_ResourceParams, _subscribe, (False,), _RESOURCES),
         "resources/unsubscribe": _ServedMethod(_ResourceParams, _unsubscribe, (False,), _RESOURCES),
@@ -520,11 +520,6 @@ class RegistryServer:
         "tasks/update": _ServedMethod(_UpdateTaskParams, _update_task, (True,)),
         "tasks/cancel": _ServedMethod(_TaskParams, _cancel_task, (True,)),
     }
-
-
-def _key_of(entry: Result) -> str:
-    name: Any = entry.get("uri") or entry.get("uriTemplate") or entry.get("name")
-    return sha256(str(name).encode("utf-8", "surrogatepass")).hexdigest()[:16]
 
 
 def _read(params: Params | None, kind: type[P]) -> P:

@@ -181,7 +181,8 @@ class HTTPSession:
                 await send_json(send, 200, encode_message(reply), self._headers)
                 return
             case CancelledRequest(id=id):
-                self._cancel(id)
+                if (found := self._running.pop(id, None)) is not None:
+                    self._spawn(stop_request(*found))
             case Answer() as answer:
                 self._questions.answered(answer)
             case RPCNotification(method="notifications/initialized"):
@@ -247,11 +248,6 @@ class HTTPSession:
         is_wanted = self._running.pop(id, None) is not None and not task.cancelled()
         cancelled = RPCFailure(id, ErrorObject(REQUEST_CANCELLED, "Request cancelled"))
         await stream.finish(encode_reply(task.result() if is_wanted else cancelled))
-
-    def _cancel(self, id: RequestId) -> None:
-        found = self._running.pop(id, None)
-        if found is not None:
-            self._spawn(stop_request(*found))
 
     def _poll_after(self) -> float | None:
         return self._timing.poll_after if self._events.primes else None

@@ -89,7 +89,8 @@ class Tool(Struct, frozen=True, kw_only=True):
         is_scalar = gives is not None and isinstance(gives.schema.get("type"), str)
         wraps_output = older is not None and older.wraps
         try:
-            if gives is not None and _too_long(gives, max_output_schema):
+            is_plain = gives is not None and not survey(gives.schema).deep
+            if gives is not None and is_plain and len(write_json(_encoder, gives.schema)) > max_output_schema:
                 gives = older = None
             shape, size = _definition(spec, name, takes, gives)
             older_shape, older_size = _definition(spec, name, takes, older) if wraps_output else (shape, size)
@@ -122,10 +123,6 @@ def _headers(schema: dict[str, Any]) -> tuple[ArgumentHeader, ...]:
         return tuple(argument_headers(schema))
     except ValueError:  # clients leave out the tool, and send no headers
         return ()
-
-
-def _too_long(schema: ToolSchema, limit: int) -> bool:
-    return not survey(schema.schema).deep and len(write_json(_encoder, schema.schema)) > limit
 
 
 def _definition(
