@@ -53,6 +53,9 @@ MAX_BUSIEST = 100
 # A caller that gives up is not an error of the operation, and the error of a tool is its result.
 _FAILURES = frozenset(code.value for code in ErrorCode)
 
+OUTCOMES = _FAILURES | {OK, TOOL_ERROR, CANCELLED}
+"""Every outcome of a call."""
+
 _MIN_REFILL = 0.05  # seconds before a watcher with a rate is asked again
 _LOCAL = "local"  # in place of a surface
 _MAX_SECONDS = 100_000.0  # of one call in the timings
@@ -186,7 +189,7 @@ class CallWatcher:
     """One watcher of calls: its filter and its buffer.
 
     `selects` is a filter beside the others. With a `rate`, a second has about so many records: of calls beyond it only
-    errors have records, and the others are counted, which takes 0.2 µs instead of 2 for each of them. `news` can be
+    errors have records, and the others are counted, which takes 0.3 µs instead of 2 for each of them. `news` can be
     shared by several watchers.
     """
 
@@ -403,13 +406,13 @@ class CallMonitor:
     def show(self, record: CallRecord) -> None:
         """Show a record of another server to the watchers."""
         for watcher in self._watchers:
-            watcher.dropped += record.dropped
+            watcher.dropped += max(record.dropped, 0)
             watcher.put(replace(record, dropped=0) if record.dropped else record)
 
     def record_lazily(self, outcome: str, create: Callable[..., CallRecord], *arguments: Any) -> None:
         """Show a call, not of `opwire.*`, whose record is created only if a watcher reads it: 0.3 µs instead of 3."""
         for watcher in self._watchers:
-            if watcher.is_full and outcome == OK and not watcher.is_filtered:  # most calls of a busy server: 0.2 µs
+            if watcher.is_full and outcome == OK and not watcher.is_filtered:  # most calls of a busy server: 0.3 µs
                 watcher.dropped += 1
             else:
                 watcher.put_lazy(outcome, (create, arguments))

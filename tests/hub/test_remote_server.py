@@ -12,8 +12,8 @@ from opwire import CallError, Context, Identity, OperationRegistry
 from opwire.auth import Grant, StaticTokens
 from opwire.errors import ErrorCode
 from opwire.hub import remote_server
-from opwire.hub.remote_server import RemoteServer
-from opwire.monitor import CallMonitor, CallWatcher
+from opwire.hub.remote_server import RemoteMonitor, RemoteServer
+from opwire.monitor import CallMonitor, CallRecord, CallWatcher
 from opwire.operation import Inbound, Progress
 from opwire.questions import Question
 from opwire.serve.console import serve_console
@@ -183,6 +183,23 @@ async def test_its_console_has_no_other_identities_and_no_values_and_copies_call
                 copied = await reply.json()
             assert copied["curl"] is None
             assert f"Client('{hub.url}', token=" in copied["python"]
+
+
+@requirement("console.remote")
+async def test_a_hostile_server_adds_no_counters_and_takes_no_calls_back() -> None:
+    monitor, watcher = RemoteMonitor(adding()), CallWatcher()
+    monitor.keep_timings()
+    with monitor.watching(watcher):
+        for number in range(100):
+            outcome = f"made up {number}"
+            made_up: dict[str, Any] = {"time": 0, "request_id": "r", "outcome": outcome, "server": "s", "via": "call"}
+            for id in ("math.add", f"made.up{number}"):
+                monitor.show(CallRecord(**made_up, operation_id=id, ms=-(10.0**number), dropped=-5))
+        records, dropped = watcher.take()
+    assert (len(records), dropped) == (200, 0)
+    assert monitor.timings is not None
+    assert {id: each.outcomes for id, each in monitor.timings.items()} == {"math.add": {"EXECUTION_ERROR": 100}}
+    assert len(monitor.timings["math.add"].buckets) == 1
 
 
 async def test_an_unreachable_server_is_an_error() -> None:

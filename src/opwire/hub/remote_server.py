@@ -24,7 +24,7 @@ from opwire.client.client import Client
 from opwire.envelope import ResponseEnvelope
 from opwire.errors import CallError, ErrorCode, RegistrationError, SchemaError
 from opwire.hub.observer import Observer
-from opwire.monitor import OBSERVE, CallMonitor, ServerStatistics
+from opwire.monitor import OBSERVE, OUTCOMES, CallMonitor, CallRecord, ServerStatistics
 from opwire.operation import Context, Handler, OperationSpec, OperationType
 from opwire.registry import OperationRegistry
 
@@ -56,6 +56,12 @@ class RemoteMonitor(CallMonitor):
 
     def record(self, *call: Any, **known: Any) -> None:
         """No-op: the remote server records the call."""
+
+    def show(self, record: CallRecord) -> None:
+        """Show and time a record; a server that makes up outcomes or durations adds no counters."""
+        outcome = record.outcome if record.outcome in OUTCOMES else ErrorCode.EXECUTION_ERROR.value
+        self.time(record.operation_id, max(record.ms, 0.0) / 1000, outcome)
+        super().show(record)
 
     def snapshot(self) -> ServerStatistics:
         """Return the figures of the remote server; without any yet, an empty one."""
@@ -165,14 +171,12 @@ class RemoteServer:
         self._note("figures", errors[0] if errors and not found else None)
 
     async def _follow_calls(self) -> None:
-        monitor = self.monitor
         while True:
             self._note("calls", None)  # whether it works is known only by an error
             try:
                 async with aclosing(self._observer.calls(rate=RATE)) as records:
                     async for record in records:
-                        monitor.time(record.operation_id, record.ms / 1000, record.outcome)
-                        monitor.show(record)
+                        self.monitor.show(record)
             except CallError as error:
                 self._note("calls", error)
             await self._pause("calls", _RETRY)
