@@ -413,28 +413,40 @@ class Entry(Struct, frozen=True):
         return self.body.birth or self.seq
 
 
-class _Stored(ApiResponse, frozen=True):
+class Stored(ApiResponse, frozen=True):
+    """The acknowledgement of a message that was stored."""
+
     seq: int = 0
 
 
-class _StoredMessage(Struct, frozen=True):
+class StoredMessage(Struct, frozen=True):
+    """A message of a stream."""
+
     subject: str
     seq: int
     time: datetime
     data: bytes = b""
 
 
-class _MessageFound(ApiResponse, frozen=True):
-    message: _StoredMessage | None = None
+class MessageFound(ApiResponse, frozen=True):
+    """The response to STREAM.MSG.GET."""
+
+    message: StoredMessage | None = None
 
 
-class _StreamState(Struct, frozen=True):
+class StreamState(Struct, frozen=True):
+    """The bounds of a stream, and the number of messages by subject."""
+
+    first_seq: int = 0
+    last_seq: int = 0
     subjects: dict[str, int] | None = None
 
 
-class _StreamFound(ApiResponse, frozen=True):
+class StreamFound(ApiResponse, frozen=True):
+    """The response to STREAM.INFO."""
+
     config: Mapping[str, object] = {}
-    state: _StreamState = _StreamState()
+    state: StreamState = StreamState()
     ts: datetime | None = None
     total: int = 0
 
@@ -534,9 +546,9 @@ class TaskLog(SessionListener):
         if tuple(int(part) if part.isdecimal() else 0 for part in version.split(".")[:2]) < _OLDEST:
             raise _unavailable(f"{session.name} is nats-server {version}: durable calls need 2.11 or newer")
         wanted = self.names.stream_config(self._replicas)
-        found = await session.api(_StreamFound, f"STREAM.INFO.{stream}", unless=[NO_STREAM], preparing=True)
+        found = await session.api(StreamFound, f"STREAM.INFO.{stream}", unless=[NO_STREAM], preparing=True)
         if found.error is not None:
-            found = await session.api(_StreamFound, f"STREAM.CREATE.{stream}", wanted, preparing=True)
+            found = await session.api(StreamFound, f"STREAM.CREATE.{stream}", wanted, preparing=True)
         wrong = [name for name, value in wanted.items() if name != "num_replicas" and found.config.get(name) != value]
         if wrong:
             other = f"the stream {stream} of {session.name} is not the journal's: its {', '.join(wrong)} differ"
@@ -554,7 +566,7 @@ class TaskLog(SessionListener):
         }
         if ttl is not None:
             headers["Nats-TTL"] = max(1, ceil(ttl))
-        stored = await self._session.store(_Stored, subject, headers, _encode(body), unless=_CONFLICTS)
+        stored = await self._session.store(Stored, subject, headers, _encode(body), unless=_CONFLICTS)
         return stored.seq if stored.error is None else None
 
     async def hold(self, kind: Kind, task: Task, body: EntryBody, after: int) -> bool:
@@ -649,7 +661,7 @@ class TaskLog(SessionListener):
 
     async def _find(self, which: dict[str, object]) -> Entry | None:
         what = f"STREAM.MSG.GET.{self.names.stream}"
-        message = (await self._session.api(_MessageFound, what, which, unless=NOT_FOUND)).message
+        message = (await self._session.api(MessageFound, what, which, unless=NOT_FOUND)).message
         if message is None:
             return None
         return Entry(message.seq, self.names.kind(message.subject), message.time, decode_entry(message.data))
@@ -663,7 +675,7 @@ class TaskLog(SessionListener):
         found: list[str] = []
         while True:
             request = {"subjects_filter": self.names.every(what), "offset": len(found)}
-            page = await self._session.api(_StreamFound, f"STREAM.INFO.{self.names.stream}", request)
+            page = await self._session.api(StreamFound, f"STREAM.INFO.{self.names.stream}", request)
             found += page.state.subjects or {}
             if len(found) >= page.total or not page.state.subjects:
                 return found
@@ -674,7 +686,7 @@ class TaskLog(SessionListener):
         Raises:
             CallError: UNAVAILABLE.
         """
-        return (await self._session.api(_StreamFound, f"STREAM.INFO.{self.names.stream}")).ts
+        return (await self._session.api(StreamFound, f"STREAM.INFO.{self.names.stream}")).ts
 
 
 def decode_entry(data: bytes) -> EntryBody:

@@ -17,47 +17,29 @@ from secrets import token_hex
 from ssl import SSLContext
 from typing import Any, Literal
 
-from msgspec import Struct
-
 from opwire.durable.streams import BATCH, MAX_ITEMS, DurableStream, decode_item, position_number
 from opwire.envelope import Item
 from opwire.errors import CallError, UsageError, check_counts
 from opwire.transports.nats.connection import NatsCredentials, NatsServers, Security
-from opwire.transports.nats.jetstream_api import NO_STREAM, NOT_FOUND, ApiResponse, JetStreamSession, SessionListener
+from opwire.transports.nats.jetstream_api import (
+    NO_STREAM,
+    NOT_FOUND,
+    JetStreamSession,
+    MessageFound,
+    SessionListener,
+    Stored,
+    StoredMessage,
+    StreamFound,
+    StreamState,
+)
 from opwire.transports.nats.transport import Subjects
+from opwire.typed.plain import as_list
 
 logger = logging.getLogger("opwire.durable")
 
 _NAME = re.compile(r"[A-Za-z0-9_-]{1,200}")
 _SUBJECT = re.compile(r"[!-)+-\-/-=?-~]+(?:\.[!-)+-\-/-=?-~]+)*")  # without wildcards: `append` publishes to it
 _MAX_SUBJECTS = 100  # of a stream that are subscribed to
-
-
-class _StreamConfig(Struct, frozen=True):
-    subjects: list[str] = []
-
-
-class _StreamBounds(Struct, frozen=True):
-    first_seq: int = 0
-    last_seq: int = 0
-
-
-class _StreamInfo(ApiResponse, frozen=True):
-    config: _StreamConfig = _StreamConfig()
-    state: _StreamBounds = _StreamBounds()
-
-
-class _StreamMessage(Struct, frozen=True):
-    seq: int
-    data: bytes = b""
-
-
-class _StreamMessageFound(ApiResponse, frozen=True):
-    message: _StreamMessage | None = None
-
-
-class _Appended(ApiResponse, frozen=True):
-    seq: int = 0
 
 
 class _NewsListener(SessionListener):
@@ -70,11 +52,11 @@ class _NewsListener(SessionListener):
     async def prepare(self) -> None:
         """Create the stream if it is missing, and subscribe to its subjects."""
         session, name = self._stream.session, self._config["name"]
-        found = await session.api(_StreamInfo, f"STREAM.INFO.{name}", unless=[NO_STREAM], preparing=True)
+        found = await session.api(StreamFound, f"STREAM.INFO.{name}", unless=[NO_STREAM], preparing=True)
         if found.error is not None:
-            found = await session.api(_StreamInfo, f"STREAM.CREATE.{name}", self._config, preparing=True)
-        for subject in found.config.subjects[:_MAX_SUBJECTS]:
-            session.listen(subject)
+            found = await session.api(StreamFound, f"STREAM.CREATE.{name}", self._config, preparing=True)
+        for subject in as_list(found.config.get("subjects"))[:_MAX_SUBJECTS]:
+            session.listen(str(subject))
         self._stream.notify()
 
     def heard(self, subject: str, payload: bytes) -> None:
@@ -150,7 +132,7 @@ class NatsStream(DurableStream):
 
     async def store(self, encoded: bytes) -> str:
         """Store an encoded item and return its cursor."""
-        return str((await self.session.store(_Appended, self._subject, {}, encoded, unless=())).seq)
+        return str((await self.session.store(Stored, self._subject, {}, encoded, unless=())).seq)
 
     async def position(self, start: Literal["first", "new"]) -> str:
         """Return the cursor before the first item to read."""
@@ -170,9 +152,9 @@ class NatsStream(DurableStream):
             found = [await self._get({"seq": begin, "next_by_subj": ">"})]
         return [Item(decode_item(each.data), cursor=str(each.seq)) for each in found if each is not None]
 
-    async def _bounds(self) -> _StreamBounds:
-        return (await self.session.api(_StreamInfo, f"STREAM.INFO.{self._stream}")).state
+    async def _bounds(self) -> StreamState:
+        return (await self.session.api(StreamFound, f"STREAM.INFO.{self._stream}")).state
 
-    async def _get(self, which: dict[str, object]) -> _StreamMessage | None:
+    async def _get(self, which: dict[str, object]) -> StoredMessage | None:
         what = f"STREAM.MSG.GET.{self._stream}"
-        return (await self.session.api(_StreamMessageFound, what, which, unless=NOT_FOUND)).message
+        return (await self.session.api(MessageFound, what, which, unless=NOT_FOUND)).message
