@@ -1533,6 +1533,7 @@ CLI: dict[str, str] = {
     "cli.log": "A server prints where it listens, what it serves, one line per call, and the tracebacks of failures; "
     "with --log-format json as JSON.",
     "cli.sources": "Operations come from the nearest configuration or from sources that options name.",
+    "cli.uvloop": "Servers of the command line run on uvloop if it is installed, and other commands do not import it.",
     "cli.spoke": "Operations are served over a broker by one command.",
     "cli.typed-input": "Words are typed by the schema: a number only if the schema accepts numbers.",
     "cli.login": "`opwire login` signs in to a source, with a browser, a pasted address or a device; `opwire logout` "

@@ -1,7 +1,10 @@
 """Where operations come from."""
 
+import asyncio
 import json
+import sys
 from pathlib import Path
+from types import SimpleNamespace
 
 import click
 import pytest
@@ -10,7 +13,8 @@ from opwire import CallError, ConfigError
 from opwire.adapters.openapi import from_openapi
 from opwire.cli.program import run
 from opwire.cli.screen import Screen
-from opwire.cli.sources import Sources, check_variables, complete_url
+from opwire.cli.sources import Sources, check_variables, complete_url, serving
+from opwire.cli.sources import run as run_coroutine
 from opwire.config import Config
 from opwire.config.settings import (
     EnvText,
@@ -237,3 +241,24 @@ def test_every_missing_variable_is_named_at_once(monkeypatch: pytest.MonkeyPatch
     for name in ("TOKEN_A", "TOKEN_B", "HUB_URL"):
         monkeypatch.setenv(name, "x")
     check_variables(config)
+
+
+@requirement("cli.uvloop")
+def test_a_server_runs_on_uvloop_if_that_is_installed_and_another_command_does_not(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    class FastLoop(asyncio.SelectorEventLoop):
+        pass
+
+    @serving
+    async def serve(name: str) -> tuple[str, type[asyncio.AbstractEventLoop]]:
+        return name, type(asyncio.get_running_loop())
+
+    async def list_operations() -> type[asyncio.AbstractEventLoop]:
+        return type(asyncio.get_running_loop())
+
+    monkeypatch.setitem(sys.modules, "uvloop", SimpleNamespace(new_event_loop=FastLoop))
+    assert serve("hub") == ("hub", FastLoop)
+    assert run_coroutine(list_operations()) is not FastLoop
+    monkeypatch.setitem(sys.modules, "uvloop", None)  # not installed
+    assert serve("hub")[1] is not FastLoop

@@ -5,16 +5,18 @@ Commands that load every source cache the operations, from which shells complete
 
 import asyncio
 import contextlib
+import importlib
 import os
 import re
 import shlex
 import sys
-from collections.abc import AsyncGenerator, Collection, Coroutine, Iterable, Mapping
+from collections.abc import AsyncGenerator, Callable, Collection, Coroutine, Iterable, Mapping
 from contextlib import AsyncExitStack, asynccontextmanager
+from functools import wraps
 from hashlib import sha256
 from pathlib import Path
 from types import MappingProxyType
-from typing import TYPE_CHECKING, Any, NamedTuple, TypeVar, cast
+from typing import TYPE_CHECKING, Any, NamedTuple, ParamSpec, TypeVar, cast
 from urllib.parse import urlsplit
 
 import click
@@ -43,6 +45,7 @@ from opwire.registry import OperationRegistry
 if TYPE_CHECKING:
     from opwire.client.client import Client
 
+P = ParamSpec("P")
 T = TypeVar("T")
 
 _NO_SOURCE = (
@@ -132,19 +135,35 @@ def _cache_file(key: str) -> Path:
 # --- sources ----------------------------------------------------------------------------------------------------------
 
 
-def run(coroutine: Coroutine[Any, Any, T]) -> T:
+def run(coroutine: Coroutine[Any, Any, T], *, serves: bool = False) -> T:
     """Run a coroutine as `asyncio.run` does, without a result for its task.
 
     `asyncio.run` restores SIGINT by `signal.getsignal`, which formats the task and its result: 0.7 s for the schemas
-    of one large operation.
+    of one large operation. With `serves` it runs on uvloop if that is installed, the import of which costs a command
+    that ends at once more than it saves.
     """
     results: list[T] = []
 
     async def keep() -> None:
         results.append(await coroutine)
 
-    asyncio.run(keep())
+    new_loop = None
+    if serves:
+        with contextlib.suppress(ImportError):
+            new_loop = importlib.import_module("uvloop").new_event_loop
+    with asyncio.Runner(loop_factory=new_loop) as runner:
+        runner.run(keep())
     return results[0]
+
+
+def serving(function: Callable[P, Coroutine[Any, Any, T]]) -> Callable[P, T]:
+    """Run an async command that serves until it is stopped."""
+
+    @wraps(function)
+    def command(*positional: P.args, **options: P.kwargs) -> T:
+        return run(function(*positional, **options), serves=True)
+
+    return command
 
 
 class LoadedOperations(NamedTuple):

@@ -34,6 +34,7 @@ _EXTRAS = {
     "otel": "opentelemetry-api",
     "prometheus": "opentelemetry-exporter-prometheus",
     "redis": "hiredis",
+    "uvloop": "uvloop",
     "websocket": "websockets",
 }
 

@@ -20,7 +20,7 @@ from msgspec.structs import replace
 
 from opwire.cli.options import BROKER_OPTIONS, log_options, metrics_option, served_source_options, shared_options
 from opwire.cli.screen import Screen, counted
-from opwire.cli.sources import Sources, check_variables, opened
+from opwire.cli.sources import Sources, check_variables, opened, run, serving
 from opwire.config.reading import load_config
 from opwire.config.runtime import OpenedConfig, watch
 from opwire.config.settings import (
@@ -211,7 +211,7 @@ def serve_command(
     if reload:
         # Python compares source files by second and size, and files are saved more often than that.
         sys.dont_write_bytecode = True
-    if asyncio.run(serve(config, screen, reload=reload, metrics=metrics)):
+    if run(serve(config, screen, reload=reload, metrics=metrics), serves=True):
         os.execv(sys.executable, [sys.executable, *sys.orig_argv[1:]])  # noqa: S606 - the same command again
 
 
@@ -416,6 +416,7 @@ def broker_options(function: Any) -> Any:
 @served_source_options
 @shared_options
 @click.pass_obj
+@serving
 async def hub_command(
     screen: Screen,
     *,
@@ -454,8 +455,8 @@ async def hub_command(
         surfaces.enter_context(metrics_at(metrics, screen, hub))
         if console:
             await serve_http(config, running, surfaces, screen, hub.handler.monitor, hub=hub)
-        serving = f"hub at {hub.url}; serving {served_text(running.registry)}; ^C stops"
-        await until_stopped(ready=lambda: screen.note(serving))
+        ready = f"hub at {hub.url}; serving {served_text(running.registry)}; ^C stops"
+        await until_stopped(ready=lambda: screen.note(ready))
         await hub.drain()
 
 
@@ -491,6 +492,7 @@ def chosen_hub(
 @served_source_options
 @shared_options
 @click.pass_obj
+@serving
 async def spoke_command(
     screen: Screen, sources: Sources, durable: str | None, metrics: str | None, **options: Any
 ) -> None:
@@ -518,8 +520,8 @@ async def spoke_command(
             await stack.enter_async_context(pair[0])
             worker = await stack.enter_async_context(pair[1])
             screen.note(f"durable mutations from {pair[0].name}")
-        serving = f"serving {served_text(running.registry)} at {where}; ^C stops"
-        await until_stopped(ready=lambda: screen.note(serving))
+        ready = f"serving {served_text(running.registry)} at {where}; ^C stops"
+        await until_stopped(ready=lambda: screen.note(ready))
         if worker is not None:
             await worker.drain()
         await spoke.drain()
