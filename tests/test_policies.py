@@ -420,3 +420,25 @@ def test_a_policy_that_is_wrong_is_refused() -> None:
             make()
     with pytest.raises(TypeError, match="exlude"):
         RateLimit(1, **cast("Any", {"exlude": ["shop"]}))
+
+
+@requirement("policies.approval")
+async def test_an_input_that_changes_while_it_waits_is_not_approved() -> None:
+    registry, queue, ran = OperationRegistry(), ApprovalQueue(), list[int]()
+
+    @registry.mutation("shop.delete")
+    async def delete(count: int) -> None:
+        ran.append(count)
+
+    registry.use(Approval(queue))
+    waiting = asyncio.Event()
+    queue.on_change(lambda _: waiting.set())
+    given = {"count": 1}
+    call = asyncio.create_task(registry.execute("shop.delete", given))
+    await asyncio.wait_for(waiting.wait(), 10)
+    given["count"] = 999
+    queue.approve(queue.waiting[0].id)
+    with pytest.raises(CallError, match="its input has changed") as failure:
+        await call
+    assert failure.value.code is ErrorCode.ACCESS_DENIED
+    assert not ran

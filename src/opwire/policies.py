@@ -209,8 +209,13 @@ def _append(path: Path, line: bytes) -> None:
 
 
 def _size(value: Any) -> int | None:
+    encoded = value if isinstance(value, bytes) else _encoded(value)
+    return None if encoded is None else len(encoded)
+
+
+def _encoded(value: Any) -> bytes | None:
     try:
-        return len(value) if isinstance(value, bytes) else len(_encoder.encode(value))
+        return _encoder.encode(value)
     except (TypeError, ValueError, RecursionError):
         return None
 
@@ -379,10 +384,13 @@ class Approval(Policy):
         if self._waiting >= self._max_waiting:
             raise CallError(ErrorCode.RATE_LIMITED, f"{self._waiting} calls wait for approval already")
         self._waiting += 1
+        shown = _encoded(input)
         try:
             decision = await self._decide(spec, input, context)
         finally:
             self._waiting -= 1
+        if decision is True and _encoded(input) != shown:
+            decision = "its input has changed since the person was asked"
         if decision is not True:
             reason = f": {decision[:500]}" if isinstance(decision, str) and decision else ""
             raise CallError(ErrorCode.ACCESS_DENIED, f"{spec.id} was not approved{reason}")

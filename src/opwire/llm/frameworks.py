@@ -10,7 +10,7 @@ from importlib import import_module
 from typing import Any, Unpack
 
 from opwire.errors import ErrorCode, MissingExtraError
-from opwire.llm.model_tools import Media, ModelTool, ModelToolOptions, ModelTools, ToolOutcome
+from opwire.llm.model_tools import Media, ModelTool, ModelToolOptions, ModelTools
 from opwire.llm.providers import OpenAITools
 from opwire.registry import OperationRegistry
 
@@ -45,13 +45,15 @@ def pydantic_ai_toolset(registry: OperationRegistry, **options: Unpack[ModelTool
         id = "opwire"
 
         async def get_tools(self, ctx: Any) -> dict[str, Any]:
-            return {tool.name: self._tool(tool) for tool in tools.tools}
-
-        def _tool(self, tool: ModelTool) -> Any:
-            defined = definitions.ToolDefinition(
-                name=tool.name, description=tool.description, parameters_json_schema=tool.schema
-            )
-            return toolsets.ToolsetTool(toolset=self, tool_def=defined, max_retries=1, args_validator=anything)
+            found: dict[str, Any] = {}
+            for each in tools.tools:
+                defined = definitions.ToolDefinition(
+                    name=each.name, description=each.description, parameters_json_schema=each.schema
+                )
+                found[each.name] = toolsets.ToolsetTool(
+                    toolset=self, tool_def=defined, max_retries=1, args_validator=anything
+                )
+            return found
 
         async def call_tool(self, name: str, tool_args: dict[str, Any], ctx: Any, tool: Any) -> Any:
             outcome = await tools.run(name, tool_args)
@@ -83,7 +85,14 @@ def langchain_tools(registry: OperationRegistry, **options: Unpack[ModelToolOpti
             outcome = await tools.run(tool.name, arguments)
             if outcome.is_error:
                 raise langchain.ToolException(outcome.text)
-            return _langchain_content(outcome)
+            if not any(isinstance(part, Media) for part in outcome.parts):
+                return outcome.text
+            return [
+                {"type": part.media_type.partition("/")[0], "base64": part.data, "mime_type": part.media_type}
+                if isinstance(part, Media)
+                else {"type": "text", "text": part}
+                for part in outcome.parts
+            ]
 
         return langchain.StructuredTool(
             name=tool.name,
@@ -94,17 +103,6 @@ def langchain_tools(registry: OperationRegistry, **options: Unpack[ModelToolOpti
         )
 
     return [convert(tool) for tool in tools.tools]
-
-
-def _langchain_content(outcome: ToolOutcome) -> Any:
-    if not any(isinstance(part, Media) for part in outcome.parts):
-        return outcome.text
-    return [
-        {"type": part.media_type.partition("/")[0], "base64": part.data, "mime_type": part.media_type}
-        if isinstance(part, Media)
-        else {"type": "text", "text": part}
-        for part in outcome.parts
-    ]
 
 
 def openai_agents_tools(
@@ -122,8 +120,14 @@ def openai_agents_tools(
     def convert(definition: dict[str, Any]) -> Any:
         async def invoke(_: Any, arguments: str) -> Any:
             message = await tools.handle({"name": definition["name"], "arguments": arguments})
-            output = message["output"]
-            return output if isinstance(output, str) else [_agents_output(agents, part) for part in output]
+            if isinstance(output := message["output"], str):
+                return output
+            return [
+                agents.ToolOutputImage(image_url=part["image_url"], detail=part["detail"])
+                if part["type"] == "input_image"
+                else agents.ToolOutputText(text=part["text"])
+                for part in output
+            ]
 
         return agents.FunctionTool(
             name=definition["name"],
@@ -134,9 +138,3 @@ def openai_agents_tools(
         )
 
     return [convert(definition) for definition in tools.definitions]
-
-
-def _agents_output(agents: Any, part: dict[str, Any]) -> Any:
-    if part["type"] == "input_image":
-        return agents.ToolOutputImage(image_url=part["image_url"], detail=part["detail"])
-    return agents.ToolOutputText(text=part["text"])

@@ -191,10 +191,6 @@ class ModelTools:
         else:
             content_type = getattr(meta, "content_type", None)
             blocks = [data_block(envelope.data, encode_data(envelope.data, label).json, label, content_type)]
-        is_error = isinstance(meta, MCPResponseMeta) and meta.is_error
-        return ToolOutcome(self._bounded(blocks), is_error)
-
-    def _bounded(self, blocks: Sequence[MCPContentBlock]) -> list[str | Media]:
         parts: list[str | Media] = []
         left = self._max_text
         for part in map(_part, blocks):
@@ -206,7 +202,7 @@ class ModelTools:
                 break
             parts.append(self._truncated(str(part), left))
             left -= len(str(part))
-        return parts
+        return ToolOutcome(parts, isinstance(meta, MCPResponseMeta) and meta.is_error)
 
     def _truncated(self, text: str, limit: int | None = None) -> str:
         limit = self._max_text if limit is None else limit

@@ -9,6 +9,7 @@ Objects of the provider's package and their JSON form are both accepted; the pac
 
 from abc import ABC, abstractmethod
 from collections.abc import Mapping
+from contextlib import suppress
 from typing import Any, Literal, Unpack, cast
 
 import msgspec
@@ -112,7 +113,11 @@ class OpenAITools(ProviderTools):
 
     def _parse(self, call: Any) -> tuple[str, Any]:
         function = _field(call, "function") if self._api == "chat" else call
-        return str(_field(function, "name")), _parsed(_field(function, "arguments"))
+        arguments: Any = _field(function, "arguments")
+        if isinstance(arguments, str):  # OpenAI sends JSON; what is invalid is rejected as it is
+            with suppress(ValueError, RecursionError):
+                arguments = _decoder.decode(arguments.strip() or "{}")
+        return str(_field(function, "name")), arguments
 
     def _message(self, call: Any, outcome: ToolOutcome) -> Message:
         if self._api == "chat":
@@ -256,13 +261,3 @@ def _is_image(part: str | Media) -> bool:
 def _field(call: Any, name: str) -> Any:
     """Return a field of an object of a provider's package, or of its JSON form."""
     return cast("Mapping[str, Any]", call).get(name) if isinstance(call, Mapping) else getattr(call, name, None)
-
-
-def _parsed(arguments: Any) -> Any:
-    """Return the arguments of a call, which OpenAI sends as JSON text; the text itself if it is invalid."""
-    if not isinstance(arguments, str):
-        return arguments
-    try:
-        return _decoder.decode(arguments) if arguments.strip() else {}
-    except (ValueError, RecursionError):
-        return arguments
