@@ -15,7 +15,7 @@ demo: .venv/.demo  ## run the demonstration
 
 # More processes than cores: tests wait for leases and timeouts.
 test: .venv/.test  ## run the tests on one Python
-	.venv/bin/pytest -q -n 5 --dist worksteal --ignore=tests/judges
+	.venv/bin/pytest -q -n 6 --dist worksteal --ignore=tests/judges
 coverage: .venv/.test  ## run the tests on every Python of this machine, on one of them with coverage
 	.ci/coverage
 

@@ -31,6 +31,7 @@ from opwire.registry import OperationRegistry
 from opwire.testing.harness import Probe
 from opwire.transports.broker import BrokerTransport
 from tests.chaos.virtual_time import run_virtually
+from tests.properties import is_thorough
 from tests.requirements import requirement
 from tests.transports.broker_in_memory import MemoryBroker, MemoryBrokerConnection
 
@@ -1042,7 +1043,7 @@ async def test_a_server_that_drains_finishes_what_takes_many_beats_and_others_ge
 
 
 @requirement("call.one-outcome", "transport.leases.expiry")
-@pytest.mark.parametrize("seed", range(3))
+@pytest.mark.parametrize("seed", range(3 if is_thorough() else 1))
 def test_calls_and_subscriptions_of_many_ends_over_a_rough_broker_end_once_each_and_leave_nothing(seed: int) -> None:
     async def storm() -> None:
         dice = random.Random(seed)

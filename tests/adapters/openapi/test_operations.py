@@ -10,6 +10,7 @@ from opwire.operation import OperationSpec, OperationType
 from opwire.origin import ORIGIN_EXTENSION, Origin
 from opwire.schema import Schema
 from tests.adapters.openapi.documents import JSON, Read, answers, document, json_body, parameter, read
+from tests.properties import is_thorough
 from tests.requirements import requirement
 
 
@@ -267,7 +268,8 @@ def places(node: Any, *steps: Any) -> Iterator[tuple[Any, ...]]:
 @requirement("openapi.broken")
 @pytest.mark.parametrize("junk", JUNK, ids=str)
 def test_junk_anywhere_in_a_document_costs_no_more_than_an_operation(junk: Any) -> None:
-    for place in places(RICH):
+    every = 1 if is_thorough() else 3  # on a developer's machine, a third of the places for each
+    for place in [*places(RICH)][JUNK.index(junk) % every :: every]:
         if place in (("openapi",), ("paths",)):  # without them it is no document
             continue
         root = copy.deepcopy(RICH)

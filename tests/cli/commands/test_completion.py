@@ -49,8 +49,7 @@ def test_a_shell_that_is_not_known_is_asked_for(
 # What a document may call its operations, each with a prefix of its own; `touch` would leave a file behind.
 HOSTILE = {
     "a": "a$(touch PWNED)",
-    "b": "b`touch PWNED`",
-    "c": "c;touch PWNED;",
+    "b": "b`touch PWNED`;touch PWNED;",
     "d": "d';touch PWNED;'",
     "e": 'e";touch PWNED;"',
     "f": "f\\$(touch PWNED)",
