@@ -26,7 +26,7 @@ ALICE = Identity(id="alice")
 Call = Callable[[str, Any], Awaitable[str]]
 
 
-def shop() -> OperationRegistry:
+def shop(asleep: asyncio.Event | None = None) -> OperationRegistry:
     registry = OperationRegistry()
 
     @registry.query("shop.hello", access=AccessControl(public=True))
@@ -46,6 +46,8 @@ def shop() -> OperationRegistry:
 
     @registry.query("shop.sleep")
     async def sleep() -> None:
+        if asleep is not None:
+            asleep.set()
         await asyncio.Event().wait()
 
     @registry.subscription("shop.ticks")
@@ -251,10 +253,11 @@ async def test_a_call_that_its_caller_abandons_or_that_times_out_is_logged_as_su
     caplog: pytest.LogCaptureFixture,
 ) -> None:
     caplog.set_level(logging.INFO, "opwire.access")
-    app = serve_http(shop(), anonymous=ALICE)
+    asleep = asyncio.Event()
+    app = serve_http(shop(asleep), anonymous=ALICE)
     async with app.listening(drain_timeout=1) as address, aiohttp.ClientSession() as session:
         gone = asyncio.create_task(HTTPClient(session, address).post("/shop/sleep"))
-        await asyncio.wait([gone], timeout=0.1)
+        await within(asleep.wait())
         gone.cancel()
         await until(lambda: len(lines(caplog)) == 1)
     async with connected(serve_mcp(shop(), stdio_identity=ALICE, timeout=0.05)) as tools:
@@ -266,7 +269,7 @@ async def test_a_call_that_its_caller_abandons_or_that_times_out_is_logged_as_su
         PendingRequestMap(MemoryTransport(bus)) as calls,
     ):
         with pytest.raises(CallError):
-            await calls.call("shop.sleep", timeout=0.05)
+            await calls.call("shop.sleep", timeout=0.5)
         await until(lambda: len(lines(caplog)) == 3)
         gone = asyncio.create_task(calls.call("shop.sleep"))
         await until(lambda: server.open_calls == 1)

@@ -346,9 +346,15 @@ async def test_an_application_that_does_not_start_is_said_so() -> None:
 
 async def test_outside_the_main_thread_it_runs_without_signals(unused_tcp_port: int) -> None:
     async def run() -> None:
-        with contextlib.suppress(TimeoutError):
-            async with asyncio.timeout(0.2):
-                await run_until_signalled(app, "127.0.0.1", unused_tcp_port, on_drain=drained.set, lifespan="off")
+        running = asyncio.create_task(
+            run_until_signalled(app, "127.0.0.1", unused_tcp_port, on_drain=drained.set, lifespan="off")
+        )
+        async with asyncio.timeout(30), aiohttp.ClientSession() as session:
+            while not app.requests:
+                with contextlib.suppress(aiohttp.ClientError, TimeoutError):
+                    await session.get(f"http://127.0.0.1:{unused_tcp_port}", timeout=aiohttp.ClientTimeout(1))
+        running.cancel()
+        await asyncio.wait([running])
 
     app, drained = Slow(), threading.Event()
     await asyncio.to_thread(asyncio.run, run())

@@ -38,7 +38,7 @@ async def test_whoever_is_stopped_says_so(capsys: pytest.CaptureFixture[str]) ->
         async with aclosing(calls.subscribe("work.numbers")) as endless:
             assert (await anext(endless)).data == 1
         with pytest.raises(CallError) as caught:
-            await calls.call("work.hang", timeout=0.05)
+            await calls.call("work.hang", timeout=0.5)
         assert caught.value.code is ErrorCode.TIMEOUT
     assert capsys.readouterr().out.split() == ["stopped", "hanging", "stopped"]
 

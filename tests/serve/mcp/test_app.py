@@ -294,11 +294,17 @@ async def test_a_session_that_ends_cancels_its_calls() -> None:
 
     async with browsing(registry, anonymous=GUEST) as browser:
         session = await browser.session()
-        async with browser.post(call("a_b"), Mcp_Session_Id=session):
-            await until(lambda: steps == ["begun"])
-            async with browser.delete(Mcp_Session_Id=session) as response:
-                assert response.status == 200
-            await until(lambda: steps == ["begun", "cancelled"])
+
+        async def post() -> None:
+            async with browser.post(call("a_b"), Mcp_Session_Id=session):
+                pass
+
+        calling = asyncio.create_task(post())
+        await until(lambda: steps == ["begun"])
+        async with browser.delete(Mcp_Session_Id=session) as response:
+            assert response.status == 200
+        await until(lambda: steps == ["begun", "cancelled"])
+        await asyncio.wait_for(calling, PATIENCE)
 
 
 @requirement("serve-mcp.list-changed")
