@@ -284,6 +284,24 @@ async def test_the_session_with_most_events_makes_room_for_the_others(monkeypatc
 
 
 @requirement("serve-mcp.resumption.bounds")
+async def test_a_long_event_displaces_a_thousand_short_ones_and_an_ended_session_keeps_nothing(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(streams, "MAX_ALL_EVENT_BYTES", 8_000)
+    monkeypatch.setattr(streams, "MAX_EVENTS", 10_000)
+    store = EventStore()
+    first, second = EventLog(store), EventLog(store)
+    short, long = await stream_of(first), await stream_of(second)
+    for _ in range(5_000):
+        await short.event(b"1")
+    await long.event(b"2" * 4_000)
+    assert (first.size, second.size) == (4_000, 4_000)
+    second.clear()
+    await long.finish(b"3")
+    assert (second.size, len(second.after(long, 0))) == (0, 0)
+
+
+@requirement("serve-mcp.resumption.bounds")
 async def test_events_are_kept_for_a_while(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(streams, "KEEP_EVENTS", 0.05)
     log = EventLog(EventStore())

@@ -229,10 +229,10 @@ class HTTPSession:
         within, starts = self._poll_after(), PING
         if self._events.primes:
             starts = min(PRIME_AFTER, (within or PING) / 2)
-            if headers.prefers_events:
-                await writer.write(b"")
         is_done = False
         try:
+            if self._events.primes and headers.prefers_events:
+                await writer.write(b"")
             is_done = await follow(task, writer, receive, left=stream.left, within=within, starts=starts)
         finally:
             if not is_done:  # the client has left, or has to poll; the call goes on

@@ -53,10 +53,10 @@ class EventStore:
         self._size = 0
 
     def changed(self, log: "EventLog", difference: int) -> None:
-        """Account for a change in the size of a log, and make room."""
+        """Account for a change in the size of a log, and make room if it has grown."""
         self._size += difference
         (self._logs.add if log.size else self._logs.discard)(log)
-        while self._size > MAX_ALL_EVENT_BYTES:
+        while difference > 0 and self._size > MAX_ALL_EVENT_BYTES:
             max(self._logs, key=lambda each: each.size).forget_oldest()
 
 
@@ -69,6 +69,7 @@ class EventLog:
     def __init__(self, store: EventStore) -> None:
         self.primes = False
         self.size = 0
+        self._is_closed = False
         self._store = store
         self._numbers = itertools.count()
         self._streams: dict[int, EventStream] = {}
@@ -88,7 +89,9 @@ class EventLog:
         return None if found is None or stream is None else (stream, int(found[2]))
 
     def add(self, stream: "EventStream", number: int, data: bytes, *, is_last: bool) -> None:
-        """Keep an event, and forget the oldest that exceed a limit."""
+        """Keep an event, and forget the oldest that exceed a limit; without effect after `clear`."""
+        if self._is_closed:
+            return
         if len(data) > MAX_EVENT_BYTES:
             if is_last:
                 self._streams.pop(cast("int", stream.number), None)
@@ -123,7 +126,8 @@ class EventLog:
             self._timer = asyncio.get_running_loop().call_later(wait, self._expire)
 
     def clear(self) -> None:
-        """Forget everything: the session has ended."""
+        """Forget everything, and keep nothing more: the session has ended."""
+        self._is_closed = True
         if self._timer is not None:
             self._timer.cancel()
         while self._events:
