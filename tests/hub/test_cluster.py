@@ -57,6 +57,19 @@ async def test_a_caller_reaches_a_spoke_of_another_hub(hubs: Hubs, meeting: Meet
 
 
 @requirement("hub.cluster")
+async def test_hubs_that_have_just_started_ask_each_other_before_spokes_count_as_late(
+    hubs: Hubs, meeting: Meeting
+) -> None:
+    a, b = await hubs.hub(linger=30), await hubs.hub(linger=30)
+    await meeting.spoke(a.url, adding())
+    caller = await meeting.spoke(b.url)
+    assert await caller.call("math.add", {"a": 1, "b": 2}) == 3
+    with pytest.raises(CallError, match="the hub has just started") as raised:
+        await caller.call("math.sub")
+    assert raised.value.code is ErrorCode.UNAVAILABLE
+
+
+@requirement("hub.cluster")
 async def test_a_new_hub_knows_the_operations_of_the_others_when_it_starts(hubs: Hubs, meeting: Meeting) -> None:
     a = await hubs.hub(adding("own"))
     await meeting.spoke(a.url, adding())
@@ -252,6 +265,20 @@ async def test_servers_of_the_own_hub_come_first_and_sticky_calls_meet_at_one_se
     for key in map(str, range(20)):
         first, second = [(await each.calls.call("who.serves", sticky_key=key)).data for each in callers]
         assert first == second
+
+
+@requirement("hub.cluster")
+async def test_what_hubs_ask_each_other_is_not_in_the_access_log(
+    hubs: Hubs, meeting: Meeting, caplog: pytest.LogCaptureFixture
+) -> None:
+    caplog.set_level("INFO", logger="opwire.access")
+    a, b = await hubs.hub(), await hubs.hub()
+    await meeting.spoke(a.url, adding())
+    caller = await meeting.spoke(b.url)
+    assert await caller.call("math.add", {"a": 1, "b": 2}) == 3
+    await a.close()
+    assert "math.add" in caplog.text
+    assert "opwire.hub" not in caplog.text
 
 
 @requirement("hub.cluster")

@@ -8,6 +8,7 @@ exits with 1 if a call was lost: if it had no outcome in time or a wrong one, ra
 
 import argparse
 import asyncio
+import logging
 import random
 import sys
 import time
@@ -137,6 +138,7 @@ def main() -> int:
     parser.add_argument("--spokes", type=int, default=60)
     parser.add_argument("--seed", type=int, default=1)
     options = parser.parse_args()
+    logging.getLogger("opwire").setLevel(logging.ERROR)  # otherwise each lost connection is a line
     good = True
     for engine in (NatsServer, RedisServer):
         with engine() as server:

@@ -508,7 +508,7 @@ class Cluster:
         """Wait until an operation has a server, or all changes of the routes so far have arrived.
 
         Raises:
-            CallError: UNAVAILABLE, the other hubs cannot be asked at the moment.
+            CallError: UNAVAILABLE, the other hubs cannot be asked at the moment, or spokes may still be connecting.
         """
         if is_own(operation_id) or (operation_id in self._registry and not self._remote.is_absent(operation_id)):
             return
@@ -522,6 +522,7 @@ class Cluster:
         except (CallError, TimeoutError) as error:
             unsure = f"{operation_id} is not served here, and other hubs cannot be asked at the moment: {error}"
             raise CallError(ErrorCode.UNAVAILABLE, unsure) from error
+        self._remote.check_unknown(operation_id)
 
     async def _synchronise(self) -> None:
         if not self._transport.connected:

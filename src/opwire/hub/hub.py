@@ -369,7 +369,8 @@ class HubAdmission:
         Raises:
             CallError: UNAVAILABLE, a spoke that serves it may still connect.
         """
-        if self._authenticator is not None:  # otherwise spokes announce nothing
+        # Without an authenticator spokes announce nothing; with other hubs, they are asked first.
+        if self._authenticator is not None and self._remote.look_up is None:
             self._remote.check_unknown(operation_id)
 
     # --- descriptions -------------------------------------------------------------------------------------------------
