@@ -100,8 +100,9 @@ def _without_size() -> dict[str, str]:
 
 def unstyled(shown: str) -> str:
     """What a terminal shows in the end: no escape sequences, no progress of loading, and the line ends of text."""
-    text = re.sub(r"\x1b\[[0-9;?]*[A-Za-z]", "", shown).replace("\r\n", "\n").replace("\r", "\n")
-    return re.sub("^[\u2800-\u28ff] loading [^\n]*\n", "", text, flags=re.MULTILINE)  # shown if it takes a while
+    text = re.sub(r"\x1b\[[0-9;?]*[A-Za-z]", "", shown).replace("\r\n", "\n")
+    text = re.sub(r"^.*\r", "", text, flags=re.MULTILINE)  # each frame of the spinner erases the one before
+    return re.sub("^[\u2800-\u28ff] loading [^\n]*\n", "", text, flags=re.MULTILINE)  # and the result the last one
 
 
 class OnTerminal:
