@@ -131,7 +131,7 @@ def clients(server: RedisServer) -> int:
 
 @requirement("transport.redis.one-connection")
 async def test_a_thousand_calls_in_flight_need_one_connection(redis_server: RedisServer) -> None:
-    async with serving(redis_server.url) as counted, calling(redis_server.url) as calls:
+    async with serving(redis_server.url, heartbeat=10) as counted, calling(redis_server.url, heartbeat=10) as calls:
         running = asyncio.gather(*(calls.call("work.wait", {"number": number}) for number in range(1_000)))
         await counted.until(1_000)
         assert clients(redis_server) == 2
@@ -263,7 +263,7 @@ async def test_calls_in_flight_survive_that_redis_loses_its_data_and_new_ones_fi
 @requirement("transport.redis.scripts")
 async def test_scripts_that_are_flushed_while_calls_run_cost_nobody_a_call(own_redis: Redis) -> None:
     server = own_redis()
-    async with serving(server.url) as counted, calling(server.url) as calls:
+    async with serving(server.url, heartbeat=10) as counted, calling(server.url, heartbeat=10) as calls:
 
         async def flush() -> None:
             for _ in range(20):
