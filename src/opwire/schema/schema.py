@@ -176,13 +176,13 @@ class _Search:
                 yield f'"{name}" is a required property'
         if node.get("additionalProperties") is False:
             patterns, declared = as_dict(node.get("patternProperties")), as_dict(node.get("properties"))
-            extra = [
+            extra = (
                 name
                 for name in value
                 if name not in declared and not any(self._checks.matches(pattern, name) for pattern in patterns)
-            ]
-            if extra:
-                names = ", ".join(f"'{name[:_MAX_TEXT]}'" for name in extra[:_SHOWN_NAMES])
+            )
+            if shown := list(islice(extra, _SHOWN_NAMES)):
+                names = ", ".join(f"'{name[:_MAX_TEXT]}'" for name in shown)
                 yield f"Additional properties are not allowed ({names} were unexpected)"
 
     def _of_members(self, scope: Scope, value: Any, path: str) -> Iterator[Problem]:
