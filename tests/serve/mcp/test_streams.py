@@ -10,7 +10,7 @@ from opwire import Context, OperationRegistry
 from opwire.adapters.mcp import HTTPServer, from_mcp
 from opwire.serve.mcp import streams
 from opwire.serve.mcp.exchange import EventWriter
-from opwire.serve.mcp.streams import EventLog, EventStore, EventStream
+from opwire.serve.mcp.streams import EventLog, EventStore, ResumableStream
 from tests.requirements import requirement
 from tests.serve.mcp.raw import HANDSHAKE, call
 from tests.serve.mcp.shop import PATIENCE, until
@@ -234,9 +234,9 @@ async def discard(message: Any) -> None:
     """Send nothing."""
 
 
-async def stream_of(log: EventLog) -> EventStream:
+async def stream_of(log: EventLog) -> ResumableStream:
     """A stream that has begun, and whose client has left."""
-    stream = EventStream(log)
+    stream = ResumableStream(log)
     writer = EventWriter(discard, (), stream.preface)
     stream.attach(writer)
     await writer.ping()
@@ -244,7 +244,7 @@ async def stream_of(log: EventLog) -> EventStream:
     return stream
 
 
-def resumes(log: EventLog, stream: EventStream) -> bool:
+def resumes(log: EventLog, stream: ResumableStream) -> bool:
     return log.find(f"{stream.number}.0") is not None
 
 
@@ -314,7 +314,7 @@ async def test_events_are_kept_for_a_while(monkeypatch: pytest.MonkeyPatch) -> N
 @requirement("serve-mcp.resumption")
 async def test_a_connection_that_blocks_does_not_delay_the_client_that_comes_back() -> None:
     log = EventLog(EventStore())
-    stream, sent = EventStream(log), list[Any]()
+    stream, sent = ResumableStream(log), list[Any]()
 
     async def block(message: Any) -> None:
         if message["type"] == "http.response.body" and b"data: 1" in message["body"]:

@@ -47,7 +47,7 @@ from opwire.serve.mcp.exchange import (
 )
 from opwire.serve.mcp.questions import MAX_QUESTIONS, ClientRequests, Waiter
 from opwire.serve.mcp.server import RegistryServer, encode_reply, stop_request
-from opwire.serve.mcp.streams import EventLog, EventStore, EventStream
+from opwire.serve.mcp.streams import EventLog, EventStore, ResumableStream
 
 PRIMED = "2025-11-25"
 """The first revision with events without data, from which clients resume a stream."""
@@ -104,7 +104,7 @@ class HTTPSession:
         self._handshake = Handshake(server, self._spawn)
         self._running: dict[RequestId, tuple[asyncio.Task[RPCMessage], ServedRequest]] = {}
         self._events = events
-        self._notices = EventStream(events)  # of the GET
+        self._notices = ResumableStream(events)  # of the GET
         self._tasks: set[asyncio.Task[None]] = set()
         self._last_used = time.monotonic()
         self._timer = asyncio.get_running_loop().call_later(timing.idle, self._expire)
@@ -205,7 +205,7 @@ class HTTPSession:
         if await challenge(self._server, scope, request, send):
             self._peer.finish(request.id)
             return
-        stream = EventStream(self._events)
+        stream = ResumableStream(self._events)
         writer = EventWriter(send, self._headers, stream.preface)
         stream.attach(writer)
 
@@ -242,7 +242,7 @@ class HTTPSession:
             await self._finish(request.id, task, stream)
         await writer.end()
 
-    async def _finish(self, id: RequestId, task: asyncio.Task[RPCMessage], stream: EventStream) -> None:
+    async def _finish(self, id: RequestId, task: asyncio.Task[RPCMessage], stream: ResumableStream) -> None:
         """Send the response of a request that has ended; one that was cancelled gets an error."""
         self._peer.finish(id)
         is_wanted = self._running.pop(id, None) is not None and not task.cancelled()

@@ -38,7 +38,7 @@ _ID = re.compile(r"([0-9]{1,12})\.([0-9]{1,12})")
 
 
 class _KeptEvent(NamedTuple):
-    stream: "EventStream"
+    stream: "ResumableStream"
     number: int
     data: bytes
     at: float
@@ -72,23 +72,23 @@ class EventLog:
         self._is_closed = False
         self._store = store
         self._numbers = itertools.count()
-        self._streams: dict[int, EventStream] = {}
+        self._streams: dict[int, ResumableStream] = {}
         self._events: deque[_KeptEvent] = deque()
         self._timer: asyncio.TimerHandle | None = None
 
-    def open(self, stream: "EventStream") -> int:
+    def open(self, stream: "ResumableStream") -> int:
         """Return the number of a new stream."""
         number = next(self._numbers)
         self._streams[number] = stream
         return number
 
-    def find(self, id: str) -> tuple["EventStream", int] | None:
+    def find(self, id: str) -> tuple["ResumableStream", int] | None:
         """Return the stream of an event and the number of the event; None if they are unknown or forgotten."""
         found = _ID.fullmatch(id)
         stream = None if found is None else self._streams.get(int(found[1]))
         return None if found is None or stream is None else (stream, int(found[2]))
 
-    def add(self, stream: "EventStream", number: int, data: bytes, *, is_last: bool) -> None:
+    def add(self, stream: "ResumableStream", number: int, data: bytes, *, is_last: bool) -> None:
         """Keep an event, and forget the oldest that exceed a limit; without effect after `clear`."""
         if self._is_closed:
             return
@@ -104,7 +104,7 @@ class EventLog:
         if self._timer is None and self._events:
             self._timer = asyncio.get_running_loop().call_later(KEEP_EVENTS, self._expire)
 
-    def after(self, stream: "EventStream", number: int) -> list[_KeptEvent]:
+    def after(self, stream: "ResumableStream", number: int) -> list[_KeptEvent]:
         """Return the later events of a stream."""
         return [each for each in self._events if each.stream is stream and each.number > number]
 
@@ -135,7 +135,7 @@ class EventLog:
         self._streams.clear()
 
 
-class EventStream:
+class ResumableStream:
     """The events of one request, or of the session itself, and the response that carries them now, if any.
 
     It has a number, and can be resumed, from the start of its first response on.
