@@ -1,9 +1,10 @@
 """Several hubs as one, killed and drained at random while they relay.
 
-    python -m tests.soak.hubs [--calls 50000] [--spokes 60] [--seed 1]
+    python -m tests.soak.hubs [--calls 50000] [--spokes 60] [--seed 1] [--drains]
 
 Three hubs are processes; spokes and callers are in this one, at all hubs. It prints what happened over each engine, and
-exits with 1 if a call was lost: if it had no outcome in time or a wrong one, ran twice, or was said to be unknown.
+exits with 1 if a call was lost: if it had no outcome in time or a wrong one, ran twice, or was said to be unknown. With
+`--drains` no hub is killed, and a call that fails is lost, too.
 """
 
 import argparse
@@ -52,11 +53,14 @@ class _HubProcess:
 class HubSoak:
     """A number of calls over a number of spokes, while hubs are killed and drained."""
 
-    def __init__(self, broker: str, *, spokes: int, calls: int, faults: int = 2, seed: int = 1) -> None:
+    def __init__(
+        self, broker: str, *, spokes: int, calls: int, faults: int = 2, seed: int = 1, kills: bool = True
+    ) -> None:
         self._broker = broker
         self._spokes = spokes
         self._least = calls
         self._least_faults = faults
+        self._kinds = ["drained", "killed"] if kills else ["drained"]
         self._random = random.Random(seed)
         self._number = 0
         self.outcomes: Counter[str] = Counter()
@@ -108,7 +112,7 @@ class HubSoak:
                 result: Any = await caller.call("work.do", {"number": number}, timeout=_TIMEOUT)
             except CallError as error:
                 self.outcomes[error.code.value] += 1
-                if error.code is not ErrorCode.UNAVAILABLE:
+                if error.code is not ErrorCode.UNAVAILABLE or "killed" not in self._kinds:
                     self.lost.append(f"call {number}: {error}")
                 await asyncio.sleep(0.01)
             else:
@@ -118,8 +122,8 @@ class HubSoak:
 
     async def _trouble(self, hubs: list[_HubProcess]) -> None:
         while not self._over:
-            kinds = ["drained", "killed"]  # each of them at first, and then any
-            kind = kinds[self.faults.total()] if self.faults.total() < len(kinds) else self._random.choice(kinds)
+            kinds = self._kinds[self.faults.total() :] or self._kinds  # each of them at first, and then any
+            kind = kinds[0] if kinds is not self._kinds else self._random.choice(kinds)
             hub = self._random.choice(hubs)
             await hub.end(kill=kind == "killed")
             self.faults[kind] += 1
@@ -137,12 +141,15 @@ def main() -> int:
     parser.add_argument("--calls", type=int, default=50_000)
     parser.add_argument("--spokes", type=int, default=60)
     parser.add_argument("--seed", type=int, default=1)
+    parser.add_argument("--drains", action="store_true", help="kill no hub")
     options = parser.parse_args()
     logging.getLogger("opwire").setLevel(logging.ERROR)  # otherwise each lost connection is a line
     good = True
     for engine in (NatsServer, RedisServer):
         with engine() as server:
-            soak = HubSoak(server.url, spokes=options.spokes, calls=options.calls, seed=options.seed)
+            soak = HubSoak(
+                server.url, spokes=options.spokes, calls=options.calls, seed=options.seed, kills=not options.drains
+            )
             asyncio.run(soak.run())
             sys.stdout.write(f"\n{server.program}\n{soak}\n")
             good = good and not soak.lost
