@@ -263,6 +263,9 @@ class RedisServer(Server):
             if not (more := connection.recv(65_536)):
                 return False
             answer += more
+        connection.shutdown(socket.SHUT_WR)
+        while connection.recv(65_536):  # until the server has closed it, too: it counts as a client
+            pass
         return f"process_id:{self.pid}\r\n".encode() in answer
 
 
