@@ -1,6 +1,8 @@
 """Modules of a project."""
 
+import gc
 import sys
+from itertools import count
 from pathlib import Path
 
 import pytest
@@ -29,6 +31,26 @@ async def test_a_registry_of_a_module_beside_the_file_is_found_and_the_path_is_l
     assert await price(modules) == 3
     assert sys.path == before
     assert modules.files == {tmp_path / "shop.py"}
+
+
+async def test_other_modules_may_be_imported_meanwhile(tmp_path: Path) -> None:
+    """As by another thread: here at each garbage collection, which may happen wherever an object is created."""
+    write(tmp_path, shop_py=shop(3))
+    numbers, threshold = count(), gc.get_threshold()
+
+    def imports(phase: str, _: object) -> None:
+        sys.modules[f"late{next(numbers)}"] = sys
+
+    gc.collect()  # which empties the lists of unused tuples, so that new ones are created
+    gc.callbacks.append(imports)
+    gc.set_threshold(50)
+    try:
+        assert await price(ProjectModules(tmp_path)) == 3
+    finally:
+        gc.set_threshold(*threshold)
+        gc.callbacks.remove(imports)
+        for number in range(next(numbers)):
+            del sys.modules[f"late{number}"]
 
 
 async def test_a_registry_may_be_an_attribute_of_something(tmp_path: Path) -> None:

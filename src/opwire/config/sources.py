@@ -406,7 +406,7 @@ class ProjectModules:
         """Return the modules that were imported from the folder since the start."""
         return {
             name: module
-            for name, module in tuple(sys.modules.items())
+            for name, module in sys.modules.copy().items()  # in one step: other threads import, too
             if name.partition(".")[0] not in self._before and self._is_ours(getattr(module, "__file__", None))
         }
 
