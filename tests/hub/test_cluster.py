@@ -1,6 +1,7 @@
 """Several hubs as one, over real brokers: calls cross between hubs with all that belongs to them."""
 
 import asyncio
+import time
 from collections.abc import AsyncIterator
 from secrets import token_hex
 from typing import Any
@@ -170,6 +171,26 @@ def test_a_proof_is_for_one_request_once() -> None:
         there.arriving(proven)
     with pytest.raises(UsageError, match="at least 16"):
         ClusterSecret("short")
+
+
+@requirement("hub.cluster.secret")
+def test_a_proof_that_was_used_is_rejected_for_as_long_as_it_is_valid(monkeypatch: pytest.MonkeyPatch) -> None:
+    here, there, now = ClusterSecret(SECRET), ClusterSecret(SECRET), 1_000.0
+    monkeypatch.setattr(time, "time", lambda: now)
+
+    def proven(number: int) -> CallRequested:
+        return here.leaving(CallRequested(request_id=f"server/{number}", operation_id="math.add", input={}))
+
+    used: list[CallRequested] = []
+    for number in range(200):
+        used.append(proven(number))
+        there.arriving(used[-1])
+        now += 0.5
+        for request in used:
+            with pytest.raises(CallError, match=r"used before|needs the secret"):
+                there.arriving(request)
+    with pytest.raises(CallError, match="needs the secret"):
+        there.arriving(used[0])  # it has expired
 
 
 @requirement("hub.cluster")

@@ -18,7 +18,6 @@ themselves: `opwire.hub.routes` and `opwire.hub.sync`.
 import asyncio
 import logging
 import time
-from collections import OrderedDict
 from collections.abc import AsyncIterator, Callable, Coroutine, Sequence
 from hashlib import blake2b
 from hmac import compare_digest
@@ -91,8 +90,7 @@ _WAIT = 0.25  # seconds for the hubs that are there already to reply
 _SEARCH = 5.0  # seconds between two searches for hubs that were missed
 _PATIENCE = 5.0  # seconds for the routes of another hub
 _BREATH = 8  # routes after which other tasks run: registering one takes up to a third of a millisecond
-_LIFETIME, _SKEW = 60.0, 10.0  # seconds for which a proof is valid, and by which clocks may differ
-_REMEMBERED = 100_000  # proofs that were used
+_LIFETIME, _SKEW = 20.0, 10.0  # seconds for which a proof is valid, and by which clocks may differ
 _ANY_SIZE = 2**62
 _NO_CALLS = Statistics()
 _Version = tuple[str, str]  # of an operation: its id and version
@@ -119,7 +117,7 @@ class ClusterSecret:
 
         NatsTransport("nats://…", prefix="opwire-hubs", signed=ClusterSecret(os.environ["SECRET"]))
 
-    A request is valid for a minute, once at each hub. Everything else is proven by the token of its request.
+    A request is valid for some seconds, once at each hub. Everything else is proven by the token of its request.
 
     Raises:
         UsageError: the secret is too short.
@@ -131,7 +129,10 @@ class ClusterSecret:
         if len(secret) < MIN_TOKEN:
             raise UsageError(f"the secret of a cluster needs at least {MIN_TOKEN} characters: secrets.token_urlsafe()")
         self._key = secret.encode(errors="surrogatepass")
-        self._seen: OrderedDict[str, None] = OrderedDict()
+        # Proofs that were used, in two generations: each is remembered for longer than it is valid, at any rate.
+        self._used: set[str] = set()
+        self._used_before: set[str] = set()
+        self._generation = 0.0  # when it began
 
     def leaving(self, event: CallRequested) -> CallRequested:
         """Return a request with its proof."""
@@ -149,11 +150,11 @@ class ClusterSecret:
         valid = until.isdecimal() and len(until) < 16 and now - _SKEW < int(until) < now + _LIFETIME + _SKEW
         if not valid or not compare_digest(self._signature(event, int(until)).encode(), signature.encode()):
             raise rejected("a request needs the secret of the cluster", "missing, wrong or expired proof")
-        if signature in self._seen:
+        if now - self._generation > _LIFETIME + 2 * _SKEW:
+            self._used, self._used_before, self._generation = set(), self._used, now
+        if signature in self._used or signature in self._used_before:
             raise rejected("the request was used before", "replayed request")
-        self._seen[signature] = None
-        if len(self._seen) > _REMEMBERED:
-            self._seen.popitem(last=False)
+        self._used.add(signature)
         return replace(event, credential=None)
 
     def ended(self, request_id: str) -> None:
