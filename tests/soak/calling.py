@@ -1,5 +1,5 @@
-"""A process that calls: `python -m tests.soak.calling URL FOLDER NAME`. It ends when its stdin is closed, after
-its last calls have ended."""
+"""A process that calls: `python -m tests.soak.calling URL FOLDER NAME PAUSE`. Each of its callers waits up to PAUSE
+seconds after a call. It ends when its stdin is closed, after its last calls have ended."""
 
 import asyncio
 import random
@@ -23,7 +23,6 @@ CALLERS = 16
 DURABLE_CALLERS = 3
 
 _NEVER = 30.0  # the timeout of most calls: one that reaches it was lost by both sides
-_PAUSE = 0.1  # seconds between two calls of a caller, at most
 _BREATH = 0.1  # seconds after a failure
 _RECOVERY = 15.0  # seconds after the last fault in which a call is answered again
 _ITEMS = 40
@@ -46,10 +45,11 @@ async def told(outcome: Awaitable[Any]) -> str | None:
 class Caller:
     """Makes calls of all kinds, and records their outcomes."""
 
-    def __init__(self, spoke: Spoke, diary: Diary, name: str) -> None:
+    def __init__(self, spoke: Spoke, diary: Diary, name: str, pause: float) -> None:
         self._spoke = spoke
         self._diary = diary
         self._name = name
+        self._pause = pause
         self._ids = (f"{name}-{number}" for number in count(1))
         self.over = False
 
@@ -58,7 +58,7 @@ class Caller:
         kinds = [*calls, self._count, self._leave, self._lose]
         while not self.over:
             await random.choice(kinds)()
-            await asyncio.sleep(random.uniform(0, _PAUSE))
+            await asyncio.sleep(random.uniform(0, self._pause))
         calm = time.monotonic()
         while await self._short() != "ok":
             if time.monotonic() > calm + _RECOVERY:
@@ -158,9 +158,10 @@ class LosesCredits:
 class DurableCaller:
     """Submits durable mutations: each until it is accepted, some of them twice."""
 
-    def __init__(self, durable: DurableCalls, diary: Diary, name: str) -> None:
+    def __init__(self, durable: DurableCalls, diary: Diary, name: str, pause: float) -> None:
         self._durable = durable
         self._diary = diary
+        self._pause = pause
         self._keys = (f"{name}-job-{number}" for number in count(1))
         self.over = False
 
@@ -170,7 +171,7 @@ class DurableCaller:
             delay = random.uniform(0, 0.1 if kind < 0.9 else 3)
             input = {"delay": delay, "fail": int(kind < 0.2), "refuse": kind > 0.8}
             await random.choice([self._submit, self._call])(key, input)
-            await asyncio.sleep(random.uniform(0, _PAUSE))
+            await asyncio.sleep(random.uniform(0, self._pause))
 
     async def _submit(self, key: str, input: dict[str, Any]) -> None:
         while not self.over:
@@ -194,22 +195,23 @@ class DurableCaller:
                 self._diary.note("seen", key, code=code)
 
 
-async def main(url: str, folder: str, name: str) -> None:
-    diary = Diary(Path(folder), name)
+async def main(url: str, folder: str, name: str, pause: str) -> None:
+    diary, rest = Diary(Path(folder), name), float(pause)
     async with AsyncExitStack() as stack:
         spoke = await connected(url, wrap=LosesCredits)
         stack.push_async_callback(spoke.close)
         found = await opened(url, stack)
-        callers: list[Caller | DurableCaller] = [Caller(spoke, diary, f"{name}-{n}") for n in range(CALLERS)]
+        callers: list[Caller | DurableCaller] = [Caller(spoke, diary, f"{name}-{n}", rest) for n in range(CALLERS)]
         if found is not None:
             durable = DurableCalls(found)
-            callers += [DurableCaller(durable, diary, f"{name}-{n}") for n in range(DURABLE_CALLERS)]
+            callers += [DurableCaller(durable, diary, f"{name}-{n}", rest) for n in range(DURABLE_CALLERS)]
         async with asyncio.TaskGroup() as group:
             for each in callers:
                 group.create_task(each.go_on())
             await wait_for_the_end()
             for each in callers:
                 each.over = True
+    diary.note("left", name, size=len(asyncio.all_tasks()) - 1)
 
 
 if __name__ == "__main__":

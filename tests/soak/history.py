@@ -6,7 +6,7 @@ from collections import Counter, defaultdict
 from collections.abc import Iterable, Iterator
 from pathlib import Path
 from statistics import median
-from typing import Any, Literal
+from typing import Any, Literal, Self
 
 import msgspec
 from msgspec import Struct, field
@@ -20,7 +20,9 @@ LATE = 1.0
 GIVEN_UP = "was given up"
 """Part of the error message of a durable mutation that has killed its workers."""
 
-What = Literal["begin", "end", "run", "accepted", "ran", "seen", "recorded", "memory", "act", "killed", "broken"]
+What = Literal[
+    "begin", "end", "run", "accepted", "ran", "seen", "recorded", "memory", "left", "act", "killed", "broken"
+]
 
 
 class Note(Struct, omit_defaults=True, kw_only=True):
@@ -32,7 +34,8 @@ class Note(Struct, omit_defaults=True, kw_only=True):
                           by being buried
     ran                   its handler has started; the result will be `code`
     seen, recorded        an outcome that a caller received, and the one in the journal at the end
-    memory                of the process `id`: `size` kilobytes
+    memory                of the process `id`: `size` kilobytes, and the number of its open `files`
+    left                  `size` tasks of the process `id` were left when it had closed everything
     act                   a fault, and its target
     killed, broken        the process `id` could not write its last words; it has not done what it had to: `code`
     """
@@ -46,6 +49,7 @@ class Note(Struct, omit_defaults=True, kw_only=True):
     may: tuple[str, ...] = ()  # how the call may end
     items: list[int] | None = None  # of a subscription
     size: int = 0
+    files: int = 0
 
 
 class Diary:
@@ -71,6 +75,23 @@ def read_history(folder: Path) -> Iterator[Note]:
             yield from map(decode, lines)
 
 
+class Growth(Struct):
+    """Something that is measured all the time: the medians of the first tenth, and of the last two thirds."""
+
+    start: float
+    middle: float
+    end: float
+
+    @classmethod
+    def of(cls, samples: list[float]) -> Self:
+        third = len(samples) // 3
+        start = median(samples[: max(1, len(samples) // 10)])
+        return cls(start, median(samples[third:-third]), median(samples[-third:]))
+
+    def __str__(self) -> str:
+        return f"{self.start:.0f} → {self.middle:.0f} → {self.end:.0f}"
+
+
 class Report(Struct):
     """The summary of a history, which is good without violations."""
 
@@ -82,7 +103,9 @@ class Report(Struct):
     durable: int = 0
     durable_runs: int = 0
     poison: int = 0  # durable mutations that kill their worker
-    memory: dict[str, tuple[float, float]] = field(default_factory=dict)  # megabytes in the middle, and at the end
+    memory: dict[str, Growth] = field(default_factory=dict)  # megabytes
+    files: dict[str, Growth] = field(default_factory=dict)
+    tasks: int = 0  # that were left by processes that ended well
     violations: list[str] = field(default_factory=list)
 
     def __str__(self) -> str:
@@ -92,7 +115,9 @@ class Report(Struct):
             "items": f"{self.items:,} of subscriptions",
             "durable": f"{self.durable:,} mutations, {self.durable_runs:,} runs, {self.poison} fatal",
             "faults": ", ".join(f"{act} {number}" for act, number in sorted(self.acts.items())),
-            "memory": ", ".join(f"{who} {middle:.0f} → {end:.0f} MB" for who, (middle, end) in self.memory.items()),
+            "memory": ", ".join(f"{who} {growth} MB" for who, growth in self.memory.items()),
+            "open files": ", ".join(f"{who} {growth}" for who, growth in self.files.items()),
+            "tasks left": str(self.tasks),
             "violations": "\n".join([f"{len(self.violations)}", *self.violations[:20]]),
         }
         return "\n".join(f"{name:<12}{text or '-'}" for name, text in rows.items())
@@ -108,6 +133,9 @@ def check_history(notes: Iterable[Note]) -> Report:
     _check_calls(by_what["begin"], by_what["end"], by_what["run"], set(by_what["killed"]), report)
     _check_durable(by_what, report)
     _check_memory(by_what["memory"], set(by_what["killed"]), report)
+    for note in (note for notes in by_what["left"].values() for note in notes if note.size):
+        report.tasks += note.size
+        report.violations.append(f"{note.id} left {note.size} tasks")
     report.violations += [f"{note.id} {note.code}" for notes in by_what["broken"].values() for note in notes]
     return report
 
@@ -180,11 +208,15 @@ def _check_durable(by_what: dict[What, dict[str, list[Note]]], report: Report) -
 
 
 def _check_memory(samples: dict[str, list[Note]], killed: set[str], report: Report) -> None:
+    longest = max(map(len, samples.values()), default=0)
     for who, notes in samples.items():
-        third = len(notes) // 3
-        if who in killed or third == 0:
+        if who in killed or len(notes) < 3:
             continue
-        sizes = [note.size / 1024 for note in sorted(notes, key=lambda note: note.at)]
-        middle, end = report.memory[who] = median(sizes[third:-third]), median(sizes[-third:])
-        if end > middle * 1.2 + 20:
-            report.violations.append(f"{who} grew from {middle:.0f} to {end:.0f} MB")
+        notes.sort(key=lambda note: note.at)
+        memory, files = Growth.of([note.size / 1024 for note in notes]), Growth.of([note.files for note in notes])
+        if memory.end > memory.middle * 1.2 + 20:
+            report.violations.append(f"{who} grew from {memory.middle:.0f} to {memory.end:.0f} MB")
+        if files.end > files.middle * 1.2 + 10:
+            report.violations.append(f"{who} had {files.middle:.0f} open files, and then {files.end:.0f}")
+        if len(notes) * 3 > longest:  # the others were restarted often, and would fill the table
+            report.memory[who], report.files[who] = memory, files

@@ -32,7 +32,8 @@ _BREATH = 0.1  # seconds after a failure
 class Poisoning:
     """Workers, and the poison that kills them. A hub has no journal, and skips this."""
 
-    def __init__(self, url: str, folder: Path, diary: Diary) -> None:
+    def __init__(self, url: str, folder: Path, diary: Diary, pause: float = 0) -> None:
+        self._pause = pause  # seconds between two poisons
         self._url = url
         self._folder = folder
         self._diary = diary
@@ -55,6 +56,7 @@ class Poisoning:
                 for key in keys:
                     await self._submit(durable, key, fatal=key == poison)
                 await self._end_of(durable, poison)
+                await asyncio.sleep(min(self._pause, max(0, end - time.monotonic())))
 
     async def _submit(self, durable: DurableCalls, key: str, *, fatal: bool) -> None:
         input = {"delay": random.choice([0, 0.01, 0.3, 1]), "fatal": fatal}

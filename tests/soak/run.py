@@ -4,26 +4,29 @@ import asyncio
 import random
 import secrets
 import time
-from collections.abc import Awaitable, Callable
+from collections.abc import Callable, Coroutine
 from contextlib import AsyncExitStack
 from pathlib import Path
-from typing import Literal
+from typing import Any, Literal
 
 from opwire.durable import DurableCalls
 from tests.servers.brokers import HOST, PORTS, NatsServer, RedisServer
 from tests.servers.faults import FaultProxy
 from tests.servers.processes import Worker
-from tests.soak.calling import told
+from tests.soak.calling import CALLERS, told
 from tests.soak.history import Diary, Report, check_history, read_history
 from tests.soak.poison import Poisoning
 from tests.soak.serving import journal
 
-EngineName = Literal["hub", "redis", "nats"]
-ENGINES: tuple[EngineName, ...] = ("hub", "redis", "nats")
+EngineName = Literal["hub", "hubs", "redis", "nats"]
+ENGINES: tuple[EngineName, ...] = ("hub", "hubs", "redis", "nats")
+
+Act = Callable[[], Coroutine[Any, Any, None]]
 
 _SPARE = 180.0  # seconds to start, to end the last calls, and to empty the journal
 _RESTART = 80.0  # seconds for a process to start: Redis reads its whole append-only file after a kill
 _PAGE = 50  # outcomes that are read at once
+_HUBS = 3  # that are run as one
 
 
 class Actor:
@@ -74,19 +77,31 @@ class Actor:
         await self._worker.__aexit__(None)
         self._keep_output()
 
-    def memory(self) -> int:
-        """Return the resident memory, in kilobytes."""
-        return int(Path(f"/proc/{self._worker.pid}/statm").read_text().split()[1]) * 4
+    def measure(self) -> dict[str, int]:
+        """Return the resident memory, in kilobytes, and the number of open files."""
+        place = Path(f"/proc/{self._worker.pid}")
+        return {
+            "size": int((place / "statm").read_text().split()[1]) * 4,
+            "files": sum(1 for _ in (place / "fd").iterdir()),
+        }
 
     def _keep_output(self) -> None:
         (self._folder / f"{self.name}.log").write_text("\n".join(self._worker.lines))
 
 
 class Soak:
-    """Three processes that serve, two that call, one engine, and the faults."""
+    """Three processes that serve, two that call, one engine, and the faults.
 
-    def __init__(self, engine: EngineName, seconds: float, folder: Path) -> None:
-        self._engine = engine
+    With a `rate`, there are at most so many calls per second, and durable mutations beside them. With `calm`, it is so
+    many times as long from one fault to the next, and the last server is spared: its memory is measured all the time.
+    """
+
+    def __init__(
+        self, engine: EngineName, seconds: float, folder: Path, rate: float | None = None, calm: float = 1
+    ) -> None:
+        self._engine: EngineName = engine
+        self._pause = 0.1 if rate is None else 2 * 2 * CALLERS / rate  # two processes; half of it is the mean
+        self._calm = calm
         self._seconds = seconds
         self._folder = folder
         self._diary = Diary(folder, "tormentor")
@@ -105,14 +120,19 @@ class Soak:
         return report
 
     async def _play(self, stack: AsyncExitStack) -> None:
-        port, kill = await self._start_engine(stack)
-        proxy = await stack.enter_async_context(FaultProxy(HOST, port))
-        scheme = "ws" if self._engine == "hub" else self._engine
-        direct, by_proxy = f"{scheme}://{HOST}:{port}", f"{scheme}://{HOST}:{proxy.port}"
-        servers = [await self._actor(stack, "serving", n, url) for n, url in enumerate([by_proxy, direct, direct])]
-        callers = [await self._actor(stack, "calling", n, url) for n, url in enumerate([by_proxy, direct])]
-        self._measured += callers
-        poisoning = Poisoning(direct, self._folder, self._diary)
+        scheme, ports, *kills = await self._start_engine(stack)
+        proxy = await stack.enter_async_context(FaultProxy(HOST, ports[0]))
+        # Each process prefers another hub, if there are several.
+        orders = [[*ports[n:], *ports[:n]] for n in range(len(ports))]
+        by_proxy, direct, last = (
+            ",".join(f"{scheme}://{HOST}:{port}" for port in order)
+            for order in ([proxy.port, *ports[1:]], orders[1 % len(ports)], orders[-1])
+        )
+        servers = [await self._actor(stack, "serving", n, url) for n, url in enumerate([by_proxy, direct, last])]
+        pause = str(self._pause)
+        callers = [await self._actor(stack, "calling", n, url, pause) for n, url in enumerate([by_proxy, last])]
+        self._measured += [*callers, *servers]
+        poisoning = Poisoning(direct, self._folder, self._diary, pause=5 * (self._calm - 1))
         stack.push_async_callback(poisoning.close)
 
         async def cut() -> None:
@@ -122,13 +142,13 @@ class Soak:
         measuring = asyncio.create_task(self._measure())
         stack.callback(measuring.cancel)
         async with asyncio.TaskGroup() as group:
-            for each in servers:
+            for each in servers if self._calm == 1 else servers[:-1]:
                 group.create_task(self._torment("serving", end, 8, each.kill, each.freeze, each.drain))
             group.create_task(self._torment("calling", end, 30, callers[1].kill))
             group.create_task(self._torment("connections", end, 10, cut))
             # A hub that is killed late would have too little time for a measurement of its memory.
-            kills_end = end - self._seconds / 2 if self._engine == "hub" else end
-            group.create_task(self._torment(self._engine, kills_end, 40, kill))
+            kills_end = end - min(self._seconds / 2, 600) if scheme == "ws" else end
+            group.create_task(self._torment(self._engine, kills_end, 20 if len(ports) > 1 else 40, *kills))
             group.create_task(poisoning.go_on(end))
             group.create_task(asyncio.sleep(self._seconds))
         for each in callers:
@@ -139,36 +159,44 @@ class Soak:
         for each in servers:
             await each.stop()
 
-    async def _start_engine(self, stack: AsyncExitStack) -> tuple[int, Callable[[], Awaitable[None]]]:
-        """Start the engine; return its port and the function that kills and restarts it."""
+    async def _start_engine(self, stack: AsyncExitStack) -> tuple[str, list[int], *tuple[Act, ...]]:
+        """Start the engine; return its scheme, its ports, and functions that kill and restart a part of it."""
         if self._engine == "hub":
-            port = secrets.choice(PORTS)
-            hub = Actor("hub", "tests.hub.process", lambda _: [str(port)], self._folder, self._diary)
-            await hub.start()
-            stack.push_async_callback(hub.close)
-            self._measured.append(hub)
-            return port, hub.kill
+            port, kill, _ = await self._start_hub(stack, 0)
+            return "ws", [port], kill
         durable = {"appendonly": "yes", "appendfsync": "always"}
         broker = stack.enter_context(RedisServer(**durable) if self._engine == "redis" else NatsServer(jetstream=True))
 
-        async def kill() -> None:
+        async def kill_broker() -> None:
             broker.kill()
             await asyncio.sleep(random.uniform(0, 1))
             broker.start()
 
-        return broker.port, kill
+        if self._engine != "hubs":
+            return self._engine, [broker.port], kill_broker
+        hubs = [await self._start_hub(stack, number, broker.url, "soak") for number in range(_HUBS)]
+        return "ws", [port for port, *_ in hubs], kill_broker, *(act for _, *acts in hubs for act in acts)
 
-    async def _actor(self, stack: AsyncExitStack, role: str, number: int, url: str) -> Actor:
+    async def _start_hub(self, stack: AsyncExitStack, number: int, *cluster: str) -> tuple[int, Act, Act]:
+        port = secrets.choice(PORTS)
+        arguments = [str(port), *cluster]
+        hub = Actor(f"hub-{number}", "tests.hub.process", lambda _: arguments, self._folder, self._diary)
+        await hub.start()
+        stack.push_async_callback(hub.close)
+        self._measured.append(hub)
+        return port, hub.kill, hub.drain
+
+    async def _actor(self, stack: AsyncExitStack, role: str, number: int, url: str, *options: str) -> Actor:
         place = [url, str(self._folder)]
         module = f"tests.soak.{role}"
-        actor = Actor(f"{role}-{number}", module, lambda name: [*place, name], self._folder, self._diary)
+        actor = Actor(f"{role}-{number}", module, lambda name: [*place, name, *options], self._folder, self._diary)
         await actor.start()
         stack.push_async_callback(actor.close)
         return actor
 
-    async def _torment(self, whom: str, end: float, every: float, *acts: Callable[[], Awaitable[None]]) -> None:
+    async def _torment(self, whom: str, end: float, every: float, *acts: Act) -> None:
         """Inject a fault at random times, about every so many seconds, and a few times in a short soak."""
-        every = min(every, self._seconds / 4)
+        every = min(every * self._calm, self._seconds / 4)
         while time.monotonic() + (pause := every * random.uniform(0.5, 1.5)) < end:
             await asyncio.sleep(pause)
             act = random.choice(acts)
@@ -179,7 +207,7 @@ class Soak:
         while True:
             for actor in self._measured:
                 try:
-                    self._diary.note("memory", actor.name, size=actor.memory())
+                    self._diary.note("memory", actor.name, **actor.measure())
                 except OSError:
                     pass  # it was killed, and the next one is being started
             await asyncio.sleep(1)

@@ -41,10 +41,11 @@ def journal(url: str) -> RedisJournal | NatsJournal | None:
 async def connected(
     url: str, registry: OperationRegistry | None = None, wrap: Callable[[Transport], Any] = lambda transport: transport
 ) -> Spoke:
-    """Start a spoke as soon as the engine can be reached."""
+    """Start a spoke as soon as the engine can be reached. `url` may be those of several hubs, with commas."""
+    urls = url.split(",")
     while True:
         try:
-            return await Spoke(registry, wrap(connect(url, heartbeat=BEAT))).start()
+            return await Spoke(registry, wrap(connect(urls if urls[1:] else url, heartbeat=BEAT))).start()
         except CallError as error:
             if error.code is not ErrorCode.UNAVAILABLE:
                 raise
@@ -123,6 +124,7 @@ async def main(url: str, folder: str, name: str) -> None:
             await stack.enter_async_context(worker)
             stack.push_async_callback(worker.drain, _PATIENCE)
         await wait_for_the_end()
+    diary.note("left", name, size=len(asyncio.all_tasks()) - 1)
 
 
 if __name__ == "__main__":

@@ -29,6 +29,10 @@ def memory(*sizes: int) -> list[Note]:
     return [note("memory", "hub", at=at, size=size * 1024) for at, size in enumerate(sizes)]
 
 
+def files(*numbers: int) -> list[Note]:
+    return [note("memory", "hub", at=at, files=number) for at, number in enumerate(numbers)]
+
+
 @pytest.mark.parametrize(
     "history",
     [
@@ -44,6 +48,8 @@ def memory(*sizes: int) -> list[Note]:
         pytest.param(POISON, id="a durable mutation that kills its worker"),
         pytest.param(memory(10, 50, 50, 50, 51, 52), id="memory that is flat after the start"),
         pytest.param([*memory(10, 10, 90), note("killed", "hub")], id="memory of a process that was killed"),
+        pytest.param(files(5, 50, 50, 50, 51, 52), id="open files that stay the same"),
+        pytest.param([note("left", "hub")], id="a process that has left no task"),
     ],
 )
 def test_a_good_history_has_no_violations(history: list[Note]) -> None:
@@ -77,6 +83,8 @@ def test_a_good_history_has_no_violations(history: list[Note]) -> None:
         ([*POISON[:2], note("recorded", "poison", code="a")], "poison kills its worker, and ended with a"),
         (POISON[:2], "poison was accepted, and has no recorded outcome"),
         (memory(10, 10, 10, 10, 40, 40), "hub grew from 10 to 40 MB"),
+        (files(5, 5, 5, 5, 40, 40), "hub had 5 open files, and then 40"),
+        ([note("left", "hub", size=2)], "hub left 2 tasks"),
         ([note("broken", "server", code="did not end")], "server did not end"),
     ],
     ids=lambda value: value if isinstance(value, str) else "",
@@ -103,7 +111,7 @@ def test_the_report_counts() -> None:
         "ok 1",
         "2 mutations, 2 runs, 1 fatal",
         "hub kill 1",
-        "hub 2 → 3 MB",
+        "hub 1 → 2 → 3 MB",
         "violations  0",
     ):
         assert part in text
