@@ -76,7 +76,16 @@ def test_the_input_is_bound_whatever_it_is(input: Any) -> None:
 
 
 @requirement("auth.credential.bound", "auth.signed-requests")
-@pytest.mark.parametrize("change", [{"request_id": "s"}, {"operation_id": "shop.close"}, {"input": {"a": 2}}])
+@pytest.mark.parametrize(
+    "change",
+    [
+        {"request_id": "s"},
+        {"operation_id": "shop.close"},
+        {"input": {"a": 2}},
+        {"resume_from": "0"},
+        {"version": "1"},
+    ],
+)
 def test_a_captured_credential_is_refused_for_another_call(change: dict[str, Any]) -> None:
     captured = holder(ANN).leaving(request(input={"a": 1}))
     with pytest.raises(CallError) as refused:
@@ -223,7 +232,7 @@ async def test_a_request_with_a_bad_credential_is_refused_at_once() -> None:
         return True
 
     class Forger(SignedRequests):
-        def leaving(self, event: CallRequested) -> CallRequested:
+        def leaving(self, event: CallRequested, to: str | None = None) -> CallRequested:
             return replace(event, credential="forged")
 
     serving = PendingRequestMap(BrokerTransport(MemoryBrokerConnection(market), signed=holder(SHOP)))

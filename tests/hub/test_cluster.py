@@ -10,10 +10,12 @@ import pytest
 from msgspec.structs import replace
 
 from opwire.call import PendingRequestMap
-from opwire.call.events import CallRequested
+from opwire.call.description import OperationInfo
+from opwire.call.events import CallEvent, CallRequested, CallResponded
 from opwire.errors import CallError, ErrorCode, UsageError
 from opwire.hub import Hub, Spoke
 from opwire.hub.cluster import ClusterSecret, cluster_transport
+from opwire.monitor import Statistics
 from opwire.operation import Context, Identity, OperationSpec, Progress
 from opwire.questions import Question
 from opwire.registry import OperationRegistry
@@ -154,7 +156,7 @@ async def test_with_a_secret_only_hubs_that_know_it_are_believed(
 def test_a_proof_is_for_one_request_once() -> None:
     here, there = ClusterSecret(SECRET), ClusterSecret(SECRET)
     request = CallRequested(request_id="server/1", operation_id="math.add", input={"a": 1.0})
-    proven = here.leaving(request)
+    proven = here.leaving(request, "b")
     for changed in (
         replace(proven, operation_id="math.sub"),
         replace(proven, input={"a": 2}),
@@ -164,11 +166,13 @@ def test_a_proof_is_for_one_request_once() -> None:
         replace(proven, credential="\u00b2.x"),
     ):
         with pytest.raises(CallError) as raised:
-            there.arriving(changed)
+            there.arriving(changed, "b")
         assert raised.value.code is ErrorCode.UNAUTHENTICATED
-    assert there.arriving(proven) == request
+    with pytest.raises(CallError, match="needs the secret"):
+        there.arriving(proven, "c")  # another hub
+    assert there.arriving(proven, "b") == request
     with pytest.raises(CallError, match="used before"):
-        there.arriving(proven)
+        there.arriving(proven, "b")
     with pytest.raises(UsageError, match="at least 16"):
         ClusterSecret("short")
 
@@ -191,6 +195,80 @@ def test_a_proof_that_was_used_is_rejected_for_as_long_as_it_is_valid(monkeypatc
                 there.arriving(request)
     with pytest.raises(CallError, match="needs the secret"):
         there.arriving(used[0])  # it has expired
+
+
+class Repeater:
+    """A client of the broker that claims to be a hub, and repeats what it is asked at another one to prove it."""
+
+    def __init__(self, link: BrokerTransport) -> None:
+        self._link = link
+        self._hubs: list[str] = []
+        self._asked_by: dict[str, str] = {}  # by request id
+        self.heard: list[CallEvent] = []
+
+    async def start(self) -> None:
+        """Connect, and claim to be a hub."""
+        await self._link.start(self)
+        self._hubs = await self._link.servers(0.1)
+        await self._link.announce(["opwire.hub.routes"])
+
+    def received(self, event: CallEvent, sender: str) -> None:
+        """Repeat a request; return the response, and then a route."""
+        if isinstance(event, CallRequested):
+            self._asked_by[event.request_id] = sender
+            for each in self._hubs:
+                if each != sender:
+                    self._link.send(event, each)
+            return
+        self.heard.append(event)
+        asked_by = self._asked_by.pop(event.request_id, None)
+        if asked_by is not None:
+            self._link.send(event, asked_by)
+        if asked_by is not None and isinstance(event, CallResponded):
+            evil = {"number": 1, "id": "evil.add", "description": description("evil")}
+            self._link.send(replace(event, seq=2, output=replace(event.output, data=evil)), asked_by)
+
+    def lost(self, peer: str | None, reason: str) -> None:
+        """Ignore it."""
+
+
+def description(namespace: str) -> dict[str, Any]:
+    """The description of an operation, as hubs send it."""
+    (spec,) = adding(namespace).list()
+    return OperationInfo.of(spec, Statistics()).plain()
+
+
+@requirement("hub.cluster.secret")
+async def test_a_request_of_a_hub_that_is_repeated_at_another_one_proves_nothing(hubs: Hubs, meeting: Meeting) -> None:
+    a, b = await hubs.hub(secret=SECRET), await hubs.hub(secret=SECRET)
+    repeater = Repeater(link := hubs.link())
+    await repeater.start()
+    caller = await meeting.spoke(b.url)
+    try:
+        c = await hubs.hub(secret=SECRET)  # asks the repeater, too
+        await until("its request was repeated", lambda: bool(repeater.heard))
+        with pytest.raises(CallError):
+            await caller.call("evil.add", {"a": 1, "b": 2})
+        assert [ids(each.registry) for each in (a, b, c)] == [[], [], []]
+        assert {getattr(each, "code", "") for each in repeater.heard} == {ErrorCode.UNAUTHENTICATED}
+    finally:
+        await link.close()
+
+
+@requirement("hub.cluster.secret")
+async def test_an_end_with_the_name_of_the_server_is_not_a_hub(
+    hubs: Hubs, meeting: Meeting, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    link = hubs.link()
+    with monkeypatch.context() as patched:
+        patched.setattr("opwire.transports.broker.token_hex", lambda _: "server")
+        await link.start(Repeater(link))
+    await link.announce(["opwire.hub.routes"])
+    hub = await hubs.hub(adding(), secret=SECRET)  # searches for others, and finds it
+    caller = await meeting.spoke(hub.url)
+    assert await caller.call("math.add", {"a": 1, "b": 2}) == 3
+    await link.close()
+    assert await caller.call("math.add", {"a": 1, "b": 2}) == 3
 
 
 @requirement("hub.cluster")

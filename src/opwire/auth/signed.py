@@ -2,7 +2,7 @@
 
     credential = link [~ link …]        one link for the caller, one more for each server that calls on its behalf
     link       = certificate ~ statement ~ signature
-    statement  = base64url(JSON [requestId, operationId, expiry in epoch ms, digest of the body or ""])
+    statement  = base64url(JSON [requestId, operationId, expiry in epoch ms, digest of the input or ""])
 
 A key certificate is a JSON Web Token, signed by an authority, that names its holder's public Ed25519 key (`cnf`, RFC
 7800). It is not secret: without the private key it is worthless.
@@ -41,6 +41,7 @@ from msgspec.structs import replace
 
 from opwire.auth.tokens import Grant, as_grant, grant_of, not_delegated, rejected
 from opwire.call.events import CallRequested
+from opwire.call.transport import Address
 from opwire.errors import CallError, ErrorCode, UsageError, check_above_zero, check_counts, check_not_below_zero
 from opwire.operation import Identity, is_own
 from opwire.typed.plain import json_form, write_json
@@ -535,6 +536,13 @@ class HeldCredentials:
             del self._by_identity[held.identity.id]
 
 
+def _signed_body(event: CallRequested) -> bytes:
+    """Return what a signature covers besides ids and time: the input, and where to resume which version, if stated."""
+    body = write_json(_body_encoder, event.input)  # the same JSON before and after its transport
+    stated = (event.version, event.resume_from)
+    return body if stated == (None, None) else body + write_json(_body_encoder, stated)
+
+
 class SignedRequests:
     """Sign outgoing requests and verify incoming ones, for one end of a broker transport.
 
@@ -556,7 +564,7 @@ class SignedRequests:
         """Whether the identity of an incoming request is verified."""
         return self._verifier is not None
 
-    def leaving(self, event: CallRequested) -> CallRequested:
+    def leaving(self, event: CallRequested, to: Address | None = None) -> CallRequested:
         """Return the outgoing form of a request: with a credential, and without its unproven identity.
 
         Raises:
@@ -574,10 +582,10 @@ class SignedRequests:
             parent = self._held.get(event.parent_request_id, event.identity)
             if parent is None:
                 raise not_delegated(event.operation_id, "its parent request is not being served here")
-        body = write_json(_body_encoder, event.input)
+        body = _signed_body(event)
         return replace(event, identity=None, credential=self._signer.sign(event, body=body, on_behalf_of=parent))
 
-    def arriving(self, event: CallRequested) -> CallRequested:
+    def arriving(self, event: CallRequested, here: Address | None = None) -> CallRequested:
         """Return the incoming form of a request: with the identity that its credential proves.
 
         Raises:
@@ -587,8 +595,7 @@ class SignedRequests:
             return event
         if event.credential is None:  # anonymous: may call public operations
             return replace(event, identity=None)
-        # The input encodes to the same JSON before and after its transport.
-        body = write_json(_body_encoder, event.input)
+        body = _signed_body(event)
         identity = self._verifier.verify(event.credential, event, body=body)
         delegates = self._signer is not None and self._signer.delegates
         if delegates and not is_own(event.operation_id):  # a request for the server's description delegates nothing

@@ -17,6 +17,7 @@ themselves: `opwire.hub.routes` and `opwire.hub.sync`.
 
 import asyncio
 import logging
+import re
 import time
 from collections.abc import AsyncIterator, Callable, Coroutine, Sequence
 from hashlib import blake2b
@@ -92,6 +93,7 @@ _PATIENCE = 5.0  # seconds for the routes of another hub
 _BREATH = 8  # routes after which other tasks run: registering one takes up to a third of a millisecond
 _LIFETIME, _SKEW = 20.0, 10.0  # seconds for which a proof is valid, and by which clocks may differ
 _ANY_SIZE = 2**62
+_ADDRESS = re.compile(r"[0-9a-f]{16}")  # of an end of a broker
 _NO_CALLS = Statistics()
 _Version = tuple[str, str]  # of an operation: its id and version
 _HEADS: dict[type[CallMessage], type[EventHead]] = {
@@ -117,7 +119,8 @@ class ClusterSecret:
 
         NatsTransport("nats://…", prefix="opwire-hubs", signed=ClusterSecret(os.environ["SECRET"]))
 
-    A request is valid for some seconds, once at each hub. Everything else is proven by the token of its request.
+    A request is valid for some seconds, once, at the hub to which it was sent. Everything else is proven by the token
+    of its request.
 
     Raises:
         UsageError: the secret is too short.
@@ -134,12 +137,12 @@ class ClusterSecret:
         self._used_before: set[str] = set()
         self._generation = 0.0  # when it began
 
-    def leaving(self, event: CallRequested) -> CallRequested:
+    def leaving(self, event: CallRequested, to: Address | None = None) -> CallRequested:
         """Return a request with its proof."""
         until = int(time.time() + _LIFETIME)
-        return replace(event, credential=f"{until}.{self._signature(event, until)}")
+        return replace(event, credential=f"{until}.{self._signature(event, until, to)}")
 
-    def arriving(self, event: CallRequested) -> CallRequested:
+    def arriving(self, event: CallRequested, here: Address | None = None) -> CallRequested:
         """Check the proof of a request.
 
         Raises:
@@ -148,7 +151,7 @@ class ClusterSecret:
         until, _, signature = (event.credential or "").partition(".")
         now = time.time()
         valid = until.isdecimal() and len(until) < 16 and now - _SKEW < int(until) < now + _LIFETIME + _SKEW
-        if not valid or not compare_digest(self._signature(event, int(until)).encode(), signature.encode()):
+        if not valid or not compare_digest(self._signature(event, int(until), here).encode(), signature.encode()):
             raise rejected("a request needs the secret of the cluster", "missing, wrong or expired proof")
         if now - self._generation > _LIFETIME + 2 * _SKEW:
             self._used, self._used_before, self._generation = set(), self._used, now
@@ -160,10 +163,10 @@ class ClusterSecret:
     def ended(self, request_id: str) -> None:
         """Forget a request; there is nothing to forget."""
 
-    def _signature(self, event: CallRequested, until: int) -> str:
+    def _signature(self, event: CallRequested, until: int, to: Address | None) -> str:
         # The input encodes to the same JSON before and after its transport.
         proven = replace(event, credential=None, deadline=until, timeout_ms=None, traceparent=None, tracestate=None)
-        return self.proof(encode_event(proven, limit=_ANY_SIZE))
+        return self.proof(f"{to}/".encode() + encode_event(proven, limit=_ANY_SIZE))
 
     def proof(self, text: bytes) -> str:
         """Return what only a holder of the secret can compute from a text."""
@@ -414,8 +417,9 @@ class Cluster:
     # --- routes of others ---------------------------------------------------------------------------------------------
 
     def meet(self, address: Address) -> None:
-        """Add another hub, and follow its routes."""
-        if address in self._hubs or address == self._transport.address or len(self._hubs) >= _MAX_HUBS:
+        """Add another hub, and follow its routes. Any client of the broker can state an address, such as `server`."""
+        is_known = address in self._hubs or address == self._transport.address
+        if is_known or not _ADDRESS.fullmatch(address) or len(self._hubs) >= _MAX_HUBS:
             return
         hub = self._hubs[address] = _KnownHub(HubPeer(address, self._transport, self._transport.max_message))
         self._remote.hubs.add(address)

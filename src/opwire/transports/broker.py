@@ -55,8 +55,8 @@ class RequestSigner(Protocol):
 
     @property
     def verifies(self) -> bool: ...
-    def leaving(self, event: CallRequested) -> CallRequested: ...
-    def arriving(self, event: CallRequested) -> CallRequested: ...
+    def leaving(self, event: CallRequested, to: Address | None = None) -> CallRequested: ...
+    def arriving(self, event: CallRequested, here: Address | None = None) -> CallRequested: ...
     def ended(self, request_id: str) -> None: ...
 
 
@@ -271,7 +271,7 @@ class BrokerTransport:
     def _send_request(self, event: CallRequested, to: Address | None) -> None:
         self._here()
         if self._signed is not None:
-            event = self._signed.leaving(event)
+            event = self._signed.leaving(event, to)
         message = encode_event(event, limit=self._message_limit())
         streams, now = event.credits is not None, time.monotonic()
         token = self._leases.ask(event.request_id, event.operation_id, now, streams=streams, server=to)
@@ -354,7 +354,7 @@ class BrokerTransport:
             return
         if self._signed is not None:
             try:
-                event = self._signed.arriving(event)
+                event = self._signed.arriving(event, self._address)
             except CallError as refused:
                 self._notify(sender, CallFailed.of(event.request_id, refused), token)
                 return
