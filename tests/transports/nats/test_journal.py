@@ -162,7 +162,7 @@ async def test_a_task_that_was_not_removed_after_its_outcome_was_recorded_is_not
             crashing.setattr(TaskLog, "drop", lambda *_: None)
             await made.release(claim, 0)
             claim = await claimed(made, lease=0.3)
-            crashing.setattr(JetStreamClaims, "done", lambda *_: None)
+            crashing.setattr(JetStreamClaims, "done", lambda *_: asyncio.sleep(0))
             await made.record(claim, outcome(claim))
         assert await entries(made) == ["k done", "k later", "k lease", "k task"]
         assert await made.claim([ORDER], lease=0.3, wait=1) == []
@@ -177,7 +177,7 @@ async def test_what_is_left_of_a_purged_task_is_in_nobodys_way(
         old = await begun(made, task())
         await made.renew(old)
         with monkeypatch.context() as crashing:
-            crashing.setattr(JetStreamClaims, "done", lambda *_: None)
+            crashing.setattr(JetStreamClaims, "done", lambda *_: asyncio.sleep(0))
             await made.record(old, outcome(old))
         assert await entries(made) == ["k done", "k lease", "k task"]
         assert await made.purge("k")

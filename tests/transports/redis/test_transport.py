@@ -3,7 +3,7 @@
 import asyncio
 import ssl
 from collections.abc import AsyncIterator, Callable, Coroutine
-from contextlib import asynccontextmanager
+from contextlib import asynccontextmanager, suppress
 from itertools import count
 from pathlib import Path
 from typing import Any
@@ -355,10 +355,12 @@ async def behind_tls(server: RedisServer) -> AsyncIterator[int]:
 
 
 async def copy(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-    while data := await reader.read(65_536):
-        writer.write(data)
+    with suppress(ConnectionError):  # either side may reset its connection instead of closing it
+        while data := await reader.read(65_536):
+            writer.write(data)
     writer.close()
-    await writer.wait_closed()
+    with suppress(ConnectionError):
+        await writer.wait_closed()
 
 
 @requirement("transport.redis.tls")

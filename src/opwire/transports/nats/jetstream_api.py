@@ -596,14 +596,14 @@ class TaskLog(SessionListener):
         """
         self._session.request(f"STREAM.MSG.DELETE.{self.names.stream}", {"seq": seq, "no_erase": True})
 
-    def tidy(self, key: str, before: int) -> None:
-        """Delete the leases and releases before an entry, without a wait.
+    async def tidy(self, key: str, before: int) -> None:
+        """Delete the leases and releases before an entry.
 
         Raises:
             CallError: UNAVAILABLE, RATE_LIMITED.
         """
         request = {"filter": self.names.log(key, "since.held.>"), "seq": before}
-        self._session.request(f"STREAM.PURGE.{self.names.stream}", request)
+        await self._session.api(ApiResponse, f"STREAM.PURGE.{self.names.stream}", request)
 
     def busy(self, key: str) -> CallError:
         """Return the error for a task with too many conflicts."""

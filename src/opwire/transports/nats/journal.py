@@ -164,7 +164,7 @@ class NatsJournal(BrokerJournal):
         for _ in range(TRIES):
             ended = await self._end(claim.task, receipt.birth, outcome, after)
             if ended is not None:
-                self._tasks.done(claim.task.key, receipt.ack, None if after == receipt.birth else ended)
+                await self._tasks.done(claim.task.key, receipt.ack, None if after == receipt.birth else ended)
                 return outcome
             last = await self._log.last(claim.task.key)
             if last is None or last.body.outcome is not None:

@@ -405,7 +405,9 @@ class JetStreamClaims:
         if since is not None and since.seq < delivery.birth:
             since = None  # of an earlier life
         if since is not None and since.body.outcome is not None:
-            self.done(delivery.task.key, delivery.ack, since.seq)  # the worker that recorded it could not acknowledge
+            await self.done(
+                delivery.task.key, delivery.ack, since.seq
+            )  # the worker that recorded it could not acknowledge
             return None
         if since is not None and since.kind == "lease":
             now = await self._log.now()  # by the clock of the server that stores the lease
@@ -495,14 +497,17 @@ class JetStreamClaims:
             self._log.drop(last.seq)
         return written
 
-    def done(self, key: str, ack: str, ended: int | None = None) -> None:
+    async def done(self, key: str, ack: str, ended: int | None = None) -> None:
         """Remove a task that has an outcome; given the outcome's number, the leases and releases before it, too.
+
+        JetStream handles an acknowledgement before requests that arrived earlier, so the removal of the leases is
+        awaited: a server that was killed in between would keep them for good.
 
         Raises:
             CallError: UNAVAILABLE, RATE_LIMITED.
         """
         if ended is not None:
-            self._log.tidy(key, ended)
+            await self._log.tidy(key, ended)
         self._session.send(ack, b"+ACK")  # last: without it the task is delivered again, and this is repeated
 
     def _delay(self, ack: str, seconds: float) -> None:
