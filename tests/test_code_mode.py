@@ -299,5 +299,35 @@ async def test_what_a_failed_call_needs_is_told_by_the_name_of_its_function() ->
 
 
 @requirement("code-mode.limits")
+@pytest.mark.parametrize(
+    "value",
+    [
+        "['x' * 1_000_000] * 20_000",
+        "{'a': (['x' * 1_000_000],) * 20_000}",
+        "double(40)",
+        "instance(['x' * 1_000_000] * 20_000)",
+    ],
+)
+async def test_a_value_that_is_shared_many_times_counts_each_time(value: str) -> None:
+    shared = """
+def double(times):
+    value = ['x']
+    for _ in range(times): value = [value, value]
+    return value
+class A: pass
+def instance(value):
+    a = A()
+    a.value = value
+    return [a]
+"""
+    assert "more than 4,194,304 characters: return less" in await ran(f"{shared}{value}")
+    error = await failed(f"{shared}await shop_issues_list(repo={value})")
+    assert "PAYLOAD_TOO_LARGE" in error.message
+    assert await ran(f"{shared}value = double(2)\n[value, value]") == str([[[["x"]] * 2] * 2] * 2).replace(
+        " ", ""
+    ).replace("'", '"')
+
+
+@requirement("code-mode.limits")
 async def test_a_result_that_has_no_text_is_not_shown() -> None:
     assert "too many digits" in await ran("2 ** 100_000")

@@ -53,7 +53,8 @@ class CodeLimits(Struct, frozen=True, kw_only=True):
     """What one program may use.
 
     `seconds` of its own computing, `total_seconds` with the calls that it waits for, `memory` in bytes, `calls` of
-    operations, and `output` characters of result and printed text. At most `programs` run at the same time.
+    operations, and `output` characters of result and printed text. At most `programs` run at the same time. The
+    arguments of a call, and a result, may have a sixteenth of `memory` as JSON.
 
     Raises:
         UsageError: a number is not above zero.
@@ -69,6 +70,11 @@ class CodeLimits(Struct, frozen=True, kw_only=True):
     def __post_init__(self) -> None:
         check_above_zero(seconds=self.seconds, total_seconds=self.total_seconds)
         check_counts(memory=self.memory, calls=self.calls, output=self.output, programs=self.programs)
+
+    @property
+    def longest(self) -> int:
+        """Characters that one value may have as JSON."""
+        return self.memory // 16
 
 
 def code_mode(
@@ -158,7 +164,7 @@ class _CodeTools:
             raise CallError(ErrorCode.VALIDATION_ERROR, message) from None
         finally:
             await calls.stop()
-        return printed.before + _shown(value, limits.output) or _NO_RESULT
+        return printed.before + _shown(value, limits.output, limits.longest) or _NO_RESULT
 
     def _function(self, name: str, context: Context, calls: "_ProgramCalls") -> Callable[..., Awaitable[Any]]:
         """Return the function of an operation."""
@@ -169,6 +175,9 @@ class _CodeTools:
                 raise TypeError(f"{name}() takes keyword arguments; {self._search} returns their names")
             try:
                 given = {**as_dict(arguments[0]), **named} if arguments else named
+                if is_longer(given, most := self._limits.longest):
+                    message = f"the arguments have more than {most:,} characters: pass less"
+                    raise CallError(ErrorCode.PAYLOAD_TOO_LARGE, message)
                 with calls.running(name):
                     result = await self._tools.call(id, context.child(), given)
             except CallError as error:
@@ -178,7 +187,7 @@ class _CodeTools:
                 return result
             envelope = cast("ResponseEnvelope[Any]", result)
             if isinstance(envelope.meta, MCPResponseMeta) and envelope.meta.is_error:
-                raise RuntimeError(f"{name}: {_shown(envelope.data, _MAX_FAULT)}")
+                raise RuntimeError(f"{name}: {_shown(envelope.data, _MAX_FAULT, self._limits.longest)}")
             return envelope.data
 
         return call
@@ -266,9 +275,54 @@ class _Printed:
         return text if not text or text.endswith("\n") else f"{text}\n"
 
 
-def _shown(value: Any, limit: int) -> str:
+def is_longer(value: Any, most: int) -> bool:
+    """Return whether a value has more than about `most` characters as JSON, where shared parts are written each time.
+
+    A list with a thousand references to one text takes little memory, in the interpreter and on its way here. Takes
+    time for `most` different values at most, however often each occurs; one that contains itself counts once.
+    """
+    sizes: dict[int, int] = {}  # of containers, by id; 0 while their parts are being counted
+    parts: dict[int, list[Any]] = {}  # of containers, by id
+    stack, seen = [value], 0
+    while stack:
+        each = stack[-1]
+        if id(each) not in sizes:
+            sizes[id(each)], parts[id(each)] = 0, _parts(each)
+            seen += len(parts[id(each)])
+            stack += [part for part in parts[id(each)] if id(part) not in sizes and _is_nested(part)]
+        else:
+            stack.pop()
+            own = (sizes.get(id(part)) or _length(part) for part in parts[id(each)])
+            sizes[id(each)] = sizes[id(each)] or 2 + sum(own)
+        if max(seen, sizes[id(each)]) > most:
+            return True
+    return False
+
+
+def _is_nested(value: Any) -> bool:
+    return isinstance(value, dict | list | tuple | set | frozenset) or hasattr(value, "attributes")
+
+
+def _parts(value: Any) -> list[Any]:
+    """Return the parts of a container, of a class of the program or of an instance of one."""
+    found: Any = getattr(value, "attributes", value)
+    if isinstance(found, dict):
+        given = cast("dict[Any, Any]", found)
+        return [*given, *given.values()]
+    return [*found] if isinstance(found, list | tuple | set | frozenset) else []
+
+
+def _length(value: Any) -> int:
+    if isinstance(value, str | bytes):
+        return len(value) + 3
+    return value.bit_length() // 3 + 2 if isinstance(value, int) else 8
+
+
+def _shown(value: Any, limit: int, longest: int) -> str:
     if value is None:
         return ""
+    if not isinstance(value, str) and is_longer(value, longest):
+        return f"(not shown: the value has more than {longest:,} characters: return less)"
     try:
         if survey(value).deep:  # how deep the encoder can go depends on the version of Python
             raise RecursionError
