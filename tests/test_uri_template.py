@@ -71,11 +71,14 @@ def test_an_invalid_template_is_rejected_with_the_reason(template: str) -> None:
 
 @requirement("resources.templates-hostile")
 @pytest.mark.parametrize(
-    "value", ["..", "../etc/passwd", "a/../../b", "a%2F..%2Fb", "/etc/passwd", "%2Fetc", "a%00b", "C:%5Cx", "..%5Cx"]
+    "value",
+    ["..", "../etc/passwd", "a/../../b", "a%2F..%2Fb", "/etc/passwd", "%2Fetc", "a%00b", "C:%5Cx", "..%5Cx", "C:/x"],
 )
 def test_a_path_cannot_leave_its_directory(value: str) -> None:
     assert URITemplate("file:///{+path}").match(f"file:///{value}") is None
+    assert URITemplate("file://{/path*}").match(f"file:///{value}") is None
     assert URITemplate("file:///{+path}").match("file:///a..b/...c") == {"path": "a..b/...c"}
+    assert URITemplate("file://{/path*}").match("file:///a/...c") == {"path": ["a", "...c"]}
 
 
 @requirement("resources.templates-hostile")

@@ -44,7 +44,7 @@ class _Variable(NamedTuple):
         if not text or any(character in forbidden for character in text):
             return None
         values = [unquote(each) for each in (text.split("/") if self.is_list else [text])]
-        if any(_UNSAFE.search(each) for each in values):
+        if any(_UNSAFE.search(each) for each in (*values, "/".join(values))):  # handlers join a list, too
             return None
         return values if self.is_list else values[0]
 

@@ -1,7 +1,9 @@
 """Calls that outlive their request: the extension for tasks."""
 
 import asyncio
+import gc
 from typing import Any
+from weakref import WeakSet
 
 import httpx2
 import pytest
@@ -10,7 +12,7 @@ from opwire import AccessControl, Context, Identity, OperationRegistry, UsageErr
 from opwire.mcp.messages import RPCError
 from opwire.serve.mcp import serve_mcp
 from opwire.serve.mcp import tasks as module
-from opwire.serve.mcp.tasks import TASKS, CallTasks
+from opwire.serve.mcp.tasks import TASKS, CallTask, CallTasks
 from tests.requirements import requirement
 from tests.serve.mcp.raw import Raw, call, raw, request
 from tests.serve.mcp.shop import NEWEST, served
@@ -222,6 +224,7 @@ async def test_results_that_are_kept_are_bounded_in_bytes_for_each_identity_and_
     monkeypatch.setattr(module, "MAX_KEPT_EACH", 2_500)
     monkeypatch.setattr(module, "MAX_KEPT", 4_000)
     tasks = CallTasks(after=0.0)
+    alive = WeakSet[CallTask]()
 
     async def keep(identity: Identity | None, size: int = 1_000) -> str:
         go = asyncio.Event()
@@ -234,6 +237,7 @@ async def test_results_that_are_kept_are_bounded_in_bytes_for_each_identity_and_
         go.set()
         await asyncio.wait((tasks.find(handle["taskId"], identity).running,))
         await asyncio.sleep(0)
+        alive.add(tasks.find(handle["taskId"], identity))
         return handle["taskId"]
 
     def known(owner: Identity | None, ids: list[str]) -> list[bool]:
@@ -252,4 +256,6 @@ async def test_results_that_are_kept_are_bounded_in_bytes_for_each_identity_and_
     of_eve = [await keep(eve), await keep(eve, size=9_000)]  # the newest result is kept, however large
     assert known(eve, of_eve) == [False, True]
     assert known(ann, of_ann) + known(bob, of_bob) == [False] * 5
+    gc.collect()
+    assert [task.id for task in alive] == of_eve[1:]  # no timer keeps the others
     await tasks.close()

@@ -79,6 +79,7 @@ class CallTask:
         self._capabilities = capabilities
         self._created = self._updated = time.time()
         self.size = 0  # bytes of the result
+        self.expiry: asyncio.TimerHandle | None = None
         self._is_cancelled = False
         self._open: dict[str, tuple[Question, asyncio.Future[dict[str, Any]]]] = {}
         self._asked = 0
@@ -121,6 +122,12 @@ class CallTask:
             found = self._open.get(key)
             if found is not None and isinstance(response, dict) and not found[1].done():
                 found[1].set_result(cast("dict[str, Any]", response))
+
+    def forget(self) -> None:
+        """Cancel the call, unless it has ended, and let go of its result."""
+        self.cancel()
+        if self.expiry is not None:
+            self.expiry.cancel()
 
     def cancel(self) -> None:
         """Cancel the call, unless it has ended."""
@@ -211,7 +218,7 @@ class CallTasks:
         self._tasks[task.id] = task
         self._count[task.owner] += 1
         task.running.add_done_callback(ended)
-        asyncio.get_running_loop().call_later(TASK_LIFETIME, self._forget, task)
+        task.expiry = asyncio.get_running_loop().call_later(TASK_LIFETIME, self._forget, task)
 
     def _make_room(self, newest: CallTask) -> None:
         """Forget the oldest results of the owner, then of all, that exceed what is kept; never the newest."""
@@ -227,7 +234,7 @@ class CallTasks:
                 self._forget(each)
 
     def _forget(self, task: CallTask) -> None:
-        task.cancel()
+        task.forget()
         if self._tasks.pop(task.id, None) is not None:
             self._count[task.owner] -= 1
 
@@ -247,7 +254,7 @@ class CallTasks:
         tasks, self._tasks = [*self._tasks.values()], {}
         self._count.clear()
         for task in tasks:
-            task.cancel()
+            task.forget()
         running = [task.running for task in tasks if not task.running.done()]
         if running:
             await asyncio.wait(running, timeout=CLOSE_GRACE)
