@@ -869,6 +869,7 @@ DURABLE: dict[str, str] = {
     "durable.redis.memory": "Without memory nothing is submitted by halves, and outcomes are still recorded.",
     "durable.redis.reconnects": "A journal comes back when its server does.",
     "durable.redis.settings": "Settings of Redis that endanger tasks are logged.",
+    "durable.batches": "What is submitted or recorded in one batch has its own result, and a batch is bounded.",
     "durable.too-large": "A result that is too large for the journal is recorded as the error that says so, and not "
     "run again.",
 }

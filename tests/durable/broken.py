@@ -3,11 +3,13 @@
 import asyncio
 import time
 from collections.abc import AsyncIterator, Sequence
+from math import inf
 from typing import Any
 
 from msgspec.structs import replace
 
 from opwire.durable import Claim, JournalInfo, MemoryJournal, MemoryJournalState, Outcome, PendingTask, Task
+from opwire.durable.waiters import OutcomeWaiters
 
 
 class ForgetsFields(MemoryJournal):
@@ -17,15 +19,15 @@ class ForgetsFields(MemoryJournal):
 
 
 class SubmitsTwice(MemoryJournal):
-    async def submit(self, task: Task) -> Outcome | None:
-        known = await super().submit(task)
+    async def submit(self, task: Task, *, wait: float = 0.0) -> Outcome | None:
+        known = await super().submit(task, wait=wait)
         await super().submit(replace(task, key=task.key + "'"))
         return known
 
 
 class IgnoresFingerprints(MemoryJournal):
-    async def submit(self, task: Task) -> Outcome | None:
-        return await super().submit(replace(task, fingerprint=""))
+    async def submit(self, task: Task, *, wait: float = 0.0) -> Outcome | None:
+        return await super().submit(replace(task, fingerprint=""), wait=wait)
 
 
 class LendsToEverybody(MemoryJournal):
@@ -119,9 +121,9 @@ class TakesItsTasksAlong(MemoryJournal):
         super().__init__(state)
         self.submitted: list[str] = []
 
-    async def submit(self, task: Task) -> Outcome | None:
+    async def submit(self, task: Task, *, wait: float = 0.0) -> Outcome | None:
         self.submitted.append(task.key)
-        return await super().submit(task)
+        return await super().submit(task, wait=wait)
 
     async def close(self) -> None:
         for key in self.submitted:
@@ -142,7 +144,7 @@ class CannotBeClosedTwice(MemoryJournal):
 
 class ForgetsWhoWaitsWhenItCloses(MemoryJournal):
     async def close(self) -> None:
-        self._waiting = {}
+        self._waiters = OutcomeWaiters(inf)
         await super().close()
 
 
@@ -177,7 +179,7 @@ class ForgetsThatTasksHaveEnded(MemoryJournal):
 
 class TellsOne(MemoryJournal):
     def ended(self, outcome: Outcome) -> None:
-        for future in self._waiting.get(outcome.key, ()):
+        for future in self._waiters._futures.get(outcome.key, ()):
             if not future.done():
                 future.set_result(outcome)
                 return
@@ -186,6 +188,19 @@ class TellsOne(MemoryJournal):
 class WaitsForEver(MemoryJournal):
     async def wait(self, key: str, timeout: float) -> Outcome | None:
         return await super().wait(key, 1e6)
+
+
+class SubmitsAndForgets(MemoryJournal):
+    async def submit(self, task: Task, *, wait: float = 0.0) -> Outcome | None:
+        known = await super().submit(task)
+        if known is None:
+            await asyncio.sleep(wait)
+        return known
+
+
+class SubmitsForEver(MemoryJournal):
+    async def submit(self, task: Task, *, wait: float = 0.0) -> Outcome | None:
+        return await super().submit(task, wait=1e6 if wait else 0.0)
 
 
 class ListsTheNewestFirst(MemoryJournal):

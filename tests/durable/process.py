@@ -5,8 +5,8 @@
 The URL is that of Redis or of NATS. The mutation `job.run` appends its key and its attempt to FILE: what is in it has
 begun. OPTIONS, as JSON:
 
-    die     "before|amid|after claim|renew|record|release|submit|wait", "in handler", or "of poison": in the handler,
-            if the key begins with "poison"
+    die     "before|amid|after claim|renew|record|release|submit", "in handler", or "of poison": in the handler, if the
+            key begins with "poison"
     fail    how many attempts fail with an error that is worth a retry
     take    seconds that the mutation takes
     lease, max_attempts, concurrency    of the worker
@@ -33,7 +33,7 @@ from tests.servers.worker import say, wait_for_the_end
 LEASE = 0.5
 """Seconds for which a task belongs to a worker that gives no sign of life."""
 
-STEPS = ("claim", "renew", "record", "release", "submit", "wait")
+STEPS = ("claim", "renew", "record", "release", "submit")
 """What a journal does for workers and callers."""
 
 

@@ -21,7 +21,7 @@ from tests.transports.redis.service import RedisCluster, RedisService, replicate
 
 TIMES = ("before", "amid", "after")
 WORKER_STEPS = [f"{when} {step}" for step in STEPS[:4] for when in TIMES] + ["in handler"]
-CALLER_STEPS = [f"{when} {step}" for step in STEPS[4:] for when in TIMES]
+CALLER_STEPS = [f"{when} {step}" for step in STEPS[4:] for when in TIMES] + ["while it waits"]
 
 
 @pytest.fixture(params=["redis", "jetstream"])
@@ -69,9 +69,14 @@ async def test_a_worker_may_be_killed_at_any_step(step: str, place: Place[Any]) 
 @pytest.mark.parametrize("step", CALLER_STEPS)
 async def test_a_caller_may_be_killed_at_any_step_and_asks_again(step: str, place: Place[Any]) -> None:
     async with place.journal() as journal:
-        if step == "after wait":
+        if step == "after submit":  # it has waited for the outcome
             async with place.worker(journal), place.process("call", die=step) as process:
                 await death(process)
+        elif step == "while it waits":
+            async with place.process("call") as process, asyncio.timeout(PATIENCE):
+                while not await place.knows(journal, "job"):
+                    await asyncio.sleep(0.01)
+                process.kill()
         else:
             async with place.process("call", die=step) as process:
                 await death(process)

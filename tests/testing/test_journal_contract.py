@@ -65,6 +65,7 @@ ENDED = "a task that has ended stays ended"
 STILL_ENDS = "a task that was released can still end"
 TOLD = "every waiting caller gets the outcome"
 IN_TIME = "waiting for an outcome ends in time"
+SUBMITTED = "a submission waits for the outcome"
 BURIED = "buried tasks are listed, the oldest first"
 REPLAYED = "a buried task can be replayed"
 FORMER = "who worked before a replay ends nothing"
@@ -97,7 +98,9 @@ CAUGHT: dict[type[MemoryJournal], set[str]] = {
     broken.RecordsForOwnersOnly: {FIRST, STILL_ENDS},
     broken.ForgetsThatTasksHaveEnded: {FIRST, ENDED, STILL_ENDS},
     broken.TellsOne: {TOLD},
-    broken.WaitsForEver: {IN_TIME},
+    broken.WaitsForEver: {IN_TIME, SUBMITTED},
+    broken.SubmitsAndForgets: {SUBMITTED},
+    broken.SubmitsForEver: {SUBMITTED},
     broken.ListsTheNewestFirst: {BURIED},
     broken.GoesOnCountingAfterAReplay: {REPLAYED},
     broken.MixesUpLives: {FORMER},

@@ -23,6 +23,8 @@ from tests.testing.test_journal_tasks import complaint
             "after 20 s: every waiting caller gets the outcome",
         ),
         (outcomes.waiting_ends_in_time, broken.WaitsForEver, "after 20 s: wait returns"),
+        (outcomes.a_submission_waits_for_the_outcome, broken.SubmitsAndForgets, "every submission returns the outcome"),
+        (outcomes.a_submission_waits_for_the_outcome, broken.SubmitsForEver, "after 20 s: submit returns"),
         (outcomes.buried_tasks_are_listed, broken.ListsTheNewestFirst, "are listed as"),
         (outcomes.a_buried_task_can_be_replayed, broken.GoesOnCountingAfterAReplay, "is counted as 2"),
         (outcomes.who_worked_before_a_replay_ends_nothing, broken.MixesUpLives, "from before a replay was recorded"),

@@ -1,17 +1,18 @@
 """`DurableCalls`: mutations that survive crashes, and take effect once however often they are called."""
 
-import asyncio
 import time
 from collections.abc import AsyncIterator
+from functools import partial
 from hashlib import sha256
 from math import isnan
+from secrets import token_hex
 from typing import Any, TypedDict, TypeVar, Unpack, overload
-from uuid import uuid4
 
 import msgspec
 
 from opwire.call.events import CallFailed, CallRequested, encode_event
 from opwire.call.pending import DEFAULT_TIMEOUT
+from opwire.deadlines import Deadlines
 from opwire.durable.journal import MAX_SECONDS, Journal, JournalInfo, Outcome, Task, seconds_within
 from opwire.envelope import ResponseEnvelope
 from opwire.errors import CallError, ErrorCode, UsageError
@@ -50,6 +51,7 @@ class DurableCalls:
 
     def __init__(self, journal: Journal) -> None:
         self._journal = journal
+        self._deadlines = Deadlines()
 
     @overload
     async def call(
@@ -83,15 +85,13 @@ class DurableCalls:
         if wait <= 0:
             raise CallError(ErrorCode.TIMEOUT, f"the deadline of {operation_id} had passed before it was submitted")
         task = _task(operation_id, input, context or _NO_CONTEXT, key)
-        deadline, outcome = time.monotonic() + wait, None
         try:
-            async with asyncio.timeout(wait):
-                outcome = await self._journal.submit(task)
-                outcome = outcome or await self._journal.wait(task.key, deadline - time.monotonic())
-        except TimeoutError:
-            pass
+            submit, deadline = partial(self._journal.submit, task, wait=wait), time.monotonic() + wait
+            outcome = await self._deadlines.limit(submit, deadline, operation_id)
         except CallError as error:
-            raise _with_key(error, task.key) from error
+            if error.code is not ErrorCode.TIMEOUT:
+                raise _with_key(error, task.key) from error
+            outcome = None
         if outcome is None:
             message = f"{operation_id} has no outcome after {wait:.3g} s, and continues: retry with the same key"
             raise CallError(ErrorCode.TIMEOUT, message, {"key": task.key})
@@ -172,7 +172,7 @@ def _seconds(timeout: float) -> float:
 
 
 def _task(operation_id: str, input: Any, context: Context, key: str | None) -> Task:
-    key = uuid4().hex if key is None else key
+    key = token_hex(16) if key is None else key
     for what, name in (("an idempotency key", key), ("the id of an operation", operation_id)):  # names in the engine
         try:
             usable = bool(name.encode()) and len(name) <= MAX_NAME

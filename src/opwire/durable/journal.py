@@ -145,8 +145,10 @@ class Journal(Protocol):
         """
         ...
 
-    async def submit(self, task: Task) -> Outcome | None:
-        """Store a task, unless its key is known; return its outcome, if any. When this returns, the task is stored.
+    async def submit(self, task: Task, *, wait: float = 0.0) -> Outcome | None:
+        """Store a task, unless its key is known; return its outcome, waiting for it up to `wait` seconds.
+
+        When this returns, the task is stored.
 
         Raises:
             CallError: VALIDATION_ERROR, the key is known with another fingerprint.

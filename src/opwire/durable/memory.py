@@ -17,6 +17,7 @@ from collections import deque
 from collections.abc import AsyncIterator, Iterator, Sequence
 from heapq import heappop, heappush
 from itertools import islice
+from math import inf
 from typing import Protocol, Self
 
 from msgspec import Struct
@@ -33,6 +34,7 @@ from opwire.durable.journal import (
     key_in_use,
     seconds_within,
 )
+from opwire.durable.waiters import OutcomeWaiters
 from opwire.errors import CallError, ErrorCode
 
 
@@ -306,7 +308,7 @@ class MemoryJournal:
     def __init__(self, state: MemoryJournalState | None = None, *, keep: float = KEEP) -> None:
         self._state = MemoryJournalState(keep) if state is None else state
         self._claiming: set[asyncio.Future[None]] = set()
-        self._waiting: dict[str, set[asyncio.Future[Outcome]]] = {}
+        self._waiters = OutcomeWaiters(inf)  # nothing gets lost on the way
         self._is_open = False
 
     async def start(self) -> None:
@@ -325,7 +327,8 @@ class MemoryJournal:
         """Close the journal; pending waits raise UNAVAILABLE."""
         self._is_open = False
         self._state.listeners.discard(self)
-        for future in (*self._claiming, *(each for waiting in self._waiting.values() for each in waiting)):
+        self._waiters.fail(_closed())
+        for future in self._claiming:
             if not future.done():
                 future.set_exception(_closed())
 
@@ -336,13 +339,14 @@ class MemoryJournal:
 
     # --- tasks --------------------------------------------------------------------------------------------------------
 
-    async def submit(self, task: Task) -> Outcome | None:
-        """Store a task, unless its key is known; return its outcome, if any.
+    async def submit(self, task: Task, *, wait: float = 0.0) -> Outcome | None:
+        """Store a task, unless its key is known; return its outcome, waiting for it up to `wait` seconds.
 
         Raises:
             CallError: VALIDATION_ERROR, the key is known with another fingerprint.
         """
-        return self._opened().submit(task, time.monotonic())
+        known = self._opened().submit(task, time.monotonic())
+        return known if known is not None or wait <= 0 else await self.wait(task.key, wait)
 
     async def claim(
         self, operation_ids: Sequence[str], *, lease: float, wait: float, limit: int = 1, suspects: bool = True
@@ -385,21 +389,7 @@ class MemoryJournal:
 
     async def wait(self, key: str, timeout: float) -> Outcome | None:
         """Wait for the outcome of a task; return None after `timeout` seconds."""
-        known = await self.outcome(key)
-        if known is not None:
-            return known
-        future: asyncio.Future[Outcome] = asyncio.get_running_loop().create_future()
-        waiting = self._waiting.setdefault(key, set())
-        waiting.add(future)
-        try:
-            async with asyncio.timeout(timeout):
-                return await future
-        except TimeoutError:
-            return None
-        finally:
-            waiting.discard(future)
-            if not waiting and self._waiting.get(key) is waiting:
-                del self._waiting[key]
+        return await self._waiters.wait(key, timeout, lambda: self.outcome(key))
 
     async def buried(self, operation_id: str | None = None) -> AsyncIterator[Outcome]:
         """Iterate over the outcomes of buried tasks, the oldest first."""
@@ -432,9 +422,7 @@ class MemoryJournal:
 
     def ended(self, outcome: Outcome) -> None:
         """Wake pending waits for this outcome."""
-        for future in self._waiting.get(outcome.key, ()):
-            if not future.done():
-                future.set_result(outcome)
+        self._waiters.resolve(outcome)
 
 
 def _closed() -> CallError:

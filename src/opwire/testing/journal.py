@@ -18,6 +18,8 @@ from opwire.testing import journal_tasks as tasks
 from opwire.testing.harness import expect, named_checks, soon
 from opwire.testing.journal_tasks import LONG, SHORT, Connect, JournalHarness, refused
 
+_AT_ONCE = 20
+
 
 async def _submitted(harness: JournalHarness, journal: Journal, key: str, operation: str = "do") -> Claim:
     await journal.submit(harness.task(key, operation))
@@ -104,6 +106,25 @@ async def waiting_ends_in_time(harness: JournalHarness) -> None:
     await journal.record(claim, harness.outcome(claim))
     told = await soon("wait returns", other.wait(claim.task.key, LONG))
     expect(told is not None, "who gave up waiting is not told when asking again")
+
+
+async def a_submission_waits_for_the_outcome(harness: JournalHarness) -> None:
+    """Submit tasks at once at two ends, and record their outcomes at a third; each caller gets its own, in time."""
+    worker, one, other = [await harness.end() for _ in range(3)]
+    told = await soon("submit returns", one.submit(harness.task("slow", "other"), wait=0.1))
+    expect(told is None, f"there was no outcome, and {told} was told")
+    keys = [f"{number}" for number in range(_AT_ONCE)]
+    callers = [asyncio.create_task(end.submit(harness.task(key), wait=LONG)) for key in keys for end in (one, other)]
+    claims = [await harness.claim(worker) for _ in keys]
+    outcomes = {claim.task.key: harness.outcome(claim, claim.task.key.encode()) for claim in claims}
+    conflict = harness.task(keys[0], fingerprint="f2")
+    wrong = refused("another call with the same key", one.submit(conflict, wait=LONG), ErrorCode.VALIDATION_ERROR)
+    await asyncio.gather(wrong, *(worker.record(claim, outcomes[claim.task.key]) for claim in claims))
+    told = await soon("every submission returns the outcome", asyncio.gather(*callers))
+    expected = [outcomes[harness.task(key).key] for key in keys for _ in (one, other)]
+    expect(told == expected, f"{expected} were told as {told}")
+    again = await soon("submit returns", other.submit(harness.task(keys[0]), wait=LONG))
+    expect(again == expected[0], f"who submitted the task again was told {again}")
 
 
 async def buried_tasks_are_listed(harness: JournalHarness) -> None:
@@ -262,6 +283,7 @@ JOURNAL_CONTRACT: Mapping[str, Check] = named_checks(
         "a task that was released can still end": a_released_task_can_still_end,
         "every waiting caller gets the outcome": every_waiting_caller_gets_the_outcome,
         "waiting for an outcome ends in time": waiting_ends_in_time,
+        "a submission waits for the outcome": a_submission_waits_for_the_outcome,
         "buried tasks are listed, the oldest first": buried_tasks_are_listed,
         "a buried task can be replayed": a_buried_task_can_be_replayed,
         "who worked before a replay ends nothing": who_worked_before_a_replay_ends_nothing,

@@ -1,18 +1,17 @@
-"""What the journals of Redis and NATS JetStream share: the forwarding to claims, and the wait for outcomes."""
+"""What the journals of Redis and NATS JetStream share: opening, closing, and the forwarding to claims."""
 
 import asyncio
 import logging
-import time
 from abc import ABC, abstractmethod
-from collections.abc import Awaitable, Callable, Sequence
+from collections.abc import Sequence
 from typing import Protocol, Self
 
-from opwire.durable.journal import Claim, Outcome
+from opwire.durable.journal import Claim
+from opwire.durable.waiters import OutcomeWaiters
 from opwire.errors import CallError
 
 logger = logging.getLogger("opwire.durable")
 
-RECHECK = 5.0  # seconds between two lookups of an awaited outcome: notifications may get lost
 _GRACE = 1.0  # seconds for an orderly close
 
 
@@ -36,53 +35,6 @@ class ClaimStore(Protocol):
     async def leave(self) -> None:
         """Return the tasks that are reserved for this end."""
         ...
-
-
-class OutcomeWaiters:
-    """The callers that wait for outcomes, by idempotency key."""
-
-    def __init__(self) -> None:
-        self._futures: dict[str, set[asyncio.Future[Outcome]]] = {}
-
-    def __contains__(self, key: str) -> bool:
-        return key in self._futures
-
-    async def wait(self, key: str, timeout: float, fetch: Callable[[], Awaitable[Outcome | None]]) -> Outcome | None:
-        """Wait for `resolve` or for `fetch` to return an outcome; return None after `timeout` seconds."""
-        end = time.monotonic() + timeout
-        future: asyncio.Future[Outcome] = asyncio.get_running_loop().create_future()
-        futures = self._futures.setdefault(key, set())
-        futures.add(future)
-        try:
-            while True:
-                known = await fetch()
-                if known is not None:
-                    return known
-                left = max(0.0, end - time.monotonic())
-                await asyncio.wait([future], timeout=min(left, RECHECK))
-                if future.done():
-                    return future.result()
-                if left <= RECHECK:
-                    return None
-        finally:
-            if not future.cancel() and not future.cancelled():
-                future.exception()  # retrieved, or asyncio logs it
-            futures.discard(future)
-            if not futures and self._futures.get(key) is futures:
-                del self._futures[key]
-
-    def resolve(self, outcome: Outcome) -> None:
-        """Return an outcome to the callers that wait for its key."""
-        for future in self._futures.get(outcome.key, ()):
-            if not future.done():
-                future.set_result(outcome)
-
-    def fail(self, error: CallError, is_concerned: Callable[[str], bool] = lambda _: True) -> None:
-        """Raise an error in the callers that wait for these keys; by default, for any key."""
-        for key, futures in self._futures.items():
-            for future in futures:
-                if not future.done() and is_concerned(key):
-                    future.set_exception(error)
 
 
 class BrokerJournal(ABC):

@@ -11,7 +11,6 @@ from opwire.durable import DurableCalls, DurableWorker
 from opwire.errors import CallError, UsageError
 from opwire.testing.harness import soon
 from opwire.testing.journal import JOURNAL_CONTRACT
-from opwire.transports import broker_journal
 from opwire.transports.nats import journal as nats_journal
 from opwire.transports.nats.jetstream_api import TaskLog
 from opwire.transports.nats.journal import NatsJournal
@@ -91,8 +90,8 @@ async def test_outcomes_expire_and_nothing_else_is_left(jetstream_server: NatsSe
 async def test_who_waits_is_told_without_asking_again(
     jetstream_server: NatsServer, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(broker_journal, "RECHECK", 1000)
     async with journal(jetstream_server) as made:
+        made._waiters._recheck = 1000
         claim = await begun(made, task())
         for _ in range(2):  # the second time when nobody listens any more
             waiting = [asyncio.create_task(made.wait("k", 60)) for _ in range(3)]
@@ -107,8 +106,8 @@ async def test_who_waits_is_told_without_asking_again(
 async def test_an_outcome_whose_news_got_lost_is_found_by_asking_again(
     jetstream_server: NatsServer, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(broker_journal, "RECHECK", 0.1)
     async with journal(jetstream_server) as made:
+        made._waiters._recheck = 0.1
         claim = await begun(made, task())
         waiting = asyncio.create_task(made.wait("k", 60))
         await asyncio.sleep(0.05)

@@ -1,20 +1,22 @@
 """The journal in Redis: faults on the way to the server, its memory and settings. The contract looks at the rest."""
 
 import asyncio
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
 from contextlib import asynccontextmanager
 from secrets import token_hex
 from ssl import create_default_context
+from typing import Any
 
 import pytest
+from msgspec.structs import replace
 
 from opwire import CallError, OperationRegistry
 from opwire.durable import Claim, DurableCalls, DurableWorker
 from opwire.errors import UsageError
 from opwire.testing.harness import soon
-from opwire.transports import broker_journal
 from opwire.transports.redis import journal as redis_journal
 from opwire.transports.redis.journal import RedisJournal
+from opwire.transports.redis.journal_scripts import Script
 from tests.durable.samples import PUBLIC, lists_buried_tasks_by_pages, outcome, task
 from tests.requirements import requirement
 from tests.servers.brokers import HOST, RedisServer
@@ -103,8 +105,8 @@ async def test_who_waits_is_told_at_once_when_the_connection_is_lost(redis_serve
 async def test_an_outcome_whose_news_got_lost_is_found_by_asking_again(
     redis_server: RedisServer, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(broker_journal, "RECHECK", 0.1)
     async with journal(redis_server.url) as made:
+        made._waiters._recheck = 0.1
         await made.submit(task())
         claim = await claimed(made)
         waiting = asyncio.create_task(made.wait("k", 60))
@@ -117,11 +119,9 @@ async def test_an_outcome_whose_news_got_lost_is_found_by_asking_again(
         assert await soon("it is found", waiting) == outcome(claim)
 
 
-async def test_who_waits_for_a_task_that_is_submitted_later_is_told(
-    redis_server: RedisServer, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(broker_journal, "RECHECK", 0.05)
+async def test_who_waits_for_a_task_that_is_submitted_later_is_told(redis_server: RedisServer) -> None:
     async with journal(redis_server.url) as made:
+        made._waiters._recheck = 0.05
         waiting = asyncio.create_task(made.wait("k", 60))
         await asyncio.sleep(0.01)
         await made.submit(task())
@@ -135,12 +135,76 @@ async def test_what_anybody_publishes_harms_nobody(redis_server: RedisServer, ca
         await made.submit(task())
         waiting = asyncio.create_task(made.wait("k", 60))
         await asyncio.sleep(0.05)
-        for message in (b"", b"nonsense", b"\x81\xa3key\xa1k"):
+        for message in (b"", b"nonsense", b"\x91\x81\xa3key\xa1k"):
             ask(redis_server, "PUBLISH", made._inbox, message)
         claim = await claimed(made)
         await made.record(claim, outcome(claim))
         assert await soon("it is told", waiting) == outcome(claim)
     assert caplog.text.count("ignored a message") == 3
+
+
+# --- batches ----------------------------------------------------------------------------------------------------------
+
+
+@requirement("durable.batches")
+async def test_a_key_of_another_type_fails_its_own_call_and_no_other_of_the_batch(redis_server: RedisServer) -> None:
+    async with journal(redis_server.url) as made:
+        ask(redis_server, "SET", made._names.task("1"), "not a task")
+        submitted = await asyncio.gather(
+            *(made.submit(task(f"{number}")) for number in range(3)), return_exceptions=True
+        )
+        assert [type(each) for each in submitted] == [type(None), CallError, type(None)]
+        assert "WRONGTYPE" in str(submitted[1])
+        claims = await made.claim(["shop.order"], lease=9, wait=1, limit=9)
+        assert [claim.task.key for claim in claims] == ["0", "2"]
+        ask(redis_server, "DEL", made._names.task("2"))
+        ask(redis_server, "SET", made._names.task("2"), "not a task")
+        recorded = await asyncio.gather(*(made.record(each, outcome(each)) for each in claims), return_exceptions=True)
+        assert recorded[0] == outcome(claims[0])
+        assert "WRONGTYPE" in str(recorded[1])
+        ask(redis_server, "DEL", made._names.task("1"), made._names.task("2"))
+
+
+@requirement("durable.batches")
+async def test_of_two_outcomes_in_one_batch_the_first_stands(redis_server: RedisServer) -> None:
+    async with journal(redis_server.url) as made:
+        await made.submit(task())
+        claim = await claimed(made)
+        one, other = outcome(claim), replace(outcome(claim), attempts=2)
+        assert await asyncio.gather(made.record(claim, one), made.record(claim, other)) == [one, one]
+        assert await made.outcome("k") == one
+
+
+@requirement("durable.batches")
+async def test_a_batch_is_bounded_in_number_and_bytes(
+    redis_server: RedisServer, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(redis_journal, "_MAX_BATCH_BYTES", 10_000)
+    async with journal(redis_server.url) as made:
+        sizes: list[tuple[int, int]] = []
+        run = made._session.run
+
+        def counted(script: Script, keys: Sequence[bytes], *arguments: bytes | str | int) -> Awaitable[Any]:
+            sizes.append((len(keys) - 2, sum(len(each) for each in arguments if isinstance(each, bytes))))
+            return run(script, keys, *arguments)
+
+        monkeypatch.setattr(made._session, "run", counted)
+        tasks = [task(f"{number}", input="x" * (100 if number else 100_000)) for number in range(250)]
+        await asyncio.gather(*map(made.submit, tasks))
+        assert sizes[0][0] == 1  # it is too large to be joined
+        assert sum(number for number, _ in sizes) == 250
+        assert all(number <= 100 and size <= 10_000 for number, size in sizes[1:])
+        monkeypatch.undo()
+        assert [each.waiting for each in await made.info()] == [250]
+
+
+@requirement("durable.batches")
+async def test_a_caller_that_gives_up_takes_no_other_of_its_batch_along(redis_server: RedisServer) -> None:
+    async with journal(redis_server.url) as made:
+        submitting = [asyncio.create_task(made.submit(task(f"{number}"))) for number in range(3)]
+        await asyncio.sleep(0)
+        submitting[0].cancel()
+        assert await asyncio.gather(*submitting[1:]) == [None, None]
 
 
 # --- memory and settings ----------------------------------------------------------------------------------------------

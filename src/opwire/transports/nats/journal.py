@@ -33,8 +33,9 @@ from ssl import SSLContext
 from msgspec.structs import replace
 
 from opwire.durable.journal import KEEP, Claim, JournalInfo, Outcome, PendingTask, Task, check_seconds, key_in_use
+from opwire.durable.waiters import Fetch, OutcomeWaiters
 from opwire.errors import CallError, ErrorCode
-from opwire.transports.broker_journal import BrokerJournal, OutcomeWaiters
+from opwire.transports.broker_journal import BrokerJournal
 from opwire.transports.nats.connection import NatsCredentials, NatsServers, Security
 from opwire.transports.nats.jetstream_api import (
     TRIES,
@@ -132,12 +133,15 @@ class NatsJournal(BrokerJournal):
         """End the connection."""
         await self._session.close()
 
-    async def submit(self, task: Task) -> Outcome | None:
-        """Store a task, unless its key is known; return its outcome, if any.
+    async def submit(self, task: Task, *, wait: float = 0.0) -> Outcome | None:
+        """Store a task, unless its key is known; return its outcome, waiting for it up to `wait` seconds.
 
         Raises:
             CallError: VALIDATION_ERROR, if the key is known with another fingerprint; UNAVAILABLE, PAYLOAD_TOO_LARGE.
         """
+        return await (self._wait(task.key, wait, lambda: self._submit(task)) if wait > 0 else self._submit(task))
+
+    async def _submit(self, task: Task) -> Outcome | None:
         await self._tasks.consumers.create([task.operation_id])
         subject = self._names.task(task.key, task.operation_id)
         after = 0
@@ -201,12 +205,15 @@ class NatsJournal(BrokerJournal):
         Raises:
             CallError: UNAVAILABLE.
         """
+        return await self._wait(key, timeout)
+
+    async def _wait(self, key: str, timeout: float, first: Fetch | None = None) -> Outcome | None:
         await self._session.connect()
         subject = self._names.republished(key)
         if key not in self._waiters:
             self._session.listen(subject)
         try:
-            return await self._waiters.wait(key, timeout, lambda: self._log.outcome(key))
+            return await self._waiters.wait(key, timeout, lambda: self._log.outcome(key), first)
         finally:
             if key not in self._waiters:
                 self._session.forget(subject)

@@ -35,6 +35,7 @@ from ssl import SSLContext
 from typing import Any, NamedTuple
 
 import msgspec
+from msgspec import Struct
 
 from opwire.durable.journal import (
     KEEP,
@@ -51,7 +52,7 @@ from opwire.durable.journal import (
 from opwire.errors import CallError, ErrorCode
 from opwire.transports.broker_journal import BrokerJournal
 from opwire.transports.redis import journal_scripts as scripts
-from opwire.transports.redis.connection import Part, RedisConnection, command
+from opwire.transports.redis.connection import Part, RedisConnection, command, is_refusal, refusal
 from opwire.transports.redis.journal_scripts import JournalKeys, Script
 from opwire.transports.redis.servers import RedisServers, parse_servers
 
@@ -61,9 +62,12 @@ PATIENCE = 5.0  # seconds without a reply, after which a server counts as lost
 _IDLE_CONSUMER = 600_000  # milliseconds after which a consumer without tasks is deleted
 _POLL = 1.0  # seconds, at most, between two polls for released and lost tasks
 _PAGE = 100  # outcomes in one pipeline
+_MAX_BATCH = 100  # tasks that one script submits or records: Redis serves no other client meanwhile
+_MAX_BATCH_BYTES = 256 * 1024  # of their requests or outcomes; a larger one is alone
 
 _encode = msgspec.msgpack.Encoder().encode
 _decoder = msgspec.msgpack.Decoder(Outcome)
+_published = msgspec.msgpack.Decoder(list[Outcome])
 
 
 class RedisSession:
@@ -80,6 +84,7 @@ class RedisSession:
         pushed: Callable[[bytes], None] | None = None,
         lost: Callable[[CallError], None] | None = None,
     ) -> None:
+        self.name = servers.name
         self._servers = servers
         self._channel = channel
         self._pushed = pushed
@@ -170,6 +175,75 @@ class RedisSession:
             await connection.close()
 
 
+class _Batch(Struct, eq=False):
+    """Items that one script handles."""
+
+    keys: list[bytes] = []
+    arguments: list[Part] = []
+    replies: list[asyncio.Future[Any]] = []
+    size: int = 0  # bytes
+
+
+class BatchedScript:
+    """Runs a script for all items of one operation that arrive in the same turn of the event loop.
+
+    `shared` returns the keys and arguments of an operation that precede those of the items.
+    """
+
+    def __init__(
+        self, session: RedisSession, script: Script, shared: Callable[[str], tuple[Sequence[bytes], Sequence[Part]]]
+    ) -> None:
+        self._session = session
+        self._script = script
+        self._shared = shared
+        self._batches: dict[str, _Batch] = {}  # that are not sent yet, by operation
+        self._running: set[asyncio.Task[None]] = set()
+
+    async def run(self, operation_id: str, size: int, key: bytes, *arguments: Part) -> Any:
+        """Run the script for an item of about `size` bytes, and return its reply.
+
+        Raises:
+            CallError: UNAVAILABLE.
+        """
+        loop = asyncio.get_running_loop()
+        batch = self._batches.get(operation_id)
+        if batch is None or len(batch.keys) == _MAX_BATCH or batch.size + size > _MAX_BATCH_BYTES:
+            batch = self._batches[operation_id] = _Batch()
+            loop.call_soon(self._begin, operation_id, batch)
+        future: asyncio.Future[Any] = loop.create_future()
+        batch.keys.append(key)
+        batch.arguments.extend(arguments)
+        batch.replies.append(future)
+        batch.size += size
+        return await future
+
+    def _begin(self, operation_id: str, batch: _Batch) -> None:
+        if self._batches.get(operation_id) is batch:
+            del self._batches[operation_id]
+        task = asyncio.get_running_loop().create_task(self._run(operation_id, batch))
+        self._running.add(task)
+        task.add_done_callback(self._running.discard)
+
+    async def _run(self, operation_id: str, batch: _Batch) -> None:
+        keys, arguments = self._shared(operation_id)
+        replies: list[Any]
+        try:
+            replies = await self._session.run(self._script, [*keys, *batch.keys], *arguments, *batch.arguments)
+        except Exception as error:  # of any kind: no caller may be left waiting
+            replies = [error] * len(batch.replies)
+        for future, reply in zip(batch.replies, replies, strict=True):
+            if future.done():
+                continue
+            if isinstance(reply, Exception):
+                future.set_exception(refusal(self._session.name, reply) if is_refusal(reply) else reply)
+            else:
+                future.set_result(reply)
+
+    async def close(self) -> None:
+        """Wait for the batches that are on their way; the session has been closed."""
+        await asyncio.gather(*self._running)
+
+
 # --- claims -----------------------------------------------------------------------------------------------------------
 
 
@@ -187,15 +261,18 @@ class _StreamEntry(NamedTuple):
         return self.history[3] == 1
 
     def task(self) -> Task:
-        """Decode the task; raises KeyError or ValueError."""
-        fields = dict(zip(self.fields[::2], self.fields[1::2], strict=False))
-        return Task(
-            key=fields[b"key"].decode(),
-            operation_id=self.operation_id,
-            request=fields[b"request"],
-            fingerprint=fields[b"fingerprint"].decode(),
-            submitted=int(fields[b"submitted"]),
-        )
+        """Decode the task; raises ValueError."""
+        match self.fields:
+            case [b"key", key, b"fingerprint", fingerprint, b"submitted", submitted, b"request", request]:
+                return Task(
+                    key=key.decode(),
+                    operation_id=self.operation_id,
+                    request=request,
+                    fingerprint=fingerprint.decode(),
+                    submitted=int(submitted),
+                )
+            case _:
+                raise ValueError(f"unknown fields {self.fields[::2]!r:.200}")
 
 
 class StreamReceipt(NamedTuple):
@@ -282,7 +359,7 @@ class StreamClaims:
         """Return the claim of an entry; remove an invalid entry, which another program wrote, and return None."""
         try:
             task = entry.task()
-        except (KeyError, ValueError) as error:
+        except ValueError as error:
             logger.error("removed an invalid task of %s: %s", entry.operation_id, error)
             stream = self._names.stream(entry.operation_id)
             await self._session.ask(command(b"XACK", stream, b"workers", entry.id), command(b"XDEL", stream, entry.id))
@@ -368,8 +445,16 @@ class RedisJournal(BrokerJournal):
         self._keep = max(1, ceil(check_seconds("keep", keep) * 1000))
         self._names = JournalKeys(prefix)
         self._inbox = f"{prefix}:durable:inbox:{token_hex(8)}".encode()
-        self._session = RedisSession(servers, channel=self._inbox, pushed=self._published, lost=self._waiters.fail)
+        self._session = RedisSession(servers, channel=self._inbox, pushed=self._pushed, lost=self._waiters.fail)
         self._claims = StreamClaims(self._names, self._session, lambda: RedisSession(servers))
+        names = self._names
+        kinds = (names.stream, names.later, names.suspects, names.history, names.buried)
+        self._submitting = BatchedScript(
+            self._session, scripts.SUBMIT, lambda each: ((names.stream(each), names.operations), (each,))
+        )
+        self._recording = BatchedScript(
+            self._session, scripts.RECORD, lambda each: ([name(each) for name in kinds], (self._keep,))
+        )
 
     async def start(self) -> None:
         """Connect; log a warning for settings of the server that put tasks at risk.
@@ -397,17 +482,23 @@ class RedisJournal(BrokerJournal):
     async def disconnect(self) -> None:
         """End the connection."""
         await self._session.close()
+        await asyncio.gather(self._submitting.close(), self._recording.close())
 
-    async def submit(self, task: Task) -> Outcome | None:
-        """Store a task, unless its key is known; return its outcome, if any.
+    async def submit(self, task: Task, *, wait: float = 0.0) -> Outcome | None:
+        """Store a task, unless its key is known; return its outcome, waiting for it up to `wait` seconds.
 
         Raises:
             CallError: VALIDATION_ERROR, if the key is known with another fingerprint; UNAVAILABLE.
         """
-        keys = [self._names.task(task.key), self._names.stream(task.operation_id), self._names.operations]
-        known = await self._session.run(
-            scripts.SUBMIT, keys, task.key, task.operation_id, task.fingerprint, task.submitted, task.request
+        if wait <= 0:
+            return await self._submit(task)
+        return await self._waiters.wait(
+            task.key, wait, lambda: self._fetch(task.key), lambda: self._submit(task, self._inbox)
         )
+
+    async def _submit(self, task: Task, channel: bytes = b"") -> Outcome | None:
+        arguments = (task.key, task.fingerprint, task.submitted, task.request, channel)
+        known = await self._submitting.run(task.operation_id, len(task.request), self._names.task(task.key), *arguments)
         if known == -1:
             raise key_in_use(task.key)
         return _decode(known) if known else None
@@ -418,12 +509,11 @@ class RedisJournal(BrokerJournal):
         Raises:
             CallError: UNAVAILABLE.
         """
-        names, task = self._names, claim.task
-        kinds = (names.stream, names.later, names.suspects, names.history, names.buried)
-        keys = [names.task(task.key), *(name(task.operation_id) for name in kinds)]
-        id, buried = StreamReceipt.of(claim).id, int(outcome.buried)
-        arguments = (task.key, id, _encode(outcome), self._keep, outcome.recorded, buried)
-        recorded = await self._session.run(scripts.RECORD, keys, *arguments)
+        task, id = claim.task, StreamReceipt.of(claim).id
+        arguments = (task.key, id, _encode(outcome), outcome.recorded, int(outcome.buried))
+        recorded = await self._recording.run(
+            task.operation_id, len(outcome.event), self._names.task(task.key), *arguments
+        )
         if recorded == -1:
             return None
         return _decode(recorded) if recorded else outcome
@@ -443,19 +533,19 @@ class RedisJournal(BrokerJournal):
         Raises:
             CallError: UNAVAILABLE.
         """
+        return await self._waiters.wait(key, timeout, lambda: self._fetch(key))
 
-        async def fetch() -> Outcome | None:
-            outcome = await self._session.run(scripts.WAIT, [self._names.task(key)], self._inbox)
-            return None if outcome is None else _decode(outcome)
+    async def _fetch(self, key: str) -> Outcome | None:
+        outcome = await self._session.run(scripts.WAIT, [self._names.task(key)], self._inbox)
+        return None if outcome is None else _decode(outcome)
 
-        return await self._waiters.wait(key, timeout, fetch)
-
-    def _published(self, message: bytes) -> None:
+    def _pushed(self, message: bytes) -> None:
         try:
-            outcome = _decode(message)
-        except CallError as error:  # any client can publish to the channel
-            logger.warning("ignored a message for %s: %s", self.name, error.message)
-        else:
+            outcomes = _published.decode(message)
+        except msgspec.MsgspecError as error:  # any client can publish to the channel
+            logger.warning("ignored a message for %s: it does not hold outcomes: %s", self.name, error)
+            return
+        for outcome in outcomes:
             self._waiters.resolve(outcome)
 
     async def buried(self, operation_id: str | None = None) -> AsyncIterator[Outcome]:

@@ -8,7 +8,10 @@ released suspect is in the set `suspects`. An entry that has failed or was lost 
 failures, losses, losses while alone, 1 for a suspect, 1 if its worker runs nothing else.
 
 Each idempotency key has a hash: `operation`, `fingerprint`, and `entry` (the id in the stream) until there is an
-`outcome`; a buried task keeps `submitted` and `request` for a replay. A field `>channel` is a caller that waits.
+`outcome`; a buried task keeps `submitted` and `request` for a replay. A field `>channel` is a caller that waits: the
+outcomes that are recorded together are published there, as one array of MessagePack.
+
+Tasks are submitted, claimed and recorded many at a time, since a script costs more than what it does for one task.
 
 When Redis is out of memory, a script that has begun to write may finish. So the scripts that end a task begin with a
 command that needs no memory: outcomes can be recorded even then, and every script is all or nothing.
@@ -43,19 +46,35 @@ class Script:
         self.digest = sha1(text.encode(), usedforsecurity=False).hexdigest()
 
 
-# Store a task, unless its key is known. KEYS: hash, stream, set of operations; ARGV: key, operation, fingerprint, time
-# of submission, request. Returns the outcome, 0 if there is none yet, -1 for a key with another fingerprint.
+# Store tasks of one operation, unless their keys are known. KEYS: stream, set of operations, then the hash of each;
+# ARGV: operation, then for each task its key, fingerprint, time of submission, request, and the channel of a caller
+# that waits, or ''. Returns for each the outcome, 0 if there is none yet, -1 for a key with another fingerprint, or the
+# error of a hash of another type.
 SUBMIT = Script("""\
-local known = redis.call('HMGET', KEYS[1], 'fingerprint', 'outcome')
-if known[1] then return known[1] == ARGV[3] and (known[2] or 0) or -1 end
-if redis.call('EXISTS', KEYS[2]) == 0 then
-  redis.call('XGROUP', 'CREATE', KEYS[2], 'workers', '0', 'MKSTREAM')
-  redis.call('SADD', KEYS[3], ARGV[2])
+local replies, is_new = {}, redis.call('EXISTS', KEYS[1]) == 0
+for i = 3, #KEYS do
+  local hash, at, reply = KEYS[i], 5 * i - 13, 0
+  local known, fingerprint, channel = redis.pcall('HMGET', hash, 'fingerprint', 'outcome'), ARGV[at + 1], ARGV[at + 4]
+  if known.err then
+    reply = known
+  elseif known[1] then
+    reply = known[1] == fingerprint and (known[2] or 0) or -1
+    if reply == 0 and channel ~= '' then redis.pcall('HSET', hash, '>' .. channel, '') end
+  else
+    if is_new then
+      redis.call('XGROUP', 'CREATE', KEYS[1], 'workers', '0', 'MKSTREAM')
+      redis.call('SADD', KEYS[2], ARGV[1])
+      is_new = false
+    end
+    local entry = redis.call('XADD', KEYS[1], '*', 'key', ARGV[at], 'fingerprint', fingerprint,
+      'submitted', ARGV[at + 2], 'request', ARGV[at + 3])
+    local fields = {'operation', ARGV[1], 'fingerprint', fingerprint, 'entry', entry}
+    if channel ~= '' then fields[7], fields[8] = '>' .. channel, '' end
+    redis.call('HSET', hash, unpack(fields))
+  end
+  replies[i - 2] = reply
 end
-local entry = redis.call('XADD', KEYS[2], '*',
-  'key', ARGV[1], 'fingerprint', ARGV[3], 'submitted', ARGV[4], 'request', ARGV[5])
-redis.call('HSET', KEYS[1], 'operation', ARGV[2], 'fingerprint', ARGV[3], 'entry', entry)
-return 0
+return replies
 """)
 
 # Return the outcome of a task, if any; otherwise register a channel for it. KEYS: hash; ARGV: channel.
@@ -88,7 +107,7 @@ end
 # KEYS: set of operations, then stream, `later`, `suspects` and `history` of each; ARGV: our consumer, the limit, 1 to
 # poll for released and lost tasks, the operation to start with, milliseconds after which a consumer is idle, 1 to claim
 # suspects, the operations. Returns one suspect, or other tasks: for each the index of its operation, its id,
-# attempt, fields and history.
+# attempt, fields and history, which new tasks lack.
 TAKE = Script(f"""\
 {_HISTORY}
 local me, room, look, turn, silence = ARGV[1], tonumber(ARGV[2]), ARGV[3] == '1', tonumber(ARGV[4]), tonumber(ARGV[5])
@@ -159,7 +178,7 @@ for i = 0, operations - 1 do
   if look and room > 0 then released(later, room) end
   if room > 0 then
     local found = redis.call('XREADGROUP', 'GROUP', 'workers', me, 'COUNT', room, 'STREAMS', stream, '>')
-    for _, entry in ipairs(found and found[1][2] or {{}}) do take(entry[1], 1, entry[2], {{0, 0, 0, 0, 0}}) end
+    for _, entry in ipairs(found and found[1][2] or {{}}) do take(entry[1], 1, entry[2]) end
   end
 end
 return taken
@@ -198,35 +217,59 @@ write(KEYS[4], ARGV[1], {{past[1] + ARGV[6], past[2], past[3], suspect, 0}})
 return 1
 """)
 
-# Record an outcome, unless the task has one. KEYS: hash, stream, `later`, `suspects`, `history`, buried; ARGV: key, id,
-# outcome, milliseconds to keep it, time of recording, whether it is buried. Returns the earlier outcome, 0 if this one
-# was recorded, or -1 if the task is unknown.
+# Record outcomes of one operation, unless their tasks have one. KEYS: stream, `later`, `suspects`, `history`, buried,
+# then the hash of each task; ARGV: milliseconds to keep outcomes, then for each task its key, id, outcome, time of
+# recording, and 1 if it is buried. Returns for each the earlier outcome, 0 if this one was recorded, -1 if the task is
+# unknown, or the error of a hash of another type.
 RECORD = Script("""\
-local known = redis.call('HMGET', KEYS[1], 'outcome', 'entry')
-if known[1] then return known[1] end
-if known[2] ~= ARGV[2] then return -1 end
-local buried = ARGV[6] == '1'
-local entry = buried and redis.call('XRANGE', KEYS[2], ARGV[2], ARGV[2])[1]
-redis.call('XACK', KEYS[2], 'workers', ARGV[2])
-redis.call('XDEL', KEYS[2], ARGV[2])
-redis.call('ZREM', KEYS[3], ARGV[2])
-redis.call('ZREM', KEYS[4], ARGV[2])
-redis.call('HDEL', KEYS[5], ARGV[2])
-redis.call('HDEL', KEYS[1], 'entry')
-redis.call('HSET', KEYS[1], 'outcome', ARGV[3])
-if buried then
-  redis.call('ZADD', KEYS[6], ARGV[5], ARGV[1])
-  if entry then redis.call('HSET', KEYS[1], unpack(entry[2])) end
-else
-  redis.call('PEXPIRE', KEYS[1], ARGV[4])
+local replies, tasks, ended, ids, published = {}, {}, {}, {}, {}
+for i = 6, #KEYS do
+  local hash, at = KEYS[i], 5 * i - 28
+  local fields, task, obsolete = redis.pcall('HGETALL', hash), {}, {'entry'}
+  for j = 1, #fields, 2 do
+    task[fields[j]] = fields[j + 1]
+    if string.sub(fields[j], 1, 1) == '>' then obsolete[#obsolete + 1] = fields[j] end
+  end
+  local reply = fields.err and fields or task.outcome or ended[hash]
+  if not reply and task.entry ~= ARGV[at + 1] then reply = -1 end
+  if not reply then
+    reply, ended[hash], ids[#ids + 1] = 0, ARGV[at + 2], ARGV[at + 1]
+    local buried = ARGV[at + 4] == '1'
+    local entry = buried and redis.call('XRANGE', KEYS[1], ARGV[at + 1], ARGV[at + 1])[1]
+    tasks[#tasks + 1] = {hash, at, buried, entry, obsolete}
+  end
+  replies[i - 5] = reply
 end
-for _, field in ipairs(redis.call('HKEYS', KEYS[1])) do
-  if string.sub(field, 1, 1) == '>' then
-    redis.call('HDEL', KEYS[1], field)
-    redis.call('PUBLISH', string.sub(field, 2), ARGV[3])
+if #ids == 0 then return replies end
+
+redis.call('XACK', KEYS[1], 'workers', unpack(ids))
+redis.call('XDEL', KEYS[1], unpack(ids))
+if redis.call('EXISTS', KEYS[2], KEYS[3], KEYS[4]) > 0 then
+  redis.call('ZREM', KEYS[2], unpack(ids))
+  redis.call('ZREM', KEYS[3], unpack(ids))
+  redis.call('HDEL', KEYS[4], unpack(ids))
+end
+for _, task in ipairs(tasks) do
+  local hash, at, buried, entry, obsolete = unpack(task, 1, 5)
+  local outcome = ARGV[at + 2]
+  redis.call('HDEL', hash, unpack(obsolete))
+  redis.call('HSET', hash, 'outcome', outcome)
+  if buried then
+    redis.call('ZADD', KEYS[5], ARGV[at + 3], ARGV[at])
+    if entry then redis.call('HSET', hash, unpack(entry[2])) end
+  else
+    redis.call('PEXPIRE', hash, ARGV[1])
+  end
+  for j = 2, #obsolete do
+    local channel = string.sub(obsolete[j], 2)
+    published[channel] = published[channel] or {}
+    table.insert(published[channel], outcome)
   end
 end
-return 0
+for channel, outcomes in pairs(published) do
+  redis.call('PUBLISH', channel, string.char(220, 0, #outcomes) .. table.concat(outcomes))
+end
+return replies
 """)
 
 # Submit a buried task again. KEYS: hash, stream, buried; ARGV: key. Returns 0 if it is unknown.
