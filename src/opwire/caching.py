@@ -184,7 +184,11 @@ class ResponseCache:
         if "max-age" in rules:
             return now + max(_seconds(rules["max-age"]) - _seconds(headers.get("age", "")), 0), validators
         if "expires" in headers:
-            return _date(headers["expires"], now), validators
+            try:
+                expires = parsedate_to_datetime(headers["expires"][:100]).timestamp()
+            except (ValueError, OverflowError, IndexError, TypeError):  # `Expires: 0` means that it has expired
+                expires = -inf
+            return min(expires, now + _MAX_AGE), validators
         return (now + self._ttl if self._ttl else -inf), validators
 
 
@@ -208,10 +212,3 @@ def _updated(known: ResponseEnvelope[Any], fresh: HTTPResponseMeta) -> ResponseE
 def _seconds(text: str) -> float:
     digits = text.strip()
     return min(float(digits), _MAX_AGE) if digits.isascii() and digits.isdigit() and len(digits) < 20 else 0.0
-
-
-def _date(text: str, now: float) -> float:
-    try:
-        return min(parsedate_to_datetime(text[:100]).timestamp(), now + _MAX_AGE)
-    except (ValueError, OverflowError, IndexError, TypeError):  # `Expires: 0` means that it has expired
-        return -inf

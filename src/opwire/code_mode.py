@@ -26,7 +26,7 @@ from opwire.envelope import MCPResponseMeta, ResponseEnvelope
 from opwire.errors import CallError, ErrorCode, check_above_zero, check_counts, needs_extra
 from opwire.invoke import CLOSE_GRACE
 from opwire.names import similar_names
-from opwire.operation import REQUEST_STATE, Context, OperationSpec
+from opwire.operation import REQUEST_STATE, Context
 from opwire.registry import OperationRegistry
 from opwire.search_mode import HINT, NOTHING_FOUND, PUBLIC, Limit, Query, ToolSearch, nothing, signature
 from opwire.tools.rendering import error_text
@@ -114,8 +114,10 @@ class _CodeTools:
 
     async def search(self, query: Query, context: Context, limit: Limit = 5) -> str:
         """Find functions by what they do, in plain words."""
+        names = self._tools.names()[0]
         found = self._tools.found(query, context, limit)
-        return "\n".join(map(self._signature, found)) or NOTHING_FOUND
+        lines = [signature(spec).replace(spec.id, names.get(spec.id, spec.id), 1) for spec in found]
+        return "\n".join(lines) or NOTHING_FOUND
 
     async def run(self, code: Code, context: Context) -> str:
         """Run a program."""
@@ -191,9 +193,6 @@ class _CodeTools:
             return envelope.data
 
         return call
-
-    def _signature(self, spec: OperationSpec) -> str:
-        return signature(spec).replace(spec.id, self._tools.names()[0].get(spec.id, spec.id), 1)
 
     def _hint(self, fault: str, code: str, context: Context) -> str:
         """Return what to write instead of an unknown name, as far as the caller may see it; or ""."""

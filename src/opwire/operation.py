@@ -7,7 +7,7 @@ import re
 import time
 from collections.abc import Awaitable, Callable, Iterable, Iterator, Mapping, Sequence
 from enum import StrEnum
-from typing import TYPE_CHECKING, Any, Literal, NamedTuple, Protocol, TypedDict, TypeGuard, TypeVar, overload
+from typing import TYPE_CHECKING, Any, Literal, NamedTuple, Protocol, TypedDict, TypeVar, overload
 from uuid import uuid4
 
 from msgspec import Struct
@@ -474,13 +474,11 @@ def trace_of(carrier: Mapping[str, Any]) -> Trace:
     parent, state = carrier.get("traceparent"), carrier.get("tracestate")
     if not isinstance(parent, str) or not re.fullmatch(_TRACEPARENT, parent):
         return {}
-    return {"traceparent": parent, "tracestate": state} if _is_tracestate(state) else {"traceparent": parent}
-
-
-def _is_tracestate(state: Any) -> TypeGuard[str]:
     if not isinstance(state, str) or not state or len(state) > _MAX_TRACESTATE:
-        return False
-    return all(re.fullmatch(_TRACESTATE, member) for each in state.split(",") if (member := each.strip(" \t")))
+        return {"traceparent": parent}
+    members = (each.strip(" \t") for each in state.split(","))
+    is_valid = all(re.fullmatch(_TRACESTATE, member) for member in members if member)
+    return {"traceparent": parent, "tracestate": state} if is_valid else {"traceparent": parent}
 
 
 Handler = Callable[[Any, Context], Any]

@@ -418,7 +418,13 @@ class OperationRegistry(Decorators):
         run = cast("Run", bound.run)
         try:
             arguments = bound.arguments(input, self._context if context is None else context)
-            result = await self._run(run, arguments, self._inside(bound, context), bound.spec.id)
+            inside = self._inside(bound, context)
+            deadline = inside.deadline
+            # A handler that is cancelled twice could not clean up.
+            if deadline is None or (inside.watched and deadline > time.monotonic()):
+                result = await run(arguments, inside)
+            else:
+                result = await run_within(lambda: run(arguments, inside), self._deadlines, deadline, bound.spec.id)
             return bound.pipeline.envelope(result)
         except CallError:
             raise
@@ -520,14 +526,6 @@ class OperationRegistry(Decorators):
                 yield envelope
         finally:
             await stream.aclose()
-
-    async def _run(self, run: Run, arguments: Any, context: Context, operation_id: str) -> Any:
-        deadline = context.deadline
-        if context.watched and deadline is not None and deadline > time.monotonic():
-            deadline = None  # a handler that is cancelled twice could not clean up
-        if deadline is None:
-            return await run(arguments, context)
-        return await run_within(lambda: run(arguments, context), self._deadlines, deadline, operation_id)
 
     async def _next(
         self, bound: BoundOperation, stream: AsyncIterator[Any], context: Context

@@ -148,20 +148,16 @@ class Reshaping:
         if not self._blocked.isdisjoint(given):
             names = ", ".join(sorted(self._blocked.intersection(given)))
             raise self._invalid([Problem("", f"unknown properties: {names}")])
-        if self._narrowed:
-            self._check_narrowed(given)
+        for name, schema in self._narrowed.items():
+            if name in given and not schema.is_valid(given[name]):
+                problems = schema.problems(given[name])
+                raise self._invalid([Problem(f"/{escaped(name)}{path}", message) for path, message in problems])
         if names := self._old_names:
             given = {names.get(name, name): value for name, value in given.items()}
         merged = given | self._fixed
         for name, value in self._computed:
             merged[name] = value(context)
         return merged
-
-    def _check_narrowed(self, given: dict[str, Any]) -> None:
-        for name, schema in self._narrowed.items():
-            if name in given and not schema.is_valid(given[name]):
-                problems = schema.problems(given[name])
-                raise self._invalid([Problem(f"/{escaped(name)}{path}", message) for path, message in problems])
 
     def compile(self, flat: type[Struct], otherwise: Arguments) -> Arguments:
         """Return `inward` for valid flat input, together with its validation, which makes it as fast as the source.

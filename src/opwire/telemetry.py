@@ -69,7 +69,9 @@ def parent_of(metadata: Mapping[str, Any]) -> Parent:
     if "traceparent" not in trace:
         return Parent(here, get_current_span(here).get_span_context().is_valid)
     said = trace["traceparent"]
-    if get_value(_SERVED, here) == said or _is_child(get_current_span(here), said):
+    parent = getattr(get_current_span(here), "parent", None)  # a span of the SDK has its parent
+    is_child = parent is not None and format_span_id(parent.span_id) == said.split("-")[2]
+    if is_child or get_value(_SERVED, here) == said:
         return Parent(here, is_here=True)
     return Parent(_w3c.extract(trace, here), is_here=False)
 
@@ -89,11 +91,6 @@ def carried_trace(surroundings: Surroundings) -> Trace:
     carrier: dict[str, str] = {}
     _w3c.inject(carrier, surroundings)
     return trace_of(carrier)
-
-
-def _is_child(span: Span, traceparent: str) -> bool:
-    parent = getattr(span, "parent", None)  # a span of the SDK has its parent
-    return parent is not None and format_span_id(parent.span_id) == traceparent.split("-")[2]
 
 
 Side = Literal["server", "client"]
@@ -199,10 +196,13 @@ class RecordedCall:
             self._measured["opwire.operation.type"] = type.value
         self._active = dict(self._measured)
         parent = parent_of(context.metadata)
+        # A call from outside has a request id; a call of this process itself has not.
+        is_internal = parent.is_here or context.request_id is None
+        kind = SpanKind.CLIENT if recorder.side == "client" else SpanKind.INTERNAL if is_internal else SpanKind.SERVER
         self._span = recorder.tracer.start_span(
             operation_id if known else _OTHER,
             parent.surroundings,
-            kind=_kind(recorder.side, context, is_nested=parent.is_here),
+            kind=kind,
             attributes=self._measured | _said(operation_id, context, known=known, identity=recorder.shows_identity),
         )
         self._surroundings = within(self._span, parent)
@@ -263,13 +263,6 @@ class RecordedCall:
         self._span.end()
         self._recorder.active.add(-1, self._active)
         self._recorder.durations.record(seconds, self._measured, self._surroundings)
-
-
-def _kind(side: Side, context: Context, *, is_nested: bool) -> SpanKind:
-    if side == "client":
-        return SpanKind.CLIENT
-    # A call from outside has a request id; a call of this process itself has not.
-    return SpanKind.INTERNAL if is_nested or context.request_id is None else SpanKind.SERVER
 
 
 def _said(operation_id: str, context: Context, *, known: bool, identity: bool) -> Attributes:

@@ -422,7 +422,16 @@ def classify(thrown: object, *, code: str | None = None) -> McpErrorPayload:
     if isinstance(thrown, CallError):
         payload = error_payload(thrown)
         return payload if code is None else msgspec.structs.replace(payload, code=code)
-    category, message = _category_and_message(thrown)
+    category, message = "internal", str(thrown)
+    if any(cls.__name__ == "ValidationError" for cls in type(thrown).__mro__):
+        # By class name, because pydantic, msgspec, jsonschema-rs and others each define one.
+        category, message = "validation", f"Validation error: {thrown}"
+    elif isinstance(thrown, TimeoutError | CancelledError):
+        category = "timeout"
+    elif isinstance(thrown, BaseException):
+        category = "execution"
+    elif isinstance(thrown, bool | int | float | None):
+        message = json.dumps(thrown)
     return McpErrorPayload(
         category=category,
         code=code or _CODE_OF_CATEGORY[category].value,
@@ -449,17 +458,6 @@ def _kept_payload(error: CallError) -> McpErrorPayload | None:
     code = _error_code(kept)
     same = kept.message in ("", error.message) and code == error.code
     return kept if same and (kept.recoverable == error.retryable or code is ErrorCode.VALIDATION_ERROR) else None
-
-
-def _category_and_message(thrown: object) -> tuple[str, str]:
-    if any(cls.__name__ == "ValidationError" for cls in type(thrown).__mro__):
-        # By class name, because pydantic, msgspec, jsonschema-rs and others each define one.
-        return "validation", f"Validation error: {thrown}"
-    if isinstance(thrown, TimeoutError | CancelledError):
-        return "timeout", str(thrown)
-    if isinstance(thrown, BaseException):
-        return "execution", str(thrown)
-    return "internal", json.dumps(thrown) if isinstance(thrown, bool | int | float | None) else str(thrown)
 
 
 # --- results ----------------------------------------------------------------------------------------------------------

@@ -156,6 +156,10 @@ class ViewRules:
                 changes = each.over(changes)
         namespace, name = split_id(self._new_id(spec))
         reshaping = Reshaping(spec, f"{namespace}.{name}", changes, self.store)
+        access = spec.access
+        if self._scopes:
+            access = access or AccessControl()
+            access = replace(access, required_scopes=(*access.required_scopes, *self._scopes), public=False)
         return Derived(
             replace(
                 spec,
@@ -163,7 +167,7 @@ class ViewRules:
                 name=name,
                 title=spec.title if changes.title is None else changes.title,
                 description=spec.description if changes.description is None else changes.description,
-                access=self._access(spec.access),
+                access=access,
                 input_schema=reshaping.input_schema,
                 output_schema=reshaping.output_schema,
                 normalize=spec.normalize if reshaping.keeps_results else "off",
@@ -217,12 +221,6 @@ class ViewRules:
             if key == spec.namespace:
                 return f"{to}.{spec.name}"
         return spec.id
-
-    def _access(self, access: AccessControl | None) -> AccessControl | None:
-        if not self._scopes:
-            return access
-        rules = access or AccessControl()
-        return replace(rules, required_scopes=(*rules.required_scopes, *self._scopes), public=False)
 
 
 _MAX_SUGGESTED = 5_000

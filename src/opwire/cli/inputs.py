@@ -168,7 +168,14 @@ def read_input(words: Sequence[str], field: SchemaField, *, stdin: Callable[[], 
     Raises:
         click.UsageError: a word is invalid, or a file is missing.
     """
-    whole: Any = _read_whole(words[0], stdin or sys.stdin.buffer.read) if words else _MISSING
+    whole: Any = _MISSING
+    first = words[0] if words else ""
+    if first == "-":
+        whole = _parse_json((stdin or sys.stdin.buffer.read)(), "standard input")
+    elif first.startswith("@"):
+        whole = _parse_json(_read_file(first[1:]), first[1:])
+    elif first.startswith(("{", "[")):
+        whole = _parse_json(first.encode(), "the input")
     given: dict[str, Any] = {}
     for word in words if whole is _MISSING else words[1:]:
         if pair := _PAIR.fullmatch(word):
@@ -187,14 +194,6 @@ def read_input(words: Sequence[str], field: SchemaField, *, stdin: Callable[[], 
     if not isinstance(whole, dict):
         raise click.UsageError("key=value needs a JSON object before it; the whole input is not an object")
     return cast("dict[str, Any]", whole) | given
-
-
-def _read_whole(word: str, stdin: Callable[[], bytes]) -> Any:
-    if word == "-":
-        return _parse_json(stdin(), "standard input")
-    if word.startswith("@"):
-        return _parse_json(_read_file(word[1:]), word[1:])
-    return _parse_json(word.encode(), "the input") if word.startswith(("{", "[")) else _MISSING
 
 
 def _assign(given: dict[str, Any], field: SchemaField, key: str, sign: str, text: str) -> None:
@@ -271,20 +270,19 @@ def from_text(text: str, field: SchemaField) -> Any:
             return choice
     if not field.kinds or "string" in field.kinds:
         return text
-    values = (_typed(text, kind, field) for kind in field.kinds)
-    return next((value for value in values if value is not _MISSING), text)
-
-
-def _typed(text: str, kind: str, field: SchemaField) -> Any:
-    if kind == "integer":
-        return int(text) if _INTEGER.fullmatch(text) else _MISSING
-    try:
-        value: object = msgspec.json.decode(text.lower() if kind == "boolean" else text)
-    except (msgspec.DecodeError, UnicodeError, RecursionError):
-        value = _MISSING
-    if _KINDS.get(type(value)) in ({"number", "integer"} if kind == "number" else {kind}):
-        return value
-    return [from_text(text, field.items)] if kind == "array" else _MISSING
+    for kind in field.kinds:
+        if kind == "integer":
+            value: object = int(text) if _INTEGER.fullmatch(text) else _MISSING
+        else:
+            try:
+                value = msgspec.json.decode(text.lower() if kind == "boolean" else text)
+            except (msgspec.DecodeError, UnicodeError, RecursionError):
+                value = _MISSING
+        if _KINDS.get(type(value)) in ({"number", "integer"} if kind == "number" else {kind}):
+            return value
+        if kind == "array":
+            return [from_text(text, field.items)]
+    return text
 
 
 def _parse_json(text: bytes, where: str) -> Any:

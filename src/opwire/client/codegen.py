@@ -128,7 +128,16 @@ def generate_client(specs: Iterable[OperationSpec], *, class_name: str = "Operat
             methods.append(_Method(spec, name, parameters, whole, optional, output))
         spaces.append(_Space(namespace, attribute, of_class, methods, shadowing(each.name for each in methods)))
     style = _SYNC if sync else _ASYNC
-    classes = [*(_namespace_class(space, style) for space in spaces), _whole_class(class_name, spaces, style)]
+    whole = [
+        f"class {class_name}:",
+        f'    """{sum(len(space.methods) for space in spaces)} operations, by namespace."""',
+        "",
+        f"    def __init__(self, client: {style.client}) -> None:",
+        *(f"        self.{space.attribute} = {space.class_name}(client)" for space in spaces),
+        *([] if spaces else ["        self._client = client"]),
+        "",
+    ]
+    classes = [*(_namespace_class(space, style) for space in spaces), "\n".join(whole)]
     return "\n\n".join([_header(spaces, types, style), *types.definitions.values(), *classes])
 
 
@@ -253,18 +262,6 @@ def _namespace_class(space: _Space, style: _Style) -> str:
     ]
     for method in space.methods:
         lines += ["", *_written_method(method, space.hidden, style)]
-    return "\n".join(lines) + "\n"
-
-
-def _whole_class(name: str, spaces: list[_Space], style: _Style) -> str:
-    lines = [
-        f"class {name}:",
-        f'    """{sum(len(space.methods) for space in spaces)} operations, by namespace."""',
-        "",
-        f"    def __init__(self, client: {style.client}) -> None:",
-        *(f"        self.{space.attribute} = {space.class_name}(client)" for space in spaces),
-        *([] if spaces else ["        self._client = client"]),
-    ]
     return "\n".join(lines) + "\n"
 
 

@@ -209,24 +209,20 @@ class TypeReader:
         """
         if not isinstance(schema, dict):
             return None
-        if id(schema) not in self._types.declared:  # cached: thousands of references may lead to one large union
-            self._types.keep(schema)
-            self._types.declared[id(schema)] = self._properties(schema)
-        return self._types.declared[id(schema)]
-
-    def _properties(self, schema: JSONSchema) -> tuple[dict[str, JSONSchema], set[str]] | None:
+        if id(schema) in self._types.declared:  # cached: thousands of references may lead to one large union
+            return self._types.declared[id(schema)]
+        self._types.keep(schema)
         found: dict[str, JSONSchema] = {}
         required: set[str] = set()
         for part in self._parts(schema, ("allOf",)):
             found.update(as_dict(part.get("properties")))
             required.update(map(str, as_list(part.get("required"))))
-        if not found:
-            return None
         required.intersection_update(found)
-        for part in self._parts(schema, ("allOf", "anyOf", "oneOf")):
+        for part in self._parts(schema, ("allOf", "anyOf", "oneOf")) if found else ():
             for key, each in as_dict(part.get("properties")).items():
                 found.setdefault(key, each)
-        return found, required
+        declared = self._types.declared[id(schema)] = (found, required) if found else None
+        return declared
 
     def _parts(self, schema: JSONSchema, keywords: tuple[str, ...]) -> Iterator[dict[str, Any]]:
         """Yield the schema and its parts under these keywords, each one once: nested unions would multiply."""
@@ -345,14 +341,10 @@ def _literal(values: list[Any]) -> str:
 
 def _typed_dict(name: str, fields: dict[str, str]) -> str:
     """Serialize a TypedDict as a class, or as a call if a key is not a valid attribute name."""
-    if all(_can_be_attribute(key) for key in fields):
+    # `__x` is mangled in a class body, and `list` would shadow a type in a hint.
+    names = (key.isidentifier() and key.isascii() and not keyword.iskeyword(key) for key in fields)
+    if all(names) and all(key[0].islower() and key not in _BUILTINS for key in fields):
         lines = "".join(f"    {key}: {written(hint)}\n" for key, hint in fields.items())
         return f"class {name}(TypedDict):\n{lines}"
     lines = "".join(f"        {quoted(key)}: {quoted(written(hint))},\n" for key, hint in fields.items())
     return f"{name} = TypedDict(\n    {quoted(name)},\n    {{\n{lines}    }},\n)\n"
-
-
-def _can_be_attribute(key: str) -> bool:
-    """Return whether a key is valid in a class body: `__x` is mangled, and `list` would shadow a type in a hint."""
-    is_name = key.isidentifier() and key.isascii() and not keyword.iskeyword(key)
-    return is_name and key[0].islower() and key not in _BUILTINS

@@ -378,12 +378,22 @@ class ProjectModules:
             with self._on_path(folder):
                 return importlib.import_module(name)
         except (Exception, SystemExit) as error:
-            files = [frame.filename for frame in traceback.extract_tb(error.__traceback__)]
+            frames = traceback.extract_tb(error.__traceback__)
+            files = [frame.filename for frame in frames]
             if isinstance(error, SyntaxError) and error.filename:
                 files.append(error.filename)
             self.files |= {Path(file) for file in files if self._is_ours(file)}
             self.files.add(self._folder / f"{name.replace('.', '/')}.py")
-            raise ConfigError(f"{at}: {self._reason(name, error)}") from error
+            if isinstance(error, ModuleNotFoundError) and error.name in (name, name.partition(".")[0]):
+                message = f"{at}: unknown module {error.name}: it is neither in {self._folder} nor installed"
+                raise ConfigError(message) from error
+            message = f"{at}: {name} cannot be imported: {type(error).__name__}: {error}"
+            ours = [each for each in frames if self._is_ours(each.filename)]
+            if ours and not isinstance(error, SyntaxError):  # whose message has the position
+                file = Path(ours[-1].filename)
+                shown = file.relative_to(self._folder) if file.is_relative_to(self._folder) else file
+                message += f" ({shown}, line {ours[-1].lineno})"
+            raise ConfigError(message) from error
         finally:
             self.files |= {Path(module.__file__) for module in self._modules().values() if module.__file__}
 
@@ -413,14 +423,3 @@ class ProjectModules:
     def _is_ours(self, file: str | None) -> bool:
         ours = file is not None and any(Path(file).is_relative_to(each) for each in tuple(self._folders))
         return ours and "site-packages" not in Path(file or "").parts
-
-    def _reason(self, name: str, error: BaseException) -> str:
-        if isinstance(error, ModuleNotFoundError) and error.name in (name, name.partition(".")[0]):
-            return f"unknown module {error.name}: it is neither in {self._folder} nor installed"
-        reason = f"{name} cannot be imported: {type(error).__name__}: {error}"
-        frames = [each for each in traceback.extract_tb(error.__traceback__) if self._is_ours(each.filename)]
-        if not frames or isinstance(error, SyntaxError):  # its message has the position
-            return reason
-        file = Path(frames[-1].filename)
-        shown = file.relative_to(self._folder) if file.is_relative_to(self._folder) else file
-        return f"{reason} ({shown}, line {frames[-1].lineno})"

@@ -123,7 +123,14 @@ class ModelTools:
         """Call a tool by its name. A failure is an outcome too: the model reads what was wrong and what to do."""
         operation_id = ""
         try:
-            tool = self._find(name)
+            self._refresh()
+            tool = self._tools.get(name)
+            if tool is None:
+                close = similar_names(name, self._tools)
+                hint = f"; did you mean {' or '.join(close)}?" if close else ""
+                if not close and len(self._tools) <= _MAX_NAMED:
+                    hint = f"; the tools are {', '.join(self._tools)}"
+                raise CallError(ErrorCode.OPERATION_NOT_FOUND, f"there is no tool {name[:100]!r}{hint}")
             operation_id = tool.spec.id
             if not isinstance(arguments, dict):
                 problem = f"the arguments are an object, not {type(arguments).__name__}"
@@ -139,17 +146,6 @@ class ModelTools:
     def _input(self, tool: ModelTool, arguments: dict[str, Any]) -> Any:
         """Return the input of the operation for the arguments of a model."""
         return arguments.get("input") if tool.wraps_input else arguments
-
-    def _find(self, name: str) -> ModelTool:
-        self._refresh()
-        tool = self._tools.get(name)
-        if tool is None:
-            close = similar_names(name, self._tools)
-            hint = f"; did you mean {' or '.join(close)}?" if close else ""
-            if not close and len(self._tools) <= _MAX_NAMED:
-                hint = f"; the tools are {', '.join(self._tools)}"
-            raise CallError(ErrorCode.OPERATION_NOT_FOUND, f"there is no tool {name[:100]!r}{hint}")
-        return tool
 
     def _refresh(self) -> None:
         if self._read_at == self._registry.changes:

@@ -15,7 +15,7 @@ from typing import Any, Literal, Unpack, cast
 import msgspec
 
 from opwire.errors import UsageError
-from opwire.llm.model_tools import Media, ModelTool, ModelToolOptions, ModelTools, ToolOutcome
+from opwire.llm.model_tools import Media, ModelTool, ModelToolOptions, ModelTools
 from opwire.llm.schemas import (
     ANTHROPIC_STRICT,
     GEMINI,
@@ -47,23 +47,16 @@ class ProviderTools(ModelTools, ABC):
         """The tools for a request to the model; current after changes of the registry."""
         return [self._define(tool) for tool in self.tools]
 
+    @abstractmethod
     async def handle(self, call: Any, context: Context | None = None) -> Message:
         """Run the call that a model asked for and return the message with its result.
 
         An unknown tool, invalid arguments and a failed call are messages too: the model corrects itself by them.
         `context` is that of the operation which runs the model, if there is one.
         """
-        name, arguments = self._parse(call)
-        return self._message(call, await self.run(name, arguments, context))
 
     @abstractmethod
     def _define(self, tool: ModelTool) -> Message: ...
-
-    @abstractmethod
-    def _parse(self, call: Any) -> tuple[str, Any]: ...
-
-    @abstractmethod
-    def _message(self, call: Any, outcome: ToolOutcome) -> Message: ...
 
     def _converted(self, tool: ModelTool) -> dict[str, Any] | None:
         """Return the schema by the rules of the provider, or None if it cannot be expressed by them."""
@@ -111,18 +104,24 @@ class OpenAITools(ProviderTools):
             arguments = cast("dict[str, Any]", without_nulls(arguments, tool.schema, tool.schema))
         return super()._input(tool, arguments)
 
-    def _parse(self, call: Any) -> tuple[str, Any]:
+    async def handle(self, call: Any, context: Context | None = None) -> Message:
         function = _field(call, "function") if self._api == "chat" else call
         arguments: Any = _field(function, "arguments")
         if isinstance(arguments, str):  # OpenAI sends JSON; what is invalid is rejected as it is
             with suppress(ValueError, RecursionError):
                 arguments = _decoder.decode(arguments.strip() or "{}")
-        return str(_field(function, "name")), arguments
-
-    def _message(self, call: Any, outcome: ToolOutcome) -> Message:
+        outcome = await self.run(str(_field(function, "name")), arguments, context)
         if self._api == "chat":
             return {"role": "tool", "tool_call_id": _field(call, "id"), "content": outcome.text}
-        output = [_openai_part(part) for part in outcome.parts] if any(map(_is_image, outcome.parts)) else outcome.text
+        output: str | list[Message] = outcome.text
+        if any(map(_is_image, outcome.parts)):
+            output = []
+            for part in outcome.parts:
+                if isinstance(part, Media) and _is_image(part):
+                    url = f"data:{part.media_type};base64,{part.data}"
+                    output.append({"type": "input_image", "image_url": url, "detail": "auto"})
+                else:
+                    output.append({"type": "input_text", "text": str(part)})
         return {"type": "function_call_output", "call_id": _field(call, "call_id"), "output": output}
 
 
@@ -148,13 +147,6 @@ def openai_tools(
     return OpenAITools(registry, api=api, strict=strict, **options)
 
 
-def _openai_part(part: str | Media) -> Message:
-    if isinstance(part, Media) and _is_image(part):
-        url = f"data:{part.media_type};base64,{part.data}"
-        return {"type": "input_image", "image_url": url, "detail": "auto"}
-    return {"type": "input_text", "text": str(part)}
-
-
 # --- Anthropic --------------------------------------------------------------------------------------------------------
 
 
@@ -172,11 +164,15 @@ class AnthropicTools(ProviderTools):
         definition = {"name": tool.name, "description": tool.description, "input_schema": strict or tool.schema}
         return definition if strict is None else {**definition, "strict": True}
 
-    def _parse(self, call: Any) -> tuple[str, Any]:
-        return str(_field(call, "name")), _field(call, "input")
-
-    def _message(self, call: Any, outcome: ToolOutcome) -> Message:
-        content = [_anthropic_block(part) for part in outcome.parts]
+    async def handle(self, call: Any, context: Context | None = None) -> Message:
+        outcome = await self.run(str(_field(call, "name")), _field(call, "input"), context)
+        content: list[Message] = []
+        for part in outcome.parts:
+            if isinstance(part, Media) and _is_image(part):
+                source = {"type": "base64", "media_type": part.media_type, "data": part.data}
+                content.append({"type": "image", "source": source})
+            else:
+                content.append({"type": "text", "text": str(part) or _NO_CONTENT})
         message = {"type": "tool_result", "tool_use_id": _field(call, "id"), "content": content}
         return {**message, "is_error": True} if outcome.is_error else message
 
@@ -199,12 +195,6 @@ def anthropic_tools(
     return AnthropicTools(registry, strict=strict, **options)
 
 
-def _anthropic_block(part: str | Media) -> Message:
-    if isinstance(part, Media) and _is_image(part):
-        return {"type": "image", "source": {"type": "base64", "media_type": part.media_type, "data": part.data}}
-    return {"type": "text", "text": str(part) or _NO_CONTENT}
-
-
 # --- Gemini -----------------------------------------------------------------------------------------------------------
 
 
@@ -223,10 +213,8 @@ class GeminiTools(ProviderTools):
         schema = self._converted(tool) or {"type": "object"}
         return {"name": tool.name, "description": tool.description, "parameters_json_schema": schema}
 
-    def _parse(self, call: Any) -> tuple[str, Any]:
-        return str(_field(call, "name")), _field(call, "args") or {}
-
-    def _message(self, call: Any, outcome: ToolOutcome) -> Message:
+    async def handle(self, call: Any, context: Context | None = None) -> Message:
+        outcome = await self.run(str(_field(call, "name")), _field(call, "args") or {}, context)
         response: Message = {"name": _field(call, "name"), "response": {}}
         if _field(call, "id") is not None:
             response["id"] = _field(call, "id")

@@ -168,10 +168,16 @@ class SearchIndex:
         concepts = self._concepts(text)
         scores: dict[str, float] = {}
         for concept in concepts:
-            matches = self._matches(concept)
-            weight = self._rarity(len(matches))
-            for id, match in matches.items():
-                scores[id] = scores.get(id, 0) + weight * match
+            best: dict[str, float] = {}
+            for terms, weight in concept.alternatives.items():
+                postings = sorted((self._postings[term] for term in terms), key=len)
+                for id, impact in postings[0].items():
+                    least = impact if len(postings) == 1 else min(each.get(id, 0) for each in postings)
+                    if weight * least > best.get(id, 0):
+                        best[id] = weight * least
+            rarity = self._rarity(len(best))
+            for id, match in best.items():
+                scores[id] = scores.get(id, 0) + rarity * match
         shortlist = islice(filter(is_visible, sorted(scores, key=scores.__getitem__, reverse=True)), most)
         requested: dict[str, float] = {}
         for concept in concepts:
@@ -179,7 +185,8 @@ class SearchIndex:
                 for term in terms:
                     requested[term] = max(requested.get(term, 0), weight)
         forms = frozenset[str]().union(*(concept.forms for concept in concepts))
-        reads = _reads(text)
+        first = next((word for word in words(text) if word not in STOP_WORDS), "")
+        reads = stem(first) not in thesaurus().writing
         keeps = thesaurus().wanting_removal.isdisjoint(map(stem, words(text)))
         rarities: dict[str, float] = {}
         final = {
@@ -258,16 +265,6 @@ class SearchIndex:
             found = {(stem(each),): self._weights.completion for each in completions[:_MAX_COMPLETIONS]}
         return found
 
-    def _matches(self, concept: _Concept) -> dict[str, float]:
-        best: dict[str, float] = {}
-        for terms, weight in concept.alternatives.items():
-            postings = sorted((self._postings[term] for term in terms), key=len)
-            for id, impact in postings[0].items():
-                least = impact if len(postings) == 1 else min(each.get(id, 0) for each in postings)
-                if weight * least > best.get(id, 0):
-                    best[id] = weight * least
-        return best
-
     def _rarity(self, count: int) -> float:
         return log(1 + (len(self._entries) - count + 0.5) / (count + 0.5))
 
@@ -291,7 +288,12 @@ class SearchIndex:
         missing = [entry for entry in self._entries.values() if entry.vector is None]
         try:
             for batch in (missing[at : at + _BATCH] for at in range(0, len(missing), _BATCH)):
-                for entry, vector in zip(batch, _vectors(embed, [_text(each.spec) for each in batch]), strict=True):
+                specs = [entry.spec for entry in batch]
+                texts = [
+                    f"{spec.id}\n{spec.title[:_MAX_TITLE]}\n{plain_text(spec.description[:_MAX_DESCRIPTION])}"
+                    for spec in specs
+                ]
+                for entry, vector in zip(batch, _vectors(embed, texts), strict=True):
                     entry.vector = vector
             (wanted,) = _vectors(embed, [text])
             near = {
@@ -301,15 +303,6 @@ class SearchIndex:
             logger.exception("the embedding function failed: operations are ranked by their words only")
             return []
         return nlargest(_SHORTLIST, near, key=near.__getitem__)
-
-
-def _reads(text: str) -> bool:
-    first = next((word for word in words(text) if word not in STOP_WORDS), "")
-    return stem(first) not in thesaurus().writing
-
-
-def _text(spec: OperationSpec) -> str:
-    return f"{spec.id}\n{spec.title[:_MAX_TITLE]}\n{plain_text(spec.description[:_MAX_DESCRIPTION])}"
 
 
 def _vectors(embed: Embed, texts: Sequence[str]) -> Iterator[tuple[float, ...]]:

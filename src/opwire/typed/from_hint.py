@@ -354,20 +354,17 @@ class _HintParser:
         if origin is collections.defaultdict:
             factory = get_origin(item) or item
             build = partial(collections.defaultdict[Any, Any], factory if factory in _FACTORIES else None)
-        return MapNode(hint, self._key(key), self.node(item), build)
-
-    def _key(self, hint: Any) -> Node:
-        """Return the node of a key. JSON has only text for keys: an int is parsed from its digits."""
-        node = SCALAR_NODES[str] if hint is Any or hint is object else self.node(hint)
-        if node is SCALAR_NODES[int]:
-            return INTEGER_KEY
-        if isinstance(node, ChoiceNode) and node.kinds == NUMERIC:
-            return node.as_keys()
-        if node.kinds != _STRING:
+        # JSON has only text for keys: an int is parsed from its digits.
+        of_key = SCALAR_NODES[str] if key is Any or key is object else self.node(key)
+        if of_key is SCALAR_NODES[int]:
+            of_key = INTEGER_KEY
+        elif isinstance(of_key, ChoiceNode) and of_key.kinds == NUMERIC:
+            of_key = of_key.as_keys()
+        elif of_key.kinds != _STRING:
             raise self._refuse(
-                f"{describe(hint)} cannot be the key of a JSON object", "use str, int, Enum, UUID or date"
+                f"{describe(key)} cannot be the key of a JSON object", "use str, int, Enum, UUID or date"
             )
-        return node
+        return MapNode(hint, of_key, self.node(item), build)
 
     def model(self, hint: Any, origin: Any, args: tuple[Any, ...]) -> Node | None:
         if not is_pydantic(hint):

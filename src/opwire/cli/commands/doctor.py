@@ -87,7 +87,7 @@ async def _check(sources: Sources, screen: Screen) -> list[CheckResult]:
     except (OpwireError, click.UsageError) as error:
         return [CheckResult("configuration", "wrong", str(error))]
     place = "the command line" if config.file is None else str(config.file)
-    return [
+    results = [
         CheckResult("configuration", "ok", f"{place}, {counted(len(config.sources), 'source')}"),
         *(
             CheckResult("environment", "wrong", f"the configuration uses {name}, which is not set: export {name}=…")
@@ -96,8 +96,16 @@ async def _check(sources: Sources, screen: Screen) -> list[CheckResult]:
         *_withheld_variables(config, screen),
         *_check_callers(config),
         *await _check_sources(config, screen),
-        *await _check_spoke(config),
     ]
+    if config.spoke is not None:
+        from opwire.config.surfaces import spoke_of
+
+        try:
+            async with spoke_of(config, None):
+                results.append(CheckResult("spoke", "ok", "connected"))
+        except OpwireError as error:
+            results.append(CheckResult("spoke", "wrong", str(error)))
+    return results
 
 
 def _withheld_variables(config: Config, screen: Screen) -> Iterator[CheckResult]:
@@ -146,15 +154,3 @@ async def _check_sources(config: Config, screen: Screen) -> list[CheckResult]:
             results.append(CheckResult(f"view {name}", "ok", counted(len(view), "operation")))
             results += [CheckResult(f"view {name}", "note", problem) for problem in view.problems]
     return results
-
-
-async def _check_spoke(config: Config) -> list[CheckResult]:
-    from opwire.config.surfaces import spoke_of
-
-    if config.spoke is None:
-        return []
-    try:
-        async with spoke_of(config, None):
-            return [CheckResult("spoke", "ok", "connected")]
-    except OpwireError as error:
-        return [CheckResult("spoke", "wrong", str(error))]

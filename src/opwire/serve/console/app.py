@@ -17,7 +17,7 @@ from msgspec import Meta, Struct
 from opwire.dispatch import Dispatcher
 from opwire.errors import CallError, ErrorCode, check_above_zero
 from opwire.monitor import OBSERVE, CallMonitor
-from opwire.operation import LOCAL_IDENTITY, AccessControl, Identity, Interceptor, OperationSpec, holds
+from opwire.operation import LOCAL_IDENTITY, Identity, Interceptor, holds
 from opwire.registry import OperationRegistry, RegistryView
 from opwire.search_mode import token_cost
 from opwire.serve.console.calls import ConsoleCalls, Text
@@ -321,24 +321,24 @@ class ConsoleApp(ListeningApp):
         etag = b'"%s"' % sha256(key).hexdigest()[:32].encode()
         body = self._listed.get(etag)
         if body is None:
-            listed = [self._line(spec) for spec in self._dispatcher.visible(identity)]
+            listed = [
+                {
+                    "id": spec.id,
+                    "type": spec.type.value,
+                    "title": spec.title,
+                    "summary": spec.description.strip().partition("\n")[0][:200],
+                    "tags": spec.tags,
+                    "source": self._source(spec.id),
+                    "readOnly": spec.annotations.read_only,
+                    "destructive": spec.annotations.destructive,
+                }
+                for spec in self._dispatcher.visible(identity)
+            ]
             plain = msgspec.json.encode({"revision": self.revision, "operations": listed})
             body = self._listed[etag] = plain, await asyncio.to_thread(gzip.compress, plain, 4)
             if len(self._listed) > _CACHED:
                 del self._listed[next(iter(self._listed))]
         await send_json(send, request, *body, etag=etag)
-
-    def _line(self, spec: OperationSpec) -> dict[str, Any]:
-        return {
-            "id": spec.id,
-            "type": spec.type.value,
-            "title": spec.title,
-            "summary": spec.description.strip().partition("\n")[0][:200],
-            "tags": spec.tags,
-            "source": self._source(spec.id),
-            "readOnly": spec.annotations.read_only,
-            "destructive": spec.annotations.destructive,
-        }
 
     def _source(self, operation_id: str) -> str | None:
         return None if self._system.sources is None else self._system.sources.source_of(operation_id)
@@ -357,7 +357,14 @@ class ConsoleApp(ListeningApp):
             "role": spec.role,
             "uri": spec.uri,
             "annotations": spec.annotations.to_mcp(),
-            "access": None if access is None else _access(access),
+            "access": None
+            if access is None
+            else {
+                "public": access.public,
+                "requiredScopes": access.required_scopes,
+                "requiredScopesAny": access.required_scopes_any,
+                "resources": access.resources,
+            },
             "timeout": spec.timeout,
             "examples": spec.examples,
             "inputSchema": spec.input_schema.json,
@@ -455,15 +462,6 @@ def _require(request: Request, scope: str) -> Identity:
     if not holds(request.identity, scope):
         raise CallError(ErrorCode.ACCESS_DENIED, f"this needs the scope {scope}")
     return request.identity
-
-
-def _access(access: AccessControl) -> dict[str, Any]:
-    return {
-        "public": access.public,
-        "requiredScopes": access.required_scopes,
-        "requiredScopesAny": access.required_scopes_any,
-        "resources": access.resources,
-    }
 
 
 def _wrong_method(*methods: str) -> HTTPStatusError:

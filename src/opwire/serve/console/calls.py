@@ -10,7 +10,6 @@ import contextlib
 import logging
 import time
 from collections import deque
-from collections.abc import AsyncGenerator
 from secrets import token_hex
 from typing import Annotated, Any, Literal
 
@@ -258,7 +257,12 @@ class _RunningCall:
             await writer.event("started", {"requestId": self.request_id})
             try:
                 if self._spec.type is OperationType.SUBSCRIPTION:
-                    await self._stream_items(writer, dispatcher.subscribe(self._spec, input, context))
+                    async with contextlib.aclosing(dispatcher.subscribe(self._spec, input, context)) as items:
+                        async for envelope in items:
+                            self._items += 1
+                            await writer.event("item", self._delivered(envelope, f"{self.request_id}-{self._items}"))
+                            if self._items % _YIELD == 0:
+                                await asyncio.sleep(0)
                     outcome = OK
                 else:
                     envelope = await dispatcher.execute(self._spec, input, context)
@@ -281,16 +285,6 @@ class _RunningCall:
             if access is not None:
                 access.request_id, access.outcome, access.bytes = self.request_id, outcome, self._bytes
                 access.write()
-
-    async def _stream_items(self, writer: EventStreamWriter, items: AsyncGenerator[ResponseEnvelope[Any]]) -> None:
-        try:
-            async for envelope in items:
-                self._items += 1
-                await writer.event("item", self._delivered(envelope, f"{self.request_id}-{self._items}"))
-                if self._items % _YIELD == 0:
-                    await asyncio.sleep(0)
-        finally:
-            await items.aclose()
 
     def _delivered(self, envelope: ResponseEnvelope[Any], key: str) -> dict[str, Any]:
         """Return the data of an event with a result or item, or where to download it."""

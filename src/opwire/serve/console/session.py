@@ -82,8 +82,14 @@ class SessionStore:
         else:
             grant = await self._authenticator.authenticate(token)
         secret = token_urlsafe(32)
-        session = Session(grant, token, min(time.time() + LIFETIME, grant.expires or float("inf")))
-        self._make_room(grant.identity.id)
+        now = time.time()
+        session = Session(grant, token, min(now + LIFETIME, grant.expires or float("inf")))
+        self._sessions = {key: each for key, each in self._sessions.items() if each.expires > now}
+        own = [key for key, each in self._sessions.items() if each.grant.identity.id == grant.identity.id]
+        if len(own) >= MAX_SESSIONS_OF_IDENTITY:
+            del self._sessions[own[0]]
+        elif len(self._sessions) >= MAX_SESSIONS:
+            del self._sessions[next(iter(self._sessions))]
         self._sessions[_digest(secret)] = session
         return NewSession(secret, session)
 
@@ -123,15 +129,6 @@ class SessionStore:
             self._sessions.pop(key, None)
             return None
         return FoundSession(replace(grant, expires=until), session.token)
-
-    def _make_room(self, identity_id: str) -> None:
-        now = time.time()
-        self._sessions = {key: each for key, each in self._sessions.items() if each.expires > now}
-        own = [key for key, each in self._sessions.items() if each.grant.identity.id == identity_id]
-        if len(own) >= MAX_SESSIONS_OF_IDENTITY:
-            del self._sessions[own[0]]
-        elif len(self._sessions) >= MAX_SESSIONS:
-            del self._sessions[next(iter(self._sessions))]
 
 
 def cookie_name(headers: Mapping[bytes, bytes]) -> str:

@@ -115,21 +115,23 @@ def _server(statistics: ServerStatistics, seen: float, *, is_gone: bool = False)
 def shown_timings(timings: dict[str, OperationTimings]) -> list[dict[str, Any]]:
     """Return the durations and outcomes of the operations with the most calls."""
     counted = ((each.calls, id) for id, each in timings.items())
-    return [_timings(id, calls, timings[id]) for calls, id in nlargest(MAX_SHOWN_TIMINGS, counted)]
-
-
-def _timings(operation_id: str, calls: int, timings: OperationTimings) -> dict[str, Any]:
-    p50, p95, p99 = timings.percentiles(0.5, 0.95, 0.99)
-    return {
-        "id": operation_id,
-        "calls": calls,
-        "errors": sum(timings.failures.values()),
-        "p50": p50,
-        "p95": p95,
-        "p99": p99,
-        "histogram": timings.histogram(),
-        "byCode": timings.outcomes,
-    }
+    shown: list[dict[str, Any]] = []
+    for calls, id in nlargest(MAX_SHOWN_TIMINGS, counted):
+        each = timings[id]
+        p50, p95, p99 = each.percentiles(0.5, 0.95, 0.99)
+        shown.append(
+            {
+                "id": id,
+                "calls": calls,
+                "errors": sum(each.failures.values()),
+                "p50": p50,
+                "p95": p95,
+                "p99": p99,
+                "histogram": each.histogram(),
+                "byCode": each.outcomes,
+            }
+        )
+    return shown
 
 
 async def shown_journal(journal: Journal, *, messages: bool) -> dict[str, Any]:
