@@ -475,7 +475,13 @@ class ConcurrencyLimit(Policy):
         running = self._running.setdefault(key, asyncio.Semaphore(self._calls))
         self._users[key] = self._users.get(key, 0) + 1  # with those that wait
         try:
-            await self._enter(running, spec, context)
+            seconds = self._wait if context.remaining is None else min(self._wait, context.remaining)
+            try:
+                async with asyncio.timeout(max(seconds, 0) if running.locked() else None):
+                    await running.acquire()
+            except TimeoutError:
+                message = f"{spec.id}: {self._calls} calls are running already"
+                raise CallError(ErrorCode.RATE_LIMITED, message) from None
             try:
                 yield PolicyCall(context)
             finally:
@@ -484,18 +490,6 @@ class ConcurrencyLimit(Policy):
             self._users[key] -= 1
             if not self._users[key]:  # nothing of an idle key is kept
                 del self._users[key], self._running[key]
-
-    async def _enter(self, running: asyncio.Semaphore, spec: OperationSpec, context: Context) -> None:
-        if running.locked():
-            seconds = self._wait if context.remaining is None else min(self._wait, context.remaining)
-            try:
-                async with asyncio.timeout(max(seconds, 0)):
-                    await running.acquire()
-            except TimeoutError:
-                message = f"{spec.id}: {self._calls} calls are running already"
-                raise CallError(ErrorCode.RATE_LIMITED, message) from None
-        else:
-            await running.acquire()
 
 
 class _Circuit:

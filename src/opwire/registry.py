@@ -2,7 +2,7 @@
 
 import logging
 import time
-from collections.abc import AsyncGenerator, AsyncIterator, Callable, Iterable
+from collections.abc import AsyncGenerator, Callable, Iterable
 from functools import partial
 from itertools import islice
 from typing import TYPE_CHECKING, Any, TypeVar, Unpack, cast, overload
@@ -522,21 +522,19 @@ class OperationRegistry(Decorators):
         if bound.spec.idle_timeout is not None or (inside.deadline is not None and not inside.watched):
             stream = isolated(stream, bound.spec.id)
         try:
-            while (envelope := await self._next(bound, stream, inside)) is not None:
+            while True:
+                try:
+                    item = await next_item(stream, self._deadlines, inside, bound.spec.idle_timeout, bound.spec.id)
+                    if item is END:
+                        return
+                    envelope = bound.pipeline.envelope(item)
+                except CallError:
+                    raise
+                except FAILURES as error:
+                    raise failure(error, bound.spec.id) from error
                 yield envelope
         finally:
             await stream.aclose()
-
-    async def _next(
-        self, bound: BoundOperation, stream: AsyncIterator[Any], context: Context
-    ) -> ResponseEnvelope[Any] | None:
-        try:
-            item = await next_item(stream, self._deadlines, context, bound.spec.idle_timeout, bound.spec.id)
-            return None if item is END else bound.pipeline.envelope(item)
-        except CallError:
-            raise
-        except FAILURES as error:
-            raise failure(error, bound.spec.id) from error
 
     def _inside(self, bound: BoundOperation, context: Context | None) -> Context:
         if context is None:

@@ -91,7 +91,11 @@ class Reshaping:
         self._old_names = {new: old for old, new in changes.rename.items()}
         self._blocked = changes.unavailable | (changes.rename.keys() - self._old_names.keys())
         self._narrowed = {changes.rename.get(name, name): Schema(dict(each)) for name, each in changes.narrow.items()}
-        self._fields = _tree(changes.keep)
+        self._fields: dict[str, Any] = {}
+        for path in changes.keep:
+            node = self._fields
+            for name in path.split("."):
+                node = node.setdefault(name, {})
         self._project = _projection(self._fields)
         self.narrows = bool(changes.narrow)
         self.keeps_results = not changes.keep and changes.max_chars is None
@@ -350,15 +354,6 @@ def _page(text: str, key: str, start: int, length: int) -> dict[str, Any]:
         page["shortened"] = f"{end:,} of {len(text):,} characters; {rest}"
         page["next"] = {"result": key, "start": end}
     return page
-
-
-def _tree(paths: Iterable[str]) -> dict[str, Any]:
-    tree: dict[str, Any] = {}
-    for path in paths:
-        node = tree
-        for name in path.split("."):
-            node = node.setdefault(name, {})
-    return tree
 
 
 def _projection(fields: dict[str, Any]) -> Callable[[Any], Any]:

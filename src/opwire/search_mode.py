@@ -10,7 +10,7 @@ interceptors of the registry apply as to any call.
 import asyncio
 import re
 from collections.abc import Callable, Iterable
-from contextlib import aclosing
+from contextlib import aclosing, suppress
 from itertools import islice
 from typing import Annotated, Any, cast
 
@@ -173,27 +173,22 @@ class ToolSearch:
         spec = self._find(operation, context)
         given = input.get("input") if _schema(spec).wraps else input
         try:
-            if spec.type is OperationType.SUBSCRIPTION:
-                return await self._first_items(spec, given, context)
-            return await self._dispatcher.execute(spec, given, context)
+            if spec.type is not OperationType.SUBSCRIPTION:
+                return await self._dispatcher.execute(spec, given, context)
+            items: list[Any] = []
+            stream = self._dispatcher.subscribe(spec, given, context)
+            with suppress(TimeoutError):
+                async with asyncio.timeout(_MAX_SECONDS), aclosing(stream):
+                    async for envelope in stream:
+                        items.append(envelope.data)
+                        if len(items) >= _MAX_ITEMS:
+                            break
+            return items
         except CallError as error:
             if error.code is not ErrorCode.VALIDATION_ERROR or "problems" not in as_dict(error.details):
                 raise
             details = {"hint": f"{HINT}{signature(spec)}", **as_dict(error.details)}
             raise CallError(error.code, error.message, details) from error
-
-    async def _first_items(self, spec: OperationSpec, given: Any, context: Context) -> list[Any]:
-        items: list[Any] = []
-        try:
-            stream = self._dispatcher.subscribe(spec, given, context)
-            async with asyncio.timeout(_MAX_SECONDS), aclosing(stream):
-                async for envelope in stream:
-                    items.append(envelope.data)
-                    if len(items) >= _MAX_ITEMS:
-                        break
-        except TimeoutError:
-            pass
-        return items
 
     def get(self, operation_id: str) -> OperationSpec | None:
         """Return an operation, whether the caller may see it or not."""

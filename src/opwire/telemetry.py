@@ -199,11 +199,18 @@ class RecordedCall:
         # A call from outside has a request id; a call of this process itself has not.
         is_internal = parent.is_here or context.request_id is None
         kind = SpanKind.CLIENT if recorder.side == "client" else SpanKind.INTERNAL if is_internal else SpanKind.SERVER
+        said = dict(self._measured)  # and what is for the span only: metrics would have too many values
+        if not known:
+            said["rpc.method_original"] = operation_id[:_LONGEST]
+        if context.request_id is not None:
+            said["opwire.request_id"] = context.request_id[:_LONGEST]
+        if recorder.shows_identity and context.identity is not None:
+            said["enduser.id"] = context.identity.id
         self._span = recorder.tracer.start_span(
             operation_id if known else _OTHER,
             parent.surroundings,
             kind=kind,
-            attributes=self._measured | _said(operation_id, context, known=known, identity=recorder.shows_identity),
+            attributes=said,
         )
         self._surroundings = within(self._span, parent)
         trace = carried_trace(self._surroundings)
@@ -263,18 +270,6 @@ class RecordedCall:
         self._span.end()
         self._recorder.active.add(-1, self._active)
         self._recorder.durations.record(seconds, self._measured, self._surroundings)
-
-
-def _said(operation_id: str, context: Context, *, known: bool, identity: bool) -> Attributes:
-    """Return attributes for the span only: metrics would have too many values."""
-    said: Attributes = {}
-    if not known:
-        said["rpc.method_original"] = operation_id[:_LONGEST]
-    if context.request_id is not None:
-        said["opwire.request_id"] = context.request_id[:_LONGEST]
-    if identity and context.identity is not None:
-        said["enduser.id"] = context.identity.id
-    return said
 
 
 class BothSides(Protocol):

@@ -452,7 +452,14 @@ class WebhookReceiver:
         Raises:
             CallError: OPERATION_NOT_FOUND, VALIDATION_ERROR; UNAVAILABLE, if the sender has to repeat it.
         """
-        declared = self._find(payload, request) if webhook is None else (self._webhooks or {}).get(webhook)
+        webhooks = self._webhooks or {}
+        names = () if webhook is not None else tuple(_event_names(as_dict(payload), request.headers))
+        if webhook is not None:
+            declared = webhooks.get(webhook)
+        elif not names and len(webhooks) == 1:
+            (declared,) = webhooks.values()
+        else:
+            declared = next((webhooks[self._names[each]] for each in names if each in self._names), None)
         if declared is None and webhook is not None:
             raise CallError(ErrorCode.OPERATION_NOT_FOUND, f"unknown webhook {webhook[:100]!r}")
         key = None if delivery is None else sha256(delivery.encode("utf-8", "replace")).digest()
@@ -466,13 +473,6 @@ class WebhookReceiver:
         if key is not None:
             self._remembered[key] = None
         return outcome
-
-    def _find(self, payload: Any, request: WebhookRequest) -> DeclaredWebhook | None:
-        webhooks = self._webhooks or {}
-        names = list(_event_names(as_dict(payload), request.headers))
-        if not names and len(webhooks) == 1:
-            return next(iter(webhooks.values()))
-        return next((webhooks[self._names[each]] for each in names if each in self._names), None)
 
     def _enqueue(self, request: WebhookRequest, declared: DeclaredWebhook | None, delivery: str | None) -> Outcome:
         listening = [each for each in tuple(self._subscribers) if each.error is None]  # other threads may subscribe

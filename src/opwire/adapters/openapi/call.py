@@ -102,10 +102,6 @@ class HTTPOperation:
         return host_of(self.plan.base_url or self.plan.server)
 
     @cached_property
-    def _idempotency_header(self) -> str | None:
-        return self.plan.idempotency_header
-
-    @cached_property
     def _prepare(self) -> Callable[[Any], Any]:
         return prepare_files(self.plan)
 
@@ -150,7 +146,7 @@ class HTTPOperation:
 
         A durable call has its own key, which all attempts share.
         """
-        name = self._idempotency_header
+        name = self.plan.idempotency_header
         if name is None or any(each.lower() == name.lower() for each, _ in request.headers):
             return request
         durable = context.metadata.get("idempotency_key") if context.is_served else None
@@ -163,7 +159,7 @@ class HTTPOperation:
         """Return the seconds until the next attempt, or None if the error is final."""
         status = as_dict(error.details).get("status")
         lost = error.code is ErrorCode.UNAVAILABLE and error.retryable
-        is_safe = request.method in _IDEMPOTENT or self._idempotency_header is not None
+        is_safe = request.method in _IDEMPOTENT or self.plan.idempotency_header is not None
         if attempt > self._retries or not is_safe or not (lost or status in _RETRIED):
             return None
         # What the API asks for comes before the back-off, or all rejected callers would return at the same time.

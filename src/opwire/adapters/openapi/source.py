@@ -446,7 +446,19 @@ class OpenAPISource(AdapterSource):
     def _read(self, documents: DocumentSet) -> tuple[Operation, ...]:
         with collection_paused():
             self._lazy = read_operations(documents, self.report, self._options)
-            operations = list(map(self._operation, self._lazy))
+            operations: list[Operation] = []
+            for lazy in self._lazy:
+                http = HTTPOperation(
+                    lambda lazy=lazy: lazy.plan,
+                    self._client,
+                    self._credentials,
+                    reconnect=self._reconnect,
+                    retries=self._retries,
+                )
+                spec, handler = lazy.spec, http.call
+                if spec.type is OperationType.SUBSCRIPTION:
+                    spec, handler = replace(spec, resumable=True) if self._reconnect else spec, http.subscribe
+                operations.append(Operation(spec, handler, prepare=http.prepare, preview=http.preview))
             if (receiver := self.webhooks) is not None:
                 options, namespace = self._options, namespace_of(documents, self._options)
                 declared = read_webhooks(documents, self.report)
@@ -488,17 +500,3 @@ class OpenAPISource(AdapterSource):
                 scopes = tuple(dict.fromkeys([*known.scopes, *each.scopes]))
                 found[each.scheme.name] = first, SecurityRequirement(each.scheme, scopes)
         return list(found.values())
-
-    def _operation(self, operation: LazyOperation) -> Operation:
-        http = HTTPOperation(
-            lambda: operation.plan,
-            self._client,
-            self._credentials,
-            reconnect=self._reconnect,
-            retries=self._retries,
-        )
-        spec, streams = operation.spec, operation.spec.type is OperationType.SUBSCRIPTION
-        if streams and self._reconnect:
-            spec = replace(spec, resumable=True)
-        handler = http.subscribe if streams else http.call
-        return Operation(spec, handler, prepare=http.prepare, preview=http.preview)

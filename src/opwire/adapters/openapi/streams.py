@@ -219,11 +219,15 @@ class EventDecoder:
             except ValueError:
                 logger.warning("%s: skipped an event that is not JSON", self._operation_id)
                 continue
-            if event.event == "error" and (failure := self._problem(event.data, data)):
-                self.failure = failure
-                break
-            last_id = event.last_event_id or None
-            items.append(self._shape.item(data, "text/event-stream", event_type=event.event, last_event_id=last_id))
+            match event.event, data:
+                case "error", {"status": int(status), "title": str(title)} if 400 <= status <= 599:
+                    head = replace(self._head, status=status, reason=title, headers=[], content_type=_PROBLEM)
+                    is_whole = len(event.data) <= MAX_ERROR_BODY
+                    self.failure = error_of(head, event.data.encode(errors="replace"), is_whole=is_whole)
+                    break
+                case kind, _:
+                    last_id = event.last_event_id or None
+                    items.append(self._shape.item(data, "text/event-stream", event_type=kind, last_event_id=last_id))
         return items
 
     def end(self) -> list[ShapedResult]:
@@ -241,14 +245,6 @@ class EventDecoder:
         if isinstance(value, str) or shape.schema.is_unknown or not shape.fits(text):
             return value
         return value if shape.fits(value) else text
-
-    def _problem(self, text: str, data: Any) -> CallError | None:
-        match data:
-            case {"status": int(status), "title": str(title)} if 400 <= status <= 599:
-                head = replace(self._head, status=status, reason=title, headers=[], content_type=_PROBLEM)
-                return error_of(head, text.encode(errors="replace"), is_whole=len(text) <= MAX_ERROR_BODY)
-            case _:
-                return None
 
 
 class ValueDecoder:
