@@ -5,8 +5,6 @@ from pathlib import PurePosixPath
 from posixpath import normpath
 from typing import Any
 
-import pytest
-
 from opwire.config.reading import parse_config
 from tests.docs.pages import DOCS, FENCE, OWN_PAGES, PAGES, RECORDS, ROOT, SNIPPETS, settings, shown, text_of
 from tests.requirements import requirement
@@ -24,17 +22,17 @@ def anchors_of(page: str) -> set[str]:
 
 
 @requirement("docs.links")
-@pytest.mark.parametrize("page", PAGES)
-def test_every_link_within_the_documentation_leads_somewhere(page: str) -> None:
-    for link in LINK.findall(prose_of(page)):
+def test_every_link_within_the_documentation_leads_somewhere() -> None:
+    links = {page: LINK.findall(prose_of(page)) for page in PAGES}
+    for source, link in ((page, link) for page, found in links.items() for link in found):
         if re.match(r"[a-z]+:", link):
             continue
         path, _, anchor = link.partition("#")
-        target = normpath((PurePosixPath(page).parent / path).as_posix()) if path else page
+        target = normpath((PurePosixPath(source).parent / path).as_posix()) if path else source
         assert target in PAGES or (
             path.endswith((".svg", ".png", ".json", ".txt", ".pml")) and (DOCS / target).is_file()
-        ), f"{page}: {link}"
-        assert not anchor or anchor in anchors_of(target), f"{page}: {link}"
+        ), f"{source}: {link}"
+        assert not anchor or anchor in anchors_of(target), f"{source}: {link}"
 
 
 @requirement("docs.links")
@@ -91,21 +89,21 @@ def test_every_snippet_is_shown_by_a_page() -> None:
 
 
 @requirement("docs.snippets")
-@pytest.mark.parametrize("page", OWN_PAGES)
-def test_code_in_pages_comes_from_files(page: str) -> None:
-    text = text_of(page)
-    for block in FENCE.finditer(text):
-        if block[2] == "python":
-            assert re.search(r"<!-- snippet: \S+ -->\n$", text[: block.start()]), f"{page}: {block[0]}"
+def test_code_in_pages_comes_from_files() -> None:
+    for page in OWN_PAGES:
+        text = text_of(page)
+        for block in FENCE.finditer(text):
+            if block[2] == "python":
+                assert re.search(r"<!-- snippet: \S+ -->\n$", text[: block.start()]), f"{page}: {block[0]}"
 
 
 @requirement("docs.snippets")
-@pytest.mark.parametrize("page", OWN_PAGES)
-def test_pieces_of_configuration_in_pages_are_valid(page: str) -> None:
-    text = text_of(page)
-    for block in FENCE.finditer(text):
-        if block[2] == "toml" and not re.search(r"<!-- snippet: \S+ -->\n$", text[: block.start()]):
-            assert parse_config(block[3])[1] == ()
+def test_pieces_of_configuration_in_pages_are_valid() -> None:
+    for page in OWN_PAGES:
+        text = text_of(page)
+        for block in FENCE.finditer(text):
+            if block[2] == "toml" and not re.search(r"<!-- snippet: \S+ -->\n$", text[: block.start()]):
+                assert parse_config(block[3])[1] == (), f"{page}: {block[3]}"
 
 
 def test_nothing_is_fetched_from_elsewhere_when_the_site_is_read() -> None:
@@ -116,10 +114,9 @@ def test_nothing_is_fetched_from_elsewhere_when_the_site_is_read() -> None:
 
 
 @requirement("docs.prose")
-@pytest.mark.parametrize("page", [*PAGES, "../README.md"])
-def test_pages_do_not_speak_of_programs_as_persons(page: str) -> None:
-    persons = r"\b(whoever|nobody|somebody|anybody|everybody)\b"
-    assert re.findall(persons, text_of(page), re.IGNORECASE) == []
+def test_pages_do_not_speak_of_programs_as_persons() -> None:
+    persons = re.compile(r"\b(whoever|nobody|somebody|anybody|everybody)\b", re.IGNORECASE)
+    assert {page: found for page in (*PAGES, "../README.md") if (found := persons.findall(text_of(page)))} == {}
 
 
 @requirement("docs.numbers")

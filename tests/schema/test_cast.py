@@ -17,21 +17,22 @@ from opwire.schema.validator import compile_validator
 from tests.requirements import requirement
 
 CORPUS: list[dict[str, Any]] = json.loads((Path(__file__).parent.parent / "data" / "cast-corpus.json").read_text())
-SPELLED = [(case, spelling) for case in CORPUS for spelling in ("schema", "schema2020") if spelling in case]
 
 
 @requirement("cast.parity", "cast.valid-is-unchanged")
-@pytest.mark.parametrize(("case", "spelling"), SPELLED, ids=[f"{case['id']}-{spelling}" for case, spelling in SPELLED])
-def test_a_cast_gives_what_typebox_gives(case: dict[str, Any], spelling: str) -> None:
-    value = copy.deepcopy(case["value"])
-    if "throws" in case:
-        with pytest.raises(CastError):
-            Caster(case[spelling]).cast(value)
-    else:
-        result = Caster(case[spelling]).cast(value)
-        assert is_same(result, case["expected"])
-        assert not case["valid"] or result is value
-    assert is_same(value, case["value"])
+@pytest.mark.parametrize("spelling", ["schema", "schema2020"])
+def test_a_cast_gives_what_typebox_gives(spelling: str) -> None:
+    for case in (case for case in CORPUS if spelling in case):
+        value, label = copy.deepcopy(case["value"]), case["id"]
+        try:
+            result = Caster(case[spelling]).cast(value)
+        except CastError:
+            assert "throws" in case, label
+        else:
+            assert "throws" not in case, label
+            assert is_same(result, case["expected"]), label
+            assert not case["valid"] or result is value, label
+        assert is_same(value, case["value"]), label
 
 
 @requirement("cast.parity")

@@ -109,22 +109,22 @@ def outcome(run: Any, data: Any) -> Any:
 
 
 @requirement("typed.convert")
-@pytest.mark.parametrize("case", ALL, ids=label)
-def test_plain_data_becomes_the_value_that_it_stands_for(case: Case) -> None:
-    for plain, value in case.samples:
-        converted = convert(plain, case.hint)
-        assert converted == value
-        assert type(converted) is type(value)
+def test_plain_data_becomes_the_value_that_it_stands_for() -> None:
+    for case in ALL:
+        for plain, value in case.samples:
+            converted = convert(plain, case.hint)
+            assert converted == value, label(case)
+            assert type(converted) is type(value), label(case)
 
 
 @requirement("typed.agree")
-@pytest.mark.parametrize("case", ALL, ids=label)
-def test_values_of_a_type_are_valid_as_plain_data_and_come_back_the_same(case: Case) -> None:
-    check = validator(case.hint)
-    for plain, value in case.samples:
-        assert check.is_valid(plain)
-        assert check.is_valid(to_plain(value))
-        assert convert(to_plain(value), case.hint) == value
+def test_values_of_a_type_are_valid_as_plain_data_and_come_back_the_same() -> None:
+    for case in ALL:
+        check = validator(case.hint)
+        for plain, value in case.samples:
+            assert check.is_valid(plain), label(case)
+            assert check.is_valid(to_plain(value)), label(case)
+            assert convert(to_plain(value), case.hint) == value, label(case)
 
 
 def agrees(case: Case, plain: Any) -> bool:
@@ -132,9 +132,8 @@ def agrees(case: Case, plain: Any) -> bool:
 
 
 @requirement("typed.agree")
-@pytest.mark.parametrize("case", EXACT, ids=label)
-def test_data_can_be_converted_exactly_if_it_is_valid(case: Case) -> None:
-    assert [plain for plain in damages(case) if not agrees(case, plain)] == []
+def test_data_can_be_converted_exactly_if_it_is_valid() -> None:
+    assert [(label(case), plain) for case in EXACT for plain in damages(case) if not agrees(case, plain)] == []
 
 
 @requirement("typed.agree")
@@ -145,13 +144,13 @@ def test_any_json_can_be_converted_exactly_if_it_is_valid(given: tuple[Case, Any
 
 
 @requirement("typed.speed")
-@pytest.mark.parametrize("case", ALL, ids=label)
-def test_msgspec_stands_in_only_where_it_gives_the_same(case: Case) -> None:
-    slow = from_hint(case.hint).convert
-    for plain in damages(case):
-        by_msgspec, by_node = outcome(converter(case.hint), plain), outcome(slow, plain)
-        assert type(by_msgspec) is type(by_node), plain
-        assert by_msgspec == by_node
+def test_msgspec_stands_in_only_where_it_gives_the_same() -> None:
+    for case in ALL:
+        slow = from_hint(case.hint).convert
+        for plain in damages(case):
+            by_msgspec, by_node = outcome(converter(case.hint), plain), outcome(slow, plain)
+            assert type(by_msgspec) is type(by_node), (label(case), plain)
+            assert by_msgspec == by_node, (label(case), plain)
 
 
 @requirement("typed.speed")
@@ -336,9 +335,9 @@ def test_identity_kinds_are_the_types_that_need_no_conversion(hint: Any, kinds: 
 
 
 @requirement("typed.identity")
-@pytest.mark.parametrize("case", ALL, ids=label)
-def test_valid_values_of_an_identity_kind_are_converted_to_themselves(case: Case) -> None:
-    kinds = identity_kinds(case.hint) or frozenset()
-    for plain in damages(case):
-        if type(plain) in kinds and validator(case.hint).is_valid(plain):
-            assert repr(convert(plain, case.hint)) == repr(plain)
+def test_valid_values_of_an_identity_kind_are_converted_to_themselves() -> None:
+    for case in ALL:
+        kinds = identity_kinds(case.hint) or frozenset()
+        for plain in damages(case):
+            if type(plain) in kinds and validator(case.hint).is_valid(plain):
+                assert repr(convert(plain, case.hint)) == repr(plain), label(case)
