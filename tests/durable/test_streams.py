@@ -106,7 +106,22 @@ async def test_items_that_were_discarded_are_an_error_and_not_a_gap(make: Make) 
 
 
 @requirement("streams.bounded")
-@pytest.mark.parametrize("cursor", ["x", "999999", "9" * 30, "-1", "1-0", "99999999999999-0", "1-0 ", "٣"])
+@pytest.mark.parametrize(
+    "cursor",
+    [
+        "x",
+        "999999",
+        "9" * 30,
+        "-1",
+        "1-0",
+        "99999999999999-0",
+        f"{2**64}-0",
+        f"{'9' * 20}-1",
+        f"1-{2**64}",
+        "1-0 ",
+        "٣",
+    ],
+)
 async def test_a_cursor_of_another_stream_is_refused(make: Make, cursor: str) -> None:
     async with make() as stream:
         await stream.append(1)

@@ -68,6 +68,7 @@ async def test_an_issuer_with_a_path_is_found_at_each_well_known_place(url: str)
             "token endpoint .* not an https",
         ),
         (metadata("https://login.example", authorization_endpoint="http://x.example/"), "authorization endpoint"),
+        (metadata("https://login.example", registration_endpoint="http://127.0.0.1:9200/"), "registration endpoint"),
         (metadata("https://login.example", authorization_endpoint="javascript:alert(1)"), "authorization endpoint"),
         (metadata("https://login.example", registration_endpoint="file:///etc/passwd"), "registration endpoint"),
         ([], "another issuer"),

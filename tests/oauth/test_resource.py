@@ -15,6 +15,7 @@ from mcp.client.streamable_http import streamable_http_client
 from mcp.shared._httpx_utils import create_mcp_http_client
 from mcp.shared.auth import AuthorizationCodeResult, OAuthClientInformationFull, OAuthClientMetadata, OAuthToken
 from mcp.shared.exceptions import MCPError
+from msgspec.structs import replace
 from starlette.applications import Starlette
 from starlette.routing import Mount
 
@@ -455,7 +456,7 @@ async def test_from_mcp_signs_in_and_calls(server: AuthorizationServer, store: T
             assert (await client.execute("tools.who_am_i")).data == "ada"
         asked = server.form("/authorize")
         assert (asked["resource"], asked["scope"]) == (url, "tools")
-        robot = from_mcp(url, namespace="tools", auth=OAuthClient(client_id="robot", client_secret="s3cret"))
+        robot = from_mcp(url, namespace="tools", auth=replace(ROBOT, issuer=server.url))
         async with robot:
             client = OperationRegistry()
             client.follow(robot)

@@ -54,7 +54,7 @@ class AuthorizationServer(Struct, frozen=True, kw_only=True):
         """
         for name in ("authorization_url", "token_url", "device_url", "refresh_url", "registration_url"):
             url: str = getattr(self, name)
-            if url and not is_secure(url):
+            if url and not is_secure(url, self.issuer):
                 message = f"the {name.replace('_url', '')} endpoint of the authorization server is not an https URL"
                 raise CallError(ErrorCode.PROTOCOL_ERROR, message)
         return self
@@ -169,6 +169,9 @@ async def discover_resource(client: HTTPClient, fetch: FetchJSON, url: str) -> P
         raise CallError(ErrorCode.PROTOCOL_ERROR, message)
     if not issuers:
         raise CallError(ErrorCode.PROTOCOL_ERROR, f"the metadata of {host_of(url)} names no authorization server")
+    if not is_secure(issuers[0], url):
+        message = f"the metadata of {host_of(url)} names an authorization server that is not an https URL"
+        raise CallError(ErrorCode.PROTOCOL_ERROR, message)
     supported = _texts(metadata.get("scopes_supported"))[:_MAX_SCOPES]
     return ProtectedResource(resource=resource, issuer=issuers[0], scopes=challenged or supported)
 

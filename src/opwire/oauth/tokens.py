@@ -149,15 +149,15 @@ def subject_of(client: OAuthClient, context: Context) -> Subject:
     return Subject(key, partial(client.subject, context.identity), _JWT)
 
 
-def is_secure(url: str) -> bool:
-    """Return whether a URL is https, or http on this machine."""
+def is_secure(url: str, named_by: str = "") -> bool:
+    """Return whether a URL is https, or http on this machine, unless a server elsewhere names it."""
     try:
         parts = urlsplit(url)
-        return bool(parts.hostname) and (
-            parts.scheme == "https" or (parts.scheme == "http" and parts.hostname in _LOOPBACK)
-        )
+        may_be_local = not named_by or urlsplit(named_by).hostname in _LOOPBACK
     except ValueError:
         return False
+    is_local = parts.scheme == "http" and parts.hostname in _LOOPBACK
+    return (parts.scheme == "https" and bool(parts.hostname)) or (is_local and may_be_local)
 
 
 def token_request(client: OAuthClient, token_url: str, fields: Mapping[str, str]) -> HTTPRequest:

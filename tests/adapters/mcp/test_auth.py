@@ -6,16 +6,26 @@ from typing import Any
 
 import httpx2
 import pytest
+from msgspec.structs import replace
 
 from opwire import OperationRegistry
 from opwire.adapters.mcp import StdioServer, from_mcp
 from opwire.adapters.mcp.auth import MCPAuth
 from opwire.errors import CallError, UsageError
 from opwire.oauth import OAuthClient, TokenStore
+from opwire.oauth.login import LoginOptions
 from tests.oauth.authorization_server import AuthorizationServer, browse
 from tests.requirements import requirement
 
 LOGIN = OAuthClient(login=True)
+
+
+async def authorize(auth: MCPAuth, url: str) -> None:
+    """Get a token, as a client or a person does."""
+    if auth.is_login:
+        await auth.sign_in(LoginOptions(show=browse))
+    else:
+        await anext(auth.async_auth_flow(httpx2.Request("POST", url)))
 
 
 @pytest.fixture
@@ -122,6 +132,30 @@ async def test_metadata_that_would_lead_a_login_elsewhere_is_rejected(
     with pytest.raises(CallError, match=message):
         await source(identity, store).login(browse)
     assert not identity.count("/authorize")
+
+
+@requirement("oauth.bound")
+@pytest.mark.parametrize("options", [{}, {"exchange": True}, {"login": True}])
+@pytest.mark.parametrize("metadata", ["issuer", "token_endpoint"])
+async def test_a_server_does_not_decide_where_a_secret_is_sent(
+    identity: AuthorizationServer, store: TokenStore, options: dict[str, Any], metadata: str
+) -> None:
+    client = OAuthClient(client_id="robot", client_secret="s3cret", **options)
+    async with AuthorizationServer() as thief:
+        if metadata == "issuer":
+            identity.resource_changes = {"authorization_servers": [thief.url]}
+        else:
+            identity.metadata_changes = {"token_endpoint": f"{thief.url}/token"}
+        auth = MCPAuth(f"{identity.url}/mcp", client, store)
+        with pytest.raises((CallError, httpx2.RequestError), match="set issuer of the OAuth client"):
+            await authorize(auth, f"{identity.url}/mcp")
+        await auth.close()
+        assert not thief.count("/token")
+        if metadata == "issuer" and not client.exchange:  # the one that it names, if that is wanted
+            trusting = MCPAuth(f"{identity.url}/mcp", replace(client, issuer=thief.url), store)
+            await authorize(trusting, f"{identity.url}/mcp")
+            await trusting.close()
+            assert thief.count("/token") == 1
 
 
 @requirement("oauth.bound")

@@ -108,7 +108,7 @@ class RedisStream(DurableStream):
 
     async def read(self, after: str) -> list[Item[Any]]:
         """Return items after a cursor."""
-        if not _ID.fullmatch(after):
+        if not _ID.fullmatch(after) or any(int(part) >= 2**64 for part in after.split("-")):
             raise self.lost(after)
         entries = await self._session.run(_READ, [self._key], after, BATCH)
         if entries is None:
