@@ -172,7 +172,7 @@ def _message_of(frame: _Frame) -> RPCMessage | None:
         if id is UNSET:
             return RPCNotification(frame.method, frame.params)
         return None if id is None else RPCRequest(id, frame.method, frame.params)
-    if frame.result is not UNSET and frame.error is UNSET and isinstance(id, int | str):
+    if frame.result is not UNSET and frame.error is UNSET and id is not UNSET and id is not None:
         return RPCResponse(id, frame.result)
     if frame.error is not UNSET and frame.result is UNSET:
         return RPCFailure(None if id is UNSET else id, frame.error)

@@ -47,6 +47,8 @@ MAX_PENDING = 100_000
 
 W = TypeVar("W")
 
+_REPLIES = (RPCResponse, RPCFailure, InvalidReply)  # a union would be built for every message
+
 
 class PendingRequest(Struct, Generic[W]):
     """A request of this end. `waiter` is what its caller wants back."""
@@ -138,7 +140,7 @@ class JsonRpcPeer(Generic[W]):
         self, message: ReceivedMessage
     ) -> Answer[W] | Reported[W] | RPCRequest | RPCNotification | CancelledRequest | Rejection | None:
         """Apply a message, and return what to do."""
-        if isinstance(message, RPCResponse | RPCFailure | InvalidReply):
+        if isinstance(message, _REPLIES):
             key = self._key_of(message.id)
             return None if key is None else Answer(self._pending.pop(key).waiter, message)
         if isinstance(message, RPCRequest):

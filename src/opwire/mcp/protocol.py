@@ -87,8 +87,8 @@ def read_envelope(method: str, params: Mapping[str, Any] | None, headers: Mappin
         RPCError: the envelope is incomplete, contradicts the headers, or is of an unknown revision.
     """
     meta = as_dict((params or {}).get("_meta"))
-    missing = [key for key in (VERSION_META, CLIENT_CAPABILITIES_META) if key not in meta]
-    if missing:
+    if VERSION_META not in meta or CLIENT_CAPABILITIES_META not in meta:
+        missing = [key for key in (VERSION_META, CLIENT_CAPABILITIES_META) if key not in meta]
         raise RPCError(INVALID_PARAMS, f"params._meta is missing {' and '.join(missing)}")
     version: Any = meta[VERSION_META]
     if headers is not None:

@@ -66,6 +66,7 @@ async def test_a_server_that_promises_to_tell_and_does_not_is_used_without(caplo
 @requirement("mcp.in.changes")
 async def test_a_server_that_does_not_say_whether_it_will_tell_is_not_waited_for_for_ever() -> None:
     async with connected(rogue("modern", "mute")) as session:
+        await session.start()
         session._connect_timeout = 0.5  # for what follows: the server itself may take longer to start
         with pytest.raises(CallError, match="did not acknowledge in time") as failure:
             await session.watch_resource("test://page")

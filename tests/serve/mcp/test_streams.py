@@ -2,12 +2,14 @@
 
 import asyncio
 import json
+from collections.abc import AsyncIterator
 from typing import Any
 
 import pytest
 
 from opwire import Context, OperationRegistry
 from opwire.adapters.mcp import HTTPServer, from_mcp
+from opwire.origin import ITEM_META
 from opwire.serve.mcp import streams
 from opwire.serve.mcp.exchange import EventWriter
 from opwire.serve.mcp.streams import EventLog, EventStore, ResumableStream
@@ -33,6 +35,12 @@ class Work:
                 context.report(step)
                 self.reported.append(step)
             return "done"
+
+        @self.registry.subscription("a.follow")
+        async def follow() -> AsyncIterator[int]:
+            while (step := await self.steps.get()) is not None:
+                self.reported.append(step)
+                yield step
 
         @self.registry.mutation("a.ask")
         async def ask(context: Context) -> bool:
@@ -136,6 +144,56 @@ async def test_a_server_that_ends_its_streams_is_polled_until_the_response_is_th
             await until(lambda step=step: seen == [*range(1, step + 1)])
         work.let(None)
         assert (await calling).data == "done"
+
+
+@requirement("serve-mcp.resumption")
+async def test_a_client_that_loses_its_stream_in_the_middle_of_a_subscription_gets_the_rest() -> None:
+    work = Work()
+    async with browsing(work.registry, anonymous=GUEST) as browser:
+        session = await opened(browser)
+        work.let(10)
+        async with browser.post(call("a_follow", progressToken=1), Mcp_Session_Id=session) as response:
+            events = Events(response)
+            await events.next()
+            first = (await events.next())[1]
+        work.let(20)
+        await until(lambda: work.reported == [10, 20])
+        async with browser.get(Mcp_Session_Id=session, Last_Event_ID=events.last) as response:
+            work.let(30, None)
+            messages = [message for _, message in await Events(response).all() if message]
+    *items, answer = [first, *messages]
+    assert [item["params"]["_meta"][ITEM_META] for item in items] == [
+        {"n": 0, "data": 10},
+        {"n": 1, "data": 20},
+        {"n": 2, "data": 30},
+    ]
+    assert answer["result"]["structuredContent"] == {"items": [10, 20, 30], "complete": True}
+
+
+@requirement("serve-mcp.resumption")
+async def test_a_subscription_of_another_opwire_goes_on_when_its_stream_ends(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(streams, "RETRY", 100)
+    work = Work()
+    options: dict[str, Any] = {"anonymous": GUEST, "poll_after": 0.05}
+    registry, seen = OperationRegistry(), list[int]()
+    async with (
+        browsing(work.registry, **options) as browser,
+        from_mcp(HTTPServer(browser.url), revision="2025-11-25", trust_annotations=True) as source,
+    ):
+        registry.follow(source)
+
+        async def consume() -> None:
+            async for envelope in registry.subscribe("a.follow"):
+                seen.append(envelope.data)
+
+        consuming = asyncio.create_task(consume())
+        for step in (1, 2, 3):
+            work.let(step)
+            await until(lambda step=step: seen == [*range(1, step + 1)])
+        work.let(None)
+        async with asyncio.timeout(PATIENCE):
+            await consuming
+    assert seen == [1, 2, 3]
 
 
 @requirement("serve-mcp.resumption")

@@ -32,7 +32,7 @@ from opwire.adapters.mcp.process import server_process
 from opwire.adapters.mcp.questions import ProgressCallback, RequestCaller, SentRequest, ServerQuestions
 from opwire.adapters.mcp.servers import Callbacks, MCPServer, StdioServer
 from opwire.adapters.mcp.transport import ClientTransport, TransportEvents
-from opwire.deadlines import back_off
+from opwire.deadlines import Deadlines, back_off
 from opwire.errors import CallError, ErrorCode
 from opwire.mcp.messages import (
     REQUEST_TIMEOUT,
@@ -118,6 +118,7 @@ class MCPConnection:
         revision: str | None = None,
     ) -> None:
         self._server = server
+        self._name = server.name
         self._callbacks = callbacks
         self._max_message = max_message
         self._on_notification = on_notification
@@ -127,7 +128,8 @@ class MCPConnection:
         self._over = asyncio.Event()  # the connection has ended, or has to
         self._agreed = asyncio.Event()  # there is an agreement, or a failure
         self._tasks: set[asyncio.Task[Any]] = set()
-        self._log = ServerLog(server.name)
+        self._log = ServerLog(self._name)
+        self._deadlines = Deadlines()
         self._logs: set[asyncio.Task[Any]] = set()  # of `log` callbacks, which are in `_tasks` as well
         self._peer: JsonRpcPeer[SentRequest] = JsonRpcPeer(max_requests=MAX_REQUESTS)
         self._transport: ClientTransport | None = None
@@ -155,12 +157,12 @@ class MCPConnection:
         Raises:
             CallError: UNAVAILABLE, TIMEOUT, PROTOCOL_ERROR. All resources are released then.
         """
-        self._owner = asyncio.create_task(self._run(timeout), name=f"opwire.mcp {self._server.name}")
+        self._owner = asyncio.create_task(self._run(timeout), name=f"opwire.mcp {self._name}")
         try:
             async with asyncio.timeout(timeout):
                 await self._agreed.wait()
         except TimeoutError:
-            name = self._server.name
+            name = self._name
             message = f"the MCP server {name} was not ready within {timeout:g} seconds; increase the timeout if needed"
             self.failure = self.failure or CallError(ErrorCode.TIMEOUT, message)
         except asyncio.CancelledError:
@@ -197,7 +199,7 @@ class MCPConnection:
         except CallError as error:
             self.failure = self.failure or error
         except Exception as error:
-            logger.exception("the connection to the MCP server %s broke", self._server.name)
+            logger.exception("the connection to the MCP server %s broke", self._name)
             self.failure = self.failure or self._reason()
             self.failure.__cause__ = error
         finally:
@@ -227,7 +229,7 @@ class MCPConnection:
             await self._listening.run(wanted, lambda: None)
         except CallError as error:
             if not self.lost:
-                logger.warning("changes of the MCP server %s are not reported: %s", self._server.name, error)
+                logger.warning("changes of the MCP server %s are not reported: %s", self._name, error)
 
     def _spawn(self, work: Coroutine[Any, Any, Any]) -> asyncio.Task[Any]:
         def done(task: asyncio.Task[Any]) -> None:
@@ -242,35 +244,22 @@ class MCPConnection:
 
     # --- requests -----------------------------------------------------------------------------------------------------
 
-    async def request(
+    def request(
         self,
         method: str,
         params: dict[str, Any],
         deadline: float | None,
-        on_progress: Callable[[dict[str, Any]], object] | None,
+        on_progress: ProgressCallback | None,
         caller: RequestCaller | None = None,
-    ) -> dict[str, Any]:
+    ) -> Awaitable[dict[str, Any]]:
         """Return the raw result. A cancelled caller returns at once, and the server is notified.
 
         Raises:
             CallError: the server's error, TIMEOUT, or the reason of the connection's end.
             SessionLostError: a new connection is needed.
         """
-        left = None if deadline is None else deadline - time.monotonic()
-        if left is not None and left <= 0:
-            raise CallError(ErrorCode.TIMEOUT, f"the deadline had passed before {method} was sent")
-        timer = asyncio.timeout(left)
-        try:
-            async with timer:
-                result = await self._send(method, params, on_progress, caller=caller)
-                if method in _INPUT_METHODS and result.get("resultType") == "input_required":
-                    result = await self._answer_input_requests(method, params, on_progress, result, caller)
-                return result
-        except TimeoutError:
-            if not timer.expired():
-                raise
-            message = f"the MCP server {self._server.name} did not answer {method} before the deadline"
-            raise CallError(ErrorCode.TIMEOUT, message) from None
+        complaint = f"the MCP server {self._name} did not answer {method}"
+        return self._deadlines.limit(lambda: self._complete(method, params, on_progress, caller), deadline, complaint)
 
     def preview(self, method: str, params: dict[str, Any], on_progress: object) -> dict[str, Any]:
         """Return the message that `request` would send first; its id is an example.
@@ -278,21 +267,21 @@ class MCPConnection:
         Raises:
             CallError: the reason of the connection's end.
         """
-        prepared = self._prepared(method, params)[0]
+        prepared = self._prepared(params)
         prepared = prepared if on_progress is None else with_progress_token(prepared, 1)
         return {"jsonrpc": "2.0", "id": 1, "method": method, "params": prepared}
 
-    def _prepared(
-        self, method: str, params: dict[str, Any], *, asks: bool = False, logs: bool = False
-    ) -> tuple[dict[str, Any], dict[str, str]]:
+    def _prepared(self, params: dict[str, Any], *, asks: bool = False, logs: bool = False) -> dict[str, Any]:
         if self._agreement is None or self.lost:
             raise self._reason()
-        headers: Mapping[str, str] = {}
+        return self._agreement.prepare(params, asks=asks, logs=logs)
+
+    def _http_headers(self, method: str, params: dict[str, Any]) -> dict[str, str]:
+        headers = cast("Agreement", self._agreement).headers(method, params)
         if method == "tools/call" and self._headers:
-            headers = write_argument_headers(
-                self._headers.get(params.get("name", ""), []), params.get("arguments") or {}
-            )
-        return self._agreement.prepare(method, params, headers, asks=asks, logs=logs)
+            declared = self._headers.get(params.get("name", ""), [])
+            headers |= write_argument_headers(declared, params.get("arguments") or {})
+        return headers
 
     def _want_logs(self) -> None:
         """Ask a server of the handshake era for all log messages, once: each caller filters its own."""
@@ -302,19 +291,21 @@ class MCPConnection:
         self._wants_logs = True
         self._spawn(self._send("logging/setLevel", {"level": "debug"}))
 
-    async def _answer_input_requests(
+    async def _complete(
         self,
         method: str,
         params: dict[str, Any],
         on_progress: ProgressCallback | None,
-        result: dict[str, Any],
         caller: RequestCaller | None,
     ) -> dict[str, Any]:
-        """Repeat a request with the input that the server requests, until it returns a result."""
+        """Send a request, and repeat it with the input that the server requests, until it returns a result."""
+        result = await self._send(method, params, on_progress, caller=caller)
         for attempt in range(1, MAX_ROUNDS + 1):
+            if result.get("resultType") != "input_required" or method not in _INPUT_METHODS:
+                return result
             more: dict[str, Any] = {}
             if result.get("inputRequests"):
-                prefix = f"the MCP server {self._server.name} answered {method} with questions"
+                prefix = f"the MCP server {self._name} answered {method} with questions"
                 # A task of its own, which ends with the connection.
                 on_question = None if caller is None else caller.on_question
                 task = self._spawn(self._callbacks.answer_all(result["inputRequests"], prefix, on_question))
@@ -330,10 +321,10 @@ class MCPConnection:
             if "requestState" in result:
                 more["requestState"] = result["requestState"]
             result = await self._send(method, {**params, **more}, on_progress, caller=caller)
-            if result.get("resultType") != "input_required":
-                return result
-        message = f"the MCP server {self._server.name} answered {method} with questions {MAX_ROUNDS} times"
-        raise CallError(ErrorCode.PROTOCOL_ERROR, message)
+        if result.get("resultType") == "input_required":
+            message = f"the MCP server {self._name} answered {method} with questions {MAX_ROUNDS} times"
+            raise CallError(ErrorCode.PROTOCOL_ERROR, message)
+        return result
 
     async def _send(
         self,
@@ -348,13 +339,15 @@ class MCPConnection:
         logs = caller is not None and caller.on_log is not None
         if logs:
             self._want_logs()
-        prepared, headers = self._prepared(method, params, asks=asks, logs=logs)
+        prepared = self._prepared(params, asks=asks, logs=logs)
+        has_headers = self._transport is not None and self._transport.has_headers
+        headers = self._http_headers(method, params) if has_headers else {}
         try:
             return await self._exchange(method, prepared, headers, on_progress, id=id, caller=caller)
         except (RPCError, HTTPExchangeError) as error:
             raise self._mapped(error, method) from error
         except (TypeError, ValueError, RecursionError) as error:
-            message = f"the input for the MCP server {self._server.name} has no JSON form: {error}"
+            message = f"the input for the MCP server {self._name} has no JSON form: {error}"
             raise CallError(ErrorCode.VALIDATION_ERROR, message) from error
 
     async def _exchange(
@@ -376,13 +369,16 @@ class MCPConnection:
             await self._transport.send(request, headers)
         except BaseException:
             self._peer.fail(request.id)
+            if not sent.response.cancel():
+                sent.response.exception()  # the end of the connection: it is raised by `send` as well
             raise
         if caller is not None:
             self._questions.add(request.id, sent)
         try:
             return await sent.response
         finally:
-            self._questions.discard(request.id, sent)
+            if caller is not None:
+                self._questions.discard(request.id, sent)
             if sent.response.cancelled():  # the caller has left
                 self._transport.cancel(request.id, self._peer.abandon(request.id))
 
@@ -404,7 +400,7 @@ class MCPConnection:
     def _mapped(self, error: RPCError | HTTPExchangeError, method: str) -> CallError | SessionLostError:
         if isinstance(error, HTTPExchangeError) and error.lost:
             return SessionLostError()
-        return call_error(error, self._server.name, method)
+        return call_error(error, self._name, method)
 
     @property
     def _transport_failure(self) -> CallError | None:
@@ -415,7 +411,7 @@ class MCPConnection:
         known = self.failure or self._transport_failure
         if known is not None:
             return copy(known)
-        return CallError(ErrorCode.UNAVAILABLE, f"the connection to the MCP server {self._server.name} is closed")
+        return CallError(ErrorCode.UNAVAILABLE, f"the connection to the MCP server {self._name} is closed")
 
     def remember_tools(self, tools: Iterable[Any]) -> dict[str, str]:
         """Store which arguments are sent as headers too, from 2026-07-28 on; return tools with invalid headers."""
@@ -440,7 +436,7 @@ class MCPConnection:
             return None
         match self._peer.receive(message):
             case Answer(waiter=sent, message=answer):
-                sent.complete(answer, self._server.name)
+                sent.complete(answer, self._name)
             case Reported(waiter=sent, params=params):
                 _guarded(sent.on_progress, params)
             case RPCNotification() as notification:
@@ -482,7 +478,7 @@ class MCPConnection:
             async with asyncio.timeout(_PATIENCE):
                 await cast("ClientTransport", self._transport).send(reply)
         except TimeoutError:
-            reason = f"the MCP server {self._server.name} asks without reading the answers; the connection is closed"
+            reason = f"the MCP server {self._name} asks without reading the answers; the connection is closed"
             self.failure = self.failure or CallError(ErrorCode.PROTOCOL_ERROR, reason)
             self.ended()
         except CallError:
@@ -534,7 +530,7 @@ class MCPConnection:
             await self.unwatch(uri, deadline)
             if not isinstance(error, TimeoutError):
                 raise
-            message = f"the MCP server {self._server.name} did not acknowledge in time that a resource is watched"
+            message = f"the MCP server {self._name} did not acknowledge in time that a resource is watched"
             raise CallError(ErrorCode.TIMEOUT, message) from None
         if task.done():
             raise self._reason() if task.cancelled() else cast("BaseException", task.exception())

@@ -79,25 +79,21 @@ class Agreement(Struct, frozen=True):
     meta: dict[str, Any] = {}
     modern: bool = False
 
-    def prepare(
-        self,
-        method: str,
-        params: dict[str, Any],
-        headers: Mapping[str, str],
-        *,
-        asks: bool = False,
-        logs: bool = False,
-    ) -> tuple[dict[str, Any], dict[str, str]]:
-        """Return the params and HTTP headers of one request.
+    def prepare(self, params: dict[str, Any], *, asks: bool = False, logs: bool = False) -> dict[str, Any]:
+        """Return the params of one request.
 
         `asks`: its caller answers questions. `logs`: it gets log messages, and filters them by their level.
         """
         if not self.modern:
-            return params, {VERSION_HEADER: self.info.protocol}
-        http_headers = {**request_headers(self.info.protocol, method, params), **headers}
+            return params
         meta = {**self.meta, CLIENT_CAPABILITIES_META: _ANSWERS} if asks else self.meta
         meta = {**meta, LOG_LEVEL_META: "debug"} if logs else meta
-        return {**params, "_meta": {**(params.get("_meta") or {}), **meta}}, http_headers
+        return {**params, "_meta": {**(params.get("_meta") or {}), **meta}}
+
+    def headers(self, method: str, params: Mapping[str, Any]) -> dict[str, str]:
+        """Return the HTTP headers of one request, without those of arguments."""
+        version = self.info.protocol
+        return request_headers(version, method, params) if self.modern else {VERSION_HEADER: version}
 
 
 class Outbound(Protocol):

@@ -15,7 +15,7 @@ import sys
 import time
 import weakref
 from collections import deque
-from collections.abc import AsyncGenerator, Awaitable, Mapping
+from collections.abc import AsyncGenerator, Awaitable, Callable, Mapping
 from contextlib import asynccontextmanager
 from typing import Any, cast
 
@@ -70,8 +70,18 @@ async def server_process(
         await process.stop()
 
 
+class _OutputPipe(asyncio.Protocol):
+    """The standard output of a process. asyncio's own protocol passes data on in the next turn of the event loop."""
+
+    def __init__(self, receive: Callable[..., None], replaced: asyncio.BaseProtocol) -> None:
+        self.data_received = receive
+        self.connection_lost = replaced.connection_lost
+
+
 class ServerProcess(ClientTransport, asyncio.SubprocessProtocol):
     """A server process; each line of its output is a message."""
+
+    has_headers = False
 
     def __init__(self, server: StdioServer, max_message: int, events: TransportEvents) -> None:
         self._server = server
@@ -101,6 +111,8 @@ class ServerProcess(ClientTransport, asyncio.SubprocessProtocol):
         self._transport = cast("asyncio.SubprocessTransport", transport)
         self._stdin = cast("asyncio.WriteTransport", self._transport.get_pipe_transport(0))
         self._stdout = cast("asyncio.ReadTransport", self._transport.get_pipe_transport(1))
+        if not self._stdout.is_closing():  # some programs end before they are connected
+            self._stdout.set_protocol(_OutputPipe(self._receive, self._stdout.get_protocol()))
         # If the process is never stopped, because the loop was closed early, it is killed at interpreter exit.
         self._orphaned = weakref.finalize(self, _signal_group, self._transport.get_pid(), _KILL)
 
@@ -110,7 +122,10 @@ class ServerProcess(ClientTransport, asyncio.SubprocessProtocol):
             self._partial_stderr = rest[:MAX_SHOWN]
             for line in lines:
                 self._read_stderr(line)
-            return
+        else:
+            self._receive(data)
+
+    def _receive(self, data: bytes) -> None:
         if self.failure is not None:  # the connection is over
             return
         scanned = len(self._partial)

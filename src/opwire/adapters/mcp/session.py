@@ -358,7 +358,7 @@ def request_caller(context: Context) -> RequestCaller | None:
 
 
 def _with_trace(params: dict[str, Any], metadata: Mapping[str, Any] | None) -> dict[str, Any]:
-    trace = trace_of(metadata or {})
+    trace = trace_of(metadata) if metadata else None
     return {**params, "_meta": {**params.get("_meta", {}), **trace}} if trace else params
 
 

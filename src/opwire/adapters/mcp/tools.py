@@ -255,7 +255,9 @@ def result_envelope(result: Mapping[str, Any], label: str, *, declared: bool) ->
         CallError: PROTOCOL_ERROR, if a content block has no JSON form.
     """
     content, structured, given = result.get("content"), result.get("structuredContent", UNSET), result.get("isError")
-    unknown = {key: value for key, value in result.items() if key not in _PROTOCOL_FIELDS}
+    unknown: dict[str, Any] = {}
+    if not result.keys() <= _PROTOCOL_FIELDS:
+        unknown = {key: value for key, value in result.items() if key not in _PROTOCOL_FIELDS}
     if not isinstance(content, list):
         if content is None and structured is UNSET:
             content, unknown = unknown or None, {}
@@ -264,7 +266,7 @@ def result_envelope(result: Mapping[str, Any], label: str, *, declared: bool) ->
         content = [] if content is None else [content]
     blocks = read_blocks(cast("list[Any]", content), label)
     is_error = bool(given)
-    if not isinstance(given, bool | None):
+    if given is not None and not isinstance(given, bool):
         logger.warning("%s: isError is not a boolean, but %s", label, type(given).__name__)
     meta = _result_meta(result, label, unknown)
     origin = read_result_origin(meta)
@@ -304,7 +306,7 @@ def read_blocks(entries: list[Any], label: str) -> list[MCPContentBlock]:
         message = f"{label}: the result has {len(entries):,} content blocks, and the limit is {MAX_BLOCKS:,}"
         raise CallError(ErrorCode.PAYLOAD_TOO_LARGE, message)
     try:
-        if not all(isinstance(each, dict) for each in entries):
+        if not {dict}.issuperset(map(type, entries)):
             logger.warning("%s: content blocks that are not objects are kept as text", label)
             for n, each in enumerate(entries := list(entries)):
                 if not isinstance(each, dict):

@@ -2,7 +2,7 @@
 
 from abc import ABC, abstractmethod
 from collections.abc import Awaitable, Mapping
-from typing import Protocol
+from typing import ClassVar, Protocol
 
 from opwire.errors import CallError
 from opwire.mcp.messages import ReceivedMessage, RequestId, RPCMessage, RPCNotification
@@ -29,6 +29,9 @@ class TransportEvents(Protocol):
 
 class ClientTransport(ABC):
     """An open connection to a server. The code that opened it closes it."""
+
+    has_headers: ClassVar[bool] = True
+    """Whether requests have HTTP headers."""
 
     failure: CallError | None = None
     """The reason of its end."""

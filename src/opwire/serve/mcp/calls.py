@@ -10,7 +10,7 @@ import time
 from collections import deque
 from collections.abc import Awaitable, Callable
 from contextlib import aclosing
-from secrets import token_hex
+from os import urandom
 from typing import Any, cast
 
 import msgspec
@@ -111,7 +111,7 @@ class ServedCall(Struct, frozen=True, kw_only=True):
     request: ServedRequest
     served: ServedTools
     meta: Params
-    request_id: str = field(default_factory=lambda: token_hex(16))  # our own: the client's is unique on its connection
+    request_id: str = field(default_factory=lambda: urandom(16).hex())  # the client's is unique on its connection only
 
     async def read(self, input: Any, convert: Callable[[ResponseEnvelope[Any]], Result]) -> Result:
         """Return the result of a resource or prompt.
