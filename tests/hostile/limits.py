@@ -1,4 +1,4 @@
-"""Runs one case under limits on CPU time and memory, and prints what came of it as JSON."""
+"""Runs cases under limits on CPU time and memory, and prints what came of it as JSON."""
 
 import asyncio
 import json
@@ -28,14 +28,16 @@ class Log(logging.Handler):
 
 
 def run(cases: dict[str, Case]) -> None:
-    """Run the case that the command line names."""
+    """Run the cases that the command line names, one after the other."""
     resource.setrlimit(resource.RLIMIT_CPU, (CPU_SECONDS, CPU_SECONDS))
     resource.setrlimit(resource.RLIMIT_AS, (MEMORY, MEMORY))
     resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
     log = Log()
     logging.getLogger("opwire").addHandler(log)
-    outcome = asyncio.run(cases[sys.argv[1]]())
-    print(json.dumps({"outcome": outcome, "log": log.messages}))  # noqa: T201
+    for case in sys.argv[1:]:
+        log.messages = []
+        outcome = asyncio.run(cases[case]())
+        print(json.dumps({"outcome": outcome, "log": log.messages}), flush=True)  # noqa: T201
 
 
 async def outcome(call: Awaitable[Any], show: Callable[[Any], Any] = lambda data: data) -> Any:

@@ -54,11 +54,20 @@ class HubSoak:
     """A number of calls over a number of spokes, while hubs are killed and drained."""
 
     def __init__(
-        self, broker: str, *, spokes: int, calls: int, faults: int = 2, seed: int = 1, kills: bool = True
+        self,
+        broker: str,
+        *,
+        spokes: int,
+        calls: int,
+        at_once: int = 4,
+        faults: int = 2,
+        seed: int = 1,
+        kills: bool = True,
     ) -> None:
         self._broker = broker
         self._spokes = spokes
         self._least = calls
+        self._at_once = at_once  # by each caller
         self._least_faults = faults
         self._kinds = ["drained", "killed"] if kills else ["drained"]
         self._random = random.Random(seed)
@@ -79,7 +88,8 @@ class HubSoak:
                 ends = [self._end(urls, number < self._spokes) for number in range(self._spokes + _CALLERS)]
                 await asyncio.gather(*map(stack.enter_async_context, ends))
                 began = time.monotonic()
-                calling = [asyncio.create_task(self._call(caller)) for caller in ends[self._spokes :] for _ in range(4)]
+                callers = ends[self._spokes :] * self._at_once
+                calling = [asyncio.create_task(self._call(caller)) for caller in callers]
                 trouble = asyncio.create_task(self._trouble(hubs))
                 await asyncio.gather(*calling)
                 self.seconds = time.monotonic() - began

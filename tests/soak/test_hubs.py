@@ -1,5 +1,6 @@
 """A small soak of several hubs as one; the large one is `python -m tests.soak.hubs`."""
 
+from tests.properties import is_thorough
 from tests.requirements import requirement
 from tests.servers.brokers import NatsServer
 from tests.soak.hubs import HubSoak
@@ -7,7 +8,7 @@ from tests.soak.hubs import HubSoak
 
 @requirement("hub.cluster.soak")
 async def test_hubs_are_killed_and_drained_and_no_outcome_is_lost(nats_server: NatsServer) -> None:
-    soak = HubSoak(nats_server.url, spokes=12, calls=1_500)
+    soak = HubSoak(nats_server.url, spokes=12, calls=1_500, at_once=4 if is_thorough() else 1)
     await soak.run()
     assert soak.lost == []
     assert soak.faults.total() >= 2

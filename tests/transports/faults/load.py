@@ -10,12 +10,16 @@ from typing import Self
 
 from opwire import CallError, Context, ErrorCode
 from opwire.call import PendingRequestMap
+from tests.properties import is_thorough
 
 PATIENCE = 30.0
 """Seconds within which what a test waits for has to happen."""
 
 ITEMS = 60
 """Items of a subscription."""
+
+CALLERS = 64 if is_thorough() else 16
+"""Calls that are open at any time: 64 of them keep a core busy for as long as a test waits for a timeout."""
 
 _WORK = 0.02  # seconds that a call takes at most; some are in hand at any time
 _PACE = 0.006  # seconds between two items at most
@@ -38,7 +42,7 @@ class Load:
     So many calls and subscriptions are open at any time. The end of the block waits until they have ended.
     """
 
-    def __init__(self, calls: PendingRequestMap, *, callers: int = 64, followers: int = 4) -> None:
+    def __init__(self, calls: PendingRequestMap, *, callers: int = CALLERS, followers: int = 4) -> None:
         self._calls = calls
         self._callers = callers
         self._followers = followers

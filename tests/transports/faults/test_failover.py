@@ -9,12 +9,10 @@ from tests.servers.brokers import RedisServer
 from tests.transports.engines import ENGINES
 from tests.transports.faults import load as loads
 from tests.transports.faults.harness import processes
-from tests.transports.faults.load import Load
+from tests.transports.faults.load import CALLERS, Load
 from tests.transports.nats.cluster import nats_cluster
 from tests.transports.redis.ends import ask
 from tests.transports.redis.service import PATIENCE, RedisCluster, RedisService
-
-CALLERS = 32
 
 
 def ends(server: RedisServer) -> int:

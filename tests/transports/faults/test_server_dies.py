@@ -9,9 +9,7 @@ from tests.requirements import requirement
 from tests.servers.brokers import Server
 from tests.transports.engines import Engine
 from tests.transports.faults.harness import process, processes
-from tests.transports.faults.load import Load, runs_in
-
-CALLERS = 64
+from tests.transports.faults.load import CALLERS, Load, runs_in
 
 
 @requirement("transport.faults.server-killed")
