@@ -139,7 +139,31 @@ class ViewRules:
         if self.identity is not None and not may_access(spec, self.identity):
             return None
         try:
-            return self._derived(spec)
+            changes = Reshape()
+            for matcher, _, each in self._reshapes:
+                if matcher.matches(spec):
+                    changes = each.over(changes)
+            namespace, name = split_id(self._new_id(spec))
+            reshaping = Reshaping(spec, f"{namespace}.{name}", changes, self.store)
+            access = spec.access
+            if self._scopes:
+                access = access or AccessControl()
+                access = replace(access, required_scopes=(*access.required_scopes, *self._scopes), public=False)
+            return Derived(
+                replace(
+                    spec,
+                    namespace=namespace,
+                    name=name,
+                    title=spec.title if changes.title is None else changes.title,
+                    description=spec.description if changes.description is None else changes.description,
+                    access=access,
+                    input_schema=reshaping.input_schema,
+                    output_schema=reshaping.output_schema,
+                    normalize=spec.normalize if reshaping.keeps_results else "off",
+                    examples=() if changes.parameters else spec.examples,
+                ),
+                reshaping,
+            )
         except (RegistrationError, SchemaError) as error:
             self.leave_out(operation_id, str(error))
             return None
@@ -148,33 +172,6 @@ class ViewRules:
         """Report an operation that the view cannot have."""
         self._left_out[operation_id] = f"{operation_id} is left out: {reason}"
         logger.warning("%s", self._left_out[operation_id])
-
-    def _derived(self, spec: OperationSpec) -> Derived:
-        changes = Reshape()
-        for matcher, _, each in self._reshapes:
-            if matcher.matches(spec):
-                changes = each.over(changes)
-        namespace, name = split_id(self._new_id(spec))
-        reshaping = Reshaping(spec, f"{namespace}.{name}", changes, self.store)
-        access = spec.access
-        if self._scopes:
-            access = access or AccessControl()
-            access = replace(access, required_scopes=(*access.required_scopes, *self._scopes), public=False)
-        return Derived(
-            replace(
-                spec,
-                namespace=namespace,
-                name=name,
-                title=spec.title if changes.title is None else changes.title,
-                description=spec.description if changes.description is None else changes.description,
-                access=access,
-                input_schema=reshaping.input_schema,
-                output_schema=reshaping.output_schema,
-                normalize=spec.normalize if reshaping.keeps_results else "off",
-                examples=() if changes.parameters else spec.examples,
-            ),
-            reshaping,
-        )
 
     def share_results(self, source: "ViewRules | None") -> None:
         """Use the shortened results of the view that is viewed."""

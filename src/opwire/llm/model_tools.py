@@ -158,8 +158,16 @@ class ModelTools:
         self._tools = {}
         for spec in served:
             tool, name = known.get(spec.id), self._names[spec.id]
-            is_known = tool is not None and tool.spec is spec and tool.name == name
-            self._tools[name] = tool if tool is not None and is_known else _model_tool(spec, name)
+            if tool is None or tool.spec is not spec or tool.name != name:
+                try:
+                    schema = input_schema(spec.input_schema)
+                    msgspec.json.encode(schema.schema)
+                except (SchemaError, TypeError, ValueError, RecursionError) as error:
+                    logger.warning("%s is given to models without its input schema: %s", spec.id, error)
+                    schema = ToolSchema({"type": "object"})
+                description = "\n\n".join(filter(None, (spec.title, spec.description)))
+                tool = ModelTool(spec, name, description, schema.schema, schema.wraps)
+            self._tools[name] = tool
 
     async def _collect(self, spec: OperationSpec, input: Any, context: Context) -> ToolOutcome:
         items: list[Any] = []
@@ -203,17 +211,6 @@ class ModelTools:
     def _truncated(self, text: str, limit: int | None = None) -> str:
         limit = self._max_text if limit is None else limit
         return text if len(text) <= limit else f"{text[:limit]}… ({len(text) - limit:,} more characters: ask for less)"
-
-
-def _model_tool(spec: OperationSpec, name: str) -> ModelTool:
-    try:
-        schema = input_schema(spec.input_schema)
-        msgspec.json.encode(schema.schema)
-    except (SchemaError, TypeError, ValueError, RecursionError) as error:
-        logger.warning("%s is given to models without its input schema: %s", spec.id, error)
-        schema = ToolSchema({"type": "object"})
-    description = "\n\n".join(filter(None, (spec.title, spec.description)))
-    return ModelTool(spec, name, description, schema.schema, schema.wraps)
 
 
 def _part(block: MCPContentBlock) -> str | Media:

@@ -15,6 +15,7 @@ from msgspec import to_builtins
 from opwire.cli.options import json_option, observed_source_options, shared_options
 from opwire.cli.screen import Screen, counted, one_line, rich_console
 from opwire.cli.sources import Sources, complete_url
+from opwire.cli.text import cells, cut, padded
 from opwire.errors import CallError, ErrorCode
 
 if TYPE_CHECKING:
@@ -252,10 +253,10 @@ def server_lines(sample: Sample, width: int) -> list[str]:
         rows.append(
             (
                 each.id[:6],
-                _cut(each.name, _MAX_NAME),
-                _cut(each.kind, 6),
+                cut(one_line(each.name), _MAX_NAME),
+                cut(one_line(each.kind), 6),
                 each.status,
-                _cut(each.version, 8),
+                cut(one_line(each.version), 8),
                 _elapsed(up),
                 _short(each.operations),
                 _short(each.in_flight),
@@ -264,14 +265,14 @@ def server_lines(sample: Sample, width: int) -> list[str]:
                 _short(each.errors),
             )
         )
-    widths = [max(len(row[column]) for row in rows) for column in range(len(header))]
+    widths = [max(cells(row[column]) for row in rows) for column in range(len(header))]
     excess = sum(widths) + len(header) - 1 - width
     if excess > 0:
         widths[1] = max(widths[1] - excess, 4)
     left = {0, 1, 2, 3, 4}
     return [
         " ".join(
-            _cut(text, size).ljust(size) if column in left else text.rjust(size)
+            padded(cut(text, size), size) if column in left else text.rjust(size)
             for column, (text, size) in enumerate(zip(row, widths, strict=True))
         )
         for row in rows
@@ -293,7 +294,7 @@ def top_lines(sample: Sample, width: int) -> list[str]:
         size = width - 36
         lines += ["", f"{'OPERATION'.ljust(size)} {'CALLS/S':>8} {'MS/CALL':>8} {'CALLS':>8} {'ERRORS':>8}"]
         lines += [
-            f"{_cut(each.id, size).ljust(size)} {_short(rate):>8} {_short(ms):>8} {_short(each.calls):>8} "
+            f"{padded(cut(one_line(each.id), size), size)} {_short(rate):>8} {_short(ms):>8} {_short(each.calls):>8} "
             f"{_short(each.errors):>8}"
             for each, rate, ms in busiest
         ]
@@ -376,7 +377,7 @@ def record_line(record: "CallRecord", width: int) -> str:
     start += f"{outcome:<19} {record.operation_id}"
     caller = "-" if record.caller is None else record.caller
     room = width - len(start) - 2
-    return f"{start}  {_cut(caller, room)}" if room > 2 else start
+    return f"{start}  {cut(one_line(caller), room)}" if room > 2 else start
 
 
 # --- text -------------------------------------------------------------------------------------------------------------
@@ -384,11 +385,6 @@ def record_line(record: "CallRecord", width: int) -> str:
 
 def _width(screen: Screen) -> int:
     return max(shutil.get_terminal_size((100, 24)).columns, _MIN_WIDTH) if screen.is_terminal else 100
-
-
-def _cut(text: str, size: int) -> str:
-    text = one_line(text)
-    return text if len(text) <= size else f"{text[: size - 1]}…"
 
 
 def _short(number: float) -> str:

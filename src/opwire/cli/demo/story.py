@@ -36,6 +36,7 @@ from opwire.search_mode import search_mode, token_cost
 from opwire.serve.http.app import serve_http
 from opwire.serve.listener import listening
 from opwire.serve.mcp.app import serve_mcp
+from opwire.typed.plain import indented_json
 
 _GAP = "  "
 _NARROWEST = 30  # characters of a readable column
@@ -277,7 +278,7 @@ async def call_each(registry: OperationRegistry, printer: DemoPrinter) -> None:
     for id, input in inputs.items():
         printer.code(f"await registry.execute({id!r}, {input!r})")
     envelopes = [msgspec.Raw(encode_envelope(await registry.execute(id, input))) for id, input in inputs.items()]
-    printer.columns(*(f"{id}\n{_indented(envelope)}" for id, envelope in zip(inputs, envelopes, strict=True)))
+    printer.columns(*(f"{id}\n{indented_json(envelope)}" for id, envelope in zip(inputs, envelopes, strict=True)))
 
 
 async def compose(registry: OperationRegistry, printer: DemoPrinter) -> None:
@@ -338,7 +339,7 @@ async def serve(registry: OperationRegistry, printer: DemoPrinter) -> None:
             over_http = await client.call_envelope("shop.offer", _OFFER)
     local = await registry.execute("shop.offer", _OFFER)
     named = {"in this process": local, "over MCP": over_mcp, "over HTTP": over_http}
-    printer.columns(*(f"{name}\n{_indented(envelope.data)}" for name, envelope in named.items()))
+    printer.columns(*(f"{name}\n{indented_json(envelope.data)}" for name, envelope in named.items()))
 
 
 def thousand_operations() -> OperationRegistry:
@@ -380,7 +381,3 @@ async def search(printer: DemoPrinter) -> None:
 
 def _one_line(envelope: ResponseEnvelope[Any]) -> str:
     return msgspec.json.format(encode_envelope(envelope), indent=0).decode()
-
-
-def _indented(value: Any) -> str:
-    return msgspec.json.format(msgspec.json.encode(value), indent=2).decode()
