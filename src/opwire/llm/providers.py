@@ -27,6 +27,7 @@ from opwire.llm.schemas import (
 )
 from opwire.operation import Context
 from opwire.registry import OperationRegistry
+from opwire.typed.plain import shorten
 
 Message = dict[str, Any]
 """A definition, or a message, in the JSON form of a provider."""
@@ -43,9 +44,9 @@ class ProviderTools(ModelTools, ABC):
     _rules: SchemaRules | None = None  # of every schema, or of the strict ones
 
     @property
+    @abstractmethod
     def definitions(self) -> list[Message]:
         """The tools for a request to the model; current after changes of the registry."""
-        return [self._define(tool) for tool in self.tools]
 
     @abstractmethod
     async def handle(self, call: Any, context: Context | None = None) -> Message:
@@ -54,9 +55,6 @@ class ProviderTools(ModelTools, ABC):
         An unknown tool, invalid arguments and a failed call are messages too: the model corrects itself by them.
         `context` is that of the operation which runs the model, if there is one.
         """
-
-    @abstractmethod
-    def _define(self, tool: ModelTool) -> Message: ...
 
     def _converted(self, tool: ModelTool) -> dict[str, Any] | None:
         """Return the schema by the rules of the provider, or None if it cannot be expressed by them."""
@@ -86,18 +84,19 @@ class OpenAITools(ProviderTools):
         self._api = api
         self._rules = OPENAI_STRICT if strict else None
 
-    def _define(self, tool: ModelTool) -> Message:
-        strict = self._converted(tool)
-        description = tool.description
-        if len(description) > _MAX_DESCRIPTION:
-            description = f"{description[: _MAX_DESCRIPTION - 1]}…"
-        function: Message = {
-            "name": tool.name,
-            "description": description,
-            "parameters": tool.schema if strict is None else strict,
-            "strict": strict is not None,
-        }
-        return {"type": "function", **({"function": function} if self._api == "chat" else function)}
+    @property
+    def definitions(self) -> list[Message]:
+        definitions: list[Message] = []
+        for tool in self.tools:
+            strict = self._converted(tool)
+            function: Message = {
+                "name": tool.name,
+                "description": shorten(tool.description, _MAX_DESCRIPTION - 1),
+                "parameters": tool.schema if strict is None else strict,
+                "strict": strict is not None,
+            }
+            definitions.append({"type": "function", **({"function": function} if self._api == "chat" else function)})
+        return definitions
 
     def _input(self, tool: ModelTool, arguments: dict[str, Any]) -> Any:
         if self._converted(tool) is not None:
@@ -159,10 +158,14 @@ class AnthropicTools(ProviderTools):
         super().__init__(registry, **options)
         self._rules = ANTHROPIC_STRICT if strict else None
 
-    def _define(self, tool: ModelTool) -> Message:
-        strict = self._converted(tool)
-        definition = {"name": tool.name, "description": tool.description, "input_schema": strict or tool.schema}
-        return definition if strict is None else {**definition, "strict": True}
+    @property
+    def definitions(self) -> list[Message]:
+        definitions: list[Message] = []
+        for tool in self.tools:
+            strict = self._converted(tool)
+            definition = {"name": tool.name, "description": tool.description, "input_schema": strict or tool.schema}
+            definitions.append(definition if strict is None else {**definition, "strict": True})
+        return definitions
 
     async def handle(self, call: Any, context: Context | None = None) -> Message:
         outcome = await self.run(str(_field(call, "name")), _field(call, "input"), context)
@@ -206,12 +209,11 @@ class GeminiTools(ProviderTools):
     @property
     def definitions(self) -> list[Message]:
         """The tools for a request to the model: one entry, with all functions."""
-        declarations = super().definitions
+        declarations: list[Message] = []
+        for tool in self.tools:
+            schema = self._converted(tool) or {"type": "object"}
+            declarations.append({"name": tool.name, "description": tool.description, "parameters_json_schema": schema})
         return [{"function_declarations": declarations}] if declarations else []
-
-    def _define(self, tool: ModelTool) -> Message:
-        schema = self._converted(tool) or {"type": "object"}
-        return {"name": tool.name, "description": tool.description, "parameters_json_schema": schema}
 
     async def handle(self, call: Any, context: Context | None = None) -> Message:
         outcome = await self.run(str(_field(call, "name")), _field(call, "args") or {}, context)
