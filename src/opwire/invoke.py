@@ -37,6 +37,7 @@ from opwire.operation import (
 from opwire.pipeline import FinishedResults, ResultPipeline, always
 from opwire.reshape import Reshaping
 from opwire.schema import Problem
+from opwire.schema.cost import ComplexityError
 from opwire.typed.plain import MAX_DEPTH, SCALARS, as_dict, survey, to_plain
 from opwire.workers import WorkerPool
 
@@ -534,12 +535,15 @@ class BoundOperation:
                 input = to_plain(input if self.prepare is None else self.prepare(input))
             except NotPlainError as error:
                 raise self._invalid([Problem("", str(error))]) from error
+        problems: list[Problem] | None = None
         try:
             is_accepted = self.accepts(input)
-        except ValueError:  # too complex, or a lone surrogate
+        except ComplexityError as error:  # not measured again: it takes 0.2 s for 3 MB
+            is_accepted, problems = False, [Problem("", str(error))]
+        except ValueError:  # a lone surrogate
             is_accepted = False
         if not is_accepted:
-            invalid = self._invalid(self.spec.input_schema.problems(input, is_plain=True))
+            invalid = self._invalid(problems or self.spec.input_schema.problems(input, is_plain=True))
             if not self.spec.lenient_input:
                 raise invalid
             logger.warning("the input does not match its schema, and is passed on: %s", invalid.message)

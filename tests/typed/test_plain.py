@@ -367,7 +367,7 @@ def test_a_value_that_refers_to_itself_is_refused(cycle: Callable[[], Any]) -> N
 def test_plain_data_nested_100_000_deep_is_given_back_and_known_to_be_deep(wrap: Callable[[Any], Any]) -> None:
     value = nested(0, wrap=wrap)
     assert to_plain(value) is value
-    assert survey(value) == Survey(plain=True, deep=True, floats=False)
+    assert survey(value) == Survey(plain=True, deep=True)
 
 
 @requirement("envelope.plain-is-safe")
@@ -388,7 +388,7 @@ def test_what_lies_deep_beside_something_to_convert_is_kept_or_refused(depth: in
         assert depth > MAX_DEPTH  # how far the stack reaches beyond that differs between versions of Python
     else:
         assert day == "2026-05-16"
-        assert survey(deep) == Survey(plain=True, deep=depth > MAX_DEPTH, floats=False)
+        assert survey(deep) == Survey(plain=True, deep=depth > MAX_DEPTH)
 
 
 @requirement("envelope.plain-is-safe")
@@ -404,24 +404,69 @@ def test_containers_that_are_shared_until_they_count_as_millions_are_told_as_dee
     wrap: Callable[[Any], Any],
 ) -> None:
     shared = nested([1.5], 150, wrap)  # 2 ** 150 ways to the leaf
-    assert survey(shared) == Survey(plain=True, deep=True, floats=False)
+    assert survey(shared) == Survey(plain=True, deep=True)
     assert to_plain(shared) is shared
     few = nested([1.5], 16, wrap)  # 65,536 ways
-    assert survey(few) == Survey(plain=True, deep=False, floats=True)
+    assert survey(few) == Survey(plain=True, deep=False)
 
 
 @requirement("envelope.plain-is-safe")
 def test_a_container_that_is_shared_very_often_on_one_level_counts_as_often() -> None:
     leaf = [1.5]
-    assert survey([[leaf] * 400] * 20_000) == Survey(plain=True, deep=False, floats=True)  # 8 million
-    assert survey([[leaf] * 600] * 20_000) == Survey(plain=True, deep=True, floats=False)  # 12 million
+    assert survey([[leaf] * 400] * 20_000) == Survey(plain=True, deep=False)  # 8 million
+    assert survey([[leaf] * 600] * 20_000) == Survey(plain=True, deep=True)  # 12 million
 
 
-@pytest.mark.parametrize(
-    ("value", "floats"), [(1.5, True), ([{"a": [1.5]}], True), (1, False), ([True, {"a": "1.5"}], False), ({}, False)]
+def table(rows: int) -> list[dict[str, Any]]:
+    """Return objects of the same shape; large ones are surveyed column by column."""
+    return [{"id": i, "name": "x", "tags": ["a", i], "place": {"x": 0.5, "y": None}} for i in range(rows)]
+
+
+@requirement("envelope.plain-is-safe")
+@given(
+    st.sampled_from([1, 31, 32, 33, 100]),
+    st.data(),
+    st.sampled_from(
+        [
+            (1,),
+            Text("x"),
+            Whole(1),
+            Real(1),
+            Word.HELLO,
+            Color.DAY,
+            Decimal(1),
+            b"",
+            Items(),
+            Words(),
+            OrderedDict(),
+            {1: 2},
+        ]
+    ),
 )
-def test_a_survey_tells_whether_there_are_floats(value: Any, floats: bool) -> None:
-    assert survey(value) == Survey(plain=True, deep=False, floats=floats)
+def test_one_foreign_value_anywhere_in_a_table_is_found(rows: int, data: st.DataObject, foreign: Any) -> None:
+    value = table(rows)
+    assert survey(value) == Survey(plain=True, deep=False)
+    row = value[data.draw(st.integers(0, rows - 1))]
+    where: Any = data.draw(st.sampled_from([row, row["tags"], row["place"], value]))
+    where[data.draw(st.sampled_from(sorted(where) if isinstance(where, dict) else range(len(where))))] = foreign
+    assert survey(value) == Survey(plain=False, deep=False)
+
+
+@requirement("envelope.plain-is-safe")
+@pytest.mark.parametrize("rows", [1, 100])
+def test_rows_of_different_types_and_lengths_are_plain(rows: int) -> None:
+    value: list[Any] = [*table(rows), *([{"id": None, "name": [], "tags": {}, "place": 1}] * rows), {}, [], 1]
+    value += [{"id": 1}, {"id": 1, "name": 1, "tags": 2, "place": 3, "more": 4, "last": []}] * rows
+    assert survey(value) == Survey(plain=True, deep=False)
+
+
+@requirement("envelope.plain-is-safe")
+def test_the_keys_that_a_dict_has_now_are_what_counts() -> None:
+    value: list[dict[Any, Any]] = [{"a": [i], 1: 2} for i in range(100)]
+    assert not survey(value).plain
+    for each in value:
+        del each[1]
+    assert survey(value).plain
 
 
 @requirement("envelope.nonfinite")

@@ -13,6 +13,7 @@ from collections import deque
 from collections.abc import Callable, Generator, Iterable, Mapping, Sequence
 from collections.abc import Set as AbstractSet
 from contextlib import contextmanager
+from gc import get_referents
 from itertools import chain
 from math import isfinite
 from os import PathLike, fspath
@@ -30,6 +31,9 @@ SCALARS = frozenset({NoneType, bool, int, float, str})
 _CONTAINERS = frozenset({dict, list})
 _PLAIN = SCALARS | _CONTAINERS
 _KEYS = frozenset({str})
+_FEW = 64  # values that are not worth the search for rows
+_ROWS = 32  # containers of one length that are checked as the rows of a table
+_BLOCK = 2_048  # containers in one step: they are still in the processor's cache in the next one, which halves the time
 _WIDE = 200_000  # a level this wide may hold the same containers many times over: each is visited once
 _MAX_CONTAINERS = 10_000_000  # jsonschema-rs unfolds a value, and aborts the process when memory is exhausted
 
@@ -49,45 +53,82 @@ class Survey(NamedTuple):
 
     plain: bool  # only plain types, as deep as it was visited
     deep: bool  # nested deeper than MAX_DEPTH, cyclic, or a few containers shared until they count as millions
-    floats: bool  # contains floats, so there may be NaN or infinities
+
+
+_SHALLOW, _DEEP, _FOREIGN = Survey(True, False), Survey(True, True), Survey(False, False)
 
 
 def survey(value: Any) -> Survey:
     """Inspect a value level by level; without recursion, so that no nesting can break it.
 
-    This runs on every result of a local handler. Building the set of types of a whole level costs 0.5 ms for 1,000
-    objects of 10 properties; visiting each value in a loop costs 1.3 ms.
+    This runs on every result of a local handler. 1,000 objects of 15 values take 0.45 ms, because each step is one call
+    of a C function for a whole group of containers; visiting each value in a loop takes 1.3 ms.
     """
     if type(value) not in _CONTAINERS:
-        return Survey(type(value) in SCALARS, False, type(value) is float)
-    level: list[Any] = [value]
-    kinds: set[type] = set(map(type, level))  # of the containers in this level
-    floats = False
+        return _SHALLOW if type(value) in SCALARS else _FOREIGN
+    level: list[list[Any]] = [[value]]
     unfolded, copies = 0.0, 1.0  # containers seen so far, and how often each of this level occurs
     for _ in range(MAX_DEPTH):
-        dicts: list[dict[Any, Any]] = level if dict in kinds else []
-        lists: list[list[Any]] = level if list in kinds else []
-        if len(kinds) > 1:  # most levels hold only one of the two
-            dicts, lists = [x for x in level if type(x) is dict], [x for x in level if type(x) is list]
-        if not _KEYS.issuperset(map(type, frozenset[Any]().union(*dicts))):
-            return Survey(False, False, floats)
-        children = list(chain(chain.from_iterable(map(_values, dicts)), chain.from_iterable(lists)))
-        found = set(map(type, children))
-        floats = floats or float in found
-        if not found <= _PLAIN:
-            return Survey(False, False, floats)
-        kinds = found & _CONTAINERS
-        if not kinds:
-            return Survey(True, False, floats)
-        level = children if kinds == found else [each for each in children if type(each) in kinds]
-        if len(level) > _WIDE:
-            distinct = list({id(each): each for each in level}.values())
-            copies *= len(level) / len(distinct)
-            level = distinct
-        unfolded += copies * len(level)
+        inside: dict[tuple[bool, int], list[Any]] = {}
+        for group in level:
+            for start in range(0, len(group), _BLOCK):
+                if not _descend(group[start : start + _BLOCK], inside):
+                    return _FOREIGN
+        if not inside:
+            return _SHALLOW
+        level = list(inside.values())
+        width = sum(map(len, level))
+        if width > _WIDE:
+            containers = list(chain.from_iterable(level))
+            level = [list(dict(zip(map(id, containers), containers, strict=True)).values())]
+            copies *= width / len(level[0])
+            width = len(level[0])
+        unfolded += copies * width
         if unfolded > _MAX_CONTAINERS:
             break
-    return Survey(True, True, floats)
+    return _DEEP
+
+
+def _descend(group: list[Any], inside: dict[tuple[bool, int], list[Any]]) -> bool:
+    """Add the containers inside a group of containers, and return whether everything in it is plain.
+
+    Containers are grouped by their type and the length of the first of them: rows of a table have the same types in the
+    same order, so that one comparison of two lists checks them all, and a column is a slice.
+    """
+    lengths = list(map(len, group))
+    total = sum(lengths)
+    # A tenth of the time of chaining `values()`. A dict with keys other than str returns its keys, too.
+    children: list[Any] = get_referents(*group)
+    if len(children) != total:
+        dicts: list[dict[Any, Any]] = [each for each in group if type(each) is dict]
+        if not _KEYS.issuperset(map(type, chain.from_iterable(dicts))):
+            return False
+        lists: list[list[Any]] = [each for each in group if type(each) is list]
+        children = list(chain(chain.from_iterable(map(_values, dicts)), chain.from_iterable(lists)))
+    if total < _FEW:
+        columns = [(set(map(type, children)), children)]
+    else:
+        types = list(map(type, children))
+        width = lengths[0] if len(group) >= _ROWS and len(group) * lengths[0] == total else 1
+        row = types[:width]
+        if types != row * (total // width):
+            columns = [(set(types[i::width]), children[i::width]) for i in range(width)]
+        elif len(set(row)) == 1:
+            columns = [({row[0]}, children)]
+        else:
+            columns = [({kind}, children[i::width] if kind in _CONTAINERS else []) for i, kind in enumerate(row)]
+    for kinds, column in columns:
+        if kinds <= SCALARS:
+            continue
+        if not kinds <= _PLAIN:
+            return False
+        found = column if kinds <= _CONTAINERS else [each for each in column if type(each) in _CONTAINERS]
+        key = dict in kinds, len(found[0])
+        if key in inside:
+            inside[key] += found
+        else:
+            inside[key] = found
+    return True
 
 
 _values: Callable[[dict[Any, Any]], Iterable[Any]] = dict[Any, Any].values
