@@ -243,3 +243,15 @@ def test_messages_and_headers_are_not_logged(caplog: pytest.LogCaptureFixture) -
     frames = FrameCodec(server())
     frames.feed(frame(Opcode.TEXT, b"secret", fin=False))
     assert "secret" not in caplog.text
+
+
+@requirement("transport.websocket.frames")
+@pytest.mark.parametrize("opcode", [Opcode.PING, Opcode.CONT])
+def test_a_flood_of_small_frames_ends_the_connection(opcode: Opcode) -> None:
+    first, small = frame(Opcode.TEXT, b"[", fin=False), frame(opcode, b"[", fin=opcode is Opcode.PING)
+    frames = FrameCodec(server())
+    assert frames.feed(first + 4_000 * small) == []
+    assert not frames.over
+    assert frames.feed(256 * 1024 // len(small) * small) == []
+    assert frames.over
+    assert close_code(frames) == 1008

@@ -38,6 +38,7 @@ _WHOLE_TEXT = 0x81  # the first byte of a text message in a single frame
 _MASKED = 0x80  # in the second byte, beside the length
 _MAX_REASON = 120  # bytes in a close frame
 _MAX_CONTROL = 4096  # bytes of a control message
+_MAX_OTHER = 4096  # fragments and control frames in one read, which is at most 256 KiB: each takes 5 µs
 _MAX_MISSED = 2  # beats in a row without data, after which the peer counts as dead
 
 
@@ -103,7 +104,7 @@ class FrameCodec:
             data = bytes(self._buffer)
             self._buffer.clear()
         messages: list[bytes] = []
-        start = self._whole_texts(data, 0, messages)
+        start, left = self._whole_texts(data, 0, messages), _MAX_OTHER
         while start < len(data) and not self.over:
             begin, end = _payload_bounds(data, start)
             if end - begin > self._limit:
@@ -112,7 +113,10 @@ class FrameCodec:
                 self._buffer += data[start:]
                 self._needed = end - start
                 break
+            elif not left:
+                self.fail(CloseCode.POLICY_VIOLATION, "too many fragments and control frames")
             else:
+                left -= 1
                 self._other_frame(data[start:end], messages)
                 start = self._whole_texts(data, end, messages)
         return messages
