@@ -1461,6 +1461,7 @@ CLIENT: dict[str, str] = {
     "client.deadline": "One deadline spans all attempts of a call, travels with it, and ends it on both sides.",
     "client.cancel": "Whoever gives a call up stops its handler.",
     "client.subscribe": "Subscriptions give data or envelopes in order; leaving the loop stops the producer.",
+    "client.version": "A call asks for a version of an operation by `version=`; one that is not served is an error.",
     "client.is-error": "A tool's isError raises or is returned, by policy; an envelope is always given as it is.",
     "client.retries": "Only QUERYs are repeated, after retryable errors, with jitter and one budget, before the "
     "deadline, honouring retry_after.",

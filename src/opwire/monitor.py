@@ -319,7 +319,7 @@ class CallMonitor:
     """
 
     def __init__(
-        self, registry: OperationRegistry, *, name: str = "opwire", version: str = "0.0.0", kind: str = "server"
+        self, registry: OperationRegistry, *, name: str = "opwire", version: str = "", kind: str = "server"
     ) -> None:
         self.id = token_hex(8)
         self.name = name

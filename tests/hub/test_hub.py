@@ -18,6 +18,7 @@ from opwire.hub import Hub, Spoke
 from opwire.operation import Context, Identity, Progress
 from opwire.registry import OperationRegistry
 from opwire.testing.harness import soon
+from opwire.version import VERSION
 from tests.hub.meeting import BEAT, OPEN, Meeting, Waiting, adding, connected, ids, peers
 from tests.requirements import requirement
 from tests.servers.brokers import RedisServer
@@ -42,7 +43,8 @@ async def test_spokes_call_each_other_through_the_hub(meeting: Meeting) -> None:
     await meeting.spoke(hub.url, adding())
     caller = await meeting.spoke(hub.url)
     assert await caller.call("math.add", {"a": 1, "b": 2}) == 3
-    assert {found.server.name for found in await caller.discover()} == {"opwire"}
+    assert {(found.server.name, found.server.version) for found in await caller.discover()} == {("opwire", "")}
+    assert hub.handler.monitor.version == VERSION
 
 
 @requirement("call.progress")

@@ -23,8 +23,8 @@ ENGINES: tuple[EngineName, ...] = ("hub", "hubs", "redis", "nats")
 
 Act = Callable[[], Coroutine[Any, Any, None]]
 
-_SPARE = 180.0  # seconds to start, to end the last calls, and to empty the journal
-_RESTART = 80.0  # seconds for a process to start: Redis reads its whole append-only file after a kill
+_SPARE = 600.0  # seconds to start, to end the last calls, and to empty the journal
+_RESTART = 600.0  # seconds for a process to start, on a busy machine; Redis reads its append-only file first
 _PAGE = 50  # outcomes that are read at once
 _HUBS = 3  # that are run as one
 

@@ -29,6 +29,8 @@ OPERATIONS = "opwire.operations"
 
 _NO_CALLS = Statistics()
 _BREATH = 8  # operations described per turn of the event loop
+_AT_ONCE = 32  # servers that describe themselves at the same time: the last of 1,000 would be too late otherwise
+_LONGEST = 24  # times the patience with a silent server, for all of its operations
 
 
 class FoundServer(Struct, frozen=True):
@@ -157,7 +159,7 @@ class SelfDescription:
 
 
 async def discover(calls: PendingRequestMap, *, wait: float = 0.5, timeout: float = 5.0) -> list[FoundServer]:
-    """Return all servers on the transport, with their operations. Servers that do not reply in time are omitted.
+    """Return all servers on the transport, with their operations. Servers that are silent for `timeout` are omitted.
 
         for found in await discover(calls):
             print(found.server.name, [operation.id for operation in found.operations])
@@ -166,7 +168,13 @@ async def discover(calls: PendingRequestMap, *, wait: float = 0.5, timeout: floa
         CallError: UNAVAILABLE if not connected.
     """
     addresses = await calls.transport.servers(wait)
-    found = await asyncio.gather(*(_describe(calls, address, timeout) for address in addresses))
+    turns = asyncio.Semaphore(_AT_ONCE)
+
+    async def describe(address: Address) -> FoundServer | None:
+        async with turns:
+            return await _describe(calls, address, timeout)
+
+    found = await asyncio.gather(*map(describe, addresses))
     return [server for server in found if server is not None]
 
 
@@ -174,7 +182,8 @@ async def _describe(calls: PendingRequestMap, address: Address, timeout: float) 
     operations: list[OperationInfo] = []
     try:
         server = await _server_info(calls, address, timeout)
-        async for each in calls.subscribe(OPERATIONS, to=address, timeout=timeout):
+        # 100,000 operations take ten seconds: what counts is that they keep coming.
+        async for each in calls.subscribe(OPERATIONS, to=address, idle_timeout=timeout, timeout=_LONGEST * timeout):
             try:
                 operations.append(OperationInfo.read(each.data))
             except CallError as error:

@@ -110,7 +110,7 @@ class CallHandler:
         max_per_identity: int | None = None,
         timeout: float = DEFAULT_TIMEOUT,
         name: str = "opwire",
-        version: str = "0.0.0",
+        version: str = "",
         kind: str = "spoke",
         serves: Callable[[OperationSpec], bool] | None = None,
         announces: Callable[[OperationSpec], bool] | None = None,

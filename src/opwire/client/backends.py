@@ -31,7 +31,7 @@ STALE = 0.5
 class Backend(Protocol):
     """The target of a client's calls. It respects the deadline of the context, which is always set, and never retries.
 
-    Its methods raise `CallError` and nothing else.
+    Its methods raise `CallError` and nothing else. `version` is that of the operation; None is any.
     """
 
     async def start(self) -> None:
@@ -42,11 +42,13 @@ class Backend(Protocol):
         """Disconnect; calls in flight end."""
         ...
 
-    async def call(self, operation_id: str, input: Any, context: Context) -> ResponseEnvelope[Any]:
+    async def call(self, operation_id: str, input: Any, context: Context, version: str | None) -> ResponseEnvelope[Any]:
         """Call a query or mutation."""
         ...
 
-    def subscribe(self, operation_id: str, input: Any, context: Context) -> AsyncGenerator[ResponseEnvelope[Any]]:
+    def subscribe(
+        self, operation_id: str, input: Any, context: Context, version: str | None
+    ) -> AsyncGenerator[ResponseEnvelope[Any]]:
         """Stream the items of a subscription; closing the generator stops the producer."""
         ...
 
@@ -105,6 +107,19 @@ async def resuming(
         await asyncio.sleep(delay)
 
 
+def check_version(spec: OperationSpec | None, version: str | None) -> None:
+    """Check that an operation has the requested version, at a target that has one version of each.
+
+    Raises:
+        CallError: OPERATION_NOT_FOUND.
+    """
+    if spec is not None and version is not None and spec.version != version:
+        served = f"as version {spec.version}" if spec.version else "without a version"
+        raise CallError(
+            ErrorCode.OPERATION_NOT_FOUND, f"{spec.id} is served here {served}, and not as version {version[:80]}"
+        )
+
+
 class SpecCache:
     """The specs of a peer, loaded lazily on the first lookup, and again when the requested one is missing."""
 
@@ -141,12 +156,16 @@ class RegistryBackend:
     async def close(self) -> None:
         """No-op: the registry stays usable."""
 
-    async def call(self, operation_id: str, input: Any, context: Context) -> ResponseEnvelope[Any]:
+    async def call(self, operation_id: str, input: Any, context: Context, version: str | None) -> ResponseEnvelope[Any]:
         """Call a query or mutation."""
+        check_version(self._registry.get_spec(operation_id), version)
         return await self._registry.execute(operation_id, input, self._admit(operation_id, context))
 
-    async def subscribe(self, operation_id: str, input: Any, context: Context) -> AsyncGenerator[ResponseEnvelope[Any]]:
+    async def subscribe(
+        self, operation_id: str, input: Any, context: Context, version: str | None
+    ) -> AsyncGenerator[ResponseEnvelope[Any]]:
         """Stream the items of a subscription."""
+        check_version(self._registry.get_spec(operation_id), version)
         items = self._registry.subscribe(operation_id, input, self._admit(operation_id, context))
         try:
             async for item in items:
@@ -196,13 +215,15 @@ class CallsBackend:
         if self._owned:
             await self._calls.close()
 
-    async def call(self, operation_id: str, input: Any, context: Context) -> ResponseEnvelope[Any]:
+    async def call(self, operation_id: str, input: Any, context: Context, version: str | None) -> ResponseEnvelope[Any]:
         """Call a query or mutation."""
-        return await self._calls.call(operation_id, input, context=context, timeout=context.remaining)
+        return await self._calls.call(operation_id, input, context=context, timeout=context.remaining, version=version)
 
-    def subscribe(self, operation_id: str, input: Any, context: Context) -> AsyncGenerator[ResponseEnvelope[Any]]:
+    def subscribe(
+        self, operation_id: str, input: Any, context: Context, version: str | None
+    ) -> AsyncGenerator[ResponseEnvelope[Any]]:
         """Stream the items of a subscription."""
-        return self._calls.subscribe(operation_id, input, context=context)
+        return self._calls.subscribe(operation_id, input, context=context, version=version)
 
     async def operations(self) -> Sequence[OperationSpec]:
         """Return the specs of every server; of several servers of one operation, the first one counts."""

@@ -195,10 +195,14 @@ method that returns envelopes returns this one as well; `meta.is_error` is set.
 
 
 class RequestOptions(TypedDict, total=False):
-    """Options of calls: `timeout` in seconds, and the context of the call that they are part of."""
+    """Options of calls: `timeout` in seconds, and the context of the call that they are part of.
+
+    `version` asks for a version of the operation; a call without it gets the one that is listed.
+    """
 
     timeout: float | None
     context: Context | None
+    version: str | None
 
 
 class SubscribeOptions(RequestOptions, total=False):
@@ -223,7 +227,7 @@ class PageOptions(RequestOptions, total=False):
 
 
 _MAX_TEXT = 2_000
-_RESUME = "opwire.resume"  # in the metadata of a context
+_RESUME, _VERSION = "opwire.resume", "opwire.version"  # in the metadata of a context
 _MAX_INTERCEPTED = 10_000  # cached intercepted calls
 _NO_CONTEXT = Context()
 
@@ -403,8 +407,11 @@ class Client:
     ) -> Any:
         """Call a query or mutation; return its data, converted to `output_type` if that is given.
 
+            await client.call("shop.order", {"id": 17}, version="2", timeout=5)
+
         Raises:
-            CallError: the call failed; TIMEOUT, it did not end in time.
+            CallError: the call failed; TIMEOUT, it did not end in time; UNAVAILABLE (over a hub or a broker) or
+                OPERATION_NOT_FOUND (in a registry), the requested version is not served.
         """
         envelope = await self.call_envelope(operation_id, input, **options)
         return self._data(envelope, output_type, operation_id)
@@ -425,13 +432,14 @@ class Client:
         output_type: Any = None,
         timeout: float | None = None,
         context: Context | None = None,
+        version: str | None = None,
     ) -> ResponseEnvelope[Any]:
         """Call a query or mutation; return its whole envelope, with `isError` or without.
 
         Raises:
             CallError: as `call`.
         """
-        within = self._context(context, self._timeout if timeout is None else timeout)
+        within = self._context(context, self._timeout if timeout is None else timeout, version)
         self._budget.called()
         if self._interceptors:
             call = self._through(operation_id, OperationType.QUERY, self._call)
@@ -442,12 +450,13 @@ class Client:
 
     async def _call(self, operation_id: str, input: Any, context: Context) -> ResponseEnvelope[Any]:
         """Call until there is a response, or the attempts are used up."""
+        context, version = _taken(context, _VERSION)
         attempts = 0
         while True:
             attempts += 1
             self._check_open()
             try:
-                return await self._backend.call(operation_id, input, context)
+                return await self._backend.call(operation_id, input, context, version)
             except CallError as error:
                 attempts = await self._wait_for_retry(operation_id, context, error, attempts)
 
@@ -520,6 +529,7 @@ class Client:
         timeout: float | None = None,
         idle_timeout: float | None = None,
         context: Context | None = None,
+        version: str | None = None,
         resume: bool = False,
         resume_from: str | None = None,
     ) -> AsyncGenerator[ResponseEnvelope[Any]]:
@@ -530,7 +540,7 @@ class Client:
             store(envelope.cursor)
         """
         self._check_open()
-        within = self._context(context, timeout)
+        within = self._context(context, timeout, version)
         if within.is_served:  # the cursor of the served call is not one of this call
             within = replace(within, resume_from=None)
         if resume_from is not None:
@@ -554,12 +564,13 @@ class Client:
 
     def _subscribe(self, operation_id: str, input: Any, context: Context) -> AsyncGenerator[ResponseEnvelope[Any]]:
         """Return the items, resumed if the metadata says so: interceptors pass the context on, and no other options."""
-        if _RESUME not in context.metadata:
-            return self._backend.subscribe(operation_id, input, context)
-        metadata = {name: value for name, value in context.metadata.items() if name != _RESUME}
+        context, version = _taken(context, _VERSION)
+        context, resume = _taken(context, _RESUME)
+        if not resume:
+            return self._backend.subscribe(operation_id, input, context, version)
         return resuming(
-            partial(self._backend.subscribe, operation_id, input),
-            replace(context, metadata=metadata),
+            lambda context: self._backend.subscribe(operation_id, input, context, version),
+            context,
             operation_id,
             lambda: self._is_open,
             longest=self._retries.longest,
@@ -580,6 +591,7 @@ class Client:
         output_type: Any = None,
         timeout: float | None = None,
         context: Context | None = None,
+        version: str | None = None,
     ) -> AsyncGenerator[Any]:
         """Stream the items of all pages of a query, requesting one page after the other.
 
@@ -600,7 +612,9 @@ class Client:
         pages = Pagination(operation_id, input, cursor=cursor, items=items, max_pages=max_pages)
         left, spec, looked_up = max_items, None, cursor is not None
         while pages.input is not None and left != 0:
-            envelope = await self.call_envelope(operation_id, pages.input, timeout=timeout, context=context)
+            envelope = await self.call_envelope(
+                operation_id, pages.input, timeout=timeout, context=context, version=version
+            )
             self._data(envelope, None, operation_id)
             found = pages.items(envelope)
             for item in found if left is None else found[:left]:
@@ -642,8 +656,10 @@ class Client:
         self._intercepted[operation_id, type] = (spec, made)
         return made
 
-    def _context(self, context: Context | None, timeout: float | None) -> Context:
+    def _context(self, context: Context | None, timeout: float | None, version: str | None = None) -> Context:
         context = (context or _NO_CONTEXT).within(timeout)
+        if version is not None:
+            context = replace(context, metadata={**context.metadata, _VERSION: version})
         if self._on_question is not None and context.on_question is None:
             context = replace(context, on_question=self._on_question)
         if self._act_as is None or context.inbound is not None:  # a nested call keeps the identity of its caller
@@ -662,6 +678,14 @@ class Client:
         if not self._is_open:
             message = "the client is not open: use it within `async with Client(…)`"
             raise CallError(ErrorCode.UNAVAILABLE, message, retryable=False)
+
+
+def _taken(context: Context, name: str) -> tuple[Context, Any]:
+    """Return an option of a call from the metadata of its context, and the context without it."""
+    if name not in context.metadata:
+        return context, None
+    rest = {each: value for each, value in context.metadata.items() if each != name}
+    return replace(context, metadata=rest), context.metadata[name]
 
 
 def _backend_for(target: Target, act_as: Identity | None, options: dict[str, Any]) -> Backend:

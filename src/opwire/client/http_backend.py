@@ -83,9 +83,9 @@ class HTTPBackend:
         """Close the connections."""
         await self._client.close()
 
-    async def call(self, operation_id: str, input: Any, context: Context) -> ResponseEnvelope[Any]:
+    async def call(self, operation_id: str, input: Any, context: Context, version: str | None) -> ResponseEnvelope[Any]:
         """Call a query or mutation."""
-        request = self._request(operation_id, input, context)
+        request = self._request(operation_id, input, context, version)
 
         async def respond() -> ResponseEnvelope[Any]:
             response = await self._open(request)
@@ -99,9 +99,11 @@ class HTTPBackend:
 
         return await self._limit(respond, context, "did not respond")
 
-    async def subscribe(self, operation_id: str, input: Any, context: Context) -> AsyncGenerator[ResponseEnvelope[Any]]:
+    async def subscribe(
+        self, operation_id: str, input: Any, context: Context, version: str | None
+    ) -> AsyncGenerator[ResponseEnvelope[Any]]:
         """Stream the items of a subscription."""
-        request = self._request(operation_id, input, context)
+        request = self._request(operation_id, input, context, version)
         response: ClientResponse = await self._limit(lambda: self._open(request), context, "did not respond")
         try:
             if response.content_type == ENVELOPE_JSON:
@@ -144,7 +146,10 @@ class HTTPBackend:
 
     # --- requests ---------------------------------------------------------------------------------------------------
 
-    def _request(self, operation_id: str, input: Any, context: Context) -> HTTPRequest:
+    def _request(self, operation_id: str, input: Any, context: Context, version: str | None) -> HTTPRequest:
+        if version is not None:
+            message = f"{self._host} serves one version of {operation_id}: call a hub or a broker with a version"
+            raise CallError(ErrorCode.VALIDATION_ERROR, message)
         if context.identity is not LOCAL_IDENTITY and (context.inbound or context.identity):
             message = (
                 f"{operation_id} is called on behalf of another caller, and {self._host} accepts only the token of "

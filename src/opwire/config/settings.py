@@ -17,6 +17,7 @@ from opwire.adapters.source import ENV_PLACEHOLDER
 from opwire.deadlines import CALL_TIMEOUT
 from opwire.errors import ConfigError
 from opwire.operation import NormalizeMode
+from opwire.version import VERSION
 
 SECRET_IN_FILE = "secrets do not belong in a file"  # noqa: S105 - a message
 USE_ENVIRONMENT = 'write "${NAME}", and set NAME in the environment'
@@ -478,7 +479,7 @@ class HubSettings(BrokerSettings, frozen=True, kw_only=True):
 
     url: EnvText = EnvText("ws://127.0.0.1:8700")
     name: str = "hub"
-    version: str = "0.0.0"
+    version: str = VERSION
     anonymous: str | None = None
     linger: Annotated[float, Meta(ge=0)] = 30.0
     refresh: Seconds = 5.0
@@ -499,7 +500,7 @@ class SpokeSettings(BrokerSettings, frozen=True, kw_only=True):
     url: EnvText | tuple[EnvText, ...]
     token: Secret | None = None
     name: str = "opwire"
-    version: str = "0.0.0"
+    version: str = ""
     anonymous: str | None = None  # the identity of callers without one
     announces: tuple[str, ...] | None = None
     signed: SignedSettings | None = None

@@ -34,6 +34,7 @@ from opwire.monitor import STATISTICS, CallRecord, ServerStatistics
 from opwire.operation import Context, Identity, OperationType
 from opwire.registry import OperationRegistry
 from opwire.typed.plain import MAX_DEPTH, read_json, survey
+from opwire.version import VERSION
 
 if TYPE_CHECKING:
     from opwire.transports.broker import BrokerTransport
@@ -96,7 +97,7 @@ class Hub:
         *,
         authenticate: Authenticator | None = None,
         name: str = "hub",
-        version: str = "0.0.0",
+        version: str = VERSION,
         anonymous: Identity | None = None,
         linger: float = 30.0,
         max_described: int = MAX_DESCRIBED,

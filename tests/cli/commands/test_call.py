@@ -154,3 +154,24 @@ async def test_the_curl_command_sends_the_same_request(
 def test_a_subscription_is_watched_and_not_called(capsys: pytest.CaptureFixture[str]) -> None:
     assert run([*CALL, "clock.ticks"]) == 2
     assert "use `opwire watch clock.ticks`" in capsys.readouterr().err
+
+
+@requirement("client.version")
+def test_a_version_of_the_operation_is_asked_for(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    file = tmp_path / "shop.py"
+    file.write_text(
+        "from opwire import OperationRegistry\n"
+        "registry = OperationRegistry()\n"
+        "@registry.query('shop.open', version='2')\n"
+        "async def is_open() -> bool:\n"
+        "    return True\n"
+        "@registry.subscription('shop.news', version='2')\n"
+        "async def news():\n"
+        "    yield 'tea'\n"
+    )
+    for command, operation, result in (("call", "shop.open", "true"), ("watch", "shop.news", "tea")):
+        words = [command, "--python", str(file), operation, "--operation-version"]
+        assert run([*words, "2"]) == 0
+        assert capsys.readouterr().out == f"{result}\n"
+        assert run([*words, "1"]) == 3
+        assert f"{operation} is served here as version 2, and not as version 1" in capsys.readouterr().err

@@ -166,6 +166,12 @@ def test_names_shrink_and_figures_do_not(width: int) -> None:
     assert "\x1b" not in "".join(lines)
 
 
+@requirement("cli.ps")
+def test_a_server_that_states_no_version_has_none() -> None:
+    _, stated, missing = server_lines(Sample(1.0, [statistics(), statistics(version="")], {}), 140)
+    assert (stated.split()[4], missing.split()[4]) == ("1.0", "-")
+
+
 def test_rates_are_those_since_the_sample_before() -> None:
     before = statistics(calls=100, busiest=[OperationStatistics(id="a.b", calls=10, seconds=1.0)])
     now = statistics(calls=104, busiest=[OperationStatistics(id="a.b", calls=14, seconds=1.2)])

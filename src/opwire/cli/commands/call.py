@@ -20,12 +20,17 @@ from opwire.operation import Context, OperationSpec, OperationType, PreparedRequ
 from opwire.registry import OperationRegistry
 from opwire.snippets import curl_command, printable_body
 
+_version = click.option(
+    "--operation-version", "version", metavar="VERSION", help="The version of the operation, where several are served."
+)
+
 
 @click.command(name="call")
 @operation_argument(subscriptions=False)
 @input_argument
 @click.option("-o", "--output", type=click.Path(path_type=Path, dir_okay=False), help="Save the result to a file.")
 @click.option("--timeout", type=click.FloatRange(min=0, min_open=True), help="Seconds to wait for the result.")
+@_version
 @click.option("--no-input", is_flag=True, help="Do not prompt for missing fields, or for answers.")
 @click.option("--dry-run", is_flag=True, help="Print the request instead of sending it.")
 @click.option("--curl", is_flag=True, help="Print the request of an HTTP API as a curl command instead of sending it.")
@@ -77,6 +82,7 @@ async def _call(
     words: tuple[str, ...],
     sources: Sources,
     timeout: float | None,
+    version: str | None,
     no_input: bool,
     preview: bool = False,
     reveal: bool = False,
@@ -103,7 +109,9 @@ async def _call(
                 )
                 # A person takes longer to answer than a call.
                 seconds = timeout or spec.timeout or (CALL_TIMEOUT if can_ask else None)
-                return await client.call_envelope(operation_id, input, timeout=seconds, context=context)
+                return await client.call_envelope(
+                    operation_id, input, timeout=seconds, context=context, version=version
+                )
 
 
 def show_request(request: PreparedRequest, screen: Screen, *, curl: bool) -> None:
@@ -142,6 +150,7 @@ def _input(spec: OperationSpec, words: tuple[str, ...], screen: Screen, *, no_in
 @operation_argument(subscriptions=True)
 @input_argument
 @click.option("--count", type=click.IntRange(min=1), help="Stop after this number of items.")
+@_version
 @click.option("--resume", is_flag=True, help="Resume after a lost connection; the items need cursors.")
 @click.option("--resume-from", metavar="CURSOR", help="Begin behind the item with this cursor: see --envelope.")
 @click.option("--no-input", is_flag=True, help="Do not prompt for missing fields.")
@@ -157,6 +166,7 @@ async def watch_command(
     sources: Sources,
     form: OutputFormat,
     count: int | None,
+    version: str | None,
     resume: bool,
     resume_from: str | None,
     no_input: bool,
@@ -172,7 +182,9 @@ async def watch_command(
         cache_fields(sources.key, spec)
         input = _input(spec, words, screen, no_input=no_input)
         async with loaded.client() as client:
-            stream = client.subscribe_envelopes(operation_id, input, resume=resume, resume_from=resume_from)
+            stream = client.subscribe_envelopes(
+                operation_id, input, version=version, resume=resume, resume_from=resume_from
+            )
             async with aclosing(stream) as items:
                 async for item in items:
                     show(item, form, screen)

@@ -256,7 +256,7 @@ def server_lines(sample: Sample, width: int) -> list[str]:
                 cut(one_line(each.name), _MAX_NAME),
                 cut(one_line(each.kind), 6),
                 each.status,
-                cut(one_line(each.version), 8),
+                cut(one_line(each.version), 8) or "-",
                 _elapsed(up),
                 _short(each.operations),
                 _short(each.in_flight),
