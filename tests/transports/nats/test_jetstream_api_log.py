@@ -57,19 +57,19 @@ def test_a_name_cannot_look_like_that_of_a_longer_one() -> None:
 def test_names_are_readable() -> None:
     assert NAMES.task("order-17", "orders.create") == "shop.durable.order-17.task.orders=2Ecreate"
     buried = outcome(claim(task("k", "a.b")), buried=True, recorded=5)
-    assert NAMES.ended(buried) == "shop.durable.k.since.ended.buried.a=2Eb.5"
-    assert (NAMES.stream, NAMES.republished("k")) == ("shop_durable", "shop.ended.k")
+    assert NAMES.ended(buried, "e1") == "shop.durable.k.since.ended.buried.a=2Eb.e1.5"
+    assert (NAMES.stream, NAMES.republished("k")) == ("shop_durable", "shop.ended.*.k")
 
 
 def test_the_kind_of_an_entry_is_in_its_subject() -> None:
     assert NAMES.kind(NAMES.task("since", "c.d")) == "task"
     assert NAMES.kind(NAMES.held("task", "lease", "task")) == "lease"
     assert NAMES.kind(NAMES.held("a.b", "later", "c.d")) == "later"
-    assert NAMES.kind(NAMES.ended(outcome(claim()))) == "done"
-    assert NAMES.kind(NAMES.ended(outcome(claim(), buried=True))) == "buried"
+    assert NAMES.kind(NAMES.ended(outcome(claim()), "-")) == "done"
+    assert NAMES.kind(NAMES.ended(outcome(claim(), buried=True), "-")) == "buried"
 
 
-@pytest.mark.parametrize("rest", ["what", "what.is.this", "since.held.what.a", "since.ended.lease.a.5"])
+@pytest.mark.parametrize("rest", ["what", "what.is.this", "since.held.what.a", "since.ended.lease.a.-.5"])
 def test_what_is_none_of_ours_has_no_kind(rest: str) -> None:
     assert NAMES.kind(NAMES.log("k", rest)) == "gone"
 

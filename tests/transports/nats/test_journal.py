@@ -102,6 +102,22 @@ async def test_who_waits_is_told_without_asking_again(
         assert made._waiters._futures == {}
 
 
+async def test_who_submits_is_told_without_asking_again_whoever_was_first(jetstream_server: NatsServer) -> None:
+    async with journal(jetstream_server, "told") as one, journal(jetstream_server, "told") as other:
+        one._waiters._recheck = other._waiters._recheck = 1000
+        calls = [asyncio.create_task(one.submit(task(key), wait=60)) for key in ("k", "l")]
+        claims = [await claimed(other), await claimed(other)]
+        calls += [asyncio.create_task(other.submit(task(key), wait=60)) for key in ("k", "l")]
+        async with asyncio.timeout(20):
+            while len(other._listening) < 2:
+                await asyncio.sleep(0.01)
+        assert not one._listening  # one subscription is enough for all that it submitted first
+        await asyncio.sleep(0.05)
+        told = [await other.record(claim, outcome(claim)) for claim in claims]
+        assert await soon("they are told", asyncio.gather(*calls)) == told * 2
+        assert not other._listening
+
+
 @requirement("durable.nats.lost-news")
 async def test_an_outcome_whose_news_got_lost_is_found_by_asking_again(
     jetstream_server: NatsServer, monkeypatch: pytest.MonkeyPatch
@@ -124,7 +140,7 @@ async def test_what_is_published_and_is_no_outcome_is_ignored(
         waiting = asyncio.create_task(made.wait("k", 60))
         await asyncio.sleep(0.05)
         for message in (b"", b"nonsense", b"\x81\xabfingerprint\xa1f"):
-            await stranger.publish(made._names.republished("k"), message)
+            await stranger.publish("any.ended.-.k".replace("any", made._names._root.split(".")[0]), message)
         await flushed(stranger)
         await made.record(claim, outcome(claim))
         assert await soon("it is told", waiting) == outcome(claim)

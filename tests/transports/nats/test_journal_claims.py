@@ -2,13 +2,16 @@
 
 import asyncio
 import time
+from collections.abc import Callable
+from contextlib import suppress
 from math import inf, nan
 from secrets import token_hex
 
 import pytest
 
+from opwire import CallError
 from opwire.durable import Claim
-from opwire.transports.nats.jetstream_api import EntryBody, TaskLog, token
+from opwire.transports.nats.jetstream_api import EntryBody, JetStreamSession, TaskLog, token
 from opwire.transports.nats.journal_claims import JetStreamClaims, JetStreamReceipt
 from tests.durable.samples import outcome, task
 from tests.requirements import requirement
@@ -18,8 +21,8 @@ from tests.transports.nats.journals import ORDER, begun, claimed, entries, journ
 
 
 def test_a_receipt_survives_being_written_down() -> None:
-    receipt = JetStreamReceipt(17, "end/3", "$JS.ACK.a.b.1.2.3.4.5")
-    claim = Claim(task=task(), attempt=1, lease=9, receipt="17 end/3 $JS.ACK.a.b.1.2.3.4.5")
+    receipt = JetStreamReceipt(17, "end/3", "-", "$JS.ACK.a.b.1.2.3.4.5")
+    claim = Claim(task=task(), attempt=1, lease=9, receipt="17 end/3 - $JS.ACK.a.b.1.2.3.4.5")
     assert JetStreamReceipt.of(claim) == receipt
 
 
@@ -86,6 +89,61 @@ async def test_of_two_who_were_given_a_task_for_the_first_time_one_keeps_it(jets
         assert await one.record(first, outcome(first, "late")) == outcome(second)
 
 
+async def crash(*_: object) -> None:
+    """In the place of a step that a crash prevents."""
+
+
+@requirement("durable.nats.forgotten")
+async def test_the_log_is_read_unless_no_end_can_have_claimed_the_task(
+    own_nats: Callable[..., NatsServer], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    server, looked, since = own_nats(jetstream=True), list[str](), TaskLog.since
+
+    async def noted(log: TaskLog, key: str) -> object:
+        looked.append(key)
+        return await since(log, key)
+
+    monkeypatch.setattr(TaskLog, "since", noted)
+    async with journal(server, "fresh") as one, journal(server, "fresh") as other:
+        await one.submit(task("before"))
+        await other.claim([ORDER], lease=9, wait=0, limit=1)
+        assert looked == ["before"]  # it was there before this end was
+        claims = [await begun(one, task("new"), lease=60), await begun(other, task("newer"), lease=60)]
+        await one.release(claims[0], 0)
+        assert [claim.task.key for claim in await other.claim([ORDER], lease=9, wait=5, limit=9)] == ["new"]
+        assert looked == ["before", "new"]
+        server.restart()
+        async with asyncio.timeout(20), journal(server, "fresh") as third:
+            await third.submit(task("after"))
+            while "after" not in looked:  # the consumer was restored, and may have forgotten a delivery
+                with suppress(CallError):  # the end has yet to notice that its connection is lost
+                    await one.claim([ORDER], lease=9, wait=1, limit=9)
+
+
+@requirement("durable.nats.forgotten")
+async def test_the_log_is_read_in_a_cluster(jetstream_server: NatsServer, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(JetStreamSession, "is_local", False)
+    async with journal(jetstream_server) as made:
+        await begun(made, task("first"))
+        monkeypatch.setattr(TaskLog, "since", None)
+        with pytest.raises(TypeError):
+            await begun(made, task("second"))
+
+
+@requirement("durable.nats.foreign")
+async def test_an_invalid_end_in_a_task_does_not_change_the_subject_of_its_outcome(
+    jetstream_server: NatsServer,
+) -> None:
+    async with journal(jetstream_server) as made:
+        await made.submit(task("sound"))
+        wrong = task("wrong")
+        body = EntryBody(fingerprint=wrong.fingerprint, task=wrong, caller="x\r\nPUB y 1\r\nz\r\n")
+        assert await made._log.add(wrong.key, made._names.task(wrong.key, ORDER), body, 0)
+        for claim in await made.claim([ORDER], lease=9, wait=5, limit=2):
+            assert await made.record(claim, outcome(claim)) == outcome(claim)
+        assert await made.outcome("wrong") is not None
+
+
 @requirement("durable.nats.forgotten")
 async def test_what_jetstream_has_forgotten_is_known_to_the_log(
     jetstream_server: NatsServer, monkeypatch: pytest.MonkeyPatch
@@ -94,7 +152,7 @@ async def test_what_jetstream_has_forgotten_is_known_to_the_log(
     async with journal(jetstream_server, prefix) as made:
         done, held, released = [await begun(made, task(key), lease=60) for key in ("done", "held", "released")]
         with monkeypatch.context() as crashing:
-            crashing.setattr(JetStreamClaims, "done", lambda *_: None)
+            crashing.setattr(JetStreamClaims, "done", crash)
             await made.record(done, outcome(done))
         assert await made.renew(held)
         await made.release(released, 60)

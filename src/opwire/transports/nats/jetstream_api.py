@@ -6,35 +6,38 @@ is acknowledged there, too: with the sequence number of the stored message, or w
 The stream holds one log per task. The subjects of its entries contain the task's key, `<prefix>.durable.<key>.…`. The
 last entry is the state of the task:
 
-    task.<operation>                              submitted
-    since.held.lease.<operation>                  claimed again, or a lease was renewed
-    since.held.later.<operation>                  released
-    since.ended.done|buried.<operation>.<time>    ended with an outcome
+    task.<operation>                                    submitted
+    since.held.lease.<operation>                        claimed again, or a lease was renewed
+    since.held.later.<operation>                        released
+    since.ended.done|buried.<operation>.<end>.<time>    ended with an outcome
 
 Each write names the expected last entry, and JetStream rejects it if that has changed: of two concurrent submissions,
 claims, renewals, releases or outcomes of a task, one fails and learns it. The sequence number of the entry `task`
 distinguishes the lives of a key before and after a replay.
 
 The stream is a work queue: a task leaves it when it is acknowledged, after its outcome was stored. Outcomes expire
-(`Nats-TTL`), and are republished when they are stored, under `<prefix>.ended.<key>`.
+(`Nats-TTL`), and are republished when they are stored, under `<prefix>.ended.<end>.<key>`: `<end>` is the journal's end
+at which the task was submitted, so that one subscription is enough for all its calls, or `-`.
 """
 
 import asyncio
 import logging
 import re
+import time
 from collections.abc import Collection, Mapping
 from contextlib import suppress
 from datetime import datetime
-from functools import lru_cache
+from functools import cache, lru_cache
 from hashlib import sha256
 from itertools import count
 from math import ceil
-from typing import Literal, NamedTuple, TypeVar
+from typing import Any, Literal, NamedTuple, TypeVar
 from urllib.parse import quote
 
 import msgspec
 from msgspec import Struct
 
+from opwire.deadlines import Deadlines
 from opwire.durable.journal import Outcome, Task
 from opwire.errors import CallError, ErrorCode
 from opwire.transports.nats.connection import NatsConnection, NatsServers, Security, open_any
@@ -130,7 +133,13 @@ class JetStreamSession:
         self._closed = False
         self._numbers = count(1)
         self._requests: dict[str, _Request] = {}  # by the token at the end of the response's subject
+        self._deadlines = Deadlines()
         self._timer: asyncio.TimerHandle | None = None
+
+    @property
+    def is_local(self) -> bool:
+        """Whether JetStream runs in the connected server alone: its restart would end the connection."""
+        return self._api == "$JS.API" and self.info.jetstream and not self.info.cluster
 
     async def connect(self) -> None:
         """Connect and prepare, unless connected.
@@ -228,31 +237,28 @@ class JetStreamSession:
         request = self._requests[token] = _Request(subject, loop.create_future())
         timer: asyncio.TimerHandle | None = None
 
-        def send() -> None:
+        def repeat() -> None:
             nonlocal timer
+            timer = loop.call_later(_REPEAT, repeat)
+            with suppress(CallError):  # lost, or its queue is full; the timeout is near
+                self.send(subject, payload, token, headers)
+
+        tick = self._deadlines.add(token, time.monotonic() + PATIENCE, self._expire)
+        try:
+            self.send(subject, payload, token, headers)
             if not once:
                 timer = loop.call_later(_REPEAT, repeat)
-            self.send(subject, payload, token, headers)
-
-        def repeat() -> None:
-            with suppress(CallError):  # lost, or its queue is full; the timeout is near
-                send()
-
-        try:
-            send()
-            async with asyncio.timeout(PATIENCE):
-                message = await request.response
-        except TimeoutError:
-            raise self.silent() from None
+            message = await request.response
         finally:
             if timer is not None:
                 timer.cancel()
+            self._deadlines.discard(token, tick)
             del self._requests[token]
         if message.status == _NO_RESPONDERS:
             self._prepared = False  # the stream may have been deleted
             raise _unavailable(f"JetStream does not answer at {self.name}: {_NO_JETSTREAM}")
         try:
-            response = msgspec.json.decode(message.payload, type=kind)
+            response: R = _decoder(kind).decode(message.payload)
         except msgspec.MsgspecError as error:
             raise _unavailable(f"invalid response from {self.name}: {error}") from error
         error = response.error
@@ -262,6 +268,11 @@ class JetStreamSession:
             advice = f" ({_ADVICE[error.err_code]})" if error.err_code in _ADVICE else ""
             raise _unavailable(f"{self.name} refused: {error.description}{advice}")
         return response
+
+    def _expire(self, token: str) -> None:
+        request = self._requests[token]
+        if not request.response.done():
+            request.response.set_exception(self.silent())
 
     def silent(self) -> CallError:
         """Return the error for a request that JetStream does not answer, although it is available."""
@@ -353,6 +364,11 @@ class JetStreamSession:
             listener.lost(error)
 
 
+@cache
+def _decoder(kind: type[ApiResponse]) -> msgspec.json.Decoder[Any]:
+    return msgspec.json.Decoder(kind)
+
+
 def _unavailable(message: str) -> CallError:
     return CallError(ErrorCode.UNAVAILABLE, message)
 
@@ -381,6 +397,7 @@ _CONFLICTS = (10071, 10164)  # 10164: the cluster is storing another entry for t
 class EntryBody(Struct, frozen=True, kw_only=True, omit_defaults=True):
     """The payload of an entry. `birth` is the number of the task's first entry, which cannot contain its own number.
 
+    `caller` belongs to a task: the end of the journal at which a caller waits for its outcome.
     `attempt` and the fields after it belong to the entry of a lease or release: see `Claim`. `alone` means that the
     holder ran nothing else when it wrote the entry.
     """
@@ -388,6 +405,7 @@ class EntryBody(Struct, frozen=True, kw_only=True, omit_defaults=True):
     fingerprint: str
     task: Task | None = None
     outcome: Outcome | None = None
+    caller: str = ""
     birth: int = 0
     holder: str = ""
     attempt: int = 0
@@ -480,14 +498,18 @@ class JournalSubjects:
         """Return the subject of a lease or release."""
         return self.log(key, f"since.held.{kind}.{token(operation_id)}")
 
-    def ended(self, outcome: Outcome) -> str:
-        """Return the subject of an outcome."""
-        kind = "buried" if outcome.buried else "done"
-        return self.log(outcome.key, f"since.ended.{kind}.{token(outcome.operation_id)}.{outcome.recorded}")
+    def ended(self, outcome: Outcome, caller: str) -> str:
+        """Return the subject of an outcome, for which a caller waits at this end."""
+        what, operation = f"since.ended.{'buried' if outcome.buried else 'done'}", token(outcome.operation_id)
+        return self.log(outcome.key, f"{what}.{operation}.{caller}.{outcome.recorded}")
 
     def republished(self, key: str) -> str:
-        """Return the subject under which an outcome is republished."""
-        return f"{self._republished}{token(key)}"
+        """Return the subject under which an outcome is republished, for any end."""
+        return f"{self._republished}*.{token(key)}"
+
+    def republished_to(self, end: str) -> str:
+        """Return the subject under which the outcomes for an end are republished."""
+        return f"{self._republished}{end}.*"
 
     def every(self, what: str) -> str:
         """Return the subject of entries of one kind of all keys."""
@@ -508,7 +530,10 @@ class JournalSubjects:
             "max_msgs_per_subject": 1,
             "deny_delete": False,
             "allow_msg_ttl": True,
-            "republish": {"src": self.every("since.ended.*.*.*"), "dest": f"{self._republished}{{{{wildcard(1)}}}}"},
+            "republish": {
+                "src": self.every("since.ended.*.*.*.*"),
+                "dest": f"{self._republished}{{{{wildcard(4)}}}}.{{{{wildcard(1)}}}}",
+            },
             "num_replicas": replicas,
         }
 
@@ -647,7 +672,7 @@ class TaskLog(SessionListener):
         Raises:
             CallError: UNAVAILABLE.
         """
-        last = await self._find({"last_by_subj": f"{subject.rsplit('.', 5)[0]}.>"})
+        last = await self._find({"last_by_subj": f"{subject.rsplit('.', 6)[0]}.>"})
         return last.body.outcome if last is not None and last.kind == "buried" else None
 
     async def next_task(self, operation_id: str, seq: int) -> Entry | None:

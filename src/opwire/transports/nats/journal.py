@@ -24,6 +24,7 @@ subscribe to `<prefix>.in.>` and `<prefix>.ended.>`; the stream is `<prefix>_dur
 
 import asyncio
 import logging
+import time
 from collections import Counter
 from collections.abc import AsyncIterator, Iterable
 from os import PathLike
@@ -33,7 +34,7 @@ from ssl import SSLContext
 from msgspec.structs import replace
 
 from opwire.durable.journal import KEEP, Claim, JournalInfo, Outcome, PendingTask, Task, check_seconds, key_in_use
-from opwire.durable.waiters import Fetch, OutcomeWaiters
+from opwire.durable.waiters import OutcomeWaiters
 from opwire.errors import CallError, ErrorCode
 from opwire.transports.broker_journal import BrokerJournal
 from opwire.transports.nats.connection import NatsCredentials, NatsServers, Security
@@ -59,24 +60,40 @@ class _OutcomeListener(SessionListener):
     """Pass republished outcomes, and errors of the session, to the waiters."""
 
     def __init__(self, session: JetStreamSession, names: JournalSubjects, waiters: OutcomeWaiters) -> None:
-        self._name = session.name
+        self.end = token_hex(8)
+        self._subject = names.republished_to(self.end)
+        self._session = session
         self._names = names
         self._waiters = waiters
+        self._is_listening = False
         session.listeners.append(self)
+
+    async def listen(self) -> None:
+        """Subscribe to the outcomes of tasks that are submitted at this end.
+
+        Raises:
+            CallError: UNAVAILABLE, RATE_LIMITED.
+        """
+        await self._session.connect()
+        if not self._is_listening:
+            self._session.listen(self._subject)
+            self._is_listening = True
 
     def heard(self, subject: str, payload: bytes) -> None:
         try:
             outcome = decode_entry(payload).outcome
         except CallError as error:  # any client can publish to the subject
-            logger.warning("ignored a message for %s: %s", self._name, error.message)
+            logger.warning("ignored a message for %s: %s", self._session.name, error.message)
             return
-        if outcome is not None and self._names.republished(outcome.key) == subject:
+        if outcome is not None and token(outcome.key) == subject.rpartition(".")[2]:
             self._waiters.resolve(outcome)
 
     def refused(self, subject: str, error: CallError) -> None:
-        self._waiters.fail(error, lambda key: self._names.republished(key) == subject)
+        ours = subject == self._subject
+        self._waiters.fail(error, lambda key: ours or self._names.republished(key) == subject)
 
     def lost(self, error: CallError) -> None:
+        self._is_listening = False
         self._waiters.fail(error)
 
 
@@ -119,7 +136,8 @@ class NatsJournal(BrokerJournal):
         self._session = JetStreamSession(known, security, self._names.inboxes.inbox(token_hex(8)), domain)
         self._log = TaskLog(self._session, self._names, replicas)
         self._claims = self._tasks = JetStreamClaims(self._session, self._log)
-        _OutcomeListener(self._session, self._names, self._waiters)
+        self._listening: Counter[str] = Counter()  # calls of `wait`, by key
+        self._outcomes = _OutcomeListener(self._session, self._names, self._waiters)
 
     async def start(self) -> None:
         """Connect, and create the stream if it is missing.
@@ -139,14 +157,23 @@ class NatsJournal(BrokerJournal):
         Raises:
             CallError: VALIDATION_ERROR, if the key is known with another fingerprint; UNAVAILABLE, PAYLOAD_TOO_LARGE.
         """
-        return await (self._wait(task.key, wait, lambda: self._submit(task)) if wait > 0 else self._submit(task))
+        if wait <= 0:
+            return await self._submit(task)
+        await self._outcomes.listen()
+        end = time.monotonic() + wait
 
-    async def _submit(self, task: Task) -> Outcome | None:
+        async def submit() -> Outcome | None:
+            return await self._submit(task, self._outcomes.end, end)
+
+        return await self._waiters.wait(task.key, wait, lambda: self._log.outcome(task.key), submit)
+
+    async def _submit(self, task: Task, caller: str = "", end: float = 0.0) -> Outcome | None:
+        """Store a task, unless its key is known: then its outcome is awaited here, since it has another caller."""
         await self._tasks.consumers.create([task.operation_id])
         subject = self._names.task(task.key, task.operation_id)
-        after = 0
+        body, after = EntryBody(fingerprint=task.fingerprint, task=task, caller=caller), 0
         for _ in range(TRIES):
-            if await self._log.add(task.key, subject, EntryBody(fingerprint=task.fingerprint, task=task), after):
+            if await self._log.add(task.key, subject, body, after):
                 return None
             last = await self._log.last(task.key)
             if last is None or last.kind == "gone":
@@ -154,7 +181,9 @@ class NatsJournal(BrokerJournal):
                 continue
             if last.body.fingerprint != task.fingerprint:
                 raise key_in_use(task.key)
-            return last.body.outcome
+            if last.body.outcome is not None or not caller:
+                return last.body.outcome
+            return await self.wait(task.key, end - time.monotonic())
         raise self._log.busy(task.key)
 
     async def record(self, claim: Claim, outcome: Outcome) -> Outcome | None:
@@ -166,7 +195,7 @@ class NatsJournal(BrokerJournal):
         receipt = JetStreamReceipt.of(claim)
         after = receipt.birth
         for _ in range(TRIES):
-            ended = await self._end(claim.task, receipt.birth, outcome, after)
+            ended = await self._end(claim.task, receipt, outcome, after)
             if ended is not None:
                 await self._tasks.done(claim.task.key, receipt.ack, None if after == receipt.birth else ended)
                 return outcome
@@ -178,9 +207,9 @@ class NatsJournal(BrokerJournal):
             after = last.seq
         raise self._log.busy(claim.task.key)
 
-    async def _end(self, task: Task, birth: int, outcome: Outcome, after: int) -> int | None:
-        body = EntryBody(fingerprint=task.fingerprint, birth=birth, outcome=outcome)
-        subject = self._names.ended(outcome)
+    async def _end(self, task: Task, receipt: JetStreamReceipt, outcome: Outcome, after: int) -> int | None:
+        body = EntryBody(fingerprint=task.fingerprint, birth=receipt.birth, outcome=outcome)
+        subject = self._names.ended(outcome, receipt.caller)
         if not outcome.buried:
             return await self._log.add(task.key, subject, body, after, ttl=self._keep)
         try:
@@ -205,17 +234,17 @@ class NatsJournal(BrokerJournal):
         Raises:
             CallError: UNAVAILABLE.
         """
-        return await self._wait(key, timeout)
-
-    async def _wait(self, key: str, timeout: float, first: Fetch | None = None) -> Outcome | None:
         await self._session.connect()
         subject = self._names.republished(key)
-        if key not in self._waiters:
+        self._listening[key] += 1
+        if self._listening[key] == 1:
             self._session.listen(subject)
         try:
-            return await self._waiters.wait(key, timeout, lambda: self._log.outcome(key), first)
+            return await self._waiters.wait(key, timeout, lambda: self._log.outcome(key))
         finally:
-            if key not in self._waiters:
+            self._listening[key] -= 1
+            if not self._listening[key]:
+                del self._listening[key]
                 self._session.forget(subject)
 
     async def buried(self, operation_id: str | None = None) -> AsyncIterator[Outcome]:
@@ -225,7 +254,7 @@ class NatsJournal(BrokerJournal):
             CallError: UNAVAILABLE.
         """
         operation = "*" if operation_id is None else token(operation_id)
-        subjects = await self._log.subjects(f"since.ended.buried.{operation}.*")
+        subjects = await self._log.subjects(f"since.ended.buried.{operation}.*.*")
         subjects.sort(key=lambda subject: int(subject.rpartition(".")[2]))
         for start in range(0, len(subjects), _PAGE):
             page = subjects[start : start + _PAGE]
@@ -301,7 +330,7 @@ class NatsJournal(BrokerJournal):
             CallError: UNAVAILABLE.
         """
         later = Counter(subject.split(".")[-1] for subject in await self._log.subjects("since.held.later.*"))
-        buried = Counter(subject.split(".")[-2] for subject in await self._log.subjects("since.ended.buried.*.*"))
+        buried = Counter(subject.split(".")[-3] for subject in await self._log.subjects("since.ended.buried.*.*.*"))
         return [
             JournalInfo(
                 operation_id=each.operation_id,

@@ -17,10 +17,12 @@ counts as an attempt.
 
 import asyncio
 import logging
+import re
 import time
 from collections.abc import Awaitable, Callable, Collection, Sequence
 from contextlib import suppress
 from itertools import count
+from math import inf
 from secrets import token_hex
 from typing import NamedTuple
 
@@ -39,6 +41,7 @@ from opwire.transports.nats.jetstream_api import (
     JournalSubjects,
     Kind,
     SessionListener,
+    StreamFound,
     TaskLog,
     decode_entry,
     token,
@@ -56,18 +59,24 @@ _NANOSECONDS = 1_000_000_000
 _HEARTBEAT, _REFUSED, _NO_RESPONDERS = 100, 409, 503  # statuses of a consumer
 _BEAT = 1.0  # seconds between two heartbeats of a pull request, at least: the server that has it may die
 _BEATS = 100  # heartbeats per second, at most
+_END = re.compile("[0-9a-f]{16}")  # anything else in a task would change the subject of its outcome
 _SILENT_BEATS = 2.5  # intervals without a heartbeat after which a pull request is sent again
 
 # --- delivery ---------------------------------------------------------------------------------------------------------
 
 
 class Delivery(NamedTuple):
-    """A task that was delivered to us, and how many times it was delivered to any end."""
+    """A task that was delivered to us, and how many times it was delivered to any end.
+
+    `caller` is the end at which a caller waits, or `-`. `fresh`: no end can have claimed it before.
+    """
 
     task: Task
     birth: int
     times: int
     ack: str
+    caller: str
+    fresh: bool
 
 
 class _ConsumerConfig(Struct, frozen=True):
@@ -122,6 +131,9 @@ class Consumers(SessionListener):
         self._give_back = give_back
         self._numbers = count(1)
         self._created: set[str] = set()  # operations
+        # By operation, the task up to which its consumer may have forgotten a delivery. From there on it delivers each
+        # task for the first time once, in the order of the stream: a later one has no log yet that has to be read.
+        self._delivered_before: dict[str, float] = {}
         self._pulls: dict[str, _Pull] = {}  # by operation
         self._delivered: list[Delivery] = []  # not claimed yet, the oldest first
         self._waiting: set[asyncio.Future[None]] = set()
@@ -138,6 +150,9 @@ class Consumers(SessionListener):
             CallError: UNAVAILABLE.
         """
         await self._session.connect()
+        new = [each for each in operation_ids if each not in self._created]
+        if not new:
+            return
         stream = self._names.stream
 
         async def create_one(operation_id: str) -> None:
@@ -155,9 +170,12 @@ class Consumers(SessionListener):
             request = {"stream_name": stream, "config": config}
             await self._session.api(ApiResponse, f"CONSUMER.CREATE.{stream}.{name}", request)
 
-        new = [each for each in operation_ids if each not in self._created]
         await asyncio.gather(*map(create_one, new))
+        before = inf
+        if self._session.is_local:  # else the server of the consumer may restart without our notice
+            before = (await self._session.api(StreamFound, f"STREAM.INFO.{stream}")).state.last_seq
         self._created.update(new)
+        self._delivered_before.update(dict.fromkeys(new, before))
 
     async def every(self) -> list[Consumer]:
         """Return the consumers of all operations.
@@ -191,9 +209,11 @@ class Consumers(SessionListener):
     async def _take(self, operations: frozenset[str], end: float, limit: int) -> list[Delivery]:
         pulled: set[str] = set()
         while True:
-            taken = [each for each in self._delivered if each.task.operation_id in operations][:limit]
+            taken, left_over = list[Delivery](), list[Delivery]()
+            for each in self._delivered:
+                (taken if each.task.operation_id in operations and len(taken) < limit else left_over).append(each)
             if taken:
-                self._delivered = [each for each in self._delivered if each not in taken]
+                self._delivered = left_over
                 return taken
             left = end - time.monotonic()
             if self._drop_silent(pulled) and left <= 0:
@@ -261,6 +281,7 @@ class Consumers(SessionListener):
                     del self._pulls[operation_id]
                     if message.status in (_REFUSED, _NO_RESPONDERS):
                         self._created.discard(operation_id)
+                        self._delivered_before.pop(operation_id, None)
         elif (delivery := self._decode(message)) is not None:
             self._delivered.append(delivery)
             pull = self._pulls.get(delivery.task.operation_id)
@@ -275,7 +296,8 @@ class Consumers(SessionListener):
     def _decode(self, message: Message) -> Delivery | None:
         try:
             times, birth = parse_ack(message.reply)
-            task = decode_entry(message.payload).task
+            body = decode_entry(message.payload)
+            task, caller = body.task, body.caller if _END.fullmatch(body.caller) else "-"
             if task is None or message.subject != self._names.task(task.key, task.operation_id):
                 raise ValueError("not a task of this subject")
         except (CallError, ValueError) as error:
@@ -283,7 +305,10 @@ class Consumers(SessionListener):
             with suppress(CallError):  # or else it is delivered again
                 self._session.send(message.reply, b"+TERM")
             return None
-        return Delivery(task, birth, times, message.reply)
+        fresh = times == 1 and birth > self._delivered_before.get(task.operation_id, inf)
+        if fresh:
+            self._delivered_before[task.operation_id] = birth
+        return Delivery(task, birth, times, message.reply, caller, fresh)
 
     def _schedule_return(self) -> None:
         """Return unclaimed tasks to other ends, if no claim here takes them in time."""
@@ -317,6 +342,7 @@ class Consumers(SessionListener):
         """Fail the claims that wait; called by the session."""
         self._pulls.clear()
         self._created.clear()
+        self._delivered_before.clear()
         self._wake(error)
 
     def refused(self, subject: str, error: CallError) -> None:
@@ -342,17 +368,20 @@ _NO_HISTORY = EntryBody(fingerprint="")
 
 
 class JetStreamReceipt(NamedTuple):
-    """The receipt of a claim: the life of its task, the owner of the lease, and the subject of acknowledgements."""
+    """The receipt of a claim: the life of its task, the owner of the lease, the end at which a caller waits, and the
+    subject of acknowledgements.
+    """
 
     birth: int
     holder: str
+    caller: str
     ack: str
 
     @classmethod
     def of(cls, claim: Claim) -> "JetStreamReceipt":
         """Parse the receipt of a claim."""
-        birth, holder, ack = claim.receipt.split(" ", 2)
-        return cls(int(birth), holder, ack)
+        birth, holder, caller, ack = claim.receipt.split(" ", 3)
+        return cls(int(birth), holder, caller, ack)
 
     def is_valid(self, claim: Claim, last: Entry) -> bool:
         """Return whether the claim still holds, if this is the last entry of its log."""
@@ -387,14 +416,21 @@ class JetStreamClaims:
         claims: list[Claim] = []
         room = [None] if suspects else []  # for suspects: one at a time
         while not claims and (taken := await self.consumers.take(operations, end, limit)):
-            begun = await asyncio.gather(*(self._begin(each, lease, room) for each in taken), return_exceptions=True)
-            claims = [each for each in begun if isinstance(each, Claim)]
+            claims = [self._first_claim(each, lease) for each in taken if each.fresh]
+            others = [self._begin(each, lease, room) for each in taken if not each.fresh]
+            begun = await asyncio.gather(*others, return_exceptions=True) if others else []
+            claims += [each for each in begun if isinstance(each, Claim)]
             failures = [each for each in begun if isinstance(each, BaseException)]
             if failures and not claims:
                 raise failures[0]
             for failure in failures:
                 logger.warning("a task of %s is delivered again: %s", self._session.name, failure)
         return claims
+
+    def _first_claim(self, delivery: Delivery, lease: float) -> Claim:
+        """Claim a task without a log."""
+        self._delay(delivery.ack, lease)
+        return self._next_claim(delivery, None, lease)
 
     async def _begin(self, delivery: Delivery, lease: float, room: list[None]) -> Claim | None:
         """Claim a task; return None if it has ended or has an owner, which a restored consumer may not know.
@@ -435,7 +471,7 @@ class JetStreamClaims:
             task=delivery.task,
             attempt=min(delivery.times, 2) if since is None else past.attempt + 1,
             lease=lease,
-            receipt=f"{delivery.birth} {self._end}/{next(self._numbers)} {delivery.ack}",
+            receipt=f"{delivery.birth} {self._end}/{next(self._numbers)} {delivery.caller} {delivery.ack}",
             failures=past.failures,
             losses=past.losses + lost,
             lone_losses=past.lone_losses + (lost and past.alone),
@@ -479,7 +515,7 @@ class JetStreamClaims:
 
     async def _write(self, kind: Kind, claim: Claim, last: Entry | None, *, alone: bool = False) -> bool:
         """Write a lease or release after the last entry, or after the task if there is none since."""
-        birth, holder, _ = JetStreamReceipt.of(claim)
+        birth, holder, *_ = JetStreamReceipt.of(claim)
         body = EntryBody(
             fingerprint=claim.task.fingerprint,
             birth=birth,

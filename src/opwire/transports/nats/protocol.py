@@ -50,6 +50,8 @@ class Info(Struct, frozen=True):
     nonce: str = ""
     connect_urls: list[str] = []
     ldm: bool = False  # "lame duck mode": the server is about to shut down
+    jetstream: bool = False
+    cluster: str = ""  # its name, if the server is part of one
 
 
 class ServerError(Struct, frozen=True):
