@@ -6,6 +6,7 @@ from contextlib import AsyncExitStack, aclosing
 from types import SimpleNamespace
 from typing import Any
 
+import msgspec
 import pytest
 
 from opwire import CallError, Context, Identity, OperationRegistry, mcp_envelope
@@ -20,6 +21,7 @@ from opwire.monitor import (
     CallRecord,
     CallWatcher,
     OperationTimings,
+    ServerStatistics,
     json_size,
 )
 from tests.requirements import requirement
@@ -367,3 +369,31 @@ async def test_a_stream_with_a_rate_counts_the_calls_beyond_it_and_goes_on() -> 
                 monitor.record("later", "shop.price", "OK", 0.001, "call")
                 await asyncio.sleep(0.01)
         assert waiting.result()["requestId"] == "later"
+
+
+@requirement("monitor.statistics")
+@pytest.mark.parametrize(
+    "wrong",
+    [
+        {"started": 10**30},
+        {"calls": -1},
+        {"inFlight": 10**30},
+        {"seconds": 1e300},
+        {"busiest": [{"id": "a.b", "calls": 10**30}]},
+        {"busiest": [{"id": "a.b"}] * 2_000},
+    ],
+)
+def test_figures_of_a_server_that_are_out_of_range_are_rejected(wrong: dict[str, Any]) -> None:
+    figures = msgspec.to_builtins(CallMonitor(OperationRegistry(), name="shop").snapshot())
+    msgspec.convert(figures, ServerStatistics)
+    with pytest.raises(msgspec.ValidationError):
+        msgspec.convert(figures | wrong, ServerStatistics)
+
+
+@requirement("monitor.records")
+def test_a_record_of_no_time_is_rejected() -> None:
+    call = {"requestId": "1", "operationId": "a.b", "outcome": "OK", "ms": 1.0, "server": "x", "via": "call"}
+    assert msgspec.convert({"time": 1, **call}, CallRecord).time == 1
+    for time in (-1, 10**18):  # a terminal could not show it
+        with pytest.raises(msgspec.ValidationError):
+            msgspec.convert({"time": time, **call}, CallRecord)

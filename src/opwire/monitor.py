@@ -62,15 +62,18 @@ _MAX_SECONDS = 100_000.0  # of one call in the timings
 _MAX_MICROSECONDS = 100_000_000_000
 
 Pattern = Annotated[str, Meta(max_length=200)]
+Timestamp = Annotated[int, Meta(ge=0, le=253_402_300_799_999)]  # milliseconds, until the year 9999
+Count = Annotated[int, Meta(ge=0, le=2**53)]
+Amount = Annotated[float, Meta(ge=0, le=1e15)]
 
 
 class Statistics(Struct, rename="camel"):
     """Counters of one operation since its server started. Only the code of the last error is kept, not its text."""
 
-    calls: int = 0
-    errors: int = 0
+    calls: Count = 0
+    errors: Count = 0
     last_error: str | None = None
-    seconds: float = 0.0
+    seconds: Amount = 0.0
     """Total time spent in handlers."""
 
 
@@ -91,17 +94,17 @@ class ServerStatistics(Struct, rename="camel", kw_only=True):
     name: str
     version: str
     kind: str
-    started: int
+    started: Timestamp
     status: Literal["serving", "draining"]
-    in_flight: int
-    operations: int
-    calls: int
-    errors: int
-    seconds: float
-    relayed: int = 0
-    spokes: int | None = None
-    watchers: int = 0
-    busiest: list[OperationStatistics] = []
+    in_flight: Count
+    operations: Count
+    calls: Count
+    errors: Count
+    seconds: Amount
+    relayed: Count = 0
+    spokes: Count | None = None
+    watchers: Count = 0
+    busiest: Annotated[list[OperationStatistics], Meta(max_length=10 * MAX_BUSIEST)] = []
 
 
 class CallRecord(Struct, rename="camel", kw_only=True, omit_defaults=True):
@@ -114,7 +117,7 @@ class CallRecord(Struct, rename="camel", kw_only=True, omit_defaults=True):
     the call that made this one. "local" in `via` is a call that no surface served: a nested one, or of this process.
     """
 
-    time: int
+    time: Timestamp
     request_id: str
     operation_id: str
     outcome: str
