@@ -2,12 +2,15 @@
 
 The threads are daemons, because the executor of the standard library joins its threads at exit. A job whose caller is
 cancelled while it runs is abandoned: its thread counts as stuck until it returns, and another thread replaces it.
+
+`eager_task` is the other way to run a handler: in the event loop, and at once.
 """
 
 import asyncio
 import logging
+import sys
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Coroutine
 from contextvars import Context as ContextVars
 from contextvars import copy_context
 from queue import Empty, SimpleQueue
@@ -154,3 +157,36 @@ class WorkerPool:
                     return False
             self._waiting += 1
             return True
+
+
+def eager_task(work: Coroutine[Any, Any, None], loop: asyncio.AbstractEventLoop) -> asyncio.Task[None]:
+    """Create a task, and execute its first step before this returns.
+
+    Python 3.11 has no such option. There, the step that the task passes to `call_soon` is executed instead of
+    scheduled, with the task that is running now set aside, as later versions do.
+    """
+    if sys.version_info >= (3, 12):
+        return asyncio.Task(work, loop=loop, eager_start=True)
+    own: dict[str, Any] | None = getattr(loop, "__dict__", None)
+    if own is None or "call_soon" in own:  # not a loop of Python, or one that something else has changed
+        return loop.create_task(work)
+    steps: list[tuple[Callable[[], object], ContextVars]] = []
+
+    def take(step: Callable[[], object], context: ContextVars) -> None:
+        steps.append((step, context))
+
+    own["call_soon"] = take  # instead of the method, only for the constructor
+    try:
+        task = asyncio.Task(work, loop=loop)
+    finally:
+        del own["call_soon"]
+    (step, context), running = steps[0], asyncio.current_task(loop)
+    if running is None:
+        context.run(step)
+        return task
+    asyncio.tasks._leave_task(loop, running)  # documented under "Extending asyncio", like the next
+    try:
+        context.run(step)
+    finally:
+        asyncio.tasks._enter_task(loop, running)
+    return task

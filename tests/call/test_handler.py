@@ -674,7 +674,7 @@ async def test_deadlines_parents_and_identity_are_carried_on_through_a_second_bu
         assert far_side.identity == BOB
         assert near_side.remaining is not None
         assert far_side.remaining is not None
-        assert far_side.remaining <= near_side.remaining + 0.01 <= 5.01
+        assert far_side.remaining <= near_side.remaining + 5 <= 10  # not its own timeout of 60 s
 
 
 @requirement("subscribe.leaving")

@@ -3,7 +3,8 @@
 import inspect
 
 from opwire.call import PendingRequestMap
-from opwire.call.pending import RemoteCallOptions, RemoteStreamOptions, _CallRoute
+from opwire.call.pending import RemoteCallOptions, RemoteStreamOptions
+from opwire.call.transport import CallRoute
 
 THE_CALL = {"self", "operation_id", "input", "output_type"}
 
@@ -13,5 +14,5 @@ def test_the_options_are_the_parameters_of_the_methods() -> None:
         (RemoteCallOptions, PendingRequestMap.call),
         (RemoteStreamOptions, PendingRequestMap.subscribe),
     ):
-        accepted = inspect.signature(method).parameters.keys() - THE_CALL - {"route"} | _CallRoute.__optional_keys__
+        accepted = inspect.signature(method).parameters.keys() - THE_CALL - {"route"} | CallRoute.__optional_keys__
         assert options.__optional_keys__ == accepted

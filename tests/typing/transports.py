@@ -3,7 +3,7 @@
 from typing import Any, assert_type
 
 from opwire.call import Address, CallEvent, CallHandler, CallRequested, PendingRequestMap, Receiver, Transport
-from opwire.call.pending import RequestHandler
+from opwire.call.description import RequestHandler
 from opwire.envelope import ResponseEnvelope
 from opwire.registry import OperationRegistry
 from opwire.transports.memory import MemoryBus, MemoryTransport

@@ -133,6 +133,14 @@ class CallTable(Generic[S]):
         call = self._open.get(request_id)
         return 0 if call is None else call.last_seq
 
+    def answered(self, request_id: str, sender: Address) -> S | None:
+        """End a call by its only response and return its sink; None if `arrived` has to decide what the response is."""
+        call = self._open.get(request_id)
+        if call is None or call.streams or (call.peer is not None and call.peer != sender):
+            return None
+        del self._open[request_id]
+        return call.sink
+
     def arrived(self, event: CallEvent, sender: Address) -> Arrival[S] | None:
         """Apply an event. Return its effect, or None if it is dropped (and counted)."""
         call = self._open.get(event.request_id)

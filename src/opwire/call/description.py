@@ -7,6 +7,8 @@ from typing import Any, Literal, NamedTuple, Protocol, cast, runtime_checkable
 from msgspec import UNSET, Struct, UnsetType, field, json
 from msgspec.structs import replace
 
+from opwire.call.events import CallAborted, CallAnswer, CallCredit, CallRequested
+from opwire.call.transport import Address
 from opwire.errors import CallError, ConversionError, ErrorCode
 from opwire.monitor import Statistics
 from opwire.operation import AccessControl, NormalizeMode, OperationSpec, OperationType, split_id
@@ -146,3 +148,13 @@ class Describing(Protocol):
     def describe(self) -> Description | None:
         """Return the description, or None if nothing is served."""
         ...
+
+
+class RequestHandler(Protocol):
+    """Handles the requests that arrive at a `PendingRequestMap`; implemented by `CallHandler`."""
+
+    def requested(self, event: CallRequested, caller: Address) -> None: ...
+    def steered(self, event: CallCredit | CallAnswer, caller: Address) -> None: ...
+    def aborted(self, event: CallAborted, caller: Address) -> None: ...
+    def lost(self, caller: Address | None) -> None: ...
+    def describe(self) -> Description | None: ...

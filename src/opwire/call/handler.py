@@ -6,7 +6,6 @@ never publish. An MCP result with `is_error` is an ordinary response; only raise
 
 import asyncio
 import logging
-import sys
 import time
 from collections import Counter, OrderedDict
 from collections.abc import AsyncGenerator, Awaitable, Callable
@@ -42,6 +41,7 @@ from opwire.operation import (
     is_own,
 )
 from opwire.registry import OperationRegistry
+from opwire.workers import eager_task
 
 logger = logging.getLogger("opwire.call")
 
@@ -58,6 +58,7 @@ class _Served(Struct, eq=False):
     identity: Identity | None
     credits: Credits | None  # of a subscription
     arrived: float  # monotonic time
+    deadline: float | None = None  # monotonic time
     task: asyncio.Task[None] | None = None
     begun: bool = False
     cancelled: str | None = None  # why
@@ -283,24 +284,25 @@ class CallHandler:
         self._start(event, served)
 
     def _start(self, event: CallRequested, served: _Served) -> None:
-        """Run a request in a task of its own, which executes its first step at once where Python can.
+        """Run a request in a task of its own, which executes its first step at once.
 
         A handler that does not suspend has then responded when this returns: 4 µs less than a turn of the event loop.
         Not within the first step of another request, so that the stack does not grow with calls that call each other,
         and not for a subscription, which would fill the buffer of its consumer before that can read.
         """
         loop = self._loop or asyncio.get_running_loop()
-        eager = sys.version_info >= (3, 12) and served.credits is None and not self._is_starting
-        if sys.version_info >= (3, 12) and eager and loop.get_task_factory() is None:
-            self._is_starting = True
-            try:
-                served.task = asyncio.Task(self._serve(event, served), loop=loop, eager_start=True)
-            finally:
-                self._is_starting = False
-            if served.cancelled is not None:
-                served.task.cancel(served.cancelled)
-        else:
+        if served.credits is not None or self._is_starting or loop.get_task_factory() is not None:
             served.task = loop.create_task(self._serve(event, served))
+            return
+        self._is_starting = True
+        try:
+            served.task = eager_task(self._serve(event, served), loop)
+        finally:
+            self._is_starting = False
+        if served.cancelled is not None:
+            served.task.cancel(served.cancelled)
+        elif served.deadline is not None and not served.task.done():
+            served.tick = self._deadlines.add(served, served.deadline, self._time_out)
 
     def _repeated(self, event: CallRequested, key: tuple[Address, str]) -> None:
         """Respond to a request whose id was used before. No request runs twice."""
@@ -456,6 +458,8 @@ class CallHandler:
     def _watch(self, served: _Served, default: float | None) -> float | None:
         """Enforce the deadline of a request, and return it as a monotonic time.
 
+        During the first step of the handler nothing can be enforced: `_start` does it after that.
+
         Raises:
             CallError: TIMEOUT if it has passed: the handler is not started.
         """
@@ -463,11 +467,12 @@ class CallHandler:
         seconds = served.event.seconds_left(default, held_up)
         if seconds is None:
             return None
-        deadline = served.arrived + seconds
-        if deadline <= time.monotonic():
+        served.deadline = served.arrived + seconds
+        if served.deadline <= time.monotonic():
             raise CallError(ErrorCode.TIMEOUT, "the deadline passed before the call was started")
-        served.tick = self._deadlines.add(served, deadline, self._time_out)
-        return deadline
+        if not self._is_starting:
+            served.tick = self._deadlines.add(served, served.deadline, self._time_out)
+        return served.deadline
 
     def _time_out(self, served: _Served) -> None:
         late = f"{served.event.operation_id} did not respond before its deadline"

@@ -17,7 +17,7 @@ registries.
 from collections.abc import Iterable, Iterator
 from itertools import chain
 from secrets import token_hex
-from typing import Protocol, runtime_checkable
+from typing import Protocol, TypedDict, runtime_checkable
 
 from opwire.call.events import CallEvent, CallRequested
 from opwire.errors import CallError, ErrorCode
@@ -143,6 +143,14 @@ class Announcing(Protocol):
     def hub(self) -> Address:
         """The address of the hub, which may see every announced operation."""
         ...
+
+
+class CallRoute(TypedDict, total=False):
+    """Keyword arguments of a call that choose its server."""
+
+    to: Address | None
+    sticky_key: str | None
+    version: str | None
 
 
 def on_behalf_of(

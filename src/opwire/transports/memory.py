@@ -142,9 +142,10 @@ class MemoryTransport:
         Raises:
             CallError: UNAVAILABLE, PAYLOAD_TOO_LARGE.
         """
-        here, there = self._here(), self._bus.end(to)
-        if self._bus.codec:
-            event = decode_event(encode_event(event, limit=self._bus.max_message), limit=self._bus.max_message)
+        here, bus = self._address or self._here(), self._bus
+        there = bus.end(to)
+        if bus.codec:
+            event = decode_event(encode_event(event, limit=bus.max_message), limit=bus.max_message)
         there.deliver(event, here)
 
     def deliver(self, event: CallEvent, sender: Address) -> None:

@@ -7,7 +7,15 @@ from secrets import randbelow, token_hex
 from typing import cast
 
 from opwire.errors import CallError, ErrorCode
-from opwire.testing.conformance.server import NAMESPACE, Server, describe, envelope_data, running, start_waiting
+from opwire.testing.conformance.server import (
+    NAMESPACE,
+    Server,
+    describe,
+    envelope_data,
+    running,
+    start_waiting,
+    stop_waiting,
+)
 from opwire.testing.conformance.wires import (
     PATIENCE,
     SETTLE,
@@ -80,7 +88,7 @@ async def requests_are_routed(server: Server) -> None:
 async def calls_in_flight_are_confirmed(server: Server) -> None:
     """Wait for the confirmation of a call in flight, and answer it."""
     end = cast("BrokerWire", server.line.wire)
-    request_id, _ = await start_waiting(server)
+    request_id, before = await start_waiting(server)
     token = server.line.token(request_id)
     try:
         async with asyncio.timeout(PATIENCE):
@@ -89,7 +97,7 @@ async def calls_in_flight_are_confirmed(server: Server) -> None:
     except TimeoutError:
         broken(f"session.serving did not name a call in flight within {PATIENCE:g} s")
     finally:
-        await server.line.send("call.aborted", requestId=request_id)
+        await stop_waiting(server, request_id, before)
 
 
 async def calls_end_with_their_caller(server: Server) -> None:

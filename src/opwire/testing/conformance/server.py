@@ -270,6 +270,15 @@ async def start_waiting(server: Server, **fields: Any) -> tuple[str, int]:
     return request_id, before
 
 
+async def stop_waiting(server: Server, request_id: str, before: int) -> None:
+    """Abort a call of `start_waiting`, and wait until its handler has ended."""
+    await server.line.send("call.aborted", requestId=request_id, reason="enough")
+    try:
+        await running(server, before)
+    except TimeoutError:
+        broken("the handler was not stopped")
+
+
 async def deadlines_are_enforced(server: Server) -> None:
     """Call with a timeout; the server stops the handler, and says so."""
     request_id, before = await start_waiting(server, timeoutMs=800)
@@ -289,11 +298,7 @@ async def expired_requests_are_not_started(server: Server) -> None:
 async def aborted_calls_are_stopped(server: Server) -> None:
     """Abort a call; its handler is stopped, and nothing of it arrives any more but the confirmation."""
     request_id, before = await start_waiting(server)
-    await server.line.send("call.aborted", requestId=request_id, reason="enough")
-    try:
-        await running(server, before)
-    except TimeoutError:
-        broken("the handler was not stopped")
+    await stop_waiting(server, request_id, before)
     await asyncio.sleep(SETTLE)
     late = [each for each in server.line.wire.here(requestId=request_id) if each["type"] != "call.aborted"]
     expect(not late, f"an aborted call was answered: {shown(late[0]) if late else ''}")
@@ -305,8 +310,8 @@ async def duplicates_run_once(server: Server) -> None:
     await server.line.request(server.needs("wait"), {}, requestId=request_id)
     await asyncio.sleep(SETTLE)
     number = envelope_data(await server.line.call(server.needs("waiting")))
-    await server.line.send("call.aborted", requestId=request_id)
     expect(number == before + 1, f"a request that was sent twice runs {number - before} times")
+    await stop_waiting(server, request_id, before)
 
 
 async def progress_is_for_those_who_ask(server: Server) -> None:
