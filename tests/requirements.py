@@ -1028,6 +1028,7 @@ MCP_IN: dict[str, str] = {
     "mcp.in.structured-first": "Structured content of whatever kind, null included, is the data.",
     "mcp.in.blocks-else": "Without structured content the content blocks are the data.",
     "mcp.in.blocks-kept": "Blocks of an unknown kind, and unknown fields of known ones, are kept.",
+    "mcp.in.batches": "The messages of a batch of a server are handled in order, whatever carries it.",
     "mcp.in.meta-kept": "The `_meta` of a result is kept.",
     "mcp.in.is-error": "A result with `isError` is an envelope, never raised and never normalised.",
     "mcp.in.json-text": "Where a tool declares an output schema and only text came, a single JSON text is the data.",
@@ -1153,6 +1154,7 @@ SERVE_MCP: dict[str, str] = {
     "serve-mcp.rebinding": "Requests for other hosts, and from pages of other origins, are refused by default.",
     "serve-mcp.http-limits": "Bodies and sessions are limited, those of clients without identity apart; idle ones end.",
     "serve-mcp.sessions": "A session is open only to the identity that opened it; a stream ends with its token.",
+    "serve-mcp.batches": "In revision 2025-03-26 batches are served, of bounded length; in others they are rejected.",
     "serve-mcp.resumption": "A client whose stream breaks or is ended by the server gets what it has missed, once, of "
     "its own session.",
     "serve-mcp.resumption.bounds": "Events for resumption are bounded in count, bytes and time.",

@@ -66,6 +66,21 @@ def test_fields_of_a_newer_protocol_are_kept(block: dict[str, Any]) -> None:
     assert Schema(MCP_CONTENT_BLOCK_SCHEMA).is_valid(newer)
 
 
+@requirement("envelope.content-blocks")
+@pytest.mark.parametrize("block", KNOWN.values(), ids=KNOWN)
+def test_optional_fields_that_are_null_are_left_out(block: dict[str, Any]) -> None:
+    nulls = {"annotations": {**ANNOTATIONS, "lastModified": None}, "_meta": None, "title": None}
+    given = {**block, **nulls}
+    if "resource" in block:
+        given["resource"] = {**block["resource"], "mimeType": None}
+    (made,) = content_blocks([given])
+    kept = {key: value for key, value in ANNOTATIONS.items() if key != "lastModified"}
+    expected = {**block, "annotations": kept}
+    if "resource" in block:
+        expected["resource"] = {key: value for key, value in block["resource"].items() if key != "mimeType"}
+    assert made == expected
+
+
 @requirement("envelope.unknown-blocks")
 @pytest.mark.parametrize("block", [*UNKNOWN.values(), *MALFORMED.values()], ids=[*UNKNOWN, *MALFORMED])
 def test_a_block_that_is_not_known_becomes_a_text_block_holding_its_json(block: dict[str, Any]) -> None:

@@ -163,17 +163,25 @@ def _known(block: Any) -> MCPContentBlock:
     if len(plain) == 2 and plain.get("type") == "text" and type(text) is str and text.isascii():
         return cast("MCPContentBlock", plain)  # most blocks: a conversion takes ten times as long
     shape = _READABLE.get(str(plain.get("type")))
-    if shape is not None:
+    for each in () if shape is None else (plain, _without_nulls(plain)):
         try:
-            msgspec.convert(plain, shape)
+            msgspec.convert(each, shape)
         except ValueError:  # a missing field, a wrong type, or a lone surrogate
-            pass
-        else:
-            return cast("MCPContentBlock", plain)
+            continue
+        return cast("MCPContentBlock", each)
     try:
         return {"type": "text", "text": msgspec.json.encode(replace_surrogates(plain)).decode()}
     except (TypeError, ValueError, RecursionError) as error:
         raise ConversionError(f"a content block has no JSON form: {error}") from error
+
+
+def _without_nulls(block: dict[str, Any]) -> dict[str, Any]:
+    """Return a block without optional fields that are null: some servers write those that they do not use."""
+    kept = {key: value for key, value in block.items() if value is not None}
+    for key in kept.keys() & {"annotations", "resource"}:
+        if isinstance(kept[key], dict):
+            kept[key] = {name: value for name, value in kept[key].items() if value is not None}
+    return kept
 
 
 logger = logging.getLogger("opwire.envelope")

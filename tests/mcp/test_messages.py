@@ -12,6 +12,7 @@ from mcp_types import jsonrpc_message_adapter
 
 from opwire.errors import CallError, ErrorCode
 from opwire.mcp.messages import (
+    MAX_BATCH,
     ErrorObject,
     InvalidMessageError,
     InvalidReply,
@@ -24,6 +25,8 @@ from opwire.mcp.messages import (
     encode_message,
     has_few_values,
     read_message,
+    read_messages,
+    split_batch,
 )
 from tests.requirements import requirement
 
@@ -267,3 +270,17 @@ def test_an_error_with_an_odd_code_or_message_keeps_its_text(error: Any, code: i
     found = decode_message(json.dumps({"jsonrpc": "2.0", "id": 1, "error": error}).encode())
     assert isinstance(found, RPCFailure)
     assert (found.error.code, found.error.message) == (code, message)
+
+
+@requirement("mcp.in.batches")
+def test_a_batch_is_its_messages_unless_it_is_empty_long_or_not_json() -> None:
+    one, two = b'{"jsonrpc":"2.0","method":"a"}', b'{"jsonrpc":"2.0","id":1,"result":{"a":[1,"]"]}}'
+    assert split_batch(b" [%b, %b]" % (one, two), 1000) == [one, two]
+    assert read_messages(b"[%b,%b]" % (one, two), 1000) == [
+        RPCNotification("a"),
+        RPCResponse(1, {"a": [1, "]"]}),
+    ]
+    long = b"[" + b",".join([one] * (MAX_BATCH + 1)) + b"]"
+    values = b"[" + b"[]," * 2000 + b"[]]"
+    for other in (one, b"", b"[]", b"[" + one, long, values, b"[" * 100_000):
+        assert split_batch(other, 1000) == [other]

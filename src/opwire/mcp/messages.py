@@ -33,6 +33,9 @@ UNSUPPORTED_PROTOCOL_VERSION = -32022
 MAX_ID = 200
 """Characters of a request id: longer ones are not the client's, and every log line would repeat them."""
 
+MAX_BATCH = 100
+"""Messages of one batch."""
+
 RequestId = int | str
 
 
@@ -136,6 +139,7 @@ class _Head(Struct):
 
 _frame_decoder = msgspec.json.Decoder(_Frame)
 _head_decoder = msgspec.json.Decoder(_Head)
+_batch_decoder = msgspec.json.Decoder(list[msgspec.Raw])
 _encoder = msgspec.json.Encoder()
 
 
@@ -245,6 +249,30 @@ def has_few_values(raw: bytes, limit: int) -> bool:
     if plain.count(b'"') > 2 * limit:
         return False
     return separators(b"".join(plain.split(b'"')[::2])) <= limit
+
+
+def split_batch(raw: bytes, limit: int) -> list[bytes]:
+    """Return the messages of a batch, which revision 2025-03-26 has; anything else is one message.
+
+    A batch of more than `MAX_BATCH` messages, or of more than `limit` values, is one message that is invalid.
+    """
+    if raw.lstrip()[:1] != b"[" or not has_few_values(raw, limit):
+        return [raw]
+    try:
+        parts = _batch_decoder.decode(raw)
+    except (ValueError, RecursionError):
+        return [raw]
+    return [bytes(each) for each in parts] if 0 < len(parts) <= MAX_BATCH else [raw]
+
+
+def read_messages(raw: bytes, limit: int) -> list[ReceivedMessage]:
+    """Decode a message of a server, or a batch; see `read_message`.
+
+    Raises:
+        CallError: PROTOCOL_ERROR, an invalid response to an unknown request.
+    """
+    found = (read_message(each, limit) for each in split_batch(raw, limit))
+    return [message for message in found if message is not None]
 
 
 def read_message(raw: bytes, limit: int) -> ReceivedMessage | None:

@@ -47,7 +47,7 @@ MAX_PENDING = 100_000
 
 W = TypeVar("W")
 
-_REPLIES = (RPCResponse, RPCFailure, InvalidReply)  # a union would be built for every message
+REPLIES = (RPCResponse, RPCFailure, InvalidReply)  # a union would be built for every message
 
 
 class PendingRequest(Struct, Generic[W]):
@@ -81,6 +81,10 @@ class Rejection(Struct, frozen=True):
     """A request of the other end that is not served, and the response to it."""
 
     reply: RPCFailure
+
+
+Effect = Answer[W] | Reported[W] | RPCRequest | RPCNotification | CancelledRequest | Rejection | None
+"""What to do with a message."""
 
 
 class JsonRpcPeer(Generic[W]):
@@ -136,11 +140,9 @@ class JsonRpcPeer(Generic[W]):
 
     # --- what was received --------------------------------------------------------------------------------------------
 
-    def receive(
-        self, message: ReceivedMessage
-    ) -> Answer[W] | Reported[W] | RPCRequest | RPCNotification | CancelledRequest | Rejection | None:
+    def receive(self, message: ReceivedMessage) -> Effect[W]:
         """Apply a message, and return what to do."""
-        if isinstance(message, _REPLIES):
+        if isinstance(message, REPLIES):
             key = self._key_of(message.id)
             return None if key is None else Answer(self._pending.pop(key).waiter, message)
         if isinstance(message, RPCRequest):

@@ -17,6 +17,9 @@ from opwire.typed.plain import as_dict, as_list
 
 HANDSHAKE_VERSIONS = ("2024-11-05", "2025-03-26", "2025-06-18", "2025-11-25")
 STATELESS_VERSIONS = ("2026-07-28",)
+BATCHED = "2025-03-26"
+"""The revision with batches; the next one has abolished them."""
+
 DEFAULT_VERSION = "2025-03-26"
 """The revision of an HTTP request without the header: the header is newer."""
 

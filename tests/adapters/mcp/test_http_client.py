@@ -54,6 +54,24 @@ class Old:
                 return 202, {}, b""
 
 
+@requirement("mcp.in.batches")
+@pytest.mark.parametrize("kind", ["application/json", "text/event-stream"])
+async def test_a_batch_has_notifications_and_the_response(kind: str) -> None:
+    seen: list[str] = []
+
+    def answer(headers: dict[str, str], body: bytes) -> Answer:
+        changed = {"jsonrpc": "2.0", "method": "notifications/tools/list_changed"}
+        batch = json.dumps([changed, {"jsonrpc": "2.0", "id": json.loads(body)["id"], "result": {"n": 1}}]).encode()
+        return 200, {"content-type": kind}, batch if "json" in kind else b"data: " + batch + b"\n\n"
+
+    async with (
+        http_server(Old(answer)) as address,
+        connected(at(address), on_notification=lambda method, _: seen.append(method)) as session,
+    ):
+        assert await call(session, "any") == {"n": 1}
+    assert seen == ["notifications/tools/list_changed"]
+
+
 @requirement("mcp.in.http")
 @pytest.mark.parametrize(
     ("answer", "words", "retryable", "retry_after"),

@@ -49,6 +49,18 @@ def test_without_structured_content_the_blocks_are_the_data() -> None:
     assert mcp_meta(envelope).is_error is False
 
 
+@requirement("mcp.in.blocks-else")
+def test_structured_content_that_is_null_beside_other_content_is_missing() -> None:
+    nulls = {"structuredContent": None, "isError": None, "_meta": None}
+    envelope = result_envelope({"content": [TEXT], **nulls}, "ns.tool", declared=False)
+    assert envelope.data == [TEXT]
+    assert mcp_meta(envelope).structured_content is UNSET
+    failed = result_envelope({"content": [TEXT], "structuredContent": None, "isError": True}, "ns.tool", declared=True)
+    assert failed.data == [TEXT]
+    assert data_of({"content": [{"type": "text", "text": "null"}], "structuredContent": None}) is None
+    assert data_of({"content": [], "structuredContent": None}) is None
+
+
 @requirement("mcp.in.is-error")
 @pytest.mark.parametrize("structured", [{}, {"structuredContent": {"reason": "no"}}])
 def test_an_error_is_an_envelope_that_says_so(structured: dict[str, Any]) -> None:

@@ -28,6 +28,17 @@ async def test_the_same_calls_give_the_same_results_over_every_transport(transpo
         assert (await call(session, "nothing"))["isError"] is True
 
 
+@requirement("mcp.in.batches")
+async def test_a_batch_of_a_server_on_stdio_is_its_messages() -> None:
+    seen: list[str] = []
+    async with connected(rogue(), on_notification=lambda method, _: seen.append(method)) as session:
+        changed = '{"jsonrpc": "2.0", "method": "notifications/%s/list_changed"}'
+        batch = ", ".join((changed % "tools", changed % "prompts", '{"jsonrpc": "2.0", "id": ID, "result": {"n": 1}}'))
+        text = f"[{batch}]".replace("ID", "%")
+        assert await call(session, "raw", text=text) == {"n": 1}
+    assert seen == ["notifications/tools/list_changed", "notifications/prompts/list_changed"]
+
+
 @requirement("mcp.in.question-limits")
 async def test_a_server_that_floods_and_does_not_read_is_disconnected_and_the_next_call_connects_again(
     monkeypatch: pytest.MonkeyPatch,

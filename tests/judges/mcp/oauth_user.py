@@ -3,6 +3,7 @@
 import tempfile
 from collections.abc import Awaitable, Callable
 from typing import Any
+from urllib.parse import urlsplit
 
 import httpx2
 
@@ -20,6 +21,14 @@ async def browse(prompt: LoginPrompt) -> None:
         await browser.get(page.headers["location"])
 
 
+async def issuer_of(url: str) -> str:
+    """Where the client was registered: the user knows it, since a server must not decide where a secret is sent."""
+    resource = urlsplit(url)
+    async with httpx2.AsyncClient() as browser:
+        place = f"{resource.scheme}://{resource.netloc}/.well-known/oauth-protected-resource{resource.path}"
+        return (await browser.get(place)).json()["authorization_servers"][0]
+
+
 async def use(
     url: str, scenario: str, registered: dict[str, Any], do: Callable[[OperationRegistry], Awaitable[None]]
 ) -> None:
@@ -27,6 +36,8 @@ async def use(
     known: dict[str, Any] = {name: registered[name] for name in ("client_id", "client_secret") if name in registered}
     if scenario == "auth/basic-cimd":
         known = {"client_id": "https://conformance-test.local/client-metadata.json"}
+    if "client_secret" in known:
+        known["issuer"] = await issuer_of(url)
     with tempfile.TemporaryDirectory() as folder:
         client, store = OAuthClient(login=True, **known), TokenStore(folder)
         for attempt in range(LOGINS):

@@ -36,7 +36,9 @@ from opwire.mcp.messages import (
     has_few_values,
     max_values,
     read_message,
+    read_messages,
 )
+from opwire.mcp.peer import REPLIES
 from opwire.mcp.protocol import LAST_EVENT_HEADER, METHOD_HEADER, SESSION_HEADER, VERSION_HEADER
 from opwire.sse import SSEParser
 
@@ -310,22 +312,25 @@ class StreamableHTTP(HTTPTransport):
         if body is None or not has_few_values(body, self._max_values):
             unit = f"{self._max_message} bytes" if body is None else f"{self._max_values:,} JSON values"
             raise HTTPExchangeError(response.status_code, f" and more than {unit}", too_long=True)
-        message = read_message(body, self._max_values)
-        if not isinstance(message, RPCResponse | RPCFailure | InvalidReply):
+        messages = read_messages(body, self._max_values)
+        if not any(isinstance(message, REPLIES) for message in messages):
             raise self._broken("answered with JSON that is not a JSON-RPC response", ErrorCode.PROTOCOL_ERROR)
-        await self._deliver(_for_request(id, message))
+        for message in messages:
+            await self._deliver(_for_request(id, message) if isinstance(message, REPLIES) else message, id)
 
     async def _read_events(self, id: RequestId | None, response: httpx2.Response, parser: SSEParser) -> bool:
         """Deliver the messages of a stream; return whether the response to a request was among them."""
         try:
             async for kind, data in self._parsed(response, parser):
-                message = read_message(data, self._max_values) if kind == "message" else None
-                if message is None:
-                    continue
-                if id is not None and isinstance(message, RPCResponse | RPCFailure | InvalidReply):
-                    await self._deliver(_for_request(id, message))
+                is_answered = False
+                for message in read_messages(data, self._max_values) if kind == "message" else ():
+                    if id is not None and isinstance(message, REPLIES):
+                        is_answered = True
+                        await self._deliver(_for_request(id, message))
+                    else:
+                        await self._deliver(message, id)
+                if is_answered:
                     return True
-                await self._deliver(message, id)
         except HTTPExchangeError as error:
             logger.debug("a stream of the MCP server %s was cut off: %s", self._server.name, error)
         return False

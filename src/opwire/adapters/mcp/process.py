@@ -23,7 +23,15 @@ from opwire.adapters.mcp.errors import MAX_SHOWN, ServerLog
 from opwire.adapters.mcp.servers import StdioServer
 from opwire.adapters.mcp.transport import ClientTransport, TransportEvents
 from opwire.errors import CallError, ErrorCode
-from opwire.mcp.messages import RequestId, RPCMessage, RPCNotification, encode_message, max_values, read_message
+from opwire.mcp.messages import (
+    RequestId,
+    RPCMessage,
+    RPCNotification,
+    encode_message,
+    max_values,
+    read_message,
+    split_batch,
+)
 from opwire.typed.plain import harmless
 
 logger = logging.getLogger("opwire.mcp")
@@ -234,6 +242,10 @@ class ServerProcess(ClientTransport, asyncio.SubprocessProtocol):
         while self._lines:
             line = self._lines.popleft()
             self._buffered -= len(line) + 1
+            if line.startswith(b"[") and (parts := split_batch(line, self._max_values)) != [line]:
+                self._lines.extendleft(reversed(parts))
+                self._buffered += sum(map(len, parts)) + len(parts)
+                continue
             try:
                 wait_for = self._handle(line)
             except CallError as error:

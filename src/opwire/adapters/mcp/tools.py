@@ -268,6 +268,8 @@ def result_envelope(result: Mapping[str, Any], label: str, *, declared: bool) ->
     is_error = bool(given)
     if given is not None and not isinstance(given, bool):
         logger.warning("%s: isError is not a boolean, but %s", label, type(given).__name__)
+    if structured is None and blocks and (is_error or not declared) and block_texts(blocks) != ["null"]:
+        structured = UNSET  # some servers write null for fields that they do not use
     meta = _result_meta(result, label, unknown)
     origin = read_result_origin(meta)
     match blocks:

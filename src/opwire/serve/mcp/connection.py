@@ -25,9 +25,11 @@ from opwire.mcp.messages import (
     RPCResponse,
     decode_message,
     encode_message,
+    max_values,
+    split_batch,
 )
 from opwire.mcp.peer import Answer, CancelledRequest, JsonRpcPeer, Rejection
-from opwire.mcp.protocol import DEFAULT_VERSION, STATELESS_VERSIONS, VERSION_META, read_envelope
+from opwire.mcp.protocol import BATCHED, DEFAULT_VERSION, STATELESS_VERSIONS, VERSION_META, read_envelope
 from opwire.serve.mcp.calls import Params, ServedRequest
 from opwire.serve.mcp.notifications import ClientState
 from opwire.serve.mcp.questions import MAX_QUESTIONS, ClientRequests, Waiter
@@ -36,6 +38,9 @@ from opwire.typed.plain import as_dict
 
 MAX_LINE = 16 * 1024 * 1024
 """Longest message in bytes; longer ones are rejected."""
+
+MAX_VALUES = max_values(MAX_LINE)
+"""JSON values of a batch."""
 
 MAX_OPEN = 1000
 """Requests of one connection without a response."""
@@ -93,6 +98,11 @@ class Handshake:
             self._unsubscribe = None
 
 
+async def _all(waits: list[Awaitable[None]]) -> None:
+    for each in waits:
+        await each
+
+
 class DuplexConnection:
     """One client. `write` takes an encoded message, and returns what to wait for until the next one, if anything."""
 
@@ -108,7 +118,12 @@ class DuplexConnection:
         self._announcing: asyncio.Task[None] | None = None
 
     def receive(self, line: bytes) -> Awaitable[None] | None:
-        """Handle a message; the caller waits for what is returned before it reads on."""
+        """Handle a message or a batch; the caller waits for what is returned before it reads on."""
+        if line.startswith(b"[") and self._handshake.version == BATCHED and not self._is_stateless:
+            parts = split_batch(line, MAX_VALUES)
+            if parts != [line]:
+                waits = [each for each in map(self.receive, parts) if each is not None]
+                return _all(waits) if waits else None
         try:
             message = decode_message(line)
         except InvalidMessageError as error:

@@ -28,12 +28,13 @@ from opwire.mcp.messages import (
     RPCRequest,
     decode_message,
     encode_message,
+    split_batch,
 )
-from opwire.mcp.peer import Answer, CancelledRequest, JsonRpcPeer, Rejection
-from opwire.mcp.protocol import LAST_EVENT_HEADER, SESSION_HEADER
+from opwire.mcp.peer import Answer, CancelledRequest, Effect, JsonRpcPeer, Rejection
+from opwire.mcp.protocol import BATCHED, LAST_EVENT_HEADER, SESSION_HEADER
 from opwire.serve.guard import EXPIRES, IDENTITY, TOKEN, Header, Receive, Scope, Send
 from opwire.serve.mcp.calls import ServedRequest
-from opwire.serve.mcp.connection import MAX_OPEN, Handshake
+from opwire.serve.mcp.connection import MAX_OPEN, MAX_VALUES, Handshake
 from opwire.serve.mcp.exchange import (
     PING,
     EventWriter,
@@ -58,8 +59,8 @@ PRIME_AFTER = 5.0
 _JSON, _EVENTS = "application/json", "text/event-stream"
 
 
-async def read_post(headers: Headers, receive: Receive, send: Send) -> RPCMessage | None:
-    """Return the message of a POST; None if it is invalid, and was rejected."""
+async def read_post(headers: Headers, receive: Receive, send: Send, *, batches: bool = False) -> list[RPCMessage]:
+    """Return the message of a POST, or those of a batch; none if it is invalid, and was rejected."""
     status, code, problem = 400, INVALID_REQUEST, ""
     if not headers.accepts(_JSON, _EVENTS):
         status, problem = 406, f"the client must accept {_JSON} and {_EVENTS}"
@@ -67,11 +68,12 @@ async def read_post(headers: Headers, receive: Receive, send: Send) -> RPCMessag
         status, problem = 415, f"the content type must be {_JSON}"
     else:
         try:
-            return decode_message(await read_body(receive))
+            body = await read_body(receive)
+            return [decode_message(each) for each in (split_batch(body, MAX_VALUES) if batches else [body])]
         except InvalidMessageError as error:
             code, problem = INVALID_PARAMS if error.is_json else PARSE_ERROR, "the body is not a JSON-RPC message"
     await send_error(send, status, code, problem)
-    return None
+    return []
 
 
 class SessionTiming(NamedTuple):
@@ -170,16 +172,30 @@ class HTTPSession:
             self._last_used = time.monotonic()
 
     async def _post(self, scope: Scope, headers: Headers, receive: Receive, send: Send) -> None:
-        message = await read_post(headers, receive, send)
-        if message is None:
+        messages = await read_post(headers, receive, send, batches=self._handshake.version == BATCHED)
+        if not messages:
             return
-        match self._peer.receive(message):
-            case RPCRequest() as request:
+        found = [self._peer.receive(message) for message in messages]
+        match found:
+            case [RPCRequest() as request]:
                 await self._answer(request, scope, headers, receive, send)
                 return
-            case Rejection(reply=reply):
+            case [Rejection(reply=reply)]:
                 await send_json(send, 200, encode_message(reply), self._headers)
                 return
+            case _:
+                pass
+        calls = [asyncio.create_task(self._reply(each, scope)) for each in found if isinstance(each, RPCRequest)]
+        replies = [each.reply for each in found if isinstance(each, Rejection)]
+        for each in found:
+            self._take(each)
+        replies += await asyncio.gather(*calls)
+        body = b"[" + b",".join(map(encode_reply, replies)) + b"]" if replies else b""
+        await send_json(send, 200 if replies else 202, body, self._headers)
+
+    def _take(self, effect: Effect[Waiter]) -> None:
+        """Handle what has no response."""
+        match effect:
             case CancelledRequest(id=id):
                 if (found := self._running.pop(id, None)) is not None:
                     self._spawn(stop_request(*found))
@@ -189,7 +205,42 @@ class HTTPSession:
                 self._handshake.initialized()
             case _:
                 pass
-        await send_json(send, 202, headers=self._headers)
+
+    async def _reply(self, request: RPCRequest, scope: Scope) -> RPCMessage:
+        """Return the response to a request of a batch; its notifications are sent on the stream of the GET."""
+        try:
+            self._handshake.check(request.method)
+        except RPCError as error:
+            self._peer.finish(request.id)
+            return RPCFailure.of(request.id, error)
+        served = self._served(request, scope, self._notices)
+        task = asyncio.create_task(self._server.respond(request, served))
+        self._running[request.id] = (task, served)
+        try:
+            await asyncio.wait((task,))
+        except asyncio.CancelledError:  # the client has left; the call goes on
+            task.add_done_callback(lambda _: self._outcome(request.id, task))
+            raise
+        return self._outcome(request.id, task)
+
+    def _served(self, request: RPCRequest, scope: Scope, *streams: ResumableStream) -> ServedRequest:
+        """Return a request whose questions are sent on the first stream that a client reads, or may resume."""
+
+        async def send_question(message: RPCMessage) -> None:
+            target = next((each for each in streams if each.writer is not None), streams[0])
+            if target.writer is None and target.number is None:
+                raise CallError(ErrorCode.ABORTED, "the client has disconnected, and cannot be asked")
+            await target.event(encode_message(message))
+
+        return ServedRequest(
+            request.id,
+            self._handshake.version,
+            scope[IDENTITY],
+            streams[0].notify,
+            token=scope[TOKEN],
+            on_question=self._questions.callback(self._handshake.capabilities, send_question),
+            client=self._handshake.client,
+        )
 
     async def _answer(self, request: RPCRequest, scope: Scope, headers: Headers, receive: Receive, send: Send) -> None:
         try:
@@ -208,22 +259,7 @@ class HTTPSession:
         stream = ResumableStream(self._events)
         writer = EventWriter(send, self._headers, stream.preface)
         stream.attach(writer)
-
-        async def send_question(message: RPCMessage) -> None:
-            target = next((each for each in (stream, self._notices) if each.writer is not None), stream)
-            if target.writer is None and target.number is None:
-                raise CallError(ErrorCode.ABORTED, "the client has disconnected, and cannot be asked")
-            await target.event(encode_message(message))
-
-        served = ServedRequest(
-            request.id,
-            self._handshake.version,
-            scope[IDENTITY],
-            stream.notify,
-            token=scope[TOKEN],
-            on_question=self._questions.callback(self._handshake.capabilities, send_question),
-            client=self._handshake.client,
-        )
+        served = self._served(request, scope, stream, self._notices)
         task = asyncio.create_task(self._server.respond(request, served))
         self._running[request.id] = (task, served)
         within, starts = self._poll_after(), PING
@@ -243,11 +279,13 @@ class HTTPSession:
         await writer.end()
 
     async def _finish(self, id: RequestId, task: asyncio.Task[RPCMessage], stream: ResumableStream) -> None:
-        """Send the response of a request that has ended; one that was cancelled gets an error."""
+        await stream.finish(encode_reply(self._outcome(id, task)))
+
+    def _outcome(self, id: RequestId, task: asyncio.Task[RPCMessage]) -> RPCMessage:
+        """Return the response of a request that has ended; one that was cancelled gets an error."""
         self._peer.finish(id)
         is_wanted = self._running.pop(id, None) is not None and not task.cancelled()
-        cancelled = RPCFailure(id, ErrorObject(REQUEST_CANCELLED, "Request cancelled"))
-        await stream.finish(encode_reply(task.result() if is_wanted else cancelled))
+        return task.result() if is_wanted else RPCFailure(id, ErrorObject(REQUEST_CANCELLED, "Request cancelled"))
 
     def _poll_after(self) -> float | None:
         return self._timing.poll_after if self._events.primes else None
@@ -325,7 +363,7 @@ class Sessions:
         """Open a session, for a handshake only: another one may have to end for it."""
         message = None
         if scope["method"] == "POST":
-            message = await read_post(headers, receive, send)
+            message = next(iter(await read_post(headers, receive, send)), None)
             if message is None:
                 return
         if not isinstance(message, RPCRequest) or message.method != "initialize":

@@ -1,0 +1,77 @@
+"""Batches of messages, which revision 2025-03-26 has and no other."""
+
+import json
+from typing import Any
+
+import pytest
+
+from opwire import Context, OperationRegistry
+from opwire.mcp.messages import MAX_BATCH
+from opwire.serve.mcp import serve_mcp
+from tests.requirements import requirement
+from tests.serve.mcp.raw import HANDSHAKE, call, raw, request
+from tests.serve.mcp.test_app import GUEST, browsing
+from tests.serve.mcp.test_streams import opened
+
+registry = OperationRegistry()
+
+
+@registry.query("a.double")
+async def double(n: int, context: Context) -> int:
+    context.report(n)
+    return 2 * n
+
+
+def doubled(*numbers: int) -> list[Any]:
+    return [call("a_double", {"n": n}, id=n, progressToken=n) for n in numbers]
+
+
+def results(replies: list[Any]) -> dict[Any, Any]:
+    return {each["id"]: each["result"]["structuredContent"]["result"] for each in replies if "result" in each}
+
+
+@requirement("serve-mcp.batches")
+async def test_a_batch_over_http_is_answered_with_a_batch() -> None:
+    async with browsing(registry, anonymous=GUEST) as browser:
+        session = await opened(browser, "2025-03-26")
+        batch = [*doubled(1, 2), {"jsonrpc": "2.0", "method": "notifications/unknown"}, request("no/such", id=3)]
+        async with browser.post(batch, Mcp_Session_Id=session) as response:
+            replies = await response.json()
+        assert results(replies) == {1: 2, 2: 4}
+        assert [each["error"]["code"] for each in replies if "error" in each] == [-32601]
+        notification = {"jsonrpc": "2.0", "method": "notifications/cancelled", "params": {"requestId": 9}}
+        async with browser.post([notification, notification], Mcp_Session_Id=session) as response:
+            assert response.status == 202
+        async with browser.post(doubled(1, 1), Mcp_Session_Id=session) as response:
+            codes = [each.get("error", {}).get("code") for each in await response.json()]
+            assert sorted(codes, key=str) == [-32600, None]
+
+
+@requirement("serve-mcp.batches")
+@pytest.mark.parametrize(
+    ("version", "batch"),
+    [("2025-06-18", doubled(1, 2)), ("2025-03-26", []), ("2025-03-26", doubled(*range(MAX_BATCH + 1)))],
+    ids=["revision", "empty", "long"],
+)
+async def test_a_batch_of_another_revision_an_empty_and_a_long_one_are_rejected(version: str, batch: Any) -> None:
+    async with browsing(registry, anonymous=GUEST) as browser:
+        session = await opened(browser, version)
+        async with browser.post(batch, Mcp_Session_Id=session) as response:
+            assert response.status == 400
+
+
+@requirement("serve-mcp.batches")
+@pytest.mark.parametrize("version", ["2025-03-26", "2025-11-25"])
+async def test_the_messages_of_a_batch_on_stdio_are_handled_in_order(version: str) -> None:
+    async with raw(serve_mcp(registry), handshake=False) as client:
+        params = {**HANDSHAKE[0]["params"], "protocolVersion": version}
+        await client.ask({**HANDSHAKE[0], "params": params})
+        await client.send([HANDSHAKE[1], *doubled(1, 2)])
+        if version != "2025-03-26":
+            assert (await client.receive())["error"]["code"] == -32700
+            return
+        replies: list[Any] = []
+        while len(results(replies)) < 2:
+            replies.append(await client.receive())
+        assert results([each for each in replies if "id" in each]) == {1: 2, 2: 4}
+        assert json.dumps(replies).count("notifications/progress") == 2
