@@ -12,6 +12,7 @@ from opwire import CallError
 from opwire.durable import DurableCalls
 from tests.durable.engines import PATIENCE, NatsPlace, Place, RedisPlace
 from tests.durable.process import LEASE, STEPS
+from tests.properties import is_thorough
 from tests.requirements import requirement
 from tests.servers.brokers import NatsServer, RedisServer
 from tests.servers.processes import Worker
@@ -22,9 +23,20 @@ from tests.transports.redis.service import RedisCluster, RedisService, replicate
 TIMES = ("before", "amid", "after")
 WORKER_STEPS = [f"{when} {step}" for step in STEPS[:4] for when in TIMES] + ["in handler"]
 CALLER_STEPS = [f"{when} {step}" for step in STEPS[4:] for when in TIMES] + ["while it waits"]
+ENGINES = ("redis", "jetstream")
 
 
-@pytest.fixture(params=["redis", "jetstream"])
+def at_steps(steps: list[str]) -> pytest.MarkDecorator:
+    """Parametrise with each step in both engines, or in one of them in turn: a case starts a process."""
+    pairs = [
+        (engine, step)
+        for number, step in enumerate(steps)
+        for engine in (ENGINES if is_thorough() else ENGINES[number % 2 :][:1])
+    ]
+    return pytest.mark.parametrize(("place", "step"), pairs, indirect=["place"])
+
+
+@pytest.fixture(params=ENGINES)
 def place(request: pytest.FixtureRequest, tmp_path: Path) -> Place[Any]:
     """A journal of its own in a server of each engine."""
     server = request.getfixturevalue(f"{request.param}_server")
@@ -47,7 +59,7 @@ async def death(process: Worker) -> None:
 
 
 @requirement("durable.crash.worker", "durable.at-least-once", "durable.one-outcome")
-@pytest.mark.parametrize("step", WORKER_STEPS)
+@at_steps(WORKER_STEPS)
 async def test_a_worker_may_be_killed_at_any_step(step: str, place: Place[Any]) -> None:
     fail, take = int("release" in step), LEASE if "renew" in step else 0
     async with place.journal() as journal:
@@ -66,7 +78,7 @@ async def test_a_worker_may_be_killed_at_any_step(step: str, place: Place[Any]) 
 
 
 @requirement("durable.crash.caller", "durable.one-outcome")
-@pytest.mark.parametrize("step", CALLER_STEPS)
+@at_steps(CALLER_STEPS)
 async def test_a_caller_may_be_killed_at_any_step_and_asks_again(step: str, place: Place[Any]) -> None:
     async with place.journal() as journal:
         if step == "after submit":  # it has waited for the outcome
