@@ -587,6 +587,24 @@ async def test_a_handler_whose_caller_leaves_during_its_first_step_is_cancelled(
         assert handlers.log == ["began", "cancelled: the caller is gone"]
 
 
+@requirement("call.cancellation")
+@pytest.mark.parametrize("codec", [False, True])
+async def test_a_handler_that_aborts_its_own_request_in_its_first_step_is_cancelled(
+    handlers: Handlers, codec: bool
+) -> None:
+    async with connected_ends(handlers.registry, bus=MemoryBus(codec=codec)) as here:
+
+        @handlers.registry.query("is.aborting")
+        async def abort(context: Context) -> str:
+            here.client.abort(context.request_id or "", "enough")
+            return await handlers.hanging()
+
+        await until(lambda: "is.aborting" in here.bus._serving)
+        assert (await call_error(here.client.call("is.aborting"))).code is ErrorCode.ABORTED
+        await until(lambda: here.at_rest)
+        assert handlers.log == ["began", "cancelled: enough"]
+
+
 @requirement("call.concurrent")
 async def test_calls_that_end_at_once_let_other_tasks_run(handlers: Handlers) -> None:
     async with connected_ends(handlers.registry) as here:

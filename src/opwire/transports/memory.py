@@ -3,7 +3,7 @@
 from collections.abc import Iterable
 from itertools import count
 
-from opwire.call.events import MAX_MESSAGE, CallEvent, CallRequested, decode_event, encode_event
+from opwire.call.events import MAX_MESSAGE, CallAborted, CallEvent, CallRequested, decode_event, encode_event
 from opwire.call.transport import Address, Receiver
 from opwire.errors import CallError, ErrorCode
 
@@ -137,11 +137,15 @@ class MemoryTransport:
         return address
 
     def send(self, event: CallEvent, to: Address | None) -> None:
-        """Send an event to a peer.
+        """Send an event to a peer. The abort of a request that is being sent has no address, and goes to all servers.
 
         Raises:
             CallError: UNAVAILABLE, PAYLOAD_TOO_LARGE.
         """
+        if to is None and isinstance(event, CallAborted):  # by the first step of its own handler
+            for address in self._bus.servers():
+                self.send(event, address)
+            return
         here, bus = self._address or self._here(), self._bus
         there = bus.end(to)
         if bus.codec:
