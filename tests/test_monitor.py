@@ -183,6 +183,15 @@ async def test_a_slow_watcher_loses_the_oldest_records_and_learns_how_many() -> 
 
 
 @requirement("monitor.bounded")
+async def test_ids_that_a_caller_chooses_do_not_fill_the_records() -> None:
+    monitor, long = CallMonitor(shop()), "x" * 2_000_000
+    async with Watch(monitor) as watch:
+        monitor.record(long, long, "OPERATION_NOT_FOUND", 0.1, "call", parent_request_id=long)
+        record = await watch.next()
+        assert [len(record[name]) for name in ("requestId", "operationId", "parentRequestId")] == [1_000] * 3
+
+
+@requirement("monitor.bounded")
 async def test_the_number_of_watchers_is_bounded() -> None:
     monitor = CallMonitor(shop())
     async with AsyncExitStack() as watching:

@@ -58,6 +58,7 @@ OUTCOMES = _FAILURES | {OK, TOOL_ERROR, CANCELLED}
 
 _MIN_REFILL = 0.05  # seconds before a watcher with a rate is asked again
 _LOCAL = "local"  # in place of a surface
+_MAX_ID = 1_000  # characters of an id in a record: a caller chooses it, also of an operation that does not exist
 _MAX_SECONDS = 100_000.0  # of one call in the timings
 _MAX_MICROSECONDS = 100_000_000_000
 
@@ -393,10 +394,12 @@ class CallMonitor:
         """Show a call that has ended to the watchers. `known` are other fields of `CallRecord`."""
         if not self._watchers or is_own(operation_id):
             return
+        if parent := known.get("parent_request_id"):
+            known["parent_request_id"] = parent[:_MAX_ID]
         record = CallRecord(
             time=round(time.time() * 1000),
-            request_id=request_id or "",
-            operation_id=operation_id,
+            request_id=(request_id or "")[:_MAX_ID],
+            operation_id=operation_id[:_MAX_ID],
             outcome=outcome,
             ms=round(seconds * 1000, 3),
             server=self.name,

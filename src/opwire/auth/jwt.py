@@ -173,7 +173,8 @@ class JWTs:
 
     `key` is a shared secret (HS256 …) or a public key as PEM; `jwks` is a function, sync or async, that returns the
     issuer's key set as a dict: it is called for unknown keys, and once per hour. `audience` and `issuer` are the
-    required `aud` and `iss`; pass None explicitly to accept any. `leeway` is the tolerated clock skew in seconds.
+    required `aud` and `iss`; pass None explicitly to accept any issuer, and tokens without an audience: one that names
+    another is rejected. `leeway` is the tolerated clock skew in seconds.
 
     `sub` becomes the identity's id, `scope` or `scopes` its scopes, `resources` its resources, and `announce` the
     namespaces; `claims` overrides these names: `claims={"id": "email", "scopes": "permissions"}`. Tokens without `exp`

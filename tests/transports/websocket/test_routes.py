@@ -160,6 +160,15 @@ def test_one_connection_has_so_many_calls_open_and_no_more() -> None:
     assert error(table, "c", ask("4", peer=SERVER)).code is ErrorCode.RATE_LIMITED
 
 
+@requirement("transport.websocket.max-calls")
+def test_an_open_call_keeps_no_long_ids() -> None:
+    table, long = routes("s", "c"), "x" * 1_001
+    for head in (ask(operation=long, peer="s"), ask(parent_request_id=long, peer="s")):
+        assert error(table, "c", head).code is ErrorCode.VALIDATION_ERROR
+    assert len(table) == 0
+    opened(table, "c", ask(operation=long[:1_000], peer="s"))
+
+
 @requirement("transport.websocket.max-operations")
 @pytest.mark.parametrize("operation", ["a.3", "a." + "x" * 999])
 def test_a_peer_serves_so_many_operations_and_no_more(operation: str) -> None:

@@ -32,6 +32,7 @@ from opwire.transports.websocket.connection import WebSocketConnection
 from opwire.transports.websocket.routes import (
     ANONYMOUS,
     MARGIN,
+    MAX_ID,
     MAX_IDENTITY,
     SERVER,
     AbortedHead,
@@ -514,7 +515,7 @@ class Relay:
             call = None if route is None else route.call
             if call is None:  # rejected before it was routed
                 unrouted = (head.request_id, sender.address, "", False, sender.identity)
-                call = RoutedCall(*unrouted, operation_id=head.operation_id, began=time.monotonic())
+                call = RoutedCall(*unrouted, operation_id=head.operation_id[:MAX_ID], began=time.monotonic())
             else:
                 self._routes.end(call)
             self._observe(call, error.code)

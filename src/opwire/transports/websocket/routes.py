@@ -495,13 +495,16 @@ class Routes:
 
         Raises:
             CallError: UNAVAILABLE if it has no server, RATE_LIMITED if the caller has too many open calls,
-                ACCESS_DENIED if it is made on behalf of another caller without permission.
+                ACCESS_DENIED if it is made on behalf of another caller without permission, VALIDATION_ERROR if an
+                id is too long.
         """
         peer = self._peers[caller]
         if head.request_id in peer.asked:
             return self._drop("duplicate")
         if self.closing:
             raise CallError(ErrorCode.UNAVAILABLE, "the hub is shutting down and accepts no new calls")
+        if max(len(head.operation_id), len(head.parent_request_id or "")) > MAX_ID:  # they are kept until it ends
+            raise CallError(ErrorCode.VALIDATION_ERROR, f"an id of a request has more than {MAX_ID:,} characters")
         server = head.peer or self.choose(head.operation_id, head.sticky_key, head.version, here=peer.hub)
         if not peer.hub:  # otherwise that hub has decided it
             is_nested = self._identifies and head.parent_request_id is not None
