@@ -431,29 +431,23 @@ class _CallbackAuthenticator:
 
     async def authenticate(self, token: str | None) -> Grant:
         token = presented(token)
+        key = hash(token)
         try:
             async with asyncio.timeout(LOOKUP_TIMEOUT):
-                result = await self._look_up(token)
+                if key in self._known:
+                    result = await self._check_known(token)
+                else:
+                    async with self._queue:
+                        result = await self._check_new(token)
         except TimeoutError:
             logger.error("the function of callback() did not return within %g s", LOOKUP_TIMEOUT)
             raise self._check_new.failed() from None
         if result is None:
+            self._known.pop(key, None)
             raise rejected(NOT_VALID, "the function of callback() returned None")
+        self._known[key] = None
         if not isinstance(result, Grant | Identity):
             kind = type(result).__name__
             logger.error("the function of callback() returns a Grant, an Identity or None, and not %s", kind)
             raise self._check_new.failed()
         return as_grant(result)
-
-    async def _look_up(self, token: str) -> Any:
-        key = hash(token)
-        if key in self._known:
-            result = await self._check_known(token)
-            if result is None:
-                self._known.pop(key, None)
-            return result
-        async with self._queue:
-            result = await self._check_new(token)
-        if result is not None:
-            self._known[key] = None
-        return result

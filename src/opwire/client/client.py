@@ -468,8 +468,14 @@ class Client:
         while True:
             remaining = (context.deadline or 0.0) - time.monotonic()
             delay = self._budget.wait(error, attempts, remaining) if self._is_open else None
-            is_query = False if delay is None else await self._is_query(operation_id, context)
-            if delay is None or is_query is False or not self._budget.spend():
+            if delay is None:
+                raise error
+            try:
+                spec = await self._find(operation_id, context)
+                is_query = None if spec is None else spec.type is OperationType.QUERY
+            except CallError as unknown:
+                is_query = None if unknown.retryable else False
+            if is_query is False or not self._budget.spend():
                 raise error
             await asyncio.sleep(delay)
             if time.monotonic() >= (context.deadline or math.inf):  # a busy loop: the failure says more than a timeout
@@ -477,14 +483,6 @@ class Client:
             if is_query:
                 return attempts
             attempts += 1
-
-    async def _is_query(self, operation_id: str, context: Context) -> bool | None:
-        """Return whether an operation is a query; None if that is unknown at the moment."""
-        try:
-            spec = await self._find(operation_id, context)
-        except CallError as error:
-            return None if error.retryable else False
-        return None if spec is None else spec.type is OperationType.QUERY
 
     async def _find(self, operation_id: str, context: Context) -> OperationSpec | None:
         complaint = f"the type of {operation_id} was not returned"

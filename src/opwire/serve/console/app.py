@@ -238,8 +238,16 @@ class ConsoleApp(ListeningApp):
             is_lost = request.identity is None and self._sessions.has_ended(request.headers)
             if is_lost and request.path != "/api/session":  # otherwise the page would silently show less
                 raise signed_out()
-            await self._route(request)(request, receive, send)
-            return
+            name = request.path.removeprefix("/api/")
+            head, slash, rest = name.partition("/")
+            pattern = f"{head}/*" if slash and rest else name
+            method = "GET" if request.method == "HEAD" and name != "events" else request.method  # a stream has no end
+            if (handle := self._routes.get((method, pattern))) is not None:
+                await handle(request, receive, send)
+                return
+            if methods := [method for method, path in self._routes if path == pattern]:
+                raise _wrong_method(*methods)
+            raise CallError(ErrorCode.OPERATION_NOT_FOUND, f"unknown path {request.path[:200]}")
         if request.method not in ("GET", "HEAD"):
             raise _wrong_method("GET", "HEAD")
         if request.path == request.root_path:  # the address without its slash
@@ -252,18 +260,6 @@ class ConsoleApp(ListeningApp):
         if file is None:
             raise CallError(ErrorCode.OPERATION_NOT_FOUND, f"unknown path {request.path[:200]}")
         await send_file(send, request, file, is_immutable=request.path.startswith("/assets/"))
-
-    def _route(self, request: Request) -> Handle:
-        name = request.path.removeprefix("/api/")
-        head, slash, rest = name.partition("/")
-        pattern = f"{head}/*" if slash and rest else name
-        method = "GET" if request.method == "HEAD" and name != "events" else request.method  # a stream has no end
-        found = self._routes.get((method, pattern))
-        if found is not None:
-            return found
-        if methods := [method for method, path in self._routes if path == pattern]:
-            raise _wrong_method(*methods)
-        raise CallError(ErrorCode.OPERATION_NOT_FOUND, f"unknown path {request.path[:200]}")
 
     # --- session ------------------------------------------------------------------------------------------------------
 
