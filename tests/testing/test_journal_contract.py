@@ -98,7 +98,7 @@ CAUGHT: dict[type[MemoryJournal], set[str]] = {
     broken.RecordsForOwnersOnly: {FIRST, STILL_ENDS},
     broken.ForgetsThatTasksHaveEnded: {FIRST, ENDED, STILL_ENDS},
     broken.TellsOne: {TOLD},
-    broken.WaitsForEver: {IN_TIME, SUBMITTED},
+    broken.WaitsForEver: {IN_TIME},
     broken.SubmitsAndForgets: {SUBMITTED},
     broken.SubmitsForEver: {SUBMITTED},
     broken.ListsTheNewestFirst: {BURIED},

@@ -345,8 +345,12 @@ class MemoryJournal:
         Raises:
             CallError: VALIDATION_ERROR, the key is known with another fingerprint.
         """
-        known = self._opened().submit(task, time.monotonic())
-        return known if known is not None or wait <= 0 else await self.wait(task.key, wait)
+        if wait <= 0:
+            return await self._submit(task)
+        return await self._waiters.wait(task.key, wait, lambda: self.outcome(task.key), lambda: self._submit(task))
+
+    async def _submit(self, task: Task) -> Outcome | None:
+        return self._opened().submit(task, time.monotonic())
 
     async def claim(
         self, operation_ids: Sequence[str], *, lease: float, wait: float, limit: int = 1, suspects: bool = True

@@ -15,7 +15,7 @@ from functools import partial
 from math import inf
 from typing import Self
 
-from msgspec import Struct, field
+from msgspec import Struct
 
 from opwire.deadlines import back_off as growing_delay
 from opwire.durable.attempt import (
@@ -47,7 +47,7 @@ class _RunningTask(Struct, eq=False):
 
     claim: Claim
     renewed: float  # when its lease began
-    renewing: asyncio.Lock = field(default_factory=asyncio.Lock)  # so that the last renewal says whether it is alone
+    renewing: asyncio.Lock | None = None  # so that the last renewal says whether it is alone; few tasks need one
     task: asyncio.Task[None] | None = None
     running: bool = False  # its handler runs, or waits for its turn
     stopped: bool = False
@@ -210,9 +210,10 @@ class DurableWorker:
                 failures += 1
                 await _pause(failures, f"claiming tasks from {self._journal.name} failed", error)
                 continue
+            now, loop = time.monotonic(), asyncio.get_running_loop()
             for claim in claims:
-                running = _RunningTask(claim, time.monotonic())
-                running.task = asyncio.get_running_loop().create_task(self._serve(running))
+                running = _RunningTask(claim, now)
+                running.task = loop.create_task(self._serve(running))
                 self._running.add(running)
                 running.task.add_done_callback(partial(self._ended, running))
 
@@ -243,8 +244,7 @@ class DurableWorker:
         if running.opening is not None:
             running.opening.cancel()
         self._open(running)
-        self._isolation.leave(running)
-        self._changed.set()
+        self._isolation.leave(running)  # sets `_changed`
         error = asyncio.CancelledError() if task.cancelled() else task.exception()
         if error is not None and not (task.cancelled() and self._closing):
             name, key = running.claim.task.operation_id, running.claim.task.key
@@ -357,9 +357,10 @@ class DurableWorker:
 
     async def _renew(self, running: _RunningTask) -> bool:
         """Renew a lease, or cancel the handler. Return whether the journal has renewed it."""
-        requested = time.monotonic()
+        requested, lock = time.monotonic(), running.renewing or asyncio.Lock()
+        running.renewing = lock
         try:
-            async with asyncio.timeout(self._lease / 3), running.renewing:
+            async with asyncio.timeout(self._lease / 3), lock:
                 renewed = kept = await self._journal.renew(running.claim, alone=running.alone)
         except FAILURES as error:  # any exception of a journal: every lease would be lost
             _raise_cancellation(error)

@@ -111,10 +111,10 @@ async def test_an_outcome_whose_news_got_lost_is_found_by_asking_again(
         claim = await claimed(made)
         waiting = asyncio.create_task(made.wait("k", 60))
         async with asyncio.timeout(5):
-            while not any(field.startswith(b">") for field in ask(redis_server, "HKEYS", made._names.task("k"))):
+            while not ask(redis_server, "HGET", made._names.task("k"), "waiting"):
                 await asyncio.sleep(0.001)
         monkeypatch.setattr(made._waiters, "resolve", lambda outcome: None)
-        ask(redis_server, "HDEL", made._names.task("k"), b">" + made._inbox)
+        ask(redis_server, "HDEL", made._names.task("k"), "waiting")
         await made.record(claim, outcome(claim))
         assert await soon("it is found", waiting) == outcome(claim)
 
@@ -136,7 +136,7 @@ async def test_what_anybody_publishes_harms_nobody(redis_server: RedisServer, ca
         waiting = asyncio.create_task(made.wait("k", 60))
         await asyncio.sleep(0.05)
         for message in (b"", b"nonsense", b"\x91\x81\xa3key\xa1k"):
-            ask(redis_server, "PUBLISH", made._inbox, message)
+            ask(redis_server, "PUBLISH", made._names.channels + made._end.encode(), message)
         claim = await claimed(made)
         await made.record(claim, outcome(claim))
         assert await soon("it is told", waiting) == outcome(claim)

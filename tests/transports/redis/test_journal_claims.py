@@ -42,6 +42,28 @@ async def test_operations_take_turns(redis_server: RedisServer) -> None:
         assert sorted(taken) == ["shop.a", "shop.a", "shop.b", "shop.b"]
 
 
+@requirement("durable.redis.fair")
+async def test_operations_share_the_room_of_a_claim(redis_server: RedisServer) -> None:
+    async with journal(redis_server) as made:
+        operations = ["shop.a", "shop.b"]
+        assert await made.claim(operations, lease=9, wait=0, limit=4) == []  # creates the streams
+        for number in range(4):
+            for operation in operations:
+                await made.submit(task(f"{operation} {number}", operation))
+        claims = await made.claim(operations, lease=9, wait=0, limit=4)
+        assert [claim.task.key for claim in claims] == ["shop.a 0", "shop.a 1", "shop.b 0", "shop.b 1"]
+
+
+async def test_a_stream_that_was_deleted_is_created_again(redis_server: RedisServer) -> None:
+    async with journal(redis_server) as made:
+        for _ in range(2):
+            assert await made.claim(["shop.order"], lease=9, wait=0, limit=2) == []
+            ask(redis_server, "DEL", made._names.stream("shop.order"))
+        assert await made.claim(["shop.order"], lease=9, wait=0.01, limit=2) == []
+        await made.submit(task())
+        assert len(await made.claim(["shop.order"], lease=9, wait=1, limit=2)) == 1
+
+
 async def test_what_came_too_many_at_once_is_given_back_and_not_counted(
     redis_server: RedisServer, monkeypatch: pytest.MonkeyPatch
 ) -> None:

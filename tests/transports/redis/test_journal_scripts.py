@@ -46,7 +46,7 @@ def take(
 
 def record(server: RedisServer, id: bytes, *, buried: int = 0) -> object:
     keys = [STREAM, LATER, SUSPECTS, HISTORY, BURIED, TASK]
-    arguments = (60_000, "k", id, b"outcome", 1, buried)
+    arguments = (60_000, "channel:", "k", id, b"outcome", 1, buried)
     (known,) = cast("list[object]", run(server, scripts.RECORD, keys, *arguments))
     return known
 
@@ -85,7 +85,8 @@ def test_a_task_that_has_ended_leaves_an_outcome_with_an_expiry_and_nothing_else
     assert ask(server, "PTTL", TASK) == -1  # what is not done does not expire
     assert record(server, id) == 0
     assert (ask(server, "XLEN", STREAM), ask(server, "XPENDING", STREAM, "workers")[0]) == (0, 0)
-    assert ask(server, "HKEYS", TASK) == [b"operation", b"fingerprint", b"outcome"]
+    assert ask(server, "HKEYS", TASK) == [b"operation", b"fingerprint", b"entry", b"waiting", b"outcome"]
+    assert ask(server, "HMGET", TASK, "entry", "waiting") == [b"", b""]
     assert 0 < ask(server, "PTTL", TASK) <= 60_000
     assert record(server, id) == b"outcome"
 

@@ -24,7 +24,7 @@ import asyncio
 import logging
 import re
 import time
-from collections.abc import Collection, Mapping
+from collections.abc import Collection, Coroutine, Mapping
 from contextlib import suppress
 from datetime import datetime
 from functools import cache, lru_cache
@@ -190,7 +190,7 @@ class JetStreamSession:
             await connection.close()
             self._fail(_unavailable(f"the connection to {self.name} was closed"))
 
-    async def api(
+    def api(
         self,
         kind: type[R],
         what: str,
@@ -199,7 +199,7 @@ class JetStreamSession:
         unless: Collection[int] = (),
         preparing: bool = False,
         once: bool = False,
-    ) -> R:
+    ) -> Coroutine[Any, Any, R]:
         """Send an API request and return the response; `unless` are error codes to return instead of raising.
 
         `preparing` skips `connect`, for use within `prepare`. A request without a response is repeated, unless `once`.
@@ -207,21 +207,18 @@ class JetStreamSession:
         Raises:
             CallError: UNAVAILABLE; RATE_LIMITED, if the server does not keep up.
         """
-        if not preparing:
-            await self.connect()
         payload = b"" if request is None else msgspec.json.encode(request)
-        return await self._exchange(kind, f"{self._api}.{what}", payload, None, unless, once=once)
+        return self._exchange(kind, f"{self._api}.{what}", payload, None, unless, preparing=preparing, once=once)
 
-    async def store(
+    def store(
         self, kind: type[R], subject: str, headers: Mapping[str, object], payload: bytes, *, unless: Collection[int]
-    ) -> R:
+    ) -> Coroutine[Any, Any, R]:
         """Publish a message to a stream and return the acknowledgement.
 
         Raises:
             CallError: UNAVAILABLE, PAYLOAD_TOO_LARGE; RATE_LIMITED, if the server does not keep up.
         """
-        await self.connect()
-        return await self._exchange(kind, subject, payload, headers, unless, once=True)
+        return self._exchange(kind, subject, payload, headers, unless, once=True)
 
     async def _exchange(
         self,
@@ -231,8 +228,11 @@ class JetStreamSession:
         headers: Mapping[str, object] | None,
         unless: Collection[int],
         *,
+        preparing: bool = False,
         once: bool,
     ) -> R:
+        if not preparing:
+            await self.connect()
         token, loop = str(next(self._numbers)), asyncio.get_running_loop()
         request = self._requests[token] = _Request(subject, loop.create_future())
         timer: asyncio.TimerHandle | None = None
@@ -387,6 +387,7 @@ _KINDS: dict[str, Kind] = {
     "since.ended.buried": "buried",
 }
 _MAX_TOKEN = 200  # characters: the name of a consumer, and of its folder, may have 255
+_PLAIN = re.compile(rf"[A-Za-z0-9_~-]{{1,{_MAX_TOKEN}}}")
 _HELD_TTL = 30 * 24 * 3600  # seconds for which attempts are remembered while no worker claims the task
 _OLDEST = (2, 11)
 
@@ -545,6 +546,8 @@ def token(name: str) -> str:
     Escaped as in URLs, but with `=`: a `%` in the name of a consumer makes nats-server 2.11 and 2.12 ignore all
     acknowledgements.
     """
+    if _PLAIN.fullmatch(name):  # most are; 4 µs less
+        return name
     quoted = quote(name, safe="", errors="surrogatepass").replace(".", "%2E").replace("%", "=")
     if len(quoted) > _MAX_TOKEN:
         return f"=sha256-{sha256(name.encode(errors='surrogatepass')).hexdigest()}"

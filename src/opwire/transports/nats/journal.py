@@ -27,6 +27,7 @@ import logging
 import time
 from collections import Counter
 from collections.abc import AsyncIterator, Iterable
+from functools import partial
 from os import PathLike
 from secrets import token_hex
 from ssl import SSLContext
@@ -159,12 +160,8 @@ class NatsJournal(BrokerJournal):
         """
         if wait <= 0:
             return await self._submit(task)
+        submit = partial(self._submit, task, self._outcomes.end, time.monotonic() + wait)
         await self._outcomes.listen()
-        end = time.monotonic() + wait
-
-        async def submit() -> Outcome | None:
-            return await self._submit(task, self._outcomes.end, end)
-
         return await self._waiters.wait(task.key, wait, lambda: self._log.outcome(task.key), submit)
 
     async def _submit(self, task: Task, caller: str = "", end: float = 0.0) -> Outcome | None:

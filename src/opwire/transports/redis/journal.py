@@ -20,9 +20,9 @@ but outcomes.
 Unfinished tasks never expire. Outcomes are kept for `keep` seconds, buried ones until they are replayed or purged.
 `journal_scripts` describes the data model.
 
-A script claims the tasks that are queued, up to the limit of the claim. On an empty queue, a connection of its own
-blocks: Redis gives the next task to the worker that has waited longest, and wakes no other. Released and lost tasks are
-polled for, since Redis does not signal when they are due.
+A claim reads the tasks that are queued, up to its limit. On an empty queue, a connection of its own blocks: Redis gives
+the next task to the worker that has waited longest, and wakes no other. Released and lost tasks are polled for by a
+script, since Redis does not signal when they are due.
 """
 
 import asyncio
@@ -328,7 +328,13 @@ class StreamClaims:
     async def _take(
         self, operations: tuple[str, ...], consumer: str, limit: int, *, poll: bool, suspects: bool
     ) -> list[_StreamEntry]:
-        """Claim queued tasks, each time starting with another operation."""
+        """Claim queued tasks, each time starting with another operation if there is no room for all."""
+        if not poll and 0 < len(operations) <= limit:  # without a script, which would copy the requests twice
+            try:
+                return await self._read(self._session, operations, consumer, limit // len(operations))
+            except CallError as error:
+                if "NOGROUP" not in error.message:  # a stream was deleted: the script creates it
+                    raise
         self._turn += 1
         keys, names = [self._names.operations], self._names
         for each in operations:
@@ -339,19 +345,26 @@ class StreamClaims:
 
     async def _block(self, operations: tuple[str, ...], consumer: str, seconds: float) -> list[_StreamEntry]:
         """Wait for the next task."""
-        streams = {self._names.stream(each): each for each in operations}
-        milliseconds = max(1, ceil(seconds * 1000))
-        group = (b"GROUP", b"workers", consumer, b"COUNT", 1, b"BLOCK", milliseconds)
         session = self._idle.pop() if self._idle else self._connect()
         try:
-            read = command(b"XREADGROUP", *group, b"STREAMS", *streams, *[b">"] * len(streams))
-            (reply,) = await session.ask(read, patience=seconds + PATIENCE)
+            found = await self._read(session, operations, consumer, 1, seconds)
         except BaseException:
             await session.close()  # a task that it receives all the same is claimed again when its lease expires
             raise
         self._idle.append(session)
         if self._closed:
             await self._close_idle()
+        return found
+
+    async def _read(
+        self, session: RedisSession, operations: tuple[str, ...], consumer: str, count: int, wait: float = 0.0
+    ) -> list[_StreamEntry]:
+        """Claim up to `count` new tasks of each operation."""
+        streams = {self._names.stream(each): each for each in operations}
+        block = (b"BLOCK", max(1, ceil(wait * 1000))) if wait > 0 else ()
+        group = (b"GROUP", b"workers", consumer, b"COUNT", count, *block)
+        read = command(b"XREADGROUP", *group, b"STREAMS", *streams, *[b">"] * len(streams))
+        (reply,) = await session.ask(read, patience=wait + PATIENCE)
         found: dict[bytes, list[Any]] = reply or {}
         return [_StreamEntry(streams[stream], id, 1, fields) for stream, new in found.items() for id, fields in new]
 
@@ -444,8 +457,9 @@ class RedisJournal(BrokerJournal):
         super().__init__(servers.name, trusted=trusted)
         self._keep = max(1, ceil(check_seconds("keep", keep) * 1000))
         self._names = JournalKeys(prefix)
-        self._inbox = f"{prefix}:durable:inbox:{token_hex(8)}".encode()
-        self._session = RedisSession(servers, channel=self._inbox, pushed=self._pushed, lost=self._waiters.fail)
+        self._end = token_hex(8)
+        channel = self._names.channels + self._end.encode()
+        self._session = RedisSession(servers, channel=channel, pushed=self._pushed, lost=self._waiters.fail)
         self._claims = StreamClaims(self._names, self._session, lambda: RedisSession(servers))
         names = self._names
         kinds = (names.stream, names.later, names.suspects, names.history, names.buried)
@@ -453,7 +467,7 @@ class RedisJournal(BrokerJournal):
             self._session, scripts.SUBMIT, lambda each: ((names.stream(each), names.operations), (each,))
         )
         self._recording = BatchedScript(
-            self._session, scripts.RECORD, lambda each: ([name(each) for name in kinds], (self._keep,))
+            self._session, scripts.RECORD, lambda each: ([name(each) for name in kinds], (self._keep, names.channels))
         )
 
     async def start(self) -> None:
@@ -493,11 +507,11 @@ class RedisJournal(BrokerJournal):
         if wait <= 0:
             return await self._submit(task)
         return await self._waiters.wait(
-            task.key, wait, lambda: self._fetch(task.key), lambda: self._submit(task, self._inbox)
+            task.key, wait, lambda: self._fetch(task.key), lambda: self._submit(task, self._end)
         )
 
-    async def _submit(self, task: Task, channel: bytes = b"") -> Outcome | None:
-        arguments = (task.key, task.fingerprint, task.submitted, task.request, channel)
+    async def _submit(self, task: Task, end: str = "") -> Outcome | None:
+        arguments = (task.key, task.fingerprint, task.submitted, task.request, end)
         known = await self._submitting.run(task.operation_id, len(task.request), self._names.task(task.key), *arguments)
         if known == -1:
             raise key_in_use(task.key)
@@ -536,7 +550,7 @@ class RedisJournal(BrokerJournal):
         return await self._waiters.wait(key, timeout, lambda: self._fetch(key))
 
     async def _fetch(self, key: str) -> Outcome | None:
-        outcome = await self._session.run(scripts.WAIT, [self._names.task(key)], self._inbox)
+        outcome = await self._session.run(scripts.WAIT, [self._names.task(key)], self._end)
         return None if outcome is None else _decode(outcome)
 
     def _pushed(self, message: bytes) -> None:

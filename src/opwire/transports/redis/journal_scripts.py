@@ -8,8 +8,8 @@ released suspect is in the set `suspects`. An entry that has failed or was lost 
 failures, losses, losses while alone, 1 for a suspect, 1 if its worker runs nothing else.
 
 Each idempotency key has a hash: `operation`, `fingerprint`, and `entry` (the id in the stream) until there is an
-`outcome`; a buried task keeps `submitted` and `request` for a replay. A field `>channel` is a caller that waits: the
-outcomes that are recorded together are published there, as one array of MessagePack.
+`outcome`; a buried task keeps `submitted` and `request` for a replay. `waiting` names the ends at which callers wait:
+the outcomes that are recorded together are published to the channel of each, as one array of MessagePack.
 
 Tasks are submitted, claimed and recorded many at a time, since a script costs more than what it does for one task.
 
@@ -30,6 +30,7 @@ class JournalKeys:
             return f"{prefix}:durable:{kind}:{of}".encode("utf-8", "surrogatepass")
 
         self.operations = f"{prefix}:durable:operations".encode()
+        self.channels = f"{prefix}:durable:inbox:".encode()  # followed by the name of an end
         self.task = partial(name, "task")  # the hash of an idempotency key; the others are by operation id
         self.stream = partial(name, "tasks")
         self.later = partial(name, "later")  # a sorted set: released tasks
@@ -46,20 +47,28 @@ class Script:
         self.digest = sha1(text.encode(), usedforsecurity=False).hexdigest()
 
 
+_WAIT = """\
+local function wait(hash, me)  -- without memory the end is not noted, and finds the outcome when it polls
+  local ends = redis.call('HGET', hash, 'waiting') or ''
+  if me ~= '' and not string.find(ends, me, 1, true) then redis.pcall('HSET', hash, 'waiting', ends .. ' ' .. me) end
+end
+"""
+
 # Store tasks of one operation, unless their keys are known. KEYS: stream, set of operations, then the hash of each;
-# ARGV: operation, then for each task its key, fingerprint, time of submission, request, and the channel of a caller
-# that waits, or ''. Returns for each the outcome, 0 if there is none yet, -1 for a key with another fingerprint, or the
+# ARGV: operation, then for each task its key, fingerprint, time of submission, request, and the end at which a caller
+# waits, or ''. Returns for each the outcome, 0 if there is none yet, -1 for a key with another fingerprint, or the
 # error of a hash of another type.
-SUBMIT = Script("""\
-local replies, is_new = {}, redis.call('EXISTS', KEYS[1]) == 0
+SUBMIT = Script(f"""\
+{_WAIT}
+local replies, is_new = {{}}, redis.call('EXISTS', KEYS[1]) == 0
 for i = 3, #KEYS do
   local hash, at, reply = KEYS[i], 5 * i - 13, 0
-  local known, fingerprint, channel = redis.pcall('HMGET', hash, 'fingerprint', 'outcome'), ARGV[at + 1], ARGV[at + 4]
+  local known, fingerprint = redis.pcall('HMGET', hash, 'fingerprint', 'outcome'), ARGV[at + 1]
   if known.err then
     reply = known
   elseif known[1] then
     reply = known[1] == fingerprint and (known[2] or 0) or -1
-    if reply == 0 and channel ~= '' then redis.pcall('HSET', hash, '>' .. channel, '') end
+    if reply == 0 then wait(hash, ARGV[at + 4]) end
   else
     if is_new then
       redis.call('XGROUP', 'CREATE', KEYS[1], 'workers', '0', 'MKSTREAM')
@@ -68,21 +77,18 @@ for i = 3, #KEYS do
     end
     local entry = redis.call('XADD', KEYS[1], '*', 'key', ARGV[at], 'fingerprint', fingerprint,
       'submitted', ARGV[at + 2], 'request', ARGV[at + 3])
-    local fields = {'operation', ARGV[1], 'fingerprint', fingerprint, 'entry', entry}
-    if channel ~= '' then fields[7], fields[8] = '>' .. channel, '' end
-    redis.call('HSET', hash, unpack(fields))
+    redis.call('HSET', hash, 'operation', ARGV[1], 'fingerprint', fingerprint, 'entry', entry, 'waiting', ARGV[at + 4])
   end
   replies[i - 2] = reply
 end
 return replies
 """)
 
-# Return the outcome of a task, if any; otherwise register a channel for it. KEYS: hash; ARGV: channel.
-#
-# Out of memory, the channel is not registered; the caller then finds the outcome when it polls.
-WAIT = Script("""\
+# Return the outcome of a task, if any; otherwise note the end at which a caller waits. KEYS: hash; ARGV: the end.
+WAIT = Script(f"""\
+{_WAIT}
 local outcome = redis.call('HGET', KEYS[1], 'outcome')
-if not outcome and redis.call('EXISTS', KEYS[1]) == 1 then redis.pcall('HSET', KEYS[1], '>' .. ARGV[1], '') end
+if not outcome and redis.call('EXISTS', KEYS[1]) == 1 then wait(KEYS[1], ARGV[1]) end
 return outcome
 """)
 
@@ -218,25 +224,22 @@ return 1
 """)
 
 # Record outcomes of one operation, unless their tasks have one. KEYS: stream, `later`, `suspects`, `history`, buried,
-# then the hash of each task; ARGV: milliseconds to keep outcomes, then for each task its key, id, outcome, time of
-# recording, and 1 if it is buried. Returns for each the earlier outcome, 0 if this one was recorded, -1 if the task is
-# unknown, or the error of a hash of another type.
+# then the hash of each task; ARGV: milliseconds to keep outcomes, the name of the channels without the end, then for
+# each task its key, id, outcome, time of recording, and 1 if it is buried. Returns for each the earlier outcome, 0 if
+# this one was recorded, -1 if the task is unknown, or the error of a hash of another type.
 RECORD = Script("""\
-local replies, tasks, ended, ids, published = {}, {}, {}, {}, {}
+local replies, tasks, ended, ids, entries, published = {}, {}, {}, {}, {}, {}
 for i = 6, #KEYS do
-  local hash, at = KEYS[i], 5 * i - 28
-  local fields, task, obsolete = redis.pcall('HGETALL', hash), {}, {'entry'}
-  for j = 1, #fields, 2 do
-    task[fields[j]] = fields[j + 1]
-    if string.sub(fields[j], 1, 1) == '>' then obsolete[#obsolete + 1] = fields[j] end
-  end
-  local reply = fields.err and fields or task.outcome or ended[hash]
-  if not reply and task.entry ~= ARGV[at + 1] then reply = -1 end
+  local hash, at = KEYS[i], 5 * i - 27
+  local task, id = redis.pcall('HMGET', hash, 'outcome', 'entry', 'waiting'), ARGV[at + 1]
+  local reply = task.err and task or task[1] or ended[hash] or (task[2] ~= id and -1)
   if not reply then
-    reply, ended[hash], ids[#ids + 1] = 0, ARGV[at + 2], ARGV[at + 1]
-    local buried = ARGV[at + 4] == '1'
-    local entry = buried and redis.call('XRANGE', KEYS[1], ARGV[at + 1], ARGV[at + 1])[1]
-    tasks[#tasks + 1] = {hash, at, buried, entry, obsolete}
+    reply, ended[hash], ids[#ids + 1], tasks[at] = 0, ARGV[at + 2], id, hash
+    if ARGV[at + 4] == '1' then entries[at] = redis.call('XRANGE', KEYS[1], id, id)[1] end
+    for me in string.gmatch(task[3] or '', '%S+') do
+      published[me] = published[me] or {}
+      table.insert(published[me], ARGV[at + 2])
+    end
   end
   replies[i - 5] = reply
 end
@@ -249,25 +252,17 @@ if redis.call('EXISTS', KEYS[2], KEYS[3], KEYS[4]) > 0 then
   redis.call('ZREM', KEYS[3], unpack(ids))
   redis.call('HDEL', KEYS[4], unpack(ids))
 end
-for _, task in ipairs(tasks) do
-  local hash, at, buried, entry, obsolete = unpack(task, 1, 5)
-  local outcome = ARGV[at + 2]
-  redis.call('HDEL', hash, unpack(obsolete))
-  redis.call('HSET', hash, 'outcome', outcome)
-  if buried then
+for at, hash in pairs(tasks) do
+  redis.call('HSET', hash, 'outcome', ARGV[at + 2], 'entry', '', 'waiting', '')
+  if ARGV[at + 4] == '1' then
     redis.call('ZADD', KEYS[5], ARGV[at + 3], ARGV[at])
-    if entry then redis.call('HSET', hash, unpack(entry[2])) end
+    if entries[at] then redis.call('HSET', hash, unpack(entries[at][2])) end
   else
     redis.call('PEXPIRE', hash, ARGV[1])
   end
-  for j = 2, #obsolete do
-    local channel = string.sub(obsolete[j], 2)
-    published[channel] = published[channel] or {}
-    table.insert(published[channel], outcome)
-  end
 end
-for channel, outcomes in pairs(published) do
-  redis.call('PUBLISH', channel, string.char(220, 0, #outcomes) .. table.concat(outcomes))
+for me, outcomes in pairs(published) do
+  redis.call('PUBLISH', ARGV[2] .. me, string.char(220, 0, #outcomes) .. table.concat(outcomes))
 end
 return replies
 """)
