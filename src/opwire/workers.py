@@ -159,6 +159,17 @@ class WorkerPool:
             return True
 
 
+class _FirstStep:
+    """Takes the step that a new task schedules. Not a nested function, whose annotations take 2 µs for each call."""
+
+    __slots__ = ("context", "step")
+    step: Callable[[], object]
+    context: ContextVars
+
+    def __call__(self, step: Callable[[], object], context: ContextVars) -> None:
+        self.step, self.context = step, context
+
+
 def eager_task(work: Coroutine[Any, Any, None], loop: asyncio.AbstractEventLoop) -> asyncio.Task[None]:
     """Create a task, and execute its first step before this returns.
 
@@ -170,23 +181,18 @@ def eager_task(work: Coroutine[Any, Any, None], loop: asyncio.AbstractEventLoop)
     own: dict[str, Any] | None = getattr(loop, "__dict__", None)
     if own is None or "call_soon" in own:  # not a loop of Python, or one that something else has changed
         return loop.create_task(work)
-    steps: list[tuple[Callable[[], object], ContextVars]] = []
-
-    def take(step: Callable[[], object], context: ContextVars) -> None:
-        steps.append((step, context))
-
-    own["call_soon"] = take  # instead of the method, only for the constructor
+    first = own["call_soon"] = _FirstStep()  # instead of the method, only for the constructor
     try:
         task = asyncio.Task(work, loop=loop)
     finally:
         del own["call_soon"]
-    (step, context), running = steps[0], asyncio.current_task(loop)
+    running = asyncio.current_task(loop)
     if running is None:
-        context.run(step)
+        first.context.run(first.step)
         return task
     asyncio.tasks._leave_task(loop, running)  # documented under "Extending asyncio", like the next
     try:
-        context.run(step)
+        first.context.run(first.step)
     finally:
         asyncio.tasks._enter_task(loop, running)
     return task

@@ -131,10 +131,10 @@ class CallRequested(CallMessage, frozen=True, kw_only=True, tag="call.requested"
         """
         if self.timeout_ms is None:
             return default if self.deadline is None else _bounded(self.deadline) / 1000 - time.time()
-        left = _bounded(self.timeout_ms) / 1000
+        left = (self.timeout_ms if -_FAR < self.timeout_ms < _FAR else _bounded(self.timeout_ms)) / 1000
         if self.deadline is None:
             return left - held_up
-        late = time.time() - _bounded(self.deadline) / 1000 + left
+        late = time.time() - (self.deadline if -_FAR < self.deadline < _FAR else _bounded(self.deadline)) / 1000 + left
         if late <= 0 or late >= _MAX_DELAY or (held_up == 0 and late <= _MAX_SKEW):  # nearly always
             return left
         return left - max(min(late, held_up), late - _MAX_SKEW)

@@ -566,7 +566,7 @@ class Cluster:
                 head.code = event.code if event.code in ErrorCode.__members__ else ErrorCode.EXECUTION_ERROR
             steers = isinstance(event, CallCredit | CallAnswer)
             if isinstance(event, CallAborted):
-                steers = self._server.routes.waits_for(sender, id) is not None
+                steers = self._server.routes.asked(sender, id) is not None
             if not steers:  # from the server of a call that was made here
                 head.peer, _, head.request_id = id.partition("/")
                 event = replace(event, request_id=head.request_id)

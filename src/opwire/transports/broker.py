@@ -215,7 +215,8 @@ class BrokerTransport:
         if isinstance(event, CallRequested):
             self._send_request(event, to)
             return
-        self._here()
+        if self._address is None:
+            self._here()
         limit = self._message_limit()
         token = None if to is None else self._leases.held(to, event.request_id)
         if to is None or token is None:
@@ -269,7 +270,8 @@ class BrokerTransport:
         return min(self._max_message, self._connection.max_message)
 
     def _send_request(self, event: CallRequested, to: Address | None) -> None:
-        self._here()
+        if self._address is None:
+            self._here()
         if self._signed is not None:
             event = self._signed.leaving(event, to)
         message = encode_event(event, limit=self._message_limit())

@@ -38,6 +38,7 @@ _SELDOM = 0.25  # of one that is ten minutes old or older
 _PROBES = 64  # at once; the longest waiting first
 _SHARE = 1e-4  # seconds of pause per probed server; sending a probe takes 10 µs: 10 % of the time at most
 _LOOK = 4e-6  # seconds of pause per open call; checking one takes 0.15 µs: 4 % of the time at most
+_STEERING = (CallAborted, CallCredit, CallAnswer)  # events from the caller; not a union, which takes 0.3 µs to test
 _KNOWN = 4096  # operations that are remembered to have had a reply
 
 
@@ -250,10 +251,7 @@ class Leases:
         An address proves nothing over a broker. Events of unknown requests pass: the `CallTable`, which decides which
         sender may reply, drops them.
         """
-        if (
-            isinstance(event, CallAborted | CallCredit | CallAnswer)
-            and (held := self.held(sender, event.request_id)) is not None
-        ):
+        if isinstance(event, _STEERING) and (held := self.held(sender, event.request_id)) is not None:
             if held == token and isinstance(event, CallAborted):
                 self.release(sender, event.request_id)
             return held == token

@@ -106,13 +106,27 @@ class Link(asyncio.Protocol):
         """Whether the peer reads too slowly."""
         return self._paused
 
-    def write(self, data: bytes) -> None:
-        """Send data.
+    def write(self, data: bytes, reserve: int = 0) -> None:
+        """Send data, which may use as many bytes of the reserve.
 
         Raises:
             CallError: RATE_LIMITED if the buffer is full, UNAVAILABLE if the connection is closed.
         """
-        self._put(data, self.max_backlog)
+        if self._transport is None or self._reason is not None:
+            raise CallError(ErrorCode.UNAVAILABLE, "the connection is gone")
+        if self._paused:
+            if self.backlog + len(data) > self.max_backlog + reserve:
+                full = f"the peer does not keep up: {self.backlog:,} bytes are buffered for it"
+                raise CallError(ErrorCode.RATE_LIMITED, full)
+            if self.backlogs is not None:
+                self.backlogs.add(self, len(data))
+        self._waiting.append(data)
+        self._waiting_bytes += len(data)
+        if self._waiting_bytes > _FLUSH_AT:
+            self._flush()
+        elif not self._scheduled:
+            self._scheduled = True
+            asyncio.get_running_loop().call_soon(self._turn_ends)
 
     def control(self, data: bytes) -> None:
         """Send a small message that ends or steers a call; it may use the reserve of the buffer.
@@ -120,7 +134,7 @@ class Link(asyncio.Protocol):
         Raises:
             CallError: RATE_LIMITED if the reserve is full as well, UNAVAILABLE if the connection is closed.
         """
-        self._put(data, self.max_backlog + _RESERVE)
+        self.write(data, _RESERVE)
 
     def urgent(self, data: bytes) -> None:
         """Send an independent message before the buffered ones.
@@ -130,22 +144,6 @@ class Link(asyncio.Protocol):
         room = self.max_backlog + 2 * _RESERVE
         if self._transport is not None and self._reason is None and self.backlog + len(data) <= room:
             self._transport.write(data)
-
-    def _put(self, data: bytes, limit: int) -> None:
-        if self._transport is None or self._reason is not None:
-            raise CallError(ErrorCode.UNAVAILABLE, "the connection is gone")
-        if self._paused and self.backlog + len(data) > limit:
-            full = f"the peer does not keep up: {self.backlog:,} bytes are buffered for it"
-            raise CallError(ErrorCode.RATE_LIMITED, full)
-        self._waiting.append(data)
-        self._waiting_bytes += len(data)
-        if self._paused and self.backlogs is not None:
-            self.backlogs.add(self, len(data))
-        if self._waiting_bytes > _FLUSH_AT:
-            self._flush()
-        elif not self._scheduled:
-            self._scheduled = True
-            asyncio.get_running_loop().call_soon(self._turn_ends)
 
     def _turn_ends(self) -> None:
         self._scheduled = False

@@ -137,8 +137,12 @@ class FrameCodec:
             end = begin + length
             if end > size or length > limit:
                 break
-            payload = data[begin:end]
-            if not self._text(apply_mask(payload, data[begin - 4 : begin]) if masked else payload, messages):
+            message = data[begin:end]
+            if masked:
+                message = apply_mask(message, data[begin - 4 : begin])
+            if message.isascii():
+                messages.append(message)
+            elif not self._text(message, messages):
                 break
             start = end
         return start

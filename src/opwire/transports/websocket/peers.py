@@ -444,7 +444,7 @@ def _public_error(error: Exception) -> CallError:
 class Relay:
     """Pass the events of calls from one peer to another; those for the server itself go to `deliver`."""
 
-    def __init__(self, routes: Routes, deliver: Callable[[Peer, bytes, EventHead], None]) -> None:
+    def __init__(self, routes: Routes, deliver: Callable[[Peer, bytes, EventHead, bytes], None]) -> None:
         self._routes = routes
         self._deliver = deliver
         self.peers: dict[Address, Peer] = {}
@@ -540,16 +540,16 @@ class Relay:
             logger.debug("an unmatched event was dropped: %s", error)
 
     def _carry(self, sender: Peer, message: bytes, head: EventHead, route: EventRoute) -> None:
+        if route.to == SERVER:
+            self._deliver(sender, message, head, route.identity)
+            return
         if isinstance(head, RequestedHead):
             message = with_header(message, request_header(sender.address, route.identity))
-        elif route.to != SERVER:
-            message = with_header(message, sender.headers[route.call is None])
-        if route.to == SERVER:
-            self._deliver(sender, message, head)
         else:
-            control = not isinstance(head, (RequestedHead, RespondedHead, ProgressHead)) and len(message) <= _MAX_SMALL
-            serves = route.call is not None and route.to == route.call.server
-            self.peers[route.to].send(message, control=control, serves=serves)
+            message = with_header(message, sender.headers[route.call is None])
+        control = not isinstance(head, (RequestedHead, RespondedHead, ProgressHead)) and len(message) <= _MAX_SMALL
+        serves = route.call is not None and route.to == route.call.server
+        self.peers[route.to].send(message, control=control, serves=serves)
 
     def _observe(self, call: RoutedCall, outcome: str) -> None:
         """Count a call between peers that has ended. The server counts those that it serves itself."""

@@ -170,7 +170,10 @@ def read_head(message: bytes) -> EventHead:
         CallError: PROTOCOL_ERROR, if the message is not an event of a call.
     """
     try:
-        return read_json(_decoder, message)
+        try:
+            return _decoder.decode(message)
+        except ValueError:  # tried first without `read_json`: 0.1 µs
+            return read_json(_decoder, message)
     except (ValueError, RecursionError) as error:
         raise CallError(ErrorCode.PROTOCOL_ERROR, f"not an event of a call: {error}") from error
 
@@ -184,6 +187,12 @@ def relay_header(peer: Address, *, unmatched: bool = False) -> bytes:
 def identity_json(identity: Identity | None) -> bytes:
     """Encode an identity for requests."""
     return msgspec.json.encode(identity)
+
+
+@lru_cache(maxsize=4096)
+def read_identity(identity: bytes) -> Identity | None:
+    """Decode an identity that `identity_json` encoded."""
+    return msgspec.json.decode(identity, type=Identity | None)
 
 
 @lru_cache(maxsize=4096)
@@ -516,21 +525,32 @@ class Routes:
             raise CallError(ErrorCode.RATE_LIMITED, f"this connection has {most:,} calls open already")
         # A caller or a server may support neither credits nor item numbers: the operation's type decides.
         streams = head.credits is not None or head.operation_id in self._streams
-        call = RoutedCall(head.request_id, caller, server, streams, identity, operation_id=head.operation_id)
-        call.progress, call.parent_request_id = head.progress is True, head.parent_request_id
-        call.questions = head.questions is True
-        call.delegable = not peer.hub or identity != self.own
-        self.open(call)
+        call = RoutedCall(
+            head.request_id,
+            caller,
+            server,
+            streams,
+            identity,
+            head.progress is True,
+            head.questions is True,
+            not peer.hub or identity != self.own,
+            operation_id=head.operation_id,
+            parent_request_id=head.parent_request_id,
+        )
+        self._add(call)
         return EventRoute(server, call, identity)
 
     def open(self, call: RoutedCall) -> RoutedCall:
         """Add a call, in place of one with its id that the caller has forgotten."""
         self.give_up(call.caller, call.request_id)
+        self._add(call)
+        return call
+
+    def _add(self, call: RoutedCall) -> None:
         server = self._peers[call.server]
         self._peers[call.caller].asked[call.request_id] = call
         server.held.setdefault(call.request_id, []).append(call)
         server.load += 1
-        return call
 
     def give_up(self, caller: Address, request_id: str, server: Address | None = None) -> None:
         """End a call for its caller, if this server (None: any) has it."""
@@ -561,13 +581,13 @@ class Routes:
         call = self._find(sender, head)
         if isinstance(head, ProgressHead):  # neither an item nor, without its call, of use
             return self._drop("unknown") if call is None or not call.progress else EventRoute(call.caller, call)
-        if isinstance(head, QuestionHead | AnswerHead) and (call is None or not call.questions):
+        if isinstance(head, (QuestionHead, AnswerHead)) and (call is None or not call.questions):
             return self._drop("unknown")
         if call is None:
             to = head.peer or SERVER
             if to not in self._peers:
                 return self._drop("unknown")
-            if self.waits_for(to, head.request_id) is not None:
+            if self.asked(to, head.request_id) is not None:
                 return self._drop("foreign")
             return EventRoute(to, None)
         if ends_call(head.kind, head.seq, streams=call.streams):
@@ -593,10 +613,9 @@ class Routes:
                     return held
         return None
 
-    def waits_for(self, caller: Address, request_id: str) -> Address | None:
-        """Return the server that a caller waits for, if any."""
-        call = self._peers[caller].asked.get(request_id)
-        return None if call is None else call.server
+    def asked(self, caller: Address, request_id: str) -> RoutedCall | None:
+        """Return an open call."""
+        return self._peers[caller].asked.get(request_id)
 
     def end(self, call: RoutedCall) -> bool:
         """Remove a call; return False if it has ended before."""

@@ -12,6 +12,7 @@ from secrets import token_hex
 from ssl import SSLContext
 from typing import get_args
 
+from msgspec.structs import replace
 from websockets.http11 import Request, Response
 from websockets.server import ServerProtocol
 from websockets.typing import Origin
@@ -59,6 +60,7 @@ from opwire.transports.websocket.routes import (
     Routes,
     identity_json,
     read_head,
+    read_identity,
 )
 
 logger = logging.getLogger("opwire.transports")
@@ -302,7 +304,8 @@ class WebSocketServer:
         peer = None if to is None else self._relay.peers.get(to)
         if peer is None:
             raise CallError(ErrorCode.UNAVAILABLE, "the peer is gone")
-        waits_for = self._routes.waits_for(peer.address, event.request_id)
+        call = self._routes.asked(peer.address, event.request_id)
+        waits_for = None if call is None else call.server
         if isinstance(event, _RESPONSES) and waits_for not in (None, SERVER):
             raise CallError(ErrorCode.UNAVAILABLE, f"{peer.address} waits for the answer of another peer")
         message = encode_event(event, limit=min(limit, peer.max_message))
@@ -312,8 +315,8 @@ class WebSocketServer:
         if isinstance(event, CallAborted):
             self._routes.give_up(SERVER, event.request_id, peer.address)
         peer.send(message, control=not isinstance(event, BULK), serves=waits_for is None)
-        if waits_for == SERVER and is_final(event):
-            self._routes.give_up(peer.address, event.request_id)
+        if call is not None and waits_for == SERVER and is_final(event):
+            self._routes.end(call)
 
     def _send_request(self, peer: Peer, event: CallRequested, message: bytes) -> None:
         """Send a request of the server's own, and record the identity that its server may delegate.
@@ -505,8 +508,8 @@ class WebSocketServer:
             case _:
                 self._malformed(peer, CallError(ErrorCode.PROTOCOL_ERROR, f"{type(event).__name__} was not expected"))
 
-    def _deliver(self, peer: Peer, message: bytes, head: EventHead) -> None:
-        """Deliver an event to the server itself."""
+    def _deliver(self, peer: Peer, message: bytes, head: EventHead, identity: bytes) -> None:
+        """Deliver an event to the server itself. A request has the identity of its route, whatever it states."""
         if self._receiver is None or self._listener is None:
             return
         try:
@@ -519,6 +522,10 @@ class WebSocketServer:
                 self._malformed(peer, CallError(error.code, error.message))
                 self._receiver.received(CallFailed.of(head.request_id, error), peer.address)
         else:
+            if isinstance(event, CallRequested):
+                known = read_identity(identity)
+                if event.identity is not known or event.credential is not None:
+                    event = replace(event, identity=known, credential=None)
             self._receiver.received(event, peer.address)
 
     def _malformed(self, peer: Peer, error: CallError) -> None:

@@ -239,7 +239,7 @@ class ClientSession:
         if unmatched and event.request_id in self._unanswered:
             self._dropped["foreign"] += 1  # not from the server that has the request
             return
-        if not isinstance(event, CallRequested | CallProgress):  # progress does not decide which peer may reply
+        if not isinstance(event, (CallRequested, CallProgress)):  # progress does not decide which peer may reply
             self._unanswered.discard(event.request_id)
         self.receiver.received(event, sender)
 
