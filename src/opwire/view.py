@@ -6,9 +6,10 @@ cannot be applied leaves its operation out: a parameter that should be hidden mu
 
 import logging
 import re
-from collections.abc import AsyncGenerator, Awaitable, Callable, Iterable, Mapping
+from collections.abc import AsyncGenerator, Awaitable, Callable, Iterable, Iterator, Mapping
 from contextlib import aclosing
 from fnmatch import translate
+from itertools import islice
 from typing import TYPE_CHECKING, Any, NamedTuple, TypedDict
 
 from msgspec.structs import replace
@@ -103,6 +104,17 @@ class Selection:
         excluded = [each.matches(spec) for each in self.exclude]
         return (not included or any(included)) and not any(excluded)
 
+    def problems(self, ids: Iterable[str]) -> list[str]:
+        """Return the patterns that have matched nothing so far; `ids` are suggested."""
+        return [*_unmatched("include", self.include, ids), *_unmatched("exclude", self.exclude, ids)]
+
+
+def _unmatched(option: str, matchers: Iterable[_Matcher], ids: Iterable[str]) -> Iterator[str]:
+    missed = [each.pattern for each in matchers if not each.matched and isinstance(each.pattern, str)]
+    known = dict.fromkeys(name for id in ids for name in (id, id.partition(".")[0])) if missed else ()
+    for pattern in missed:
+        yield f"{option}: {pattern!r} matches nothing{suggestion(pattern, islice(known, _MAX_SUGGESTED))}"
+
 
 class Derived(NamedTuple):
     """An operation of a view: its spec there, and the changes of its input and results."""
@@ -187,19 +199,10 @@ class ViewRules:
         return (*self._left_out.values(), *self._unmatched(ids))
 
     def _unmatched(self, ids: Iterable[str]) -> list[str]:
-        known = [*dict.fromkeys(name for id in ids for name in (id, id.partition(".")[0]))][:_MAX_SUGGESTED]
-        groups = (
-            ("include", [(each, each.pattern) for each in self._selection.include]),
-            ("exclude", [(each, each.pattern) for each in self._selection.exclude]),
-            ("rename", [(matcher, key) for matcher, key, _ in self._renames]),
-            ("reshape", [(matcher, key) for matcher, key, _ in self._reshapes]),
-        )
-        found: list[str] = []
-        for option, patterns in groups:
-            for matcher, pattern in patterns:
-                if not matcher.matched and isinstance(pattern, str):
-                    found.append(f"{option}: {pattern!r} matches nothing{suggestion(pattern, known)}")
-        return found
+        known = [*ids]
+        renames = _unmatched("rename", (matcher for matcher, _, _ in self._renames), known)
+        reshapes = _unmatched("reshape", (matcher for matcher, _, _ in self._reshapes), known)
+        return [*self._selection.problems(known), *renames, *reshapes]
 
     def log_unmatched(self, ids: Iterable[str]) -> None:
         """Log a warning for each pattern that has matched nothing so far."""

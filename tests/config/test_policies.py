@@ -109,3 +109,21 @@ async def test_a_policy_that_cannot_be_installed_is_named(tmp_path: Path, polici
     with pytest.raises(ConfigError, match=told):
         async with open_config(load_config(tmp_path / "opwire.toml")):
             pass
+
+
+@requirement("policies.config")
+async def test_a_pattern_of_a_policy_that_matches_nothing_is_reported(tmp_path: Path) -> None:
+    (tmp_path / "shop.py").write_text(SHOP)
+    sources = "[sources.shop]\npython = 'shop.py'\n"
+    policies = (
+        "[policies.approval]\ninclude = ['shop.ordr', 'type:subscription']\n"
+        "[policies.rate]\ncalls = 9\nexclude = ['type:mutaton']\n"
+    )
+    for more, problems in (
+        ("", ["rate.exclude: 'type:mutaton' matches nothing", "approval.include: 'shop.ordr' matches nothing"]),
+        ("[sources.gone]\npython = 'gone.py'\n", []),  # it may have them
+    ):
+        (tmp_path / "opwire.toml").write_text(sources + more + policies)
+        async with open_config(load_config(tmp_path / "opwire.toml")) as opened:
+            found = [each.partition(";")[0] for each in opened.policy_problems()]
+            assert found == [f"policies.{each}" for each in problems]

@@ -40,6 +40,7 @@ if TYPE_CHECKING:
 
 logger = logging.getLogger("opwire.config")
 
+_TYPES = frozenset(f"type:{each}" for each in OperationType)  # which a source need not have
 _GRACE = 10.0
 """Additional seconds for MCP servers: each has its own timeout and better message, and needs time to stop."""
 
@@ -165,6 +166,23 @@ class OpenedConfig:
                 skipped=tuple(skipped),
                 warnings=(*report.warnings, *mounted.problems, *parts),
             )
+
+    def policy_problems(self) -> list[str]:
+        """Return the patterns of policies that match no operation: by a typo, calls would need no approval.
+
+        Empty if a source failed: it may have the operations.
+        """
+        specs, found = self.registry.list(), list[str]()
+        for name in PoliciesSettings.__struct_fields__:
+            policy = getattr(self.config.policies, name)
+            if policy is not None and not self.failures:
+                selection = Selection(
+                    *([each for each in part if each not in _TYPES] for part in (policy.include, policy.exclude))
+                )
+                for spec in specs:
+                    selection.selects(spec)
+                found += [f"policies.{name}.{each}" for each in selection.problems(spec.id for spec in specs)]
+        return found
 
     async def load(self) -> None:
         """Install the policies, and load the enabled sources.

@@ -547,7 +547,7 @@ class ClaimSettings(Settings, frozen=True, kw_only=True):
 class JWTSettings(Settings, frozen=True, kw_only=True):
     """`[auth.jwt]`: see `JWTs`. One of `key`, `key_file` (a public key as PEM) and `jwks_url` is required.
 
-    "*" accepts any `audience` or `issuer`.
+    "*" as `issuer` accepts any, and as `audience` tokens that name none.
     """
 
     algorithms: tuple[str, ...]

@@ -90,6 +90,18 @@ def test_what_a_server_prints_is_shown_with_v(tmp_path: Path, capsys: pytest.Cap
     assert "\\x1b[2Jno database" in capsys.readouterr().err.splitlines()[0]
 
 
+@requirement("cli.doctor", "policies.config")
+def test_a_policy_for_an_operation_that_does_not_exist_is_told(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    module = "from opwire import OperationRegistry\nregistry = OperationRegistry()\n"
+    (tmp_path / "a.py").write_text(f"{module}@registry.query('a.find')\ndef find() -> None: ...\n")
+    (tmp_path / "opwire.toml").write_text("[sources.a]\npython = 'a.py'\n[policies.approval]\ninclude = ['a.fnd']\n")
+    _, found = findings(capsys, "-c", str(tmp_path / "opwire.toml"))
+    (told,) = [each for each in found if each["check"] == "policies"]
+    assert (told["status"], "did you mean 'a.find'?" in told["message"]) == ("note", True)
+
+
 @requirement("cli.doctor")
 def test_mistakes_of_the_file_are_told(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     (tmp_path / "opwire.toml").write_text("[source.x]\npython = 1\n")

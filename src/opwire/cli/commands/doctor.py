@@ -149,6 +149,7 @@ async def _check_sources(config: Config, screen: Screen) -> list[CheckResult]:
             count = sum(1 for spec in running.registry.list() if running.source_of(spec.id) == name)
             results.append(CheckResult(f"source {name}", "ok", counted(count, "operation")))
             results += [CheckResult(f"source {name}", "note", note) for note in running.notes_of(name)]
+        results += [CheckResult("policies", "note", problem) for problem in running.policy_problems()]
         for name in config.views:
             view = view_of(config, name, running.registry)
             results.append(CheckResult(f"view {name}", "ok", counted(len(view), "operation")))

@@ -254,6 +254,8 @@ async def serve(
     `on_link` is called with the link that opens the console, if it is served.
     """
     async with opened(config, screen) as running, AsyncExitStack() as surfaces:
+        for problem in running.policy_problems():
+            screen.warning(problem)
         waiting: list[Awaitable[Any]] = []
         changed = asyncio.create_task(_wait_for_changes(running, screen)) if reload else None
         if changed is not None:
@@ -513,6 +515,8 @@ async def spoke_command(
     where = " and ".join(shown_url(each.resolve("spoke.url")) for each in urls)
 
     async with opened(config, screen) as running, AsyncExitStack() as stack:
+        for problem in running.policy_problems():
+            screen.warning(problem)
         spoke = await stack.enter_async_context(spoke_of(config, running.registry))
         stack.enter_context(metrics_at(metrics, screen, spoke))
         worker = None
