@@ -221,6 +221,8 @@ async def test_a_person_reads_neither_secrets_nor_the_whole_of_a_long_input() ->
     assert str(asked[0]) == 'an anonymous caller calls shop.order with {"article":"tea","password":"***"}'
     await registry.execute("shop.order", {"article": "t" * 5_000})
     assert str(asked[1]).endswith("t… (3,014 more characters)")
+    await registry.execute("shop.order", {"article": "a\u202etea\u2066"})  # which a client would display reversed
+    assert str(asked[2]).endswith(r'{"article":"a\u202etea\u2066"}')
 
 
 @requirement("policies.caller")

@@ -33,7 +33,7 @@ from opwire.envelope import ResponseEnvelope
 from opwire.errors import CallError, ErrorCode, UsageError, check_above_zero, check_counts, check_not_below_zero
 from opwire.logs import masked
 from opwire.operation import REQUEST_STATE, Context, Handler, Identity, OperationSpec, OperationType
-from opwire.typed.plain import to_plain
+from opwire.typed.plain import harmless, to_plain
 from opwire.view import Pattern, Selection
 
 logger = logging.getLogger("opwire.policies")
@@ -249,9 +249,8 @@ class ApprovalRequest(Struct, frozen=True, kw_only=True):
     def __str__(self) -> str:
         caller = "an anonymous caller" if self.identity is None else self.identity.id
         shown = self.shown_input
-        return (
-            f"{caller} calls {self.spec.id} with {shown if isinstance(shown, str) else _encoder.encode(shown).decode()}"
-        )
+        text = shown if isinstance(shown, str) else _encoder.encode(shown).decode()
+        return harmless(f"{caller} calls {self.spec.id} with {text}")  # a person decides by what is displayed
 
 
 Decision = bool | str
