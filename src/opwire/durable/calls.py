@@ -175,7 +175,7 @@ def _task(operation_id: str, input: Any, context: Context, key: str | None) -> T
     key = token_hex(16) if key is None else key
     for what, name in (("an idempotency key", key), ("the id of an operation", operation_id)):  # names in the engine
         try:
-            usable = bool(name.encode()) and len(name) <= MAX_NAME
+            usable = 0 < len(name) <= MAX_NAME and (name.isascii() or bool(name.encode()))
         except UnicodeEncodeError:
             usable = False
         if not usable:

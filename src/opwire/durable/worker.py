@@ -33,6 +33,7 @@ from opwire.errors import CallError, ErrorCode, UsageError, check_counts
 from opwire.invoke import FAILURES
 from opwire.operation import LOCAL_IDENTITY, Identity, OperationType
 from opwire.registry import OperationRegistry
+from opwire.workers import eager_task
 
 logger = logging.getLogger("opwire.durable")
 
@@ -211,11 +212,18 @@ class DurableWorker:
                 await _pause(failures, f"claiming tasks from {self._journal.name} failed", error)
                 continue
             now, loop = time.monotonic(), asyncio.get_running_loop()
+            start = loop.create_task if loop.get_task_factory() is not None else partial(eager_task, loop=loop)
             for claim in claims:
                 running = _RunningTask(claim, now)
-                running.task = loop.create_task(self._serve(running))
                 self._running.add(running)
+                running.task = start(self._serve(running))  # outcomes of handlers that do not suspend are one batch
+                if running.task.done():
+                    self._ended(running, running.task)
+                    continue
                 running.task.add_done_callback(partial(self._ended, running))
+                if self._closing:  # by the handler, in its first step
+                    running.stop("the worker is closing")
+            await asyncio.sleep(0)  # a journal in memory may have more, and neither it nor the handlers suspend
 
     async def _claim(self, room: int) -> list[Claim]:
         operations = self._served()
