@@ -134,6 +134,7 @@ ENVELOPE: dict[str, str] = {
 
 SCHEMA: dict[str, str] = {
     "schema.bounded-memory": "Compiled schemas take bounded memory: the oldest are released, and compiled when used.",
+    "schema.shared-definitions": "Large schemas of one document that share definitions are compiled together.",
     "schema.counted-patterns": "A counted class is checked as limits of the length, which take no memory.",
     "schema.valid": "A schema says whether a value fits, by the JSON Schema specification.",
     "schema.given-or-derived": "A schema is given as a dict or a boolean, or derived from a Python type.",

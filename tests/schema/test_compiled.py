@@ -8,7 +8,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from opwire import OperationRegistry, OperationSpec, OperationType, Schema
+from opwire.errors import SchemaError
 from opwire.schema import schema as schemas
+from opwire.schema import validator
 from opwire.schema.validator import compile_validator, without_counts
 from tests.properties import examples
 from tests.requirements import requirement
@@ -131,3 +133,102 @@ def test_limits_of_the_length_accept_what_the_counted_class_accepts(text: str) -
         assert compile_validator({"pattern": pattern}).is_valid(text) is compile_validator(
             {"pattern": f"(?:{pattern})"}
         ).is_valid(text)
+
+
+# --- families ---------------------------------------------------------------------------------------------------------
+
+_NODES: dict[str, Any] = {
+    f"n{number}": {
+        "type": "object",
+        "properties": {"id": {"type": "integer"}, "next": {"$ref": f"#/$defs/n{(number + 1) % 120}"}},
+        "required": ["id"],
+    }
+    for number in range(120)
+}
+
+
+def root(number: int) -> dict[str, Any]:
+    """The root of a schema that leads to 120 definitions."""
+    return {"type": "object", "properties": {f"p{number}": {"$ref": f"#/$defs/n{number}"}, "a/b": {"type": "string"}}}
+
+
+def family_of(*roots: dict[str, Any], definitions: dict[str, Any] = _NODES) -> list[Schema]:
+    family = schemas.SchemaFamily()
+    return [Schema.deferred(lambda each=each: {**each, "$defs": definitions}, family=family) for each in roots]
+
+
+@pytest.fixture
+def compilations(monkeypatch: pytest.MonkeyPatch) -> list[Any]:
+    """Every schema that is compiled as a whole."""
+    compiled: list[Any] = []
+
+    def compile_bounded(schema: Any, *arguments: Any, **options: Any) -> Any:
+        compiled.append(schema)
+        return validator.compile_bounded(schema, *arguments, **options)
+
+    monkeypatch.setattr(schemas, "compile_bounded", compile_bounded)
+    return compiled
+
+
+@requirement("schema.shared-definitions")
+def test_large_schemas_of_a_family_are_compiled_at_once(compilations: list[Any]) -> None:
+    family = family_of(*map(root, range(10)))
+    assert all(each.is_valid({f"p{number}": {"id": 1}}) for number, each in enumerate(family))
+    assert not any(each.conformity(strip=False)({f"p{number}": {"id": ""}}) for number, each in enumerate(family))
+    assert len(compilations) == 1
+    small = family_of(root(0), root(1), definitions={name: {} for name in ("n0", "n1")})
+    assert all(each.is_valid({}) for each in small)
+    assert len(compilations) == 3
+
+
+@requirement("schema.shared-definitions")
+@pytest.mark.parametrize(
+    "value", [{}, 1, {"p3": {"id": 1, "next": {"id": "x"}}, "a/b": 1}, {"p4": 1}, {"p3": {"id": 5.0}}]
+)
+def test_a_member_says_of_a_value_what_it_says_by_itself(value: Any) -> None:
+    alone = Schema({**root(3), "$defs": _NODES})
+    member = family_of(root(1), root(3), root(4))[1]
+    assert member.is_valid(value) is alone.is_valid(value)
+    assert member.problems(value) == alone.problems(value)
+    for strip in (False, True):
+        assert member.fit(value, strip=strip) == alone.fit(value, strip=strip)
+        assert member.conformity(strip=strip)(value) is alone.conformity(strip=strip)(value)
+
+
+@requirement("schema.shared-definitions")
+def test_a_member_does_not_know_the_properties_of_the_others() -> None:
+    first, second = family_of({**root(1), "additionalProperties": False}, root(2))
+    assert not first.is_valid({"p2": {"id": 1}})
+    assert second.is_valid({"p1": 1, "0": {}, "1": {}})
+
+
+@requirement("schema.shared-definitions")
+def test_an_invalid_member_does_not_harm_the_others() -> None:
+    first, invalid, third = family_of(root(1), {"type": "nothing"}, root(3))
+    with pytest.raises(SchemaError):
+        invalid.compile()
+    assert not first.is_valid({"p1": {}})
+    assert third.is_valid({"p3": {"id": 1}})
+
+
+@requirement("schema.shared-definitions")
+def test_definitions_that_only_have_the_same_name_are_not_shared() -> None:
+    family = schemas.SchemaFamily()
+    others = {**_NODES, "n0": {"type": "string"}}
+    first, second = (Schema.deferred(lambda d=d: {**root(0), "$defs": d}, family=family) for d in (_NODES, others))
+    assert first.is_valid({"p0": {"id": 1}})
+    assert not second.is_valid({"p0": {"id": 1}})
+    assert second.is_valid({"p0": "x"})
+
+
+@requirement("schema.bounded-memory")
+def test_a_group_that_is_released_is_compiled_again_for_all_its_members(limit: None, compilations: list[Any]) -> None:
+    first, second = family_of(root(1), root(2))
+    conforms = first.conformity(strip=False)
+    assert conforms({"p1": {"id": 1}})
+    for name in "abc":
+        large(name).compile()
+    released = len(compilations)
+    assert not conforms({"p1": {}})
+    assert not second.is_valid({"p2": {}})
+    assert len(compilations) == released + 1

@@ -20,13 +20,15 @@ each other. This relies on jsonschema-rs 0.60.3 and is not documented there; `te
 import re
 from collections.abc import Callable
 from itertools import pairwise
-from typing import Any, Final, Protocol
+from typing import Any, Final, Generic, Protocol, TypeVar
 
 import jsonschema_rs
 
 from opwire.errors import SchemaError
 from opwire.schema.cost import FREE, Costs, Meter
 from opwire.schema.dialect import JSONSchema, map_subschemas, quoted_refs
+
+G = TypeVar("G")
 
 # Lookarounds and back-references need the backtracking engine; 10,000 steps end a hostile pattern within a
 # millisecond (measured: `^(?=(a+)+$)` on 40,000 characters).
@@ -102,6 +104,30 @@ class MeteredValidator:
         """
         self._meter.check(instance)
         return self._validator.is_valid(instance)
+
+
+class MemberValidator(Generic[G]):
+    """The validator of one member of a group: of a schema that has each of them as a property.
+
+    `compiled` returns the validator of the group, which may have been released and is then compiled again.
+    """
+
+    def __init__(self, name: str, group: G, compiled: Callable[[], Validator]) -> None:
+        self.group = group
+        self._name = name
+        self._compiled = compiled
+
+    def is_valid(self, instance: Any, /) -> bool:
+        """Return whether a value is valid.
+
+        Raises:
+            ComplexityError: checking it would take too long.
+        """
+        return self._compiled().is_valid({self._name: instance})
+
+    def iter_errors(self, instance: Any, /) -> Any:
+        """Return the errors of a value. Their paths begin with the name of the member."""
+        return self._compiled().iter_errors({self._name: instance})
 
 
 def compile_bounded(

@@ -128,7 +128,9 @@ class OutputReader:
             is_declared = not {"schema", "itemSchema"}.isdisjoint(content.fields.value)
             schema = UNKNOWN
             if is_declared:
-                schema = Schema.deferred(lambda: self._schemas.complete(self._schema(content), "output"))
+                schema = Schema.deferred(
+                    lambda: self._schemas.complete(self._schema(content), "output"), family=self._schemas.outputs
+                )
         kind, (fields, home) = media_type(content.content_type), content.fields
         root = self._schemas.xml_root(fields.get("schema"), home) if kind.is_xml else None
         xml = None if root is None else root.node
@@ -245,7 +247,8 @@ class LazyOperation:
         self._origin = origin = api.origin_of(endpoint)
         checks_formats = not api.options.relaxes_inputs and not (origin is not None and origin.loose_formats)
         self.input_schema = Schema.deferred(lambda: self._input.schema, checks_formats=checks_formats)
-        self.output_schema = Schema.deferred(lambda: self._output.schema())  # noqa: PLW0108 - lazily
+        outputs = api.schemas.outputs
+        self.output_schema = Schema.deferred(lambda: self._output.schema(), family=outputs)  # noqa: PLW0108 - lazily
         own = endpoint.operation.value
         title = "" if origin is not None and origin.untitled else as_text(own.get("summary")).strip()
         description = as_text(own.get("description")).strip() or title

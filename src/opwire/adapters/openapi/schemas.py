@@ -26,6 +26,7 @@ from opwire.errors import SchemaError
 from opwire.names import UniqueNames
 from opwire.schema import JSONSchema, Schema
 from opwire.schema.dialect import lower, lower_bounds, map_subschemas
+from opwire.schema.schema import SchemaFamily
 from opwire.typed.plain import as_dict, as_list, survey
 
 MAX_BRANCHES = 50
@@ -63,6 +64,7 @@ class SchemaRewriter:
         self._definitions: dict[tuple[str, Direction], RewrittenSchema] = {}
         self._open: dict[str, str] = {}
         self._xml: dict[int, XMLNode] = {}  # by the identity of a schema
+        self.outputs = SchemaFamily()
 
     def read(self, schema: Any, document: SourceDocument, direction: Direction, where: str) -> RewrittenSchema:
         """Rewrite a schema. Its references point to `$defs`, which `complete` adds. `where` prefixes warnings."""
