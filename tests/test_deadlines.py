@@ -9,7 +9,7 @@ from unittest import mock
 import pytest
 
 from opwire import CallError, ErrorCode
-from opwire.deadlines import MAX_SECONDS, Deadlines, HoldUps, bounded_seconds
+from opwire.deadlines import MAX_SECONDS, Deadlines, HoldUps, bounded_seconds, resume
 from tests.requirements import requirement
 
 PATIENCE = 20
@@ -362,3 +362,32 @@ async def test_a_loop_that_runs_was_not_held_up_and_one_that_was_stopped_says_fo
         assert hold_ups.recent(clock[0]) == 0
         hold_ups.stop()
         assert hold_ups.recent(clock[0] + 60) == 0
+
+
+async def test_a_coroutine_is_continued_after_its_first_step_and_sees_results_errors_and_cancellation() -> None:
+    loop = asyncio.get_running_loop()
+    futures = [loop.create_future() for _ in range(3)]
+    seen: list[Any] = []
+
+    async def work() -> str:
+        seen.append(await futures[0])
+        try:
+            await futures[1]
+        except KeyError as error:
+            seen.append(type(error))
+        try:
+            await futures[2]
+        except asyncio.CancelledError as error:
+            seen.append(type(error))
+        return "done"
+
+    async def run() -> str:
+        started = work()
+        return await resume(started, started.send(None))
+
+    task = asyncio.create_task(run())
+    loop.call_soon(futures[0].set_result, "first")
+    loop.call_soon(futures[1].set_exception, KeyError())
+    futures[1].add_done_callback(lambda _: loop.call_later(0.01, task.cancel))
+    assert await within(task) == "done"
+    assert seen == ["first", KeyError, asyncio.CancelledError]

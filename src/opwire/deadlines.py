@@ -8,14 +8,16 @@ discarding costs 0.5 µs. An entry is removed with its last call. A deadline nev
 import asyncio
 import random
 import time
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Coroutine, Generator
 from heapq import heapify, heappop, heappush
 from math import inf
+from types import coroutine
 from typing import Any, TypeVar
 
 from opwire.errors import CallError, ErrorCode
 
 K = TypeVar("K")
+T = TypeVar("T")
 
 CALL_TIMEOUT = 300.0
 """The default timeout of calls over a surface, in seconds. Over MCP it is the time without progress."""
@@ -165,6 +167,21 @@ class _Scope:
 
 def _timeout(complaint: str, seconds: float) -> CallError:
     return CallError(ErrorCode.TIMEOUT, f"{complaint} within {max(seconds, 0):.3g} s")
+
+
+@coroutine
+def resume(started: Coroutine[Any, Any, T], waiting: Any) -> Generator[Any, Any, T]:
+    """Continue a coroutine in the task that has executed its first step, which yielded `waiting`."""
+    while True:
+        try:
+            try:
+                value = yield waiting
+            except BaseException as error:
+                waiting = started.throw(error)
+            else:
+                waiting = started.send(value)
+        except StopIteration as ended:
+            return ended.value
 
 
 class HoldUps:

@@ -29,7 +29,7 @@ from opwire.operation import Context, Identity, Inbound, OperationSpec, Operatio
 from opwire.origin import ENVELOPE_JSON
 from opwire.schema import Schema
 from opwire.schema.dialect import References
-from opwire.serve.guard import ACCESS, EXPIRES, IDENTITY, TOKEN, HTTPStatusError, Receive, Scope
+from opwire.serve.guard import ACCESS, EXPIRES, HEADERS, IDENTITY, TOKEN, HTTPStatusError, Receive, Scope
 from opwire.typed.plain import as_dict, as_list, read_json
 
 MAX_PARAMETERS = 1_000
@@ -79,7 +79,7 @@ class Request:
         raw: bytes = scope.get("raw_path") or b""
         self.is_plain = b"%" not in raw or raw.endswith(self.path.encode("utf-8", "replace"))
         self.query: bytes = scope["query_string"]
-        self.headers: dict[bytes, bytes] = dict(scope["headers"])
+        self.headers: Mapping[bytes, bytes] = scope.get(HEADERS) or dict(scope["headers"])
         self.identity: Identity | None = scope.get(IDENTITY)
         self.token: str | None = scope.get(TOKEN)
         self.expires: float | None = scope.get(EXPIRES)
