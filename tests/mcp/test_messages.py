@@ -273,7 +273,7 @@ def test_an_error_with_an_odd_code_or_message_keeps_its_text(error: Any, code: i
 
 
 @requirement("mcp.in.batches")
-def test_a_batch_is_its_messages_unless_it_is_empty_long_or_not_json() -> None:
+def test_a_batch_is_its_messages_unless_it_is_empty_long_nested_or_not_json() -> None:
     one, two = b'{"jsonrpc":"2.0","method":"a"}', b'{"jsonrpc":"2.0","id":1,"result":{"a":[1,"]"]}}'
     assert split_batch(b" [%b, %b]" % (one, two), 1000) == [one, two]
     assert read_messages(b"[%b,%b]" % (one, two), 1000) == [
@@ -282,5 +282,6 @@ def test_a_batch_is_its_messages_unless_it_is_empty_long_or_not_json() -> None:
     ]
     long = b"[" + b",".join([one] * (MAX_BATCH + 1)) + b"]"
     values = b"[" + b"[]," * 2000 + b"[]]"
-    for other in (one, b"", b"[]", b"[" + one, long, values, b"[" * 100_000):
+    nested = b"[%b, [%b]]" % (one, two)
+    for other in (one, b"", b"[]", b"[" + one, long, values, nested, b"[" * 100_000):
         assert split_batch(other, 1000) == [other]

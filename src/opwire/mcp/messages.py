@@ -254,7 +254,7 @@ def has_few_values(raw: bytes, limit: int) -> bool:
 def split_batch(raw: bytes, limit: int) -> list[bytes]:
     """Return the messages of a batch, which revision 2025-03-26 has; anything else is one message.
 
-    A batch of more than `MAX_BATCH` messages, or of more than `limit` values, is one message that is invalid.
+    A batch of batches, of more than `MAX_BATCH` messages or of more than `limit` values is one invalid message.
     """
     if raw.lstrip()[:1] != b"[" or not has_few_values(raw, limit):
         return [raw]
@@ -262,7 +262,9 @@ def split_batch(raw: bytes, limit: int) -> list[bytes]:
         parts = _batch_decoder.decode(raw)
     except (ValueError, RecursionError):
         return [raw]
-    return [bytes(each) for each in parts] if 0 < len(parts) <= MAX_BATCH else [raw]
+    messages = [bytes(each).lstrip() for each in parts[: MAX_BATCH + 1]]
+    valid = 0 < len(messages) <= MAX_BATCH and not any(each.startswith(b"[") for each in messages)
+    return messages if valid else [raw]
 
 
 def read_messages(raw: bytes, limit: int) -> list[ReceivedMessage]:
