@@ -10,7 +10,7 @@ from importlib.metadata import version
 from pathlib import Path
 from time import perf_counter
 
-from benchmarks import call, execute, github, hostile, imports, schemas, search
+from benchmarks import call, execute, github, hostile, imports, scale, schemas, search
 from benchmarks.http import documents
 from benchmarks.http import ladder as http
 from benchmarks.mcp_tools import ladder as mcp
@@ -29,6 +29,7 @@ LADDERS = {
     "github": github.tables,
     "hostile": hostile.tables,
     "search": search.tables,
+    "scale": scale.tables,
 }
 
 

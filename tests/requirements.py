@@ -656,6 +656,7 @@ NATS: dict[str, str] = {
 
 REDIS: dict[str, str] = {
     "transport.redis": "Calls run over a Redis server, 6.2 or newer, under the whole contract.",
+    "transport.redis.servers": "The suites of Redis pass over each Redis and Valkey server that is installed.",
     "transport.redis.framing": "However the bytes of Redis are split, each reply goes to whoever asked, in order.",
     "transport.redis.garbage": "Whatever strangers publish on our channels is ignored and counted.",
     "transport.redis.secrets": "A password appears in no message, name or repr.",

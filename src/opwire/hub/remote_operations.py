@@ -26,6 +26,8 @@ HUB = Identity(id="hub", scopes=("*",))
 
 _MAX_VERSIONS = 16  # of one operation
 _MOMENT = 0.01  # seconds
+_MAX_ELIGIBLE = 1_000  # operations whose servers are cached by version
+_NO_VERSIONS: dict[str | None, set[Address]] = {}
 
 
 class DescribedOperation(NamedTuple):
@@ -60,6 +62,7 @@ class RemoteOperations:
         self._has_versions = versions
         self._operations: dict[str, _RemoteOperation] = {}  # the listed version of each
         self.split: dict[str, dict[str, _RemoteOperation]] = {}  # the other versions of some, by id and version
+        self._eligible: dict[str, dict[str | None, set[Address]]] = {}  # results of `eligible`
         self._served: dict[Address, dict[str, None]] = {}  # by peer: losing one costs only what it announced
         self._timers: set[asyncio.TimerHandle] = set()
         self.hubs: set[Address] = set()  # peers that are other hubs
@@ -126,6 +129,9 @@ class RemoteOperations:
 
     def eligible(self, operation_id: str, version: str | None) -> Container[Address] | None:
         """Return the servers of a version or, for None, those with the schemas of the listed one; None is all."""
+        cached = self._eligible.get(operation_id, _NO_VERSIONS).get(version)
+        if cached is not None:
+            return cached
         versions = self._versions(operation_id)
         if not versions or (version is None and len(versions) == 1):
             return None
@@ -133,7 +139,12 @@ class RemoteOperations:
             chosen = [each for each in versions if _difference(each.spec, versions[0].spec) is None]
         else:
             chosen = [each for each in versions if each.spec.version == version]
-        return {peer for each in chosen for peer in each.peers}
+        found = {peer for each in chosen for peer in each.peers}
+        if found:  # otherwise unknown versions would fill it
+            if len(self._eligible) >= _MAX_ELIGIBLE:
+                self._eligible.clear()
+            self._eligible.setdefault(operation_id, {})[version] = found
+        return found
 
     def conflict(self, peer: Address, operation: DescribedOperation) -> CallError | None:
         """Return why a peer cannot serve an operation: the hub serves it, or others serve it in another way.
@@ -203,7 +214,11 @@ class RemoteOperations:
                 self.on_local(known.spec.id, known.spec.version)
 
     def _settle(self, operation_id: str) -> None:
-        """Forget the versions without a present or expected server, and list the lowest of the others."""
+        """Forget the versions without a present or expected server, and list the lowest of the others.
+
+        Follows each change of an operation's servers.
+        """
+        self._eligible.pop(operation_id, None)
         now, listed = time.monotonic(), self._operations[operation_id]
         versions = [each for each in self._versions(operation_id) if each.peers or each.expected > now]
         if not versions:
@@ -287,6 +302,7 @@ class RemoteOperations:
             self._registry.unregister(operation_id)  # while it is still known as remote: it is not announced
         del self._operations[operation_id]
         self.split.pop(operation_id, None)
+        self._eligible.pop(operation_id, None)
 
     def _handler(self, spec: OperationSpec) -> Handler:
         operation_id = spec.id
