@@ -40,7 +40,9 @@ async def test_whoever_is_stopped_says_so(capsys: pytest.CaptureFixture[str]) ->
         with pytest.raises(CallError) as caught:
             await calls.call("work.hang", timeout=0.5)
         assert caught.value.code is ErrorCode.TIMEOUT
-    assert capsys.readouterr().out.split() == ["stopped", "hanging", "stopped"]
+    printed = capsys.readouterr().out.split()
+    assert sorted(printed) == ["hanging", "stopped", "stopped"]  # a call starts before a cancelled task has ended
+    assert printed[-1] == "stopped"
 
 
 def test_an_unknown_transport_is_refused() -> None:

@@ -142,11 +142,11 @@ class MemoryTransport:
         Raises:
             CallError: UNAVAILABLE, PAYLOAD_TOO_LARGE.
         """
-        if to is None and isinstance(event, CallAborted):  # by the first step of its own handler
-            for address in self._bus.servers():
-                self.send(event, address)
-            return
         here, bus = self._address or self._here(), self._bus
+        if to is None and isinstance(event, CallAborted):  # by the first step of its own handler
+            *others, to = bus.servers() or [None]
+            for address in others:
+                self.send(event, address)
         there = bus.end(to)
         if bus.codec:
             event = decode_event(encode_event(event, limit=bus.max_message), limit=bus.max_message)
