@@ -19,7 +19,7 @@ from opwire.transports.memory import MemoryBus, MemoryTransport
 
 _WORKERS = 64
 _ITEMS = 1_000
-_LIMIT = 4  # times queue + future
+_LIMITS = 2.5, 4.0  # × the control, one at a time and with many in flight
 
 Call = Callable[[], Awaitable[Any]]
 
@@ -161,15 +161,15 @@ async def _calls() -> tuple[list[Row], list[Row]]:
         task = await stack.enter_async_context(_served(_TaskAndJson()))
         by_reference, _ = await stack.enter_async_context(_ends())
         encoded, _ = await stack.enter_async_context(_ends(codec=True))
-        ways: list[tuple[str, Call, float | None]] = [
-            ("queue + future", queue, None),
-            ("task + future, without a queue", _task_and_future, None),
-            (f"queue + task a call + JSON (msgspec {version('msgspec')})", task, None),
-            ("opwire, by reference", _opwire_call(by_reference), _LIMIT),
-            ("opwire, codec=True", _opwire_call(encoded), None),
+        ways: list[tuple[str, Call, tuple[float, float] | tuple[None, None]]] = [
+            ("queue + future", queue, (None, None)),
+            ("task + future, without a queue", _task_and_future, (None, None)),
+            (f"queue + task a call + JSON (msgspec {version('msgspec')})", task, (None, None)),
+            ("opwire, by reference", _opwire_call(by_reference), _LIMITS),
+            ("opwire, codec=True", _opwire_call(encoded), (None, None)),
         ]
-        single = [Contender(name, _one_at_a_time(call), SUM, _value, limit=limit) for name, call, limit in ways]
-        many = [Contender(name, _in_flight(call), SUM, _value, _WORKERS, limit) for name, call, limit in ways]
+        single = [Contender(name, _one_at_a_time(call), SUM, _value, limit=limit) for name, call, (limit, _) in ways]
+        many = [Contender(name, _in_flight(call), SUM, _value, _WORKERS, limit) for name, call, (_, limit) in ways]
         return await ladder(single), await ladder(many)
 
 

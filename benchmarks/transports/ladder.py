@@ -33,12 +33,14 @@ class _Engine(NamedTuple):
 
 _ENGINES = (
     _Engine("WebSocket", websocket.RAW, websocket.OPWIRE, 0.7),
-    _Engine("WebSocket through a relay", [*websocket.RAW_RELAYED, websocket.OPWIRE_RELAYED], websocket.OPWIRE_HUB, 0.6),
-    _Engine("Redis", redis.RAW, redis.OPWIRE, 0.75, RedisServer, [faststream_rpc.REDIS]),
-    _Engine("NATS", nats.RAW, nats.OPWIRE, 1, NatsServer, [faststream_rpc.NATS]),
-    _Engine("durable, in one process", [durable.PLAIN_MEMORY], durable.MEMORY),
-    _Engine("durable", [redis.OPWIRE], durable.REDIS, broker=RedisServer, settings={"appendonly": "yes"}),
-    _Engine("durable", [nats.OPWIRE], durable.NATS, broker=NatsServer, settings={"jetstream": True}),
+    _Engine(
+        "WebSocket through a relay", [*websocket.RAW_RELAYED, websocket.OPWIRE_RELAYED], websocket.OPWIRE_HUB, 0.75
+    ),
+    _Engine("Redis", redis.RAW, redis.OPWIRE, 1.5, RedisServer, [faststream_rpc.REDIS]),
+    _Engine("NATS", nats.RAW, nats.OPWIRE, 1.5, NatsServer, [faststream_rpc.NATS]),
+    _Engine("durable, in one process", [durable.PLAIN_MEMORY], durable.MEMORY, 0.5),
+    _Engine("durable", [redis.OPWIRE], durable.REDIS, 0.5, RedisServer, settings={"appendonly": "yes"}),
+    _Engine("durable", [nats.OPWIRE], durable.NATS, 0.5, NatsServer, settings={"jetstream": True}),
 )
 
 
