@@ -813,6 +813,7 @@ DURABLE: dict[str, str] = {
     "durable.timeout": "TIMEOUT limits the waiting alone: the mutation goes on, and the same key asks again.",
     "durable.unavailable": "A journal that cannot be reached is UNAVAILABLE, and asking again with the same key is "
     "safe.",
+    "durable.cancel": "A mutation that no worker has begun can be cancelled, in every journal; one that runs goes on.",
     "durable.inspection": "What was given up can be listed, replayed and purged, and everything is counted.",
     "durable.keep": "Outcomes are forgotten after a set time, buried ones are not.",
     "durable.at-least-once": "A submitted mutation is run at least once, whoever crashes.",

@@ -312,3 +312,47 @@ class SuspectsForEver(MemoryJournal):
     async def release(self, claim: Claim, delay: float, *, failed: bool = False) -> None:
         await super().release(claim, delay, failed=failed)
         self._state._entries[claim.task.key].lost = claim.suspect
+
+
+class CancelsWhatRuns(MemoryJournal):
+    async def cancel(self, outcome: Outcome) -> Outcome | None:
+        entry = self._state._entries.get(outcome.key)
+        if entry is not None:
+            entry.claimed = False
+        return await super().cancel(outcome)
+
+
+class CancelsWhatHasEnded(MemoryJournal):
+    async def cancel(self, outcome: Outcome) -> Outcome | None:
+        entry = self._state._entries.get(outcome.key)
+        if entry is not None and entry.outcome is not None:
+            entry.outcome = None
+            entry.claimed = False
+        return await super().cancel(outcome)
+
+
+class CancelsNothing(MemoryJournal):
+    async def cancel(self, outcome: Outcome) -> Outcome | None:
+        return None
+
+
+class RunsWhatWasCancelled(MemoryJournal):
+    """Callers are told, and workers are not."""
+
+    async def cancel(self, outcome: Outcome) -> Outcome | None:
+        cancelled = await super().cancel(outcome)
+        entry = self._state._entries.get(outcome.key)
+        if cancelled is not None and cancelled.cancelled and entry is not None:
+            self._state._enter(replace(entry.task, key=entry.task.key + "'"))
+        return cancelled
+
+
+class CancelsInSilence(MemoryJournal):
+    """Callers that wait are not told."""
+
+    async def cancel(self, outcome: Outcome) -> Outcome | None:
+        listeners, self._state.listeners = self._state.listeners, set()
+        try:
+            return await super().cancel(outcome)
+        finally:
+            self._state.listeners = listeners

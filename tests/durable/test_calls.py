@@ -237,6 +237,43 @@ def test_the_data_of_an_outcome_is_of_the_type_that_is_asked_for() -> None:
     asyncio.run(run())
 
 
+@requirement("durable.cancel")
+def test_what_no_worker_has_begun_can_be_cancelled_and_never_runs() -> None:
+    async def run(shop: Shop, durable: DurableCalls, journal: MemoryJournal) -> None:
+        waiting = asyncio.create_task(durable.call("shop.order", TEA, key="one", timeout=100))
+        await asyncio.sleep(0.1)
+        assert not await durable.cancel("shop.cancel", "one")
+        assert await durable.cancel("shop.order", "one")
+        assert await durable.cancel("shop.order", "one")
+        for asked in (waiting, durable.call("shop.order", TEA, key="one"), durable.outcome("one")):
+            with pytest.raises(CallError, match="ABORTED: shop.order was cancelled before it began") as caught:
+                await asked
+            assert not caught.value.retryable
+        assert not await durable.cancel("shop.order", "unknown")
+        async with DurableWorker(shop.registry, journal):
+            await durable.call("shop.order", {"article": "oat"}, key="two")
+            assert not await durable.cancel("shop.order", "two")
+        assert shop.runs == [("oat", 1)]
+        assert [(info.waiting, info.claimed, info.buried) for info in await durable.info()] == [(0, 0, 0)]
+
+    in_a_shop(run, open_=False)
+
+
+@requirement("durable.cancel")
+def test_what_failed_and_waits_for_its_next_attempt_can_be_cancelled() -> None:
+    async def run(shop: Shop, durable: DurableCalls, _: MemoryJournal) -> None:
+        shop.failures = [CallError("UNAVAILABLE", "closed")]
+        await durable.submit("shop.order", TEA, key="one")
+        await asyncio.sleep(0.1)
+        assert len(shop.runs) == 1
+        assert await durable.cancel("shop.order", "one")  # it has failed, and waits for its next attempt
+        with pytest.raises(CallError, match="ABORTED"):
+            await durable.outcome("one", timeout=1000)
+        assert len(shop.runs) == 1
+
+    in_a_shop(run)
+
+
 @requirement("durable.inspection")
 def test_what_was_given_up_can_be_looked_at_replayed_and_purged() -> None:
     async def run(shop: Shop, durable: DurableCalls, _: MemoryJournal) -> None:

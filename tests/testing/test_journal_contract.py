@@ -66,6 +66,8 @@ STILL_ENDS = "a task that was released can still end"
 TOLD = "every waiting caller gets the outcome"
 IN_TIME = "waiting for an outcome ends in time"
 SUBMITTED = "a submission waits for the outcome"
+CANCELLED = "a task that waits can be cancelled"
+BEGUN = "a task that has begun is not cancelled"
 BURIED = "buried tasks are listed, the oldest first"
 REPLAYED = "a buried task can be replayed"
 FORMER = "who worked before a replay ends nothing"
@@ -117,6 +119,11 @@ CAUGHT: dict[type[MemoryJournal], set[str]] = {
     broken.KeepsSuspectsForItself: {LEFT_OUT},
     broken.ClearsWhatIsReleased: {CLEARED},
     broken.SuspectsForEver: {APART, CLEARED},
+    broken.CancelsWhatRuns: {BEGUN},
+    broken.CancelsWhatHasEnded: {BEGUN},
+    broken.CancelsNothing: {CANCELLED},
+    broken.RunsWhatWasCancelled: {CANCELLED},
+    broken.CancelsInSilence: {CANCELLED},
 }
 
 

@@ -95,7 +95,7 @@ class DurableCalls:
         if outcome is None:
             message = f"{operation_id} has no outcome after {wait:.3g} s, and continues: retry with the same key"
             raise CallError(ErrorCode.TIMEOUT, message, {"key": task.key})
-        return _envelope(outcome, output_type)
+        return outcome_envelope(outcome, output_type)
 
     async def submit(
         self, operation_id: str, input: Any = None, *, context: Context | None = None, key: str | None = None
@@ -128,7 +128,18 @@ class DurableCalls:
         """
         journal, timeout = self._journal, _seconds(timeout)
         outcome = await (journal.wait(key, timeout) if timeout > 0 else journal.outcome(key))
-        return None if outcome is None else _envelope(outcome, output_type)
+        return None if outcome is None else outcome_envelope(outcome, output_type)
+
+    async def cancel(self, operation_id: str, key: str) -> bool:
+        """Cancel a mutation that no worker has begun; its outcome is then ABORTED, and it never runs.
+
+        Return False if a worker has begun it, which cannot be cancelled, if it has ended, or if it does not exist.
+
+        Raises:
+            CallError: UNAVAILABLE.
+        """
+        outcome = await self._journal.cancel(cancellation(operation_id, key))
+        return outcome is not None and outcome.cancelled
 
     # --- maintenance --------------------------------------------------------------------------------------------------
 
@@ -211,6 +222,19 @@ def _fingerprint(event: CallRequested) -> str:
     return sha256(canonical).hexdigest()
 
 
+def cancellation(operation_id: str, key: str) -> Outcome:
+    """Return the outcome of a mutation that is cancelled before a worker has begun it."""
+    error = CallError(ErrorCode.ABORTED, f"{operation_id} was cancelled before it began")
+    return Outcome(
+        key=key,
+        operation_id=operation_id,
+        event=encode_event(CallFailed.of(key, error)),
+        attempts=0,
+        recorded=round(time.time() * 1000),
+        cancelled=True,
+    )
+
+
 def _with_key(error: CallError, key: str) -> CallError:
     """Return the error of a journal, with the key that its caller needs to retry."""
     if not error.retryable:
@@ -219,7 +243,12 @@ def _with_key(error: CallError, key: str) -> CallError:
     return CallError(error.code, message, {"key": key}, retry_after=error.retry_after)
 
 
-def _envelope(outcome: Outcome, output_type: Any) -> ResponseEnvelope[Any]:
+def outcome_envelope(outcome: Outcome, output_type: Any = None) -> ResponseEnvelope[Any]:
+    """Return the envelope of an outcome, with `output_type` as that type.
+
+    Raises:
+        CallError: the recorded error.
+    """
     event = outcome.read()
     if isinstance(event, CallFailed):
         raise event.error()

@@ -4,6 +4,7 @@ A task is submitted once for each idempotency key, claimed by one worker at a ti
 exactly one recorded outcome, which stays until it expires or is purged. A worker that dies loses its lease, and another
 one claims the task: a handler runs at least once, and perhaps more often.
 
+    submitted -> cancelled                              before a worker has claimed it
     submitted -> claimed -> recorded                    the outcome of a handler
                     |  \\-> released -> claimed …        retried after a delay
                     |  \\-> (lease expires) -> claimed …
@@ -87,6 +88,8 @@ class Outcome(Struct, frozen=True, kw_only=True, omit_defaults=True, rename="cam
     """Epoch milliseconds."""
     buried: bool = False
     """It was given up: every allowed attempt failed or was lost."""
+    cancelled: bool = False
+    """It was cancelled before a worker had claimed it; `attempts` are those before."""
 
     def read(self) -> CallResponded | CallFailed:
         """Decode the event.
@@ -185,6 +188,14 @@ class Journal(Protocol):
 
         `failed` counts the attempt as a failure, which proves that the task did not kill its worker: it is not a
         suspect any more. Otherwise it stays one if it was.
+        """
+        ...
+
+    async def cancel(self, outcome: Outcome) -> Outcome | None:
+        """End the task with the key of this outcome; return its outcome: this one, or the one that was recorded before.
+
+        None: a worker has claimed it, or it does not exist. A released task is not claimed until its delay is over; one
+        whose lease has expired is, until another worker claims and releases it.
         """
         ...
 

@@ -225,12 +225,24 @@ class MemoryJournalState:
         if entry.outcome is None:
             if claim.receipt.partition("/")[0] != str(entry.number):
                 return None
-            entry.outcome = outcome
-            if not outcome.buried:
-                self._ended.append((now + self._keep, entry))
-            for listener in tuple(self.listeners):
-                listener.ended(outcome)
+            self._end(entry, outcome, now)
         return entry.outcome
+
+    def cancel(self, outcome: Outcome, now: float) -> Outcome | None:
+        """End a task that is not claimed; return its outcome, or None if it is claimed or does not exist."""
+        entry = self._entries.get(outcome.key)
+        if entry is None or entry.task.operation_id != outcome.operation_id:
+            return None
+        if entry.outcome is None and not entry.claimed:
+            self._end(entry, outcome, now)
+        return entry.outcome
+
+    def _end(self, entry: _JournalEntry, outcome: Outcome, now: float) -> None:
+        entry.outcome = outcome
+        if not outcome.buried:
+            self._ended.append((now + self._keep, entry))
+        for listener in tuple(self.listeners):
+            listener.ended(outcome)
 
     def outcome(self, key: str, now: float) -> Outcome | None:
         """Return the outcome of a task, or None."""
@@ -384,6 +396,10 @@ class MemoryJournal:
     async def release(self, claim: Claim, delay: float, *, failed: bool = False) -> None:
         """Return a task, to be claimed again after `delay` seconds."""
         self._opened().release(claim, delay, time.monotonic(), failed=failed)
+
+    async def cancel(self, outcome: Outcome) -> Outcome | None:
+        """End a task that is not claimed; return its outcome, or None if it is claimed or does not exist."""
+        return self._opened().cancel(outcome, time.monotonic())
 
     # --- outcomes -----------------------------------------------------------------------------------------------------
 

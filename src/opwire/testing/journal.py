@@ -12,6 +12,8 @@ at outcomes: how they are recorded, awaited, buried, replayed and purged; `journ
 import asyncio
 from collections.abc import Awaitable, Callable, Mapping
 
+from msgspec.structs import replace
+
 from opwire.durable.journal import Claim, Journal, Outcome
 from opwire.errors import ErrorCode
 from opwire.testing import journal_tasks as tasks
@@ -125,6 +127,72 @@ async def a_submission_waits_for_the_outcome(harness: JournalHarness) -> None:
     expect(told == expected, f"{expected} were told as {told}")
     again = await soon("submit returns", other.submit(harness.task(keys[0]), wait=LONG))
     expect(again == expected[0], f"who submitted the task again was told {again}")
+
+
+async def a_task_that_waits_can_be_cancelled(harness: JournalHarness) -> None:
+    """Cancel a task that was submitted, and one that was released; neither is claimed, and callers get the outcome."""
+    worker, one, other = [await harness.end() for _ in range(3)]
+    claim = await _submitted(harness, worker, "released")
+    await worker.release(claim, SHORT, failed=True)
+    for key, before in (("released", claim.attempt), ("waiting", 0)):
+        task = harness.task(key)
+        waiting = asyncio.create_task(one.submit(task, wait=LONG))
+        await soon("the task is listed", _listed(harness, other, task.key))
+        outcome = _cancelled(harness, key, before)
+        expect(await other.cancel(outcome) == outcome, f"a task that was {key} was not cancelled")
+        told = await soon("the submission returns", waiting)
+        expect(told == outcome, f"the caller of a cancelled task was told {told}")
+        expect(await worker.outcome(task.key) == outcome, "the outcome of a cancelled task was not kept")
+        expect(await worker.submit(task) == outcome, "a cancelled key is unknown")
+    await harness.nothing(worker, wait=2 * SHORT)
+    expect(await other.pending(harness.id()) == [], "a cancelled task is listed as pending")
+    expect(await worker.record(claim, harness.outcome(claim)) == await one.outcome(claim.task.key), "it ended twice")
+    expect(await other.purge(claim.task.key), "a cancelled task was not purged")
+
+
+async def a_task_that_has_begun_is_not_cancelled(harness: JournalHarness) -> None:
+    """Cancel a claimed task, a lost one, an ended one and an unknown one; nothing changes."""
+    worker, other = await harness.end(), await harness.end()
+    claim = await _submitted(harness, worker, "claimed")
+    expect(await other.cancel(_cancelled(harness, "claimed")) is None, "a claimed task was cancelled")
+    expect(await worker.renew(claim), "the lease was lost by an attempt to cancel")
+    expect(await other.cancel(_cancelled(harness, "claimed")) is None, "a task with a renewed lease was cancelled")
+    expect(await other.outcome(claim.task.key) is None, "a claimed task has the outcome of an attempt to cancel it")
+    outcome = harness.outcome(claim)
+    await worker.record(claim, outcome)
+    kept = await other.cancel(_cancelled(harness, "claimed"))
+    expect(kept == outcome, f"an ended task was cancelled: {kept}")
+    await other.submit(harness.task("lost"))
+    await harness.claim(worker, lease=SHORT)
+    await asyncio.sleep(2 * SHORT)
+    expect(await other.cancel(_cancelled(harness, "lost")) is None, "a task that may have run was cancelled")
+    again = await harness.claim(worker)
+    expect(again.attempt == 2, f"after an attempt to cancel it, a lost task was claimed as {again}")
+    await other.submit(harness.task("waiting"))
+    elsewhere = replace(_cancelled(harness, "waiting"), operation_id=harness.id("other"))
+    expect(await other.cancel(elsewhere) is None, "a task of another operation was cancelled")
+    expect(await other.cancel(_cancelled(harness, "unknown")) is None, "a task that does not exist was cancelled")
+    expect(await other.outcome(harness.task("unknown").key) is None, "an unknown task was created to be cancelled")
+    expect((await harness.claim(worker)).task.key == harness.task("waiting").key, "a task was lost by another's cancel")
+
+
+async def _listed(harness: JournalHarness, journal: Journal, key: str) -> None:
+    while True:
+        if any(each.key == key for each in await journal.pending(harness.id())):
+            return
+        await asyncio.sleep(0.01)
+
+
+def _cancelled(harness: JournalHarness, key: str, attempts: int = 0) -> Outcome:
+    task = harness.task(key)
+    return Outcome(
+        key=task.key,
+        operation_id=task.operation_id,
+        event=b'{"cancelled": true}',
+        attempts=attempts,
+        recorded=task.submitted,
+        cancelled=True,
+    )
 
 
 async def buried_tasks_are_listed(harness: JournalHarness) -> None:
@@ -246,6 +314,7 @@ async def a_closed_end_cannot_be_looked_at(harness: JournalHarness) -> None:
     await refused("buried on a closed end", first_buried(), unavailable)
     await refused("replay on a closed end", journal.replay(key), unavailable)
     await refused("purge on a closed end", journal.purge(key), unavailable)
+    await refused("cancel on a closed end", journal.cancel(_cancelled(harness, "buried")), unavailable)
     await refused("pending on a closed end", journal.pending("do"), unavailable)
     await refused("info on a closed end", journal.info(), unavailable)
 
@@ -284,6 +353,8 @@ JOURNAL_CONTRACT: Mapping[str, Check] = named_checks(
         "every waiting caller gets the outcome": every_waiting_caller_gets_the_outcome,
         "waiting for an outcome ends in time": waiting_ends_in_time,
         "a submission waits for the outcome": a_submission_waits_for_the_outcome,
+        "a task that waits can be cancelled": a_task_that_waits_can_be_cancelled,
+        "a task that has begun is not cancelled": a_task_that_has_begun_is_not_cancelled,
         "buried tasks are listed, the oldest first": buried_tasks_are_listed,
         "a buried task can be replayed": a_buried_task_can_be_replayed,
         "who worked before a replay ends nothing": who_worked_before_a_replay_ends_nothing,

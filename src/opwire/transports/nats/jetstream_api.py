@@ -646,9 +646,17 @@ class TaskLog(SessionListener):
         entry = await self._find({"last_by_subj": self.names.log(key)})
         if entry is None or entry.kind == "task" or entry.body.outcome is not None:
             return entry
-        if await self._find({"seq": entry.birth}) is None:
+        if await self.entry(entry.birth) is None:
             return msgspec.structs.replace(entry, kind="gone")
         return entry
+
+    async def entry(self, seq: int) -> Entry | None:
+        """Return the entry with this number.
+
+        Raises:
+            CallError: UNAVAILABLE.
+        """
+        return await self._find({"seq": seq})
 
     async def since(self, key: str) -> Entry | None:
         """Return the last entry of a key without the task, which may be large. It may be older than the task.

@@ -50,7 +50,7 @@ from opwire.transports.nats.jetstream_api import (
     decode_entry,
     token,
 )
-from opwire.transports.nats.journal_claims import JetStreamClaims, JetStreamReceipt
+from opwire.transports.nats.journal_claims import JetStreamClaims, JetStreamReceipt, waiting_end
 
 logger = logging.getLogger("opwire.durable")
 
@@ -217,6 +217,36 @@ class NatsJournal(BrokerJournal):
             logger.warning("%s with the key %r is too large to be replayed: %s", task.operation_id, task.key, error)
             return await self._log.add(task.key, subject, body, after)
 
+    async def cancel(self, outcome: Outcome) -> Outcome | None:
+        """End a task that is not claimed; return its outcome, or None if it is claimed or unknown.
+
+        The first claim of a task is known to its consumer alone. A task that is delivered between the look at the
+        consumer and the write of the outcome is cancelled although a worker has it: its handler is stopped at the next
+        renewal of its lease.
+
+        Raises:
+            CallError: UNAVAILABLE.
+        """
+        key, operation_id = outcome.key, outcome.operation_id
+        for _ in range(TRIES):
+            last = await self._log.last(key)
+            if last is None or last.body.outcome is not None:
+                return None if last is None else last.body.outcome
+            born = last if last.kind == "task" else await self._log.entry(last.birth)
+            task = None if born is None else born.body.task
+            if born is None or task is None or task.operation_id != operation_id or last.kind not in ("task", "later"):
+                return None
+            if last.kind == "task" and born.seq <= await self._tasks.consumers.delivered(operation_id):
+                return None
+            receipt = JetStreamReceipt(born.seq, "", waiting_end(born.body), "")
+            ended = await self._end(task, receipt, outcome, last.seq)
+            if ended is not None:
+                if last.kind == "later":
+                    await self._log.tidy(key, ended)
+                await self._log.delete(born.seq)
+                return outcome
+        raise self._log.busy(key)
+
     async def outcome(self, key: str) -> Outcome | None:
         """Return the outcome of a task, if any yet.
 
@@ -265,8 +295,7 @@ class NatsJournal(BrokerJournal):
         Raises:
             CallError: UNAVAILABLE.
         """
-        consumers = [each for each in await self._tasks.consumers.every() if each.operation_id == operation_id]
-        delivered = max((each.delivered.stream_seq for each in consumers), default=0)
+        delivered = await self._tasks.consumers.delivered(operation_id)
         entries, seq = list[Entry](), 1
         while len(entries) < limit and (entry := await self._log.next_task(operation_id, seq)) is not None:
             entries.append(entry)

@@ -192,6 +192,15 @@ class Consumers(SessionListener):
             if not page.consumers:
                 raise self._session.silent()  # some of them have no leader
 
+    async def delivered(self, operation_id: str) -> int:
+        """Return the number of the last task of an operation that was delivered to a worker; 0 before the first.
+
+        Raises:
+            CallError: UNAVAILABLE.
+        """
+        found = [each for each in await self.every() if each.operation_id == operation_id]
+        return max((each.delivered.stream_seq for each in found), default=0)
+
     async def take(self, operations: frozenset[str], end: float, limit: int) -> list[Delivery]:
         """Return the next tasks of these operations; an empty list if none arrive until `end`.
 
@@ -297,7 +306,7 @@ class Consumers(SessionListener):
         try:
             times, birth = parse_ack(message.reply)
             body = decode_entry(message.payload)
-            task, caller = body.task, body.caller if _END.fullmatch(body.caller) else "-"
+            task, caller = body.task, waiting_end(body)
             if task is None or message.subject != self._names.task(task.key, task.operation_id):
                 raise ValueError("not a task of this subject")
         except (CallError, ValueError) as error:
@@ -352,6 +361,11 @@ class Consumers(SessionListener):
             del self._pulls[operation_id]
         if denied:
             self._wake(error)
+
+
+def waiting_end(body: EntryBody) -> str:
+    """Return the end at which a caller waits for the outcome of a task, as a token of a subject."""
+    return body.caller if _END.fullmatch(body.caller) else "-"
 
 
 def parse_ack(ack: str) -> tuple[int, int]:

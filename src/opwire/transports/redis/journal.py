@@ -532,6 +532,21 @@ class RedisJournal(BrokerJournal):
             return None
         return _decode(recorded) if recorded else outcome
 
+    async def cancel(self, outcome: Outcome) -> Outcome | None:
+        """End a task that is not claimed; return its outcome, or None if it is claimed or unknown.
+
+        Raises:
+            CallError: UNAVAILABLE.
+        """
+        names, operation_id = self._names, outcome.operation_id
+        kinds = (names.stream, names.later, names.suspects, names.history)
+        keys = [names.task(outcome.key), *(name(operation_id) for name in kinds)]
+        arguments = (operation_id, _encode(outcome), self._keep, names.channels)
+        recorded = await self._session.run(scripts.CANCEL, keys, *arguments)
+        if recorded == -1:
+            return None
+        return _decode(recorded) if recorded else outcome
+
     async def outcome(self, key: str) -> Outcome | None:
         """Return the outcome of a task, if any yet.
 

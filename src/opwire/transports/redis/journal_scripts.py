@@ -267,6 +267,29 @@ end
 return replies
 """)
 
+# End a task that no worker has claimed. KEYS: hash, stream, `later`, `suspects`, `history`; ARGV: operation, outcome,
+# milliseconds to keep it, the name of the channels without the end. Returns the earlier outcome, 0 if this one was
+# recorded, or -1 if the task is claimed or unknown.
+CANCEL = Script("""\
+local task = redis.call('HMGET', KEYS[1], 'operation', 'outcome', 'entry', 'waiting')
+if task[1] ~= ARGV[1] then return -1 end
+if task[2] then return task[2] end
+local id = task[3]
+local pending = redis.call('XPENDING', KEYS[2], 'workers', id, id, 1)[1]
+if pending and pending[2] ~= 'released' then return -1 end
+redis.call('XDEL', KEYS[2], id)
+redis.call('XACK', KEYS[2], 'workers', id)
+redis.call('ZREM', KEYS[3], id)
+redis.call('ZREM', KEYS[4], id)
+redis.call('HDEL', KEYS[5], id)
+redis.call('HSET', KEYS[1], 'outcome', ARGV[2], 'entry', '', 'waiting', '')
+redis.call('PEXPIRE', KEYS[1], ARGV[3])
+for me in string.gmatch(task[4] or '', '%S+') do
+  redis.call('PUBLISH', ARGV[4] .. me, string.char(145) .. ARGV[2])
+end
+return 0
+""")
+
 # Submit a buried task again. KEYS: hash, stream, buried; ARGV: key. Returns 0 if it is unknown.
 REPLAY = Script("""\
 local task = redis.call('HMGET', KEYS[1], 'fingerprint', 'submitted', 'request')
@@ -316,4 +339,4 @@ end
 return 1
 """)
 
-SCRIPTS = (SUBMIT, WAIT, TAKE, RENEW, RELEASE, RECORD, REPLAY, PURGE, COUNT, PENDING, LEAVE)
+SCRIPTS = (SUBMIT, WAIT, TAKE, RENEW, RELEASE, RECORD, CANCEL, REPLAY, PURGE, COUNT, PENDING, LEAVE)
