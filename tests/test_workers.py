@@ -2,6 +2,7 @@
 
 import asyncio
 import functools
+import gc
 import threading
 import weakref
 from collections.abc import Callable
@@ -11,7 +12,7 @@ from typing import Any
 import pytest
 
 from opwire import CallError, ErrorCode
-from opwire.workers import WorkerPool
+from opwire.workers import WorkerPool, eager_task
 from tests.requirements import requirement
 
 PATIENCE = 10
@@ -241,3 +242,39 @@ async def test_jobs_that_wait_for_a_thread_are_refused_when_every_thread_is_stuc
     finally:
         blocker.let_go.set()
     assert caught.value.code is ErrorCode.UNAVAILABLE
+
+
+class _Closing:
+    """Schedules a callback when it is collected, as a connection does that was never closed."""
+
+    def __init__(self, called: list[int]) -> None:
+        self.loop, self.called, self.itself = asyncio.get_running_loop(), called, self
+
+    def __del__(self) -> None:
+        self.loop.call_soon(self.called.append, 1)
+
+
+async def test_what_finalizers_schedule_while_a_task_is_created_is_not_lost() -> None:
+    called: list[int] = []
+    steps: list[str] = []
+
+    async def work() -> None:
+        steps.append("first")
+        await asyncio.sleep(0)
+        steps.append("second")
+
+    loop, before = asyncio.get_running_loop(), gc.get_threshold()
+    tasks: list[asyncio.Task[None]] = []
+    try:
+        for number in range(50):
+            gc.set_threshold(1 + number % 10, 1, 1)  # a collection after so many allocations, in the constructor too
+            _Closing(called)
+            tasks.append(eager_task(work(), loop))
+    finally:
+        gc.set_threshold(*before)
+    assert steps == ["first"] * 50
+    gc.collect()
+    await asyncio.wait_for(asyncio.gather(*tasks), PATIENCE)
+    await asyncio.sleep(0)
+    assert len(called) == 50
+    assert steps[50:] == ["second"] * 50

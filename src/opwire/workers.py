@@ -160,14 +160,26 @@ class WorkerPool:
 
 
 class _FirstStep:
-    """Takes the step that a new task schedules. Not a nested function, whose annotations take 2 µs for each call."""
+    """Takes the step that a new task schedules. Not a nested function, whose annotations take 2 µs for each call.
 
-    __slots__ = ("context", "step")
+    Finalizers may run in the constructor of the task, and schedule something else, such as the end of a connection.
+    """
+
+    __slots__ = ("context", "schedule", "step")
     step: Callable[[], object]
-    context: ContextVars
+    context: ContextVars | None
 
-    def __call__(self, step: Callable[[], object], context: ContextVars) -> None:
-        self.step, self.context = step, context
+    def __init__(self, schedule: Callable[..., asyncio.Handle]) -> None:
+        self.schedule = schedule
+        self.context = None
+
+    def __call__(
+        self, callback: Callable[..., object], *arguments: Any, context: ContextVars | None = None
+    ) -> asyncio.Handle | None:
+        if arguments or self.context or not isinstance(getattr(callback, "__self__", None), asyncio.Task):
+            return self.schedule(callback, *arguments, context=context)
+        self.step, self.context = callback, context
+        return None
 
 
 def eager_task(work: Coroutine[Any, Any, None], loop: asyncio.AbstractEventLoop) -> asyncio.Task[None]:
@@ -181,12 +193,14 @@ def eager_task(work: Coroutine[Any, Any, None], loop: asyncio.AbstractEventLoop)
     own: dict[str, Any] | None = getattr(loop, "__dict__", None)
     if own is None or "call_soon" in own:  # not a loop of Python, or one that something else has changed
         return loop.create_task(work)
-    first = own["call_soon"] = _FirstStep()  # instead of the method, only for the constructor
+    first = own["call_soon"] = _FirstStep(loop.call_soon)  # instead of the method, only for the constructor
     try:
         task = asyncio.Task(work, loop=loop)
     finally:
         del own["call_soon"]
     running = asyncio.current_task(loop)
+    if first.context is None:  # not a task of asyncio
+        return task
     if running is None:
         first.context.run(first.step)
         return task
