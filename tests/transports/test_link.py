@@ -345,3 +345,48 @@ async def test_a_link_that_is_aborted_before_it_is_connected_ends_when_it_is() -
     await asyncio.get_running_loop().create_connection(lambda: here.link, sock=one)
     assert await here.lost() == "it came too late"
     two.close()
+
+
+@requirement("transport.link.fair")
+async def test_a_peer_that_sends_much_at_once_does_not_keep_others_waiting(monkeypatch: pytest.MonkeyPatch) -> None:
+    clock = 0.0
+    monkeypatch.setattr(link.time, "monotonic", lambda: clock)
+    turns: list[int] = []  # in which data was handled
+
+    class Busy(End):
+        def receive(self, data: bytes) -> None:
+            nonlocal clock
+            clock += 0.004  # for each piece
+            turns.append(turn)
+            super().receive(data)
+
+    turn, busy = 0, Busy()
+    one, two = socket.socketpair()
+    one.setblocking(False)
+    await asyncio.get_running_loop().create_connection(lambda: busy.link, sock=one)
+    sent = bytes(range(256)) * 512
+    busy.link.data_received(sent)
+    busy.link.data_received(b"the rest")
+    while len(busy.received) < len(sent) + len(b"the rest"):
+        turn += 1
+        assert turn < 100
+        await asyncio.sleep(0)
+    assert busy.received == sent + b"the rest"
+    assert max(map(turns.count, turns)) <= 3
+    two.send(b", and more")
+    await busy.until(len(sent) + len(b"the rest, and more"))  # it reads again
+    await busy.link.close()
+    two.close()
+
+
+@requirement("transport.link.fair")
+async def test_what_is_left_of_a_connection_that_ended_is_dropped(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(link, "_TURN", 0.0)
+    async with connected() as (here, _):
+        here.link.data_received(bytes(100_000))
+        handled = len(here.received)
+        assert 0 < handled < 100_000
+        here.link.abort("enough")
+        assert await here.lost() == "enough"
+        await asyncio.sleep(0)
+        assert len(here.received) == handled

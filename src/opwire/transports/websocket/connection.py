@@ -38,7 +38,7 @@ _WHOLE_TEXT = 0x81  # the first byte of a text message in a single frame
 _MASKED = 0x80  # in the second byte, beside the length
 _MAX_REASON = 120  # bytes in a close frame
 _MAX_CONTROL = 4096  # bytes of a control message
-_MAX_OTHER = 4096  # fragments and control frames in one read, which is at most 256 KiB: each takes 5 µs
+_MAX_OTHER = 1024  # fragments and control frames in one piece of data, which has at most 16 KiB: each takes 5 µs
 _MAX_MISSED = 2  # beats in a row without data, after which the peer counts as dead
 
 
