@@ -59,6 +59,24 @@ def test_a_caller_that_does_not_answer_beats_is_lost_with_all_that_it_asked() ->
     assert dict(leases.beats()) == {"bob": ["t3"]}
 
 
+@requirement("transport.leases.expiry")
+def test_a_caller_without_requests_is_forgotten_and_not_reported_as_lost() -> None:
+    leases = Leases(PATIENCE)
+    leases.hold("ann", "r1", "t1", 0.0)
+    leases.release("ann", "r1")
+    assert (leases.expire(2.0), list(leases.beats())) == (([], []), [])
+    assert (leases.expire(3.5), leases._held, leases._heard) == (([], []), {}, {})
+
+
+def test_many_callers_without_requests_take_no_memory() -> None:
+    leases = Leases(PATIENCE)
+    for number in range(5_000):
+        leases.hold(f"{number}", "r", f"t{number}", 0.0)
+        leases.release(f"{number}", "r")
+    assert len(leases._held) == len(leases._heard) < 2_000
+    assert (leases._new, len(leases)) == ({}, 0)
+
+
 def test_a_caller_says_in_its_answer_what_it_has_given_up() -> None:
     leases = Leases(PATIENCE)
     leases.hold("ann", "r1", "t1", 0.0)
@@ -398,9 +416,13 @@ class Books(RuleBasedStateMachine):
         assert len(self.leases) == len(self.open) + len(self.held)
         shown = {token for _, tokens in self.leases.beats() for token in tokens}
         assert shown == set(self.held.values())
-        assert {caller for caller, _ in self.held} == set(self.leases._heard) == set(self.leases._held)
+        assert set(self.leases._heard) == set(self.leases._held)
+        idle = set(self.leases._held) - {caller for caller, _ in self.held}
+        assert set(self.leases._held) - idle == {caller for caller, _ in self.held}
+        assert all(self.leases._heard[caller] >= self.now - PATIENCE for caller in idle)
         assert set(self.leases._by_token) == set(self.open)
-        assert self.leases._holders == {token: caller for (caller, _), token in self.held.items()}
+        holders = [*self.leases._new.items(), *self.leases._recent.items(), *self.leases._reported.items()]
+        assert sorted(holders) == sorted((token, caller) for (caller, _), token in self.held.items())
         assert (self.leases.pause(self.now) is None) <= (not self.open)
 
 

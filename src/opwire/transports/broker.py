@@ -20,6 +20,7 @@ from opwire.call.events import (
     CallEvent,
     CallFailed,
     CallRequested,
+    CallResponded,
     Here,
     Left,
     Serving,
@@ -36,7 +37,7 @@ from opwire.call.transport import Address, Receiver
 from opwire.deadlines import back_off
 from opwire.errors import CallError, ErrorCode
 from opwire.transports.broker_connection import BrokerConnection
-from opwire.transports.leases import Asked, Leases, Probes
+from opwire.transports.leases import MOMENT, Asked, Leases, Probes
 from opwire.transports.link import keep_running
 
 logger = logging.getLogger("opwire.transports")
@@ -212,24 +213,26 @@ class BrokerTransport:
         Raises:
             CallError: UNAVAILABLE, RATE_LIMITED, PAYLOAD_TOO_LARGE.
         """
-        if isinstance(event, CallRequested):
+        is_response = type(event) is CallResponded  # nearly all are
+        if not is_response and isinstance(event, CallRequested):
             self._send_request(event, to)
             return
         if self._address is None:
             self._here()
-        limit = self._message_limit()
         token = None if to is None else self._leases.held(to, event.request_id)
         if to is None or token is None:
             self._send_without_lease(event, to)
             return
-        message, control = encode_event(event, limit=limit), not isinstance(event, BULK)
+        limit = self._connection.max_message
+        message = encode_event(event, limit=limit if limit < self._max_message else self._max_message)
+        control = not is_response and not isinstance(event, BULK)
         try:
             self._connection.send(to, token, message, control=control)
         except CallError:
             if control:  # nothing smaller could end it: the caller sees it missing from the heartbeats
                 self._leases.release(to, event.request_id)
             raise
-        if is_final(event):
+        if event.seq is None if is_response else is_final(event):
             self._leases.release(to, event.request_id)
             if self._signed is not None:
                 self._signed.ended(event.request_id)
@@ -274,10 +277,12 @@ class BrokerTransport:
             self._here()
         if self._signed is not None:
             event = self._signed.leaving(event, to)
-        message = encode_event(event, limit=self._message_limit())
+        limit = self._connection.max_message
+        message = encode_event(event, limit=limit if limit < self._max_message else self._max_message)
         streams, now = event.credits is not None, time.monotonic()
         token = self._leases.ask(event.request_id, event.operation_id, now, streams=streams, server=to)
-        self._probes.soon(now)
+        if self._probes.due > now + MOMENT:
+            self._probes.soon(now)
         try:
             if to is None:
                 self._connection.request(event.operation_id, token, message, event.sticky_key)
@@ -341,10 +346,10 @@ class BrokerTransport:
         except CallError as error:
             self._unreadable(sender, token, error)
             return
-        if isinstance(event, SessionMessage):
-            self._session(event, sender, token)
-        elif isinstance(event, CallRequested):
+        if type(event) is CallRequested:  # the most frequent events first
             self._requested(event, sender, token, self._receiver)
+        elif type(event) is not CallResponded and isinstance(event, SessionMessage):
+            self._session(event, sender, token)
         elif self._leases.authenticates(event, sender, token, time.monotonic()):
             self._receiver.received(event, sender)
         else:
@@ -365,7 +370,8 @@ class BrokerTransport:
         if token and not self._leases.hold(sender, event.request_id, token, now):
             self.foreign += 1
             return
-        self._probes.soon(now)
+        if self._probes.due > now + MOMENT:
+            self._probes.soon(now)
         receiver.received(event, sender)
 
     def overheard(self, sender: Address, token: str, message: bytes) -> None:

@@ -22,7 +22,16 @@ from typing import NamedTuple
 
 from msgspec import Struct
 
-from opwire.call.events import CallAborted, CallAnswer, CallCredit, CallEvent, Waiting, encode_session, is_final
+from opwire.call.events import (
+    CallAborted,
+    CallAnswer,
+    CallCredit,
+    CallEvent,
+    CallResponded,
+    Waiting,
+    encode_session,
+    is_final,
+)
 from opwire.call.transport import Address, random_ids
 from opwire.errors import CallError
 from opwire.transports.broker_connection import BrokerConnection
@@ -40,9 +49,10 @@ _SHARE = 1e-4  # seconds of pause per probed server; sending a probe takes 10 µ
 _LOOK = 4e-6  # seconds of pause per open call; checking one takes 0.15 µs: 4 % of the time at most
 _STEERING = (CallAborted, CallCredit, CallAnswer)  # events from the caller; not a union, which takes 0.3 µs to test
 _KNOWN = 4096  # operations that are remembered to have had a reply
+_IDLE = 1024  # callers, above which those without requests are forgotten at once: any client can invent addresses
 
 
-class Asked(Struct):
+class Asked(Struct, gc=False):
     """An outgoing request that has not ended.
 
     `server` is set by its first event or heartbeat, or by the broker; it is empty for a server without an address.
@@ -77,11 +87,15 @@ class Leases:
         self._answered: dict[str, None] = {}  # operations with a reply from an opwire server
         self._probes: dict[tuple[Address, str], float] = {}  # last probe or message, by server and operation
         self._next = inf  # when the next probe is due
-        self._held: dict[Address, dict[str, str]] = {}  # tokens by caller and request id
-        self._holders: dict[str, Address] = {}  # callers by token
-        self._new: list[tuple[Address, str, str]] = []  # received in this moment: caller, request id, token
-        self._recent: list[tuple[Address, str, str]] = []  # received in the moment before
-        self._heard: dict[Address, float] = {}  # when callers with requests here last sent something
+        # Tokens by caller and request id. A caller without requests stays until it expires: to add and remove it with
+        # each of its calls takes longer than the rest.
+        self._held: dict[Address, dict[str, str]] = {}
+        self._heard: dict[Address, float] = {}  # when these callers last sent something
+        # Callers by token: of requests received in this moment, in the one before, and earlier. Nearly all end in the
+        # first, so that a call that is not reported leaves nothing to look at later.
+        self._new: dict[str, Address] = {}
+        self._recent: dict[str, Address] = {}
+        self._reported: dict[str, Address] = {}
 
     def __len__(self) -> int:
         return len(self._asked) + sum(map(len, self._held.values()))
@@ -95,7 +109,8 @@ class Leases:
         token = next(self._tokens)
         if (before := self._asked.get(request_id)) is not None:
             self._forget(before)
-        self._next = min(self._next, now + MOMENT)
+        if self._next > now + MOMENT:  # noqa: PLR1730 - `min` takes 0.1 µs
+            self._next = now + MOMENT
         asked = Asked(request_id, operation_id, token, streams, now, server, now)
         self._asked[request_id] = self._by_token[token] = asked
         return token
@@ -197,14 +212,14 @@ class Leases:
 
     def hold(self, caller: Address, request_id: str, token: str, now: float) -> bool:
         """Add a received request. Return False if one with that id and another token is in flight."""
-        held = self._held.setdefault(caller, {})
-        first = held.get(request_id)
+        held = self._held.get(caller)
+        if held is None:
+            held = self._held[caller] = {}
         self._heard[caller] = now
-        if first is not None:
-            return first == token
+        if request_id in held:
+            return held[request_id] == token
         held[request_id] = token
-        self._holders[token] = caller
-        self._new.append((caller, request_id, token))
+        self._new[token] = caller
         return True
 
     def held(self, caller: Address, request_id: str) -> str | None:
@@ -216,8 +231,8 @@ class Leases:
         """Remove a received request that has ended or was aborted."""
         held = self._held.get(caller)
         if held is not None and (token := held.pop(request_id, None)) is not None:
-            self._holders.pop(token, None)
-            if not held:
+            self._drop_holder(token)
+            if not held and len(self._held) > _IDLE:
                 del self._held[caller], self._heard[caller]
 
     def heard(self, caller: Address, token: str, gone: Iterable[str], now: float) -> list[str]:
@@ -225,8 +240,8 @@ class Leases:
 
         The message has to contain a token of the caller, since any other end could forge its address.
         """
-        unwanted = {each for each in gone if self._holders.get(each) == caller}
-        if not unwanted and self._holders.get(token) != caller:
+        unwanted = {each for each in gone if self._holder(each) == caller}
+        if not unwanted and self._holder(token) != caller:
             return []
         self._heard[caller] = now
         return [request_id for request_id, each in self._held[caller].items() if each in unwanted] if unwanted else []
@@ -234,16 +249,25 @@ class Leases:
     def news(self) -> dict[Address, list[str]]:
         """Return the calls that took longer than a moment and were not reported yet: tokens by caller."""
         named: dict[Address, list[str]] = {}
-        for caller, request_id, token in self._recent:
-            if self.held(caller, request_id) == token:
-                named.setdefault(caller, []).append(token)
-        self._recent, self._new = self._new, []
+        for token, caller in self._recent.items():
+            named.setdefault(caller, []).append(token)
+        self._reported.update(self._recent)
+        self._recent, self._new = self._new, {}
         return named
 
     def beats(self) -> Iterator[tuple[Address, list[str]]]:
         """Yield the calls in flight to report at a heartbeat: tokens by caller."""
         for caller, held in self._held.items():
-            yield caller, list(held.values())
+            if held:
+                yield caller, list(held.values())
+
+    def _holder(self, token: str) -> Address | None:
+        """Return the caller of a received request."""
+        return self._new.get(token) or self._recent.get(token) or self._reported.get(token)
+
+    def _drop_holder(self, token: str) -> None:
+        if self._new.pop(token, None) is None and self._recent.pop(token, None) is None:
+            self._reported.pop(token, None)
 
     def authenticates(self, event: CallEvent, sender: Address, token: str, now: float) -> bool:
         """Check by its token that an event comes from the other end of its call, and update the lease.
@@ -251,7 +275,9 @@ class Leases:
         An address proves nothing over a broker. Events of unknown requests pass: the `CallTable`, which decides which
         sender may reply, drops them.
         """
-        if isinstance(event, _STEERING) and (held := self.held(sender, event.request_id)) is not None:
+        is_response = type(event) is CallResponded  # nearly all are
+        steers = not is_response and isinstance(event, _STEERING)
+        if steers and (held := self.held(sender, event.request_id)) is not None:
             if held == token and isinstance(event, CallAborted):
                 self.release(sender, event.request_id)
             return held == token
@@ -266,7 +292,7 @@ class Leases:
             if len(self._answered) >= _KNOWN:
                 self._answered.clear()
             self._answered[asked.operation_id] = None
-        if is_final(event, streams=asked.streams):
+        if not asked.streams if is_response and event.seq is None else is_final(event, streams=asked.streams):
             del self._asked[event.request_id], self._by_token[token]
         return True
 
@@ -277,7 +303,8 @@ class Leases:
         since = now - self._patience
         calls = [asked for asked in self._asked.values() if asked.heard < since]
         callers = [caller for caller, heard in self._heard.items() if heard < since]
-        return self._end(calls, callers)
+        lost = [caller for caller in callers if self._held[caller]]  # the others have no requests here any more
+        return Ended(self._end(calls, callers).calls, lost)
 
     def left(self, peer: Address) -> list[Asked]:
         """Drop the requests of a peer that is gone, and return the calls that it served."""
@@ -287,7 +314,7 @@ class Leases:
         """End the leases of the peer that shares these tokens, as server and as caller."""
         named = set(tokens)
         calls = [asked for token in named if (asked := self._by_token.get(token)) is not None]
-        callers = {caller for token in named if (caller := self._holders.get(token)) is not None}
+        callers = {caller for token in named if (caller := self._holder(token)) is not None}
         return self._end(calls, list(callers))
 
     def _end(self, calls: list[Asked], callers: list[Address]) -> Ended:
@@ -295,7 +322,7 @@ class Leases:
             self._forget(asked)
         for caller in callers:
             for token in self._held.pop(caller, {}).values():
-                self._holders.pop(token, None)
+                self._drop_holder(token)
             self._heard.pop(caller, None)
         return Ended(calls, callers)
 
@@ -304,9 +331,11 @@ class Leases:
         farewell: dict[Address, list[str]] = dict(self.beats())
         for asked in self._asked.values():
             farewell.setdefault(asked.server or "", []).append(asked.token)
-        for each in (self._asked, self._by_token, self._held, self._holders, self._heard, self._probes):
+        self._next = inf
+        for each in (self._asked, self._by_token, self._probes, self._held, self._heard):
             each.clear()
-        self._new, self._recent, self._next = [], [], inf
+        for each in (self._new, self._recent, self._reported):
+            each.clear()
         return farewell
 
 
@@ -330,11 +359,11 @@ class Probes:
         self._connection = connection
         self._report = report
         self._timer: asyncio.TimerHandle | None = None
-        self._at = inf  # when the next check is due
+        self.due = inf  # when the next check is
 
     def soon(self, now: float) -> None:
         """Schedule a check for a new call."""
-        if self._at > now + MOMENT:
+        if self.due > now + MOMENT:
             self._later(MOMENT)
 
     def stop(self) -> None:
@@ -344,9 +373,9 @@ class Probes:
     def _later(self, seconds: float | None) -> None:
         if self._timer is not None:
             self._timer.cancel()
-        self._timer, self._at = None, inf
+        self._timer, self.due = None, inf
         if seconds is not None:
-            self._at = time.monotonic() + seconds
+            self.due = time.monotonic() + seconds
             self._timer = asyncio.get_running_loop().call_later(seconds, self._check)
 
     def _check(self) -> None:

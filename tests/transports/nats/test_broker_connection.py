@@ -7,6 +7,7 @@ import os
 import signal
 import socket
 from collections.abc import Callable
+from functools import partial
 from typing import Any
 
 import pytest
@@ -47,6 +48,15 @@ ODD_IDS = [
 
 
 # --- what arrives where -----------------------------------------------------------------------------------------------
+
+
+def test_subjects_and_receipts_are_not_kept_without_bound() -> None:
+    broker = NatsBrokerConnection(NatsServers("nats://127.0.0.1:4222"), Subjects("opwire"), ANYONE)
+    for number in range(10_000):
+        for send in (broker.request, partial(broker.send, control=False)):
+            with pytest.raises(CallError, match="not connected"):
+                send(f"{number}", "t", b"")
+    assert max(len(broker._calls), len(broker._receivers)) <= 4096
 
 
 @requirement("transport.nats.subjects")

@@ -104,10 +104,10 @@ class Parser:
                     raise _invalid(f"a line has more than {MAX_LINE:,} bytes")
                 self._keep(data[at:], 0)
                 break
-            fields = data[at:end].decode("latin-1").split(" ")  # the last one ends with \r
-            begin = end + 1
+            line, begin = data[at:end].decode("latin-1"), end + 1
+            fields = line.split(" ")  # the last one ends with \r
             if fields[0] not in _MESSAGES:
-                events += _control(data[at:end].decode("latin-1").rstrip("\r"))
+                events += _control(line.rstrip("\r"))
                 at = begin
                 continue
             stop = begin + _size(fields[-1])

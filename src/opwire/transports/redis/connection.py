@@ -27,6 +27,7 @@ MAX_REPLY = 128 * 1024 * 1024  # bytes of one reply; a longer one ends the conne
 
 _pack = cast("Callable[[tuple[Part, ...]], bytes]", pack_command)
 _PUSH: Any = PushNotification
+_CONFIRMATIONS = (b"subscribe", b"unsubscribe")
 _MORE = object()  # returned for incomplete data: any plain value could be a reply
 
 # --- the URL ----------------------------------------------------------------------------------------------------------
@@ -215,10 +216,7 @@ class Replies:
         self._fed = 0  # bytes since the last complete reply
         self._reader = Reader(protocolError=ValueError, notEnoughData=_MORE)
         self._callbacks: deque[Done] = deque()
-
-    def expect(self, done: Done) -> None:
-        """Queue the callback of a command that was sent."""
-        self._callbacks.append(done)
+        self.expect: Callable[[Done], None] = self._callbacks.append  # queues the callback of a command that was sent
 
     def feed(self, data: bytes) -> None:
         """Parse bytes and dispatch the complete replies.
@@ -237,14 +235,12 @@ class Replies:
                 break
             self._fed = 0
             if type(reply) is _PUSH:
-                match reply:
-                    case [b"message", channel, message]:
-                        self._pushed(channel, message)
-                        continue
-                    case [b"subscribe" | b"unsubscribe", *_]:
-                        pass
-                    case _:  # a kind of push that newer versions send
-                        continue
+                kind = reply[0] if reply else b""
+                if kind == b"message" and len(reply) == 3:
+                    self._pushed(reply[1], reply[2])
+                    continue
+                if kind not in _CONFIRMATIONS:  # a kind of push that newer versions send
+                    continue
             if not self._callbacks:
                 said = str(reply)[:200] if isinstance(reply, ReplyError) else f"a {type(reply).__name__}"
                 raise ValueError(f"a reply without a command: {said}")
@@ -260,6 +256,7 @@ class RedisConnection:
         self.target = target
         self._lost = lost
         self._replies = Replies(pushed)
+        self._expect = self._replies.expect
         self._link = Link(self._received, self._ended)
         self._waiting: set[asyncio.Future[list[Any]]] = set()
         self._attached: asyncio.Task[None] | None = None
@@ -320,7 +317,7 @@ class RedisConnection:
             self._link.control(command)
         else:
             self._link.write(command)
-        self._replies.expect(done)
+        self._expect(done)
 
     async def ask(self, *commands: bytes) -> list[Any]:
         """Send commands and return their replies.

@@ -81,6 +81,11 @@ def unpack_message(published: bytes) -> tuple[Address, str, bytes] | None:
     return sender.decode(), token.decode(), message
 
 
+def _bulk(argument: bytes) -> bytes:
+    """Encode one argument of a command."""
+    return b"$%d\r\n%b\r\n" % (len(argument), argument)
+
+
 # --- scripts ----------------------------------------------------------------------------------------------------------
 
 # Give a message to one server. KEYS: the list; ARGV: the turn, the message, the prefix of the names of ends.
@@ -251,13 +256,18 @@ class Presence:
 _MAX_SILENT_BEATS = 2  # beats without data, after which a server counts as frozen
 _GRACE = 1.0  # seconds for an orderly close
 _PING = command(b"PING")
+_EVALSHA = b"*7\r\n$7\r\nEVALSHA\r\n$%d\r\n%b\r\n" % (len(ROUTE_SHA), ROUTE_SHA)  # of ROUTE without a sticky key
 _MAX_ROUTES = 100  # times that a request is routed again, each time past a thousand servers that are gone
 
 
+_MAX_RECEIVERS = 4096  # ends whose commands are cached
+
+
 class _Route(Struct):
-    """The list of an operation's servers, and the current turn."""
+    """The list of an operation's servers, the beginning of the command that routes a request, and the current turn."""
 
     servers: bytes
+    command: bytes
     turn: int
 
 
@@ -278,6 +288,10 @@ class RedisBrokerConnection:
         self._address = b""
         self._silent_beats = 0
         self._routes: dict[str, _Route] = {}
+        # The beginning of PUBLISH to an end, and the callback for its reply; the addresses of ends by their names.
+        self._receivers: dict[Address, tuple[bytes, Done]] = {}
+        self._addresses: dict[bytes, Address] = {}
+        self._prefix_bulk = b""  # the last argument of a request
 
     async def connect(self, address: Address, listener: BrokerListener) -> None:
         """Connect, and subscribe to our own channel and to the one for all.
@@ -305,7 +319,9 @@ class RedisBrokerConnection:
         self._servers.follow(connection)
         self._names, self._presence = names, Presence(names, self._heartbeat)
         self._presence.begin(address)
-        self._routes.clear()
+        for each in (self._routes, self._receivers, self._addresses):
+            each.clear()
+        self._prefix_bulk = _bulk(names.ends)
 
     def _lost(self, reason: str) -> None:
         if self._connection is not None and self._listener is not None:
@@ -400,24 +416,44 @@ class RedisBrokerConnection:
         """
         route = self._routes.get(operation_id)
         if route is None:
-            route = _Route(self._names.serving(operation_id), randrange(1_000_000))  # noqa: S311
+            servers = self._names.serving(operation_id)
+            route = _Route(servers, b"%b$1\r\n1\r\n%b" % (_EVALSHA, _bulk(servers)), randrange(1_000_000))  # noqa: S311
         route.turn += 1
-        packed = pack_message(self._address, token, message)
-        run: tuple[Part, ...] = (1, route.servers, route.turn, packed, self._names.ends)
-        if sticky_key is not None:
-            run = (*run, sticky_key.encode(errors="surrogatepass"))
-        self._open().send(command(b"EVALSHA", ROUTE_SHA, *run), partial(self._routed, operation_id, token, run))
+        done = partial(self._routed, operation_id, token, (route.turn, message, sticky_key))
+        connection = self._connection or self._open()
+        if sticky_key is None:
+            # As `command` and `pack_message` encode it, with one copy of the message.
+            sender, shown, turn = self._address, token.encode(), b"%d" % route.turn
+            size = len(sender) + len(shown) + len(message) + 2
+            parts = (route.command, len(turn), turn, size, sender, shown, message, self._prefix_bulk)
+            connection.send(b"%b$%d\r\n%b\r\n$%d\r\n%b %b\n%b\r\n%b" % parts, done)
+        else:
+            run = self._run(route.servers, token, route.turn, message, sticky_key)
+            connection.send(command(b"EVALSHA", ROUTE_SHA, *run), done)
         self._routes[operation_id] = route
 
-    def _routed(self, operation_id: str, token: str, run: tuple[Part, ...], reply: Any, tries: int = 0) -> None:
+    def _run(self, servers: bytes, token: str, turn: int, message: bytes, sticky_key: str | None) -> tuple[Part, ...]:
+        """Return keys and arguments of ROUTE."""
+        run = (1, servers, turn, pack_message(self._address, token, message), self._names.ends)
+        return run if sticky_key is None else (*run, sticky_key.encode(errors="surrogatepass"))
+
+    def _routed(
+        self, operation_id: str, token: str, asked: tuple[int, bytes, str | None], reply: Any, tries: int = 0
+    ) -> None:
         if self._connection is None or self._listener is None:
             return
         if type(reply) is bytes:
-            self._listener.routed(token, self._names.address(reply))
+            address = self._addresses.get(reply)
+            if address is None:
+                if len(self._addresses) >= _MAX_RECEIVERS:
+                    self._addresses.clear()
+                address = self._addresses[reply] = self._names.address(reply)
+            self._listener.routed(token, address)
             return
         # No server received it: Redis has lost the script, or has just pruned a thousand servers that are gone.
         if (reply == -1 and tries < _MAX_ROUTES) or is_refusal(reply, "NOSCRIPT"):
-            done = partial(self._routed, operation_id, token, run, tries=tries + 1)
+            done = partial(self._routed, operation_id, token, asked, tries=tries + 1)
+            run = self._run(self._names.serving(operation_id), token, *asked)
             try:
                 self._connection.send(command(b"EVAL", ROUTE, *run), done)
             except CallError as error:
@@ -433,13 +469,21 @@ class RedisBrokerConnection:
         Raises:
             CallError: UNAVAILABLE, RATE_LIMITED if too much is queued.
         """
-        published = command(b"PUBLISH", self._names.end(to), pack_message(self._address, token, message))
-        self._open().send(published, partial(self._published, to), control=control)
+        known = self._receivers.get(to)
+        if known is None:
+            if len(self._receivers) >= _MAX_RECEIVERS:
+                self._receivers.clear()
+            publish = b"*3\r\n$7\r\nPUBLISH\r\n%b" % _bulk(self._names.end(to))
+            known = self._receivers[to] = publish, partial(self._published, to)
+        sender, shown = self._address, token.encode()
+        size = len(sender) + len(shown) + len(message) + 2
+        published = b"%b$%d\r\n%b %b\n%b\r\n" % (known[0], size, sender, shown, message)
+        (self._connection or self._open()).send(published, known[1], control=control)
 
     def _published(self, to: Address, reply: Any) -> None:
         if reply == 0 and self._listener is not None:
             self._listener.unreachable(to)
-        else:
+        elif type(reply) is not int:
             self._refused("a message was not sent", reply)
 
     def broadcast(self, token: str, message: bytes) -> None:
