@@ -431,8 +431,8 @@ TRANSPORT: dict[str, str] = {
     "transport.link.order": "What is written to a connection arrives in order.",
     "transport.link.bound": "A peer that does not read costs memory up to a bound; above it requests and answers fail, "
     "each its own call, and what ends or steers calls still passes.",
-    "transport.link.fair": "A peer that sends thousands of requests at once has a hundredth of a second per turn of the "
-    "event loop.",
+    "transport.link.fair": "A peer that sends thousands of requests at once has a hundredth of a second per turn of "
+    "the event loop.",
     "transport.link.urgent": "Signs of life go past what waits to be sent.",
     "transport.link.end": "A connection ends once, in bounded time, and tells why.",
     "transport.link.protocol": "A peer that breaks the protocol loses its own connection.",

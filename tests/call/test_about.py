@@ -18,6 +18,7 @@ from opwire.call import (
     PendingRequestMap,
     ServerInfo,
     discover,
+    discovery,
 )
 from opwire.transports.memory import MemoryBus, MemoryTransport
 from tests.call.harness import call_error, connected_ends, within
@@ -129,6 +130,33 @@ def test_a_server_that_does_not_answer_is_left_out(caplog: pytest.LogCaptureFixt
             assert "did not describe itself" in caplog.text
 
     run_virtually(run())
+
+
+@requirement("call.discovery")
+async def test_a_server_that_describes_itself_without_end_is_cut_off(
+    caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(discovery, "_MAX_DESCRIBED", 20_000)
+    registry, described, closed = shop(), 0, asyncio.Event()
+
+    @registry.subscription("opwire.operations", access=AccessControl(public=True))
+    async def endless() -> AsyncIterator[dict[str, Any]]:
+        nonlocal described
+        try:
+            while True:
+                described += 1
+                valid = {"id": f"shop.n{described}", "type": "query"}
+                yield valid if described % 2 else {"id": 5}
+        finally:
+            closed.set()
+
+    async with connected_ends(registry) as here:
+        with caplog.at_level(logging.WARNING, "opwire.call"):
+            found = await only(here.client)
+        await within(closed.wait())
+    assert len(found.operations) == 20  # of 512 bytes each, and as many invalid ones
+    assert described < 1_000
+    assert [record.getMessage()[:8] for record in caplog.records] == ["ignoring", "the serv"]
 
 
 @requirement("call.discovery")

@@ -9,6 +9,7 @@ connection, so its requests need no credentials.
 import asyncio
 import logging
 from collections.abc import AsyncIterator, Callable, Iterable, Mapping
+from contextlib import aclosing
 from functools import cached_property, partial
 from typing import Any
 
@@ -19,6 +20,7 @@ from opwire.call.pending import PendingRequestMap
 from opwire.call.transport import Address
 from opwire.dispatch import Dispatcher
 from opwire.errors import CallError, ErrorCode
+from opwire.monitor import json_size
 from opwire.operation import AccessControl, Context, Identity, OperationSpec, may_access
 from opwire.registry import OperationRegistry
 
@@ -31,6 +33,8 @@ _NO_CALLS = Statistics()
 _BREATH = 8  # operations described per turn of the event loop
 _AT_ONCE = 32  # servers that describe themselves at the same time: the last of 1,000 would be too late otherwise
 _LONGEST = 24  # times the patience with a silent server, for all of its operations
+_MAX_DESCRIBED = 128 * 1024 * 1024  # bytes that a server may describe: twice what a hub accepts of a spoke
+_MIN_SIZE = 512  # bytes that a description counts for at least, since it takes as much memory
 
 
 class FoundServer(Struct, frozen=True):
@@ -180,14 +184,24 @@ async def discover(calls: PendingRequestMap, *, wait: float = 0.5, timeout: floa
 
 async def _describe(calls: PendingRequestMap, address: Address, timeout: float) -> FoundServer | None:
     operations: list[OperationInfo] = []
+    room, is_warned = _MAX_DESCRIBED, False
     try:
         server = await _server_info(calls, address, timeout)
         # 100,000 operations take ten seconds: what counts is that they keep coming.
-        async for each in calls.subscribe(OPERATIONS, to=address, idle_timeout=timeout, timeout=_LONGEST * timeout):
-            try:
-                operations.append(OperationInfo.read(each.data))
-            except CallError as error:
-                logger.warning("ignoring an operation of the server at %s: %s", address, error.message)
+        items = calls.subscribe(OPERATIONS, to=address, idle_timeout=timeout, timeout=_LONGEST * timeout)
+        async with aclosing(items):
+            async for each in items:
+                room -= max(json_size(each.data) or 0, _MIN_SIZE)
+                if room < 0:
+                    most = f"{_MAX_DESCRIBED:,}"
+                    logger.warning("the server at %s described more than %s bytes: the rest is omitted", address, most)
+                    break
+                try:
+                    operations.append(OperationInfo.read(each.data))
+                except CallError as error:
+                    if not is_warned:  # more of them would fill the log
+                        logger.warning("ignoring an operation of the server at %s: %s", address, error.message)
+                    is_warned = True
         return FoundServer(address, server, operations)
     except CallError as error:
         logger.warning("the server at %s did not describe itself: %s", address, error)
