@@ -290,6 +290,19 @@ def test_any_mixture_becomes_plain_once_and_for_all(value: Any) -> None:
     assert survey(value).plain is is_plain(value)
 
 
+class _Instance:
+    def __init__(self, value: object) -> None:
+        self.value = value
+
+
+@pytest.mark.parametrize("count", [1, 100])
+def test_a_survey_looks_into_the_dict_of_an_instance(count: int) -> None:
+    instances, numbered = [_Instance(object()) for _ in range(count)], [{1: "a"} for _ in range(count)]
+    assert not survey([*map(vars, instances), *numbered]).plain
+    assert not survey([*map(vars, instances)]).plain
+    assert survey([vars(_Instance("plain")) for _ in range(count)]).plain
+
+
 @requirement("envelope.not-plain")
 @pytest.mark.parametrize(
     "value",

@@ -9,6 +9,7 @@ and UTF-8 cannot encode it, so that msgspec raises on it too. `write_json` and `
 
 import gc
 import re
+import sys
 from collections import deque
 from collections.abc import Callable, Generator, Iterable, Mapping, Sequence
 from collections.abc import Set as AbstractSet
@@ -31,6 +32,8 @@ SCALARS = frozenset({NoneType, bool, int, float, str})
 _CONTAINERS = frozenset({dict, list})
 _PLAIN = SCALARS | _CONTAINERS
 _KEYS = frozenset({str})
+# There the `__dict__` of an instance does not return its values, so that a total may be right by accident.
+_HIDES_VALUES = sys.version_info >= (3, 13)
 _FEW = 64  # values that are not worth the search for rows
 _ROWS = 32  # containers of one length that are checked as the rows of a table
 _BLOCK = 2_048  # containers in one step: they are still in the processor's cache in the next one, which halves the time
@@ -99,7 +102,7 @@ def _descend(group: list[Any], inside: dict[tuple[bool, int], list[Any]]) -> boo
     total = sum(lengths)
     # A tenth of the time of chaining `values()`. A dict with keys other than str returns its keys, too.
     children: list[Any] = get_referents(*group)
-    if len(children) != total:
+    if len(children) != total or (_HIDES_VALUES and list(map(len, map(get_referents, group))) != lengths):
         dicts: list[dict[Any, Any]] = [each for each in group if type(each) is dict]
         if not _KEYS.issuperset(map(type, chain.from_iterable(dicts))):
             return False
