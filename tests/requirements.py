@@ -341,6 +341,8 @@ OPERATIONS: dict[str, str] = {
     "handlers.all-stuck": "When as many threads are stuck as there may be, calls are refused until one returns.",
     "handlers.exit": "A handler that never returns does not keep the process from ending.",
     "deadlines.per-operation": "An operation's own timeout ends its calls with TIMEOUT.",
+    "deadlines.at-once": "A handler with a deadline executes its first step at once, in a task of its own; calls that "
+    "it makes there start later.",
     "deadlines.expired": "A call whose deadline has passed does not start its handler.",
     "deadlines.hold-ups": "How long the event loop was held up lately is known to what it reads afterwards.",
     "deadlines.stubborn": "An async handler that ignores its cancellation is left behind and reported; neither its "

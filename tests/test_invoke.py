@@ -17,7 +17,7 @@ from typing import Any
 import pytest
 
 from opwire import CallError, Context, ErrorCode, OperationRegistry, OperationSpec, OperationType
-from opwire.invoke import is_generator_function
+from opwire.signature import is_generator_function, may_suspend
 from tests.requirements import requirement
 
 PATIENCE = 10
@@ -269,6 +269,82 @@ async def test_a_call_whose_deadline_has_passed_does_not_start_its_handler(regis
         assert (await call_error(registry.execute(id, context=expired))).code is ErrorCode.TIMEOUT
     assert (await call_error(first_of(registry.subscribe("a.stream", context=expired)))).code is ErrorCode.TIMEOUT
     assert started == []
+
+
+@requirement("deadlines.at-once")
+async def test_a_handler_with_a_deadline_begins_at_once_and_has_one_task_of_its_own(
+    registry: OperationRegistry,
+) -> None:
+    others, tasks = list[str](), list[Any]()
+
+    @registry.query("a.quick", timeout=PATIENCE)
+    async def quick() -> list[str]:
+        if others:
+            await asyncio.sleep(0)
+        return list(others)
+
+    @registry.query("a.slow", timeout=PATIENCE)
+    async def slow() -> str:
+        tasks.append(asyncio.current_task())
+        async with asyncio.timeout(SHORT):
+            user.set("ann")
+            await asyncio.sleep(0)
+            tasks.append(asyncio.current_task())
+            try:
+                await asyncio.Event().wait()
+            except asyncio.CancelledError:
+                others.append(user.get())
+                raise
+        return "never"
+
+    other = asyncio.create_task(asyncio.to_thread(int))
+    other.add_done_callback(lambda _: others.append("another task"))
+    assert (await registry.execute("a.quick")).data == [], "another task ran before the handler had ended"
+    await other
+    error = await call_error(registry.execute("a.slow"))
+    assert isinstance(error.__cause__, TimeoutError), "its own timeout interrupts it"
+    assert tasks[0] is tasks[1]
+    assert tasks[0] is not asyncio.current_task()
+    assert (others[-1], user.get()) == ("ann", "nobody"), "its context variables are its own"
+
+
+@requirement("deadlines.at-once")
+async def test_calls_that_call_each_other_with_a_deadline_do_not_exhaust_the_stack(registry: OperationRegistry) -> None:
+    depth = sys.getrecursionlimit()
+
+    @registry.query("a.count")
+    async def count(left: int, context: Context) -> int:
+        return 0 if left == 0 else 1 + (await context.env.a.count(left=left - 1)).data
+
+    context = Context(deadline=time.monotonic() + 60)
+    async with asyncio.timeout(60):
+        assert (await registry.execute("a.count", {"left": depth}, context)).data == depth
+
+
+async def test_whether_a_function_can_suspend_is_seen_in_its_code() -> None:
+    async def computes(number: int) -> list[int]:
+        return sorted(each * 2 for each in range(number))
+
+    async def awaits(number: int) -> None:
+        if number:
+            await asyncio.sleep(0)
+
+    async def iterates(items: Any) -> None:
+        async for _ in items:
+            pass
+
+    async def enters(manager: Any) -> None:
+        async with manager:
+            pass
+
+    class Callable:
+        async def __call__(self) -> None:
+            await asyncio.sleep(0)
+
+        async def method(self) -> None: ...
+
+    assert not any(map(may_suspend, (computes, functools.partial(computes, 1), Callable().method)))
+    assert all(map(may_suspend, (awaits, iterates, enters, functools.partial(awaits, 1), Callable(), len)))
 
 
 @requirement("deadlines.own-timeout-error")

@@ -10,10 +10,9 @@ from typing import Any, NamedTuple, TypeVar, Unpack, cast, overload
 
 from opwire.annotations import Completion, CompletionRequest
 from opwire.errors import RegistrationError, SchemaError
-from opwire.invoke import check_kind
 from opwire.operation import Completer, Context, OperationOptions, OperationSpec, OperationType
 from opwire.schema.dialect import References
-from opwire.signature import Signature, describe_function, is_method
+from opwire.signature import Signature, check_kind, describe_function, is_method
 from opwire.typed.plain import as_dict, as_list
 from opwire.uri_template import URITemplate
 

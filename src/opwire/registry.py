@@ -27,7 +27,6 @@ from opwire.invoke import (
     Open,
     ReshapedOperation,
     Run,
-    check_kind,
     failure,
     isolated,
     next_item,
@@ -51,7 +50,7 @@ from opwire.operation import (
 )
 from opwire.pipeline import ResultPipeline, typed_envelope
 from opwire.reshape import MORE, Reshaping
-from opwire.signature import Signature
+from opwire.signature import Signature, check_kind, may_suspend
 from opwire.typed.plain import html_table, shorten, to_plain
 from opwire.view import ViewOptions, ViewRules, operation_through
 from opwire.workers import WorkerPool
@@ -209,6 +208,7 @@ class OperationRegistry(Decorators):
             bound.open = opener(handler, self._workers, spec.id)
         else:
             bound.run = runner(handler, function, self._workers, spec.id, inline=inline)
+            bound.suspends = bound.run is not handler or may_suspend(function)
         if signature is not None and signature.dependencies:
             bound.inject(signature.dependencies)
         return bound
@@ -415,16 +415,16 @@ class OperationRegistry(Decorators):
         return envelope if output_type is None else typed_envelope(envelope, output_type, operation_id)
 
     async def _call(self, bound: BoundOperation, input: Any, context: Context | None) -> ResponseEnvelope[Any]:
-        run = cast("Run", bound.run)
+        run: Any = bound.run  # a cast takes 0.1 µs
         try:
             arguments = bound.arguments(input, self._context if context is None else context)
             inside = self._inside(bound, context)
             deadline = inside.deadline
-            # A handler that is cancelled twice could not clean up.
-            if deadline is None or (inside.watched and deadline > time.monotonic()):
+            # A handler that is cancelled twice could not clean up, and one that never suspends cannot be cancelled.
+            if deadline is None or ((inside.watched or not bound.suspends) and deadline > time.monotonic()):
                 result = await run(arguments, inside)
             else:
-                result = await run_within(lambda: run(arguments, inside), self._deadlines, deadline, bound.spec.id)
+                result = await run_within(partial(run, arguments, inside), self._deadlines, deadline, bound.spec.id)
             return bound.pipeline.envelope(result)
         except CallError:
             raise
@@ -541,7 +541,7 @@ class OperationRegistry(Decorators):
             context = self._context
         elif context.bind_env is None:
             context = structs.replace(context, bind_env=self.bind_env)
-        return context.within(bound.timeout)
+        return context if bound.timeout is None else context.within(bound.timeout)
 
     def bind_env(self, context: Context) -> Env:
         """Return the env of a call's context; the default of `Context.bind_env`."""

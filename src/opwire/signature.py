@@ -11,8 +11,9 @@ import sys
 from collections.abc import Callable, Iterable, Mapping
 from contextlib import suppress
 from functools import partial
-from types import NoneType, UnionType
-from typing import Any, ForwardRef, NotRequired, TypedDict, Union, get_args, get_origin, get_type_hints
+from opcode import opmap
+from types import CodeType, NoneType, UnionType
+from typing import Any, ForwardRef, NotRequired, TypedDict, Union, cast, get_args, get_origin, get_type_hints
 
 from msgspec import UNSET, Struct, UnsetType, defstruct
 
@@ -339,3 +340,38 @@ def _flat(parameters: list[inspect.Parameter], hints: dict[str, Any]) -> type[St
         else:  # an object that only the function knows
             fields.append((each.name, hint | UnsetType, UNSET))
     return defstruct("Flat", fields, kw_only=True, forbid_unknown_fields=True)
+
+
+# --- kinds of functions -----------------------------------------------------------------------------------------------
+
+
+def is_generator_function(function: Callable[..., Any]) -> bool:
+    """Return whether a callable is a generator function, sync or async."""
+    target = unwrapped(function)
+    return inspect.isasyncgenfunction(target) or inspect.isgeneratorfunction(target)
+
+
+def check_kind(type: OperationType, function: Callable[..., Any], id: str) -> None:
+    """Raise unless a function fits the type of its operation.
+
+    Raises:
+        RegistrationError: a generator function is not a subscription.
+    """
+    if type is not OperationType.SUBSCRIPTION and is_generator_function(function):
+        raise RegistrationError(f"{id} yields, so it is a subscription and not a {type.value}")
+
+
+def unwrapped(function: Any) -> Any:
+    """Return the function behind a partial or a callable object."""
+    if isinstance(function, partial):
+        function = cast("partial[Any]", function).func
+    return function if inspect.isroutine(function) else type(function).__call__
+
+
+def may_suspend(function: Callable[..., Any]) -> bool:
+    """Return whether an async function contains an `await`: without one, it ends in its first step.
+
+    All that suspends, `async for` and `async with` included, is compiled to a YIELD_VALUE.
+    """
+    code = getattr(unwrapped(function), "__code__", None)
+    return not isinstance(code, CodeType) or opmap["YIELD_VALUE"] in code.co_code[::2]

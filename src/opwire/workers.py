@@ -210,3 +210,18 @@ def eager_task(work: Coroutine[Any, Any, None], loop: asyncio.AbstractEventLoop)
     finally:
         asyncio.tasks._enter_task(loop, running)
     return task
+
+
+_starting: set[asyncio.AbstractEventLoop] = set()
+"""Event loops in the first step of a handler: calls that it makes there start later, or they would grow the stack."""
+
+
+def start_handler(work: Coroutine[Any, Any, None], loop: asyncio.AbstractEventLoop) -> asyncio.Task[None]:
+    """Create the task of a handler, and execute its first step at once, where that is allowed."""
+    if loop in _starting or loop.get_task_factory() is not None:  # which may instrument tasks
+        return loop.create_task(work)
+    _starting.add(loop)
+    try:
+        return eager_task(work, loop)
+    finally:
+        _starting.discard(loop)
