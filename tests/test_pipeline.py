@@ -212,9 +212,11 @@ class Attr:
 @pytest.mark.parametrize("mode", NORMALIZE_MODES)
 def test_instances_become_plain_data_in_every_mode(result: Any, plain: Any, mode: NormalizeMode) -> None:
     for schema in (True, {"type": ["object", "array", "string"]}):
-        envelope = pipeline(schema, mode).envelope(result)
-        assert envelope.data == plain
-        assert type(envelope.data) is type(plain)
+        for_both = pipeline(schema, mode)
+        for envelope in (for_both.envelope(result), for_both.envelope(result)):  # the class is known to the second
+            assert envelope.data == plain
+            assert type(envelope.data) is type(plain)
+            assert isinstance(envelope.meta, LocalResponseMeta)
     wrapped = http_envelope(result, status_code=200, headers={}, content_type="")
     assert pipeline(True, mode).envelope(wrapped) == ResponseEnvelope(plain, wrapped.meta)
 
@@ -226,7 +228,19 @@ def test_instances_are_normalised_after_they_have_become_plain() -> None:
         name: str
         internal: int = 1
 
-    assert data_of(User("Ada"), PROFILE) == {"name": "Ada", "plan": "free"}
+    for_all = pipeline(PROFILE)
+    for name in ("Ada", "Bob", "Eve"):
+        assert for_all.envelope(User(name)).data == {"name": name, "plan": "free"}
+
+
+@requirement("pipeline.plain")
+def test_a_mapping_of_a_class_of_its_own_is_an_envelope_whenever_it_looks_like_one() -> None:
+    class Found(dict[str, Any]):
+        pass
+
+    for_all, envelope = pipeline(), local_envelope(5, "a.b")
+    assert for_all.envelope(Found(data=5)).data == {"data": 5}
+    assert for_all.envelope(Found(msgspec.json.decode(encode_envelope(envelope)))) == envelope
 
 
 @requirement("pipeline.binary")

@@ -40,6 +40,8 @@ logger = logging.getLogger("opwire.pipeline")
 _MAX_WARNINGS = 10
 _MAX_WARNING = 200
 _BINARY = (bytes, bytearray, memoryview)
+_DETECTED = (Mapping, ResponseEnvelope, Item, ShapedResult)  # types whose instances may be envelopes
+_MAX_RECORDS = 16  # classes: a handler may make one for each call
 
 
 class ResultPipeline:
@@ -49,6 +51,7 @@ class ResultPipeline:
         "__weakref__",
         "_for_schema",
         "_others",
+        "_records",
         "conforms",
         "kinds",
         "mode",
@@ -74,6 +77,7 @@ class ResultPipeline:
         if self.mode != "off":
             self.kinds = frozenset() if deferred else self.schema.fitting_kinds()
         self.conforms: Callable[[Any], bool] = self._compile_and_test
+        self._records: frozenset[type] = frozenset()  # classes, such as dataclasses, whose instances become objects
 
     def envelope(self, result: Any) -> ResponseEnvelope[Any]:
         """Return the envelope of one result.
@@ -89,6 +93,10 @@ class ResultPipeline:
             if other is None:  # there are few schemas per operation
                 other = self._others[id(schema)] = self._for_schema(schema=schema)
             return other._normalized(result.value) if result.is_plain else other.envelope(result.value)
+        if type(result) in self._records:  # saves 4 µs
+            data = self._plain(result)
+            data = data if self.mode == "off" else self._normalize(data)
+            return ResponseEnvelope(data, LocalResponseMeta(self.operation_id, time_ns() // 1_000_000))
         envelope = self._wrap(result)
         data = envelope.data
         found = survey(data)
@@ -96,6 +104,7 @@ class ResultPipeline:
             if type(data) is Item:  # here, so that other results take no longer
                 return self._with_cursor(cast("Item[Any]", data))
             data = self._plain(data)
+            self._learn(result, data)
         if found.deep:
             self._warn(f"the data is nested deeper than {MAX_DEPTH}: it is neither normalised nor validated")
         elif self.mode != "off" and not isinstance(data, bytes):
@@ -104,6 +113,11 @@ class ResultPipeline:
             if not isinstance(meta, MCPResponseMeta) or not (meta.is_error or envelope.data == meta.content):
                 data = self._normalize(data)
         return envelope if data is envelope.data else ResponseEnvelope(data, envelope.meta)
+
+    def _learn(self, result: object, data: object) -> None:
+        """Remember the class of a result whose instances become objects, and can be nothing else."""
+        if type(data) is dict and not isinstance(result, _DETECTED) and len(self._records) < _MAX_RECORDS:
+            self._records |= {type(result)}
 
     def _with_cursor(self, item: Item[Any]) -> ResponseEnvelope[Any]:
         envelope = self.envelope(item.data)

@@ -69,6 +69,8 @@ def survey(value: Any) -> Survey:
     """
     if type(value) not in _CONTAINERS:
         return _SHALLOW if type(value) in SCALARS else _FOREIGN
+    if value.__class__ is dict and len(value) < _FEW and _is_flat(value):
+        return _SHALLOW
     level: list[list[Any]] = [[value]]
     unfolded, copies = 0.0, 1.0  # containers seen so far, and how often each of this level occurs
     for _ in range(MAX_DEPTH):
@@ -90,6 +92,11 @@ def survey(value: Any) -> Survey:
         if unfolded > _MAX_CONTAINERS:
             break
     return _DEEP
+
+
+def _is_flat(value: dict[Any, Any]) -> bool:
+    """Return whether a dict is a plain object without containers, as most results are: in half the time."""
+    return SCALARS.issuperset(map(type, value.values())) and _KEYS.issuperset(map(type, value))
 
 
 def _descend(group: list[Any], inside: dict[tuple[bool, int], list[Any]]) -> bool:
