@@ -8,7 +8,7 @@
 here, and calls it here, so that lookup, access control and the interceptors of the surface exist once.
 """
 
-from collections.abc import AsyncGenerator, Awaitable, Callable
+from collections.abc import AsyncGenerator, Callable, Coroutine, Iterable
 from functools import partial
 from typing import Any
 
@@ -17,6 +17,7 @@ from opwire.errors import CallError, ErrorCode
 from opwire.invoke import InterceptedCall, Interceptors
 from opwire.operation import Context, Identity, Interceptor, OperationSpec, check_access, is_own, may_access
 from opwire.registry import OperationRegistry
+from opwire.view import Selection
 
 
 class Dispatcher:
@@ -87,7 +88,7 @@ class Dispatcher:
         check_access(spec, identity)
         return spec
 
-    def execute(self, spec: OperationSpec, input: Any, context: Context) -> Awaitable[ResponseEnvelope[Any]]:
+    def execute(self, spec: OperationSpec, input: Any, context: Context) -> Coroutine[Any, Any, ResponseEnvelope[Any]]:
         """Call a query or mutation that `find` returned.
 
         Raises:
@@ -113,3 +114,15 @@ class Dispatcher:
 
     def _call(self, spec: OperationSpec, method: Callable[..., Any]) -> InterceptedCall:
         return self._interceptors.cached(spec, partial(method, spec.id))
+
+
+def operation_filter(include: Iterable[str], exclude: Iterable[str]) -> Callable[[OperationSpec], bool] | None:
+    """Return a predicate that matches patterns, as those of a view, with an operation; None: no filter.
+
+    `include` selects operations, all by default; `exclude` removes some of these.
+
+    Raises:
+        UsageError: `include` or `exclude` is a string.
+    """
+    selection = Selection(include, exclude)
+    return selection.selects if selection.include or selection.exclude else None

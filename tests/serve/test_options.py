@@ -5,9 +5,9 @@ from typing import Any
 import pytest
 
 from opwire import AccessControl, Context, Identity, OperationRegistry, OperationSpec
+from opwire.dispatch import operation_filter
 from opwire.errors import UsageError
 from opwire.operation import Handler
-from opwire.serve.guard import operation_filter
 from opwire.serve.http import serve_http
 from opwire.serve.mcp import serve_mcp
 from tests.requirements import requirement

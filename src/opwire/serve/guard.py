@@ -11,7 +11,7 @@ import asyncio
 import contextlib
 import re
 import time
-from collections.abc import Awaitable, Callable, Iterable, Mapping, MutableMapping, Sequence
+from collections.abc import Awaitable, Callable, Iterable, Mapping, MutableMapping
 from functools import partial
 from http import HTTPStatus
 from itertools import chain
@@ -27,9 +27,8 @@ from opwire.caching import BoundedDict
 from opwire.deadlines import Deadlines, resume
 from opwire.errors import ERROR_TABLE, CallError, ErrorCode, UsageError, check_above_zero, check_counts
 from opwire.logs import OK, AccessEntry, SurfaceName, begin_access
-from opwire.operation import Identity, OperationSpec
+from opwire.operation import Identity
 from opwire.typed.plain import as_dict, as_list, write_json
-from opwire.view import Selection
 
 Scope = MutableMapping[str, Any]
 Receive = Callable[[], Awaitable[MutableMapping[str, Any]]]
@@ -49,13 +48,11 @@ IDENTITY = "opwire.identity"
 TOKEN = "opwire.token"  # noqa: S105 - the verified token of its caller, or None
 EXPIRES = "opwire.expires"  # when its token expires (Unix epoch, in seconds) and a stream has to end, or None
 ACCESS = "opwire.access"  # its entry in the access log; missing if that is disabled
+BODY = "opwire.body"  # its complete body; missing if it has none
 OAUTH = "opwire.oauth"  # there if clients can get a token, or one with more scopes
 _SHARE = "opwire.share"
 
-_UNIQUE_HEADERS = (
-    *(b"host", b"origin", b"referer", b"sec-fetch-site"),
-    *(b"authorization", b"x-api-key", b"content-length", b"content-type"),
-)
+_UNIQUE_HEADERS = b"host origin referer sec-fetch-site authorization x-api-key content-length content-type".split()
 _SCOPES = re.compile(r"[!#-\[\]-~ ]+")  # RFC 6749, section 3.3
 _CLOSE = (b"connection", b"close")  # the rest of the connection is not read
 _CHUNKED = b"transfer-encoding"
@@ -63,6 +60,7 @@ _WITHOUT_BODY = frozenset({"GET", "HEAD", "OPTIONS"})
 _SMALL = 64 * 1024
 _BYTES_PER_NODE = 16  # of `max_body` per object or list: 1.4 million empty lists in 4 MB stall the loop for 2 s
 _MAX_KNOWN = 10_000
+_MAX_ACCEPTED = 256
 _MAX_HOST = 253  # characters of a host name
 _DISCARD_BYTES, _DISCARD_SECONDS = 16 * 1024 * 1024, 2.0
 
@@ -247,6 +245,7 @@ class RequestGuard:
         self._authenticator = authenticate
         self._anonymous = anonymous
         self._hosts = HostNames(LOOPBACK if hosts is None else hosts)
+        self._accepted: BoundedDict[bytes, str] = BoundedDict(_MAX_ACCEPTED)  # host names, as sent: saves 1 µs
         self._origins = frozenset(origin.lower().rstrip("/") for origin in origins)
         self._max_body = max_body
         self._max_headers = max_headers
@@ -268,14 +267,14 @@ class RequestGuard:
         """Admit or reject a request. Other events, such as the server's lifespan, pass."""
         if scope["type"] == "websocket":  # unsupported, and a browser opens one to any host
             await send({"type": "websocket.close", "code": 1008})
-            return
-        if scope["type"] != "http":
+        elif scope["type"] != "http":
             await self._app(scope, receive, send)
-            return
-        entry = begin_access(self._surface)
-        if entry is None:
+        elif (entry := begin_access(self._surface)) is None:
             await self._serve(scope, receive, send)
-            return
+        else:
+            await self._log(entry, scope, receive, send)
+
+    async def _log(self, entry: AccessEntry, scope: Scope, receive: Receive, send: Send) -> None:
         scope[ACCESS], entry.path = entry, scope["path"]
         try:
             await self._serve(scope, receive, _counting(entry, send))
@@ -295,7 +294,14 @@ class RequestGuard:
                 scope[OAUTH] = True
                 send = self._resource.challenging(scope, send)
             try:
-                receive = await self._admit(scope, receive)
+                headers = scope[HEADERS] = self._check(scope)
+                if self._authenticator is None and self._session is None:
+                    scope[IDENTITY], scope[TOKEN], scope[EXPIRES] = self._anonymous, None, None
+                else:
+                    await self._identify(scope, headers)
+                if b"content-length" in headers or scope["method"] not in _WITHOUT_BODY or _CHUNKED in headers:
+                    body = scope[BODY] = await self._read_body(headers, receive)
+                    receive = _replaying(body, receive)
             except _DisconnectedError:
                 return
             except (HTTPStatusError, CallError) as error:
@@ -306,31 +312,54 @@ class RequestGuard:
             await self._app(scope, receive, send)
         finally:
             self._open -= 1
-            if (taken := scope.pop(_SHARE, None)) is not None:
-                (share,) = taken
+            if _SHARE in scope:
+                (share,) = scope.pop(_SHARE)
                 self._shares[share] -= 1
                 if not self._shares[share]:
                     del self._shares[share]
 
-    async def _admit(self, scope: Scope, receive: Receive) -> Receive:
+    def _check(self, scope: Scope) -> Mapping[bytes, bytes]:
+        """Check the headers, and return them by name."""
         if self._open > self._max_requests:
             raise _overloaded(self._max_requests)
-        # httptools leaves white space at the end of a value, which is not part of it (RFC 9110).
-        scope["headers"] = [(name, value.rstrip(b" \t")) for name, value in scope["headers"]]
-        headers = scope[HEADERS] = self._check_headers(scope["headers"])
-        host = headers.get(b"host", b"").decode("latin-1").lower()
+        lines: list[Header] = scope["headers"]
+        text = b"\n".join(chain.from_iterable(lines))
+        if b" \n" in text or b"\t\n" in text or text.endswith((b" ", b"\t")):
+            # httptools leaves white space at the end of a value, which is not part of it (RFC 9110).
+            lines = scope["headers"] = [(name, value.rstrip(b" \t")) for name, value in lines]
+        if len(text) - 2 * len(lines) >= self._max_headers:  # without the line breaks, which are one less
+            error = CallError(ErrorCode.PAYLOAD_TOO_LARGE, f"the headers have more than {self._max_headers:,} bytes")
+            raise HTTPStatusError(HTTPStatus.REQUEST_HEADER_FIELDS_TOO_LARGE, error)
+        headers = dict(lines)
+        if len(headers) != len(lines):  # those that decide anything must be unique, or two parsers could disagree
+            names = [name for name, _ in lines]
+            for name in _UNIQUE_HEADERS:
+                if names.count(name) > 1:
+                    raise CallError(ErrorCode.PROTOCOL_ERROR, f"duplicate header {name.decode()}")
+        if _CHUNKED in headers and b"content-length" in headers:  # a proxy may go by the other one: request smuggling
+            error = CallError(ErrorCode.PROTOCOL_ERROR, "content-length and transfer-encoding exclude each other")
+            raise HTTPStatusError(HTTPStatus.BAD_REQUEST, error, _CLOSE)
+        given = headers.get(b"host", b"")
+        host = self._accepted.get(given) or self._accept_host(given)
+        if b"origin" in headers or b"sec-fetch-site" in headers or b"referer" in headers:
+            self._check_page(headers, host)
+        return headers
+
+    def _accept_host(self, given: bytes) -> str:
+        host = given.decode("latin-1").lower()
         if not self._hosts.include(host):
-            wrong = (
-                f"this server does not accept the host name {host[:_MAX_HOST]!r}; allow it with the option "
-                "--allow-host of `opwire serve`, `hosts` in opwire.toml, or hosts= of serve_http, asgi and run_http"
-            )
+            wrong = f"this server does not accept the host name {host[:_MAX_HOST]!r}; allow it with the option "
+            wrong += "--allow-host of `opwire serve`, `hosts` in opwire.toml, hosts= of serve_http, asgi and run_http"
             raise HTTPStatusError(HTTPStatus.MISDIRECTED_REQUEST, CallError(ErrorCode.ACCESS_DENIED, wrong))
-        self._check_page(headers, host)
+        if len(given) <= _MAX_HOST:
+            self._accepted[given] = host
+        return host
+
+    async def _identify(self, scope: Scope, headers: Mapping[bytes, bytes]) -> None:
+        """Find the identity of a request by its token or session, and count it in its share of the requests."""
         token = None if self._authenticator is None else self._token(headers)
         found = None if token is not None or self._session is None else await self._session(headers)
-        grant = None
-        if found is not None:
-            grant, token = found
+        grant, token = (None, token) if found is None else found
         if self._authenticator is not None:
             is_known = token is not None or grant is not None
             if grant is None:
@@ -344,32 +373,6 @@ class RequestGuard:
         scope[IDENTITY] = self._anonymous if grant is None else grant.identity
         scope[TOKEN] = None if grant is None else token
         scope[EXPIRES] = None if grant is None else grant.expires
-        if scope["method"] in _WITHOUT_BODY and b"content-length" not in headers and _CHUNKED not in headers:
-            return receive
-        unread = [await self._read_body(headers, receive)]
-
-        async def replay() -> MutableMapping[str, Any]:
-            if unread:
-                return {"type": "http.request", "body": unread.pop(), "more_body": False}
-            return await receive()
-
-        return replay
-
-    def _check_headers(self, lines: Sequence[Header]) -> Mapping[bytes, bytes]:
-        """Return the headers by name. Those that decide anything must be unique, or two parsers could disagree."""
-        if sum(map(len, chain.from_iterable(lines))) > self._max_headers:
-            error = CallError(ErrorCode.PAYLOAD_TOO_LARGE, f"the headers have more than {self._max_headers:,} bytes")
-            raise HTTPStatusError(HTTPStatus.REQUEST_HEADER_FIELDS_TOO_LARGE, error)
-        headers = dict(lines)
-        if len(headers) != len(lines):
-            names = [name for name, _ in lines]
-            for name in _UNIQUE_HEADERS:
-                if names.count(name) > 1:
-                    raise CallError(ErrorCode.PROTOCOL_ERROR, f"duplicate header {name.decode()}")
-        if b"content-length" in headers and _CHUNKED in headers:  # a proxy may go by the other one: request smuggling
-            error = CallError(ErrorCode.PROTOCOL_ERROR, "content-length and transfer-encoding exclude each other")
-            raise HTTPStatusError(HTTPStatus.BAD_REQUEST, error, _CLOSE)
-        return headers
 
     def _check_page(self, headers: Mapping[bytes, bytes], host: str) -> None:
         """Reject requests that a page of another host makes a browser send.
@@ -378,9 +381,9 @@ class RequestGuard:
         send the relation of the page to this server (`Sec-Fetch-Site`; "none" is the address bar), or, if the browser
         is old or the host not trustworthy, its address (`Referer`). Other programs omit all three.
         """
-        origin, site, page = headers.get(b"origin"), headers.get(b"sec-fetch-site"), headers.get(b"referer")
-        if (origin is None and site is None and page is None) or "*" in self._origins:
+        if "*" in self._origins:
             return
+        origin, site, page = headers.get(b"origin"), headers.get(b"sec-fetch-site"), headers.get(b"referer")
         # Pages of the same host may call, unless any host name is accepted: then it proves nothing.
         own = (f"http://{host}", f"https://{host}")
         allowed = self._origins if self._hosts.any else self._origins.union(own)
@@ -450,9 +453,8 @@ class RequestGuard:
         except StopIteration as arrived:  # nearly always; a timeout would add 4 µs
             body: bytes = arrived.value
         else:
-            deadline = time.monotonic() + self._body_timeout
+            rest, deadline = partial(resume, collecting, waiting), time.monotonic() + self._body_timeout
             try:
-                rest = partial(resume, collecting, waiting)
                 body = await self._deadlines.limit(rest, deadline, "the body did not arrive")
             except CallError as timeout:
                 raise HTTPStatusError(HTTPStatus.REQUEST_TIMEOUT, timeout, _CLOSE) from None
@@ -546,6 +548,15 @@ def _counting(entry: AccessEntry, send: Send) -> Send:
     return counted
 
 
+def _replaying(body: bytes, receive: Receive) -> Receive:
+    unread = [body]
+
+    async def replay() -> MutableMapping[str, Any]:
+        return {"type": "http.request", "body": unread.pop(), "more_body": False} if unread else await receive()
+
+    return replay
+
+
 class _DisconnectedError(Exception):
     """The client disconnected before its body was complete."""
 
@@ -592,18 +603,3 @@ def without_port(host: str) -> str:
 def has_no_token(scope: Mapping[str, Any]) -> bool:
     """Return whether a request was admitted without a token by a guard that authenticates."""
     return scope.get(_SHARE) == (None,)
-
-
-# --- served operations ------------------------------------------------------------------------------------------------
-
-
-def operation_filter(include: Iterable[str], exclude: Iterable[str]) -> Callable[[OperationSpec], bool] | None:
-    """Return a predicate that matches patterns, as those of a view, with an operation; None: no filter.
-
-    `include` selects operations, all by default; `exclude` removes some of these.
-
-    Raises:
-        UsageError: `include` or `exclude` is a string.
-    """
-    selection = Selection(include, exclude)
-    return selection.selects if selection.include or selection.exclude else None

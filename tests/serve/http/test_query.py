@@ -1,7 +1,7 @@
 """Input that fits into a query string."""
 
 from typing import Any
-from urllib.parse import urlencode
+from urllib.parse import parse_qsl, urlencode
 
 import pytest
 from hypothesis import given
@@ -141,6 +141,16 @@ def test_every_scalar_survives_a_query_string(value: float | bool) -> None:
 @given(st.dictionaries(st.text(st.characters(codec="utf-8")), st.text(st.characters(codec="utf-8"))))
 def test_every_text_survives_a_query_string(values: dict[str, str]) -> None:
     assert parse_query({}, urlencode(values).encode()) == values
+
+
+@given(st.text("ab=&", max_size=12))
+def test_a_query_string_without_escapes_means_what_it_means_to_urllib(query: str) -> None:
+    pairs = parse_qsl(query, keep_blank_values=True)
+    if len(dict(pairs)) == len(pairs):
+        assert parse_query({}, query.encode()) == dict(pairs)
+    else:
+        with pytest.raises(CallError, match="duplicate query parameter"):
+            parse_query({}, query.encode())
 
 
 @requirement("http.strict")

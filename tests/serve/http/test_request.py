@@ -18,7 +18,7 @@ from tests.requirements import requirement
 TRACE = "00-0af7651916cd43dd8448eb211c80319c-b7ad6b7169203331-01"
 
 
-def request_with(path: str = "/math/add", root_path: str = "", **headers: str) -> Request:
+def request_with(path: str = "/math/add", root_path: str = "", body: bytes = b"", **headers: str) -> Request:
     lines = [(name.replace("_", "-").encode(), value.encode()) for name, value in headers.items()]
     return Request(
         {
@@ -30,15 +30,13 @@ def request_with(path: str = "/math/add", root_path: str = "", **headers: str) -
             "headers": lines,
             "opwire.identity": Identity(id="me"),
             "opwire.expires": 5.0,
+            "opwire.body": body,
         }
     )
 
 
-async def body_of(body: bytes, content_type: str = "application/json") -> Any:
-    async def receive() -> Any:
-        return {"type": "http.request", "body": body, "more_body": False}
-
-    return await request_with(content_type=content_type).json(receive)
+def body_of(body: bytes, content_type: str = "application/json") -> Any:
+    return request_with(content_type=content_type, body=body).json()
 
 
 @requirement("http.request-id")
@@ -154,8 +152,8 @@ def test_the_last_event_is_text() -> None:
         "application/json;",
     ],
 )
-async def test_json_is_taken_under_all_its_names(content_type: str) -> None:
-    assert await body_of(b'{"a": [1]}', content_type) == {"a": [1]}
+def test_json_is_taken_under_all_its_names(content_type: str) -> None:
+    assert body_of(b'{"a": [1]}', content_type) == {"a": [1]}
 
 
 @requirement("http.strict")
@@ -163,14 +161,14 @@ async def test_json_is_taken_under_all_its_names(content_type: str) -> None:
     "content_type",
     ["", "text/plain", "application/x-www-form-urlencoded", "application/jsonp", "application/json; charset=utf-16"],
 )
-async def test_a_body_that_is_not_said_to_be_json_is_refused(content_type: str) -> None:
+def test_a_body_that_is_not_said_to_be_json_is_refused(content_type: str) -> None:
     with pytest.raises(HTTPStatusError) as raised:
-        await body_of(b"{}", content_type)
+        body_of(b"{}", content_type)
     assert raised.value.status == 415
 
 
-async def test_without_a_body_there_is_no_input_whatever_its_type() -> None:
-    assert await body_of(b"", "text/plain") is UNSET
+def test_without_a_body_there_is_no_input_whatever_its_type() -> None:
+    assert body_of(b"", "text/plain") is UNSET
 
 
 @requirement("http.strict")

@@ -5,6 +5,7 @@ from typing import Any
 import pytest
 
 from opwire import CallError, ErrorCode, OperationSpec, OperationType, Schema
+from opwire.serve.guard import BODY
 from opwire.serve.http.request import Request, Route
 from tests.requirements import requirement
 
@@ -15,13 +16,10 @@ def route(input_schema: Schema = FLAT, type: OperationType = OperationType.QUERY
     return Route.of(OperationSpec(namespace="a", name="b", type=type, input_schema=input_schema))
 
 
-async def input_of(route: Route, method: str, query: bytes = b"", body: bytes = b"") -> Any:
-    async def receive() -> Any:
-        return {"type": "http.request", "body": body, "more_body": False}
-
+def input_of(route: Route, method: str, query: bytes = b"", body: bytes = b"") -> Any:
     headers = [(b"content-type", b"application/json")]
-    scope = {"type": "http", "method": method, "path": "/a/b", "query_string": query, "headers": headers}
-    return await route.input(Request(scope), receive)
+    scope = {"type": "http", "method": method, "path": "/a/b", "query_string": query, "headers": headers, BODY: body}
+    return route.input(Request(scope))
 
 
 @requirement("http.methods")
@@ -32,24 +30,24 @@ def test_the_methods_of_an_operation_follow_from_its_type_and_input() -> None:
     assert route(Schema(True)).methods == ("POST",)
 
 
-async def test_input_is_read_from_the_query_string_or_from_the_body() -> None:
-    assert await input_of(route(), "GET", query=b"a=1", body=b'{"a": 2}') == {"a": 1}
-    assert await input_of(route(), "POST", query=b"a=1", body=b'{"a": 2}') == {"a": 2}
-    assert await input_of(route(), "POST") is None
+def test_input_is_read_from_the_query_string_or_from_the_body() -> None:
+    assert input_of(route(), "GET", query=b"a=1", body=b'{"a": 2}') == {"a": 1}
+    assert input_of(route(), "POST", query=b"a=1", body=b'{"a": 2}') == {"a": 2}
+    assert input_of(route(), "POST") is None
 
 
-async def test_null_is_no_object_and_else_a_value_like_any_other() -> None:
+def test_null_is_no_object_and_else_a_value_like_any_other() -> None:
     with pytest.raises(CallError) as raised:
-        await input_of(route(), "POST", body=b"null")
+        input_of(route(), "POST", body=b"null")
     assert raised.value.code is ErrorCode.VALIDATION_ERROR
     assert raised.value.details == {"problems": [{"path": "", "message": 'the value is not of type "object"'}]}
-    assert await input_of(route(Schema(True)), "POST", body=b"null") is None
+    assert input_of(route(Schema(True)), "POST", body=b"null") is None
 
 
-async def test_no_body_is_no_null() -> None:
+def test_no_body_is_no_null() -> None:
     maybe = route(Schema({"type": ["integer", "null"]}))
-    assert await input_of(maybe, "POST", body=b"null") is None
+    assert input_of(maybe, "POST", body=b"null") is None
     with pytest.raises(CallError, match="the body is missing") as raised:
-        await input_of(maybe, "POST")
+        input_of(maybe, "POST")
     assert raised.value.code is ErrorCode.VALIDATION_ERROR
-    assert await input_of(route(Schema(True)), "POST") is None
+    assert input_of(route(Schema(True)), "POST") is None

@@ -14,7 +14,7 @@ from urllib.parse import parse_qsl
 import msgspec
 from msgspec import Meta, Struct
 
-from opwire.dispatch import Dispatcher
+from opwire.dispatch import Dispatcher, operation_filter
 from opwire.errors import CallError, ErrorCode, check_above_zero
 from opwire.monitor import OBSERVE, CallMonitor
 from opwire.operation import LOCAL_IDENTITY, Identity, Interceptor, holds
@@ -44,7 +44,6 @@ from opwire.serve.guard import (
     RequestGuard,
     Scope,
     Send,
-    operation_filter,
     send_problem,
 )
 from opwire.serve.http.request import Request

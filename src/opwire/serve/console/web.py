@@ -104,7 +104,7 @@ async def read_body(request: Request, receive: Receive, kind: type[T]) -> T:
         CallError: VALIDATION_ERROR, PROTOCOL_ERROR.
         HTTPStatusError: its content type is not JSON.
     """
-    value = await request.json(receive)
+    value = request.json()
     try:
         return msgspec.convert({} if value is msgspec.UNSET else value, kind)
     except msgspec.ValidationError as error:

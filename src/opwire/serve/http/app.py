@@ -9,8 +9,8 @@ from urllib.parse import quote
 
 from starlette.middleware.cors import CORSMiddleware
 
-from opwire.deadlines import CALL_TIMEOUT, Deadlines
-from opwire.dispatch import Dispatcher
+from opwire.deadlines import CALL_TIMEOUT, Deadlines, resume
+from opwire.dispatch import Dispatcher, operation_filter
 from opwire.errors import CallError, ErrorCode, UsageError, check_above_zero
 from opwire.logs import CANCELLED
 from opwire.monitor import CallMonitor
@@ -26,7 +26,6 @@ from opwire.serve.guard import (
     RequestGuard,
     Scope,
     Send,
-    operation_filter,
     send_problem,
 )
 from opwire.serve.http.document import DocumentCache, DocumentInfo
@@ -38,6 +37,8 @@ from opwire.webhooks import WebhookReceiver, WebhookRequest
 logger = logging.getLogger("opwire.serve.http")
 
 _WEBHOOKS = "/webhooks/"
+_RESULT: tuple[Header, ...] = ((b"cache-control", b"no-store"), (b"vary", b"accept"))
+_WITHOUT_LENGTH = frozenset({HTTPStatus.NO_CONTENT, HTTPStatus.NOT_MODIFIED})
 
 
 def serve_http(
@@ -200,12 +201,10 @@ class HTTPApp(ListeningApp):
             await _send_error(send, request, CallError(ErrorCode.INTERNAL, wrong))
 
     async def _respond(self, request: Request, receive: Receive, send: Send) -> None:
-        route = self._routes.get(request.path)
-        if route is None or not request.is_plain or self._dispatcher.get_spec(route.spec.id) is not route.spec:
-            if request.path == "/openapi.json" and request.is_plain:
-                await self._send_document(request, send)
-                return
-            route = self._find(request)
+        route = self._route(request)
+        if route is None:
+            await self._send_document(request, send)
+            return
         access = request.access
         if access is not None:
             access.operation = route.spec.id
@@ -213,29 +212,36 @@ class HTTPApp(ListeningApp):
             await _send_methods(send, request, route.methods)
             return
         self._dispatcher.find(route.spec.id, request.identity)
-        input = await route.input(request, receive)
+        input = route.input(request)
         if route.spec.type is OperationType.SUBSCRIPTION:
             await self._stream(route, request, input, receive, send)
             return
-        context, whole, envelope = request.context(self._options.timeout), request.wants_envelope, None
-        with CancelOnDisconnect(receive, self._deadlines):
-            envelope = await self._dispatcher.execute(route.spec, input, context)
+        whole = request.wants_envelope
+        context = request.context(self._options.timeout, self._registry.bind_env)
+        calling = self._dispatcher.execute(route.spec, input, context)
+        try:
+            waiting = calling.send(None)
+        except StopIteration as ended:  # it did not suspend, and needs no watcher: saves 4 µs
+            envelope = ended.value
+        else:
+            envelope = None
+            with CancelOnDisconnect(receive, self._deadlines):
+                envelope = await resume(calling, waiting)
         if envelope is None:  # the client has disconnected
             if access is not None:
                 access.outcome = CANCELLED
             return
         if access is not None:
             access.answered(envelope)
-        status, content_type, body, more = encode_response(
+        status, content_type, body, headers = encode_response(
             envelope, whole=whole, is_error=self._options.is_error, request_id=request.request_id
         )
-        headers = [(b"content-type", content_type), (b"cache-control", b"no-store"), (b"vary", b"accept"), *more]
-        await _send_response(send, request, status, body, headers)
+        await _send_response(send, request, status, body, [(b"content-type", content_type), *_RESULT, *headers])
 
     async def _stream(self, route: Route, request: Request, input: Any, receive: Receive, send: Send) -> None:
         if self.draining:
             raise _shutting_down()
-        items = self._dispatcher.subscribe(route.spec, input, request.context(None))
+        items = self._dispatcher.subscribe(route.spec, input, request.context(None, self._registry.bind_env))
         headers = [(b"x-request-id", request.request_id.encode())]
         if request.last_event_id is not None:  # otherwise the subscription fails
             headers.append((RESUMED.encode(), b"true"))
@@ -267,7 +273,7 @@ class HTTPApp(ListeningApp):
             return True
         if self.draining:
             raise _shutting_down()
-        given = WebhookRequest(request.text_headers, await request.body(receive))
+        given = WebhookRequest(request.text_headers, request.body)
         delivery = await receiver.verify(given)
         request.check_json()
         id = id_of(f"/{name}/{webhook}")
@@ -276,6 +282,13 @@ class HTTPApp(ListeningApp):
         headers: list[Header] = [(b"content-type", b"application/json"), (b"cache-control", b"no-store")]
         await _send_response(send, request, HTTPStatus.OK, b'{"status":"%s"}' % outcome.encode(), headers)
         return True
+
+    def _route(self, request: Request) -> Route | None:
+        """Return the route of a request, or None for the document."""
+        route = self._routes.get(request.path)
+        if route is not None and request.is_plain and self._dispatcher.get_spec(route.spec.id) is route.spec:
+            return route
+        return None if request.path == "/openapi.json" and request.is_plain else self._find(request)
 
     def _find(self, request: Request) -> Route:
         """Return the route of a path, which has to be spelled exactly as `path_of` spells it.
@@ -355,7 +368,7 @@ async def _send_error(send: Send, request: Request, error: CallError | HTTPStatu
 async def _send_response(send: Send, request: Request, status: int, body: bytes, headers: list[Header]) -> None:
     headers.append((b"x-content-type-options", b"nosniff"))
     headers.append((b"x-request-id", request.request_id.encode()))
-    if status not in (HTTPStatus.NO_CONTENT, HTTPStatus.NOT_MODIFIED):
+    if status not in _WITHOUT_LENGTH:
         headers.append((b"content-length", b"%d" % len(body)))
     await send({"type": "http.response.start", "status": int(status), "headers": headers})
     await send({"type": "http.response.body", "body": b"" if request.method == "HEAD" else body})

@@ -20,7 +20,13 @@ from typing import Any, Literal, NamedTuple
 import msgspec
 
 from opwire.auth.tokens import EXPIRED
-from opwire.envelope import HTTPResponseMeta, MCPResponseMeta, ResponseEnvelope, encode_envelope, warn_of_nulls
+from opwire.envelope import (
+    HTTPResponseMeta,
+    MCPResponseMeta,
+    ResponseEnvelope,
+    encode_envelope,
+    warn_of_nulls,
+)
 from opwire.errors import CallError, ConversionError, ErrorCode
 from opwire.origin import ENVELOPE_JSON
 from opwire.serve.guard import PROBLEM_JSON, Header, Send, encode_problem, problem_details
@@ -49,6 +55,7 @@ _FORWARDED_PREFIXES = (
     *("x-total", "x-page", "x-per-page", "x-next", "x-prev"),
 )
 _MAX_VALUE = 4_096
+_OK = int(HTTPStatus.OK)  # an attribute of HTTPStatus takes 0.3 µs on Python 3.11
 _encoder = msgspec.json.Encoder()
 
 
@@ -70,8 +77,9 @@ def encode_response(
         CallError: EXECUTION_ERROR, if the data cannot be encoded.
     """
     if whole:
-        return EncodedResponse(HTTPStatus.OK, ENVELOPE_JSON.encode(), encode_whole(envelope), [])
-    meta, headers = envelope.meta, list[Header]()
+        return EncodedResponse(_OK, ENVELOPE_JSON.encode(), encode_whole(envelope), [])
+    meta = envelope.meta
+    headers: list[Header] = []
     if isinstance(meta, HTTPResponseMeta):
         headers = upstream_headers(meta)
     elif isinstance(meta, MCPResponseMeta) and meta.is_error:
@@ -83,8 +91,8 @@ def encode_response(
             problem.data = msgspec.Raw(encode_data(envelope.data))
             return EncodedResponse(problem.status, PROBLEM_JSON.encode(), encode_problem(problem), headers)
     if isinstance(envelope.data, bytes):
-        return EncodedResponse(HTTPStatus.OK, b"application/octet-stream", envelope.data, headers)
-    return EncodedResponse(HTTPStatus.OK, b"application/json", encode_data(envelope.data), headers)
+        return EncodedResponse(_OK, b"application/octet-stream", envelope.data, headers)
+    return EncodedResponse(_OK, b"application/json", encode_data(envelope.data), headers)
 
 
 def encode_data(data: Any) -> bytes:

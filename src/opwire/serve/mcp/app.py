@@ -10,7 +10,7 @@ from urllib.parse import quote
 
 from opwire.call import LOCAL_IDENTITY
 from opwire.deadlines import CALL_TIMEOUT
-from opwire.dispatch import Dispatcher
+from opwire.dispatch import Dispatcher, operation_filter
 from opwire.errors import CallError, ErrorCode, check_above_zero, check_counts
 from opwire.mcp.protocol import HANDSHAKE_VERSIONS, VERSION_HEADER
 from opwire.operation import Identity, Interceptor
@@ -24,7 +24,6 @@ from opwire.serve.guard import (
     RequestGuard,
     Scope,
     Send,
-    operation_filter,
     send_problem,
 )
 from opwire.serve.listener import ListeningApp, ListenOptions
