@@ -1,5 +1,6 @@
 """Batches of messages, which revision 2025-03-26 has and no other."""
 
+import asyncio
 import json
 from typing import Any
 
@@ -45,6 +46,31 @@ async def test_a_batch_over_http_is_answered_with_a_batch() -> None:
         async with browser.post(doubled(1, 1), Mcp_Session_Id=session) as response:
             codes = [each.get("error", {}).get("code") for each in await response.json()]
             assert sorted(codes, key=str) == [-32600, None]
+
+
+@requirement("serve-mcp.batches")
+async def test_the_event_loop_runs_between_the_calls_of_a_batch() -> None:
+    busy, turn, turns = OperationRegistry(), 0, list[int]()
+
+    @busy.query("a.compute")
+    async def compute() -> int:
+        turns.append(turn)
+        return turn
+
+    async def count_turns() -> None:
+        nonlocal turn
+        while True:
+            turn += 1
+            await asyncio.sleep(0)
+
+    async with browsing(busy, anonymous=GUEST) as browser:
+        session = await opened(browser, "2025-03-26")
+        counting = asyncio.create_task(count_turns())
+        async with browser.post([call("a_compute", id=n) for n in range(20)], Mcp_Session_Id=session) as response:
+            replies = await response.json()
+        counting.cancel()
+    assert sorted(each["id"] for each in replies) == [*range(20)]
+    assert len(set(turns)) == 20
 
 
 @requirement("serve-mcp.batches")

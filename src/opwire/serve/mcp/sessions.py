@@ -43,6 +43,7 @@ from opwire.serve.mcp.exchange import (
     follow,
     read_body,
     remaining,
+    send_batch,
     send_error,
     send_json,
 )
@@ -185,13 +186,23 @@ class HTTPSession:
                 return
             case _:
                 pass
-        calls = [asyncio.create_task(self._reply(each, scope)) for each in found if isinstance(each, RPCRequest)]
-        replies = [each.reply for each in found if isinstance(each, Rejection)]
+        replies = [encode_message(each.reply) for each in found if isinstance(each, Rejection)]
         for each in found:
             self._take(each)
-        replies += await asyncio.gather(*calls)
-        body = b"[" + b",".join(map(encode_reply, replies)) + b"]" if replies else b""
-        await send_json(send, 200 if replies else 202, body, self._headers)
+        calls: list[asyncio.Task[bytes]] = []
+        try:
+            for each in found:
+                if isinstance(each, RPCRequest):
+                    calls.append(asyncio.create_task(self._reply(each, scope)))
+                    await asyncio.sleep(0)  # all at once would stop the event loop for as long as all of them take
+            replies += await asyncio.gather(*calls)
+        finally:
+            for call in calls:
+                call.cancel()  # unless it has ended
+        if replies:
+            await send_batch(send, replies, self._headers)
+        else:
+            await send_json(send, 202, headers=self._headers)
 
     def _take(self, effect: Effect[Waiter]) -> None:
         """Handle what has no response."""
@@ -206,13 +217,16 @@ class HTTPSession:
             case _:
                 pass
 
-    async def _reply(self, request: RPCRequest, scope: Scope) -> RPCMessage:
-        """Return the response to a request of a batch; its notifications are sent on the stream of the GET."""
+    async def _reply(self, request: RPCRequest, scope: Scope) -> bytes:
+        """Return the response to a request of a batch; its notifications are sent on the stream of the GET.
+
+        It is encoded here: all the responses of a batch at once would stop the event loop.
+        """
         try:
             self._handshake.check(request.method)
         except RPCError as error:
             self._peer.finish(request.id)
-            return RPCFailure.of(request.id, error)
+            return encode_message(RPCFailure.of(request.id, error))
         served = self._served(request, scope, self._notices)
         task = asyncio.create_task(self._server.respond(request, served))
         self._running[request.id] = (task, served)
@@ -221,7 +235,7 @@ class HTTPSession:
         except asyncio.CancelledError:  # the client has left; the call goes on
             task.add_done_callback(lambda _: self._outcome(request.id, task))
             raise
-        return self._outcome(request.id, task)
+        return encode_reply(self._outcome(request.id, task))
 
     def _served(self, request: RPCRequest, scope: Scope, *streams: ResumableStream) -> ServedRequest:
         """Return a request whose questions are sent on the first stream that a client reads, or may resume."""
