@@ -12,12 +12,19 @@ TESTS = Path(__file__).parent
 
 def marks_of(source: str) -> Iterator[str]:
     """The ids in `@requirement("…")` decorators of test functions and test classes."""
-    for node in ast.walk(ast.parse(source)):
+    yield from marks_in(ast.parse(source).body)
+
+
+def marks_in(body: list[ast.stmt]) -> Iterator[str]:
+    """The ids of a module's or a class's own statements: looking inside functions takes three times as long."""
+    for node in body:
         if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef | ast.ClassDef) and is_test(node.name):
             for decorator in node.decorator_list:
                 match decorator:
                     case ast.Call(func=ast.Name(id="requirement"), args=args):
                         yield from (ast.literal_eval(argument) for argument in args)
+        if isinstance(node, ast.ClassDef | ast.If):
+            yield from marks_in(node.body)
 
 
 def is_test(name: str) -> bool:

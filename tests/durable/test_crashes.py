@@ -120,6 +120,7 @@ async def test_a_task_that_kills_its_worker_is_buried_after_as_many_attempts_as_
 
 
 @requirement("durable.poison", "durable.innocent", "durable.at-least-once")
+@pytest.mark.parametrize("place", ENGINES if is_thorough() else ["redis"], indirect=True)
 async def test_tasks_that_kill_their_worker_are_buried_and_what_was_in_hand_with_them_is_done(
     place: Place[Any],
 ) -> None:
@@ -153,6 +154,7 @@ async def test_tasks_that_kill_their_worker_are_buried_and_what_was_in_hand_with
 
 
 @requirement("durable.crash.worker", "durable.at-least-once", "durable.one-outcome")
+@pytest.mark.parametrize("place", ENGINES if is_thorough() else ["jetstream"], indirect=True)
 async def test_two_workers_that_are_killed_at_random_finish_200_tasks(place: Place[Any]) -> None:
     dice = random.Random(5)
     keys = [f"job-{number}" for number in range(200)]

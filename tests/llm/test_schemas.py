@@ -21,6 +21,7 @@ from opwire.llm.schemas import (
 )
 from opwire.schema import Schema
 from opwire.tools.schemas import input_schema
+from tests.properties import is_thorough
 from tests.requirements import requirement
 
 RULES = pytest.mark.parametrize(
@@ -168,6 +169,7 @@ def test_a_recursive_definition_is_kept_where_it_is_supported() -> None:
 def test_the_schemas_of_real_apis_are_converted(rules: SchemaRules, shared: Path) -> None:
     converted = 0
     specs = [each.spec for each in from_openapi(shared / "openapi" / "github_api.json")]
+    specs = specs[:: 1 if is_thorough() else 5]
     for spec in specs:
         with suppress(UnsupportedSchemaError):
             check(provider_schema(input_schema(spec.input_schema).schema, rules), rules)

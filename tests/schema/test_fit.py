@@ -351,7 +351,7 @@ def test_githubs_own_examples_are_fitted_without_loss(shared: Path) -> None:
     document = json.loads((shared / "openapi" / "github_api.json").read_bytes())
     lowered_document: Any = lower({"components": {"schemas": document["components"]["schemas"]}}, "openapi-3.0")
     seen = same = 0
-    part = 1 if is_thorough() else 5
+    part = 1 if is_thorough() else 15
     for where, schema, given_examples in islice(github_examples(document), None, None, part):
         lowered = lower(schema, "openapi-3.0")
         root = {**lowered, **lowered_document} if isinstance(lowered, dict) else lowered

@@ -354,11 +354,17 @@ def test_a_nullable_value_has_the_problems_of_what_it_is() -> None:
 @requirement("schema.depth")
 @pytest.mark.parametrize("schema", [LISTS, {"type": "string"}, {"enum": [1]}, {"$ref": "#"}], ids=str)
 @pytest.mark.parametrize(
-    "value",
-    [nested(0), [nested(0), nested(1)], {"a": nested(0, wrap=lambda it: {"a": it})}, nested(0, 201)],
+    "build",
+    [
+        lambda: nested(0),
+        lambda: [nested(0), nested(1)],
+        lambda: {"a": nested(0, wrap=lambda it: {"a": it})},
+        lambda: nested(0, 201),
+    ],
     ids=["lists", "two lists", "objects", "just too deep"],
 )
-def test_a_value_nested_too_deeply_does_not_fit_and_does_not_crash(schema: Any, value: Any) -> None:
+def test_a_value_nested_too_deeply_does_not_fit_and_does_not_crash(schema: Any, build: Callable[[], Any]) -> None:
+    value = build()
     assert Schema(schema).is_valid(value) is False
     assert Schema(schema).problems(value) == [Problem("", "the value is nested deeper than 200")]
 
@@ -374,11 +380,12 @@ def test_a_schema_that_does_not_follow_a_value_into_its_depth_cannot_be_harmed_b
 
 @requirement("schema.depth")
 @pytest.mark.parametrize(
-    "value",
-    [nested((), wrap=lambda it: (it,)), [(), nested(0)], {"a": nested(0), "b": {1}}],
+    "build",
+    [lambda: nested((), wrap=lambda it: (it,)), lambda: [(), nested(0)], lambda: {"a": nested(0), "b": {1}}],
     ids=["tuples", "beside", "set"],
 )
-def test_a_deep_value_that_is_not_plain_does_not_crash_either(value: Any) -> None:
+def test_a_deep_value_that_is_not_plain_does_not_crash_either(build: Callable[[], Any]) -> None:
+    value = build()
     assert Schema(LISTS).is_valid(value) is False
     assert len(Schema(LISTS).problems(value)) == 1
 

@@ -23,6 +23,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from opwire.errors import NotPlainError
+from opwire.typed import plain
 from opwire.typed.plain import MAX_DEPTH, Survey, find_nonfinite, replace_surrogates, survey, to_plain
 from tests.requirements import requirement
 
@@ -424,10 +425,11 @@ def test_containers_that_are_shared_until_they_count_as_millions_are_told_as_dee
 
 
 @requirement("envelope.plain-is-safe")
-def test_a_container_that_is_shared_very_often_on_one_level_counts_as_often() -> None:
+def test_a_container_that_is_shared_very_often_on_one_level_counts_as_often(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(plain, "_MAX_CONTAINERS", 100_000)
     leaf = [1.5]
-    assert survey([[leaf] * 400] * 20_000) == Survey(plain=True, deep=False)  # 8 million
-    assert survey([[leaf] * 600] * 20_000) == Survey(plain=True, deep=True)  # 12 million
+    assert survey([[leaf] * 400] * 200) == Survey(plain=True, deep=False)  # 80,000
+    assert survey([[leaf] * 600] * 200) == Survey(plain=True, deep=True)  # 120,000
 
 
 def table(rows: int) -> list[dict[str, Any]]:

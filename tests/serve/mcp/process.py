@@ -6,7 +6,7 @@ import os
 import sys
 
 from opwire.serve.mcp import serve_mcp
-from tests.serve.mcp.shop import shop
+from tests.serve.mcp.operations import shop
 
 
 async def main() -> None:

@@ -1,4 +1,4 @@
-"""A registry with one of everything, and clients that are connected to it."""
+"""Clients that are connected to the registry of `operations`."""
 
 import asyncio
 from collections.abc import AsyncGenerator, Callable
@@ -13,62 +13,11 @@ from mcp.shared.memory import create_client_server_memory_streams
 from mcp.shared.message import SessionMessage
 from mcp_types import jsonrpc_message_adapter
 
-from opwire import AccessControl, Context, OperationRegistry
 from opwire.serve.mcp import MCPSurface
 
 OLDER, NEWEST = "legacy", "2026-07-28"
 ERAS = (OLDER, NEWEST)
 PATIENCE = 30.0  # seconds, on a machine that has much to do
-
-
-def shop() -> OperationRegistry:
-    """Functions that return each kind of value, and a subscription."""
-    registry = OperationRegistry()
-    _add_data(registry)
-
-    @registry.query("math.add", title="Add", tags=["sums"], version="1.2")
-    async def add(a: int, b: int) -> int:
-        """Add two numbers."""
-        return a + b
-
-    @registry.mutation("work.report")
-    async def report(context: Context, steps: int = 3) -> str:
-        for step in range(1, steps + 1):
-            context.report(step, steps, f"step {step}")
-        return "done"
-
-    @registry.subscription("feed.count")
-    async def count(n: int = 3) -> AsyncGenerator[int]:
-        for number in range(n):
-            yield number
-
-    @registry.query("admin.secret", access=AccessControl(required_scopes=("admin",)))
-    async def secret() -> str:
-        return "secret"
-
-    @registry.query("public.hello", access=AccessControl(public=True))
-    async def hello() -> str:
-        return "hello"
-
-    return registry
-
-
-def _add_data(registry: OperationRegistry) -> None:
-    @registry.query("data.object")
-    async def object_() -> dict[str, int]:
-        return {"n": 1}
-
-    @registry.query("data.list")
-    async def list_() -> list[int]:
-        return [1, 2]
-
-    @registry.query("data.none")
-    async def none() -> int | None:
-        return None
-
-    @registry.query("data.bytes")
-    async def bytes_() -> bytes:
-        return b"\x00\xff"
 
 
 @asynccontextmanager

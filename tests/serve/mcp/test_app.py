@@ -19,8 +19,9 @@ from opwire.serve.listener import listening
 from opwire.serve.mcp import serve_mcp
 from opwire.serve.mcp.app import MCPApp
 from tests.requirements import requirement
+from tests.serve.mcp.operations import shop
 from tests.serve.mcp.raw import HANDSHAKE, call, request
-from tests.serve.mcp.shop import ERAS, NEWEST, OLDER, PATIENCE, http_client, served, shop, until
+from tests.serve.mcp.shop import ERAS, NEWEST, OLDER, PATIENCE, http_client, served, until
 
 ANN, BOB = "ann" * 6, "bob" * 6
 TOKENS = StaticTokens({ANN: Identity(id="ann", scopes=("admin",)), BOB: Identity(id="bob")})

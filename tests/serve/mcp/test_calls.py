@@ -12,8 +12,9 @@ from opwire.schema import Schema
 from opwire.serve.mcp import serve_mcp, server
 from opwire.serve.mcp.tools import ERROR_META
 from tests.requirements import requirement
+from tests.serve.mcp.operations import shop
 from tests.serve.mcp.raw import call, raw
-from tests.serve.mcp.shop import ERAS, PATIENCE, connected, shop, until
+from tests.serve.mcp.shop import ERAS, PATIENCE, connected, until
 
 
 def _cancelled(id: int) -> dict[str, Any]:

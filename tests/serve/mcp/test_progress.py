@@ -11,8 +11,9 @@ from opwire import CallError, Context, OperationRegistry
 from opwire.origin import ITEM_META
 from opwire.serve.mcp import serve_mcp
 from tests.requirements import requirement
+from tests.serve.mcp.operations import shop
 from tests.serve.mcp.raw import Raw, call, raw
-from tests.serve.mcp.shop import ERAS, NEWEST, PATIENCE, connected, shop
+from tests.serve.mcp.shop import ERAS, NEWEST, PATIENCE, connected
 
 
 async def _until_answered(client: Raw) -> tuple[list[Any], Any]:

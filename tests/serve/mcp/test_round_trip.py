@@ -21,7 +21,8 @@ from opwire.serve.guard import App
 from opwire.serve.listener import listening
 from opwire.serve.mcp import serve_mcp
 from tests.requirements import requirement
-from tests.serve.mcp.shop import ERAS, NEWEST, PATIENCE, shop
+from tests.serve.mcp.operations import shop
+from tests.serve.mcp.shop import ERAS, NEWEST, PATIENCE
 
 NODE: dict[str, Any] = {
     "anyOf": [{"type": "null"}, {"$ref": "#/$defs/Node"}],

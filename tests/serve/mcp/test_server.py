@@ -10,8 +10,9 @@ from opwire import Identity, OperationRegistry, OperationSpec, mcp_envelope
 from opwire.operation import Context
 from opwire.serve.mcp import serve_mcp
 from tests.requirements import requirement
+from tests.serve.mcp.operations import shop
 from tests.serve.mcp.raw import HANDSHAKE, call, raw, request
-from tests.serve.mcp.shop import ERAS, NEWEST, connected, shop
+from tests.serve.mcp.shop import ERAS, NEWEST, connected
 
 
 @requirement("serve-mcp.revisions", "serve-mcp.stream")

@@ -19,8 +19,9 @@ from opwire import OperationRegistry
 from opwire.serve.mcp import serve_mcp, stdio
 from opwire.serve.mcp.stdio import serve_files
 from tests.requirements import requirement
+from tests.serve.mcp.operations import shop
 from tests.serve.mcp.raw import HANDSHAKE, call
-from tests.serve.mcp.shop import ERAS, PATIENCE, shop
+from tests.serve.mcp.shop import ERAS, PATIENCE
 
 START = 20.0  # seconds until a process answers, on a machine that has much to do
 SERVER = ("-m", "tests.serve.mcp.process")

@@ -11,7 +11,8 @@ from opwire.errors import UsageError
 from opwire.serve.mcp import MCPSurface, serve_mcp
 from opwire.tool_envelope import ToolEnvelope, parse_or_text
 from tests.requirements import requirement
-from tests.serve.mcp.shop import PATIENCE, connected, http_client, shop
+from tests.serve.mcp.operations import shop
+from tests.serve.mcp.shop import PATIENCE, connected, http_client
 
 
 def test_nothing_runs_until_it_is_asked_for() -> None:

@@ -15,7 +15,7 @@ from opwire.schema import Schema
 from opwire.serve.mcp.tools import MAX_PAGE, Tool, ToolCatalogue
 from opwire.tools.names import MAX_NAME
 from tests.requirements import requirement
-from tests.serve.mcp.shop import shop
+from tests.serve.mcp.operations import shop
 
 EVERYBODY = Identity(id="all", scopes=("*",))
 

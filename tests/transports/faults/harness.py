@@ -1,20 +1,38 @@
 """What the faults happen to: ends in this process, each behind a proxy of its own, or processes that can be killed."""
 
 import asyncio
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Iterable
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
-from typing import Any, Literal, Protocol
+from typing import Any, Literal, Protocol, get_args
+
+import pytest
 
 from opwire.call import CallHandler, PendingRequestMap
 from opwire.testing.harness import soon
+from tests.properties import is_thorough
 from tests.servers.brokers import HOST, Server
 from tests.servers.faults import FaultProxy
 from tests.servers.processes import Worker
-from tests.transports.engines import Engine, through
+from tests.transports.engines import ENGINES, Engine, through
 from tests.transports.faults.actor import operations
 
 Side = Literal["caller", "server"]
+
+
+def combined(faults: Iterable[str]) -> list[Any]:
+    """Return an engine, a fault and a side for each test.
+
+    With CI=true these are all combinations. Otherwise each fault happens to each engine, at one side or the other in
+    turn: a fault at the other side of another engine runs the same code.
+    """
+    return [
+        pytest.param(engine, fault, side, id=f"{name}-{fault}-{side}")
+        for row, fault in enumerate(faults)
+        for column, (name, engine) in enumerate(ENGINES.items())
+        for number, side in enumerate(get_args(Side))
+        if is_thorough() or (row + column + number) % 2 == 0
+    ]
 
 
 class Notes:

@@ -18,7 +18,7 @@ PATIENCE = 30.0
 ITEMS = 60
 """Items of a subscription."""
 
-CALLERS = 64 if is_thorough() else 16
+CALLERS = 64 if is_thorough() else 8
 """Calls that are open at any time: 64 of them keep a core busy for as long as a test waits for a timeout."""
 
 _WORK = 0.02  # seconds that a call takes at most; some are in hand at any time

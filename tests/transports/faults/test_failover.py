@@ -4,6 +4,7 @@ import asyncio
 
 import pytest
 
+from tests.properties import is_thorough
 from tests.requirements import requirement
 from tests.servers.brokers import RedisServer
 from tests.transports.engines import ENGINES
@@ -14,6 +15,9 @@ from tests.transports.nats.cluster import nats_cluster
 from tests.transports.redis.ends import ask
 from tests.transports.redis.service import PATIENCE, RedisCluster, RedisService
 
+WAYS = [("crash", RedisService), ("switch", RedisCluster), ("crash", RedisCluster), ("switch", RedisService)]
+"""How the primary is replaced; two of them use all code of both kinds."""
+
 
 def ends(server: RedisServer) -> int:
     try:
@@ -23,8 +27,7 @@ def ends(server: RedisServer) -> int:
 
 
 @requirement("transport.redis.sentinel", "transport.redis.cluster", "transport.faults.engine-killed")
-@pytest.mark.parametrize("kind", [RedisService, RedisCluster])
-@pytest.mark.parametrize("way", ["crash", "switch"])
+@pytest.mark.parametrize(("way", "kind"), WAYS if is_thorough() else WAYS[:2])
 async def test_all_ends_follow_the_primary_and_each_call_ends_once(
     kind: type[RedisService | RedisCluster], way: str, brokers_run_here: None, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -9,7 +9,7 @@ from tests.requirements import requirement
 from tests.servers.brokers import Server
 from tests.servers.faults import FaultProxy, Way
 from tests.transports.engines import Engine
-from tests.transports.faults.harness import Side, staged
+from tests.transports.faults.harness import Side, combined, staged
 from tests.transports.faults.load import Load
 
 pytestmark = pytest.mark.usefixtures("quick_reconnects")
@@ -46,8 +46,7 @@ HINDRANCES: dict[str, Callable[[FaultProxy], None]] = {
 
 
 @requirement("transport.faults.network")
-@pytest.mark.parametrize("side", ["caller", "server"])
-@pytest.mark.parametrize("fault", BREAKS)
+@pytest.mark.parametrize(("engine", "fault", "side"), combined(BREAKS), indirect=["engine"])
 async def test_calls_succeed_again_after_the_connection_broke(
     engine: Engine, server: Server, fault: str, side: Side
 ) -> None:
@@ -59,8 +58,7 @@ async def test_calls_succeed_again_after_the_connection_broke(
 
 
 @requirement("transport.faults.network")
-@pytest.mark.parametrize("side", ["caller", "server"])
-@pytest.mark.parametrize("way", ["up", "down"])
+@pytest.mark.parametrize(("engine", "way", "side"), combined(("up", "down")), indirect=["engine"])
 async def test_calls_succeed_again_after_a_cut_in_the_middle_of_a_message(
     engine: Engine, server: Server, way: Way, side: Side
 ) -> None:
@@ -73,8 +71,7 @@ async def test_calls_succeed_again_after_a_cut_in_the_middle_of_a_message(
 
 
 @requirement("transport.faults.network")
-@pytest.mark.parametrize("side", ["caller", "server"])
-@pytest.mark.parametrize("fault", SILENCES)
+@pytest.mark.parametrize(("engine", "fault", "side"), combined(SILENCES), indirect=["engine"])
 async def test_calls_over_a_silent_connection_fail_and_later_ones_succeed(
     engine: Engine, server: Server, fault: str, side: Side
 ) -> None:
@@ -102,8 +99,7 @@ async def test_a_server_that_cannot_be_heard_gets_no_more_calls(engine: Engine, 
 
 
 @requirement("transport.faults.network")
-@pytest.mark.parametrize("side", ["caller", "server"])
-@pytest.mark.parametrize("fault", HINDRANCES)
+@pytest.mark.parametrize(("engine", "fault", "side"), combined(HINDRANCES), indirect=["engine"])
 async def test_no_call_fails_because_bytes_arrive_in_pieces(
     engine: Engine, server: Server, fault: str, side: Side
 ) -> None:
