@@ -1133,6 +1133,16 @@ SERVE_MCP: dict[str, str] = {
     "independent of its connection.",
     "serve-mcp.tasks.owner": "A task belongs to its caller, and is known to clients that declare the extension; their "
     "number and the bytes of their results are bounded.",
+    "serve-mcp.durable": "A call of a durable mutation is stored in a journal: quick ones are one round trip, others a "
+    "task that any replica answers for, with the result of a direct call.",
+    "serve-mcp.durable.id": "The id of a durable task is signed, bounded, bound to its caller, and expires; any "
+    "other is unknown.",
+    "serve-mcp.durable.key": "An idempotency key stands for one call of one caller, and asks for its outcome again.",
+    "serve-mcp.durable.identity": "A worker acts with the identity of the caller; what that may not call, or is "
+    "invalid, is not submitted.",
+    "serve-mcp.durable.interceptors": "Interceptors of the surface run around the submission of a durable call.",
+    "serve-mcp.durable.bounded": "A surface keeps few durable calls, and says that its journal is not available.",
+    "serve-mcp.durable.crash": "Durable tasks survive kill -9 of server and worker; one that kills its worker fails.",
     "serve-mcp.timeout": "A call ends after a time without progress; questions stop that clock.",
     "serve-mcp.progress": "What a handler reports reaches a client that asked for it, before the result.",
     "serve-mcp.subscriptions": "A subscription is collected up to a limit and a time, each item also told as it comes.",
@@ -1439,6 +1449,7 @@ CONFIG: dict[str, str] = {
     "config.signed": "Signed requests over a broker are configured by files or variables, for hub and spoke.",
     "config.announces": "A spoke shows others only the namespaces and patterns that its file announces.",
     "config.durable": "A journal in the file serves mutations to durable calls.",
+    "config.durable-tasks": "`durable_tasks` of a file are stored in its journal, and `opwire serve` runs them.",
     "config.secrets": "A secret that stands in the file is a mistake; secrets come from the environment.",
     "config.oauth": "`[auth.oauth]` accepts the tokens of an authorization server, beside those of identities.",
     "config.missing-variable": "A variable that is not set is named, with the key that asks for it.",

@@ -15,7 +15,7 @@ from typing import Any
 from opwire.envelope import ResponseEnvelope
 from opwire.errors import CallError, ErrorCode
 from opwire.invoke import InterceptedCall, Interceptors
-from opwire.operation import Context, Identity, Interceptor, OperationSpec, check_access, is_own, may_access
+from opwire.operation import Context, Handler, Identity, Interceptor, OperationSpec, check_access, is_own, may_access
 from opwire.registry import OperationRegistry
 from opwire.view import Selection
 
@@ -38,10 +38,15 @@ class Dispatcher:
         self._serves = serves
         self._own = own
         self._interceptors = Interceptors()
+        self._rerouted: dict[str, Handler] | None = None
 
     def use(self, interceptor: Interceptor) -> Callable[[], None]:
         """Install an interceptor around every call of this surface; the returned function removes it."""
         return self._interceptors.use(interceptor)
+
+    def reroute(self, operation_id: str, handler: Handler) -> None:
+        """Call a handler in place of the registry, within the interceptors of this surface; it validates the input."""
+        self._rerouted = {**(self._rerouted or {}), operation_id: handler}
 
     def get_spec(self, operation_id: str) -> OperationSpec | None:
         """Return the spec of an operation of the registry, or else of the server itself, or None."""
@@ -96,6 +101,8 @@ class Dispatcher:
         """
         if self._own is not None and self.registry.get_spec(spec.id) is not spec and self._is_own(spec):
             return self._own().execute(spec.id, input, context)
+        if self._rerouted is not None and (handler := self._rerouted.get(spec.id)) is not None:
+            return self._interceptors.cached(spec, handler).execute(input, context)
         if self._interceptors.installed:
             return self._call(spec, self.registry.execute).execute(input, context)
         return self.registry.execute(spec.id, input, context)

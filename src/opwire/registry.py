@@ -454,6 +454,17 @@ class OperationRegistry(Decorators):
         except FAILURES as error:
             raise failure(error, operation_id) from error
 
+    def check_input(self, operation_id: str, input: Any = None, context: Context | None = None) -> Any:
+        """Validate the input of a call that is not made here; return the arguments of its handler.
+
+        Raises:
+            CallError: VALIDATION_ERROR, with the problems in its details; OPERATION_NOT_FOUND.
+        """
+        bound = self._operations.get(operation_id)
+        if bound is None:
+            raise self.not_found(operation_id)
+        return bound.arguments(input, self._context if context is None else context)
+
     async def preview(
         self, operation_id: str, input: Any = None, context: Context | None = None, *, reveal: bool = False
     ) -> PreparedRequest:
@@ -464,15 +475,11 @@ class OperationRegistry(Decorators):
         Raises:
             CallError: no other exception is raised.
         """
-        bound = self._operations.get(operation_id)
-        if bound is None:
-            raise self.not_found(operation_id)
         try:
-            inside = self._context if context is None else context
-            arguments = bound.arguments(input, inside)
-            if bound.preview is None:
+            arguments = self.check_input(operation_id, input, context)
+            if (preview := self._operations[operation_id].preview) is None:
                 return PreparedRequest(protocol="local", body=msgspec.json.encode(to_plain(arguments)))
-            return await bound.preview(arguments, inside, reveal)
+            return await preview(arguments, self._context if context is None else context, reveal)
         except CallError:
             raise
         except FAILURES as error:

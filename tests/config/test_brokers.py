@@ -9,7 +9,7 @@ import pytest
 
 from opwire import CallError, Context, Identity, OperationRegistry
 from opwire.auth import Authority, Grant, SigningKey
-from opwire.config import durable_of, hub_of, spoke_of
+from opwire.config import durable_of, hub_of, mcp_surface, spoke_of
 from opwire.config.reading import parse_config
 from opwire.durable import DurableCalls
 from opwire.errors import ConfigError
@@ -107,6 +107,33 @@ async def test_durable_mutations_are_run_from_the_journal_of_the_file(
         envelope = await DurableCalls(journal).call("shop.order", {"article": "tea"}, key="order-1")
         assert envelope.data == "ordered tea"
     assert durable_of(project(tmp_path, ""), registry()) is None
+
+
+@requirement("config.durable-tasks")
+def test_durable_tasks_need_a_trusted_journal_a_key_and_no_view(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("KEY", "a key of all servers")
+
+    def surface(toml: str, durable: str = 'url = "redis://h"\ntrusted = true') -> object:
+        if "durable_tasks" not in toml:
+            toml += '\ndurable_tasks = ["shop.order"]'
+        toml = f"[durable]\n{durable}\n[views.all]\n[serve.mcp]\n{toml}"
+        config = project(tmp_path, toml.removeprefix("[durable]\n\n"))
+        pair = durable_of(config, registry())
+        return mcp_surface(config, registry(), None if pair is None else pair[0])
+
+    key = 'state_key = "${KEY}"'
+    assert surface(key)
+    for toml, durable, message in (
+        (key, "", "serve.mcp: durable_tasks need a journal"),
+        (key, 'url = "redis://h"', "serve.mcp: .*does not vouch for the identities .*trusted=True"),
+        (f'{key}\nview = "all"', None, "serve.mcp: durable_tasks and view exclude each other"),
+        ("", None, "serve.mcp: durable_tasks need a state_key"),
+        (f'{key}\ndurable_tasks = ["who.am_i"]', None, "only mutations"),
+    ):
+        with pytest.raises(ConfigError, match=message):
+            surface(toml, *(() if durable is None else (durable,)))
 
 
 @requirement("config.signed", "config.durable")

@@ -94,6 +94,7 @@ def test_every_snippet_is_run_by_one_of_these_tests() -> None:
         "warehouse",
         "mounted",
         "as_mcp",
+        "as_durable_mcp",
         "as_http",
         "proxy",
         "test_shop",
@@ -132,6 +133,12 @@ async def test_both_surfaces_can_be_mounted_into_one_app() -> None:
 @requirement("docs.snippets")
 async def test_the_program_that_serves_mcp_is_an_mcp_server() -> None:
     await check_shop(StdioServer(sys.executable, ("as_mcp.py",), cwd=str(SNIPPETS)))
+
+
+@requirement("docs.snippets")
+async def test_the_program_with_durable_tasks_is_an_mcp_server(redis_server: RedisServer) -> None:
+    env = {"BROKER_URL": redis_server.url, "SHOP_STATE_KEY": "a secret of all servers"}
+    await check_shop(StdioServer(sys.executable, ("as_durable_mcp.py",), cwd=str(SNIPPETS), env=env))
 
 
 @requirement("docs.snippets")

@@ -246,7 +246,7 @@ def test_what_no_worker_has_begun_can_be_cancelled_and_never_runs() -> None:
         assert await durable.cancel("shop.order", "one")
         assert await durable.cancel("shop.order", "one")
         for asked in (waiting, durable.call("shop.order", TEA, key="one"), durable.outcome("one")):
-            with pytest.raises(CallError, match="ABORTED: shop.order was cancelled before it began") as caught:
+            with pytest.raises(CallError, match=r"ABORTED: shop\.order was cancelled before it began") as caught:
                 await asked
             assert not caught.value.retryable
         assert not await durable.cancel("shop.order", "unknown")

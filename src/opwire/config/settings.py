@@ -422,7 +422,8 @@ class MCPSurfaceSettings(SurfaceSettings, frozen=True, kw_only=True):
     max_output_schema: Annotated[int, Meta(ge=0)] = 4096
     tool_envelopes: bool = False
     task_after: Seconds = 10.0  # seconds after which a call becomes a task, for clients that support tasks
-    state_key: Secret | None = None  # signs questions to clients; the same for all servers behind one address
+    durable_tasks: tuple[str, ...] = ()  # ids of mutations whose calls are stored in the journal of `[durable]`
+    state_key: Secret | None = None  # signs questions to clients, and ids; the same for all servers behind one address
     all_tools: bool = False  # resources and prompts are tools as well
     poll_after: Seconds | None = None  # seconds after which a stream of a session over HTTP ends, to be resumed
 

@@ -200,8 +200,10 @@ def key_fetcher(url: str) -> Callable[[], Mapping[str, Any]]:
     return fetch
 
 
-def mcp_surface(config: Config, registry: OperationRegistry) -> "MCPSurface":
+def mcp_surface(config: Config, registry: OperationRegistry, journal: Journal | None = None) -> "MCPSurface":
     """Return the MCP server of `[serve.mcp]`: for `run_stdio`, or for `run_http` with `mcp_http_options`.
+
+    `journal` is that of `[durable]`, for `durable_tasks`; `durable_of` returns it, with a worker that serves it.
 
     Raises:
         ConfigError: a setting is invalid.
@@ -209,8 +211,16 @@ def mcp_surface(config: Config, registry: OperationRegistry) -> "MCPSurface":
     """
     with needs_extra("mcp"):
         from opwire.serve.mcp.app import serve_mcp
+        from opwire.serve.mcp.durable_tasks import DurableTasks
     settings = config.serve.mcp or MCPSurfaceSettings()
     with _config_errors("serve.mcp"):
+        durable_tasks = None
+        if settings.durable_tasks:
+            if journal is None:
+                raise UsageError("durable_tasks need a journal: add [durable], with its url and trusted = true")
+            if settings.view is not None:  # its renamed or fixed parameters would be unknown to the worker
+                raise UsageError("durable_tasks and view exclude each other: workers run the operations without it")
+            durable_tasks = DurableTasks(journal, settings.durable_tasks)
         return serve_mcp(
             served_view(config, settings.view, registry),
             name=settings.name,
@@ -226,6 +236,7 @@ def mcp_surface(config: Config, registry: OperationRegistry) -> "MCPSurface":
             max_output_schema=settings.max_output_schema,
             tool_envelopes=settings.tool_envelopes,
             task_after=settings.task_after,
+            durable_tasks=durable_tasks,
             state_key=None if settings.state_key is None else settings.state_key.resolve("serve.mcp.state_key"),
             all_tools=settings.all_tools,
         )

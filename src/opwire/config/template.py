@@ -145,6 +145,8 @@ TEMPLATE = """\
 #name = "shop"
 #instructions = "Orders of the shop."
 #view = "support"  # all operations by default
+#durable_tasks = ["shop.order"]  # calls that survive a restart, in the journal of [durable]; without a view
+#state_key = "${STATE_KEY}"  # signs their ids, and questions: a secret of all servers behind one address
 
 #[serve.http]
 #host = "127.0.0.1"
@@ -182,6 +184,7 @@ TEMPLATE = """\
 #url = "redis://127.0.0.1:6379"
 #operations = ["shop.order"]  # every mutation by default
 #anonymous = "guest"
+#trusted = true  # believe the identity that a caller states; every program that can write to the journal may state any
 
 # --- The rest --------------------------------------------------------------------------------------------------------
 

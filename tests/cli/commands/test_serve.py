@@ -1,8 +1,13 @@
 """`opwire serve`."""
 
+import time
 from pathlib import Path
+from secrets import token_hex
+from signal import SIGKILL
+from typing import Any
 from urllib.request import urlopen
 
+import httpx2
 import pytest
 
 from opwire.cli.commands.serve import ServeOptions, chosen_surfaces, with_callers
@@ -18,6 +23,7 @@ from opwire.config.settings import (
 )
 from tests.cli.process import COMMAND, SHOP, Running, opwire
 from tests.requirements import requirement
+from tests.servers.brokers import RedisServer
 
 NOTHING = ServeOptions(mcp=None, http=False, host=None, port=None, allow_host=(), is_open=False)
 CONFIGURED = Config(serve=ServeSettings(http=HTTPSurfaceSettings(port=99, title="Mine")))
@@ -86,6 +92,79 @@ def test_over_standard_input_and_output_it_is_a_source_again(capsys: pytest.Capt
     program = " ".join([*COMMAND, "serve", *SHOP, "--as", "mcp-stdio"])
     assert run(["call", "--mcp", f"mine={program}", "--json", "mine.math_add", "a=1", "b=2"]) == 0
     assert capsys.readouterr().out == "3\n"
+
+
+DURABLE = """
+[serve.mcp]
+transport = "http"
+port = 0
+task_after = 0.05
+state_key = "${STATE_KEY}"
+durable_tasks = ["jobs.run"]
+
+[sources.jobs]
+python = "jobs.py:registry"
+
+[durable]
+url = "%s"
+prefix = "%s"
+trusted = true
+lease = 1
+
+[identities.ada]
+token = "${ADA_TOKEN}"
+"""
+JOBS = """
+import asyncio
+from pathlib import Path
+from opwire import Context, OperationRegistry
+
+registry = OperationRegistry()
+
+@registry.mutation("jobs.run")
+async def run(context: Context) -> str:
+    while not Path("go").exists():
+        await asyncio.sleep(0.01)
+    return f"done for {context.identity.id}"
+"""
+
+
+@requirement("config.durable-tasks")
+def test_a_task_of_the_file_survives_kill_9_of_the_server(redis_server: RedisServer, tmp_path: Path) -> None:
+    (tmp_path / "opwire.toml").write_text(DURABLE % (redis_server.url, token_hex(4)))
+    (tmp_path / "jobs.py").write_text(JOBS)
+    env = {"STATE_KEY": "the key of all replicas", "ADA_TOKEN": "a token of ada, which is long enough"}
+    headers = {
+        "authorization": f"Bearer {env['ADA_TOKEN']}",
+        "accept": "application/json, text/event-stream",
+        "mcp-protocol-version": "2026-07-28",
+    }
+    meta = {
+        "io.modelcontextprotocol/protocolVersion": "2026-07-28",
+        "io.modelcontextprotocol/clientCapabilities": {"extensions": {"io.modelcontextprotocol/tasks": {}}},
+    }
+
+    def ask(url: str, method: str, about: str, **params: object) -> Any:
+        message = {"jsonrpc": "2.0", "id": 1, "method": method, "params": {**params, "_meta": meta}}
+        named = {**headers, "mcp-method": method, "mcp-name": about}
+        return httpx2.post(url, json=message, headers=named, timeout=60).json()["result"]
+
+    with Running("serve", cwd=tmp_path, **env) as server:
+        server.says("durable mutations from Redis at ")
+        task = ask(server.says(r"MCP server at (\S+)"), "tools/call", "jobs_run", name="jobs_run", arguments={})
+        assert task["resultType"] == "task"
+        server.says(r"(\^C stops)")
+        assert server.stop(SIGKILL) == -SIGKILL
+    (tmp_path / "go").touch()
+    with Running("serve", cwd=tmp_path, **env) as server:
+        url, found = server.says(r"MCP server at (\S+)"), task
+        deadline = time.monotonic() + 60
+        while found["status"] == "working" and time.monotonic() < deadline:
+            found = ask(url, "tasks/get", task["taskId"], taskId=task["taskId"])
+            time.sleep(0.05)
+        assert found["result"]["content"][0]["text"] == "done for ada"
+        server.says(r"(\^C stops)")
+        assert server.stop() == 0
 
 
 @requirement("telemetry.prometheus")

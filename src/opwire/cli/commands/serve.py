@@ -282,13 +282,18 @@ async def serve(
 async def _serve_mcp(
     config: Config, running: OpenedConfig, surfaces: AsyncExitStack, screen: Screen, monitor: CallMonitor
 ) -> list[Awaitable[None]]:
-    """Listen over HTTP, or return the awaitable that serves standard input."""
-    from opwire.config.surfaces import mcp_http_options, mcp_surface
+    """Listen over HTTP, or return the awaitable that serves standard input; run a worker for durable tasks."""
+    from opwire.config.surfaces import durable_of, mcp_http_options, mcp_surface
 
     settings = config.serve.mcp
     if settings is None:
         return []
-    surface = mcp_surface(config, running.registry)
+    pair = durable_of(config, running.registry) if settings.durable_tasks else None
+    surface = mcp_surface(config, running.registry, None if pair is None else pair[0])
+    if pair is not None:
+        for each in pair:
+            await surfaces.enter_async_context(each)
+        screen.note(f"durable mutations from {pair[0].name}")
     surface.use(monitor.interceptor("mcp"))
     if settings.transport == "stdio":
         screen.note("MCP server on standard input and output")

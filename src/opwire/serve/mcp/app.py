@@ -29,6 +29,7 @@ from opwire.serve.guard import (
 from opwire.serve.listener import ListeningApp, ListenOptions
 from opwire.serve.mcp.calls import CallLimits, ServedTools
 from opwire.serve.mcp.connection import DuplexConnection
+from opwire.serve.mcp.durable_tasks import DurableTasks, DurableTaskStore
 from opwire.serve.mcp.exchange import Headers, serve_stateless
 from opwire.serve.mcp.questions import RequestStates
 from opwire.serve.mcp.server import ImplementationInfo, RegistryServer
@@ -83,6 +84,7 @@ def serve_mcp(
     tool_envelopes: bool = False,
     state_key: str | bytes | None = None,
     task_after: float | None = TASK_AFTER,
+    durable_tasks: DurableTasks | None = None,
     all_tools: bool = False,
 ) -> "MCPSurface":
     """Return a registry as an MCP server: every operation is a tool, a resource or a prompt.
@@ -91,22 +93,21 @@ def serve_mcp(
         asyncio.run(server.run_stdio())
 
     `stdio_identity` is the identity of the client on stdio. `include` and `exclude` are patterns of ids or tags that
-    select the served operations. `interceptors` run around every call, the first outermost. `timeout` ends calls of
-    operations without their own after so many seconds without progress; None never does. Of a subscription at most
-    `max_items` are collected in at most `max_seconds`, and none after `max_bytes` of JSON. A page of a list has at
-    most `max_page` bytes, a tool name at most `max_name` characters, and an output schema with more than
-    `max_output_schema` bytes is not listed. `tool_names` has names by operation id, in place of the usual ones.
-    `tool_envelopes` encodes results and errors as ToolEnvelope V1. `state_key` is a secret of at least 16 bytes that
-    signs the state of calls with questions (2026-07-28); servers behind one address need the same. A call of a client
-    that supports tasks becomes one after `task_after` seconds; None: never. With `all_tools`, resources and prompts are
-    tools as well. Without `instructions`, they are those of the MCP servers that are followed.
+    select the served operations. `interceptors` run around each call, the first outermost. `timeout` is the time
+    without progress, for operations without their own; None: never. A subscription is collected: at most `max_items`,
+    `max_seconds`, and no item after `max_bytes` of JSON. Pages of lists have at most `max_page` bytes, tool names
+    `max_name` characters, and listed output schemas `max_output_schema` bytes. `tool_names` overrides names by
+    operation id. `tool_envelopes` encodes results and errors as ToolEnvelope V1. `state_key`, a secret of at least 16
+    bytes, signs the state of calls with questions (2026-07-28); servers behind one address share it. A call of a client
+    that supports tasks becomes one after `task_after` seconds; None: never. Those of `durable_tasks` survive a restart.
+    With `all_tools`, resources and prompts are tools as well. Default `instructions` are those of followed MCP servers.
 
     Raises:
         UsageError: an option is invalid.
     """
     check_above_zero(timeout=timeout, max_seconds=max_seconds, task_after=task_after)
     check_counts(max_items=max_items, max_bytes=max_bytes, max_page=max_page)
-    dispatcher = Dispatcher(registry, serves=operation_filter(include, exclude))
+    dispatcher, states = Dispatcher(registry, serves=operation_filter(include, exclude)), RequestStates(state_key)
     for interceptor in interceptors:
         dispatcher.use(interceptor)
     tools = ToolCatalogue(dispatcher, max_name, tool_names, max_output_schema=max_output_schema, all_tools=all_tools)
@@ -116,8 +117,9 @@ def serve_mcp(
         limits=CallLimits(timeout=timeout, max_items=max_items, max_seconds=max_seconds, max_bytes=max_bytes),
         max_page=max_page,
         tool_envelopes=tool_envelopes,
-        states=RequestStates(state_key),
+        states=states,
         tasks=CallTasks(task_after),
+        durable=None if durable_tasks is None else DurableTaskStore(durable_tasks, states, dispatcher, tools),
     )
     return MCPSurface(ImplementationInfo(name, version, title, instructions), served, stdio_identity)
 

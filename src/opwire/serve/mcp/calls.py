@@ -15,13 +15,14 @@ from typing import Any, cast
 
 import msgspec
 from msgspec import Struct, field
+from msgspec.structs import replace
 
 from opwire.annotations import CompletionRequest, LogMessage, severity
 from opwire.caller import caller_metadata
 from opwire.deadlines import CALL_TIMEOUT, MAX_SECONDS, Deadlines
 from opwire.dispatch import Dispatcher
 from opwire.envelope import ResponseEnvelope
-from opwire.errors import ERROR_TABLE, CallError, ErrorCode
+from opwire.errors import CallError, ErrorCode
 from opwire.invoke import failure, run_within
 from opwire.logs import CANCELLED, INPUT_REQUIRED, TOOL_ERROR, AccessEntry, begin_access
 from opwire.mcp.messages import RequestId, RPCError
@@ -29,9 +30,19 @@ from opwire.mcp.protocol import REQUEST_META, STATELESS_VERSIONS, is_reserved_me
 from opwire.operation import Context, Identity, Inbound, OperationSpec, OperationType, Progress, trace_of
 from opwire.origin import ITEM_META
 from opwire.questions import Question, QuestionCallback
+from opwire.serve.mcp.durable_tasks import SUBMISSION, DurableTaskStore, Submission
 from opwire.serve.mcp.questions import RequestStates, StatelessQuestions
 from opwire.serve.mcp.tasks import CallTasks
-from opwire.serve.mcp.tools import Result, ResultFormat, Tool, ToolCatalogue, collected_result, error_result, result_of
+from opwire.serve.mcp.tools import (
+    Result,
+    ResultFormat,
+    Tool,
+    ToolCatalogue,
+    collected_result,
+    error_result,
+    result_of,
+    rpc_error,
+)
 from opwire.tools.rendering import EncodedData, encode_data
 from opwire.typed.plain import write_json
 
@@ -70,6 +81,7 @@ class ServedTools(Struct, frozen=True, kw_only=True):
     tool_envelopes: bool
     states: RequestStates
     tasks: CallTasks
+    durable: DurableTaskStore | None = None
     deadlines: Deadlines = field(default_factory=Deadlines)
 
 
@@ -86,22 +98,12 @@ class ServedRequest(Struct):
     on_question: QuestionCallback | None = None  # None: the client cannot be asked
     log_level: str | None = None  # the least severe level that the client wants; None: no messages
     client: Any = None  # the `ClientState` of the handshake era
+    submission: Submission | None = None  # of a durable mutation
 
     @property
     def is_stateless(self) -> bool:
         """Whether its revision is one without a handshake."""
         return self.version in STATELESS_VERSIONS
-
-
-def rpc_error(error: CallError) -> RPCError:
-    """Return an error of a call as a JSON-RPC error."""
-    data = None
-    if error.details is not None:
-        try:
-            data = encode_data(error.details, "the details of an error").data
-        except (CallError, TypeError, ValueError, RecursionError):  # not JSON: omitted
-            pass
-    return RPCError(ERROR_TABLE[error.code].json_rpc_code, error.message, data)
 
 
 class ServedCall(Struct, frozen=True, kw_only=True):
@@ -324,6 +326,17 @@ class ToolCall(ServedCall, frozen=True, kw_only=True):
             wrong = f"{self.spec.id}: unknown arguments {names}; the only argument is `input`"
             raise CallError(ErrorCode.VALIDATION_ERROR, wrong)
         return self.arguments.get("input")
+
+
+class DurableToolCall(ToolCall, frozen=True, kw_only=True):
+    """One `tools/call` request of a mutation that is submitted to a journal."""
+
+    def context(
+        self, reporter: "CallReporter | None" = None, *, reports: bool = True, watched_until: float | None = None
+    ) -> Context:
+        """Return the context of the call, with its submission."""
+        context = super().context(reporter, reports=reports, watched_until=watched_until)
+        return replace(context, metadata={**context.metadata, SUBMISSION: self.request.submission})
 
 
 # --- notifications of a call ------------------------------------------------------------------------------------------

@@ -148,7 +148,7 @@ _NO_STATE = _State(0, "")
 
 
 class RequestStates:
-    """Sign and verify request states. Several servers behind one address need the same key.
+    """Sign and verify request states, and ids of durable tasks. Several servers behind one address need the same key.
 
     Raises:
         UsageError: the key is too short.
@@ -159,7 +159,8 @@ class RequestStates:
         if len(secret) < _MIN_KEY:
             raise UsageError(f"state_key has {len(secret)} bytes; a secret needs at least {_MIN_KEY}")
         self._key = sha256(secret).digest()
-        self._clock = clock
+        self.is_shared = key is not None  # with other servers, and with this one after a restart
+        self.clock = clock
 
     def encode(self, binding: str, asked: dict[str, str], answers: dict[str, tuple[str, dict[str, Any]]]) -> str:
         """Return a signed state.
@@ -167,10 +168,10 @@ class RequestStates:
         Raises:
             RPCError: INVALID_PARAMS, it is too large.
         """
-        body = _encoder.encode(_State(int(self._clock() + STATE_LIFETIME), binding, asked, answers))
+        body = _encoder.encode(_State(int(self.clock() + STATE_LIFETIME), binding, asked, answers))
         if len(body) > MAX_STATE:
             raise RPCError(INVALID_PARAMS, f"the inputResponses have more than {MAX_STATE:,} bytes together")
-        return urlsafe_b64encode(self._signature(body) + body).decode("ascii")
+        return self.seal(body)
 
     def decode(self, text: str, binding: str) -> _State:
         """Return a state that this server, or another one with its key, has signed for this caller and request.
@@ -178,20 +179,28 @@ class RequestStates:
         Raises:
             RPCError: INVALID_PARAMS, whatever is wrong with it.
         """
-        try:
-            raw = urlsafe_b64decode(text.encode("ascii")) if len(text) <= 2 * MAX_STATE else b""
-        except ValueError:
-            raw = b""
-        signature, body = raw[:32], raw[32:]
-        # One spelling only: the decoder ignores characters that are not base64.
-        if urlsafe_b64encode(raw).decode("ascii") == text and hmac.compare_digest(signature, self._signature(body)):
+        body = self.unseal(text) if len(text) <= 2 * MAX_STATE else None
+        if body is not None:
             state = msgspec.json.decode(body, type=_State)
-            if state.expires >= self._clock() and hmac.compare_digest(state.binding, binding):
+            if state.expires >= self.clock() and hmac.compare_digest(state.binding, binding):
                 return state
         raise RPCError(INVALID_PARAMS, "Invalid or expired requestState; call again without it")
 
-    def _signature(self, body: bytes) -> bytes:
-        return hmac.digest(self._key, body, "sha256")
+    def seal(self, body: bytes, purpose: bytes = b"") -> str:
+        """Return signed data as text; what is signed for one purpose is invalid for another."""
+        return urlsafe_b64encode(hmac.digest(self._key, purpose + body, "sha256") + body).decode("ascii")
+
+    def unseal(self, text: str, purpose: bytes = b"") -> bytes | None:
+        """Return the data of a text that `seal` returned, here or at a server with the same key; None for another."""
+        try:
+            raw = urlsafe_b64decode(text.encode("ascii"))
+        except ValueError:
+            return None
+        signature, body = raw[:32], raw[32:]
+        # One spelling only: the decoder ignores characters that are not base64.
+        is_same = urlsafe_b64encode(raw).decode("ascii") == text
+        expected = hmac.digest(self._key, purpose + body, "sha256")
+        return body if hmac.compare_digest(signature, expected) and is_same else None
 
 
 def binding_of(identity: Identity | None, method: str, params: Mapping[str, Any]) -> str:

@@ -22,9 +22,9 @@ from opwire.invoke import failure
 from opwire.mcp.messages import INVALID_PARAMS, INVALID_REQUEST, METHOD_NOT_FOUND, RPCError
 from opwire.operation import Identity, OperationSpec
 from opwire.origin import ORIGIN_META, Origin
-from opwire.serve.mcp.calls import ServedCall, ServedRequest, rpc_error
+from opwire.serve.mcp.calls import ServedCall, ServedRequest
 from opwire.serve.mcp.notifications import MAX_SUBSCRIPTIONS, ClientState
-from opwire.serve.mcp.tools import Result, forwarded_fields
+from opwire.serve.mcp.tools import Result, forwarded_fields, rpc_error
 from opwire.tools.rendering import encode_data, media_type
 from opwire.typed.plain import as_dict, as_list
 from opwire.uri_template import MAX_URI, URITemplate

@@ -41,7 +41,8 @@ from opwire.mcp.protocol import (
     SUBSCRIPTION_META,
 )
 from opwire.operation import Identity, OperationSpec
-from opwire.serve.mcp.calls import Params, ServedCall, ServedRequest, ServedTools, ToolCall
+from opwire.serve.mcp.calls import DurableToolCall, Params, ServedCall, ServedRequest, ServedTools, ToolCall
+from opwire.serve.mcp.durable_tasks import DurableTaskStore, TaskId
 from opwire.serve.mcp.notifications import MAX_SUBSCRIPTIONS, ClientState, ListBus, PendingNotifications, list_of
 from opwire.serve.mcp.prompts import PromptCatalogue, prompt_result
 from opwire.serve.mcp.questions import INPUT_METHODS, StatelessQuestions
@@ -269,7 +270,11 @@ class RegistryServer:
             if (questions := asked()) is not None:
                 questions.instead = task.ask
 
-        return await self._served.tasks.run(work, request.identity, capabilities, asked, detach)
+        async def stored() -> Result | None:
+            durable, submission = self._served.durable, request.submission
+            return None if durable is None or submission is None else await durable.handle(submission)
+
+        return await self._served.tasks.run(work, request.identity, capabilities, asked, detach, stored=stored)
 
     async def _result_or_questions(
         self, method: str, params: Params, meta: Params, request: ServedRequest, capabilities: Params
@@ -329,7 +334,11 @@ class RegistryServer:
             self._reject(params.name, request)
             raise RPCError(INVALID_PARAMS, f"Unknown tool: {params.name[:100]}")
         request.progress_token = None if params.meta is None else params.meta.progress_token
-        call = ToolCall(
+        kind, durable = ToolCall, self._served.durable
+        if durable is not None and tool.spec.id in durable.operations:
+            timeout = self._served.limits.timeout
+            kind, request.submission = DurableToolCall, durable.submission(tool.spec, request.identity, meta, timeout)
+        call = kind(
             spec=tool.spec,
             tool=tool,
             arguments=params.arguments or {},
@@ -340,21 +349,39 @@ class RegistryServer:
         )
         return await call.logged(call.run)
 
-    def _task(self, params: _TaskParams, meta: Params, request: ServedRequest) -> CallTask:
+    def _task(
+        self, params: _TaskParams, meta: Params, request: ServedRequest
+    ) -> CallTask | tuple[DurableTaskStore, TaskId]:
+        """Return a task of this process, or one in the journal."""
         if self._served.tasks.after is None:
             raise RPCError(METHOD_NOT_FOUND, "Method not found")
         check_declared(as_dict(meta.get(CLIENT_CAPABILITIES_META)))
+        durable = self._served.durable
+        if durable is not None and (stored := durable.find(params.task_id, request.identity)) is not None:
+            return durable, stored
         return self._served.tasks.find(params.task_id, request.identity)
 
     async def _get_task(self, params: _TaskParams, meta: Params, request: ServedRequest) -> Result:
-        return self._task(params, meta, request).details()
+        task = self._task(params, meta, request)
+        if isinstance(task, CallTask):
+            return task.details()
+        durable, stored = task
+        format = ResultFormat(not request.is_stateless, self._served.tool_envelopes)
+        return await durable.details(params.task_id, stored, format)
 
     async def _update_task(self, params: _UpdateTaskParams, meta: Params, request: ServedRequest) -> Result:
-        self._task(params, meta, request).answer(params.input_responses)
+        task = self._task(params, meta, request)
+        if isinstance(task, CallTask):  # a task in the journal asks nothing
+            task.answer(params.input_responses)
         return {}
 
     async def _cancel_task(self, params: _TaskParams, meta: Params, request: ServedRequest) -> Result:
-        self._task(params, meta, request).cancel()
+        task = self._task(params, meta, request)
+        if isinstance(task, CallTask):
+            task.cancel()
+        else:
+            durable, stored = task
+            await durable.cancel(stored)
         return {}
 
     def _reject(self, name: str, request: ServedRequest) -> None:

@@ -5,14 +5,14 @@ handle, and the client polls for its status, answers its questions, or cancels i
 to the identity that made the call; its id is random, so that anonymous clients cannot guess those of others.
 
 Tasks are kept by the process that runs the call, and end with it: behind a load balancer, requests have to be routed by
-the header `Mcp-Name`, which has the id of the task.
+the header `Mcp-Name`, which has the id of the task. Tasks of durable mutations are in `durable_tasks`.
 """
 
 import asyncio
 import secrets
 import time
 from collections import Counter
-from collections.abc import Callable, Coroutine, Mapping
+from collections.abc import Awaitable, Callable, Coroutine, Mapping
 from datetime import UTC, datetime
 from typing import Any, Literal, cast
 
@@ -137,14 +137,7 @@ class CallTask:
 
     def seed(self) -> Result:
         """Return the fields of the task that every status has."""
-        return {
-            "taskId": self.id,
-            "status": self.status,
-            "createdAt": _timestamp(self._created),
-            "lastUpdatedAt": _timestamp(self._updated),
-            "ttlMs": int(TASK_LIFETIME * 1000),
-            "pollIntervalMs": _POLL,
-        }
+        return task_fields(self.id, self.status, self._created, self._updated, TASK_LIFETIME)
 
     def details(self) -> Result:
         """Return the task with its questions, its result or its error."""
@@ -163,6 +156,18 @@ class CallTask:
                 return {**found, "error": {"code": error.code, "message": error.message, **data}}
             case _:
                 return found
+
+
+def task_fields(id: str, status: str, created: float, updated: float, lifetime: float) -> Result:
+    """Return the fields of a task that every status has; times are epoch seconds."""
+    return {
+        "taskId": id,
+        "status": status,
+        "createdAt": _timestamp(created),
+        "lastUpdatedAt": _timestamp(updated),
+        "ttlMs": round(lifetime * 1000),
+        "pollIntervalMs": _POLL,
+    }
 
 
 def _timestamp(seconds: float) -> str:
@@ -184,10 +189,13 @@ class CallTasks:
         capabilities: Mapping[str, Any],
         asked: Callable[[], StatelessQuestions | None],
         detach: Callable[[CallTask], None],
+        *,
+        stored: Callable[[], Awaitable[Result | None]] | None = None,
     ) -> Result:
         """Return the result of a call, or the handle of a task if it takes too long.
 
         `asked` returns the questions of the request itself, which end it; `detach` is called before it becomes a task.
+        `stored` returns the handle of a task that is stored elsewhere, and not answered for by this process.
         """
         running = asyncio.ensure_future(work)
         owner = None if identity is None else identity.id
@@ -195,7 +203,8 @@ class CallTasks:
             await asyncio.wait((running,), timeout=self.after)
             while not running.done() and (round := asked()) is not None and round.is_asking:
                 await asyncio.wait((running,), timeout=_STEP)
-            if not running.done() and (len(self._tasks) >= MAX_TASKS or self._count[owner] >= MAX_TASKS_EACH):
+            handle = None if running.done() or stored is None else await stored()
+            if not running.done() and handle is None and self._is_full(owner):
                 await asyncio.wait((running,))
         except asyncio.CancelledError:
             running.cancel()
@@ -203,10 +212,24 @@ class CallTasks:
             raise
         if running.done():
             return running.result()
-        task = CallTask(owner, running, capabilities)
+        task = CallTask(owner, running, capabilities if handle is None else {})
         detach(task)
+        if handle is not None:
+            self._attend(task)
+            return handle
         self._add(task)
         return {"resultType": "task", **task.seed()}
+
+    def _is_full(self, owner: str | None) -> bool:
+        return len(self._tasks) >= MAX_TASKS or self._count[owner] >= MAX_TASKS_EACH
+
+    def _attend(self, task: CallTask) -> None:
+        """Let a call go on whose task is stored elsewhere, for its interceptors, as long as there is room."""
+        if self._is_full(task.owner):
+            task.cancel()
+            return
+        self._add(task)
+        task.running.add_done_callback(lambda _: self._forget(task))
 
     def _add(self, task: CallTask) -> None:
         def ended(running: asyncio.Task[Result]) -> None:

@@ -14,7 +14,8 @@ from msgspec import UNSET, Struct, UnsetType
 
 from opwire.dispatch import Dispatcher
 from opwire.envelope import HTTPResponseMeta, MCPResponseMeta, ResponseEnvelope
-from opwire.errors import CallError, ErrorCode, SchemaError, UsageError, check_not_below_zero
+from opwire.errors import ERROR_TABLE, CallError, ErrorCode, SchemaError, UsageError, check_not_below_zero
+from opwire.mcp.messages import RPCError
 from opwire.mcp.protocol import ArgumentHeader, argument_headers
 from opwire.operation import Identity, OperationSpec, OperationType
 from opwire.origin import ERROR_META, FIELDS_META, ORIGIN_META, RESULT_META, Origin, ResultOrigin, read_result_origin
@@ -192,6 +193,11 @@ class ToolCatalogue:
         if cached is not None and cached[0] is spec:
             return cached[1]
         return self._tool(spec) if self._dispatcher.is_served(spec) and self.is_tool(spec) else None
+
+    def tool_of(self, spec: OperationSpec) -> Tool | None:
+        """Return the tool of an operation, regardless of the caller, or None."""
+        self._name_all()
+        return self._tool(spec) if spec.id in self._names else None
 
     def is_tool(self, spec: OperationSpec) -> bool:
         """Return whether an operation is a tool of this surface."""
@@ -400,3 +406,14 @@ def error_result(error: CallError, tool: Tool, format: ResultFormat) -> Result:
     else:
         content = [_text(error_text(error, tool.spec.id, tool.name))]
     return {"content": content, "isError": True, "_meta": {ERROR_META: fields}}
+
+
+def rpc_error(error: CallError) -> RPCError:
+    """Return an error of a call as a JSON-RPC error."""
+    data = None
+    if error.details is not None:
+        try:
+            data = encode_data(error.details, "the details of an error").data
+        except (CallError, TypeError, ValueError, RecursionError):  # not JSON: omitted
+            pass
+    return RPCError(ERROR_TABLE[error.code].json_rpc_code, error.message, data)
