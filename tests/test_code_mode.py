@@ -1,12 +1,13 @@
 """Code mode: a model writes Python that calls operations, and nothing else is in its reach."""
 
 import asyncio
+import threading
 from collections.abc import AsyncIterator
 from typing import Any
 
 import pytest
 
-from opwire.code_mode import CodeLimits, code_mode
+from opwire.code_mode import CodeLimits, code_mode, is_longer
 from opwire.envelope import mcp_envelope
 from opwire.errors import CallError, ErrorCode, UsageError
 from opwire.llm import anthropic_tools
@@ -326,6 +327,34 @@ def instance(value):
     assert await ran(f"{shared}value = double(2)\n[value, value]") == str([[[["x"]] * 2] * 2] * 2).replace(
         " ", ""
     ).replace("'", '"')
+
+
+@requirement("code-mode.limits")
+async def test_large_values_are_measured_beside_the_event_loop(monkeypatch: pytest.MonkeyPatch) -> None:
+    measured: list[tuple[int, threading.Thread]] = []
+
+    def measure(value: Any, most: int) -> bool:
+        measured.append((len(value), threading.current_thread()))
+        return is_longer(value, most)
+
+    monkeypatch.setattr("opwire.code_mode.is_longer", measure)
+    await ran("await shop_issues_list(label='x' * 10)\n[[n] for n in range(1_000)]")
+    assert [size for size, _ in measured] == [1, 1_000]
+    assert threading.main_thread() not in [thread for _, thread in measured]
+
+
+@pytest.mark.parametrize(
+    ("value", "length"),
+    [
+        (["ab", b"abc"], 2 + 5 + 6),
+        ([True, 2**30, 0], 2 + 6 + 31 // 3 + 1),
+        ([1.5, None, "ab"], 2 + 8 + 8 + 5),
+        ([["ab"], ["ab"], 7], 2 + 7 + 7 + 3),
+    ],
+)
+def test_the_length_of_a_value_is_close_to_that_of_its_json(value: Any, length: int) -> None:
+    assert not is_longer(value, length + 1)
+    assert is_longer(value, length - 3)
 
 
 @requirement("code-mode.limits")
