@@ -247,6 +247,22 @@ async def test_without_memory_submissions_are_refused_and_outcomes_are_recorded(
         assert await made.submit(task()) == outcome(claim)
 
 
+@requirement("durable.batches")
+async def test_without_memory_a_new_task_fails_no_known_one_of_its_batch(own_redis: OwnRedis) -> None:
+    server = own_redis()
+    async with journal(server.url) as made:
+        await made.submit(task())
+        claim = await claimed(made)
+        await made.record(claim, outcome(claim))
+        exhaust(server)
+        submitted = (made.submit(each) for each in (task("new"), task(), task("newer")))
+        new, known, newer = await asyncio.gather(*submitted, return_exceptions=True)
+        assert known == outcome(claim)
+        for refused in (new, newer):
+            assert isinstance(refused, CallError)
+            assert "memory" in refused.message
+
+
 @requirement("durable.redis.settings")
 @pytest.mark.parametrize(
     ("settings", "said"),

@@ -56,8 +56,8 @@ end
 
 # Store tasks of one operation, unless their keys are known. KEYS: stream, set of operations, then the hash of each;
 # ARGV: operation, then for each task its key, fingerprint, time of submission, request, and the end at which a caller
-# waits, or ''. Returns for each the outcome, 0 if there is none yet, -1 for a key with another fingerprint, or the
-# error of a hash of another type.
+# waits, or ''. Returns for each the outcome, 0 if there is none yet, -1 for a key with another fingerprint, or its own
+# error: its hash has another type, or there is no memory for a new task.
 SUBMIT = Script(f"""\
 {_WAIT}
 local replies, is_new = {{}}, redis.call('EXISTS', KEYS[1]) == 0
@@ -70,14 +70,17 @@ for i = 3, #KEYS do
     reply = known[1] == fingerprint and (known[2] or 0) or -1
     if reply == 0 then wait(hash, ARGV[at + 4]) end
   else
-    if is_new then
-      redis.call('XGROUP', 'CREATE', KEYS[1], 'workers', '0', 'MKSTREAM')
-      redis.call('SADD', KEYS[2], ARGV[1])
+    local begun = is_new and redis.pcall('XGROUP', 'CREATE', KEYS[1], 'workers', '0', 'MKSTREAM')
+    local entry = begun and begun.err and begun or redis.pcall('XADD', KEYS[1], '*', 'key', ARGV[at],
+      'fingerprint', fingerprint, 'submitted', ARGV[at + 2], 'request', ARGV[at + 3])
+    if type(entry) == 'table' then
+      reply = {{err = string.match(entry.err, 'OOM.*') or entry.err}}  -- as outside of a script
+    else
+      if is_new then redis.call('SADD', KEYS[2], ARGV[1]) end
       is_new = false
+      redis.call('HSET', hash, 'operation', ARGV[1], 'fingerprint', fingerprint, 'entry', entry,
+        'waiting', ARGV[at + 4])
     end
-    local entry = redis.call('XADD', KEYS[1], '*', 'key', ARGV[at], 'fingerprint', fingerprint,
-      'submitted', ARGV[at + 2], 'request', ARGV[at + 3])
-    redis.call('HSET', hash, 'operation', ARGV[1], 'fingerprint', fingerprint, 'entry', entry, 'waiting', ARGV[at + 4])
   end
   replies[i - 2] = reply
 end
