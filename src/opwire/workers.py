@@ -14,11 +14,13 @@ from collections.abc import Callable, Coroutine
 from contextvars import Context as ContextVars
 from contextvars import copy_context
 from queue import Empty, SimpleQueue
-from typing import Any
+from typing import Any, TypeVar
 
 from opwire.errors import CallError, ErrorCode
 
 logger = logging.getLogger("opwire.workers")
+
+T = TypeVar("T")
 
 IDLE = 30.0
 """Seconds after which a thread that got no job ends, so that a registry that is dropped leaves none behind."""
@@ -182,12 +184,15 @@ class _FirstStep:
         return None
 
 
-def eager_task(work: Coroutine[Any, Any, None], loop: asyncio.AbstractEventLoop) -> asyncio.Task[None]:
+def eager_task(work: Coroutine[Any, Any, T], loop: asyncio.AbstractEventLoop) -> asyncio.Task[T]:
     """Create a task, and execute its first step before this returns.
 
-    Python 3.11 has no such option. There, the step that the task passes to `call_soon` is executed instead of
-    scheduled, with the task that is running now set aside, as later versions do.
+    A task factory of the event loop, which may instrument tasks, is used instead if there is one. Python 3.11 has no
+    option for this. There, the step that the task passes to `call_soon` is executed instead of scheduled, with the task
+    that is running now set aside, as later versions do.
     """
+    if loop.get_task_factory() is not None:
+        return loop.create_task(work)
     if sys.version_info >= (3, 12):
         return asyncio.Task(work, loop=loop, eager_start=True)
     own: dict[str, Any] | None = getattr(loop, "__dict__", None)
@@ -218,7 +223,7 @@ _starting: set[asyncio.AbstractEventLoop] = set()
 
 def start_handler(work: Coroutine[Any, Any, None], loop: asyncio.AbstractEventLoop) -> asyncio.Task[None]:
     """Create the task of a handler, and execute its first step at once, where that is allowed."""
-    if loop in _starting or loop.get_task_factory() is not None:  # which may instrument tasks
+    if loop in _starting:
         return loop.create_task(work)
     _starting.add(loop)
     try:

@@ -291,7 +291,7 @@ class CallHandler:
         and not for a subscription, which would fill the buffer of its consumer before that can read.
         """
         loop = self._loop or asyncio.get_running_loop()
-        if served.credits is not None or self._is_starting or loop.get_task_factory() is not None:
+        if served.credits is not None or self._is_starting:
             served.task = loop.create_task(self._serve(event, served))
             return
         self._is_starting = True

@@ -212,11 +212,11 @@ class DurableWorker:
                 await _pause(failures, f"claiming tasks from {self._journal.name} failed", error)
                 continue
             now, loop = time.monotonic(), asyncio.get_running_loop()
-            start = loop.create_task if loop.get_task_factory() is not None else partial(eager_task, loop=loop)
             for claim in claims:
                 running = _RunningTask(claim, now)
                 self._running.add(running)
-                running.task = start(self._serve(running))  # outcomes of handlers that do not suspend are one batch
+                # Outcomes of handlers that do not suspend are one batch.
+                running.task = eager_task(self._serve(running), loop)
                 if running.task.done():
                     self._ended(running, running.task)
                     continue

@@ -36,6 +36,9 @@ REQUEST_META = "mcp._meta"
 RESERVED_META = "io.modelcontextprotocol/"
 """The prefix of keys of `_meta` that describe one connection, and are not passed on."""
 
+CONNECTION_META = frozenset({VERSION_META, CLIENT_INFO_META, CLIENT_CAPABILITIES_META, LOG_LEVEL_META, "progressToken"})
+"""The keys of `_meta` in nearly every request."""
+
 SESSION_HEADER = "mcp-session-id"
 LAST_EVENT_HEADER = "last-event-id"
 VERSION_HEADER = "mcp-protocol-version"

@@ -10,6 +10,7 @@ import time
 from collections import deque
 from collections.abc import Awaitable, Callable
 from contextlib import aclosing
+from functools import partial
 from os import urandom
 from typing import Any, cast
 
@@ -26,8 +27,17 @@ from opwire.errors import CallError, ErrorCode
 from opwire.invoke import failure, run_within
 from opwire.logs import CANCELLED, INPUT_REQUIRED, TOOL_ERROR, AccessEntry, begin_access
 from opwire.mcp.messages import RequestId, RPCError
-from opwire.mcp.protocol import REQUEST_META, STATELESS_VERSIONS, is_reserved_meta
-from opwire.operation import Context, Identity, Inbound, OperationSpec, OperationType, Progress, trace_of
+from opwire.mcp.protocol import CONNECTION_META, REQUEST_META, is_reserved_meta
+from opwire.operation import (
+    Context,
+    Identity,
+    Inbound,
+    OperationSpec,
+    OperationType,
+    Progress,
+    check_access,
+    trace_of,
+)
 from opwire.origin import ITEM_META
 from opwire.questions import Question, QuestionCallback
 from opwire.serve.mcp.durable_tasks import SUBMISSION, DurableTaskStore, Submission
@@ -89,7 +99,7 @@ class ServedRequest(Struct):
     """One request, and how its handler reaches the client. `notify` sends what belongs to this request."""
 
     id: RequestId
-    version: str
+    is_stateless: bool  # its revision is one without a handshake
     identity: Identity | None
     notify: Notify
     label: str = "a request"  # for the log
@@ -99,11 +109,7 @@ class ServedRequest(Struct):
     log_level: str | None = None  # the least severe level that the client wants; None: no messages
     client: Any = None  # the `ClientState` of the handshake era
     submission: Submission | None = None  # of a durable mutation
-
-    @property
-    def is_stateless(self) -> bool:
-        """Whether its revision is one without a handshake."""
-        return self.version in STATELESS_VERSIONS
+    task: asyncio.Task[Any] | None = None  # that handles it
 
 
 class ServedCall(Struct, frozen=True, kw_only=True):
@@ -195,7 +201,7 @@ class ServedCall(Struct, frozen=True, kw_only=True):
                 ends = reporter.last + MAX_SECONDS
                 context = self.context(reporter, watched_until=ends)
                 envelope = await run_within(
-                    lambda: dispatcher.execute(spec, input, context),
+                    partial(dispatcher.execute, spec, input, context),
                     self.served.deadlines,
                     reporter.last + timeout,
                     spec.id,
@@ -234,9 +240,13 @@ class ServedCall(Struct, frozen=True, kw_only=True):
         on_question = request.on_question
         if watched_until is not None and reporter is not None and on_question is not None:
             on_question = reporter.ask
-        metadata: dict[str, Any] = {**trace_of(self.meta), **caller_metadata(request.identity, request.token)}
-        if own := {key: value for key, value in self.meta.items() if not is_reserved_meta(key)}:
-            metadata[REQUEST_META] = own
+        metadata: dict[str, Any] = {}
+        if request.token is not None:
+            metadata.update(caller_metadata(request.identity, request.token))
+        if not self.meta.keys() <= CONNECTION_META:
+            metadata.update(trace_of(self.meta))
+            if own := {key: value for key, value in self.meta.items() if not is_reserved_meta(key)}:
+                metadata[REQUEST_META] = own
         return Context(
             request_id=self.request_id,
             identity=request.identity,
@@ -266,7 +276,7 @@ class ToolCall(ServedCall, frozen=True, kw_only=True):
         """
         spec = self.spec
         try:
-            self.served.dispatcher.find(spec.id, self.request.identity)
+            check_access(spec, self.request.identity)  # the catalogue has just found it in the registry
             if spec.type is OperationType.SUBSCRIPTION:
                 return await self._collect(entry)
             result = result_of(await self.execute(self._input()), self.tool, self.format)

@@ -113,7 +113,7 @@ class DuplexConnection:
         self._questions = ClientRequests(self._peer, self._send)
         self._handshake = Handshake(server, self._spawn)
         self._is_stateless: bool | None = None
-        self._running: dict[RequestId, tuple[asyncio.Task[None], ServedRequest]] = {}
+        self._running: dict[RequestId, ServedRequest] = {}
         self._tasks: set[asyncio.Task[None]] = set()
         self._announcing: asyncio.Task[None] | None = None
 
@@ -137,7 +137,7 @@ class DuplexConnection:
             case CancelledRequest(id=id):
                 self._peer.finish(id)
                 if (found := self._running.pop(id, None)) is not None:
-                    self._spawn(stop_request(*found))
+                    self._spawn(stop_request(found))
             case Answer() as answer:
                 self._questions.answered(answer)
             case RPCNotification(method="notifications/initialized") if not self._is_stateless:
@@ -151,7 +151,7 @@ class DuplexConnection:
         """Cancel the client's calls, answer them, and wait until they have ended."""
         self._handshake.close()
         running, self._running = self._running, {}
-        stopping = [self._spawn(stop_request(task, request)) for task, request in running.values()]
+        stopping = [self._spawn(stop_request(request)) for request in running.values()]
         try:
             async with asyncio.timeout(CLOSE_GRACE):
                 for id in running:
@@ -172,30 +172,32 @@ class DuplexConnection:
             self._peer.finish(request.id)
             return self._write(encode_reply(self._handshake.initialize(request)))
         try:
-            version = self._version_of(request, has_envelope)
+            self._check_era(request, has_envelope)
         except RPCError as error:
             self._peer.finish(request.id)
             return self._write(encode_message(RPCFailure.of(request.id, error)))
-        served = ServedRequest(request.id, version, self._server.trusted, self._notify, client=self._handshake.client)
-        if not self._is_stateless:
+        is_stateless, client = bool(self._is_stateless), self._handshake.client
+        served = ServedRequest(request.id, is_stateless, self._server.trusted, self._notify, client=client)
+        if not is_stateless:
             served.on_question = self._questions.callback(self._handshake.capabilities)
-        self._running[request.id] = (asyncio.create_task(self._serve(request, served)), served)
+        self._running[request.id] = served
+        self._server.start(self._serve(request, served), served)
         return None
 
-    def _version_of(self, request: RPCRequest, has_envelope: bool) -> str:
+    def _check_era(self, request: RPCRequest, has_envelope: bool) -> None:
         if not self._is_stateless:
             if has_envelope:
                 wrong = f"this connection began with a handshake; requests of {STATELESS_VERSIONS[-1]} need another one"
                 raise RPCError(INVALID_REQUEST, wrong)
             self._handshake.check(request.method)
-            return self._handshake.version
+            return
         if request.method == "initialize":
             wanted = (request.params or {}).get("protocolVersion")
             data: Params = {"supported": list(STATELESS_VERSIONS)}
             if isinstance(wanted, str):
                 data["requested"] = wanted[:100]
             raise RPCError(UNSUPPORTED_PROTOCOL_VERSION, "this connection began without a handshake", data)
-        return read_envelope(request.method, request.params, None)
+        read_envelope(request.method, request.params, None)
 
     async def _serve(self, request: RPCRequest, served: ServedRequest) -> None:
         reply = await self._server.respond(request, served)

@@ -211,7 +211,7 @@ async def follow(
 
     Return False if the client disconnects, the future of `left` is done, or `within` seconds have passed before.
     """
-    for _ in range(_STEPS):  # most calls end within these: watching the client takes 60 µs
+    for _ in range(_STEPS):  # many calls end within these: watching the client takes 60 µs
         await asyncio.sleep(0)
         if task.done():
             return True
@@ -249,11 +249,11 @@ def remaining(expires: float | None) -> float | None:
 
 
 async def challenge(server: RegistryServer, scope: Scope, request: RPCRequest, send: Send) -> bool:
-    """Reject a call that lacks a token or a scope with a 401 or 403 if the client can get one; return whether it was.
+    """Reject a call that lacks a token or a scope with a 401 or 403, so the client gets one; return whether it was.
 
-    Without OAuth it is an error of the call, which the model reads.
+    Only for requests with OAUTH: without it, that is an error of the call, which the model reads.
     """
-    spec = server.operation_of(request, scope[IDENTITY]) if OAUTH in scope else None
+    spec = server.operation_of(request, scope[IDENTITY])
     try:
         if spec is not None:
             check_access(spec, scope[IDENTITY])
@@ -284,7 +284,7 @@ async def serve_stateless(server: RegistryServer, scope: Scope, headers: Headers
             return
         id = message.id
         headers.check_unique()
-        version = read_envelope(message.method, message.params, headers.by_name)
+        read_envelope(message.method, message.params, headers.by_name)
         name = (message.params or {}).get("name") if message.method == "tools/call" else None
         tool = server.catalogue.find(name) if isinstance(name, str) else None
         if tool is not None and tool.headers:
@@ -292,19 +292,19 @@ async def serve_stateless(server: RegistryServer, scope: Scope, headers: Headers
     except RPCError as error:
         await send_json(send, _STATUS.get(error.code, 200), encode_message(RPCFailure.of(id, error)))
         return
-    if await challenge(server, scope, message, send):
+    if OAUTH in scope and await challenge(server, scope, message, send):
         return
     writer = EventWriter(send)
-    request = ServedRequest(message.id, version, scope[IDENTITY], writer.notify, token=scope[TOKEN])
-    task = asyncio.create_task(server.respond(message, request))
+    request = ServedRequest(message.id, True, scope[IDENTITY], writer.notify, token=scope[TOKEN])
+    task = server.start(server.respond(message, request), request)
     within = remaining(scope[EXPIRES]) if message.method == "subscriptions/listen" else None
     try:
-        is_done = await follow(task, writer, receive, within=within)
+        is_done = task.done() or await follow(task, writer, receive, within=within)
     except asyncio.CancelledError:
         task.cancel()
         raise
     if not is_done:
-        await stop_request(task, request)
+        await stop_request(request)
         await writer.end()
         return
     reply = task.result()

@@ -50,6 +50,7 @@ from opwire.serve.mcp.resources import ListKey, MakeCall, ResourceCatalogue, not
 from opwire.serve.mcp.tasks import TASKS, CallTask, check_declared, declares_tasks
 from opwire.serve.mcp.tools import Result, ResultFormat
 from opwire.typed.plain import as_dict, write_json
+from opwire.workers import eager_task
 
 logger = logging.getLogger("opwire.serve")
 
@@ -57,6 +58,7 @@ MAX_LISTENERS = 1024
 """Streams of one surface on which clients of revision 2026-07-28 listen for changes."""
 
 P = TypeVar("P", bound=Struct)
+T = TypeVar("T")
 
 # Stale at once, and for this client only: lists depend on the caller.
 _STALE: Result = {"ttlMs": 0, "cacheScope": "private"}
@@ -176,6 +178,7 @@ class RegistryServer:
         self.bus = ListBus(served.dispatcher.registry)
         self._served = served
         self._listeners: set[PendingNotifications] = set()
+        self._is_starting = False
         self._lists: frozenset[str] = frozenset()
         self._listed_at = -1  # the number of changes of the registry
         shown = {"name": info.name, "title": info.title, "version": info.version}
@@ -222,6 +225,24 @@ class RegistryServer:
         wanted = _read(params, _InitializeParams).protocol_version
         version = wanted if wanted in HANDSHAKE_VERSIONS else HANDSHAKE_VERSIONS[-1]
         return {"protocolVersion": version, **self._description(), "serverInfo": self._info}
+
+    def start(self, work: Coroutine[Any, Any, T], request: ServedRequest) -> asyncio.Task[T]:
+        """Handle a request in a task of its own, which executes its first step at once.
+
+        A call that does not suspend has then ended when this returns: one turn of the event loop instead of four, and
+        a quarter of the processor time of a call over stdio. Not within the first step of another request, so that the
+        stack does not grow with tools that call this server.
+        """
+        loop = asyncio.get_running_loop()
+        if self._is_starting:
+            request.task = task = loop.create_task(work)
+            return task
+        self._is_starting = True
+        try:
+            request.task = task = eager_task(work, loop)
+            return task
+        finally:
+            self._is_starting = False
 
     async def respond(self, params: RPCRequest, request: ServedRequest) -> RPCMessage:
         """Return the response to a request; whatever goes wrong is in it."""
@@ -419,6 +440,7 @@ class RegistryServer:
         task = client.watches.pop(params.uri, None)
         if task is not None:
             task.cancel()
+            await asyncio.sleep(0)  # it stops following before the client gets the response
         return {}
 
     async def _list_prompts(self, params: _ListParams, meta: Params, request: ServedRequest) -> Result:
@@ -566,8 +588,9 @@ def encode_reply(reply: RPCMessage) -> bytes:
         return encode_message(RPCFailure.of(id, RPCError(INTERNAL_ERROR, "Internal server error")))
 
 
-async def stop_request(task: asyncio.Task[Any], request: ServedRequest) -> None:
-    """Cancel a request, and abandon it if it ignores that."""
+async def stop_request(request: ServedRequest) -> None:
+    """Cancel a request that was started, and abandon it if it ignores that."""
+    task = cast("asyncio.Task[Any]", request.task)
     task.cancel()
     await asyncio.wait([task], timeout=1.2 * CLOSE_GRACE)  # a call with a deadline is abandoned before
     if not task.done():

@@ -32,7 +32,7 @@ from opwire.mcp.messages import (
 )
 from opwire.mcp.peer import Answer, CancelledRequest, Effect, JsonRpcPeer, Rejection
 from opwire.mcp.protocol import BATCHED, LAST_EVENT_HEADER, SESSION_HEADER
-from opwire.serve.guard import EXPIRES, IDENTITY, TOKEN, Header, Receive, Scope, Send
+from opwire.serve.guard import EXPIRES, IDENTITY, OAUTH, TOKEN, Header, Receive, Scope, Send
 from opwire.serve.mcp.calls import ServedRequest
 from opwire.serve.mcp.connection import MAX_OPEN, MAX_VALUES, Handshake
 from opwire.serve.mcp.exchange import (
@@ -105,7 +105,7 @@ class HTTPSession:
         self._peer: JsonRpcPeer[Waiter] = JsonRpcPeer(max_open=MAX_OPEN, max_pending=MAX_QUESTIONS)
         self._questions = ClientRequests(self._peer)
         self._handshake = Handshake(server, self._spawn)
-        self._running: dict[RequestId, tuple[asyncio.Task[RPCMessage], ServedRequest]] = {}
+        self._running: dict[RequestId, ServedRequest] = {}
         self._events = events
         self._notices = ResumableStream(events)  # of the GET
         self._tasks: set[asyncio.Task[None]] = set()
@@ -125,7 +125,7 @@ class HTTPSession:
         self._events.clear()
         running, self._running = self._running, {}
         for found in running.values():
-            self._spawn(stop_request(*found))
+            self._spawn(stop_request(found))
 
     def end_stream(self) -> None:
         """End the stream of the GET."""
@@ -209,7 +209,7 @@ class HTTPSession:
         match effect:
             case CancelledRequest(id=id):
                 if (found := self._running.pop(id, None)) is not None:
-                    self._spawn(stop_request(*found))
+                    self._spawn(stop_request(found))
             case Answer() as answer:
                 self._questions.answered(answer)
             case RPCNotification(method="notifications/initialized"):
@@ -228,8 +228,8 @@ class HTTPSession:
             self._peer.finish(request.id)
             return encode_message(RPCFailure.of(request.id, error))
         served = self._served(request, scope, self._notices)
-        task = asyncio.create_task(self._server.respond(request, served))
-        self._running[request.id] = (task, served)
+        task = self._server.start(self._server.respond(request, served), served)
+        self._running[request.id] = served
         try:
             await asyncio.wait((task,))
         except asyncio.CancelledError:  # the client has left; the call goes on
@@ -248,7 +248,7 @@ class HTTPSession:
 
         return ServedRequest(
             request.id,
-            self._handshake.version,
+            False,
             scope[IDENTITY],
             streams[0].notify,
             token=scope[TOKEN],
@@ -267,23 +267,25 @@ class HTTPSession:
             self._peer.finish(request.id)
             await send_json(send, 200, encode_message(RPCFailure.of(request.id, error)), self._headers)
             return
-        if await challenge(self._server, scope, request, send):
+        if OAUTH in scope and await challenge(self._server, scope, request, send):
             self._peer.finish(request.id)
             return
         stream = ResumableStream(self._events)
         writer = EventWriter(send, self._headers, stream.preface)
         stream.attach(writer)
         served = self._served(request, scope, stream, self._notices)
-        task = asyncio.create_task(self._server.respond(request, served))
-        self._running[request.id] = (task, served)
-        within, starts = self._poll_after(), PING
-        if self._events.primes:
-            starts = min(PRIME_AFTER, (within or PING) / 2)
+        task = self._server.start(self._server.respond(request, served), served)
+        self._running[request.id] = served
         is_done = False
         try:
             if self._events.primes and headers.prefers_events:
                 await writer.write(b"")
-            is_done = await follow(task, writer, receive, left=stream.left, within=within, starts=starts)
+            is_done = task.done()  # as most are
+            if not is_done:
+                within, starts = self._poll_after(), PING
+                if self._events.primes:
+                    starts = min(PRIME_AFTER, (within or PING) / 2)
+                is_done = await follow(task, writer, receive, left=stream.left, within=within, starts=starts)
         finally:
             if not is_done:  # the client has left, or has to poll; the call goes on
                 stream.detach(writer)
@@ -362,7 +364,7 @@ class Sessions:
     async def serve(self, scope: Scope, headers: Headers, receive: Receive, send: Send) -> None:
         """Serve a request of the handshake era, in its session or in a new one."""
         owner = None if scope[IDENTITY] is None else scope[IDENTITY].id
-        id = headers.get(SESSION_HEADER)
+        id = headers.by_name.get(SESSION_HEADER)
         if scope["method"] not in ("GET", "POST", "DELETE"):
             await send_error(send, 405, INVALID_REQUEST, "Method Not Allowed", [(b"allow", b"GET, POST, DELETE")])
         elif id is None:

@@ -300,7 +300,7 @@ def result_of(envelope: ResponseEnvelope[Any], tool: Tool, format: ResultFormat)
         return result
     # Clients reject structured content that does not match the schema, and a result without it unless it is an error.
     # So such a result is content only, marked as an error.
-    problems = tool.spec.output_schema.problems(encoded.data, limit=SHOWN_PROBLEMS)
+    problems = tool.spec.output_schema.problems(encoded.data, limit=SHOWN_PROBLEMS, is_plain=True)
     if not problems:
         return result
     lines = ["The call was made, but its result does not match the tool's output schema:"]
