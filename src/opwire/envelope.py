@@ -156,7 +156,7 @@ def content_blocks(blocks: Iterable[Any]) -> list[MCPContentBlock]:
 
 
 def _known(block: Any) -> MCPContentBlock:
-    if not isinstance(block, Mapping):
+    if type(block) is not dict and not isinstance(block, Mapping):
         raise ConversionError(f"a content block is an object, not {type(block).__name__}")
     plain = dict(cast("Mapping[str, Any]", block))
     text = plain.get("text")

@@ -155,7 +155,7 @@ def read_result_origin(carrier: Any) -> ResultOrigin | None:
 
 
 def _read(carrier: Any, key: str, kind: Any) -> Any:
-    if not isinstance(carrier, Mapping):
+    if type(carrier) is not dict and not isinstance(carrier, Mapping):
         return None
     given = cast("Mapping[str, Any]", carrier).get(key)
     if given is None:

@@ -3,7 +3,8 @@
 The threads are daemons, because the executor of the standard library joins its threads at exit. A job whose caller is
 cancelled while it runs is abandoned: its thread counts as stuck until it returns, and another thread replaces it.
 
-`eager_task` is the other way to run a handler: in the event loop, and at once.
+`eager_task` is the other way to run a handler: in the event loop, and at once. `PromptFuture` is its counterpart for a
+caller, which continues where its response is received.
 """
 
 import asyncio
@@ -230,3 +231,29 @@ def start_handler(work: Coroutine[Any, Any, None], loop: asyncio.AbstractEventLo
         return eager_task(work, loop)
     finally:
         _starting.discard(loop)
+
+
+class PromptFuture(asyncio.Future[T]):
+    """A future for one task, which continues within `settle` instead of in the next turn of the event loop.
+
+    A turn takes about 10 µs between calls that come alone, a system call included. Any other outcome, such as a
+    cancellation, takes the usual way.
+    """
+
+    _wake_up: Callable[..., object] | None = None
+    _context: ContextVars | None = None
+
+    def add_done_callback(self, fn: Callable[..., object], /, *, context: ContextVars | None = None) -> None:
+        """Remember how the task continues, which is the only one that waits."""
+        self._wake_up, self._context = fn, context
+        super().add_done_callback(fn, context=context)
+
+    def settle(self, result: T) -> None:
+        """Set the result, and continue the task, unless this runs in another task."""
+        wake_up, context = self._wake_up, self._context
+        if wake_up is None or context is None or asyncio.current_task(self.get_loop()) is not None:
+            self.set_result(result)
+            return
+        self.remove_done_callback(wake_up)
+        self.set_result(result)
+        context.run(wake_up, self)

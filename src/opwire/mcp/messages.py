@@ -169,25 +169,23 @@ def decode_message(raw: bytes) -> RPCMessage:
 
 
 def _message_of(frame: _Frame) -> RPCMessage | None:
-    id = frame.id
+    id, method, result, error = frame.id, frame.method, frame.result, frame.error
     if not _is_usable_id(id):
         return None
-    if frame.method is not UNSET:
+    if method is not UNSET:
         if id is UNSET:
-            return RPCNotification(frame.method, frame.params)
-        return None if id is None else RPCRequest(id, frame.method, frame.params)
-    if frame.result is not UNSET and frame.error is UNSET and id is not UNSET and id is not None:
-        return RPCResponse(id, frame.result)
-    if frame.error is not UNSET and frame.result is UNSET:
-        return RPCFailure(None if id is UNSET else id, frame.error)
-    return None
+            return RPCNotification(method, frame.params)
+        return None if id is None else RPCRequest(id, method, frame.params)
+    if result is not UNSET:
+        return None if error is not UNSET or id is UNSET or id is None else RPCResponse(id, result)
+    return None if error is UNSET else RPCFailure(None if id is UNSET else id, error)
 
 
 def _is_usable_id(id: object) -> bool:
     """Return whether an id is missing or a plausible one, not a number of thousands of digits."""
-    if isinstance(id, str):
-        return len(id) <= MAX_ID
-    return not isinstance(id, int) or abs(id) < 2**63
+    if isinstance(id, int):
+        return -(2**63) < id < 2**63
+    return not isinstance(id, str) or len(id) <= MAX_ID
 
 
 def _repaired(raw: bytes) -> RPCMessage:

@@ -143,8 +143,10 @@ class JsonRpcPeer(Generic[W]):
     def receive(self, message: ReceivedMessage) -> Effect[W]:
         """Apply a message, and return what to do."""
         if isinstance(message, REPLIES):
-            key = self._key_of(message.id)
-            return None if key is None else Answer(self._pending.pop(key).waiter, message)
+            pending = None if message.id is None else self._pending.pop(message.id, None)
+            if pending is None and (key := self._key_of(message.id)) is not None:
+                pending = self._pending.pop(key)
+            return None if pending is None else Answer(pending.waiter, message)
         if isinstance(message, RPCRequest):
             return self._admit(message)
         params = message.params or {}

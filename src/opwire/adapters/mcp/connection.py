@@ -54,6 +54,7 @@ from opwire.mcp.peer import (
 )
 from opwire.mcp.protocol import ArgumentHeader, argument_headers, write_argument_headers
 from opwire.typed.plain import as_dict
+from opwire.workers import PromptFuture
 
 logger = logging.getLogger("opwire.mcp")
 
@@ -125,6 +126,7 @@ class MCPConnection:
         self._discover = discover
         self._revision = revision
         self._agreement: Agreement | None = None
+        self._loop = asyncio.get_running_loop()
         self._over = asyncio.Event()  # the connection has ended, or has to
         self._agreed = asyncio.Event()  # there is an agreement, or a failure
         self._tasks: set[asyncio.Task[Any]] = set()
@@ -258,6 +260,8 @@ class MCPConnection:
             CallError: the server's error, TIMEOUT, or the reason of the connection's end.
             SessionLostError: a new connection is needed.
         """
+        if deadline is None:
+            return self._complete(method, params, on_progress, caller)
         complaint = f"the MCP server {self._name} did not answer {method}"
         return self._deadlines.limit(lambda: self._complete(method, params, on_progress, caller), deadline, complaint)
 
@@ -267,26 +271,22 @@ class MCPConnection:
         Raises:
             CallError: the reason of the connection's end.
         """
-        prepared = self._prepared(params)
+        if self._agreement is None or self.lost:
+            raise self._reason()
+        prepared = self._agreement.prepare(params)
         prepared = prepared if on_progress is None else with_progress_token(prepared, 1)
         return {"jsonrpc": "2.0", "id": 1, "method": method, "params": prepared}
 
-    def _prepared(self, params: dict[str, Any], *, asks: bool = False, logs: bool = False) -> dict[str, Any]:
-        if self._agreement is None or self.lost:
-            raise self._reason()
-        return self._agreement.prepare(params, asks=asks, logs=logs)
-
-    def _http_headers(self, method: str, params: dict[str, Any]) -> dict[str, str]:
-        headers = cast("Agreement", self._agreement).headers(method, params)
+    def _http_headers(self, agreement: Agreement, method: str, params: dict[str, Any]) -> dict[str, str]:
+        headers = agreement.headers(method, params)
         if method == "tools/call" and self._headers:
             declared = self._headers.get(params.get("name", ""), [])
             headers |= write_argument_headers(declared, params.get("arguments") or {})
         return headers
 
-    def _want_logs(self) -> None:
+    def _want_logs(self, agreement: Agreement) -> None:
         """Ask a server of the handshake era for all log messages, once: each caller filters its own."""
-        agreement = self._agreement
-        if self._wants_logs or agreement is None or agreement.modern or "logging" not in agreement.info.capabilities:
+        if self._wants_logs or agreement.modern or "logging" not in agreement.info.capabilities:
             return
         self._wants_logs = True
         self._spawn(self._send("logging/setLevel", {"level": "debug"}))
@@ -300,9 +300,12 @@ class MCPConnection:
     ) -> dict[str, Any]:
         """Send a request, and repeat it with the input that the server requests, until it returns a result."""
         result = await self._send(method, params, on_progress, caller=caller)
-        for attempt in range(1, MAX_ROUNDS + 1):
-            if result.get("resultType") != "input_required" or method not in _INPUT_METHODS:
-                return result
+        attempt = 0
+        while result.get("resultType") == "input_required" and method in _INPUT_METHODS:
+            attempt += 1
+            if attempt > MAX_ROUNDS:
+                message = f"the MCP server {self._name} answered {method} with questions {MAX_ROUNDS} times"
+                raise CallError(ErrorCode.PROTOCOL_ERROR, message)
             more: dict[str, Any] = {}
             if result.get("inputRequests"):
                 prefix = f"the MCP server {self._name} answered {method} with questions"
@@ -321,9 +324,6 @@ class MCPConnection:
             if "requestState" in result:
                 more["requestState"] = result["requestState"]
             result = await self._send(method, {**params, **more}, on_progress, caller=caller)
-        if result.get("resultType") == "input_required":
-            message = f"the MCP server {self._name} answered {method} with questions {MAX_ROUNDS} times"
-            raise CallError(ErrorCode.PROTOCOL_ERROR, message)
         return result
 
     async def _send(
@@ -335,15 +335,19 @@ class MCPConnection:
         id: str | None = None,
         caller: RequestCaller | None = None,
     ) -> dict[str, Any]:
-        asks = caller is not None and caller.on_question is not None
-        logs = caller is not None and caller.on_log is not None
-        if logs:
-            self._want_logs()
-        prepared = self._prepared(params, asks=asks, logs=logs)
-        has_headers = self._transport is not None and self._transport.has_headers
-        headers = self._http_headers(method, params) if has_headers else {}
+        agreement, transport = self._agreement, self._transport
+        if agreement is None or transport is None or self.lost:
+            raise self._reason()
+        if caller is None:
+            prepared = agreement.prepare(params)
+        else:
+            if caller.on_log is not None:
+                self._want_logs(agreement)
+            asks, logs = caller.on_question is not None, caller.on_log is not None
+            prepared = agreement.prepare(params, asks=asks, logs=logs)
+        headers = self._http_headers(agreement, method, params) if transport.has_headers else None
         try:
-            return await self._exchange(method, prepared, headers, on_progress, id=id, caller=caller)
+            return await self._exchange(transport, method, prepared, headers, on_progress, id=id, caller=caller)
         except (RPCError, HTTPExchangeError) as error:
             raise self._mapped(error, method) from error
         except (TypeError, ValueError, RecursionError) as error:
@@ -352,21 +356,22 @@ class MCPConnection:
 
     async def _exchange(
         self,
+        transport: ClientTransport,
         method: str,
         params: dict[str, Any],
-        headers: Mapping[str, str],
+        headers: Mapping[str, str] | None,
         on_progress: ProgressCallback | None = None,
         *,
         id: str | None = None,
         caller: RequestCaller | None = None,
     ) -> dict[str, Any]:
         """Send one request, and return its result."""
-        if self._transport is None or self.lost:
-            raise self._reason()
-        sent = SentRequest(method, asyncio.get_running_loop().create_future(), on_progress or as_dict, caller)
+        sent = SentRequest(method, PromptFuture(loop=self._loop), on_progress or as_dict, caller)
         request = self._peer.request(method, params, sent, id=id, reports=on_progress is not None)
         try:
-            await self._transport.send(request, headers)
+            wait_for = transport.write(request, headers)
+            if wait_for is not None:
+                await wait_for
         except BaseException:
             self._peer.fail(request.id)
             if not sent.response.cancel():
@@ -380,15 +385,17 @@ class MCPConnection:
             if caller is not None:
                 self._questions.discard(request.id, sent)
             if sent.response.cancelled():  # the caller has left
-                self._transport.cancel(request.id, self._peer.abandon(request.id))
+                transport.cancel(request.id, self._peer.abandon(request.id))
 
     async def request_once(
         self, method: str, params: dict[str, Any], headers: Mapping[str, str], timeout: float | None = None
     ) -> dict[str, Any]:
         """Send a request of the handshake."""
+        if self._transport is None or self.lost:
+            raise self._reason()
         try:
             async with asyncio.timeout(timeout):
-                return await self._exchange(method, params, headers)
+                return await self._exchange(self._transport, method, params, headers)
         except TimeoutError:
             raise RPCError(REQUEST_TIMEOUT, f"no response to {method} within {timeout:g} seconds") from None
 

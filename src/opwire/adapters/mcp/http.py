@@ -10,7 +10,7 @@ Redirects are followed within the server's origin only: headers may be secrets.
 import asyncio
 import logging
 from abc import abstractmethod
-from collections.abc import AsyncGenerator, AsyncIterator, Coroutine, Mapping
+from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Coroutine, Mapping
 from contextlib import asynccontextmanager, suppress
 from typing import Any
 from urllib.parse import urljoin, urlsplit
@@ -179,18 +179,21 @@ class HTTPTransport(ClientTransport):
         self._posts: dict[RequestId, asyncio.Task[None]] = {}
         self._tasks: set[asyncio.Task[None]] = set()
 
-    async def send(self, message: RPCMessage, headers: Mapping[str, str] | None = None) -> None:
+    def write(self, message: RPCMessage, headers: Mapping[str, str] | None = None) -> Awaitable[None] | None:
         if self.failure is not None:
             raise self.failure
         body = encode_message(message)
-        if isinstance(message, RPCRequest):
-            self._posts[message.id] = task = self._spawn(self._attempt(message, body, headers or {}))
-            task.add_done_callback(lambda _: self._posts.pop(message.id, None))
-        else:
-            try:
-                await self._post(message, body, headers or {})
-            except (HTTPExchangeError, RPCError) as error:
-                logger.debug("%s rejected a message: %s", self._server.name, error)
+        if not isinstance(message, RPCRequest):
+            return self._post_reply(message, body, headers or {})
+        self._posts[message.id] = task = self._spawn(self._attempt(message, body, headers or {}))
+        task.add_done_callback(lambda _: self._posts.pop(message.id, None))
+        return None
+
+    async def _post_reply(self, message: RPCMessage, body: bytes, headers: Mapping[str, str]) -> None:
+        try:
+            await self._post(message, body, headers)
+        except (HTTPExchangeError, RPCError) as error:
+            logger.debug("%s rejected a message: %s", self._server.name, error)
 
     def cancel(self, id: RequestId, notification: RPCNotification | None) -> None:
         task = self._posts.pop(id, None)

@@ -104,6 +104,7 @@ class ServerProcess(ClientTransport, asyncio.SubprocessProtocol):
         self._last_lines: deque[str] = deque(maxlen=_LAST_LINES)
         self._stderr_ended = False
         self._busy = False  # lines are being handled, or will be soon
+        self._is_paused = False  # nothing is read, until the lines are handled
         self._held: asyncio.Task[None] | None = None  # reading waits for this
         self._writable = asyncio.Event()
         self._writable.set()
@@ -136,17 +137,12 @@ class ServerProcess(ClientTransport, asyncio.SubprocessProtocol):
     def _receive(self, data: bytes) -> None:
         if self.failure is not None:  # the connection is over
             return
-        scanned = len(self._partial)
-        self._partial += data
-        end = self._partial.rfind(b"\n", scanned)  # the part before was scanned already
-        if end >= 0:
-            lines = bytes(self._partial[:end]).split(b"\n")
-            del self._partial[: end + 1]
-            self._lines.extend(lines)
-            self._buffered += end + 1
-            longest = max(map(len, lines))
+        if not self._partial and data.find(b"\n") == len(data) - 1:  # nearly always: one message
+            self._lines.append(data[:-1])
+            self._buffered += len(data)
+            longest = len(data) - 1
         else:
-            longest = len(self._partial)
+            longest = self._split(data)
         if longest > self._max_message:
             self._lines.clear()
             self._partial.clear()
@@ -154,7 +150,21 @@ class ServerProcess(ClientTransport, asyncio.SubprocessProtocol):
         if not self._busy:
             self._handle_lines()
         if self._buffered > _READ_AHEAD:
+            self._is_paused = True
             self._stdout.pause_reading()
+
+    def _split(self, data: bytes) -> int:
+        """Add the lines that the data completes, and return the length of the longest one."""
+        scanned = len(self._partial)
+        self._partial += data
+        end = self._partial.rfind(b"\n", scanned)  # the part before was scanned already
+        if end < 0:
+            return len(self._partial)
+        lines = bytes(self._partial[:end]).split(b"\n")
+        del self._partial[: end + 1]
+        self._lines.extend(lines)
+        self._buffered += end + 1
+        return max(map(len, lines))
 
     def pause_writing(self) -> None:
         self._writable.clear()
@@ -222,11 +232,18 @@ class ServerProcess(ClientTransport, asyncio.SubprocessProtocol):
 
     # --- messages -----------------------------------------------------------------------------------------------------
 
-    async def send(self, message: RPCMessage, headers: Mapping[str, str] | None = None) -> None:
+    def write(self, message: RPCMessage, headers: Mapping[str, str] | None = None) -> Awaitable[None] | None:
+        if not self._writable.is_set() or self._stdin.is_closing():
+            return self._write_later(message)
+        if self.failure is not None:
+            raise self.failure
+        self._stdin.write(encode_message(message) + b"\n")
+        return None
+
+    async def _write_later(self, message: RPCMessage) -> None:
         if self._stdin.is_closing():
             await self._over.wait()  # soon: until then, the reason is unknown
-        if not self._writable.is_set():
-            await self._writable.wait()  # before encoding, so that a server that does not read costs no memory
+        await self._writable.wait()  # before encoding, so that a server that does not read costs no memory
         if self.failure is not None:
             raise self.failure
         self._stdin.write(encode_message(message) + b"\n")
@@ -247,7 +264,8 @@ class ServerProcess(ClientTransport, asyncio.SubprocessProtocol):
                 self._buffered += sum(map(len, parts)) + len(parts)
                 continue
             try:
-                wait_for = self._handle(line)
+                message = read_message(line, self._max_values)
+                wait_for = self._ignored(line) if message is None else self._events.received(message)
             except CallError as error:
                 self._lines.clear()
                 self.fail(error.code, f"broke the protocol: {error.message}")
@@ -260,7 +278,7 @@ class ServerProcess(ClientTransport, asyncio.SubprocessProtocol):
             if wait_for is not None:
                 self._held = asyncio.ensure_future(self._hold(wait_for))
                 return
-            if time.monotonic() > slice_ends:
+            if self._lines and time.monotonic() > slice_ends:
                 asyncio.get_running_loop().call_soon(self._handle_lines)
                 return
         self._busy = False
@@ -268,7 +286,8 @@ class ServerProcess(ClientTransport, asyncio.SubprocessProtocol):
             if not self._reported:
                 self._reported = True
                 self._events.ended()
-        elif not self._output_ended:
+        elif self._is_paused and not self._output_ended:
+            self._is_paused = False
             self._stdout.resume_reading()
 
     async def _hold(self, wait_for: Awaitable[None]) -> None:
@@ -278,15 +297,11 @@ class ServerProcess(ClientTransport, asyncio.SubprocessProtocol):
             self._held = None
             self._handle_lines()
 
-    def _handle(self, line: bytes) -> Awaitable[None] | None:
-        message = read_message(line, self._max_values)
-        if message is not None:
-            return self._events.received(message)
+    def _ignored(self, line: bytes) -> None:
         if line.strip() and not self._warned:  # once: a server that prints to stdout does so all the time
             self._warned = True
             shown = line[:200].decode("utf-8", "replace")
             logger.warning("%s writes to stdout what is not a message, for example: %r", self._server.name, shown)
-        return None
 
     # --- shutdown -----------------------------------------------------------------------------------------------------
 

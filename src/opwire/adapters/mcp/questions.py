@@ -21,6 +21,7 @@ from opwire.mcp.messages import (
     RPCResponse,
 )
 from opwire.questions import QuestionCallback
+from opwire.workers import PromptFuture
 
 logger = logging.getLogger("opwire.mcp")
 
@@ -39,7 +40,7 @@ class SentRequest(Struct, eq=False):
     """A request in flight: the future of its result, and the callback for its progress."""
 
     method: str
-    response: asyncio.Future[dict[str, Any]]
+    response: PromptFuture[dict[str, Any]]
     on_progress: ProgressCallback
     caller: RequestCaller | None = None
     answers: set[asyncio.Task[Any]] = field(default_factory=set[asyncio.Task[Any]])  # to questions that belong to it
@@ -56,7 +57,7 @@ class SentRequest(Struct, eq=False):
         elif isinstance(answer, InvalidReply):
             self.fail(CallError(answer.code, f"the MCP server {server} answered {self.method} with {answer.reason}"))
         elif not self.response.done():
-            self.response.set_result(answer.result)
+            self.response.settle(answer.result)
 
 
 class ServerQuestions:

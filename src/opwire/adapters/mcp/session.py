@@ -125,15 +125,9 @@ class MCPSession:
         """
         progress = on_progress_params if on_progress is None else progress_callback(on_progress, on_progress_params)
         traced = _with_trace(params, metadata)
-        self._requests += 1
-        try:
-            result = await self._with_connection(
-                lambda each: each.request(method, traced, deadline, progress, caller), deadline
-            )
-        finally:
-            self._requests -= 1
-        self._failures = 0
-        return result
+        return await self._with_connection(
+            lambda each: each.request(method, traced, deadline, progress, caller), deadline
+        )
 
     async def preview(
         self, method: str, params: dict[str, Any], context: Context, *, reports: bool = False
@@ -158,17 +152,16 @@ class MCPSession:
         Raises:
             CallError: as `request`.
         """
-        own = context.metadata.get(REQUEST_META) if context.is_served else None
+        metadata, deadline, on_progress = context.metadata, context.deadline, context.on_progress
+        own = metadata.get(REQUEST_META) if metadata and context.is_served else None
         if own:  # of the request that this one is made for, and of no nested call
             params = {**params, "_meta": {**own, **params.get("_meta", {})}}
+        traced = _with_trace(params, metadata) if metadata else params
+        progress = None if on_progress is None else progress_callback(on_progress)
+        caller = request_caller(context)
         try:
-            return await self.request(
-                method,
-                params,
-                deadline=context.deadline,
-                on_progress=context.on_progress,
-                metadata=context.metadata,
-                caller=request_caller(context),
+            return await self._with_connection(
+                lambda each: each.request(method, traced, deadline, progress, caller), deadline
             )
         except CallError as error:
             if isinstance(error.__cause__, RPCError):
@@ -231,15 +224,21 @@ class MCPSession:
 
     async def _with_connection(self, use: Callable[[MCPConnection], Awaitable[T]], deadline: float | None) -> T:
         """Use the connection; reconnect once if the server has dropped the session."""
-        for _ in range(2):
-            connection = self._connection
-            if connection is None or connection.lost or self._closed:
-                connection = await self._connected(deadline)
-            try:
-                return await use(connection)
-            except SessionLostError:  # the server has not processed the request, so it can be repeated
-                if connection is self._connection:
-                    self._leave(connection)
+        self._requests += 1
+        try:
+            for _ in range(2):
+                connection = self._connection
+                if connection is None or connection.lost or self._closed:
+                    connection = await self._connected(deadline)
+                try:
+                    result = await use(connection)
+                    self._failures = 0
+                    return result
+                except SessionLostError:  # the server has not processed the request, so it can be repeated
+                    if connection is self._connection:
+                        self._leave(connection)
+        finally:
+            self._requests -= 1
         raise CallError(ErrorCode.UNAVAILABLE, f"the MCP server {self._server.name} drops its sessions at once")
 
     async def _connected(self, deadline: float | None) -> MCPConnection:
@@ -363,7 +362,7 @@ def _with_trace(params: dict[str, Any], metadata: Mapping[str, Any] | None) -> d
 
 
 def progress_callback(
-    on_progress: Callable[[Progress], object], on_params: Callable[[dict[str, Any]], object] | None
+    on_progress: Callable[[Progress], object], on_params: Callable[[dict[str, Any]], object] | None = None
 ) -> Callable[[dict[str, Any]], object]:
     """Return a callback for progress notifications that passes them on as `Progress`, and raw to `on_params`."""
 

@@ -255,12 +255,12 @@ def result_envelope(result: Mapping[str, Any], label: str, *, declared: bool) ->
         CallError: PROTOCOL_ERROR, if a content block has no JSON form.
     """
     content, structured, given = result.get("content"), result.get("structuredContent", UNSET), result.get("isError")
-    unknown: dict[str, Any] = {}
+    unknown: dict[str, Any] | None = None
     if not result.keys() <= _PROTOCOL_FIELDS:
         unknown = {key: value for key, value in result.items() if key not in _PROTOCOL_FIELDS}
     if not isinstance(content, list):
         if content is None and structured is UNSET:
-            content, unknown = unknown or None, {}
+            content, unknown = unknown, None
         if content is not None:
             logger.warning("%s: the content of a result is not a list; it is kept as one entry", label)
         content = [] if content is None else [content]
@@ -272,13 +272,12 @@ def result_envelope(result: Mapping[str, Any], label: str, *, declared: bool) ->
         structured = UNSET  # some servers write null for fields that they do not use
     meta = _result_meta(result, label, unknown)
     origin = read_result_origin(meta)
-    match blocks:
-        case [{"data": encoded}] if structured is UNSET and origin is not None:  # an image or sound of another opwire
-            data = decode_bytes(encoded, origin.encoding, label)
-        case _ if structured is UNSET:
-            data = _data_in_text(blocks, label, parse_json=declared and not is_error)
-        case _:
-            data = unwrapped(structured, origin, label)
+    if structured is not UNSET:
+        data = structured if origin is None else unwrapped(structured, origin, label)
+    elif origin is not None and len(blocks) == 1 and "data" in blocks[0]:  # an image or sound of another opwire
+        data = decode_bytes(blocks[0]["data"], origin.encoding, label)
+    else:
+        data = _data_in_text(blocks, label, parse_json=declared and not is_error)
     if declared and data is blocks and not is_error:
         logger.warning("%s: the result lacks the structured content that the tool declares; its blocks are kept", label)
     return ResponseEnvelope(data, MCPResponseMeta(is_error, blocks, structured, meta))
@@ -326,9 +325,10 @@ def _result_meta(
     meta = result.get("_meta")
     if meta is not None and not isinstance(meta, dict):
         logger.warning("%s: _meta is not an object, but %s; it is ignored", label, type(meta).__name__)
+        meta = None
     if unknown:
-        return {**as_dict(meta), FIELDS_META: dict(unknown)}
-    return cast("dict[str, Any]", meta) if isinstance(meta, dict) else UNSET
+        return {**(meta or {}), FIELDS_META: dict(unknown)}
+    return UNSET if meta is None else cast("dict[str, Any]", meta)
 
 
 def unwrapped(structured: Any, origin: ResultOrigin | None, label: str) -> Any:

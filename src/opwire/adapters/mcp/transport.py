@@ -42,13 +42,21 @@ class ClientTransport(ABC):
         return ""
 
     @abstractmethod
-    async def send(self, message: RPCMessage, headers: Mapping[str, str] | None = None) -> None:
-        """Send a message; the response to a request is reported later. `headers` are for HTTP.
+    def write(self, message: RPCMessage, headers: Mapping[str, str] | None = None) -> Awaitable[None] | None:
+        """Send a message, or return what to wait for until it is sent. `headers` are for HTTP.
+
+        The response to a request is reported later. What is returned raises the same.
 
         Raises:
             CallError: the transport has ended.
             TypeError, ValueError, RecursionError: the message has no JSON form.
         """
+
+    async def send(self, message: RPCMessage, headers: Mapping[str, str] | None = None) -> None:
+        """Send a message, as `write`, and wait until it is sent."""
+        wait_for = self.write(message, headers)
+        if wait_for is not None:
+            await wait_for
 
     @abstractmethod
     def cancel(self, id: RequestId, notification: RPCNotification | None) -> None:
