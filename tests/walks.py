@@ -113,18 +113,22 @@ async def mcp_surface() -> AsyncIterator[Walk]:
     headers = {"Accept": "application/json, text/event-stream"}
     async with listening(app, on_drain=app.drain) as address, aiohttp.ClientSession(headers=headers) as session:
 
-        async def post(method: str, params: Any, **more: Any) -> None:
+        async def post(method: str, params: Any, **more: Any) -> bytes:
             message = {"jsonrpc": "2.0", "method": method, "params": params, **more}
             async with session.post(f"{address}/mcp", json=message) as response:
                 assert response.status < 300, await response.text()
-                await response.read()
                 if "Mcp-Session-Id" in response.headers:
                     session.headers["Mcp-Session-Id"] = response.headers["Mcp-Session-Id"]
+                return await response.read()
+
+        async def call() -> None:
+            body = await post("tools/call", {"name": "math_add", "arguments": {"a": 1, "b": 2}}, id=2)
+            assert b'"structuredContent":{"result":3}' in body, body
 
         client = {"name": "walks", "version": "1"}
         await post("initialize", {"protocolVersion": "2025-11-25", "capabilities": {}, "clientInfo": client}, id=1)
         await post("notifications/initialized", {})
-        yield lambda: post("tools/call", {"name": "math.add", "arguments": {"a": 1, "b": 2}}, id=2)
+        yield call
 
 
 async def traced(walk: Walk) -> list[str]:
