@@ -274,3 +274,30 @@ async def test_calls_without_an_operation_to_run_are_reported_to_listeners() -> 
     with pytest.raises(CallError):
         await registry.execute("shop.nothing")
     assert len(seen) == 4
+
+
+async def test_a_rerouted_operation_is_called_within_the_interceptors_of_the_surface_and_nowhere_else() -> None:
+    registry, log = shop(), list[str]()
+    dispatcher, other = Dispatcher(registry), Dispatcher(registry)
+    dispatcher.use(recorder(log, "surface"))
+    registry.use(recorder(log, "registry"))
+
+    async def elsewhere(input: Any, context: Context) -> ResponseEnvelope[Any]:
+        log.append(f"elsewhere {input['article']}")
+        return await other.execute(spec, {"article": "tea"}, context)
+
+    dispatcher.reroute("shop.price", elsewhere)
+    spec = dispatcher.find("shop.price", READER)
+    envelope = await dispatcher.execute(spec, {"article": "gold"}, Context())
+    assert envelope.data == 4.5
+    assert log == ["surface > price", "elsewhere gold", "registry > price", "registry < 4.5", "surface < 4.5"]
+
+
+async def test_the_input_of_a_call_that_is_made_elsewhere_is_validated_without_the_call() -> None:
+    registry, log = shop(), list[str]()
+    registry.use(recorder(log, "registry"))
+    assert registry.check_input("shop.price", {"article": "gold"}) == {"article": "gold"}
+    for id, input, code in (("shop.price", {}, "VALIDATION_ERROR"), ("shop.none", {}, "OPERATION_NOT_FOUND")):
+        with pytest.raises(CallError, match=code):
+            registry.check_input(id, input)
+    assert log == []
