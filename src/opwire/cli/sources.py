@@ -257,14 +257,9 @@ class Sources(NamedTuple):
         if file is None and not (self.python or self.mcp or self.openapi or may_be_empty):
             raise click.UsageError(_NO_SOURCE)
         config = Config() if file is None else load_config(file)
-        names = UniqueNames(config.sources)
-        added = {names.take(name): source for name, source in self._named_sources()}
-        return replace(config, sources={**config.sources, **added})
-
-    def _named_sources(self) -> Iterable[tuple[str, Any]]:
-        """Yield the sources of the options, each with its name or one derived from its target."""
+        names, added = UniqueNames(config.sources), dict[str, Any]()
         for target in self.python:
-            yield target, PythonSource(python=target, required=True)
+            added[names.take(target)] = PythonSource(python=target, required=True)
         for option, targets in (("mcp", self.mcp), ("openapi", self.openapi)):
             for text in targets:
                 name, equals, target = text.partition("=")
@@ -272,12 +267,14 @@ class Sources(NamedTuple):
                 if not is_named:
                     name, target = _default_name(text), text
                 if option == "mcp":
-                    yield name, _mcp_source(target)
-                else:
-                    document = target if "://" in target else str(Path(target).absolute())
-                    # Without a name, the namespace is that of the library: from the document's title.
-                    namespace = None if is_named else ""
-                    yield name, OpenAPISettings(openapi=EnvText(document), namespace=namespace, required=True)
+                    added[names.take(name)] = _mcp_source(target)
+                    continue
+                document = target if "://" in target else str(Path(target).absolute())
+                # Without a name, the namespace is that of the library: from the document's title.
+                namespace = None if is_named else ""
+                source = OpenAPISettings(openapi=EnvText(document), namespace=namespace, required=True)
+                added[names.take(name)] = source
+        return replace(config, sources={**config.sources, **added})
 
     @asynccontextmanager
     async def open(

@@ -8,7 +8,15 @@ from typing import Any
 
 import pytest
 
-from opwire.cli.commands.monitor import Sample, _bytes, _elapsed, _milliseconds, _short, record_line, server_lines
+from opwire.cli.commands.monitor import (
+    Sample,
+    bytes_text,
+    elapsed_text,
+    figure,
+    milliseconds_text,
+    record_line,
+    server_lines,
+)
 from opwire.cli.program import run
 from opwire.monitor import CallRecord, OperationStatistics, ServerStatistics
 from tests.cli.process import SHOP, OnTerminal, Running, opwire
@@ -206,9 +214,9 @@ def test_a_line_has_the_sizes_the_items_or_the_error(record: dict[str, Any], exp
 
 
 def test_figures_are_short() -> None:
-    assert [_short(each) for each in (0, 3.24, 10, 812.4, 12_400, 3_100_000, 123_456_789, 5e10)] == [
+    assert [figure(each) for each in (0, 3.24, 10, 812.4, 12_400, 3_100_000, 123_456_789, 5e10)] == [
         *("0", "3.2", "10", "812", "12.4k", "3100k", "123M", "50G")
     ]
-    assert [_elapsed(each) for each in (12.9, 184, 7_800, 442_800)] == ["12s", "3m04s", "2h10m", "5d03h"]
-    assert [_milliseconds(each) for each in (0.25, 1_500, 900_000)] == ["0.2 ms", "1.5 s", "15 min"]
-    assert [_bytes(each) for each in (12, 12_345, 12_345_678)] == ["12 B", "12 kB", "12 MB"]
+    assert [elapsed_text(each) for each in (12.9, 184, 7_800, 442_800)] == ["12s", "3m04s", "2h10m", "5d03h"]
+    assert [milliseconds_text(each) for each in (0.25, 1_500, 900_000)] == ["0.2 ms", "1.5 s", "15 min"]
+    assert [bytes_text(each) for each in (12, 12_345, 12_345_678)] == ["12 B", "12 kB", "12 MB"]

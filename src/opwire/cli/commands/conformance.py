@@ -2,7 +2,6 @@
 
 import asyncio
 from textwrap import wrap
-from typing import TYPE_CHECKING
 
 import click
 from msgspec import to_builtins
@@ -12,9 +11,6 @@ from opwire.cli.options import BROKER_OPTIONS, json_option, shared_options
 from opwire.cli.screen import Screen, counted, one_line
 from opwire.cli.sources import Sources
 from opwire.cli.text import cut
-
-if TYPE_CHECKING:
-    from opwire.testing.conformance import ConformanceReport
 
 _MARKS = {"kept": ("✓", "green"), "broken": ("✗", "red"), "skipped": ("·", "yellow")}
 
@@ -67,14 +63,10 @@ def conformance_command(
     else:
         options = Sources(token_env=token_env, prefix=prefix).connection_options(url)
         report = asyncio.run(check_peer(url, limit=limit, only=only, **options))
-    _show(report, screen)
-    return exit_codes.ERROR_RESULT if report.broken else exit_codes.OK
-
-
-def _show(report: "ConformanceReport", screen: Screen) -> None:
+    code = exit_codes.ERROR_RESULT if report.broken else exit_codes.OK
     if screen.as_json:
         screen.json(to_builtins(report.results))
-        return
+        return code
     role = ""
     for result in report.results:
         if result.role != role:
@@ -91,3 +83,4 @@ def _show(report: "ConformanceReport", screen: Screen) -> None:
         f"{counted(len(report.results), 'promise')}: {numbers['kept']} kept, {numbers['broken']} broken, "
         f"{numbers['skipped']} not checked"
     )
+    return code

@@ -57,22 +57,20 @@ def doctor_command(screen: Screen, sources: Sources) -> int:
 
     Sources are loaded, which starts MCP servers. The exit code is 1 if a check fails.
     """
-    results = [*_installed(), *asyncio.run(_check(sources, screen))]
+    results = [CheckResult("opwire", "ok", f"{__version__} on Python {platform.python_version()}")]
+    for extra, package in _EXTRAS.items():
+        try:
+            installed = CheckResult(extra, "ok", f"{package} {importlib.metadata.version(package)}")
+        except importlib.metadata.PackageNotFoundError:
+            installed = CheckResult(extra, "note", f"not installed; if you need it: pip install 'opwire[{extra}]'")
+        results.append(installed)
+    results += asyncio.run(_check(sources, screen))
     if screen.as_json:
         screen.json([result._asdict() for result in results])
     else:
         for check, status, message in results:
             screen.marked(*_MARKS[status], f"{check}: {message}")
     return exit_codes.ERROR_RESULT if any(each.status == "wrong" for each in results) else exit_codes.OK
-
-
-def _installed() -> Iterator[CheckResult]:
-    yield CheckResult("opwire", "ok", f"{__version__} on Python {platform.python_version()}")
-    for extra, package in _EXTRAS.items():
-        try:
-            yield CheckResult(extra, "ok", f"{package} {importlib.metadata.version(package)}")
-        except importlib.metadata.PackageNotFoundError:
-            yield CheckResult(extra, "note", f"not installed; if you need it: pip install 'opwire[{extra}]'")
 
 
 async def _check(sources: Sources, screen: Screen) -> list[CheckResult]:
@@ -87,16 +85,20 @@ async def _check(sources: Sources, screen: Screen) -> list[CheckResult]:
     except (OpwireError, click.UsageError) as error:
         return [CheckResult("configuration", "wrong", str(error))]
     place = "the command line" if config.file is None else str(config.file)
-    results = [
-        CheckResult("configuration", "ok", f"{place}, {counted(len(config.sources), 'source')}"),
-        *(
-            CheckResult("environment", "wrong", f"the configuration uses {name}, which is not set: export {name}=…")
-            for name in missing_variables(config)
-        ),
-        *_withheld_variables(config, screen),
-        *_check_callers(config),
-        *await _check_sources(config, screen),
-    ]
+    results = [CheckResult("configuration", "ok", f"{place}, {counted(len(config.sources), 'source')}")]
+    for name in missing_variables(config):
+        message = f"the configuration uses {name}, which is not set: export {name}=…"
+        results.append(CheckResult("environment", "wrong", message))
+    for name, source in config.sources.items():
+        if isinstance(source, ProgramSource):
+            from opwire.adapters.mcp.servers import StdioServer
+
+            withheld = StdioServer("", env=dict.fromkeys(source.env, "")).withheld
+            shown = ": " + ", ".join(withheld) if screen.verbose or screen.as_json else "; -v lists them"
+            number = counted(len(withheld), "environment variable")
+            message = f"{number} not passed to the program, except by `env`{shown}"
+            results.append(CheckResult(f"source {name}", "note", message))
+    results += [*_check_callers(config), *await _check_sources(config, screen)]
     if config.spoke is not None:
         from opwire.config.surfaces import spoke_of
 
@@ -106,20 +108,6 @@ async def _check(sources: Sources, screen: Screen) -> list[CheckResult]:
         except OpwireError as error:
             results.append(CheckResult("spoke", "wrong", str(error)))
     return results
-
-
-def _withheld_variables(config: Config, screen: Screen) -> Iterator[CheckResult]:
-    """Yield a note about the environment variables that the programs of the configuration do not get."""
-    for name, source in config.sources.items():
-        if isinstance(source, ProgramSource):
-            from opwire.adapters.mcp.servers import StdioServer
-
-            withheld = StdioServer("", env=dict.fromkeys(source.env, "")).withheld
-            shown = ": " + ", ".join(withheld) if screen.verbose or screen.as_json else "; -v lists them"
-            message = (
-                f"{counted(len(withheld), 'environment variable')} not passed to the program, except by `env`{shown}"
-            )
-            yield CheckResult(f"source {name}", "note", message)
 
 
 def _check_callers(config: Config) -> Iterator[CheckResult]:

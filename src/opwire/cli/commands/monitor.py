@@ -257,12 +257,12 @@ def server_lines(sample: Sample, width: int) -> list[str]:
                 cut(one_line(each.kind), 6),
                 each.status,
                 cut(one_line(each.version), 8) or "-",
-                _elapsed(up),
-                _short(each.operations),
-                _short(each.in_flight),
-                "-" if rate is None else _short(rate),
-                _short(each.calls),
-                _short(each.errors),
+                elapsed_text(up),
+                figure(each.operations),
+                figure(each.in_flight),
+                "-" if rate is None else figure(rate),
+                figure(each.calls),
+                figure(each.errors),
             )
         )
     widths = [max(cells(row[column]) for row in rows) for column in range(len(header))]
@@ -284,8 +284,8 @@ def top_lines(sample: Sample, width: int) -> list[str]:
     rates = [sample.rate(each, lambda found: found.calls - found.relayed) or 0.0 for each in sample.servers]
     open_calls = sum(each.in_flight for each in sample.servers if each.kind != "hub")
     lines = [
-        f"{datetime.now():%H:%M:%S}  {counted(len(sample.servers), 'server')}, {_short(sum(rates))} calls/s, "
-        f"{_short(open_calls)} open",
+        f"{datetime.now():%H:%M:%S}  {counted(len(sample.servers), 'server')}, {figure(sum(rates))} calls/s, "
+        f"{figure(open_calls)} open",
         "",
         *server_lines(sample, width),
     ]
@@ -294,8 +294,8 @@ def top_lines(sample: Sample, width: int) -> list[str]:
         size = width - 36
         lines += ["", f"{'OPERATION'.ljust(size)} {'CALLS/S':>8} {'MS/CALL':>8} {'CALLS':>8} {'ERRORS':>8}"]
         lines += [
-            f"{padded(cut(one_line(each.id), size), size)} {_short(rate):>8} {_short(ms):>8} {_short(each.calls):>8} "
-            f"{_short(each.errors):>8}"
+            f"{padded(cut(one_line(each.id), size), size)} {figure(rate):>8} {figure(ms):>8} {figure(each.calls):>8} "
+            f"{figure(each.errors):>8}"
             for each, rate, ms in busiest
         ]
     return lines
@@ -370,10 +370,10 @@ def record_line(record: "CallRecord", width: int) -> str:
     outcome = record.outcome
     if outcome == "OK":
         sizes = (record.input_bytes, record.output_bytes)
-        outcome = "OK " + " → ".join("?" if size is None else _bytes(size) for size in sizes)
+        outcome = "OK " + " → ".join("?" if size is None else bytes_text(size) for size in sizes)
         if record.items is not None:
             outcome = f"OK {counted(record.items, 'item')}"
-    start = f"{when:%H:%M:%S}.{record.time % 1000:03d} {record.request_id[:8]:<8} {_milliseconds(record.ms):>8} "
+    start = f"{when:%H:%M:%S}.{record.time % 1000:03d} {record.request_id[:8]:<8} {milliseconds_text(record.ms):>8} "
     start += f"{outcome:<19} {record.operation_id}"
     caller = "-" if record.caller is None else record.caller
     room = width - len(start) - 2
@@ -387,7 +387,7 @@ def _width(screen: Screen) -> int:
     return max(shutil.get_terminal_size((100, 24)).columns, _MIN_WIDTH) if screen.is_terminal else 100
 
 
-def _short(number: float) -> str:
+def figure(number: float) -> str:
     """Return a figure in at most six characters: 0, 3.2, 812, 12.4k, 3.1M."""
     if number < 10 and number != int(number):
         return f"{number:.1f}"
@@ -398,20 +398,22 @@ def _short(number: float) -> str:
     return f"{number / 1e9:.0f}G"
 
 
-def _bytes(size: int) -> str:
+def bytes_text(size: int) -> str:
+    """Return a size in the largest unit that it fills: 12 B, 12 kB, 12 MB."""
     for limit, unit in ((1_000, " B"), (1_000_000, " kB")):
         if size < limit:
             return f"{size // (1 if unit == ' B' else 1_000)}{unit}"
     return f"{size // 1_000_000} MB"
 
 
-def _milliseconds(ms: float) -> str:
+def milliseconds_text(ms: float) -> str:
+    """Return the duration of a call: 0.2 ms, 1.5 s, 15 min."""
     if ms < 1_000:
         return f"{ms:.1f} ms"
     return f"{ms / 1_000:.1f} s" if ms < 600_000 else f"{ms / 60_000:.0f} min"
 
 
-def _elapsed(seconds: float) -> str:
+def elapsed_text(seconds: float) -> str:
     """Return a duration in its two largest units: 12s, 3m04s, 2h10m, 5d03h."""
     minutes, rest = divmod(int(seconds), 60)
     hours, minute = divmod(minutes, 60)
