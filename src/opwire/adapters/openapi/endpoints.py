@@ -171,24 +171,21 @@ def success_contents(endpoint: HTTPEndpoint, documents: DocumentSet) -> dict[str
     statuses = sorted(each for each in responses if _SUCCESS.fullmatch(each))
     if not statuses and "default" in responses:
         statuses = ["default"]
-    return {
-        status: _response_contents(endpoint, Located(responses[status], holder.document), documents)
-        for status in statuses
-    }
-
-
-def _response_contents(endpoint: HTTPEndpoint, given: Located, documents: DocumentSet) -> list[MediaContent]:
-    try:
-        response = documents.follow(*given)
-    except SchemaError:
-        return []
-    response = Located(as_dict(response.value), response.document)
-    if documents.version != "2.0":
-        return contents(response, documents)
-    if "schema" not in response.value:  # an empty response, unless it is a stream without a description
-        own = as_texts(endpoint.operation.value.get("produces"))
-        return [MediaContent(each, response) for each in own if media_type(each).stream]
-    return [MediaContent(each, response) for each in offered(endpoint, documents, "produces")]
+    found: dict[str, list[MediaContent]] = {status: [] for status in statuses}
+    for status in statuses:
+        try:
+            response = documents.follow(responses[status], holder.document)
+        except SchemaError:
+            continue
+        response = Located(as_dict(response.value), response.document)
+        if documents.version != "2.0":
+            found[status] = contents(response, documents)
+            continue
+        types = offered(endpoint, documents, "produces")
+        if "schema" not in response.value:  # an empty response, unless it is a stream without a description
+            types = [each for each in as_texts(endpoint.operation.value.get("produces")) if media_type(each).stream]
+        found[status] = [MediaContent(each, response) for each in types]
+    return found
 
 
 # --- parameters -----------------------------------------------------------------------------------------------------

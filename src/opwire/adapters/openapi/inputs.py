@@ -193,9 +193,27 @@ class InputReader:
         body_path: InputPath,
     ) -> OperationInput:
         complete = self._schemas.complete(RewrittenSchema(schema, self._uses), "input")
-        sent = tuple(self._parameter(each, path) for each, path in zip(parameters, paths, strict=True))
+        sent: list[RequestParameter] = []
+        for declared, path in zip(parameters, paths, strict=True):
+            encoding, home = declared.encoding
+            parts = {
+                name: read_part(f"the field {name!r}", Located(each, home), self._documents, self._warn)
+                for name, each in (encoding.items() if declared.is_form else ())
+            }
+            parameter = RequestParameter(
+                name=declared.name,
+                location=declared.location,
+                input_path=path,
+                style=declared.style,
+                explode=declared.explode,
+                required=declared.required,
+                allow_reserved=declared.allow_reserved,
+                content_type=declared.content_type,
+                parts=parts,
+            )
+            sent.append(parameter)
         if body is None:
-            return OperationInput(complete, sent, None, ())
+            return OperationInput(complete, tuple(sent), None, ())
         form, extras = body.form, body.plain.extras if body.plain else None
         request_body = RequestBody(
             content_type=body.declaration.content_type,
@@ -212,25 +230,7 @@ class InputReader:
             fixed=body.fixed,
         )
         files = [(*body_path, name) for name, part in form.parts.items() if part.binary]
-        return OperationInput(complete, sent, request_body, (body_path,) if body.binary else tuple(files))
-
-    def _parameter(self, declared: DeclaredParameter, path: InputPath) -> RequestParameter:
-        encoding, home = declared.encoding
-        parts = {
-            name: read_part(f"the field {name!r}", Located(each, home), self._documents, self._warn)
-            for name, each in (encoding.items() if declared.is_form else ())
-        }
-        return RequestParameter(
-            name=declared.name,
-            location=declared.location,
-            input_path=path,
-            style=declared.style,
-            explode=declared.explode,
-            required=declared.required,
-            allow_reserved=declared.allow_reserved,
-            content_type=declared.content_type,
-            parts=parts,
-        )
+        return OperationInput(complete, tuple(sent), request_body, (body_path,) if body.binary else tuple(files))
 
     # --- schemas ----------------------------------------------------------------------------------------------------
 

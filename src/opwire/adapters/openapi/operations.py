@@ -321,7 +321,17 @@ def read_operations(documents: DocumentSet, report: Report, options: ReadOptions
     api = APIDescription(
         documents, SchemaRewriter(documents, report, relax_inputs=options.relaxes_inputs), report, options
     )
-    wanted = [(each, api.origin_of(each)) for each in _selected(_without_duplicates(api), options, report)]
+    # Each method and path once; the path `a` equals `/a`, and the method `GET` equals `get`. Another opwire serves some
+    # of its operations by GET too: the endpoint that accepts any input wins.
+    kept: dict[Any, HTTPEndpoint] = {}
+    for endpoint in endpoints(documents, report):
+        origin = api.origin_of(endpoint)
+        key = (endpoint.method, endpoint.path) if origin is None else origin.id
+        if origin is None and key in kept:
+            report.skip(endpoint.method, endpoint.path, "the document has this method and path twice")
+        elif key not in kept or "requestBody" in endpoint.operation.value:
+            kept[key] = endpoint
+    wanted = [(each, api.origin_of(each)) for each in _selected(list(kept.values()), options, report)]
     candidates: list[NameCandidate] = []
     for endpoint, origin in wanted:
         own_id = as_text(endpoint.operation.value.get("operationId"))
@@ -358,22 +368,6 @@ def _operations(
         yield LazyOperation(api, endpoint, namespace, name, kind=kind, streams=False)
         twin = taken.take(stream_name(name))
         yield LazyOperation(api, endpoint, namespace, twin, kind=OperationType.SUBSCRIPTION, streams=True)
-
-
-def _without_duplicates(api: APIDescription) -> list[HTTPEndpoint]:
-    """Return each method and path once; the path `a` equals `/a`, and the method `GET` equals `get`.
-
-    Another opwire serves some of its operations by GET too: the endpoint that accepts any input wins.
-    """
-    kept: dict[Any, HTTPEndpoint] = {}
-    for endpoint in endpoints(api.documents, api.report):
-        origin = api.origin_of(endpoint)
-        key = (endpoint.method, endpoint.path) if origin is None else origin.id
-        if origin is None and key in kept:
-            api.report.skip(endpoint.method, endpoint.path, "the document has this method and path twice")
-        elif key not in kept or "requestBody" in endpoint.operation.value:
-            kept[key] = endpoint
-    return list(kept.values())
 
 
 def _selected(found: list[HTTPEndpoint], options: ReadOptions, report: Report) -> list[HTTPEndpoint]:

@@ -116,13 +116,11 @@ def _swagger_body(endpoint: HTTPEndpoint, documents: DocumentSet) -> BodyDeclara
                 description=as_text(located.value.get("description")).strip(),
             )
     fields = [located for located in given if located.value["in"] == "formData" and located.value["name"]]
-    return _swagger_form(fields, consumes) if fields else None
-
-
-def _swagger_form(fields: list[Located], consumes: list[str]) -> BodyDeclaration:
-    kinds = [media_type(each).name for each in consumes]
+    if not fields:
+        return None
+    names = [media_type(each).name for each in consumes]
     has_file = any(each.value.get("type") == "file" for each in fields)
-    multipart = has_file or (_MULTIPART in kinds and _FORM not in kinds)
+    multipart = has_file or (_MULTIPART in names and _FORM not in names)
     properties: dict[str, Any] = {}
     styles: dict[str, PartEncoding] = {}
     for located in fields:
@@ -231,22 +229,8 @@ def read_part(
     style, explode = as_text(fields.get("style")), fields.get("explode")
     styled = takes_style and bool(style or isinstance(explode, bool) or "allowReserved" in fields)
     style = style or "form"
-    return PartEncoding(
-        content_type=as_text(fields.get("contentType")) or None,
-        style=cast("Style", style) if styled else None,
-        explode=explode if isinstance(explode, bool) else style in ("form", "deepObject"),
-        allow_reserved=fields.get("allowReserved") is True,
-        headers=_constant_headers(what, encoding, documents, warn),
-        binary=binary,
-    )
-
-
-def _constant_headers(
-    what: str, encoding: Located, documents: DocumentSet, warn: Callable[[str], None]
-) -> dict[str, str]:
-    """Return the headers of a part with a known value: the only allowed one, or the default of a required one."""
-    found: dict[str, str] = {}
-    for name, given in as_dict(as_dict(encoding.value).get("headers")).items():
+    headers: dict[str, str] = {}  # those with a known value: the only allowed one, or the default of a required one
+    for name, given in as_dict(fields.get("headers")).items():
         try:
             header = as_dict(documents.follow(given, encoding.document).value)
             schema = as_dict(documents.follow(header.get("schema", header), encoding.document).value)
@@ -259,10 +243,17 @@ def _constant_headers(
         if name.lower() == "content-type":  # set by `contentType`
             continue
         if len(choices) == 1:
-            found[name] = to_text(choices[0])
+            headers[name] = to_text(choices[0])
         elif is_required:
             warn(f"{what} requires the header {name!r}, but the document has no value for it: it is not sent")
-    return found
+    return PartEncoding(
+        content_type=as_text(fields.get("contentType")) or None,
+        style=cast("Style", style) if styled else None,
+        explode=explode if isinstance(explode, bool) else style in ("form", "deepObject"),
+        allow_reserved=fields.get("allowReserved") is True,
+        headers=headers,
+        binary=binary,
+    )
 
 
 # --- object schemas -------------------------------------------------------------------------------------------------

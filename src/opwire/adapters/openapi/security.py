@@ -183,7 +183,7 @@ class APICredentials:
     # --- logins -------------------------------------------------------------------------------------------------------
 
     async def login(self, plan: CallPlan, requirement: SecurityRequirement, options: LoginOptions) -> bool:
-        """Sign in for a scheme with these scopes, and store the login; return False if its credential is no login.
+        """Sign in for a scheme with these scopes, and store the login; return False if its credential is not a login.
 
         Raises:
             CallError: as `sign_in`; EXECUTION_ERROR, the endpoints of the document cannot be used.
@@ -281,7 +281,23 @@ class APICredentials:
                 request = replace(request, digest=cast("tuple[str, str]", credential))
             else:
                 secrets.append(await self._secret(plan, requirement, credential, offline))
-        request = _signed(request, secrets)
+        # Secrets override what has the same place from the input or the server.
+        headers = [(secret.name, secret.text) for secret in secrets if secret.location == "header"]
+        cookies = {secret.name: secret.text for secret in secrets if secret.location == "cookie"}
+        query = {secret.name: secret.text for secret in secrets if secret.location == "query"}
+        if cookies:
+            given = [each for name, text in request.headers if name.lower() == "cookie" for each in text.split("; ")]
+            headers.append(("Cookie", _overridden(given, cookies, "; ")))
+        names = frozenset(name.lower() for name, _ in headers)
+        address, _, fields = request.url.partition("?")
+        request = replace(
+            request,
+            url=f"{address}?{_overridden(fields.split('&'), query, '&')}" if query else request.url,
+            headers=[header for header in request.headers if header[0].lower() not in names] + headers,
+            secret_headers=request.secret_headers | names,
+            secret_query=request.secret_query.union(query),
+            token=next((secret.token for secret in secrets if secret.token is not None), None),
+        )
         return request if signer is None else signed(request, signer, time.time())
 
     async def _secret(
@@ -376,26 +392,6 @@ def _resolved(plan: CallPlan, url: str, option: str) -> str:
         where = "token endpoint" if option == "token_url" else "authorization server"
         raise ValueError(f"its {where} has another origin than base_url; set the client's {option}")
     return str(resolved)
-
-
-def _signed(request: HTTPRequest, secrets: list[_Secret]) -> HTTPRequest:
-    """Return the request with these secrets. They override what has the same place from the input or the server."""
-    headers = [(secret.name, secret.text) for secret in secrets if secret.location == "header"]
-    cookies = {secret.name: secret.text for secret in secrets if secret.location == "cookie"}
-    query = {secret.name: secret.text for secret in secrets if secret.location == "query"}
-    if cookies:
-        given = [each for name, text in request.headers if name.lower() == "cookie" for each in text.split("; ")]
-        headers.append(("Cookie", _overridden(given, cookies, "; ")))
-    names = frozenset(name.lower() for name, _ in headers)
-    address, _, fields = request.url.partition("?")
-    return replace(
-        request,
-        url=f"{address}?{_overridden(fields.split('&'), query, '&')}" if query else request.url,
-        headers=[header for header in request.headers if header[0].lower() not in names] + headers,
-        secret_headers=request.secret_headers | names,
-        secret_query=request.secret_query.union(query),
-        token=next((secret.token for secret in secrets if secret.token is not None), None),
-    )
 
 
 def _overridden(given: Sequence[str], secrets: Mapping[str, str], separator: str) -> str:

@@ -211,10 +211,6 @@ def read_xml(data: bytes, node: XMLNode, charset: str | None = None) -> Any:
     """
     if charset not in (None, "utf-8"):
         data, charset = data.decode(charset).encode(), "utf-8"
-    return _value(_parse(data, charset), node)
-
-
-def _parse(data: bytes, charset: str | None) -> _Element:
     root = _Element("", None)
     stack = [root]
     parser = expat.ParserCreate(charset)
@@ -248,7 +244,7 @@ def _parse(data: bytes, charset: str | None) -> _Element:
         parser.Parse(data, True)
     except expat.ExpatError as error:
         raise ValueError(str(error)) from None
-    return (root.children or [root])[0]
+    return _value((root.children or [root])[0], node)
 
 
 def _value(element: _Element, node: XMLNode) -> Any:
