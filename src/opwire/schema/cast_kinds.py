@@ -581,8 +581,19 @@ class Array(Kind):
         return [self.items.create(run) for _ in range(int(self.size.low or 0))]
 
     def repair(self, value: Any, run: Run) -> Any:
-        created = cast("list[Any]", value) if isinstance(value, list) else self.create(run)
-        result = [self.items.cast(item, run) for item in self._resized(created, run)]
+        created: Any = cast("Any", value) if isinstance(value, list) else self.create(run)
+        low, high = self.size.low, self.size.high
+        # A default may be anything. JavaScript spreads a string, but only to pad it.
+        if isinstance(created, str) and low is not None and len(code_units(created)) < low:
+            lacking = int(low) - len(code_units(created))
+        elif isinstance(created, list):
+            lacking = max(0, int(low or 0) - len(cast("list[Any]", created)))
+        else:
+            raise CastError("the default of an array is not an array")
+        run.spend(lacking)
+        padded: list[Any] = [*created, *[None] * lacking]
+        resized = padded if high is None else padded[: max(0, int(high))]
+        result = [self.items.cast(item, run) for item in resized]
         if not self.unique:
             return result
         distinct: list[Any] = []  # `[...new Set(items)]`, where objects and arrays are never equal
@@ -596,19 +607,6 @@ class Array(Kind):
         if not self.check(distinct, run):
             raise CastError("the items of an array with `uniqueItems` cannot be made unique")
         return distinct
-
-    def _resized(self, created: Any, run: Run) -> list[Any]:
-        low, high = self.size.low, self.size.high
-        # A default may be anything. JavaScript spreads a string, but only to pad it.
-        if isinstance(created, str) and low is not None and len(code_units(created)) < low:
-            lacking = int(low) - len(code_units(created))
-        elif isinstance(created, list):
-            lacking = max(0, int(low or 0) - len(cast("list[Any]", created)))
-        else:
-            raise CastError("the default of an array is not an array")
-        run.spend(lacking)
-        padded: list[Any] = [*created, *[None] * lacking]
-        return padded if high is None else padded[: max(0, int(high))]
 
     def key_patterns(self) -> list[str]:
         return ["[number]"]

@@ -113,7 +113,13 @@ class SchemaPart:
         if not _OF_ARRAYS.isdisjoint(schema):
             items = [*as_list(schema.get("prefixItems")), *present("items")]
             self.arrays = [items, *([each] for each in present("contains", "unevaluatedItems"))]
-        self.own = 1 + (0 if _LISTS.isdisjoint(schema) else _list_cost(schema))
+        self.own = 1
+        if not _LISTS.isdisjoint(schema):  # keywords that iterate over a list of their own
+            self.own += len(as_dict(schema.get("dependentSchemas"))) + len(as_list(schema.get("required"))) // 8
+            self.own += sum(1 + len(as_list(names)) for names in as_dict(schema.get("dependentRequired")).values())
+            options = as_list(schema.get("enum"))
+            if any(not isinstance(option, str) for option in options):  # an `enum` of strings is a hash table
+                self.own += sum(_CONTAINER_ENTRY if isinstance(option, dict | list) else 1 for option in options)
         prices = None if _PRICED.isdisjoint(schema) else Prices(schema)
         self.prices = prices if prices is not None and prices.matter else None
         self.priced = self.prices is not None  # it, or one that it leads to
@@ -152,16 +158,6 @@ def _in_place(schema: dict[str, Any], references: References) -> Iterator[JSONSc
                 pass
 
 
-def _list_cost(schema: dict[str, Any]) -> int:
-    """Return the cost of keywords that iterate over a list of their own. An `enum` of strings is a hash table."""
-    cost = len(as_dict(schema.get("dependentSchemas"))) + len(as_list(schema.get("required"))) // 8
-    cost += sum(1 + len(as_list(names)) for names in as_dict(schema.get("dependentRequired")).values())
-    options = as_list(schema.get("enum"))
-    if any(not isinstance(option, str) for option in options):
-        cost += sum(_CONTAINER_ENTRY if isinstance(option, dict | list) else 1 for option in options)
-    return cost
-
-
 def _backtracks(pattern: Any) -> bool:
     """Return whether a pattern may backtrack often: a repeated group, and syntax of the backtracking engine."""
     return isinstance(pattern, str) and bool(_REPEATED_GROUP.search(pattern) and _NOT_REGULAR.search(pattern))
@@ -196,26 +192,25 @@ class Prices:
         if self.multiple is not None and type(value) in (int, float):
             bits = _bits(value) + _bits(self.multiple)
             return bits + bits * bits // _QUADRATIC
-        return _collisions(cast("list[Any]", value)) * _COLLISION if self.unique and type(value) is list else 0
+        if not self.unique or type(value) is not list:
+            return 0
+        # Items that share a hash are compared: it ignores the ends of inner arrays and integers beyond 64 bits.
+        items = cast("list[Any]", value)
+        if not any(type(item) in _CONTAINERS or (type(item) is int and item not in _64_BITS) for item in items):
+            return 0
+        pairs, enough = 0, (_BUDGET + _BUDGET_PER_LOCATION * len(items)) // _COLLISION
+        counts: Counter[Any] = Counter()
+        for key in map(_hashed, items):
+            pairs += counts[key]
+            counts[key] += 1
+            if pairs > enough:
+                break
+        return pairs * _COLLISION
 
 
 def _bits(number: float) -> int:
     """Return the binary exponent of a number: the length of the integers that a division of it takes."""
     return number.bit_length() if isinstance(number, int) else abs(frexp(number)[1])
-
-
-def _collisions(items: list[Any]) -> int:
-    """Count the pairs of items that share a hash: it ignores the ends of inner arrays and integers beyond 64 bits."""
-    if not any(type(item) in _CONTAINERS or (type(item) is int and item not in _64_BITS) for item in items):
-        return 0
-    pairs, enough = 0, (_BUDGET + _BUDGET_PER_LOCATION * len(items)) // _COLLISION
-    counts: Counter[Any] = Counter()
-    for key in map(_hashed, items):
-        pairs += counts[key]
-        counts[key] += 1
-        if pairs > enough:
-            break
-    return pairs
 
 
 def _hashed(value: Any) -> Any:
@@ -299,7 +294,7 @@ class Costs:
 
     def _cycles(self) -> Iterator[list[SchemaPart]]:
         """Yield groups of parts that lead to each other, the inner ones first: Tarjan's algorithm, not recursive."""
-        index, low = {0: 0}, {0: 0}  # 0 is no identity: the entry of the root's holder
+        index, low = {0: 0}, {0: 0}  # 0 is not an identity: the entry of the root's holder
         waiting: dict[int, None] = {}  # visited, and not in a group yet
         path: list[tuple[int, Iterator[Any]]] = [(0, iter((self.root,)))]
         trivial = SchemaPart({}, self._references)  # shared by all schemas that cost one unit

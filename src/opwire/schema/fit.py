@@ -447,27 +447,22 @@ class _RepairPass:
         filled: dict[str, Node] = {}
         while True:
             scope = self._evaluator.scope(demands, value)
-            missing = self._missing(scope, value)
+            missing: dict[str, tuple[Node, Any]] = {}  # of several defaults for one property the first that is declared
+            for name, schema, default in scope.fills:
+                # An invalid default does not help a value that is valid without it.
+                if name in value or not (name in scope.required or self._checks.is_usable(schema, default)):
+                    continue
+                if any(schema is each for each in self._filling):
+                    raise _EndlessDefault(schema)
+                missing.setdefault(name, (schema, default))
+            if self._filling:
+                self._nested += len(missing)
+                if self._nested > _MAX_NESTED:
+                    raise _GivenUp
             if not missing:
                 return value, filled, scope
             filled |= {name: schema for name, (schema, _) in missing.items()}
             value = value | {name: deepcopy(default) for name, (_, default) in missing.items()}
-
-    def _missing(self, scope: Scope, value: dict[str, Any]) -> dict[str, tuple[Node, Any]]:
-        """Return the defaults to fill; of several for one property the first that is declared."""
-        missing: dict[str, tuple[Node, Any]] = {}
-        for name, schema, default in scope.fills:
-            # An invalid default does not help a value that is valid without it.
-            if name in value or not (name in scope.required or self._checks.is_usable(schema, default)):
-                continue
-            if any(schema is each for each in self._filling):
-                raise _EndlessDefault(schema)
-            missing.setdefault(name, (schema, default))
-        if self._filling:
-            self._nested += len(missing)
-            if self._nested > _MAX_NESTED:
-                raise _GivenUp
-        return missing
 
     def _conforms(self, demands: Sequence[Demand], value: Any) -> bool:
         """Return whether one of many alike can be skipped. For arrays and maps only: each demand is compiled."""
