@@ -168,26 +168,6 @@ def _input(reader: TypeReader, wish: str, schema: Schema) -> tuple[list[_Paramet
     return sorted(parameters, key=lambda each: not each.required), None, False
 
 
-def _written_method(method: _Method, hidden: frozenset[str], style: _Style) -> Iterator[str]:
-    streams = method.spec.type is OperationType.SUBSCRIPTION
-    output = written(method.output, hidden)
-    prefix = "def" if streams else style.define
-    yield from _signature(method, prefix, f"{style.generator}[{output}, {style.rest}]" if streams else output, hidden)
-    yield from _docstring(method.spec)
-    verb = "self._client.subscribe" if streams else f"{style.wait}self._client.call"
-    id, input = quoted(method.spec.id), _input_expression(method)
-    line = f"        return {verb}({id}, {''.join(input)}{', ' if input else ''}timeout=timeout)"
-    if len(line) <= _WIDTH and len(input) <= 1:
-        yield line
-        return
-    yield f"        return {verb}("
-    yield f"            {id},"
-    for number, each in enumerate(input, 1):
-        yield f"            {each}{',' if number == len(input) else ''}"
-    yield "            timeout=timeout,"
-    yield "        )"
-
-
 def _signature(method: _Method, prefix: str, output: str, hidden: frozenset[str]) -> Iterator[str]:
     parts = ["self"]
     if method.whole is not None:
@@ -261,7 +241,21 @@ def _namespace_class(space: _Space, style: _Style) -> str:
         "        self._client = client",
     ]
     for method in space.methods:
-        lines += ["", *_written_method(method, space.hidden, style)]
+        streams = method.spec.type is OperationType.SUBSCRIPTION
+        output = written(method.output, space.hidden)
+        prefix, verb = style.define, f"{style.wait}self._client.call"
+        if streams:
+            prefix, verb = "def", "self._client.subscribe"
+            output = f"{style.generator}[{output}, {style.rest}]"
+        lines += ["", *_signature(method, prefix, output, space.hidden), *_docstring(method.spec)]
+        id, input = quoted(method.spec.id), _input_expression(method)
+        line = f"        return {verb}({id}, {''.join(input)}{', ' if input else ''}timeout=timeout)"
+        if len(line) <= _WIDTH and len(input) <= 1:
+            lines.append(line)
+            continue
+        lines += [f"        return {verb}(", f"            {id},"]
+        lines += [f"            {each}{',' if number == len(input) else ''}" for number, each in enumerate(input, 1)]
+        lines += ["            timeout=timeout,", "        )"]
     return "\n".join(lines) + "\n"
 
 

@@ -138,11 +138,20 @@ class Types:
         """Define a TypedDict; return its name, or that of an equal one. Descriptions are ignored."""
         body = tuple(fields.items())
         other = self._objects.setdefault((wish, body), name)
-        if other == name or any(name in _WORDS.findall(hint) for hint in fields.values()):
-            self.define(name, [*fields.values(), "TypedDict"], _typed_dict(name, fields))
-            return name
-        self._names.give_back(name)
-        return other
+        if other != name and not any(name in _WORDS.findall(hint) for hint in fields.values()):
+            self._names.give_back(name)
+            return other
+        # A class, or a call if a key is not a valid attribute name: `__x` is mangled in a class body, and `list` would
+        # shadow a type in a hint.
+        names = (key.isidentifier() and key.isascii() and not keyword.iskeyword(key) for key in fields)
+        if all(names) and all(key[0].islower() and key not in _BUILTINS for key in fields):
+            lines = "".join(f"    {key}: {written(hint)}\n" for key, hint in fields.items())
+            source = f"class {name}(TypedDict):\n{lines}"
+        else:
+            lines = "".join(f"        {quoted(key)}: {quoted(written(hint))},\n" for key, hint in fields.items())
+            source = f"{name} = TypedDict(\n    {quoted(name)},\n    {{\n{lines}    }},\n)\n"
+        self.define(name, [*fields.values(), "TypedDict"], source)
+        return name
 
     def begin(self, schema: dict[str, Any], wish: str, digest: int) -> str:
         """Reserve a name for a schema, so that recursive references resolve to it."""
@@ -337,14 +346,3 @@ def _literal(values: list[Any]) -> str:
         return union([*([f"Literal[{listed}]"] if listed else []), *(["None"] if None in values else [])])
     kinds = {"str": "\0str", "bool": "\0bool", "int": "\0int", "float": "\0float", "NoneType": "None"}
     return union(kinds.get(type(each).__name__, ANY) for each in values)
-
-
-def _typed_dict(name: str, fields: dict[str, str]) -> str:
-    """Serialize a TypedDict as a class, or as a call if a key is not a valid attribute name."""
-    # `__x` is mangled in a class body, and `list` would shadow a type in a hint.
-    names = (key.isidentifier() and key.isascii() and not keyword.iskeyword(key) for key in fields)
-    if all(names) and all(key[0].islower() and key not in _BUILTINS for key in fields):
-        lines = "".join(f"    {key}: {written(hint)}\n" for key, hint in fields.items())
-        return f"class {name}(TypedDict):\n{lines}"
-    lines = "".join(f"        {quoted(key)}: {quoted(written(hint))},\n" for key, hint in fields.items())
-    return f"{name} = TypedDict(\n    {quoted(name)},\n    {{\n{lines}    }},\n)\n"

@@ -100,11 +100,14 @@ class Pagination:
         except ValueError:  # an invalid address
             pairs = []
         count = Counter(name for name, _ in pairs)
-        found = {
-            name: _typed(text, properties.get(name), input.get(name))
-            for name, text in pairs
-            if (name in properties or not properties) and count[name] == 1 and not isinstance(input.get(name), list)
-        }
+        found: dict[str, Any] = {}
+        for name, text in pairs:
+            given = input.get(name)
+            if count[name] > 1 or isinstance(given, list) or (properties and name not in properties):
+                continue
+            kinds = _kinds(properties.get(name))  # a number where the input takes one
+            is_number = "string" not in kinds and not kinds.isdisjoint(_NUMBERS) if kinds else isinstance(given, int)
+            found[name] = int(text) if is_number and text.isdecimal() and len(text) < _MAX_DIGITS else text
         if all(input.get(name) == value for name, value in found.items()):
             raise self._invalid(f"the input has no field for the address of the next page: {_HINT}")
         return found
@@ -129,13 +132,6 @@ def _kinds(schema: Any) -> set[str]:
     named = json.get("type", [])
     branches = [*json.get("anyOf", ()), *json.get("oneOf", ())]
     return {*([named] if isinstance(named, str) else named), *(kind for each in branches for kind in _kinds(each))}
-
-
-def _typed(text: str, schema: Any, given: Any) -> Any:
-    """Convert a query parameter to a number where the input takes one."""
-    kinds = _kinds(schema)
-    is_number = isinstance(given, int) if not kinds else "string" not in kinds and not kinds.isdisjoint(_NUMBERS)
-    return int(text) if is_number and text.isdecimal() and len(text) < _MAX_DIGITS else text
 
 
 def _dig(data: Any, path: str) -> Any:
