@@ -229,17 +229,10 @@ class JWTs:
         key = await self._keys.find(header.get("kid"), algorithm)
         if key is None:
             raise rejected(NOT_VALID, "unknown key")
-        claims = self._decode(token, key)
-        if "cnf" in claims:
-            raise rejected(NOT_VALID, "it is bound to a key, and came without a proof of that key")
+        claims: dict[str, Any] = {}
+        message, reason = NOT_VALID, ""
         try:
-            return grant_of(claims, self._claims)
-        except ValueError as error:
-            raise rejected(NOT_VALID, str(error)) from None
-
-    def _decode(self, token: str, key: VerificationKey) -> dict[str, Any]:
-        try:
-            return jwt.decode(
+            claims = jwt.decode(
                 token,
                 key,
                 algorithms=self._algorithms,
@@ -251,5 +244,12 @@ class JWTs:
         except jwt.ExpiredSignatureError:
             message, reason = EXPIRED, "exp has passed"
         except (jwt.PyJWTError, ValueError, TypeError, OverflowError, RecursionError) as error:
-            message, reason = NOT_VALID, type(error).__name__
-        raise rejected(message, reason)  # outside `except`, as above
+            reason = type(error).__name__
+        if reason:  # outside `except`, as above
+            raise rejected(message, reason)
+        if "cnf" in claims:
+            raise rejected(NOT_VALID, "it is bound to a key, and came without a proof of that key")
+        try:
+            return grant_of(claims, self._claims)
+        except ValueError as error:
+            raise rejected(NOT_VALID, str(error)) from None

@@ -292,7 +292,7 @@ class StaticTokens:
             if token != token.strip():
                 problem = "begins or ends with white space, which headers and files do not preserve: strip it"
                 raise UsageError(f"token number {number} {problem}")
-        self._grants = [(_digest(token), as_grant(grant)) for token, grant in grants.items()]
+        self._grants = [(token_digest(token), as_grant(grant)) for token, grant in grants.items()]
 
     def __repr__(self) -> str:
         return f"StaticTokens(of {', '.join(grant.identity.id for _, grant in self._grants)})"
@@ -303,7 +303,7 @@ class StaticTokens:
         Raises:
             CallError: UNAUTHENTICATED.
         """
-        digest, found = _digest(presented(token)), None
+        digest, found = token_digest(presented(token)), None
         for known, grant in self._grants:  # no early exit: the time must not depend on which one matches
             if compare_digest(known, digest):
                 found = grant
@@ -312,7 +312,8 @@ class StaticTokens:
         return found
 
 
-def _digest(token: str) -> bytes:
+def token_digest(token: str) -> bytes:
+    """Return what is stored instead of a token."""
     return sha256(token.encode("utf-8", "surrogatepass")).digest()
 
 

@@ -148,19 +148,7 @@ async def _code_flow(
         }
         separator = "&" if urlsplit(server.authorization_url).query else "?"
         await _show(options, LoginPrompt(url=f"{server.authorization_url}{separator}{urlencode(query)}"))
-        answer = await response()
-    code = _code_of(answer, server)
-    form = {"grant_type": "authorization_code", "code": code, "redirect_uri": redirect_uri, "code_verifier": verifier}
-    form |= {"resource": fields["resource"]} if "resource" in fields else {}
-    return client, await request_tokens(fetch, client, server.token_url, form)
-
-
-def _code_of(answer: Mapping[str, str], server: AuthorizationServer) -> str:
-    """Return the code of an authorization response, whose state is checked already.
-
-    Raises:
-        CallError: EXECUTION_ERROR, the server declined; PROTOCOL_ERROR, another server has responded.
-    """
+        answer = await response()  # its state is checked already
     issuer = answer.get("iss")
     if (issuer is None and server.sends_issuer) or (issuer is not None and server.issuer and issuer != server.issuer):
         message = "the authorization response is not from the server that was asked, and is ignored"
@@ -169,9 +157,12 @@ def _code_of(answer: Mapping[str, str], server: AuthorizationServer) -> str:
         error = answer["error"]
         shown = error if len(error) <= _MAX_CODE and error.isascii() and error.isprintable() else "invalid error"
         raise CallError(ErrorCode.EXECUTION_ERROR, f"the authorization server declined: {shown}")
-    if not answer.get("code"):
+    code = answer.get("code")
+    if not code:
         raise CallError(ErrorCode.PROTOCOL_ERROR, "the authorization response has no code")
-    return answer["code"]
+    form = {"grant_type": "authorization_code", "code": code, "redirect_uri": redirect_uri, "code_verifier": verifier}
+    form |= {"resource": fields["resource"]} if "resource" in fields else {}
+    return client, await request_tokens(fetch, client, server.token_url, form)
 
 
 async def _show(options: LoginOptions, prompt: LoginPrompt) -> None:

@@ -14,10 +14,19 @@ import logging
 import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from functools import partial
-from hashlib import sha256
 from typing import Any
 
-from opwire.auth.tokens import NOT_VALID, ClaimNames, Grant, ResourceMetadata, callback, grant_of, presented, rejected
+from opwire.auth.tokens import (
+    NOT_VALID,
+    ClaimNames,
+    Grant,
+    ResourceMetadata,
+    callback,
+    grant_of,
+    presented,
+    rejected,
+    token_digest,
+)
 from opwire.caching import BoundedDict
 from opwire.errors import CallError, ErrorCode, UsageError, needs_extra
 from opwire.typed.plain import as_dict, as_list
@@ -122,7 +131,7 @@ class OAuthTokens:
 
     async def _introspect(self, token: str, client: OAuthClient) -> Grant:
         """Return the grant of an opaque token; `callback` bounds how many run at once."""
-        key = sha256(token.encode("utf-8", "surrogatepass")).digest()
+        key = token_digest(token)
         grant, until = self._known.pop(key, (None, 0.0))
         if grant is None or time.monotonic() >= until:
             fields = {"token": token, "token_type_hint": "access_token"}
