@@ -296,17 +296,15 @@ async def create_policies(
         yield Approval(decide, **options)
     if settings.cache is not None:
         options = asdict(settings.cache)
-        yield _cached(Selection(options.pop("include"), options.pop("exclude")), ResponseCache(**options))
+        selection = Selection(options.pop("include"), options.pop("exclude"))
+        cache = ResponseCache(**options)
 
+        def cached(spec: OperationSpec, handler: Handler) -> Handler:
+            """Cache selected queries; all mutations pass through the cache, since they invalidate it."""
+            is_cached = selection.selects(spec) or spec.type is OperationType.MUTATION
+            return cache(spec, handler) if is_cached else handler
 
-def _cached(selection: Selection, cache: ResponseCache) -> Interceptor:
-    """Return the cache for selected queries, and all mutations, which invalidate it."""
-
-    def intercept(spec: OperationSpec, handler: Handler) -> Handler:
-        is_cached = selection.selects(spec) or spec.type is OperationType.MUTATION
-        return cache(spec, handler) if is_cached else handler
-
-    return intercept
+        yield cached
 
 
 class MountedSource:

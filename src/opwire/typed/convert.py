@@ -144,7 +144,16 @@ class Definitions:
     def of(self, node: Node) -> SchemaDict:
         """Return the schema of a node, for use inside another: a reference if the node has a name."""
         if isinstance(node, PydanticNode):
-            return self._adopt(node)
+            # Move the definitions of the document that pydantic made in here, each under a free name.
+            document = node.schema(self)
+            inner = cast("dict[str, SchemaDict]", document.pop("$defs", {}))
+            if node.owner is not None and set(document) != {"$ref"}:
+                own = _sanitised(node.name)
+                document, inner = {"$ref": _PREFIX + own}, {**inner, own: document}
+            renamed = {each: self._claim(each, {each: body} | _used(body, inner)) for each, body in inner.items()}
+            for each, body in inner.items():
+                self.bodies[renamed[each]] = _with_refs(body, renamed)
+            return _with_refs(document, renamed)
         name = self._names.get(id(node))
         if name is None:
             return node.schema(self)
@@ -152,18 +161,6 @@ class Definitions:
             body = self.bodies[name] = {}  # reserved, before the body refers to it
             body |= node.schema(self)
         return {"$ref": _PREFIX + name}
-
-    def _adopt(self, node: PydanticNode) -> SchemaDict:
-        """Move the definitions of a document that pydantic made in here, each under a free name."""
-        document = node.schema(self)
-        inner = cast("dict[str, SchemaDict]", document.pop("$defs", {}))
-        if node.owner is not None and set(document) != {"$ref"}:
-            name = _sanitised(node.name)
-            document, inner = {"$ref": _PREFIX + name}, {**inner, name: document}
-        renamed = {name: self._claim(name, {name: body} | _used(body, inner)) for name, body in inner.items()}
-        for name, body in inner.items():
-            self.bodies[renamed[name]] = _with_refs(body, renamed)
-        return _with_refs(document, renamed)
 
     def _claim(self, name: str, meaning: Any) -> str:
         """Return the name itself, or with a number if it stands for something else already."""

@@ -273,7 +273,7 @@ def harmless(text: str) -> str:
 
 
 def shorten(text: str, longest: int) -> str:
-    """Return the text, or so many of its characters and an ellipsis."""
+    """Return the text, or its first `longest` characters and an ellipsis."""
     return text if len(text) <= longest else f"{text[:longest]}…"
 
 
