@@ -200,7 +200,7 @@ class AuditLog(Policy):
 
 
 def _append(path: Path, line: bytes) -> None:
-    """Append in one write, so that several processes may share a file; opened anew, so that it may be rotated."""
+    """Append in one write, so that processes may share a file; open it each time, so that it may be rotated."""
     descriptor = os.open(path, os.O_WRONLY | os.O_APPEND | os.O_CREAT, 0o600)
     try:
         os.write(descriptor, line)

@@ -101,15 +101,20 @@ class Reshaping:
         self.keeps_results = not changes.keep and changes.max_chars is None
         self._keeps_input = not changes.parameters
         self.is_trivial = self.keeps_results and self._keeps_input
+        self.input_schema, self.output_schema = spec.input_schema, spec.output_schema
         if changes.parameters:
             self._check(spec)
-        self.input_schema = self._input_schema() if changes.parameters else spec.input_schema
-        self.output_schema = spec.output_schema
+            self.input_schema = self._input_schema()
         if changes.max_chars is not None:
             self.output_schema = UNKNOWN
         elif changes.keep:
-            given = spec.output_schema
-            self.output_schema = Schema.deferred(lambda: _projected_root(given.lowered_object, self._fields))
+
+            def projected() -> dict[str, Any]:
+                given = spec.output_schema.lowered_object
+                definitions = {key: given[key] for key in _DEFINITIONS if key in given}
+                return definitions | _projected_schema(given, self._fields)
+
+            self.output_schema = Schema.deferred(projected)
 
     def _check(self, spec: OperationSpec) -> None:
         schema = spec.input_schema.lowered_object
@@ -191,12 +196,13 @@ class Reshaping:
         is_same = self._keeps_input and self._id == self._source.id
         if is_same or error.code is not ErrorCode.VALIDATION_ERROR or given is None:
             raise error
-        raise self._invalid([Problem(self._path(each["path"]), each["message"]) for each in given]) from error
-
-    def _path(self, path: str) -> str:
-        slash, _, rest = path.partition("/")
-        name, more, inner = rest.partition("/")
-        return f"{slash}/{self._changes.rename.get(name, name)}{more}{inner}" if rest else path
+        problems: list[Problem] = []
+        for each in given:
+            slash, _, rest = each["path"].partition("/")
+            name, more, inner = rest.partition("/")
+            path = f"{slash}/{self._changes.rename.get(name, name)}{more}{inner}" if rest else each["path"]
+            problems.append(Problem(path, each["message"]))
+        raise self._invalid(problems) from error
 
     def _invalid(self, problems: list[Problem]) -> CallError:
         shown = "; ".join(f"{path or 'the input'}: {message}" for path, message in problems[:3])
@@ -371,11 +377,6 @@ def _projection(fields: dict[str, Any]) -> Callable[[Any], Any]:
         return [project(item) for item in cast("list[Any]", data)] if isinstance(data, list) else data
 
     return project
-
-
-def _projected_root(schema: dict[str, Any], fields: dict[str, Any]) -> dict[str, Any]:
-    projected = _projected_schema(schema, fields)
-    return {**{key: schema[key] for key in _DEFINITIONS if key in schema}, **projected}
 
 
 def _projected_schema(schema: Any, fields: dict[str, Any]) -> Any:

@@ -69,8 +69,8 @@ def search_mode(
 ) -> OperationRegistry:
     """Return a registry with the operations `search`, `describe` and `call`, and those that are pinned.
 
-    `pinned` are patterns, as those of a view. With `budget`, the registry itself is returned if the definitions of its
-    operations take at most so many tokens.
+    `pinned` are patterns, as those of a view. With `budget`, a number of tokens, the registry itself is returned if the
+    definitions of its operations fit in it.
 
     Raises:
         UsageError: an option is invalid.
@@ -94,7 +94,7 @@ def token_cost(spec: OperationSpec) -> int:
 
 
 def fits_budget(specs: Iterable[OperationSpec], budget: int) -> bool:
-    """Return whether all definitions together take at most so many tokens. Schemas beyond the budget are not built."""
+    """Return whether all definitions together take at most `budget` tokens. Schemas beyond the budget are not built."""
     left = budget
     for spec in specs:
         left -= token_cost(spec)

@@ -151,7 +151,11 @@ class Recorder:
                 items: Any = handler(input, recorded.context)
                 try:
                     # The span is current while the producer runs, not while the consumer does.
-                    while (item := await _next(items, recorded)) is not None:
+                    while True:
+                        with recorded.current():
+                            item = await anext(items, None)
+                        if item is None:
+                            break
                         recorded.answered(item)
                         yield item
                 finally:
@@ -175,11 +179,6 @@ class Recorder:
             raise
         finally:
             recorded.end()
-
-
-async def _next(items: Any, recorded: "RecordedCall") -> Any:
-    with recorded.current():
-        return await anext(items, None)
 
 
 class RecordedCall:

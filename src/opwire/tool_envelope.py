@@ -123,17 +123,13 @@ def to_json(value: Any) -> bytes:
         try:
             text = dump(value, allow_nan=False)
         except ValueError:  # NaN or an infinity; other errors are raised again
-            finite = json.loads(dump(value, allow_nan=True), parse_constant=_null)
+            finite = json.loads(dump(value, allow_nan=True), parse_constant=lambda _: None)
             text = dump(finite, allow_nan=False)
             _logger.warning("a ToolEnvelope payload holds NaN or an infinity; null is written in its place")
     except (TypeError, ValueError, RecursionError) as error:
         raise NotPlainError(f"a ToolEnvelope cannot hold this: {error}") from error
     # Only a lone surrogate cannot be encoded as UTF-8; Python's escape for it is valid JSON.
     return text.encode("utf-8", "backslashreplace")
-
-
-def _null(_constant: str) -> None:
-    return None
 
 
 def iso_timestamp(moment: datetime) -> str:
@@ -154,8 +150,13 @@ def parse(text: str) -> ToolEnvelope:
     if prefix is None:
         raise ToolEnvelopeError("not an envelope block: the text does not begin with __ENVELOPE_V1__:")
     _check_version(prefix[1].lstrip("0") or "0")
+    # As Node decodes base64: both alphabets, optional padding, other characters ignored, "=" ends it.
+    digits = _NOT_BASE64.sub("", text[prefix.end() :].partition("=")[0]).translate(_URL_SAFE)
+    if len(digits) % 4 == 1:
+        digits = digits[:-1]  # six bits are not a byte
     try:
-        members = json.loads(_from_base64(text[prefix.end() :]).decode(), parse_constant=_refuse_constant)
+        content = a2b_base64(digits + "=" * (-len(digits) % 4))
+        members = json.loads(content.decode(), parse_constant=_refuse_constant)
     except UnicodeDecodeError as error:
         raise ToolEnvelopeError(f"the envelope block is not UTF-8: {error.reason} at byte {error.start}") from None
     except (ValueError, RecursionError) as error:
@@ -163,7 +164,21 @@ def parse(text: str) -> ToolEnvelope:
     if not isinstance(members, dict):
         raise ToolEnvelopeError("an envelope block holds a JSON object, this one does not")
     members = cast("dict[str, Any]", members)
-    return ToolEnvelope(members.get("payload"), _read_meta(members.get("meta")))
+    meta: Any = members.get("meta")
+    if not isinstance(meta, dict | None):
+        raise ToolEnvelopeError("the envelope's meta is not an object")
+    extra: dict[str, Any] = {} if meta is None else {**cast("dict[str, Any]", meta)}
+    known = ("tool", "ts", "version", "deprecations")
+    fields: dict[str, Any] = {name: extra.pop(name) for name in known if name in extra}
+    fields["extra"] = extra
+    try:
+        # Not strict, so that 1.0 and "1" are version 1.
+        read = msgspec.convert(fields, ToolEnvelopeMeta, strict=False)
+    except (msgspec.ValidationError, RecursionError) as error:
+        raise ToolEnvelopeError(f"the envelope's meta is not readable: {error}") from error
+    if read.version > TOOL_ENVELOPE_VERSION:
+        _check_version(str(read.version))
+    return ToolEnvelope(members.get("payload"), read)
 
 
 def parse_or_text(blocks: Iterable[Any]) -> ToolEnvelope | str:
@@ -196,33 +211,8 @@ def _check_version(version: str) -> None:
         raise ToolEnvelopeError(f"unsupported envelope version {version[:20]}: only version 1 can be read")
 
 
-def _from_base64(encoded: str) -> bytes:
-    """Decode base64 as Node does: both alphabets, optional padding, other characters ignored, "=" ends it."""
-    digits = _NOT_BASE64.sub("", encoded.partition("=")[0]).translate(_URL_SAFE)
-    if len(digits) % 4 == 1:
-        digits = digits[:-1]  # six bits are not a byte
-    return a2b_base64(digits + "=" * (-len(digits) % 4))
-
-
 def _refuse_constant(constant: str) -> NoReturn:
     raise ValueError(f"{constant} is not JSON")
-
-
-def _read_meta(meta: Any) -> ToolEnvelopeMeta:
-    if not isinstance(meta, dict | None):
-        raise ToolEnvelopeError("the envelope's meta is not an object")
-    extra: dict[str, Any] = {} if meta is None else {**cast("dict[str, Any]", meta)}
-    known = ("tool", "ts", "version", "deprecations")
-    fields: dict[str, Any] = {name: extra.pop(name) for name in known if name in extra}
-    fields["extra"] = extra
-    try:
-        # Not strict, so that 1.0 and "1" are version 1.
-        read = msgspec.convert(fields, ToolEnvelopeMeta, strict=False)
-    except (msgspec.ValidationError, RecursionError) as error:
-        raise ToolEnvelopeError(f"the envelope's meta is not readable: {error}") from error
-    if read.version > TOOL_ENVELOPE_VERSION:
-        _check_version(str(read.version))
-    return read
 
 
 def block_texts(blocks: Iterable[Any]) -> list[str]:
@@ -382,9 +372,17 @@ def error_payload(error: CallError) -> McpErrorPayload:
     Raises:
         NotPlainError: the details cannot be encoded as JSON.
     """
-    kept = _kept_payload(error)
+    # The payload that `call_error` stored in the details is kept, if it still matches the error.
+    try:
+        kept = msgspec.convert(error.details, McpErrorPayload)
+    except (msgspec.ValidationError, UnicodeEncodeError):  # the latter if a key contains a lone surrogate
+        kept = None
     if kept is not None:
-        return kept
+        code = _error_code(kept)
+        # A `CallError` without a message has the default one, so an empty message matches any.
+        same = kept.message in ("", error.message) and code == error.code
+        if same and (kept.recoverable == error.retryable or code is ErrorCode.VALIDATION_ERROR):
+            return kept
     details = error.details
     fixable = error.code is ErrorCode.VALIDATION_ERROR  # as in the specification's example: with another input
     if details is not None and not isinstance(details, str):
@@ -446,18 +444,6 @@ def _error_code(payload: McpErrorPayload) -> ErrorCode:
         return ErrorCode(payload.code)
     except ValueError:
         return _CODE_OF_CATEGORY.get(payload.category, ErrorCode.EXECUTION_ERROR)
-
-
-def _kept_payload(error: CallError) -> McpErrorPayload | None:
-    """Return the payload that `call_error` stored in the details, if it still matches the error."""
-    try:
-        kept = msgspec.convert(error.details, McpErrorPayload)
-    except (msgspec.ValidationError, UnicodeEncodeError):  # the latter if a key contains a lone surrogate
-        return None
-    # A `CallError` without a message has the default one, so an empty message matches any.
-    code = _error_code(kept)
-    same = kept.message in ("", error.message) and code == error.code
-    return kept if same and (kept.recoverable == error.retryable or code is ErrorCode.VALIDATION_ERROR) else None
 
 
 # --- results ----------------------------------------------------------------------------------------------------------

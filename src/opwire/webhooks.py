@@ -19,6 +19,7 @@ import re
 import time
 from collections import deque
 from collections.abc import AsyncGenerator, Awaitable, Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import suppress
 from fnmatch import fnmatchcase
 from hashlib import sha256
 from typing import Any, Literal, NamedTuple
@@ -211,17 +212,14 @@ class StandardSignature:
         id, sent = _header(request, "webhook-id"), _header(request, "webhook-timestamp")
         listed = _header(request, "webhook-signature").split(" ")[:_MAX_SIGNATURES]
         _check_time(sent, self._tolerance)
-        signatures = [_unbase64(value) for kind, _, value in (each.partition(",") for each in listed) if kind == "v1"]
+        signatures: list[bytes] = []
+        for kind, _, value in (each.partition(",") for each in listed):
+            if kind == "v1":
+                with suppress(ValueError):
+                    signatures.append(base64.b64decode(value, validate=True))
         if not _matches(self._keys, f"{id}.{sent}.".encode() + request.body, signatures):
             raise _rejected("its signature does not match")
         return id
-
-
-def _unbase64(given: str) -> bytes:
-    try:
-        return base64.b64decode(given, validate=True)
-    except ValueError:
-        return b""
 
 
 # --- receiving --------------------------------------------------------------------------------------------------------

@@ -292,7 +292,7 @@ class WatchingPage:
         self.news = asyncio.Event()
 
     def put(self, name: str, data: Any, calls: int = 0) -> None:
-        """Note an event about so many calls; of a page that does not keep up, drop the oldest."""
+        """Note an event about a number of calls; of a page that does not keep up, drop the oldest."""
         if len(self._batches) == _MAX_BATCHES:
             self._dropped += self._batches.popleft()[2]
         self._batches.append((name, data, calls))
