@@ -212,6 +212,26 @@ def test_an_invalid_member_does_not_harm_the_others() -> None:
 
 
 @requirement("schema.shared-definitions")
+def test_the_first_use_of_a_member_compiles_few_definitions_of_others(compilations: list[Any]) -> None:
+    family = schemas.SchemaFamily()
+    own = [{**_NODES, **{f"own{number}-{n}": {} for n in range(100)}} for number in range(20)]
+    members = [Schema.deferred(lambda each=each: {**root(1), "$defs": each}, family=family) for each in own]
+    assert members[0].is_valid({})
+    assert [len(each["$defs"]) for each in compilations] == [420]  # twice its own would be 440
+    assert all(each.is_valid({}) for each in members)
+    assert len(compilations) == 7
+
+
+@requirement("schema.shared-definitions")
+def test_the_search_for_members_ends_in_time(compilations: list[Any], monkeypatch: pytest.MonkeyPatch) -> None:
+    clock = iter(range(1_000))
+    monkeypatch.setattr(schemas, "thread_time", lambda: next(clock) / 20)  # each member takes half of the time
+    members = family_of(*map(root, range(10)))
+    assert members[0].is_valid({})
+    assert [len(each["properties"]) for each in compilations] == [3]
+
+
+@requirement("schema.shared-definitions")
 def test_definitions_that_only_have_the_same_name_are_not_shared() -> None:
     family = schemas.SchemaFamily()
     others = {**_NODES, "n0": {"type": "string"}}

@@ -14,6 +14,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from functools import cached_property
 from itertools import chain, islice
 from threading import RLock
+from time import thread_time
 from types import NoneType
 from typing import TYPE_CHECKING, Any, ClassVar, Final, NamedTuple, Self, cast
 
@@ -302,6 +303,8 @@ _compiled: Final = _CompiledSchemas()
 
 _SHARED: Final = 100  # definitions of a schema that is compiled together with others
 _GROUP: Final = 64  # schemas that are compiled at once: 0.23 s for Stripe's, where one by itself takes 0.15 s
+_MAX_GROWTH: Final = 2  # times the definitions of the first member: its first use pays for all of them
+_SEARCH_TIME: Final = 0.1  # seconds of the processor for that: the definitions of a member may have to be read first
 _SEARCHED: Final = 30_000  # definitions of those that are considered for a group: 60 ms
 
 
@@ -592,10 +595,11 @@ class Schema:
         """Group this schema with the next ones of its family that refer, for the most part, to the same definitions."""
         roots: dict[str, JSONSchema] = {}
         definitions = dict(self._definitions)
+        first = len(definitions)
         group = Schema.deferred(lambda: {"properties": roots, "$defs": definitions}, checks_formats=self.checks_formats)
-        left = _SEARCHED
+        left, until = _SEARCHED, thread_time() + _SEARCH_TIME
         for each in family.beginning_with(self):
-            if left < 0 or len(roots) == _GROUP:
+            if left < 0 or len(roots) == _GROUP or (roots and thread_time() > until):
                 return
             if each._family is None or each._member is not None or each.checks_formats is not self.checks_formats:
                 continue
@@ -603,7 +607,8 @@ class Schema:
             left -= len(own) + 1
             common = own.keys() & definitions.keys()
             is_other = any(own[name] is not definitions[name] for name in common)
-            if len(own) < _SHARED or 2 * len(common) < len(own) or is_other:
+            grown = len(definitions) + len(own) - len(common)
+            if len(own) < _SHARED or 2 * len(common) < len(own) or is_other or grown > _MAX_GROWTH * first:
                 continue
             definitions.update(own)
             name = str(len(roots))
