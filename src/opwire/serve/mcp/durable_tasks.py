@@ -14,7 +14,7 @@ from collections.abc import Iterable, Mapping
 from functools import partial
 from hashlib import sha256
 from secrets import token_hex
-from typing import Any
+from typing import Any, NamedTuple
 
 import msgspec
 from msgspec import Struct
@@ -108,6 +108,30 @@ class TaskId(Struct, frozen=True, array_like=True):
     key: str
 
 
+class DurableTask(NamedTuple):
+    """A durable task of a caller, found by its id."""
+
+    store: "DurableTaskStore"
+    id: str
+    says: TaskId
+
+    async def details(self, format: ResultFormat) -> Result:
+        """Return the task with its result or its error.
+
+        Raises:
+            RPCError: the journal is not available.
+        """
+        return await self.store.details(self, format)
+
+    async def cancel(self) -> None:
+        """Cancel the task, unless a worker has begun it: then it goes on.
+
+        Raises:
+            RPCError: the journal is not available.
+        """
+        await self.store.cancel(self)
+
+
 class DurableTaskStore:
     """The durable tasks of a surface. Nothing is kept here: the ids are signed, and outcomes are in the journal.
 
@@ -188,7 +212,7 @@ class DurableTaskStore:
 
     # --- tasks --------------------------------------------------------------------------------------------------------
 
-    def find(self, id: str, identity: Identity | None) -> TaskId | None:
+    def find(self, id: str, identity: Identity | None) -> DurableTask | None:
         """Return a durable task of a caller; None if it is unknown, forged, has expired, or belongs to another caller.
 
         So is one whose operation the caller may not call any more.
@@ -200,14 +224,11 @@ class DurableTaskStore:
             self._dispatcher.find(task.operation_id, identity)
         except CallError:
             return None
-        return task
+        return DurableTask(self, id, task)
 
-    async def details(self, id: str, task: TaskId, format: ResultFormat) -> Result:
-        """Return a task with its result or its error.
-
-        Raises:
-            RPCError: the journal is not available.
-        """
+    async def details(self, found: DurableTask, format: ResultFormat) -> Result:
+        """Return a task with its result or its error."""
+        id, task = found.id, found.says
         try:
             outcome = await self._journal.outcome(task.key)
         except CallError as error:
@@ -224,14 +245,10 @@ class DurableTaskStore:
         result = {"resultType": "complete", **self._result(outcome, format)}
         return {**self._fields(id, task, "completed", outcome.recorded), "result": result}
 
-    async def cancel(self, task: TaskId) -> None:
-        """Cancel a task, unless a worker has begun it: then it goes on.
-
-        Raises:
-            RPCError: the journal is not available.
-        """
+    async def cancel(self, found: DurableTask) -> None:
+        """Cancel a task, unless a worker has begun it."""
         try:
-            await self._journal.cancel(cancellation(task.operation_id, task.key))
+            await self._journal.cancel(cancellation(found.says.operation_id, found.says.key))
         except CallError as error:
             raise rpc_error(error) from error
 

@@ -42,7 +42,7 @@ from opwire.mcp.protocol import (
 )
 from opwire.operation import Identity, OperationSpec
 from opwire.serve.mcp.calls import DurableToolCall, Params, ServedCall, ServedRequest, ServedTools, ToolCall
-from opwire.serve.mcp.durable_tasks import DurableTaskStore, TaskId
+from opwire.serve.mcp.durable_tasks import DurableTask
 from opwire.serve.mcp.notifications import MAX_SUBSCRIPTIONS, ClientState, ListBus, PendingNotifications, list_of
 from opwire.serve.mcp.prompts import PromptCatalogue, prompt_result
 from opwire.serve.mcp.questions import INPUT_METHODS, StatelessQuestions
@@ -370,25 +370,21 @@ class RegistryServer:
         )
         return await call.logged(call.run)
 
-    def _task(
-        self, params: _TaskParams, meta: Params, request: ServedRequest
-    ) -> CallTask | tuple[DurableTaskStore, TaskId]:
+    def _task(self, params: _TaskParams, meta: Params, request: ServedRequest) -> CallTask | DurableTask:
         """Return a task of this process, or one in the journal."""
         if self._served.tasks.after is None:
             raise RPCError(METHOD_NOT_FOUND, "Method not found")
         check_declared(as_dict(meta.get(CLIENT_CAPABILITIES_META)))
         durable = self._served.durable
         if durable is not None and (stored := durable.find(params.task_id, request.identity)) is not None:
-            return durable, stored
+            return stored
         return self._served.tasks.find(params.task_id, request.identity)
 
     async def _get_task(self, params: _TaskParams, meta: Params, request: ServedRequest) -> Result:
         task = self._task(params, meta, request)
         if isinstance(task, CallTask):
             return task.details()
-        durable, stored = task
-        format = ResultFormat(not request.is_stateless, self._served.tool_envelopes)
-        return await durable.details(params.task_id, stored, format)
+        return await task.details(ResultFormat(not request.is_stateless, self._served.tool_envelopes))
 
     async def _update_task(self, params: _UpdateTaskParams, meta: Params, request: ServedRequest) -> Result:
         task = self._task(params, meta, request)
@@ -401,8 +397,7 @@ class RegistryServer:
         if isinstance(task, CallTask):
             task.cancel()
         else:
-            durable, stored = task
-            await durable.cancel(stored)
+            await task.cancel()
         return {}
 
     def _reject(self, name: str, request: ServedRequest) -> None:
