@@ -15,7 +15,17 @@ from typing import Any
 from opwire.envelope import ResponseEnvelope
 from opwire.errors import CallError, ErrorCode
 from opwire.invoke import InterceptedCall, Interceptors
-from opwire.operation import Context, Handler, Identity, Interceptor, OperationSpec, check_access, is_own, may_access
+from opwire.operation import (
+    OWN,
+    Context,
+    Handler,
+    Identity,
+    Interceptor,
+    OperationSpec,
+    check_access,
+    is_own,
+    may_access,
+)
 from opwire.registry import OperationRegistry
 from opwire.view import Selection
 
@@ -82,15 +92,14 @@ class Dispatcher:
         Raises:
             CallError: OPERATION_NOT_FOUND, which suggests only what the caller may see; UNAUTHENTICATED; ACCESS_DENIED.
         """
-        spec = self.registry.get_spec(operation_id)  # which overrides an operation of the server itself
-        own = spec is None
-        if own:
-            spec = self.get_spec(operation_id)
-        if spec is None or (self._serves is not None and not own and not self._serves(spec)):
+        bound = self.registry.get_bound(operation_id)  # which overrides an operation of the server itself
+        spec = self.get_spec(operation_id) if bound is None else bound.spec
+        if spec is None or (self._serves is not None and bound is not None and not self._serves(spec)):
             raise self.registry.not_found(operation_id, visible=partial(self.is_visible, identity=identity))
-        if not own and self.registry.get_handler(operation_id) is None:
+        if bound is not None and bound.handler is None:
             raise CallError(ErrorCode.OPERATION_NOT_FOUND, f"No handler registered for operation: {operation_id}")
-        check_access(spec, identity)
+        if spec.access is not None or identity is None:  # otherwise there is nothing to check
+            check_access(spec, identity)
         return spec
 
     def execute(self, spec: OperationSpec, input: Any, context: Context) -> Coroutine[Any, Any, ResponseEnvelope[Any]]:
@@ -99,8 +108,9 @@ class Dispatcher:
         Raises:
             CallError: the call failed.
         """
-        if self._own is not None and self.registry.get_spec(spec.id) is not spec and self._is_own(spec):
-            return self._own().execute(spec.id, input, context)
+        own = self._own if spec.id.startswith(OWN) else None
+        if own is not None and self.registry.get_spec(spec.id) is not spec and self._is_own(spec):
+            return own().execute(spec.id, input, context)
         if self._rerouted is not None and (handler := self._rerouted.get(spec.id)) is not None:
             return self._interceptors.cached(spec, handler).execute(input, context)
         if self._interceptors.installed:

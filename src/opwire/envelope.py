@@ -434,13 +434,17 @@ def wire_form(envelope: ResponseEnvelope[Any]) -> ResponseEnvelope[Any]:
     return ResponseEnvelope(envelope.data, msgspec.structs.replace(meta, encoding="base64"))
 
 
-def arrived_envelope(wire: WireEnvelope) -> ResponseEnvelope[Any]:
-    """Return the envelope of a decoded one: blocks mapped, binary data decoded.
+def arrived_envelope(wire: WireEnvelope | ResponseEnvelope[Any]) -> ResponseEnvelope[Any]:
+    """Return the envelope of a decoded one: blocks mapped, binary data decoded; the same one if it needs no change.
 
     Raises:
         ConversionError: the data does not match its meta.
     """
     meta, data = wire.meta, wire.data
+    if type(meta) is LocalResponseMeta and meta.encoding is None:
+        timestamp = meta.timestamp
+        if type(timestamp) is int and -_EXACT <= timestamp <= _EXACT:  # nearly always
+            return wire if isinstance(wire, ResponseEnvelope) else ResponseEnvelope(data, meta)
     if isinstance(meta, MCPResponseMeta):
         return ResponseEnvelope(data, msgspec.structs.replace(meta, content=content_blocks(meta.content)))
     if meta.encoding is not None:

@@ -107,7 +107,8 @@ class Identity(Struct, frozen=True, kw_only=True):
     resources: dict[str, tuple[str, ...]] = {}
 
     def __post_init__(self) -> None:
-        _check_scopes("scopes", self.scopes)
+        if type(self.scopes) is not tuple:  # each request through a hub carries an identity
+            _check_scopes("scopes", self.scopes)
 
 
 def _check_scopes(field: str, scopes: object) -> None:
@@ -243,9 +244,13 @@ def split_id(operation_id: str) -> tuple[str, str]:
     return namespace, name
 
 
+OWN = "opwire."
+"""The prefix of the operations that opwire itself adds to every server."""
+
+
 def is_own(operation_id: str) -> bool:
     """Return whether this is one of the operations that opwire itself adds to every server (`opwire.*`)."""
-    return operation_id.startswith("opwire.")
+    return operation_id.startswith(OWN)
 
 
 class Progress(Struct, frozen=True):

@@ -291,6 +291,10 @@ class OperationRegistry(Decorators):
         bound = self._operations.get(operation_id)
         return bound.spec if bound else None
 
+    def get_bound(self, operation_id: str) -> BoundOperation | None:
+        """Return an operation with its handler, or None."""
+        return self._operations.get(operation_id)
+
     def get_handler(self, operation_id: str) -> Handler | None:
         """Return the handler of an operation, or None."""
         bound = self._operations.get(operation_id)

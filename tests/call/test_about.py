@@ -20,6 +20,7 @@ from opwire.call import (
     discover,
     discovery,
 )
+from opwire.call.transport import Receiver
 from opwire.transports.memory import MemoryBus, MemoryTransport
 from tests.call.harness import call_error, connected_ends, within
 from tests.chaos.virtual_time import run_virtually
@@ -115,9 +116,16 @@ async def test_thousands_of_operations_with_large_schemas_are_found_within_the_l
 
 @requirement("call.discovery")
 def test_a_server_that_does_not_answer_is_left_out(caplog: pytest.LogCaptureFixture) -> None:
-    class Deaf(MemoryTransport):
-        def deliver(self, event: Any, sender: str) -> None:
+    class Nothing:
+        def received(self, event: Any, sender: str) -> None:
             pass
+
+        def lost(self, peer: str | None, reason: str) -> None:
+            pass
+
+    class Deaf(MemoryTransport):
+        async def start(self, receiver: Receiver) -> None:
+            await super().start(Nothing())
 
     async def run() -> None:
         bus = MemoryBus()

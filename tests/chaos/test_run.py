@@ -150,13 +150,13 @@ def test_a_task_that_is_left_behind_is_noticed(monkeypatch: pytest.MonkeyPatch) 
 @requirement("chaos.nothing-left")
 def test_memory_that_is_not_given_back_is_noticed(monkeypatch: pytest.MonkeyPatch) -> None:
     kept: defaultdict[str, list[Any]] = defaultdict(list)
-    deliver = MemoryTransport.deliver
+    send = MemoryTransport.send
 
-    def hoarding(self: MemoryTransport, event: Any, sender: str) -> None:
+    def hoarding(self: MemoryTransport, event: Any, to: str | None) -> None:
         kept["events"].append(event)
-        deliver(self, event, sender)
+        send(self, event, to)
 
-    monkeypatch.setattr(MemoryTransport, "deliver", hoarding)
+    monkeypatch.setattr(MemoryTransport, "send", hoarding)
     assert "memory has grown" in complaint()
 
 

@@ -38,6 +38,9 @@ that only its caller and its server know, so a message with the token comes from
       session.who {id}                                ->        (broadcast)
                      <- session.here {id, peers}
 
+No kind of event is derived from another: where every message passes, `type(event) is CallAborted` replaces
+`isinstance`, which takes 0.1 µs if it is false.
+
 Incoming messages are untrusted: an invalid one raises `CallError(PROTOCOL_ERROR)`, with the request id in its details
 if it can be parsed, so that the peer's call can be failed. Outgoing messages are checked as well: one above the limit
 fails only its own call.
@@ -283,7 +286,7 @@ def ends_call(kind: type[CallMessage], seq: object, *, streams: bool) -> bool:
 
 def is_final(event: CallEvent, *, streams: bool = False) -> bool:
     """Return whether an event ends its call."""
-    return event.seq is None and not streams if isinstance(event, CallResponded) else type(event) in _FINAL
+    return event.seq is None and not streams if type(event) is CallResponded else type(event) in _FINAL
 
 
 def _schema(type: str, required: dict[str, Any], optional: dict[str, Any] | None = None) -> dict[str, Any]:
@@ -355,7 +358,7 @@ MAX_MESSAGE = 1024 * 1024 - 16 * 1024
 
 
 class _WireResponded(Struct, kw_only=True, rename="camel", tag_field="type", tag="call.responded"):
-    """`call.responded` as decoded: its envelope is not converted yet."""
+    """`call.responded` of a peer that omits `data`, or with another form of a field: its envelope is not converted."""
 
     request_id: str
     output: WireEnvelope
@@ -368,7 +371,8 @@ class _Id(Struct, rename="camel"):
 
 
 _encoder = msgspec.json.Encoder(enc_hook=json_form)
-_decoder = msgspec.json.Decoder(
+_decoder = msgspec.json.Decoder(CallEvent)
+_lenient_decoder = msgspec.json.Decoder(
     CallRequested
     | _WireResponded
     | CallCompleted
@@ -410,7 +414,7 @@ def encode_event(event: CallEvent, *, limit: int = MAX_MESSAGE) -> bytes:
     Raises:
         CallError: PAYLOAD_TOO_LARGE above the limit, VALIDATION_ERROR if a value cannot be encoded.
     """
-    if isinstance(event, CallResponded) and isinstance(event.output.data, bytes):
+    if type(event) is CallResponded and isinstance(event.output.data, bytes):
         event = msgspec.structs.replace(event, output=wire_form(event.output))
     try:
         try:
@@ -440,8 +444,11 @@ def decode_event(message: bytes | str, *, limit: int = MAX_MESSAGE) -> CallEvent
         try:
             event = _decoder.decode(message)
         except ValueError:  # tried first without `_read`: 0.2 µs
-            event = _read(_decoder, message)
-        if isinstance(event, _WireResponded):
+            event = _read(_lenient_decoder, message)
+        if type(event) is CallResponded:
+            output = arrived_envelope(event.output)
+            event = event if output is event.output else msgspec.structs.replace(event, output=output)
+        elif type(event) is _WireResponded:
             output = arrived_envelope(event.output)
             event = CallResponded(request_id=event.request_id, output=output, seq=event.seq, resumed=event.resumed)
     except (ValueError, RecursionError, ConversionError) as error:

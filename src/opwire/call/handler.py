@@ -7,7 +7,7 @@ never publish. An MCP result with `is_error` is an ordinary response; only raise
 import asyncio
 import logging
 import time
-from collections import Counter, OrderedDict
+from collections import Counter
 from collections.abc import AsyncGenerator, Awaitable, Callable
 from functools import partial
 from typing import Any
@@ -45,7 +45,7 @@ from opwire.workers import eager_task
 
 logger = logging.getLogger("opwire.call")
 
-_REMEMBERED = 10_000  # ended requests that are remembered to detect duplicates
+_REMEMBERED = 10_000  # ended requests, at least, that are remembered to detect duplicates
 _NOT_STARTED = -1.0  # instead of the deadline of a request that was rejected
 _BREATH = 64  # items of a stream after which it yields to other tasks, regardless of credits
 
@@ -128,9 +128,10 @@ class CallHandler:
         self._timeout = timeout
         self._served: dict[str, _Served] = {}
         self._by_identity: Counter[str | None] = Counter()
-        # The latest ended requests and their deadlines, in the order in which they ended. Not a dict: finding its
-        # oldest key skips over all deleted ones, 3 µs per call.
-        self._ended: OrderedDict[tuple[Address, str], Milliseconds | None] = OrderedDict()
+        # The latest ended requests and their deadlines, and those that ended before. Two generations, since removing
+        # the oldest one with each call takes 0.5 µs, and 3 µs in a dict, which skips over all deleted keys.
+        self._ended: dict[tuple[Address, str], Milliseconds | None] = {}
+        self._ended_before: dict[tuple[Address, str], Milliseconds | None] = {}
         self._deadlines = Deadlines()
         self._hold_ups = HoldUps()
         self._changes: dict[str, bool] = {}  # ids to announce (True) or withdraw
@@ -257,30 +258,29 @@ class CallHandler:
     def requested(self, event: CallRequested, caller: Address) -> None:
         """Start to handle a request."""
         key = caller, event.request_id
-        if key in self._ended or event.request_id in self._served:
+        if key in self._ended or key in self._ended_before or event.request_id in self._served:
             self._repeated(event, key)
             return
         if self._draining and not is_own(event.operation_id):
             self._remember(key, _NOT_STARTED)
             self._reject(event, _leaving(), not_started=True)
             return
-        if (other := self._dispatcher.other_version(event.operation_id, event.version)) is not None:
+        if event.version is not None and (other := self._dispatcher.other_version(event.operation_id, event.version)):
             self._reject(event, other, not_started=True)
             return
-        identity = self._identify(event)
-        most = self._max_per_identity
-        full = None
+        identity, most = self._identify(event), self._max_per_identity
         if len(self._served) >= self._max_calls:
             full = f"{self._max_calls} calls are already in flight"
-        elif most is not None and self._by_identity[_id_of(identity)] >= most:
-            full = f"this caller already has {most} calls in flight"
-        if full is not None:
             self._reject(event, CallError(ErrorCode.RATE_LIMITED, full))
             return
+        if most is not None:
+            if self._by_identity[_id_of(identity)] >= most:
+                full = f"this caller already has {most} calls in flight"
+                self._reject(event, CallError(ErrorCode.RATE_LIMITED, full))
+                return
+            self._by_identity[_id_of(identity)] += 1
         credits = None if event.credits is None else Credits(event.credits)
         served = self._served[event.request_id] = _Served(event, caller, identity, credits, time.monotonic())
-        if most is not None:
-            self._by_identity[_id_of(identity)] += 1
         self._start(event, served)
 
     def _start(self, event: CallRequested, served: _Served) -> None:
@@ -306,7 +306,7 @@ class CallHandler:
 
     def _repeated(self, event: CallRequested, key: tuple[Address, str]) -> None:
         """Respond to a request whose id was used before. No request runs twice."""
-        ended = self._ended.get(key)
+        ended = self._ended.get(key, self._ended_before.get(key))
         if ended == _NOT_STARTED:
             # Its caller has sent it to another server, so that it is rejected after a restart too.
             self._reject(event, _leaving(), not_started=True)
@@ -467,12 +467,12 @@ class CallHandler:
         seconds = served.event.seconds_left(default, held_up)
         if seconds is None:
             return None
-        served.deadline = served.arrived + seconds
-        if served.deadline <= time.monotonic():
+        deadline = served.deadline = served.arrived + seconds
+        if seconds <= 0 or (not self._is_starting and deadline <= time.monotonic()):
             raise CallError(ErrorCode.TIMEOUT, "the deadline passed before the call was started")
         if not self._is_starting:
-            served.tick = self._deadlines.add(served, served.deadline, self._time_out)
-        return served.deadline
+            served.tick = self._deadlines.add(served, deadline, self._time_out)
+        return deadline
 
     def _time_out(self, served: _Served) -> None:
         late = f"{served.event.operation_id} did not respond before its deadline"
@@ -535,8 +535,8 @@ class CallHandler:
 
     def _remember(self, key: tuple[Address, str], deadline: Milliseconds | None) -> None:
         self._ended[key] = deadline
-        if len(self._ended) > _REMEMBERED:
-            self._ended.popitem(last=False)
+        if len(self._ended) >= _REMEMBERED:
+            self._ended, self._ended_before = {}, self._ended
 
     def _changed(self, change: Change) -> None:
         """Announce changes of the registry; simultaneous changes are announced together."""

@@ -21,21 +21,21 @@ class MemoryBus:
         self.codec = codec
         self.max_message = max_message
         self._numbers = count(1)
-        self._ends: dict[Address, MemoryTransport] = {}
+        self._receivers: dict[Address, Receiver] = {}
         self._serving: dict[str, list[Address]] = {}  # servers by operation id, the next one first
 
-    def join(self, end: "MemoryTransport") -> Address:
+    def join(self, receiver: Receiver) -> Address:
         """Add an end, and return its address."""
         address = f"memory-{next(self._numbers)}"
-        self._ends[address] = end
+        self._receivers[address] = receiver
         return address
 
     def leave(self, address: Address) -> None:
         """Remove an end, and report its loss to the others."""
-        self._ends.pop(address, None)
+        self._receivers.pop(address, None)
         self.withdraw(address, list(self._serving))
-        for end in tuple(self._ends.values()):
-            end.lose(address)
+        for receiver in tuple(self._receivers.values()):
+            receiver.lost(address, "the peer left the bus")
 
     def announce(self, address: Address, operation_ids: Iterable[str]) -> None:
         """Route requests for operations to an end."""
@@ -74,16 +74,16 @@ class MemoryBus:
         """Return the addresses of all servers."""
         return list(dict.fromkeys(address for serving in self._serving.values() for address in serving))
 
-    def end(self, address: Address | None) -> "MemoryTransport":
-        """Return the end with this address.
+    def receiver(self, address: Address | None) -> Receiver:
+        """Return the receiver of the end with this address.
 
         Raises:
             CallError: UNAVAILABLE if it is closed.
         """
-        end = None if address is None else self._ends.get(address)
-        if end is None:
+        receiver = None if address is None else self._receivers.get(address)
+        if receiver is None:
             raise CallError(ErrorCode.UNAVAILABLE, "the peer is gone")
-        return end
+        return receiver
 
 
 class MemoryTransport:
@@ -97,12 +97,10 @@ class MemoryTransport:
     def __init__(self, bus: MemoryBus) -> None:
         self._bus = bus
         self._address: Address | None = None
-        self._receiver: Receiver | None = None
 
     async def start(self, receiver: Receiver) -> None:
         """Join the bus."""
-        self._receiver = receiver
-        self._address = self._bus.join(self)
+        self._address = self._bus.join(receiver)
 
     async def announce(self, operation_ids: Iterable[str]) -> None:
         """Serve further operations.
@@ -147,24 +145,15 @@ class MemoryTransport:
             *others, to = bus.servers() or [None]
             for address in others:
                 self.send(event, address)
-        there = bus.end(to)
+        receiver = bus.receiver(to)
         if bus.codec:
             event = decode_event(encode_event(event, limit=bus.max_message), limit=bus.max_message)
-        there.deliver(event, here)
-
-    def deliver(self, event: CallEvent, sender: Address) -> None:
-        """Deliver an event synchronously: a receiver never waits, and a turn of the event loop would cost 2 µs."""
-        if self._receiver is not None:
-            self._receiver.received(event, sender)
-
-    def lose(self, peer: Address) -> None:
-        """Report the loss of a peer to the receiver."""
-        if self._receiver is not None:
-            self._receiver.lost(peer, "the peer left the bus")
+        # Synchronously: a receiver never waits, and a turn of the event loop would cost 2 µs.
+        receiver.received(event, here)
 
     async def close(self) -> None:
         """Leave the bus."""
-        address, self._address, self._receiver = self._address, None, None
+        address, self._address = self._address, None
         if address is not None:
             self._bus.leave(address)
 

@@ -13,7 +13,6 @@ from websockets.exceptions import InvalidURI
 from websockets.uri import WebSocketURI, parse_uri
 
 from opwire import deadlines
-from opwire.call import events
 from opwire.call.events import (
     MAX_MESSAGE,
     CallEvent,
@@ -194,7 +193,11 @@ class WebSocketTransport:
         Raises:
             CallError: UNAVAILABLE, RATE_LIMITED, PAYLOAD_TOO_LARGE.
         """
-        self.send(event, None)
+        session = self._session
+        if session is None or not self.connected or session.leaving or not session.welcome or self._others:
+            self.send(event, None)
+        else:  # nearly always: `send` without the calls
+            session.request(event, None)
 
     def send(self, event: CallEvent, to: Address | None) -> None:
         """Send an event to a peer, or to the server that has the request.
@@ -203,13 +206,13 @@ class WebSocketTransport:
             CallError: UNAVAILABLE, RATE_LIMITED, PAYLOAD_TOO_LARGE.
         """
         if self._others and (other := self._others.get(event.request_id)) is not None:
-            if not isinstance(event, CallRequested):
-                other.send(event, to, control=not isinstance(event, events.BULK))
+            if type(event) is not CallRequested:
+                other.send(event, to)
                 return
             del self._others[event.request_id]  # it was not started there
         session = self._open()
-        if not isinstance(event, CallRequested):
-            session.send(event, to, control=not isinstance(event, events.BULK))
+        if type(event) is not CallRequested:
+            session.send(event, to)
         elif session.leaving or not self.connected:
             raise self._unavailable()
         else:

@@ -27,7 +27,7 @@ from opwire.call.events import MAX_MESSAGE, CallAborted, CallEvent, CallFailed, 
 from opwire.call.transport import Address
 from opwire.errors import CallError, ErrorCode
 from opwire.logs import CANCELLED
-from opwire.operation import is_own
+from opwire.operation import OWN
 from opwire.transports.websocket.connection import WebSocketConnection
 from opwire.transports.websocket.routes import (
     ANONYMOUS,
@@ -62,6 +62,7 @@ _MAX_CARRIED = 4 * 1024 * 1024  # bytes of descriptions in the undecided announc
 _MAX_ALL_CARRIED = 64 * 1024 * 1024  # of all peers
 _MAX_CHECKS = 64  # concurrent token checks: of unknown tokens, and as many of known ones
 _MAX_KNOWN = 10_000  # tokens that were valid
+_BULK = (RequestedHead, RespondedHead, ProgressHead)  # they have no reserved room
 _MAX_SMALL = 1024  # bytes of an event that ends or steers a call: larger ones have no reserved room
 
 
@@ -476,7 +477,7 @@ class Relay:
     def pass_on(self, sender: Peer, message: bytes, head: EventHead, identity: bytes = ANONYMOUS) -> None:
         """Pass on an event from a peer. `identity` is that of a request from another hub."""
         if isinstance(head, RequestedHead):
-            self._pass_request(sender, message, head, identity)
+            self.pass_request(sender, message, head, identity)
             return
         route = self._routes.follow(sender.address, head)
         if route is None:
@@ -488,7 +489,7 @@ class Relay:
             route.call.items += 1
             route.call.response_bytes += len(message)
         if not route.call.open:
-            self._observe(route.call, head.code if isinstance(head, FailedHead) else head.outcome)
+            self._observe(route.call, head.code if type(head) is FailedHead else head.outcome)
         try:
             self._carry(sender, message, head, route)
         except CallError as error:
@@ -500,7 +501,8 @@ class Relay:
                 gave_up = CallAborted(request_id=head.request_id, reason="the caller gave up")
                 self.peers[route.to].notify(gave_up, sender.address)
 
-    def _pass_request(self, sender: Peer, message: bytes, head: RequestedHead, identity: bytes) -> None:
+    def pass_request(self, sender: Peer, message: bytes, head: RequestedHead, identity: bytes = ANONYMOUS) -> None:
+        """Pass on a request, or fail it."""
         route = None
         if sender.rate is not None and (wait := sender.rate.take(time.monotonic())):
             error = CallError(ErrorCode.RATE_LIMITED, "this connection calls too often", retry_after=wait)
@@ -510,7 +512,10 @@ class Relay:
             route = self._routes.request(sender.address, head, identity)
             if route is not None and route.call is not None:
                 route.call.began, route.call.request_bytes = time.monotonic(), len(message)
-                self._carry(sender, message, head, route)
+                if route.to == SERVER:
+                    self._deliver(sender, message, head, route.identity)
+                else:
+                    self._carry(sender, message, head, route)
         except CallError as error:
             call = None if route is None else route.call
             if call is None:  # rejected before it was routed
@@ -543,17 +548,18 @@ class Relay:
         if route.to == SERVER:
             self._deliver(sender, message, head, route.identity)
             return
-        if isinstance(head, RequestedHead):
+        kind = type(head)
+        if kind is RequestedHead:
             message = with_header(message, request_header(sender.address, route.identity))
         else:
             message = with_header(message, sender.headers[route.call is None])
-        control = not isinstance(head, (RequestedHead, RespondedHead, ProgressHead)) and len(message) <= _MAX_SMALL
+        control = kind not in _BULK and len(message) <= _MAX_SMALL
         serves = route.call is not None and route.to == route.call.server
         self.peers[route.to].send(message, control=control, serves=serves)
 
     def _observe(self, call: RoutedCall, outcome: str) -> None:
         """Count a call between peers that has ended. The server counts those that it serves itself."""
-        if call.server == SERVER or is_own(call.operation_id):
+        if call.server == SERVER or call.operation_id.startswith(OWN):
             return
         self.ended += 1
         self.failed += outcome not in ("", CANCELLED)

@@ -24,7 +24,7 @@ from collections.abc import Callable, Container, Iterable
 from functools import lru_cache
 from hashlib import blake2b
 from itertools import count
-from typing import Annotated, Any, ClassVar, Literal, NamedTuple
+from typing import Annotated, Any, ClassVar, Literal
 
 import msgspec
 from msgspec import Meta, Struct, field
@@ -204,8 +204,8 @@ def request_header(peer: Address, identity: bytes) -> bytes:
 
 def with_header(message: bytes, header: bytes) -> bytes:
     """Return a message with this header in place of its own."""
-    message = message.rstrip() if message[-1:] != b"}" else message
-    return message[: _header_start(message)] + header
+    message = message if message.endswith(b"}") else message.rstrip()
+    return message[: -1 if b'"peer"' not in message else _header_start(message)] + header
 
 
 def read_origin(message: bytes) -> tuple[Address, bool]:
@@ -214,11 +214,11 @@ def read_origin(message: bytes) -> tuple[Address, bool]:
     Raises:
         CallError: PROTOCOL_ERROR, if the message is invalid.
     """
+    if b'"peer"' not in message:
+        return SERVER, False
     begin = _header_start(message)
     if begin != len(message) - 1:
         return message[begin + len(_FIELD) : -2].decode(), message.endswith(_UNMATCHED, 0, begin)
-    if b'"peer"' not in message:
-        return SERVER, False
     head = read_head(message)
     return head.peer or SERVER, head.unmatched
 
@@ -272,7 +272,7 @@ class RoutedCall(Struct, eq=False):
     parent_request_id: str | None = None
 
 
-class EventRoute(NamedTuple):
+class EventRoute(Struct, frozen=True):
     """The receiver of a message, and its call; None for an unmatched one. `identity` is a request's, as JSON."""
 
     to: Address
@@ -347,7 +347,7 @@ class _PeerRoutes(Struct, eq=False):
     load: int = 0  # calls in flight that it serves
     operations: dict[str, None] = field(default_factory=dict[str, None])
     asked: dict[str, RoutedCall] = field(default_factory=dict[str, RoutedCall])  # by request id
-    held: dict[str, list[RoutedCall]] = field(default_factory=dict[str, list[RoutedCall]])  # one per caller
+    held: dict[str, tuple[RoutedCall, ...]] = field(default_factory=dict[str, tuple[RoutedCall, ...]])  # one per caller
 
 
 class Routes:
@@ -541,11 +541,12 @@ class Routes:
             return self._drop("duplicate")
         if self.closing:
             raise CallError(ErrorCode.UNAVAILABLE, "the hub is shutting down and accepts no new calls")
-        if max(len(head.operation_id), len(head.parent_request_id or "")) > MAX_ID:  # they are kept until it ends
+        parent = head.parent_request_id
+        if len(head.operation_id) > MAX_ID or (parent is not None and len(parent) > MAX_ID):  # kept until it ends
             raise CallError(ErrorCode.VALIDATION_ERROR, f"an id of a request has more than {MAX_ID:,} characters")
         server = head.peer or self.choose(head.operation_id, head.sticky_key, head.version, here=peer.hub)
         if not peer.hub:  # otherwise that hub has decided it
-            is_nested = self._identifies and head.parent_request_id is not None
+            is_nested = self._identifies and parent is not None
             identity = self._delegated(peer, head) if is_nested else peer.identity
         if server not in self._peers:
             raise CallError(ErrorCode.UNAVAILABLE, f"unknown peer {server[:80]!r}: it may have left")
@@ -564,7 +565,7 @@ class Routes:
             head.questions is True,
             not peer.hub or identity != self.own,
             operation_id=head.operation_id,
-            parent_request_id=head.parent_request_id,
+            parent_request_id=parent,
         )
         self._add(call)
         return EventRoute(server, call, identity)
@@ -576,9 +577,9 @@ class Routes:
         return call
 
     def _add(self, call: RoutedCall) -> None:
-        server = self._peers[call.server]
-        self._peers[call.caller].asked[call.request_id] = call
-        server.held.setdefault(call.request_id, []).append(call)
+        request_id, server = call.request_id, self._peers[call.server]
+        self._peers[call.caller].asked[request_id] = call
+        server.held[request_id] = (*server.held[request_id], call) if request_id in server.held else (call,)
         server.load += 1
 
     def give_up(self, caller: Address, request_id: str, server: Address | None = None) -> None:
@@ -607,10 +608,10 @@ class Routes:
 
     def follow(self, sender: Address, head: EventHead) -> EventRoute | None:
         """Return the route of any other event; None if it is dropped (and counted)."""
-        call = self._find(sender, head)
-        if isinstance(head, ProgressHead):  # neither an item nor, without its call, of use
+        kind, call = type(head), self._find(sender, head)
+        if kind is ProgressHead:  # neither an item nor, without its call, of use
             return self._drop("unknown") if call is None or not call.progress else EventRoute(call.caller, call)
-        if isinstance(head, (QuestionHead, AnswerHead)) and (call is None or not call.questions):
+        if (kind is QuestionHead or kind is AnswerHead) and (call is None or not call.questions):
             return self._drop("unknown")
         if call is None:
             to = head.peer or SERVER
@@ -619,7 +620,8 @@ class Routes:
             if self.asked(to, head.request_id) is not None:
                 return self._drop("foreign")
             return EventRoute(to, None)
-        if ends_call(head.kind, head.seq, streams=call.streams):
+        is_answer = kind is RespondedHead and head.seq is None and not call.streams  # nearly always
+        if is_answer or ends_call(head.kind, head.seq, streams=call.streams):
             self.end(call)
         elif not head.steers:
             call.grants += 1  # an item or a question, after which its caller may send another event
@@ -651,13 +653,12 @@ class Routes:
         if not call.open:
             return False
         call.open = False
-        del self._peers[call.caller].asked[call.request_id]
-        server = self._peers[call.server]
+        request_id, server = call.request_id, self._peers[call.server]
+        del self._peers[call.caller].asked[request_id]
         server.load -= 1
-        held = server.held
-        held[call.request_id].remove(call)
-        if not held[call.request_id]:
-            del held[call.request_id]
+        held = server.held.pop(request_id)
+        if len(held) > 1:
+            server.held[request_id] = tuple(each for each in held if each is not call)
         return True
 
     def _drop(self, why: Dropped) -> None:

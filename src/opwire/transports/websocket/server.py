@@ -304,17 +304,21 @@ class WebSocketServer:
         peer = None if to is None else self._relay.peers.get(to)
         if peer is None:
             raise CallError(ErrorCode.UNAVAILABLE, "the peer is gone")
+        kind = type(event)
         call = self._routes.asked(peer.address, event.request_id)
         waits_for = None if call is None else call.server
-        if isinstance(event, _RESPONSES) and waits_for not in (None, SERVER):
+        if waits_for is not None and waits_for != SERVER and kind in _RESPONSES:
             raise CallError(ErrorCode.UNAVAILABLE, f"{peer.address} waits for the answer of another peer")
         message = encode_event(event, limit=min(limit, peer.max_message))
-        if isinstance(event, CallRequested):
+        if kind is CallResponded:
+            peer.send(message, control=False, serves=waits_for is None)
+        elif isinstance(event, CallRequested):
             self._send_request(peer, event, message)
             return
-        if isinstance(event, CallAborted):
-            self._routes.give_up(SERVER, event.request_id, peer.address)
-        peer.send(message, control=not isinstance(event, BULK), serves=waits_for is None)
+        else:
+            if kind is CallAborted:
+                self._routes.give_up(SERVER, event.request_id, peer.address)
+            peer.send(message, control=kind not in BULK, serves=waits_for is None)
         if call is not None and waits_for == SERVER and is_final(event):
             self._routes.end(call)
 
@@ -470,6 +474,9 @@ class WebSocketServer:
             head = read_head(message)
         except CallError:
             self._session_message(peer, message)
+            return
+        if type(head) is RequestedHead:
+            self._relay.pass_request(peer, message, head)
         else:
             self._relay.pass_on(peer, message, head)
 
@@ -522,7 +529,7 @@ class WebSocketServer:
                 self._malformed(peer, CallError(error.code, error.message))
                 self._receiver.received(CallFailed.of(head.request_id, error), peer.address)
         else:
-            if isinstance(event, CallRequested):
+            if type(event) is CallRequested:
                 known = read_identity(identity)
                 if event.identity is not known or event.credential is not None:
                     event = replace(event, identity=known, credential=None)

@@ -24,6 +24,7 @@ from opwire.call.events import (
     CallFailed,
     CallProgress,
     CallRequested,
+    decode_event,
     encode_event,
 )
 from opwire.call.transport import Address, Receiver
@@ -35,6 +36,7 @@ logger = logging.getLogger("opwire.transports")
 
 PATIENCE = 10.0  # seconds within which the server has to answer a session request, or to report that it is pending
 
+_OF_CALL = b'{"type":"call.'  # prefix of every event of a call that `encode_event` returns
 _CHUNK = 500  # operations, and
 _CHUNK_CHARACTERS = 200_000  # characters of their ids in one announcement, which has to fit into a message
 _HELLO = -1  # the number of the session request without one: hello
@@ -157,20 +159,22 @@ class ClientSession:
         Raises:
             CallError: UNAVAILABLE, RATE_LIMITED, PAYLOAD_TOO_LARGE.
         """
-        self.send(event, to, control=False)
+        message = encode_event(event, limit=self._max_sent)
+        self._connection.send(message if to is None else message[:-1] + relay_header(to), control=False)
         self._unanswered.add(event.request_id)
 
-    def send(self, event: CallEvent, to: Address | None, *, control: bool) -> None:
-        """Send an event to a peer, or (None) to the one that has the request.
+    def send(self, event: CallEvent, to: Address | None) -> None:
+        """Send an event other than a request to a peer, or (None) to the one that has the request.
 
         Raises:
             CallError: UNAVAILABLE, RATE_LIMITED, PAYLOAD_TOO_LARGE.
         """
-        if isinstance(event, CallAborted):
+        if type(event) is CallAborted:
             self._unanswered.discard(event.request_id)
         message = encode_event(event, limit=self._max_sent)
         # The server is named, too: otherwise a response could go to another caller with the same id.
-        self._connection.send(message if to is None else message[:-1] + relay_header(to), control=control)
+        message = message if to is None else message[:-1] + relay_header(to)
+        self._connection.send(message, control=type(event) not in events.BULK)
 
     async def ask(self, kind: Callable[..., events.SessionEvent], **fields: Any) -> events.SessionEvent:
         """Send a session request of this kind, with these fields and a number, and return the response.
@@ -228,10 +232,13 @@ class ClientSession:
 
     def _arrived(self, message: bytes) -> None:
         try:
-            event = events.decode_message(message, limit=self._max_received + MARGIN)
-            if isinstance(event, events.SessionMessage):
-                self._session_event(event)
-                return
+            if message.startswith(_OF_CALL):  # nearly always
+                event = decode_event(message, limit=self._max_received + MARGIN)
+            else:
+                event = events.decode_message(message, limit=self._max_received + MARGIN)
+                if isinstance(event, events.SessionMessage):
+                    self._session_event(event)
+                    return
             sender, unmatched = read_origin(message)
         except CallError as error:
             self._malformed(message, error.message[:_MAX_SHOWN])
@@ -239,8 +246,8 @@ class ClientSession:
         if unmatched and event.request_id in self._unanswered:
             self._dropped["foreign"] += 1  # not from the server that has the request
             return
-        if not isinstance(event, (CallRequested, CallProgress)):  # progress does not decide which peer may reply
-            self._unanswered.discard(event.request_id)
+        if type(event) is not CallRequested and type(event) is not CallProgress:
+            self._unanswered.discard(event.request_id)  # progress does not decide which peer may reply
         self.receiver.received(event, sender)
 
     def _session_event(self, event: events.SessionEvent) -> None:
@@ -280,7 +287,7 @@ class ClientSession:
         failed = CallFailed.of(head.request_id, CallError(ErrorCode.PROTOCOL_ERROR, reason))
         if isinstance(head, RequestedHead):
             try:
-                self.send(failed, head.peer or SERVER, control=True)
+                self.send(failed, head.peer or SERVER)
             except CallError as gone:
                 logger.debug("could not inform %s: %s", head.peer, gone)
         elif not head.unmatched:
