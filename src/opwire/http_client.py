@@ -245,6 +245,8 @@ class HTTPClient:
 
     def prepared(self, request: HTTPRequest) -> HTTPRequest:
         """Return the request with the configured headers, which are for this API, and stay in its origin."""
+        if not self.options.headers:
+            return request
         own = {name.lower() for name, _ in request.headers}
         added = [(name, value) for name, value in self.options.headers.items() if name.lower() not in own]
         if not added:

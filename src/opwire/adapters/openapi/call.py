@@ -102,6 +102,15 @@ class HTTPOperation:
         return host_of(self.plan.base_url or self.plan.server)
 
     @cached_property
+    def complaint(self) -> str:
+        """The message of a timeout."""
+        return f"{self.host} did not respond"
+
+    @cached_property
+    def _key_header(self) -> str | None:
+        return self.plan.idempotency_header
+
+    @cached_property
     def _prepare(self) -> Callable[[Any], Any]:
         return prepare_files(self.plan)
 
@@ -119,7 +128,9 @@ class HTTPOperation:
     async def call(self, input: Any, context: Context) -> ShapedResult:
         """Call a query or mutation."""
         deadline, client = self.deadline(context), self.client
-        request = self._with_key(self.request(input), context)
+        request = self.request(input)
+        if self._key_header is not None:
+            request = self._with_key(self._key_header, request, context)
 
         async def result() -> ShapedResult:
             attempt = 1
@@ -139,15 +150,14 @@ class HTTPOperation:
                 return await asyncio.to_thread(self.responses.read, head, body)
             return self.responses.read(head, body)
 
-        return await client.deadlines.limit(result, deadline, f"{self.host} did not respond")
+        return await client.deadlines.limit(result, deadline, self.complaint)
 
-    def _with_key(self, request: HTTPRequest, context: Context) -> HTTPRequest:
-        """Return the request with an idempotency key, if the document declares that header and the input has none.
+    def _with_key(self, name: str, request: HTTPRequest, context: Context) -> HTTPRequest:
+        """Return the request with an idempotency key in its header, unless the input has one.
 
         A durable call has its own key, which all attempts share.
         """
-        name = self.plan.idempotency_header
-        if name is None or any(each.lower() == name.lower() for each, _ in request.headers):
+        if any(each.lower() == name.lower() for each, _ in request.headers):
             return request
         durable = context.metadata.get("idempotency_key") if context.is_served else None
         key = durable if isinstance(durable, str) and is_visible_ascii(durable) else str(uuid4())
@@ -159,7 +169,7 @@ class HTTPOperation:
         """Return the seconds until the next attempt, or None if the error is final."""
         status = as_dict(error.details).get("status")
         lost = error.code is ErrorCode.UNAVAILABLE and error.retryable
-        is_safe = request.method in _IDEMPOTENT or self.plan.idempotency_header is not None
+        is_safe = request.method in _IDEMPOTENT or self._key_header is not None
         if attempt > self._retries or not is_safe or not (lost or status in _RETRIED):
             return None
         # What the API asks for comes before the back-off, or all rejected callers would return at the same time.
@@ -262,7 +272,7 @@ class StreamSubscription:
         """Open the stream. Return items only if the API sends one complete response instead."""
         operation = self._operation
         deadline = operation.deadline(self._context)
-        limit, complaint = operation.client.deadlines.limit, f"{operation.host} did not respond"
+        limit, complaint = operation.client.deadlines.limit, operation.complaint
         request = self._resumed(self._request)
         try:
             response, head = await limit(lambda: operation.open(request, self._context), deadline, complaint)

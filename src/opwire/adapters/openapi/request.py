@@ -82,6 +82,7 @@ class PathTemplate:
         path, _, query = without_fragment(template).partition("?")
         own = {f"{name}={{{name}}}" for name in query_names}
         self._query = pieces_of("&".join(each for each in query.split("&") if each not in own), _IN_QUERY)
+        self.has_query = self._query != [""]
         self._segments: list[str | list[str]] = []
         for segment in path.removeprefix("/").split("/"):
             pieces = pieces_of(segment, _IN_PATH)
@@ -149,6 +150,7 @@ class _RequestBuilder:
             {parameter.name for parameter, _ in self._variables},
             {parameter.name for parameter, _ in self._query},
         )
+        self._has_query = bool(self._base_query or self._path.has_query)
         self._headers = writers("header")
         for parameter, _ in self._headers:
             header_name(parameter.name)
@@ -162,9 +164,11 @@ class _RequestBuilder:
             url = self._base + self._path.fill(texts)
         except ValueError as error:
             raise invalid_input(self._plan.operation_id, (), str(error)) from error
-        own = [text for _, text in self._written(self._query, input)]
-        if query := [text for text in (self._base_query, self._path.fill_query(texts), *own) if text]:
-            url = f"{url}?{'&'.join(query)}"
+        query = [text for _, text in self._written(self._query, input)]
+        if self._has_query:
+            query = [self._base_query, self._path.fill_query(texts), *query]
+        if joined := "&".join(filter(None, query)):
+            url = f"{url}?{joined}"
         headers: list[tuple[str, str]] = [self._accept]
         if self._headers:
             headers += [(parameter.name, text) for parameter, text in self._written(self._headers, input)]

@@ -73,22 +73,23 @@ class ResponseHead(Struct, frozen=True, kw_only=True):
 
 def head_of(response: "ClientResponse") -> ResponseHead:
     """Return status line and headers of a response as plain data."""
-
-    def readable(text: str) -> str:
-        # aiohttp decodes headers that are not UTF-8 to surrogates: decode these as Latin-1.
-        try:
-            text.encode()
-        except UnicodeEncodeError:
-            return text.encode(errors="surrogateescape").decode("latin-1")
-        return text
-
+    reason, content_type = response.reason or "", response.headers.get("Content-Type", "")
     return ResponseHead(
         method=response.method,
         status=response.status,
-        reason=readable(response.reason or ""),
-        headers=[(name, value if value.isascii() else readable(value)) for name, value in response.headers.items()],
-        content_type=readable(response.headers.get("Content-Type", "")),
+        reason=reason if reason.isascii() else _readable(reason),
+        headers=[(name, value if value.isascii() else _readable(value)) for name, value in response.headers.items()],
+        content_type=content_type if content_type.isascii() else _readable(content_type),
     )
+
+
+def _readable(text: str) -> str:
+    """Return the text of a header: aiohttp decodes those that are not UTF-8 to surrogates. They are Latin-1."""
+    try:
+        text.encode()
+    except UnicodeEncodeError:
+        return text.encode(errors="surrogateescape").decode("latin-1")
+    return text
 
 
 class ResponseReader:
