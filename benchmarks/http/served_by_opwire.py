@@ -1,5 +1,6 @@
-"""The work of the served HTTP ladder on `serve_http`."""
+"""The work of the served HTTP ladder on `serve_http`: `... h11|httptools`."""
 
+import sys
 from dataclasses import dataclass
 
 from benchmarks.http.uvicorn_server import run
@@ -23,4 +24,4 @@ async def add(a: int, b: int, note: str) -> Sum:
 
 
 if __name__ == "__main__":
-    run(serve_http(registry, anonymous=LOCAL_IDENTITY))
+    run(serve_http(registry, anonymous=LOCAL_IDENTITY), sys.argv[1])

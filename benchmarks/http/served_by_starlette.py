@@ -1,4 +1,4 @@
-"""The work of the served HTTP ladder on bare Starlette: `... jsonschema-rs|pydantic`, which validates both ways."""
+"""The work of the served HTTP ladder on bare Starlette: `... h11|httptools jsonschema-rs|pydantic`, which validates."""
 
 import sys
 from typing import Any
@@ -55,5 +55,5 @@ def _query(request: Request) -> dict[str, Any]:
 
 
 if __name__ == "__main__":
-    endpoint = {"jsonschema-rs": _with_jsonschema, "pydantic": _with_pydantic}[sys.argv[1]]
-    run(Starlette(routes=[Route("/math/add", endpoint, methods=["GET", "POST"])]))
+    endpoint = {"jsonschema-rs": _with_jsonschema, "pydantic": _with_pydantic}[sys.argv[2]]
+    run(Starlette(routes=[Route("/math/add", endpoint, methods=["GET", "POST"])]), sys.argv[1])

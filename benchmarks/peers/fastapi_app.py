@@ -1,5 +1,6 @@
-"""The work of the served HTTP ladder on FastAPI, as its documentation shows it."""
+"""The work of the served HTTP ladder on FastAPI, as its documentation shows it: `... h11`."""
 
+import sys
 from typing import Annotated
 
 from fastapi import FastAPI, Query  # pyright: ignore[reportMissingImports] - its own environment
@@ -32,4 +33,4 @@ async def add_by_query(input: Annotated[Input, Query()]) -> Sum:
 
 
 if __name__ == "__main__":
-    run(app)
+    run(app, sys.argv[1])
