@@ -199,13 +199,30 @@ class BrokerTransport:
             raise CallError(ErrorCode.UNAVAILABLE, f"the connection to {self._connection.name} was lost in the query")
         return list(found)
 
-    def request(self, event: CallRequested) -> None:
-        """Send a request to one of the servers of its operation.
+    def request(self, event: CallRequested, to: Address | None = None) -> None:
+        """Send a request to one of the servers of its operation, or to a certain one.
 
         Raises:
             CallError: UNAVAILABLE, RATE_LIMITED, PAYLOAD_TOO_LARGE.
         """
-        self._send_request(event, None)
+        if self._address is None:
+            self._here()
+        if self._signed is not None:
+            event = self._signed.leaving(event, to)
+        limit = self._connection.max_message
+        message = encode_event(event, limit=limit if limit < self._max_message else self._max_message)
+        streams, now = event.credits is not None, time.monotonic()
+        token = self._leases.ask(event.request_id, event.operation_id, now, streams=streams, server=to)
+        if self._probes.due > now + MOMENT:
+            self._probes.soon(now)
+        try:
+            if to is None:
+                self._connection.request(event.operation_id, token, message, event.sticky_key)
+            else:
+                self._connection.send(to, token, message, control=False)
+        except BaseException:
+            self._leases.end(token)
+            raise
 
     def send(self, event: CallEvent, to: Address | None) -> None:
         """Send an event to a peer, or (None) to the server of the request.
@@ -215,7 +232,7 @@ class BrokerTransport:
         """
         is_response = type(event) is CallResponded  # nearly all are
         if not is_response and isinstance(event, CallRequested):
-            self._send_request(event, to)
+            self.request(event, to)
             return
         if self._address is None:
             self._here()
@@ -271,26 +288,6 @@ class BrokerTransport:
 
     def _message_limit(self) -> int:
         return min(self._max_message, self._connection.max_message)
-
-    def _send_request(self, event: CallRequested, to: Address | None) -> None:
-        if self._address is None:
-            self._here()
-        if self._signed is not None:
-            event = self._signed.leaving(event, to)
-        limit = self._connection.max_message
-        message = encode_event(event, limit=limit if limit < self._max_message else self._max_message)
-        streams, now = event.credits is not None, time.monotonic()
-        token = self._leases.ask(event.request_id, event.operation_id, now, streams=streams, server=to)
-        if self._probes.due > now + MOMENT:
-            self._probes.soon(now)
-        try:
-            if to is None:
-                self._connection.request(event.operation_id, token, message, event.sticky_key)
-            else:
-                self._connection.send(to, token, message, control=False)
-        except BaseException:
-            self._leases.end(token)
-            raise
 
     def _send_without_lease(self, event: CallEvent, to: Address | None) -> None:
         """Steer an outgoing call, or reply to a plain client of the broker.

@@ -231,7 +231,8 @@ class Leases:
         """Remove a received request that has ended or was aborted."""
         held = self._held.get(caller)
         if held is not None and (token := held.pop(request_id, None)) is not None:
-            self._drop_holder(token)
+            if self._new.pop(token, None) is None:
+                self._drop_holder(token)
             if not held and len(self._held) > _IDLE:
                 del self._held[caller], self._heard[caller]
 
