@@ -3,6 +3,8 @@
 import asyncio
 import time
 from collections.abc import Awaitable, Callable
+from functools import partial
+from typing import Any, NamedTuple
 
 from opwire.deadlines import Deadlines
 from opwire.durable.journal import Outcome
@@ -12,6 +14,26 @@ RECHECK = 5.0
 """Seconds between two lookups of an awaited outcome, in an engine whose notifications may get lost."""
 
 Fetch = Callable[[], Awaitable[Outcome | None]]
+
+
+class Submission(NamedTuple):
+    """A task that is being stored: the reply of the engine, and how to read it. An outcome may be known already."""
+
+    reply: asyncio.Future[Any]
+    read: Callable[[Any], Outcome | None]
+
+    def settle(self, waiting: asyncio.Future[Outcome | None], reply: asyncio.Future[Any]) -> None:
+        """End the wait of a caller if the reply is an outcome or an error. Nearly always it is neither."""
+        if reply.cancelled():  # by the caller itself
+            return
+        try:
+            known = self.read(reply.result())
+        except Exception as error:
+            if not waiting.done():
+                waiting.set_exception(error)
+        else:
+            if known is not None and not waiting.done():
+                waiting.set_result(known)
 
 
 class OutcomeWaiters:
@@ -25,28 +47,38 @@ class OutcomeWaiters:
     def __contains__(self, key: str) -> bool:
         return key in self._futures
 
-    async def wait(self, key: str, timeout: float, fetch: Fetch, first: Fetch | None = None) -> Outcome | None:
+    async def wait(
+        self, key: str, timeout: float, fetch: Fetch, first: Fetch | None = None, submission: Submission | None = None
+    ) -> Outcome | None:
         """Wait for `resolve` or for `fetch` to return an outcome; return None after `timeout` seconds.
 
-        `first` replaces the first `fetch`. An outcome that is resolved while it runs is not missed.
+        `first` replaces the first `fetch`. An outcome that is resolved while it runs is not missed. So does the reply
+        of a `submission`, which has arrived when this returns; a caller does not wake up for it: 10 µs.
         """
         loop, end = asyncio.get_running_loop(), time.monotonic() + timeout
         future: asyncio.Future[Outcome | None] = loop.create_future()
         futures = self._futures.setdefault(key, set())
         futures.add(future)
+        if submission is not None:
+            submission.reply.add_done_callback(partial(submission.settle, future))
         try:
-            while (known := await (first or fetch)()) is None:
-                first, now = None, time.monotonic()
+            known = None if submission is not None else await (first or fetch)()
+            while known is None:
+                now = time.monotonic()
                 tick = self._deadlines.add(future, min(end, now + self._recheck), _expire)
                 try:
                     known = await future
                 finally:
                     self._deadlines.discard(future, tick)
+                if submission is not None:
+                    # An outcome counts when the reply has arrived: the key may belong to the call of another caller.
+                    known, submission = submission.read(await submission.reply) or known, None
                 if known is not None or end - now <= self._recheck:
                     break
                 futures.discard(future)
                 future = loop.create_future()
                 futures.add(future)
+                known = await fetch()
             return known
         finally:
             if not future.cancel() and not future.cancelled():

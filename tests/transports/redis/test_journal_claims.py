@@ -10,7 +10,8 @@ import pytest
 
 from opwire.durable import Claim
 from opwire.testing.harness import soon
-from opwire.transports.redis.journal import RedisJournal, StreamClaims, StreamReceipt
+from opwire.transports.redis.journal import RedisJournal, StreamClaims
+from opwire.transports.redis.journal_scripts import StreamReceipt
 from tests.durable.samples import outcome, task
 from tests.requirements import requirement
 from tests.servers.brokers import HOST, RedisServer

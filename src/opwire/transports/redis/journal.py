@@ -29,6 +29,7 @@ import asyncio
 import logging
 import time
 from collections.abc import AsyncIterator, Callable, Sequence
+from functools import partial
 from math import ceil, inf
 from secrets import token_hex
 from ssl import SSLContext
@@ -49,12 +50,14 @@ from opwire.durable.journal import (
     key_in_use,
     seconds_within,
 )
+from opwire.durable.waiters import Submission
 from opwire.errors import CallError, ErrorCode
 from opwire.transports.broker_journal import BrokerJournal
 from opwire.transports.redis import journal_scripts as scripts
 from opwire.transports.redis.connection import Part, RedisConnection, command, is_refusal, refusal
-from opwire.transports.redis.journal_scripts import JournalKeys, Script
+from opwire.transports.redis.journal_scripts import JournalKeys, Script, StreamReceipt
 from opwire.transports.redis.servers import RedisServers, parse_servers
+from opwire.workers import eager_task
 
 logger = logging.getLogger("opwire.durable")
 
@@ -62,8 +65,11 @@ PATIENCE = 5.0  # seconds without a reply, after which a server counts as lost
 _IDLE_CONSUMER = 600_000  # milliseconds after which a consumer without tasks is deleted
 _POLL = 1.0  # seconds, at most, between two polls for released and lost tasks
 _PAGE = 100  # outcomes in one pipeline
-_MAX_BATCH = 100  # tasks that one script submits or records: Redis serves no other client meanwhile
-_MAX_BATCH_BYTES = 256 * 1024  # of their requests or outcomes; a larger one is alone
+_MAX_BATCH_BYTES = 256 * 1024  # of the requests or outcomes in one script; a larger one is alone
+# Bytes of a batch that is sent at once instead of at the end of the turn: if all tasks of a turn are in one, callers
+# and workers wait for each other. Half of 64 small tasks; Redis serves no other client while a script runs.
+_FULL = 16 * 1024
+_FRAMING = 250  # bytes of a task beside its request or outcome: keys, digest, times
 
 _encode = msgspec.msgpack.Encoder().encode
 _decoder = msgspec.msgpack.Decoder(Outcome)
@@ -182,10 +188,11 @@ class _Batch(Struct, eq=False):
     arguments: list[Part] = []
     replies: list[asyncio.Future[Any]] = []
     size: int = 0  # bytes
+    begun: bool = False  # it is sent
 
 
 class BatchedScript:
-    """Runs a script for all items of one operation that arrive in the same turn of the event loop.
+    """Runs a script for the items of one operation that arrive in the same turn of the event loop.
 
     `shared` returns the keys and arguments of an operation that precede those of the items.
     """
@@ -199,15 +206,11 @@ class BatchedScript:
         self._batches: dict[str, _Batch] = {}  # that are not sent yet, by operation
         self._running: set[asyncio.Task[None]] = set()
 
-    async def run(self, operation_id: str, size: int, key: bytes, *arguments: Part) -> Any:
-        """Run the script for an item of about `size` bytes, and return its reply.
-
-        Raises:
-            CallError: UNAVAILABLE.
-        """
+    def run(self, operation_id: str, size: int, key: bytes, *arguments: Part) -> asyncio.Future[Any]:
+        """Run the script for an item of about `size` bytes; return the future of its reply, or of UNAVAILABLE."""
         loop = asyncio.get_running_loop()
         batch = self._batches.get(operation_id)
-        if batch is None or len(batch.keys) == _MAX_BATCH or batch.size + size > _MAX_BATCH_BYTES:
+        if batch is None or batch.size + size > _MAX_BATCH_BYTES:
             batch = self._batches[operation_id] = _Batch()
             loop.call_soon(self._begin, operation_id, batch)
         future: asyncio.Future[Any] = loop.create_future()
@@ -215,12 +218,19 @@ class BatchedScript:
         batch.arguments.extend(arguments)
         batch.replies.append(future)
         batch.size += size
-        return await future
+        if batch.size + _FRAMING * len(batch.keys) >= _FULL:
+            self._begin(operation_id, batch)
+        return future
 
     def _begin(self, operation_id: str, batch: _Batch) -> None:
+        if batch.begun:
+            return
+        batch.begun = True
         if self._batches.get(operation_id) is batch:
             del self._batches[operation_id]
-        task = asyncio.get_running_loop().create_task(self._run(operation_id, batch))
+        loop = asyncio.get_running_loop()
+        work = self._run(operation_id, batch)
+        task = eager_task(work, loop) if loop.get_task_factory() is None else loop.create_task(work)
         self._running.add(task)
         task.add_done_callback(self._running.discard)
 
@@ -273,19 +283,6 @@ class _StreamEntry(NamedTuple):
                 )
             case _:
                 raise ValueError(f"unknown fields {self.fields[::2]!r:.200}")
-
-
-class StreamReceipt(NamedTuple):
-    """The receipt of a claim: the entry, and the consumer that claimed it."""
-
-    id: str
-    consumer: str
-
-    @classmethod
-    def of(cls, claim: Claim) -> "StreamReceipt":
-        """Parse the receipt of a claim."""
-        id, _, consumer = claim.receipt.partition(" ")
-        return cls(id, consumer)
 
 
 class StreamClaims:
@@ -504,18 +501,14 @@ class RedisJournal(BrokerJournal):
         Raises:
             CallError: VALIDATION_ERROR, if the key is known with another fingerprint; UNAVAILABLE.
         """
+        arguments = (task.key, task.fingerprint, task.submitted, task.request, self._end if wait > 0 else "")
+        reply = self._submitting.run(task.operation_id, len(task.request), self._names.task(task.key), *arguments)
+        read = partial(_known, task.key)
         if wait <= 0:
-            return await self._submit(task)
+            return read(await reply)
         return await self._waiters.wait(
-            task.key, wait, lambda: self._fetch(task.key), lambda: self._submit(task, self._end)
+            task.key, wait, lambda: self._fetch(task.key), submission=Submission(reply, read)
         )
-
-    async def _submit(self, task: Task, end: str = "") -> Outcome | None:
-        arguments = (task.key, task.fingerprint, task.submitted, task.request, end)
-        known = await self._submitting.run(task.operation_id, len(task.request), self._names.task(task.key), *arguments)
-        if known == -1:
-            raise key_in_use(task.key)
-        return _decode(known) if known else None
 
     async def record(self, claim: Claim, outcome: Outcome) -> Outcome | None:
         """Record the outcome of a task; return the first recorded one, or None if the task is unknown.
@@ -659,6 +652,13 @@ class RedisJournal(BrokerJournal):
     async def _operation(self, key: str) -> str | None:
         (operation_id,) = await self._session.ask(command(b"HGET", self._names.task(key), b"operation"))
         return None if operation_id is None else operation_id.decode()
+
+
+def _known(key: str, reply: Any) -> Outcome | None:
+    """Read the reply to a submission."""
+    if reply == -1:
+        raise key_in_use(key)
+    return _decode(reply) if reply else None
 
 
 def _decode(outcome: bytes) -> Outcome:

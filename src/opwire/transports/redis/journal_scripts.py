@@ -19,6 +19,9 @@ command that needs no memory: outcomes can be recorded even then, and every scri
 
 from functools import partial
 from hashlib import sha1
+from typing import NamedTuple
+
+from opwire.durable.journal import Claim
 
 
 class JournalKeys:
@@ -37,6 +40,19 @@ class JournalKeys:
         self.suspects = partial(name, "suspects")  # a sorted set: released tasks after a lost attempt
         self.history = partial(name, "history")  # a hash: failures and losses
         self.buried = partial(name, "buried")  # a sorted set
+
+
+class StreamReceipt(NamedTuple):
+    """The receipt of a claim: the entry, and the consumer that claimed it."""
+
+    id: str
+    consumer: str
+
+    @classmethod
+    def of(cls, claim: Claim) -> "StreamReceipt":
+        """Parse the receipt of a claim."""
+        id, _, consumer = claim.receipt.partition(" ")
+        return cls(id, consumer)
 
 
 class Script:
