@@ -13,9 +13,9 @@ help:  ## list the commands
 demo: .venv/.demo  ## run the demonstration
 	.venv/bin/opwire demo
 
-# More processes than cores: tests wait for leases and timeouts.
+# More processes than cores: tests wait for leases and timeouts. Each takes 10 s of CPU time to collect the tests.
 test: .venv/.test  ## run the tests on one Python
-	.venv/bin/pytest -q -n 6 --dist worksteal --ignore=tests/judges
+	.venv/bin/pytest -q -n 5 --dist worksteal --ignore=tests/judges
 coverage: .venv/.test  ## run the tests on every Python of this machine, on one of them with coverage
 	.ci/coverage
 

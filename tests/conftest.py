@@ -11,6 +11,8 @@ from typing import Any
 
 import pytest
 from hypothesis import HealthCheck, settings
+from hypothesis.internal.conjecture import providers
+from hypothesis.internal.constants_ast import Constants
 
 from tests.properties import CI_EXAMPLES
 from tests.servers.fixtures import brokers_run_here, nats_server, own_nats, own_redis, redis_server  # noqa: F401
@@ -31,6 +33,10 @@ _every_machine = settings(
 settings.register_profile("ci", _every_machine, max_examples=CI_EXAMPLES)
 settings.register_profile("dev", _every_machine, max_examples=CI_EXAMPLES // 8)
 settings.load_profile("ci" if os.environ.get("CI") else "dev")
+if not os.environ.get("CI"):
+    # Hypothesis looks for constants in the source of every module, and each process of xdist does: 2.6 s of CPU time in
+    # a new clone, 0.5 s later. A dozen examples use hardly any of them.
+    providers._get_local_constants = Constants
 
 
 # Objects that are collected live until the end: looking for garbage among them takes a third of the time.

@@ -201,13 +201,26 @@ def test_a_python_file_is_a_source(
     assert capsys.readouterr().out == "42\n"
 
 
+MCP_SERVER = """
+import asyncio
+from opwire import OperationRegistry
+from opwire.serve.mcp import serve_mcp
+
+registry = OperationRegistry()
+
+@registry.query("double")
+def double(n: int) -> dict[str, int]:
+    return {"result": 2 * n}
+
+asyncio.run(serve_mcp(registry).run_stdio())
+"""
+
+
 @requirement("cli.files")
 def test_a_python_file_is_an_mcp_server(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     server = tmp_path / "my server.py"
-    lines = ["from mcp.server.mcpserver import MCPServer", "server = MCPServer('x')", "@server.tool()"]
-    lines += ["def double(n: int) -> int:", "    return 2 * n", "server.run()"]
-    server.write_text("\n".join(lines))
-    assert run(["call", "--mcp", f"mine={server}", "--json", "mine.double", "n=4"]) == 0
+    server.write_text(MCP_SERVER)
+    assert run(["call", "--mcp", f"mine={server}", "--json", "mine.local_double", "n=4"]) == 0
     assert json.loads(capsys.readouterr().out) == {"result": 8}
     assert run(["ls", "--mcp", "away.py"]) == 2
     assert "--mcp away.py: no such file" in capsys.readouterr().err

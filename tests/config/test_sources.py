@@ -1,6 +1,7 @@
 """Each kind of source, opened by its adapter: real servers, real files."""
 
 import json
+import os
 import sys
 from pathlib import Path
 from typing import Any, cast
@@ -19,7 +20,7 @@ from opwire.operation import Context, Identity
 from opwire.serve.listener import listening
 from opwire.serve.mcp import serve_mcp
 from tests.adapters.openapi.echo import EchoServer, answer
-from tests.config.projects import DOCUMENT, TIME_SERVER, TINY, project, shop, write
+from tests.config.projects import DOCUMENT, TINY, project, shop, write
 from tests.oauth.authorization_server import AuthorizationServer
 from tests.requirements import requirement
 
@@ -50,10 +51,10 @@ async def test_a_python_module(tmp_path: Path) -> None:
 
 @requirement("config.sources")
 async def test_an_mcp_server_that_is_a_program(tmp_path: Path) -> None:
-    source = await opened(tmp_path, f"[sources.time]\n{TIME_SERVER}")
+    source = await opened(tmp_path, f"[sources.tiny]\n{TINY}")
     try:
-        assert {"time.get_current_time", "time.convert_time"} <= ids(source)
-        assert (await answered(source, "time.get_current_time", {"timezone": "UTC"}))["timezone"] == "UTC"
+        assert ids(source) == {"tiny.where"}
+        assert (await answered(source, "tiny.where"))["process"] != os.getpid()
     finally:
         await source.close()
 

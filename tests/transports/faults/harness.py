@@ -35,6 +35,12 @@ def combined(faults: Iterable[str]) -> list[Any]:
     ]
 
 
+def engines(*names: str) -> pytest.MarkDecorator:
+    """Parametrise with these engines, or with CI=true with all: Redis and NATS share what decides about calls."""
+    chosen = [*ENGINES] if is_thorough() else names
+    return pytest.mark.parametrize("engine", [ENGINES[name] for name in chosen], ids=chosen, indirect=True)
+
+
 class Notes:
     """What the handlers in this process say."""
 

@@ -11,11 +11,12 @@ from opwire.transports.websocket import client
 from tests.requirements import requirement
 from tests.servers.brokers import Server
 from tests.transports.engines import Engine
-from tests.transports.faults.harness import processes, staged
+from tests.transports.faults.harness import engines, processes, staged
 from tests.transports.faults.load import CALLERS, Load
 
 
 @requirement("transport.faults.engine-killed")
+@engines("redis", "websocket")
 async def test_calls_succeed_again_when_a_killed_engine_is_started_again(engine: Engine, own_server: Server) -> None:
     async with processes(engine, own_server) as (calls, one, other), Load(calls, callers=CALLERS) as load:
         await load.until(answers=400)
@@ -29,6 +30,7 @@ async def test_calls_succeed_again_when_a_killed_engine_is_started_again(engine:
 
 
 @requirement("transport.faults.engine-frozen")
+@engines("nats", "websocket")
 async def test_calls_fail_soon_while_the_engine_is_frozen_and_succeed_again_afterwards(
     engine: Engine, own_server: Server
 ) -> None:

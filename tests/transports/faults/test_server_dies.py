@@ -8,11 +8,12 @@ from opwire.testing.harness import soon
 from tests.requirements import requirement
 from tests.servers.brokers import Server
 from tests.transports.engines import Engine
-from tests.transports.faults.harness import process, processes
+from tests.transports.faults.harness import engines, process, processes
 from tests.transports.faults.load import CALLERS, Load, runs_in
 
 
 @requirement("transport.faults.server-killed")
+@engines("nats", "websocket")
 async def test_a_killed_server_fails_the_calls_in_its_hands_and_no_others(engine: Engine, server: Server) -> None:
     async with processes(engine, server) as (calls, doomed, other), Load(calls, callers=CALLERS) as load:
         await load.until(answers=400)
@@ -46,6 +47,7 @@ async def test_a_killed_server_is_noticed_long_before_its_beats_are_missed(engin
 
 
 @requirement("transport.faults.server-frozen")
+@engines("redis", "websocket")
 async def test_a_frozen_server_fails_its_calls_and_serves_again_when_it_wakes(engine: Engine, server: Server) -> None:
     async with processes(engine, server) as (calls, sleeper, other), Load(calls, callers=CALLERS) as load:
         await load.until(answers=400)
