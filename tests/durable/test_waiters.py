@@ -6,7 +6,7 @@ from typing import Any
 import pytest
 
 from opwire.durable.journal import Outcome
-from opwire.durable.waiters import OutcomeWaiters, Submission
+from opwire.durable.waiters import OutcomeWaiters, PendingReply
 from opwire.errors import CallError, ErrorCode
 from opwire.testing.harness import soon
 from tests.requirements import requirement
@@ -27,7 +27,7 @@ class Waiting:
         self.waiters = OutcomeWaiters(recheck)
         self.reply: asyncio.Future[Any] = asyncio.get_running_loop().create_future()
         self.fetched = 0
-        waiting = self.waiters.wait("k", timeout, self.fetch, submission=Submission(self.reply, read))
+        waiting = self.waiters.wait("k", timeout, self.fetch, submission=PendingReply(self.reply, read))
         self.task = asyncio.create_task(waiting)
 
     async def fetch(self) -> Outcome | None:

@@ -16,7 +16,7 @@ RECHECK = 5.0
 Fetch = Callable[[], Awaitable[Outcome | None]]
 
 
-class Submission(NamedTuple):
+class PendingReply(NamedTuple):
     """A task that is being stored: the reply of the engine, and how to read it. An outcome may be known already."""
 
     reply: asyncio.Future[Any]
@@ -48,7 +48,7 @@ class OutcomeWaiters:
         return key in self._futures
 
     async def wait(
-        self, key: str, timeout: float, fetch: Fetch, first: Fetch | None = None, submission: Submission | None = None
+        self, key: str, timeout: float, fetch: Fetch, first: Fetch | None = None, submission: PendingReply | None = None
     ) -> Outcome | None:
         """Wait for `resolve` or for `fetch` to return an outcome; return None after `timeout` seconds.
 

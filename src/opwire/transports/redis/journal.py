@@ -50,7 +50,7 @@ from opwire.durable.journal import (
     key_in_use,
     seconds_within,
 )
-from opwire.durable.waiters import Submission
+from opwire.durable.waiters import PendingReply
 from opwire.errors import CallError, ErrorCode
 from opwire.transports.broker_journal import BrokerJournal
 from opwire.transports.redis import journal_scripts as scripts
@@ -507,7 +507,7 @@ class RedisJournal(BrokerJournal):
         if wait <= 0:
             return read(await reply)
         return await self._waiters.wait(
-            task.key, wait, lambda: self._fetch(task.key), submission=Submission(reply, read)
+            task.key, wait, lambda: self._fetch(task.key), submission=PendingReply(reply, read)
         )
 
     async def record(self, claim: Claim, outcome: Outcome) -> Outcome | None:
