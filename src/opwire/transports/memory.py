@@ -21,21 +21,21 @@ class MemoryBus:
         self.codec = codec
         self.max_message = max_message
         self._numbers = count(1)
-        self._receivers: dict[Address, Receiver] = {}
+        self._ends: dict[Address, MemoryTransport] = {}
         self._serving: dict[str, list[Address]] = {}  # servers by operation id, the next one first
 
-    def join(self, receiver: Receiver) -> Address:
+    def join(self, end: "MemoryTransport") -> Address:
         """Add an end, and return its address."""
         address = f"memory-{next(self._numbers)}"
-        self._receivers[address] = receiver
+        self._ends[address] = end
         return address
 
     def leave(self, address: Address) -> None:
         """Remove an end, and report its loss to the others."""
-        self._receivers.pop(address, None)
+        self._ends.pop(address, None)
         self.withdraw(address, list(self._serving))
-        for receiver in tuple(self._receivers.values()):
-            receiver.lost(address, "the peer left the bus")
+        for end in tuple(self._ends.values()):
+            end.lose(address)
 
     def announce(self, address: Address, operation_ids: Iterable[str]) -> None:
         """Route requests for operations to an end."""
@@ -74,16 +74,16 @@ class MemoryBus:
         """Return the addresses of all servers."""
         return list(dict.fromkeys(address for serving in self._serving.values() for address in serving))
 
-    def receiver(self, address: Address | None) -> Receiver:
-        """Return the receiver of the end with this address.
+    def end(self, address: Address | None) -> "MemoryTransport":
+        """Return the end with this address.
 
         Raises:
             CallError: UNAVAILABLE if it is closed.
         """
-        receiver = None if address is None else self._receivers.get(address)
-        if receiver is None:
+        end = None if address is None else self._ends.get(address)
+        if end is None:
             raise CallError(ErrorCode.UNAVAILABLE, "the peer is gone")
-        return receiver
+        return end
 
 
 class MemoryTransport:
@@ -97,10 +97,12 @@ class MemoryTransport:
     def __init__(self, bus: MemoryBus) -> None:
         self._bus = bus
         self._address: Address | None = None
+        self._receiver: Receiver | None = None
 
     async def start(self, receiver: Receiver) -> None:
         """Join the bus."""
-        self._address = self._bus.join(receiver)
+        self._receiver = receiver
+        self._address = self._bus.join(self)
 
     async def announce(self, operation_ids: Iterable[str]) -> None:
         """Serve further operations.
@@ -145,15 +147,24 @@ class MemoryTransport:
             *others, to = bus.servers() or [None]
             for address in others:
                 self.send(event, address)
-        receiver = bus.receiver(to)
+        there = bus.end(to)
         if bus.codec:
             event = decode_event(encode_event(event, limit=bus.max_message), limit=bus.max_message)
-        # Synchronously: a receiver never waits, and a turn of the event loop would cost 2 µs.
-        receiver.received(event, here)
+        there.deliver(event, here)
+
+    def deliver(self, event: CallEvent, sender: Address) -> None:
+        """Deliver an event synchronously: a receiver never waits, and a turn of the event loop would cost 2 µs."""
+        if self._receiver is not None:
+            self._receiver.received(event, sender)
+
+    def lose(self, peer: Address) -> None:
+        """Report the loss of a peer to the receiver."""
+        if self._receiver is not None:
+            self._receiver.lost(peer, "the peer left the bus")
 
     async def close(self) -> None:
         """Leave the bus."""
-        address, self._address = self._address, None
+        address, self._address, self._receiver = self._address, None, None
         if address is not None:
             self._bus.leave(address)
 
