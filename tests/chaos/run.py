@@ -92,9 +92,9 @@ async def run_chaos(
         blocks.append(sys.getallocatedblocks())
     grown = blocks[1] - blocks[0]
     expect(outcomes.total() == calls, f"{calls:,} calls had {outcomes.total():,} outcomes")
-    expect(grown <= _BLOCKS, f"memory has grown by {grown:,} blocks")
     missing = [fault for fault in FAULTS if not chaos.counts[fault]]
     expect(not missing, f"never injected: {', '.join(missing)}")
+    expect(grown <= _BLOCKS, f"memory has grown by {grown:,} blocks")
     return ChaosReport(calls, outcomes, Counter(chaos.counts), reconnections, grown)
 
 
