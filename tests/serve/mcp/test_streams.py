@@ -237,7 +237,7 @@ async def test_the_stream_of_a_session_is_resumed_even_if_the_server_believes_in
 @requirement("serve-mcp.resumption")
 async def test_a_question_waits_for_a_client_that_resumes_the_stream() -> None:
     work = Work()
-    async with browsing(work.registry, anonymous=GUEST, poll_after=0.1) as browser:
+    async with browsing(work.registry, anonymous=GUEST, poll_after=0.5) as browser:
         session = await opened(browser, elicitation={})
         async with browser.post(call("a_ask"), Mcp_Session_Id=session) as response:
             events = Events(response)
