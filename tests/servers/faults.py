@@ -12,6 +12,7 @@ Way = Literal["up", "down"]
 
 _RST = struct.pack("ii", 1, 0)  # for SO_LINGER: close without goodbye
 _GAP = 0.001  # seconds between two pieces, so that the receiver reads them one by one
+_BUFFER = 131_072  # bytes that the kernel receives for the proxy: it would grow that to 32 MiB, which hides a stall
 
 
 class FaultProxy:
@@ -115,6 +116,7 @@ class FaultProxy:
             writers.append(to_client)
             from_server, to_server = await asyncio.open_connection(*self._target)
             writers.append(to_server)
+            to_server.get_extra_info("socket").setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, _BUFFER)
             async with asyncio.TaskGroup() as group:
                 group.create_task(self._pass(from_client, to_server, "up"))
                 group.create_task(self._pass(from_server, to_client, "down"))
@@ -166,6 +168,7 @@ class FaultProxy:
 def _bound(port: int) -> socket.socket:
     listener = socket.socket()
     listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+    listener.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, _BUFFER)  # accepted connections inherit it
     listener.setblocking(False)
     listener.bind(("127.0.0.1", port))
     return listener

@@ -209,8 +209,8 @@ async def test_one_whom_redis_closes_for_reading_too_slowly_comes_back(own_redis
         calling(f"redis://{HOST}:{proxy.port}", heartbeat=5) as calls,
     ):
         proxy.stall("down")
-        running = [
-            asyncio.create_task(calls.call("work.large", {"number": number, "size": 900_000})) for number in range(40)
+        running = [  # small replies: Valkey 9 does not count those of 16 KiB and more, which it sends without a copy
+            asyncio.create_task(calls.call("work.large", {"number": number, "size": 15_000})) for number in range(1_000)
         ]
 
         async def closed() -> None:
@@ -224,7 +224,7 @@ async def test_one_whom_redis_closes_for_reading_too_slowly_comes_back(own_redis
         assert lost
         assert {each.code for each in lost} == {ErrorCode.UNAVAILABLE}
         await answered(calls)
-        assert max(counted.runs.count(number) for number in range(40)) == 1
+        assert max(counted.runs.count(number) for number in range(1_000)) == 1
 
 
 @requirement("transport.redis.no-memory")
