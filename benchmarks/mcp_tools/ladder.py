@@ -8,20 +8,28 @@ from importlib.metadata import version
 
 from mcp import Client
 
-from benchmarks.exchanges import Call, Way, beside, measured_peer, race, rows, served, version_in
+from benchmarks.exchanges import Call, Figures, Way, beside, measured_peer, race, rows, served, version_in
+from benchmarks.mcp_tools.bare_pipe import bare_over_stdio
 from benchmarks.mcp_tools.clients import SDK_SERVER, opwire_over_stdio, sdk_call, sdk_over_stdio
 from benchmarks.mcp_tools.sessions import CALLS, HANDSHAKE, SESSIONS, STATELESS, ServedTool, many_sessions
-from benchmarks.measure import Row, Table
+from benchmarks.measure import Row, Table, compared
 from benchmarks.peers import python_of
 
-_LIMIT = 0.7  # times the SDK's client
+_CLIENT_LIMIT, _SERVER_LIMIT = 1.5, 2.0  # times the CPU time of a bare pipe: 150 and 200 µs where that takes 100
+_BARE = "JSON-RPC by hand"
 _PEERS = {"fastmcp": "benchmarks.peers.fastmcp_client", "utcp": "benchmarks.peers.utcp_mcp_client"}
 
 
 def tables() -> Iterator[Table]:
     """Calling over stdio, then serving over stdio and over streamable HTTP, and many sessions at once."""
-    yield Table("a tool call over stdio, one at a time", "µs", "SDK", asyncio.run(_calling()))
-    yield Table("a served tool over stdio, by the SDK's client", "µs", "SDK", asyncio.run(_serving_stdio()))
+    table, figures = asyncio.run(_calling())
+    yield Table("a tool call over stdio, one at a time", "µs", "SDK", table)
+    ladder = _cpu({each.name: each.client for each in figures}, _CLIENT_LIMIT)
+    yield Table("CPU time of these clients", "µs", "by hand", ladder)
+    table, figures = asyncio.run(_serving_stdio())
+    yield Table("a served tool over stdio, by the SDK's client", "µs", "SDK", table)
+    ladder = _cpu({each.name: each.server or 0.0 for each in figures}, _SERVER_LIMIT)
+    yield Table("CPU time of these servers", "µs", "by hand", ladder)
     yield Table("a served tool over streamable HTTP", "µs", "SDK", asyncio.run(_serving_http()))
     servers = _servers()
     for revision in (HANDSHAKE, STATELESS):
@@ -29,20 +37,29 @@ def tables() -> Iterator[Table]:
         yield Table(title, "calls/s", "SDK", asyncio.run(many_sessions(servers, servers[1].name, revision)))
 
 
-async def _calling() -> list[Row]:
+def _cpu(times: dict[str, float], limit: float) -> list[Row]:
+    """The CPU time of a call at one end, beside that of a bare pipe."""
+    bare = times.pop(_BARE)
+    rows = [compared(name, time, bare, limit if name.startswith("opwire") else None) for name, time in times.items()]
+    return [compared(_BARE, bare, bare), *rows]
+
+
+async def _calling() -> tuple[list[Row], list[Figures]]:
     async with (
         sdk_over_stdio(sys.executable, SDK_SERVER, "add") as (sdk, sdk_server),
         opwire_over_stdio(sys.executable, SDK_SERVER) as (opwire, opwire_server),
+        bare_over_stdio(sys.executable, SDK_SERVER) as (bare, bare_server),
     ):
         ways = [
             Way(f"mcp {version('mcp')}: its own Client", sdk, sdk_server),
-            Way(f"opwire {version('opwire')}: from_mcp, execute", opwire, opwire_server, limit=_LIMIT),
+            Way(f"opwire {version('opwire')}: from_mcp, execute", opwire, opwire_server),
+            Way(_BARE, bare, bare_server),
         ]
         figures = await race(ways)
     table = rows(ways, figures, ways[1].name)
     for peer, module in _PEERS.items():
         table += beside(measured_peer(peer, module, sys.executable), figures[1].ratio)
-    return table
+    return table, figures
 
 
 def _servers() -> list[ServedTool]:
@@ -57,8 +74,8 @@ def _ways(servers: list[ServedTool], calls: list[tuple[Call, int]]) -> list[Way]
     return [Way(each.name, *call, behind=each.peer is not None) for each, call in zip(servers, calls, strict=True)]
 
 
-async def _serving_stdio() -> list[Row]:
-    servers = _servers()
+async def _serving_stdio() -> tuple[list[Row], list[Figures]]:
+    servers = [*_servers(), ServedTool(_BARE, "benchmarks.mcp_tools.bare_pipe", "add")]
     async with AsyncExitStack() as stack:
         calls: list[tuple[Call, int]] = []
         for each in servers:
@@ -66,7 +83,8 @@ async def _serving_stdio() -> list[Row]:
             client = sdk_over_stdio(python, ("-m", each.module, "stdio"), each.tool)
             calls.append(await stack.enter_async_context(client))
         ways = _ways(servers, calls)
-        return rows(ways, await race(ways), ways[1].name)
+        figures = await race(ways)
+        return rows(ways, figures, ways[1].name), figures
 
 
 async def _serving_http() -> list[Row]:
