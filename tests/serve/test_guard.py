@@ -1,6 +1,7 @@
 """Admission of requests: judged by the responses of a real server."""
 
 import asyncio
+import contextlib
 import logging
 import time
 from collections.abc import AsyncGenerator
@@ -508,6 +509,49 @@ async def test_a_body_with_two_lengths_is_refused_and_nothing_after_it_is_read(h
     answer = await client.raw(head % (client.path, len(inner) + 5) + b"0\r\n\r\n" + inner)  # until the server closes
     assert answer.startswith(b"HTTP/1.1 400 ")
     assert answer.count(b"HTTP/1.1 ") == 1
+
+
+@requirement("serve.smuggling")
+@pytest.mark.parametrize("host", [b"localhost", b"evil.example"])
+@pytest.mark.parametrize("protocol", [b"h2c", b"websocket"])
+@pytest.mark.parametrize("length", [b"Content-Length: %d", b"Transfer-Encoding: chunked\r\nX-Length: %d"])
+@on_one_loop
+async def test_the_body_of_a_request_for_another_protocol_is_not_read_as_the_next_request(
+    house: House, host: bytes, protocol: bytes, length: bytes
+) -> None:
+    client = house.behind(RequestGuard(echo))
+    inner = b"GET %s HTTP/1.1\r\nHost: localhost\r\n\r\n" % client.path
+    head = b"POST %s HTTP/1.1\r\nHost: %s\r\nConnection: Upgrade\r\nUpgrade: %s\r\n" % (client.path, host, protocol)
+    reader, writer = await client.connect()
+    try:
+        writer.write(head + length % len(inner) + b"\r\n\r\n")
+        status = await asyncio.wait_for(reader.readline(), 5)
+        writer.write(inner)  # in a packet of its own, as a proxy sends it
+        with contextlib.suppress(ConnectionResetError):
+            assert b"HTTP/1.1 " not in await asyncio.wait_for(reader.read(), 5)  # until the server closes
+    finally:
+        writer.close()
+    assert status.startswith(b"HTTP/1.1 400 " if host == b"localhost" else b"HTTP/1.1 421 ")
+
+
+@requirement("serve.smuggling")
+@on_one_loop
+async def test_a_request_without_a_body_may_ask_for_another_protocol_and_is_the_last_of_its_connection(
+    house: House,
+) -> None:
+    client = house.behind(RequestGuard(echo))
+    head = b"GET %s HTTP/1.1\r\nHost: localhost\r\nConnection: Upgrade\r\nUpgrade: h2c\r\n\r\n" % client.path
+    answer = await client.raw(head)
+    assert answer.startswith(b"HTTP/1.1 200 ")
+    assert b"connection: close" in answer.lower()
+
+
+@requirement("serve.smuggling")
+@on_one_loop
+async def test_a_transfer_coding_before_chunked_is_refused(house: House) -> None:
+    client = house.behind(RequestGuard(echo))
+    head = b"POST %s HTTP/1.1\r\nHost: localhost\r\nTransfer-Encoding: gzip, chunked\r\n\r\n0\r\n\r\n"
+    assert (await client.raw(head % client.path)).startswith(b"HTTP/1.1 400 ")
 
 
 @requirement("serve.token")

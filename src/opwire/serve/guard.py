@@ -56,6 +56,7 @@ _UNIQUE_HEADERS = b"host origin referer sec-fetch-site authorization x-api-key c
 _SCOPES = re.compile(r"[!#-\[\]-~ ]+")  # RFC 6749, section 3.3
 _CLOSE = (b"connection", b"close")  # the rest of the connection is not read
 _CHUNKED = b"transfer-encoding"
+_UPGRADE = b"upgrade"
 _WITHOUT_BODY = frozenset({"GET", "HEAD", "OPTIONS"})
 _SMALL = 64 * 1024
 _BYTES_PER_NODE = 16  # of `max_body` per object or list: 1.4 million empty lists in 4 MB stall the loop for 2 s
@@ -286,6 +287,8 @@ class RequestGuard:
 
     async def _serve(self, scope: Scope, receive: Receive, send: Send) -> None:
         self._open += 1
+        headers: Mapping[bytes, bytes] = dict(scope["headers"])
+        send = _closing(send) if _UPGRADE in headers else send
         try:
             if self._resource is not None:
                 if self._resource.is_at(scope):
@@ -294,7 +297,7 @@ class RequestGuard:
                 scope[OAUTH] = True
                 send = self._resource.challenging(scope, send)
             try:
-                headers = scope[HEADERS] = self._check(scope)
+                headers = scope[HEADERS] = self._check(scope, headers)
                 if self._authenticator is None and self._session is None:
                     scope[IDENTITY], scope[TOKEN], scope[EXPIRES] = self._anonymous, None, None
                 else:
@@ -318,8 +321,8 @@ class RequestGuard:
                 if not self._shares[share]:
                     del self._shares[share]
 
-    def _check(self, scope: Scope) -> Mapping[bytes, bytes]:
-        """Check the headers, and return them by name."""
+    def _check(self, scope: Scope, headers: Mapping[bytes, bytes]) -> Mapping[bytes, bytes]:
+        """Check the headers, and return them by name, without white space at the end of a value."""
         if self._open > self._max_requests:
             raise _overloaded(self._max_requests)
         lines: list[Header] = scope["headers"]
@@ -327,18 +330,19 @@ class RequestGuard:
         if b" \n" in text or b"\t\n" in text or text.endswith((b" ", b"\t")):
             # httptools leaves white space at the end of a value, which is not part of it (RFC 9110).
             lines = scope["headers"] = [(name, value.rstrip(b" \t")) for name, value in lines]
+            headers = dict(lines)
         if len(text) - 2 * len(lines) >= self._max_headers:  # without the line breaks, which are one less
             error = CallError(ErrorCode.PAYLOAD_TOO_LARGE, f"the headers have more than {self._max_headers:,} bytes")
             raise HTTPStatusError(HTTPStatus.REQUEST_HEADER_FIELDS_TOO_LARGE, error)
-        headers = dict(lines)
         if len(headers) != len(lines):  # those that decide anything must be unique, or two parsers could disagree
             names = [name for name, _ in lines]
             for name in _UNIQUE_HEADERS:
                 if names.count(name) > 1:
                     raise CallError(ErrorCode.PROTOCOL_ERROR, f"duplicate header {name.decode()}")
         if _CHUNKED in headers and b"content-length" in headers:  # a proxy may go by the other one: request smuggling
-            error = CallError(ErrorCode.PROTOCOL_ERROR, "content-length and transfer-encoding exclude each other")
-            raise HTTPStatusError(HTTPStatus.BAD_REQUEST, error, _CLOSE)
+            raise _malformed("content-length and transfer-encoding exclude each other")
+        if headers.get(_CHUNKED, b"chunked").lower() != b"chunked":  # httptools ignores what comes before it
+            raise _malformed("the only transfer-encoding is chunked")
         given = headers.get(b"host", b"")
         host = self._accepted.get(given) or self._accept_host(given)
         if b"origin" in headers or b"sec-fetch-site" in headers or b"referer" in headers:
@@ -458,6 +462,8 @@ class RequestGuard:
                 body = await self._deadlines.limit(rest, deadline, "the body did not arrive")
             except CallError as timeout:
                 raise HTTPStatusError(HTTPStatus.REQUEST_TIMEOUT, timeout, _CLOSE) from None
+        if not body and _UPGRADE in headers and (_CHUNKED in headers or int(length)):
+            raise _malformed("this server speaks no other protocol: send the body without the header upgrade")
         max_nodes = self._max_body // _BYTES_PER_NODE
         if len(body) > _SMALL and body.count(b"[") + body.count(b"{") > max_nodes:
             raise CallError(ErrorCode.PAYLOAD_TOO_LARGE, f"the body has more than {max_nodes:,} objects and lists")
@@ -548,6 +554,21 @@ def _counting(entry: AccessEntry, send: Send) -> Send:
     return counted
 
 
+def _closing(send: Send) -> Send:
+    """Return `send` with a response that ends the connection, for a request that asks for another protocol.
+
+    httptools reads no body of such a request, and would take it for the next one: request smuggling behind a proxy that
+    passes `Upgrade` on, as those do that are configured for WebSockets.
+    """
+
+    async def closing(message: MutableMapping[str, Any]) -> None:
+        if message["type"] == "http.response.start":
+            message["headers"] = [line for line in message["headers"] if line[0] != _CLOSE[0]] + [_CLOSE]
+        await send(message)
+
+    return closing
+
+
 def _replaying(body: bytes, receive: Receive) -> Receive:
     unread = [body]
 
@@ -563,6 +584,10 @@ class _DisconnectedError(Exception):
 
 def _overloaded(limit: int) -> CallError:
     return CallError(ErrorCode.UNAVAILABLE, f"{limit} requests are open already: try again", retry_after=1)
+
+
+def _malformed(message: str) -> HTTPStatusError:
+    return HTTPStatusError(HTTPStatus.BAD_REQUEST, CallError(ErrorCode.PROTOCOL_ERROR, message), _CLOSE)
 
 
 async def _discard(receive: Receive) -> None:
