@@ -17,7 +17,8 @@ from hypothesis import strategies as st
 from opwire import Identity
 from opwire.auth import Grant, StaticTokens, allow_anonymous, callback
 from opwire.errors import UsageError
-from opwire.serve.guard import EXPIRES, IDENTITY, LOOPBACK, HostNames, RequestGuard, without_port
+from opwire.serve.guard import EXPIRES, IDENTITY, RequestGuard
+from opwire.serve.hosts import LOOPBACK, HostNames, without_port
 from opwire.serve.listener import listening
 from tests.properties import examples
 from tests.requirements import requirement

@@ -28,6 +28,7 @@ from opwire.deadlines import Deadlines, resume
 from opwire.errors import ERROR_TABLE, CallError, ErrorCode, UsageError, check_above_zero, check_counts
 from opwire.logs import OK, AccessEntry, SurfaceName, begin_access
 from opwire.operation import Identity
+from opwire.serve.hosts import LOOPBACK, HostNames
 from opwire.typed.plain import as_dict, as_list, write_json
 
 Scope = MutableMapping[str, Any]
@@ -36,7 +37,6 @@ Send = Callable[[MutableMapping[str, Any]], Awaitable[None]]
 App = Callable[[Scope, Receive, Send], Awaitable[None]]
 Header = tuple[bytes, bytes]
 
-LOOPBACK = ("localhost", "127.0.0.1", "[::1]")
 PROBLEM_JSON = "application/problem+json"
 MAX_BODY = 4 * 1024 * 1024
 MAX_DETAILS = 64 * 1024
@@ -600,29 +600,6 @@ async def _discard(receive: Receive) -> None:
                 left -= len(message.get("body", b""))
                 if not message.get("more_body", False):
                     return
-
-
-class HostNames:
-    """Accepted host names, in the forms that `RequestGuard` takes."""
-
-    def __init__(self, names: Iterable[str]) -> None:
-        listed = [name.lower() for name in names]
-        self.any = "*" in listed
-        self._names = frozenset(name for name in listed if not name.startswith("*"))
-        self._suffixes = tuple(name[1:] for name in listed if name.startswith("*."))
-
-    def include(self, host: str) -> bool:
-        """Return whether a Host header, in lower case, is accepted. A name without a port matches any port."""
-        if self.any or host in self._names:
-            return True
-        name = without_port(host)
-        return name in self._names or name.endswith(self._suffixes) or host.endswith(self._suffixes)
-
-
-def without_port(host: str) -> str:
-    """Return the name of a Host header: "localhost" for "localhost:8000", "[::1]" for "[::1]:8000"."""
-    name, colon, port = host.rpartition(":")
-    return name if colon and port.isdigit() else host
 
 
 def has_no_token(scope: Mapping[str, Any]) -> bool:
