@@ -4,6 +4,7 @@ import asyncio
 import contextlib
 import logging
 import os
+import re
 import signal
 import socket
 import ssl
@@ -15,6 +16,7 @@ from typing import Any
 
 import aiohttp
 import pytest
+from uvicorn.protocols.http.auto import AutoHTTPProtocol
 
 from opwire import CallError, ErrorCode, Identity
 from opwire.auth import StaticTokens
@@ -271,6 +273,46 @@ async def test_headers_without_an_end_are_not_collected() -> None:
         with contextlib.suppress(ConnectionError):
             assert b" 200 " not in await reader.read()
         writer.close()
+
+
+@requirement("serve.limits")
+@pytest.mark.parametrize("encrypted", [False, True])
+async def test_requests_that_wait_for_the_one_before_them_are_not_collected(
+    encrypted: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    waiting: list[int] = []
+
+    class Watched(AutoHTTPProtocol):
+        def data_received(self, data: bytes) -> None:
+            super().data_received(data)
+            waiting.append(len(self.pipeline))  # pyright: ignore[reportAttributeAccessIssue, reportUnknownArgumentType, reportUnknownMemberType]
+
+    async def echo(scope: Any, receive: Any, send: Any) -> None:
+        body = b""
+        while (message := await receive()).get("more_body", False):
+            body += message["body"]
+        body = scope["path"].encode() + b"=%d;" % len(body + message["body"])
+        headers = [(b"content-length", b"%d" % len(body))]
+        await send({"type": "http.response.start", "status": 200, "headers": headers})
+        await send({"type": "http.response.body", "body": body})
+
+    monkeypatch.setattr(listener, "AutoHTTPProtocol", Watched)
+    server = ssl.create_default_context(ssl.Purpose.CLIENT_AUTH)
+    certificate = self_signed(tmp_path)
+    server.load_cert_chain(certificate)
+    trusting = ssl.create_default_context(cafile=str(certificate)) if encrypted else None
+    count, length = 3_000, 300_000
+    requests = b"".join(b"GET /%d HTTP/1.1\r\n\r\n" % number for number in range(count))
+    body = b"POST /body HTTP/1.1\r\nContent-Length: %d\r\n\r\n" % length + b"x" * length
+    last = b"GET /last HTTP/1.1\r\nConnection: close\r\n\r\n"
+    async with asyncio.timeout(30), listening(echo, ssl=server if encrypted else None, lifespan="off") as address:
+        reader, writer = await asyncio.open_connection("localhost", int(address.rpartition(":")[2]), ssl=trusting)
+        writer.write(requests + body + last)
+        answers = await reader.read()
+        writer.close()
+    expected = [*(b"/%d=0;" % number for number in range(count)), b"/body=%d;" % length, b"/last=0;"]
+    assert re.findall(rb"/\w+=\d+;", answers) == expected
+    assert 0 < max(waiting) < 250
 
 
 @requirement("serve.connections")
