@@ -16,6 +16,7 @@ import pytest
 
 from opwire import AccessControl, CallError, Context, Identity, OperationRegistry, UsageError
 from opwire.durable import DurableCalls, DurableWorker, Journal, MemoryJournal, MemoryJournalState
+from opwire.mcp.messages import RPCError
 from opwire.serve.mcp import DurableTasks, MCPSurface, serve_mcp
 from opwire.serve.mcp import durable_tasks as module
 from opwire.serve.mcp import tasks as in_process
@@ -279,7 +280,11 @@ async def test_foreign_forged_and_expired_ids_are_as_unknown_as_any(monkeypatch:
             assert unknown["code"] == -32602
             sealed = urlsafe_b64decode(id.removeprefix("d."))
             changed = sealed[:32] + sealed[32:].replace(b"work.slow", b"work.greet")
-            state = RequestStates(KEY).seal(sealed[32:])  # a signature of the same key, for a request state
+            state = RequestStates(KEY).seal(
+                sealed[32:], b"state\x00"
+            )  # a signature of the same key, for a request state
+            with pytest.raises(RPCError, match="Invalid or expired requestState"):  # nor is an id a request state
+                RequestStates(KEY).decode(urlsafe_b64encode(sealed[:32] + b"task\x00" + sealed[32:]).decode(), "")
             states = (
                 f"d.{urlsafe_b64encode(each).decode()}" for each in (changed, sealed[:40], b"", bytes(32) + sealed)
             )

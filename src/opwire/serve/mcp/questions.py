@@ -54,6 +54,7 @@ INPUT_METHODS = frozenset({"tools/call", "prompts/get", "resources/read"})
 
 _CAPABILITIES: dict[QuestionKind, str] = {"elicit": "elicitation", "sample": "sampling", "roots": "roots"}
 _OWN_PARAMS = frozenset({"_meta", "inputResponses", "requestState"})
+_PURPOSE = b"state\x00"
 _MIN_KEY = 16  # bytes
 _ROUND = 0.005  # seconds after the first question of a round, in which a handler may ask others
 _encoder = msgspec.json.Encoder(order="sorted")
@@ -171,7 +172,7 @@ class RequestStates:
         body = _encoder.encode(_State(int(self.clock() + STATE_LIFETIME), binding, asked, answers))
         if len(body) > MAX_STATE:
             raise RPCError(INVALID_PARAMS, f"the inputResponses have more than {MAX_STATE:,} bytes together")
-        return self.seal(body)
+        return self.seal(body, _PURPOSE)
 
     def decode(self, text: str, binding: str) -> _State:
         """Return a state that this server, or another one with its key, has signed for this caller and request.
@@ -179,18 +180,18 @@ class RequestStates:
         Raises:
             RPCError: INVALID_PARAMS, whatever is wrong with it.
         """
-        body = self.unseal(text) if len(text) <= 2 * MAX_STATE else None
+        body = self.unseal(text, _PURPOSE) if len(text) <= 2 * MAX_STATE else None
         if body is not None:
             state = msgspec.json.decode(body, type=_State)
             if state.expires >= self.clock() and hmac.compare_digest(state.binding, binding):
                 return state
         raise RPCError(INVALID_PARAMS, "Invalid or expired requestState; call again without it")
 
-    def seal(self, body: bytes, purpose: bytes = b"") -> str:
-        """Return signed data as text; what is signed for one purpose is invalid for another."""
+    def seal(self, body: bytes, purpose: bytes) -> str:
+        """Return signed data as text; what is signed for one purpose, which ends with NUL, is invalid for another."""
         return urlsafe_b64encode(hmac.digest(self._key, purpose + body, "sha256") + body).decode("ascii")
 
-    def unseal(self, text: str, purpose: bytes = b"") -> bytes | None:
+    def unseal(self, text: str, purpose: bytes) -> bytes | None:
         """Return the data of a text that `seal` returned, here or at a server with the same key; None for another."""
         try:
             raw = urlsafe_b64decode(text.encode("ascii"))
