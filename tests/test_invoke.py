@@ -343,6 +343,11 @@ async def test_whether_a_function_can_suspend_is_seen_in_its_code() -> None:
 
         async def method(self) -> None: ...
 
+    @functools.wraps(awaits)
+    def wraps(number: int) -> Any:
+        return awaits(number)
+
+    assert may_suspend(wraps)
     assert not any(map(may_suspend, (computes, functools.partial(computes, 1), Callable().method)))
     assert all(map(may_suspend, (awaits, iterates, enters, functools.partial(awaits, 1), Callable(), len)))
 

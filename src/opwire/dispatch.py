@@ -102,6 +102,13 @@ class Dispatcher:
             check_access(spec, identity)
         return spec
 
+    def may_suspend(self, operation_id: str) -> bool:
+        """Return whether a call may suspend: not if its handler contains no `await`, and nothing is around it."""
+        bound = self.registry.get_bound(operation_id)
+        if bound is None or bound.suspends or bound.intercepted is not None:
+            return True
+        return bool(self._interceptors.installed) or self._rerouted is not None
+
     def execute(self, spec: OperationSpec, input: Any, context: Context) -> Coroutine[Any, Any, ResponseEnvelope[Any]]:
         """Call a query or mutation that `find` returned.
 

@@ -12,7 +12,7 @@ from collections.abc import Callable, Iterable, Mapping
 from contextlib import suppress
 from functools import partial
 from opcode import opmap
-from types import CodeType, NoneType, UnionType
+from types import FunctionType, MethodType, NoneType, UnionType
 from typing import Any, ForwardRef, NotRequired, TypedDict, Union, cast, get_args, get_origin, get_type_hints
 
 from msgspec import UNSET, Struct, UnsetType, defstruct
@@ -371,7 +371,10 @@ def unwrapped(function: Any) -> Any:
 def may_suspend(function: Callable[..., Any]) -> bool:
     """Return whether an async function contains an `await`: without one, it ends in its first step.
 
-    All that suspends, `async for` and `async with` included, is compiled to a YIELD_VALUE.
+    All that suspends, `async for` and `async with` included, is compiled to a YIELD_VALUE. A compiled function, whose
+    code is not known, or a wrapper that returns the coroutine of another one may suspend.
     """
-    code = getattr(unwrapped(function), "__code__", None)
-    return not isinstance(code, CodeType) or opmap["YIELD_VALUE"] in code.co_code[::2]
+    function = unwrapped(function)
+    if not isinstance(function, FunctionType | MethodType) or not function.__code__.co_flags & inspect.CO_COROUTINE:
+        return True
+    return opmap["YIELD_VALUE"] in function.__code__.co_code[::2]

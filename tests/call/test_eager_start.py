@@ -1,15 +1,17 @@
-"""The first step of a served call is executed where its request is received, in a task of its own."""
+"""The first step of a served call is executed where its request is received, in a task of its own if it may suspend."""
 
 import asyncio
 from collections.abc import AsyncIterator, Coroutine
 from contextlib import asynccontextmanager
 from contextvars import ContextVar
+from functools import partial
 from typing import Any
 
 import pytest
 
-from opwire import ErrorCode, OperationRegistry
+from opwire import Context, ErrorCode, OperationRegistry
 from opwire.call import PendingRequestMap
+from opwire.operation import Handler
 from tests.call.harness import call_error, connected_ends
 
 SEEN: ContextVar[str] = ContextVar("SEEN", default="nothing")
@@ -21,12 +23,23 @@ class Tasks:
     def __init__(self) -> None:
         self.registry = OperationRegistry()
         self.noted: list[asyncio.Task[Any] | None] = []
-        for handler in (self.note, self.note_twice, self.limited, self.grouped, self.set_variable, self.slow):
+        for handler in (
+            self.note,
+            self.note_once,
+            self.note_twice,
+            self.limited,
+            self.grouped,
+            self.set_variable,
+            self.slow,
+        ):
             self.registry.query(f"task.{handler.__name__}")(handler)
 
     async def note(self) -> int:
         self.noted.append(asyncio.current_task())
         return len(self.noted)
+
+    async def note_once(self) -> int:
+        return await self.note()
 
     async def note_twice(self) -> bool:
         await self.note()
@@ -65,13 +78,32 @@ async def connected() -> AsyncIterator[tuple[PendingRequestMap, Tasks]]:
 
 async def test_a_handler_that_does_not_suspend_responds_without_a_turn_of_the_event_loop() -> None:
     async with connected() as (client, tasks):
-        call: Coroutine[Any, Any, Any] = client.call("task.note")
+        call: Coroutine[Any, Any, Any] = client.call("task.note_once")
         with pytest.raises(StopIteration) as ended:
             call.send(None)
         assert ended.value.value.data == 1
         (task,) = tasks.noted
         assert task is not None
         assert task is not asyncio.current_task()
+
+
+async def test_a_handler_without_an_await_needs_no_task() -> None:
+    async with connected() as (client, tasks):
+        before = asyncio.all_tasks()
+        assert (await client.call("task.note")).data == 1
+        assert tasks.noted == [asyncio.current_task()]  # over a network there is none
+        assert asyncio.all_tasks() == before
+
+
+async def test_an_interceptor_around_a_handler_without_an_await_may_suspend() -> None:
+    async def pause(call: Handler, input: Any, context: Context) -> Any:
+        await asyncio.sleep(0)
+        return await call(input, context)
+
+    async with connected() as (client, tasks):
+        tasks.registry.use(lambda _, handler: partial(pause, handler))
+        assert (await client.call("task.note")).data == 1
+        assert tasks.noted[0] is not asyncio.current_task()
 
 
 async def test_a_handler_has_the_same_task_in_all_its_steps_and_its_caller_has_another() -> None:
@@ -111,7 +143,7 @@ async def test_tasks_of_a_loop_with_a_task_factory_are_created_by_it() -> None:
 
         loop.set_task_factory(factory)
         try:
-            await client.call("task.note")
+            await client.call("task.note_once")
         finally:
             loop.set_task_factory(None)
         assert len(made) == 1
