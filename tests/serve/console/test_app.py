@@ -6,6 +6,7 @@ import aiohttp
 import pytest
 from starlette.applications import Starlette
 from starlette.routing import Mount
+from yarl import URL
 
 from opwire import AccessControl, OperationRegistry, OperationSpec
 from opwire.errors import UsageError
@@ -223,3 +224,35 @@ def test_a_console_is_mounted_at_a_path(path: str) -> None:
     registry = OperationRegistry()
     with pytest.raises(UsageError, match="such as /console"):
         serve_http(registry, mounts={path: serve_console(registry)})
+
+
+@requirement("console.page")
+@pytest.mark.parametrize(
+    ("path", "status"),
+    [
+        ("/console/", 200),
+        ("/c%6fnsole/", 404),
+        ("/console%2f", 404),
+        ("/console%2Fapi/session", 404),
+        ("/console/api/session", 200),
+        ("/console/%61pi/session", 404),
+        ("/console/api/sessio%6e", 404),
+        ("/console/api/operations/shop%2Ecount", 200),
+        ("/console/api/%6fperations/shop.count", 404),
+        ("/console/api/operations%2Fshop.count", 404),
+    ],
+)
+async def test_its_address_has_one_spelling_so_that_rules_of_a_proxy_hold(path: str, status: int) -> None:
+    registry = OperationRegistry()
+
+    @registry.query("shop.count", access=AccessControl(public=True))
+    async def count() -> int:
+        return 1
+
+    mounted = serve_http(registry, mounts={"/console": serve_console(registry)})
+    async with (
+        mounted.listening() as address,
+        aiohttp.ClientSession() as session,
+        session.get(URL(address + path, encoded=True)) as reply,
+    ):
+        assert reply.status == status

@@ -241,10 +241,11 @@ class ConsoleApp(ListeningApp):
             head, slash, rest = name.partition("/")
             pattern = f"{head}/*" if slash and rest else name
             method = "GET" if request.method == "HEAD" and name != "events" else request.method  # a stream has no end
-            if (handle := self._routes.get((method, pattern))) is not None:
+            is_plain = request.is_plain or (pattern != name and request.is_spelled(f"/api/{head}"))
+            if is_plain and (handle := self._routes.get((method, pattern))) is not None:
                 await handle(request, receive, send)
                 return
-            if methods := [method for method, path in self._routes if path == pattern]:
+            if is_plain and (methods := [method for method, path in self._routes if path == pattern]):
                 raise _wrong_method(*methods)
             raise CallError(ErrorCode.OPERATION_NOT_FOUND, f"unknown path {request.path[:200]}")
         if request.method not in ("GET", "HEAD"):

@@ -29,7 +29,7 @@ from opwire.serve.guard import (
     send_problem,
 )
 from opwire.serve.http.document import DocumentCache, DocumentInfo
-from opwire.serve.http.request import API_ROOT, READS, CancelOnDisconnect, Request, Route, parse_body
+from opwire.serve.http.request import API_ROOT, READS, CancelOnDisconnect, Request, Route, is_spelled, parse_body
 from opwire.serve.http.responses import EventStream, IsErrorPolicy, encode_response
 from opwire.serve.listener import ListeningApp
 from opwire.webhooks import WebhookReceiver, WebhookRequest
@@ -150,7 +150,7 @@ class HTTPApp(ListeningApp):
             root: str = scope.get("root_path", "")
             inner = scope["path"].removeprefix(root)
             for path, app in self._options.mounts.items():
-                if inner == path or inner.startswith(f"{path}/"):
+                if (inner == path or inner.startswith(f"{path}/")) and is_spelled(scope, path):
                     await app({**scope, "root_path": root + path, API_ROOT: root}, receive, send)
                     return
         if scope["type"] == "http" and scope["path"].endswith(("/healthz", "/readyz")):

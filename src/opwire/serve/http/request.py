@@ -48,6 +48,16 @@ _decoder = msgspec.json.Decoder()
 _encoder = msgspec.json.Encoder()
 
 
+def is_spelled(scope: Scope, path: str) -> bool:
+    """Return whether the path of a request, which begins with this one, came without percent-encoding so far.
+
+    %61 is an `a` to us, and may not be to a proxy, whose rules for a path could be evaded.
+    """
+    raw: bytes = scope.get("raw_path") or b""
+    sent = raw.removeprefix(scope.get("root_path", "").encode())
+    return b"%" not in raw or sent.startswith(path.encode() + b"/")
+
+
 class Request:
     """A request; its parts are parsed lazily."""
 
@@ -72,7 +82,7 @@ class Request:
         if self.root_path and path.startswith(f"{self.root_path}/"):
             path = path[len(self.root_path) :]
         self.path = path  # within this app
-        # Whether the path came without percent-encoding: %61 is an `a` to us, and may not be to a proxy.
+        # Whether the path came without percent-encoding; see `is_spelled`.
         raw: bytes = scope.get("raw_path") or b""
         self.is_plain = b"%" not in raw or raw.endswith(path.encode("utf-8", "replace"))
         self.query: bytes = scope["query_string"]
@@ -82,6 +92,10 @@ class Request:
         given = self.headers.get(b"x-request-id")
         is_sane = given is not None and _REQUEST_ID.fullmatch(given)
         self.request_id = given.decode() if given and is_sane else os.urandom(16).hex()
+
+    def is_spelled(self, path: str) -> bool:
+        """Return whether the path begins with this one, without percent-encoding."""
+        return is_spelled(self._scope, path)
 
     @property
     def is_secure(self) -> bool:
