@@ -93,6 +93,7 @@ def test_of_two_equal_keys_the_last_counts_and_a_warning_says_where() -> None:
 def test_of_several_documents_the_first_counts() -> None:
     assert load("a: 1\n---\na: 2") == {"a": 1}
     assert "several YAML documents" in warnings_of("a: 1\n---\na: 2")[0]
+    assert len(warnings_of("a: 1\n---\n---\n[not read")) == 1
     assert load("") is None
 
 

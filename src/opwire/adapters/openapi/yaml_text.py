@@ -188,12 +188,12 @@ class _YAMLBuilder:
                         where = _position(event.start_mark)
                         raise ValueError(f"the alias *{event.anchor} has no complete anchor, {where}")
                     self._add(event, *self._anchors[event.anchor])
+                case yaml.DocumentStartEvent() if self._stack[0].value:  # 200,000 empty ones in 0.8 MB take 1.6 s
+                    self._warn("the file has several YAML documents: only the first is used")
+                    break
                 case _:  # start or end of a stream or document
                     pass
-        documents = self._stack[0].value
-        if len(documents) > 1:
-            self._warn("the file has several YAML documents: only the first is used")
-        return documents[0] if documents else None
+        return next(iter(self._stack[0].value), None)
 
     def _enter(self, value: Any, event: Any) -> None:
         if len(self._stack) > MAX_DEPTH:
