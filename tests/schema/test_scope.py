@@ -28,22 +28,24 @@ def scope(*nodes: dict[str, Any], force: Force = Force.FILL, unresolved: bool = 
     ],
 )
 def test_what_nobody_declares_goes(nodes: list[dict[str, Any]], kept: list[str]) -> None:
-    assert scope(*nodes).kept(["a", "z"], strip=True) == kept
+    assert list(scope(*nodes).kept(dict.fromkeys(["a", "z"]), strip=True)) == kept
 
 
 def test_only_false_strips_when_the_switch_is_off() -> None:
-    assert scope({"properties": {"a": {}}}).kept(["z"], strip=False) == ["z"]
-    assert scope({"additionalProperties": False}).kept(["z"], strip=False) == []
-    assert scope({"unevaluatedProperties": False}).kept(["z"], strip=False) == []
+    assert list(scope({"properties": {"a": {}}}).kept(dict.fromkeys(["z"]), strip=False)) == ["z"]
+    assert list(scope({"additionalProperties": False}).kept(dict.fromkeys(["z"]), strip=False)) == []
+    assert list(scope({"unevaluatedProperties": False}).kept(dict.fromkeys(["z"]), strip=False)) == []
 
 
 def test_an_unresolved_union_keeps_everything() -> None:
-    assert scope({"properties": {}, "additionalProperties": False}, unresolved=True).kept(["z"], strip=True) == ["z"]
+    assert list(
+        scope({"properties": {}, "additionalProperties": False}, unresolved=True).kept(dict.fromkeys(["z"]), strip=True)
+    ) == ["z"]
 
 
 def test_a_condition_declares_but_does_not_close() -> None:
     condition = {"properties": {"a": {}}, "additionalProperties": False}
-    assert scope(condition, force=Force.EVALUATE).kept(["a", "z"], strip=True) == ["a", "z"]
+    assert list(scope(condition, force=Force.EVALUATE).kept(dict.fromkeys(["a", "z"]), strip=True)) == ["a", "z"]
 
 
 @pytest.mark.parametrize(("unions", "kept"), [((), []), ((1,), ["z"]), ((2,), []), ((2, 1), ["z"])])
@@ -51,7 +53,7 @@ def test_a_loose_variant_frees_the_object_only_if_nothing_outside_its_union_decl
     unions: tuple[int, ...], kept: list[str]
 ) -> None:
     found = Scope(CHECKS, [Applied({"properties": {"a": {}}}, Force.FILL, unions)], loose=[1])
-    assert found.kept(["z"], strip=True) == kept
+    assert list(found.kept(dict.fromkeys(["z"]), strip=True)) == kept
 
 
 def test_a_member_meets_what_is_said_by_name_and_by_pattern() -> None:
@@ -110,4 +112,4 @@ INTEGER, NUMBER = {"type": "integer"}, {"type": "number"}
     ],
 )
 def test_an_integer_is_wanted_unless_a_variant_takes_any_number(applied: list[Applied], wanted: bool) -> None:
-    assert Scope(CHECKS, applied).wants_integer() is wanted
+    assert Scope(CHECKS, applied).wants_integer is wanted
