@@ -1,9 +1,14 @@
+from itertools import count as count_up
 from typing import Any
 
 import pytest
 
 from opwire.errors import SchemaError
-from opwire.schema.shape import Checks
+from opwire.schema.cost import Effort, ExhaustedError
+from opwire.schema.fit import Fitter
+from opwire.schema.schema import Reporter
+from opwire.schema.shape import Checks, MeteredChecks
+from opwire.schema.validator import compile_validator
 from tests.requirements import requirement
 
 ROOT: dict[str, Any] = {
@@ -74,3 +79,88 @@ def test_a_part_that_cannot_be_closed_raises_the_same_error_each_time() -> None:
     assert len({str(each.value) for each in errors}) == 1
     assert "gone" in str(errors[0].value)
     assert len({id(each.value) for each in errors}) == 3  # raised again, one error would grow by a traceback per value
+
+
+def test_a_mere_reference_and_its_target_are_compiled_once() -> None:
+    compiled: list[int] = []
+    checks = Checks(ROOT, compiled=lambda _document, parts: compiled.append(parts))
+    for part in (ROOT["properties"]["part"], ROOT["properties"]["bad"], ROOT["$defs"]["word"]):
+        assert checks.is_valid(part, "word")
+    assert compiled == [1]
+
+
+def test_references_in_a_circle_are_followed_once() -> None:
+    root: dict[str, Any] = {"$ref": "#/$defs/a", "$defs": {"a": {"$ref": "#/$defs/b"}, "b": {"$ref": "#/$defs/a"}}}
+    assert Checks(root).shapes.resolved(root["$defs"]["a"]) is root["$defs"]["a"]
+
+
+def doubling(levels: int) -> dict[str, Any]:
+    """Definitions that each name the next one six times."""
+
+    def names(level: int) -> dict[str, Any]:
+        following = {"$ref": f"#/$defs/d{level + 1}"}
+        return {name: {"anyOf": [following, following | {"minProperties": 0}]} for name in "abc"}
+
+    definitions = {f"d{level}": {"properties": names(level)} for level in range(levels)}
+    return {"$ref": "#/$defs/d0", "$defs": {**definitions, f"d{levels}": False}}
+
+
+def chain(levels: int) -> dict[str, Any]:
+    definitions: dict[str, Any] = {
+        f"d{level}": {"properties": {"a": {"$ref": f"#/$defs/d{level + 1}", "minProperties": 0}, "b": {"minLength": 1}}}
+        for level in range(levels)
+    }
+    return {"$ref": "#/$defs/d0", "$defs": {**definitions, f"d{levels}": {"type": "string"}}}
+
+
+def variants(count: int) -> dict[str, Any]:
+    each = [{"properties": {f"k{n}": {"type": "string"}}, "required": [f"k{n}"]} for n in range(count)]
+    return {"anyOf": [{"properties": {"a": {"$ref": "#"}}, "required": ["a"]}, *each]}
+
+
+@requirement("schema.cost")
+@pytest.mark.parametrize("root", [doubling(60), chain(190), variants(1_000)], ids=["doubling", "chain", "variants"])
+def test_a_report_compiles_few_times_as_many_parts_as_the_schema_has(root: dict[str, Any]) -> None:
+    compiled: list[int] = []
+    checks = Checks(root, compiled=lambda _document, parts: compiled.append(parts))
+    value: Any = 1
+    for _ in range(190):
+        value = {"a": value}
+    whole = compile_validator(True)  # not asked: the value is not small
+    assert Reporter(checks, whole).problems(value, 100)
+    assert sum(compiled) <= 1_000 + 2 * checks.costs.size
+    assert len(compiled) <= (1_000 + 2 * checks.costs.size) // 10
+
+
+@requirement("schema.cost")
+def test_a_check_of_a_part_counts_for_what_its_meter_measures() -> None:
+    def checks_of_one_value(count: int) -> int:
+        root, value = variants(count), {"a": {"a": {"z": 1}}}
+        checks = MeteredChecks(Checks(root), Effort(value))
+        for times in count_up():
+            try:
+                assert not checks.is_valid(root, value)
+            except ExhaustedError:
+                return times
+        raise AssertionError
+
+    assert checks_of_one_value(200) * 5 < checks_of_one_value(20)
+
+
+@requirement("schema.cost")
+def test_items_that_all_need_a_repair_are_not_checked_one_by_one_first(monkeypatch: pytest.MonkeyPatch) -> None:
+    root = {"items": {"properties": {"a": {"type": "integer"}}}}
+    checked: list[Any] = []
+    conforms = MeteredChecks.conforms
+
+    def count(self: MeteredChecks, schema: Any, value: Any, *, strip: bool) -> bool:
+        checked.append(value)
+        return conforms(self, schema, value, strip=strip)
+
+    monkeypatch.setattr(MeteredChecks, "conforms", count)
+    fitted = Fitter(Checks(root)).fit([{"a": n, "z": n} for n in range(1_000)], strip=True)
+    assert fitted.value == [{"a": n} for n in range(1_000)]
+    assert len(fitted.repairs) == 1_000
+    assert len(checked) < 10
+    mixed = [{"a": n} if n % 3 else {"a": n, "z": n} for n in range(1_000)]
+    assert Fitter(Checks(root)).fit(mixed, strip=True).value == [{"a": n} for n in range(1_000)]

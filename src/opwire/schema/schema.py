@@ -40,7 +40,7 @@ if TYPE_CHECKING:
 
 
 _MAX_TEXT: Final = 300  # a schema's own enum may hold thousands of words, and a key of the value a million letters
-_SMALL: Final = 10_000  # locations that errors may be about, counted once per part that applies to them: 50 ms
+_SMALL: Final = 4_000  # locations that errors may be about, counted once per part that applies to them: 20 ms
 _SHOWN_NAMES: Final = 100
 _MAX_MEMBERS: Final = 10_000  # of an object that are searched for problems: 10 µs each
 _BLOCK: Final = 1_000  # items that are copied and checked at once
@@ -94,7 +94,7 @@ class Reporter:
         self._validator = validator
         self._above = 1 if isinstance(validator, MemberValidator) else 0  # steps of a path that lead to the value
         self._checks = checks
-        self._costs = checks.shapes.costs()
+        self._costs = checks.costs
         self._aspects: dict[tuple[int, str], JSONSchema] = {}  # single keywords, by the identity of the whole schema
 
     def problems(self, value: Any, limit: int) -> list[Problem]:
@@ -197,10 +197,9 @@ class _Search:
         elif isinstance(value, list):
             items = cast("list[Any]", value)
             prefix = range(min(scope.prefix, len(items)))
-            for index in chain(prefix, self._invalid(items, scope.prefix, len(items), scope)):
-                wanted = scope.item(index)
-                if not self._evaluator.meets(wanted, items[index]):
-                    yield from self.problems(items[index], wanted, f"{path}/{index}")
+            invalid = (index for index in prefix if not self._evaluator.meets(scope.item(index), items[index]))
+            for index in chain(invalid, self._invalid(items, scope.prefix, len(items), scope)):
+                yield from self.problems(items[index], scope.item(index), f"{path}/{index}")
 
     def _invalid(self, items: list[Any], start: int, end: int, scope: Scope) -> Iterator[int]:
         """Yield the invalid items behind the prefix, by bisection: a check of many returns at the first error."""

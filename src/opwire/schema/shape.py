@@ -19,12 +19,13 @@ from collections import defaultdict
 from collections.abc import Callable, Iterable, Iterator
 from enum import Enum, auto
 from functools import cached_property, wraps
+from math import inf
 from typing import Any, Final, Protocol, TypeVar, cast
 
 from opwire.errors import SchemaError
 from opwire.schema.cost import FREE, ComplexityError, Costs, Effort, ExhaustedError
 from opwire.schema.dialect import JSONSchema, References, objects_in
-from opwire.schema.validator import compile_bounded, compile_validator
+from opwire.schema.validator import MeteredValidator, compile_bounded, compile_validator
 from opwire.typed.plain import as_dict, as_list
 
 Node = dict[str, Any]
@@ -36,6 +37,7 @@ T = TypeVar("T")
 UNIONS: Final = ("anyOf", "oneOf")
 DEPENDENT: Final = ("dependentSchemas", "dependencies")
 _MISSING: Final = object()
+_REFERENCE: Final = frozenset({"$ref", "title", "description", "default", "examples", "deprecated"})
 _MAX_COMPARED: Final = 500  # variants that are compared with each other: 125,000 pairs take 0.3 s
 _ALL_TYPES: Final = frozenset({"null", "boolean", "object", "array", "number", "string"})
 
@@ -153,6 +155,20 @@ class Shapes:
         return tuple(found.values())
 
     @_cached
+    def resolved(self, schema: JSONSchema) -> JSONSchema:
+        """Return what a mere reference leads to, or the schema itself: a target needs to be compiled only once."""
+        seen: set[int] = set()
+        while isinstance(schema, dict) and "$ref" in schema and _REFERENCE.issuperset(schema):
+            if id(schema) in seen:
+                break
+            seen.add(id(schema))
+            ((_, target),) = self.references(schema)
+            if target is None:
+                break
+            schema = target
+        return schema
+
+    @_cached
     def is_opaque(self, schema: JSONSchema) -> bool:
         """Return whether a part that always applies lies outside the document."""
         return any(target is None for node in self.conjuncts(schema) for _, target in self.references(node))
@@ -268,7 +284,11 @@ def plain_document(shapes: Shapes, schema: JSONSchema) -> JSONSchema:
     Raises:
         SchemaError: its references cannot be resolved from here.
     """
-    return _DocumentWriter(shapes, strip=False, fills=lambda _schema, _default: False).document(schema, _Variant.PLAIN)
+    return _plain_writer(shapes).document(schema, _Variant.PLAIN)
+
+
+def _plain_writer(shapes: Shapes) -> "_DocumentWriter":
+    return _DocumentWriter(shapes, strip=False, fills=lambda _schema, _default: False)
 
 
 def closed_document(
@@ -285,6 +305,8 @@ def closed_document(
 
 
 class _DocumentWriter:
+    written: int = 0  # parts
+
     def __init__(self, shapes: Shapes, *, strip: bool, fills: Callable[[Node, Any], bool]) -> None:
         self._shapes = shapes
         self._strip = strip
@@ -303,6 +325,7 @@ class _DocumentWriter:
     def _write(self, schema: JSONSchema, variant: _Variant) -> JSONSchema:
         if isinstance(schema, bool):
             return schema
+        self.written += 1
         is_resource = schema is not self._shapes.root and isinstance(schema.get("$id"), str)
         if is_resource and any(str(each.get("$ref", "")).startswith("#") for each in objects_in(schema, data=True)):
             raise SchemaError(f"the part {schema['$id']!r} has references relative to itself")
@@ -425,8 +448,10 @@ class _DocumentWriter:
 
 
 _LOOKUPS: Final = 8  # lookups of a name in a node that count as one location
-_PARTS: Final = 1_000  # from which the checks of one walk may be compiled; 30 µs each, if not compiled yet
-_PARTS_PER_PART: Final = 6
+_PARTS: Final = 1_000  # from which the checks of one walk may be compiled; 15 µs each, if not compiled yet
+_PARTS_PER_PART: Final = 2
+_DOCUMENT: Final = 10  # parts that a check counts for by itself, however small it is
+_METERED: Final = 3  # times that a part takes in a document with a meter: its costs are read, and it is written twice
 
 
 def is_without_whole_floats(value: Any) -> bool:
@@ -473,17 +498,32 @@ class Checks:
         self._patterns: dict[str, Check] = {}
         self._usable: dict[int, bool] = {}
         self.sizes: dict[Any, int] = {}  # parts that a check was compiled from, by its key in `_valid` or `_conforms`
+        self.metered: dict[Any, MeteredValidator] = {}  # those of them that meter a value first, by the same keys
 
     def is_valid(self, schema: JSONSchema, value: Any) -> bool:
         """Return whether a value is valid against a part of the schema."""
+        schema = self.shapes.resolved(schema)
         return schema if isinstance(schema, bool) else _run(self.validity(schema), value)
 
-    def validity(self, schema: Node) -> Check:
-        """Return the check behind `is_valid`, for plain data."""
+    def validity(self, schema: Node, limit: float = inf) -> Check:
+        """Return the check behind `is_valid`, for plain data.
+
+        Raises:
+            ExhaustedError: it has to be compiled, from more parts than the limit.
+        """
         check = self._valid.get(id(schema))
         if check is None:
-            document = plain_document(self.shapes, schema)
-            check = self._valid[id(schema)] = self._compiled(id(schema), document)
+            writer = _plain_writer(self.shapes)
+            document = writer.document(schema, _Variant.PLAIN)
+            size = self.sizes[id(schema)] = _DOCUMENT + writer.written * (1 if self._is_free else _METERED)
+            if size > limit:
+                raise ExhaustedError
+            if self._is_free:  # so is each part of it, and reading its costs would take half the time
+                check = compile_validator(document, formats=self._formats).is_valid
+                self._on_compiled(document, writer.written)
+            else:
+                check = self._compiled(id(schema), document)
+            self._valid[id(schema)] = check
         return check
 
     def conforms(self, schema: JSONSchema, value: Any, *, strip: bool) -> bool:
@@ -497,7 +537,7 @@ class Checks:
         if check is None:
             try:
                 document = closed_document(self.shapes, schema, strip=strip, fills=self.is_usable)
-                check = self._compiled(key, document)
+                check = self._compiled(key, document)  # of few parts of a value, so that it is not counted before
             except SchemaError as error:
                 check = str(error)
             self._conforms[key] = check
@@ -521,14 +561,28 @@ class Checks:
     @cached_property
     def max_parts(self) -> int:
         """How many parts the checks may have that are needed for one walk over a value."""
-        return _PARTS + _PARTS_PER_PART * self.shapes.costs().size
+        return _PARTS + _PARTS_PER_PART * self.costs.size
+
+    @cached_property
+    def costs(self) -> Costs:
+        """The costs of the root; raises `SchemaError` where they are too high."""
+        return self.shapes.costs()
+
+    @cached_property
+    def _is_free(self) -> bool:
+        try:
+            return self.costs.is_free
+        except SchemaError:
+            return False
 
     def _compiled(self, key: Any, document: JSONSchema) -> Check:
         costs = Costs(document)
-        self.sizes[key] = costs.size
-        check = compile_bounded(document, costs, formats=self._formats).is_valid
+        self.sizes.setdefault(key, _DOCUMENT + costs.size)
+        validator = compile_bounded(document, costs, formats=self._formats)
+        if isinstance(validator, MeteredValidator):
+            self.metered[key] = validator
         self._on_compiled(document, costs.size)
-        return check
+        return validator.is_valid
 
 
 class MeteredChecks:
@@ -543,17 +597,17 @@ class MeteredChecks:
         self.is_usable = checks.is_usable
 
     def is_valid(self, schema: JSONSchema, value: Any) -> bool:
-        self._effort.spend_check(value)
+        schema = self.shapes.resolved(schema)
         if isinstance(schema, bool):
+            self._effort.spend_check(value)
             return schema
-        check = self._used.get(id(schema)) or self._use(id(schema), self._checks.validity(schema))
-        return _run(check, value)
+        check = self._used.get(id(schema)) or self._use(id(schema), self._checks.validity(schema, self._parts))
+        return self._run(id(schema), check, value)
 
     def conforms(self, schema: JSONSchema, value: Any, *, strip: bool) -> bool:
-        self._effort.spend_check(value)
         key = (id(schema), strip)
         check = self._used.get(key) or self._use(key, self._checks.conformity(schema, strip=strip))
-        return _run(check, value)
+        return self._run(key, check, value)
 
     def matches(self, pattern: str, name: str) -> bool:
         self._effort.spend(1)
@@ -561,7 +615,17 @@ class MeteredChecks:
 
     def count(self, lookups: int) -> None:
         """Account for lookups of members that are not checks."""
-        self._effort.spend(lookups // _LOOKUPS)
+        if lookups >= _LOOKUPS:
+            self._effort.spend(lookups // _LOOKUPS)
+
+    def _run(self, key: Any, check: Check, value: Any) -> bool:
+        metered = self._checks.metered.get(key)
+        if metered is None:
+            self._effort.spend_check(value)
+        else:
+            self._effort.spend_metered(metered.meter.check(value))
+            check = metered.unmetered.is_valid
+        return _run(check, value)
 
     def _use(self, key: Any, check: Check) -> Check:
         """Account for a compiled check once, even if it was cached for an earlier value: the outcome is the same."""
