@@ -380,6 +380,34 @@ async def test_a_peer_that_sends_much_at_once_does_not_keep_others_waiting(monke
 
 
 @requirement("transport.link.fair")
+async def test_an_event_loop_that_reads_again_in_the_same_turn_waits_after_a_read_that_took_long(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    clock = 0.0
+    monkeypatch.setattr(link.time, "monotonic", lambda: clock)
+
+    class Busy(End):
+        def receive(self, data: bytes) -> None:
+            nonlocal clock
+            clock += 0.0006  # for each piece
+            super().receive(data)
+
+    busy = Busy()
+    one, two = socket.socketpair()
+    one.setblocking(False)
+    transport, _ = await asyncio.get_running_loop().create_connection(lambda: busy.link, sock=one)
+    busy.link.data_received(bytes(10_000))
+    assert transport.is_reading()
+    busy.link.data_received(bytes(30_000))
+    assert len(busy.received) == 40_000
+    assert not transport.is_reading()
+    await asyncio.sleep(0)
+    assert transport.is_reading()
+    await busy.link.close()
+    two.close()
+
+
+@requirement("transport.link.fair")
 async def test_what_is_left_of_a_connection_that_ended_is_dropped(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(link, "_TURN", 0.0)
     async with connected() as (here, _):

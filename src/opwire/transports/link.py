@@ -30,6 +30,7 @@ _FLUSH_AT = 8 * 1024
 _PIECE = 64 * 1024  # bytes joined into one write
 _BITE = 16 * 1024  # bytes that are handled before the time is checked: about 250 requests
 _TURN = 0.01  # seconds for the data of one peer, after which other peers have their turn
+_READ = 0.001  # seconds for one read, after which the next one has to wait for its turn: uvloop reads up to 32 times
 _STEADY = 5.0  # seconds of work after which a failure counts as the first one
 _FIRST_PAUSE, _LONGEST_PAUSE = 0.1, 5.0  # seconds before a restart
 
@@ -226,14 +227,14 @@ class Link(asyncio.Protocol):
             self._take(data)
 
     def _read_on(self, *, is_paused: bool = True) -> None:
-        until, start = time.monotonic() + _TURN, 0
-        while start < len(self._unread) and (start == 0 or time.monotonic() < until):
+        began, start = time.monotonic(), 0
+        while start < len(self._unread) and (start == 0 or time.monotonic() - began < _TURN):
             self._take(self._unread[start : start + _BITE])
             start += _BITE
         self._unread = self._unread[start:]
         if self._transport is None or self._reason is not None:
             self._unread = b""
-        elif self._unread:
+        elif self._unread or (not is_paused and time.monotonic() - began > _READ):
             if not is_paused:
                 self._transport.pause_reading()
             asyncio.get_running_loop().call_soon(self._read_on)
