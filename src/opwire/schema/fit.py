@@ -553,7 +553,9 @@ def _repairs(old: Any, new: Any) -> list[Repair]:
 
 def _add_repairs(old: Any, new: Any, path: str, found: list[Repair]) -> None:
     """Add what differs. Asserts rule 3: a scalar that is not the same one is an invalid repair."""
-    if isinstance(old, dict) and isinstance(new, dict):
+    if type(old) is float and type(new) is int and old == new:
+        found.append(Repair("converted", path))
+    elif isinstance(old, dict) and isinstance(new, dict):
         before, after = cast("dict[str, Any]", old), cast("dict[str, Any]", new)
         stripped = 0
         for name in [name for name, item in before.items() if after.get(name, _MISSING) is not item]:
@@ -568,7 +570,5 @@ def _add_repairs(old: Any, new: Any, path: str, found: list[Repair]) -> None:
         for index, (item, fitted) in enumerate(zip(cast("list[Any]", old), cast("list[Any]", new), strict=True)):
             if fitted is not item:
                 _add_repairs(item, fitted, f"{path}/{index}", found)
-    elif type(old) is float and type(cast("Any", new)) is int and old == new:
-        found.append(Repair("converted", path))
     else:
         raise _GivenUp
