@@ -14,7 +14,6 @@ from opwire.operation import Completer, Context, OperationOptions, OperationSpec
 from opwire.schema.dialect import References
 from opwire.signature import Signature, check_kind, describe_function, is_method
 from opwire.typed.plain import as_dict, as_list
-from opwire.uri_template import URITemplate
 
 F = TypeVar("F", bound=Callable[..., Any])
 
@@ -102,6 +101,8 @@ class Decorators(ABC):
         Raises:
             RegistrationError: the template is invalid, or differs from the parameters; as `query`.
         """
+        from opwire.uri_template import URITemplate  # few programs have resources
+
         template = URITemplate(uri)
 
         def check(spec: OperationSpec) -> None:

@@ -12,6 +12,7 @@ import logging
 import sys
 from base64 import b64decode
 from collections.abc import Iterable, Mapping
+from functools import cache
 from time import time_ns
 from typing import (
     TYPE_CHECKING,
@@ -375,7 +376,11 @@ class WireEnvelope(Struct):
 
 _EXACT = 2**53  # the largest range in which every integer has its own float
 _encoder = msgspec.json.Encoder()
-_decoder = msgspec.json.Decoder(WireEnvelope)
+
+
+@cache
+def _decoder() -> msgspec.json.Decoder[WireEnvelope]:
+    return msgspec.json.Decoder(WireEnvelope)  # takes 0.6 ms
 
 
 def encode_envelope(envelope: ResponseEnvelope[Any]) -> bytes:
@@ -407,7 +412,7 @@ def decode_envelope(message: bytes | str) -> ResponseEnvelope[Any]:
         ConversionError: invalid JSON, or not an envelope.
     """
     try:
-        wire = read_json(_decoder, message)
+        wire = read_json(_decoder(), message)
     except (ValueError, RecursionError) as error:
         raise ConversionError(f"not a readable envelope: {error}") from error
     return arrived_envelope(wire)

@@ -20,10 +20,10 @@ from opwire.errors import RegistrationError
 MAX_URI = 8192
 """Characters of a URI."""
 
-_EXPRESSION = re.compile(r"\{([+#./;?&=,!@|]?)([^{}]*)\}")
-_NAME = re.compile(r"[A-Za-z0-9_]+")
-_SCHEME = re.compile(r"[A-Za-z][A-Za-z0-9+.-]*:")
-_UNSAFE = re.compile(r"[\x00-\x1f\x7f]|^[/\\]|^[A-Za-z]:[/\\]|(?:^|[/\\])\.\.(?:$|[/\\])")
+_EXPRESSION = r"\{([+#./;?&=,!@|]?)([^{}]*)\}"
+_NAME = r"[A-Za-z0-9_]+"
+_SCHEME = r"[A-Za-z][A-Za-z0-9+.-]*:"
+_UNSAFE = r"[\x00-\x1f\x7f]|^[/\\]|^[A-Za-z]:[/\\]|(?:^|[/\\])\.\.(?:$|[/\\])"
 _LEADS = {"": "", "+": "", "#": "#", ".": ".", "/": "/"}
 _ENDS = {"": "/?#&,", "+": "?#", "#": "", ".": "./?#", "/": "/?#"}  # characters that a value cannot contain
 
@@ -44,7 +44,7 @@ class _Variable(NamedTuple):
         if not text or any(character in forbidden for character in text):
             return None
         values = [unquote(each) for each in (text.split("/") if self.is_list else [text])]
-        if any(_UNSAFE.search(each) for each in (*values, "/".join(values))):  # handlers join a list, too
+        if any(re.search(_UNSAFE, each) for each in (*values, "/".join(values))):  # handlers join a list, too
             return None
         return values if self.is_list else values[0]
 
@@ -63,10 +63,10 @@ class URITemplate:
         self._literals = [""]  # around the variables
         self._variables: list[_Variable] = []
         self._query: list[str] = []
-        if not _SCHEME.match(template) or len(template) > MAX_URI or not template.isprintable():
+        if not re.match(_SCHEME, template) or len(template) > MAX_URI or not template.isprintable():
             raise self._error(f"a URI begins with its scheme (`shop://…`) and has at most {MAX_URI:,} characters")
         position = 0
-        for found in _EXPRESSION.finditer(template):
+        for found in re.finditer(_EXPRESSION, template):
             self._add_literal(template[position : found.start()])
             self._add_expression(found[1], found[2].split(","))
             position = found.end()
@@ -113,7 +113,7 @@ class URITemplate:
             self._literals.append("")
 
     def _name(self, text: str) -> str:
-        if not _NAME.fullmatch(text):
+        if not re.fullmatch(_NAME, text):
             raise self._error(f"{text[:50]!r} is not a variable; write {{+path}} for a value with slashes")
         return text
 

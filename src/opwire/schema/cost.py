@@ -60,8 +60,8 @@ _ONE = frozenset({"if", "then", "else", "not"})
 _REFS = frozenset({"$ref", "$dynamicRef", "$recursiveRef"})
 _IN_PLACE = _MANY | _ONE | _REFS | {"dependentSchemas"}
 _NEGATED = frozenset({"not", "if"})
-_REPEATED_GROUP = re.compile(r"\)[*+{]")
-_NOT_REGULAR = re.compile(r"\(\?(?:[=!>]|<[=!])|\\[1-9k]|[*+?}]\+")
+_REPEATED_GROUP = r"\)[*+{]"
+_NOT_REGULAR = r"\(\?(?:[=!>]|<[=!])|\\[1-9k]|[*+?}]\+"
 _UNEVALUATED = frozenset({"unevaluatedProperties", "unevaluatedItems"})
 _OF_OBJECTS = frozenset(
     {"properties", "additionalProperties", "propertyNames", "patternProperties", "unevaluatedProperties"}
@@ -161,7 +161,7 @@ def _in_place(schema: dict[str, Any], references: References) -> Iterator[JSONSc
 
 def _backtracks(pattern: Any) -> bool:
     """Return whether a pattern may backtrack often: a repeated group, and syntax of the backtracking engine."""
-    return isinstance(pattern, str) and bool(_REPEATED_GROUP.search(pattern) and _NOT_REGULAR.search(pattern))
+    return isinstance(pattern, str) and bool(re.search(_REPEATED_GROUP, pattern) and re.search(_NOT_REGULAR, pattern))
 
 
 class Prices:

@@ -34,7 +34,7 @@ G = TypeVar("G")
 # millisecond (measured: `^(?=(a+)+$)` on 40,000 characters).
 _PATTERNS: Final = jsonschema_rs.FancyRegexOptions(backtrack_limit=10_000)
 # Its automaton has a copy of the class for each repetition: 440 kB for 259 of a negated class, and AWS has hundreds.
-_COUNTED: Final = re.compile(r"\^(\[\^?(?:[^\[\]\\]|\\.)+\]|\\[wdsWDS])\{([0-9]{1,9}),([0-9]{1,9})\}\$")
+_COUNTED: Final = r"\^(\[\^?(?:[^\[\]\\]|\\.)+\]|\\[wdsWDS])\{([0-9]{1,9}),([0-9]{1,9})\}\$"
 _MAX_DEFINITIONS: Final = 2_000
 _FIRST, _SECOND = "-first", "-second"
 
@@ -96,7 +96,7 @@ def _without_counts(schema: JSONSchema) -> JSONSchema:
     if not isinstance(schema, dict):
         return schema
     copy = map_subschemas(schema, _without_counts)
-    if isinstance(pattern := copy.get("pattern"), str) and (found := _COUNTED.fullmatch(pattern)):
+    if isinstance(pattern := copy.get("pattern"), str) and (found := re.fullmatch(_COUNTED, pattern)):
         least, most = copy.get("minLength", 0), copy.get("maxLength", found[3])
         try:
             copy["minLength"], copy["maxLength"] = max(int(least), int(found[2])), min(int(most), int(found[3]))

@@ -3,7 +3,6 @@
 pydantic is imported here only, and only for a type that is pydantic's already.
 """
 
-import json
 from typing import Annotated, Any, cast, get_origin
 
 from opwire.typed.fields import NOTHING, ClassSpec, FieldSpec, hint_error, plain_default
@@ -91,6 +90,8 @@ class PydanticNode(Node):
             return self._decode(whole)
 
     def _decode(self, value: Any) -> Any:
+        import json  # pydantic has imported it: 4 ms of `import opwire` otherwise
+
         from pydantic import ValidationError
 
         try:
