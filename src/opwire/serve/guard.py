@@ -277,8 +277,16 @@ class RequestGuard:
 
     async def _log(self, entry: AccessEntry, scope: Scope, receive: Receive, send: Send) -> None:
         scope[ACCESS], entry.path = entry, scope["path"]
+
+        async def counted(message: MutableMapping[str, Any]) -> None:
+            if message["type"] == "http.response.start":
+                entry.status = message["status"]
+            else:
+                entry.bytes += len(message.get("body", b""))
+            await send(message)
+
         try:
-            await self._serve(scope, receive, _counting(entry, send))
+            await self._serve(scope, receive, counted)
         finally:
             identity: Identity | None = scope.get(IDENTITY)
             entry.identity = None if identity is None else identity.id
@@ -541,17 +549,6 @@ class _PublishedResource:
         given = value.decode("latin-1").removeprefix("Bearer").strip()
         scope = "" if "scope=" in given else self._scope
         return name, f'Bearer resource_metadata="{url}"{scope}{f", {given}" if given else ""}'.encode("latin-1")
-
-
-def _counting(entry: AccessEntry, send: Send) -> Send:
-    async def counted(message: MutableMapping[str, Any]) -> None:
-        if message["type"] == "http.response.start":
-            entry.status = message["status"]
-        else:
-            entry.bytes += len(message.get("body", b""))
-        await send(message)
-
-    return counted
 
 
 def _closing(send: Send) -> Send:

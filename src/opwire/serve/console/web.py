@@ -271,11 +271,20 @@ class Streams:
         counts_for = (None if identity is None else identity.id,) if counted else None
         stream = self._open[running] = OpenStream(self._sessions.key(request.headers), counts_for)
         beating: asyncio.Task[None] | None = None
+
+        async def beat() -> None:
+            while True:
+                await asyncio.sleep(HEARTBEAT)
+                await writer.beat()
+                with contextlib.suppress(CallError):  # the authenticator cannot say: the session goes on
+                    if stream.session is not None and await self._sessions.find(request.headers) is None:
+                        running.interrupt(signed_out())  # or its token was revoked
+
         try:
             with running:
                 running.interrupt_at(request.expires, CallError(ErrorCode.UNAUTHENTICATED, EXPIRED))
                 await writer.start()
-                beating = asyncio.create_task(self._beat(writer, running, stream, request))
+                beating = asyncio.create_task(beat())
                 yield writer, running
             if running.interrupted and running.reason is not None:
                 await writer.event("error", error_data(running.reason))
@@ -287,17 +296,6 @@ class Streams:
                 beating.cancel()
                 with contextlib.suppress(asyncio.CancelledError):
                     await beating
-
-    async def _beat(
-        self, writer: EventStreamWriter, running: CancelOnDisconnect, stream: OpenStream, request: Request
-    ) -> None:
-        """Keep a connection open, and end the stream of a session that has ended, or whose token was revoked."""
-        while True:
-            await asyncio.sleep(HEARTBEAT)
-            await writer.beat()
-            with contextlib.suppress(CallError):  # the authenticator cannot say: the session goes on
-                if stream.session is not None and await self._sessions.find(request.headers) is None:
-                    running.interrupt(signed_out())
 
 
 def signed_out() -> CallError:

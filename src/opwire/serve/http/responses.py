@@ -203,7 +203,15 @@ class EventStream:
         try:
             with running:
                 running.interrupt_at(self._request.expires, CallError(ErrorCode.UNAUTHENTICATED, EXPIRED))
-                error = await self._send_items(items)
+                count = 0
+                try:
+                    async for envelope in items:
+                        count += 1
+                        await self._write(self._encode_event(envelope))
+                        if count % _YIELD == 0:
+                            await asyncio.sleep(0)
+                except CallError as raised:
+                    error = raised
             if running.interrupted:
                 error = running.reason
         finally:
@@ -221,18 +229,6 @@ class EventStream:
             last = b"event: error\ndata: " + problem + b"\n\n"
         await self._write(last, more=False)
         return error
-
-    async def _send_items(self, items: AsyncGenerator[ResponseEnvelope[Any]]) -> CallError | None:
-        count = 0
-        try:
-            async for envelope in items:
-                count += 1
-                await self._write(self._encode_event(envelope))
-                if count % _YIELD == 0:
-                    await asyncio.sleep(0)
-        except CallError as error:
-            return error
-        return None
 
     def _encode_event(self, envelope: ResponseEnvelope[Any]) -> bytes:
         data = encode_whole(envelope) if self._request.wants_envelope else encode_data(envelope.data)

@@ -208,7 +208,8 @@ class DurableTaskStore:
         now = round(self._states.clock() * 1000)
         expires = now + round(self._lifetime * 1000)
         task = TaskId(now, expires, submission.owner, submission.operation_id, submission.key)
-        return {"resultType": "task", **self._fields(self._encode(task), task, "working", task.created)}
+        id = _PREFIX + self._states.seal(_encoder.encode(task), _PURPOSE)
+        return {"resultType": "task", **self._fields(id, task, "working", task.created)}
 
     # --- tasks --------------------------------------------------------------------------------------------------------
 
@@ -217,7 +218,10 @@ class DurableTaskStore:
 
         So is one whose operation the caller may not call any more.
         """
-        task = self._decode(id)
+        if not id.startswith(_PREFIX) or len(id) > MAX_TASK_ID:
+            return None
+        body = self._states.unseal(id.removeprefix(_PREFIX), _PURPOSE)
+        task = None if body is None else msgspec.json.decode(body, type=TaskId)
         if task is None or task.owner != _owner(identity) or task.expires < self._states.clock() * 1000:
             return None
         try:
@@ -238,7 +242,12 @@ class DurableTaskStore:
         if outcome.cancelled:
             return self._fields(id, task, "cancelled", outcome.recorded)
         if outcome.buried:
-            error = rpc_error(_error_of(outcome))
+            cause = CallError(ErrorCode.PROTOCOL_ERROR, f"the recorded error of {outcome.operation_id} is not one")
+            try:
+                outcome_envelope(outcome)
+            except CallError as recorded:
+                cause = recorded
+            error = rpc_error(cause)
             data = {} if error.data is None else {"data": error.data}
             shown = {"code": error.code, "message": error.message, **data}
             return {**self._fields(id, task, "failed", outcome.recorded), "error": shown}
@@ -266,15 +275,6 @@ class DurableTaskStore:
     def _fields(self, id: str, task: TaskId, status: str, updated: int) -> Result:
         return task_fields(id, status, task.created / 1000, updated / 1000, (task.expires - task.created) / 1000)
 
-    def _encode(self, task: TaskId) -> str:
-        return _PREFIX + self._states.seal(_encoder.encode(task), _PURPOSE)
-
-    def _decode(self, id: str) -> TaskId | None:
-        if not id.startswith(_PREFIX) or len(id) > MAX_TASK_ID:
-            return None
-        body = self._states.unseal(id.removeprefix(_PREFIX), _PURPOSE)
-        return None if body is None else msgspec.json.decode(body, type=TaskId)
-
 
 def _owner(identity: Identity | None) -> str:
     return _digest([None if identity is None else identity.id])
@@ -282,11 +282,3 @@ def _owner(identity: Identity | None) -> str:
 
 def _digest(value: Any) -> str:
     return sha256(_encoder.encode(value)).hexdigest()[:32]
-
-
-def _error_of(outcome: Outcome) -> CallError:
-    try:
-        outcome_envelope(outcome)
-    except CallError as error:
-        return error
-    return CallError(ErrorCode.PROTOCOL_ERROR, f"the recorded error of {outcome.operation_id} is not one")

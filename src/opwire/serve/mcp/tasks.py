@@ -215,21 +215,17 @@ class CallTasks:
         task = CallTask(owner, running, capabilities if handle is None else {})
         detach(task)
         if handle is not None:
-            self._attend(task)
+            if self._is_full(owner):
+                task.cancel()
+            else:  # it goes on for its interceptors, as long as there is room
+                self._add(task)
+                running.add_done_callback(lambda _: self._forget(task))
             return handle
         self._add(task)
         return {"resultType": "task", **task.seed()}
 
     def _is_full(self, owner: str | None) -> bool:
         return len(self._tasks) >= MAX_TASKS or self._count[owner] >= MAX_TASKS_EACH
-
-    def _attend(self, task: CallTask) -> None:
-        """Let a call go on whose task is stored elsewhere, for its interceptors, as long as there is room."""
-        if self._is_full(task.owner):
-            task.cancel()
-            return
-        self._add(task)
-        task.running.add_done_callback(lambda _: self._forget(task))
 
     def _add(self, task: CallTask) -> None:
         def ended(running: asyncio.Task[Result]) -> None:
