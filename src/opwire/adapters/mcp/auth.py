@@ -124,26 +124,18 @@ class MCPAuth(httpx2.Auth):
                 server = AuthorizationServer().with_client(client)
             else:
                 server = (await discover(self._fetch, client.issuer or resource.issuer)).with_client(client)
-                self._check_receiver(server.token_url, resource.issuer)
+                # What the server says does not decide where our secret and the tokens of callers are sent.
+                is_chosen = client.issuer is not None or origin_of(server.token_url) == origin_of(self._url)
+                if not is_chosen and (client.exchange or client.client_secret is not None):
+                    message = (
+                        f"{host_of(self._url)} names the authorization server {resource.issuer[:200]!r}: set issuer of "
+                        "the OAuth client to it, if the secret of the client and tokens of callers may be sent there"
+                    )
+                    raise CallError(ErrorCode.EXECUTION_ERROR, message)
                 # MCP demands that the metadata announce PKCE.
                 server = replace(server, challenge_methods=server.challenge_methods or ())
             self._found = resource, server
         return self._found
-
-    def _check_receiver(self, token_url: str, issuer: str) -> None:
-        """Check that what the server says does not decide where our secret and the tokens of callers are sent.
-
-        Raises:
-            CallError: EXECUTION_ERROR.
-        """
-        client = self._client
-        is_chosen = client.issuer is not None or origin_of(token_url) == origin_of(self._url)
-        if not is_chosen and (client.exchange or client.client_secret is not None):
-            message = (
-                f"{host_of(self._url)} names the authorization server {issuer[:200]!r}: set issuer of the OAuth client "
-                "to it, if the secret of the client and tokens of callers may be sent there"
-            )
-            raise CallError(ErrorCode.EXECUTION_ERROR, message)
 
     async def sign_in(self, options: LoginOptions) -> None:
         """Sign in, and store the login.

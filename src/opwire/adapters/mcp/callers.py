@@ -78,7 +78,14 @@ class CallerSessions:
         if key not in self._sessions:
             server = await self._server_with(credential)
             if key not in self._sessions:  # another call of this caller may have created it meanwhile
-                self._make_room()
+                if len(self._sessions) >= self._max_sessions:
+                    idle = next((other for other, session in self._sessions.items() if session.is_idle), None)
+                    if idle is None:
+                        taken = (
+                            f"{len(self._sessions)} other callers have sessions with the MCP server {self._server.name}"
+                        )
+                        raise CallError(ErrorCode.RATE_LIMITED, taken, retry_after=1.0)
+                    self._drop(idle)
                 self._sessions[key] = self._create(server)
         session = self._sessions[key]
         if session.tools is not self._shared.tools:  # some of their arguments are sent as headers
@@ -117,15 +124,6 @@ class CallerSessions:
         names = {name.lower() for name in credential}
         others = {name: value for name, value in server.headers.items() if name.lower() not in names}
         return replace(server, headers={**others, **credential})
-
-    def _make_room(self) -> None:
-        if len(self._sessions) < self._max_sessions:
-            return
-        idle = next((key for key, session in self._sessions.items() if session.is_idle), None)
-        if idle is None:
-            message = f"{len(self._sessions)} other callers have sessions with the MCP server {self._server.name}"
-            raise CallError(ErrorCode.RATE_LIMITED, message, retry_after=1.0)
-        self._drop(idle)
 
     def _close_idle(self) -> None:
         oldest = time.monotonic() - self._idle_seconds

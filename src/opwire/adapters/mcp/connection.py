@@ -277,13 +277,6 @@ class MCPConnection:
         prepared = prepared if on_progress is None else with_progress_token(prepared, 1)
         return {"jsonrpc": "2.0", "id": 1, "method": method, "params": prepared}
 
-    def _http_headers(self, agreement: Agreement, method: str, params: dict[str, Any]) -> dict[str, str]:
-        headers = agreement.headers(method, params)
-        if method == "tools/call" and self._headers:
-            declared = self._headers.get(params.get("name", ""), [])
-            headers |= write_argument_headers(declared, params.get("arguments") or {})
-        return headers
-
     def _want_logs(self, agreement: Agreement) -> None:
         """Ask a server of the handshake era for all log messages, once: each caller filters its own."""
         if self._wants_logs or agreement.modern or "logging" not in agreement.info.capabilities:
@@ -345,7 +338,10 @@ class MCPConnection:
                 self._want_logs(agreement)
             asks, logs = caller.on_question is not None, caller.on_log is not None
             prepared = agreement.prepare(params, asks=asks, logs=logs)
-        headers = self._http_headers(agreement, method, params) if transport.has_headers else None
+        headers = agreement.headers(method, params) if transport.has_headers else None
+        if headers is not None and method == "tools/call" and self._headers:
+            declared = self._headers.get(params.get("name", ""), [])
+            headers |= write_argument_headers(declared, params.get("arguments") or {})
         try:
             return await self._exchange(transport, method, prepared, headers, on_progress, id=id, caller=caller)
         except (RPCError, HTTPExchangeError) as error:
@@ -409,13 +405,9 @@ class MCPConnection:
             return SessionLostError()
         return call_error(error, self._name, method)
 
-    @property
-    def _transport_failure(self) -> CallError | None:
-        return None if self._transport is None else self._transport.failure
-
     def _reason(self) -> CallError:
         """Return the reason of the end: a copy for each caller, since it will carry the caller's traceback."""
-        known = self.failure or self._transport_failure
+        known = self.failure or (None if self._transport is None else self._transport.failure)
         if known is not None:
             return copy(known)
         return CallError(ErrorCode.UNAVAILABLE, f"the connection to the MCP server {self._name} is closed")
@@ -449,7 +441,10 @@ class MCPConnection:
             case RPCNotification() as notification:
                 self._on_notify(notification.method, notification.params or {}, request)
             case RPCRequest() as question:
-                self._spawn_answer(question, request)
+                sent, transport = self._questions.of(request), cast("ClientTransport", self._transport)
+                task = self._spawn(self._questions.answer(question, sent, transport.send))
+                task.add_done_callback(lambda _: self._peer.finish(question.id))
+                self._questions.started(question.id, sent, task)
             case CancelledRequest(id=id):
                 self._questions.cancel(id)
             case Rejection(reply=reply):
@@ -457,12 +452,6 @@ class MCPConnection:
             case _:
                 pass
         return None
-
-    def _spawn_answer(self, question: RPCRequest, request: RequestId | None) -> None:
-        sent, transport = self._questions.of(request), cast("ClientTransport", self._transport)
-        task = self._spawn(self._questions.answer(question, sent, transport.send))
-        task.add_done_callback(lambda _: self._peer.finish(question.id))
-        self._questions.started(question.id, sent, task)
 
     def failed(self, id: RequestId, error: Exception) -> None:
         """Fail one request."""

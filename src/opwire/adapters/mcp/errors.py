@@ -88,7 +88,16 @@ def with_output(message: str, last_output: str) -> str:
 def call_error(error: RPCError | HTTPExchangeError, server: str, method: str) -> CallError:
     """Return the `CallError` for a failed request of `method`."""
     if isinstance(error, HTTPExchangeError):
-        return _http_error(error, server)
+        # UNAVAILABLE even for 401 and 403: the server rejected opwire, not opwire's caller.
+        status = error.status
+        words = _HTTP_MESSAGES.get(status) or f"answered with HTTP {status}"
+        return CallError(
+            ErrorCode.PAYLOAD_TOO_LARGE if error.too_long else ErrorCode.UNAVAILABLE,
+            f"the MCP server {server} {words}{error.reason}",
+            {"status": status} if status else None,
+            retryable=not error.too_long and (status in (0, 408, 425, 429) or status >= 500),
+            retry_after=error.retry_after,
+        )
     code, text = error.code, str(replace_surrogates(error.message))[:_MAX_TEXT]
     details = {"code": code, "data": _shortened(error.data)}
     message = f"the MCP server {server} answered {method} with an error: {text}"
@@ -99,19 +108,6 @@ def call_error(error: RPCError | HTTPExchangeError, server: str, method: str) ->
     if code in (PARSE_ERROR, INVALID_REQUEST):
         return CallError(ErrorCode.PROTOCOL_ERROR, message, details)
     return CallError(ErrorCode.EXECUTION_ERROR, message, details)
-
-
-def _http_error(http: HTTPExchangeError, server: str) -> CallError:
-    """Return UNAVAILABLE even for 401 and 403: the server rejected opwire, not opwire's caller."""
-    status = http.status
-    words = _HTTP_MESSAGES.get(status) or f"answered with HTTP {status}"
-    return CallError(
-        ErrorCode.PAYLOAD_TOO_LARGE if http.too_long else ErrorCode.UNAVAILABLE,
-        f"the MCP server {server} {words}{http.reason}",
-        {"status": status} if status else None,
-        retryable=not http.too_long and (status in (0, 408, 425, 429) or status >= 500),
-        retry_after=http.retry_after,
-    )
 
 
 def _shortened(data: Any) -> Any:

@@ -86,7 +86,15 @@ class MCPHTTPClient(httpx2.AsyncClient):
             HTTPExchangeError: there is no response, or it is a redirect to another origin.
         """
         for left in reversed(range(MAX_REDIRECTS)):
-            response = await self._respond(method, url, headers, body, options)
+            try:
+                request = self.build_request(method, url, headers=headers, content=body, **options)
+                request.url = _QuietURL(request.url)
+                response = await self.send(request, stream=True, follow_redirects=False)
+            except (httpx2.HTTPError, OSError) as error:
+                raise HTTPExchangeError(0, f" ({str(error)[:200] or type(error).__name__})") from error
+            except Exception as error:  # of an auth flow of the user, for example; it may contain secrets
+                logger.debug("a request failed", exc_info=True)
+                raise HTTPExchangeError(0, f" ({type(error).__name__})") from error
             try:
                 if not 300 <= response.status_code < 400:
                     yield response
@@ -99,19 +107,6 @@ class MCPHTTPClient(httpx2.AsyncClient):
                 reason = ", a redirect that is not followed: use its target as the url"
                 raise HTTPExchangeError(response.status_code, reason)
             url = location
-
-    async def _respond(
-        self, method: str, url: str, headers: Mapping[str, str], body: bytes | None, options: Mapping[str, Any]
-    ) -> httpx2.Response:
-        try:
-            request = self.build_request(method, url, headers=headers, content=body, **options)
-            request.url = _QuietURL(request.url)
-            return await self.send(request, stream=True, follow_redirects=False)
-        except (httpx2.HTTPError, OSError) as error:
-            raise HTTPExchangeError(0, f" ({str(error)[:200] or type(error).__name__})") from error
-        except Exception as error:  # of an auth flow of the user, for example; it may contain secrets
-            logger.debug("a request failed", exc_info=True)
-            raise HTTPExchangeError(0, f" ({type(error).__name__})") from error
 
 
 class _QuietURL(httpx2.URL):
@@ -307,10 +302,6 @@ class StreamableHTTP(HTTPTransport):
         if kind != _JSON:
             words = f"answered {request.method} with {kind[:100] or 'nothing'!r}, which is neither JSON nor events"
             raise self._broken(words, ErrorCode.PROTOCOL_ERROR)
-        await self._read_json(request.id, response)
-        return True
-
-    async def _read_json(self, id: RequestId, response: httpx2.Response) -> None:
         body = await read_body(response, self._max_message)
         if body is None or not has_few_values(body, self._max_values):
             unit = f"{self._max_message} bytes" if body is None else f"{self._max_values:,} JSON values"
@@ -318,8 +309,10 @@ class StreamableHTTP(HTTPTransport):
         messages = read_messages(body, self._max_values)
         if not any(isinstance(message, REPLIES) for message in messages):
             raise self._broken("answered with JSON that is not a JSON-RPC response", ErrorCode.PROTOCOL_ERROR)
+        id = request.id
         for message in messages:
             await self._deliver(_for_request(id, message) if isinstance(message, REPLIES) else message, id)
+        return True
 
     async def _read_events(self, id: RequestId | None, response: httpx2.Response, parser: SSEParser) -> bool:
         """Deliver the messages of a stream; return whether the response to a request was among them."""
