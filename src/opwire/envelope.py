@@ -380,7 +380,7 @@ _encoder = msgspec.json.Encoder()
 
 @cache
 def _decoder() -> msgspec.json.Decoder[WireEnvelope]:
-    return msgspec.json.Decoder(WireEnvelope)  # takes 0.6 ms
+    return msgspec.json.Decoder(WireEnvelope)  # takes 0.4 ms
 
 
 def encode_envelope(envelope: ResponseEnvelope[Any]) -> bytes:

@@ -497,7 +497,7 @@ class _RepairPass:
         self, value: dict[str, Any], demands: Sequence[Demand]
     ) -> tuple[dict[str, Any], dict[str, Node], Scope]:
         """Return the value with all defaults, their schemas, and what then applies: a default may decide an `if`."""
-        from copy import deepcopy  # 0.5 ms of `import opwire` otherwise, and few schemas have defaults
+        from copy import deepcopy  # 0.6 ms of `import opwire` otherwise, and few schemas have defaults
 
         filled: dict[str, Node] = {}
         while True:

@@ -216,7 +216,7 @@ def _struct(cls: Any, hints: dict[str, Any]) -> ClassSpec:
 
 
 def _dataclass(cls: Any, hints: dict[str, Any]) -> ClassSpec:
-    import dataclasses  # the class has imported it: 1.3 ms of `import opwire` otherwise
+    import dataclasses  # the class has imported it: 1.8 ms of `import opwire` otherwise
 
     init_var: Any = dataclasses.InitVar
     fields: list[FieldSpec] = []

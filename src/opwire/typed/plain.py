@@ -262,7 +262,7 @@ _DISPLAYED = msgspec.json.Encoder(enc_hook=json_form)
 
 # Control characters (C0 without tab and line feed, DEL, C1), line and paragraph separators, characters that change the
 # direction of text, and halves of surrogate pairs, which cannot be encoded at all.
-# `re` compiles and caches this pattern and the next one with their first use: 1.5 ms of `import opwire` otherwise.
+# `re` compiles and caches this pattern and the next one with their first use: 1.6 ms of `import opwire` otherwise.
 _STEERING = "[\x00-\x08\x0b-\x1f\x7f-\x9f\u061c\u200e\u200f\u2028-\u202e\u2066-\u2069\ufff9-\ufffb\ud800-\udfff]"
 
 
