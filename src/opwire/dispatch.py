@@ -9,12 +9,13 @@ here, and calls it here, so that lookup, access control and the interceptors of 
 """
 
 from collections.abc import AsyncGenerator, Callable, Coroutine, Iterable
+from contextvars import copy_context
 from functools import partial
 from typing import Any
 
 from opwire.envelope import ResponseEnvelope
 from opwire.errors import CallError, ErrorCode
-from opwire.invoke import InterceptedCall, Interceptors
+from opwire.invoke import FAILURES, BoundOperation, InterceptedCall, Interceptors, failure
 from opwire.operation import (
     OWN,
     Context,
@@ -102,12 +103,31 @@ class Dispatcher:
             check_access(spec, identity)
         return spec
 
-    def may_suspend(self, operation_id: str) -> bool:
-        """Return whether a call may suspend: not if its handler contains no `await`, and nothing is around it."""
+    def immediate(self, operation_id: str) -> BoundOperation | None:
+        """Return an operation whose calls cannot suspend: its handler contains no `await`, and nothing is around it."""
         bound = self.registry.get_bound(operation_id)
-        if bound is None or bound.suspends or bound.intercepted is not None:
-            return True
-        return bool(self._interceptors.installed) or self._rerouted is not None
+        if bound is None or bound.suspends or bound.intercepted is not None or bound.timeout is not None:
+            return None
+        return None if self._interceptors.installed or self._rerouted is not None else bound
+
+    def execute_at_once(self, bound: BoundOperation, input: Any, context: Context) -> ResponseEnvelope[Any]:
+        """Call an operation that `immediate` returned, without a task, in a copy of the context variables.
+
+        Raises:
+            CallError: the call failed.
+        """
+        run: Any = bound.run
+        try:
+            arguments = bound.arguments(input, context)
+            try:
+                copy_context().run(run(arguments, context).send, None)
+            except StopIteration as ended:
+                return bound.pipeline.envelope(ended.value)
+        except CallError:
+            raise
+        except FAILURES as error:
+            raise failure(error, bound.spec.id) from error
+        raise CallError(ErrorCode.INTERNAL, f"{bound.spec.id} has suspended without an await in its code")
 
     def execute(self, spec: OperationSpec, input: Any, context: Context) -> Coroutine[Any, Any, ResponseEnvelope[Any]]:
         """Call a query or mutation that `find` returned.

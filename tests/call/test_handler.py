@@ -42,6 +42,7 @@ from opwire.call import (
     PendingRequestMap,
 )
 from opwire.deadlines import HoldUps
+from opwire.dispatch import Dispatcher
 from opwire.operation import Inbound
 from opwire.transports.memory import MemoryBus, MemoryTransport
 from tests.call.harness import SHORT, call_error, connected_ends, peer, settled, until, within
@@ -348,15 +349,16 @@ async def test_an_unforeseen_failure_tells_the_caller_an_error_id_and_no_secret(
 async def test_a_fault_of_the_server_itself_still_ends_the_call(
     handlers: Handlers, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
-    async def broken(*_: Any) -> None:
+    def broken(*_: Any) -> None:
         raise RuntimeError("hunter2")
 
     async with connected_ends(handlers.registry) as here:
-        monkeypatch.setattr(handlers.registry, "execute", broken)
-        error = await call_error(here.client.call("math.add"))
-        assert error.code is ErrorCode.EXECUTION_ERROR
-        assert "hunter2" not in error.message
-        assert error.details["errorId"] in caplog.text
+        monkeypatch.setattr(Dispatcher, "find", broken)
+        for operation in ("math.add", "math.unknown"):  # without a task, and in one
+            error = await call_error(here.client.call(operation))
+            assert error.code is ErrorCode.EXECUTION_ERROR
+            assert "hunter2" not in error.message
+            assert error.details["errorId"] in caplog.text
 
 
 @requirement("handler.dispatch")

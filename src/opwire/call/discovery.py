@@ -17,11 +17,11 @@ from msgspec import Struct
 
 from opwire.call.description import Description, OperationInfo, ServerInfo, Statistics, Unchanged
 from opwire.call.pending import PendingRequestMap
-from opwire.call.transport import Address
+from opwire.call.transport import Address, Transport
 from opwire.dispatch import Dispatcher
 from opwire.errors import CallError, ErrorCode
 from opwire.monitor import json_size
-from opwire.operation import AccessControl, Context, Identity, OperationSpec, may_access
+from opwire.operation import AccessControl, Change, Context, Identity, OperationSpec, may_access
 from opwire.registry import OperationRegistry
 
 logger = logging.getLogger("opwire.call")
@@ -71,6 +71,62 @@ class AnnouncedDispatcher(Dispatcher):
             return None
         message = f"{operation_id} is served here in version {spec.version or 'unknown'}, not in the requested one"
         return CallError(ErrorCode.UNAVAILABLE, message)
+
+
+class Announcements:
+    """Announces the operations of a registry to peers, and their changes."""
+
+    def __init__(self, dispatcher: AnnouncedDispatcher, transport: Transport) -> None:
+        self._dispatcher = dispatcher
+        self._transport = transport
+        self._changes: dict[str, bool] = {}  # ids to announce (True) or withdraw
+        self._announcing: asyncio.Task[None] | None = None
+        self._stop_watching: Callable[[], object] = lambda: None
+
+    def ids(self) -> list[str]:
+        """Return the ids of the announced operations."""
+        return [spec.id for spec in self._dispatcher.registry.list() if self._dispatcher.is_announced(spec)]
+
+    async def start(self) -> None:
+        """Announce all operations, and from now on their changes.
+
+        Raises:
+            CallError: UNAVAILABLE; ACCESS_DENIED or VALIDATION_ERROR if some operations are rejected.
+        """
+        self._stop_watching = self._dispatcher.registry.on_change(self._changed)
+        try:
+            await self._transport.announce(self.ids())
+        except CallError as error:
+            self._stop_watching()
+            if error.code is not ErrorCode.UNAVAILABLE:
+                await self._transport.withdraw(self.ids())
+            raise
+
+    async def stop(self, grace: float) -> None:
+        """Withdraw all operations."""
+        self._stop_watching()
+        if self._announcing is not None:  # an announcement after the withdrawal would persist
+            await asyncio.wait([self._announcing], timeout=grace)
+        await self._transport.withdraw(self.ids())
+
+    def _changed(self, change: Change) -> None:
+        """Announce changes of the registry; simultaneous changes are announced together."""
+        if not self._dispatcher.is_announced(change.spec):
+            return
+        self._changes[change.spec.id] = change.kind != "removed"
+        if self._announcing is None or self._announcing.done():
+            self._announcing = asyncio.get_running_loop().create_task(self._announce_changes())
+
+    async def _announce_changes(self) -> None:
+        while self._changes:
+            changes, self._changes = self._changes, {}
+            try:
+                if gone := [each for each, there in changes.items() if not there]:
+                    await self._transport.withdraw(gone)
+                if new := [each for each, there in changes.items() if there]:
+                    await self._transport.announce(new)
+            except Exception as error:
+                logger.warning("changes of the registry could not be announced: %s", error)
 
 
 class SelfDescription:

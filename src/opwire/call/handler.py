@@ -9,7 +9,6 @@ import logging
 import time
 from collections import Counter
 from collections.abc import AsyncGenerator, Awaitable, Callable
-from contextvars import copy_context
 from functools import partial
 from typing import Any
 
@@ -19,7 +18,7 @@ from msgspec.structs import replace
 from opwire.call.call_table import Credits
 from opwire.call.caller_callbacks import ProgressSender, RemoteCaller
 from opwire.call.description import Description, ServerInfo
-from opwire.call.discovery import ABOUT, OPERATIONS, AnnouncedDispatcher, SelfDescription
+from opwire.call.discovery import ABOUT, OPERATIONS, AnnouncedDispatcher, Announcements, SelfDescription
 from opwire.call.events import CallAborted, CallAnswer, CallCredit, CallRequested, Milliseconds
 from opwire.call.pending import DEFAULT_TIMEOUT, PendingRequestMap
 from opwire.call.transport import Address, Announcing
@@ -27,12 +26,12 @@ from opwire.deadlines import Deadlines, HoldUps
 from opwire.dispatch import Dispatcher
 from opwire.envelope import ResponseEnvelope
 from opwire.errors import CallError, ErrorCode
-from opwire.invoke import failure
+from opwire.invoke import BoundOperation, failure
 from opwire.logs import CANCELLED, OK, AccessEntry, begin_access
+from opwire.logs import logger as access_logger
 from opwire.monitor import CallMonitor, ServerStatistics, json_size, outcome_of
 from opwire.operation import (
     LOCAL_IDENTITY,
-    Change,
     Context,
     Identity,
     Inbound,
@@ -78,15 +77,6 @@ class _Served(Struct, eq=False):
             self.cancelled = reason
             if self.task is not None:  # otherwise it is in its first step, after which `_start` cancels it
                 self.task.cancel(reason)
-
-    def log_access(self, entry: AccessEntry, error: CallError | None) -> None:
-        """Write the access log."""
-        entry.request_id = self.event.request_id
-        if error is not None:
-            entry.failed(error)
-        elif self.cancelled is not None and entry.outcome == OK:
-            entry.outcome = CANCELLED
-        entry.write()
 
 
 class CallHandler:
@@ -135,9 +125,7 @@ class CallHandler:
         self._ended_before: dict[tuple[Address, str], Milliseconds | None] = {}
         self._deadlines = Deadlines()
         self._hold_ups = HoldUps()
-        self._changes: dict[str, bool] = {}  # ids to announce (True) or withdraw
-        self._announcing: asyncio.Task[None] | None = None
-        self._stop_watching: Callable[[], object] = lambda: None
+        self._announcements = Announcements(self._dispatcher, calls.transport)
         self._draining = False
         self._is_starting = False
         self._loop: asyncio.AbstractEventLoop | None = None
@@ -159,14 +147,7 @@ class CallHandler:
         self._calls.serve_with(self)
         if not self._calls.transport.local:  # within one process nothing is buffered in a socket
             self._hold_ups.start()
-        self._stop_watching = self._registry.on_change(self._changed)
-        try:
-            await self._calls.transport.announce(self._announced_ids())
-        except CallError as error:
-            self._stop_watching()
-            if error.code is not ErrorCode.UNAVAILABLE:
-                await self._calls.transport.withdraw(self._announced_ids())
-            raise
+        await self._announcements.start()
         return self
 
     async def __aenter__(self) -> "CallHandler":
@@ -203,7 +184,7 @@ class CallHandler:
     def _amend_statistics(self, found: ServerStatistics) -> ServerStatistics:
         in_flight = sum(not is_own(served.event.operation_id) for served in self._served.values())
         status = "draining" if self._draining else "serving"
-        return replace(found, in_flight=in_flight, status=status, operations=len(self._announced_ids()))
+        return replace(found, in_flight=in_flight, status=status, operations=len(self._announcements.ids()))
 
     def describe(self) -> Description:
         """Return the description of this server and its operations."""
@@ -229,17 +210,11 @@ class CallHandler:
 
     async def _withdraw(self, grace: float) -> None:
         self._draining = True
-        self._stop_watching()
         self.monitor.close()
-        if self._announcing is not None:  # an announcement after the withdrawal would persist
-            await asyncio.wait([self._announcing], timeout=grace)
-        await self._calls.transport.withdraw(self._announced_ids())
+        await self._announcements.stop(grace)
         for served in list(self._served.values()):
             if served.resumable:
                 self._fail_served(served, _leaving())
-
-    def _announced_ids(self) -> list[str]:
-        return [spec.id for spec in self._registry.list() if self._dispatcher.is_announced(spec)]
 
     async def close(self, *, grace: float = 5.0) -> None:
         """Reject new requests, and cancel those in flight. Handlers that ignore it are abandoned after `grace` s."""
@@ -274,11 +249,14 @@ class CallHandler:
             full = f"{self._max_calls} calls are already in flight"
             self._reject(event, CallError(ErrorCode.RATE_LIMITED, full))
             return
+        if most is not None and self._by_identity[_id_of(identity)] >= most:
+            full = f"this caller already has {most} calls in flight"
+            self._reject(event, CallError(ErrorCode.RATE_LIMITED, full))
+            return
+        if (bound := self._immediate(event)) is not None:
+            self._answer(event, caller, identity, bound)
+            return
         if most is not None:
-            if self._by_identity[_id_of(identity)] >= most:
-                full = f"this caller already has {most} calls in flight"
-                self._reject(event, CallError(ErrorCode.RATE_LIMITED, full))
-                return
             self._by_identity[_id_of(identity)] += 1
         credits = None if event.credits is None else Credits(event.credits)
         served = self._served[event.request_id] = _Served(event, caller, identity, credits, time.monotonic())
@@ -290,18 +268,7 @@ class CallHandler:
         A handler that does not suspend has then responded when this returns: 4 µs less than a turn of the event loop.
         Not within the first step of another request, so that the stack does not grow with calls that call each other,
         and not for a subscription, which would fill the buffer of its consumer before that can read.
-
-        A handler that cannot suspend needs no task, which is a fifth of the time of a request on Python 3.11.
         """
-        if served.credits is None and self.look_up is None and not self._dispatcher.may_suspend(event.operation_id):
-            was_starting, self._is_starting = self._is_starting, True
-            try:
-                copy_context().run(self._serve(event, served).send, None)
-            except StopIteration:
-                pass  # it has responded
-            finally:
-                self._is_starting = was_starting
-            return
         loop = self._loop or asyncio.get_running_loop()
         if served.credits is not None or self._is_starting:
             served.task = loop.create_task(self._serve(event, served))
@@ -379,6 +346,55 @@ class CallHandler:
 
     # --- execution ----------------------------------------------------------------------------------------------------
 
+    def _immediate(self, event: CallRequested) -> BoundOperation | None:
+        """Return the operation of a request that is answered where it is received; None: it runs in a task."""
+        if event.credits is not None or event.progress or event.questions or self.look_up is not None:
+            return None
+        if self.monitor.watched or self.monitor.on_values is not None or access_logger.isEnabledFor(logging.INFO):
+            return None  # there is more to do than to call it
+        return self._dispatcher.immediate(event.operation_id)
+
+    def _answer(self, event: CallRequested, caller: Address, identity: Identity | None, bound: BoundOperation) -> None:
+        """Call a handler that cannot suspend: it needs no task, is never in flight, and cannot be cancelled.
+
+        At a WebSocket server on Python 3.11, a request takes 22 µs of CPU time in this way, and 34 in a task.
+        """
+        began, outcome = time.perf_counter(), OK
+        try:
+            self._dispatcher.find(event.operation_id, identity)
+            deadline = self._deadline(event, time.monotonic(), self._timeout)
+            envelope = self._dispatcher.execute_at_once(bound, event.input, self._context(event, identity, deadline))
+            self._calls.respond(event.request_id, envelope)
+        except Exception as error:
+            failed = error if isinstance(error, CallError) else failure(error, event.operation_id)
+            outcome = failed.code.value
+            self._calls.fail(event.request_id, failed)
+            del failed  # its traceback refers to this frame
+        self.monitor.count(event.operation_id, time.perf_counter() - began, outcome)
+        self._remember((caller, event.request_id), event.deadline)
+
+    def _context(
+        self,
+        event: CallRequested,
+        identity: Identity | None,
+        deadline: float | None,
+        report: ProgressSender | None = None,
+        questions: RemoteCaller | None = None,
+    ) -> Context:
+        return Context(
+            request_id=event.request_id,
+            parent_request_id=event.parent_request_id,
+            identity=identity,
+            deadline=deadline,
+            metadata={} if event.traceparent is None else event.trace,
+            on_progress=report,
+            on_question=questions,
+            watched=True,
+            bind_env=self._registry.bind_env,
+            inbound=Inbound(event.request_id, self._calls),
+            resume_from=event.resume_from,
+        )
+
     async def _serve(self, event: CallRequested, served: _Served) -> None:
         served.begun, began, outcome, error = True, time.perf_counter(), OK, None
         try:
@@ -391,23 +407,10 @@ class CallHandler:
                 await self.look_up(event.operation_id)
             spec = dispatcher.find(event.operation_id, served.identity)
             streams, served.resumable = spec.type is OperationType.SUBSCRIPTION, spec.resumable
-            if event.progress:
-                served.report = ProgressSender(partial(self._calls.report, event.request_id))
-            if event.questions:
-                served.questions = RemoteCaller(event.request_id, self._calls.ask)
-            context = Context(
-                request_id=event.request_id,
-                parent_request_id=event.parent_request_id,
-                identity=served.identity,
-                deadline=self._watch(served, None if streams else self._timeout),
-                metadata={} if event.traceparent is None else event.trace,
-                on_progress=served.report,
-                on_question=served.questions,
-                watched=True,
-                bind_env=self._registry.bind_env,
-                inbound=Inbound(event.request_id, self._calls),
-                resume_from=event.resume_from,
-            )
+            served.report = ProgressSender(partial(self._calls.report, event.request_id)) if event.progress else None
+            served.questions = RemoteCaller(event.request_id, self._calls.ask) if event.questions else None
+            within = self._watch(served, None if streams else self._timeout)
+            context = self._context(event, served.identity, within, served.report, served.questions)
             if streams:
                 await self._stream(dispatcher.subscribe(spec, event.input, context), event, served)
             elif event.credits is not None:
@@ -449,8 +452,13 @@ class CallHandler:
     def _end_call(self, served: _Served, outcome: str, error: CallError | None, seconds: float) -> None:
         """Log and count a call, show it to watchers, and forget it."""
         event, monitor = served.event, self.monitor
-        if served.access is not None:
-            served.log_access(served.access, error)
+        if (entry := served.access) is not None:
+            entry.request_id = event.request_id
+            if error is not None:
+                entry.failed(error)
+            elif served.cancelled is not None and entry.outcome == OK:
+                entry.outcome = CANCELLED
+            entry.write()
         monitor.count(event.operation_id, seconds, outcome)
         if monitor.watched:
             monitor.record(
@@ -475,16 +483,19 @@ class CallHandler:
         Raises:
             CallError: TIMEOUT if it has passed: the handler is not started.
         """
-        held_up = 0.0 if self._calls.transport.local else self._hold_ups.recent(served.arrived)
-        seconds = served.event.seconds_left(default, held_up)
-        if seconds is None:
-            return None
-        deadline = served.deadline = served.arrived + seconds
-        if seconds <= 0 or (not self._is_starting and deadline <= time.monotonic()):
-            raise CallError(ErrorCode.TIMEOUT, "the deadline passed before the call was started")
-        if not self._is_starting:
+        deadline = served.deadline = self._deadline(served.event, served.arrived, default)
+        if deadline is not None and not self._is_starting:
             served.tick = self._deadlines.add(served, deadline, self._time_out)
         return deadline
+
+    def _deadline(self, event: CallRequested, arrived: float, default: float | None) -> float | None:
+        held_up = 0.0 if self._calls.transport.local else self._hold_ups.recent(arrived)
+        seconds = event.seconds_left(default, held_up)
+        if seconds is None:
+            return None
+        if seconds <= 0 or (not self._is_starting and arrived + seconds <= time.monotonic()):
+            raise CallError(ErrorCode.TIMEOUT, "the deadline passed before the call was started")
+        return arrived + seconds
 
     def _time_out(self, served: _Served) -> None:
         late = f"{served.event.operation_id} did not respond before its deadline"
@@ -549,26 +560,6 @@ class CallHandler:
         self._ended[key] = deadline
         if len(self._ended) >= _REMEMBERED:
             self._ended, self._ended_before = {}, self._ended
-
-    def _changed(self, change: Change) -> None:
-        """Announce changes of the registry; simultaneous changes are announced together."""
-        if not self._dispatcher.is_announced(change.spec):
-            return
-        self._changes[change.spec.id] = change.kind != "removed"
-        if self._announcing is None or self._announcing.done():
-            self._announcing = asyncio.get_running_loop().create_task(self._announce_changes())
-
-    async def _announce_changes(self) -> None:
-        transport = self._calls.transport
-        while self._changes:
-            changes, self._changes = self._changes, {}
-            try:
-                if gone := [each for each, there in changes.items() if not there]:
-                    await transport.withdraw(gone)
-                if new := [each for each, there in changes.items() if there]:
-                    await transport.announce(new)
-            except Exception as error:
-                logger.warning("changes of the registry could not be announced: %s", error)
 
 
 def _id_of(identity: Identity | None) -> str | None:
