@@ -18,7 +18,6 @@ multiple of the whole: or what its meter has measured, since a location to which
 long, or more.
 """
 
-import re
 from collections import Counter
 from collections.abc import Callable, Collection, Iterable, Iterator
 from itertools import chain
@@ -27,6 +26,7 @@ from typing import Any, Final, cast
 
 from opwire.errors import SchemaError
 from opwire.schema.dialect import JSONSchema, References
+from opwire.schema.pattern_cost import PatternPrice
 from opwire.typed.plain import as_dict, as_list
 
 MAX_COST: Final = 10_000
@@ -45,8 +45,6 @@ _MAX_UNEVALUATED_COST: Final = 2_000  # MAX_COST beside `unevaluated…`, which 
 _MAX_UNEVALUATED: Final = 5  # `unevaluated…` in one cycle: each may double the work of a round
 _MAX_CHAIN: Final = 3_000  # references in a row: the compiler recurses through them, at 1.3 kB of stack each
 _CONTAINER_ENTRY: Final = 20  # units: an object in an `enum` is compared member by member
-_RISKY_PATTERN: Final = 2_000  # units: a pattern that backtracks, stopped after 10,000 steps, takes 0.3 ms at worst
-_SHORT: Final = 10  # characters: too few to backtrack often
 _COLLISION: Final = 3  # units: comparing two items that jsonschema-rs cannot tell apart by hash takes 40 ns
 _QUADRATIC: Final = 2_500  # bits: `multipleOf: 0.01` takes 15 µs for 1e308 and 1 ms for an integer of 4,000 digits
 _FLAT: Final = 8  # levels: subschemas that end so soon may apply beside a cycle
@@ -67,7 +65,7 @@ _OF_OBJECTS = frozenset(
     {"properties", "additionalProperties", "propertyNames", "patternProperties", "unevaluatedProperties"}
 )
 _OF_ARRAYS = frozenset({"prefixItems", "items", "contains", "unevaluatedItems"})
-_PRICED = frozenset({"multipleOf", "pattern", "patternProperties", "uniqueItems"})
+_PRICED = frozenset({"multipleOf", "pattern", "patternProperties", "propertyNames", "uniqueItems"})
 _LISTS = frozenset({"enum", "required", "dependentRequired", "dependentSchemas"})
 _COSTLY = _IN_PLACE | _OF_OBJECTS | _OF_ARRAYS | _PRICED | _LISTS  # a schema without any of them costs one unit
 
@@ -159,37 +157,37 @@ def _in_place(schema: dict[str, Any], references: References) -> Iterator[JSONSc
                 pass
 
 
-def _backtracks(pattern: Any) -> bool:
-    """Return whether a pattern may backtrack often: a repeated group, and syntax of the backtracking engine."""
-    return isinstance(pattern, str) and bool(re.search(_REPEATED_GROUP, pattern) and re.search(_NOT_REGULAR, pattern))
-
-
 class Prices:
     """The cost of a subschema beyond one unit per location.
 
     It is due per property name, per hash collision, for backtracking, and for the division of large numbers.
     """
 
-    __slots__ = ("matter", "multiple", "per_name", "text", "unique")
+    __slots__ = ("matter", "multiple", "names", "per_name", "text", "unique")
 
     def __init__(self, schema: dict[str, Any]) -> None:
         patterns = as_dict(schema.get("patternProperties"))
-        self.per_name = sum(_RISKY_PATTERN if _backtracks(each) else 1 for each in patterns)
-        self.text = _RISKY_PATTERN if _backtracks(schema.get("pattern")) else 0
+        self.per_name = len(patterns)
+        names = map(PatternPrice, (*patterns, as_dict(schema.get("propertyNames")).get("pattern")))
+        self.names = [each for each in names if each.matters]
+        text = PatternPrice(schema.get("pattern"))
+        self.text = text if text.matters else None
         self.unique = schema.get("uniqueItems") is True
         kind = as_dict(schema.get("items")).get("type")
         may_collide = schema.get("type", "array") not in _SCALARS and kind not in _SIMPLE
         self.multiple = schema.get("multipleOf")
+        has_risky_pattern = self.text is not None or bool(self.names)
         self.matter = (
-            self.per_name > FREE or self.text > 0 or (self.unique and may_collide) or self.multiple is not None
+            self.per_name > FREE or has_risky_pattern or (self.unique and may_collide) or self.multiple is not None
         )
 
     def of(self, value: Any) -> int:
         """Return the units for one value."""
         if type(value) is str:
-            return self.text if len(value) > _SHORT else 0
+            return 0 if self.text is None else self.text.of(value)
         if type(value) is dict:
-            return self.per_name * len(cast("dict[str, Any]", value))
+            members = cast("dict[str, Any]", value)
+            return self.per_name * len(members) + sum(each.of(name) for each in self.names for name in members)
         if self.multiple is not None and type(value) in (int, float):
             bits = _bits(value) + _bits(self.multiple)
             return bits + bits * bits // _QUADRATIC

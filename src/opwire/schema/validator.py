@@ -27,12 +27,13 @@ import jsonschema_rs
 from opwire.errors import SchemaError
 from opwire.schema.cost import FREE, Costs, Meter
 from opwire.schema.dialect import JSONSchema, map_subschemas, quoted_refs
+from opwire.schema.pattern_cost import MAX_STEPS
 
 G = TypeVar("G")
 
 # Lookarounds and back-references need the backtracking engine; 10,000 steps end a hostile pattern within a
 # millisecond (measured: `^(?=(a+)+$)` on 40,000 characters).
-_PATTERNS: Final = jsonschema_rs.FancyRegexOptions(backtrack_limit=10_000)
+_PATTERNS: Final = jsonschema_rs.FancyRegexOptions(backtrack_limit=MAX_STEPS)
 # Its automaton has a copy of the class for each repetition: 440 kB for 259 of a negated class, and AWS has hundreds.
 _COUNTED: Final = r"\^(\[\^?(?:[^\[\]\\]|\\.)+\]|\\[wdsWDS])\{([0-9]{1,9}),([0-9]{1,9})\}\$"
 _MAX_DEFINITIONS: Final = 2_000

@@ -1,0 +1,63 @@
+"""What a pattern may cost."""
+
+import time
+from typing import Any
+
+import pytest
+
+from opwire.schema import Schema
+from opwire.schema.pattern_cost import PatternPrice
+from tests.requirements import requirement
+
+_BUDGET = 5_000_000  # units of 10 to 20 ns
+
+TEXT = "ab" * 500_000
+
+REREADING = [
+    *("(?=a*b)c", "(?!a*b)c", "(?<=a*)b", "(?=.{1,900}b)c", "(a*)\\1b", "^(?:(?!a*b)a)*c", "^.*(?=a*b)c"),
+    *("^(?=.*(?=a*b)c)", "^(?=a*b)c|(?=a*b)d", "^" + "(?=.*b)" * 100, "a(?=[^b]*b)c", "^x?(?=a+b)c"),
+]
+COUNTING = ["[ab]*a[ab]{900}c", "^(?:(?:a?){60}){60}b", "(?:(?:a{1,30}b?){30}){30,}c", "(?=(?:a?){900}b)c"]
+HARMLESS = [
+    *("^[a-z0-9-]{1,63}(\\.[a-z0-9-]{1,63})*$", "^(?!\\s*$).+", "^(?=.*[A-Z])(?=.*\\d)[A-Za-z\\d]{8,}$", "", "^$"),
+    *("^(?!-)[a-z-]+(?<!-)$", "^([0-9a-f]{4}-){3}[0-9a-f]{12}$", "^(EUR|USD|CHF)$", "^(?!(?:x))a"),
+    *("[{(]", "a{b}", "{9}", "\\{900}", ")", "(((", "a)b(c"),
+]
+
+
+@requirement("schema.patterns")
+@pytest.mark.parametrize("pattern", REREADING + COUNTING)
+def test_a_pattern_that_may_take_long_has_a_price_that_grows_with_the_text(pattern: str) -> None:
+    price = PatternPrice(pattern)
+    assert price.matters
+    assert price.of("a" * 100) < _BUDGET / 10
+    assert price.of("a" * 100_000) > _BUDGET
+
+
+@requirement("schema.patterns")
+@pytest.mark.parametrize("pattern", HARMLESS)
+def test_patterns_as_documents_have_them_are_free(pattern: str) -> None:
+    assert not PatternPrice(pattern).matters
+
+
+@requirement("schema.patterns")
+@pytest.mark.parametrize(
+    ("schema", "value"),
+    [
+        ({"items": {"type": "string", "pattern": "(?=a*b)c"}}, [TEXT]),
+        ({"items": {"type": "string", "pattern": "[ab]*a[ab]{900}c"}}, [TEXT]),
+        ({"properties": {"a": {"patternProperties": {"(?=a*b)c": False}}}}, {"a": {TEXT: 1}}),
+        ({"propertyNames": {"pattern": "(?=a*b)c"}}, {TEXT: 1}),
+    ],
+)
+def test_a_text_that_would_take_seconds_is_rejected_at_once(schema: dict[str, Any], value: Any) -> None:
+    checked = Schema(schema)
+    began = time.process_time()
+    assert checked.problems(value)
+    assert time.process_time() - began < 1  # was 8 to 20
+
+
+def test_what_is_not_a_pattern_is_free() -> None:
+    assert not PatternPrice(None).matters
+    assert not PatternPrice(5).matters
+    assert PatternPrice("(?=a*b)c").of("short") == 0
