@@ -5,6 +5,7 @@ from typing import Any
 
 import pytest
 
+from opwire.errors import CastError
 from opwire.schema import Schema
 from opwire.schema.pattern_cost import PatternPrice
 from tests.requirements import requirement
@@ -48,6 +49,7 @@ def test_patterns_as_documents_have_them_are_free(pattern: str) -> None:
         ({"items": {"type": "string", "pattern": "[ab]*a[ab]{900}c"}}, [TEXT]),
         ({"properties": {"a": {"patternProperties": {"(?=a*b)c": False}}}}, {"a": {TEXT: 1}}),
         ({"propertyNames": {"pattern": "(?=a*b)c"}}, {TEXT: 1}),
+        ({"propertyNames": {"$ref": "#/$defs/name"}, "$defs": {"name": {"pattern": "(?=a*c)d"}}}, {"a" * 100_000: 1}),
     ],
 )
 def test_a_text_that_would_take_seconds_is_rejected_at_once(schema: dict[str, Any], value: Any) -> None:
@@ -55,6 +57,14 @@ def test_a_text_that_would_take_seconds_is_rejected_at_once(schema: dict[str, An
     began = time.process_time()
     assert checked.problems(value)
     assert time.process_time() - began < 1  # was 8 to 20
+
+
+@requirement("schema.patterns")
+def test_a_cast_does_not_search_in_a_text_that_would_take_seconds() -> None:
+    began = time.process_time()
+    with pytest.raises(CastError):
+        Schema({"type": "string", "pattern": "(?=a*c)d"}).cast("a" * 100_000)
+    assert time.process_time() - began < 1
 
 
 def test_what_is_not_a_pattern_is_free() -> None:

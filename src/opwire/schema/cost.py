@@ -65,6 +65,7 @@ _OF_OBJECTS = frozenset(
     {"properties", "additionalProperties", "propertyNames", "patternProperties", "unevaluatedProperties"}
 )
 _OF_ARRAYS = frozenset({"prefixItems", "items", "contains", "unevaluatedItems"})
+_OF_NAMES = frozenset({"pattern", "type", "minLength", "maxLength", "format", "enum", "const", "title", "description"})
 _PRICED = frozenset({"multipleOf", "pattern", "patternProperties", "propertyNames", "uniqueItems"})
 _LISTS = frozenset({"enum", "required", "dependentRequired", "dependentSchemas"})
 _COSTLY = _IN_PLACE | _OF_OBJECTS | _OF_ARRAYS | _PRICED | _LISTS  # a schema without any of them costs one unit
@@ -168,8 +169,10 @@ class Prices:
     def __init__(self, schema: dict[str, Any]) -> None:
         patterns = as_dict(schema.get("patternProperties"))
         self.per_name = len(patterns)
-        names = map(PatternPrice, (*patterns, as_dict(schema.get("propertyNames")).get("pattern")))
-        self.names = [each for each in names if each.matters]
+        named = as_dict(schema.get("propertyNames"))
+        # Names are not metered by the subschemas that apply to them: one that is elsewhere may have any pattern.
+        pattern = named.get("pattern") if named.keys() <= _OF_NAMES else r"\1"
+        self.names = [each for each in map(PatternPrice, (*patterns, pattern)) if each.matters]
         text = PatternPrice(schema.get("pattern"))
         self.text = text if text.matters else None
         self.unique = schema.get("uniqueItems") is True
