@@ -483,7 +483,16 @@ class Cluster:
             self._withdraw(address, change)
         elif id not in self._registry or id in self._remote:  # otherwise it is served here as well
             try:
-                self._add(address, change.description)
+                operation = self._remote.check(OperationInfo.read(change.description))
+                conflict = self._remote.conflict(address, operation)
+                if conflict is None and len(self._server.routes.operations(address)) >= _MAX_OPERATIONS:
+                    full = f"at most {_MAX_OPERATIONS:,} are accepted from one hub"
+                    conflict = CallError(ErrorCode.RATE_LIMITED, full)
+                if conflict is not None:
+                    raise conflict
+                own = operation.spec.id
+                self._remote.add(address, [operation])
+                self._server.routes.announce(address, [own], [own] if self._remote.is_subscription(own) else [])
             except CallError as error:
                 self._withdraw(address, change)
                 if id not in self._rejected:
@@ -495,17 +504,6 @@ class Cluster:
         leave(address, [change.id], change.version)
         if not self._remote.serves(address, change.id):  # not even another version
             self._server.routes.withdraw(address, [change.id])
-
-    def _add(self, address: Address, description: dict[str, Any]) -> None:
-        operation = self._remote.check(OperationInfo.read(description))
-        conflict = self._remote.conflict(address, operation)
-        if conflict is None and len(self._server.routes.operations(address)) >= _MAX_OPERATIONS:
-            conflict = CallError(ErrorCode.RATE_LIMITED, f"at most {_MAX_OPERATIONS:,} are accepted from one hub")
-        if conflict is not None:
-            raise conflict
-        id = operation.spec.id
-        self._remote.add(address, [operation])
-        self._server.routes.announce(address, [id], [id] if self._remote.is_subscription(id) else [])
 
     # --- certainty ----------------------------------------------------------------------------------------------------
 
@@ -558,7 +556,23 @@ class Cluster:
         peer, id = hub.peer, event.request_id
         try:
             if isinstance(event, CallRequested):
-                self._relay_request(peer, event)
+                identity = identity_json(event.identity)
+                if len(identity) > MAX_IDENTITY or len(id) > MAX_ID:
+                    large = CallError(ErrorCode.PAYLOAD_TOO_LARGE, "the identity or the request id is too long")
+                    peer.notify(CallFailed.of(id, large))
+                    return
+                requested = RequestedHead(
+                    id,
+                    operation_id=event.operation_id,
+                    parent_request_id=event.parent_request_id,
+                    credits=event.credits,
+                    sticky_key=event.sticky_key,
+                    version=event.version,
+                    progress=event.progress,
+                    questions=event.questions,
+                )
+                message = encode_event(replace(event, identity=None), limit=peer.max_message + MARGIN)
+                self._server.relay.pass_on(peer, message, requested, identity)
                 return
             head = _HEADS[type(event)](id)
             head.seq = event.seq if isinstance(event, CallResponded) else None
@@ -573,25 +587,6 @@ class Cluster:
             self._server.relay.pass_on(peer, encode_event(event, limit=peer.max_message + MARGIN), head)
         except CallError as error:
             logger.debug("an event of the hub at %s was dropped: %s", sender, error)
-
-    def _relay_request(self, peer: HubPeer, event: CallRequested) -> None:
-        identity = identity_json(event.identity)
-        if len(identity) > MAX_IDENTITY or len(event.request_id) > MAX_ID:
-            large = CallError(ErrorCode.PAYLOAD_TOO_LARGE, "the identity or the request id is too long")
-            peer.notify(CallFailed.of(event.request_id, large))
-            return
-        head = RequestedHead(
-            event.request_id,
-            operation_id=event.operation_id,
-            parent_request_id=event.parent_request_id,
-            credits=event.credits,
-            sticky_key=event.sticky_key,
-            version=event.version,
-            progress=event.progress,
-            questions=event.questions,
-        )
-        message = encode_event(replace(event, identity=None), limit=peer.max_message + MARGIN)
-        self._server.relay.pass_on(peer, message, head, identity)
 
     def description(self, about: SelfDescription, caller: Address) -> SelfDescription | None:
         """Return the description of what this hub offers, for callers at other hubs."""

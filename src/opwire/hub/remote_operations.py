@@ -190,21 +190,18 @@ class RemoteOperations:
                     self.split[id][spec.version] = new
                 known = new
             served[id] = None
-            self._attach(peer, known)
+            if peer not in known.peers:
+                known.peers[peer] = None
+                if peer not in self.hubs:
+                    known.local += 1
+                    if known.local == 1:
+                        self.on_local(id, known.spec.version)
             self._settle(id)
 
     def join(self, peer: Address, operation_ids: Iterable[str]) -> None:
         """Add a peer to the servers of registered operations that it describes in the same way."""
         known = [self._operations[each] for each in operation_ids]
         self.add(peer, [DescribedOperation(each.spec, each.digest) for each in known])
-
-    def _attach(self, peer: Address, known: _RemoteOperation) -> None:
-        if peer not in known.peers:
-            known.peers[peer] = None
-            if peer not in self.hubs:
-                known.local += 1
-                if known.local == 1:
-                    self.on_local(known.spec.id, known.spec.version)
 
     def _detach(self, peer: Address, known: _RemoteOperation) -> None:
         del known.peers[peer]

@@ -141,22 +141,21 @@ class RemoteServer:
     # --- calls and figures --------------------------------------------------------------------------------------------
 
     async def _follow_figures(self) -> None:
-        listed, known = time.monotonic(), self._served()
+        def served() -> int:  # changes when a server begins or ceases to serve operations
+            return sum(each.operations for each in self.monitor.servers)
+
+        listed, known = time.monotonic(), served()
         while True:
             await self._pause("figures", _FIGURES)
             try:
                 await self._measure()
-                if self._served() != known or time.monotonic() - listed >= _OPERATIONS:
-                    known = self._served()
+                if served() != known or time.monotonic() - listed >= _OPERATIONS:
+                    known = served()
                     await self._list()
                     listed = time.monotonic()
                 self._note("operations", None)
             except CallError as error:
                 self._note("operations", error)
-
-    def _served(self) -> int:
-        """Return a number that changes when a server begins or ceases to serve operations."""
-        return sum(each.operations for each in self.monitor.servers)
 
     async def _pause(self, what: str, seconds: float) -> None:
         """Wait for the next attempt; what is not allowed is tried rarely, since the server logs it."""

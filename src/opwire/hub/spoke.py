@@ -8,7 +8,6 @@ import logging
 from collections.abc import Callable, Container, Sequence
 from typing import Any, Self
 
-from opwire.call.description import OperationInfo
 from opwire.call.discovery import FoundServer, discover
 from opwire.call.handler import CallHandler
 from opwire.call.pending import PendingRequestMap
@@ -87,21 +86,16 @@ class Spoke(Client):
             await super().close()
             await self.calls.close()
             raise
-        self._warn_if_uncallable()
-        return self
-
-    def _warn_if_uncallable(self) -> None:
-        """Log a warning if anonymous callers are the only ones, and may call none of the operations."""
         specs = self.registry.list()
-        if self.transport.trusted or self.transport.local or any(may_access(spec, self._anonymous) for spec in specs):
-            return
-        if specs:
+        identifies = self.transport.trusted or self.transport.local
+        if specs and not identifies and not any(may_access(spec, self._anonymous) for spec in specs):
             logger.warning(
                 "no caller has access to the operations that are served here (%d): callers over a broker are anonymous "
                 "unless their requests are signed. Allow anonymous callers (`--open`, or `anonymous` in [spoke]), "
                 "verify signatures (`--authority`, or [spoke.signed]), or make operations public",
                 len(specs),
             )
+        return self
 
     async def drain(self, timeout: float = 30.0) -> bool:
         """Reject new calls, finish those in flight, and close. Return False if some did not end in time."""
@@ -241,7 +235,15 @@ class DiscoveryPoller:
             if info.id in self._own and info.id not in self._remote:
                 continue  # served here as well
             try:
-                self._add_one(found.address, info)
+                digest = info.fingerprint().digest
+                if digest == self._remote.digest(info.id):
+                    self._remote.join(found.address, [info.id])
+                else:
+                    operation = self._remote.check(info, digest)
+                    conflict = self._remote.conflict(found.address, operation)
+                    if conflict is not None:
+                        raise conflict
+                    self._remote.add(found.address, [operation])
                 accepted.add(info.id)
             except CallError as error:
                 if info.id not in self._rejected:
@@ -250,14 +252,3 @@ class DiscoveryPoller:
                         "ignoring an operation of %s at %s: %s", found.server.name, found.address, error.message
                     )
         return accepted
-
-    def _add_one(self, address: Address, info: OperationInfo) -> None:
-        digest = info.fingerprint().digest
-        if digest == self._remote.digest(info.id):
-            self._remote.join(address, [info.id])
-            return
-        operation = self._remote.check(info, digest)
-        conflict = self._remote.conflict(address, operation)
-        if conflict is not None:
-            raise conflict
-        self._remote.add(address, [operation])
