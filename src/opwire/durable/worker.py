@@ -266,7 +266,14 @@ class DurableWorker:
             result = await self._run(running)
             match result:
                 case Outcome():
-                    await self._record(claim, result)
+                    try:
+                        await self._insist(name, lambda: self._journal.record(claim, result))
+                    except CallError as error:
+                        if error.code is not ErrorCode.PAYLOAD_TOO_LARGE:
+                            raise
+                        # A retry would lead to the same outcome.
+                        instead = too_large(claim, result, error)
+                        await self._insist(name, lambda: self._journal.record(claim, instead))
                 case Retry():
                     logger.info("%s is retried in %.3g s: %s", name, result.delay, result.error)
                     await self._insist(name, lambda: self._journal.release(claim, result.delay, failed=result.failed))
@@ -326,17 +333,6 @@ class DurableWorker:
             now = time.monotonic()
             self._prefer_others, running.isolated = now + (now - running.isolated), None
             self._isolation.open(running)
-
-    async def _record(self, claim: Claim, outcome: Outcome) -> None:
-        name = claim.task.operation_id
-        try:
-            await self._insist(name, lambda: self._journal.record(claim, outcome))
-        except CallError as error:
-            if error.code is not ErrorCode.PAYLOAD_TOO_LARGE:
-                raise
-            # A retry would lead to the same outcome.
-            instead = too_large(claim, outcome, error)
-            await self._insist(name, lambda: self._journal.record(claim, instead))
 
     async def _insist(self, name: str, act: Callable[[], Awaitable[object]]) -> None:
         """Store the result of an attempt, retrying while the journal is unavailable: the work is done.
