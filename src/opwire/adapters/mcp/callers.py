@@ -21,7 +21,6 @@ from opwire.operation import Context
 
 if TYPE_CHECKING:
     from opwire.adapters.mcp.auth import MCPAuth
-    from opwire.oauth.tokens import Subject
 
 MAX_SESSIONS = 100
 """Sessions of callers with one server; the least recently used idle one is closed for another."""
@@ -76,7 +75,14 @@ class CallerSessions:
         proof = credential if isinstance(credential, dict) else credential.key
         key = msgspec.msgpack.encode((context.identity, proof), order="deterministic")
         if key not in self._sessions:
-            server = await self._server_with(credential)
+            server = self._server
+            if isinstance(credential, dict):
+                names = {name.lower() for name in credential}
+                others = {name: value for name, value in server.headers.items() if name.lower() not in names}
+                server = replace(server, headers={**others, **credential})
+            else:  # the caller to request tokens for
+                subject = await cast("MCPAuth", auth).of_caller(credential)
+                server = replace(server, options={**server.options, "auth": subject})
             if key not in self._sessions:  # another call of this caller may have created it meanwhile
                 if len(self._sessions) >= self._max_sessions:
                     idle = next((other for other, session in self._sessions.items() if session.is_idle), None)
@@ -114,16 +120,6 @@ class CallerSessions:
         except Exception as error:  # it may contain a secret
             message = f"the credentials of a caller for the MCP server {self._server.name} cannot be used"
             raise CallError(ErrorCode.EXECUTION_ERROR, message) from error
-
-    async def _server_with(self, credential: "Subject | dict[str, str]") -> HTTPServer:
-        """Return the server with the caller to request tokens for, or with its headers."""
-        server = self._server
-        if not isinstance(credential, dict):
-            auth = await cast("MCPAuth", self._auth).of_caller(credential)
-            return replace(server, options={**server.options, "auth": auth})
-        names = {name.lower() for name in credential}
-        others = {name: value for name, value in server.headers.items() if name.lower() not in names}
-        return replace(server, headers={**others, **credential})
 
     def _close_idle(self) -> None:
         oldest = time.monotonic() - self._idle_seconds

@@ -277,13 +277,6 @@ class MCPConnection:
         prepared = prepared if on_progress is None else with_progress_token(prepared, 1)
         return {"jsonrpc": "2.0", "id": 1, "method": method, "params": prepared}
 
-    def _want_logs(self, agreement: Agreement) -> None:
-        """Ask a server of the handshake era for all log messages, once: each caller filters its own."""
-        if self._wants_logs or agreement.modern or "logging" not in agreement.info.capabilities:
-            return
-        self._wants_logs = True
-        self._spawn(self._send("logging/setLevel", {"level": "debug"}))
-
     async def _complete(
         self,
         method: str,
@@ -334,8 +327,11 @@ class MCPConnection:
         if caller is None:
             prepared = agreement.prepare(params)
         else:
-            if caller.on_log is not None:
-                self._want_logs(agreement)
+            wants_logs = caller.on_log is not None and not agreement.modern
+            if wants_logs and not self._wants_logs and "logging" in agreement.info.capabilities:
+                # Ask a server of the handshake era for all log messages, once: each caller filters its own.
+                self._wants_logs = True
+                self._spawn(self._send("logging/setLevel", {"level": "debug"}))
             asks, logs = caller.on_question is not None, caller.on_log is not None
             prepared = agreement.prepare(params, asks=asks, logs=logs)
         headers = agreement.headers(method, params) if transport.has_headers else None

@@ -76,6 +76,11 @@ class MCPHTTPClient(httpx2.AsyncClient):
             message = f"the options or headers for the MCP server {server.name} cannot be used: {reason}"
             raise CallError(ErrorCode.VALIDATION_ERROR, message) from error
 
+    @property
+    def silent_timeout(self) -> httpx2.Timeout:
+        """The timeouts of a stream that may be silent for any time."""
+        return httpx2.Timeout(**{**self.timeout.as_dict(), "read": None})
+
     @asynccontextmanager
     async def respond(
         self, method: str, url: str, headers: Mapping[str, str], body: bytes | None = None, **options: Any
@@ -369,7 +374,9 @@ class StreamableHTTP(HTTPTransport):
     async def _open_stream(self, last_event_id: str) -> AsyncGenerator[httpx2.Response]:
         resumed = {LAST_EVENT_HEADER: last_event_id} if last_event_id else {}
         headers = self._headers({"accept": _EVENTS, **resumed})
-        async with self._client.respond("GET", self._server.url, headers, timeout=_silent(self._client)) as response:
+        async with self._client.respond(
+            "GET", self._server.url, headers, timeout=self._client.silent_timeout
+        ) as response:
             kind = response.headers.get("content-type", "").partition(";")[0].strip().lower()
             if response.status_code >= 300 or kind != _EVENTS:
                 raise HTTPExchangeError(response.status_code if response.status_code >= 300 else 405)
@@ -390,7 +397,9 @@ class SSETransport(HTTPTransport):
         """
         accept = {"accept": _EVENTS}
         try:
-            async with self._client.respond("GET", self._server.url, accept, timeout=_silent(self._client)) as response:
+            async with self._client.respond(
+                "GET", self._server.url, accept, timeout=self._client.silent_timeout
+            ) as response:
                 if response.status_code >= 300:
                     raise await failure_in(response, has_session=False)
                 kind = response.headers.get("content-type", "").partition(";")[0].strip().lower()
@@ -487,8 +496,3 @@ def _pause(parser: SSEParser) -> float:
     """Return the seconds until a stream is resumed: at 0 a server would be asked all the time."""
     wanted = _RETRY if parser.retry is None else parser.retry
     return min(max(wanted, _SHORTEST_RETRY), _LONGEST_RETRY) / 1000
-
-
-def _silent(client: MCPHTTPClient) -> httpx2.Timeout:
-    """Return the timeouts of a stream that may be silent for any time."""
-    return httpx2.Timeout(**{**client.timeout.as_dict(), "read": None})

@@ -142,7 +142,16 @@ class ServerProcess(ClientTransport, asyncio.SubprocessProtocol):
             self._buffered += len(data)
             longest = len(data) - 1
         else:
-            longest = self._split(data)
+            scanned = len(self._partial)
+            self._partial += data
+            longest = len(self._partial)
+            end = self._partial.rfind(b"\n", scanned)  # the part before was scanned already
+            if end >= 0:
+                lines = bytes(self._partial[:end]).split(b"\n")
+                del self._partial[: end + 1]
+                self._lines.extend(lines)
+                self._buffered += end + 1
+                longest = max(map(len, lines))
         if longest > self._max_message:
             self._lines.clear()
             self._partial.clear()
@@ -152,19 +161,6 @@ class ServerProcess(ClientTransport, asyncio.SubprocessProtocol):
         if self._buffered > _READ_AHEAD:
             self._is_paused = True
             self._stdout.pause_reading()
-
-    def _split(self, data: bytes) -> int:
-        """Add the lines that the data completes, and return the length of the longest one."""
-        scanned = len(self._partial)
-        self._partial += data
-        end = self._partial.rfind(b"\n", scanned)  # the part before was scanned already
-        if end < 0:
-            return len(self._partial)
-        lines = bytes(self._partial[:end]).split(b"\n")
-        del self._partial[: end + 1]
-        self._lines.extend(lines)
-        self._buffered += end + 1
-        return max(map(len, lines))
 
     def pause_writing(self) -> None:
         self._writable.clear()

@@ -456,7 +456,15 @@ async def stream_items(
             yield envelope
             if n % _YIELD_AFTER == 0:
                 await asyncio.sleep(0)
-        _check_end(result, label)
+        if result.get("isError"):  # raised, as where it ran: a stream has no envelope for it
+            text = next(iter(block_texts(as_list(result.get("content")))), "")[:_MAX_MESSAGE]
+            unknown = _StreamError(ErrorCode.EXECUTION_ERROR)
+            error = _convert_meta(result.get("_meta"), ERROR_META, _StreamError) or unknown
+            message = error.message[:_MAX_MESSAGE] or text.removeprefix(f"{error.code.value}: ")
+            retry_after = None if error.retry_after is None else min(error.retry_after, MAX_RETRY_AFTER)
+            raise CallError(error.code, message, error.details, retryable=error.retryable, retry_after=retry_after)
+        if as_dict(result.get("structuredContent")).get("complete") is False:
+            logger.warning("%s: the server ended the subscription at a limit of its own", label)
     finally:
         request.cancel()
         await asyncio.gather(request, return_exceptions=True)
@@ -475,18 +483,6 @@ def _remaining_items(count: int, result: Mapping[str, Any], label: str) -> Itera
 
 def _item_envelope(data: Any, encoding: str | None, label: str) -> ResponseEnvelope[Any]:
     return ResponseEnvelope(decode_bytes(data, encoding, label), MCPResponseMeta(False, [], data))
-
-
-def _check_end(result: Mapping[str, Any], label: str) -> None:
-    """Raise the error that ended a subscription, as where it ran: a stream has no envelope for it."""
-    if result.get("isError"):
-        text = next(iter(block_texts(as_list(result.get("content")))), "")[:_MAX_MESSAGE]
-        error = _convert_meta(result.get("_meta"), ERROR_META, _StreamError) or _StreamError(ErrorCode.EXECUTION_ERROR)
-        message = error.message[:_MAX_MESSAGE] or text.removeprefix(f"{error.code.value}: ")
-        retry_after = None if error.retry_after is None else min(error.retry_after, MAX_RETRY_AFTER)
-        raise CallError(error.code, message, error.details, retryable=error.retryable, retry_after=retry_after)
-    if as_dict(result.get("structuredContent")).get("complete") is False:
-        logger.warning("%s: the server ended the subscription at a limit of its own", label)
 
 
 def _convert_meta(meta: Any, key: str, kind: type[S]) -> S | None:

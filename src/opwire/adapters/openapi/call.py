@@ -129,8 +129,12 @@ class HTTPOperation:
         """Call a query or mutation."""
         deadline, client = self.deadline(context), self.client
         request = self.request(input)
-        if self._key_header is not None:
-            request = self._with_key(self._key_header, request, context)
+        name = self._key_header
+        if name is not None and all(each.lower() != name.lower() for each, _ in request.headers):
+            # The input has no key. A durable call has its own, which all attempts share.
+            durable = context.metadata.get("idempotency_key") if context.is_served else None
+            key = durable if isinstance(durable, str) and is_visible_ascii(durable) else str(uuid4())
+            request = replace(request, headers=[*request.headers, (name, key)])
 
         async def result() -> ShapedResult:
             attempt = 1
@@ -151,17 +155,6 @@ class HTTPOperation:
             return self.responses.read(head, body)
 
         return await client.deadlines.limit(result, deadline, self.complaint)
-
-    def _with_key(self, name: str, request: HTTPRequest, context: Context) -> HTTPRequest:
-        """Return the request with an idempotency key in its header, unless the input has one.
-
-        A durable call has its own key, which all attempts share.
-        """
-        if any(each.lower() == name.lower() for each, _ in request.headers):
-            return request
-        durable = context.metadata.get("idempotency_key") if context.is_served else None
-        key = durable if isinstance(durable, str) and is_visible_ascii(durable) else str(uuid4())
-        return replace(request, headers=[*request.headers, (name, key)])
 
     def _retry_delay(
         self, error: CallError, request: HTTPRequest, attempt: int, deadline: float | None
@@ -273,7 +266,17 @@ class StreamSubscription:
         operation = self._operation
         deadline = operation.deadline(self._context)
         limit, complaint = operation.client.deadlines.limit, operation.complaint
-        request = self._resumed(self._request)
+        request = self._request
+        # Resume after the last event that arrived, here or at the caller.
+        last = self._context.resume_from if self._parser is None else self._parser.last_event_id
+        if last:
+            headers = [pair for pair in request.headers if pair[0].lower() != _LAST_EVENT_ID]
+            try:
+                headers.append((_LAST_EVENT_ID, header_value(last)))
+            except ValueError:  # an EventSource sends 0x01 to 0x1f too, but hardly any server accepts them
+                operation_id = operation.plan.operation_id
+                logger.warning("%s: the last event id is not a valid header: resuming without it", operation_id)
+            request = replace(request, headers=headers)
         try:
             response, head = await limit(lambda: operation.open(request, self._context), deadline, complaint)
         except CallError as error:
@@ -340,19 +343,6 @@ class StreamSubscription:
     def _finish(self) -> None:
         self._is_over = True
         self.close()
-
-    def _resumed(self, request: HTTPRequest) -> HTTPRequest:
-        """Return the request for the events after the last one that arrived, here or at the caller."""
-        last = self._context.resume_from if self._parser is None else self._parser.last_event_id
-        if not last:
-            return request
-        headers = [pair for pair in request.headers if pair[0].lower() != _LAST_EVENT_ID]
-        try:
-            headers.append((_LAST_EVENT_ID, header_value(last)))
-        except ValueError:  # an EventSource sends 0x01 to 0x1f too, but hardly any server accepts them
-            operation_id = self._operation.plan.operation_id
-            logger.warning("%s: the last event id is not a valid header: resuming without it", operation_id)
-        return replace(request, headers=headers)
 
     async def _pause(self, loss: CallError) -> None:
         """Wait before a reconnect: the API's delay, doubled each time, with jitter to spread clients.

@@ -495,7 +495,18 @@ class _SchemaEditor:
             for keyword in ("dependentRequired", "dependentSchemas"):
                 if keyword in copy:
                     copy[keyword] = {name: each for name, each in copy[keyword].items() if name not in dropped}
-        return self._inlined(copy, depth)
+        name = str(copy.get("$ref", "")).removeprefix(_DEFINITION)
+        if name in self._within or not self._schemas.is_definition(name) or not self._left:
+            return copy
+        self._left -= 1
+        self._within.append(name)
+        given = self._schemas.definition(name, "input").schema
+        target = self.edit(given, depth - 1)
+        self._within.pop()
+        if target == given:
+            return copy
+        beside = {keyword: each for keyword, each in copy.items() if keyword != "$ref"}
+        return {**beside, "allOf": [*beside.get("allOf", ()), target]} if beside else target
 
     def _keyword(self, keyword: str, value: Any, depth: int) -> Any:
         edits = self._edits
@@ -518,17 +529,3 @@ class _SchemaEditor:
                 return cast("Any", value) if edits.items is None else edits.items
             case _:
                 return value
-
-    def _inlined(self, schema: dict[str, Any], depth: int) -> JSONSchema:
-        name = str(schema.get("$ref", "")).removeprefix(_DEFINITION)
-        if name in self._within or not self._schemas.is_definition(name) or not self._left:
-            return schema
-        self._left -= 1
-        self._within.append(name)
-        given = self._schemas.definition(name, "input").schema
-        target = self.edit(given, depth - 1)
-        self._within.pop()
-        if target == given:
-            return schema
-        beside = {keyword: each for keyword, each in schema.items() if keyword != "$ref"}
-        return {**beside, "allOf": [*beside.get("allOf", ()), target]} if beside else target

@@ -106,7 +106,14 @@ class ResponseReader:
             key = (head.status, head.content_type)
             found = self._declared.get(key)
             if found is None:
-                found = self._find(head)
+                declared = [each for each in declared_for(self._plan, head.status) if each.stream is None]
+                kind = head.media_type
+                if not kind.name and len(declared) == 1:
+                    kind = media_type(declared[0].content_type)  # the Content-Type is missing: assume the declared one
+                media = choose(declared, kind)
+                if media is not None and media.xml is not None and not kind.is_xml:
+                    media = None
+                found = kind, media
                 if len(self._declared) < _MAX_CACHED:
                     self._declared[key] = found
             kind, media = found
@@ -131,16 +138,6 @@ class ResponseReader:
                 data = self._text(kind, body) if kind.is_text else body
         envelope = http_envelope(data, status_code=head.status, headers=head.headers, content_type=head.content_type)
         return ShapedResult(envelope, schema, is_plain)
-
-    def _find(self, head: ResponseHead) -> tuple[MediaType, ResponseMedia | None]:
-        declared = [each for each in declared_for(self._plan, head.status) if each.stream is None]
-        kind = head.media_type
-        if not kind.name and len(declared) == 1:
-            kind = media_type(declared[0].content_type)  # the Content-Type is missing: assume the declared one
-        found = choose(declared, kind)
-        if found is not None and found.xml is not None and not kind.is_xml:
-            found = None
-        return kind, found
 
     def _text(self, kind: MediaType, body: bytes) -> str:
         charset = kind.charset or "utf-8"

@@ -523,15 +523,13 @@ def _instance_of(kind: Any) -> Callable[[Any], bool]:
     return lambda value: isinstance(value, kind)
 
 
-def _valid_schemas(schemas: dict[str, Any]) -> dict[str, Any]:
-    """Replace members that are not schemas by `true`."""
-    return {name: each if _is_schema(each) else True for name, each in schemas.items()}
-
-
 _NORMALIZE: dict[str, Callable[[Any], Any]] = {
     "required": lambda names: list(dict.fromkeys(names)),
     "type": _types,
-    **dict.fromkeys(("properties", "patternProperties", "dependentSchemas"), _valid_schemas),
+    **dict.fromkeys(
+        ("properties", "patternProperties", "dependentSchemas"),  # members that are not schemas become `true`
+        lambda schemas: {name: each if _is_schema(each) else True for name, each in schemas.items()},
+    ),
 }
 
 _CHECKED_KEYWORDS: tuple[tuple[str, Callable[[Any], bool]], ...] = (

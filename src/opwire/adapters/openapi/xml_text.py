@@ -89,7 +89,7 @@ class XMLNode:
                 raise ValueError(f"{each[:80]!r} is not a valid name in XML")
         if not self._namespace:
             return name, ""
-        declared = _quoted(self._namespace)
+        declared = quoteattr(_valid(self._namespace))
         return (f"{prefix}:{name}", f" xmlns:{prefix}={declared}") if prefix else (name, f" xmlns={declared}")
 
 
@@ -149,7 +149,7 @@ class _Writer:
             match member.node_type:
                 case "attribute":
                     qualified, declared = member.tag(name)
-                    attributes += f"{declared} {qualified}={_quoted(self._scalar(name, each))}"
+                    attributes += f"{declared} {qualified}={quoteattr(_valid(self._scalar(name, each)))}"
                 case "text":
                     content += _escaped(self._scalar(name, each))
                 case "cdata":
@@ -178,10 +178,6 @@ def _valid(text: str) -> str:
 
 def _escaped(text: str) -> str:
     return escape(_valid(text), {"\r": "&#13;"})  # a parser would read a carriage return as a line feed
-
-
-def _quoted(text: str) -> str:
-    return quoteattr(_valid(text))
 
 
 # --- reading --------------------------------------------------------------------------------------------------------
