@@ -1,44 +1,32 @@
 """The console as an ASGI app: the page, its session, and the API that the page uses."""
 
-import asyncio
-import gzip
 import logging
 from collections.abc import Awaitable, Callable, Iterable, Mapping
-from hashlib import sha256
 from http import HTTPStatus
 from pathlib import Path
-from secrets import token_hex
-from typing import Annotated, Any, Literal, NamedTuple, Unpack
-from urllib.parse import parse_qsl
-
-import msgspec
-from msgspec import Meta, Struct
+from typing import NamedTuple, Unpack
 
 from opwire.dispatch import Dispatcher, operation_filter
 from opwire.errors import CallError, ErrorCode, check_above_zero
-from opwire.monitor import OBSERVE, CallMonitor
-from opwire.operation import LOCAL_IDENTITY, Identity, Interceptor, holds
+from opwire.monitor import CallMonitor
+from opwire.operation import LOCAL_IDENTITY, Identity, Interceptor
 from opwire.registry import OperationRegistry, RegistryView
-from opwire.search_mode import token_cost
-from opwire.serve.console.calls import ConsoleCalls, Text
-from opwire.serve.console.session import ACT_AS, LIFETIME, SessionStore, set_cookie
-from opwire.serve.console.system import ConsoleSystem, KnownServers, decide_task, shown_journal, shown_timings
-from opwire.serve.console.tape import APPROVE, VALUES, Tape
+from opwire.serve.console.calls import ConsoleCalls
+from opwire.serve.console.routes import OperationRoutes, SessionRoutes, SystemRoutes
+from opwire.serve.console.session import SessionStore
+from opwire.serve.console.system import ConsoleSystem
+from opwire.serve.console.tape import Tape
 from opwire.serve.console.web import (
     SECURITY,
     Streams,
     check_sender,
-    read_body,
     read_files,
     send_bytes,
     send_file,
-    send_json,
-    send_nothing,
     signed_out,
 )
 from opwire.serve.guard import (
     GuardOptions,
-    Header,
     HTTPStatusError,
     Receive,
     RequestGuard,
@@ -48,49 +36,14 @@ from opwire.serve.guard import (
 )
 from opwire.serve.http.request import Request
 from opwire.serve.listener import ListeningApp
-from opwire.snippets import curl_snippet, mcp_snippet, python_snippet
-from opwire.tools.names import ToolNames
 
 logger = logging.getLogger("opwire.serve.console")
 
 STATIC = Path(__file__).parent / "static"
 """The files of the page, which `make console` builds."""
 
-JOURNAL = "opwire:journal"
-"""The scope that submits buried tasks again, and discards them."""
-
-_MAX_FOUND = 200  # operations of one search
-_MAX_QUERY = 400  # characters of one search
-_CACHED = 8  # lists of operations, by identity
 
 Handle = Callable[[Request, Receive, Send], Awaitable[None]]
-
-
-class Login(Struct, frozen=True):
-    """The body of a login: a token, or the code of a link."""
-
-    token: Annotated[str, Meta(max_length=16 * 1024)] | None = None
-    link: Annotated[str, Meta(max_length=200)] | None = None
-
-
-class SnippetBody(Struct, frozen=True, rename="camel"):
-    """The body of a request for snippets."""
-
-    operation_id: Text
-    input: Any = None
-
-
-class ApprovalDecision(Struct, frozen=True):
-    """The body of a decision about a call that waits for approval."""
-
-    approve: bool
-    reason: Text = ""
-
-
-class TaskDecision(Struct, frozen=True):
-    """The body of a decision about a buried task."""
-
-    action: Literal["retry", "discard"]
 
 
 def serve_console(
@@ -156,42 +109,41 @@ class ConsoleApp(ListeningApp):
         guard: GuardOptions,
     ) -> None:
         check_above_zero(timeout=info.timeout)
-        self._dispatcher = dispatcher
-        self._registry = dispatcher.registry
-        self._monitor = monitor
-        self._info = info
-        self._system = system
-        self._servers = KnownServers(monitor, system.servers)
         self._files = read_files(STATIC)
         self._sessions = SessionStore(guard.get("authenticate"))
         self._guarded = RequestGuard(self._handle, surface="console", session=self._sessions.find, **guard)
         self._streams = Streams(self._sessions)
         self._calls = ConsoleCalls(dispatcher, self._streams, timeout=info.timeout, acts=monitor.remote is None)
-        self._tape = Tape(self._registry, monitor, self._streams, system.approvals, lambda: self.revision)
-        self._start = token_hex(4)  # revisions of two runs differ
-        self._listed: dict[bytes, tuple[bytes, bytes]] = {}  # plain and compressed, by ETag
-        self._names: tuple[int, ToolNames] = (-1, ToolNames())  # with the changes of the registry that they are for
+        operations = self._operations = OperationRoutes(dispatcher, system.sources, monitor.remote)
+        self._tape = Tape(dispatcher.registry, monitor, self._streams, system.approvals, lambda: self.revision)
+        session = SessionRoutes(self._sessions, self._streams, info.title, info.version, is_here=monitor.remote is None)
+        shown = SystemRoutes(monitor, system)
         self._routes: Mapping[tuple[str, str], Handle] = {
-            ("GET", "session"): self._show_session,
-            ("POST", "session"): self._log_in,
-            ("DELETE", "session"): self._log_out,
-            ("GET", "operations"): self._list,
-            ("GET", "operations/*"): self._describe,
-            ("GET", "search"): self._search,
-            ("POST", "snippets"): self._show_snippets,
+            ("GET", "session"): session.show,
+            ("POST", "session"): session.log_in,
+            ("DELETE", "session"): session.log_out,
+            ("GET", "operations"): operations.list,
+            ("GET", "operations/*"): operations.describe,
+            ("GET", "search"): operations.search,
+            ("POST", "snippets"): operations.show_snippets,
             ("POST", "call"): self._calls.run,
-            ("GET", "calls/*"): self._show_values,
+            ("GET", "calls/*"): self._tape.show_values,
             ("POST", "calls/*"): self._calls.answer,
-            ("GET", "results/*"): self._download,
+            ("GET", "results/*"): self._calls.download,
             ("GET", "events"): self._tape.run,
-            ("GET", "system"): self._show_system,
-            ("POST", "approvals/*"): self._approve,
-            ("POST", "journal/*"): self._decide_task,
+            ("GET", "system"): shown.show,
+            ("POST", "approvals/*"): shown.approve,
+            ("POST", "journal/*"): shown.decide_task,
         }
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Serve one request, or follow the server's lifespan."""
         await self._guarded(scope, receive, send)
+
+    @property
+    def revision(self) -> str:
+        """The version of the list of operations."""
+        return self._operations.revision
 
     def create_link(self, identity: Identity = LOCAL_IDENTITY) -> str:
         """Return the code of a link that signs a person in, once, within five minutes.
@@ -260,204 +212,6 @@ class ConsoleApp(ListeningApp):
         if file is None:
             raise CallError(ErrorCode.OPERATION_NOT_FOUND, f"unknown path {request.path[:200]}")
         await send_file(send, request, file, is_immutable=request.path.startswith("/assets/"))
-
-    # --- session ------------------------------------------------------------------------------------------------------
-
-    async def _show_session(self, request: Request, receive: Receive, send: Send) -> None:
-        is_lost = self._sessions.has_ended(request.headers)
-        cookies = [self._cookie(request, "", 0)] if is_lost else []  # from now on it shows what is public
-        await self._send_session(send, request, request.identity, request.expires, *cookies)
-
-    async def _log_in(self, request: Request, receive: Receive, send: Send) -> None:
-        body = await read_body(request, receive, Login)
-        if (body.token is None) == (body.link is None):
-            raise CallError(ErrorCode.VALIDATION_ERROR, "the body has a token or a link")
-        secret, session = await self._sessions.open(token=body.token, link=body.link)
-        self._streams.log_out(request)  # of the session before it
-        cookie = self._cookie(request, secret, round(LIFETIME))
-        await self._send_session(send, request, session.grant.identity, session.expires, cookie)
-
-    async def _log_out(self, request: Request, receive: Receive, send: Send) -> None:
-        self._streams.log_out(request)
-        await send_nothing(send, request, self._cookie(request, "", 0))
-
-    def _cookie(self, request: Request, secret: str, seconds: int) -> Header:
-        path = request.root_path or "/"
-        value = set_cookie(request.headers, secret, path=path, seconds=seconds, secure=request.is_secure)
-        return b"set-cookie", value
-
-    async def _send_session(
-        self, send: Send, request: Request, identity: Identity | None, expires: float | None, *headers: Header
-    ) -> None:
-        is_here = self._monitor.remote is None  # another server sends no values, and knows its token only
-        found = {
-            "identity": None if identity is None else {"id": identity.id, "scopes": identity.scopes},
-            "login": identity is None,
-            "mayObserve": holds(identity, OBSERVE),
-            "mayShowValues": is_here and holds(identity, VALUES),
-            "mayActAs": is_here and holds(identity, ACT_AS),
-            "mayApprove": holds(identity, APPROVE),
-            "mayRunJournal": holds(identity, JOURNAL),
-            "title": self._info.title,
-            "version": self._info.version,
-            "expires": None if expires is None else round(expires * 1000),
-        }
-        await send_json(send, request, found, headers=headers)
-
-    # --- operations ---------------------------------------------------------------------------------------------------
-
-    @property
-    def revision(self) -> str:
-        """The version of the list of operations."""
-        return f"{self._start}.{self._registry.changes}"
-
-    async def _list(self, request: Request, receive: Receive, send: Send) -> None:
-        identity = request.identity
-        key = f"{self.revision} {identity!r}".encode("utf-8", "replace")
-        etag = b'"%s"' % sha256(key).hexdigest()[:32].encode()
-        body = self._listed.get(etag)
-        if body is None:
-            listed = [
-                {
-                    "id": spec.id,
-                    "type": spec.type.value,
-                    "title": spec.title,
-                    "summary": spec.description.strip().partition("\n")[0][:200],
-                    "tags": spec.tags,
-                    "source": self._source(spec.id),
-                    "readOnly": spec.annotations.read_only,
-                    "destructive": spec.annotations.destructive,
-                }
-                for spec in self._dispatcher.visible(identity)
-            ]
-            plain = msgspec.json.encode({"revision": self.revision, "operations": listed})
-            body = self._listed[etag] = plain, await asyncio.to_thread(gzip.compress, plain, 4)
-            if len(self._listed) > _CACHED:
-                del self._listed[next(iter(self._listed))]
-        await send_json(send, request, *body, etag=etag)
-
-    def _source(self, operation_id: str) -> str | None:
-        return None if self._system.sources is None else self._system.sources.source_of(operation_id)
-
-    async def _describe(self, request: Request, receive: Receive, send: Send) -> None:
-        spec = self._dispatcher.find(request.path.removeprefix("/api/operations/"), request.identity)
-        access = spec.access
-        found = {
-            "id": spec.id,
-            "type": spec.type.value,
-            "title": spec.title,
-            "description": spec.description,
-            "version": spec.version,
-            "tags": spec.tags,
-            "source": self._source(spec.id),
-            "role": spec.role,
-            "uri": spec.uri,
-            "annotations": spec.annotations.to_mcp(),
-            "access": None
-            if access is None
-            else {
-                "public": access.public,
-                "requiredScopes": access.required_scopes,
-                "requiredScopesAny": access.required_scopes_any,
-                "resources": access.resources,
-            },
-            "timeout": spec.timeout,
-            "examples": spec.examples,
-            "inputSchema": spec.input_schema.json,
-            "outputSchema": None if spec.output_schema.is_unknown else spec.output_schema.json,
-            "tokens": token_cost(spec),
-        }
-        await send_json(send, request, found)
-
-    async def _search(self, request: Request, receive: Receive, send: Send) -> None:
-        query = dict(parse_qsl(request.query.decode("latin-1")[: 8 * _MAX_QUERY]))
-        limit = query.get("limit", "50")
-        count = min(int(limit), _MAX_FOUND) if limit.isascii() and limit.isdigit() and len(limit) < 10 else 50
-        identity = request.identity
-        found = self._registry.search(
-            query.get("q", "")[:_MAX_QUERY],
-            limit=max(count, 1),
-            visible=lambda spec: self._dispatcher.is_visible(spec, identity),
-        )
-        await send_json(send, request, {"ids": [spec.id for spec in found]})
-
-    async def _show_snippets(self, request: Request, receive: Receive, send: Send) -> None:
-        body = await read_body(request, receive, SnippetBody)
-        spec = self._dispatcher.find(body.operation_id, request.identity)
-        url = self._monitor.remote
-        if url is None and request.api_root is not None:
-            host = request.headers.get(b"host", b"").decode("latin-1")
-            url = f"{'https' if request.is_secure else 'http'}://{host}{request.api_root}"
-        changes, names = self._names
-        if changes != self._registry.changes:
-            names = ToolNames()
-            names.add(each.id for each in self._dispatcher.served())
-            self._names = self._registry.changes, names
-        is_http, has_token = ((url or "").startswith(schemes) for schemes in (("http",), ("http", "ws")))
-        found = {
-            "curl": curl_snippet(spec, body.input, url) if url and is_http else None,
-            "python": python_snippet(spec, body.input, url) if url and has_token else None,  # a broker needs more
-            "mcp": mcp_snippet(spec, body.input, names[spec.id]) if spec.role == "tool" else None,
-        }
-        await send_json(send, request, found)
-
-    async def _download(self, request: Request, receive: Receive, send: Send) -> None:
-        request_id = request.path.removeprefix("/api/results/")
-        _, content_type, body, _ = self._calls.results.get(request_id, request.identity)
-        suffix = b"json" if content_type == b"application/json" else b"bin"
-        disposition = (b"content-disposition", b'attachment; filename="result.%s"' % suffix)
-        await send_bytes(send, request, body, content_type, disposition)
-
-    # --- live and system ----------------------------------------------------------------------------------------------
-
-    async def _show_values(self, request: Request, receive: Receive, send: Send) -> None:
-        _require(request, VALUES)
-        await send_json(send, request, self._tape.values.shown(request.path.removeprefix("/api/calls/")))
-
-    async def _show_system(self, request: Request, receive: Receive, send: Send) -> None:
-        _require(request, OBSERVE)
-        system = self._system
-        shows_messages = holds(request.identity, VALUES)
-        found = {
-            "servers": await self._servers.shown(),
-            "sources": () if system.sources is None else tuple(system.sources.statuses()),
-            "operations": shown_timings(self._monitor.timings or {}),
-            "journal": None if system.journal is None else await shown_journal(system.journal, messages=shows_messages),
-        }
-        await send_json(send, request, found)
-
-    async def _approve(self, request: Request, receive: Receive, send: Send) -> None:
-        identity = _require(request, APPROVE)
-        body = await read_body(request, receive, ApprovalDecision)
-        id, queue = request.path.removeprefix("/api/approvals/"), self._system.approvals
-        if queue is None or not (
-            queue.approve(id, by=identity.id) if body.approve else queue.deny(id, body.reason, by=identity.id)
-        ):
-            raise CallError(ErrorCode.OPERATION_NOT_FOUND, "the call does not wait for approval any more")
-        await send_nothing(send, request)
-
-    async def _decide_task(self, request: Request, receive: Receive, send: Send) -> None:
-        identity = _require(request, JOURNAL)
-        body = await read_body(request, receive, TaskDecision)
-        key = request.path.removeprefix("/api/journal/")
-        if self._system.journal is None:
-            raise CallError(ErrorCode.OPERATION_NOT_FOUND, "this server has no journal")
-        await decide_task(self._system.journal, key, body.action)
-        logger.info("%s: %s of the buried task %r", identity.id, body.action, key[:200])
-        await send_nothing(send, request)
-
-
-def _require(request: Request, scope: str) -> Identity:
-    """Return the identity of a caller with this scope.
-
-    Raises:
-        CallError: UNAUTHENTICATED, ACCESS_DENIED.
-    """
-    if request.identity is None:
-        raise CallError(ErrorCode.UNAUTHENTICATED, "sign in")
-    if not holds(request.identity, scope):
-        raise CallError(ErrorCode.ACCESS_DENIED, f"this needs the scope {scope}")
-    return request.identity
 
 
 def _wrong_method(*methods: str) -> HTTPStatusError:

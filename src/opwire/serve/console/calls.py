@@ -26,7 +26,7 @@ from opwire.monitor import outcome_of
 from opwire.operation import Context, Identity, Inbound, OperationSpec, OperationType, Progress
 from opwire.questions import Question, unanswerable
 from opwire.serve.console.session import acting
-from opwire.serve.console.web import EventStreamWriter, Streams, error_data, read_body, send_nothing
+from opwire.serve.console.web import EventStreamWriter, Streams, error_data, read_body, send_bytes, send_nothing
 from opwire.serve.guard import MAX_DETAILS, Receive, Send
 from opwire.serve.http.request import Request
 from opwire.serve.http.responses import EncodedResponse, encode_response, encode_whole
@@ -133,6 +133,13 @@ class ConsoleCalls:
         self._timeout = timeout
         self._acts = acts  # calls may have another identity than the caller's
         self._running: dict[str, _RunningCall] = {}
+
+    async def download(self, request: Request, receive: Receive, send: Send) -> None:
+        """Send the result of a call as a file."""
+        _, content_type, body, _ = self.results.get(request.path.removeprefix("/api/results/"), request.identity)
+        suffix = b"json" if content_type == b"application/json" else b"bin"
+        disposition = (b"content-disposition", b'attachment; filename="result.%s"' % suffix)
+        await send_bytes(send, request, body, content_type, disposition)
 
     async def answer(self, request: Request, receive: Receive, send: Send) -> None:
         """Answer a question of a call.

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any, Literal, Protocol
 from msgspec import UNSET, Struct, UnsetType, to_builtins
 
 from opwire.call.events import CallFailed
-from opwire.durable.journal import Journal, Outcome, PendingTask
+from opwire.durable.journal import Journal, Outcome
 from opwire.errors import CallError, ErrorCode
 from opwire.monitor import CallMonitor, OperationTimings, ServerStatistics
 
@@ -156,7 +156,17 @@ async def shown_journal(journal: Journal, *, messages: bool) -> dict[str, Any]:
             for each in counted:
                 if room and each.waiting + each.claimed:
                     pending = await journal.pending(each.operation_id, limit=room)
-                    tasks += map(_pending_task, pending)
+                    tasks += [
+                        {
+                            "id": task.key,
+                            "operationId": task.operation_id,
+                            "state": "running" if task.claimed else "retried later" if task.attempts else "waiting",
+                            "attempts": task.attempts,
+                            "lastError": None,
+                            "since": task.submitted,
+                        }
+                        for task in pending
+                    ]
                     room -= len(pending)
             found["more"] = len(tasks) < sum(each.waiting + each.claimed + each.buried for each in counted)
     except TimeoutError:
@@ -164,17 +174,6 @@ async def shown_journal(journal: Journal, *, messages: bool) -> dict[str, Any]:
     except CallError as error:
         found["error"] = str(error)
     return found
-
-
-def _pending_task(task: PendingTask) -> dict[str, Any]:
-    return {
-        "id": task.key,
-        "operationId": task.operation_id,
-        "state": "running" if task.claimed else "retried later" if task.attempts else "waiting",
-        "attempts": task.attempts,
-        "lastError": None,
-        "since": task.submitted,
-    }
 
 
 def _task(outcome: Outcome, *, messages: bool) -> dict[str, Any]:

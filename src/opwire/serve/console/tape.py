@@ -24,7 +24,7 @@ from opwire.logs import masked
 from opwire.monitor import OBSERVE, CallMonitor, CallRecord, CallWatcher
 from opwire.operation import holds
 from opwire.registry import OperationRegistry
-from opwire.serve.console.web import EventStreamWriter, Streams
+from opwire.serve.console.web import EventStreamWriter, Streams, require, send_json
 from opwire.serve.guard import Receive, Send
 from opwire.serve.http.request import Request
 
@@ -135,9 +135,11 @@ class ValueTape:
         if found is None:
             wrong = "the values of this call are not kept: it ended before a page watched values, or too long ago"
             raise CallError(ErrorCode.OPERATION_NOT_FOUND, wrong)
+        values = (found.input, found.output)
+        input, output = (None if each is None else masked(msgspec.json.decode(each)) for each in values)
         return {
-            "input": _shown(found.input),
-            "output": _shown(found.output),
+            "input": input,
+            "output": output,
             "error": found.error,
             "truncated": found.input is None or (found.output is None and found.error is None),
         }
@@ -149,10 +151,6 @@ def _encoded(value: Any) -> bytes | None:
     except (TypeError, ValueError, RecursionError):
         return None
     return encoded if len(encoded) <= MAX_VALUE else None
-
-
-def _shown(encoded: bytes | None) -> Any:
-    return None if encoded is None else masked(msgspec.json.decode(encoded))
 
 
 def matcher(words: str) -> Callable[[CallRecord], bool]:
@@ -188,6 +186,11 @@ class Tape:
         self._streams = streams
         self._approvals = approvals
         self._revision = revision
+
+    async def show_values(self, request: Request, receive: Receive, send: Send) -> None:
+        """Send the values of a call, without secrets."""
+        require(request, VALUES)
+        await send_json(send, request, self.values.shown(request.path.removeprefix("/api/calls/")))
 
     async def run(self, request: Request, receive: Receive, send: Send) -> None:
         """Stream events until the page disconnects.

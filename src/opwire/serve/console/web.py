@@ -22,7 +22,7 @@ import msgspec
 from opwire.auth.tokens import EXPIRED
 from opwire.deadlines import Deadlines
 from opwire.errors import CallError, ErrorCode
-from opwire.operation import Identity
+from opwire.operation import Identity, holds
 from opwire.serve.console.session import SessionStore
 from opwire.serve.guard import MAX_DETAILS, Header, Receive, Send
 from opwire.serve.http.request import CancelOnDisconnect, Request
@@ -95,6 +95,19 @@ def check_sender(request: Request) -> None:
         raise CallError(ErrorCode.ACCESS_DENIED, "pages of other origins may not use the console")
     if request.method not in ("GET", "HEAD") and request.headers.get(CONSOLE_HEADER) != b"1":
         raise CallError(ErrorCode.ACCESS_DENIED, f"the header {CONSOLE_HEADER.decode()}: 1 is missing")
+
+
+def require(request: Request, scope: str) -> Identity:
+    """Return the identity of a caller with this scope.
+
+    Raises:
+        CallError: UNAUTHENTICATED, ACCESS_DENIED.
+    """
+    if request.identity is None:
+        raise CallError(ErrorCode.UNAUTHENTICATED, "sign in")
+    if not holds(request.identity, scope):
+        raise CallError(ErrorCode.ACCESS_DENIED, f"this needs the scope {scope}")
+    return request.identity
 
 
 async def read_body(request: Request, receive: Receive, kind: type[T]) -> T:
