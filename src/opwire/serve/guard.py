@@ -26,7 +26,7 @@ from opwire.auth.tokens import EXPIRED, WELL_KNOWN_RESOURCE, Authenticator, Gran
 from opwire.caching import BoundedDict
 from opwire.deadlines import Deadlines, resume
 from opwire.errors import ERROR_TABLE, CallError, ErrorCode, UsageError, check_above_zero, check_counts
-from opwire.logs import OK, AccessEntry, SurfaceName, begin_access
+from opwire.logs import OK, SurfaceName, begin_access
 from opwire.operation import Identity
 from opwire.serve.hosts import LOOPBACK, HostNames
 from opwire.typed.plain import as_dict, as_list, write_json
@@ -268,14 +268,14 @@ class RequestGuard:
         """Admit or reject a request. Other events, such as the server's lifespan, pass."""
         if scope["type"] == "websocket":  # unsupported, and a browser opens one to any host
             await send({"type": "websocket.close", "code": 1008})
-        elif scope["type"] != "http":
+            return
+        if scope["type"] != "http":
             await self._app(scope, receive, send)
-        elif (entry := begin_access(self._surface)) is None:
+            return
+        entry = begin_access(self._surface)
+        if entry is None:
             await self._serve(scope, receive, send)
-        else:
-            await self._log(entry, scope, receive, send)
-
-    async def _log(self, entry: AccessEntry, scope: Scope, receive: Receive, send: Send) -> None:
+            return
         scope[ACCESS], entry.path = entry, scope["path"]
 
         async def counted(message: MutableMapping[str, Any]) -> None:

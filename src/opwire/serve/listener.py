@@ -172,8 +172,20 @@ class _Server(uvicorn.Server):
     """uvicorn without its signal handlers, which end the process, and with an event for its start."""
 
     def __init__(self, app: App, connections: "_Connections", ssl: SSLContext | None, **options: Any) -> None:
+        async def tracked(scope: Scope, receive: Receive, send: Send) -> None:
+            # Tell the connection of each request when it begins and ends.
+            connection = _current.get() if scope["type"] == "http" else None
+            if connection is None:
+                await app(scope, receive, send)
+                return
+            connection.begin(scope)
+            try:
+                await app(scope, receive, send)
+            finally:
+                connection.end(scope)
+
         config = uvicorn.Config(
-            cast("Any", _tracked(app)),
+            cast("Any", tracked),
             http=cast("Any", connections.create),
             ws="none",
             ssl_context_factory=None if ssl is None else lambda config, default: ssl,
@@ -218,23 +230,6 @@ class _Server(uvicorn.Server):
 # --- limits of connections --------------------------------------------------------------------------------------------
 
 _current: ContextVar["_Connection | None"] = ContextVar("opwire_connection", default=None)
-
-
-def _tracked(app: App) -> App:
-    """Wrap an app to tell the connection of each request when it begins and ends."""
-
-    async def tracked(scope: Scope, receive: Receive, send: Send) -> None:
-        connection = _current.get() if scope["type"] == "http" else None
-        if connection is None:
-            await app(scope, receive, send)
-            return
-        connection.begin(scope)
-        try:
-            await app(scope, receive, send)
-        finally:
-            connection.end(scope)
-
-    return tracked
 
 
 class _Connections:

@@ -284,20 +284,19 @@ class HTTPApp(ListeningApp):
         return True
 
     def _route(self, request: Request) -> Route | None:
-        """Return the route of a request, or None for the document."""
-        route = self._routes.get(request.path)
-        if route is not None and request.is_plain and self._dispatcher.get_spec(route.spec.id) is route.spec:
-            return route
-        return None if request.path == "/openapi.json" and request.is_plain else self._find(request)
+        """Return the route of a request, or None for the document.
 
-    def _find(self, request: Request) -> Route:
-        """Return the route of a path, which has to be spelled exactly as `path_of` spells it.
-
-        With several spellings, a proxy's rule for one of them could be evaded by another.
+        The path has to be spelled exactly as `path_of` spells it. With several spellings, a proxy's rule for one of
+        them could be evaded by another.
 
         Raises:
             CallError, HTTPStatusError: unknown path.
         """
+        route = self._routes.get(request.path)
+        if route is not None and request.is_plain and self._dispatcher.get_spec(route.spec.id) is route.spec:
+            return route
+        if request.path == "/openapi.json" and request.is_plain:
+            return None
         operation_id = id_of(request.path)
         if operation_id is None:
             message = "operations are at /{namespace}/{name}: see /openapi.json"

@@ -188,7 +188,17 @@ class _Root:
         pointer = self._pointer(reference)
         definition = self._definition_at(pointer)
         if definition is not None:
-            return PREFIX + "/".join((self._name_of(definition), *map(escaped, pointer[len(definition) :])))
+            if definition not in self.names:
+                for other in self._components.defining(definition[-1]):
+                    if common := self._common(other, definition):
+                        self.names.update({each: other.names[each] for each in common})
+                        break
+                else:
+                    name = self._components.reserve(definition[-1], f"{self._label}_{definition[-1]}")
+                    self.names[definition] = name
+                    self.added.append(name)
+                    self._waiting.append(definition)
+            return PREFIX + "/".join((self.names[definition], *map(escaped, pointer[len(definition) :])))
         if self._own_name is None:
             self._own_name = self._components.reserve(self._label)
             self.added.append(self._own_name)
@@ -203,19 +213,6 @@ class _Root:
     def _definition_at(self, pointer: Pointer) -> Pointer | None:
         """Return the definition that a pointer leads into, or None."""
         return next((pointer[:depth] for depth in (2, 3) if pointer[:depth] in self.definitions), None)
-
-    def _name_of(self, definition: Pointer) -> str:
-        if definition not in self.names:
-            for other in self._components.defining(definition[-1]):
-                if common := self._common(other, definition):
-                    self.names.update({each: other.names[each] for each in common})
-                    break
-            else:
-                name = self._components.reserve(definition[-1], f"{self._label}_{definition[-1]}")
-                self.names[definition] = name
-                self.added.append(name)
-                self._waiting.append(definition)
-        return self.names[definition]
 
     def _common(self, other: "_Root", definition: Pointer) -> set[Pointer]:
         """Return a definition and all that it refers to if they are the same in another root; else an empty set."""

@@ -177,7 +177,13 @@ class DuplexConnection:
             self._peer.finish(request.id)
             return self._write(encode_message(RPCFailure.of(request.id, error)))
         is_stateless, client = bool(self._is_stateless), self._handshake.client
-        served = ServedRequest(request.id, is_stateless, self._server.trusted, self._notify, client=client)
+        served = ServedRequest(
+            request.id,
+            is_stateless,
+            self._server.trusted,
+            lambda method, params: self._send(RPCNotification(method, params)),
+            client=client,
+        )
         if not is_stateless:
             served.on_question = self._questions.callback(self._handshake.capabilities)
         self._running[request.id] = served
@@ -204,9 +210,6 @@ class DuplexConnection:
         if self._running.pop(request.id, None) is not None:  # else it was cancelled, and gets no response
             self._peer.finish(request.id)
             await self._send(reply)
-
-    async def _notify(self, method: str, params: Params) -> None:
-        await self._send(RPCNotification(method, params))
 
     async def _send(self, message: RPCMessage) -> None:
         wait_for = self._write(encode_reply(message))

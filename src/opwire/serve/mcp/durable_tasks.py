@@ -12,7 +12,6 @@ import logging
 import time
 from collections.abc import Iterable, Mapping
 from functools import partial
-from hashlib import sha256
 from secrets import token_hex
 from typing import Any, NamedTuple
 
@@ -23,13 +22,13 @@ from msgspec.structs import replace
 from opwire.deadlines import CALL_TIMEOUT, MAX_SECONDS
 from opwire.dispatch import Dispatcher
 from opwire.durable.calls import MAX_NAME, DurableCalls, cancellation, outcome_envelope
-from opwire.durable.journal import Journal, Outcome, check_seconds
+from opwire.durable.journal import Journal, check_seconds
 from opwire.envelope import ResponseEnvelope
 from opwire.errors import CallError, ErrorCode, UsageError
 from opwire.invoke import failure
 from opwire.mcp.messages import INVALID_PARAMS, RPCError
 from opwire.operation import Context, Identity, OperationSpec, OperationType
-from opwire.serve.mcp.questions import RequestStates
+from opwire.serve.mcp.questions import RequestStates, state_digest
 from opwire.serve.mcp.tasks import task_fields
 from opwire.serve.mcp.tools import Result, ResultFormat, ToolCatalogue, error_result, result_of, rpc_error
 
@@ -174,7 +173,7 @@ class DurableTaskStore:
             raise RPCError(INVALID_PARAMS, f"_meta {KEY_META} is a text of 1 to {MAX_NAME} characters")
         owner = _owner(identity)
         # A digest: keys of one caller are unknown to others, however simple they are.
-        key = f"mcp-{_digest([owner, spec.id, given])}"
+        key = f"mcp-{state_digest([owner, spec.id, given])}"
         seconds = MAX_SECONDS if timeout is None else timeout
         until = time.monotonic() + seconds - min(_MAX_MARGIN, seconds / 4)
         return Submission(spec.id, owner, given, key, until)
@@ -251,8 +250,16 @@ class DurableTaskStore:
             data = {} if error.data is None else {"data": error.data}
             shown = {"code": error.code, "message": error.message, **data}
             return {**self._fields(id, task, "failed", outcome.recorded), "error": shown}
-        result = {"resultType": "complete", **self._result(outcome, format)}
-        return {**self._fields(id, task, "completed", outcome.recorded), "result": result}
+        spec = self._dispatcher.get_spec(outcome.operation_id)
+        tool = None if spec is None else self._catalogue.tool_of(spec)
+        if tool is None:  # unregistered since `find`
+            raise RPCError(INVALID_PARAMS, "Unknown task: its tool is not served any more")
+        try:
+            result = result_of(outcome_envelope(outcome), tool, format)
+        except Exception as raised:
+            result = error_result(failure(raised, outcome.operation_id), tool, format)
+        completed = {"resultType": "complete", **result}
+        return {**self._fields(id, task, "completed", outcome.recorded), "result": completed}
 
     async def cancel(self, found: DurableTask) -> None:
         """Cancel a task, unless a worker has begun it."""
@@ -261,24 +268,9 @@ class DurableTaskStore:
         except CallError as error:
             raise rpc_error(error) from error
 
-    def _result(self, outcome: Outcome, format: ResultFormat) -> Result:
-        """Return the result of a recorded outcome, as that of a call."""
-        spec = self._dispatcher.get_spec(outcome.operation_id)
-        tool = None if spec is None else self._catalogue.tool_of(spec)
-        if tool is None:  # unregistered since `find`
-            raise RPCError(INVALID_PARAMS, "Unknown task: its tool is not served any more")
-        try:
-            return result_of(outcome_envelope(outcome), tool, format)
-        except Exception as raised:
-            return error_result(failure(raised, outcome.operation_id), tool, format)
-
     def _fields(self, id: str, task: TaskId, status: str, updated: int) -> Result:
         return task_fields(id, status, task.created / 1000, updated / 1000, (task.expires - task.created) / 1000)
 
 
 def _owner(identity: Identity | None) -> str:
-    return _digest([None if identity is None else identity.id])
-
-
-def _digest(value: Any) -> str:
-    return sha256(_encoder.encode(value)).hexdigest()[:32]
+    return state_digest([None if identity is None else identity.id])

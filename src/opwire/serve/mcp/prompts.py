@@ -39,18 +39,20 @@ class PromptCatalogue:
     def entries(self, identity: Identity | None) -> list[Result]:
         """Return all prompts that a caller may use, in the order of registration."""
         self._name_all()
-        visible = (spec for spec in self._dispatcher.visible(identity) if spec.id in self._short)
-        return [self._entry(spec) for spec in visible]
-
-    def _entry(self, spec: OperationSpec) -> Result:
-        arguments: list[Result] = []
-        schema = as_dict(spec.input_schema.json)
-        required = as_list(schema.get("required"))
-        for name, each in as_dict(schema.get("properties")).items():
-            texts = {key: text for key in ("title", "description") if isinstance(text := as_dict(each).get(key), str)}
-            arguments.append({"name": name, **texts, "required": name in required})
-        entry = definition_of(spec, name=self._names[self._short[spec.id]])
-        return {**entry, "arguments": arguments} if arguments else entry
+        found: list[Result] = []
+        for spec in self._dispatcher.visible(identity):
+            if spec.id not in self._short:
+                continue
+            entry = definition_of(spec, name=self._names[self._short[spec.id]])
+            arguments: list[Result] = []
+            schema = as_dict(spec.input_schema.json)
+            required = as_list(schema.get("required"))
+            for name, each in as_dict(schema.get("properties")).items():
+                about = as_dict(each)
+                texts = {key: text for key in ("title", "description") if isinstance(text := about.get(key), str)}
+                arguments.append({"name": name, **texts, "required": name in required})
+            found.append({**entry, "arguments": arguments} if arguments else entry)
+        return found
 
     def _name_all(self) -> None:
         """Name every prompt, if the registry has changed: `library.prompts/review` is `library_review`."""

@@ -207,10 +207,11 @@ class RequestStates:
 def binding_of(identity: Identity | None, method: str, params: Mapping[str, Any]) -> str:
     """Return the digest of a caller and its request, without what differs between two rounds."""
     asked = {name: value for name, value in params.items() if name not in _OWN_PARAMS}
-    return _digest([None if identity is None else identity.id, method, asked])
+    return state_digest([None if identity is None else identity.id, method, asked])
 
 
-def _digest(value: Any) -> str:
+def state_digest(value: Any) -> str:
+    """Return the digest of a JSON value, independent of the order of its keys, that the state of a client refers to."""
     return sha256(_encoder.encode(value)).hexdigest()[:32]
 
 
@@ -280,11 +281,17 @@ class StatelessQuestions:
             name: value for name, value in question.params.items() if name != "elicitationId"
         }  # of older revisions
         question = replace(question, params=params)
-        digest = _digest([question.method, params])
+        digest = state_digest([question.method, params])
         key = question.key or f"{question.kind}-{digest[:12]}"
         times = self._times[key] = self._times.get(key, 0) + 1
         key = key if times == 1 else f"{key}-{times}"
-        answer = self._answer(key, digest)
+        known = self._state.answers.get(key)
+        if known is not None:
+            answer = known[1] if known[0] == digest else None
+        else:
+            given = self._given.get(key)
+            is_same = self._state.asked.get(key, digest) == digest
+            answer = cast("dict[str, Any]", given) if isinstance(given, dict) and is_same else None
         if answer is not None:
             self._used[key] = (digest, answer)
             return answer
@@ -294,14 +301,6 @@ class StatelessQuestions:
         if self._ending is None:
             self._ending = asyncio.get_running_loop().call_later(_ROUND, self._end_round)
         return await asyncio.get_running_loop().create_future()  # cancelled with the round
-
-    def _answer(self, key: str, digest: str) -> dict[str, Any] | None:
-        known = self._state.answers.get(key)
-        if known is not None:
-            return known[1] if known[0] == digest else None
-        given = self._given.get(key)
-        is_same = self._state.asked.get(key, digest) == digest
-        return cast("dict[str, Any]", given) if isinstance(given, dict) and is_same else None
 
     def _end_round(self) -> None:
         self._has_cancelled = True

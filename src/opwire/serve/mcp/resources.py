@@ -212,7 +212,15 @@ class ResourceCatalogue:
         Raises:
             RPCError: the resource is unknown, or cannot be watched; the caller may not read it.
         """
-        watching = call(self._watched_by(uri, request))
+        found = self._function(uri)  # without one, the operation that watches at its server
+        spec = found[0] if found else next(iter(self._servers("resources/watch", uri, request.identity)), None)
+        if spec is None:
+            raise not_found(uri, request)
+        try:
+            spec = self._dispatcher.find(spec.id, request.identity)
+        except CallError as error:
+            raise rpc_error(error) from error
+        watching = call(spec)
         opened: asyncio.Future[None] = asyncio.get_running_loop().create_future()
 
         def is_open(_: object = None) -> None:
@@ -243,17 +251,6 @@ class ResourceCatalogue:
             late = f"the subscription was not opened within {self._open_timeout:g} seconds"
             raise rpc_error(CallError(ErrorCode.TIMEOUT, late)) from None
         return task
-
-    def _watched_by(self, uri: str, request: ServedRequest) -> OperationSpec:
-        """Return the operation of a resource that is watched: its function, or the one that watches at its server."""
-        found = self._function(uri)
-        spec = found[0] if found else next(iter(self._servers("resources/watch", uri, request.identity)), None)
-        if spec is None:
-            raise not_found(uri, request)
-        try:
-            return self._dispatcher.find(spec.id, request.identity)
-        except CallError as error:
-            raise rpc_error(error) from error
 
     async def _watch_function(
         self, call: ServedCall, uri: str, updated: Callable[[str], object], opened: Callable[[], None]

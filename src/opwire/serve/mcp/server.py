@@ -203,18 +203,17 @@ class RegistryServer:
             capabilities["prompts"] = {"listChanged": True}
         if lists - {"tools"}:
             capabilities["completions"] = {}
-        instructions = self._forwarded_instructions() if self._instructions is None else self._instructions
+        instructions = self._instructions
+        if instructions is None:  # those of the MCP servers behind: as they are of one, with headings of several
+            dispatcher = self._served.dispatcher
+            served = {spec.namespace for spec in dispatcher.served()}
+            found = {name: text for name, text in dispatcher.registry.instructions.items() if name in served}
+            if len(found) == 1:
+                instructions = next(iter(found.values()))[:_MAX_INSTRUCTIONS]
+            else:
+                texts = (f"# {name}\n\n{text[:_MAX_INSTRUCTIONS]}" for name, text in found.items())
+                instructions = "\n\n".join(texts)[:_MAX_ALL_INSTRUCTIONS]
         return {"capabilities": capabilities, **({"instructions": instructions} if instructions else {})}
-
-    def _forwarded_instructions(self) -> str:
-        """Return the instructions of the MCP servers behind: as they are of one, with headings of several."""
-        dispatcher = self._served.dispatcher
-        served = {spec.namespace for spec in dispatcher.served()}
-        found = {name: text for name, text in dispatcher.registry.instructions.items() if name in served}
-        if len(found) == 1:
-            return next(iter(found.values()))[:_MAX_INSTRUCTIONS]
-        texts = (f"# {name}\n\n{text[:_MAX_INSTRUCTIONS]}" for name, text in found.items())
-        return "\n\n".join(texts)[:_MAX_ALL_INSTRUCTIONS]
 
     def initialize(self, params: Params | None) -> Result:
         """Return the result of the handshake; its revision is the one asked for, or else the latest.

@@ -160,18 +160,16 @@ class CallTask:
 
 def task_fields(id: str, status: str, created: float, updated: float, lifetime: float) -> Result:
     """Return the fields of a task that every status has; times are epoch seconds."""
+    times = (datetime.fromtimestamp(each, UTC).isoformat(timespec="milliseconds") for each in (created, updated))
+    created_at, updated_at = (each.replace("+00:00", "Z") for each in times)
     return {
         "taskId": id,
         "status": status,
-        "createdAt": _timestamp(created),
-        "lastUpdatedAt": _timestamp(updated),
+        "createdAt": created_at,
+        "lastUpdatedAt": updated_at,
         "ttlMs": round(lifetime * 1000),
         "pollIntervalMs": _POLL,
     }
-
-
-def _timestamp(seconds: float) -> str:
-    return datetime.fromtimestamp(seconds, UTC).isoformat(timespec="milliseconds").replace("+00:00", "Z")
 
 
 class CallTasks:
@@ -232,25 +230,22 @@ class CallTasks:
             task.touch()
             if not running.cancelled() and running.exception() is None:  # retrieved here: the client may never ask
                 task.size = len(write_json(_encoder, running.result()))
-                self._make_room(task)
+                # Forget the oldest results of the owner, then of all, that exceed what is kept; never the newest.
+                kept = [each for each in self._tasks.values() if each.size and each is not task]
+                own = [each for each in kept if each.owner == task.owner]
+                for limit, oldest_first in ((MAX_KEPT_EACH, own), (MAX_KEPT, kept)):
+                    total = task.size + sum(each.size for each in oldest_first)
+                    for each in oldest_first:
+                        if total <= limit:
+                            break
+                        total -= each.size
+                        each.size = 0
+                        self._forget(each)
 
         self._tasks[task.id] = task
         self._count[task.owner] += 1
         task.running.add_done_callback(ended)
         task.expiry = asyncio.get_running_loop().call_later(TASK_LIFETIME, self._forget, task)
-
-    def _make_room(self, newest: CallTask) -> None:
-        """Forget the oldest results of the owner, then of all, that exceed what is kept; never the newest."""
-        kept = [each for each in self._tasks.values() if each.size and each is not newest]
-        own = [each for each in kept if each.owner == newest.owner]
-        for limit, oldest_first in ((MAX_KEPT_EACH, own), (MAX_KEPT, kept)):
-            total = newest.size + sum(each.size for each in oldest_first)
-            for each in oldest_first:
-                if total <= limit:
-                    break
-                total -= each.size
-                each.size = 0
-                self._forget(each)
 
     def _forget(self, task: CallTask) -> None:
         task.forget()

@@ -7,6 +7,7 @@ pass unchanged.
 
 import logging
 from collections.abc import Callable, Mapping
+from contextlib import suppress
 from typing import Any, TypeVar
 
 import msgspec
@@ -95,6 +96,9 @@ class Tool(Struct, frozen=True, kw_only=True):
                 gives = older = None
             shape, size = _definition(spec, name, takes, gives)
             older_shape, older_size = _definition(spec, name, takes, older) if wraps_output else (shape, size)
+            headers: tuple[ArgumentHeader, ...] = ()
+            with suppress(ValueError):  # clients leave out the tool, and send no headers
+                headers = tuple(argument_headers(takes.schema))
             return cls(
                 spec=spec,
                 name=name,
@@ -104,7 +108,7 @@ class Tool(Struct, frozen=True, kw_only=True):
                 wraps_output=wraps_output,
                 size=max(size, older_size),
                 fitting=schema.fitting_kinds() if is_scalar else frozenset(),
-                headers=_headers(takes.schema),
+                headers=headers,
             )
         except (TypeError, ValueError, RecursionError) as error:
             logger.warning("%s is not shown as a tool: %s", spec.id, error)
@@ -117,13 +121,6 @@ def _or_default(spec: OperationSpec, part: str, build: Callable[[], T], default:
     except SchemaError as error:
         logger.warning("%s is shown without %s: %s", spec.id, part, error)
         return default
-
-
-def _headers(schema: dict[str, Any]) -> tuple[ArgumentHeader, ...]:
-    try:
-        return tuple(argument_headers(schema))
-    except ValueError:  # clients leave out the tool, and send no headers
-        return ()
 
 
 def _definition(
@@ -306,7 +303,7 @@ def result_of(envelope: ResponseEnvelope[Any], tool: Tool, format: ResultFormat)
     lines = ["The call was made, but its result does not match the tool's output schema:"]
     lines += [f"- {path or 'the result'}: {message}" for path, message in problems]
     del result["structuredContent"]
-    return {**result, "content": [*content, _text("\n".join(lines))], "isError": True}
+    return {**result, "content": [*content, {"type": "text", "text": "\n".join(lines)}], "isError": True}
 
 
 def collected_result(
@@ -320,7 +317,9 @@ def collected_result(
         failed = error_result(error, tool, format)
         return {**failed, "structuredContent": collected, "_meta": {**meta, **failed["_meta"]}}
     text = _encoder.encode(collected).decode()
-    content = encode_blocks(text, collected, tool=tool.name) if format.tool_envelopes else [_text(text)]
+    content = (
+        encode_blocks(text, collected, tool=tool.name) if format.tool_envelopes else [{"type": "text", "text": text}]
+    )
     result: Result = {"content": content, "structuredContent": collected}
     return {**result, "_meta": meta} if meta else result
 
@@ -376,10 +375,6 @@ def _result(
     return result
 
 
-def _text(text: str) -> dict[str, str]:
-    return {"type": "text", "text": text}
-
-
 # --- errors -----------------------------------------------------------------------------------------------------------
 
 
@@ -404,7 +399,7 @@ def error_result(error: CallError, tool: Tool, format: ResultFormat) -> Result:
         shown = CallError(error.code, error.message, details, retryable=error.retryable)
         content = [*error_blocks(error_payload(shown), tool=tool.name)]
     else:
-        content = [_text(error_text(error, tool.spec.id, tool.name))]
+        content = [{"type": "text", "text": error_text(error, tool.spec.id, tool.name)}]
     return {"content": content, "isError": True, "_meta": {ERROR_META: fields}}
 
 
