@@ -125,7 +125,11 @@ class ResponseCache:
             envelope = await handler(input, context)
             meta = getattr(envelope, "meta", None)
             if known is not None and isinstance(meta, HTTPResponseMeta) and meta.status_code == _NOT_MODIFIED:
-                envelope = _updated(decode_envelope(known.content), meta)
+                envelope = decode_envelope(known.content)
+                if isinstance(envelope.meta, HTTPResponseMeta):  # with the newer headers (RFC 9111, section 3.2)
+                    newer = {name: value for name, value in meta.headers.items() if not name.startswith("content-")}
+                    headers = {**envelope.meta.headers, **newer}
+                    envelope = replace(envelope, meta=replace(envelope.meta, headers=headers))
             if changes == self._changes.get(spec.namespace):  # otherwise the result may be older than a mutation
                 self._store(key, envelope)
             return envelope
@@ -199,14 +203,6 @@ def _key(spec: OperationSpec, input: Any, context: Context) -> tuple[str, bytes]
         return spec.id, sha256(encoded).digest()
     except (TypeError, ValueError, OverflowError, RecursionError):
         return None
-
-
-def _updated(known: ResponseEnvelope[Any], fresh: HTTPResponseMeta) -> ResponseEnvelope[Any]:
-    """Return a stored result with the newer headers of a 304 (RFC 9111, section 3.2)."""
-    if not isinstance(known.meta, HTTPResponseMeta):
-        return known
-    newer = {name: value for name, value in fresh.headers.items() if not name.startswith("content-")}
-    return replace(known, meta=replace(known.meta, headers={**known.meta.headers, **newer}))
 
 
 def _seconds(text: str) -> float:

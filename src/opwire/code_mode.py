@@ -293,7 +293,8 @@ def is_longer(value: Any, most: int) -> bool:
             sizes[id(each)], parts[id(each)] = 0, _parts(each)
             seen += len(parts[id(each)])
             if not _FLAT.issuperset(map(type, parts[id(each)])):
-                stack += [part for part in parts[id(each)] if id(part) not in sizes and _is_nested(part)]
+                unseen = (part for part in parts[id(each)] if id(part) not in sizes)
+                stack += [part for part in unseen if isinstance(part, _CONTAINERS) or hasattr(part, "attributes")]
         else:
             stack.pop()
             sizes[id(each)] = sizes[id(each)] or 2 + _total(parts[id(each)], sizes)
@@ -303,11 +304,8 @@ def is_longer(value: Any, most: int) -> bool:
 
 
 _TEXTS, _NUMBERS = frozenset({str, bytes}), frozenset({int, bool})
+_CONTAINERS = (dict, list, tuple, set, frozenset)
 _FLAT = _TEXTS | _NUMBERS | {float, NoneType}
-
-
-def _is_nested(value: Any) -> bool:
-    return isinstance(value, dict | list | tuple | set | frozenset) or hasattr(value, "attributes")
 
 
 def _parts(value: Any) -> list[Any]:

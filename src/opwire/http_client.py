@@ -255,7 +255,10 @@ class HTTPClient:
         return replace(request, headers=[*added, *request.headers], secret_headers=secret)
 
     async def _send(self, request: HTTPRequest, tls: SSLContext | bool) -> ClientResponse:
-        body = request.body
+        body, digest = request.body, request.digest
+        if digest is not None and digest not in self._digests:
+            # It remembers the challenge, so that only the first request of a user is repeated.
+            self._digests[digest] = aiohttp.DigestAuthMiddleware(*digest)
         session = self._session if self._loop is asyncio.get_running_loop() else None
         try:
             response = await (session or await self._start()).request(
@@ -265,7 +268,7 @@ class HTTPClient:
                 data=io.BytesIO(body) if body is not None and len(body) > _LARGE_BODY else body,
                 allow_redirects=False,
                 ssl=tls,
-                middlewares=() if request.digest is None else (self._digest(request.digest),),
+                middlewares=() if digest is None else (self._digests[digest],),
                 proxy=self.options.proxy or (_env_proxy(request.url) if self.options.trust_env else None),
             )
         except asyncio.CancelledError:
@@ -281,12 +284,6 @@ class HTTPClient:
             message = f"{host_of(str(response.url))} sends more than {_MAX_HEAD:,} bytes of headers"
             raise CallError(ErrorCode.PROTOCOL_ERROR, message)
         return response
-
-    def _digest(self, credential: tuple[str, str]) -> aiohttp.DigestAuthMiddleware:
-        """Return the middleware of a user: it remembers the challenge, so that only the first request is repeated."""
-        if credential not in self._digests:
-            self._digests[credential] = aiohttp.DigestAuthMiddleware(*credential)
-        return self._digests[credential]
 
     async def _start(self) -> ClientSession:
         if self._is_closed:

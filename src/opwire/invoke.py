@@ -93,15 +93,16 @@ async def run_within(
         CallError: TIMEOUT.
     """
     seconds = when - time.monotonic()
-    if seconds <= 0:
-        raise _late(label, seconds)
-    run = _LimitedRun(call, deadlines, when, label, renewed)
-    if run.outcome is None:
-        await run.wait()
-    (value, error), run.outcome = cast("_Outcome", run.outcome), None  # which the traceback of an error refers to
-    if error is None:
-        return value
-    raise _late(label, seconds) if run.expired and isinstance(error, asyncio.CancelledError) else error
+    if seconds > 0:
+        run = _LimitedRun(call, deadlines, when, label, renewed)
+        if run.outcome is None:
+            await run.wait()
+        (value, error), run.outcome = cast("_Outcome", run.outcome), None  # which the traceback of an error refers to
+        if error is None:
+            return value
+        if not (run.expired and isinstance(error, asyncio.CancelledError)):
+            raise error
+    raise CallError(ErrorCode.TIMEOUT, f"{label} did not answer within {max(seconds, 0):.3g} s")
 
 
 class _LimitedRun:
@@ -161,16 +162,14 @@ class _LimitedRun:
 
     def stop(self) -> None:
         self.task.cancel()
-        self.task.add_done_callback(self._settle_cancelled)  # it may not have started
+        # It may not have started.
+        self.task.add_done_callback(lambda _: self._settle((None, asyncio.CancelledError())))
         asyncio.get_running_loop().call_later(CLOSE_GRACE, self._give_up)
 
     def _give_up(self) -> None:
         if not self.task.done() and not self._left:
             self._left = True
             leave_behind(self.task, self._label)
-        self._settle_cancelled()
-
-    def _settle_cancelled(self, _: object = None) -> None:
         self._settle((None, asyncio.CancelledError()))
 
     def _settle(self, outcome: _Outcome) -> None:
@@ -189,10 +188,6 @@ def leave_behind(task: asyncio.Task[Any], label: str) -> None:
     logger.warning("%s did not stop within %g s of being cancelled, and is abandoned", label, CLOSE_GRACE)
     asyncio.tasks._unregister_task(task)  # documented under "Extending asyncio"
     task._log_destroy_pending = False  # pyright: ignore[reportAttributeAccessIssue] - it was logged above
-
-
-def _late(label: str, seconds: float) -> CallError:
-    return CallError(ErrorCode.TIMEOUT, f"{label} did not answer within {max(seconds, 0):.3g} s")
 
 
 async def isolated(items: AsyncGenerator[Any], label: str) -> AsyncGenerator[Any]:

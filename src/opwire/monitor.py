@@ -169,7 +169,11 @@ class OperationTimings(Struct):
 
     def histogram(self) -> list[tuple[float, int]]:
         """Return the upper limits of the buckets in milliseconds, with the calls in each."""
-        return [(_upper_ms(bucket), count) for bucket, count in sorted(self.buckets.items())]
+        found: list[tuple[float, int]] = []
+        for bucket, count in sorted(self.buckets.items()):
+            shift = max(bucket // 4 - 1, 0)
+            found.append((((bucket - 4 * shift + 1) << shift) / 1000, count))
+        return found
 
     def percentiles(self, *shares: float) -> list[float]:
         """Return the milliseconds within which these shares of the calls ended."""
@@ -182,11 +186,6 @@ class OperationTimings(Struct):
                     found.append(upper)
                     break
         return found
-
-
-def _upper_ms(bucket: int) -> float:
-    shift = max(bucket // 4 - 1, 0)
-    return ((bucket - 4 * shift + 1) << shift) / 1000
 
 
 class CallWatcher:

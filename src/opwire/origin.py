@@ -184,20 +184,16 @@ def id_of(path: str) -> str | None:
     namespace, _, name = path.removeprefix("/").partition("/")
     if not namespace or not name:
         return None
-    return f"{_unescape(namespace)}.{_unescape(name)}" if "~" in path else f"{namespace}.{name}"
+    if "~" in path:
+        namespace, name = (_ESCAPED.sub(_text_of, each) for each in (namespace, name))
+    return f"{namespace}.{name}"
 
 
 def _escape(segment: str) -> str:
-    escaped = _UNSAFE.sub(_bytes_of, segment)
+    escaped = _UNSAFE.sub(
+        lambda found: "".join(f"~{byte:02X}" for byte in found[0].encode("utf-8", "surrogatepass")), segment
+    )
     return escaped.replace(".", "~2E") if not segment.strip(".") else escaped  # `.` and `..` have a meaning in a path
-
-
-def _bytes_of(character: re.Match[str]) -> str:
-    return "".join(f"~{byte:02X}" for byte in character[0].encode("utf-8", "surrogatepass"))
-
-
-def _unescape(segment: str) -> str:
-    return _ESCAPED.sub(_text_of, segment)
 
 
 def _text_of(escaped: re.Match[str]) -> str:

@@ -142,7 +142,7 @@ class ResultPipeline:
                 self.conforms = self.schema.conformity(strip=self.strip)
             elif self.mode == "cast":  # TypeBox's check differs from JSON Schema in details
                 self.schema.compile()
-                self.conforms = _never
+                self.conforms = lambda _: False
             else:
                 self.conforms = self.schema.compile().checker()
             self.schema.on_release(self._forget_compiled)
@@ -270,7 +270,3 @@ def typed_envelope(envelope: ResponseEnvelope[Any], output_type: Any, operation_
 def always(_: Any) -> bool:
     """Accept every value."""
     return True
-
-
-def _never(_: Any) -> bool:
-    return False

@@ -351,6 +351,13 @@ def hub_of(config: Config, registry: OperationRegistry) -> Hub | BrokerNode:
         elif any((settings.prefix, settings.credentials_file, settings.ca_file, settings.signed)):
             keys = "prefix, credentials_file, ca_file and signed"
             raise ConfigError(f"hub: {keys} are for the URL of a broker; a hub authenticates by [identities]")
+        context = None
+        if settings.certificate is not None and settings.private_key is not None:
+            context = ssl.create_default_context(ssl.Purpose.CLIENT_AUTH)
+            try:
+                context.load_cert_chain(config.folder / settings.certificate, config.folder / settings.private_key)
+            except OSError as error:  # SSLError is one
+                raise ConfigError(f"hub.certificate and hub.private_key cannot be used: {error}") from error
         limits, authenticator = config.limits, build_authenticator(config)
         return Hub(
             registry,
@@ -362,7 +369,7 @@ def hub_of(config: Config, registry: OperationRegistry) -> Hub | BrokerNode:
             max_calls=limits.max_calls,
             rate=limits.rate,
             burst=limits.burst,
-            ssl=_tls(settings, config.folder),
+            ssl=context,
             **options,
         )
 
@@ -496,17 +503,6 @@ def _guard_options(config: Config, settings: SurfaceSettings) -> "GuardOptions":
         "max_body": config.limits.max_body,
         "max_requests": config.limits.max_requests,
     }
-
-
-def _tls(settings: HubSettings, folder: Path) -> ssl.SSLContext | None:
-    if settings.certificate is None or settings.private_key is None:
-        return None
-    context = ssl.create_default_context(ssl.Purpose.CLIENT_AUTH)
-    try:
-        context.load_cert_chain(folder / settings.certificate, folder / settings.private_key)
-    except OSError as error:  # SSLError is one
-        raise ConfigError(f"hub.certificate and hub.private_key cannot be used: {error}") from error
-    return context
 
 
 @contextmanager

@@ -199,8 +199,14 @@ def _repaired(raw: bytes) -> RPCMessage:
     id = fields.get("id")
     if isinstance(id, float) and id.is_integer():  # some languages only have floats
         fields["id"] = int(id)
-    if isinstance(fields.get("error"), dict):
-        fields["error"] = _repaired_error(fields["error"])
+    if isinstance(fields.get("error"), dict):  # with a valid code and message: a model reads the text
+        error = cast("dict[str, Any]", fields["error"])
+        code, message = error.get("code"), error.get("message")
+        is_code = isinstance(code, int | float) and not isinstance(code, bool) and abs(code) < 2**31
+        text = message if isinstance(message, str) else "" if message is None else json.dumps(message)
+        shown = f"{text} (code {str(code)[:50]})".strip() if not is_code and code is not None else text
+        number = int(cast("float", code)) if is_code else INTERNAL_ERROR
+        fields["error"] = {**error, "code": number, "message": shown}
     try:
         fields = replace_surrogates(fields)
         message = _message_of(msgspec.convert(fields, _Frame))
@@ -209,15 +215,6 @@ def _repaired(raw: bytes) -> RPCMessage:
     if message is None:
         raise _invalid(fields)
     return message
-
-
-def _repaired_error(error: dict[str, Any]) -> dict[str, Any]:
-    """Return an error with a valid code and message: a model reads the text, whatever the code is."""
-    code, message = error.get("code"), error.get("message")
-    is_code = isinstance(code, int | float) and not isinstance(code, bool) and abs(code) < 2**31
-    text = message if isinstance(message, str) else "" if message is None else json.dumps(message)
-    shown = f"{text} (code {str(code)[:50]})".strip() if not is_code and code is not None else text
-    return {**error, "code": int(code) if is_code else INTERNAL_ERROR, "message": shown}  # pyright: ignore[reportArgumentType]
 
 
 def _invalid(fields: dict[str, Any]) -> InvalidMessageError:

@@ -152,7 +152,14 @@ async def discover_resource(client: HTTPClient, fetch: FetchJSON, url: str) -> P
     if not is_secure(url):
         message = f"{host_of(url)} is not https: a token for it could be read on its way"
         raise CallError(ErrorCode.EXECUTION_ERROR, message)
-    challenge = await _challenge(client, url)
+    challenge = ""
+    headers = [("Accept", "application/json, text/event-stream"), ("Content-Type", "application/json")]
+    for method, body in (("POST", _PING), ("GET", None)):  # GET as in the transport of 2024
+        response = await client.open(HTTPRequest(method=method, url=url, headers=headers, body=body), bare=True)
+        response.close()
+        if response.status == 401:
+            challenge = ", ".join(response.headers.getall("WWW-Authenticate", ()))
+            break
     parts = urlsplit(url)
     base = urlunsplit((parts.scheme, parts.netloc, "", "", ""))
     named = _RESOURCE_METADATA.search(challenge)
@@ -174,17 +181,6 @@ async def discover_resource(client: HTTPClient, fetch: FetchJSON, url: str) -> P
         raise CallError(ErrorCode.PROTOCOL_ERROR, message)
     supported = _texts(metadata.get("scopes_supported"))[:_MAX_SCOPES]
     return ProtectedResource(resource=resource, issuer=issuers[0], scopes=challenged or supported)
-
-
-async def _challenge(client: HTTPClient, url: str) -> str:
-    """Return the `WWW-Authenticate` of a server: to a POST, or to a GET as in the transport of 2024."""
-    headers = [("Accept", "application/json, text/event-stream"), ("Content-Type", "application/json")]
-    for method, body in (("POST", _PING), ("GET", None)):
-        response = await client.open(HTTPRequest(method=method, url=url, headers=headers, body=body), bare=True)
-        response.close()
-        if response.status == 401:
-            return ", ".join(response.headers.getall("WWW-Authenticate", ()))
-    return ""
 
 
 def challenged_scopes(challenge: str) -> tuple[str, ...]:

@@ -355,7 +355,8 @@ class LoginTokens:
         loading = self._loading
         if loading is None or loading.done() or loading.get_loop() is not asyncio.get_running_loop():
             loading = self._loading = asyncio.create_task(self._load())
-            loading.add_done_callback(_observe)
+            # Retrieve its exception: its callers may have left.
+            loading.add_done_callback(lambda task: task.cancelled() or task.exception())
         # Not cancelled with its callers: a refresh token that was sent may be the last one that is valid.
         return await asyncio.shield(loading)
 
@@ -429,12 +430,6 @@ class LoginTokens:
         """Wait for a refresh in flight, which has a deadline."""
         if self._loading is not None and self._loading.get_loop() is asyncio.get_running_loop():
             await asyncio.wait([self._loading])
-
-
-def _observe(task: asyncio.Task[Any]) -> None:
-    """Retrieve the exception of a task whose callers may have left."""
-    if not task.cancelled():
-        task.exception()
 
 
 def client_of(login: StoredLogin) -> OAuthClient:

@@ -10,7 +10,8 @@ that make calls.
 """
 
 from collections.abc import Awaitable, Callable, Mapping
-from typing import Any
+from functools import reduce
+from typing import Any, cast
 
 from opwire.call.events import CallAborted, CallCompleted, CallCredit, CallFailed, CallRequested, CallResponded
 from opwire.envelope import LocalResponseMeta, ResponseEnvelope
@@ -20,13 +21,6 @@ from opwire.testing.harness import Connect, TransportHarness, expect, item, name
 from opwire.typed.plain import MAX_DEPTH
 
 _MANY = 300
-
-
-def _nested(depth: int) -> Any:
-    value: Any = "bottom"
-    for level in range(depth):
-        value = [value] if level % 2 else {"": value}
-    return value
 
 
 VALUES: tuple[Any, ...] = (
@@ -43,7 +37,7 @@ VALUES: tuple[Any, ...] = (
     {},
     [None, [], {"": {}}],
     {"🗝": 1, "a.b": 2, "": 3, "type": "call.completed"},
-    _nested(MAX_DEPTH),
+    reduce(lambda value, level: [value] if level % 2 else {"": value}, range(MAX_DEPTH), cast("Any", "bottom")),
     list(range(5_000)),
 )
 

@@ -62,7 +62,8 @@ class HubUnderTest:
         wire = await open_websocket(self._url, self._problems, subprotocol=subprotocol)
         self._stack.push_async_callback(wire.connection.close)
         reading = asyncio.create_task(wire.read())
-        self._stack.push_async_callback(_stop, reading)
+        self._stack.push_async_callback(asyncio.wait, [reading])  # after its cancellation
+        self._stack.callback(reading.cancel)
         return wire
 
     async def hello(self, wire: WebSocketWire, token: str | None = None, **fields: Any) -> None:
@@ -116,11 +117,6 @@ class HubUnderTest:
         request = await server.take("the request", type="call.requested", requestId="r1")
         expect(request.get("peer") == caller.address, f"the request does not name its caller: {shown(request)}")
         return server, caller, request
-
-
-async def _stop(task: asyncio.Task[None]) -> None:
-    task.cancel()
-    await asyncio.wait([task])
 
 
 async def _describe(wire: WebSocketWire, request: Event, operations: tuple[str, ...], type: str) -> None:
