@@ -267,15 +267,12 @@ class RequestGuard:
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Admit or reject a request. Other events, such as the server's lifespan, pass."""
         if scope["type"] == "websocket":  # unsupported, and a browser opens one to any host
-            await send({"type": "websocket.close", "code": 1008})
-            return
+            return await send({"type": "websocket.close", "code": 1008})
         if scope["type"] != "http":
-            await self._app(scope, receive, send)
-            return
+            return await self._app(scope, receive, send)
         entry = begin_access(self._surface)
         if entry is None:
-            await self._serve(scope, receive, send)
-            return
+            return await self._serve(scope, receive, send)
         scope[ACCESS], entry.path = entry, scope["path"]
 
         async def counted(message: MutableMapping[str, Any]) -> None:
