@@ -12,7 +12,6 @@ Way = Literal["up", "down"]
 
 _RST = struct.pack("ii", 1, 0)  # for SO_LINGER: close without goodbye
 _GAP = 0.001  # seconds between two pieces, so that the receiver reads them one by one
-_BUFFER = 131_072  # bytes that the kernel receives for the proxy: it would grow that to 32 MiB, which hides a stall
 
 
 class FaultProxy:
@@ -21,10 +20,14 @@ class FaultProxy:
     async with FaultProxy("127.0.0.1", server.port) as proxy:
         connect(proxy.port)
         proxy.cut()
+
+    `buffer` bounds the bytes of the server that the kernel receives for it: by itself it grows that to 32 MiB, which
+    hides a stall from the server.
     """
 
-    def __init__(self, host: str, port: int) -> None:
+    def __init__(self, host: str, port: int, *, buffer: int | None = None) -> None:
         self._target = (host, port)
+        self._buffer = buffer
         self._listener = _bound(0)
         self._connections: dict[asyncio.Task[None], list[asyncio.StreamWriter]] = {}
         self._passing: dict[Way, asyncio.Event] = {"up": asyncio.Event(), "down": asyncio.Event()}
@@ -116,7 +119,8 @@ class FaultProxy:
             writers.append(to_client)
             from_server, to_server = await asyncio.open_connection(*self._target)
             writers.append(to_server)
-            to_server.get_extra_info("socket").setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, _BUFFER)
+            if self._buffer is not None:
+                to_server.get_extra_info("socket").setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, self._buffer)
             async with asyncio.TaskGroup() as group:
                 group.create_task(self._pass(from_client, to_server, "up"))
                 group.create_task(self._pass(from_server, to_client, "down"))
@@ -168,7 +172,6 @@ class FaultProxy:
 def _bound(port: int) -> socket.socket:
     listener = socket.socket()
     listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-    listener.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, _BUFFER)  # accepted connections inherit it
     listener.setblocking(False)
     listener.bind(("127.0.0.1", port))
     return listener

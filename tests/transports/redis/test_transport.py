@@ -204,7 +204,7 @@ async def test_what_redis_does_not_take_is_refused_above_a_bound_and_the_rest_is
 async def test_one_whom_redis_closes_for_reading_too_slowly_comes_back(own_redis: Redis) -> None:
     server = own_redis(client_output_buffer_limit="pubsub 2mb 1mb 1")
     async with (
-        FaultProxy(HOST, server.port) as proxy,
+        FaultProxy(HOST, server.port, buffer=131_072) as proxy,
         serving(server.url, heartbeat=5) as counted,
         calling(f"redis://{HOST}:{proxy.port}", heartbeat=5) as calls,
     ):
