@@ -254,7 +254,7 @@ class CallHandler:
             self._reject(event, CallError(ErrorCode.RATE_LIMITED, full))
             return
         if (bound := self._immediate(event)) is not None:
-            self._answer(event, caller, identity, bound)
+            self._run_now(event, caller, identity, bound)
             return
         if most is not None:
             self._by_identity[_id_of(identity)] += 1
@@ -347,14 +347,14 @@ class CallHandler:
     # --- execution ----------------------------------------------------------------------------------------------------
 
     def _immediate(self, event: CallRequested) -> BoundOperation | None:
-        """Return the operation of a request that is answered where it is received; None: it runs in a task."""
+        """Return the operation of a request that is served where it is received; None: it runs in a task."""
         if event.credits is not None or event.progress or event.questions or self.look_up is not None:
             return None
         if self.monitor.watched or self.monitor.on_values is not None or access_logger.isEnabledFor(logging.INFO):
             return None  # there is more to do than to call it
         return self._dispatcher.immediate(event.operation_id)
 
-    def _answer(self, event: CallRequested, caller: Address, identity: Identity | None, bound: BoundOperation) -> None:
+    def _run_now(self, event: CallRequested, caller: Address, identity: Identity | None, bound: BoundOperation) -> None:
         """Call a handler that cannot suspend: it needs no task, is never in flight, and cannot be cancelled.
 
         At a WebSocket server on Python 3.11, a request takes 22 µs of CPU time in this way, and 34 in a task.
