@@ -403,6 +403,7 @@ PIPELINE: dict[str, str] = {
     "pipeline.normalise-then-validate": "Results are normalised first, and what then still does not fit is reported.",
     "pipeline.warns-only": "A result that does not fit its schema is logged, never raised.",
     "pipeline.same-everywhere": "`execute` and each item of `subscribe` go through the same pipeline.",
+    "pipeline.bounded": "The event loop runs on while a large result of a source is normalised.",
     "pipeline.unknown": "A result of an operation without an output schema is left alone.",
     "pipeline.mcp-error": "An MCP result with `is_error` is left alone.",
     "pipeline.mcp-content": "An MCP result whose data are its content blocks is left alone.",

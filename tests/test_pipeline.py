@@ -1,11 +1,12 @@
 """From what a handler returned to the envelope: detect, wrap, normalise, validate."""
 
+import asyncio
 import copy
 import inspect
 import logging
 import time
 from collections import OrderedDict
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Awaitable
 from dataclasses import dataclass
 from datetime import UTC, date, datetime
 from decimal import Decimal
@@ -39,7 +40,7 @@ from opwire import (
     local_envelope,
     mcp_envelope,
 )
-from opwire.operation import NORMALIZE_MODES, NormalizeMode, ShapedResult
+from opwire.operation import NORMALIZE_MODES, Context, NormalizeMode, Operation, ShapedResult
 from opwire.pipeline import ResultPipeline
 from tests.requirements import requirement
 
@@ -686,3 +687,110 @@ def test_data_that_is_said_to_be_plain_is_normalised_like_any_other() -> None:
         assert pipeline(PROFILE).envelope(ShapedResult(envelope, created, True)).data == {"id": 1}
     assert pipeline(PROFILE).envelope(ShapedResult(envelope, created, True)) is envelope
     assert pipeline(PROFILE).envelope(ShapedResult(envelope, Schema(True), True)) is envelope
+
+
+# --- results of a source ----------------------------------------------------------------------------------------------
+
+TAGGED = {
+    "type": "array",
+    "items": {
+        "oneOf": [
+            {"type": "object", "properties": {"tag": {"const": tag}}, "required": ["tag"]} for tag in ("a", "b", "c")
+        ]
+    },
+}
+
+
+class Source:
+    """A registry with operations of a source, and the turns of the event loop that the work on a result leaves."""
+
+    def __init__(self, schema: Any, results: list[Any]) -> None:
+        self.registry = OperationRegistry()
+        self._results = results
+        self._turns = 0
+        self._returned = 0
+        output = Schema(schema)
+        one = OperationSpec(namespace="source", name="one", output_schema=output)
+        many = OperationSpec(namespace="source", name="many", type="subscription", output_schema=output)
+        self.registry.register_all([Operation(one, self._one), Operation(many, self._many)])
+
+    async def _one(self, input: Any, context: Context) -> Any:
+        self._returned = self._turns
+        return self._results[0]
+
+    async def _many(self, input: Any, context: Context) -> AsyncIterator[Any]:
+        for result in self._results:
+            self._returned = self._turns
+            yield result
+
+    async def turns(self, result: Awaitable[Any]) -> int:
+        """Return how often other tasks ran between the handler's result and its envelope."""
+
+        async def count() -> None:
+            while True:
+                await asyncio.sleep(0)
+                self._turns += 1
+
+        counting = asyncio.create_task(count())
+        await asyncio.sleep(0)
+        await result
+        counting.cancel()
+        return self._turns - self._returned
+
+
+def large(count: int = 3_000) -> list[Any]:
+    return [{"tag": "abc"[i % 3], "undeclared": i} for i in range(count)]
+
+
+@requirement("pipeline.bounded")
+async def test_the_event_loop_runs_on_while_a_large_result_of_a_source_is_repaired() -> None:
+    source = Source(TAGGED, [large()])
+    execute = source.registry.execute
+    await execute("source.one")  # compiled
+    assert await source.turns(execute("source.one")) > 2
+    assert (await execute("source.one")).data[:2] == [{"tag": "a"}, {"tag": "b"}]
+
+
+async def test_the_event_loop_runs_on_while_the_schema_of_a_source_is_compiled() -> None:
+    source = Source({"oneOf": [{"required": [f"p{i}"]} for i in range(200)]}, [{"p7": 1}])
+    assert await source.turns(source.registry.execute("source.one")) > 2
+
+
+async def test_a_small_result_of_a_source_is_repaired_at_once() -> None:
+    source = Source(TAGGED, [large(3)])
+    await source.registry.execute("source.one")
+    assert await source.turns(source.registry.execute("source.one")) == 0
+    assert (await source.registry.execute("source.one")).data == [{"tag": "a"}, {"tag": "b"}, {"tag": "c"}]
+
+
+async def test_the_event_loop_runs_on_while_a_large_item_of_a_source_is_repaired() -> None:
+    source = Source(TAGGED, [large(1), large()])
+    items = source.registry.subscribe("source.many")
+    assert (await anext(items)).data == [{"tag": "a"}]
+    assert await source.turns(anext(items)) > 2
+    await items.aclose()
+
+
+async def test_a_view_of_a_source_normalises_large_results_under_its_own_id() -> None:
+    source = Source(TAGGED, [large()])
+    view = source.registry.view(include=["source.one"], rename={"source": "seen"})
+    [spec] = view.list()
+    envelope = await view.execute(spec.id)
+    assert envelope.data[2] == {"tag": "c"}
+    assert isinstance(envelope.meta, LocalResponseMeta)
+    assert envelope.meta.operation_id == spec.id
+
+
+async def test_first_results_of_a_source_that_arrive_together_report_an_invalid_schema_once(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    source = Source({"type": "nothing"}, [large()])
+    found = await asyncio.gather(*(source.registry.execute("source.one") for _ in range(5)))
+    assert [each.data for each in found] == [large()] * 5
+    assert len([each for each in caplog.records if "the output schema is ignored" in each.message]) == 1
+
+
+async def test_a_large_result_of_a_source_that_is_not_json_fails_the_call() -> None:
+    source = Source(TAGGED, [[*large(), object()]])
+    with pytest.raises(CallError, match=r"source\.one: .*object"):
+        await source.registry.execute("source.one")

@@ -13,9 +13,10 @@ from contextvars import copy_context
 from functools import partial
 from typing import Any
 
+from opwire.bound import BoundOperation
 from opwire.envelope import ResponseEnvelope
 from opwire.errors import CallError, ErrorCode
-from opwire.invoke import FAILURES, BoundOperation, InterceptedCall, Interceptors, failure
+from opwire.invoke import FAILURES, InterceptedCall, Interceptors, failure
 from opwire.operation import (
     OWN,
     Context,

@@ -501,11 +501,13 @@ class ShapedResult(Struct, frozen=True):
     """A result with its own schema, such as that of an HTTP status.
 
     `is_plain`: the value is an envelope whose data was just decoded from JSON and is not deep; it is not surveyed.
+    `size` is that of the JSON in bytes, if it is known.
     """
 
     value: Any
     schema: Schema
     is_plain: bool = False
+    size: int | None = None
 
 
 class PreparedRequest(Struct, frozen=True, kw_only=True):

@@ -8,10 +8,12 @@ Modes: `fit` fills declared defaults and strips undeclared properties, `cast` is
 logs a warning, `off` skips the step.
 """
 
+import asyncio
 import logging
 from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 from inspect import isasyncgen, iscoroutine, isgenerator
+from threading import Lock
 from time import time_ns
 from typing import Any, cast
 
@@ -31,7 +33,7 @@ from opwire.envelope import (
 from opwire.errors import CallError, CastError, ConversionError, ErrorCode, NotPlainError, SchemaError
 from opwire.operation import NormalizeMode, OperationSpec, ShapedResult
 from opwire.schema import Schema
-from opwire.schema.cost import ComplexityError
+from opwire.schema.cost import ComplexityError, extent
 from opwire.schema.fit import Repair
 from opwire.typed.plain import MAX_DEPTH, SCALARS, replace_surrogates, shorten, survey, to_plain
 
@@ -42,6 +44,9 @@ _MAX_WARNING = 200
 _BINARY = (bytes, bytearray, memoryview)
 _DETECTED = (Mapping, ResponseEnvelope, Item, ShapedResult)  # types whose instances may be envelopes
 _MAX_RECORDS = 16  # classes: a handler may make one for each call
+_LARGE = 16_384  # bytes of JSON: the slowest repair takes 2 µs for each of them
+_LOCATION = 16  # bytes that count as one location of a value
+_compiling = Lock()  # of threads: results that arrive together compile their schema once
 
 
 class ResultPipeline:
@@ -88,10 +93,7 @@ class ResultPipeline:
         if type(result) in self.kinds:  # saves 0.4 µs: most local functions return a valid scalar
             return ResponseEnvelope(result, LocalResponseMeta(self.operation_id, time_ns() // 1_000_000))
         if type(result) is ShapedResult:
-            schema = result.schema
-            other = self if schema is self.schema else self._others.get(id(schema))
-            if other is None:  # there are few schemas per operation
-                other = self._others[id(schema)] = self._for_schema(schema=schema)
+            other = self._for(result)
             return other._normalized(result.value) if result.is_plain else other.envelope(result.value)
         if type(result) in self._records:  # saves 4 µs
             data = self._plain(result)
@@ -113,6 +115,32 @@ class ResultPipeline:
             if not isinstance(meta, MCPResponseMeta) or not (meta.is_error or envelope.data == meta.content):
                 data = self._normalize(data)
         return envelope if data is envelope.data else ResponseEnvelope(data, envelope.meta)
+
+    async def finished(self, result: Any) -> ResponseEnvelope[Any]:
+        """Return the envelope of one result of a peer, as `envelope`, and keep the event loop free meanwhile.
+
+        Where the schema is not compiled yet or the result is large, that is done in a thread: repairs of 600 kB take
+        up to a second, and a schema with a thousand definitions half of one.
+        """
+        used = self._for(result) if type(result) is ShapedResult else self
+        is_compiled = used.mode == "off" or used.conforms != used._compile_and_test
+        if is_compiled and not _is_large(result):
+            return self.envelope(result)
+
+        def normalized() -> ResponseEnvelope[Any]:
+            if not is_compiled:
+                with _compiling:
+                    used._compile()
+            return self.envelope(result)
+
+        return await asyncio.to_thread(normalized)
+
+    def _for(self, result: ShapedResult) -> "ResultPipeline":
+        schema = result.schema
+        other = self if schema is self.schema else self._others.get(id(schema))
+        if other is None:  # there are few schemas per operation
+            other = self._others[id(schema)] = self._for_schema(schema=schema)
+        return other
 
     def _learn(self, result: object, data: object) -> None:
         """Remember the class of a result whose instances become objects, and can be nothing else."""
@@ -137,6 +165,12 @@ class ResultPipeline:
 
     def _compile_and_test(self, data: Any) -> bool:
         """Compile the schema with the first result, and replace this method by the compiled check."""
+        self._compile()
+        return self.conforms(data)
+
+    def _compile(self) -> None:
+        if self.conforms != self._compile_and_test:
+            return
         try:
             if self.mode == "fit":
                 self.conforms = self.schema.conformity(strip=self.strip)
@@ -150,7 +184,6 @@ class ResultPipeline:
             self._warn(f"the output schema is ignored, because it is invalid: {error}")
             self.mode = "off"
             self.conforms = always
-        return self.conforms(data)
 
     def _forget_compiled(self) -> None:
         self.conforms = self._compile_and_test
@@ -243,7 +276,7 @@ class ResultPipeline:
             logger.log(level, "%s: %s%s", self.operation_id, text, more)
 
 
-class FinishedResults(ResultPipeline):
+class _FinishedResults(ResultPipeline):
     """Passes on envelopes that another pipeline has returned: the survey of their data would add 1 µs."""
 
     __slots__ = ()
@@ -251,6 +284,20 @@ class FinishedResults(ResultPipeline):
     def envelope(self, result: ResponseEnvelope[Any]) -> ResponseEnvelope[Any]:
         """Return the envelope."""
         return result
+
+
+FINISHED = _FinishedResults(OperationSpec(namespace="opwire", name="finished"), normalize="off", strip=False)
+"""Of every operation whose handler returns envelopes that need nothing more."""
+
+
+def _is_large(result: Any) -> bool:
+    size: int | None = None
+    if type(result) is ShapedResult:
+        size, result = result.size, result.value
+    if size is None:
+        data = cast("ResponseEnvelope[Any]", result).data if type(result) is ResponseEnvelope else result
+        size = extent(data)[0] * _LOCATION
+    return size > _LARGE
 
 
 def typed_envelope(envelope: ResponseEnvelope[Any], output_type: Any, operation_id: str) -> ResponseEnvelope[Any]:

@@ -12,6 +12,7 @@ import msgspec
 from msgspec import structs
 
 from opwire.annotations import Completion, CompletionRequest
+from opwire.bound import BoundOperation, ReshapedOperation, SourceOperation
 from opwire.deadlines import Deadlines
 from opwire.decorators import Decorators, DescribedFunction, completer_of, declared_completion
 from opwire.env import Env
@@ -21,11 +22,9 @@ from opwire.following import FollowedSources, RegistryOperations
 from opwire.invoke import (
     END,
     FAILURES,
-    BoundOperation,
     InterceptedCall,
     Interceptors,
     Open,
-    ReshapedOperation,
     Run,
     failure,
     isolated,
@@ -130,7 +129,7 @@ class OperationRegistry(Decorators):
         for each in operations:
             one = self._bind(each.spec, each.handler, each.handler, inline=each.inline)
             one.prepare, one.preview, one.complete = each.prepare, each.preview, each.complete
-            bound.append(one)
+            bound.append(one if one.pipeline.mode == "off" else SourceOperation(one))
         taken: set[str] = set()
         seen: set[str] = set() if replace else set(self._operations)
         for each in bound:

@@ -117,6 +117,10 @@ def test_nothing_is_declared_without_a_name(schema: Any) -> None:
 TAGGED = [{"properties": {"t": {"const": tag}}, "required": ["t"], "type": "object"} for tag in "ab"]
 
 
+def _numbered(number: int) -> dict[str, Any]:
+    return {"type": "object", "properties": {"tag": {"const": number}}, "required": ["tag"]}
+
+
 @pytest.mark.parametrize(
     ("schemas", "exclusive"),
     [
@@ -127,6 +131,10 @@ TAGGED = [{"properties": {"t": {"const": tag}}, "required": ["t"], "type": "obje
         ([{**TAGGED[0], "required": []}, TAGGED[1]], False),
         ([TAGGED[0], TAGGED[0]], False),
         ([TAGGED[0], {**TAGGED[1], "type": ["object", "null"]}], True),
+        (list(map(_numbered, range(5_000))), True),  # one tag tells all of them apart
+        ([*map(_numbered, range(5_000)), _numbered(7)], False),
+        ([False, TAGGED[0], False], True),
+        ([], True),
         ([{**TAGGED[0], "type": ["array", "object"]}, {**TAGGED[1], "type": ["array", "object"]}], False),
     ],
 )

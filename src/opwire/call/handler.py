@@ -15,6 +15,7 @@ from typing import Any
 from msgspec import Struct
 from msgspec.structs import replace
 
+from opwire.bound import BoundOperation
 from opwire.call.call_table import Credits
 from opwire.call.caller_callbacks import ProgressSender, RemoteCaller
 from opwire.call.description import Description, ServerInfo
@@ -26,7 +27,7 @@ from opwire.deadlines import Deadlines, HoldUps
 from opwire.dispatch import Dispatcher
 from opwire.envelope import ResponseEnvelope
 from opwire.errors import CallError, ErrorCode
-from opwire.invoke import BoundOperation, failure
+from opwire.invoke import failure
 from opwire.logs import CANCELLED, OK, AccessEntry, begin_access
 from opwire.logs import logger as access_logger
 from opwire.monitor import CallMonitor, ServerStatistics, json_size, outcome_of
@@ -47,6 +48,7 @@ logger = logging.getLogger("opwire.call")
 
 _REMEMBERED = 10_000  # ended requests, at least, that are remembered to detect duplicates
 _NOT_STARTED = -1.0  # instead of the deadline of a request that was rejected
+_leaving = partial(CallError, ErrorCode.UNAVAILABLE, "the server is shutting down and accepts no new calls")
 _BREATH = 64  # items of a stream after which it yields to other tasks, regardless of credits
 
 
@@ -564,7 +566,3 @@ class CallHandler:
 
 def _id_of(identity: Identity | None) -> str | None:
     return None if identity is None else identity.id
-
-
-def _leaving() -> CallError:
-    return CallError(ErrorCode.UNAVAILABLE, "the server is shutting down and accepts no new calls")

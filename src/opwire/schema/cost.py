@@ -416,12 +416,13 @@ class Meter:
 
     The parts that apply to one location are a state, and a member of the value leads from state to state: a location
     costs one step, however many parts apply to it. Items of an array lead to the same states, so these are cached.
+    Several threads may use it at a time; what one of them pays for new states may then be too little.
     """
 
     def __init__(self, costs: Costs) -> None:
         self._costs = costs
         self._states: dict[frozenset[int], _MeterState] = {}
-        self._budget = 0
+        self._new_parts = 0  # of the states that the current check has made
 
     def check(self, value: Any) -> int:
         """Return the units that a check of a plain value of limited depth takes, with those of the meter itself.
@@ -429,14 +430,14 @@ class Meter:
         Raises:
             ComplexityError: it would take too long.
         """
-        self._budget = _BUDGET
+        budget, self._new_parts = _BUDGET, 0
         visited = 0  # locations, each of which adds to the budget
         waiting: list[tuple[Any, _MeterState]] = [(value, self._state([self._costs.root]))]
         while waiting:
             value, state = waiting.pop()
             visited += 1
-            self._budget += state.allowance - state.price(value)
-            if self._budget < 0:
+            budget += state.allowance - state.price(value)
+            if budget < self._new_parts * _NEW_PART:
                 raise ComplexityError
             if type(value) is dict:
                 members = state.members
@@ -446,14 +447,14 @@ class Meter:
                         if not inner.is_free:
                             waiting.append((item, inner))
                     else:  # saves half the time: most members are scalars
-                        self._budget += inner.allowance
+                        budget += inner.allowance
                         visited += not inner.is_free
             elif type(value) is list:
                 if state.items is None:
                     state.items = self._state([*chain.from_iterable(g for part in state.parts for g in part.arrays)])
                 if not state.items.is_free:
                     waiting.extend((item, state.items) for item in cast("list[Any]", value))
-        return _BUDGET + visited * _BUDGET_PER_LOCATION - self._budget
+        return _BUDGET + visited * _BUDGET_PER_LOCATION - budget + self._new_parts * _NEW_PART
 
     def _member(self, state: "_MeterState", name: str) -> "_MeterState":
         known = name if name in state.declared else None  # all other names lead to the same state
@@ -473,7 +474,7 @@ class Meter:
                 fresh = [part for part in self._costs.parts(waiting.pop().in_place) if part not in parts]
                 parts.update(dict.fromkeys(fresh))
                 waiting.extend(fresh)
-            self._budget -= _NEW_PART * len(parts)
+            self._new_parts += len(parts)
             self._states[key] = _MeterState([] if is_free else list(parts))
         return self._states[key]
 

@@ -137,7 +137,7 @@ class ResponseReader:
             else:
                 data = self._text(kind, body) if kind.is_text else body
         envelope = http_envelope(data, status_code=head.status, headers=head.headers, content_type=head.content_type)
-        return ShapedResult(envelope, schema, is_plain)
+        return ShapedResult(envelope, schema, is_plain, len(body))
 
     def _text(self, kind: MediaType, body: bytes) -> str:
         charset = kind.charset or "utf-8"
