@@ -14,8 +14,8 @@ demo: .venv/.demo  ## run the demonstration
 	.venv/bin/opwire demo
 
 # More processes than cores: tests wait for leases and timeouts. Each takes 10 s of CPU time to collect the tests.
-test: .venv/.test  ## run the tests on one Python
-	.venv/bin/pytest -q -n 5 --dist worksteal --ignore=tests/judges
+test: .venv/.test  ## run the tests on one Python, except the slow ones
+	.venv/bin/pytest -q -n 4 --dist worksteal --ignore=tests/judges -m "not slow"
 coverage: .venv/.test  ## run the tests on every Python of this machine, on one of them with coverage
 	.ci/coverage
 

@@ -229,6 +229,7 @@ def test_a_handler_that_calls_exit_does_not_end_the_process() -> None:
     assert outcome["code"] == "EXECUTION_ERROR"
 
 
+@pytest.mark.slow
 @requirement("openapi.yaml-safe")
 @pytest.mark.parametrize("case", ["tabs", "anchors", "escapes"] if is_thorough() else ["tabs"])  # one budget for all
 def test_yaml_that_needs_a_thousand_repairs_is_rejected_without_parsing_it_a_thousand_times(case: str) -> None:

@@ -22,6 +22,7 @@ def storm(seed: int = 1, calls: int = 600) -> ChaosReport:
     return run_virtually(run_chaos(Chaos.storm(seed), calls=calls, slack=0.02))
 
 
+@pytest.mark.slow
 @requirement("chaos.outcomes", "chaos.at-most-once", "chaos.belongs", "chaos.nothing-left", "chaos.counts")
 def test_thousands_of_calls_through_a_storm_keep_every_promise() -> None:
     report = storm(calls=3_000)
@@ -34,6 +35,7 @@ def test_thousands_of_calls_through_a_storm_keep_every_promise() -> None:
     assert report.reconnections > 0
 
 
+@pytest.mark.slow
 @requirement("chaos.seeded")
 def test_the_same_seed_gives_the_same_run() -> None:
     first, second, other = storm(5), storm(5), storm(6)
@@ -41,6 +43,7 @@ def test_the_same_seed_gives_the_same_run() -> None:
     assert first.faults != other.faults
 
 
+@pytest.mark.slow
 @requirement("chaos.outcomes")
 async def test_a_storm_in_real_time_on_another_bus() -> None:
     bus = MemoryBus()

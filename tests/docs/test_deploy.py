@@ -23,6 +23,8 @@ from tests.docs.pages import ROOT
 from tests.requirements import requirement
 from tests.servers.brokers import NatsServer, RedisServer
 
+pytestmark = pytest.mark.slow
+
 DEPLOY = ROOT / "examples" / "deploy"
 BIN = Path(sys.executable).parent
 TOKEN = "a-long-random-secret"

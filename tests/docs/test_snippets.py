@@ -28,6 +28,8 @@ from tests.properties import is_thorough
 from tests.requirements import requirement
 from tests.servers.brokers import NatsServer, RedisServer
 
+pytestmark = pytest.mark.slow
+
 PROGRAMS = sorted(path.stem for path in SNIPPETS.glob("*.txt"))
 MODULES = {path.stem for path in SNIPPETS.glob("*.py")} - set(PROGRAMS)
 # Each command of transcript.console starts a server on the MCP SDK, 2 s of CPU time; without CI=true, `call_mcp` does.

@@ -20,6 +20,8 @@ from tests.transports.nats.cluster import nats_cluster
 from tests.transports.nats.ends import plain_client
 from tests.transports.redis.service import RedisCluster, RedisService, replicate
 
+pytestmark = pytest.mark.slow
+
 TIMES = ("before", "amid", "after")
 WORKER_STEPS = [f"{when} {step}" for step in STEPS[:4] for when in TIMES] + ["in handler"]
 CALLER_STEPS = [f"{when} {step}" for step in STEPS[4:] for when in TIMES] + ["while it waits"]

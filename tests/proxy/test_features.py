@@ -11,6 +11,8 @@ from tests.proxy.fronts import ERAS, running, through_opwire
 from tests.proxy.table import COMBINATIONS, read_table
 from tests.requirements import requirement
 
+pytestmark = pytest.mark.slow
+
 TABLE = read_table()
 
 

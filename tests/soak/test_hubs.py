@@ -1,9 +1,13 @@
 """A small soak of several hubs as one; the large one is `python -m tests.soak.hubs`."""
 
+import pytest
+
 from tests.properties import is_thorough
 from tests.requirements import requirement
 from tests.servers.brokers import NatsServer
 from tests.soak.hubs import HubSoak
+
+pytestmark = pytest.mark.slow
 
 
 @requirement("hub.cluster.soak")

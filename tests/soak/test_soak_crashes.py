@@ -9,6 +9,8 @@ from tests.requirements import requirement
 from tests.servers.leaks import Leaks
 from tests.soak.run import ENGINES, EngineName, Soak
 
+pytestmark = pytest.mark.slow
+
 
 @requirement("soak.history")
 @pytest.mark.parametrize("engine", ENGINES if is_thorough() else ("nats",))

@@ -13,6 +13,8 @@ from tests.transports.engines import Engine
 from tests.transports.faults.actor import operations
 from tests.transports.faults.harness import Notes, process
 
+pytestmark = pytest.mark.slow
+
 
 @requirement("transport.faults.caller-gone")
 @pytest.mark.parametrize("fault", [Worker.kill, Worker.freeze], ids=["killed", "frozen"])

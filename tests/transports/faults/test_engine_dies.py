@@ -14,6 +14,8 @@ from tests.transports.engines import Engine
 from tests.transports.faults.harness import engines, processes, staged
 from tests.transports.faults.load import CALLERS, Load
 
+pytestmark = pytest.mark.slow
+
 
 @requirement("transport.faults.engine-killed")
 @engines("redis", "websocket")

@@ -15,6 +15,8 @@ from tests.transports.nats.cluster import nats_cluster
 from tests.transports.redis.ends import ask
 from tests.transports.redis.service import PATIENCE, RedisCluster, RedisService
 
+pytestmark = pytest.mark.slow
+
 WAYS = [("crash", RedisService), ("switch", RedisCluster), ("crash", RedisCluster), ("switch", RedisService)]
 """How the primary is replaced; two of them use all code of both kinds."""
 

@@ -12,7 +12,7 @@ from tests.transports.engines import Engine
 from tests.transports.faults.harness import Side, combined, staged
 from tests.transports.faults.load import Load
 
-pytestmark = pytest.mark.usefixtures("quick_reconnects")
+pytestmark = [pytest.mark.slow, pytest.mark.usefixtures("quick_reconnects")]
 
 
 def swallow(proxy: FaultProxy) -> None:

@@ -2,6 +2,8 @@
 
 import asyncio
 
+import pytest
+
 from opwire.call import PendingRequestMap
 from opwire.errors import CallError, ErrorCode
 from opwire.testing.harness import soon
@@ -10,6 +12,8 @@ from tests.servers.brokers import Server
 from tests.transports.engines import Engine
 from tests.transports.faults.harness import engines, process, processes
 from tests.transports.faults.load import CALLERS, Load, runs_in
+
+pytestmark = pytest.mark.slow
 
 
 @requirement("transport.faults.server-killed")
