@@ -1,6 +1,8 @@
 """Dialects: which one a schema is written in, and what it becomes in 2020-12."""
 
+from concurrent.futures import ThreadPoolExecutor
 from copy import deepcopy
+from threading import Event
 from typing import Any, get_args
 
 import pytest
@@ -9,7 +11,7 @@ from hypothesis import strategies as st
 
 from opwire.errors import SchemaError
 from opwire.schema import Dialect, Schema
-from opwire.schema.dialect import META_SCHEMAS, dialect_of, lower, map_subschemas
+from opwire.schema.dialect import META_SCHEMAS, dialect_of, lazy_property, lower, map_subschemas
 from tests.requirements import requirement
 
 OLD: tuple[Dialect, ...] = ("2019-09", "draft-07", "draft-06", "draft-04", "openapi-3.0")
@@ -418,3 +420,26 @@ def test_both_exclusive_bounds_that_are_booleans_become_numbers(dialect: Dialect
     assert lower({"items": bounds}, dialect) == {"items": {"exclusiveMinimum": 1, "exclusiveMaximum": 5}}
     given = {"minimum": 1, "exclusiveMinimum": False, "maximum": 5, "exclusiveMaximum": False}
     assert lower({"items": given}, dialect) == {"items": {"minimum": 1, "maximum": 5}}
+
+
+def test_a_lazy_property_of_one_object_does_not_wait_for_that_of_another() -> None:
+    begun, computed = Event(), Event()
+
+    class Slow:
+        def __init__(self, *, waits: bool) -> None:
+            self.waits = waits
+
+        @lazy_property
+        def value(self) -> list[int]:
+            if self.waits:
+                begun.set()
+                assert computed.wait(60)
+            return []
+
+    with ThreadPoolExecutor(1) as threads:
+        waiting = threads.submit(lambda: Slow(waits=True).value)
+        assert begun.wait(60)
+        quick = Slow(waits=False)
+        assert quick.value is quick.value
+        computed.set()
+        assert waiting.result() == []

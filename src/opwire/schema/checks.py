@@ -1,13 +1,12 @@
 """Compiled checks of the parts of a schema, with or without a budget. Everything is compiled lazily, and once."""
 
 from collections.abc import Callable
-from functools import cached_property
 from math import inf
 from typing import Any, Final, Protocol
 
 from opwire.errors import SchemaError
 from opwire.schema.cost import ComplexityError, Costs, Effort, ExhaustedError
-from opwire.schema.dialect import JSONSchema
+from opwire.schema.dialect import JSONSchema, lazy_property
 from opwire.schema.shape import Node, Shapes, closed_document, sized_document
 from opwire.schema.validator import MeteredValidator, compile_bounded, compile_validator
 
@@ -109,17 +108,17 @@ class Checks:
             check = self._patterns[pattern] = compile_validator({"pattern": pattern}).is_valid
         return _run(check, name)
 
-    @cached_property
+    @lazy_property
     def max_parts(self) -> int:
         """How many parts the checks may have that are needed for one walk over a value."""
         return _PARTS + _PARTS_PER_PART * self.costs.size
 
-    @cached_property
+    @lazy_property
     def costs(self) -> Costs:
         """The costs of the root; raises `SchemaError` where they are too high."""
         return self.shapes.costs()
 
-    @cached_property
+    @lazy_property
     def _is_free(self) -> bool:
         try:
             return self.costs.is_free

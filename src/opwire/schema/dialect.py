@@ -6,12 +6,15 @@ Lowering rewrites only what later drafts spell differently: boolean exclusive bo
 """
 
 from collections.abc import Callable, Collection, Iterator
+from contextlib import nullcontext
 from functools import cached_property
-from typing import Any, Literal, cast
+from typing import Any, Literal, TypeVar, cast
 from urllib.parse import quote, unquote
 
 from opwire.errors import SchemaError
 from opwire.typed.plain import as_dict
+
+T = TypeVar("T")
 
 JSONSchema = dict[str, Any] | bool
 Dialect = Literal["2020-12", "2019-09", "draft-07", "draft-06", "draft-04", "openapi-3.0"]
@@ -94,13 +97,25 @@ def _objects(root: JSONSchema, skip: Collection[str] = ()) -> Iterator[dict[str,
             stack.extend(cast("list[Any]", node))
 
 
+class lazy_property(cached_property[T]):  # noqa: N801 - used as a decorator
+    """A cached property without a lock.
+
+    Python 3.11 locks a cached property for all instances while that of one is computed: the event loop would wait for a
+    thread that compiles another schema. Two threads may compute the same value instead.
+    """
+
+    def __init__(self, func: Callable[[Any], T]) -> None:
+        super().__init__(func)
+        self.lock = nullcontext()
+
+
 class References:
     """Resolves the references of one root schema: pointers, `$anchor`, and `$id` (also TypeBox's bare names)."""
 
     def __init__(self, root: JSONSchema) -> None:
         self._root = root
 
-    @cached_property
+    @lazy_property
     def _names(self) -> dict[str, JSONSchema]:
         """Every `$id`, and every anchor as `#name`; indexed lazily, since most references are pointers."""
         keywords = (("$id", ""), ("$anchor", "#"), ("$dynamicAnchor", "#"))

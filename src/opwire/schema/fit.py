@@ -15,14 +15,13 @@ candidate is unresolved, and the value is then left unchanged.
 
 from collections.abc import Iterable, Iterator, Sequence
 from enum import IntEnum
-from functools import cached_property
 from types import NoneType
 from typing import Any, Literal, NamedTuple, cast
 
 from opwire.errors import SchemaError
 from opwire.schema.checks import Check, Checks, MeteredChecks, PartChecks
 from opwire.schema.cost import ComplexityError, Effort, ExhaustedError
-from opwire.schema.dialect import JSONSchema, escaped
+from opwire.schema.dialect import JSONSchema, escaped, lazy_property
 from opwire.schema.shape import DEPENDENT, UNIONS, Node, allows_extras, json_type, names_properties, type_names
 from opwire.typed.plain import as_dict, as_list, collection_paused
 
@@ -98,11 +97,11 @@ class Scope:
         self._members: dict[str, list[Demand]] = {}  # of declared properties only: peers choose the other names
         self._keeps_all: dict[bool, bool] = {}  # by whether undeclared properties are stripped
 
-    @cached_property
+    @lazy_property
     def _patterns(self) -> list[str]:
         return [pattern for each in self.applied for pattern in as_dict(each.node.get("patternProperties"))]
 
-    @cached_property
+    @lazy_property
     def _known(self) -> set[str]:
         # A required property is kept even if it is not declared: without it the value could not be valid.
         return self.declared | self.required
@@ -183,7 +182,7 @@ class Scope:
         given = [each for each in self.applied if keyword in each.node]
         return [Demand(each.node[keyword], each.force) for each in given] if len(given) == 1 else []
 
-    @cached_property
+    @lazy_property
     def wants_integer(self) -> bool:
         """Whether a whole number has to be written as an integer."""
         binding = [(each, type_names(each.node)) for each in self.applied if each.force > Force.EVALUATE]

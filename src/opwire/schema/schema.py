@@ -11,7 +11,6 @@ multiple of the value's size; where it ends, the last known location is reported
 
 import weakref
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from functools import cached_property
 from itertools import chain, islice
 from threading import RLock
 from time import thread_time
@@ -21,7 +20,16 @@ from typing import TYPE_CHECKING, Any, ClassVar, Final, NamedTuple, Self, cast
 from opwire.errors import CastError, SchemaError
 from opwire.schema.checks import Checks, MeteredChecks
 from opwire.schema.cost import ComplexityError, Effort, ExhaustedError, extent
-from opwire.schema.dialect import META_SCHEMAS, Dialect, JSONSchema, dialect_of, escaped, lower, may_recurse
+from opwire.schema.dialect import (
+    META_SCHEMAS,
+    Dialect,
+    JSONSchema,
+    dialect_of,
+    escaped,
+    lazy_property,
+    lower,
+    may_recurse,
+)
 from opwire.schema.fit import Demand, Evaluator, Fitted, Fitter, Force, Scope
 from opwire.schema.shape import Node, is_without_whole_floats, patterns_in, plain_document, type_names
 from opwire.schema.validator import MemberValidator, MeteredValidator, Validator, compile_bounded
@@ -394,12 +402,12 @@ class Schema:
     def __hash__(self) -> int:
         return hash(self.dialect)
 
-    @cached_property
+    @lazy_property
     def json(self) -> JSONSchema:
         """The schema as plain data."""
         return self._make()
 
-    @cached_property
+    @lazy_property
     def lowered(self) -> JSONSchema:
         """The schema in 2020-12; shared, so copy it before a change.
 
@@ -547,7 +555,7 @@ class Schema:
         found = survey(value)
         return found.plain and not found.deep
 
-    @cached_property
+    @lazy_property
     def _needs_survey(self) -> bool:
         """Whether values have to be plain and not deep: a meter reads nothing else, and jsonschema-rs crashes on depth.
 
@@ -555,7 +563,7 @@ class Schema:
         """
         return may_recurse(self.lowered) or isinstance(self._validator, MeteredValidator | MemberValidator)
 
-    @cached_property
+    @lazy_property
     def _validator(self) -> Validator:
         if self._family is not None and self._member is None and len(self._definitions) >= _SHARED:
             self._form_group(self._family)
@@ -607,7 +615,7 @@ class Schema:
             roots[name] = {keyword: value for keyword, value in as_dict(each.json).items() if keyword != "$defs"}
             each._member = MemberValidator(name, group, lambda: group._validator)
 
-    @cached_property
+    @lazy_property
     def _checks(self) -> Checks:
         checks = Checks(self.lowered, formats=self.checks_formats, compiled=self._account)
         if self._member is not None and not (costs := checks.shapes.costs()).is_free:
@@ -620,17 +628,17 @@ class Schema:
         size = parts * _PART_BYTES + len(patterns) * _PATTERN_BYTES + large * _LARGE_PATTERN_BYTES
         _compiled.add(self, size)
 
-    @cached_property
+    @lazy_property
     def _reporter(self) -> Reporter:
         return Reporter(self._checks, self._validator)
 
-    @cached_property
+    @lazy_property
     def _caster(self) -> "Caster":
         from opwire.schema.cast import Caster  # 1,000 lines that few programs need
 
         return Caster(self.lowered)
 
-    @cached_property
+    @lazy_property
     def _fitter(self) -> Fitter:
         return Fitter(self._checks)
 

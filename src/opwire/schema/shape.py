@@ -18,13 +18,13 @@ rejected, properties with a usable default are required, and an integer has to b
 from collections import Counter, defaultdict
 from collections.abc import Callable, Iterable, Iterator
 from enum import Enum, auto
-from functools import cached_property, wraps
+from functools import wraps
 from itertools import chain
 from typing import Any, Final, TypeVar, cast
 
 from opwire.errors import SchemaError
 from opwire.schema.cost import FREE, Costs
-from opwire.schema.dialect import JSONSchema, References, objects_in
+from opwire.schema.dialect import JSONSchema, References, lazy_property, objects_in
 from opwire.typed.plain import as_dict, as_list
 
 Node = dict[str, Any]
@@ -108,7 +108,7 @@ class Shapes:
         self._references = References(root)
         self.metered: Costs | None = None  # the costs of a schema that needs a meter, which holds them anyway
 
-    @cached_property
+    @lazy_property
     def has_defaults(self) -> bool:
         """Whether a default may be filled; true also for data that only looks like one."""
         return any("default" in node for node in objects_in(self.root, data=True))
