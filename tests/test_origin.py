@@ -33,7 +33,7 @@ SPEC = OperationSpec(
 @requirement("origin.round-trip")
 def test_what_was_said_of_an_operation_is_read_again_after_a_journey_as_json() -> None:
     said = Origin.of(SPEC, wraps_input=True, wraps_output=True)
-    journey = msgspec.json.decode(msgspec.json.encode({ORIGIN_META: said.to_json()}))
+    journey = msgspec.json.decode(msgspec.json.encode({ORIGIN_META: msgspec.to_builtins(said)}))
     assert read_origin(journey, ORIGIN_META) == said
     assert (said.id, said.type, said.version, said.tags) == ("clock.ticks/all", "subscription", "2", ("time",))
 
@@ -41,14 +41,14 @@ def test_what_was_said_of_an_operation_is_read_again_after_a_journey_as_json() -
 @requirement("origin.round-trip")
 def test_what_goes_without_saying_is_not_said() -> None:
     plain = OperationSpec(namespace="math", name="add")
-    assert Origin.of(plain).to_json() == {"id": "math.add", "type": "query"}
-    assert ResultOrigin(wrapped=True).to_json() == {"wrapped": True}
+    assert msgspec.to_builtins(Origin.of(plain)) == {"id": "math.add", "type": "query"}
+    assert msgspec.to_builtins(ResultOrigin(wrapped=True)) == {"wrapped": True}
 
 
 @requirement("origin.round-trip")
 def test_what_was_said_of_a_result_is_read_again() -> None:
     said = ResultOrigin(wrapped=True, encoding="base64", meta={"source": "http", "statusCode": 201})
-    assert read_result_origin({RESULT_META: said.to_json()}) == said
+    assert read_result_origin({RESULT_META: msgspec.to_builtins(said)}) == said
 
 
 @requirement("origin.strangers")
@@ -77,7 +77,7 @@ def test_what_an_operation_is_to_clients_is_part_of_its_origin_unless_mcp_has_it
         return b
 
     (spec,) = registry.list()
-    carried = read_origin({ORIGIN_EXTENSION: Origin.of(spec).to_json()}, ORIGIN_EXTENSION)
+    carried = read_origin({ORIGIN_EXTENSION: msgspec.to_builtins(Origin.of(spec))}, ORIGIN_EXTENSION)
     assert carried is not None
     assert structs.replace(spec, **carried.presentation) == spec
     shown = Origin.of(spec, in_mcp=True)

@@ -123,10 +123,6 @@ class Origin(Struct, frozen=True, kw_only=True, rename="camel", omit_defaults=Tr
             "meta": self.meta,
         }
 
-    def to_json(self) -> dict[str, Any]:
-        """Return plain data for the document."""
-        return msgspec.to_builtins(self)
-
 
 class ResultOrigin(Struct, frozen=True, kw_only=True, rename="camel", omit_defaults=True):
     """The fields of a result that MCP lacks.
@@ -138,10 +134,6 @@ class ResultOrigin(Struct, frozen=True, kw_only=True, rename="camel", omit_defau
     wrapped: bool = False
     encoding: Literal["base64"] | None = None
     meta: dict[str, Any] | None = None
-
-    def to_json(self) -> dict[str, Any]:
-        """Return plain data for the result."""
-        return msgspec.to_builtins(self)
 
 
 def read_origin(carrier: Any, key: str) -> Origin | None:

@@ -4,6 +4,7 @@ import copy
 from collections.abc import Iterator
 from typing import Any
 
+import msgspec
 import pytest
 
 from opwire.operation import OperationSpec, OperationType
@@ -136,7 +137,7 @@ def served(id: str, type: OperationType, schema: Any, **fields: Any) -> dict[str
     spec = OperationSpec(namespace=namespace, name=name, type=type, **fields)
     operation = {
         "operationId": "encoded",
-        ORIGIN_EXTENSION: Origin.of(spec).to_json(),
+        ORIGIN_EXTENSION: msgspec.to_builtins(Origin.of(spec)),
         "responses": answers({"type": "integer"}),
     }
     return {**operation, "requestBody": json_body(schema)}

@@ -139,7 +139,7 @@ class _DocumentBuilder:
             "summary": summary_of(spec),
             **({"description": spec.description} if spec.description else {}),
             **({"security": []} if self._info.takes_tokens and spec.access and spec.access.public else {}),
-            ORIGIN_EXTENSION: Origin.of(spec, untitled=not spec.title).to_json(),
+            ORIGIN_EXTENSION: msgspec.to_builtins(Origin.of(spec, untitled=not spec.title)),
             "responses": self._responses(spec, name),
         }
         json = as_dict(spec.input_schema.json)

@@ -60,7 +60,7 @@ def typed_arguments(spec: OperationSpec, given: dict[str, Any]) -> dict[str, Any
 
 def definition_of(spec: OperationSpec, **fields: Any) -> Result:
     """Return the entry of a resource or prompt in a list."""
-    meta = {**spec.meta, ORIGIN_META: Origin.of(spec, in_mcp=True).to_json()}
+    meta = {**spec.meta, ORIGIN_META: msgspec.to_builtins(Origin.of(spec, in_mcp=True))}
     texts = {"title": spec.title, "description": spec.description, "icons": list(spec.icons)}
     return {**fields, **{key: value for key, value in texts.items() if value}, "_meta": meta}
 

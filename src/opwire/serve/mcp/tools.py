@@ -134,7 +134,7 @@ def _definition(
     binary = gives is None and is_binary(spec.output_schema)
     wraps_output = gives is not None and gives.wraps
     origin = Origin.of(spec, wraps_input=takes.wraps, wraps_output=wraps_output, binary_output=binary, in_mcp=True)
-    meta = {**spec.meta, ORIGIN_META: origin.to_json()}
+    meta = {**spec.meta, ORIGIN_META: msgspec.to_builtins(origin)}
     definition: ToolDefinition = {"name": name, "inputSchema": takes.schema, "_meta": meta}
     if spec.title:
         definition["title"] = spec.title
@@ -312,7 +312,7 @@ def collected_result(
     """Return the result of a subscription: its items until its end, a limit, or an error."""
     collected = {"items": [item.data for item in items], "complete": complete}
     encodings = {str(number): item.encoding for number, item in enumerate(items) if item.encoding is not None}
-    meta = {RESULT_META: ResultOrigin(meta={"encodings": encodings}).to_json()} if encodings else {}
+    meta = {RESULT_META: msgspec.to_builtins(ResultOrigin(meta={"encodings": encodings}))} if encodings else {}
     if error is not None:
         failed = error_result(error, tool, format)
         return {**failed, "structuredContent": collected, "_meta": {**meta, **failed["_meta"]}}
@@ -369,7 +369,8 @@ def _result(
     result: Result = {"content": content, "structuredContent": {"result": data} if wraps else data}
     meta = dict(extensions or {})
     if wraps or encoded.encoding is not None or http_meta is not None:
-        meta[RESULT_META] = ResultOrigin(wrapped=wraps, encoding=encoded.encoding, meta=http_meta).to_json()
+        origin = ResultOrigin(wrapped=wraps, encoding=encoded.encoding, meta=http_meta)
+        meta[RESULT_META] = msgspec.to_builtins(origin)
     if meta:
         result["_meta"] = meta
     return result
