@@ -152,6 +152,16 @@ def encode_message(message: RPCMessage) -> bytes:
     return _encoder.encode(message)
 
 
+def encode_reply(reply: RPCMessage) -> bytes:
+    """Encode a response; one that has no JSON form becomes an error."""
+    try:
+        return encode_message(reply)
+    except (TypeError, ValueError, RecursionError):
+        logger.exception("a response of the MCP server has no JSON form")
+        id = cast("RPCResponse", reply).id
+        return encode_message(RPCFailure.of(id, RPCError(INTERNAL_ERROR, "Internal server error")))
+
+
 def decode_message(raw: bytes) -> RPCMessage:
     """Decode a message; repair a byte order mark, invalid UTF-8, lone surrogates and ids that became floats.
 

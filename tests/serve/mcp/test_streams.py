@@ -11,8 +11,7 @@ from opwire import Context, OperationRegistry
 from opwire.adapters.mcp import HTTPServer, from_mcp
 from opwire.origin import ITEM_META
 from opwire.serve.mcp import streams
-from opwire.serve.mcp.exchange import EventWriter
-from opwire.serve.mcp.streams import EventLog, EventStore, ResumableStream
+from opwire.serve.mcp.streams import EventLog, EventStore, EventWriter, ResumableStream
 from tests.requirements import requirement
 from tests.serve.mcp.raw import HANDSHAKE, call
 from tests.serve.mcp.shop import PATIENCE, until

@@ -17,6 +17,7 @@ from opwire.operation import Identity, Interceptor
 from opwire.registry import OperationRegistry
 from opwire.serve.guard import (
     ACCESS,
+    HEADERS,
     IDENTITY,
     GuardOptions,
     HTTPStatusError,
@@ -30,7 +31,7 @@ from opwire.serve.listener import ListeningApp, ListenOptions
 from opwire.serve.mcp.calls import CallLimits, ServedTools
 from opwire.serve.mcp.connection import DuplexConnection
 from opwire.serve.mcp.durable_tasks import DurableTasks, DurableTaskStore
-from opwire.serve.mcp.exchange import Headers, serve_stateless
+from opwire.serve.mcp.exchange import serve_stateless
 from opwire.serve.mcp.questions import RequestStates
 from opwire.serve.mcp.server import ImplementationInfo, RegistryServer
 from opwire.serve.mcp.sessions import Sessions, SessionTiming
@@ -256,13 +257,12 @@ class MCPApp(ListeningApp):
                 entry.failed(error.error)
             await send_problem(send, error, with_body=scope["method"] != "HEAD")
             return
-        headers = Headers(scope["headers"])
-        version = headers.get(VERSION_HEADER)
-        if version is not None and version not in HANDSHAKE_VERSIONS:
-            await serve_stateless(self._server, scope, headers, receive, send)
+        version: bytes | None = scope[HEADERS].get(VERSION_HEADER.encode())
+        if version is not None and version.decode("latin-1") not in HANDSHAKE_VERSIONS:
+            await serve_stateless(self._server, scope, receive, send)
             return
         sessions = self._anonymous if identity is None else self._identified
-        await sessions.serve(scope, headers, receive, send)
+        await sessions.serve(scope, receive, send)
 
     def _check_path(self, scope: Scope) -> None:
         root: str = scope.get("root_path", "")

@@ -25,6 +25,7 @@ from opwire.mcp.messages import (
     RPCResponse,
     decode_message,
     encode_message,
+    encode_reply,
     max_values,
     split_batch,
 )
@@ -32,8 +33,8 @@ from opwire.mcp.peer import Answer, CancelledRequest, JsonRpcPeer, Rejection
 from opwire.mcp.protocol import BATCHED, DEFAULT_VERSION, STATELESS_VERSIONS, VERSION_META, read_envelope
 from opwire.serve.mcp.calls import Params, ServedRequest
 from opwire.serve.mcp.notifications import ClientState
-from opwire.serve.mcp.questions import MAX_QUESTIONS, ClientRequests, Waiter
-from opwire.serve.mcp.server import RegistryServer, encode_reply, stop_request
+from opwire.serve.mcp.questions import CAPABILITIES, MAX_QUESTIONS, ClientRequests, Waiter
+from opwire.serve.mcp.server import RegistryServer, stop_request
 from opwire.typed.plain import as_dict
 
 MAX_LINE = 16 * 1024 * 1024
@@ -60,6 +61,7 @@ class Handshake:
     ) -> None:
         self.version = DEFAULT_VERSION
         self.capabilities: Params = {}
+        self.is_askable = False  # whether the client can answer any questions
         self.client = ClientState(spawn)
         self._server = server
         self._is_accepted = False
@@ -73,6 +75,7 @@ class Handshake:
             return RPCFailure.of(request.id, error)
         self.version, self._is_accepted = result["protocolVersion"], True
         self.capabilities = as_dict((request.params or {}).get("capabilities"))
+        self.is_askable = not self.capabilities.keys().isdisjoint(CAPABILITIES.values())
         return RPCResponse(request.id, result)
 
     def initialized(self) -> None:
@@ -184,7 +187,7 @@ class DuplexConnection:
             lambda method, params: self._send(RPCNotification(method, params)),
             client=client,
         )
-        if not is_stateless:
+        if self._handshake.is_askable:
             served.on_question = self._questions.callback(self._handshake.capabilities)
         self._running[request.id] = served
         self._server.start(self._serve(request, served), served)

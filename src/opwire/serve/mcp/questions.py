@@ -52,7 +52,7 @@ STATE_LIFETIME = 900.0
 INPUT_METHODS = frozenset({"tools/call", "prompts/get", "resources/read"})
 """Requests whose result may ask for input."""
 
-_CAPABILITIES: dict[QuestionKind, str] = {"elicit": "elicitation", "sample": "sampling", "roots": "roots"}
+CAPABILITIES: dict[QuestionKind, str] = {"elicit": "elicitation", "sample": "sampling", "roots": "roots"}
 _OWN_PARAMS = frozenset({"_meta", "inputResponses", "requestState"})
 _PURPOSE = b"state\x00"
 _MIN_KEY = 16  # bytes
@@ -64,12 +64,12 @@ def required_capability(question: Question) -> dict[str, Any]:
     """Return the capability that a client needs to be asked, as a client declares it."""
     if question.params.get("mode") == "url":
         return {"elicitation": {"url": {}}}
-    return {_CAPABILITIES[question.kind]: {}}
+    return {CAPABILITIES[question.kind]: {}}
 
 
 def can_answer(capabilities: Mapping[str, Any], question: Question) -> bool:
     """Return whether a client has declared what it needs to answer; elicitation without a mode is by form."""
-    declared = capabilities.get(_CAPABILITIES[question.kind])
+    declared = capabilities.get(CAPABILITIES[question.kind])
     if not isinstance(declared, dict):
         return False
     if question.kind != "elicit":
@@ -87,14 +87,11 @@ class ClientRequests:
         self._peer = peer
         self._send = send
 
-    def callback(self, capabilities: Mapping[str, Any], send: SendMessage | None = None) -> QuestionCallback | None:
-        """Return the callback of one call of a client with these capabilities; None if it cannot be asked anything.
+    def callback(self, capabilities: Mapping[str, Any], send: SendMessage | None = None) -> QuestionCallback:
+        """Return the callback of one call of a client with these capabilities.
 
         `send` sends messages that belong to this call.
         """
-        if capabilities.keys().isdisjoint(_CAPABILITIES.values()):
-            return None
-
         send = cast("SendMessage", send or self._send)
 
         async def ask(question: Question) -> dict[str, Any]:

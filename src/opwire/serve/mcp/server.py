@@ -29,7 +29,6 @@ from opwire.mcp.messages import (
     RPCMessage,
     RPCRequest,
     RPCResponse,
-    encode_message,
 )
 from opwire.mcp.protocol import (
     CLIENT_CAPABILITIES_META,
@@ -570,16 +569,6 @@ def _read(params: Params | None, kind: type[P]) -> P:
         return msgspec.convert(params or {}, kind)
     except msgspec.ValidationError as error:
         raise RPCError(INVALID_PARAMS, f"Invalid request parameters: {error}") from None
-
-
-def encode_reply(reply: RPCMessage) -> bytes:
-    """Encode a response; one that has no JSON form becomes an error."""
-    try:
-        return encode_message(reply)
-    except (TypeError, ValueError, RecursionError):
-        logger.exception("a response of the MCP server has no JSON form")
-        id = cast("RPCResponse", reply).id
-        return encode_message(RPCFailure.of(id, RPCError(INTERNAL_ERROR, "Internal server error")))
 
 
 async def stop_request(request: ServedRequest) -> None:

@@ -7,7 +7,7 @@ session, and wait for it.
 
 import asyncio
 import time
-from collections.abc import Callable, Coroutine
+from collections.abc import Callable, Coroutine, Mapping
 from typing import Any, NamedTuple
 from uuid import uuid4
 
@@ -28,28 +28,29 @@ from opwire.mcp.messages import (
     RPCRequest,
     decode_message,
     encode_message,
+    encode_reply,
     split_batch,
 )
 from opwire.mcp.peer import Answer, CancelledRequest, Effect, JsonRpcPeer, Rejection
 from opwire.mcp.protocol import BATCHED, LAST_EVENT_HEADER, SESSION_HEADER
-from opwire.serve.guard import EXPIRES, IDENTITY, OAUTH, TOKEN, Header, Receive, Scope, Send
+from opwire.serve.guard import BODY, EXPIRES, HEADERS, IDENTITY, OAUTH, TOKEN, Header, Receive, Scope, Send
 from opwire.serve.mcp.calls import ServedRequest
 from opwire.serve.mcp.connection import MAX_OPEN, MAX_VALUES, Handshake
-from opwire.serve.mcp.exchange import (
+from opwire.serve.mcp.exchange import accepts, challenge
+from opwire.serve.mcp.questions import MAX_QUESTIONS, ClientRequests, Waiter
+from opwire.serve.mcp.server import RegistryServer, stop_request
+from opwire.serve.mcp.streams import (
     PING,
+    EventLog,
+    EventStore,
     EventWriter,
-    Headers,
-    challenge,
+    ResumableStream,
     follow,
-    read_body,
     remaining,
     send_batch,
     send_error,
     send_json,
 )
-from opwire.serve.mcp.questions import MAX_QUESTIONS, ClientRequests, Waiter
-from opwire.serve.mcp.server import RegistryServer, encode_reply, stop_request
-from opwire.serve.mcp.streams import EventLog, EventStore, ResumableStream
 
 PRIMED = "2025-11-25"
 """The first revision with events without data, from which clients resume a stream."""
@@ -58,19 +59,21 @@ PRIME_AFTER = 5.0
 """Seconds after which a call has a stream that its client can resume; before, its response is JSON."""
 
 _JSON, _EVENTS = "application/json", "text/event-stream"
+_SESSION = SESSION_HEADER.encode()
 
 
-async def read_post(headers: Headers, receive: Receive, send: Send, *, batches: bool = False) -> list[RPCMessage]:
+async def read_post(scope: Scope, send: Send, *, batches: bool = False) -> list[RPCMessage]:
     """Return the message of a POST, or those of a batch; none if it is invalid, and was rejected."""
+    headers: Mapping[bytes, bytes] = scope[HEADERS]
     status, code, problem = 400, INVALID_REQUEST, ""
-    if not headers.accepts(_JSON, _EVENTS):
+    if not accepts(headers.get(b"accept", b""), _JSON, _EVENTS):
         status, problem = 406, f"the client must accept {_JSON} and {_EVENTS}"
-    elif (headers.get("content-type") or "").partition(";")[0].strip().lower() != _JSON:
+    elif headers.get(b"content-type", b"").partition(b";")[0].strip().lower() != _JSON.encode():
         status, problem = 415, f"the content type must be {_JSON}"
     else:
         try:
-            body = await read_body(receive)
-            return [decode_message(each) for each in (split_batch(body, MAX_VALUES) if batches else [body])]
+            parts = split_batch(scope[BODY], MAX_VALUES) if batches else [scope[BODY]]
+            return [decode_message(each) for each in parts]
         except InvalidMessageError as error:
             code, problem = INVALID_PARAMS if error.is_json else PARSE_ERROR, "the body is not a JSON-RPC message"
     await send_error(send, status, code, problem)
@@ -101,7 +104,7 @@ class HTTPSession:
         self._server = server
         self._timing = timing
         self._ended = ended
-        self._headers: tuple[Header, ...] = ((SESSION_HEADER.encode(), self.id.encode()),)
+        self._headers: tuple[Header, ...] = ((_SESSION, self.id.encode()),)
         self._peer: JsonRpcPeer[Waiter] = JsonRpcPeer(max_open=MAX_OPEN, max_pending=MAX_QUESTIONS)
         self._questions = ClientRequests(self._peer)
         self._handshake = Handshake(server, self._spawn)
@@ -155,15 +158,15 @@ class HTTPSession:
         self._events.primes = self._handshake.version >= PRIMED
         return reply
 
-    async def serve(self, scope: Scope, headers: Headers, receive: Receive, send: Send) -> None:
+    async def serve(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Serve one HTTP request of the session."""
         self.exchanges += 1
         try:
             match scope["method"]:
                 case "POST":
-                    await self._post(scope, headers, receive, send)
+                    await self._post(scope, receive, send)
                 case "GET":
-                    await self._get(scope, headers, receive, send)
+                    await self._get(scope, receive, send)
                 case _:  # DELETE
                     self._ended(self.id)
                     self.end()
@@ -172,14 +175,14 @@ class HTTPSession:
             self.exchanges -= 1
             self._last_used = time.monotonic()
 
-    async def _post(self, scope: Scope, headers: Headers, receive: Receive, send: Send) -> None:
-        messages = await read_post(headers, receive, send, batches=self._handshake.version == BATCHED)
+    async def _post(self, scope: Scope, receive: Receive, send: Send) -> None:
+        messages = await read_post(scope, send, batches=self._handshake.version == BATCHED)
         if not messages:
             return
         found = [self._peer.receive(message) for message in messages]
         match found:
             case [RPCRequest() as request]:
-                await self._answer(request, scope, headers, receive, send)
+                await self._answer(request, scope, receive, send)
                 return
             case [Rejection(reply=reply)]:
                 await send_json(send, 200, encode_message(reply), self._headers)
@@ -252,11 +255,13 @@ class HTTPSession:
             scope[IDENTITY],
             streams[0].notify,
             token=scope[TOKEN],
-            on_question=self._questions.callback(self._handshake.capabilities, send_question),
+            on_question=self._questions.callback(self._handshake.capabilities, send_question)
+            if self._handshake.is_askable
+            else None,
             client=self._handshake.client,
         )
 
-    async def _answer(self, request: RPCRequest, scope: Scope, headers: Headers, receive: Receive, send: Send) -> None:
+    async def _answer(self, request: RPCRequest, scope: Scope, receive: Receive, send: Send) -> None:
         try:
             if request.method == "initialize":
                 self._peer.finish(request.id)
@@ -278,8 +283,9 @@ class HTTPSession:
         self._running[request.id] = served
         is_done = False
         try:
-            if self._events.primes and headers.prefers_events:
-                await writer.write(b"")
+            accepted = scope[HEADERS].get(b"accept", b"").lower()
+            if self._events.primes and 0 <= accepted.find(_EVENTS.encode()) < accepted.find(_JSON.encode()):
+                await writer.write(b"")  # the client names events first
             is_done = task.done()  # as most are
             if not is_done:
                 within, starts = self._poll_after(), PING
@@ -306,12 +312,13 @@ class HTTPSession:
     def _poll_after(self) -> float | None:
         return self._timing.poll_after if self._events.primes else None
 
-    async def _get(self, scope: Scope, headers: Headers, receive: Receive, send: Send) -> None:
+    async def _get(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Send the notifications of the session, or the rest of the stream whose last event the client names."""
-        seen = headers.get(LAST_EVENT_HEADER)
-        found = (self._notices, None) if seen is None else self._events.find(seen)
+        headers: Mapping[bytes, bytes] = scope[HEADERS]
+        seen = headers.get(LAST_EVENT_HEADER.encode())
+        found = (self._notices, None) if seen is None else self._events.find(seen.decode("latin-1"))
         status, problem = 0, ""
-        if not headers.accepts(_EVENTS):
+        if not accepts(headers.get(b"accept", b""), _EVENTS):
             status, problem = 406, f"the client must accept {_EVENTS}"
         elif found is None:
             status, problem = 400, f"unknown {LAST_EVENT_HEADER}: the events of this stream are not kept any more"
@@ -361,25 +368,26 @@ class Sessions:
         self._max_each = max_each
         self._by_id: dict[str, HTTPSession] = {}
 
-    async def serve(self, scope: Scope, headers: Headers, receive: Receive, send: Send) -> None:
+    async def serve(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Serve a request of the handshake era, in its session or in a new one."""
         owner = None if scope[IDENTITY] is None else scope[IDENTITY].id
-        id = headers.by_name.get(SESSION_HEADER)
+        header: bytes | None = scope[HEADERS].get(_SESSION)
+        id = None if header is None else header.decode("latin-1")
         if scope["method"] not in ("GET", "POST", "DELETE"):
             await send_error(send, 405, INVALID_REQUEST, "Method Not Allowed", [(b"allow", b"GET, POST, DELETE")])
         elif id is None:
-            await self._begin(owner, scope, headers, receive, send)
+            await self._begin(owner, scope, send)
         elif (session := self._by_id.get(id)) is None or session.owner != owner:  # exactly as if it did not exist
             await send_error(send, 404, INVALID_REQUEST, "Session not found")
         else:
             self._by_id[id] = self._by_id.pop(id)
-            await session.serve(scope, headers, receive, send)
+            await session.serve(scope, receive, send)
 
-    async def _begin(self, owner: str | None, scope: Scope, headers: Headers, receive: Receive, send: Send) -> None:
+    async def _begin(self, owner: str | None, scope: Scope, send: Send) -> None:
         """Open a session, for a handshake only: another one may have to end for it."""
         message = None
         if scope["method"] == "POST":
-            message = next(iter(await read_post(headers, receive, send)), None)
+            message = next(iter(await read_post(scope, send)), None)
             if message is None:
                 return
         if not isinstance(message, RPCRequest) or message.method != "initialize":

@@ -1,8 +1,13 @@
-"""Event streams of sessions over streamable HTTP that a client can resume: the events, and where they are sent.
+"""Responses of MCP over streamable HTTP: JSON, events, and streams of events that a client can resume.
+
+A response is JSON if the request ends without a notification, and else events: some clients limit the size of an event,
+and JSON has a length. After 15 s without either, events start, with comments in between, so that proxies keep the
+connection.
 
 The events of a request are one stream, and so are those of the session itself. A stream outlives the HTTP responses
 that carry it: its events are kept for a while, with ids, and a client whose connection broke or was ended sends the
 last id that it has seen (`Last-Event-ID`) with a GET, and gets the later ones. Ids are valid in their session only.
+That is so in the handshake era; the stateless one has no sessions.
 
 What is kept is bounded in count, bytes and time for each session, and in bytes for all of them. A stream whose
 response is not kept any more cannot be resumed.
@@ -13,11 +18,22 @@ import itertools
 import re
 import time
 from collections import deque
-from typing import NamedTuple, cast
+from collections.abc import Callable, Iterable
+from typing import Any, NamedTuple, cast
 
-from opwire.mcp.messages import RPCNotification, encode_message
+from opwire.mcp.messages import ErrorObject, RPCFailure, RPCNotification, encode_message
+from opwire.serve.guard import Header, Receive, Send
 from opwire.serve.mcp.calls import Params
-from opwire.serve.mcp.exchange import EventWriter
+
+PING = 15.0
+"""Seconds without an event, after which a comment is sent."""
+
+JSON: Header = (b"content-type", b"application/json")
+EVENTS: tuple[Header, ...] = (
+    (b"content-type", b"text/event-stream"),
+    (b"cache-control", b"no-cache, no-transform"),
+    (b"x-accel-buffering", b"no"),  # nginx buffers events otherwise
+)
 
 MAX_EVENTS = 1_000
 """Events that are kept for one session; above it, the oldest are forgotten."""
@@ -34,7 +50,143 @@ KEEP_EVENTS = 300.0
 RETRY = 1_000
 """Milliseconds after which a client resumes a stream."""
 
+_STEPS = 3  # of the event loop
 _ID = re.compile(r"([0-9]{1,12})\.([0-9]{1,12})")
+
+
+# --- responses --------------------------------------------------------------------------------------------------------
+
+
+async def send_json(send: Send, status: int, body: bytes = b"", headers: Iterable[Header] = ()) -> None:
+    """Send a response without a stream."""
+    length = (b"content-length", str(len(body)).encode())
+    kind = (JSON,) if body else ()
+    await send({"type": "http.response.start", "status": status, "headers": [*kind, length, *headers]})
+    await send({"type": "http.response.body", "body": body})
+
+
+async def send_batch(send: Send, replies: list[bytes], headers: Iterable[Header] = ()) -> None:
+    """Send the responses to a batch, one by one: joining 200 MB would stop the event loop for a second."""
+    length = (b"content-length", str(sum(map(len, replies)) + len(replies) + 1).encode())
+    await send({"type": "http.response.start", "status": 200, "headers": [JSON, length, *headers]})
+    for number, reply in enumerate(replies):
+        await send({"type": "http.response.body", "body": (b"," if number else b"[") + reply, "more_body": True})
+    await send({"type": "http.response.body", "body": b"]"})
+
+
+async def send_error(send: Send, status: int, code: int, message: str, headers: Iterable[Header] = ()) -> None:
+    """Send a JSON-RPC error as the body of a failed request."""
+    await send_json(send, status, encode_message(RPCFailure(None, ErrorObject(code, message))), headers)
+
+
+class EventWriter:
+    """The response to one request: JSON, or events from the first notification on.
+
+    `preface` returns what the stream begins with.
+    """
+
+    def __init__(self, send: Send, headers: Iterable[Header] = (), preface: Callable[[], bytes] | None = None) -> None:
+        self._send = send
+        self._headers = headers
+        self._preface = preface
+        self._lock: asyncio.Lock | None = None
+        self.is_started = False
+        self.is_closed = False
+
+    async def notify(self, method: str, params: Params) -> None:
+        """Send a notification."""
+        await self.event(encode_message(RPCNotification(method, params)))
+
+    async def event(self, data: bytes, id: str = "") -> None:
+        """Send an event, and start the stream."""
+        name = f"id: {id}\r\n".encode() if id else b""
+        await self.write(b"event: message\r\n" + name + b"data: " + data + b"\r\n\r\n")
+
+    async def ping(self) -> None:
+        """Send a comment, and start the stream."""
+        await self.write(b": ping\r\n\r\n")
+
+    async def finish(self, data: bytes, status: int = 200) -> None:
+        """Send the response to the request."""
+        if not self.is_started:
+            self.is_closed = True
+            await send_json(self._send, status, data, self._headers)
+        else:
+            await self.event(data)
+            await self.end()
+
+    async def end(self) -> None:
+        """End the stream."""
+        if self.is_started and not self.is_closed:
+            self.is_closed = True
+            await self._send({"type": "http.response.body", "body": b"", "more_body": False})
+
+    async def write(self, chunk: bytes) -> None:
+        """Send a part of the stream, and start it; without effect after its end."""
+        if self.is_closed:
+            return
+        if self._lock is None:
+            self._lock = asyncio.Lock()
+        async with self._lock:
+            if not self.is_started:
+                self.is_started = True
+                headers = [*EVENTS, *self._headers]
+                chunk = chunk if self._preface is None else self._preface() + chunk
+                await self._send({"type": "http.response.start", "status": 200, "headers": headers})
+            await self._send({"type": "http.response.body", "body": chunk, "more_body": True})
+
+
+async def follow(
+    task: "asyncio.Future[Any]",
+    writer: EventWriter,
+    receive: Receive,
+    *,
+    left: "Callable[[], asyncio.Future[None]] | None" = None,
+    within: float | None = None,
+    starts: float = PING,
+) -> bool:
+    """Wait for a task, with pings, the first after `starts` seconds.
+
+    Return False if the client disconnects, the future of `left` is done, or `within` seconds have passed before.
+    """
+    for _ in range(_STEPS):  # many calls end within these: watching the client takes 60 µs
+        await asyncio.sleep(0)
+        if task.done():
+            return True
+
+    async def disconnected() -> None:
+        while (await receive())["type"] != "http.disconnect":
+            pass
+
+    leaving = asyncio.ensure_future(disconnected())
+    ends = None if within is None else time.monotonic() + within
+    pause = starts
+    replaced = None if left is None else left()
+    awaited = (task, leaving) if replaced is None else (task, leaving, replaced)
+    try:
+        while True:
+            wait = pause if ends is None else max(min(pause, ends - time.monotonic()), 0)
+            await asyncio.wait(awaited, timeout=wait, return_when=asyncio.FIRST_COMPLETED)
+            if task.done():
+                return True
+            if (
+                leaving.done()
+                or (replaced is not None and replaced.done())
+                or (ends is not None and time.monotonic() >= ends)
+            ):
+                return False
+            pause = PING
+            await writer.ping()
+    finally:
+        leaving.cancel()
+
+
+def remaining(expires: float | None) -> float | None:
+    """Return the seconds until a token expires, or None."""
+    return None if expires is None else expires - time.time()
+
+
+# --- streams that can be resumed --------------------------------------------------------------------------------------
 
 
 class _KeptEvent(NamedTuple):
