@@ -2,7 +2,8 @@
 
 Patterns with lookarounds or back-references run on an engine that stops after `MAX_STEPS`; but each step may read the
 rest of the text, and a search begins at every character: `(?=a*b)c` took 20 s for 1 MB. Others run on a linear engine,
-whose time per character grows with counts: `[ab]*a[ab]{900}c` took 8 s.
+whose time per character grows with counts, `[ab]*a[ab]{900}c` took 8 s, and with parts that may be absent, one after
+the other: 5,000 times `a?` took 0.1 s for 1,000 characters.
 """
 
 import re
@@ -14,6 +15,7 @@ MAX_STEPS: Final = 10_000
 _BACKTRACKING: Final = 2_000  # units: 10,000 steps that read little take 0.3 ms at worst
 _CHARACTERS: Final = 8  # that a step reads, or states that a character passes, per unit of 10 to 20 ns
 _FEW_STATES: Final = 200  # from counts, as in `[a-z]{1,63}(\.[a-z]{1,63})*`: at most 2 µs per character
+_OPTIONAL: Final = 16  # states that a part counts for that may be absent: all of them are tried for each character
 _STATES_PER_STEP: Final = 50
 _FEW_LOOKAROUNDS: Final = 8
 _SHORT: Final = 10  # characters: too few to backtrack often
@@ -21,6 +23,7 @@ _SHORT: Final = 10  # characters: too few to backtrack often
 _TOKEN = re.compile(r"\\.|\[(?:\\.|[^\]\\])*\]|\{(\d{1,5})(,(\d{0,5}))?\}|\(\?<?[=!]|.", re.DOTALL)
 _REPEATED_GROUP = re.compile(r"\)[*+{]")
 _NOT_REGULAR = re.compile(r"\(\?(?:[=!>]|<[=!])|\\[1-9k]|[*+?}]\+")
+_ABSENT = ("?", "*", "{0", "|)", "(|")  # these make a part optional
 _REFERENCE = re.compile(r"\\[1-9k]")
 
 
@@ -32,7 +35,9 @@ class PatternPrice:
     def __init__(self, pattern: Any) -> None:
         text = pattern if isinstance(pattern, str) else ""
         found = _Structure(text)
-        self._states = found.added if found.added > _FEW_STATES else 0
+        optional = sum(map(text.count, _ABSENT))
+        many = max(found.added, optional) > _FEW_STATES
+        self._states = max(found.added, optional * _OPTIONAL) if many else 0
         self._backtracks = bool(_REPEATED_GROUP.search(text) and _NOT_REGULAR.search(text))
         self._is_quadratic = found.rereads or _REFERENCE.search(text) is not None
         self.matters = bool(self._states) or self._backtracks or self._is_quadratic
