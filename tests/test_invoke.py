@@ -2,6 +2,7 @@
 
 import asyncio
 import functools
+import gc
 import inspect
 import logging
 import re
@@ -17,6 +18,7 @@ from typing import Any
 import pytest
 
 from opwire import CallError, Context, ErrorCode, OperationRegistry, OperationSpec, OperationType
+from opwire.invoke import eager_task
 from opwire.signature import is_generator_function, may_suspend
 from tests.requirements import requirement
 
@@ -1077,3 +1079,39 @@ async def test_a_handler_that_makes_something_of_its_cancellation_in_time_answer
         return "never"
 
     assert (await within(registry.execute("a.b"))).data == "late, but here"
+
+
+class _Closing:
+    """Schedules a callback when it is collected, as a connection does that was never closed."""
+
+    def __init__(self, called: list[int]) -> None:
+        self.loop, self.called, self.itself = asyncio.get_running_loop(), called, self
+
+    def __del__(self) -> None:
+        self.loop.call_soon(self.called.append, 1)
+
+
+async def test_what_finalizers_schedule_while_a_task_is_created_is_not_lost() -> None:
+    called: list[int] = []
+    steps: list[str] = []
+
+    async def work() -> None:
+        steps.append("first")
+        await asyncio.sleep(0)
+        steps.append("second")
+
+    loop, before = asyncio.get_running_loop(), gc.get_threshold()
+    tasks: list[asyncio.Task[None]] = []
+    try:
+        for number in range(50):
+            gc.set_threshold(1 + number % 10, 1, 1)  # a collection after so many allocations, in the constructor too
+            _Closing(called)
+            tasks.append(eager_task(work(), loop))
+    finally:
+        gc.set_threshold(*before)
+    assert steps == ["first"] * 50
+    gc.collect()
+    await asyncio.wait_for(asyncio.gather(*tasks), PATIENCE)
+    await asyncio.sleep(0)
+    assert len(called) == 50
+    assert steps[50:] == ["second"] * 50

@@ -2,7 +2,6 @@
 
 import asyncio
 import functools
-import gc
 import threading
 import weakref
 from collections.abc import Callable
@@ -12,7 +11,7 @@ from typing import Any
 import pytest
 
 from opwire import CallError, ErrorCode
-from opwire.workers import PromptFuture, WorkerPool, eager_task
+from opwire.workers import WorkerPool
 from tests.requirements import requirement
 
 PATIENCE = 10
@@ -242,92 +241,3 @@ async def test_jobs_that_wait_for_a_thread_are_refused_when_every_thread_is_stuc
     finally:
         blocker.let_go.set()
     assert caught.value.code is ErrorCode.UNAVAILABLE
-
-
-class _Closing:
-    """Schedules a callback when it is collected, as a connection does that was never closed."""
-
-    def __init__(self, called: list[int]) -> None:
-        self.loop, self.called, self.itself = asyncio.get_running_loop(), called, self
-
-    def __del__(self) -> None:
-        self.loop.call_soon(self.called.append, 1)
-
-
-async def test_what_finalizers_schedule_while_a_task_is_created_is_not_lost() -> None:
-    called: list[int] = []
-    steps: list[str] = []
-
-    async def work() -> None:
-        steps.append("first")
-        await asyncio.sleep(0)
-        steps.append("second")
-
-    loop, before = asyncio.get_running_loop(), gc.get_threshold()
-    tasks: list[asyncio.Task[None]] = []
-    try:
-        for number in range(50):
-            gc.set_threshold(1 + number % 10, 1, 1)  # a collection after so many allocations, in the constructor too
-            _Closing(called)
-            tasks.append(eager_task(work(), loop))
-    finally:
-        gc.set_threshold(*before)
-    assert steps == ["first"] * 50
-    gc.collect()
-    await asyncio.wait_for(asyncio.gather(*tasks), PATIENCE)
-    await asyncio.sleep(0)
-    assert len(called) == 50
-    assert steps[50:] == ["second"] * 50
-
-
-async def waiting_for(future: PromptFuture[int], seen: list[object]) -> int:
-    seen.append("waits")
-    result = await future
-    seen.append(asyncio.current_task())
-    return result
-
-
-async def test_a_caller_continues_where_its_prompt_future_is_settled() -> None:
-    loop, seen = asyncio.get_running_loop(), list[object]()
-    future: PromptFuture[int] = PromptFuture(loop=loop)
-    task = asyncio.create_task(waiting_for(future, seen))
-
-    def settle() -> None:  # a callback of the event loop, as for data that was received
-        assert seen == ["waits"]
-        future.settle(3)
-        assert seen == ["waits", task]
-        assert task.done()
-
-    settled = loop.create_future()
-    loop.call_soon(lambda: settled.set_result(settle()))
-    await settled
-    assert await task == 3
-
-
-async def test_a_prompt_future_that_a_task_settles_continues_its_caller_in_the_next_turn() -> None:
-    seen = list[object]()
-    future: PromptFuture[int] = PromptFuture(loop=asyncio.get_running_loop())
-    task = asyncio.create_task(waiting_for(future, seen))
-    await asyncio.sleep(0)
-    future.settle(3)
-    assert seen == ["waits"]
-    assert await task == 3
-
-
-async def test_a_prompt_future_without_a_caller_keeps_its_result() -> None:
-    loop = asyncio.get_running_loop()
-    future: PromptFuture[int] = PromptFuture(loop=loop)
-    loop.call_soon(future.settle, 3)
-    await asyncio.sleep(0)
-    assert future.done()
-    assert await future == 3
-
-
-async def test_the_caller_of_a_prompt_future_can_be_cancelled() -> None:
-    future: PromptFuture[int] = PromptFuture(loop=asyncio.get_running_loop())
-    task = asyncio.create_task(waiting_for(future, []))
-    await asyncio.sleep(0)
-    task.cancel()
-    with pytest.raises(asyncio.CancelledError):
-        await task
-    assert future.cancelled()

@@ -3,9 +3,11 @@
 import asyncio
 import inspect
 import logging
+import sys
 import time
-from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Callable, Generator
-from typing import Any, cast
+from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Callable, Coroutine, Generator
+from contextvars import Context as ContextVars
+from typing import Any, TypeVar, cast
 from uuid import uuid4
 
 from opwire.deadlines import Deadlines
@@ -25,9 +27,11 @@ from opwire.operation import (
 )
 from opwire.pipeline import ResultPipeline
 from opwire.signature import unwrapped
-from opwire.workers import WorkerPool, start_handler
+from opwire.workers import WorkerPool
 
 logger = logging.getLogger("opwire.invoke")
+
+T = TypeVar("T")
 
 CLOSE_GRACE = 5.0
 """Seconds for a cancelled handler to return, and for a subscription's generator to run `finally`."""
@@ -43,6 +47,7 @@ END = object()
 """The end of a stream."""
 
 _UNLIMITED = Context()
+_starting: set[asyncio.AbstractEventLoop] = set()  # in the first step of a handler; see `_LimitedRun`
 
 
 def runner(handler: Handler, function: Callable[..., Any], pool: WorkerPool, label: str, *, inline: bool) -> Run:
@@ -58,6 +63,62 @@ def runner(handler: Handler, function: Callable[..., Any], pool: WorkerPool, lab
         return await result if inspect.isawaitable(result) else result
 
     return run
+
+
+class _FirstStep:
+    """Takes the step that a new task schedules. Not a nested function, whose annotations take 2 µs for each call.
+
+    Finalizers may run in the constructor of the task, and schedule something else, such as the end of a connection.
+    """
+
+    __slots__ = ("context", "schedule", "step")
+    step: Callable[[], object]
+    context: ContextVars | None
+
+    def __init__(self, schedule: Callable[..., asyncio.Handle]) -> None:
+        self.schedule = schedule
+        self.context = None
+
+    def __call__(
+        self, callback: Callable[..., object], *arguments: Any, context: ContextVars | None = None
+    ) -> asyncio.Handle | None:
+        if arguments or self.context or not isinstance(getattr(callback, "__self__", None), asyncio.Task):
+            return self.schedule(callback, *arguments, context=context)
+        self.step, self.context = callback, context
+        return None
+
+
+def eager_task(work: Coroutine[Any, Any, T], loop: asyncio.AbstractEventLoop) -> asyncio.Task[T]:
+    """Create a task, and execute its first step before this returns.
+
+    A task factory of the event loop, which may instrument tasks, is used instead if there is one. Python 3.11 has no
+    option for this. There, the step that the task passes to `call_soon` is executed instead of scheduled, with the task
+    that is running now set aside, as later versions do.
+    """
+    if loop.get_task_factory() is not None:
+        return loop.create_task(work)
+    if sys.version_info >= (3, 12):
+        return asyncio.Task(work, loop=loop, eager_start=True)
+    own: dict[str, Any] | None = getattr(loop, "__dict__", None)
+    if own is None or "call_soon" in own:  # not a loop of Python, or one that something else has changed
+        return loop.create_task(work)
+    first = own["call_soon"] = _FirstStep(loop.call_soon)  # instead of the method, only for the constructor
+    try:
+        task = asyncio.Task(work, loop=loop)
+    finally:
+        del own["call_soon"]
+    running = asyncio.current_task(loop)
+    if first.context is None:  # not a task of asyncio
+        return task
+    if running is None:
+        first.context.run(first.step)
+        return task
+    asyncio.tasks._leave_task(loop, running)  # documented under "Extending asyncio", like the next
+    try:
+        first.context.run(first.step)
+    finally:
+        asyncio.tasks._enter_task(loop, running)
+    return task
 
 
 async def run_within(
@@ -112,7 +173,15 @@ class _LimitedRun:
         self._label = label
         self._renewed = renewed
         self._tick = 0
-        self.task = start_handler(self._run(call), asyncio.get_running_loop())
+        loop = asyncio.get_running_loop()
+        if loop in _starting:  # calls that a handler makes in its first step start later, or they would grow the stack
+            self.task = loop.create_task(self._run(call))
+            return
+        _starting.add(loop)
+        try:
+            self.task = eager_task(self._run(call), loop)
+        finally:
+            _starting.discard(loop)
 
     async def _run(self, call: Callable[[], Awaitable[Any]]) -> None:
         """Run the handler and keep its result or exception: SystemExit in a task would stop the loop."""

@@ -2,16 +2,12 @@
 
 The threads are daemons, because the executor of the standard library joins its threads at exit. A job whose caller is
 cancelled while it runs is abandoned: its thread counts as stuck until it returns, and another thread replaces it.
-
-`eager_task` is the other way to run a handler: in the event loop, and at once. `PromptFuture` is its counterpart for a
-caller, which continues where its response is received.
 """
 
 import asyncio
 import logging
-import sys
 import threading
-from collections.abc import Callable, Coroutine
+from collections.abc import Callable
 from contextvars import Context as ContextVars
 from contextvars import copy_context
 from queue import Empty, SimpleQueue
@@ -160,100 +156,3 @@ class WorkerPool:
                     return False
             self._waiting += 1
             return True
-
-
-class _FirstStep:
-    """Takes the step that a new task schedules. Not a nested function, whose annotations take 2 µs for each call.
-
-    Finalizers may run in the constructor of the task, and schedule something else, such as the end of a connection.
-    """
-
-    __slots__ = ("context", "schedule", "step")
-    step: Callable[[], object]
-    context: ContextVars | None
-
-    def __init__(self, schedule: Callable[..., asyncio.Handle]) -> None:
-        self.schedule = schedule
-        self.context = None
-
-    def __call__(
-        self, callback: Callable[..., object], *arguments: Any, context: ContextVars | None = None
-    ) -> asyncio.Handle | None:
-        if arguments or self.context or not isinstance(getattr(callback, "__self__", None), asyncio.Task):
-            return self.schedule(callback, *arguments, context=context)
-        self.step, self.context = callback, context
-        return None
-
-
-def eager_task(work: Coroutine[Any, Any, T], loop: asyncio.AbstractEventLoop) -> asyncio.Task[T]:
-    """Create a task, and execute its first step before this returns.
-
-    A task factory of the event loop, which may instrument tasks, is used instead if there is one. Python 3.11 has no
-    option for this. There, the step that the task passes to `call_soon` is executed instead of scheduled, with the task
-    that is running now set aside, as later versions do.
-    """
-    if loop.get_task_factory() is not None:
-        return loop.create_task(work)
-    if sys.version_info >= (3, 12):
-        return asyncio.Task(work, loop=loop, eager_start=True)
-    own: dict[str, Any] | None = getattr(loop, "__dict__", None)
-    if own is None or "call_soon" in own:  # not a loop of Python, or one that something else has changed
-        return loop.create_task(work)
-    first = own["call_soon"] = _FirstStep(loop.call_soon)  # instead of the method, only for the constructor
-    try:
-        task = asyncio.Task(work, loop=loop)
-    finally:
-        del own["call_soon"]
-    running = asyncio.current_task(loop)
-    if first.context is None:  # not a task of asyncio
-        return task
-    if running is None:
-        first.context.run(first.step)
-        return task
-    asyncio.tasks._leave_task(loop, running)  # documented under "Extending asyncio", like the next
-    try:
-        first.context.run(first.step)
-    finally:
-        asyncio.tasks._enter_task(loop, running)
-    return task
-
-
-_starting: set[asyncio.AbstractEventLoop] = set()
-"""Event loops in the first step of a handler: calls that it makes there start later, or they would grow the stack."""
-
-
-def start_handler(work: Coroutine[Any, Any, None], loop: asyncio.AbstractEventLoop) -> asyncio.Task[None]:
-    """Create the task of a handler, and execute its first step at once, where that is allowed."""
-    if loop in _starting:
-        return loop.create_task(work)
-    _starting.add(loop)
-    try:
-        return eager_task(work, loop)
-    finally:
-        _starting.discard(loop)
-
-
-class PromptFuture(asyncio.Future[T]):
-    """A future for one task, which continues within `settle` instead of in the next turn of the event loop.
-
-    A turn takes about 10 µs between calls that come alone, a system call included. Any other outcome, such as a
-    cancellation, takes the usual way.
-    """
-
-    _wake_up: Callable[..., object] | None = None
-    _context: ContextVars | None = None
-
-    def add_done_callback(self, fn: Callable[..., object], /, *, context: ContextVars | None = None) -> None:
-        """Remember how the task continues, which is the only one that waits."""
-        self._wake_up, self._context = fn, context
-        super().add_done_callback(fn, context=context)
-
-    def settle(self, result: T) -> None:
-        """Set the result, and continue the task, unless this runs in another task."""
-        wake_up, context = self._wake_up, self._context
-        if wake_up is None or context is None or asyncio.current_task(self.get_loop()) is not None:
-            self.set_result(result)
-            return
-        self.remove_done_callback(wake_up)
-        self.set_result(result)
-        context.run(wake_up, self)

@@ -27,7 +27,7 @@ from opwire.deadlines import Deadlines, HoldUps
 from opwire.dispatch import Dispatcher
 from opwire.envelope import ResponseEnvelope
 from opwire.errors import CallError, ErrorCode
-from opwire.invoke import failure
+from opwire.invoke import eager_task, failure
 from opwire.logs import CANCELLED, OK, AccessEntry, begin_access
 from opwire.logs import logger as access_logger
 from opwire.monitor import CallMonitor, ServerStatistics, json_size, outcome_of
@@ -42,7 +42,6 @@ from opwire.operation import (
     is_own,
 )
 from opwire.registry import OperationRegistry
-from opwire.workers import eager_task
 
 logger = logging.getLogger("opwire.call")
 

@@ -30,10 +30,9 @@ from opwire.durable.attempt import (
 )
 from opwire.durable.journal import MAX_SECONDS, Claim, Journal, Outcome, check_seconds, seconds_within
 from opwire.errors import CallError, ErrorCode, UsageError, check_counts
-from opwire.invoke import FAILURES
+from opwire.invoke import FAILURES, eager_task
 from opwire.operation import LOCAL_IDENTITY, Identity, OperationType
 from opwire.registry import OperationRegistry
-from opwire.workers import eager_task
 
 logger = logging.getLogger("opwire.durable")
 

@@ -9,6 +9,7 @@ So the values are bounded too, and counted before anything is decoded.
 
 import json
 import logging
+from collections.abc import Callable
 from typing import Any, Literal, cast
 
 import msgspec
@@ -140,16 +141,13 @@ class _Head(Struct):
 _frame_decoder = msgspec.json.Decoder(_Frame)
 _head_decoder = msgspec.json.Decoder(_Head)
 _batch_decoder = msgspec.json.Decoder(list[msgspec.Raw])
-_encoder = msgspec.json.Encoder()
 
+encode_message: Callable[[RPCMessage], bytes] = msgspec.json.Encoder().encode
+"""Encode a message as one line, without its end. NaN and infinities become null.
 
-def encode_message(message: RPCMessage) -> bytes:
-    """Encode a message as one line, without its end. NaN and infinities become null.
-
-    Raises:
-        TypeError, ValueError, RecursionError: it has no JSON form.
-    """
-    return _encoder.encode(message)
+Raises:
+    TypeError, ValueError, RecursionError: it has no JSON form.
+"""
 
 
 def encode_reply(reply: RPCMessage) -> bytes:

@@ -29,7 +29,7 @@ from opwire.adapters.mcp.negotiation import (
     negotiate,
 )
 from opwire.adapters.mcp.process import server_process
-from opwire.adapters.mcp.questions import ProgressCallback, RequestCaller, SentRequest, ServerQuestions
+from opwire.adapters.mcp.questions import ProgressCallback, PromptFuture, RequestCaller, SentRequest, ServerQuestions
 from opwire.adapters.mcp.servers import Callbacks, MCPServer, StdioServer
 from opwire.adapters.mcp.transport import ClientTransport, TransportEvents
 from opwire.deadlines import Deadlines, back_off
@@ -54,7 +54,6 @@ from opwire.mcp.peer import (
 )
 from opwire.mcp.protocol import ArgumentHeader, argument_headers, write_argument_headers
 from opwire.typed.plain import as_dict
-from opwire.workers import PromptFuture
 
 logger = logging.getLogger("opwire.mcp")
 
@@ -324,16 +323,13 @@ class MCPConnection:
         agreement, transport = self._agreement, self._transport
         if agreement is None or transport is None or self.lost:
             raise self._reason()
-        if caller is None:
-            prepared = agreement.prepare(params)
-        else:
-            wants_logs = caller.on_log is not None and not agreement.modern
-            if wants_logs and not self._wants_logs and "logging" in agreement.info.capabilities:
-                # Ask a server of the handshake era for all log messages, once: each caller filters its own.
-                self._wants_logs = True
-                self._spawn(self._send("logging/setLevel", {"level": "debug"}))
-            asks, logs = caller.on_question is not None, caller.on_log is not None
-            prepared = agreement.prepare(params, asks=asks, logs=logs)
+        prepared, logs = params, caller is not None and caller.on_log is not None
+        if agreement.modern:
+            prepared = agreement.prepare(params, asks=caller is not None and caller.on_question is not None, logs=logs)
+        elif logs and not self._wants_logs and "logging" in agreement.info.capabilities:
+            # Ask a server of the handshake era for all log messages, once: each caller filters its own.
+            self._wants_logs = True
+            self._spawn(self._send("logging/setLevel", {"level": "debug"}))
         headers = agreement.headers(method, params) if transport.has_headers else None
         if headers is not None and method == "tools/call" and self._headers:
             declared = self._headers.get(params.get("name", ""), [])

@@ -3,7 +3,8 @@
 import asyncio
 import logging
 from collections.abc import Awaitable, Callable
-from typing import Any
+from contextvars import Context as ContextVars
+from typing import Any, TypeVar
 
 from msgspec import Struct, field
 
@@ -21,10 +22,10 @@ from opwire.mcp.messages import (
     RPCResponse,
 )
 from opwire.questions import QuestionCallback
-from opwire.workers import PromptFuture
 
 logger = logging.getLogger("opwire.mcp")
 
+T = TypeVar("T")
 ProgressCallback = Callable[[dict[str, Any]], object]
 
 
@@ -34,6 +35,32 @@ class RequestCaller(Struct, frozen=True):
     on_question: QuestionCallback | None
     on_log: Callable[[LogMessage], object] | None = None
     owner: str | None = None
+
+
+class PromptFuture(asyncio.Future[T]):
+    """A future for one task, which continues within `settle` instead of in the next turn of the event loop.
+
+    A turn takes about 10 µs between calls that come alone, a system call included. Any other outcome, such as a
+    cancellation, takes the usual way.
+    """
+
+    _wake_up: Callable[..., object] | None = None
+    _context: ContextVars | None = None
+
+    def add_done_callback(self, fn: Callable[..., object], /, *, context: ContextVars | None = None) -> None:
+        """Remember how the task continues, which is the only one that waits."""
+        self._wake_up, self._context = fn, context
+        super().add_done_callback(fn, context=context)
+
+    def settle(self, result: T) -> None:
+        """Set the result, and continue the task, unless this runs in another task."""
+        wake_up, context = self._wake_up, self._context
+        if wake_up is None or context is None or asyncio.current_task(self.get_loop()) is not None:
+            self.set_result(result)
+            return
+        self.remove_done_callback(wake_up)
+        self.set_result(result)
+        context.run(wake_up, self)
 
 
 class SentRequest(Struct, eq=False):

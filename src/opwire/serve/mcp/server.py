@@ -18,7 +18,7 @@ from msgspec import Struct, field
 
 from opwire.annotations import LOG_LEVELS, CompletionRequest, LogLevel
 from opwire.errors import CallError, ErrorCode
-from opwire.invoke import CLOSE_GRACE, leave_behind
+from opwire.invoke import CLOSE_GRACE, eager_task, leave_behind
 from opwire.logs import begin_access
 from opwire.mcp.messages import (
     INTERNAL_ERROR,
@@ -49,7 +49,6 @@ from opwire.serve.mcp.resources import ListKey, MakeCall, ResourceCatalogue, not
 from opwire.serve.mcp.tasks import TASKS, CallTask, check_declared, declares_tasks
 from opwire.serve.mcp.tools import Result, ResultFormat
 from opwire.typed.plain import as_dict, write_json
-from opwire.workers import eager_task
 
 logger = logging.getLogger("opwire.serve")
 

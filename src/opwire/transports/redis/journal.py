@@ -52,12 +52,12 @@ from opwire.durable.journal import (
 )
 from opwire.durable.waiters import PendingReply
 from opwire.errors import CallError, ErrorCode
+from opwire.invoke import eager_task
 from opwire.transports.broker_journal import BrokerJournal
 from opwire.transports.redis import journal_scripts as scripts
 from opwire.transports.redis.connection import Part, RedisConnection, command, is_refusal, refusal
 from opwire.transports.redis.journal_scripts import JournalKeys, Script, StreamReceipt
 from opwire.transports.redis.servers import RedisServers, parse_servers
-from opwire.workers import eager_task
 
 logger = logging.getLogger("opwire.durable")
 
@@ -228,9 +228,7 @@ class BatchedScript:
         batch.begun = True
         if self._batches.get(operation_id) is batch:
             del self._batches[operation_id]
-        loop = asyncio.get_running_loop()
-        work = self._run(operation_id, batch)
-        task = eager_task(work, loop) if loop.get_task_factory() is None else loop.create_task(work)
+        task = eager_task(self._run(operation_id, batch), asyncio.get_running_loop())
         self._running.add(task)
         task.add_done_callback(self._running.discard)
 
