@@ -88,13 +88,13 @@ class Dispatcher:
         """Return the operations that a caller may call, in the order of registration."""
         return [spec for spec in self.registry.list() if self.is_visible(spec, identity)]
 
-    def find(self, operation_id: str, identity: Identity | None) -> OperationSpec:
-        """Return the operation that a caller wants to call.
+    def find(self, operation_id: str, identity: Identity | None, bound: BoundOperation | None = None) -> OperationSpec:
+        """Return the operation that a caller wants to call. `bound` is what `immediate` has returned for it, if any.
 
         Raises:
             CallError: OPERATION_NOT_FOUND, which suggests only what the caller may see; UNAUTHENTICATED; ACCESS_DENIED.
         """
-        bound = self.registry.get_bound(operation_id)  # which overrides an operation of the server itself
+        bound = bound or self.registry.get_bound(operation_id)  # which overrides an operation of the server itself
         spec = self.get_spec(operation_id) if bound is None else bound.spec
         if spec is None or (self._serves is not None and bound is not None and not self._serves(spec)):
             raise self.registry.not_found(operation_id, visible=partial(self.is_visible, identity=identity))

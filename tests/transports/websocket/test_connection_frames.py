@@ -203,7 +203,7 @@ def test_messages_may_follow_the_handshake_in_the_same_piece(cuts: list[int]) ->
     frames, arrived = FrameCodec(far), []
     for chunk in chunks(data, cuts):
         rest = chunk
-        if frames.connecting:
+        if far.state is State.CONNECTING:
             request, rest = frames.handshake(chunk)
             if request is not None:
                 assert isinstance(request, Request)

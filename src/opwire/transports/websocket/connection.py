@@ -60,11 +60,6 @@ class FrameCodec:
         self._failed = False
 
     @property
-    def connecting(self) -> bool:
-        """Return whether the handshake is still in progress."""
-        return self._core.state is State.CONNECTING
-
-    @property
     def open(self) -> bool:
         """Return whether messages can be sent: after the handshake, and until either side closes."""
         return self._core.state is State.OPEN
@@ -126,7 +121,7 @@ class FrameCodec:
     def _whole_texts(self, data: bytes, start: int, messages: list[bytes]) -> int:
         """Decode messages in single frames; return the start of the first frame that is incomplete or another kind."""
         masked, limit, size = self._mask_in, self._limit, len(data)
-        if not self.open or self._core.current_size is not None:  # within a fragmented message
+        if self._core.state is not State.OPEN or self._core.current_size is not None:  # within a fragmented message
             return start
         while size - start > 3 and data[start] == _WHOLE_TEXT:
             length, begin = data[start + 1] - masked, start + 2
@@ -367,7 +362,7 @@ class WebSocketConnection:
         self._heard = True
         if self.over:
             return
-        if self._frames.connecting:
+        if self._core.state is State.CONNECTING:
             handshake, data = self._frames.handshake(data)
             if handshake is not None:
                 self._greeted(handshake)
