@@ -14,7 +14,7 @@ from opwire.dispatch import Dispatcher, operation_filter
 from opwire.errors import CallError, ErrorCode, UsageError, check_above_zero
 from opwire.logs import CANCELLED
 from opwire.monitor import CallMonitor
-from opwire.operation import Interceptor, OperationType
+from opwire.operation import Interceptor, OperationType, check_access
 from opwire.origin import RESUMED, id_of, path_of
 from opwire.registry import OperationRegistry
 from opwire.serve.guard import (
@@ -211,7 +211,7 @@ class HTTPApp(ListeningApp):
         if request.method not in route.methods:
             await _send_methods(send, request, route.methods)
             return
-        self._dispatcher.find(route.spec.id, request.identity)
+        check_access(route.spec, request.identity)
         input = route.input(request)
         if route.spec.type is OperationType.SUBSCRIPTION:
             await self._stream(route, request, input, receive, send)

@@ -258,14 +258,13 @@ class RegistryServer:
             RPCError: the method is unknown, or its params are invalid.
         """
         params = params or {}
-        meta = as_dict(params.get("_meta"))
         if not request.is_stateless:
-            return await self._result(method, params, meta, request)
+            return await self._result(method, params, request)
         if method not in INPUT_METHODS:
-            result = await self._result(method, params, meta, request)
+            result = await self._result(method, params, request)
         else:
-            capabilities = as_dict(meta.get(CLIENT_CAPABILITIES_META))
-            work = self._result_or_questions(method, params, meta, request, capabilities)
+            capabilities = as_dict(as_dict(params.get("_meta")).get(CLIENT_CAPABILITIES_META))
+            work = self._result_or_questions(method, params, request, capabilities)
             if method == "tools/call" and self._served.tasks.after is not None and declares_tasks(capabilities):
                 result = await self._result_or_task(work, request, capabilities)
             else:
@@ -295,13 +294,13 @@ class RegistryServer:
         return await self._served.tasks.run(work, request.identity, capabilities, asked, detach, stored=stored)
 
     async def _result_or_questions(
-        self, method: str, params: Params, meta: Params, request: ServedRequest, capabilities: Params
+        self, method: str, params: Params, request: ServedRequest, capabilities: Params
     ) -> Result:
         """Return the result of a request, or the questions of its handler."""
         asked = StatelessQuestions(self._served.states, request.identity, method, params, capabilities)
         request.on_question = asked
         try:
-            return await self._result(method, params, meta, request)
+            return await self._result(method, params, request)
         except asyncio.CancelledError:
             if not asked.close():
                 raise
@@ -309,7 +308,7 @@ class RegistryServer:
         finally:
             asked.close()
 
-    async def _result(self, method: str, params: Params, meta: Params, request: ServedRequest) -> Result:
+    async def _result(self, method: str, params: Params, request: ServedRequest) -> Result:
         handler, is_stateless = self._methods.get(method), request.is_stateless
         if (
             handler is None
@@ -317,9 +316,10 @@ class RegistryServer:
             or (handler.lists and handler.lists.isdisjoint(self._served_lists()))
         ):
             raise RPCError(METHOD_NOT_FOUND, "Method not found", method[:200])
+        known, meta = _read(params, handler.params), cast("Params", params.get("_meta") or {})
         level = meta.get(LOG_LEVEL_META) if is_stateless else request.client and request.client.log_level
         request.log_level = level if level in LOG_LEVELS else None
-        return await handler.handle(self, _read(params, handler.params), meta, request)
+        return await handler.handle(self, known, meta, request)
 
     async def _ping(self, params: _Params, meta: Params, request: ServedRequest) -> Result:
         return {}
