@@ -1266,6 +1266,7 @@ OPENAPI: dict[str, str] = {
     "openapi.refs-safe": "Files and hosts outside the document's own place are read only when allowed.",
     "openapi.document-limits": "Referenced files are limited by bytes, other documents also by number; as options say.",
     "openapi.broken": "A broken part costs no more than its own operation; the report says why.",
+    "openapi.shared-parts": "What operations and schemas share by references costs in proportion to the document.",
     "openapi.nameless": "An optional parameter without a name costs itself, not its operation; the report says so.",
     "openapi.short-namespace": "A namespace from a title has at most 20 characters, without versions and filler words.",
     "openapi.names": "Names are readable and do not depend on the order of the document.",

@@ -117,12 +117,13 @@ def test_a_document_without_paths_has_no_operations() -> None:
 
 @requirement("openapi.broken")
 def test_a_path_item_that_thousands_of_paths_share_is_read_once() -> None:
-    shared = {"parameters": [parameter(f"p{number}") for number in range(900)], "get": {}}
+    shared = {"parameters": [parameter(f"p{number}") for number in range(30)], "get": {}}
     paths = {f"/a{number}": {"$ref": "#/components/pathItems/P"} for number in range(2_000)}
     spent = time.process_time()
     found = read(document(paths, components={"pathItems": {"P": shared}}))
-    assert time.process_time() - spent < 3  # of CPU; 1.8 million parameters took 9 s
+    assert time.process_time() - spent < 3  # of CPU
     assert len(found.operations) == 2_000
+    assert len(found.documents.parameters) == 1
 
 
 @requirement("openapi.broken")

@@ -1,5 +1,6 @@
 """Bodies of requests as documents give them; what becomes of them is in test_inputs."""
 
+from itertools import count
 from typing import Any
 
 import pytest
@@ -16,9 +17,8 @@ BINARY = {"type": "string", "format": "binary"}
 
 def is_file(schema: Any, content_type: str = "", version: str = "3.1") -> bool:
     documents = DocumentSet(document({}, f"{version}.0"), "", version)  # pyright: ignore[reportArgumentType]
-    return (
-        file_schema(Located(schema, SourceDocument({})), content_type, SchemaRewriter(documents, Report())) is not None
-    )
+    schemas = SchemaRewriter(documents, Report())
+    return file_schema(Located(schema, SourceDocument({})), content_type, schemas, count()) is not None
 
 
 def test_fields_that_are_files_are_known() -> None:

@@ -8,7 +8,7 @@ import re
 from collections.abc import Callable, Iterable, Iterator
 from typing import Any, Literal, NamedTuple, cast
 
-from opwire.adapters.openapi.document import DocumentSet, Located, as_text, as_texts
+from opwire.adapters.openapi.document import DocumentSet, Located, SourceDocument, as_text, as_texts
 from opwire.adapters.openapi.plan import Location, Style, is_token, media_type, without_fragment
 from opwire.adapters.report import Report
 from opwire.errors import SchemaError
@@ -20,6 +20,8 @@ VARIABLE = re.compile(r"\{([^{}]*)\}")
 _LOCATIONS = frozenset({"path", "query", "header", "cookie", "querystring", "body", "formData"})
 _NAMELESS = frozenset({"querystring", "body"})
 _SUCCESS = re.compile(r"2([0-9]{2}|XX)")
+_OPERATION = 10  # uses that an operation counts for by itself: it takes 60 µs and 3 kB
+_MAX_COUNTED = 50  # schemas of `allOf` whose properties are counted; more are not split
 _MAX_PARAMETERS = 1_000  # of one operation; thousands of paths can share one path item
 
 
@@ -54,6 +56,7 @@ def endpoints(documents: DocumentSet, report: Report) -> Iterator[HTTPEndpoint]:
             continue
         try:
             item = documents.follow_object(given, paths.document, "the path item")
+            documents.use(len(item.value) + len(as_dict(item.value.get("additionalOperations"))))
             if "$ref" in given and len(given) > 1:  # the keywords beside a reference override its target
                 siblings = {key: each for key, each in given.items() if key != "$ref"}
                 item = Located({**item.value, **siblings}, item.document)
@@ -67,6 +70,7 @@ def endpoints(documents: DocumentSet, report: Report) -> Iterator[HTTPEndpoint]:
                 endpoint = HTTPEndpoint(method, path if path.startswith("/") else f"/{path}", item, located)
                 if not is_token(method):
                     raise SchemaError("invalid HTTP method")
+                _count_uses(endpoint, documents)
                 parameters_of(endpoint, documents)
                 request_body(endpoint, documents)
             except SchemaError as error:
@@ -81,6 +85,42 @@ def _operations(item: dict[str, Any], version: str) -> Iterator[tuple[str, Any]]
             yield key.upper(), operation
     if version == "3.2":
         yield from as_dict(item.get("additionalOperations")).items()  # unchanged: methods are case-sensitive
+
+
+def _count_uses(endpoint: HTTPEndpoint, documents: DocumentSet) -> None:
+    """Count what an operation uses and may share with others, before it is read.
+
+    Raises:
+        SchemaError: see `DocumentSet.use`.
+    """
+
+    def followed(given: Any, document: SourceDocument) -> Located:
+        try:
+            found = documents.follow(given, document)
+        except SchemaError:  # reported where it is read
+            return Located({}, document)
+        return Located(as_dict(found.value), found.document)
+
+    own, root = endpoint.operation.value, documents.main.root
+    lists = [endpoint.item.value.get("parameters"), own.get("parameters"), own.get("security", root.get("security"))]
+    lists += [own.get(key, root.get(key)) for key in ("consumes", "produces")]
+    responses = followed(own.get("responses"), endpoint.operation.document)
+    documents.use(_OPERATION + len(responses.value) + sum(len(as_list(each)) for each in lists))
+    holders = [Located(each, responses.document) for key, each in responses.value.items() if _is_success(key)]
+    for holder in holders:
+        documents.use(len(as_dict(followed(*holder).value.get("content"))))
+    if "requestBody" in own:
+        body = followed(own["requestBody"], endpoint.operation.document)
+        documents.use(len(as_dict(body.value.get("content"))))
+        for media in as_dict(body.value.get("content")).values():  # its properties become properties of the input
+            queue = [Located(as_dict(media).get("schema"), body.document)]
+            for number, each in enumerate(queue):  # grows during the iteration
+                schema = followed(*each)
+                documents.use(len(as_dict(schema.value.get("properties"))))
+                if number < _MAX_COUNTED:
+                    queue += [
+                        Located(part, schema.document) for part in as_list(schema.value.get("allOf"))[:_MAX_COUNTED]
+                    ]
 
 
 def parameters_of(endpoint: HTTPEndpoint, documents: DocumentSet) -> list[Located]:
@@ -140,6 +180,10 @@ def request_body(endpoint: HTTPEndpoint, documents: DocumentSet) -> Located | No
         return None
     body = documents.follow_object(given, endpoint.operation.document, "`requestBody`")
     return body if as_dict(body.value.get("content")) else None
+
+
+def _is_success(status: str) -> bool:
+    return bool(_SUCCESS.fullmatch(status)) or status in ("default", "2xx")
 
 
 def contents(holder: Located, documents: DocumentSet) -> list[MediaContent]:
@@ -253,7 +297,7 @@ def read_parameters(endpoint: HTTPEndpoint, documents: DocumentSet, report: Repo
         else:
             if location == "path":
                 variables.pop(name, None)
-            found.append(_parameter(located, documents))
+            found.append(_shared_parameter(located, documents))
     for name in variables:
         report.warn(f"{endpoint}: no parameter describes {{{name}}}: it is a string")
         schema = Located({"type": "string"}, endpoint.operation.document)
@@ -270,13 +314,21 @@ def _query_variables(path: str) -> dict[str, Literal["path", "query"]]:
     In `/alerts?lat={lat}`, it is the query parameter `lat`. In `/alerts?area={lat},{lon}`, it fills the template.
     """
     path, _, query = without_fragment(path).partition("?")
-    fields = query.split("&")
-    outside = VARIABLE.findall(path)
+    fields = set(query.split("&"))
+    outside = set(VARIABLE.findall(path))
     return {
         name: "query" if f"{name}={{{name}}}" in fields else "path"
         for name in VARIABLE.findall(query)
         if name not in outside
     }
+
+
+def _shared_parameter(located: Located, documents: DocumentSet) -> DeclaredParameter:
+    """Return a parameter of `documents.parameters`, which keeps it: many operations may share it."""
+    key = ("parameter", id(located.value))
+    if key not in documents.cache:
+        documents.cache[key] = _parameter(located, documents)
+    return documents.cache[key]
 
 
 def _parameter(located: Located, documents: DocumentSet) -> DeclaredParameter:

@@ -14,9 +14,11 @@ import unicodedata
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from fnmatch import fnmatchcase
 from functools import cache, cached_property
+from itertools import count
 from typing import Any, NamedTuple
 from urllib.parse import urlsplit
 
+import msgspec
 from msgspec import Struct
 
 from opwire.adapters.openapi.document import DocumentSet, Located, as_text, as_texts, join_uri
@@ -48,7 +50,7 @@ from opwire.names import UniqueNames
 from opwire.operation import NormalizeMode, OperationSpec, OperationType, split_id
 from opwire.origin import ORIGIN_EXTENSION, Origin, read_origin
 from opwire.schema import UNKNOWN, JSONSchema, Schema
-from opwire.typed.plain import as_dict, as_list, harmless
+from opwire.typed.plain import as_dict, as_list, harmless, json_form, write_json
 
 logger = logging.getLogger("opwire.adapters")
 
@@ -60,6 +62,8 @@ _ANNOTATIONS = {
 
 _EVENT_FIELDS = frozenset({"event", "data", "id", "retry"})
 _DEPTH = 3  # of unions that are searched for an event
+_MAX_EVENTS = 5_000  # schemas in these unions
+_ENCODER = msgspec.json.Encoder(order="deterministic", enc_hook=json_form)
 _NULL: JSONSchema = {"type": "null"}
 
 
@@ -145,7 +149,7 @@ class OutputReader:
             target = self._schemas.resolve(*item)
             if "itemSchema" not in fields and target.value.get("type") == "array":  # of all items
                 item = Located(target.value.get("items", {}), target.document)
-            data = self._event_data(item) if kind.stream == "sse" else []
+            data = (self._event_data(item, count()) or []) if kind.stream == "sse" else []
             return _union([self._schemas.read(*each, "output", where) for each in data or [item]])
         schema = fields.get("schema")
         node = self._schemas.resolve(schema, home).value
@@ -156,17 +160,27 @@ class OutputReader:
             return RewrittenSchema(True, set())
         return self._schemas.read(schema, home, "output", where)
 
-    def _event_data(self, schema: Located, depth: int = 0) -> list[Located]:
-        """Return the schemas of an event's data, if the schema describes whole events."""
+    def _event_data(self, schema: Located, seen: "count[int]", depth: int = 0) -> list[Located] | None:
+        """Return the schemas of an event's data; None if the schema does not describe whole events.
+
+        `seen` counts schemas: branches that refer to each other multiply at each depth.
+        """
         node, home = self._schemas.resolve(*schema)
         branches = [*as_list(node.get("oneOf")), *as_list(node.get("anyOf"))]
+        if next(seen) > _MAX_EVENTS:
+            return None
         if branches and depth < _DEPTH:
-            found = [self._event_data(Located(each, home), depth + 1) for each in branches]
-            if all(found):
-                return [data for each in found for data in each]
+            found: list[Located] = []
+            for each in branches:
+                data = self._event_data(Located(each, home), seen, depth + 1)
+                if data is None:
+                    break
+                found += data
+            else:
+                return found
         properties = as_dict(node.get("properties"))
         if "data" not in properties or not _EVENT_FIELDS.issuperset(properties):
-            return []
+            return None
         data = self._schemas.resolve(properties["data"], home)
         if "contentSchema" in data.value:
             return [Located(data.value["contentSchema"], data.document)]
@@ -174,10 +188,8 @@ class OutputReader:
 
 
 def _union(rewritten: list[RewrittenSchema]) -> RewrittenSchema:
-    different: list[JSONSchema] = []
-    for each in rewritten:
-        if each.schema not in different:
-            different.append(each.schema)
+    # By their JSON: comparing each one with the others took 0.4 s for 2,000 events.
+    different = list({write_json(_ENCODER, each.schema): each.schema for each in rewritten}.values())
     schema = different[0] if len(different) == 1 else {"anyOf": different}
     return RewrittenSchema(schema, {name for each in rewritten for name in each.uses})
 
@@ -483,6 +495,7 @@ def stream_name(name: str) -> str:
 
 # --- servers --------------------------------------------------------------------------------------------------------
 
+_MAX_SERVERS = 100  # of one list, of which the first usable one is taken
 _MAX_URL = 8 * 1024  # characters, with its variables expanded
 _ABSOLUTE = re.compile(r"[A-Za-z][A-Za-z0-9+.-]*://")
 
@@ -500,9 +513,12 @@ def server_of(endpoint: HTTPEndpoint, documents: DocumentSet, variables: Mapping
         return f"{scheme}://{host}{path}" if host else path
     url = "/"
     for owner in (endpoint.operation.value, endpoint.item.value, root):
-        servers = [as_dict(each) for each in as_list(owner.get("servers"))]
+        servers = [as_dict(each) for each in as_list(owner.get("servers"))[:_MAX_SERVERS]]
         if found := next((each for each in servers if isinstance(each.get("url"), str)), None):
-            url = _expanded(found, variables, report)
+            key = ("server", id(found))  # most operations share that of the document
+            if key not in documents.cache:
+                documents.cache[key] = _expanded(found, variables, report)
+            url = documents.cache[key]
             break
     return url if _ABSOLUTE.match(url) or not is_remote else join_uri(base, url or "/")
 

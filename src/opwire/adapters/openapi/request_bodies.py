@@ -6,6 +6,7 @@ too: `SchemaEdits` puts the schema of a file into it, and removes properties tha
 """
 
 from collections.abc import Callable, Iterator, Mapping
+from itertools import count
 from typing import Any, NamedTuple, cast
 
 from msgspec import Struct
@@ -38,6 +39,7 @@ _MERGE_PATCH, _JSON_PATCH = "application/merge-patch+json", "application/json-pa
 _ANNOTATIONS = frozenset({"default", "deprecated", "description", "examples", "title"})
 _MAY_REJECT_NULL = frozenset({"$ref", "allOf", "anyOf", "const", "enum", "not", "oneOf"})
 _DEPTH = 3  # of unions and arrays that are searched for a file
+_MAX_SEARCHED = 10_000  # schemas of one form in which a file is searched
 _EMPTY = Located({}, SourceDocument({}))
 
 
@@ -148,11 +150,16 @@ def is_binary_body(body: BodyDeclaration, schemas: SchemaRewriter) -> bool:
     return _is_binary(schemas.resolve(*body.schema).value) if is_any(kind.name) else True
 
 
-def file_schema(schema: Located, content_type: str, schemas: SchemaRewriter, depth: int = 0) -> JSONSchema | None:
+def file_schema(
+    schema: Located, content_type: str, schemas: SchemaRewriter, seen: "count[int]", depth: int = 0
+) -> JSONSchema | None:
     """Return the input schema of a field that is a file, several files, or possibly a file; None otherwise.
 
-    `content_type` is the one of the form's `encoding`, or "".
+    `content_type` is the one of the form's `encoding`, or "". `seen` counts the schemas of a form that were searched:
+    branches that refer to each other multiply at each depth.
     """
+    if next(seen) > _MAX_SEARCHED:
+        return None
     node, home = schemas.resolve(*schema)
     annotations = {key: node[key] for key in ("description", "title", "deprecated") if key in node}
     untyped = not node and not schemas.hides_siblings  # since 3.1, a schema without a type is bytes
@@ -165,11 +172,11 @@ def file_schema(schema: Located, content_type: str, schemas: SchemaRewriter, dep
     if depth > _DEPTH:
         return None
     if node.get("type") == "array":
-        items = file_schema(Located(node.get("items"), home), content_type, schemas, depth + 1)
+        items = file_schema(Located(node.get("items"), home), content_type, schemas, seen, depth + 1)
         return None if items is None else {"type": "array", "items": items, **annotations}
     for union in ("anyOf", "oneOf"):
         branches = as_list(node.get(union))
-        found = [file_schema(Located(each, home), content_type, schemas, depth + 1) for each in branches]
+        found = [file_schema(Located(each, home), content_type, schemas, seen, depth + 1) for each in branches]
         files = [each for each in found if each is not None]
         if files:
             if any(schemas.resolve(each, home).value.get("type") == "null" for each in branches):
@@ -349,8 +356,8 @@ def plain_object(schema: Any, document: SourceDocument, schemas: SchemaRewriter)
 def _composed(whole: Located, schemas: SchemaRewriter) -> Iterator[Located]:
     """Iterate over the schema and the parts of its `allOf`; yield an invalid one if there are too many."""
     queue = [whole]
-    for count, each in enumerate(queue):  # grows during the iteration
-        if count > _MAX_PARTS:
+    for number, each in enumerate(queue):  # grows during the iteration
+        if number > _MAX_PARTS:
             yield Located({"not": {}}, each.document)
             return
         node = schemas.resolve(*each)
@@ -398,6 +405,7 @@ class FormReader:
         self._documents = documents
         self._schemas = schemas
         self._warn = warn
+        self._searched = count()  # schemas, for files
 
     def read(self, fields: DeclaredFields) -> FormEncoding:
         """Return the encoding of these fields."""
@@ -464,7 +472,7 @@ class FormReader:
             return None
         content_type = as_text(encoding.get("contentType"))
         telling = [each for each in schemas if self._schemas.resolve(*each).value] or schemas[:1]
-        found = (file_schema(each, content_type, self._schemas) for each in telling)
+        found = (file_schema(each, content_type, self._schemas, self._searched) for each in telling)
         return next((each for each in found if each is not None), None)
 
 

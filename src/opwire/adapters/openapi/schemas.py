@@ -37,6 +37,7 @@ Direction = Literal["input", "output"]
 _HIDDEN: dict[Direction, str] = {"input": "readOnly", "output": "writeOnly"}
 _UNUSUAL = re.compile(r"[^0-9A-Za-z._-]+")
 _MAX_TAGS = 1_000
+_MAX_ALL_TAGS = 500_000  # in all unions of a document: many may share one discriminator with 1,000 tags
 _MAX_PARTS = 50  # of one schema, through `allOf`: each of them is compared with the others
 _DEFINITION = "#/$defs/"
 _USUAL_PREFIXES = ("#/components/schemas/", "#/definitions/")
@@ -64,6 +65,12 @@ class SchemaRewriter:
         self._definitions: dict[tuple[str, Direction], RewrittenSchema] = {}
         self._open: dict[str, str] = {}
         self._xml: dict[int, XMLNode] = {}  # by the identity of a schema
+        # Schemas of parameters and properties by their identity, and themselves, so that it is not given again.
+        self._variants: dict[int, tuple[dict[str, str], set[str]]] = {}  # by the identity of a discriminator
+        self._tags_left = _MAX_ALL_TAGS
+        # Hidden properties by the identity of a schema, and the schema, so that its identity is not given again.
+        self._own_hidden: dict[tuple[int, Direction], tuple[Any, set[str]]] = {}
+        self._shared: dict[tuple[int, Direction], tuple[Any, RewrittenSchema]] = {}
         self.outputs = SchemaFamily()
 
     def read(self, schema: Any, document: SourceDocument, direction: Direction, where: str) -> RewrittenSchema:
@@ -78,6 +85,13 @@ class SchemaRewriter:
             pass
         self._report.warn(f"{where}: the schema is nested too deeply, it is ignored")
         return RewrittenSchema(True, set())
+
+    def read_shared(self, schema: Any, document: SourceDocument, direction: Direction, where: str) -> RewrittenSchema:
+        """Rewrite a schema that several operations may share, once; the result must not be changed."""
+        key = (id(schema), direction)
+        if key not in self._shared:
+            self._shared[key] = schema, self.read(schema, document, direction, where)
+        return self._shared[key][1]
 
     def complete(self, rewritten: RewrittenSchema, direction: Direction) -> JSONSchema:
         """Return the schema with the definitions that it refers to, directly or indirectly.
@@ -161,12 +175,15 @@ class SchemaRewriter:
 
     def hidden_properties(self, schema: Any, document: SourceDocument, direction: Direction) -> set[str]:
         """Return the properties that are only for the other direction, including those of `allOf`."""
-        return {
-            name
-            for node, home in self.parts(schema, document)
-            for name, each in as_dict(node.get("properties")).items()
-            if self.is_hidden(each, home, direction)
-        }
+        hidden: set[str] = set()
+        for node, home in self.parts(schema, document):
+            key = (id(node), direction)
+            if key not in self._own_hidden:  # thousands of schemas may extend one
+                properties = as_dict(node.get("properties")).items()
+                names = {name for name, each in properties if self.is_hidden(each, home, direction)}
+                self._own_hidden[key] = node, names
+            hidden |= self._own_hidden[key][1]
+        return hidden
 
     def restricts(self, schema: Any, document: SourceDocument, tag: str) -> bool:
         """Return whether a schema lists the values of a property."""
@@ -239,6 +256,29 @@ class SchemaRewriter:
             types=frozenset(types - {"integer", "number", "boolean"} if "string" in types else types),
             members=members,
         )
+
+    def variants(self, discriminator: dict[str, Any], document: SourceDocument) -> tuple[dict[str, str], set[str]]:
+        """Return the mapping of a discriminator, from tag to definition, and the definitions that it names."""
+        if id(discriminator) in self._variants:  # thousands of unions may inherit it
+            return self._variants[id(discriminator)]
+        variants, uses = self._variants[id(discriminator)] = dict[str, str](), set[str]()
+        for tag, each in as_dict(discriminator.get("mapping")).items():
+            given = variants[tag] = str(each)
+            named = [prefix + given for prefix in _USUAL_PREFIXES]
+            for ref in (given, *named) if "/" in given else (*named, given):
+                try:
+                    name = self.name_of(ref, document)
+                except SchemaError:
+                    continue
+                uses.add(name)  # a parent names variants that it does not refer to
+                variants[tag] = _DEFINITION + name
+                break
+        return variants, uses
+
+    def spend_tags(self, count: int) -> bool:
+        """Return whether the branches of a union may list so many tags."""
+        self._tags_left -= count
+        return self._tags_left >= 0
 
     def dynamic_target(self, ref: str, document: SourceDocument) -> str | None:
         """Return the definition of a dynamic reference; None if it is ambiguous."""
@@ -342,19 +382,8 @@ class _Rewriting:
             refer(name)
 
     def _variants(self, discriminator: dict[str, Any], document: SourceDocument) -> dict[str, str]:
-        """Return the mapping of a discriminator, from tag to definition."""
-        variants: dict[str, str] = {}
-        for tag, each in as_dict(discriminator.get("mapping")).items():
-            given = variants[tag] = str(each)
-            named = [prefix + given for prefix in _USUAL_PREFIXES]
-            for ref in (given, *named) if "/" in given else (*named, given):
-                try:
-                    name = self._schemas.name_of(ref, document)
-                except SchemaError:
-                    continue
-                self.uses.add(name)  # a parent names variants that it does not refer to
-                variants[tag] = _DEFINITION + name
-                break
+        variants, uses = self._schemas.variants(discriminator, document)
+        self.uses |= uses
         return variants
 
     def _discriminate(self, schema: dict[str, Any], given: dict[str, Any], document: SourceDocument) -> None:
@@ -370,7 +399,9 @@ class _Rewriting:
         tags = tags_of(
             given[union], as_dict(discriminator.get("mapping")), [as_dict(each).get("$ref") for each in branches]
         )
-        schema["oneOf" if "anyOf" in schema else "anyOf"] = discriminated(branches, tag, tags)
+        if self._schemas.spend_tags(len(branches) * min(_MAX_TAGS, sum(map(len, tags)))):
+            branches = discriminated(branches, tag, tags)
+        schema["oneOf" if "anyOf" in schema else "anyOf"] = branches
 
     def _inherited(self, branches: list[Any], document: SourceDocument) -> dict[str, Any]:
         """Return the discriminator that all branches of a union inherit from a common parent; {} otherwise."""

@@ -17,6 +17,7 @@ import re
 import time
 from base64 import b64encode
 from collections.abc import Awaitable, Callable, Mapping, Sequence
+from itertools import islice
 from typing import Any, Literal, NamedTuple, cast
 
 from msgspec.structs import replace
@@ -47,6 +48,7 @@ from opwire.operation import Context
 from opwire.schema.dialect import escaped
 from opwire.typed.plain import as_dict, as_list
 
+_MAX_SCHEMES = 100  # of one alternative: all operations may share it
 _MAX_SERVERS = 100  # discovered authorization servers, and logins in use: a callback may name any number
 _COOKIE = re.compile(r"[\x20-\x3a\x3c-\x7e]*")
 
@@ -408,13 +410,16 @@ def security_requirements(
 ) -> tuple[tuple[SecurityRequirement, ...], ...]:
     """Return the alternatives of which one has to be satisfied: the operation's own, else the document's."""
     given = endpoint.operation.value.get("security", documents.main.root.get("security"))
-    return tuple(
-        tuple(
-            SecurityRequirement(_scheme(name, documents, report), tuple(as_texts(scopes)))
-            for name, scopes in as_dict(alternative).items()
+    key = ("security", id(given))  # most operations share that of the document
+    if key not in documents.cache:
+        documents.cache[key] = tuple(
+            tuple(
+                SecurityRequirement(_scheme(name, documents, report), tuple(as_texts(scopes)))
+                for name, scopes in islice(as_dict(alternative).items(), _MAX_SCHEMES)
+            )
+            for alternative in as_list(given)
         )
-        for alternative in as_list(given)
-    )
+    return documents.cache[key]
 
 
 def _scheme(name: str, documents: DocumentSet, report: Report) -> SecurityScheme:

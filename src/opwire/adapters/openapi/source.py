@@ -6,6 +6,7 @@ error: operations that need it are skipped with the reason.
 """
 
 import asyncio
+from collections import deque
 from collections.abc import Collection, Iterable, Iterator, Mapping
 from pathlib import Path
 from typing import Any, Self, Unpack, cast
@@ -72,7 +73,7 @@ class DocumentLoader:
         self._client = client
         self._folder: Path | None = None  # files below it may be read
         self._base = ""  # URLs below it may be fetched
-        self._queue: list[str] = []
+        self._queue: deque[str] = deque()
         self._max_documents = max_documents
         self._max_bytes = self._bytes_left = max_bytes
         self._others = 0  # documents that are not files below the folder
@@ -111,7 +112,7 @@ class DocumentLoader:
             documents = await asyncio.to_thread(self._parse, data, _shown(url), address)
         else:
             documents = await asyncio.to_thread(self._open)
-        while (address := self._next(documents)) is not None:
+        while (address := await asyncio.to_thread(self._next, documents)) is not None:
             if not _is_web(address):
                 await asyncio.to_thread(self._load_file, documents, address)
                 continue
@@ -148,6 +149,7 @@ class DocumentLoader:
         with collection_paused():
             root = read_text(given, name, self._report)
             documents = DocumentSet(root, uri, version_of(root, name, self._report))
+            documents.count_size(len(given))
             self._base = urljoin(uri, ".") if _is_web(uri) else ""
             references = references_in(given, root)
             self._enqueue(references, documents.main)
@@ -170,7 +172,7 @@ class DocumentLoader:
     def _next(self, documents: DocumentSet) -> str | None:
         """Return the next address that is needed and allowed."""
         while self._queue:
-            address = self._queue.pop(0)
+            address = self._queue.popleft()
             if address in documents.missing or documents.is_known(address):
                 continue
             denial = self._denial(address)
@@ -231,6 +233,7 @@ class DocumentLoader:
         self._check_size(len(data), _shown(address))
         self._bytes_left -= len(data)
         root = read_text(data, _shown(address), self._report)
+        documents.count_size(len(data))
         document = SourceDocument(root, final or address)
         documents.loaded[address] = documents.loaded[document.uri] = document
         self._enqueue(references_in(data, root), document)
