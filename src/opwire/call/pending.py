@@ -338,7 +338,7 @@ class PendingRequestMap:
             parent, identity = on_behalf_of(context, operation_id, self, vouches=self.transport.vouches)
             wanted = context.request_id if context.inbound is None else None
             # A call with the context of a served call is its child, as by `Context.child`.
-            on_progress = None if context.is_served else context.on_progress
+            on_progress = None if context.on_progress is None or context.is_served else context.on_progress
         request_id = next(self._ids)
         if wanted is not None and wanted not in self._used and wanted not in self._table:
             request_id, self._used[wanted] = wanted, None  # a used one would be a duplicate for servers

@@ -9,6 +9,7 @@ HTTP itself forbids (a method, a media type, a host): it names the status and ca
 
 import asyncio
 import contextlib
+import logging
 import re
 import time
 from collections.abc import Awaitable, Callable, Iterable, Mapping, MutableMapping
@@ -26,7 +27,8 @@ from opwire.auth.tokens import EXPIRED, WELL_KNOWN_RESOURCE, Authenticator, Gran
 from opwire.caching import BoundedDict
 from opwire.deadlines import Deadlines, resume
 from opwire.errors import ERROR_TABLE, CallError, ErrorCode, UsageError, check_above_zero, check_counts
-from opwire.logs import OK, SurfaceName, begin_access
+from opwire.logs import OK, AccessEntry, SurfaceName
+from opwire.logs import logger as access_logger
 from opwire.operation import Identity
 from opwire.serve.hosts import LOOPBACK, HostNames
 from opwire.typed.plain import as_dict, as_list, write_json
@@ -270,10 +272,10 @@ class RequestGuard:
             return await send({"type": "websocket.close", "code": 1008})
         if scope["type"] != "http":
             return await self._app(scope, receive, send)
-        entry = begin_access(self._surface)
-        if entry is None:
+        if not access_logger.isEnabledFor(logging.INFO):
             return await self._serve(scope, receive, send)
-        scope[ACCESS], entry.path = entry, scope["path"]
+        entry = scope[ACCESS] = AccessEntry(self._surface)
+        entry.path = scope["path"]
 
         async def counted(message: MutableMapping[str, Any]) -> None:
             if message["type"] == "http.response.start":

@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from opwire import Context, OperationRegistry
+from opwire import CallError, Context, OperationRegistry
 from opwire.adapters.mcp import HTTPServer, from_mcp
 from opwire.origin import ITEM_META
 from opwire.serve.mcp import streams
@@ -254,6 +254,30 @@ async def test_a_question_waits_for_a_client_that_resumes_the_stream() -> None:
             assert response.status == 202
         async with browser.get(Mcp_Session_Id=session, Last_Event_ID=seen) as response:
             assert (await Events(response).all())[-1][1]["result"]["structuredContent"] == {"result": True}
+
+
+@requirement("serve-mcp.resumption")
+async def test_a_question_after_the_response_is_rejected_at_once() -> None:
+    registry, asking = OperationRegistry(), list[asyncio.Task[Any]]()
+
+    @registry.mutation("a.later")
+    async def later(context: Context) -> str:
+        async def ask() -> None:
+            async with asyncio.timeout(PATIENCE):
+                await answered.wait()
+                await context.elicit(bool, "Go on?", timeout=2 * PATIENCE)
+
+        asking.append(asyncio.create_task(ask()))
+        return "done"
+
+    answered = asyncio.Event()
+    async with browsing(registry, anonymous=GUEST) as browser:
+        session = await opened(browser, elicitation={})
+        async with browser.post(call("a_later"), Mcp_Session_Id=session) as response:
+            assert response.content_type == "application/json"
+        answered.set()
+        with pytest.raises(CallError, match="disconnected, and cannot be asked"):
+            await asking[0]
 
 
 @requirement("serve-mcp.resumption")

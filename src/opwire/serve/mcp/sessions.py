@@ -296,6 +296,11 @@ class HTTPSession:
             if not is_done:  # the client has left, or has to poll; the call goes on
                 stream.detach(writer)
                 task.add_done_callback(lambda _: self._spawn(self._finish(request.id, task, stream)))
+        if is_done and not writer.is_started:  # JSON, as most responses are
+            reply = encode_reply(self._outcome(request.id, task))
+            stream.detach()
+            await writer.finish(reply)
+            return
         if is_done:
             await self._finish(request.id, task, stream)
         await writer.end()

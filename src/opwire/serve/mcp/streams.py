@@ -355,12 +355,9 @@ class ResumableStream:
             self.detach(writer)
 
     async def finish(self, data: bytes) -> None:
-        """Send the response to the request: as JSON, if that is possible."""
+        """Keep the response to the request, the last event, and send it if there is an HTTP response."""
         self._is_ended = True
-        if self.writer is not None and not self.writer.is_started:
-            await self.writer.finish(data)
-        else:
-            await self.event(data)
+        await self.event(data)
         self.detach()
 
     async def resume(self, writer: EventWriter, after: int | None) -> None:
