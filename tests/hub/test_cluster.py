@@ -11,7 +11,8 @@ from msgspec.structs import replace
 
 from opwire.call import PendingRequestMap
 from opwire.call.description import OperationInfo
-from opwire.call.events import CallEvent, CallRequested, CallResponded
+from opwire.call.events import CallAborted, CallEvent, CallFailed, CallRequested, CallResponded
+from opwire.envelope import local_envelope
 from opwire.errors import CallError, ErrorCode, UsageError
 from opwire.hub import Hub, Spoke
 from opwire.hub.cluster import ClusterSecret, cluster_transport
@@ -340,6 +341,74 @@ async def test_a_hub_that_is_gone_fails_the_calls_that_cross_and_no_others(hubs:
         await soon("it fails", call)
     assert raised.value.code is ErrorCode.UNAVAILABLE
     assert await caller.call("math.add", {"a": 1, "b": 2}) == 3
+
+
+class Neighbour:
+    """An end of the broker that is a hub for the others: it offers an operation, and keeps what it receives."""
+
+    def __init__(self, link: BrokerTransport) -> None:
+        self.link = link
+        self.followers: dict[str, str] = {}  # of its routes: request ids by address
+        self.heard: list[CallEvent] = []
+
+    def received(self, event: CallEvent, sender: str) -> None:
+        """Answer those that follow its routes."""
+        if isinstance(event, CallRequested) and event.operation_id == "opwire.hub.routes":
+            self.followers[sender] = event.request_id
+            route = {"number": 1, "id": "far.add", "description": description("far")}
+            output = local_envelope(route, event.operation_id)
+            self.link.send(CallResponded(request_id=event.request_id, output=output, seq=1), sender)
+        else:
+            self.heard.append(event)
+
+    def lost(self, peer: str | None, reason: str) -> None:
+        """Ignore it."""
+
+    async def join(self, hub: Hub) -> str:
+        """Become a neighbour of the only hub, and return its address."""
+        await self.link.start(self)
+        [address] = await self.link.servers(0.1)
+        await self.link.announce(["opwire.hub.routes"])
+        self.link.send(CallRequested(request_id="1", operation_id="opwire.hub.sync"), address)
+        await until("its operation is known", lambda: "far.add" in hub.registry)
+        return address
+
+    def fail_routes(self) -> None:
+        """End the streams of its routes, and stay."""
+        for address, request_id in self.followers.items():
+            error = CallError(ErrorCode.RATE_LIMITED, "too many changes")
+            self.link.send(CallFailed.of(request_id, error), address)
+
+
+@requirement("hub.cluster")
+async def test_calls_of_a_hub_whose_routes_cannot_be_followed_any_more_fail_on_both_sides(
+    hubs: Hubs, meeting: Meeting
+) -> None:
+    hub, waiting, neighbour = await hubs.hub(), Waiting(), Neighbour(hubs.link())
+    await meeting.spoke(hub.url, waiting.registry)
+    caller = await meeting.spoke(hub.url)
+    address = await neighbour.join(hub)
+    try:
+        there = asyncio.create_task(caller.call("far.add", {"a": 1, "b": 2}))
+        await until("it has crossed", lambda: any(isinstance(each, CallRequested) for each in neighbour.heard))
+        someone = Identity(id="someone", scopes=("*",))
+        wait = CallRequested(request_id="0123456789abcdef/7", operation_id="slow.wait", input={}, identity=someone)
+        neighbour.link.send(wait, address)
+        await soon("it has begun", waiting.began.wait())
+        neighbour.fail_routes()
+        with pytest.raises(CallError, match="too many changes") as raised:
+            await soon("the call from here has failed", there)
+        assert raised.value.code is ErrorCode.UNAVAILABLE
+        await soon("the call from there is stopped", waiting.stopped.wait())
+
+        def ended() -> set[type[CallEvent]]:
+            return {type(each) for each in neighbour.heard if "/" in each.request_id} - {CallRequested}
+
+        await until("it knows", lambda: ended() == {CallAborted, CallFailed})
+        [failed] = [each for each in neighbour.heard if isinstance(each, CallFailed)]
+        assert (failed.request_id, failed.code) == (wait.request_id, ErrorCode.UNAVAILABLE)
+    finally:
+        await neighbour.link.close()
 
 
 @requirement("hub.cluster")

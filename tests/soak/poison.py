@@ -27,6 +27,8 @@ _LEASE = 1.0
 _ATTEMPTS = 3  # few, so that poison is buried soon, and so would be its companions
 _COMPANIONS = 12  # that are submitted with each poison
 _BREATH = 0.1  # seconds after a failure
+RESTART = 600.0
+"""Seconds for a process to start, on a busy machine; Redis reads its append-only file first."""
 
 
 class Poisoning:
@@ -83,7 +85,9 @@ class Poisoning:
     async def _live_and_die(self, role: str) -> None:
         for life in count(1):
             name = f"{role}.{life}"
-            worker = Worker("tests.soak.poison", self._url, str(self._folder), name, is_unmeasured=True)
+            worker = Worker(
+                "tests.soak.poison", self._url, str(self._folder), name, patience=RESTART, is_unmeasured=True
+            )
             async with worker:
                 try:
                     await worker._process.wait()

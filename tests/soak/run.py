@@ -15,7 +15,7 @@ from tests.servers.faults import FaultProxy
 from tests.servers.processes import Worker
 from tests.soak.calling import CALLERS, told
 from tests.soak.history import Diary, Report, check_history, read_history
-from tests.soak.poison import Poisoning
+from tests.soak.poison import RESTART, Poisoning
 from tests.soak.serving import journal
 
 EngineName = Literal["hub", "hubs", "redis", "nats"]
@@ -24,7 +24,6 @@ ENGINES: tuple[EngineName, ...] = ("hub", "hubs", "redis", "nats")
 Act = Callable[[], Coroutine[Any, Any, None]]
 
 _SPARE = 600.0  # seconds to start, to end the last calls, and to empty the journal
-_RESTART = 600.0  # seconds for a process to start, on a busy machine; Redis reads its append-only file first
 _PAGE = 50  # outcomes that are read at once
 _HUBS = 3  # that are run as one
 
@@ -43,7 +42,7 @@ class Actor:
     async def start(self) -> None:
         self._lives += 1
         name = f"{self._role}.{self._lives}"
-        worker = Worker(self._module, *self._arguments(name), patience=_RESTART, is_unmeasured=True)
+        worker = Worker(self._module, *self._arguments(name), patience=RESTART, is_unmeasured=True)
         await worker.__aenter__()
         self.name, self._worker = name, worker
 

@@ -427,13 +427,16 @@ class Cluster:
         self._server.routes.address = self._transport.address or ""
         hub.task = self._run(self._follow(hub))
 
-    def lost(self, address: Address | None, reason: str) -> None:
-        """Remove a hub that is gone, or (None) all of them; its operations linger."""
+    def lost(self, address: Address | None, reason: str, *, connected: bool = False) -> None:
+        """Remove a hub that is gone, or (None) all of them; its operations linger.
+
+        A hub that is still `connected` holds the leases of its calls: it would wait for those that end here unnoticed.
+        """
         for each in [address] if address is not None else list(self._hubs):
             hub = self._hubs.pop(each, None)
             if hub is not None:
                 hub.gone = True
-                self._server.leave(hub.peer, f"the hub at {each} is gone: {reason}")
+                self._server.leave(hub.peer, f"the hub at {each} is gone: {reason}", connected=connected)
                 self._remote.lost(each)
                 self._remote.hubs.discard(each)
                 if hub.task is not None and hub.task is not asyncio.current_task():
@@ -468,7 +471,8 @@ class Cluster:
                     await asyncio.sleep(0)
         except CallError as error:
             reason = error.message
-        self.lost(address, reason)
+            logger.info("the routes of the hub at %s cannot be followed any more: %s", address, reason)
+        self.lost(address, reason, connected=True)
 
     async def _notify(self, hub: _KnownHub) -> None:
         async with hub.news:

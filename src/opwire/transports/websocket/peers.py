@@ -458,8 +458,8 @@ class Relay:
         delegates = peer.grant is not None and peer.grant.delegates
         self._routes.join(peer.address, peer.identity, delegates=delegates, hub=peer.hub)
 
-    def leave(self, peer: Peer, reason: str) -> None:
-        """Remove a peer, and fail its calls at their other sides."""
+    def leave(self, peer: Peer, reason: str, *, connected: bool = False) -> None:
+        """Remove a peer, and fail its calls at their other sides; if it is still connected, at its side as well."""
         gone = peer.address
         del self.peers[gone]
         calls = self._routes.leave(gone)
@@ -468,6 +468,11 @@ class Relay:
             if call.caller not in (gone, SERVER):  # the server's own calls are ended by its call table
                 error = CallError(ErrorCode.UNAVAILABLE, f"the peer that had the call is gone: {reason}")
                 self.peers[call.caller].notify(CallFailed.of(call.request_id, error), gone)
+            if connected and call.caller == gone:
+                error = CallError(ErrorCode.UNAVAILABLE, reason)
+                peer.notify(CallFailed.of(call.request_id, error), call.server)
+            elif connected:
+                peer.notify(CallAborted(request_id=call.request_id, reason=reason), call.caller)
         for server in {call.server for call in calls} - {gone, SERVER}:
             self.peers[server].notify(events.Left(peer=gone, reason=reason))
         for call in calls:  # another hub cannot know which calls were made by the peer that left

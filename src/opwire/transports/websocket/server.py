@@ -218,9 +218,9 @@ class WebSocketServer:
         """Return the relay between the clients and other hubs."""
         return self._relay
 
-    def leave(self, hub: Peer, reason: str) -> None:
-        """Remove another hub, which was added by `relay.join`, and fail its calls."""
-        self._relay.leave(hub, reason)
+    def leave(self, hub: Peer, reason: str, *, connected: bool) -> None:
+        """Remove another hub, which was added by `relay.join`, and fail its calls; it may still be connected."""
+        self._relay.leave(hub, reason, connected=connected)
         if self._receiver is not None:
             self._receiver.lost(hub.address, reason)
 
