@@ -317,13 +317,14 @@ def schema_summary(field: SchemaField, depth: int = 0) -> Iterator[FieldSummary]
     if depth >= _MAX_DEPTH:
         return
     inner = field.items if "array" in field.kinds and not field.fields else field
-    for name, each in sorted(inner.fields.items(), key=lambda item: item[0] not in inner.required):
+    required = frozenset(inner.required)
+    for name, each in sorted(inner.fields.items(), key=lambda item: item[0] not in required):
         about = summary(str(each.first("description") or each.first("title") or ""))
         more = [words.format(each.first(keyword)) for keyword, words in _CONSTRAINTS.items() if each.first(keyword)]
         default = each.first("default")
         more += [f"default {value_text(default)}"] if default is not None else []
         note = one_line("; ".join(filter(None, (about.removesuffix(".") if more else about, *more))))
-        yield FieldSummary(depth, name, type_name(each), note, name in inner.required)
+        yield FieldSummary(depth, name, type_name(each), note, name in required)
         yield from schema_summary(each, depth + 1)
 
 
@@ -392,7 +393,8 @@ _MAX_WORD = 200  # characters
 def completed_fields(field: SchemaField, prefix: str = "", depth: int = 0) -> dict[str, list[str]]:
     """Return the keys of an input with their known values, required ones first: `{"size": ["s", "m"], "a.0.b": []}`."""
     found: dict[str, list[str]] = {}
-    for name, each in sorted(field.fields.items(), key=lambda item: item[0] not in field.required):
+    required = frozenset(field.required)
+    for name, each in sorted(field.fields.items(), key=lambda item: item[0] not in required):
         items = each.items if "array" in each.kinds and not each.fields else None
         inner = each if items is None else items
         if inner.fields and depth < _MAX_DEPTH:

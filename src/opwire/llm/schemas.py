@@ -158,7 +158,7 @@ class _Conversion:
         self._properties += len(names)
         if self._properties > rules.max_properties:
             raise UnsupportedSchemaError(f"it has more than {rules.max_properties} properties")
-        required = [name for name in as_list(kept.get("required")) if name in names]
+        required = {name: None for name in as_list(kept.get("required")) if isinstance(name, str) and name in names}
         converted = {name: self._convert(each, depth + 1) for name, each in names.items()}
         if rules.closed:
             is_open = isinstance(additional, dict) or (additional is True and not names and depth > 0)
@@ -169,8 +169,8 @@ class _Conversion:
             additional = self._convert(cast("dict[str, Any]", additional), depth + 1)
         if rules.all_required:
             converted = {name: each if name in required else _nullable(each) for name, each in converted.items()}
-            required = list(converted)
-        kept.update({"type": kept.get("type", "object"), "properties": converted, "required": required})
+            required = converted
+        kept.update({"type": kept.get("type", "object"), "properties": converted, "required": list(required)})
         if additional is not True:
             kept["additionalProperties"] = additional
 
@@ -178,15 +178,20 @@ class _Conversion:
 def _merged(schema: dict[str, Any]) -> dict[str, Any]:
     """Return a schema with the branches of `allOf` that only add properties or describe it merged into it."""
     merged = {key: value for key, value in schema.items() if key != "allOf"}
-    for branch in map(as_dict, as_list(schema.get("allOf"))):
-        if "$ref" in branch or "allOf" in branch:
-            raise UnsupportedSchemaError("allOf cannot be merged")
+    branches = list(map(as_dict, as_list(schema.get("allOf"))))
+    if any("$ref" in branch or "allOf" in branch for branch in branches):
+        raise UnsupportedSchemaError("allOf cannot be merged")
+    parts = [schema, *branches] if branches else []
+    if any("properties" in each for each in parts):
+        named = [as_dict(each.get("properties")) for each in parts]
+        merged["properties"] = {name: value for each in named for name, value in each.items()}
+    if any("required" in each for each in parts):
+        merged["required"] = [name for each in parts for name in as_list(each.get("required"))]
+    for branch in branches:
         for key, value in branch.items():
-            if key == "properties":
-                merged[key] = {**as_dict(merged.get(key)), **as_dict(value)}
-            elif key == "required":
-                merged[key] = [*as_list(merged.get(key)), *as_list(value)]
-            elif merged.setdefault(key, value) != value:
+            if key in ("properties", "required"):
+                continue
+            if merged.setdefault(key, value) != value:
                 raise UnsupportedSchemaError(f"the branches of allOf disagree in {key}")
     return merged
 

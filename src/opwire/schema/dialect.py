@@ -152,21 +152,22 @@ class References:
 def may_recurse(root: JSONSchema) -> bool:
     """Return whether the schema may apply at any depth: a reference leads back to itself, or cannot be resolved."""
     references = References(root)
-    finished: set[str] = set()
+    finished: set[int] = set()  # by identity: a reference to a large schema can be spelled in many ways
 
-    def leads_back(schema: JSONSchema, path: tuple[str, ...]) -> bool:
+    def leads_back(schema: JSONSchema, path: tuple[int, ...]) -> bool:
         for node in _objects(schema, skip=_DEFINITIONS):
             if "$dynamicRef" in node or "$recursiveRef" in node:  # the target depends on the path taken
                 return True
             ref = node.get("$ref")
-            if isinstance(ref, str) and ref not in finished:
-                if ref in path or leads_back(references.resolve(ref), (*path, ref)):
+            target = references.resolve(ref) if isinstance(ref, str) else True
+            if isinstance(target, dict) and id(target) not in finished:
+                if id(target) in path or leads_back(target, (*path, id(target))):
                     return True
-                finished.add(ref)
+                finished.add(id(target))
         return False
 
     try:
-        return leads_back(root, ("", "#"))
+        return leads_back(root, (id(root),))
     except (SchemaError, RecursionError):
         return True
 
@@ -226,9 +227,7 @@ def _lower(schema: JSONSchema, dialect: Dialect) -> JSONSchema:
         lowered["prefixItems"] = lowered.pop("items")
         if rest is not None:
             lowered["items"] = rest
-    for name, needed in as_dict(lowered.pop("dependencies", None)).items():
-        keyword = "dependentRequired" if isinstance(needed, list) else "dependentSchemas"
-        lowered[keyword] = {**lowered.get(keyword, {}), name: needed}
+    _split_dependencies(lowered)
     if dialect in _BOOLEAN_BOUNDS:
         lower_bounds(lowered)
     if dialect == "openapi-3.0":
@@ -238,6 +237,14 @@ def _lower(schema: JSONSchema, dialect: Dialect) -> JSONSchema:
     if dialect != "2019-09" and str(lowered.get("$id", "")).startswith("#"):
         lowered["$anchor"] = lowered.pop("$id")[1:]
     return lowered
+
+
+def _split_dependencies(schema: dict[str, Any]) -> None:
+    """Convert `dependencies`, which are names or schemas, in place."""
+    dependencies = as_dict(schema.pop("dependencies", None)).items()
+    for keyword, is_list in (("dependentRequired", True), ("dependentSchemas", False)):
+        if found := {name: needed for name, needed in dependencies if isinstance(needed, list) is is_list}:
+            schema[keyword] = {**as_dict(schema.get(keyword)), **found}
 
 
 def lower_bounds(schema: dict[str, Any]) -> None:

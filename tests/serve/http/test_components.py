@@ -1,5 +1,6 @@
 """Schemas of operations as components of a document."""
 
+import time
 from typing import Any
 
 import pytest
@@ -271,3 +272,53 @@ def test_the_branches_of_a_discriminated_union_are_references() -> None:
 )
 def test_what_validators_of_documents_reject_is_left_out(schema: Any, expected: Any) -> None:
     assert place(schema) == expected
+
+
+def placed_in(seconds: float, schemas: list[Any]) -> Components:
+    """Place schemas within this many seconds of CPU."""
+    components, spent = Components({}), time.process_time()
+    for number, each in enumerate(schemas):
+        assert place(each, f"op{number}", components) != {}
+    assert time.process_time() - spent < seconds
+    return components
+
+
+@requirement("http.document.schemas")
+def test_thousands_of_anchors_are_found_in_proportion() -> None:
+    definitions = {f"d{number}": {"$anchor": f"a{number}", "maxLength": number} for number in range(2_000)}
+    properties = {f"p{number}": {"$ref": f"#a{number}"} for number in range(2_000)}
+    placed = placed_in(5, [{"properties": properties, "$defs": definitions}])  # 32 s
+    assert len(placed.schemas) == 2_000
+
+
+@requirement("http.document.schemas")
+def test_names_that_become_the_same_are_numbered_in_proportion() -> None:
+    names = [f"d{chr(0x4E00 + number)}" for number in range(6_000)]
+    schema = {
+        "properties": {f"p{number}": {"$ref": f"#/$defs/{name}"} for number, name in enumerate(names)},
+        "$defs": {name: {"maxLength": number} for number, name in enumerate(names)},
+    }
+    placed = placed_in(5, [schema])  # 12 s
+    assert len(placed.schemas) == 6_000
+    assert {"d", "op0_d", "op0_d_2", "op0_d_5999"} <= placed.schemas.keys()
+
+
+@requirement("http.document.schemas")
+def test_a_name_that_thousands_of_schemas_define_differently_is_compared_a_bounded_number_of_times() -> None:
+    def schema(number: int) -> dict[str, Any]:
+        fields = {f"q{each}": {"type": "string"} for each in range(10)}
+        definition = {"type": "object", "properties": fields, "maxProperties": number}
+        return {"properties": {"a": {"$ref": "#/$defs/A"}}, "$defs": {"A": definition}}
+
+    placed = placed_in(5, [schema(number) for number in range(3_000)])  # 13 s
+    assert len(placed.schemas) == 3_000
+
+
+@requirement("http.document.schemas")
+def test_chains_of_definitions_that_differ_at_their_end_are_compared_in_proportion() -> None:
+    def chain(end: int) -> dict[str, Any]:
+        links = {f"d{each}": {"properties": {"a": {"$ref": f"#/$defs/d{each + 1}"}}} for each in range(600)}
+        return {"properties": {"a": {"$ref": "#/$defs/d0"}}, "$defs": {**links, "d600": {"maxLength": end}}}
+
+    assert len(placed_in(5, [chain(number) for number in range(6)]).schemas) == 6 * 601  # 18 s
+    assert len(placed_in(5, [chain(1) for _ in range(6)]).schemas) == 601

@@ -11,7 +11,8 @@ schema; generators create better types from named parts, and need the type of a 
 import contextlib
 import re
 from collections.abc import Iterator, Mapping
-from itertools import chain, count
+from functools import cached_property
+from itertools import count
 from math import inf
 from typing import Any, cast
 from urllib.parse import unquote
@@ -50,6 +51,11 @@ _SAME_TYPE = {"integer": {"integer", "number"}, "number": {"integer", "number"}}
 _BOOLEANS = ("additionalProperties", "unevaluatedProperties", "unevaluatedItems")  # where generators expect booleans
 _encoder = msgspec.json.Encoder(order="sorted")
 
+# Different definitions of one name that are compared with another, and comparisons per definition of a root: thousands
+# of tools may each define the same name, or a chain of definitions that differ at its end.
+_MAX_ROOTS = 16
+_COMPARISONS = 20
+
 Pointer = tuple[str, ...]
 
 
@@ -59,6 +65,7 @@ class Components:
     def __init__(self, known: Mapping[str, JSONSchema]) -> None:
         self.schemas: dict[str, JSONSchema] = dict(known)
         self._names: dict[bytes, str] = {}  # by the encoded schema
+        self._numbers: dict[str, count[int]] = {}  # the next ones of names that are taken
         self._references: dict[int, tuple[JSONSchema, tuple[str, ...]]] = {}
         self._roots: dict[str, list[_Root]] = {}  # by the name of a definition that became a component
 
@@ -94,8 +101,10 @@ class Components:
     def reserve(self, *wishes: str) -> str:
         """Reserve the first free name, made valid; or the last one with a number."""
         names = [_UNSAFE_IN_NAME.sub("_", wish).strip("_") or "schema" for wish in wishes]
-        numbered = (f"{names[-1]}_{number}" for number in count(2))
-        free = next(name for name in chain(names, numbered) if name not in self.schemas)
+        free = next((name for name in names if name not in self.schemas), None)
+        if free is None:
+            numbers = self._numbers.setdefault(names[-1], count(2))  # from the last one: names collide by thousands
+            free = next(name for number in numbers if (name := f"{names[-1]}_{number}") not in self.schemas)
         self.schemas[free] = {}  # until `keep`: a schema may refer to itself
         return free
 
@@ -132,11 +141,13 @@ class _Root:
             )
             for name, schema in as_dict(named).items()
         }
-        self.added: list[str] = []  # components that this root alone defines
+        self.added: dict[str, None] = {}  # components that this root alone defines, in their order
         self._components = components
         self._json = json
         self._label = label
         self._references = References(json)
+        self._same: dict[tuple[int, int], bool] = {}  # definitions of two roots, by their identities
+        self._comparisons_left = _COMPARISONS * (len(self.definitions) + _COMPARISONS)
         self._waiting: list[Pointer] = []  # named definitions that are not added yet
         self._own_name: str | None = None  # of the root itself, if a reference leads into it
 
@@ -189,26 +200,33 @@ class _Root:
         definition = self._definition_at(pointer)
         if definition is not None:
             if definition not in self.names:
-                for other in self._components.defining(definition[-1]):
+                for other in self._components.defining(definition[-1])[:_MAX_ROOTS]:
                     if common := self._common(other, definition):
                         self.names.update({each: other.names[each] for each in common})
                         break
                 else:
                     name = self._components.reserve(definition[-1], f"{self._label}_{definition[-1]}")
                     self.names[definition] = name
-                    self.added.append(name)
+                    self.added[name] = None
                     self._waiting.append(definition)
             return PREFIX + "/".join((self.names[definition], *map(escaped, pointer[len(definition) :])))
         if self._own_name is None:
             self._own_name = self._components.reserve(self._label)
-            self.added.append(self._own_name)
+            self.added[self._own_name] = None
         return PREFIX + "/".join((self._own_name, *map(escaped, pointer)))
 
     def _pointer(self, reference: str) -> Pointer:
         if reference == "#" or reference.startswith("#/"):
             return tuple(map(unescaped, unquote(reference).split("/")[1:]))
-        target = self._references.resolve(reference)
-        return next(pointer for pointer, schema in _walk(self._json) if schema is target)
+        return self._pointers[id(self._references.resolve(reference))]
+
+    @cached_property
+    def _pointers(self) -> dict[int, Pointer]:
+        """The first pointer to each value of the root, by its identity."""
+        found: dict[int, Pointer] = {}
+        for pointer, value in _walk(self._json):
+            found.setdefault(id(value), pointer)
+        return found
 
     def _definition_at(self, pointer: Pointer) -> Pointer | None:
         """Return the definition that a pointer leads into, or None."""
@@ -220,18 +238,28 @@ class _Root:
         waiting = [definition]
         while waiting:
             each = waiting.pop()
-            if each in found:
+            name = other.names.get(each)
+            if each in found or (name is not None and self.names.get(each) == name):  # with all that it refers to
                 continue
-            own, others = self.definitions[each], other.definitions.get(each)
-            if each not in other.names or (own is not others and own != others):  # roots of a source share objects
+            self._comparisons_left -= 1
+            if name is None or each in self.names or self._comparisons_left < 0 or not self._is_same(other, each):
                 return set()
             found.add(each)
-            for reference in self._components.references(own):
+            for reference in self._components.references(self.definitions[each]):
                 target = self._definition_at(self._pointer(reference))
                 if target is None:  # it leads into its own root, which is not the other one
                     return set()
                 waiting.append(target)
         return found
+
+    def _is_same(self, other: "_Root", definition: Pointer) -> bool:
+        own, others = self.definitions[definition], other.definitions[definition]
+        if own is others:  # roots of a source share objects
+            return True
+        key = (id(own), id(others))
+        if key not in self._same:
+            self._same[key] = own == others
+        return self._same[key]
 
 
 def _published(schema: dict[str, Any]) -> dict[str, Any]:
