@@ -151,12 +151,9 @@ class HTTPSession:
 
     async def open(self, request: RPCRequest, send: Send) -> None:
         """Answer the handshake."""
-        await send_json(send, 200, self._initialize(request), self._headers)
-
-    def _initialize(self, request: RPCRequest) -> bytes:
         reply = encode_reply(self._handshake.initialize(request))
         self._events.primes = self._handshake.version >= PRIMED
-        return reply
+        await send_json(send, 200, reply, self._headers)
 
     async def serve(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Serve one HTTP request of the session."""
@@ -262,11 +259,11 @@ class HTTPSession:
         )
 
     async def _answer(self, request: RPCRequest, scope: Scope, receive: Receive, send: Send) -> None:
+        if request.method == "initialize":
+            self._peer.finish(request.id)
+            await self.open(request, send)
+            return
         try:
-            if request.method == "initialize":
-                self._peer.finish(request.id)
-                await send_json(send, 200, self._initialize(request), self._headers)
-                return
             self._handshake.check(request.method)
         except RPCError as error:
             self._peer.finish(request.id)
