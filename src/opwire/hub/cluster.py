@@ -576,7 +576,7 @@ class Cluster:
                     questions=event.questions,
                 )
                 message = encode_event(replace(event, identity=None), limit=peer.max_message + MARGIN)
-                self._server.relay.pass_on(peer, message, requested, identity)
+                self._server.relay.pass_request(peer, message, requested, identity)
                 return
             head = _HEADS[type(event)](id)
             head.seq = event.seq if isinstance(event, CallResponded) else None

@@ -479,11 +479,8 @@ class Relay:
             if call.server not in (gone, SERVER) and self.peers[call.server].hub:
                 self.peers[call.server].notify(CallAborted(request_id=call.request_id, reason=reason), gone)
 
-    def pass_on(self, sender: Peer, message: bytes, head: EventHead, identity: bytes = ANONYMOUS) -> None:
-        """Pass on an event from a peer. `identity` is that of a request from another hub."""
-        if isinstance(head, RequestedHead):
-            self.pass_request(sender, message, head, identity)
-            return
+    def pass_on(self, sender: Peer, message: bytes, head: EventHead) -> None:
+        """Pass on an event from a peer, other than a request."""
         route = self._routes.follow(sender.address, head)
         if route is None:
             return
@@ -507,7 +504,7 @@ class Relay:
                 self.peers[route.to].notify(gave_up, sender.address)
 
     def pass_request(self, sender: Peer, message: bytes, head: RequestedHead, identity: bytes = ANONYMOUS) -> None:
-        """Pass on a request, or fail it."""
+        """Pass on a request, or fail it. `identity` is that of a request from another hub."""
         route = None
         if sender.rate is not None and (wait := sender.rate.take(time.monotonic())):
             error = CallError(ErrorCode.RATE_LIMITED, "this connection calls too often", retry_after=wait)
