@@ -1,6 +1,7 @@
 """XML bodies and answers by the `xml` hints of a document, against the examples of the specification and a parser."""
 
 import logging
+import time
 from typing import Any
 from xml.etree import ElementTree
 
@@ -317,6 +318,36 @@ VALUES = st.recursive(
 def test_objects_of_text_survive_a_round_trip_without_any_schema(value: Any) -> None:
     node = XMLNode()
     assert read_xml(write_xml(value, XMLRoot("root", node), str), node) == value
+
+
+@requirement("openapi.xml-safe")
+def test_many_elements_of_a_schema_with_many_properties_are_read_in_proportion() -> None:
+    fields = {f"p{number}": TEXT for number in range(1_000)}
+    thing = {"type": "array", "items": {"type": "object", "properties": fields}, "xml": {"name": "l", "wrapped": True}}
+    spent = time.process_time()
+    result = answered(thing, b"<l>" + b"<a><p999>x</p999></a>" * 3_000 + b"</l>")
+    assert time.process_time() - spent < 1.5  # of CPU; 3 million lookups
+    assert result.value.data == [{"p999": "x"}] * 3_000
+
+
+@requirement("openapi.xml-safe")
+def test_objects_that_are_not_elements_multiply_a_bounded_number_of_times() -> None:
+    def level(number: int) -> dict[str, Any]:
+        inner = {"$ref": f"#/components/schemas/L{number + 1}", "xml": {"nodeType": "none"}}
+        return {"type": "object", "properties": {"a": inner, "b": inner}}
+
+    levels = {f"L{number}": level(number) for number in range(1, 25)} | {"L25": {"properties": {"z": TEXT}}}
+    spent = time.process_time()
+    result = answered({**level(0), "xml": {"name": "r"}}, b"<r><q>1</q></r>", **levels)
+    assert time.process_time() - spent < 2  # of CPU; two to the power of 25
+    assert result.value.data == {"q": "1"}
+
+
+@requirement("openapi.xml-safe")
+def test_an_object_that_is_not_an_element_and_contains_itself_is_read() -> None:
+    itself = {"$ref": "#/components/schemas/Thing", "xml": {"nodeType": "none"}}
+    thing = {"type": "object", "xml": {"name": "r"}, "properties": {"again": itself, "x": TEXT}}
+    assert answered(thing, b"<r><x>1</x></r>").value.data
 
 
 @requirement("openapi.xml")

@@ -29,6 +29,9 @@ _NAME = re.compile(r"[^\W\d][\w.\-]*")
 _INVALID = re.compile("[^\t\n\r\x20-\ud7ff\ue000-\ufffd\U00010000-\U0010ffff]")
 _INTEGER = re.compile(r"[-+]?[0-9]{1,4000}", re.ASCII)
 _NUMBER = re.compile(r"[-+]?(?:[0-9]+(?:\.[0-9]*)?|\.[0-9]+)(?:[eE][-+]?[0-9]+)?", re.ASCII)
+_MAX_INLINED_DEPTH = 10  # of objects that are not elements of their own
+_MAX_INLINED = 1_000  # properties of all of them in one element
+_MAX_TEXTS = 10  # properties that are the text of one element
 _BOOLEANS = {"true": True, "1": True, "false": False, "0": False}
 
 
@@ -38,6 +41,18 @@ class XMLMembers(NamedTuple):
     properties: Mapping[str, "XMLNode"]
     extras: "XMLNode | None" = None
     items: "XMLNode | None" = None
+
+
+XMLPlace = tuple[tuple[str, ...], "XMLNode"]
+"""A property, by its path through objects that are not elements, and its schema."""
+
+
+class XMLPlaces(NamedTuple):
+    """The properties of an element, by the names that its parts have. If two have one name, the first is meant."""
+
+    elements: dict[str, XMLPlace]
+    attributes: dict[str, XMLPlace]
+    texts: list[XMLPlace]
 
 
 class XMLNode:
@@ -67,6 +82,26 @@ class XMLNode:
         """The schemas below this one."""
         return self._members()
 
+    @cached_property
+    def places(self) -> XMLPlaces:
+        """Where the properties are in an element, those of objects that are not elements of their own included.
+
+        Such objects can contain each other, and multiply with each level: they are bounded in depth and number.
+        """
+        places, left = XMLPlaces({}, {}, []), _MAX_INLINED
+        stack: list[tuple[tuple[str, ...], XMLNode]] = [((), self)]
+        while stack:
+            path, node = stack.pop()
+            if path and node.node_type != "none":
+                _add_place(places, path, node)
+            elif path and node.members.items is not None:
+                places.elements.setdefault(node.item_name(path[-1]), (path, node))
+            elif len(path) <= _MAX_INLINED_DEPTH and (not path or left > 0):
+                left -= len(node.members.properties) if path else 0
+                below = [((*path, name), each) for name, each in node.members.properties.items()]
+                stack.extend(reversed(below))
+        return places
+
     def member(self, name: str) -> "XMLNode":
         """Return the node of a property."""
         return self.members.properties.get(name) or self.members.extras or _ANY
@@ -94,6 +129,18 @@ class XMLNode:
 
 
 _ANY: Final = XMLNode()
+
+
+def _add_place(places: XMLPlaces, path: tuple[str, ...], node: XMLNode) -> None:
+    match node.node_type:
+        case "attribute":
+            places.attributes.setdefault(node.name or path[-1], (path, node))
+        case "element":
+            places.elements.setdefault(node.name or path[-1], (path, node))
+        case _ if len(places.texts) < _MAX_TEXTS:
+            places.texts.append((path, node))
+        case _:
+            pass
 
 
 class XMLRoot(NamedTuple):
@@ -258,34 +305,39 @@ def _object(element: _Element, node: XMLNode) -> dict[str, Any]:
     found: dict[str, list[_Element]] = {}
     for child in element.children or ():
         found.setdefault(child.name, []).append(child)
-    read = dict(_declared(element, node, found))
+    read: dict[str, Any] = {}
+    for path, value in _declared(element, node.places, found):
+        holder = read
+        for name in path[:-1]:
+            holder = holder.setdefault(name, {})
+        holder[path[-1]] = value
     for name, children in found.items():
         values = [_value(each, node.members.extras or _ANY) for each in children]
         read.setdefault(name, values if len(values) > 1 else values[0])
     return read
 
 
-def _declared(element: _Element, node: XMLNode, found: dict[str, list[_Element]]) -> Iterator[tuple[str, Any]]:
-    """Iterate over the declared properties, and remove their elements from `found`."""
-    attributes = {key.rpartition(":")[2]: text for key, text in (element.attributes or {}).items()}
-    for name, member in node.members.properties.items():
-        key, items = member.name or name, member.members.items
-        match member.node_type:
-            case "attribute" if key in attributes:
-                yield name, _scalar(attributes[key], member)
-            case "text" | "cdata" if element.texts:
-                yield name, _scalar(element.text, member)
-            case "none" if items is not None:
-                if children := found.pop(member.item_name(name), None):
-                    yield name, [_value(each, items) for each in children]
-            case "none":
-                if own := dict(_declared(element, member, found)):
-                    yield name, own
-            case "element" if key in found:
-                values = [_value(each, member) for each in found.pop(key)]
-                yield name, values if len(values) > 1 else values[0]
-            case _:
-                pass
+def _declared(
+    element: _Element, places: XMLPlaces, found: dict[str, list[_Element]]
+) -> Iterator[tuple[tuple[str, ...], Any]]:
+    """Iterate over the declared properties of an element, and remove their elements from `found`.
+
+    By what the element has: a response of empty elements took seconds when each was searched for 1,000 properties.
+    """
+    for key in [each for each in found if each in places.elements]:
+        path, member = places.elements[key]
+        items, children = member.members.items, found.pop(key)
+        if member.node_type == "none" and items is not None:
+            yield path, [_value(each, items) for each in children]
+        else:
+            values = [_value(each, member) for each in children]
+            yield path, values if len(values) > 1 else values[0]
+    for key, text in (element.attributes or {}).items():
+        if (place := places.attributes.get(key.rpartition(":")[2])) is not None:
+            yield place[0], _scalar(text, place[1])
+    if element.texts:
+        for path, member in places.texts:
+            yield path, _scalar(element.text, member)
 
 
 def _scalar(text: str, node: XMLNode) -> Any:
