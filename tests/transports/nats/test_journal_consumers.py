@@ -60,14 +60,26 @@ async def test_what_an_end_has_no_room_for_is_given_to_others_soon_and_not_count
 
 
 @requirement("durable.nats.room")
-async def test_an_end_that_closes_gives_back_what_it_has_not_claimed(jetstream_server: NatsServer) -> None:
+async def test_an_end_that_closes_gives_back_what_it_has_not_claimed(
+    jetstream_server: NatsServer, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(journal_claims, "ACK_WAIT", 60)  # seconds after which they would come back in any case
+    monkeypatch.setattr(journal_claims, "_MAX_UNCLAIMED", 60)
     prefix = token_hex(4)
     async with journal(jetstream_server, prefix) as other:
         async with Leaks(), journal(jetstream_server, prefix) as made:
             await submit_to_each(made)
-            await made.claim(OPERATIONS, lease=60, wait=1, limit=1)
-        rest = await other.claim(OPERATIONS, lease=60, wait=1, limit=9)
-        assert [claim.attempt for claim in rest] == [1] * len(rest) != []
+            first = await soon("one is claimed", made.claim(OPERATIONS, lease=60, wait=20, limit=1))
+
+            async def delivered() -> bool:  # the response follows what was delivered before, on one connection
+                return sum(info.claimed for info in await made.info()) == 3
+
+            await until(delivered)
+        rest: list[Claim] = []
+        while len(rest) < 2:
+            rest += await soon("more are claimed", other.claim(OPERATIONS, lease=60, wait=20, limit=9))
+        assert sorted(claim.task.operation_id for claim in (*first, *rest)) == OPERATIONS
+        assert [claim.attempt for claim in (*first, *rest)] == [1, 1, 1]
 
 
 async def test_what_isparse_ack_while_nobody_claims_is_kept_for_the_next_claim(jetstream_server: NatsServer) -> None:
