@@ -106,7 +106,7 @@ async def test_who_submits_is_told_without_asking_again_whoever_was_first(jetstr
     async with journal(jetstream_server, "told") as one, journal(jetstream_server, "told") as other:
         one._waiters._recheck = other._waiters._recheck = 1000
         calls = [asyncio.create_task(one.submit(task(key), wait=60)) for key in ("k", "l")]
-        claims = [await claimed(other), await claimed(other)]
+        claims = sorted([await claimed(other), await claimed(other)], key=lambda claim: claim.task.key)
         calls += [asyncio.create_task(other.submit(task(key), wait=60)) for key in ("k", "l")]
         async with asyncio.timeout(20):
             while len(other._listening) < 2:
