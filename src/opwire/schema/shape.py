@@ -402,7 +402,11 @@ class _DocumentWriter:
     def _write_union(self, schema: Node, keyword: str, variant: _Variant, out: Node) -> None:
         branches: list[JSONSchema] = as_list(schema[keyword])
         out[keyword] = [self._write(each, variant) for each in branches]
-        if variant is _Variant.PLAIN or self._shapes.are_exclusive(branches):
+        if variant is _Variant.PLAIN:
+            return
+        if self._shapes.are_exclusive(branches):
+            if "anyOf" not in schema:  # its check ends with the variant that matches: half of them, on average
+                out["anyOf"] = out.pop(keyword)
             return
         if out[keyword] == [self._write(each, _Variant.PLAIN) for each in branches]:
             return
