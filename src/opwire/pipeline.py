@@ -123,8 +123,8 @@ class ResultPipeline:
         up to a second, and a schema with a thousand definitions half of one.
         """
         used = self._for(result) if type(result) is ShapedResult else self
-        is_compiled = used.mode == "off" or used.conforms != used._compile_and_test
-        if is_compiled and not _is_large(result):
+        is_compiled = used.conforms != used._compile_and_test
+        if used.mode == "off" or (is_compiled and not _is_large(result)):
             return self.envelope(result)
 
         def normalized() -> ResponseEnvelope[Any]:
