@@ -262,14 +262,19 @@ async def test_a_call_that_its_caller_abandons_or_that_times_out_is_logged_as_su
         await until(lambda: len(lines(caplog)) == 1)
     async with connected(serve_mcp(shop(), stdio_identity=ALICE, timeout=0.05)) as tools:
         await tools.call_tool("shop_sleep", {})
-    bus = MemoryBus()
+    bus, registry = MemoryBus(), shop()
+
+    @registry.query("shop.nap", timeout=0.05)  # which passes before that of the caller
+    async def nap() -> None:
+        await asyncio.sleep(60)
+
     async with (
         PendingRequestMap(MemoryTransport(bus)) as server,
-        CallHandler(shop(), server, anonymous=ALICE, max_calls=1),
+        CallHandler(registry, server, anonymous=ALICE, max_calls=1),
         PendingRequestMap(MemoryTransport(bus)) as calls,
     ):
         with pytest.raises(CallError):
-            await calls.call("shop.sleep", timeout=0.5)
+            await calls.call("shop.nap")
         await until(lambda: len(lines(caplog)) == 3)
         gone = asyncio.create_task(calls.call("shop.sleep"))
         await until(lambda: server.open_calls == 1)
