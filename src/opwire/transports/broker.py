@@ -176,8 +176,11 @@ class BrokerTransport:
         for each in known:
             del self._operations[each]
         if self.connected and known:
+            # Callers that have not heard of their calls yet would learn that the operation has no server, and fail them.
+            self._report(dict(self._leases.beats()))
             try:
                 await self._in_time("the withdrawal", self._connection.unserve(known))
+                self._report(dict(self._leases.beats()))  # also those that were on their way
             except CallError as gone:  # nothing is routed here then, and they are not announced again
                 logger.debug("the connection was lost during a withdrawal: %s", gone)
 

@@ -8,7 +8,7 @@ import time
 from collections import Counter
 from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
-from typing import Any
+from typing import Any, cast
 
 import pytest
 
@@ -17,11 +17,13 @@ from opwire.call import LOCAL_IDENTITY, MAX_MESSAGE, CallHandler, PendingRequest
 from opwire.errors import CallError, ErrorCode, UsageError
 from opwire.testing import LIMIT_CONTRACT, TRANSPORT_CONTRACT
 from opwire.testing.harness import soon
+from opwire.transports.broker import BrokerTransport
 from opwire.transports.nats import NatsTransport
 from tests.requirements import requirement
 from tests.servers.brokers import HOST, PORTS, NatsServer
 from tests.servers.leaks import Leaks
 from tests.transports.nats.ends import plain_client
+from tests.transports.websocket.ends import until
 
 StartNats = Callable[..., NatsServer]
 
@@ -125,6 +127,36 @@ async def test_a_server_that_withdraws_answers_everything_that_arrived_before(na
         go_on.set()
         answers = await soon("all are answered", asyncio.gather(*waiting))
         assert [answer.data for answer in answers] == list(range(100))
+
+
+@requirement("transport.nats.drain")
+async def test_a_server_that_withdraws_first_reports_the_calls_that_it_has(
+    nats_server: NatsServer, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("opwire.transports.leases.MOMENT", 60.0)  # when it reports them otherwise
+    registry, begun, go_on = OperationRegistry(), asyncio.Event(), asyncio.Event()
+
+    @registry.query("trap.slow")
+    async def slow() -> int:
+        begun.set()
+        await go_on.wait()
+        return 1
+
+    patient = {"heartbeat": 30.0}
+    async with (
+        served(nats_server.url, registry, **patient) as server,
+        calling(nats_server.url, **patient) as calls,
+    ):
+        waiting = asyncio.create_task(calls.call("trap.slow"))
+        await soon("the handler begins", begun.wait())
+        [request_id] = calls.open_requests()
+        asked = cast("BrokerTransport", calls.transport)._leases.asked(request_id)
+        assert asked is not None
+        assert asked.server is None
+        await server.transport.withdraw(["trap.slow"])
+        await until("it is reported", lambda: asked.server is not None)
+        go_on.set()
+        assert (await soon("it is answered", waiting)).data == 1
 
 
 @requirement("transport.nats.no-leak")
