@@ -176,7 +176,7 @@ class BrokerTransport:
         for each in known:
             del self._operations[each]
         if self.connected and known:
-            # Callers that have not heard of their calls yet would learn that the operation has no server, and fail them.
+            # A caller that has not heard of its call yet would learn that the operation has no server, and fail it.
             self._report(dict(self._leases.beats()))
             try:
                 await self._in_time("the withdrawal", self._connection.unserve(known))
