@@ -65,10 +65,9 @@ class SchemaRewriter:
         self._definitions: dict[tuple[str, Direction], RewrittenSchema] = {}
         self._open: dict[str, str] = {}
         self._xml: dict[int, XMLNode] = {}  # by the identity of a schema
-        # Schemas of parameters and properties by their identity, and themselves, so that it is not given again.
-        self._variants: dict[int, tuple[dict[str, str], set[str]]] = {}  # by the identity of a discriminator
         self._tags_left = _MAX_ALL_TAGS
-        # Hidden properties by the identity of a schema, and the schema, so that its identity is not given again.
+        # What is read once, by the identity of a discriminator or schema, which is kept: its identity stays its own.
+        self._variants: dict[int, tuple[Any, dict[str, str], set[str]]] = {}
         self._own_hidden: dict[tuple[int, Direction], tuple[Any, set[str]]] = {}
         self._shared: dict[tuple[int, Direction], tuple[Any, RewrittenSchema]] = {}
         self.outputs = SchemaFamily()
@@ -260,8 +259,8 @@ class SchemaRewriter:
     def variants(self, discriminator: dict[str, Any], document: SourceDocument) -> tuple[dict[str, str], set[str]]:
         """Return the mapping of a discriminator, from tag to definition, and the definitions that it names."""
         if id(discriminator) in self._variants:  # thousands of unions may inherit it
-            return self._variants[id(discriminator)]
-        variants, uses = self._variants[id(discriminator)] = dict[str, str](), set[str]()
+            return self._variants[id(discriminator)][1:]
+        _, variants, uses = self._variants[id(discriminator)] = discriminator, dict[str, str](), set[str]()
         for tag, each in as_dict(discriminator.get("mapping")).items():
             given = variants[tag] = str(each)
             named = [prefix + given for prefix in _USUAL_PREFIXES]

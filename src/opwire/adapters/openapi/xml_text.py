@@ -43,16 +43,28 @@ class XMLMembers(NamedTuple):
     items: "XMLNode | None" = None
 
 
-XMLPlace = tuple[tuple[str, ...], "XMLNode"]
+XMLProperty = tuple[tuple[str, ...], "XMLNode"]
 """A property, by its path through objects that are not elements, and its schema."""
 
 
-class XMLPlaces(NamedTuple):
+class XMLPropertyIndex(NamedTuple):
     """The properties of an element, by the names that its parts have. If two have one name, the first is meant."""
 
-    elements: dict[str, XMLPlace]
-    attributes: dict[str, XMLPlace]
-    texts: list[XMLPlace]
+    elements: dict[str, XMLProperty]
+    attributes: dict[str, XMLProperty]
+    texts: list[XMLProperty]
+
+    def add(self, path: tuple[str, ...], node: "XMLNode") -> None:
+        """Add a property that is a part of the element."""
+        match node.node_type:
+            case "attribute":
+                self.attributes.setdefault(node.name or path[-1], (path, node))
+            case "element":
+                self.elements.setdefault(node.name or path[-1], (path, node))
+            case _ if len(self.texts) < _MAX_TEXTS:
+                self.texts.append((path, node))
+            case _:
+                pass
 
 
 class XMLNode:
@@ -83,24 +95,24 @@ class XMLNode:
         return self._members()
 
     @cached_property
-    def places(self) -> XMLPlaces:
-        """Where the properties are in an element, those of objects that are not elements of their own included.
+    def index(self) -> XMLPropertyIndex:
+        """The properties by what they are in an element, those of objects that are not elements of their own included.
 
         Such objects can contain each other, and multiply with each level: they are bounded in depth and number.
         """
-        places, left = XMLPlaces({}, {}, []), _MAX_INLINED
+        index, left = XMLPropertyIndex({}, {}, []), _MAX_INLINED
         stack: list[tuple[tuple[str, ...], XMLNode]] = [((), self)]
         while stack:
             path, node = stack.pop()
             if path and node.node_type != "none":
-                _add_place(places, path, node)
+                index.add(path, node)
             elif path and node.members.items is not None:
-                places.elements.setdefault(node.item_name(path[-1]), (path, node))
+                index.elements.setdefault(node.item_name(path[-1]), (path, node))
             elif len(path) <= _MAX_INLINED_DEPTH and (not path or left > 0):
                 left -= len(node.members.properties) if path else 0
                 below = [((*path, name), each) for name, each in node.members.properties.items()]
                 stack.extend(reversed(below))
-        return places
+        return index
 
     def member(self, name: str) -> "XMLNode":
         """Return the node of a property."""
@@ -129,18 +141,6 @@ class XMLNode:
 
 
 _ANY: Final = XMLNode()
-
-
-def _add_place(places: XMLPlaces, path: tuple[str, ...], node: XMLNode) -> None:
-    match node.node_type:
-        case "attribute":
-            places.attributes.setdefault(node.name or path[-1], (path, node))
-        case "element":
-            places.elements.setdefault(node.name or path[-1], (path, node))
-        case _ if len(places.texts) < _MAX_TEXTS:
-            places.texts.append((path, node))
-        case _:
-            pass
 
 
 class XMLRoot(NamedTuple):
@@ -306,7 +306,7 @@ def _object(element: _Element, node: XMLNode) -> dict[str, Any]:
     for child in element.children or ():
         found.setdefault(child.name, []).append(child)
     read: dict[str, Any] = {}
-    for path, value in _declared(element, node.places, found):
+    for path, value in _declared(element, node.index, found):
         holder = read
         for name in path[:-1]:
             holder = holder.setdefault(name, {})
@@ -318,14 +318,14 @@ def _object(element: _Element, node: XMLNode) -> dict[str, Any]:
 
 
 def _declared(
-    element: _Element, places: XMLPlaces, found: dict[str, list[_Element]]
+    element: _Element, index: XMLPropertyIndex, found: dict[str, list[_Element]]
 ) -> Iterator[tuple[tuple[str, ...], Any]]:
     """Iterate over the declared properties of an element, and remove their elements from `found`.
 
     By what the element has: a response of empty elements took seconds when each was searched for 1,000 properties.
     """
-    for key in [each for each in found if each in places.elements]:
-        path, member = places.elements[key]
+    for key in [each for each in found if each in index.elements]:
+        path, member = index.elements[key]
         items, children = member.members.items, found.pop(key)
         if member.node_type == "none" and items is not None:
             yield path, [_value(each, items) for each in children]
@@ -333,10 +333,10 @@ def _declared(
             values = [_value(each, member) for each in children]
             yield path, values if len(values) > 1 else values[0]
     for key, text in (element.attributes or {}).items():
-        if (place := places.attributes.get(key.rpartition(":")[2])) is not None:
-            yield place[0], _scalar(text, place[1])
+        if (declared := index.attributes.get(key.rpartition(":")[2])) is not None:
+            yield declared[0], _scalar(text, declared[1])
     if element.texts:
-        for path, member in places.texts:
+        for path, member in index.texts:
             yield path, _scalar(element.text, member)
 
 
