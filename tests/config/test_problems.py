@@ -40,3 +40,9 @@ def test_a_key_is_written_as_toml_writes_it(names: list[str]) -> None:
     for name in names:
         found = found[name]
     assert found == 1
+
+
+def test_a_message_shows_the_first_of_many_problems() -> None:
+    message = problems_message("opwire.toml", [ConfigProblem((f"k{i}",), "unknown key") for i in range(1_000)])
+    assert message.startswith("opwire.toml has 1000 problems:\n  k0: unknown key\n")
+    assert message.endswith("\n  k19: unknown key\n  and 980 more")

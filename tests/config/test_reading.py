@@ -113,6 +113,8 @@ def test_a_text_that_is_not_toml_is_reported_with_its_line() -> None:
     assert str(problem).startswith("line 2: invalid TOML: illegal character")
     (problem,) = parse_config('a = """')[1]
     assert str(problem).startswith("invalid TOML")
+    _, [problem] = parse_config(f"n = {'9' * 5_000}")
+    assert str(problem) == "invalid TOML: a number has too many digits"
 
 
 @given(st.text(st.sampled_from("ab=[]{}.,\"'#\n ${}1"), max_size=60))

@@ -20,6 +20,7 @@ _DOTTED = rf"{_PART}(?:\s*\.\s*{_PART})*"
 _TABLE = re.compile(rf"\s*\[\[?\s*({_DOTTED})\s*\]")
 _VALUE = re.compile(rf"\s*({_DOTTED})\s*=")
 _MULTILINE = re.compile(r'"""|' + "'''")
+_MAX_SHOWN = 20  # problems in a message
 _BARE = re.compile(r"[A-Za-z0-9_-]+")
 
 
@@ -103,4 +104,6 @@ def problems_message(file: str, problems: Sequence[ConfigProblem]) -> str:
     """Return the message of a ConfigError."""
     if len(problems) == 1:
         return f"{file}: {problems[0]}"
-    return f"{file} has {len(problems)} problems:" + "".join(f"\n  {each}" for each in problems)
+    shown = "".join(f"\n  {each}" for each in problems[:_MAX_SHOWN])
+    more = f"\n  and {len(problems) - _MAX_SHOWN} more" if len(problems) > _MAX_SHOWN else ""
+    return f"{file} has {len(problems)} problems:{shown}{more}"

@@ -95,6 +95,8 @@ def parse_config(text: str) -> tuple[Config | None, tuple[ConfigProblem, ...]]:
         return None, (ConfigProblem((), f"invalid TOML: {problem[:1].lower()}{problem[1:]}", line=line),)
     except RecursionError:
         return None, (ConfigProblem((), "invalid TOML: nested too deeply"),)
+    except ValueError:  # the only other one that Python's parser raises
+        return None, (ConfigProblem((), "invalid TOML: a number has too many digits"),)
     reader = TableReader()
     config: Config | None = reader.read(tables, Config, exclude=("file",))
     problems = reader.problems
@@ -131,9 +133,10 @@ class TableReader:
 
     def _struct(self, path: Key, table: Mapping[str, Any], kind: type[Struct], exclude: Collection[str] = ()) -> Any:
         fields = {each.name: each for each in msgspec.structs.fields(kind) if each.name not in exclude}
+        unused = fields.keys() - table.keys()
+        listed = f"the keys are {', '.join(fields)}" if len(fields) <= _MAX_LISTED else ""
         for name in table.keys() - fields.keys():
-            hint = did_you_mean(name, fields.keys() - table.keys())
-            listed = f"the keys are {', '.join(fields)}" if len(fields) <= _MAX_LISTED else ""
+            hint = did_you_mean(name, unused)
             self._reject((*path, name), "unknown key", hint or listed)
         values: dict[str, Any] = {}
         for name, field in fields.items():
