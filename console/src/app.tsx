@@ -1,6 +1,6 @@
 /** The frame of the page: navigation, connection, login, help. */
 
-import { type ReactNode, useEffect, useRef, useState } from "react";
+import { Component, type ReactNode, useEffect, useRef, useState } from "react";
 
 import { loadSession, login, loginReason, logout, Problem, session } from "./api";
 import { runs } from "./calls";
@@ -56,11 +56,37 @@ export function App({ startProblem }: { startProblem: string | null }): ReactNod
       <a className="skip" href="#main" onClick={(event) => { event.preventDefault(); document.getElementById("main")?.focus(); }}>Skip to the content</a>
       <TopBar onHelp={() => setHelp(true)} />
       <ConnectionBanner />
-      <main id="main" tabIndex={-1}>{startProblem !== null && me === null ? <StartProblem text={startProblem} /> : <View />}</main>
+      <main id="main" tabIndex={-1}>{startProblem !== null && me === null ? <StartProblem text={startProblem} /> : <PageFence key={page}><View /></PageFence>}</main>
       {reason !== null && <LoginBox reason={reason} />}
       {isHelp && <Help onClose={() => setHelp(false)} />}
     </div>
   );
+}
+
+/** What cannot be drawn costs one page, not the frame with the navigation and the login. */
+class PageFence extends Component<{ children: ReactNode }, { problem: string | null }> {
+  override state = { problem: null as string | null };
+
+  static getDerivedStateFromError(error: Error): { problem: string } {
+    return { problem: error.message };
+  }
+
+  override componentDidMount(): void {
+    window.addEventListener("hashchange", this.reset);
+  }
+
+  override componentWillUnmount(): void {
+    window.removeEventListener("hashchange", this.reset);
+  }
+
+  private readonly reset = (): void => {
+    if (this.state.problem !== null) this.setState({ problem: null });
+  };
+
+  override render(): ReactNode {
+    if (this.state.problem === null) return this.props.children;
+    return <p role="alert">This page cannot be drawn ({line(this.state.problem, 200)}). Choose another one, or load it again.</p>;
+  }
 }
 
 /** Escape leaves a field, so that the keys work again. */

@@ -5,12 +5,13 @@
 
 import { Fragment, type ReactNode } from "react";
 
-import { visible } from "./text";
+import { textOf, visible } from "./text";
 
 const MAX_LENGTH = 50_000;
 const MAX_DEPTH = 6;
 
-export function Markdown({ text, inline = false }: { text: string; inline?: boolean }): ReactNode {
+export function Markdown({ text: given, inline = false }: { text: unknown; inline?: boolean }): ReactNode {
+  const text = textOf(given);
   const cut = text.length > MAX_LENGTH;
   const shown = visible(cut ? text.slice(0, MAX_LENGTH) : text);
   if (inline) return <>{spans(shown.replace(/\s+/g, " "), 0)}</>;

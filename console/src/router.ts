@@ -14,7 +14,8 @@ function parse(hash: string): Route {
   return { page: page || "operations", id: id || null, tab: tab || null };
 }
 
-function decoded(part: string): string {
+/** Decode a part of an address; an invalid one stays as it is. */
+export function decoded(part: string): string {
   try {
     return decodeURIComponent(part);
   } catch {

@@ -1,17 +1,24 @@
 /** Text from outside, made safe to look at, and numbers made short. */
 
+import { compact } from "./json";
+
 // Controls, and characters that reorder or hide text: a name with one of them could look like another name.
 // eslint-disable-next-line no-control-regex
 const HIDDEN = /[\u0000-\u0008\u000b-\u001f\u007f-\u009f\u061c\u200b\u200e\u200f\u2028-\u202e\u2060-\u206f\ufeff\ufff9-\ufffb]/g;
 
+/** Text of a peer: a value of another type, where text is expected, is shown as JSON. */
+export function textOf(value: unknown): string {
+  return typeof value === "string" ? value : value === null || value === undefined ? "" : compact(value);
+}
+
 /** Show hidden characters as their code points. */
-export function visible(text: string): string {
-  return text.replace(HIDDEN, (found) => `⟨${found.charCodeAt(0).toString(16).toUpperCase().padStart(4, "0")}⟩`);
+export function visible(text: unknown): string {
+  return textOf(text).replace(HIDDEN, (found) => `⟨${found.charCodeAt(0).toString(16).toUpperCase().padStart(4, "0")}⟩`);
 }
 
 /** One line of visible text. */
-export function line(text: string | null | undefined, most = 300): string {
-  const shown = visible((text ?? "").slice(0, most * 2).replace(/\s+/g, " "));
+export function line(text: unknown, most = 300): string {
+  const shown = visible(textOf(text).slice(0, most * 2).replace(/\s+/g, " "));
   return shown.length > most ? `${shown.slice(0, most)}…` : shown;
 }
 

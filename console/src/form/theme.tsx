@@ -70,7 +70,7 @@ function ObjectFieldTemplate(props: Props): ReactNode {
   return (
     <fieldset className={isRoot ? "object root" : "object"} id={fieldPathId.$id}>
       {isRoot ? <legend className="sr">Input</legend> : title && <legend>{line(title, 100)}{required && <span className="required" aria-hidden="true"> *</span>}</legend>}
-      {!isRoot && description && <div className="field-help"><Markdown text={String(description)} inline /></div>}
+      {!isRoot && description && <div className="field-help"><Markdown text={description} inline /></div>}
       {properties.map((each: any) => each.content)}
       {canAdd && <AddButton registry={registry} onClick={onAddProperty} title="Add a field" />}
     </fieldset>
@@ -134,7 +134,7 @@ function AddButton({ onClick, title }: Props): ReactNode {
 }
 
 function Description({ description, id }: Props): ReactNode {
-  return description ? <div className="field-help" id={id}><Markdown text={String(description)} inline /></div> : null;
+  return description ? <div className="field-help" id={id}><Markdown text={description} inline /></div> : null;
 }
 
 function CheckboxWidget({ id, value, label, onChange, disabled, required, schema }: Props): ReactNode {
@@ -229,7 +229,7 @@ function SchemaField(props: Props): ReactNode {
   if (isFile(found)) return <DefaultSchemaField {...props} uiSchema={{ ...uiSchema, "ui:widget": "FileWidget" }} />;
   const shown = found[SHOWN_DEFAULT];
   if (shown !== undefined && shown !== null && typeof shown !== "object" && typeof shown !== "boolean") {
-    return <DefaultSchemaField {...props} uiSchema={{ ...uiSchema, "ui:placeholder": line(String(shown), 100) }} />;
+    return <DefaultSchemaField {...props} uiSchema={{ ...uiSchema, "ui:placeholder": line(shown, 100) }} />;
   }
   return <DefaultSchemaField {...props} />;
 }

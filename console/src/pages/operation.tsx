@@ -145,7 +145,7 @@ function Example({ example, id }: { example: unknown; id: string }): ReactNode {
   const title = named ? (example.summary ?? example.title ?? example.name ?? example.description) : null;
   return (
     <div className="example">
-      {title && <p>{line(String(title))}</p>}
+      {title && <p>{line(title)}</p>}
       <pre className="code" tabIndex={0}>{pretty(exampleInput(example))}</pre>
       {named && example.output !== undefined && <pre className="code output" tabIndex={0}>{pretty(example.output)}</pre>}
       <Button icon="play" onClick={() => { setDraft(id, exampleInput(example)); go("operations", id, "try"); }}>Use this input</Button>

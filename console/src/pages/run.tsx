@@ -6,7 +6,7 @@ import { downloadAddress, type Run } from "../calls";
 import { differences } from "../diff";
 import { compact, isObject, pretty } from "../json";
 import { usePulse } from "../store";
-import { bytes, count, duration, line, visible } from "../text";
+import { bytes, count, duration, line, textOf, visible } from "../text";
 import type { Envelope, Progress, Schema } from "../types";
 import { Editor } from "../ui/lazy";
 import { MediaView, mediaOf, saveAs, saveText } from "../ui/media";
@@ -44,7 +44,7 @@ function RunHead({ run }: { run: Run }): ReactNode {
       {run.state === "running" ? <span className="outcome dim"><span className="spinner" aria-hidden="true" /> {run.questions.length > 0 ? "waiting for an answer" : "running"}</span> : <Outcome code={run.state === "done" ? (isToolError ? "TOOL_ERROR" : "OK") : run.state === "cancelled" ? "CANCELLED" : (run.failure?.code ?? "ERROR")} />}
       {run.ms !== null && <span>{duration(run.ms)}</span>}
       {run.bytes !== null && <span>{bytes(run.bytes)}</span>}
-      {meta?.source === "http" && <Badge tone={meta.statusCode < 400 ? "good" : "bad"}>HTTP {String(meta.statusCode)}</Badge>}
+      {meta?.source === "http" && <Badge tone={meta.statusCode < 400 ? "good" : "bad"}>HTTP {textOf(meta.statusCode)}</Badge>}
       {meta && <Badge title="Where the result comes from">{line(meta.source, 20)}</Badge>}
       {run.options.actAs && <Badge tone="warn">as {line(run.options.actAs.id, 40)}</Badge>}
       <span className="grow" />
@@ -127,7 +127,7 @@ function Meta({ meta }: { meta: Envelope["meta"] }): ReactNode {
       {isObject(headers) && (
         <table className="data headers">
           <thead><tr><th scope="col">Header</th><th scope="col">Value</th></tr></thead>
-          <tbody>{Object.entries(headers).slice(0, 200).map(([name, value]) => <tr key={name}><td>{line(name, 80)}</td><td>{line(String(value), 500)}</td></tr>)}</tbody>
+          <tbody>{Object.entries(headers).slice(0, 200).map(([name, value]) => <tr key={name}><td>{line(name, 80)}</td><td>{line(value, 500)}</td></tr>)}</tbody>
         </table>
       )}
     </>

@@ -3,7 +3,7 @@
 import { type ReactNode, useEffect, useMemo, useState } from "react";
 
 import { Markdown, safeAddress } from "../markdown";
-import { bytes, line, visible } from "../text";
+import { bytes, line, textOf, visible } from "../text";
 import type { Envelope } from "../types";
 import { Button } from "./parts";
 
@@ -19,7 +19,7 @@ export interface Media {
 const SHOWN = /^(image\/(png|jpeg|gif|webp|avif|bmp|svg\+xml|x-icon)|audio\/[\w.+-]+|video\/(mp4|webm|ogg)|application\/pdf)$/;
 
 function mediaType(text: unknown): string {
-  return String(text ?? "").split(";")[0]!.trim().toLowerCase();
+  return textOf(text).split(";")[0]!.trim().toLowerCase();
 }
 
 /** The blocks of a result that are more than JSON. */
@@ -36,13 +36,14 @@ export function mediaOf(envelope: Envelope): Media[] {
 }
 
 function ofBlock(block: any): Media[] {
-  if (block?.type === "image" || block?.type === "audio") return [{ type: mediaType(block.mimeType), data: String(block.data ?? "") }];
+  if (block?.type === "image" || block?.type === "audio") return [{ type: mediaType(block.mimeType), data: textOf(block.data) }];
   if (block?.type === "resource") {
     const { blob, text, mimeType, uri } = block.resource ?? {};
-    return [{ type: mediaType(mimeType), data: blob, text, name: String(uri ?? "") }];
+    const content = blob === undefined || blob === null ? { text: textOf(text) } : { data: textOf(blob) };
+    return [{ type: mediaType(mimeType), ...content, name: textOf(uri) }];
   }
-  if (block?.type === "resource_link") return [{ type: mediaType(block.mimeType), name: String(block.name ?? block.uri ?? ""), link: String(block.uri ?? "") }];
-  if (block?.type === "text") return [{ type: "text/markdown", text: String(block.text ?? "") }];
+  if (block?.type === "resource_link") return [{ type: mediaType(block.mimeType), name: textOf(block.name ?? block.uri), link: textOf(block.uri) }];
+  if (block?.type === "text") return [{ type: "text/markdown", text: textOf(block.text) }];
   return [];
 }
 
@@ -52,7 +53,7 @@ function sniffed(base64: string): string {
 }
 
 function fileName(disposition: unknown): string | undefined {
-  return /filename="?([^";]{1,200})/i.exec(String(disposition ?? ""))?.[1];
+  return /filename="?([^";]{1,200})/i.exec(textOf(disposition))?.[1];
 }
 
 function toBlob(media: Media): Blob | null {

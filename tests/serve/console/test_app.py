@@ -218,6 +218,14 @@ async def test_the_console_works_below_the_path_of_another_app() -> None:
         assert f"{address}/shop/shop/order" in snippet
 
 
+@requirement("console.snippets")
+async def test_snippets_of_a_large_input_are_refused_because_writing_them_takes_long() -> None:
+    async with page_of() as page:
+        for size, status in ((90_000, 200), (110_000, 413)):
+            wanted = {"operationId": "math.add", "input": {"a": "'" * size}}
+            assert (await page.api("POST", "snippets", wanted)).status == status
+
+
 @requirement("console.page")
 @pytest.mark.parametrize("path", ["console", "/console/", ""])
 def test_a_console_is_mounted_at_a_path(path: str) -> None:
