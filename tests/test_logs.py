@@ -8,8 +8,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from opwire import CallError, Identity, local_envelope
-from opwire.logs import AccessEntry, JSONFormatter, begin_access, traceback_of
+from opwire import CallError, Identity, local_envelope, logs
+from opwire.logs import AccessEntry, JSONFormatter, LimitedLog, begin_access, traceback_of
 from tests.requirements import requirement
 
 
@@ -82,3 +82,19 @@ def test_a_traceback_keeps_its_end_if_it_is_too_long() -> None:
     assert found.endswith("xthe end")
     assert json.loads(JSONFormatter().format(record))["traceback"] == found
     assert traceback_of(record_of("fine")) is None
+
+
+@requirement("normalize.capped")
+def test_lines_above_the_limit_of_a_second_are_dropped_and_that_is_said_once(
+    caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    now = [100.0]
+    monkeypatch.setattr(logs.time, "monotonic", lambda: now[0])
+    log = LimitedLog(logging.getLogger("opwire.a"), per_second=2)
+    for n in range(10):
+        log.write(logging.WARNING, "line %d", n)
+        log.write(logging.DEBUG, "not enabled")
+    now[0] += 1
+    log.write(logging.WARNING, "again")
+    lines = [record.getMessage() for record in caplog.records]
+    assert lines == ["line 0", "line 1", "line 2 (the rest of this second is dropped)", "again"]

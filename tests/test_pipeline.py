@@ -4,6 +4,7 @@ import asyncio
 import copy
 import inspect
 import logging
+import threading
 import time
 from collections import OrderedDict
 from collections.abc import AsyncIterator, Awaitable
@@ -42,6 +43,7 @@ from opwire import (
 )
 from opwire.operation import NORMALIZE_MODES, Context, NormalizeMode, Operation, ShapedResult
 from opwire.pipeline import ResultPipeline
+from opwire.typed.plain import survey as survey_of
 from tests.requirements import requirement
 
 PROFILE = {
@@ -794,3 +796,34 @@ async def test_a_large_result_of_a_source_that_is_not_json_fails_the_call() -> N
     source = Source(TAGGED, [[*large(), object()]])
     with pytest.raises(CallError, match=r"source\.one: .*object"):
         await source.registry.execute("source.one")
+
+
+@requirement("normalize.capped")
+def test_many_wrong_results_of_an_operation_do_not_flood_the_log(caplog: pytest.LogCaptureFixture) -> None:
+    checking, other = pipeline({"type": "string"}, "check"), pipeline({"type": "string"}, "check")
+    for n in range(5_000):
+        assert checking.envelope(n).data == n
+    written = len(caplog.records)
+    assert 100 < written < 2_000
+    assert "the rest of this second is dropped" in caplog.text
+    other.envelope(1)
+    assert len(caplog.records) == written + 1, "others have a limit of their own"
+
+
+@requirement("hostile.values")
+async def test_a_large_result_of_a_source_that_is_not_validated_is_surveyed_in_a_thread(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    threads: list[str] = []
+
+    def survey(value: Any) -> Any:
+        threads.append(threading.current_thread().name)
+        return survey_of(value)
+
+    monkeypatch.setattr("opwire.pipeline.survey", survey)
+    unchecked, schema = pipeline(True, "off"), Schema(True)
+    for size in (1_000, 2_000_000):
+        found = await unchecked.finished(ShapedResult(local_envelope([1], "a.b"), schema, False, size))
+        assert found.data == [1]
+    assert threads[0] == threading.main_thread().name
+    assert threads[1] != threads[0]

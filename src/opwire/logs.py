@@ -151,6 +151,31 @@ def masked(value: Any, names: Collection[str] = ()) -> Any:
     return value
 
 
+class LimitedLog:
+    """Write lines that a peer causes to a logger, `per_second` at most, so that a flood fills no disk."""
+
+    __slots__ = ("_lines", "_logger", "_per_second", "_second_ends")
+
+    def __init__(self, logger: logging.Logger, *, per_second: int) -> None:
+        self._logger = logger
+        self._per_second = per_second
+        self._second_ends = 0.0
+        self._lines = 0
+
+    def write(self, level: int, message: str, *arguments: object) -> None:
+        """Log a line; above the limit, log that once, and drop the rest of this second."""
+        if not self._logger.isEnabledFor(level):
+            return
+        now = time.monotonic()
+        if now >= self._second_ends:
+            self._second_ends, self._lines = now + 1, 0
+        self._lines += 1
+        if self._lines <= self._per_second:
+            self._logger.log(level, message, *arguments)
+        elif self._lines == self._per_second + 1:
+            self._logger.log(level, f"{message} (the rest of this second is dropped)", *arguments)
+
+
 class JSONFormatter(logging.Formatter):
     """Format log records as JSON, one object per line: `time`, `level`, `logger`, `message`.
 
@@ -193,6 +218,7 @@ __all__ = [
     "TOOL_ERROR",
     "AccessEntry",
     "JSONFormatter",
+    "LimitedLog",
     "begin_access",
     "masked",
     "traceback_of",

@@ -31,6 +31,7 @@ from opwire.envelope import (
     unwrap,
 )
 from opwire.errors import CallError, CastError, ConversionError, ErrorCode, NotPlainError, SchemaError
+from opwire.logs import LimitedLog
 from opwire.operation import NormalizeMode, OperationSpec, ShapedResult
 from opwire.schema import Schema
 from opwire.schema.cost import ComplexityError, extent
@@ -41,10 +42,12 @@ logger = logging.getLogger("opwire.pipeline")
 
 _MAX_WARNINGS = 10
 _MAX_WARNING = 200
+_LINES = 100  # per second and operation: 200 bytes of gzip are 20,000 items of a stream, each with its warning
 _BINARY = (bytes, bytearray, memoryview)
 _DETECTED = (Mapping, ResponseEnvelope, Item, ShapedResult)  # types whose instances may be envelopes
 _MAX_RECORDS = 16  # classes: a handler may make one for each call
 _LARGE = 16_384  # bytes of JSON: the slowest repair takes 2 µs for each of them
+_LARGE_UNCHECKED = 1024 * 1024  # bytes of JSON that are only surveyed: 60 ms
 _LOCATION = 16  # bytes that count as one location of a value
 _compiling = Lock()  # of threads: results that arrive together compile their schema once
 
@@ -55,6 +58,7 @@ class ResultPipeline:
     __slots__ = (
         "__weakref__",
         "_for_schema",
+        "_lines",
         "_others",
         "_records",
         "conforms",
@@ -70,6 +74,7 @@ class ResultPipeline:
     ) -> None:
         self.operation_id = spec.id
         self.schema = spec.output_schema if schema is None else schema
+        self._lines = LimitedLog(logger, per_second=_LINES)
         self._for_schema = partial(ResultPipeline, spec, normalize=normalize, strip=strip)
         self._others: dict[int, ResultPipeline] = {}  # by id() of the schema, which each pipeline keeps alive
         # A deferred schema is loaded lazily, with the first result: a large API has thousands and uses few.
@@ -124,11 +129,14 @@ class ResultPipeline:
         """
         used = self._for(result) if type(result) is ShapedResult else self
         is_compiled = used.conforms != used._compile_and_test
-        if used.mode == "off" or (is_compiled and not _is_large(result)):
+        is_off = used.mode == "off"
+        if is_off and (type(result) is not ShapedResult or (result.size or 0) <= _LARGE_UNCHECKED):
+            return self.envelope(result)
+        if is_compiled and not is_off and not _is_large(result):
             return self.envelope(result)
 
         def normalized() -> ResponseEnvelope[Any]:
-            if not is_compiled:
+            if not is_compiled and not is_off:
                 with _compiling:
                     used._compile()
             return self.envelope(result)
@@ -273,7 +281,7 @@ class ResultPipeline:
         if shown:
             more = f"; and {count - len(shown)} more" if count > len(shown) else ""
             text = "; ".join(shorten(each, _MAX_WARNING) for each in shown)
-            logger.log(level, "%s: %s%s", self.operation_id, text, more)
+            self._lines.write(level, "%s: %s%s", self.operation_id, text, more)
 
 
 class _FinishedResults(ResultPipeline):

@@ -1,5 +1,7 @@
 """Content types: what is JSON, what is text, and which of the declared kinds an answer is."""
 
+import encodings
+
 import pytest
 
 from opwire.adapters.openapi.plan import ResponseMedia, choose, media_type
@@ -50,6 +52,10 @@ def test_everything_else_is_binary(header: str) -> None:
         ("text/plain; charset=unicode_escape", None),
         ("text/plain; charset=" + "x" * 10_000, None),
         ("text/plain; charset=\udc80", None),
+        ("text/plain; charset=--", None),
+        ("text/plain; charset=utf_8_sig; a=b", "utf-8-sig"),
+        ("text/plain; charset=koi8-u", "koi8-u"),
+        ("text/plain; charset=ANSI_X3.4-1968", "ascii"),
     ],
 )
 def test_a_charset_counts_if_it_is_one(header: str, charset: str | None) -> None:
@@ -94,3 +100,12 @@ def test_the_kind_that_is_most_exactly_declared_is_chosen(declared: list[str], a
 
 def test_the_name_of_a_content_type_has_no_parameters() -> None:
     assert media_type(" Text/JSON ;charset=x").name == "text/json"
+
+
+@requirement("openapi.answers")
+def test_charsets_that_an_api_invents_are_not_remembered() -> None:
+    remembered = vars(encodings)["_cache"]
+    before = len(remembered)
+    for n in range(300):
+        assert media_type(f"text/plain; charset=invented-{n}.{n}").charset is None
+    assert len(remembered) == before

@@ -5,10 +5,12 @@ import logging
 import time
 from email.utils import formatdate
 from typing import Any
+from urllib.parse import quote
 
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from msgspec.structs import replace
 
 from opwire.adapters.openapi.plan import CallPlan, ResponseMedia
 from opwire.adapters.openapi.responses import MAX_ERROR_BODY, ResponseHead, ResponseReader, error_of
@@ -323,3 +325,54 @@ def test_a_wait_is_never_longer_than_a_month(value: str) -> None:
 def test_any_retry_after_is_a_bounded_wait_or_none(value: str) -> None:
     wait = error(503, Retry_After=value).retry_after
     assert wait is None or 0 <= wait <= MAX_WAIT
+
+
+@requirement("openapi.bounded-values")
+@pytest.mark.parametrize("unit", [b"[],", b"{},", b"[" * 100 + b"]" * 100 + b","])
+def test_json_of_nothing_but_small_lists_is_text(unit: bytes, caplog: pytest.LogCaptureFixture) -> None:
+    body = b"[" + unit * (2_000_000 // len(unit)) + b"1]"
+    assert data_of("application/json", body) == body.decode()
+    assert "objects and lists" in caplog.text
+
+
+@requirement("openapi.bounded-values")
+def test_brackets_in_texts_and_rows_of_numbers_are_not_too_many() -> None:
+    texts = ["[{" * 10 + '"\\"'] * 20_000
+    assert data_of("application/json", json.dumps(texts).encode()) == texts
+    rows = [[12.345678, 45.678901]] * 100_000
+    assert data_of("application/json", json.dumps(rows).encode()) == rows
+
+
+SECRET = "sk/s3cret+key=="
+ECHOES = {
+    "as it was sent": ("application/json", json.dumps({"detail": f"no {SECRET}"}).encode()),
+    "with escaped slashes": ("application/json", json.dumps({"detail": f"no {SECRET}"}).replace("/", "\\/").encode()),
+    "with escapes": ("application/json", b'{"detail":"%s"}' % "".join(f"\\u{ord(c):04x}" for c in SECRET).encode()),
+    "as a name": ("application/json", json.dumps({SECRET: [SECRET]}).encode()),
+    "in another charset": ("text/plain; charset=utf-16-le", f"no {SECRET}".encode("utf-16-le")),
+    "in a URL": ("text/html", f'<a href="/?key={quote(SECRET, safe="")}">'.encode()),
+}
+
+
+@requirement("openapi.secrets-hidden")
+@pytest.mark.parametrize(("content_type", "body"), ECHOES.values(), ids=ECHOES)
+def test_a_secret_that_the_api_echoes_is_not_told(content_type: str, body: bytes) -> None:
+    failure = error_of(head(content_type, 403), body, secrets=[SECRET])
+    told = failure.message + json.dumps(failure.details)
+    assert "***" in told
+    assert "s3cret" not in told
+
+
+@requirement("openapi.secrets-hidden")
+def test_a_secret_in_a_header_or_the_reason_is_not_told() -> None:
+    echoed = head(status=401, X_Key=SECRET, Location=f"/?key={quote(SECRET, safe='')}", Date="today")
+    failure = error_of(replace(echoed, reason=f"no {SECRET}"), b"", secrets=[SECRET])
+    assert failure.message == "HTTP 401: no ***"
+    assert failure.details["headers"] == {"x-key": "***", "location": "/?key=***", "date": "today"}
+
+
+@requirement("openapi.secrets-hidden")
+def test_the_beginning_of_a_secret_at_the_end_of_a_cut_body_is_not_told() -> None:
+    failure = error_of(head("text/plain", 403), b"no sk/s3cr", is_whole=False, secrets=["other", SECRET])
+    assert failure.details["body"] == "no ***…"
+    assert error_of(head("text/plain", 403), b"no sk", is_whole=False, secrets=[SECRET]).details["body"] == "no sk…"

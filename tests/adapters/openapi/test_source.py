@@ -220,6 +220,7 @@ def real(shared: Path, name: str) -> OpenAPISource:
 
 
 @requirement("openapi.real-documents")
+@pytest.mark.slow
 @pytest.mark.parametrize("name", OPERATIONS)
 def test_every_operation_of_real_documents_is_registered(shared: Path, name: str) -> None:
     api = real(shared, name)

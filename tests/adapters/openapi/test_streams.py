@@ -117,3 +117,16 @@ def test_an_item_that_is_too_large_is_an_error_and_not_a_growing_buffer(decoder:
 def test_many_items_are_not_one_large_one() -> None:
     decoder = NDJSONDecoder(max_item=100)
     assert decoded(decoder, *[b'{"a": "0123456789"}\n'] * 50) == [{"a": "0123456789"}] * 50
+
+
+@requirement("openapi.flood")
+def test_invalid_items_do_not_flood_the_log(caplog: pytest.LogCaptureFixture) -> None:
+    assert decoded(NDJSONDecoder(), b"x\n" * 20_000 + b"1\n") == [1]
+    assert 0 < len(caplog.records) < 200
+    assert "the rest of this second is dropped" in caplog.text
+
+
+@requirement("openapi.bounded-values")
+def test_an_item_of_nothing_but_small_lists_is_skipped(caplog: pytest.LogCaptureFixture) -> None:
+    assert decoded(NDJSONDecoder(), b"[" + b"[]," * 200_000 + b"1]\n[]\n") == [[]]
+    assert "objects and lists" in caplog.text

@@ -16,6 +16,7 @@ from opwire.adapters.openapi.security import APICredentials
 from opwire.errors import CallError, ErrorCode, is_resume_error
 from opwire.http_client import ClientOptions, HTTPClient
 from opwire.operation import Context
+from opwire.schema import Schema
 from tests.adapters.openapi import echo
 from tests.adapters.openapi.echo import EchoServer, answer, chunk, events, json_answer, silence, stream_head
 from tests.adapters.openapi.plans import stream_plan
@@ -390,3 +391,12 @@ async def test_the_event_loop_runs_while_a_small_stream_is_unpacked(
     counting.cancel()
     subscription.close()
     assert turns >= len(content) / (32 * 1024)
+
+
+@requirement("openapi.flood")
+async def test_events_that_are_not_json_do_not_flood_the_log(
+    server: EchoServer, client: HTTPClient, caplog: pytest.LogCaptureFixture
+) -> None:
+    server.on("/stream", events(b"data: x\n\n" * 5_000 + b"data: 1\n\n"))
+    assert await all_items(subscribed(stream_plan(server.url, schema=Schema({"type": "integer"})), client)) == [1]
+    assert 0 < len(caplog.records) < 200

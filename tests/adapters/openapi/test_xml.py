@@ -234,6 +234,7 @@ def test_the_charset_of_the_answer_counts_before_that_of_the_text() -> None:
 
 LAUGHS = b'<!DOCTYPE a [<!ENTITY b "ha"><!ENTITY c "&b;&b;">]><a>&c;</a>'
 FILE = b'<!DOCTYPE a [<!ENTITY f SYSTEM "file:///etc/passwd">]><a>&f;</a>'
+DEFAULTS = b'<!DOCTYPE a [<!ATTLIST b c CDATA "' + b"x" * 10_000 + b'">]><a>' + b"<b/>" * 10_000 + b"</a>"  # 100 MB
 UNKNOWN_ENTITY = b'<!DOCTYPE a SYSTEM "http://elsewhere.example/a.dtd"><a>&f;</a>'
 
 
@@ -243,6 +244,9 @@ UNKNOWN_ENTITY = b'<!DOCTYPE a SYSTEM "http://elsewhere.example/a.dtd"><a>&f;</a
     [
         (LAUGHS, "entities"),
         (FILE, "entities"),
+        (DEFAULTS, "declares entities or attributes"),
+        (b'<?xml version="1.0" encoding="nonsense"?><a/>', "unknown encoding: nonsense"),
+        (b'<?xml version="1.0" encoding="hex"?><a/>', "is not a text encoding"),
         (UNKNOWN_ENTITY, "entities"),
         (b"<a>" * 300 + b"</a>" * 300, "nested deeper than 200"),
         (b"<a>", "no element found"),

@@ -106,7 +106,11 @@ def _count_uses(endpoint: HTTPEndpoint, documents: DocumentSet) -> None:
     lists += [own.get(key, root.get(key)) for key in ("consumes", "produces")]
     responses = followed(own.get("responses"), endpoint.operation.document)
     documents.use(_OPERATION + len(responses.value) + sum(len(as_list(each)) for each in lists))
-    holders = [Located(each, responses.document) for key, each in responses.value.items() if _is_success(key)]
+    holders = [
+        Located(each, responses.document)
+        for key, each in responses.value.items()
+        if _SUCCESS.fullmatch(key) or key in ("default", "2xx")
+    ]
     for holder in holders:
         documents.use(len(as_dict(followed(*holder).value.get("content"))))
     if "requestBody" in own:
@@ -180,10 +184,6 @@ def request_body(endpoint: HTTPEndpoint, documents: DocumentSet) -> Located | No
         return None
     body = documents.follow_object(given, endpoint.operation.document, "`requestBody`")
     return body if as_dict(body.value.get("content")) else None
-
-
-def _is_success(status: str) -> bool:
-    return bool(_SUCCESS.fullmatch(status)) or status in ("default", "2xx")
 
 
 def contents(holder: Located, documents: DocumentSet) -> list[MediaContent]:

@@ -6,7 +6,10 @@ A plan is built lazily, when its operation is first called or inspected, not whe
 import codecs
 import re
 from collections.abc import Iterable, Mapping, Sequence
+from encodings import normalize_encoding
+from encodings.aliases import aliases
 from functools import lru_cache
+from importlib.util import find_spec
 from typing import Any, Literal, NamedTuple
 
 from msgspec import Struct
@@ -194,7 +197,7 @@ def invalid_input(operation_id: str, path: Sequence[str], message: str) -> CallE
     )
 
 
-_CHARSET = re.compile(r";\s*charset\s*=\s*[\"']?([^\s;\"']+)", re.IGNORECASE)
+_CHARSET = re.compile(r";\s*charset\s*=\s*[\"']?([\w.:+-]{1,40})[\s;\"']", re.IGNORECASE | re.ASCII)
 _JSON = frozenset({"application/json", "text/json", "application/x-json"})
 _TEXT = frozenset(
     {
@@ -232,7 +235,7 @@ def media_type(header: str) -> MediaType:
     """Parse a Content-Type header."""
     name = header.partition(";")[0].strip().lower()
     charset = None
-    if found := _CHARSET.search(header):
+    if (found := _CHARSET.search(f"{header};")) and _is_codec(found[1]):
         try:
             known = codecs.lookup(found[1]).name
             b"a".decode(known, errors="ignore")  # raises for codecs that do not decode bytes to text
@@ -248,6 +251,12 @@ def media_type(header: str) -> MediaType:
         is_text=is_xml or name.startswith("text/") or name in _TEXT or name.endswith("+yaml"),
         stream="json-seq" if name.endswith("+json-seq") else _STREAMS.get(name),
     )
+
+
+def _is_codec(name: str) -> bool:
+    """Return whether Python has a codec: `codecs.lookup` keeps unknown names forever, and an API can invent many."""
+    module = normalize_encoding(name).lower().replace(".", "_")
+    return module in aliases or (bool(module) and find_spec(f"encodings.{module}") is not None)
 
 
 def choose(declared: Iterable[ResponseMedia], actual: MediaType) -> ResponseMedia | None:

@@ -8,12 +8,14 @@ or sends a Retry-After. Whether a retry is safe is the caller's decision.
 """
 
 import logging
+import re
 import time
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from datetime import UTC
 from email.utils import parsedate_to_datetime
 from http import HTTPStatus
 from typing import TYPE_CHECKING, Any, cast
+from urllib.parse import quote
 
 import msgspec
 from msgspec import Struct
@@ -25,7 +27,7 @@ from opwire.errors import CallError, ErrorCode
 from opwire.http_client import MAX_WAIT, bounded_number
 from opwire.operation import ShapedResult
 from opwire.schema import UNKNOWN
-from opwire.typed.plain import MAX_DEPTH, harmless, read_json, shorten, survey
+from opwire.typed.plain import MAX_DEPTH, harmless, read_peer_json, shorten, survey
 
 if TYPE_CHECKING:
     from aiohttp import ClientResponse
@@ -35,6 +37,8 @@ logger = logging.getLogger("opwire.adapters.openapi")
 MAX_ERROR_BODY = 8 * 1024
 """Bytes of an error's body that its details include."""
 
+_CUT = "…"  # at the end of a body that was read in part
+_MIN_CUT = 3  # characters of a secret at the end of a body that was cut off
 _BOM = b"\xef\xbb\xbf"
 _EMPTY = frozenset({204, 205, 304})
 _RETRYABLE = frozenset({408, 425, 429, 500, 502, 503, 504})
@@ -163,8 +167,8 @@ def declared_for(plan: CallPlan, status: int) -> tuple[ResponseMedia, ...]:
 
 def _read_json(kind: MediaType, body: bytes) -> Any:
     if kind.charset not in _ASCII_BRACKETS:
-        return read_json(_json, body.decode(kind.charset).removeprefix("\ufeff"))
-    return read_json(_json, body.removeprefix(_BOM))
+        return read_peer_json(_json, body.decode(kind.charset).removeprefix("\ufeff"))
+    return read_peer_json(_json, body.removeprefix(_BOM))
 
 
 def error_of(
@@ -179,10 +183,9 @@ def error_of(
     """Return the error of a response. `body` may be incomplete; `hint` tells the user what to do.
 
     The message quotes the explanation of the body if `explained`. An API may echo the request: `***` replaces these
-    secrets in the body.
+    secrets in the reason, the headers and the body, after that was decoded.
     """
-    for secret in secrets:
-        body = body.replace(secret.encode("utf-8", "replace"), b"***")
+    redacted = _redaction(tuple(secrets), is_whole=is_whole)
     headers: dict[str, str] = {}
     for raw_name, value in head.headers:
         name = raw_name.lower()
@@ -190,12 +193,12 @@ def error_of(
             headers[name] = f"{headers[name]}, {value}" if name in headers else value
     details: dict[str, Any] = {
         "status": head.status,
-        "headers": headers,
-        "body": _error_body(head.media_type, body, is_whole),
+        "headers": {name: redacted(value) for name, value in headers.items()},
+        "body": _redacted(_error_body(head.media_type, body, is_whole), redacted),
     }
     if hint:
         details["hint"] = hint
-    reason = head.reason.strip()[:_MAX_REASON]
+    reason = redacted(head.reason.strip())[:_MAX_REASON]
     if not reason:
         reason = HTTPStatus(head.status).phrase if head.status in {*HTTPStatus} else "Unknown"
     message = f"HTTP {head.status}: {reason}"
@@ -210,6 +213,43 @@ def error_of(
         retryable=head.status in _RETRYABLE or (delay is not None and head.status >= 400),
         retry_after=delay,
     )
+
+
+def _redaction(secrets: tuple[str, ...], *, is_whole: bool) -> Callable[[str], str]:
+    """Return the function that replaces secrets in a text: as sent, in a URL, with the slashes that PHP escapes.
+
+    The text of a body that is not whole may end within a secret.
+    """
+    if not secrets:
+        return str
+    forms = {form for each in secrets for form in (each, quote(each, safe=""), quote(each), each.replace("/", r"\/"))}
+    longest_first = sorted(forms, key=len, reverse=True)
+    found = re.compile("|".join(map(re.escape, longest_first)))
+
+    def redacted(text: str) -> str:
+        text = found.sub("***", text)
+        if is_whole or not text.endswith(_CUT):
+            return text
+        start = text.removesuffix(_CUT)
+        for form in longest_first:
+            cut = next((n for n in range(len(form) - 1, _MIN_CUT, -1) if start.endswith(form[:n])), 0)
+            if cut:
+                return f"{start[:-cut]}***{_CUT}"
+        return text
+
+    return redacted
+
+
+def _redacted(value: Any, redacted: Callable[[str], str]) -> Any:
+    """Return the body of an error, which is not nested deeply, with its texts redacted."""
+    if isinstance(value, str):
+        return redacted(value)
+    if isinstance(value, list):
+        return [_redacted(each, redacted) for each in cast("list[Any]", value)]
+    if isinstance(value, dict):
+        items = cast("dict[str, Any]", value).items()
+        return {redacted(name): _redacted(each, redacted) for name, each in items}
+    return value
 
 
 def _explanation(body: Any, depth: int = 4) -> str:
@@ -242,7 +282,7 @@ def _error_body(kind: MediaType, body: bytes, is_whole: bool) -> Any:
             pass
     if kind.is_json or kind.is_text or not kind.name:
         text = body[:MAX_ERROR_BODY].decode(kind.charset or "utf-8", errors="replace")
-        return text if is_whole else f"{text}…"
+        return text if is_whole else f"{text}{_CUT}"
     return f"<{len(body)} bytes{'' if is_whole else ' or more'} of {kind.name}>"
 
 

@@ -9,7 +9,8 @@ by its array, or at the root by its schema. Where the specification is open:
 - An undeclared element is kept: its text, or an object of the elements in it. An undeclared attribute is dropped.
 - Text becomes a number or boolean if the schema asks for one and it is one.
 
-Documents with entity declarations are rejected, so nothing is fetched and nothing expands (ADR 0027).
+Documents that declare entities or attributes are rejected, so nothing is fetched and nothing expands (ADR 0027): a
+default of 20 kB, declared for an empty element, took 280 MB for 20,000 of these.
 """
 
 import re
@@ -31,6 +32,7 @@ _INTEGER = re.compile(r"[-+]?[0-9]{1,4000}", re.ASCII)
 _NUMBER = re.compile(r"[-+]?(?:[0-9]+(?:\.[0-9]*)?|\.[0-9]+)(?:[eE][-+]?[0-9]+)?", re.ASCII)
 _MAX_INLINED_DEPTH = 10  # of objects that are not elements of their own
 _MAX_INLINED = 1_000  # properties of all of them in one element
+_MAX_COMPLAINT = 200  # characters
 _MAX_TEXTS = 10  # properties that are the text of one element
 _BOOLEANS = {"true": True, "1": True, "false": False, "0": False}
 
@@ -250,7 +252,7 @@ def read_xml(data: bytes, node: XMLNode, charset: str | None = None) -> Any:
     """Decode an XML document; `charset` overrides the one that it declares.
 
     Raises:
-        ValueError: it is not well-formed, declares entities, or is nested too deeply.
+        ValueError: it is not well-formed, declares entities or attributes, or is nested too deeply.
     """
     if charset not in (None, "utf-8"):
         data, charset = data.decode(charset).encode(), "utf-8"
@@ -277,16 +279,16 @@ def read_xml(data: bytes, node: XMLNode, charset: str | None = None) -> Any:
             element.texts.append(text)
 
     def reject(*_: Any) -> None:
-        raise ValueError("it declares or refers to entities")
+        raise ValueError("it declares entities or attributes, or refers to unknown entities")
 
     parser.StartElementHandler = start
     parser.EndElementHandler = lambda _: stack.pop()
     parser.CharacterDataHandler = text
-    parser.EntityDeclHandler = parser.SkippedEntityHandler = reject
+    parser.EntityDeclHandler = parser.SkippedEntityHandler = parser.AttlistDeclHandler = reject
     try:
         parser.Parse(data, True)
-    except expat.ExpatError as error:
-        raise ValueError(str(error)) from None
+    except (expat.ExpatError, LookupError) as error:  # LookupError: the document declares an unknown encoding
+        raise ValueError(str(error)[:_MAX_COMPLAINT]) from None
     return _value((root.children or [root])[0], node)
 
 
