@@ -53,6 +53,9 @@ def test_published_examples_are_valid(
     assert verify(WebhookRequest(headers, body))
     with pytest.raises(CallError, match="does not match"):
         verify(WebhookRequest(headers, body + b" "))
+    odd = {name: f"\ud800{value}" if name == "webhook-id" else value for name, value in headers.items()}
+    with pytest.raises(CallError, match="does not match"):
+        verify(WebhookRequest(odd, body + b" "))
 
 
 @requirement("webhooks.unsigned")

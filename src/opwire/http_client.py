@@ -201,10 +201,9 @@ class ClientOptions(Struct, frozen=True, kw_only=True):
 
 
 class HTTPClient:
-    """Sends requests. The session is created lazily, in the running event loop.
+    """Sends requests. Each event loop, in whatever thread, has a session of its own, which is created lazily.
 
-    In another `asyncio.run` it creates a new session: connections of a finished loop are not reused. Without `close`,
-    the session is closed at the end of its loop, or when the client is garbage.
+    Without `close`, a session is closed at the end of its loop, or when the client is garbage.
     """
 
     def __init__(self, options: ClientOptions | None = None) -> None:
@@ -212,10 +211,9 @@ class HTTPClient:
         self._tls = self.options.tls(presents=True)
         self._foreign_tls = self.options.tls(presents=False)  # beyond the origin of a request
         self.deadlines = Deadlines()  # for callers: one deadline covers redirects and token requests as well
-        self._session: ClientSession | None = None
-        self._keeper: AsyncGenerator[None] | None = None
-        self._loop: asyncio.AbstractEventLoop | None = None
-        self._reading: set[ClientResponse] = set()  # closed explicitly: closing the session would not wake readers
+        self._sessions: dict[asyncio.AbstractEventLoop, tuple[ClientSession, AsyncGenerator[None]]] = {}
+        # Closed explicitly: closing the session would not wake readers.
+        self._reading: dict[ClientResponse, asyncio.AbstractEventLoop] = {}
         self._is_closed = False
         self._digests: BoundedDict[tuple[str, str], aiohttp.DigestAuthMiddleware] = BoundedDict(_MAX_DIGESTS)
 
@@ -259,9 +257,9 @@ class HTTPClient:
         if digest is not None and digest not in self._digests:
             # It remembers the challenge, so that only the first request of a user is repeated.
             self._digests[digest] = aiohttp.DigestAuthMiddleware(*digest)
-        session = self._session if self._loop is asyncio.get_running_loop() else None
+        opened = self._sessions.get(asyncio.get_running_loop())
         try:
-            response = await (session or await self._start()).request(
+            response = await (await self._start() if opened is None else opened[0]).request(
                 request.method,
                 URL(request.url, encoded=True),
                 headers=request.headers,
@@ -288,7 +286,7 @@ class HTTPClient:
     async def _start(self) -> ClientSession:
         if self._is_closed:
             raise _closed()
-        options, last = self.options, self._keeper
+        options, loop = self.options, asyncio.get_running_loop()
         session = ClientSession(
             connector=aiohttp.TCPConnector(limit=options.max_connections, limit_per_host=options.max_per_host),
             cookie_jar=aiohttp.DummyCookieJar(),
@@ -307,13 +305,15 @@ class HTTPClient:
             finally:
                 await session.close()
 
-        self._session, self._loop = session, asyncio.get_running_loop()
-        self._keeper = keep_open()
-        await anext(self._keeper)
+        keeper = keep_open()
+        over = [each for each in list(self._sessions) if each.is_closed()]
+        self._sessions[loop] = session, keeper
+        await anext(keeper)
         # The finalizer keeps the session from becoming garbage together with the client, before it is closed.
-        weakref.finalize(self, id, self._keeper).atexit = False
-        if last is not None:
-            await last.aclose()
+        weakref.finalize(self, id, keeper).atexit = False
+        for each in over:
+            if (left := self._sessions.pop(each, None)) is not None:
+                await left[1].aclose()
         return session
 
     async def read(self, response: ClientResponse) -> bytes:
@@ -364,23 +364,31 @@ class HTTPClient:
         Raises:
             CallError: UNAVAILABLE or PROTOCOL_ERROR.
         """
-        self._reading.add(response)
+        self._reading[response] = asyncio.get_running_loop()
         try:
             # Not `read`, which decompresses without a limit; `readany` decompresses one chunk at a time.
             return await response.content.readany()
         except _FOREIGN as error:
             raise self._failure(error, str(response.url)) from None
         finally:
-            self._reading.discard(response)
+            self._reading.pop(response, None)
 
     async def close(self) -> None:
         """Close all connections. Calls in flight fail, and so do later ones."""
         self._is_closed = True
-        for response in tuple(self._reading):
-            response.close()
-        keeper, self._keeper, self._session = self._keeper, None, None
-        if keeper is not None:
-            await keeper.aclose()
+        here = asyncio.get_running_loop()
+        for response, loop in tuple(self._reading.items()):
+            if loop is here:
+                response.close()
+            else:
+                with suppress(RuntimeError):  # that loop was closed, and its connections with it
+                    loop.call_soon_threadsafe(response.close)
+        sessions, self._sessions = self._sessions, {}
+        for loop, (session, keeper) in sessions.items():
+            if loop is here or loop.is_closed():
+                await keeper.aclose()
+            else:
+                asyncio.run_coroutine_threadsafe(session.close(), loop)
 
     def _failure(self, error: Exception, url: str) -> CallError:
         """Map an exception of aiohttp. It does not become the cause: its text may contain a URL with a key."""

@@ -14,6 +14,7 @@ MAX_EVENT = 16 * 1024 * 1024
 _MAX_RETRY = 10**15  # milliseconds; the reader of the stream has its own limit
 _MAX_RETRY_TEXT = 100  # digits; a longer number has no meaning
 _MAX_ID = 4 * 1024  # bytes; the id is repeated in the meta of every event, and sent as a header
+_MAX_LINES = 1_024  # of an event before they are joined: lines of two characters took 20 times their size
 _BOM = b"\xef\xbb\xbf"
 
 
@@ -42,6 +43,7 @@ class SSEParser:
         self._id = last_event_id
         self._event = ""
         self._data: list[str] = []
+        self._blocks: list[str] = []  # joined lines before those of `_data`
         self._line: list[bytes] = []  # chunks of an incomplete line
         self._size = 0  # bytes of the buffered line and data
         self._max_event = max_event
@@ -76,8 +78,11 @@ class SSEParser:
                 continue
             self.last_event_id = self._id
             if self._data:
-                events.append(SSEEvent(self._event or "message", "\n".join(self._data), self._id))
+                data = "\n".join((*self._blocks, *self._data))
+                events.append(SSEEvent(self._event or "message", data, self._id))
             self._event, self._data, self._size = "", [], 0
+            if self._blocks:
+                self._blocks = []
         if rest:
             self._line.append(rest)
             self._grow(len(rest))
@@ -88,6 +93,9 @@ class SSEParser:
         value = value.removeprefix(b" ")
         match name:
             case b"data":
+                if len(self._data) >= _MAX_LINES:
+                    self._blocks.append("\n".join(self._data))
+                    self._data.clear()
                 self._data.append(value.decode(errors="replace"))
                 self._grow(len(value) + 1)
             case b"event":

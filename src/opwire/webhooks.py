@@ -217,7 +217,7 @@ class StandardSignature:
             if kind == "v1":
                 with suppress(ValueError):
                     signatures.append(base64.b64decode(value, validate=True))
-        if not _matches(self._keys, f"{id}.{sent}.".encode() + request.body, signatures):
+        if not _matches(self._keys, f"{id}.{sent}.".encode("utf-8", "replace") + request.body, signatures):
             raise _rejected("its signature does not match")
         return id
 

@@ -4,6 +4,7 @@ import asyncio
 import gzip
 import json
 import ssl
+import threading
 import tracemalloc
 import zlib
 from base64 import b64decode
@@ -454,6 +455,33 @@ def test_a_client_can_be_used_in_one_event_loop_after_another() -> None:
 
     for last in (False, True):
         assert b'"/here"' in asyncio.run(once(last))
+
+
+@requirement("openapi.client-loops")
+async def test_a_client_can_be_used_in_the_event_loops_of_several_threads() -> None:
+    client, begun = HTTPClient(), threading.Semaphore(0)
+
+    async def fetch_some(url: str) -> list[bytes]:
+        return [await fetch(client, request(f"{url}/{number}")) for number in range(20)]
+
+    async def wait_for_nothing(url: str) -> ErrorCode:
+        response = await client.open(request(f"{url}/silent"))
+        begun.release()
+        return (await failure(client.read(response))).code
+
+    async def headers_and_silence(exchange: Exchange) -> None:
+        await exchange.send(stream_head("text/plain"))
+        await exchange.left()
+
+    async with EchoServer() as server, asyncio.timeout(60):
+        found = await asyncio.gather(*(asyncio.to_thread(asyncio.run, fetch_some(server.url)) for _ in range(4)))
+        for bodies in found:
+            assert all(f'"/{number}"'.encode() in body for number, body in enumerate(bodies))
+        server.on("/silent", headers_and_silence)
+        reading = asyncio.create_task(asyncio.to_thread(asyncio.run, wait_for_nothing(server.url)))
+        assert await asyncio.to_thread(begun.acquire, timeout=20)
+        await client.close()  # in this loop, which has no session
+        assert await reading is ErrorCode.UNAVAILABLE
 
 
 def test_options_show_no_secrets() -> None:

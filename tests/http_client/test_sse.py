@@ -2,6 +2,7 @@
 
 import json
 import re
+import tracemalloc
 from base64 import b64decode
 from collections.abc import Iterable, Sequence
 from pathlib import Path
@@ -171,3 +172,18 @@ def test_a_retry_of_any_size_is_a_number_that_can_be_waited_for(digits: int) -> 
     parser = SSEParser()
     parser.feed(b"retry: " + b"9" * digits + b"\n")
     assert (parser.retry or 0) / 1000 <= 1e12
+
+
+@requirement("openapi.sse-bounded")
+def test_an_event_of_many_short_lines_takes_little_memory() -> None:
+    parser, chunk = SSEParser(), b"data:xy\n" * 2_000
+    parser.feed(chunk)
+    tracemalloc.start()
+    for _ in range(99):
+        parser.feed(chunk)
+    [event] = parser.feed(b"\n")
+    _, peak = tracemalloc.get_traced_memory()
+    tracemalloc.stop()
+    assert event.data == "\n".join(["xy"] * 200_000)
+    assert peak < 4 * len(event.data)
+    assert parser.feed(b"data: next\n\n")[0].data == "next"

@@ -11,6 +11,7 @@ from hypothesis import strategies as st
 from mcp_types import jsonrpc_message_adapter
 
 from opwire.errors import CallError, ErrorCode
+from opwire.mcp import messages
 from opwire.mcp.messages import (
     MAX_BATCH,
     ErrorObject,
@@ -285,3 +286,9 @@ def test_a_batch_is_its_messages_unless_it_is_empty_long_nested_or_not_json() ->
     nested = b"[%b, [%b]]" % (one, two)
     for other in (one, b"", b"[]", b"[" + one, long, values, nested, b"[" * 100_000):
         assert split_batch(other, 1000) == [other]
+
+
+@requirement("mcp.in.garbage")
+def test_lines_without_an_object_are_not_decoded(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delattr(messages, "decode_message")
+    assert [read_message(line, 1000) for line in (b"", b" ", b"x", b"[1]")] == [None] * 4

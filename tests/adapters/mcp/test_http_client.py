@@ -235,6 +235,41 @@ async def test_an_answer_above_the_limit_is_an_error_for_its_caller_alone(encodi
         assert len((await call(session, "any", size=1))["text"]) == 1
 
 
+@requirement("mcp.in.limits")
+@pytest.mark.parametrize("flood", [b":\n" * 1_000_000, b'data: {"jsonrpc":"2.0","method":"x"}\n\n' * 20_000])
+async def test_the_event_loop_runs_while_a_small_stream_is_unpacked(flood: bytes) -> None:
+    turns = 0
+
+    async def count() -> None:
+        nonlocal turns
+        while True:
+            turns += 1
+            await asyncio.sleep(0)
+
+    def answer(_: dict[str, str], body: bytes) -> Answer:
+        content = flood + b"data: " + result(body, {"n": 1})[2] + b"\n\n"
+        return 200, {"content-type": "text/event-stream", "content-encoding": "gzip"}, gzip.compress(content)
+
+    async with http_server(Old(answer)) as address, connected(at(address)) as session:
+        assert await session.start()
+        counting = asyncio.create_task(count())
+        assert await call(session, "any") == {"n": 1}
+        counting.cancel()
+    assert turns >= len(flood) / (32 * 1024)
+
+
+@requirement("mcp.in.limits")
+@pytest.mark.parametrize("codings", ["gzip, gzip", "gzip,,deflate", "gzip, identity, br"])
+async def test_an_answer_that_is_compressed_twice_is_not_unpacked(codings: str) -> None:
+    def answer(_: dict[str, str], body: bytes) -> Answer:
+        return 200, {**JSON, "content-encoding": codings}, gzip.compress(gzip.compress(result(body, {})[2]))
+
+    async with http_server(Old(answer)) as address, connected(at(address)) as session:
+        with pytest.raises(CallError, match="more than one content coding") as failure:
+            await call(session, "any")
+        assert failure.value.code is ErrorCode.UNAVAILABLE
+
+
 @requirement("mcp.in.raw")
 @pytest.mark.parametrize("kind", ["application/json", "text/event-stream"])
 @pytest.mark.parametrize(

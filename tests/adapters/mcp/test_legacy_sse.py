@@ -130,13 +130,28 @@ async def test_what_breaks_the_protocol_ends_the_connection(tool: str) -> None:
 
 @requirement("mcp.in.redirect")
 @pytest.mark.parametrize(
-    "first", [b"event: endpoint\ndata: http://127.0.0.1:1/messages\n\n", b"data: hello\n\n"], ids=["elsewhere", "none"]
+    "first",
+    [
+        b"event: endpoint\ndata: http://127.0.0.1:1/messages\n\n",
+        b"event: endpoint\ndata: http://[\n\n",
+        b"data: hello\n\n",
+    ],
+    ids=["elsewhere", "invalid", "none"],
 )
 async def test_a_stream_that_sends_us_elsewhere_or_nowhere_is_refused(first: bytes) -> None:
     async with event_stream(first) as (server, _), connected(server) as session:
         with pytest.raises(CallError, match="does not send an endpoint event for its own origin") as failure:
             await session.start()
         assert failure.value.code is ErrorCode.PROTOCOL_ERROR
+
+
+@requirement("mcp.in.hang-at-start")
+@pytest.mark.parametrize("first", [b"", b": wait\n\n", b"event: endpoint\ndata:\n\n"])
+async def test_a_stream_without_an_endpoint_is_not_waited_for_after_the_timeout(first: bytes) -> None:
+    async with event_stream(first) as (server, _), connected(server, connect_timeout=0.2) as session:
+        with pytest.raises(CallError, match=r"not ready within 0\.2 seconds") as failure:
+            await asyncio.wait_for(session.start(), PATIENCE)
+        assert failure.value.code is ErrorCode.TIMEOUT
 
 
 @pytest.mark.parametrize(

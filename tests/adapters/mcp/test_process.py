@@ -11,6 +11,7 @@ from typing import Any
 import pytest
 
 from opwire.adapters.mcp import from_mcp
+from opwire.adapters.mcp.process import ServerProcess
 from opwire.adapters.mcp.servers import StdioServer
 from opwire.errors import CallError, ErrorCode
 from tests.adapters.mcp.connections import PATIENCE, call, connected, rogue, until
@@ -116,6 +117,31 @@ async def test_what_a_server_says_on_stderr_is_in_the_log_line_by_line_and_not_e
     assert any(line.endswith(": first") for line in lines)
     assert any(line.endswith(": second é") for line in lines)
     assert 2000 <= max(map(len, lines)) < 2100
+
+
+FLOOD = "import sys; sys.stderr.write('x\\n' * 300_000 + 'last\\n'); sys.exit(1)"
+
+
+@requirement("mcp.in.stderr")
+async def test_a_flood_on_stderr_is_not_read_line_by_line_and_its_end_is_kept(monkeypatch: pytest.MonkeyPatch) -> None:
+    read: list[bytes] = []
+    read_line = ServerProcess._read_stderr
+
+    def counted(self: ServerProcess, line: bytes) -> None:
+        read.append(line)
+        read_line(self, line)
+
+    monkeypatch.setattr(ServerProcess, "_read_stderr", counted)
+    with pytest.raises(CallError, match=r"  x\n  last$"):
+        await from_mcp(StdioServer(sys.executable, ("-I", "-S", "-c", FLOOD)))
+    assert len(read) < 150_000
+
+
+@requirement("mcp.in.garbage")
+async def test_empty_lines_between_messages_are_passed_over(caplog: pytest.LogCaptureFixture) -> None:
+    async with connected(rogue()) as session:
+        assert await call(session, "raw", text="\n" * 100_000 + '{"jsonrpc": "2.0", "id": %, "result": {}}') == {}
+    assert "not a message" not in caplog.text
 
 
 CRASH = "import sys; print('\\n'.join(sys.argv[1:]), file=sys.stderr); sys.exit(1)"

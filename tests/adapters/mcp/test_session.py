@@ -27,6 +27,25 @@ async def test_a_session_connects_when_it_is_first_needed_and_says_what_the_serv
         assert await session.start() == session.info
 
 
+@requirement("mcp.in.loops")
+def test_a_session_connects_again_in_the_next_event_loop(caplog: pytest.LogCaptureFixture) -> None:
+    session = MCPSession(rogue())
+    for number in range(3):
+        assert asyncio.run(call(session, "echo", n=number)) == {"arguments": {"n": number}}
+    asyncio.run(session.close())
+    assert [record for record in caplog.records if record.exc_info] == []
+
+
+@requirement("mcp.in.loops")
+async def test_a_call_in_an_event_loop_beside_that_of_the_connection_says_where_to_call() -> None:
+    async with connected(rogue()) as session:
+        await session.start()
+        with pytest.raises(CallError, match=r"connected in another event loop: .* SyncClient") as caught:
+            await asyncio.to_thread(asyncio.run, call(session, "echo"))
+        assert (caught.value.code, caught.value.retryable) == (ErrorCode.UNAVAILABLE, False)
+        assert await call(session, "echo", n=1) == {"arguments": {"n": 1}}
+
+
 @requirement("mcp.in.raw")
 async def test_a_real_server_answers_and_nothing_of_its_answer_is_lost() -> None:
     async with connected(StdioServer(sys.executable, ("-m", "mcp_server_time"))) as session:

@@ -18,6 +18,7 @@ from opwire.adapters.mcp.servers import HTTPServer, MCPServer
 from opwire.adapters.mcp.session import MCPSession
 from opwire.errors import CallError, ErrorCode
 from opwire.operation import Context
+from opwire.tasks import spawn
 
 if TYPE_CHECKING:
     from opwire.adapters.mcp.auth import MCPAuth
@@ -132,9 +133,7 @@ class CallerSessions:
 
     def _drop(self, key: bytes) -> None:
         del self._used[key]
-        task = asyncio.ensure_future(self._sessions.pop(key).close())
-        self._closing.add(task)
-        task.add_done_callback(self._closing.discard)
+        spawn(self._sessions.pop(key).close(), self._closing)
 
 
 def _headers(credential: Any) -> dict[str, str]:

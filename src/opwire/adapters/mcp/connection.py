@@ -182,6 +182,8 @@ class MCPConnection:
         """Fail pending requests, and wait until all resources are released."""
         self._is_closing = True
         self._end()
+        if self._transport is None:  # a server of 2024 may never send its endpoint
+            self._owner.cancel()
         await asyncio.wait((self._owner,))
 
     def _end(self) -> None:

@@ -10,7 +10,7 @@ Redirects are followed within the server's origin only: headers may be secrets.
 import asyncio
 import logging
 from abc import abstractmethod
-from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Coroutine, Mapping
+from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Mapping
 from contextlib import asynccontextmanager, suppress
 from typing import Any
 from urllib.parse import urljoin, urlsplit
@@ -41,6 +41,7 @@ from opwire.mcp.messages import (
 from opwire.mcp.peer import REPLIES
 from opwire.mcp.protocol import LAST_EVENT_HEADER, METHOD_HEADER, SESSION_HEADER, VERSION_HEADER
 from opwire.sse import SSEParser
+from opwire.tasks import spawn
 
 with needs_extra("mcp"):
     import httpx2
@@ -56,7 +57,7 @@ _DELETE_TIMEOUT = 2.0  # seconds for the request that ends a session
 _MAX_ERROR_BODY = 64 * 1024  # bytes that are read of a failed response
 _RETRY, _SHORTEST_RETRY, _LONGEST_RETRY = 1000, 100, 60_000  # milliseconds until a stream is resumed
 _JSON, _EVENTS = "application/json", "text/event-stream"
-_CHUNK = 64 * 1024  # bytes of events that are parsed at a time
+_CHUNK = 16 * 1024  # bytes of events that are parsed at a time, before other tasks run: 400 small messages
 
 
 class MCPHTTPClient(httpx2.AsyncClient):
@@ -88,7 +89,7 @@ class MCPHTTPClient(httpx2.AsyncClient):
         """Send a request, follow redirects within its origin, and yield the response, which is not read yet.
 
         Raises:
-            HTTPExchangeError: there is no response, or it is a redirect to another origin.
+            HTTPExchangeError: there is no response, it is compressed twice, or it is a redirect to another origin.
         """
         for left in reversed(range(MAX_REDIRECTS)):
             try:
@@ -101,12 +102,18 @@ class MCPHTTPClient(httpx2.AsyncClient):
                 logger.debug("a request failed", exc_info=True)
                 raise HTTPExchangeError(0, f" ({type(error).__name__})") from error
             try:
+                # Bytes that are compressed several times may unpack to terabytes within one step of the decoder.
+                codings = [each for each in response.headers.get("content-encoding", "").split(",") if each.strip()]
+                if len(codings) > 1:
+                    raise HTTPExchangeError(response.status_code, " in more than one content coding")
                 if not 300 <= response.status_code < 400:
                     yield response
                     return
             finally:
                 await response.aclose()
-            location = urljoin(url, response.headers.get("location", ""))
+            location = ""
+            with suppress(ValueError):  # an invalid URL, which is not followed
+                location = urljoin(url, response.headers.get("location", ""))
             keeps_method = method == "GET" or response.status_code in (307, 308)
             if not left or not keeps_method or not _keeps_origin(url, location):
                 reason = ", a redirect that is not followed: use its target as the url"
@@ -185,7 +192,7 @@ class HTTPTransport(ClientTransport):
         body = encode_message(message)
         if not isinstance(message, RPCRequest):
             return self._post_reply(message, body, headers or {})
-        self._posts[message.id] = task = self._spawn(self._attempt(message, body, headers or {}))
+        self._posts[message.id] = task = spawn(self._attempt(message, body, headers or {}), self._tasks)
         task.add_done_callback(lambda _: self._posts.pop(message.id, None))
         return None
 
@@ -200,7 +207,7 @@ class HTTPTransport(ClientTransport):
         if task is not None:
             task.cancel()
         if notification is not None and self.failure is None:
-            self._spawn(self.send(notification))
+            spawn(self.send(notification), self._tasks)
 
     async def close(self) -> None:
         """End all requests and streams."""
@@ -221,12 +228,6 @@ class HTTPTransport(ClientTransport):
     async def _post(self, message: RPCMessage, body: bytes, headers: Mapping[str, str]) -> None:
         """Send a message, and hand over its response."""
 
-    def _spawn(self, work: Coroutine[Any, Any, None]) -> asyncio.Task[None]:
-        task = asyncio.create_task(work)
-        self._tasks.add(task)
-        task.add_done_callback(self._tasks.discard)
-        return task
-
     async def _parsed(self, response: httpx2.Response, parser: SSEParser) -> AsyncIterator[tuple[str, bytes]]:
         """Yield kind and data of the events of a response.
 
@@ -234,9 +235,14 @@ class HTTPTransport(ClientTransport):
             HTTPExchangeError: the stream was cut off.
             CallError: PAYLOAD_TOO_LARGE, an event exceeds the limit.
         """
+        parsed = 0  # bytes since the event loop last ran: what is decompressed from one chunk does not await
         try:
             async for chunk in response.aiter_bytes():  # without a size, which would wait until a chunk is full
                 for start in range(0, len(chunk), _CHUNK):
+                    if parsed >= _CHUNK:  # 20 kB of gzip, 20 MB of comments, blocked the loop for 3 s
+                        parsed = 0
+                        await asyncio.sleep(0)
+                    parsed += min(_CHUNK, len(chunk) - start)
                     for event in parser.feed(chunk[start : start + _CHUNK]):
                         if event.data:
                             yield event.event, event.data.encode()
@@ -297,7 +303,7 @@ class StreamableHTTP(HTTPTransport):
         if request is not None:
             await self._resume(request.id, parser)
         elif isinstance(message, RPCNotification) and message.method == "notifications/initialized":
-            self._spawn(self._listen())
+            spawn(self._listen(), self._tasks)
 
     async def _read_response(self, request: RPCRequest, response: httpx2.Response, parser: SSEParser) -> bool:
         """Deliver the messages of a response; return False if it is a stream that ended early."""
@@ -408,11 +414,10 @@ class SSETransport(HTTPTransport):
                     raise self._broken(words, ErrorCode.PROTOCOL_ERROR)
                 events = self._parsed(response, SSEParser(max_event=self._max_message))
                 event, data = await self._next(events)
-                self._endpoint = urljoin(self._server.url, data.decode())
-                if event != "endpoint" or urlsplit(self._endpoint)[:2] != urlsplit(self._server.url)[:2]:
+                if event != "endpoint" or not self._takes(data.decode()):
                     words = "does not send an endpoint event for its own origin"
                     raise self._broken(words, ErrorCode.PROTOCOL_ERROR)
-                reading = self._spawn(self._read(events))
+                reading = spawn(self._read(events), self._tasks)
                 try:
                     yield
                 finally:
@@ -420,6 +425,14 @@ class SSETransport(HTTPTransport):
                     await asyncio.gather(reading, return_exceptions=True)
         except (HTTPExchangeError, RPCError) as error:
             raise call_error(error, self._server.name, "the event stream") from error
+
+    def _takes(self, endpoint: str) -> bool:
+        """Set the address for POSTs; return whether it is valid and of the server's origin."""
+        try:
+            self._endpoint = urljoin(self._server.url, endpoint)
+            return urlsplit(self._endpoint)[:2] == urlsplit(self._server.url)[:2]
+        except ValueError:  # an invalid URL
+            return False
 
     async def _read(self, events: AsyncIterator[tuple[str, bytes]]) -> None:
         try:

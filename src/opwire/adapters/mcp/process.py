@@ -19,7 +19,7 @@ from collections.abc import AsyncGenerator, Awaitable, Callable, Mapping
 from contextlib import asynccontextmanager
 from typing import Any, cast
 
-from opwire.adapters.mcp.errors import MAX_SHOWN, ServerLog
+from opwire.adapters.mcp.errors import MAX_LINES, MAX_SHOWN, ServerLog
 from opwire.adapters.mcp.servers import StdioServer
 from opwire.adapters.mcp.transport import ClientTransport, TransportEvents
 from opwire.errors import CallError, ErrorCode
@@ -129,6 +129,8 @@ class ServerProcess(ClientTransport, asyncio.SubprocessProtocol):
         if fd == 2:
             *lines, rest = (self._partial_stderr + data).split(b"\n")
             self._partial_stderr = rest[:MAX_SHOWN]
+            if len(lines) > MAX_LINES + _LAST_LINES:  # a pipe may hold 131,072 lines, which took 0.2 s
+                lines[MAX_LINES + 1 : -_LAST_LINES] = ()
             for line in lines:
                 self._read_stderr(line)
         else:
@@ -147,11 +149,11 @@ class ServerProcess(ClientTransport, asyncio.SubprocessProtocol):
             longest = len(self._partial)
             end = self._partial.rfind(b"\n", scanned)  # the part before was scanned already
             if end >= 0:
-                lines = bytes(self._partial[:end]).split(b"\n")
+                lines = list(filter(None, bytes(self._partial[:end]).split(b"\n")))
                 del self._partial[: end + 1]
                 self._lines.extend(lines)
-                self._buffered += end + 1
-                longest = max(map(len, lines))
+                self._buffered += sum(map(len, lines)) + len(lines)
+                longest = max(map(len, lines), default=0)
         if longest > self._max_message:
             self._lines.clear()
             self._partial.clear()

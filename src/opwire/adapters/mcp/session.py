@@ -9,7 +9,7 @@ import logging
 import math
 import time
 from collections import Counter
-from collections.abc import Awaitable, Callable, Coroutine, Mapping
+from collections.abc import Awaitable, Callable, Mapping
 from contextlib import suppress
 from copy import copy
 from typing import Any, Protocol, TypeVar
@@ -26,6 +26,7 @@ from opwire.errors import CallError, ErrorCode
 from opwire.mcp.messages import RPCError
 from opwire.mcp.protocol import REQUEST_META
 from opwire.operation import Context, PreparedRequest, Progress, trace_of
+from opwire.tasks import spawn
 
 logger = logging.getLogger("opwire.mcp")
 
@@ -71,6 +72,7 @@ class MCPSession:
         self._discover = True  # whether `server/discover` may be sent: some servers exit when they receive it
         self._connection: MCPConnection | None = None
         self._connecting: asyncio.Task[MCPConnection] | None = None
+        self._loop: asyncio.AbstractEventLoop | None = None  # of the connection
         self._failures = 0  # in a row
         self._pause_ends = 0.0
         self._last_failure: CallError | None = None
@@ -212,6 +214,8 @@ class MCPSession:
         """Stop the server and its children, and fail pending requests; idempotent."""
         self._closed = True
         self.updates.close()
+        if self._loop is not None and self._loop.is_closed():
+            self._forget_connection()
         if self._connecting is not None:
             self._connecting.cancel()
             await asyncio.wait((self._connecting,))
@@ -224,6 +228,8 @@ class MCPSession:
 
     async def _with_connection(self, use: Callable[[MCPConnection], Awaitable[T]], deadline: float | None) -> T:
         """Use the connection; reconnect once if the server has dropped the session."""
+        if self._loop is not asyncio.get_running_loop():
+            self._change_loop()
         self._requests += 1
         try:
             for _ in range(2):
@@ -241,8 +247,31 @@ class MCPSession:
             self._requests -= 1
         raise CallError(ErrorCode.UNAVAILABLE, f"the MCP server {self._server.name} drops its sessions at once")
 
+    def _change_loop(self) -> None:
+        """Use the running event loop from now on: the previous one has ended, and the connection with it.
+
+        Raises:
+            CallError: UNAVAILABLE, if it has not.
+        """
+        is_used = self._connection is not None or self._connecting is not None
+        if self._loop is not None and not self._loop.is_closed() and is_used:
+            message = (
+                f"the MCP server {self._server.name} is connected in another event loop: make all calls in that one, "
+                "or use SyncClient, which may be called from any thread"
+            )
+            raise CallError(ErrorCode.UNAVAILABLE, message, retryable=False)
+        self._loop = asyncio.get_running_loop()
+        self._forget_connection()
+
+    def _forget_connection(self) -> None:
+        """Drop what belongs to an event loop that has ended."""
+        self._connection = self._connecting = None
+        self._background.clear()
+
     async def _connected(self, deadline: float | None) -> MCPConnection:
         """Return the connection, or a new one, which all waiting callers share."""
+        if self._loop is not asyncio.get_running_loop():
+            self._change_loop()
         closed = f"the MCP server {self._server.name} was closed"
         if self._closed:
             raise CallError(ErrorCode.UNAVAILABLE, closed, retryable=False)
@@ -313,7 +342,7 @@ class MCPSession:
             self.updates.missed()
 
         if self._watched:
-            self._run_in_background(watch_again())
+            spawn(watch_again(), self._background)
         try:
             self._on_connected()
         except Exception:
@@ -340,12 +369,7 @@ class MCPSession:
     def _leave(self, connection: MCPConnection) -> None:
         """Close a connection in the background: a process may take its time to exit, and only `close` waits for it."""
         self._connection = None
-        self._run_in_background(connection.close())
-
-    def _run_in_background(self, work: Coroutine[Any, Any, None]) -> None:
-        task = asyncio.create_task(work)
-        self._background.add(task)
-        task.add_done_callback(self._background.discard)
+        spawn(connection.close(), self._background)
 
 
 def request_caller(context: Context) -> RequestCaller | None:

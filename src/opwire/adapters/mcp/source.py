@@ -390,7 +390,7 @@ class ServerOperations:
 
     async def close(self) -> None:
         """Disconnect; idempotent."""
-        if self._task is not None:
+        if self._task is not None and not self._task.done():  # it is done if its event loop has ended
             self._task.cancel()
             await asyncio.gather(self._task, return_exceptions=True)
         await self._sessions.close()

@@ -41,7 +41,7 @@ from opwire.origin import (
 from opwire.schema import UNKNOWN, JSONSchema, Schema
 from opwire.schema.dialect import map_subschemas
 from opwire.tool_envelope import TOOL_ENVELOPE_PREFIX, block_texts, parse
-from opwire.typed.plain import as_dict, as_list, read_json
+from opwire.typed.plain import as_dict, as_list, read_peer_json
 
 logger = logging.getLogger("opwire.mcp")
 
@@ -361,7 +361,7 @@ def _data_in_text(blocks: list[MCPContentBlock], label: str, *, parse_json: bool
                 logger.warning("%s: an invalid ToolEnvelope is kept as text: %s", label, error)
     if parse_json and len(texts) == 1:
         try:
-            return read_json(_json, texts[0])
+            return read_peer_json(_json, texts[0])
         except (ValueError, RecursionError):
             pass
     return blocks
