@@ -2,6 +2,7 @@
 
 import asyncio
 import gc
+import math
 import time
 from typing import Any
 from unittest import mock
@@ -36,6 +37,17 @@ async def test_a_deadline_is_never_early() -> None:
         deadlines.add(now + n * 0.003, now + n * 0.003, expire)
     await within(done.wait())
     assert min(late) >= 0
+
+
+@requirement("deadlines.never-early")
+@pytest.mark.parametrize("never", [math.inf, math.nan, 1e300])
+async def test_a_time_that_never_comes_is_no_deadline(never: float) -> None:
+    deadlines, expired = Deadlines(), list[str]()
+    tick = deadlines.add("never", never, expired.append)
+    deadlines.add("soon", time.monotonic() + 0.02, expired.append)
+    await asyncio.sleep(0.1)
+    deadlines.discard("never", tick)
+    assert expired == ["soon"]
 
 
 @requirement("deadlines.shared-timers")

@@ -1,5 +1,6 @@
 """The registry: registering, looking up, calling."""
 
+import asyncio
 import difflib
 import time
 from collections.abc import AsyncIterator, Callable, Iterator
@@ -395,6 +396,24 @@ async def test_a_deadline_that_the_caller_watches_over_itself_is_left_to_it(regi
     assert (await registry.execute("a.b", context=watched)).data is True
     assert (await call_error(registry.execute("a.limited", context=watched))).code is ErrorCode.TIMEOUT
     assert not watched.child().watched
+
+
+@requirement("deadlines.loops")
+async def test_calls_in_the_event_loops_of_several_threads_have_their_own_deadlines(
+    registry: OperationRegistry,
+) -> None:
+    @registry.query("a.slow", timeout=0.2)
+    async def slow() -> None:
+        await asyncio.sleep(60)
+
+    def call() -> ErrorCode:
+        with pytest.raises(CallError) as caught:
+            asyncio.run(registry.execute("a.slow"))
+        return caught.value.code
+
+    async with asyncio.timeout(30):
+        ended = await asyncio.gather(*(asyncio.to_thread(call) for _ in range(4)))
+    assert ended == [ErrorCode.TIMEOUT] * 4
 
 
 @requirement("subscribe.envelopes")

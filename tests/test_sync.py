@@ -2,6 +2,7 @@
 
 import asyncio
 import gc
+import os
 import signal
 import subprocess
 import sys
@@ -294,3 +295,49 @@ def test_a_generated_class_blocks_like_its_client(samples: Samples, tmp_path: Pa
         sample = module["Sample"](client)
         assert sample.math.add(1) == 3
         assert list(sample.clock.ticks()) == [0, 1, 2]
+
+
+FORKING = """
+import asyncio, os, time
+
+from opwire import CallError, OperationRegistry, SyncClient
+
+registry = OperationRegistry(namespace="shop")
+
+
+@registry.query
+def add(a: int, b: int) -> int:  # in a thread of the registry
+    time.sleep(0.01)
+    return a + b
+
+
+@registry.subscription
+async def count():
+    for number in range(1_000_000):
+        yield number
+
+
+with SyncClient(registry) as client:
+    print(client.call("shop.add", {"a": 1, "b": 2}), flush=True)
+    items = client.subscribe("shop.count")
+    next(items)
+    if not (child := os.fork()):
+        try:
+            next(items)
+        except CallError as error:
+            print(error.code, flush=True)
+        print(client.call("shop.add", {"a": 3, "b": 4}), flush=True)
+        client.close()
+        print(asyncio.run(registry.execute("shop.add", {"a": 5, "b": 6})).data, flush=True)
+        os._exit(0)
+    assert os.waitpid(child, 0)[1] == 0
+    print(client.call("shop.add", {"a": 7, "b": 8}), flush=True)
+"""
+
+
+@requirement("client.sync_fork", "handlers.fork")
+@pytest.mark.skipif(not hasattr(os, "fork"), reason="needs os.fork")
+def test_a_forked_process_connects_by_itself_and_starts_its_own_threads() -> None:
+    ran = subprocess.run([sys.executable, "-c", FORKING], capture_output=True, text=True, timeout=60, check=False)
+    assert ran.stdout.splitlines() == ["3", "UNAVAILABLE", "7", "11", "15"], ran.stderr
+    assert ran.returncode == 0

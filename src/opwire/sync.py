@@ -6,6 +6,7 @@ Its event loop runs in a thread of its own, so that it works where another loop 
 import asyncio
 import atexit
 import logging
+import os
 import threading
 import weakref
 from collections.abc import AsyncGenerator, Awaitable, Callable, Coroutine, Generator
@@ -43,7 +44,8 @@ class SyncClient:
     is no longer referenced, and when the process exits. A source of a configuration that cannot be loaded is logged as
     a warning; the others are available.
 
-    It is thread-safe. Handlers of a registry, and interceptors, run in its own thread.
+    It is thread-safe. Handlers of a registry, and interceptors, run in its own thread. A forked process, which has none
+    of the threads, connects by itself.
     """
 
     def __init__(self, target: Target | Path, **options: Any) -> None:
@@ -63,6 +65,7 @@ class SyncClient:
             CallError, UsageError: as `Client` and its `start`.
             ConfigError: the configuration is invalid, or a required source cannot be loaded.
         """
+        self._leave_parent()
         with self._lock:
             if self._client is None:
                 # Holds no reference to this object, so that it can be garbage-collected.
@@ -85,6 +88,7 @@ class SyncClient:
 
     def close(self) -> None:
         """Disconnect and end the thread. Calls of other threads end with UNAVAILABLE."""
+        self._leave_parent()
         with self._lock:
             thread, self._thread, self._client, self._is_closed = self._thread, None, None, True
             self._removers.clear()
@@ -161,7 +165,15 @@ class SyncClient:
 
     # --- the thread -------------------------------------------------------------------------------------------------
 
+    def _leave_parent(self) -> None:
+        """In a forked process, forget the connection of its parent: its thread does not exist here."""
+        if self._thread is not None and self._thread.process != os.getpid():
+            self._client = self._thread = None
+            self._removers.clear()
+            self._lock = threading.RLock()  # another thread may have held it
+
     def _started(self) -> Client:
+        self._leave_parent()
         with self._lock:
             if self._is_closed:
                 message = "the client is closed: start() opens it again"
@@ -224,6 +236,7 @@ class _LoopThread:
         self._loop: asyncio.AbstractEventLoop | None = None
         self._end: Callable[[], object] = lambda: None
         self._has_closed = False
+        self.process = os.getpid()
         running = threading.Event()
         self._thread = threading.Thread(target=self._run, args=(opening, running), name="opwire-client", daemon=True)
         self._thread.start()
@@ -233,8 +246,8 @@ class _LoopThread:
 
     @property
     def is_running(self) -> bool:
-        """Whether the loop accepts calls."""
-        return self._loop is not None
+        """Whether the loop accepts calls, and belongs to this process."""
+        return self._loop is not None and self.process == os.getpid()
 
     def end(self) -> None:
         """Begin to close. Does not block: a garbage collector may call it, in any thread."""
@@ -252,6 +265,9 @@ class _LoopThread:
 
     def wait(self, call: Coroutine[Any, Any, T]) -> T:
         """Run a call in the loop, and return its result."""
+        if self.process != os.getpid():
+            call.close()
+            raise _closed()
         if threading.current_thread() is self._thread:
             call.close()
             raise UsageError(

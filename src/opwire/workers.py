@@ -6,6 +6,7 @@ cancelled while it runs is abandoned: its thread counts as stuck until it return
 
 import asyncio
 import logging
+import os
 import threading
 from collections.abc import Callable
 from contextvars import Context as ContextVars
@@ -58,6 +59,10 @@ class WorkerPool:
 
     def __init__(self, max_workers: int = 32) -> None:
         self.max_workers = max_workers
+        self._reset()
+
+    def _reset(self) -> None:
+        self._process = os.getpid()
         self._jobs: SimpleQueue[_Job] = SimpleQueue()
         self._lock = threading.Lock()
         self._threads = 0
@@ -76,6 +81,8 @@ class WorkerPool:
             CallError: UNAVAILABLE, if `max_workers` threads are stuck.
         """
         job = _Job(call, label)
+        if self._process != os.getpid():  # forked: the threads that are counted do not exist here
+            self._reset()
         with self._lock:
             if self._stuck >= self.max_workers:
                 raise self._exhausted()
