@@ -11,7 +11,7 @@ import pytest
 
 from opwire import Client, OperationRegistry
 from opwire.client import Retries
-from opwire.durable import DurableStream, MemoryStream
+from opwire.durable import DurableStream, MemoryStream, streams
 from opwire.durable.streams import BATCH
 from opwire.errors import CallError, ErrorCode, UsageError, is_resume_error
 from opwire.hub import Hub, Spoke
@@ -33,8 +33,8 @@ async def make(request: pytest.FixtureRequest) -> AsyncIterator[Make]:
     """Makes ends of one new stream."""
     name = f"test-{token_hex(4)}"
     if request.param == "memory":
-        streams: dict[str, MemoryStream] = {}
-        yield lambda **options: streams.setdefault(name, MemoryStream(name, **options))
+        made: dict[str, MemoryStream] = {}
+        yield lambda **options: made.setdefault(name, MemoryStream(name, **options))
     elif request.param == "redis":
         url = request.getfixturevalue("redis_server").url
         async with Leaks():
@@ -138,6 +138,34 @@ async def test_what_has_no_json_form_or_is_too_large_is_not_stored(make: Make) -
         await stream.append("stored")
         async with aclosing(stream.follow()) as items:
             assert await take(items, 1) == ["stored"]
+
+
+@requirement("streams.foreign")
+async def test_an_item_that_no_message_can_hold_for_its_nesting_is_text_and_the_next_one_follows(make: Make) -> None:
+    registry = OperationRegistry()
+    async with make() as stream, Hub(url="ws://127.0.0.1:0", authenticate=OPEN) as hub:
+        registry.subscription("orders.follow")(stream.follow)
+        deep, flat = b"[" * 300 + b"]" * 300, b"[" + b"[]," * 300 + b"[]]"
+        for stored in (deep, flat, b'"next"'):
+            await stream.store(stored)
+        async with (
+            Spoke(registry, hub.url),
+            Spoke(None, hub.url) as reader,
+            aclosing(reader.calls.subscribe("orders.follow")) as items,
+        ):
+            assert await take(items, 3) == [deep.decode(), [[]] * 301, "next"]
+
+
+@requirement("streams.foreign")
+async def test_items_are_decoded_one_by_one(make: Make, monkeypatch: pytest.MonkeyPatch) -> None:
+    decoded: list[bytes] = []
+    monkeypatch.setattr(streams, "decode_item", lambda encoded: decoded.append(encoded) or encoded)
+    async with make() as stream:
+        for number in range(BATCH):
+            await stream.append(number)
+        async with aclosing(stream.follow()) as items:
+            await take(items, 2)
+    assert decoded == [b"0", b"1"]  # 64 items of 1 MB can take gigabytes
 
 
 @requirement("streams.foreign")

@@ -91,7 +91,8 @@ class Meeting:
         self, registry: OperationRegistry | None = None, url: str = "ws://127.0.0.1:0", **options: Any
     ) -> Hub:
         """A hub; open to everybody, unless `authenticate` says otherwise."""
-        return await self._stack.enter_async_context(Hub(registry, url, **{"authenticate": OPEN, **options}))
+        options.setdefault("authenticate", OPEN)
+        return await self._stack.enter_async_context(Hub(registry, url, **options))
 
     async def node(self, url: str, registry: OperationRegistry | None = None, **options: Any) -> BrokerNode:
         """A node on a broker."""

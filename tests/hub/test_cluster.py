@@ -2,9 +2,9 @@
 
 import asyncio
 import time
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Iterable
 from secrets import token_hex
-from typing import Any
+from typing import Any, Self
 
 import pytest
 from msgspec.structs import replace
@@ -14,7 +14,7 @@ from opwire.call.description import OperationInfo
 from opwire.call.events import CallAborted, CallEvent, CallFailed, CallRequested, CallResponded
 from opwire.envelope import local_envelope
 from opwire.errors import CallError, ErrorCode, UsageError
-from opwire.hub import Hub, Spoke
+from opwire.hub import Hub, Spoke, cluster
 from opwire.hub.cluster import ClusterSecret, cluster_transport
 from opwire.monitor import Statistics
 from opwire.operation import Context, Identity, OperationSpec, Progress
@@ -254,6 +254,122 @@ async def test_a_request_of_a_hub_that_is_repeated_at_another_one_proves_nothing
         assert {getattr(each, "code", "") for each in repeater.heard} == {ErrorCode.UNAUTHENTICATED}
     finally:
         await link.close()
+
+
+class Poser:
+    """A client of the broker that claims to be a hub, and sends what the test says instead of routes."""
+
+    def __init__(self, link: BrokerTransport, changes: Iterable[dict[str, Any]] = ()) -> None:
+        self._link = link
+        self._changes = changes
+        self.address = ""
+        self.heard: list[CallEvent] = []
+
+    async def __aenter__(self) -> Self:
+        await self._link.start(self)
+        self.address = self._link.address or ""
+        await self._link.announce(["opwire.hub.routes"])
+        return self
+
+    async def __aexit__(self, *_: object) -> None:
+        await self._link.close()
+
+    def received(self, event: CallEvent, sender: str) -> None:
+        """Claim changes that nobody has seen, and send the routes."""
+        self.heard.append(event)
+        if isinstance(event, CallRequested) and event.operation_id == "opwire.hub.sync":
+            self._link.send(CallResponded(request_id=event.request_id, output=local_envelope(10**15, "sync")), sender)
+        elif isinstance(event, CallRequested):
+            for seq, change in enumerate(self._changes, 1):
+                output = local_envelope(change, "routes")
+                self._link.send(CallResponded(request_id=event.request_id, output=output, seq=seq), sender)
+
+    def lost(self, peer: str | None, reason: str) -> None:
+        """Ignore it."""
+
+
+@requirement("hub.cluster.secret")
+async def test_an_end_that_poses_as_a_hub_delays_the_calls_of_unknown_operations_once(
+    hubs: Hubs, meeting: Meeting, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(cluster, "_PROOF", 0.5)
+    monkeypatch.setattr(cluster, "_SEARCH", 0.1)
+    async with Poser(hubs.link()) as poser:
+        a = await hubs.hub(adding(), secret=SECRET)
+        caller = await meeting.spoke((await hubs.hub(secret=SECRET)).url)
+        await until("it was asked for its routes", lambda: bool(poser.heard))
+        for _ in range(3):
+            with pytest.raises(CallError) as raised:
+                await caller.call("math.sub", timeout=20)
+            assert raised.value.code is ErrorCode.OPERATION_NOT_FOUND
+        assert await caller.call("math.add", {"a": 1, "b": 2}) == 3
+        asked = [each for each in poser.heard if isinstance(each, CallRequested)]
+        assert {each.operation_id for each in asked} == {"opwire.hub.routes"}
+        assert len(asked) == 2  # once by each hub, however often they search
+        assert poser.address not in a.transport.relay.peers  # no caller can address it
+        assert len(a.transport.relay.peers) == 1  # the other hub
+
+
+@requirement("hub.cluster")
+async def test_ends_that_are_not_hubs_leave_room_for_hubs(
+    hubs: Hubs, meeting: Meeting, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(cluster, "_MAX_HUBS", 1)
+    monkeypatch.setattr(cluster, "_PROOF", 0.2)
+    monkeypatch.setattr(cluster, "_SEARCH", 0.1)
+    async with Poser(hubs.link()):
+        await hubs.hub(adding())
+        b = await hubs.hub()
+        await until("the hubs have met", lambda: ids(b.registry) == ["math.add"])
+        caller = await meeting.spoke(b.url)
+        assert await caller.call("math.add", {"a": 1, "b": 2}) == 3
+
+
+@requirement("hub.cluster")
+async def test_a_call_of_an_end_that_cannot_be_a_hub_is_refused_and_leaves_nothing(
+    hubs: Hubs, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    hub, link = await hubs.hub(adding()), hubs.link()
+    with monkeypatch.context() as patched:
+        patched.setattr("opwire.transports.broker.token_hex", lambda _: "server")
+        await link.start(poser := Poser(link))
+    try:
+        (address,) = await link.servers(0.2)
+        link.send(CallRequested(request_id="c1/1", operation_id="math.add", input={"a": 1, "b": 2}), address)
+        await until("it is refused", lambda: bool(poser.heard))
+        (refused,) = poser.heard
+        assert isinstance(refused, CallFailed)
+        assert refused.code == ErrorCode.UNAVAILABLE
+        connected: Any = hub._cluster
+        assert len(connected._transport._leases) == 0
+    finally:
+        await link.close()
+
+
+@requirement("hub.cluster")
+async def test_routes_that_another_hub_may_not_offer_are_ignored_and_not_kept(
+    hubs: Hubs, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    monkeypatch.setattr(cluster, "_MAX_REJECTED", 3)
+    monkeypatch.setattr(cluster, "_MAX_DESCRIBED", 2_000)
+    own = {"id": "opwire.operations", "type": "subscription"}
+    text = {"id": "big.text", "type": "query", "description": "x" * 2_000}
+    fine = {"id": "fine.add", "type": "query"}
+    long = {"id": "l." + "x" * 2_000, "type": "query"}
+    changes: list[dict[str, Any]] = [
+        {"number": 10**18, "id": "opwire.operations", "description": own},
+        {"number": 2, "id": "other.add", "description": fine},  # of another operation than it says
+        {"number": 3, "id": "fine.add", "version": "2", "description": fine},
+        {"number": 4, "id": "big.text", "description": text},
+        {"number": 5, "id": long["id"], "description": long},
+        *({"number": 6, "id": f"wrong.n{number}", "description": {"id": 5}} for number in range(20)),
+        {"number": 7, "id": "fine.add", "description": fine},
+        {"number": 8},
+    ]
+    async with Poser(hubs.link(), changes):
+        hub = await hubs.hub()
+        await until("the last one has arrived", lambda: ids(hub.registry) == ["fine.add"])
+    assert caplog.text.count("ignoring an operation") == 3
 
 
 @requirement("hub.cluster.secret")

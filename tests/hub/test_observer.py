@@ -134,6 +134,7 @@ async def test_a_watcher_does_not_hold_up_the_draining_of_a_hub(meeting: Meeting
 
 
 @requirement("monitor.broker")
+@pytest.mark.slow
 async def test_all_servers_on_a_broker_are_observed_and_those_that_join_later(broker: str, meeting: Meeting) -> None:
     boss = Identity(id="boss", scopes=("*",))
     one = await meeting.spoke(broker, adding("one"), name="one", anonymous=boss, prefix="observed")

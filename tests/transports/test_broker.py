@@ -764,6 +764,26 @@ async def test_a_farewell_without_the_tokens_of_calls_ends_none_of_them(stage: S
     assert await call == 5
 
 
+@virtual
+@requirement("transport.leases.token")
+async def test_a_farewell_for_a_request_with_the_address_of_another_caller_ends_that_request_alone(
+    stage: Stage,
+) -> None:
+    server, _ = await stage.server()
+    caller = await stage.caller()
+    call = asyncio.ensure_future(outcome(caller.call("work.echo", {"value": 5, "seconds": 4}, timeout=50)))
+    await asyncio.sleep(0.1)
+    transport: Any = server.transport
+    victim = stage.mediums[1]._address
+    forged = CallRequested(request_id="forged", operation_id="work.echo", input={"value": 6, "seconds": 30})
+    transport.arrived(victim, "mine", encode_event(forged))
+    assert len(transport._leases) == 2
+    transport.overheard("anyone", "", encode_session(Left(tokens=["mine"])))
+    assert list(dict(transport._leases.beats())) == [victim]
+    assert len(transport._leases) == 1
+    assert await call == 5
+
+
 # --- what cannot be sent ----------------------------------------------------------------------------------------------
 
 

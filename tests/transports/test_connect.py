@@ -5,12 +5,14 @@ from typing import Any
 
 import pytest
 
+from opwire.client import Client
 from opwire.errors import MissingExtraError, UsageError
 from opwire.hub import Hub, Spoke
-from opwire.transports.connect import connect
+from opwire.transports.connect import TransportOptions, connect, option_names
 from opwire.transports.nats import NatsTransport
 from opwire.transports.redis import RedisTransport
 from opwire.transports.websocket import WebSocketTransport
+from opwire.transports.websocket.server import ServerOptions, WebSocketServer
 from tests.requirements import requirement
 
 
@@ -61,3 +63,25 @@ def test_a_url_that_cannot_be_parsed_is_refused(url: str) -> None:
 def test_an_option_that_cannot_work_is_refused(option: dict[str, Any]) -> None:
     with pytest.raises(UsageError, match=next(iter(option))):
         connect("ws://127.0.0.1:1", **option)
+
+
+@requirement("hub.connect")
+@pytest.mark.parametrize(
+    ("make", "message"),
+    [
+        (lambda option: connect("ws://a.example", **option), "ws:// has no option 'odd'; its options are token, "),
+        (lambda option: Spoke(None, "redis://a.example", **option), "redis:// has no option 'odd'; "),
+        (lambda option: Hub(**option), "Hub, whose address is its URL, has no option 'odd'; "),
+        (lambda option: Client("https://a.example", **option), "a client of an HTTP address has no option 'odd'; "),
+    ],
+)
+def test_an_unknown_option_is_refused_beside_those_that_exist(make: Any, message: str) -> None:
+    with pytest.raises(UsageError) as caught:
+        make({"odd": 1})
+    assert str(caught.value).startswith(message)
+
+
+def test_the_types_of_options_are_complete() -> None:
+    transports = (WebSocketTransport, RedisTransport, NatsTransport)
+    assert TransportOptions.__optional_keys__ == {name for each in transports for name in option_names(each)}
+    assert ServerOptions.__optional_keys__ == set(option_names(WebSocketServer))

@@ -114,16 +114,16 @@ def test_a_peer_that_left_takes_along_what_it_had_and_what_it_asked() -> None:
 
 
 @requirement("transport.leases.farewell")
-def test_who_names_a_token_is_gone_as_a_server_and_as_a_caller_whatever_its_address_is_now() -> None:
+def test_a_farewell_ends_the_calls_and_requests_whose_tokens_it_names_and_no_others() -> None:
     leases = Leases(PATIENCE)
     named = leases.ask("named", "math.add", 0.0, streams=False)
     leases.ask("other", "math.add", 0.0, streams=False)
     leases.hold("ann", "r1", "t1", 0.0)
     leases.hold("ann", "r2", "t2", 0.0)
     leases.hold("bob", "r1", "t3", 0.0)
-    calls, callers = leases.over([named, "t2", "unknown"])
-    assert ([each.request_id for each in calls], callers) == (["named"], ["ann"])
-    assert dict(leases.beats()) == {"bob": ["t3"]}
+    calls, requests = leases.over([named, "t2", "unknown"])
+    assert ([each.request_id for each in calls], requests) == (["named"], [("ann", "r2")])
+    assert dict(leases.beats()) == {"ann": ["t1"], "bob": ["t3"]}  # another end may have stated the address of ann
     assert leases.over([]) == ([], [])
 
 
@@ -397,12 +397,12 @@ class Books(RuleBasedStateMachine):
     @rule(data=st.data())
     def farewell(self, data: st.DataObject) -> None:
         tokens = data.draw(st.sets(st.sampled_from(["guess", *self.open, *self.held.values()])))
-        calls, callers = self.leases.over(tokens)
+        calls, requests = self.leases.over(tokens)
         assert {asked.token for asked in calls} == tokens & set(self.open)
-        assert set(callers) == {caller for (caller, _), token in self.held.items() if token in tokens}
+        assert set(requests) == {key for key, token in self.held.items() if token in tokens}
         for asked in calls:
             self.over(asked)
-        self.held = {key: token for key, token in self.held.items() if key[0] not in callers}
+        self.held = {key: token for key, token in self.held.items() if token not in tokens}
 
     @rule()
     def clear(self) -> None:

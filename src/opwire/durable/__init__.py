@@ -6,7 +6,7 @@ Durable streams: items that are stored for later readers.
 from opwire.durable.calls import DurableCalls
 from opwire.durable.journal import Claim, Journal, JournalInfo, Outcome, PendingTask, Task
 from opwire.durable.memory import MemoryJournal, MemoryJournalState
-from opwire.durable.streams import DurableStream, MemoryStream
+from opwire.durable.streams import DurableStream, MemoryStream, StoredItem
 from opwire.durable.worker import DurableWorker
 
 __all__ = [
@@ -21,5 +21,6 @@ __all__ = [
     "MemoryStream",
     "Outcome",
     "PendingTask",
+    "StoredItem",
     "Task",
 ]

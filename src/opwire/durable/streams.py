@@ -15,14 +15,14 @@ import asyncio
 from abc import ABC, abstractmethod
 from collections import deque
 from collections.abc import AsyncGenerator
-from typing import Any, Literal, Self
+from typing import Any, Literal, NamedTuple, Self
 
 import msgspec
 
 from opwire.call.events import MAX_MESSAGE
 from opwire.envelope import Item
 from opwire.errors import CallError, ErrorCode, NotPlainError, check_counts, resume_error
-from opwire.typed.plain import read_json, to_plain, write_json
+from opwire.typed.plain import MAX_DEPTH, read_json, survey, to_plain, write_json
 
 MAX_ITEMS = 100_000
 """Default number of items that a stream keeps; Redis may keep a few more."""
@@ -30,10 +30,18 @@ MAX_ITEMS = 100_000
 BATCH = 64
 """Items that a reader fetches at once, and holds in memory."""
 
+_LARGE = 64 * 1024  # bytes of an item
 POLL = 1.0  # seconds after which a reader looks for items, if it hears of none
 
 _encoder = msgspec.json.Encoder()
 _decoder = msgspec.json.Decoder()
+
+
+class StoredItem(NamedTuple):
+    """An item as it is stored: JSON, or what another program has written."""
+
+    encoded: bytes
+    cursor: str
 
 
 class DurableStream(ABC):
@@ -94,9 +102,10 @@ class DurableStream(ABC):
         while True:
             news = self._news
             items = await self.read(position)
-            for item in items:
-                position = item.cursor
-                yield item
+            for encoded, position in items:
+                yield Item(decode_item(encoded), cursor=position)
+                if len(encoded) > _LARGE:  # decoding one takes up to 0.1 s: other tasks run before the next
+                    await asyncio.sleep(0)
             if not items:
                 try:
                     async with asyncio.timeout(POLL):
@@ -122,8 +131,8 @@ class DurableStream(ABC):
         """Return the cursor before the first item to read. That of the first stored item is never reported as lost."""
 
     @abstractmethod
-    async def read(self, after: str) -> list[Item[Any]]:
-        """Return items after a cursor, at most `BATCH`; empty at the end.
+    async def read(self, after: str) -> list[StoredItem]:
+        """Return items after a cursor, at most `BATCH`; empty at the end. They are decoded one by one.
 
         Raises:
             CallError: `lost(after)`, items after it are gone or it is unknown; UNAVAILABLE.
@@ -131,14 +140,22 @@ class DurableStream(ABC):
 
 
 def decode_item(encoded: bytes) -> Any:
-    """Decode the data of an item; what another program stored as text or bytes is returned as it is."""
+    """Decode the data of an item; what another program stored as text or bytes is returned as it is.
+
+    So is JSON that is nested deeper than messages may be: its readers could not get past it.
+    """
     try:
-        return read_json(_decoder, encoded)
+        data = read_json(_decoder, encoded)
+        # Nesting needs pairs of brackets: counting them is faster than walking the values.
+        may_be_deep = len(encoded) <= MAX_MESSAGE and encoded.count(b"[") + encoded.count(b"{") > MAX_DEPTH
+        if not may_be_deep or not survey(data).deep:
+            return data
     except (ValueError, RecursionError):
-        try:
-            return encoded.decode()
-        except UnicodeDecodeError:
-            return encoded
+        pass
+    try:
+        return encoded.decode()
+    except UnicodeDecodeError:
+        return encoded
 
 
 class MemoryStream(DurableStream):
@@ -167,14 +184,14 @@ class MemoryStream(DurableStream):
         """Return the cursor before the first item to read."""
         return str(self._last if start == "new" else 0)
 
-    async def read(self, after: str) -> list[Item[Any]]:
+    async def read(self, after: str) -> list[StoredItem]:
         """Return items after a cursor."""
         number, first = position_number(after), self._last - len(self._items) + 1
         if number is None or number > self._last or 0 < number < first - 1:
             raise self.lost(after)
         begin = max(number + 1, first)
         end = min(begin + BATCH, self._last + 1)
-        return [Item(decode_item(self._items[each - first]), cursor=str(each)) for each in range(begin, end)]
+        return [StoredItem(self._items[each - first], str(each)) for each in range(begin, end)]
 
 
 def position_number(cursor: str) -> int | None:

@@ -9,6 +9,7 @@ from typing import Any, NamedTuple
 from opwire.deadlines import Deadlines
 from opwire.durable.journal import Outcome
 from opwire.errors import CallError
+from opwire.tasks import resolve
 
 RECHECK = 5.0
 """Seconds between two lookups of an awaited outcome, in an engine whose notifications may get lost."""
@@ -65,7 +66,7 @@ class OutcomeWaiters:
             known = None if submission is not None else await (first or fetch)()
             while known is None:
                 now = time.monotonic()
-                tick = self._deadlines.add(future, min(end, now + self._recheck), _expire)
+                tick = self._deadlines.add(future, min(end, now + self._recheck), resolve)
                 try:
                     known = await future
                 finally:
@@ -99,8 +100,3 @@ class OutcomeWaiters:
             for future in futures:
                 if not future.done() and is_concerned(key):
                     future.set_exception(error)
-
-
-def _expire(future: asyncio.Future[Outcome | None]) -> None:
-    if not future.done():
-        future.set_result(None)

@@ -19,11 +19,11 @@ import asyncio
 import logging
 import re
 import time
-from collections.abc import AsyncIterator, Callable, Coroutine, Sequence
+from collections.abc import AsyncIterator, Callable, Sequence
 from hashlib import blake2b
 from hmac import compare_digest
 from secrets import token_hex
-from typing import TYPE_CHECKING, Any, cast
+from typing import TYPE_CHECKING, Any, Unpack, cast
 
 from msgspec import Struct, field
 from msgspec.structs import replace
@@ -49,12 +49,13 @@ from opwire.call.handler import CallHandler
 from opwire.call.pending import PendingRequestMap
 from opwire.call.transport import Address
 from opwire.errors import CallError, ErrorCode, UsageError
-from opwire.hub.remote_operations import RemoteOperations
-from opwire.monitor import Statistics
-from opwire.operation import AccessControl, Change, Context, OperationSpec, is_own
+from opwire.hub.remote_operations import DescribedOperation, RemoteOperations
+from opwire.hub.route_feed import RouteChange, RouteFeed, Version
+from opwire.operation import AccessControl, Change, Context, is_own
 from opwire.registry import OperationRegistry
+from opwire.tasks import spawn
 from opwire.transports.broker import BrokerTransport
-from opwire.transports.connect import connect
+from opwire.transports.connect import TransportOptions, connect
 from opwire.transports.websocket.peers import Peer
 from opwire.transports.websocket.routes import (
     MARGIN,
@@ -85,17 +86,20 @@ PREFIX = "opwire-hubs"
 
 ROUTES, SYNC = "opwire.hub.routes", "opwire.hub.sync"
 
-_MAX_HUBS = 1_000
+_MAX_HUBS = 1_000  # and as many that have not proven yet that they are hubs
 _MAX_OPERATIONS = 200_000  # of one hub
+_MAX_DESCRIBED = 256 * 1024 * 1024  # bytes of their descriptions
+_MAX_REJECTED = 1_000  # operations whose rejection is logged
+_MAX_IGNORED = 10_000  # addresses of ends that did not prove to be hubs
+_IGNORED = 60.0  # seconds for which such an end is not asked again
 _WAIT = 0.25  # seconds for the hubs that are there already to reply
 _SEARCH = 5.0  # seconds between two searches for hubs that were missed
 _PATIENCE = 5.0  # seconds for the routes of another hub
-_BREATH = 8  # routes after which other tasks run: registering one takes up to a third of a millisecond
+_PROOF = 3.0  # seconds in which an end that was found proves to be a hub
+_TURN = 0.005  # seconds after which other tasks run: registering a route of 1 MB takes ten times as long
 _LIFETIME, _SKEW = 20.0, 10.0  # seconds for which a proof is valid, and by which clocks may differ
 _ANY_SIZE = 2**62
 _ADDRESS = re.compile(r"[0-9a-f]{16}")  # of an end of a broker
-_NO_CALLS = Statistics()
-_Version = tuple[str, str]  # of an operation: its id and version
 _HEADS: dict[type[CallMessage], type[EventHead]] = {
     head.kind: head
     for head in (
@@ -173,7 +177,9 @@ class ClusterSecret:
         return blake2b(text, key=blake2b(self._key, person=b"opwire-hubs-1").digest(), digest_size=16).hexdigest()
 
 
-def cluster_transport(url: str | Sequence[str], *, secret: str | None = None, **options: Any) -> BrokerTransport:
+def cluster_transport(
+    url: str | Sequence[str], *, secret: str | None = None, **options: Unpack[TransportOptions]
+) -> BrokerTransport:
     """Return the transport of a cluster; the options are those of the transport.
 
     Raises:
@@ -184,71 +190,8 @@ def cluster_transport(url: str | Sequence[str], *, secret: str | None = None, **
         raise UsageError("the hubs of a cluster meet on a broker: cluster is the URL of Redis or NATS")
     if secret is not None:
         options["signed"] = ClusterSecret(secret)
-    return cast("BrokerTransport", connect(url, **{"prefix": PREFIX, **options}))
-
-
-# --- what this hub announces ------------------------------------------------------------------------------------------
-
-
-class RouteChange(Struct, omit_defaults=True):
-    """A change of the routes of a hub, or (without an operation) the end of those that it had when asked.
-
-    `number` counts the changes, from 1. Without a description the operation is not served there any more; `expected`:
-    it is expected back.
-    """
-
-    number: int
-    id: str = ""
-    version: str = ""
-    description: dict[str, Any] | None = None
-    expected: bool = False
-    proof: str = ""  # in the first one, if there is a secret
-
-
-class RouteFeed:
-    """What this hub offers to others: a stream for each of them, in which only the last change of a route counts."""
-
-    def __init__(self) -> None:
-        self.number = 0
-        self._offered: dict[_Version, RouteChange] = {}
-        self._followers: dict[asyncio.Event, dict[_Version, RouteChange]] = {}
-
-    def put(self, id: str, version: str, spec: OperationSpec | None, *, expected: bool = False) -> None:
-        """Offer a version of an operation, or (None) do not offer it any more."""
-        key = id, version
-        if spec is None and key not in self._offered:
-            return
-        self.number += 1
-        change = RouteChange(self.number, id, version, expected=expected)
-        if spec is None:
-            del self._offered[key]
-        else:
-            change.description = OperationInfo.of(spec, _NO_CALLS).plain()
-            self._offered[key] = change
-        for news, changes in self._followers.items():
-            changes.pop(key, None)  # so that numbers ascend
-            changes[key] = change
-            news.set()
-
-    def __contains__(self, key: _Version) -> bool:
-        return key in self._offered
-
-    async def follow(self) -> AsyncIterator[RouteChange]:
-        """Yield what is offered, and then every change."""
-        news, changes = asyncio.Event(), dict(sorted(self._offered.items(), key=lambda each: each[1].number))
-        self._followers[news] = changes
-        number, greeted = self.number, False
-        try:
-            while True:
-                while changes:
-                    yield changes.pop(next(iter(changes)))
-                if not greeted:
-                    greeted = True
-                    yield RouteChange(number)
-                news.clear()
-                await news.wait()
-        finally:
-            del self._followers[news]
+    options.setdefault("prefix", PREFIX)
+    return cast("BrokerTransport", connect(url, **options))
 
 
 # --- other hubs -------------------------------------------------------------------------------------------------------
@@ -292,9 +235,16 @@ class HubPeer(Peer):
 
 
 class _KnownHub(Struct, eq=False):
-    """The state of another hub: which changes of its routes have arrived."""
+    """The state of another hub: which changes of its routes have arrived.
+
+    It is `proven` by a request or by its routes. Until then it is only an end that was found on the broker: it is not a
+    peer of the relay, and leaves no room for others if there are many.
+    """
 
     peer: HubPeer
+    proven: bool = False
+    sizes: dict[Version, int] = field(default_factory=dict[Version, int])  # of descriptions, in bytes
+    described: int = 0  # their sum
     number: int = -1
     complete: bool = False  # everything that it offered at first has arrived
     gone: bool = False
@@ -311,7 +261,7 @@ class _ClusterCalls(PendingRequestMap):
 
     def received(self, event: CallEvent, sender: Address) -> None:
         if isinstance(event, CallRequested):
-            self._cluster.meet(sender)  # by its first request, a new hub makes itself known
+            self._cluster.meet(sender, proven=True)  # by its first request, a new hub makes itself known
         if "/" in event.request_id:
             self._cluster.relay(event, sender)
         else:
@@ -345,6 +295,7 @@ class Cluster:
         self._barrier: asyncio.Task[None] | None = None
         self._stop_watching: Callable[[], object] = lambda: None
         self._rejected: set[str] = set()  # logged already
+        self._ignored: dict[Address, float] = {}  # until when, in monotonic time
 
     def _own_operations(self) -> OperationRegistry:
         registry, public = OperationRegistry(normalize="off"), AccessControl(public=True)
@@ -379,7 +330,7 @@ class Cluster:
                 await asyncio.gather(*(self._until(hub, 0) for hub in list(self._hubs.values())))
         except TimeoutError:
             logger.warning("some hubs did not send their routes within %g s; they are awaited", _PATIENCE)
-        self._run(self._keep_searching())
+        spawn(self._keep_searching(), self._tasks)
 
     def offer_own(self) -> None:
         """Offer the operations of the hub's own registry, now and when it changes."""
@@ -416,16 +367,40 @@ class Cluster:
 
     # --- routes of others ---------------------------------------------------------------------------------------------
 
-    def meet(self, address: Address) -> None:
-        """Add another hub, and follow its routes. Any client of the broker can state an address, such as `server`."""
-        is_known = address in self._hubs or address == self._transport.address
-        if is_known or not _ADDRESS.fullmatch(address) or len(self._hubs) >= _MAX_HUBS:
-            return
-        hub = self._hubs[address] = _KnownHub(HubPeer(address, self._transport, self._transport.max_message))
-        self._remote.hubs.add(address)
-        self._server.relay.join(hub.peer)
-        self._server.routes.address = self._transport.address or ""
-        hub.task = self._run(self._follow(hub))
+    def meet(self, address: Address, *, proven: bool = False) -> None:
+        """Add another hub, and follow its routes. Any client of the broker can state an address, such as `server`.
+
+        `proven`: it has sent a valid request. Without that it has to send its routes soon.
+        """
+        hub = self._hubs.get(address)
+        if hub is None:
+            if address == self._transport.address or not _ADDRESS.fullmatch(address):
+                return
+            if not proven and self._ignored.get(address, 0.0) > time.monotonic():
+                return
+            if sum(each.proven == proven for each in self._hubs.values()) >= _MAX_HUBS:
+                return
+            hub = self._hubs[address] = _KnownHub(HubPeer(address, self._transport, self._transport.max_message))
+            hub.task = spawn(self._follow(hub), self._tasks)
+            if not proven:
+                spawn(self._await_proof(hub), self._tasks)
+        if proven:
+            self._accept(hub)
+
+    def _accept(self, hub: _KnownHub) -> None:
+        """Use a hub that is proven."""
+        if not hub.proven:
+            hub.proven = True
+            self._ignored.pop(hub.peer.address, None)
+            self._remote.hubs.add(hub.peer.address)
+            self._server.relay.join(hub.peer)
+            self._server.routes.address = self._transport.address or ""
+            spawn(self._notify(hub), self._tasks)
+
+    async def _await_proof(self, hub: _KnownHub) -> None:
+        await asyncio.sleep(_PROOF)
+        if not hub.proven:
+            self.lost(hub.peer.address, f"it did not prove to be a hub within {_PROOF:g} s", connected=True)
 
     def lost(self, address: Address | None, reason: str, *, connected: bool = False) -> None:
         """Remove a hub that is gone, or (None) all of them; its operations linger.
@@ -436,12 +411,17 @@ class Cluster:
             hub = self._hubs.pop(each, None)
             if hub is not None:
                 hub.gone = True
-                self._server.leave(hub.peer, f"the hub at {each} is gone: {reason}", connected=connected)
-                self._remote.lost(each)
-                self._remote.hubs.discard(each)
+                if hub.proven:
+                    self._server.leave(hub.peer, f"the hub at {each} is gone: {reason}", connected=connected)
+                    self._remote.lost(each)
+                    self._remote.hubs.discard(each)
+                elif connected:
+                    while len(self._ignored) >= _MAX_IGNORED:
+                        del self._ignored[next(iter(self._ignored))]
+                    self._ignored[each] = time.monotonic() + _IGNORED  # so that it delays lookups only once
                 if hub.task is not None and hub.task is not asyncio.current_task():
                     hub.task.cancel()
-                self._run(self._notify(hub))
+                spawn(self._notify(hub), self._tasks)
 
     async def _search(self, wait: float) -> None:
         for address in await self._transport.servers(wait):
@@ -457,18 +437,20 @@ class Cluster:
 
     async def _follow(self, hub: _KnownHub) -> None:
         address, reason = hub.peer.address, "it has left"
-        number, context = 0, Context(request_id=token_hex(12))
+        first, context, began = True, Context(request_id=token_hex(12)), time.monotonic()
         expected = "" if self._secret is None else self._secret.proof((context.request_id or "").encode())
         try:
             changes = self._calls.subscribe(ROUTES, to=address, context=context, output_type=RouteChange)
             async for item in changes:
-                if number == 0 and not compare_digest(item.data.proof.encode(), expected.encode()):
+                if first and not compare_digest(item.data.proof.encode(), expected.encode()):
                     raise CallError(ErrorCode.UNAUTHENTICATED, "it does not know the secret of this cluster")
+                self._accept(hub)
                 self._apply(hub, item.data)
                 await self._notify(hub)
-                number += 1
-                if number % _BREATH == 0:
+                first = False
+                if time.monotonic() - began > _TURN:
                     await asyncio.sleep(0)
+                    began = time.monotonic()
         except CallError as error:
             reason = error.message
             logger.info("the routes of the hub at %s cannot be followed any more: %s", address, reason)
@@ -484,26 +466,43 @@ class Cluster:
         if not id:
             hub.complete = not change.proof
         elif change.description is None:
-            self._withdraw(address, change)
+            self._withdraw(hub, change)
         elif id not in self._registry or id in self._remote:  # otherwise it is served here as well
             try:
-                operation = self._remote.check(OperationInfo.read(change.description))
-                conflict = self._remote.conflict(address, operation)
-                if conflict is None and len(self._server.routes.operations(address)) >= _MAX_OPERATIONS:
-                    full = f"at most {_MAX_OPERATIONS:,} are accepted from one hub"
-                    conflict = CallError(ErrorCode.RATE_LIMITED, full)
-                if conflict is not None:
-                    raise conflict
-                own = operation.spec.id
+                operation = self._checked(hub, change)
                 self._remote.add(address, [operation])
-                self._server.routes.announce(address, [own], [own] if self._remote.is_subscription(own) else [])
+                self._server.routes.announce(address, [id], [id] if self._remote.is_subscription(id) else [])
             except CallError as error:
-                self._withdraw(address, change)
-                if id not in self._rejected:
+                self._withdraw(hub, change)
+                if id not in self._rejected and len(self._rejected) < _MAX_REJECTED and len(id) <= MAX_ID:
                     self._rejected.add(id)
                     logger.warning("ignoring an operation of the hub at %s: %s", address, error.message)
 
-    def _withdraw(self, address: Address, change: RouteChange) -> None:
+    def _checked(self, hub: _KnownHub, change: RouteChange) -> DescribedOperation:
+        """Return the operation of a change.
+
+        Raises:
+            CallError: VALIDATION_ERROR, if it is invalid or served in another way; RATE_LIMITED.
+        """
+        info = OperationInfo.read(change.description)
+        if (info.id, info.version) != (change.id, change.version) or is_own(info.id) or len(info.id) > MAX_ID:
+            wrong = "its description is that of another operation, or has an id that is reserved or too long"
+            raise CallError(ErrorCode.VALIDATION_ERROR, wrong)
+        fingerprint, key = info.fingerprint(), (info.id, info.version)
+        operation = self._remote.check(info, fingerprint.digest)
+        conflict = self._remote.conflict(hub.peer.address, operation)
+        if conflict is not None:
+            raise conflict
+        described = hub.described - hub.sizes.get(key, 0) + fingerprint.size
+        if described > _MAX_DESCRIBED or (key not in hub.sizes and len(hub.sizes) >= _MAX_OPERATIONS):
+            full = f"at most {_MAX_OPERATIONS:,} operations and {_MAX_DESCRIBED:,} bytes are accepted from one hub"
+            raise CallError(ErrorCode.RATE_LIMITED, full)
+        hub.sizes[key], hub.described = fingerprint.size, described
+        return operation
+
+    def _withdraw(self, hub: _KnownHub, change: RouteChange) -> None:
+        address = hub.peer.address
+        hub.described -= hub.sizes.pop((change.id, change.version), 0)
         leave = self._remote.lost if change.expected else self._remote.remove
         leave(address, [change.id], change.version)
         if not self._remote.serves(address, change.id):  # not even another version
@@ -523,7 +522,7 @@ class Cluster:
         if before is not None and not before.done():  # it began before this call: the change may be a later one
             await asyncio.wait([before])
         if self._barrier is before or self._barrier is None:
-            self._barrier = self._run(self._synchronise())
+            self._barrier = spawn(self._synchronise(), self._tasks)
         try:
             await asyncio.shield(self._barrier)
         except (CallError, TimeoutError) as error:
@@ -538,6 +537,10 @@ class Cluster:
             await asyncio.gather(*map(self._catch_up, list(self._hubs.values())))
 
     async def _catch_up(self, hub: _KnownHub) -> None:
+        async with hub.news:  # one that was just found may be a hub, or another client of the broker
+            await hub.news.wait_for(lambda: hub.gone or hub.proven)
+        if hub.gone:
+            return
         try:
             latest = await self._calls.call(SYNC, to=hub.peer.address, output_type=int, timeout=_PATIENCE)
         except CallError:
@@ -555,8 +558,12 @@ class Cluster:
     def relay(self, event: CallEvent, sender: Address) -> None:
         """Pass on an event of a call that crosses."""
         hub = self._hubs.get(sender)
-        if hub is None:
-            return  # it is lost, and so are its calls
+        if hub is None or not hub.proven:
+            if isinstance(event, CallRequested):  # not from a hub, or from too many: otherwise it is kept for a reply
+                refused = CallError(ErrorCode.UNAVAILABLE, "this hub does not accept the sender as another hub")
+                stranger = HubPeer(sender, self._transport, self._transport.max_message)
+                stranger.notify(CallFailed.of(event.request_id, refused))
+            return  # otherwise it is lost, and so are its calls
         peer, id = hub.peer, event.request_id
         try:
             if isinstance(event, CallRequested):
@@ -595,9 +602,3 @@ class Cluster:
     def description(self, about: SelfDescription, caller: Address) -> SelfDescription | None:
         """Return the description of what this hub offers, for callers at other hubs."""
         return about.of(lambda spec: (spec.id, spec.version) in self._feed) if caller in self._hubs else None
-
-    def _run(self, work: Coroutine[Any, Any, None]) -> asyncio.Task[None]:
-        task = asyncio.get_running_loop().create_task(work)
-        self._tasks.add(task)
-        task.add_done_callback(self._tasks.discard)
-        return task

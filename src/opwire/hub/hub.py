@@ -15,7 +15,7 @@ from collections import Counter
 from collections.abc import AsyncGenerator, Collection, Iterable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, aclosing, asynccontextmanager
 from functools import lru_cache
-from typing import TYPE_CHECKING, Any, Self
+from typing import TYPE_CHECKING, Any, Self, Unpack
 from urllib.parse import urlsplit
 
 from msgspec import Raw, Struct, field, json
@@ -27,18 +27,28 @@ from opwire.call.discovery import OPERATIONS
 from opwire.call.handler import CallHandler
 from opwire.call.pending import PendingRequestMap
 from opwire.call.transport import Address
-from opwire.errors import CallError, ErrorCode, UsageError, check_counts, check_not_below_zero, needs_extra
+from opwire.errors import (
+    CallError,
+    ErrorCode,
+    UsageError,
+    check_counts,
+    check_known,
+    check_not_below_zero,
+    needs_extra,
+)
 from opwire.hub.remote_operations import HUB, DescribedOperation, RemoteOperations
 from opwire.logs import OK
 from opwire.monitor import STATISTICS, CallRecord, ServerStatistics
 from opwire.operation import Context, Identity, OperationType
 from opwire.registry import OperationRegistry
+from opwire.transports.connect import option_names
 from opwire.typed.plain import MAX_DEPTH, read_json, survey
 from opwire.version import VERSION
 
 if TYPE_CHECKING:
     from opwire.transports.broker import BrokerTransport
     from opwire.transports.websocket.routes import RoutedCall
+    from opwire.transports.websocket.server import ServerOptions
 
 PORT = 8700
 """The default port of a hub."""
@@ -103,7 +113,7 @@ class Hub:
         max_described: int = MAX_DESCRIBED,
         cluster: "str | Sequence[str] | BrokerTransport | None" = None,
         cluster_secret: str | None = None,
-        **options: Any,
+        **options: "Unpack[ServerOptions]",
     ) -> None:
         check_counts(max_described=max_described)
         check_not_below_zero(linger=linger)  # 0: operations of a lost spoke are removed at once
@@ -111,6 +121,7 @@ class Hub:
             from opwire.hub.cluster import Cluster, cluster_transport
             from opwire.transports.websocket.routes import SERVER
             from opwire.transports.websocket.server import WebSocketServer
+        check_known(options, option_names(WebSocketServer), "Hub, whose address is its URL,")
         try:
             parts = urlsplit(url)
             port = parts.port

@@ -26,6 +26,7 @@ HUB = Identity(id="hub", scopes=("*",))
 
 _MAX_VERSIONS = 16  # of one operation
 _MOMENT = 0.01  # seconds
+_BATCH = 5_000  # operations that expire in one turn of the event loop: 30 ms
 _MAX_ELIGIBLE = 1_000  # operations whose servers are cached by version
 _NO_VERSIONS: dict[str | None, set[Address]] = {}
 
@@ -274,15 +275,20 @@ class RemoteOperations:
         if not left or not self._linger:
             return
 
+        # One timer per peer, not per operation: 200,000 operations may be lost at once. A moment later, since the times
+        # of the operations have to be over.
+        self._expire_after(self._linger + _MOMENT, left)
+
+    def _expire_after(self, seconds: float, operation_ids: list[str]) -> None:
         def expire() -> None:
             self._timers.discard(timer)
-            for id in left:
+            if len(operation_ids) > _BATCH:
+                self._expire_after(0, operation_ids[_BATCH:])
+            for id in operation_ids[:_BATCH]:
                 if id in self._operations:
                     self._settle(id)
 
-        # One timer per peer, not per operation: 20,000 operations may be lost at once. A moment later, since the times
-        # of the operations have to be over.
-        timer = asyncio.get_running_loop().call_later(self._linger + _MOMENT, expire)
+        timer = asyncio.get_running_loop().call_later(seconds, expire)
         self._timers.add(timer)
 
     def clear(self) -> None:

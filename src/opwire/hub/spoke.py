@@ -6,7 +6,7 @@
 import asyncio
 import logging
 from collections.abc import Callable, Container, Sequence
-from typing import Any, Self
+from typing import Self, Unpack
 
 from opwire.call.discovery import FoundServer, discover
 from opwire.call.handler import CallHandler
@@ -17,7 +17,7 @@ from opwire.errors import CallError, UsageError, check_above_zero, check_counts,
 from opwire.hub.remote_operations import RemoteOperations
 from opwire.operation import Identity, OperationSpec, may_access
 from opwire.registry import OperationRegistry
-from opwire.transports.connect import connect
+from opwire.transports.connect import TransportOptions, connect
 
 logger = logging.getLogger("opwire.hub")
 
@@ -52,7 +52,7 @@ class Spoke(Client):
         max_calls: int = 50_000,
         max_per_identity: int | None = None,
         announces: Callable[[OperationSpec], bool] | None = None,
-        **options: Any,
+        **options: Unpack[TransportOptions],
     ) -> None:
         check_counts(max_calls=max_calls, max_per_identity=max_per_identity)
         self.registry = OperationRegistry() if registry is None else registry
@@ -144,7 +144,7 @@ class BrokerNode(Spoke):
         anonymous: Identity | None = None,
         linger: float = 30.0,
         refresh: float = 5.0,
-        **options: Any,
+        **options: Unpack[TransportOptions],
     ) -> None:
         check_above_zero(refresh=refresh)
         check_not_below_zero(linger=linger)

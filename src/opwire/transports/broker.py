@@ -417,8 +417,11 @@ class BrokerTransport:
                     self._leases.release(sender, request_id)
                     self._deliver(CallAborted(request_id=request_id, reason="the caller is not waiting"), sender)
             case Left():  # by its tokens, not by its address, which can be forged
-                calls, callers = self._leases.over(event.tokens)
-                self._lose(callers, calls, event.reason[:_MAX_REASON])
+                calls, requests = self._leases.over(event.tokens)
+                reason = event.reason[:_MAX_REASON]
+                self._lose([], calls, reason)
+                for caller, request_id in requests:
+                    self._deliver(CallAborted(request_id=request_id, reason=reason), caller)
             case Here():
                 found = self._found.get(event.id)
                 if sender and found is not None and len(found) < _MAX_SERVERS:

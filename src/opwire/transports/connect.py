@@ -1,11 +1,17 @@
 """Transports by URL: the scheme selects the transport, which is imported lazily."""
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from importlib import import_module
-from typing import Any
+from inspect import Parameter, signature
+from os import PathLike
+from ssl import SSLContext
+from typing import TYPE_CHECKING, Any, TypedDict, Unpack
 
 from opwire.call.transport import Transport
-from opwire.errors import UsageError, needs_extra
+from opwire.errors import UsageError, check_known, needs_extra
+
+if TYPE_CHECKING:
+    from opwire.transports.broker import RequestSigner
 
 _TRANSPORTS = {
     "websocket": ("WebSocketTransport", ("ws", "wss")),
@@ -18,7 +24,30 @@ _TRANSPORTS = {
 _SCHEMES = {scheme: engine for engine, (_, schemes) in _TRANSPORTS.items() for scheme in schemes}
 
 
-def connect(url: str | Sequence[str], **options: Any) -> Transport:
+class TransportOptions(TypedDict, total=False):
+    """The options of all transports; each has some of them."""
+
+    token: str | Callable[[], str] | None
+    heartbeat: float | None
+    max_message: int
+    max_backlog: int
+    connect_timeout: float
+    ssl: SSLContext | None
+    tls_first: bool
+    prefix: str
+    queue: str
+    user: str | None
+    password: str | None
+    credentials: str | PathLike[str] | None
+    signed: "RequestSigner | None"
+
+
+def option_names(accepts: Callable[..., Any]) -> list[str]:
+    """Return the keyword-only parameters of a callable."""
+    return [name for name, each in signature(accepts).parameters.items() if each.kind is Parameter.KEYWORD_ONLY]
+
+
+def connect(url: str | Sequence[str], **options: Unpack[TransportOptions]) -> Transport:
     """Return the transport for a URL, not started yet; the options are those of the transport.
 
         connect("ws://127.0.0.1:8700", token="…")
@@ -42,4 +71,5 @@ def connect(url: str | Sequence[str], **options: Any) -> Transport:
         raise UsageError(f"{scheme}:// takes one URL; only hubs and NATS take several")
     with needs_extra(engine):
         transport = getattr(import_module(f"opwire.transports.{engine}"), _TRANSPORTS[engine][0])
+    check_known(options, option_names(transport), f"{scheme}://")
     return transport(urls[0] if engine == "redis" else urls, **options)

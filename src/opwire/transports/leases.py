@@ -311,12 +311,26 @@ class Leases:
         """Drop the requests of a peer that is gone, and return the calls that it served."""
         return self._end([asked for asked in self._asked.values() if asked.server == peer], [peer]).calls
 
-    def over(self, tokens: Iterable[str]) -> Ended:
-        """End the leases of the peer that shares these tokens, as server and as caller."""
+    def over(self, tokens: Iterable[str]) -> tuple[list[Asked], list[tuple[Address, str]]]:
+        """End the leases with these tokens; return the calls, and the received requests by caller and id.
+
+        Other requests with the same caller's address go on: the token proves one request, and any end can send a
+        request with the address of another.
+        """
         named = set(tokens)
         calls = [asked for token in named if (asked := self._by_token.get(token)) is not None]
         callers = {caller for token in named if (caller := self._holder(token)) is not None}
-        return self._end(calls, list(callers))
+        requests = [
+            (caller, request_id)
+            for caller in callers
+            for request_id, token in self._held[caller].items()
+            if token in named and self._holder(token) == caller
+        ]
+        for asked in calls:
+            self._forget(asked)
+        for caller, request_id in requests:
+            self.release(caller, request_id)
+        return calls, requests
 
     def _end(self, calls: list[Asked], callers: list[Address]) -> Ended:
         for asked in calls:

@@ -23,6 +23,7 @@ OURS = {"opwire", "asyncio", "_asyncio", "functools"}
 
 
 @requirement("transport.faults.flapping")
+@pytest.mark.slow
 async def test_connections_that_break_again_and_again_lose_no_call_and_leave_nothing_behind(
     engine: Engine, server: Server, caplog: pytest.LogCaptureFixture
 ) -> None:

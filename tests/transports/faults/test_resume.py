@@ -32,6 +32,7 @@ def counting() -> OperationRegistry:
 
 
 @requirement("resume.faults")
+@pytest.mark.slow
 @pytest.mark.usefixtures("quick_reconnects")
 @pytest.mark.parametrize("side", ["caller", "server"])
 async def test_a_connection_that_is_cut_loses_no_item(engine: Engine, server: Server, side: str) -> None:

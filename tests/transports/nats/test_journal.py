@@ -12,7 +12,7 @@ from opwire.errors import CallError, UsageError
 from opwire.testing.harness import soon
 from opwire.testing.journal import JOURNAL_CONTRACT
 from opwire.transports.nats import journal as nats_journal
-from opwire.transports.nats.jetstream_api import TaskLog
+from opwire.transports.nats.jetstream_api import TaskLog, token
 from opwire.transports.nats.journal import NatsJournal
 from opwire.transports.nats.journal_claims import JetStreamClaims
 from tests.durable.samples import Shop, lists_buried_tasks_by_pages, outcome, task
@@ -41,6 +41,27 @@ async def test_calls_are_served_by_workers(jetstream_server: NatsServer) -> None
         again = await durable.call(ORDER, {"article": "7"}, key="7")
         assert again.data == "7 is ordered"
     assert len(shop.runs) == 20
+
+
+@requirement("durable.nats")
+async def test_what_another_program_has_written_hides_no_task_from_an_operator(
+    jetstream_server: NatsServer, caplog: pytest.LogCaptureFixture
+) -> None:
+    async with journal(jetstream_server) as made:
+        claim = await begun(made, task("buried"))
+        await made.record(claim, outcome(claim, buried=True))
+        root, operation = made._names.log("x").removesuffix("x.>"), token(ORDER)
+        for number, wrong in enumerate((b"", b"not ours", b"\xc1", b"\x80")):
+            made._session.send(f"{root}odd{number}.task.{operation}", wrong)
+            made._session.send(f"{root}odd{number}.since.ended.buried.{operation}.-.{number}", wrong)
+        made._session.send(f"{root}odd.since.ended.buried.{operation}.-.yesterday", b"")
+        made._session.send(f"{root}{token('doubtful')}.since.held.lease.{operation}", b"not ours")
+        await made.submit(task("waiting"))
+        with pytest.raises(CallError, match="PROTOCOL_ERROR"):
+            await made.submit(task("doubtful"))
+        assert [each.key async for each in made.buried()] == ["buried"]
+        assert [each.key for each in await made.pending(ORDER)] == ["waiting"]
+        assert "ignored a buried task" in caplog.text
 
 
 async def test_journals_with_another_prefix_do_not_meet(jetstream_server: NatsServer) -> None:

@@ -378,6 +378,24 @@ async def test_an_outcome_that_another_program_has_written_is_a_protocol_error_a
         assert "ignored a buried task" in caplog.text
 
 
+@requirement("durable.redis.foreign")
+async def test_what_another_program_has_written_hides_no_task_from_an_operator(redis_server: RedisServer) -> None:
+    async with journal(redis_server.url) as made:
+        await made.submit(task("buried"))
+        claim = await claimed(made)
+        await made.record(claim, outcome(claim, buried=True))
+        names, stream = made._names, made._names.stream("shop.order")
+        ask(redis_server, "ZADD", names.buried("shop.order"), 0, b"\xff\xfe")
+        ask(redis_server, "SADD", names.operations, b"\xff\xfe")
+        ask(redis_server, "XADD", stream, "*", "other", "fields")
+        for submitted in ("never", "9" * 5_000):
+            ask(redis_server, "XADD", stream, "*", "key", "x", "fingerprint", "", "submitted", submitted, "request", "")
+        await made.submit(task("waiting"))
+        assert [each.key async for each in made.buried()] == ["buried"]
+        assert [each.key for each in await made.pending("shop.order")] == ["waiting"]
+        assert {each.operation_id: each.buried for each in await made.info()}["shop.order"] == 2
+
+
 @requirement("durable.numbers")
 @pytest.mark.parametrize("delay", [float("inf"), float("nan"), 10**400, -1], ids=lambda value: f"{value!r:.9}")
 async def test_whatever_delay_is_asked_for_a_task_is_released(redis_server: RedisServer, delay: float) -> None:

@@ -687,20 +687,26 @@ class TaskLog(SessionListener):
         return last.body.outcome if last is not None and last.kind == "buried" else None
 
     async def next_task(self, operation_id: str, seq: int) -> Entry | None:
-        """Return the first task of an operation from this number on.
+        """Return the first task of an operation from this number on; an invalid one has no task in it.
 
         Raises:
             CallError: UNAVAILABLE.
         """
         subject = self.names.every(f"task.{token(operation_id)}")
-        return await self._find({"seq": seq, "next_by_subj": subject})
+        return await self._find({"seq": seq, "next_by_subj": subject}, strict=False)
 
-    async def _find(self, which: dict[str, object]) -> Entry | None:
+    async def _find(self, which: dict[str, object], *, strict: bool = True) -> Entry | None:
         what = f"STREAM.MSG.GET.{self.names.stream}"
         message = (await self._session.api(MessageFound, what, which, unless=NOT_FOUND)).message
         if message is None:
             return None
-        return Entry(message.seq, self.names.kind(message.subject), message.time, decode_entry(message.data))
+        try:
+            body = decode_entry(message.data)
+        except CallError:
+            if strict:
+                raise
+            body = EntryBody(fingerprint="")
+        return Entry(message.seq, self.names.kind(message.subject), message.time, body)
 
     async def subjects(self, what: str) -> list[str]:
         """Return the subjects of all entries of one kind.

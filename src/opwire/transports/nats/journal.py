@@ -282,12 +282,21 @@ class NatsJournal(BrokerJournal):
         """
         operation = "*" if operation_id is None else token(operation_id)
         subjects = await self._log.subjects(f"since.ended.buried.{operation}.*.*")
-        subjects.sort(key=lambda subject: int(subject.rpartition(".")[2]))
+        subjects.sort(key=_recorded)
         for start in range(0, len(subjects), _PAGE):
             page = subjects[start : start + _PAGE]
-            for outcome in await asyncio.gather(*map(self._log.buried, page)):
+            for outcome in await asyncio.gather(*map(self._read_buried, page)):
                 if outcome is not None:  # else purged or replayed meanwhile
                     yield outcome
+
+    async def _read_buried(self, subject: str) -> Outcome | None:
+        try:
+            return await self._log.buried(subject)
+        except CallError as error:
+            if error.code is not ErrorCode.PROTOCOL_ERROR:
+                raise
+            logger.warning("ignored a buried task of %s: %s", self.name, error.message)  # must not hide the others
+            return None
 
     async def pending(self, operation_id: str, *, limit: int = 100) -> list[PendingTask]:
         """Return the tasks of an operation that wait or run, the oldest first, at most `limit`.
@@ -303,7 +312,12 @@ class NatsJournal(BrokerJournal):
 
         async def read(entry: Entry) -> PendingTask | None:
             task = entry.body.task
-            since = None if task is None else await self._log.since(task.key)
+            try:
+                since = None if task is None else await self._log.since(task.key)
+            except CallError as error:
+                if error.code is not ErrorCode.PROTOCOL_ERROR:
+                    raise
+                return None  # written by another program
             if since is not None and since.birth != entry.seq:
                 since = None  # of an earlier life
             if task is None or (since is not None and since.body.outcome is not None):
@@ -366,3 +380,9 @@ class NatsJournal(BrokerJournal):
             )
             for each in await self._tasks.consumers.every()
         ]
+
+
+def _recorded(subject: str) -> int:
+    """Return when a buried task was recorded, in epoch milliseconds; 0, if another program wrote something else."""
+    recorded = subject.rpartition(".")[2]
+    return int(recorded) if recorded.isascii() and recorded.isdecimal() and len(recorded) < 20 else 0

@@ -15,10 +15,9 @@ from collections.abc import Iterable
 from os import PathLike
 from secrets import token_hex
 from ssl import SSLContext
-from typing import Any, Literal
+from typing import Literal
 
-from opwire.durable.streams import BATCH, MAX_ITEMS, DurableStream, decode_item, position_number
-from opwire.envelope import Item
+from opwire.durable.streams import BATCH, MAX_ITEMS, DurableStream, StoredItem, position_number
 from opwire.errors import CallError, UsageError, check_counts
 from opwire.transports.nats.connection import NatsCredentials, NatsServers, Security
 from opwire.transports.nats.jetstream_api import (
@@ -138,7 +137,7 @@ class NatsStream(DurableStream):
         """Return the cursor before the first item to read."""
         return str((await self._bounds()).last_seq) if start == "new" else "0"
 
-    async def read(self, after: str) -> list[Item[Any]]:
+    async def read(self, after: str) -> list[StoredItem]:
         """Return items after a cursor."""
         number, bounds = position_number(after), await self._bounds()
         if number is None or number > bounds.last_seq or 0 < number < bounds.first_seq - 1:
@@ -150,7 +149,7 @@ class NatsStream(DurableStream):
             raise self.lost(after)
         if numbers and not any(found):  # deleted one by one
             found = [await self._get({"seq": begin, "next_by_subj": ">"})]
-        return [Item(decode_item(each.data), cursor=str(each.seq)) for each in found if each is not None]
+        return [StoredItem(each.data, str(each.seq)) for each in found if each is not None]
 
     async def _bounds(self) -> StreamState:
         return (await self.session.api(StreamFound, f"STREAM.INFO.{self._stream}")).state

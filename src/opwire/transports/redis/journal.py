@@ -29,6 +29,7 @@ import asyncio
 import logging
 import time
 from collections.abc import AsyncIterator, Callable, Sequence
+from contextlib import suppress
 from functools import partial
 from math import ceil, inf
 from secrets import token_hex
@@ -579,7 +580,7 @@ class RedisJournal(BrokerJournal):
         found = [pair for pairs in await self._session.ask(*lists) for pair in pairs]
         keys: list[bytes] = [key for key, _ in sorted(found, key=lambda pair: pair[1])]
         for start in range(0, len(keys), _PAGE):
-            page = (self._names.task(key.decode()) for key in keys[start : start + _PAGE])
+            page = (self._names.task(self._names.read(key)) for key in keys[start : start + _PAGE])
             for outcome in await self._session.ask(*(command(b"HGET", each, b"outcome") for each in page)):
                 if outcome is None:
                     continue  # purged or replayed meanwhile
@@ -595,16 +596,17 @@ class RedisJournal(BrokerJournal):
             CallError: UNAVAILABLE.
         """
         found = await self._session.run(scripts.PENDING, [self._names.stream(operation_id)], limit)
-        return [
-            PendingTask(
-                key=key.decode("utf-8", "surrogatepass"),
-                operation_id=operation_id,
-                submitted=int(submitted),
-                claimed=bool(claimed),
-                attempts=attempts,
-            )
-            for key, submitted, claimed, attempts in found
-        ]
+        listed: list[PendingTask] = []
+        for row in found:
+            with suppress(ValueError):  # written by another program; a worker removes it
+                key, submitted, claimed, attempts = row
+                about: dict[str, Any] = {
+                    "key": self._names.read(key),
+                    "operation_id": operation_id,
+                    "attempts": attempts,
+                }
+                listed.append(PendingTask(**about, submitted=int(submitted), claimed=bool(claimed)))
+        return listed
 
     async def replay(self, key: str) -> bool:
         """Submit a buried task again; return False if it is unknown.
@@ -645,11 +647,11 @@ class RedisJournal(BrokerJournal):
 
     async def _operations(self) -> list[str]:
         (operations,) = await self._session.ask(command(b"SMEMBERS", self._names.operations))
-        return sorted(each.decode() for each in operations)
+        return sorted(self._names.read(each) for each in operations)
 
     async def _operation(self, key: str) -> str | None:
         (operation_id,) = await self._session.ask(command(b"HGET", self._names.task(key), b"operation"))
-        return None if operation_id is None else operation_id.decode()
+        return None if operation_id is None else self._names.read(operation_id)
 
 
 def _known(key: str, reply: Any) -> Outcome | None:

@@ -41,6 +41,13 @@ class JournalKeys:
         self.history = partial(name, "history")  # a hash: failures and losses
         self.buried = partial(name, "buried")  # a sorted set
 
+    def read(self, name: bytes) -> str:
+        """Decode a key or an id. Those of other programs may be invalid, and must not hide the others."""
+        try:
+            return name.decode("utf-8", "surrogatepass")
+        except UnicodeDecodeError:
+            return name.decode(errors="replace")
+
 
 class StreamReceipt(NamedTuple):
     """The receipt of a claim: the entry, and the consumer that claimed it."""

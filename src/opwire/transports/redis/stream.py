@@ -12,11 +12,12 @@ import asyncio
 import logging
 import re
 from ssl import SSLContext
-from typing import Any, Literal
+from typing import Literal
+
+import msgspec
 
 from opwire.deadlines import back_off
-from opwire.durable.streams import BATCH, MAX_ITEMS, DurableStream, decode_item
-from opwire.envelope import Item
+from opwire.durable.streams import BATCH, MAX_ITEMS, DurableStream, StoredItem
 from opwire.errors import CallError, UsageError, check_counts
 from opwire.transports.redis.connection import command
 from opwire.transports.redis.journal import RedisSession
@@ -106,14 +107,14 @@ class RedisStream(DurableStream):
         """Return the cursor before the first item to read."""
         return await self._last() if start == "new" else _FIRST
 
-    async def read(self, after: str) -> list[Item[Any]]:
+    async def read(self, after: str) -> list[StoredItem]:
         """Return items after a cursor."""
         if not _ID.fullmatch(after) or any(int(part) >= 2**64 for part in after.split("-")):
             raise self.lost(after)
         entries = await self._session.run(_READ, [self._key], after, BATCH)
         if entries is None:
             raise self.lost(after)
-        return [Item(_data(fields), cursor=id.decode()) for id, fields in entries]
+        return [StoredItem(_encoded(fields), id.decode()) for id, fields in entries]
 
     async def _last(self) -> str:
         return (await self._session.run(_LAST, [self._key])).decode()
@@ -135,9 +136,10 @@ class RedisStream(DurableStream):
                 await asyncio.sleep(back_off(failures, first=0.1, longest=2.0))
 
 
-def _data(fields: list[bytes]) -> Any:
-    """Return the data of an entry: its JSON, or the fields that another program has written."""
+def _encoded(fields: list[bytes]) -> bytes:
+    """Return the JSON of an entry: its data, or the fields that another program has written."""
     pairs = dict(zip(fields[::2], fields[1::2], strict=False))
     if b"data" in pairs:
-        return decode_item(pairs[b"data"])
-    return {name.decode(errors="replace"): value.decode(errors="replace") for name, value in pairs.items()}
+        return pairs[b"data"]
+    shown = {name.decode(errors="replace"): value.decode(errors="replace") for name, value in pairs.items()}
+    return msgspec.json.encode(shown)

@@ -11,12 +11,12 @@ import asyncio
 import logging
 import time
 from collections import Counter, OrderedDict, deque
-from collections.abc import AsyncGenerator, Callable, Collection, Coroutine, Iterable, Mapping, Sequence
+from collections.abc import AsyncGenerator, Callable, Collection, Iterable, Mapping, Sequence
 from contextlib import asynccontextmanager
 from hashlib import blake2b
 from itertools import islice
 from secrets import token_bytes
-from typing import Any, Protocol
+from typing import Protocol
 
 from msgspec import Raw
 from msgspec.structs import replace
@@ -28,6 +28,7 @@ from opwire.call.transport import Address
 from opwire.errors import CallError, ErrorCode
 from opwire.logs import CANCELLED
 from opwire.operation import OWN
+from opwire.tasks import spawn
 from opwire.transports.websocket.connection import WebSocketConnection
 from opwire.transports.websocket.routes import (
     ANONYMOUS,
@@ -256,7 +257,7 @@ class Admission:
             else:
                 self._welcome(peer, hello)
         else:
-            self._start(self._admit(peer, hello, self._policy))
+            spawn(self._admit(peer, hello, self._policy), self._tasks)
 
     async def _admit(self, peer: Peer, hello: events.Hello, policy: AdmissionPolicy) -> None:
         try:
@@ -354,7 +355,7 @@ class Admission:
             self._announcing.update(change.operations)
         if len(peer.changes) == 1:  # else the earlier ones are being decided
             self._schedule_notice(peer)
-            self._start(self._decide(peer, self._policy))
+            spawn(self._decide(peer, self._policy), self._tasks)
 
     def _invalid(self, peer: Peer, change: events.WireAnnounce, carried: int) -> CallError | None:
         """Return why an announcement is rejected before it is decided."""
@@ -427,11 +428,6 @@ class Admission:
             self._schedule_notice(peer)
 
         peer.notice = asyncio.get_running_loop().call_later(_PENDING_INTERVAL, notify)
-
-    def _start(self, work: Coroutine[Any, Any, None]) -> None:
-        task = asyncio.get_running_loop().create_task(work)
-        self._tasks.add(task)
-        task.add_done_callback(self._tasks.discard)
 
 
 def _public_error(error: Exception) -> CallError:

@@ -10,7 +10,7 @@ from http import HTTPStatus
 from itertools import count
 from secrets import token_hex
 from ssl import SSLContext
-from typing import get_args
+from typing import TypedDict, get_args
 
 from msgspec.structs import replace
 from websockets.http11 import Request, Response
@@ -81,6 +81,24 @@ _POLL = 0.01  # seconds between two checks for open calls
 _MAX_STRIKES = 100  # invalid messages, after which a connection is closed
 _MAX_SHOWN = 200  # characters of an error that its sender sees
 _RESPONSES = (CallResponded, CallCompleted, CallFailed, CallProgress, CallQuestion)
+
+
+class ServerOptions(TypedDict, total=False):
+    """The keyword arguments of `WebSocketServer`."""
+
+    heartbeat: float
+    max_message: int
+    ssl: SSLContext | None
+    origins: Sequence[str]
+    max_connections: int
+    max_pending: int
+    max_calls: int
+    max_operations: int
+    max_backlog: int
+    hello_timeout: float
+    balance: Balance
+    rate: float | None
+    burst: int
 
 
 class WebSocketServer:
