@@ -135,6 +135,17 @@ async def test_a_client_that_does_not_finish_its_headers_is_disconnected(before:
         writer.close()
 
 
+@requirement("http.one-path", "serve-mcp.one-path")
+@pytest.mark.parametrize("target", [b"/#", b"/#x?q=1", b"/?q=1#x", b"/%23#"])
+async def test_a_target_with_a_fragment_is_not_another_spelling_of_a_path(target: bytes) -> None:
+    async with asyncio.timeout(5), listening(Slow(), lifespan="off") as address:
+        for path, status in ((b"/?q=%23", b"200"), (target, b"400")):
+            reader, writer = await asyncio.open_connection("127.0.0.1", int(address.rpartition(":")[2]))
+            writer.write(b"GET %s HTTP/1.1\r\nHost: localhost\r\nConnection: close\r\n\r\n" % path)
+            assert (await reader.read()).startswith(b"HTTP/1.1 %s " % status)
+            writer.close()
+
+
 @requirement("serve.limits")
 async def test_a_call_may_take_longer_than_its_headers() -> None:
     app = Slow()
@@ -296,7 +307,7 @@ async def test_requests_that_wait_for_the_one_before_them_are_not_collected(
         await send({"type": "http.response.start", "status": 200, "headers": headers})
         await send({"type": "http.response.body", "body": body})
 
-    monkeypatch.setattr(listener, "AutoHTTPProtocol", Watched)
+    monkeypatch.setattr(listener, "_HTTPProtocol", Watched)
     server = ssl.create_default_context(ssl.Purpose.CLIENT_AUTH)
     certificate = self_signed(tmp_path)
     server.load_cert_chain(certificate)

@@ -248,7 +248,7 @@ class _Connections:
 
     def create(self, **options: Any) -> "_Connection":
         """Create the protocol of a connection from the arguments of uvicorn's."""
-        return _Connection(self, AutoHTTPProtocol(**options))
+        return _Connection(self, _HTTPProtocol(**options))
 
     def add(self, new: "_Connection", file: int) -> None:
         """Count a connection, and close another one, or itself if all others are in use, to stay within the limit."""
@@ -268,6 +268,20 @@ class _Connections:
         """Forget a connection."""
         self.all.pop(connection, None)
         self.idle.pop(connection, None)
+
+
+def _refuse_fragments(protocol: Any, url: bytes) -> None:
+    """Take a part of the target of a request, which has no fragment in HTTP.
+
+    httptools omits a fragment, and a proxy may take it for a part of the path: `/a/b#` evaded its rule for `/a/b`.
+    """
+    if b"#" in url:
+        raise ValueError("a fragment in the target of a request")  # uvicorn answers with 400
+    protocol.url += url
+
+
+# uvicorn uses h11 if httptools is missing, and then calls no `on_url`: there a fragment is part of the path.
+_HTTPProtocol: Any = type("_HTTPProtocol", (AutoHTTPProtocol,), {"on_url": _refuse_fragments})
 
 
 class _UvicornTransport:

@@ -154,6 +154,13 @@ def test_a_query_string_without_escapes_means_what_it_means_to_urllib(query: str
 
 
 @requirement("http.strict")
+def test_a_long_name_that_is_given_twice_is_shortened_in_the_error() -> None:
+    with pytest.raises(CallError, match="duplicate query parameter") as failure:
+        parse_query({}, b"&".join([b"a" * 10_000 + b"=1"] * 2))
+    assert len(failure.value.message) < 200
+
+
+@requirement("http.strict")
 @pytest.mark.parametrize(
     "query", [b"a=1&a=2", b"a=%FF", b"a=%C3", b"\xff=1", b"&".join([b"b=1"] * (MAX_PARAMETERS + 1))]
 )

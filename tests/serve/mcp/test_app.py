@@ -207,6 +207,49 @@ async def test_clients_without_an_identity_cannot_take_the_sessions_of_the_other
         assert await _statuses(browser, of_nobody[-1], token=ANN) == [404]
 
 
+@requirement("serve-mcp.http-limits")
+async def test_calls_whose_clients_have_left_are_bounded_over_all_sessions_of_an_identity(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr("opwire.serve.mcp.app.MAX_OPEN", 2)
+    registry = OperationRegistry()
+    running: list[str] = []
+
+    @registry.mutation("a.b")
+    async def b(name: str) -> None:
+        running.append(name)
+        try:
+            await asyncio.Event().wait()
+        finally:
+            running.remove(name)
+
+    async with browsing(registry, authenticate=TOKENS) as browser:
+
+        async def leave(session: str, name: str, token: str = ANN) -> None:
+            message = call("a_b", {"name": name})
+            calling = asyncio.create_task(browser.post(message, token=token, Mcp_Session_Id=session).__aenter__())
+            await until(lambda: name in running)
+            calling.cancel()
+            await asyncio.wait((calling,))
+
+        first, second = await browser.session(ANN), await browser.session(ANN)
+        await leave(first, "one")
+        await leave(second, "two")
+        for message in (call("a_b", {"name": "three"}, id=3), call("a_b", {"name": "three"}, id=4)):
+            async with browser.post(message, token=ANN, Mcp_Session_Id=second) as response:
+                assert "too many requests" in (await response.json())["error"]["message"]
+        assert await _statuses(browser, first, second, token=ANN) == [200, 200]
+        await leave(await browser.session(BOB), "of bob", BOB)
+        assert sorted(running) == ["of bob", "one", "two"]
+        async with browser.post(request("ping", id=9), token=ANN, Mcp_Session_Id=second) as response:
+            assert (await response.json())["result"] == {}
+        cancelled = {"jsonrpc": "2.0", "method": "notifications/cancelled", "params": {"requestId": 1}}
+        async with browser.post(cancelled, token=ANN, Mcp_Session_Id=first) as response:
+            assert response.status == 202
+        await until(lambda: "one" not in running)
+        await leave(await browser.session(ANN), "three")
+
+
 async def _opened(browser: Browser, token: str | None = None) -> str:
     """The id of a new session, as soon as there is room for it: a request that has just ended may still count."""
     async with asyncio.timeout(PATIENCE):

@@ -670,6 +670,7 @@ async def job_ended(post: Callable[..., Any], task: str) -> Any:
 
 
 @requirement("serve-mcp.durable.crash")
+@pytest.mark.slow
 async def test_tasks_survive_kill_9_of_the_server_and_of_the_worker(place: Place) -> None:
     async with place.process("serve") as server, client_at(server) as post:
         tasks = [(await post(begin_job(number), "job_run"))["result"]["taskId"] for number in (1, 2, -3)]
@@ -693,6 +694,7 @@ async def test_tasks_survive_kill_9_of_the_server_and_of_the_worker(place: Place
 
 
 @requirement("serve-mcp.durable.crash")
+@pytest.mark.slow
 async def test_a_mutation_that_kills_its_worker_is_a_failed_task(place: Place) -> None:
     place.file.with_suffix(".poison").touch()
     async with place.process("serve") as server, client_at(server) as post:

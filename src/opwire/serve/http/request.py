@@ -342,7 +342,7 @@ def parse_query(parameters: Mapping[str, QueryParameter], query: bytes) -> dict[
         if parameter.is_array:
             input.setdefault(name, []).append(parse_value(text, parameter.kinds))
         elif name in input:
-            raise CallError(ErrorCode.PROTOCOL_ERROR, f"duplicate query parameter {name!r}")
+            raise CallError(ErrorCode.PROTOCOL_ERROR, f"duplicate query parameter {name[:100]!r}")
         else:
             input[name] = parse_value(text, parameter.kinds)
     return input

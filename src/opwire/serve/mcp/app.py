@@ -29,7 +29,7 @@ from opwire.serve.guard import (
 )
 from opwire.serve.listener import ListeningApp, ListenOptions
 from opwire.serve.mcp.calls import CallLimits, ServedTools
-from opwire.serve.mcp.connection import DuplexConnection
+from opwire.serve.mcp.connection import MAX_OPEN, DuplexConnection
 from opwire.serve.mcp.durable_tasks import DurableTasks, DurableTaskStore
 from opwire.serve.mcp.exchange import serve_stateless
 from opwire.serve.mcp.questions import RequestStates
@@ -211,9 +211,10 @@ class MCPApp(ListeningApp):
         self._guarded = RequestGuard(self._handle, surface="mcp", **guard)
         each = max_sessions_per_identity or ceil(max_sessions / 2)
         timing = SessionTiming(session_idle, poll_after)
-        self._identified = Sessions(server, timing, max_sessions=max_sessions, max_each=each)
+        calls = max(MAX_OPEN, guard.get("max_requests", 0))  # with those whose clients have disconnected
+        self._identified = Sessions(server, timing, max_sessions=max_sessions, max_each=each, max_calls=calls)
         # Separate, so that these cannot displace the others.
-        self._anonymous = Sessions(server, timing, max_sessions=max_sessions, max_each=max_sessions)
+        self._anonymous = Sessions(server, timing, max_sessions=max_sessions, max_each=max_sessions, max_calls=calls)
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Serve one request, or follow the server's lifespan."""

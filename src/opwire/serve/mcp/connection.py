@@ -6,6 +6,7 @@ client shakes hands. What the other era would send is rejected.
 
 import asyncio
 from collections.abc import Awaitable, Callable, Coroutine
+from functools import partial
 from typing import Any
 
 from opwire.invoke import CLOSE_GRACE
@@ -35,6 +36,7 @@ from opwire.serve.mcp.calls import Params, ServedRequest
 from opwire.serve.mcp.notifications import ClientState
 from opwire.serve.mcp.questions import CAPABILITIES, MAX_QUESTIONS, ClientRequests, Waiter
 from opwire.serve.mcp.server import RegistryServer, stop_request
+from opwire.tasks import spawn
 from opwire.typed.plain import as_dict
 
 MAX_LINE = 16 * 1024 * 1024
@@ -114,10 +116,10 @@ class DuplexConnection:
         self._write = write
         self._peer: JsonRpcPeer[Waiter] = JsonRpcPeer(max_open=MAX_OPEN, max_pending=MAX_QUESTIONS)
         self._questions = ClientRequests(self._peer, self._send)
-        self._handshake = Handshake(server, self._spawn)
+        self._tasks: set[asyncio.Task[None]] = set()
+        self._handshake = Handshake(server, partial(spawn, tasks=self._tasks))
         self._is_stateless: bool | None = None
         self._running: dict[RequestId, ServedRequest] = {}
-        self._tasks: set[asyncio.Task[None]] = set()
         self._announcing: asyncio.Task[None] | None = None
 
     def receive(self, line: bytes) -> Awaitable[None] | None:
@@ -140,12 +142,12 @@ class DuplexConnection:
             case CancelledRequest(id=id):
                 self._peer.finish(id)
                 if (found := self._running.pop(id, None)) is not None:
-                    self._spawn(stop_request(found))
+                    spawn(stop_request(found), self._tasks)
             case Answer() as answer:
                 self._questions.answered(answer)
             case RPCNotification(method="notifications/initialized") if not self._is_stateless:
                 self._handshake.initialized()
-                self._announcing = self._announcing or self._spawn(self._announce())
+                self._announcing = self._announcing or spawn(self._announce(), self._tasks)
             case _:
                 pass
         return None
@@ -154,7 +156,7 @@ class DuplexConnection:
         """Cancel the client's calls, answer them, and wait until they have ended."""
         self._handshake.close()
         running, self._running = self._running, {}
-        stopping = [self._spawn(stop_request(request)) for request in running.values()]
+        stopping = [spawn(stop_request(request), self._tasks) for request in running.values()]
         try:
             async with asyncio.timeout(CLOSE_GRACE):
                 for id in running:
@@ -224,9 +226,3 @@ class DuplexConnection:
         while (found := await self._handshake.client.pending.next()) is not None:
             method, params = found
             await self._send(RPCNotification(method, params or None))
-
-    def _spawn(self, work: Coroutine[Any, Any, None]) -> asyncio.Task[None]:
-        task = asyncio.create_task(work)
-        self._tasks.add(task)
-        task.add_done_callback(self._tasks.discard)
-        return task

@@ -7,8 +7,10 @@ session, and wait for it.
 
 import asyncio
 import time
-from collections.abc import Callable, Coroutine, Mapping
-from typing import Any, NamedTuple
+from collections import Counter
+from collections.abc import Callable, Mapping
+from functools import partial
+from typing import NamedTuple
 from uuid import uuid4
 
 from opwire.errors import CallError, ErrorCode
@@ -51,6 +53,7 @@ from opwire.serve.mcp.streams import (
     send_error,
     send_json,
 )
+from opwire.tasks import spawn
 
 PRIMED = "2025-11-25"
 """The first revision with events without data, from which clients resume a stream."""
@@ -87,6 +90,29 @@ class SessionTiming(NamedTuple):
     poll_after: float | None
 
 
+class RunningCalls:
+    """The calls of all sessions by owner, at most `max_each` of one: they go on when their clients disconnect."""
+
+    def __init__(self, max_each: int) -> None:
+        self._max_each = max_each
+        self._by_owner: Counter[str | None] = Counter()
+
+    def is_full(self, owner: str | None) -> bool:
+        """Return whether an owner can start no more."""
+        return self._by_owner[owner] >= self._max_each
+
+    def add(self, owner: str | None, call: asyncio.Task[RPCMessage]) -> None:
+        """Count a call until it has ended."""
+
+        def ended(_: object) -> None:
+            self._by_owner[owner] -= 1
+            if not self._by_owner[owner]:
+                del self._by_owner[owner]
+
+        self._by_owner[owner] += 1
+        call.add_done_callback(ended)
+
+
 class HTTPSession:
     """One session. `owner` is the id of the identity that opened it; None: it is anonymous."""
 
@@ -97,6 +123,8 @@ class HTTPSession:
         timing: SessionTiming,
         events: EventLog,
         ended: Callable[[str], object],
+        *,
+        calls: RunningCalls,
     ) -> None:
         self.id = uuid4().hex
         self.owner = owner
@@ -104,14 +132,15 @@ class HTTPSession:
         self._server = server
         self._timing = timing
         self._ended = ended
+        self._calls = calls
         self._headers: tuple[Header, ...] = ((_SESSION, self.id.encode()),)
         self._peer: JsonRpcPeer[Waiter] = JsonRpcPeer(max_open=MAX_OPEN, max_pending=MAX_QUESTIONS)
         self._questions = ClientRequests(self._peer)
-        self._handshake = Handshake(server, self._spawn)
+        self._tasks: set[asyncio.Task[None]] = set()
+        self._handshake = Handshake(server, partial(spawn, tasks=self._tasks))
         self._running: dict[RequestId, ServedRequest] = {}
         self._events = events
         self._notices = ResumableStream(events)  # of the GET
-        self._tasks: set[asyncio.Task[None]] = set()
         self._last_used = time.monotonic()
         self._timer = asyncio.get_running_loop().call_later(timing.idle, self._expire)
 
@@ -128,7 +157,7 @@ class HTTPSession:
         self._events.clear()
         running, self._running = self._running, {}
         for found in running.values():
-            self._spawn(stop_request(found))
+            spawn(stop_request(found), self._tasks)
 
     def end_stream(self) -> None:
         """End the stream of the GET."""
@@ -209,7 +238,7 @@ class HTTPSession:
         match effect:
             case CancelledRequest(id=id):
                 if (found := self._running.pop(id, None)) is not None:
-                    self._spawn(stop_request(found))
+                    spawn(stop_request(found), self._tasks)
             case Answer() as answer:
                 self._questions.answered(answer)
             case RPCNotification(method="notifications/initialized"):
@@ -223,13 +252,12 @@ class HTTPSession:
         It is encoded here: all the responses of a batch at once would stop the event loop.
         """
         try:
-            self._handshake.check(request.method)
+            self._check(request)
         except RPCError as error:
             self._peer.finish(request.id)
             return encode_message(RPCFailure.of(request.id, error))
         served = self._served(request, scope, self._notices)
-        task = self._server.start(self._server.respond(request, served), served)
-        self._running[request.id] = served
+        task = self._start(request, served)
         try:
             await asyncio.wait((task,))
         except asyncio.CancelledError:  # the client has left; the call goes on
@@ -258,13 +286,30 @@ class HTTPSession:
             client=self._handshake.client,
         )
 
+    def _check(self, request: RPCRequest) -> None:
+        """Check that a request may be served now.
+
+        Raises:
+            RPCError: it comes before the handshake, or too many calls of the owner are running.
+        """
+        self._handshake.check(request.method)
+        if request.method != "ping" and self._calls.is_full(self.owner):
+            raise RPCError(INTERNAL_ERROR, "rejected: too many requests of this identity are running")
+
+    def _start(self, request: RPCRequest, served: ServedRequest) -> asyncio.Task[RPCMessage]:
+        task = self._server.start(self._server.respond(request, served), served)
+        self._running[request.id] = served
+        if not task.done():  # as most are
+            self._calls.add(self.owner, task)
+        return task
+
     async def _answer(self, request: RPCRequest, scope: Scope, receive: Receive, send: Send) -> None:
         if request.method == "initialize":
             self._peer.finish(request.id)
             await self.open(request, send)
             return
         try:
-            self._handshake.check(request.method)
+            self._check(request)
         except RPCError as error:
             self._peer.finish(request.id)
             await send_json(send, 200, encode_message(RPCFailure.of(request.id, error)), self._headers)
@@ -276,8 +321,7 @@ class HTTPSession:
         writer = EventWriter(send, self._headers, stream.preface)
         stream.attach(writer)
         served = self._served(request, scope, stream, self._notices)
-        task = self._server.start(self._server.respond(request, served), served)
-        self._running[request.id] = served
+        task = self._start(request, served)
         is_done = False
         try:
             accepted = scope[HEADERS].get(b"accept", b"").lower()
@@ -292,7 +336,7 @@ class HTTPSession:
         finally:
             if not is_done:  # the client has left, or has to poll; the call goes on
                 stream.detach(writer)
-                task.add_done_callback(lambda _: self._spawn(self._finish(request.id, task, stream)))
+                task.add_done_callback(lambda _: spawn(self._finish(request.id, task, stream), self._tasks))
         if is_done and not writer.is_started:  # JSON, as most responses are
             reply = encode_reply(self._outcome(request.id, task))
             stream.detach()
@@ -333,7 +377,7 @@ class HTTPSession:
         writer = EventWriter(send, self._headers)
         stream.attach(writer)
         left = stream.left()
-        sending = self._spawn(self._send_changes()) if stream is self._notices else None
+        sending = spawn(self._send_changes(), self._tasks) if stream is self._notices else None
         limits = [each for each in (remaining(scope[EXPIRES]), self._poll_after()) if each is not None]
         try:
             await stream.resume(writer, after)
@@ -348,21 +392,19 @@ class HTTPSession:
         while (found := await self._handshake.client.pending.next()) is not None:
             await self._notices.notify(*found)
 
-    def _spawn(self, work: Coroutine[Any, Any, None]) -> asyncio.Task[None]:
-        task = asyncio.create_task(work)
-        self._tasks.add(task)
-        task.add_done_callback(self._tasks.discard)
-        return task
-
 
 class Sessions:
     """The sessions of one kind of client, ordered by their last request.
 
-    At most `max_each` belong to one owner. When there are too many, an idle session ends in favour of a new one:
-    rejecting it would let one client lock all others out, for as long as its idle sessions last.
+    At most `max_each` belong to one owner, and `max_calls` calls in all of them. When there are too many sessions, an
+    idle one ends in favour of a new one: rejecting it would let one client lock all others out, for as long as its idle
+    sessions last.
     """
 
-    def __init__(self, server: RegistryServer, timing: SessionTiming, *, max_sessions: int, max_each: int) -> None:
+    def __init__(
+        self, server: RegistryServer, timing: SessionTiming, *, max_sessions: int, max_each: int, max_calls: int
+    ) -> None:
+        self._calls = RunningCalls(max_calls)
         self._server = server
         self._timing = timing
         self._events = EventStore()
@@ -433,6 +475,8 @@ class Sessions:
             del self._by_id[idle.id]
             idle.end()
         events = EventLog(self._events)
-        session = HTTPSession(self._server, owner, self._timing, events, lambda id: self._by_id.pop(id, None))
+        session = HTTPSession(
+            self._server, owner, self._timing, events, lambda id: self._by_id.pop(id, None), calls=self._calls
+        )
         self._by_id[session.id] = session
         return session

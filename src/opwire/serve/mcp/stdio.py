@@ -25,6 +25,7 @@ from opwire.errors import CallError, ErrorCode
 from opwire.invoke import CLOSE_GRACE
 from opwire.serve.mcp.connection import MAX_LINE, DuplexConnection
 from opwire.serve.mcp.server import RegistryServer
+from opwire.tasks import resolve
 
 logger = logging.getLogger("opwire.serve")
 
@@ -233,7 +234,7 @@ class ThreadedFiles(LineFiles):
                     line = line[self._sink.write(line) :]
             except (OSError, ValueError):
                 logger.debug("standard output is closed: a message is dropped")
-            self._call(_resolve, written)
+            self._call(resolve, written)
 
     def write(self, line: bytes) -> Awaitable[None] | None:
         self._last = self._loop.create_future()
@@ -251,11 +252,6 @@ class ThreadedFiles(LineFiles):
     def _call(self, function: Any, *arguments: Any) -> None:
         with suppress(RuntimeError):  # the loop is closed
             self._loop.call_soon_threadsafe(function, *arguments)
-
-
-def _resolve(future: "asyncio.Future[None]") -> None:
-    if not future.done():
-        future.set_result(None)
 
 
 @contextmanager
