@@ -45,6 +45,7 @@ CONSOLE: dict[str, str] = {
     "console.remote": "A console here shows the operations, calls and figures of a server elsewhere, with the "
     "permissions of its token, and says what it may not see.",
     "console.large-results": "A large result is downloaded by its owner, within limits of bytes and time.",
+    "console.hostile": "Schemas without an end and values of wrong types do not break the page.",
     "console.reproducible": "The files of the console's page are what its sources build.",
     "console.size": "The page is at most 350 kB compressed, without inline scripts, styles and foreign addresses.",
     "console.browser.operations": "10,000 operations are listed, searched and described without lag.",
@@ -338,11 +339,14 @@ OPERATIONS: dict[str, str] = {
     "handlers.context-variables": "Sync handlers see the context variables of their caller.",
     "handlers.inline": "A sync handler that is declared inline runs on the event loop.",
     "handlers.abandoned": "A sync handler that outlives its deadline is abandoned and reported; its place is filled.",
+    "tasks.held": "Tasks in the background are held until they end; a future that is done stays as it is.",
+    "handlers.fork": "A forked process starts threads of its own for sync handlers.",
     "handlers.all-stuck": "When as many threads are stuck as there may be, calls are refused until one returns.",
     "handlers.exit": "A handler that never returns does not keep the process from ending.",
     "deadlines.per-operation": "An operation's own timeout ends its calls with TIMEOUT.",
     "deadlines.at-once": "A handler with a deadline executes its first step at once, in a task of its own; calls that "
     "it makes there start later.",
+    "deadlines.loops": "Event loops in several threads have the deadlines of their own calls.",
     "deadlines.expired": "A call whose deadline has passed does not start its handler.",
     "deadlines.hold-ups": "How long the event loop was held up lately is known to what it reads afterwards.",
     "deadlines.stubborn": "An async handler that ignores its cancellation is left behind and reported; neither its "
@@ -981,6 +985,7 @@ MCP_IN: dict[str, str] = {
     "mcp.in.deadline": "A deadline ends the call with TIMEOUT and tells the server; one that passed sends nothing.",
     "mcp.in.progress": "Progress arrives in order, and before the result.",
     "mcp.in.crash": "When a server dies, pending calls end at once with UNAVAILABLE; the next call connects again.",
+    "mcp.in.loops": "A session connects again in a new event loop; in one beside its own a call fails and says why.",
     "mcp.in.back-off": "After repeated failures there are growing pauses, in which calls fail at once and say how "
     "long.",
     "mcp.in.hang-at-start": "A server that does not get ready is given up in time, and nothing of it stays.",
@@ -1170,7 +1175,8 @@ SERVE_MCP: dict[str, str] = {
     "serve-mcp.unauthenticated": "A bad token, or none where nothing is public, is a 401 with WWW-Authenticate.",
     "serve-mcp.one-path": "The server has one path; other spellings of it are redirected or not found.",
     "serve-mcp.rebinding": "Requests for other hosts, and from pages of other origins, are refused by default.",
-    "serve-mcp.http-limits": "Bodies and sessions are limited, those of clients without identity apart; idle ones end.",
+    "serve-mcp.http-limits": "Bodies and sessions are limited, those of clients without identity apart; idle ones end. "
+    "So are the calls of all sessions of an identity, also after their clients have disconnected.",
     "serve-mcp.sessions": "A session is open only to the identity that opened it; a stream ends with its token.",
     "serve-mcp.batches": "In revision 2025-03-26 batches are served, of bounded length; in others they are rejected.",
     "serve-mcp.resumption": "A client whose stream breaks or is ended by the server gets what it has missed, once, of "
@@ -1212,6 +1218,8 @@ OPENAPI: dict[str, str] = {
     "openapi.secrets-hidden": "No credential is shown in an error, a repr or a log.",
     "adapters.preview": "A preview shows the request that a call sends, without sending it and without credentials.",
     "openapi.call": "A call gives the envelope of what the API answered.",
+    "openapi.bounded-values": "JSON with more than one object or list per 16 bytes, beyond 65,536, is not decoded.",
+    "openapi.flood": "Invalid items of a stream cannot flood the log.",
     "openapi.answers": "An answer is JSON, text, bytes or None, as its content type says; broken JSON is text with "
     "a warning.",
     "openapi.schema-of-answer": "The schema of an answer is that of its actual status and content type.",
@@ -1240,7 +1248,7 @@ OPENAPI: dict[str, str] = {
     "openapi.redirect-refused": "No redirect leads from https to http or to what is no HTTP.",
     "openapi.client-close": "Closing ends calls and streams under way at once.",
     "openapi.unclosed": "A source that is never closed closes its connections with its event loop, or as garbage.",
-    "openapi.client-loops": "A client works in one event loop after another.",
+    "openapi.client-loops": "A client works in one event loop after another, and in those of several threads.",
     "openapi.token-refresh": "A rejected OAuth token is renewed once.",
     "openapi.sse-whatwg": "Event streams are parsed as the WHATWG says, in any chunking.",
     "openapi.sse-bounded": "An event that is too large is an error, not a growing buffer.",
@@ -1279,7 +1287,8 @@ OPENAPI: dict[str, str] = {
     "openapi.input-groups": "Names that clash put the input into groups by where it is sent.",
     "openapi.relaxed-input": "`format`, overlapping `oneOf` and misplaced restrictions reject an input only if strict.",
     "openapi.xml": "XML bodies are written, and answers read, by the `xml` hints; without a root's name, as text.",
-    "openapi.xml-safe": "Answers in XML with entities, or nested too deeply, stay text; no value breaks out of XML.",
+    "openapi.xml-safe": "Answers in XML that declare entities, attributes or an unknown encoding, or are nested too "
+    "deeply, stay text; no value breaks out of XML.",
     "openapi.media-missing": "A body of an array or object without a content type, or with a range, is JSON.",
     "openapi.none": "An optional parameter or form field may be None.",
     "openapi.read-only": "readOnly is left out of inputs, writeOnly out of outputs.",
@@ -1500,6 +1509,7 @@ CLIENT: dict[str, str] = {
     "client.sync": "SyncClient works in scripts, threads and beside a running loop, and leaves no thread.",
     "calls.interceptors": "Interceptors of a PendingRequestMap are around every outgoing call and each item, with its "
     "options; errors of received requests are reported to listeners.",
+    "client.sync_fork": "In a forked process SyncClient connects by itself; the connection of its parent stays.",
     "client.sync_lazy": "SyncClient connects with the first call; it closes at exit, or when it is garbage-collected.",
     "client.sync_config": "SyncClient takes a configuration file, and calls the operations of its sources.",
     "client.sync_generated": "A generated class with methods that block works with SyncClient.",

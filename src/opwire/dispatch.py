@@ -112,11 +112,12 @@ class Dispatcher:
         return None if self._interceptors.installed or self._rerouted is not None else bound
 
     def execute_at_once(self, bound: BoundOperation, input: Any, context: Context) -> ResponseEnvelope[Any]:
-        """Call an operation that `immediate` returned, without a task, in a copy of the context variables.
+        """Find and call an operation that `immediate` returned, without a task, in a copy of the context variables.
 
         Raises:
-            CallError: the call failed.
+            CallError: as `find`; or the call failed.
         """
+        self.find(bound.spec.id, context.identity, bound)
         run: Any = bound.run
         try:
             arguments = bound.arguments(input, context)

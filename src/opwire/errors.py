@@ -18,7 +18,7 @@ numbers. A `CallError` is sent to the peer with its message; any other exception
 with an error id, and its traceback is logged.
 """
 
-from collections.abc import Generator, Mapping
+from collections.abc import Generator, Iterable, Mapping
 from contextlib import contextmanager
 from enum import StrEnum
 from types import MappingProxyType
@@ -230,6 +230,18 @@ def check_counts(**options: object) -> None:
             raise _wrong_option(option, "a whole number above zero", value)
 
 
+def check_known(options: Iterable[str], known: Iterable[str], what: str) -> None:
+    """Validate the names of options.
+
+    Raises:
+        UsageError: the message lists the known ones.
+    """
+    known = list(known)
+    for option in options:
+        if option not in known:
+            raise UsageError(f"{what} has no option {option!r}; its options are {', '.join(known)}")
+
+
 def _number(value: object) -> float:
     return value if isinstance(value, int | float) and not isinstance(value, bool) else -1
 
@@ -237,4 +249,5 @@ def _number(value: object) -> float:
 def _wrong_option(option: str, wanted: str, value: object) -> UsageError:
     is_short = not isinstance(value, int) or -_MAX_OPTION < value < _MAX_OPTION  # Python refuses to format longer ones
     shown = f"{value!r:.50}" if is_short else "a number with too many digits"
-    return UsageError(f"{option} must be {wanted}, not {shown}")
+    limit = f" and at most {_MAX_OPTION:g}" if _number(value) > _MAX_OPTION else ""
+    return UsageError(f"{option} must be {wanted}{limit}, not {shown}")

@@ -3,8 +3,8 @@
 import inspect
 
 from opwire.call import PendingRequestMap
-from opwire.call.pending import RemoteCallOptions, RemoteStreamOptions
-from opwire.call.transport import CallRoute
+from opwire.call.call_table import RemoteStreamOptions
+from opwire.call.transport import CallRoute, RemoteCallOptions
 
 THE_CALL = {"self", "operation_id", "input", "output_type"}
 

@@ -1,6 +1,7 @@
 """The contract of the client: the same calls give the same, whatever answers them."""
 
 import asyncio
+import math
 from collections.abc import AsyncGenerator
 from contextlib import aclosing
 from typing import Any, assert_type
@@ -108,6 +109,17 @@ async def test_a_deadline_ends_the_call_on_both_sides(way: Way, samples: Samples
         assert 5 < left <= 7
         assert 25 < await client.call("slow.left") <= 30
         assert 2 < await client.call("slow.left", context=Context().within(4)) <= 4
+
+
+@requirement("client.contract", "client.deadline")
+@pytest.mark.parametrize("timeout", [math.inf, 1e300, 100_000])
+async def test_a_call_may_have_more_time_than_a_server_counts(way: Way, samples: Samples, timeout: float) -> None:
+    async with way(samples.registry) as client:
+        assert await client.call("math.add", {"a": 1}, timeout=timeout) == 3
+        assert await client.call("math.add", {"a": 1}, context=Context(deadline=timeout)) == 3
+        assert [item async for item in client.subscribe("clock.ticks", timeout=timeout)] == [0, 1, 2]
+        assert [item async for item in client.subscribe("clock.ticks", idle_timeout=timeout)] == [0, 1, 2]
+        assert await client.operations(timeout=timeout)
 
 
 @requirement("client.contract", "client.cancel")

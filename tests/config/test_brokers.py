@@ -171,7 +171,7 @@ def test_what_cannot_be_meant_is_reported(toml: str, message: str) -> None:
             "spoke.signed: this is not a key certificate",
         ),
         ('[spoke]\nurl = "redis://h"\nca_file = "none"', "spoke.ca_file cannot be used"),
-        ('[spoke]\nurl = "ws://h"\nprefix = "x"', "spoke: a setting is not supported for this kind of URL"),
+        ('[spoke]\nurl = "ws://h"\nprefix = "x"', "spoke: ws:// has no option 'prefix'; "),
         ('[hub]\ncluster = "ws://h"', "hub: the hubs of a cluster meet on a broker"),
         ('[hub]\nurl = "redis://h"\ncluster = "redis://h"', "hub.cluster is for hubs"),
         ('[hub]\nprefix = "x"', "hub: prefix, credentials_file, ca_file and signed are for the URL of a broker"),

@@ -138,7 +138,7 @@ def test_a_spoke_needs_its_table(tmp_path: Path) -> None:
         ('[spoke]\nurl = "ftp://x"', "spoke: unknown URL scheme 'ftp'"),
         (
             '[spoke]\nurl = "redis://x"\ntoken = "${OPWIRE_ALICE}"',
-            "spoke: a setting is not supported",
+            "spoke: redis:// has no option 'token'; ",
         ),
         (
             '[spoke]\nurl = "ws://x"\ntoken = "${OPWIRE_NO}"',

@@ -145,6 +145,7 @@ CAUGHT: dict[type[MemoryTransport], set[str]] = {
 
 
 @requirement("transport.contract-bites")
+@pytest.mark.slow
 @pytest.mark.parametrize(("kind", "expected"), CAUGHT.items(), ids=lambda each: getattr(each, "__name__", ""))
 def test_a_broken_transport_is_caught(kind: type[MemoryTransport], expected: set[str]) -> None:
     complaints = broken_promises(kind)

@@ -128,6 +128,7 @@ CAUGHT: dict[type[MemoryJournal], set[str]] = {
 
 
 @requirement("durable.contract-bites")
+@pytest.mark.slow
 @pytest.mark.parametrize(("kind", "expected"), CAUGHT.items(), ids=lambda each: getattr(each, "__name__", ""))
 def test_a_broken_journal_is_caught(kind: type[MemoryJournal], expected: set[str]) -> None:
     complaints: dict[str, str] = {}

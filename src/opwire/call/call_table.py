@@ -34,7 +34,7 @@ from opwire.call.events import (
     encode_event,
     is_final,
 )
-from opwire.call.transport import Address
+from opwire.call.transport import Address, RemoteCallOptions
 from opwire.envelope import ResponseEnvelope
 from opwire.errors import CallError, ErrorCode, resume_error
 from opwire.operation import Progress
@@ -253,6 +253,13 @@ _STALL = 1.0  # seconds without an item after which a consumer first repeats its
 _MAX_STALL = 4.0  # seconds between two repetitions, at most
 _ITEM = 512  # bytes of overhead per item
 _STALLS = 3  # reports of a stalled consumer after which an item that was sent before the first of them counts as lost
+
+
+class RemoteStreamOptions(RemoteCallOptions, total=False):
+    """Keyword arguments of `PendingRequestMap.subscribe`, except for `output_type`."""
+
+    idle_timeout: float | None
+    overflow: Overflow
 
 
 def _wire_size(item: ResponseEnvelope[Any]) -> int:

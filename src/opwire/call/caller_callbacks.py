@@ -11,6 +11,7 @@ from opwire.call.transport import Address
 from opwire.errors import CallError
 from opwire.operation import Progress
 from opwire.questions import METHODS, QUESTION_TIMEOUT, Question, QuestionCallback, QuestionKind, ask, unanswerable
+from opwire.tasks import spawn
 
 logger = logging.getLogger("opwire.call")
 
@@ -79,9 +80,7 @@ class CallerCallbacks:
         if len(tasks) >= MAX_QUESTIONS or event.kind not in METHODS:
             self._send(CallAnswer(request_id=event.request_id, id=event.id, error="it is not answered here"), server)
             return
-        task = asyncio.get_running_loop().create_task(self._answer(event, server, callback))
-        tasks.add(task)
-        task.add_done_callback(tasks.discard)
+        spawn(self._answer(event, server, callback), tasks)
 
     def cancel(self, request_id: str) -> None:
         """Cancel the questions of a call that has ended."""

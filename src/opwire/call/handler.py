@@ -362,7 +362,6 @@ class CallHandler:
         """
         began, outcome = time.perf_counter(), OK
         try:
-            self._dispatcher.find(event.operation_id, identity, bound)
             deadline = self._deadline(event, time.monotonic(), self._timeout)
             envelope = self._dispatcher.execute_at_once(bound, event.input, self._context(event, identity, deadline))
             self._calls.respond(event.request_id, envelope)

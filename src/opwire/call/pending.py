@@ -13,7 +13,7 @@ from typing import Any, Self, TypeVar, Unpack, cast, overload
 
 from msgspec.structs import replace
 
-from opwire.call.call_table import CallTable, Inbox, Overflow, StallWatch, Window
+from opwire.call.call_table import CallTable, Inbox, Overflow, RemoteStreamOptions, StallWatch, Window
 from opwire.call.caller_callbacks import CallerCallbacks, EventObservers
 from opwire.call.description import Description, RequestHandler
 from opwire.call.events import (
@@ -28,8 +28,8 @@ from opwire.call.events import (
     CallRequested,
     CallResponded,
 )
-from opwire.call.transport import Address, CallRoute, Transport, on_behalf_of, random_ids
-from opwire.deadlines import Deadlines
+from opwire.call.transport import Address, CallRoute, RemoteCallOptions, Transport, on_behalf_of, random_ids
+from opwire.deadlines import MAX_SECONDS, Deadlines
 from opwire.envelope import ResponseEnvelope, is_response_envelope, read_envelope
 from opwire.errors import CallError, ConversionError, ErrorCode, check_above_zero, check_counts
 from opwire.invoke import Interceptors, Run
@@ -52,20 +52,6 @@ _SHORT = 200  # characters of an error message that fit into any message
 
 _Sink = asyncio.Future[ResponseEnvelope[Any]] | Inbox
 _NO_CONTEXT = Context()
-
-
-class RemoteCallOptions(CallRoute, total=False):
-    """Keyword arguments of `PendingRequestMap.call`, except for `output_type`."""
-
-    context: Context | None
-    timeout: float | None
-
-
-class RemoteStreamOptions(RemoteCallOptions, total=False):
-    """Keyword arguments of `PendingRequestMap.subscribe`, except for `output_type`."""
-
-    idle_timeout: float | None
-    overflow: Overflow
 
 
 class PendingRequestMap:
@@ -186,7 +172,8 @@ class PendingRequestMap:
         self, operation_id: str, input: Any, context: Context, *, timeout: float | None, route: CallRoute
     ) -> ResponseEnvelope[Any]:
         began = time.monotonic()
-        deadline = began + (self._timeout if timeout is None else timeout)
+        seconds = self._timeout if timeout is None else timeout
+        deadline = began + (seconds if seconds < MAX_SECONDS else MAX_SECONDS)  # as the server counts it
         if context.deadline is not None and context.deadline < deadline:
             deadline = context.deadline
         # `get_running_loop` is a system call on Python 3.11: 0.2 µs.
@@ -258,8 +245,11 @@ class PendingRequestMap:
         **route: Unpack[CallRoute],
     ) -> AsyncGenerator[ResponseEnvelope[Any]]:
         inbox, window = Inbox(self._window, overflow), Window(self._window, overflow)
+        remaining = context.remaining
+        if remaining is not None and not remaining < MAX_SECONDS:
+            remaining = None  # servers count a day at most: it is enforced at this end only
         request_id = self._request(
-            operation_id, input, context, inbox, remaining=context.remaining, credits=window.granted, **route
+            operation_id, input, context, inbox, remaining=remaining, credits=window.granted, **route
         )
         watch = StallWatch(request_id, inbox, window)
         if self.transport.lossy:
@@ -333,12 +323,12 @@ class PendingRequestMap:
     ) -> str:
         if remaining is not None and remaining <= 0:
             raise CallError(ErrorCode.TIMEOUT, f"the deadline of {operation_id} passed before it was called")
-        parent, identity, wanted, on_progress = None, None, None, None
-        if context is not _NO_CONTEXT:
+        parent, identity = context.parent_request_id if self.transport.vouches else None, None
+        if context.inbound is not None or context.identity is not None:
             parent, identity = on_behalf_of(context, operation_id, self, vouches=self.transport.vouches)
-            wanted = context.request_id if context.inbound is None else None
-            # A call with the context of a served call is its child, as by `Context.child`.
-            on_progress = None if context.on_progress is None or context.is_served else context.on_progress
+        # A call with the context of a served call is its child, as by `Context.child`.
+        wanted = context.request_id if context.inbound is None else None
+        on_progress = None if context.on_progress is None or context.is_served else context.on_progress
         request_id = next(self._ids)
         if wanted is not None and wanted not in self._used and wanted not in self._table:
             request_id, self._used[wanted] = wanted, None  # a used one would be a duplicate for servers

@@ -153,17 +153,22 @@ class CallRoute(TypedDict, total=False):
     version: str | None
 
 
+class RemoteCallOptions(CallRoute, total=False):
+    """Keyword arguments of `PendingRequestMap.call`, except for `output_type`."""
+
+    context: Context | None
+    timeout: float | None
+
+
 def on_behalf_of(
     context: Context, operation_id: str, connection: object, *, vouches: bool
 ) -> tuple[str | None, Identity | None]:
-    """Return the parent request of a call, and the identity that it states.
+    """Return the parent request of a call with an identity or of a served call, and the identity that it states.
 
     Raises:
         CallError: ACCESS_DENIED if the connection cannot carry the identity of the context.
     """
     inbound, identity = context.inbound, context.identity
-    if inbound is None and identity is None:
-        return (context.parent_request_id if vouches else None), None
     if vouches or (inbound is not None and inbound.connection is connection):
         return (context.parent_request_id if inbound is None else inbound.request_id), identity
     if identity is LOCAL_IDENTITY:  # this process: the peer identifies it by the connection

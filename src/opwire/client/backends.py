@@ -6,7 +6,8 @@ The backend for served HTTP addresses, which needs aiohttp, is in `http_backend`
 import asyncio
 import logging
 import time
-from collections.abc import AsyncGenerator, Awaitable, Callable, Sequence
+from collections.abc import AsyncGenerator, Awaitable, Callable, Coroutine, Sequence
+from math import inf
 from typing import Any, Protocol
 
 from msgspec.structs import replace
@@ -42,7 +43,9 @@ class Backend(Protocol):
         """Disconnect; calls in flight end."""
         ...
 
-    async def call(self, operation_id: str, input: Any, context: Context, version: str | None) -> ResponseEnvelope[Any]:
+    def call(
+        self, operation_id: str, input: Any, context: Context, version: str | None
+    ) -> Awaitable[ResponseEnvelope[Any]]:
         """Call a query or mutation."""
         ...
 
@@ -215,9 +218,11 @@ class CallsBackend:
         if self._owned:
             await self._calls.close()
 
-    async def call(self, operation_id: str, input: Any, context: Context, version: str | None) -> ResponseEnvelope[Any]:
+    def call(
+        self, operation_id: str, input: Any, context: Context, version: str | None
+    ) -> Coroutine[Any, Any, ResponseEnvelope[Any]]:
         """Call a query or mutation."""
-        return await self._calls.call(operation_id, input, context=context, timeout=context.remaining, version=version)
+        return self._calls.call(operation_id, input, context=context, timeout=inf, version=version)
 
     def subscribe(
         self, operation_id: str, input: Any, context: Context, version: str | None

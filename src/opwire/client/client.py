@@ -87,7 +87,6 @@ class PageOptions(RequestOptions, total=False):
 _MAX_TEXT = 2_000
 _RESUME, _VERSION = "opwire.resume", "opwire.version"  # in the metadata of a context
 _MAX_INTERCEPTED = 10_000  # cached intercepted calls
-_NO_CONTEXT = Context()
 
 
 class Retries(Struct, frozen=True, kw_only=True):
@@ -513,7 +512,10 @@ class Client:
         return made
 
     def _context(self, context: Context | None, timeout: float | None, version: str | None = None) -> Context:
-        context = (context or _NO_CONTEXT).within(timeout)
+        if context is None:  # not by `within`, which copies every field: 0.5 µs
+            context = Context(deadline=None if timeout is None else time.monotonic() + timeout)
+        else:
+            context = context.within(timeout)
         if version is not None:
             context = replace(context, metadata={**context.metadata, _VERSION: version})
         if self._on_question is not None and context.on_question is None:

@@ -14,8 +14,18 @@ from msgspec.structs import replace
 
 from opwire.adapters.openapi.source import from_openapi
 from opwire.client.backends import SpecCache
+from opwire.deadlines import MAX_SECONDS
 from opwire.envelope import ResponseEnvelope, decode_envelope, is_cursor
-from opwire.errors import ERROR_TABLE, CallError, ConversionError, ErrorCode, NotPlainError, UsageError, resume_error
+from opwire.errors import (
+    ERROR_TABLE,
+    CallError,
+    ConversionError,
+    ErrorCode,
+    NotPlainError,
+    UsageError,
+    check_known,
+    resume_error,
+)
 from opwire.http_client import (
     MAX_WAIT,
     ChunkReader,
@@ -28,7 +38,7 @@ from opwire.http_client import (
 from opwire.operation import LOCAL_IDENTITY, Context, OperationSpec, OperationType, trace_of
 from opwire.origin import ENVELOPE_JSON, RESUMED, path_of
 from opwire.sse import SSEParser
-from opwire.typed.plain import read_json, to_plain, write_json
+from opwire.typed.plain import check_containers, read_json, to_plain, write_json
 
 if TYPE_CHECKING:
     from aiohttp import ClientResponse
@@ -73,6 +83,8 @@ class HTTPBackend:
         self._url = url.rstrip("/")
         self._token = token
         self._trust_annotations = bool(options.pop("trust_annotations", True))
+        known = ("token", "trust_annotations", *ClientOptions.__struct_fields__)
+        check_known(options, known, "a client of an HTTP address")
         self._client = HTTPClient(ClientOptions(**options))
         self._cache = SpecCache(self.operations)
 
@@ -158,7 +170,7 @@ class HTTPBackend:
             raise CallError(ErrorCode.ACCESS_DENIED, message)
         headers = [("accept", ENVELOPE_JSON), *self._authorization()]
         if context.remaining is not None:
-            headers.append(("x-deadline-ms", str(max(int(context.remaining * 1000), 1))))
+            headers.append(("x-deadline-ms", str(max(int(min(MAX_SECONDS, context.remaining) * 1000), 1))))
         if _fits_header(context.request_id):
             headers.append(("x-request-id", context.request_id))
         if context.resume_from is not None:
@@ -201,8 +213,9 @@ class HTTPBackend:
 
     def _decode(self, text: bytes | str) -> ResponseEnvelope[Any]:
         try:
+            check_containers(text)
             return decode_envelope(text)
-        except ConversionError as error:
+        except (ConversionError, ValueError) as error:  # ValueError: too many objects and lists
             raise CallError(ErrorCode.PROTOCOL_ERROR, f"{self._host}: {error}") from error
 
     def _unexpected(self, response: "ClientResponse") -> CallError:

@@ -512,5 +512,3 @@ def _config_errors(key: str) -> Generator[None]:
         yield
     except (CallError, UsageError, MissingExtraError) as error:
         raise ConfigError(f"{key}: {error.message if isinstance(error, CallError) else error}") from error
-    except TypeError as error:  # an option that this transport does not have
-        raise ConfigError(f"{key}: a setting is not supported for this kind of URL: {error}") from error

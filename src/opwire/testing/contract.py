@@ -184,7 +184,9 @@ async def a_closed_end_refuses(harness: TransportHarness) -> None:
     _unavailable("send", lambda: caller.transport.send(CallCredit(request_id=request_id, n=1), to_server))
     await server.transport.close()
     _unavailable("send", lambda: server.transport.send(item(request_id, 1), to_caller))
-    expect(len(server.events) == arrived, "a closed end still sends")
+    ended = CallAborted, request_id  # a transport may report the end of the request that the caller had open
+    sent = [each for each in server.events[arrived:] if (type(each), each.request_id) != ended]
+    expect(not sent, "a closed end still sends")
     try:
         await server.transport.announce([harness.id("talk")])
     except CallError as error:

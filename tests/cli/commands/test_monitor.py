@@ -131,6 +131,7 @@ def test_top_prints_tables_in_a_pipe_and_lines_of_json(hub: str) -> None:
 
 
 @requirement("cli.ps", "cli.tap")
+@pytest.mark.slow
 def test_servers_on_a_broker_and_behind_http_are_observed(nats_server: NatsServer) -> None:
     with Running("spoke", nats_server.url, *SHOP, "--open") as spoke:
         spoke.says("serving 8 operations")

@@ -130,6 +130,7 @@ async def run(context: Context) -> str:
 
 
 @requirement("config.durable-tasks")
+@pytest.mark.slow
 def test_a_task_of_the_file_survives_kill_9_of_the_server(redis_server: RedisServer, tmp_path: Path) -> None:
     (tmp_path / "opwire.toml").write_text(DURABLE % (redis_server.url, token_hex(4)))
     (tmp_path / "jobs.py").write_text(JOBS)
@@ -189,6 +190,7 @@ def test_reload_is_rejected_for_an_mcp_session_over_stdio(capsys: pytest.Capture
 
 
 @requirement("cli.serve", "config.hot-reload", "config.broken-reload")
+@pytest.mark.slow
 def test_an_edit_restarts_the_process_unless_the_configuration_is_invalid(tmp_path: Path) -> None:
     module = tmp_path / "mine.py"
     code = "from opwire import OperationRegistry\nregistry = OperationRegistry()\n"

@@ -249,6 +249,7 @@ BROKEN_SERVERS: dict[str, tuple[str, dict[str, Any]]] = {
 
 
 @requirement("conformance.broken")
+@pytest.mark.slow
 @pytest.mark.parametrize("promise", BROKEN_HUBS)
 async def test_a_hub_that_breaks_one_promise_is_found(promise: str) -> None:
     complaint, changes = BROKEN_HUBS[promise]
@@ -258,6 +259,7 @@ async def test_a_hub_that_breaks_one_promise_is_found(promise: str) -> None:
 
 
 @requirement("conformance.broken")
+@pytest.mark.slow
 @pytest.mark.parametrize("promise", BROKEN_SERVERS)
 async def test_a_server_that_breaks_one_promise_is_found(promise: str) -> None:
     complaint, changes = BROKEN_SERVERS[promise]
@@ -312,6 +314,7 @@ async def use(url: str) -> None:
 
 
 @requirement("conformance.broken")
+@pytest.mark.slow
 @pytest.mark.parametrize("promise", BROKEN_CALLERS)
 async def test_a_caller_that_breaks_one_promise_is_found(promise: str) -> None:
     complaint, change = BROKEN_CALLERS[promise]
@@ -337,6 +340,7 @@ async def test_a_spoke_that_does_not_describe_what_it_announces_is_found() -> No
 
 
 @requirement("conformance.bounded")
+@pytest.mark.slow
 async def test_a_silent_hub_does_not_stop_the_run() -> None:
     async with hub() as url, proxied(url, to_caller=lambda _: []) as silent:
         report = await check_hub(silent, token=TOKEN)
@@ -351,6 +355,7 @@ async def test_a_run_ends_when_its_time_is_up() -> None:
 
 
 @requirement("conformance.bounded")
+@pytest.mark.slow
 async def test_a_hub_that_floods_does_not_stop_the_run(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(wires, "_MAX_BYTES", 2_000_000)
 

@@ -11,6 +11,7 @@ from typing import Any, cast
 from msgspec import Struct, field
 from websockets.asyncio.server import ServerConnection, serve
 
+from opwire.tasks import spawn
 from opwire.testing.conformance.server import NAMESPACE, Server, describe
 from opwire.testing.conformance.wires import (
     PATIENCE,
@@ -78,9 +79,7 @@ class ConnectedPeer:
             case "session.who":
                 await self.wire.send("session.here", id=id, peers=["server"])
             case "session.announce":
-                task = asyncio.create_task(self._announce(event))
-                self._tasks.add(task)
-                task.add_done_callback(self._tasks.discard)
+                spawn(self._announce(event), self._tasks)
             case "session.withdraw":
                 gone: list[str] = event.get("operations") or []
                 self.operations.difference_update(gone)
