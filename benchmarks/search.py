@@ -23,7 +23,7 @@ from opwire import OperationRegistry, OperationSpec
 from opwire.adapters.openapi import from_openapi
 from opwire.search import SearchIndex, SearchWeights
 from opwire.search_mode import search_mode, signature, token_cost
-from opwire.tools.schemas import input_schema
+from opwire.tools import input_schema
 
 _SHARED = ROOT.parent / "shared"
 _REQUESTS = _SHARED / "search" / "queries-dev.json"

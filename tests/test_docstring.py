@@ -4,7 +4,7 @@ import time
 
 import pytest
 
-from opwire.docstring import parse_docstring
+from opwire.signature import parse_docstring
 from tests.requirements import requirement
 
 GOOGLE = """Order articles.

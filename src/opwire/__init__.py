@@ -49,7 +49,6 @@ from opwire.errors import (
     is_resume_error,
     resume_error,
 )
-from opwire.injection import Depends
 from opwire.operation import (
     AccessControl,
     Change,
@@ -71,6 +70,7 @@ from opwire.questions import Elicitation, Question, Root, SampledMessage
 from opwire.registry import OperationRegistry, RegistryView, build_env
 from opwire.reshape import Reshape
 from opwire.schema import UNKNOWN, Problem, Schema
+from opwire.signature import Depends
 from opwire.version import VERSION
 
 if TYPE_CHECKING:

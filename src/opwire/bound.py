@@ -9,13 +9,13 @@ from msgspec import Struct
 
 from opwire.envelope import is_cursor
 from opwire.errors import CallError, ConversionError, ErrorCode, NotPlainError, SchemaError, resume_error
-from opwire.injection import Dependency, injecting, injecting_stream
 from opwire.invoke import InterceptedCall, Open, Run
 from opwire.operation import Completer, Context, Handler, OperationSpec, PreparedRequest
 from opwire.pipeline import FINISHED, ResultPipeline, always
 from opwire.reshape import Reshaping
 from opwire.schema import Problem
 from opwire.schema.cost import ComplexityError
+from opwire.signature import Dependency, injecting, injecting_stream
 from opwire.typed.plain import MAX_DEPTH, SCALARS, as_dict, survey, to_plain
 
 logger = logging.getLogger("opwire.invoke")

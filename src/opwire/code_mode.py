@@ -30,7 +30,7 @@ from opwire.names import similar_names
 from opwire.operation import REQUEST_STATE, Context
 from opwire.registry import OperationRegistry
 from opwire.search_mode import HINT, NOTHING_FOUND, PUBLIC, Limit, Query, ToolSearch, nothing, signature
-from opwire.tools.rendering import error_text
+from opwire.tools import error_text
 from opwire.typed.plain import as_dict, survey
 from opwire.view import Pattern
 

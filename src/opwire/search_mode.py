@@ -23,7 +23,7 @@ from opwire.names import UniqueNames
 from opwire.operation import AccessControl, Context, OperationSpec, OperationType
 from opwire.registry import OperationRegistry, RegistryView
 from opwire.reshape import MORE
-from opwire.tools.schemas import ToolSchema, input_schema
+from opwire.tools import ToolSchema, input_schema
 from opwire.typed.plain import as_dict
 from opwire.view import Pattern
 

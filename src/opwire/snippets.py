@@ -12,7 +12,7 @@ import msgspec
 
 from opwire.operation import OperationSpec, OperationType, PreparedRequest
 from opwire.origin import path_of
-from opwire.tools.schemas import input_schema
+from opwire.tools import input_schema
 from opwire.typed.plain import as_dict, harmless, replace_surrogates
 
 TOKEN_VARIABLE = "OPWIRE_TOKEN"  # noqa: S105 - its name

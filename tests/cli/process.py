@@ -19,7 +19,7 @@ from pathlib import Path
 from typing import Any, Self
 
 ROOT = Path(__file__).parent.parent.parent
-COMMAND = [sys.executable, "-m", "opwire.cli"]
+COMMAND = [sys.executable, "-m", "opwire"]
 SHOP = ("--python", "tests.cli.shop:registry")
 
 

@@ -20,7 +20,7 @@ from opwire.llm.schemas import (
     without_nulls,
 )
 from opwire.schema import Schema
-from opwire.tools.schemas import input_schema
+from opwire.tools import input_schema
 from tests.properties import is_thorough
 from tests.requirements import requirement
 

@@ -18,9 +18,7 @@ from opwire.errors import CallError, ErrorCode, SchemaError, check_above_zero, c
 from opwire.names import similar_names
 from opwire.operation import Context, Identity, OperationSpec, OperationType
 from opwire.registry import OperationRegistry
-from opwire.tools.names import ToolNames
-from opwire.tools.rendering import data_block, encode_data, error_text
-from opwire.tools.schemas import ToolSchema, input_schema
+from opwire.tools import ToolNames, ToolSchema, data_block, encode_data, error_text, input_schema
 
 logger = logging.getLogger("opwire.llm")
 

@@ -13,7 +13,7 @@ from opwire.operation import Context
 from opwire.origin import ORIGIN_META, read_origin
 from opwire.schema import Schema
 from opwire.serve.mcp.tools import MAX_PAGE, Tool, ToolCatalogue
-from opwire.tools.names import MAX_NAME
+from opwire.tools import MAX_NAME
 from tests.requirements import requirement
 from tests.serve.mcp.operations import shop
 

@@ -31,7 +31,7 @@ from opwire.serve.console.web import Streams, read_body, require, send_json, sen
 from opwire.serve.guard import Header, Receive, Send
 from opwire.serve.http.request import Request
 from opwire.snippets import curl_snippet, mcp_snippet, python_snippet
-from opwire.tools.names import ToolNames
+from opwire.tools import ToolNames
 
 logger = logging.getLogger("opwire.serve.console")
 

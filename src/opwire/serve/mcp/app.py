@@ -38,7 +38,7 @@ from opwire.serve.mcp.sessions import Sessions, SessionTiming
 from opwire.serve.mcp.stdio import serve_files, standard_files
 from opwire.serve.mcp.tasks import TASK_AFTER, CallTasks
 from opwire.serve.mcp.tools import MAX_OUTPUT_SCHEMA, MAX_PAGE, ToolCatalogue
-from opwire.tools.names import MAX_NAME
+from opwire.tools import MAX_NAME
 
 
 class MCPHTTPOptions(GuardOptions, total=False):

@@ -53,7 +53,7 @@ from opwire.serve.mcp.tools import (
     result_of,
     rpc_error,
 )
-from opwire.tools.rendering import EncodedData, encode_data
+from opwire.tools import EncodedData, encode_data
 from opwire.typed.plain import write_json
 
 logger = logging.getLogger("opwire.serve")

@@ -9,8 +9,7 @@ from opwire.errors import CallError, ErrorCode
 from opwire.operation import Identity, OperationSpec
 from opwire.serve.mcp.resources import definition_of
 from opwire.serve.mcp.tools import Result, forwarded_fields
-from opwire.tools.names import ToolNames
-from opwire.tools.rendering import data_block, encode_data
+from opwire.tools import ToolNames, data_block, encode_data
 from opwire.typed.plain import as_dict, as_list
 
 MAX_MESSAGES = 10_000

@@ -25,7 +25,7 @@ from opwire.origin import ORIGIN_META, Origin
 from opwire.serve.mcp.calls import ServedCall, ServedRequest
 from opwire.serve.mcp.notifications import MAX_SUBSCRIPTIONS, ClientState
 from opwire.serve.mcp.tools import Result, forwarded_fields, rpc_error
-from opwire.tools.rendering import encode_data, media_type
+from opwire.tools import encode_data, media_type
 from opwire.typed.plain import as_dict, as_list
 from opwire.uri_template import MAX_URI, URITemplate
 

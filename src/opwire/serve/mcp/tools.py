@@ -22,9 +22,22 @@ from opwire.operation import Identity, OperationSpec, OperationType
 from opwire.origin import ERROR_META, FIELDS_META, ORIGIN_META, RESULT_META, Origin, ResultOrigin, read_result_origin
 from opwire.schema import UNKNOWN
 from opwire.tool_envelope import encode_blocks, error_blocks, error_payload, to_blocks
-from opwire.tools.names import LONGEST_MAX_NAME, MAX_NAME, SHORTEST_MAX_NAME, ToolNames
-from opwire.tools.rendering import SHOWN_PROBLEMS, EncodedData, data_block, encode_data, error_text
-from opwire.tools.schemas import ToolSchema, input_schema, is_binary, items_schema, output_schema
+from opwire.tools import (
+    LONGEST_MAX_NAME,
+    MAX_NAME,
+    SHORTEST_MAX_NAME,
+    SHOWN_PROBLEMS,
+    EncodedData,
+    ToolNames,
+    ToolSchema,
+    data_block,
+    encode_data,
+    error_text,
+    input_schema,
+    is_binary,
+    items_schema,
+    output_schema,
+)
 from opwire.typed.plain import MAX_DEPTH, as_dict, read_json, replace_surrogates, survey, write_json
 
 logger = logging.getLogger("opwire.serve")

@@ -8,7 +8,7 @@ from hypothesis import strategies as st
 
 from opwire.errors import SchemaError
 from opwire.schema import UNKNOWN, Schema
-from opwire.tools.schemas import input_schema, items_schema, output_schema
+from opwire.tools import input_schema, items_schema, output_schema
 from tests.requirements import requirement
 
 TREE: dict[str, Any] = {

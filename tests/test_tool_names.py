@@ -8,7 +8,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from opwire import UsageError
-from opwire.tools.names import MAX_NAME, SHORTEST_MAX_NAME, ToolNames
+from opwire.tools import MAX_NAME, SHORTEST_MAX_NAME, ToolNames
 from tests.requirements import requirement
 
 _printable = st.text(st.characters(exclude_categories=("C", "Z")), min_size=1, max_size=30)

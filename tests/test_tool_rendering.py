@@ -5,7 +5,7 @@ from typing import Any
 
 import pytest
 
-from opwire.tools.rendering import data_block
+from opwire.tools import data_block
 
 
 @pytest.mark.parametrize(

@@ -1,6 +1,0 @@
-"""Run the command line as `python -m opwire.cli`."""
-
-from opwire.cli import main
-
-if __name__ == "__main__":
-    main()
