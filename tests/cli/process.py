@@ -19,7 +19,7 @@ from pathlib import Path
 from typing import Any, Self
 
 ROOT = Path(__file__).parent.parent.parent
-COMMAND = [sys.executable, "-m", "opwire"]
+COMMAND = [sys.executable, "-m", "opwire.cli"]
 SHOP = ("--python", "tests.cli.shop:registry")
 
 

@@ -1,4 +1,4 @@
-"""`python -m opwire` is the program."""
+"""`python -m opwire.cli` is the program."""
 
 import subprocess
 import sys
@@ -7,8 +7,15 @@ from opwire import __version__
 from tests.cli.process import opwire
 
 
-def test_the_package_runs_the_program() -> None:
+def test_the_module_runs_the_program() -> None:
     ended = opwire("--version")
+    assert (ended.returncode, ended.stdout) == (0, f"opwire {__version__}\n")
+
+
+def test_so_does_the_package() -> None:
+    ended = subprocess.run(
+        [sys.executable, "-m", "opwire", "--version"], capture_output=True, text=True, check=False, timeout=30
+    )
     assert (ended.returncode, ended.stdout) == (0, f"opwire {__version__}\n")
 
 

@@ -63,7 +63,7 @@ TYPED = HOSTILE if is_thorough() else {prefix: HOSTILE[prefix] for prefix in "ad
 OPWIRE = """#!{python}
 import json, os, sys
 if "_OPWIRE_COMPLETE" in os.environ:
-    os.execv({python!r}, [{python!r}, "-m", "opwire", *sys.argv[1:]])
+    os.execv({python!r}, [{python!r}, "-m", "opwire.cli", *sys.argv[1:]])
 with open({calls!r}, "a") as calls:
     calls.write(json.dumps(sys.argv[1:]) + "\\n")
 """
