@@ -7,12 +7,14 @@ import os
 import signal
 import socket
 from collections.abc import Callable
+from contextlib import suppress
 from functools import partial
 from typing import Any
 
 import pytest
 from nats.aio.client import Client
 from nats.errors import NoRespondersError
+from nats.errors import TimeoutError as NoAnswer
 from nats.micro.service import ServiceInfo as TheirInfo
 
 from opwire.call import Description
@@ -590,3 +592,31 @@ async def test_a_question_without_a_place_for_the_answer_or_with_too_long_an_ans
         await one.barrier()
         assert one.connection.ignored == 2
         assert one.log.ends == []
+
+
+@requirement("transport.nats.discovery")
+async def test_queries_above_a_rate_are_ignored_so_that_a_flood_of_them_does_not_delay_calls(
+    nats_server: NatsServer,
+) -> None:
+    times: list[Description] = []
+
+    def describe() -> Description:
+        times.append(described())
+        return times[-1]
+
+    async with end(nats_server.url, "a.b", describe=describe) as one, plain_client(nats_server.url) as client:
+        await question(client, "$SRV.PING")
+        for _ in range(1_000):
+            await client.publish("$SRV.INFO", b"", reply="_INBOX.answers")
+        await flushed(client)
+        await one.barrier()
+        assert len(times) + one.connection.ignored == 1_002
+        assert one.connection.ignored >= 500
+
+        async def answered() -> None:
+            with suppress(NoAnswer):
+                await client.request("$SRV.PING", b"", timeout=0.2)
+                return
+            await answered()
+
+        await soon("there is room for another one", answered())

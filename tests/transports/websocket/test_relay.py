@@ -12,10 +12,12 @@ from opwire.call import CallAborted, CallFailed, CallProgress, CallRequested, Ca
 from opwire.call.events import Left
 from opwire.errors import CallError, ErrorCode
 from opwire.operation import Context, Progress
+from opwire.questions import Question
 from opwire.testing.harness import item, soon
 from opwire.transports.websocket import WebSocketServer, WebSocketTransport
 from tests.requirements import requirement
 from tests.transports.websocket.ends import Ends, Raw, until
+from tests.transports.websocket.foreign import META
 
 AT_ONCE = 4.0  # seconds: milliseconds, but the machine may be busy; a heartbeat would take longer to notice
 
@@ -399,3 +401,60 @@ async def test_an_abort_with_a_long_reason_reaches_a_server_that_does_not_keep_u
     while len(aborted) < len(open):
         aborted.update(event["requestId"] for event in await events(victim, "call.aborted"))
     assert aborted == set(open)
+
+
+# --- calls that end at their caller -----------------------------------------------------------------------------------
+
+INVALID = [
+    ("call.responded", {"seq": 1, "output": 5}),
+    ("call.responded", {"seq": "x", "output": {"data": 1, "meta": META}}),
+    ("call.progress", {"progress": "much"}),
+    ("call.question", {"id": 0, "kind": "elicit"}),
+]
+
+
+@requirement("transport.websocket.routes")
+@pytest.mark.parametrize(("kind", "fields"), INVALID)
+@pytest.mark.parametrize("own", [False, True], ids=["of-a-client", "of-the-server"])
+async def test_a_call_that_fails_by_an_invalid_event_is_over_at_the_relay_and_at_its_server(
+    ends: Ends, kind: str, fields: dict[str, Any], own: bool
+) -> None:
+    server, _ = await ends.server(max_calls=3)
+    calls = await ends.calls(WebSocketServer(heartbeat=60.0, max_calls=3) if own else WebSocketTransport(server.url))
+    relay = calls.transport if isinstance(calls.transport, WebSocketServer) else server
+    plain = await ends.plain(relay.url)
+    await plain.say("session.announce", id=1, operations=["a.b"])
+    await plain.hear()
+    context = Context(on_progress=lambda _: None, on_question=refuse)
+    for _ in range(5):  # more than are open at a time
+        call = asyncio.create_task(calls.call("a.b", context=context))
+        request = await plain.hear()
+        await plain.say(kind, requestId=request["requestId"], **fields)
+        with pytest.raises(CallError) as failure:
+            await soon("the call ends", call)
+        assert failure.value.code is ErrorCode.PROTOCOL_ERROR
+        aborted = await plain.hear()
+        assert (aborted["type"], aborted["requestId"]) == ("call.aborted", request["requestId"])
+    assert len(relay.routes) == 0
+
+
+async def refuse(_: Question) -> Any:
+    raise AssertionError("an invalid question is not asked")
+
+
+@requirement("transport.websocket.max-calls")
+async def test_responses_that_look_like_items_of_a_stream_do_not_use_up_the_calls_of_their_caller(ends: Ends) -> None:
+    server, _ = await ends.server(max_calls=3)
+    calls = await ends.calls(WebSocketTransport(server.url), echo=echo)
+    plain = await ends.plain(server.url)
+    await plain.say("session.announce", id=1, operations=["a.b"])
+    await plain.hear()
+    server.routes.announce(server.peers[-1], ["a.b"], ["a.b"])  # as a subscription
+    for number in range(3):
+        call = asyncio.create_task(calls.call("a.b"))
+        request = await plain.hear()
+        await plain.say("call.responded", requestId=request["requestId"], output={"data": number, "meta": META})
+        assert (await soon("the call is answered", call)).data == number
+    assert len(server.routes) == 3
+    assert (await soon("the call is answered", calls.call("test.echo", 2))).data == 2
+    assert [(await plain.hear())["type"] for _ in range(3)] == ["call.aborted"] * 3

@@ -516,6 +516,9 @@ class Relay:
                     self._carry(sender, message, head, route)
         except CallError as error:
             call = None if route is None else route.call
+            if call is None and error.code is ErrorCode.RATE_LIMITED:  # there is room for the next one
+                for doubtful in self._routes.doubtful(sender.address):
+                    self._cut_short(doubtful, error)
             if call is None:  # rejected before it was routed
                 unrouted = (head.request_id, sender.address, "", False, sender.identity)
                 call = RoutedCall(*unrouted, operation_id=head.operation_id[:MAX_ID], began=time.monotonic())

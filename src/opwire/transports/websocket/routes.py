@@ -23,7 +23,7 @@ from collections import Counter
 from collections.abc import Callable, Container, Iterable
 from functools import lru_cache
 from hashlib import blake2b
-from itertools import count
+from itertools import count, islice
 from typing import Annotated, Any, ClassVar, Literal
 
 import msgspec
@@ -248,6 +248,7 @@ _MAX_STICKY, _MAX_KEY = 10_000, 200  # keys whose servers are cached, and charac
 _states = count()
 _OWN_STREAMS = frozenset({OPERATIONS, CALLS})
 _CALLS_OF_HUB = 10  # times as many open calls as of another peer
+_MAX_DOUBTFUL = 100  # calls that are ended at a time to make room
 _MAX_GRANTS = 64  # credit events that a caller may send in advance of items
 
 
@@ -270,6 +271,7 @@ class RoutedCall(Struct, eq=False):
     request_bytes: int = 0
     response_bytes: int = 0  # while there is an observer
     parent_request_id: str | None = None
+    is_ambiguous: bool = False  # without credits: an item without a number may be the response for its caller
 
 
 class EventRoute(Struct, frozen=True):
@@ -348,6 +350,7 @@ class _PeerRoutes(Struct, eq=False):
     operations: dict[str, None] = field(default_factory=dict[str, None])
     asked: dict[str, RoutedCall] = field(default_factory=dict[str, RoutedCall])  # by request id
     held: dict[str, tuple[RoutedCall, ...]] = field(default_factory=dict[str, tuple[RoutedCall, ...]])  # one per caller
+    doubtful: dict[str, RoutedCall] = field(default_factory=dict[str, RoutedCall])  # of those that it asked
 
 
 class Routes:
@@ -566,6 +569,7 @@ class Routes:
             not peer.hub or identity != self.own,
             operation_id=head.operation_id,
             parent_request_id=parent,
+            is_ambiguous=streams and head.credits is None,
         )
         self._add(call)
         return EventRoute(server, call, identity)
@@ -625,6 +629,8 @@ class Routes:
             self.end(call)
         elif not head.steers:
             call.grants += 1  # an item or a question, after which its caller may send another event
+            if kind is RespondedHead and head.seq is None and call.is_ambiguous:
+                self._peers[call.caller].doubtful[call.request_id] = call
         elif call.grants:
             call.grants -= 1
         else:
@@ -648,6 +654,10 @@ class Routes:
         """Return an open call."""
         return self._peers[caller].asked.get(request_id)
 
+    def doubtful(self, caller: Address) -> list[RoutedCall]:
+        """Return some of a caller's calls that may have ended, for which it has no room any more."""
+        return list(islice(self._peers[caller].doubtful.values(), _MAX_DOUBTFUL))
+
     def end(self, call: RoutedCall) -> bool:
         """Remove a call; return False if it has ended before."""
         if not call.open:
@@ -655,6 +665,8 @@ class Routes:
         call.open = False
         request_id, server = call.request_id, self._peers[call.server]
         del self._peers[call.caller].asked[request_id]
+        if call.is_ambiguous:
+            self._peers[call.caller].doubtful.pop(request_id, None)
         server.load -= 1
         held = server.held.pop(request_id)
         if len(held) > 1:

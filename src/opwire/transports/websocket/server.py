@@ -5,6 +5,7 @@ import logging
 import time
 from collections import Counter
 from collections.abc import Callable, Container, Iterable, Sequence
+from contextlib import suppress
 from functools import partial
 from http import HTTPStatus
 from itertools import count
@@ -546,6 +547,11 @@ class WebSocketServer:
             else:  # fail the server's own call
                 self._malformed(peer, CallError(error.code, error.message))
                 self._receiver.received(CallFailed.of(head.request_id, error), peer.address)
+                if self._routes.asked(SERVER, head.request_id) is not None:  # neither the table nor the peer ended it
+                    with suppress(CallError):
+                        self.send(
+                            CallAborted(request_id=head.request_id, reason=error.message[:_MAX_SHOWN]), peer.address
+                        )
         else:
             if type(event) is CallRequested:
                 known = read_identity(identity)

@@ -26,6 +26,7 @@ from opwire.call.events import (
     CallRequested,
     decode_event,
     encode_event,
+    ends_call,
 )
 from opwire.call.transport import Address, Receiver
 from opwire.errors import CallError, ErrorCode
@@ -293,3 +294,7 @@ class ClientSession:
         elif not head.unmatched:
             self._unanswered.discard(head.request_id)
             self.receiver.received(failed, head.peer or SERVER)
+            if not head.steers and not ends_call(head.kind, head.seq, streams=True):
+                # Neither the server nor the relay knows that it has ended.
+                with suppress(CallError):
+                    self.send(CallAborted(request_id=head.request_id, reason=reason), head.peer or SERVER)
