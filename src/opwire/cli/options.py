@@ -38,6 +38,14 @@ _SOURCES = {
         help="An HTTP API, by its OpenAPI document. NAME is its namespace, by default from its title.",
     ),
 }
+
+
+def token_option(target: str) -> Callable[[F], F]:
+    """Add `--token-env`."""
+    help = f"The environment variable with the token for {target}."
+    return click.option("--token-env", default="OPWIRE_TOKEN", show_default=True, metavar="VARIABLE", help=help)
+
+
 _FILE = click.Path(exists=True, dir_okay=False)
 BROKER_OPTIONS: dict[str, Callable[[Any], Any]] = {
     "prefix": click.option("--prefix", help="The prefix of all names on a broker.  [default: opwire]"),
@@ -46,13 +54,7 @@ BROKER_OPTIONS: dict[str, Callable[[Any], Any]] = {
 }
 _REMOTE = {
     "url": click.option("--url", help="A served registry: ws://, redis://, nats://, http(s):// or localhost:8080."),
-    "token_env": click.option(
-        "--token-env",
-        default="OPWIRE_TOKEN",
-        show_default=True,
-        metavar="VARIABLE",
-        help="The environment variable with the token for --url.",
-    ),
+    "token_env": token_option("--url"),
     **BROKER_OPTIONS,
 }
 
@@ -98,13 +100,6 @@ def log_options(function: Callable[..., Any]) -> Callable[..., Any]:
         default="text",
         help="The format of standard error; json is one object per line.  [default: text]",
     )(options)
-
-
-def metrics_option(function: F) -> F:
-    """Add `--metrics`."""
-    return click.option(
-        "--metrics", metavar="[HOST:]PORT", help="Serve metrics for Prometheus at this address, without a token."
-    )(function)
 
 
 def json_option(function: F) -> F:

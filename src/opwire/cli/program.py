@@ -49,7 +49,8 @@ _MODULES = {
     **dict.fromkeys(("hub", "spoke"), "serve"),
     "watch": "call",
     "logout": "login",
-    **dict.fromkeys(("ps", "top", "tap"), "monitor"),
+    "conformance": "doctor",
+    **dict.fromkeys(("ps", "top", "tap", "console"), "monitor"),
 }
 
 

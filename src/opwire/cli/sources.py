@@ -38,7 +38,7 @@ from opwire.config.settings import (
     missing_variables,
 )
 from opwire.errors import CallError, ConfigError, ErrorCode, OpwireError
-from opwire.names import UniqueNames
+from opwire.names import UniqueNames, similar_names
 from opwire.operation import OperationSpec
 from opwire.registry import OperationRegistry
 
@@ -192,9 +192,7 @@ class LoadedOperations(NamedTuple):
         """
         spec = self.specs.get(operation_id)
         if spec is None:
-            import difflib
-
-            close = difflib.get_close_matches(operation_id, self.specs, n=3)
+            close = similar_names(operation_id, self.specs)
             hint = f"did you mean {' or '.join(close)}?" if close else "`opwire ls` lists the operations"
             raise CallError(ErrorCode.OPERATION_NOT_FOUND, f"Operation not found: {operation_id}; {hint}")
         return spec

@@ -18,7 +18,7 @@ from urllib.parse import urlsplit
 import click
 from msgspec.structs import replace
 
-from opwire.cli.options import BROKER_OPTIONS, log_options, metrics_option, served_source_options, shared_options
+from opwire.cli.options import BROKER_OPTIONS, log_options, served_source_options, shared_options
 from opwire.cli.screen import Screen, counted
 from opwire.cli.sources import Sources, check_variables, opened, run, serving
 from opwire.config.reading import load_config
@@ -52,11 +52,15 @@ ANONYMOUS = "anonymous"
 _SHOWN_NAMESPACES = 5
 
 
-def open_option(function: Any) -> Any:
-    """Add `--open`."""
+def server_options(function: Any) -> Any:
+    """Add the options of every server; the command receives the `Screen` first."""
+    decorated = log_options(served_source_options(shared_options(click.pass_obj(function))))
+    decorated = click.option(
+        "--metrics", metavar="[HOST:]PORT", help="Serve metrics for Prometheus at this address, without a token."
+    )(decorated)
     return click.option(
         "--open", "is_open", is_flag=True, help="Accept every caller without a token, with all permissions."
-    )(function)
+    )(decorated)
 
 
 def with_callers(config: Config, screen: Screen, *, is_open: bool) -> Config:
@@ -170,12 +174,7 @@ class ServeOptions(NamedTuple):
 )
 @click.option("--allow-host", multiple=True, metavar="NAME", help="An accepted Host header, in addition to localhost.")
 @click.option("--reload", is_flag=True, help="Restart after changes of the configuration, Python modules or documents.")
-@open_option
-@metrics_option
-@log_options
-@served_source_options
-@shared_options
-@click.pass_obj
+@server_options
 def serve_command(
     screen: Screen,
     *,
@@ -417,12 +416,7 @@ def broker_options(function: Any) -> Any:
 @click.option("--console", is_flag=True, help="Serve the console and the HTTP API too, by default at 127.0.0.1:8080.")
 @click.option("--cluster", metavar="URL", help="Be one hub with those that name the same broker: redis:// or nats://.")
 @broker_options
-@open_option
-@metrics_option
-@log_options
-@served_source_options
-@shared_options
-@click.pass_obj
+@server_options
 @serving
 async def hub_command(
     screen: Screen,
@@ -493,12 +487,7 @@ def chosen_hub(
 @click.option("--announce", multiple=True, metavar="PATTERN", help="Show others only these operations: shop, shop.*")
 @click.option("--durable", metavar="URL", help="Also run durable mutations, from a journal at redis:// or nats://.")
 @broker_options
-@open_option
-@metrics_option
-@log_options
-@served_source_options
-@shared_options
-@click.pass_obj
+@server_options
 @serving
 async def spoke_command(
     screen: Screen, sources: Sources, durable: str | None, metrics: str | None, **options: Any
