@@ -10,7 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from opwire.adapters.openapi import from_openapi
-from opwire.llm.schemas import (
+from opwire.llm.providers import (
     ANTHROPIC_STRICT,
     GEMINI,
     OPENAI_STRICT,
