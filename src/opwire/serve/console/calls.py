@@ -149,7 +149,7 @@ class ConsoleCalls:
         """
         request_id, _, rest = request.path.removeprefix("/api/calls/").partition("/")
         question_id = rest.removeprefix("answers/")
-        answer = await read_body(request, receive, QuestionAnswer)
+        answer = read_body(request, QuestionAnswer)
         call = self._running.get(request_id)
         if question_id == rest or call is None or not call.answered(question_id, answer, request.identity):
             raise CallError(ErrorCode.OPERATION_NOT_FOUND, "the question does not wait for an answer any more")
@@ -161,7 +161,7 @@ class ConsoleCalls:
         Raises:
             CallError: the call is not allowed, or the request is invalid.
         """
-        body = await read_body(request, receive, CallBody)
+        body = read_body(request, CallBody)
         identity = request.identity
         if body.act_as is not None:
             if not self._acts:

@@ -110,7 +110,7 @@ def require(request: Request, scope: str) -> Identity:
     return request.identity
 
 
-async def read_body(request: Request, receive: Receive, kind: type[T]) -> T:
+def read_body(request: Request, kind: type[T]) -> T:
     """Parse the JSON body of a request.
 
     Raises:
