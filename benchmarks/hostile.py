@@ -17,13 +17,19 @@ from collections.abc import Awaitable, Callable, Iterator
 from pathlib import Path
 from time import process_time
 from typing import Any, NamedTuple
+from urllib.parse import urlsplit
+
+from websockets.asyncio.client import connect
+from websockets.typing import Subprotocol
 
 from benchmarks.measure import NotMeasuredError, Row, Table, need_linux
 from opwire import CallError, OperationRegistry, OperationSpec, Schema
 from opwire.adapters.openapi import from_openapi
 from opwire.call import decode_event
+from opwire.hub import Hub
 from opwire.operation import AccessControl, NormalizeMode, Operation
 from opwire.serve.http import serve_http
+from opwire.serve.mcp import serve_mcp
 
 _MEMORY, _SECONDS = 3 * 2**30, 30
 _STALL, _STALL_PER_MEGABYTE = 100.0, 100.0  # milliseconds
@@ -160,29 +166,88 @@ def _nested(levels: int, leaf: Any, wrap: Callable[[Any], Any]) -> Any:
     return leaf
 
 
-def _posted(body: bytes) -> Attack:
-    """A request of a stranger to a served operation."""
+def _public() -> OperationRegistry:
     registry = OperationRegistry()
 
-    async def put(values: dict[str, Any]) -> int:
+    async def put(values: Any) -> int:
         return len(values)
 
     registry.mutation("pub.put", access=AccessControl(public=True))(put)
+    return registry
+
+
+async def _post(address: str, path: str, body: bytes, headers: str = "") -> tuple[str, str]:
+    """Send a request over a connection of its own; return the head of the response, and its body."""
+    reader, writer = await asyncio.open_connection("127.0.0.1", urlsplit(address).port)
+    head = f"POST {path} HTTP/1.1\r\nhost: 127.0.0.1\r\ncontent-length: {len(body)}\r\n{headers}"
+    writer.write(f"{head}content-type: application/json\r\nconnection: close\r\n\r\n".encode() + body)
+    head, _, text = (await reader.read()).decode().partition("\r\n\r\n")
+    writer.close()
+    return head, text
+
+
+def _posted(body: bytes) -> Attack:
+    """A request of a stranger to a served operation."""
 
     async def run() -> str:
-        async with serve_http(registry).listening(port=0) as address:
-            reader, writer = await asyncio.open_connection("127.0.0.1", int(address.rpartition(":")[2].strip("/")))
-            head = f"POST /pub/put HTTP/1.1\r\nhost: 127.0.0.1\r\ncontent-length: {len(body)}\r\n"
-            writer.write(f"{head}content-type: application/json\r\nconnection: close\r\n\r\n".encode() + body)
-            status = await reader.readline()
-            writer.close()
-            return status.decode().split(" ", 1)[1].strip()
+        async with serve_http(_public()).listening(port=0) as address:
+            head, _ = await _post(address, "/pub/put", body)
+            return head.partition("\r\n")[0].split(" ", 1)[1]
 
     return Attack(len(body), run)
 
 
+def _posted_to_mcp(values: bytes) -> Attack:
+    """A call of a tool by an anonymous client."""
+    body = (
+        b'{"jsonrpc":"2.0","id":1,"method":"tools/call","params":{"name":"pub_put","arguments":{"values":%b}}}' % values
+    )
+    version, info = "2025-06-18", {"name": "stranger", "version": "1"}
+    params = {"protocolVersion": version, "capabilities": {}, "clientInfo": info}
+    hello = json.dumps({"jsonrpc": "2.0", "id": 0, "method": "initialize", "params": params}).encode()
+    accept = "accept: application/json, text/event-stream\r\n"
+
+    async def run() -> str:
+        async with serve_mcp(_public()).asgi().listening(port=0) as address:
+            head, _ = await _post(address, "/mcp", hello, accept)
+            session = head.lower().partition("mcp-session-id: ")[2].partition("\r\n")[0]
+            headers = f"{accept}mcp-session-id: {session}\r\nmcp-protocol-version: {version}\r\n"
+            head, text = await _post(address, "/mcp", body, headers)
+            called = '"isError":false' in text or '"structuredContent"' in text
+            return "called" if called else head.partition("\r\n")[0].split(" ", 1)[1]
+
+    return Attack(len(body), run)
+
+
+def _sent_to_hub(values: bytes) -> Attack:
+    """A call of an operation of a hub by an anonymous peer."""
+    message = b'{"type":"call.requested","requestId":"1","operationId":"pub.put","input":{"values":%b}}' % values
+
+    async def run() -> str:
+        protocol = [Subprotocol("opwire.v1")]
+        async with (
+            Hub(_public(), "ws://127.0.0.1:0") as hub,
+            connect(hub.url, subprotocols=protocol, compression=None) as peer,
+        ):
+            await peer.send('{"type":"session.hello","version":1}')
+            await peer.recv()
+            await peer.send(message.decode())
+            answer = json.loads(await peer.recv())
+            return answer.get("code", "called")
+
+    return Attack(len(message), run)
+
+
+def _lists(size: int) -> bytes:
+    return b"[" + b",".join([b"[]"] * (size // 3)) + b"]"
+
+
+def _objects(size: int) -> bytes:
+    return b"[" + b",".join([b'{"a":1}'] * (size // 8)) + b"]"
+
+
 def _duplicate_keys(n: int) -> Attack:
-    return _posted(b"{" + b",".join(b'"%d":0' % i for i in range(n)) + b',"z":1,"z":2}')
+    return _posted(b'{"values":{' + b",".join(b'"%d":0' % i for i in range(n)) + b',"z":1,"z":2}}')
 
 
 def _deep_body(n: int) -> Attack:
@@ -245,6 +310,12 @@ ATTACKS: dict[str, tuple[Callable[[int], Attack], tuple[int, ...]]] = {
     "multiples of 0.01 as large as 1e308": (lambda n: _given(*_large_multiples(n)), (1_000, 100_000)),
     "duplicate keys over HTTP": (_duplicate_keys, (1_000, 40_000)),
     "a nested body over HTTP, levels": (_deep_body, (1_000, 100_000)),
+    "empty lists over HTTP, bytes": (lambda n: _posted(b'{"values":%b}' % _lists(n)), (200_000, 1_000_000)),
+    "small objects over HTTP, bytes": (lambda n: _posted(b'{"values":%b}' % _objects(n)), (1_000_000, 4_000_000)),
+    "empty lists over MCP, bytes": (lambda n: _posted_to_mcp(_lists(n)), (200_000, 1_000_000)),
+    "small objects over MCP, bytes": (lambda n: _posted_to_mcp(_objects(n)), (1_000_000, 4_000_000)),
+    "empty lists to a hub, bytes": (lambda n: _sent_to_hub(_lists(n)), (200_000, 1_000_000)),
+    "small objects to a hub, bytes": (lambda n: _sent_to_hub(_objects(n)), (200_000, 1_000_000)),
     "an unknown operation, letters": (_unknown_id, (100, 1_000_000)),
     "paths without a usable name": (_names, (1_000, 8_000)),
     "an event with nested input, levels": (lambda n: _event(b"[" * n + b"]" * n), (1_000, 1_000_000)),

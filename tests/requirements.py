@@ -498,6 +498,8 @@ CALL: dict[str, str] = {
     "call.wire.malformed-id": "A PROTOCOL_ERROR names the request where one can be made out.",
     "call.wire.size": "A message above the limit fails its own call, in either direction, and no other.",
     "call.wire.depth": "An event nested deeper than 200 is refused, and no nesting crashes anything.",
+    "peers.containers": "A message or body with more than 65,536 objects and lists, and one more per 16 bytes, is "
+    "rejected before it is decoded, and before it is sent; the error says what to do.",
     "call.wire.no-json": "An event without a JSON form fails at its sender.",
     "call.wire.surrogates": "Lone surrogates anywhere in an event are replaced, when it is sent and when it arrives.",
     "call.wire.nonfinite": "NaN and infinities anywhere in an event are sent as null, with a warning.",

@@ -3,6 +3,7 @@
 import json
 import logging
 import math
+from functools import partial
 from typing import Any
 
 import msgspec
@@ -25,6 +26,7 @@ from opwire.call import (
     decode_event,
     encode_event,
 )
+from opwire.call.events import decode_message
 from tests.properties import examples
 from tests.requirements import requirement
 from tests.test_envelope import documents, envelopes, json_values, plain
@@ -396,12 +398,33 @@ def test_an_event_nested_200_deep_is_read(place: str) -> None:
 
 
 @requirement("call.wire.depth")
-@pytest.mark.parametrize("depth", [1_000, 100_000])
+@pytest.mark.parametrize("depth", [1_000, 60_000])
 @pytest.mark.parametrize("place", deep_messages(1))
 @pytest.mark.parametrize("suffix", ["", ' "\\ud800"'])
 def test_no_nesting_breaks_the_reader(place: str, depth: int, suffix: str) -> None:
     protocol_error(deep_messages(depth)[place] + suffix)
     protocol_error("[" * depth + suffix)
+
+
+@requirement("peers.containers")
+@pytest.mark.parametrize("item", ["[]", "{}", '[{"a":[]}]'])
+def test_a_message_of_too_many_objects_and_lists_is_rejected_in_either_direction(item: str) -> None:
+    values = json.loads(f"[{','.join([item] * 120_000)}]")
+    message = json.dumps({"type": "call.requested", "requestId": "r", "operationId": "a.b", "input": values})
+    for decode in (partial(decode_event, limit=10**7), partial(decode_message, limit=10**7)):
+        with pytest.raises(CallError, match=r"objects and lists.*send the value in parts") as caught:
+            decode(message.replace(" ", "").encode())
+        assert (caught.value.code, caught.value.details) == (ErrorCode.PAYLOAD_TOO_LARGE, {"requestId": "r"})
+    with pytest.raises(CallError, match=r"objects and lists.*send the value in parts") as caught:
+        encode_event(request(values), limit=10**7)
+    assert (caught.value.code, caught.value.details) == (ErrorCode.PAYLOAD_TOO_LARGE, None)
+
+
+@requirement("peers.containers")
+def test_ten_thousand_objects_and_a_million_brackets_in_a_text_pass() -> None:
+    person = {"id": 7, "name": "Ada", "tags": ["a", "b"], "address": {"street": "Main", "zip": "12345"}, "roles": [{}]}
+    for input in ([person] * 10_000, "[{" * 400_000):
+        assert decode_event(encode_event(request(input), limit=10**7), limit=10**7) == request(input)
 
 
 @requirement("call.wire.depth")

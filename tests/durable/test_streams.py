@@ -141,19 +141,20 @@ async def test_what_has_no_json_form_or_is_too_large_is_not_stored(make: Make) -
 
 
 @requirement("streams.foreign")
-async def test_an_item_that_no_message_can_hold_for_its_nesting_is_text_and_the_next_one_follows(make: Make) -> None:
+async def test_an_item_that_no_message_can_hold_is_text_and_the_next_one_follows(make: Make) -> None:
     registry = OperationRegistry()
     async with make() as stream, Hub(url="ws://127.0.0.1:0", authenticate=OPEN) as hub:
         registry.subscription("orders.follow")(stream.follow)
         deep, flat = b"[" * 300 + b"]" * 300, b"[" + b"[]," * 300 + b"[]]"
-        for stored in (deep, flat, b'"next"'):
+        dense = b"[" + b"[]," * 100_000 + b"0]"
+        for stored in (deep, dense, flat, b'"next"'):
             await stream.store(stored)
         async with (
             Spoke(registry, hub.url),
             Spoke(None, hub.url) as reader,
             aclosing(reader.calls.subscribe("orders.follow")) as items,
         ):
-            assert await take(items, 3) == [deep.decode(), [[]] * 301, "next"]
+            assert await take(items, 4) == [deep.decode(), dense.decode(), [[]] * 301, "next"]
 
 
 @requirement("streams.foreign")

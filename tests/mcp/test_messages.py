@@ -95,7 +95,7 @@ def test_bytes_and_surrogates_that_utf_8_cannot_carry_are_replaced() -> None:
 @requirement("mcp.in.garbage")
 def test_an_answer_that_is_nested_too_deeply_is_an_error_and_not_a_crash() -> None:
     with pytest.raises(CallError, match="nested too deeply"):
-        read(b'{"jsonrpc": "2.0", "id": 1, "result": ' + b"[" * 100_000)
+        read(b'{"jsonrpc": "2.0", "id": 1, "result": ' + b"[" * 60_000)
     nested = b'{"jsonrpc": "2.0", "id": 1, "result": {"a": ' + b"[" * 300 + b"]" * 300 + b"}}"
     assert read(nested).id == 1
     deeper = read(nested.replace(b"[" * 300, b"[" * 800).replace(b"]" * 300, b"]" * 800))
@@ -204,6 +204,18 @@ def test_other_messages_of_too_many_values_are_refused_or_dropped(caplog: pytest
     with pytest.raises(CallError, match="more than 1,000 JSON values") as caught:
         read_message(f"[{values}]".encode(), LIMIT)
     assert caught.value.code is ErrorCode.PROTOCOL_ERROR
+
+
+@requirement("peers.containers")
+def test_a_message_of_too_many_objects_and_lists_is_not_decoded() -> None:
+    lists = b",".join([b"[]"] * 100_000)
+    with pytest.raises(InvalidMessageError) as caught:
+        decode_message(b'{"jsonrpc":"2.0","id":7,"method":"tools/call","params":{"a":[' + lists + b"]}}")
+    assert caught.value.id == 7
+    assert caught.value.excess == "more than 84,289 objects and lists"
+    reply = read_message(b'{"jsonrpc":"2.0","id":7,"result":{"a":[' + lists + b"]}}", 10**6)
+    assert isinstance(reply, InvalidReply)
+    assert (reply.id, reply.code) == (7, ErrorCode.PAYLOAD_TOO_LARGE)
 
 
 @requirement("mcp.in.garbage")

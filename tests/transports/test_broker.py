@@ -496,7 +496,7 @@ async def test_a_stranger_can_neither_stop_nor_answer_a_call(stage: Stage) -> No
 
 
 @virtual
-@requirement("transport.malformed")
+@requirement("transport.malformed", "peers.containers")
 async def test_a_message_that_cannot_be_read_fails_its_own_call_and_nothing_else(stage: Stage) -> None:
     server, _ = await stage.server()
     caller = await stage.caller()
@@ -508,12 +508,16 @@ async def test_a_message_that_cannot_be_read_fails_its_own_call_and_nothing_else
     await asyncio.sleep(0.1)
     broken = json.dumps({"type": "call.requested", "requestId": "worse", "operationId": 7}).encode()
     stage.mediums[2].request("work.echo", "0123456789abcdef", broken)
+    lists = ",".join(["[]"] * 100_000)
+    large = f'{{"type":"call.requested","requestId":"large","operationId":"work.echo","input":[{lists}]}}'
+    stage.mediums[2].request("work.echo", "0123456789abcdee", large.encode())
     medium.send(stage.mediums[0]._address, "", b"\xff not JSON", control=True)
     await asyncio.sleep(0.1)
     refused = [event for event in probe.events if isinstance(event, CallFailed)]
-    assert [(event.request_id, event.code) for event in refused] == [("worse", "PROTOCOL_ERROR")]
+    codes = {event.request_id: event.code for event in refused}
+    assert codes == {"worse": "PROTOCOL_ERROR", "large": "PAYLOAD_TOO_LARGE"}
     transport: Any = server.transport
-    assert transport.malformed == 2
+    assert transport.malformed == 3
     assert await outcome(caller.call("work.echo", {"value": 3})) == 3
 
 

@@ -41,14 +41,13 @@ that only its caller and its server know, so a message with the token comes from
 No kind of event is derived from another: where every message passes, `type(event) is CallAborted` replaces
 `isinstance`, which takes 0.1 µs if it is false.
 
-Incoming messages are untrusted: an invalid one raises `CallError(PROTOCOL_ERROR)`, with the request id in its details
-if it can be parsed, so that the peer's call can be failed. Outgoing messages are checked as well: one above the limit
-fails only its own call.
+Incoming messages are untrusted: an invalid one raises `CallError(PROTOCOL_ERROR)`, and one with too many objects and
+lists PAYLOAD_TOO_LARGE, with the request id in its details if it can be parsed, so that the peer's call can be failed.
+Outgoing messages are checked as well: one above a limit fails only its own call.
 """
 
 import time
 from collections.abc import Sequence
-from contextlib import suppress
 from typing import Annotated, Any, TypeVar
 
 import msgspec
@@ -66,7 +65,17 @@ from opwire.envelope import (
 from opwire.errors import CallError, ConversionError, ErrorCode, NotPlainError
 from opwire.operation import Identity, Progress, Trace, trace_of
 from opwire.typed import json_schema_of
-from opwire.typed.plain import MAX_DEPTH, json_form, read_json, survey, to_plain, write_json
+from opwire.typed.plain import (
+    LARGE_JSON,
+    MAX_DEPTH,
+    check_containers,
+    collection_paused,
+    json_form,
+    read_json,
+    survey,
+    to_plain,
+    write_json,
+)
 
 T = TypeVar("T")
 
@@ -412,7 +421,8 @@ def encode_event(event: CallEvent, *, limit: int = MAX_MESSAGE) -> bytes:
     """Encode an event as JSON.
 
     Raises:
-        CallError: PAYLOAD_TOO_LARGE above the limit, VALIDATION_ERROR if a value cannot be encoded.
+        CallError: PAYLOAD_TOO_LARGE above the limit of bytes, or of objects and lists (see `check_containers`);
+            VALIDATION_ERROR if a value cannot be encoded.
     """
     if type(event) is CallResponded and isinstance(event.output.data, bytes):
         event = msgspec.structs.replace(event, output=wire_form(event.output))
@@ -426,6 +436,11 @@ def encode_event(event: CallEvent, *, limit: int = MAX_MESSAGE) -> bytes:
     if len(message) > limit:
         size = f"the message has {len(message):,} bytes, and the limit is {limit:,}"
         raise CallError(ErrorCode.PAYLOAD_TOO_LARGE, size, {"bytes": len(message), "limit": limit})
+    if len(message) > LARGE_JSON:
+        try:
+            check_containers(message)
+        except ValueError as error:
+            raise _too_many_containers(error) from None
     if b"null" in message:
         warn_of_nulls(message, *_payloads(event))
     return message
@@ -435,11 +450,20 @@ def decode_event(message: bytes | str, *, limit: int = MAX_MESSAGE) -> CallEvent
     """Decode an event of a call.
 
     Raises:
-        CallError: PROTOCOL_ERROR if the message is invalid, too large or too deeply nested.
+        CallError: PROTOCOL_ERROR if the message is invalid, too large or too deeply nested; PAYLOAD_TOO_LARGE if it has
+            too many objects and lists.
     """
     data = message if isinstance(message, bytes) else message.encode("utf-8", "surrogatepass")
     if len(data) > limit:
         raise _too_large(data, limit)
+    if len(data) <= LARGE_JSON:
+        return _decode_event(message, data)
+    _check_containers(data)
+    with collection_paused():
+        return _decode_event(message, data)
+
+
+def _decode_event(message: bytes | str, data: bytes) -> CallEvent:
     try:
         try:
             event = _decoder.decode(message)
@@ -452,16 +476,33 @@ def decode_event(message: bytes | str, *, limit: int = MAX_MESSAGE) -> CallEvent
             output = arrived_envelope(event.output)
             event = CallResponded(request_id=event.request_id, output=output, seq=event.seq, resumed=event.resumed)
     except (ValueError, RecursionError, ConversionError) as error:
-        details = None
-        with suppress(ValueError, RecursionError):
-            details = {"requestId": read_json(_id_decoder, message).request_id}
-        raise CallError(ErrorCode.PROTOCOL_ERROR, f"invalid event: {error}", details) from error
+        raise CallError(ErrorCode.PROTOCOL_ERROR, f"invalid event: {error}", _call_of(message)) from error
     # Nesting needs pairs of brackets: counting them is 20 times faster than walking the values.
     may_be_deep = len(data) > 2 * MAX_DEPTH and data.count(b"[") + data.count(b"{") > MAX_DEPTH
     if may_be_deep and any(survey(payload).deep for payload in _payloads(event)):
         reason = f"the message is nested deeper than {MAX_DEPTH}"
         raise CallError(ErrorCode.PROTOCOL_ERROR, reason, {"requestId": event.request_id})
     return event
+
+
+def _call_of(message: bytes | str) -> dict[str, Any] | None:
+    """Return the id of the call that a message is about, as details of an error; None if it cannot be decoded."""
+    try:
+        return {"requestId": read_json(_id_decoder, message).request_id}
+    except (ValueError, RecursionError):
+        return None
+
+
+def _check_containers(message: bytes) -> None:
+    try:
+        check_containers(message)
+    except ValueError as error:
+        raise _too_many_containers(error, _call_of(message)) from None
+
+
+def _too_many_containers(error: ValueError, details: dict[str, Any] | None = None) -> CallError:
+    wrong = f"the message has {error}, too many for its size: send the value in parts, or as text"
+    return CallError(ErrorCode.PAYLOAD_TOO_LARGE, wrong, details)
 
 
 def _too_large(message: bytes, limit: int) -> CallError:
@@ -677,7 +718,7 @@ def decode_message(message: bytes, *, limit: int = MAX_MESSAGE) -> CallEvent | S
     """Decode an event of a call or of a session.
 
     Raises:
-        CallError: PROTOCOL_ERROR if the message is invalid, too large or too deeply nested.
+        CallError: as `decode_event`.
     """
     if message.startswith(_MARK):
         return _decode_session(message, limit)
@@ -693,6 +734,7 @@ def decode_message(message: bytes, *, limit: int = MAX_MESSAGE) -> CallEvent | S
 def _decode_session(message: bytes, limit: int) -> SessionEvent:
     if len(message) > limit:
         raise _too_large(message, limit)
+    _check_containers(message)
     try:
         return _read(_session_decoder, message)
     except (ValueError, RecursionError) as error:

@@ -22,7 +22,7 @@ import msgspec
 from opwire.call.events import MAX_MESSAGE
 from opwire.envelope import Item
 from opwire.errors import CallError, ErrorCode, NotPlainError, check_counts, resume_error
-from opwire.typed.plain import MAX_DEPTH, read_json, survey, to_plain, write_json
+from opwire.typed.plain import MAX_DEPTH, read_peer_json, survey, to_plain, write_json
 
 MAX_ITEMS = 100_000
 """Default number of items that a stream keeps; Redis may keep a few more."""
@@ -142,10 +142,10 @@ class DurableStream(ABC):
 def decode_item(encoded: bytes) -> Any:
     """Decode the data of an item; what another program stored as text or bytes is returned as it is.
 
-    So is JSON that is nested deeper than messages may be: its readers could not get past it.
+    So is JSON that is nested deeper, or has more objects and lists, than a message may: readers could not get past it.
     """
     try:
-        data = read_json(_decoder, encoded)
+        data = read_peer_json(_decoder, encoded)
         # Nesting needs pairs of brackets: counting them is faster than walking the values.
         may_be_deep = len(encoded) <= MAX_MESSAGE and encoded.count(b"[") + encoded.count(b"{") > MAX_DEPTH
         if not may_be_deep or not survey(data).deep:

@@ -16,7 +16,7 @@ import msgspec
 from msgspec import UNSET, Struct, UnsetType
 
 from opwire.errors import CallError, ErrorCode
-from opwire.typed.plain import replace_surrogates
+from opwire.typed.plain import LARGE_JSON, check_containers, collection_paused, replace_surrogates
 
 logger = logging.getLogger("opwire.mcp")
 
@@ -113,13 +113,19 @@ ReceivedMessage = RPCMessage | InvalidReply
 
 
 class InvalidMessageError(ValueError):
-    """Not a JSON-RPC message. `id` is that of the request or response, if there is one."""
+    """Not a JSON-RPC message. `id` is that of the request or response, if there is one.
 
-    def __init__(self, *, is_json: bool, id: RequestId | None = None, is_reply: bool = False) -> None:
+    `excess` is what a message has too many of: "more than 65,536 objects and lists".
+    """
+
+    def __init__(
+        self, *, is_json: bool, id: RequestId | None = None, is_reply: bool = False, excess: str | None = None
+    ) -> None:
         super().__init__("not a JSON-RPC message, or nested too deeply")
         self.is_json = is_json
         self.id = id
         self.is_reply = is_reply
+        self.excess = excess
 
 
 class _Frame(Struct):
@@ -164,8 +170,20 @@ def decode_message(raw: bytes) -> RPCMessage:
     """Decode a message; repair a byte order mark, invalid UTF-8, lone surrogates and ids that became floats.
 
     Raises:
-        InvalidMessageError: it is not a message.
+        InvalidMessageError: it is not a message, or has too many objects and lists (see `check_containers`).
     """
+    if len(raw) <= LARGE_JSON:
+        return _decode_message(raw)
+    try:
+        check_containers(raw)
+    except ValueError as error:
+        id = _head_of(raw).id
+        raise InvalidMessageError(is_json=True, id=id if _is_usable_id(id) else None, excess=str(error)) from None
+    with collection_paused():
+        return _decode_message(raw)
+
+
+def _decode_message(raw: bytes) -> RPCMessage:
     try:
         frame = _frame_decoder.decode(raw)
     except (ValueError, RecursionError):
@@ -289,12 +307,14 @@ def read_message(raw: bytes, limit: int) -> ReceivedMessage | None:
         CallError: PROTOCOL_ERROR, an invalid response to an unknown request.
     """
     if not has_few_values(raw, limit):
-        return _large_message(raw, limit)
+        return _large_message(raw, f"more than {limit:,} JSON values")
     if b"{" not in raw:  # 5 MB of short lines took longer than 40 s
         return None
     try:
         return decode_message(raw)
     except InvalidMessageError as error:
+        if error.excess is not None:
+            return _large_message(raw, error.excess)
         if not error.is_json and b'"jsonrpc"' in raw[:200]:
             problem = "a message that is not JSON, or nested too deeply, was received"
             raise CallError(ErrorCode.PROTOCOL_ERROR, problem) from error
@@ -304,19 +324,23 @@ def read_message(raw: bytes, limit: int) -> ReceivedMessage | None:
         return InvalidReply(error.id, ErrorCode.PROTOCOL_ERROR, reason)
 
 
-def _large_message(raw: bytes, limit: int) -> ReceivedMessage | None:
-    """Return what replaces a message of too many values: a failed response, or a request that will be rejected."""
+def _head_of(raw: bytes) -> _Head:
     try:
-        head = _head_decoder.decode(raw)
+        return _head_decoder.decode(raw)
     except (ValueError, RecursionError):
-        head = _Head()
+        return _Head()
+
+
+def _large_message(raw: bytes, excess: str) -> ReceivedMessage | None:
+    """Return what replaces a message of too many values: a failed response, or a request that will be rejected."""
+    head = _head_of(raw)
     if head.id is None and head.method is None:
-        raise CallError(ErrorCode.PROTOCOL_ERROR, f"a message of more than {limit:,} JSON values was received")
+        raise CallError(ErrorCode.PROTOCOL_ERROR, f"a message of {excess} was received")
     if head.id is None:
-        logger.warning("a notification of more than %s JSON values is ignored", f"{limit:,}")
+        logger.warning("a notification of %s is ignored", excess)
         return None
     if not _is_usable_id(head.id):
         return None
     if head.method is None:
-        return InvalidReply(head.id, ErrorCode.PAYLOAD_TOO_LARGE, f"more than {limit:,} JSON values")
-    return RPCRequest(head.id, f"{head.method[:100]} with more than {limit:,} JSON values")
+        return InvalidReply(head.id, ErrorCode.PAYLOAD_TOO_LARGE, excess)
+    return RPCRequest(head.id, f"{head.method[:100]} with {excess}")

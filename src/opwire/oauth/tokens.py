@@ -26,7 +26,7 @@ from opwire.errors import CallError, ErrorCode, UsageError
 from opwire.http_client import MAX_WAIT, HTTPClient, HTTPRequest, bounded_number, host_of
 from opwire.oauth.store import TokenSet
 from opwire.operation import Context
-from opwire.typed.plain import as_dict, read_json
+from opwire.typed.plain import as_dict, read_peer_json
 
 MAX_BODY = 1024 * 1024
 """Bytes of a response of an authorization server."""
@@ -234,7 +234,7 @@ def json_fetcher(client: HTTPClient) -> FetchJSON:
             response = await client.open(request, bare=True)
             body, is_whole = await client.read_start(response, MAX_BODY)
             try:
-                answer = read_json(_json, body) if is_whole else None
+                answer = read_peer_json(_json, body) if is_whole else None
             except (ValueError, RecursionError):
                 answer = None
             if not 200 <= response.status < 300:

@@ -31,7 +31,7 @@ from opwire.logs import OK, AccessEntry, SurfaceName
 from opwire.logs import logger as access_logger
 from opwire.operation import Identity
 from opwire.serve.hosts import LOOPBACK, HostNames
-from opwire.typed.plain import as_dict, as_list, write_json
+from opwire.typed.plain import as_dict, as_list, check_containers, write_json
 
 Scope = MutableMapping[str, Any]
 Receive = Callable[[], Awaitable[MutableMapping[str, Any]]]
@@ -60,8 +60,6 @@ _CLOSE = (b"connection", b"close")  # the rest of the connection is not read
 _CHUNKED = b"transfer-encoding"
 _UPGRADE = b"upgrade"
 _WITHOUT_BODY = frozenset({"GET", "HEAD", "OPTIONS"})
-_SMALL = 64 * 1024
-_BYTES_PER_NODE = 16  # of `max_body` per object or list: 1.4 million empty lists in 4 MB stall the loop for 2 s
 _MAX_KNOWN = 10_000
 _MAX_ACCEPTED = 256
 _MAX_HOST = 253  # characters of a host name
@@ -209,8 +207,8 @@ class RequestGuard:
     Requests from other pages are rejected, whether they fetch, submit a form, link to this server or embed it as an
     image: browsers send `Origin`, `Sec-Fetch-Site` or `Referer`.
 
-    `max_body` and `max_headers` are in bytes. A body has at most one object or list per 16 bytes of `max_body` (262,144
-    by default), because these take longest to parse. `max_requests` bounds concurrent requests, open streams included,
+    `max_body` and `max_headers` are in bytes. A body has at most 65,536 objects and lists, and one more per 16 bytes,
+    because these take longest to parse. `max_requests` bounds concurrent requests, open streams included,
     and `body_timeout` is the timeout for receiving a body, in seconds. With `authenticate`, all requests without a
     token share half of `max_requests`, one identity gets at most half, and tokens that were not seen before are checked
     in a quarter of it, so that they cannot lock each other out.
@@ -471,9 +469,11 @@ class RequestGuard:
                 raise HTTPStatusError(HTTPStatus.REQUEST_TIMEOUT, timeout, _CLOSE) from None
         if not body and _UPGRADE in headers and (_CHUNKED in headers or int(length)):
             raise _malformed("this server speaks no other protocol: send the body without the header upgrade")
-        max_nodes = self._max_body // _BYTES_PER_NODE
-        if len(body) > _SMALL and body.count(b"[") + body.count(b"{") > max_nodes:
-            raise CallError(ErrorCode.PAYLOAD_TOO_LARGE, f"the body has more than {max_nodes:,} objects and lists")
+        try:
+            check_containers(body)
+        except ValueError as error:
+            wrong = f"the body has {error}, too many for its size: send it in parts, or values as text"
+            raise CallError(ErrorCode.PAYLOAD_TOO_LARGE, wrong) from None
         return body
 
     async def _collect(self, receive: Receive) -> bytes:

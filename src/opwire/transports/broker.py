@@ -399,7 +399,7 @@ class BrokerTransport:
         request_id = None if error.details is None else error.details.get("requestId")
         if not isinstance(request_id, str):
             return  # it belongs to no known call
-        failed = CallFailed.of(request_id, CallError(ErrorCode.PROTOCOL_ERROR, error.message))
+        failed = CallFailed.of(request_id, CallError(error.code, error.message))
         if self._leases.asked(request_id) is None:
             self._notify(sender, failed, token)
         elif self._leases.authenticates(failed, sender, token, time.monotonic()):

@@ -187,7 +187,7 @@ class Piped(NamedTuple):
 
     async def ask(self, line: bytes) -> Any:
         """Write a line; the next one that comes back."""
-        self.out.write(line)
+        await asyncio.to_thread(self.out.write, line)  # a pipe may be full
         async with asyncio.timeout(PATIENCE):
             return json.loads(await asyncio.to_thread(self.answers.readline))
 
@@ -246,6 +246,17 @@ async def test_a_request_that_cannot_be_read_is_answered_under_its_id(line: byte
     async with piped(kind) as client:
         answer = await client.ask(line + b"\n")
     assert (answer["id"], answer["error"]["code"]) == (id, -32700)
+
+
+@FILES
+@requirement("peers.containers")
+async def test_a_line_of_too_many_objects_and_lists_is_rejected_under_its_id(kind: Any) -> None:
+    async with piped(kind) as client:
+        answer = await client.ask(
+            b'{"jsonrpc":"2.0","id":7,"method":"ping","params":{"a":[%s]}}\n' % b",".join([b"[]"] * 100_000)
+        )
+    assert (answer["id"], answer["error"]["code"]) == (7, -32008)
+    assert "objects and lists, too many for its size: send values in parts" in answer["error"]["message"]
 
 
 @FILES

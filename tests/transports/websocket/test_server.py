@@ -329,6 +329,35 @@ async def test_a_message_that_cannot_be_read_ends_its_own_call_alone(
     assert server.dropped["malformed"] == 1
 
 
+@requirement("peers.containers")
+async def test_a_request_of_too_many_objects_and_lists_fails_alone(ends: Ends) -> None:
+    server, end = await ends.server("a.b")
+    plain = await ends.plain(server.url)
+    lists = ",".join(["[]"] * 100_000)
+    await plain.connection.send(f'{{"type":"call.requested","requestId":"r","operationId":"a.b","input":[{lists}]}}')
+    error = await plain.hear()
+    assert (error["type"], error["requestId"], error["code"]) == ("call.error", "r", "PAYLOAD_TOO_LARGE")
+    await plain.say("call.requested", requestId="next", operationId="a.b")
+    assert (await end.event()).request_id == "next"
+
+
+@requirement("peers.containers")
+async def test_a_response_of_too_many_objects_and_lists_fails_the_call_of_the_server(ends: Ends) -> None:
+    server = WebSocketServer()
+    calls = await ends.calls(server)
+    plain = await ends.plain(server.url)
+    await plain.say("session.announce", id=1, operations=["a.b"])
+    await plain.hear()
+    call = asyncio.create_task(calls.call("a.b"))
+    request = await plain.hear()
+    envelope = {"data": [[]] * 100_000, "meta": {"source": "local", "operationId": "a.b", "timestamp": 1}}
+    response = {"type": "call.responded", "requestId": request["requestId"], "output": envelope}
+    await plain.connection.send(json.dumps(response, separators=(",", ":")))
+    with pytest.raises(CallError) as failure:
+        await soon("the call ends", call)
+    assert failure.value.code is ErrorCode.PAYLOAD_TOO_LARGE
+
+
 @requirement("transport.websocket.malformed")
 async def test_a_malformed_answer_ends_the_call_of_the_server(ends: Ends) -> None:
     server = WebSocketServer()

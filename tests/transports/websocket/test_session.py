@@ -169,6 +169,18 @@ async def test_a_malformed_request_is_told_to_its_caller(ends: Ends) -> None:
     assert client.events == []
 
 
+@requirement("peers.containers")
+async def test_a_relayed_request_of_too_many_objects_and_lists_is_rejected_by_its_server(ends: Ends) -> None:
+    server, _ = await ends.server()
+    client = await ends.client(server.url, "a.b")
+    plain = await ends.plain(server.url)
+    lists = ",".join(["[]"] * 100_000)
+    await plain.connection.send(f'{{"type":"call.requested","requestId":"1","operationId":"a.b","input":[{lists}]}}')
+    error = await plain.hear()
+    assert (error["requestId"], error["code"]) == ("1", "PAYLOAD_TOO_LARGE")
+    assert client.events == []
+
+
 @requirement("transport.websocket.malformed")
 async def test_nonsense_from_the_server_is_counted_and_ends_nothing(ends: Ends) -> None:
     nonsense = ["x", "{}", '{"type":"session.welcome"}', '{"type":"session.who","id":1}', WELCOME]

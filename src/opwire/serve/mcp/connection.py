@@ -9,6 +9,7 @@ from collections.abc import Awaitable, Callable, Coroutine
 from functools import partial
 from typing import Any
 
+from opwire.errors import ERROR_TABLE, ErrorCode
 from opwire.invoke import CLOSE_GRACE
 from opwire.mcp.messages import (
     INVALID_PARAMS,
@@ -103,6 +104,13 @@ class Handshake:
             self._unsubscribe = None
 
 
+def _error_of(error: InvalidMessageError) -> ErrorObject:
+    if error.excess is None:
+        return ErrorObject(PARSE_ERROR, f"a line is one JSON-RPC message of at most {MAX_LINE:,} bytes")
+    problem = f"the message has {error.excess}, too many for its size: send values in parts, or as text"
+    return ErrorObject(ERROR_TABLE[ErrorCode.PAYLOAD_TOO_LARGE].json_rpc_code, problem)
+
+
 async def _all(waits: list[Awaitable[None]]) -> None:
     for each in waits:
         await each
@@ -132,8 +140,7 @@ class DuplexConnection:
         try:
             message = decode_message(line)
         except InvalidMessageError as error:
-            problem = f"a line is one JSON-RPC message of at most {MAX_LINE:,} bytes"
-            return self._write(encode_message(RPCFailure(error.id, ErrorObject(PARSE_ERROR, problem))))
+            return self._write(encode_message(RPCFailure(error.id, _error_of(error))))
         match self._peer.receive(message):
             case RPCRequest() as request:
                 return self._start(request)

@@ -571,6 +571,6 @@ class WebSocketServer:
             return
         match error.details:
             case {"requestId": str(request_id)}:
-                peer.notify(CallFailed.of(request_id, CallError(ErrorCode.PROTOCOL_ERROR, shown)))
+                peer.notify(CallFailed.of(request_id, CallError(error.code, shown)))
             case _:
                 pass

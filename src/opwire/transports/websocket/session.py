@@ -242,7 +242,7 @@ class ClientSession:
                     return
             sender, unmatched = read_origin(message)
         except CallError as error:
-            self._malformed(message, error.message[:_MAX_SHOWN])
+            self._malformed(message, CallError(error.code, error.message[:_MAX_SHOWN]))
             return
         if unmatched and event.request_id in self._unanswered:
             self._dropped["foreign"] += 1  # not from the server that has the request
@@ -277,15 +277,15 @@ class ClientSession:
             case _:
                 self._dropped["malformed"] += 1
 
-    def _malformed(self, message: bytes, reason: str) -> None:
+    def _malformed(self, message: bytes, error: CallError) -> None:
         """Fail the call of an invalid message, locally or at the peer; the connection stays open."""
         self._dropped["malformed"] += 1
-        logger.warning("invalid message from %s: %s", self._uri.host, reason)
+        logger.warning("invalid message from %s: %s", self._uri.host, error.message)
         try:
             head = read_head(message)
         except CallError:
             return  # of an unknown call
-        failed = CallFailed.of(head.request_id, CallError(ErrorCode.PROTOCOL_ERROR, reason))
+        failed = CallFailed.of(head.request_id, error)
         if isinstance(head, RequestedHead):
             try:
                 self.send(failed, head.peer or SERVER)
