@@ -68,18 +68,23 @@ def test_importing_opwire_loads_no_optional_dependency() -> None:
         "import sys, opwire, opwire.tool_envelope; print(*{name.partition('.')[0] for name in sys.modules})"
     )
     loaded = set(printed.split())
-    assert {"opwire", "msgspec", "jsonschema_rs"} <= loaded
+    assert {"opwire", "msgspec"} <= loaded
     assert loaded.isdisjoint(OPTIONAL)
 
 
 @requirement("api.core-only")
-def test_beside_the_standard_library_only_the_two_core_dependencies_are_loaded() -> None:
+@pytest.mark.parametrize(
+    ("use", "more"), [("pass", set[str]()), ("opwire.Schema({'type': 'integer'}).is_valid(1)", {"jsonschema_rs"})]
+)
+def test_beside_the_standard_library_only_msgspec_is_loaded_and_jsonschema_rs_to_validate(
+    use: str, more: set[str]
+) -> None:
     printed = in_a_fresh_python(
-        "import sys; before = set(sys.modules); import opwire; print(*sorted(set(sys.modules) - before))"
+        f"import sys; before = set(sys.modules); import opwire; {use}; print(*sorted(set(sys.modules) - before))"
     )
     foreign = {name.partition(".")[0] for name in printed.split()} - sys.stdlib_module_names
     foreign.discard("typing_extensions")  # which msgspec prefers to `typing` where it is installed
-    assert foreign == {"jsonschema_rs", "msgspec", "opwire"}
+    assert foreign == {"msgspec", "opwire", *more}
 
 
 @requirement("api.core-only")

@@ -22,8 +22,6 @@ from collections.abc import Callable
 from itertools import pairwise
 from typing import Any, Final, Generic, Protocol, TypeVar, cast
 
-import jsonschema_rs
-
 from opwire.errors import SchemaError
 from opwire.schema.cost import FREE, Costs, Meter
 from opwire.schema.dialect import JSONSchema, map_subschemas, quoted_refs
@@ -31,9 +29,6 @@ from opwire.schema.pattern_cost import MAX_STEPS
 
 G = TypeVar("G")
 
-# Lookarounds and back-references need the backtracking engine; 10,000 steps end a hostile pattern within a
-# millisecond (measured: `^(?=(a+)+$)` on 40,000 characters).
-_PATTERNS: Final = jsonschema_rs.FancyRegexOptions(backtrack_limit=MAX_STEPS)
 # Its automaton has a copy of the class for each repetition: 440 kB for 259 of a negated class, and AWS has hundreds.
 _COUNTED: Final = r"\^(\[\^?(?:[^\[\]\\]|\\.)+\]|\\[wdsWDS])\{([0-9]{1,9}),([0-9]{1,9})\}\$"
 _MAX_DEFINITIONS: Final = 2_000
@@ -55,13 +50,18 @@ def compile_validator(schema: JSONSchema, *, formats: bool = True) -> Validator:
     Raises:
         SchemaError: the schema is invalid, or a reference leads out of it.
     """
+    import jsonschema_rs  # 13 ms of `import opwire` on a slow machine; many programs only describe operations
+
+    # Lookarounds and back-references need the backtracking engine; 10,000 steps end a hostile pattern within a
+    # millisecond (measured: `^(?=(a+)+$)` on 40,000 characters).
+    patterns = jsonschema_rs.FancyRegexOptions(backtrack_limit=MAX_STEPS)
     try:
         return jsonschema_rs.validator_for(
             without_counts(schema),
             validate_formats=formats,
             ignore_unknown_formats=True,
             offline=True,
-            pattern_options=_PATTERNS,
+            pattern_options=patterns,
             mask="the value",  # messages never echo the value: it may be huge, or a secret
         )
     except jsonschema_rs.ValidationError as error:
