@@ -225,7 +225,7 @@ class HTTPClient:
         Raises:
             CallError: UNAVAILABLE, PROTOCOL_ERROR or VALIDATION_ERROR without a response.
         """
-        request = request if bare else self.prepared(request)
+        request = self.prepared(request) if self.options.headers and not bare else request
         tls = self._tls
         for _ in range(self.options.max_redirects + 1):
             response = await self._send(request, tls)

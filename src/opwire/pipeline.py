@@ -127,19 +127,23 @@ class ResultPipeline:
         Where the schema is not compiled yet or the result is large, that is done in a thread: repairs of 600 kB take
         up to a second, and a schema with a thousand definitions half of one.
         """
-        used = self._for(result) if type(result) is ShapedResult else self
-        is_compiled = used.conforms != used._compile_and_test
+        used, value, size = self, result, None
+        finish: Callable[[Any], ResponseEnvelope[Any]] = self.envelope
+        if type(result) is ShapedResult:
+            used, value, size = self._for(result), result.value, result.size
+            finish = used._normalized if result.is_plain else used.envelope
         is_off = used.mode == "off"
-        if is_off and (type(result) is not ShapedResult or (result.size or 0) <= _LARGE_UNCHECKED):
-            return self.envelope(result)
-        if is_compiled and not is_off and not _is_large(result):
-            return self.envelope(result)
+        is_compiled = is_off or used.conforms != used._compile_and_test
+        if size is None and is_compiled and not is_off:
+            size = _size_of(value)
+        if is_compiled and (size or 0) <= (_LARGE_UNCHECKED if is_off else _LARGE):
+            return finish(value)
 
         def normalized() -> ResponseEnvelope[Any]:
-            if not is_compiled and not is_off:
+            if not is_compiled:
                 with _compiling:
                     used._compile()
-            return self.envelope(result)
+            return finish(value)
 
         return await asyncio.to_thread(normalized)
 
@@ -298,14 +302,9 @@ FINISHED = _FinishedResults(OperationSpec(namespace="opwire", name="finished"), 
 """Of every operation whose handler returns envelopes that need nothing more."""
 
 
-def _is_large(result: Any) -> bool:
-    size: int | None = None
-    if type(result) is ShapedResult:
-        size, result = result.size, result.value
-    if size is None:
-        data = cast("ResponseEnvelope[Any]", result).data if type(result) is ResponseEnvelope else result
-        size = extent(data)[0] * _LOCATION
-    return size > _LARGE
+def _size_of(result: Any) -> int:
+    data = cast("ResponseEnvelope[Any]", result).data if type(result) is ResponseEnvelope else result
+    return extent(data)[0] * _LOCATION
 
 
 def typed_envelope(envelope: ResponseEnvelope[Any], output_type: Any, operation_id: str) -> ResponseEnvelope[Any]:

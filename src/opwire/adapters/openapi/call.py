@@ -140,7 +140,7 @@ class HTTPOperation:
             attempt = 1
             while True:
                 try:
-                    response, head = await self.open(request, context)
+                    response = await self.open(request, context)
                     body = await client.read(response)
                     break
                 except CallError as error:
@@ -150,6 +150,7 @@ class HTTPOperation:
                     logger.info("%s: retried in %.3g s: %s", self.plan.operation_id, delay, error.message)
                 await asyncio.sleep(delay)
                 attempt += 1
+            head = head_of(response)
             if len(body) > _LARGE_XML and head.media_type.is_xml:
                 return await asyncio.to_thread(self.responses.read, head, body)
             return self.responses.read(head, body)
@@ -203,7 +204,7 @@ class HTTPOperation:
             return request
         return await self._credentials.apply(self.plan, request, context, offline=offline)
 
-    async def open(self, request: HTTPRequest, context: Context) -> tuple[ClientResponse, ResponseHead]:
+    async def open(self, request: HTTPRequest, context: Context) -> ClientResponse:
         """Send a request, and return the response with its body unread; the caller closes it.
 
         A token that the API rejects is refreshed once.
@@ -212,18 +213,17 @@ class HTTPOperation:
             CallError: EXECUTION_ERROR for an HTTP error; else as `HTTPClient.open`.
         """
         plan, client, credentials = self.plan, self.client, self._credentials
-        signed = await self._signed(request, context)
+        signed = await self._signed(request, context) if context.metadata or plan.security else request
         response = await client.open(signed)
         if response.status == 401 and plan.security and credentials.reject(signed):
             response.close()
             signed = await self._signed(request, context)
             response = await client.open(signed)
-        head = head_of(response)
-        if not head.is_result:
-            body, is_whole = await client.read_start(response, MAX_ERROR_BODY)
-            hint = credentials.missing(plan, signed) if head.status in (401, 403) else ""
-            raise error_of(head, body, is_whole=is_whole, hint=hint, secrets=signed.secrets())
-        return response, head
+        if 200 <= response.status < 300 or response.status == 304:
+            return response
+        body, is_whole = await client.read_start(response, MAX_ERROR_BODY)
+        hint = credentials.missing(plan, signed) if response.status in (401, 403) else ""
+        raise error_of(head_of(response), body, is_whole=is_whole, hint=hint, secrets=signed.secrets())
 
 
 class StreamSubscription:
@@ -278,12 +278,13 @@ class StreamSubscription:
                 logger.warning("%s: the last event id is not a valid header: resuming without it", operation_id)
             request = replace(request, headers=headers)
         try:
-            response, head = await limit(lambda: operation.open(request, self._context), deadline, complaint)
+            response = await limit(lambda: operation.open(request, self._context), deadline, complaint)
         except CallError as error:
             if self._parser is None or not error.retryable or error.code is ErrorCode.TIMEOUT:
                 raise
             await self._pause(error)
             return []
+        head = head_of(response)
         kind = stream_kind(operation.plan, head)
         if head.status in (204, 304):
             response.close()

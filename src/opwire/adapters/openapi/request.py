@@ -151,6 +151,7 @@ class _RequestBuilder:
             {parameter.name for parameter, _ in self._query},
         )
         self._has_query = bool(self._base_query or self._path.has_query)
+        self._fixed_url = "" if self._variables else self._base + self._path.fill({})
         self._headers = writers("header")
         for parameter, _ in self._headers:
             header_name(parameter.name)
@@ -159,12 +160,14 @@ class _RequestBuilder:
         self._body = None if plan.body is None else _BodyBuilder(plan.body, plan.parameters)
 
     def build(self, input: Any) -> HTTPRequest:
-        texts = {parameter.name: text for parameter, text in self._written(self._variables, input)}
-        try:
-            url = self._base + self._path.fill(texts)
-        except ValueError as error:
-            raise invalid_input(self._plan.operation_id, (), str(error)) from error
-        query = [text for _, text in self._written(self._query, input)]
+        url, texts = self._fixed_url, dict[str, str]()
+        if self._variables:
+            texts = {parameter.name: text for parameter, text in self._written(self._variables, input)}
+            try:
+                url = self._base + self._path.fill(texts)
+            except ValueError as error:
+                raise invalid_input(self._plan.operation_id, (), str(error)) from error
+        query = [text for _, text in self._written(self._query, input)] if self._query else []
         if self._has_query:
             query = [self._base_query, self._path.fill_query(texts), *query]
         if joined := "&".join(filter(None, query)):
@@ -193,9 +196,10 @@ class _RequestBuilder:
         self, writers: Iterable[tuple[RequestParameter, Write]], input: Any
     ) -> Iterator[tuple[RequestParameter, str]]:
         """Iterate over the given parameters, serialized."""
+        given = cast("dict[str, Any]", input) if isinstance(input, dict) else {}
         for parameter, write in writers:
             path, location = parameter.input_path, parameter.location
-            value = value_at(input, path)
+            value = given.get(path[0], MISSING) if len(path) == 1 else value_at(given, path)
             if value is MISSING or value is None:
                 # A path needs its values, even if the document does not declare them required.
                 if not parameter.required and location != "path":

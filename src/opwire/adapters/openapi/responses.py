@@ -65,11 +65,6 @@ class ResponseHead(Struct, frozen=True, kw_only=True):
     content_type: str = ""  # unparsed
 
     @property
-    def is_result(self) -> bool:
-        """Whether the response is a result, not an error."""
-        return 200 <= self.status < 300 or self.status == 304
-
-    @property
     def media_type(self) -> MediaType:
         """The parsed content type."""
         return media_type(self.content_type)

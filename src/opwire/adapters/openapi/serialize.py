@@ -432,7 +432,7 @@ def body_encoder(body: RequestBody) -> Callable[[Any], EncodedBody]:
     if body.binary:
         return binary
     if kind.is_json:
-        return lambda value: EncodedBody(json_text(value).encode(), declared)
+        return lambda value: EncodedBody(write_json(_json, value), declared)
     if (root := body.xml) is not None:
         return lambda value: EncodedBody(write_xml(value, root, to_text, _charset(declared)), declared)
     if kind.name.endswith("/*") or "/" not in kind.name:
