@@ -15,7 +15,7 @@ from tests.testing.test_journal_tasks import complaint
     [
         (outcomes.an_outcome_is_kept_as_it_was_recorded, broken.ChangesEvents, "kept Outcome("),
         (outcomes.the_first_outcome_stands, broken.RecordsForOwnersOnly, "the first outcome was not recorded"),
-        (outcomes.the_first_outcome_stands, broken.TheLastOutcomeStands, "the second was told"),
+        (outcomes.the_first_outcome_stands, broken.TheLastOutcomeStands, "the second record returned"),
         (outcomes.an_ended_task_stays_ended, broken.ForgetsThatTasksHaveEnded, "was renewed"),
         (
             outcomes.every_waiting_caller_gets_the_outcome,
@@ -27,8 +27,8 @@ from tests.testing.test_journal_tasks import complaint
         (outcomes.a_submission_waits_for_the_outcome, broken.SubmitsForEver, "after 20 s: submit returns"),
         (outcomes.buried_tasks_are_listed, broken.ListsTheNewestFirst, "are listed as"),
         (outcomes.a_buried_task_can_be_replayed, broken.GoesOnCountingAfterAReplay, "is counted as 2"),
-        (outcomes.who_worked_before_a_replay_ends_nothing, broken.MixesUpLives, "from before a replay was recorded"),
-        (outcomes.a_purged_key_can_be_used_anew, broken.PurgesAnything, "has not ended was purged"),
+        (outcomes.a_claim_from_before_a_replay_ends_nothing, broken.MixesUpLives, "from before a replay was recorded"),
+        (outcomes.a_purged_key_can_be_used_again, broken.PurgesAnything, "has not ended was purged"),
         (outcomes.everything_is_counted, broken.CountsWhatHasEnded, "waiting=6, claimed=1, buried=1"),
         (outcomes.a_closed_end_cannot_be_looked_at, broken.AcceptsAfterClose, "was not refused"),
     ],

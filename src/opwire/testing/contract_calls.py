@@ -293,7 +293,7 @@ async def an_end_may_call_while_it_serves(harness: TransportHarness) -> None:
     expect(answer.data == [7, 7], f"the answer was {answer.data}")
 
 
-async def all_who_serve_are_found(harness: TransportHarness) -> None:
+async def all_servers_are_found(harness: TransportHarness) -> None:
     """Discover all servers with their operations; ends that only call are ignored."""
     ends = [await harness.server(echo=_echo), await harness.server(echo=_echo, numbers=_numbers)]
     caller = await harness.caller()
@@ -333,7 +333,7 @@ async def draining_loses_no_call(harness: TransportHarness) -> None:
     expect(await soon("the server has drained", draining), "the server did not finish what it had")
 
 
-async def a_call_that_nobody_serves_fails_in_time(harness: TransportHarness) -> None:
+async def a_call_without_a_server_fails_in_time(harness: TransportHarness) -> None:
     """Call a missing operation; it fails at once if the transport can know, otherwise at its deadline."""
     caller = await harness.caller()
     for _ in range(2):

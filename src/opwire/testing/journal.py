@@ -44,8 +44,8 @@ async def an_outcome_is_kept_as_it_was_recorded(harness: JournalHarness) -> None
     expect(await journal.record(claim, outcome) == outcome, "the outcome that stands is not the one that was recorded")
     kept = await other.outcome(claim.task.key)
     expect(kept == outcome, f"recorded {outcome}, kept {kept}")
-    told = await other.submit(claim.task)
-    expect(told == outcome, f"who submitted the task again was told {told}")
+    returned = await other.submit(claim.task)
+    expect(returned == outcome, f"submitting the task again returned {returned}")
     await harness.nothing(other)
 
 
@@ -58,7 +58,7 @@ async def the_first_outcome_stands(harness: JournalHarness) -> None:
     first, second = harness.outcome(slow, b"1"), harness.outcome(quick, b"2")
     expect(await one.record(slow, first) == first, "the first outcome was not recorded")
     stands = await other.record(quick, second)
-    expect(stands == first, f"after {first} was recorded, the second was told {stands}")
+    expect(stands == first, f"after {first} was recorded, the second record returned {stands}")
     expect(await other.outcome(slow.task.key) == first, "the second outcome took the place of the first")
 
 
@@ -93,9 +93,9 @@ async def every_waiting_caller_gets_the_outcome(harness: JournalHarness) -> None
     await asyncio.sleep(0.05)
     outcome = harness.outcome(claim, b"\x00\xff")
     await worker.record(claim, outcome)
-    told = await soon("every waiting caller gets the outcome", asyncio.gather(*waiting))
-    expect(told == [outcome] * 4, f"{outcome} was told as {told}")
-    expect(await soon("wait returns", one.wait(key, LONG)) == outcome, "who asks later is not told")
+    returned = await soon("every waiting caller gets the outcome", asyncio.gather(*waiting))
+    expect(returned == [outcome] * 4, f"{outcome} was returned as {returned}")
+    expect(await soon("wait returns", one.wait(key, LONG)) == outcome, "a later wait does not return it")
 
 
 async def waiting_ends_in_time(harness: JournalHarness) -> None:
@@ -103,18 +103,18 @@ async def waiting_ends_in_time(harness: JournalHarness) -> None:
     journal, other = await harness.end(), await harness.end()
     claim = await _submitted(harness, journal, "slow")
     for key in (claim.task.key, harness.task("unknown").key):
-        told = await soon("wait returns", other.wait(key, 0.1))
-        expect(told is None, f"there was no outcome, and {told} was told")
+        returned = await soon("wait returns", other.wait(key, 0.1))
+        expect(returned is None, f"there was no outcome, and {returned} was returned")
     await journal.record(claim, harness.outcome(claim))
-    told = await soon("wait returns", other.wait(claim.task.key, LONG))
-    expect(told is not None, "who gave up waiting is not told when asking again")
+    returned = await soon("wait returns", other.wait(claim.task.key, LONG))
+    expect(returned is not None, "a second wait does not return the outcome")
 
 
 async def a_submission_waits_for_the_outcome(harness: JournalHarness) -> None:
     """Submit tasks at once at two ends, and record their outcomes at a third; each caller gets its own, in time."""
     worker, one, other = [await harness.end() for _ in range(3)]
-    told = await soon("submit returns", one.submit(harness.task("slow", "other"), wait=0.1))
-    expect(told is None, f"there was no outcome, and {told} was told")
+    returned = await soon("submit returns", one.submit(harness.task("slow", "other"), wait=0.1))
+    expect(returned is None, f"there was no outcome, and {returned} was returned")
     keys = [f"{number}" for number in range(_AT_ONCE)]
     callers = [asyncio.create_task(end.submit(harness.task(key), wait=LONG)) for key in keys for end in (one, other)]
     claims = [await harness.claim(worker) for _ in keys]
@@ -122,11 +122,11 @@ async def a_submission_waits_for_the_outcome(harness: JournalHarness) -> None:
     conflict = harness.task(keys[0], fingerprint="f2")
     wrong = refused("another call with the same key", one.submit(conflict, wait=LONG), ErrorCode.VALIDATION_ERROR)
     await asyncio.gather(wrong, *(worker.record(claim, outcomes[claim.task.key]) for claim in claims))
-    told = await soon("every submission returns the outcome", asyncio.gather(*callers))
+    returned = await soon("every submission returns the outcome", asyncio.gather(*callers))
     expected = [outcomes[harness.task(key).key] for key in keys for _ in (one, other)]
-    expect(told == expected, f"{expected} were told as {told}")
+    expect(returned == expected, f"{expected} were returned as {returned}")
     again = await soon("submit returns", other.submit(harness.task(keys[0]), wait=LONG))
-    expect(again == expected[0], f"who submitted the task again was told {again}")
+    expect(again == expected[0], f"submitting the task again returned {again}")
 
 
 async def a_task_that_waits_can_be_cancelled(harness: JournalHarness) -> None:
@@ -140,8 +140,8 @@ async def a_task_that_waits_can_be_cancelled(harness: JournalHarness) -> None:
         await soon("the task is listed", _listed(harness, other, task.key))
         outcome = _cancelled(harness, key, before)
         expect(await other.cancel(outcome) == outcome, f"a task that was {key} was not cancelled")
-        told = await soon("the submission returns", waiting)
-        expect(told == outcome, f"the caller of a cancelled task was told {told}")
+        returned = await soon("the submission returns", waiting)
+        expect(returned == outcome, f"the caller of a cancelled task got {returned}")
         expect(await worker.outcome(task.key) == outcome, "the outcome of a cancelled task was not kept")
         expect(await worker.submit(task) == outcome, "a cancelled key is unknown")
     await harness.nothing(worker, wait=2 * SHORT)
@@ -208,7 +208,7 @@ async def buried_tasks_are_listed(harness: JournalHarness) -> None:
     expect(every == [first, second, third], f"{[first, second, third]} are listed as {every}")
     some = [outcome async for outcome in journal.buried(harness.id("b"))]
     expect(some == [first, third], f"{[first, third]} are listed as {some}")
-    expect(await journal.outcome(first.key) == first, "a buried outcome is not told to its caller")
+    expect(await journal.outcome(first.key) == first, "a buried outcome is not returned to its caller")
 
 
 async def a_buried_task_can_be_replayed(harness: JournalHarness) -> None:
@@ -229,7 +229,7 @@ async def a_buried_task_can_be_replayed(harness: JournalHarness) -> None:
     expect(not await other.replay(harness.task("unknown").key), "a task that does not exist was replayed")
 
 
-async def who_worked_before_a_replay_ends_nothing(harness: JournalHarness) -> None:
+async def a_claim_from_before_a_replay_ends_nothing(harness: JournalHarness) -> None:
     """Use a claim from before a replay; it can neither renew, nor release, nor end the replayed task."""
     one, other = await harness.end(), await harness.end()
     await one.submit(harness.task("again"))
@@ -245,7 +245,7 @@ async def who_worked_before_a_replay_ends_nothing(harness: JournalHarness) -> No
     expect(await other.renew(fresh), "a lease was lost to a worker from before a replay")
 
 
-async def a_purged_key_can_be_used_anew(harness: JournalHarness) -> None:
+async def a_purged_key_can_be_used_again(harness: JournalHarness) -> None:
     """Purge tasks; ended ones are removed, buried or not, and open ones are not."""
     journal, other = await harness.end(), await harness.end()
     buried = await _buried(harness, journal, "buried")
@@ -337,8 +337,8 @@ JOURNAL_CONTRACT: Mapping[str, Check] = named_checks(
         "a lease that is renewed is kept": tasks.a_renewed_lease_is_kept,
         "a lease that was lost cannot be renewed": tasks.a_lost_lease_cannot_be_renewed,
         "a released task comes back after its delay": tasks.a_released_task_comes_back_after_its_delay,
-        "who has lost a lease releases nothing": tasks.who_lost_the_lease_cannot_release,
-        "tasks outlive those who submitted them": tasks.tasks_outlive_those_who_submitted_them,
+        "a lost lease releases nothing": tasks.a_lost_lease_releases_nothing,
+        "tasks outlive their submitters": tasks.tasks_outlive_their_submitters,
         "a closed end refuses, and can be closed again": tasks.a_closed_end_refuses,
         "losses are counted apart from failures": tasks.losses_are_counted_apart_from_failures,
         "only a task that was alone is blamed for a loss": tasks.only_a_lone_task_is_blamed,
@@ -357,8 +357,8 @@ JOURNAL_CONTRACT: Mapping[str, Check] = named_checks(
         "a task that has begun is not cancelled": a_task_that_has_begun_is_not_cancelled,
         "buried tasks are listed, the oldest first": buried_tasks_are_listed,
         "a buried task can be replayed": a_buried_task_can_be_replayed,
-        "who worked before a replay ends nothing": who_worked_before_a_replay_ends_nothing,
-        "a key that was purged can be used anew": a_purged_key_can_be_used_anew,
+        "a claim from before a replay ends nothing": a_claim_from_before_a_replay_ends_nothing,
+        "a purged key can be used again": a_purged_key_can_be_used_again,
         "everything is counted": everything_is_counted,
         "what waits or runs is listed": what_waits_or_runs_is_listed,
         "a closed end cannot be looked at": a_closed_end_cannot_be_looked_at,

@@ -266,7 +266,7 @@ async def a_released_task_comes_back_after_its_delay(harness: JournalHarness) ->
     expect((third.attempt, third.task) == (3, claim.task), f"{claim} came back as {third}")
 
 
-async def who_lost_the_lease_cannot_release(harness: JournalHarness) -> None:
+async def a_lost_lease_releases_nothing(harness: JournalHarness) -> None:
     """Release a task without its lease; it stays with the current claim, or ended."""
     one, other = await harness.end(), await harness.end()
     await one.submit(harness.task("lost"))
@@ -282,7 +282,7 @@ async def who_lost_the_lease_cannot_release(harness: JournalHarness) -> None:
     await harness.nothing(await harness.end())
 
 
-async def tasks_outlive_those_who_submitted_them(harness: JournalHarness) -> None:
+async def tasks_outlive_their_submitters(harness: JournalHarness) -> None:
     """Close the end that submitted a task; another end claims it."""
     submitter = await harness.end()
     await submitter.submit(harness.task("left"))
