@@ -165,8 +165,8 @@ async def test_views_and_interceptors_apply_to_what_is_found(registry: Operation
 @requirement("mode.budget")
 def test_below_a_budget_the_registry_stays_as_it_is(registry: OperationRegistry) -> None:
     total = sum(map(token_cost, registry.list()))
-    assert search_mode(registry, budget=total) is registry
-    assert "tools.search" in search_mode(registry, budget=total - 1)
+    assert search_mode(registry, token_budget=total) is registry
+    assert "tools.search" in search_mode(registry, token_budget=total - 1)
     assert sum(map(token_cost, search_mode(registry).list())) < 400
 
 

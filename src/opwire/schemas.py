@@ -1,11 +1,6 @@
 """JSON Schemas of envelopes and events as they are encoded, for peers in other languages and for tests."""
 
-from opwire.call.events import (
-    CALL_EVENT_SCHEMA,
-    CALL_EVENT_SCHEMAS,
-    SESSION_EVENT_SCHEMA,
-    SESSION_EVENT_SCHEMAS,
-)
+from opwire.call.events import CALL_EVENT_SCHEMA, CALL_EVENT_SCHEMAS, SESSION_EVENT_SCHEMA, SESSION_EVENT_SCHEMAS
 from opwire.envelope import (
     HTTP_RESPONSE_META_SCHEMA,
     LOCAL_RESPONSE_META_SCHEMA,

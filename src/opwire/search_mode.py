@@ -64,18 +64,18 @@ def search_mode(
     registry: OperationRegistry,
     *,
     pinned: Iterable[Pattern] = (),
-    budget: int | None = None,
+    token_budget: int | None = None,
     namespace: str = "tools",
 ) -> OperationRegistry:
     """Return a registry with the operations `search`, `describe` and `call`, and those that are pinned.
 
-    `pinned` are patterns, as those of a view. With `budget`, a number of tokens, the registry itself is returned if the
-    definitions of its operations fit in it.
+    `pinned` are patterns, as those of a view. With `token_budget`, the registry itself is returned if the definitions
+    of its operations take at most so many tokens.
 
     Raises:
         UsageError: an option is invalid.
     """
-    if budget is not None and fits_budget(registry.list(), budget):
+    if token_budget is not None and fits_budget(registry.list(), token_budget):
         return registry
     pins = [*pinned]
     mode = registry.view(include=pins or [nothing])

@@ -16,7 +16,15 @@ from functools import partial
 from pathlib import Path
 from typing import Any, Generic, Self, TypeVar, Unpack, cast, overload
 
-from opwire.client.client import Client, PageOptions, RequestOptions, SubscribeOptions, Target
+from opwire.client.client import (
+    Client,
+    ClientKeywords,
+    PageOptions,
+    RequestOptions,
+    SubscribeOptions,
+    Target,
+    shown_target,
+)
 from opwire.config.reading import load_config
 from opwire.config.runtime import open_config
 from opwire.envelope import ResponseEnvelope
@@ -48,7 +56,7 @@ class SyncClient:
     of the threads, connects by itself.
     """
 
-    def __init__(self, target: Target | Path, **options: Any) -> None:
+    def __init__(self, target: Target | Path, **options: Unpack[ClientKeywords]) -> None:
         self._target = target
         self._options = options
         self._interceptors: dict[object, Interceptor] = {}
@@ -57,6 +65,9 @@ class SyncClient:
         self._thread: _LoopThread | None = None
         self._is_closed = False
         self._lock = threading.RLock()  # held while the client starts
+
+    def __repr__(self) -> str:
+        return f"<SyncClient of {shown_target(self._target)}{'' if self._client is not None else ', not open'}>"
 
     def start(self) -> Self:
         """Connect now, or again after `close`.
@@ -209,7 +220,7 @@ _END = object()
 
 async def _open(
     target: Target | Path,
-    options: dict[str, Any],
+    options: ClientKeywords,
     interceptors: dict[object, Interceptor],
     removers: dict[object, Callable[[], None]],
     stack: AsyncExitStack,

@@ -16,16 +16,7 @@ from hypothesis import strategies as st
 from opwire import ErrorCode, Identity
 from opwire.auth import Authority, Grant, JWTs, SigningKey
 from opwire.auth.jwt import ALGORITHMS
-from tests.auth.issuers import (
-    SECRET,
-    claims,
-    forged,
-    private_key,
-    private_pem,
-    published,
-    token,
-    verification_key,
-)
+from tests.auth.issuers import SECRET, claims, forged, private_key, private_pem, published, token, verification_key
 from tests.auth.refusals import clean, logged, refusal, unauthenticated, wrong_use
 from tests.requirements import requirement
 

@@ -148,17 +148,17 @@ class Samples:
 
 @asynccontextmanager
 async def over_registry(registry: OperationRegistry, **options: Any) -> AsyncGenerator[Client]:
-    async with Client(registry, **{"act_as": ME, **options}) as client:
+    async with Client(registry, **(dict[str, Any](act_as=ME) | options)) as client:
         yield client
 
 
 @asynccontextmanager
 async def over_memory(registry: OperationRegistry, **options: Any) -> AsyncGenerator[Client]:
-    bus = MemoryBus(codec=True)
+    bus, given = MemoryBus(codec=True), dict[str, Any](act_as=ME) | options
     async with (
         PendingRequestMap(MemoryTransport(bus)) as serving,
         CallHandler(registry, serving),
-        Client(MemoryTransport(bus), **{"act_as": ME, **options}) as client,
+        Client(MemoryTransport(bus), **given) as client,
     ):
         yield client
 

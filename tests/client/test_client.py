@@ -4,6 +4,7 @@ import asyncio
 import math
 from collections.abc import AsyncGenerator
 from contextlib import aclosing
+from inspect import signature
 from typing import Any, assert_type
 
 import pytest
@@ -11,13 +12,16 @@ from starlette.applications import Starlette
 from starlette.responses import Response
 from starlette.routing import Route
 
-from opwire import CallError, Context, ErrorCode, Identity, OperationRegistry, OperationType
+from opwire import CallError, Context, ErrorCode, Identity, OperationRegistry, OperationType, SyncClient
 from opwire.call import PendingRequestMap
 from opwire.client import Client, Retries
+from opwire.client.client import ClientKeywords, ConnectionOptions
 from opwire.envelope import LocalResponseMeta, MCPResponseMeta
 from opwire.errors import UsageError
+from opwire.http_client import ClientOptions
 from opwire.hub import Spoke
 from opwire.serve.listener import listening
+from opwire.transports.connect import TransportOptions
 from opwire.transports.memory import MemoryBus, MemoryTransport
 from tests.chaos.virtual_time import run_virtually
 from tests.client.samples import ME, Point, Samples, Way
@@ -368,3 +372,31 @@ async def test_a_query_is_repeated_although_nobody_could_say_at_first_that_it_is
 def test_a_timeout_that_means_nothing_is_refused(timeout: Any) -> None:
     with pytest.raises(UsageError, match="timeout must be a number above zero"):
         Client(OperationRegistry(), timeout=timeout)
+
+
+@requirement("client.options")
+def test_the_options_are_those_of_the_transports_and_of_http() -> None:
+    http = {"trust_annotations", *ClientOptions.__struct_fields__} - {"timeout"}
+    assert ConnectionOptions.__annotations__.keys() == (TransportOptions.__annotations__.keys() | http) - {"token"}
+    of_client = {name for name, each in signature(Client).parameters.items() if each.kind is each.KEYWORD_ONLY}
+    assert ClientKeywords.__annotations__.keys() - ConnectionOptions.__annotations__.keys() == of_client
+
+
+@requirement("client.options")
+@pytest.mark.parametrize("kind", [Client, SyncClient])
+@pytest.mark.parametrize(
+    ("target", "shown"),
+    [
+        ("redis://robot:secret@host:6379/2", "redis://host:6379/2"),
+        ("unix://robot:secret@/run/redis?db=2", "unix:///run/redis"),
+        ("https://robot:secret@api.example/v1", "https://api.example/v1"),
+        (["ws://a:8700", "ws://b:8700"], "ws://a:8700, ws://b:8700"),
+        (OperationRegistry(), "<OperationRegistry of 0 operations>"),
+    ],
+)
+async def test_the_repr_names_the_target_without_credentials(kind: Any, target: Any, shown: str) -> None:
+    client = kind(target)
+    assert repr(client) == f"<{kind.__name__} of {shown}, not open>"
+    if kind is Client and isinstance(target, OperationRegistry):
+        async with client:
+            assert repr(client) == f"<Client of {shown}>"

@@ -6,16 +6,7 @@ from typing import Any
 
 import pytest
 
-from opwire import (
-    CallError,
-    Context,
-    ErrorCode,
-    Handler,
-    OperationRegistry,
-    OperationSpec,
-    OperationType,
-    SyncClient,
-)
+from opwire import CallError, Context, ErrorCode, Handler, OperationRegistry, OperationSpec, OperationType, SyncClient
 from opwire.client import Client, Retries
 from opwire.envelope import ResponseEnvelope, local_envelope
 from tests.client.samples import Samples, Way

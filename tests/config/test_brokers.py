@@ -121,7 +121,7 @@ def test_durable_tasks_need_a_trusted_journal_a_key_and_no_view(
         toml = f"[durable]\n{durable}\n[views.all]\n[serve.mcp]\n{toml}"
         config = project(tmp_path, toml.removeprefix("[durable]\n\n"))
         pair = durable_of(config, registry())
-        return mcp_surface(config, registry(), None if pair is None else pair[0])
+        return mcp_surface(config, registry(), journal=None if pair is None else pair[0])
 
     key = 'state_key = "${KEY}"'
     assert surface(key)

@@ -7,16 +7,7 @@ import pytest
 from opwire.errors import ConversionError
 from opwire.typed import convert, json_schema_of
 from tests.requirements import requirement
-from tests.typed.catalogue import (
-    Account,
-    Area,
-    Coordinates,
-    Created,
-    Engine,
-    Movie,
-    Pair,
-    Point,
-)
+from tests.typed.catalogue import Account, Area, Coordinates, Created, Engine, Movie, Pair, Point
 from tests.typed.future_types import Late
 
 

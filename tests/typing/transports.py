@@ -2,6 +2,7 @@
 
 from typing import Any, assert_type
 
+from opwire import Client, SyncClient
 from opwire.call import Address, CallEvent, CallHandler, CallRequested, PendingRequestMap, Receiver, Transport
 from opwire.call.description import RequestHandler
 from opwire.envelope import ResponseEnvelope
@@ -14,6 +15,11 @@ kind: type[Transport] = MemoryTransport
 calls = PendingRequestMap(memory)
 receiver: Receiver = calls
 server: RequestHandler = CallHandler(OperationRegistry(), calls)
+
+client = Client("ws://127.0.0.1:8700", token="secret", max_message=1024, ssl=None, headers={"x-team": "shop"})
+blocking = SyncClient("https://api.example", timeout=5.0, retries=None, proxy=None)
+Client("ws://127.0.0.1:8700", max_mesage=1024)  # type: ignore[call-arg]  # pyright: ignore[reportCallIssue]
+Client("ws://127.0.0.1:8700", max_message="1 KiB")  # type: ignore[arg-type]  # pyright: ignore[reportArgumentType]
 
 
 class Incomplete:

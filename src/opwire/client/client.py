@@ -8,11 +8,15 @@ multiple of it.
 
 import asyncio
 import math
+import re
 import time
-from collections.abc import AsyncGenerator, Callable, Sequence
+from collections.abc import AsyncGenerator, Callable, Mapping, Sequence
 from contextlib import suppress
 from functools import partial
-from typing import Any, Literal, Self, TypedDict, TypeVar, Unpack, overload
+from os import PathLike
+from pathlib import Path
+from ssl import SSLContext
+from typing import TYPE_CHECKING, Any, Literal, Self, TypedDict, TypeVar, Unpack, overload
 
 from msgspec import Struct
 from msgspec.structs import replace
@@ -39,6 +43,9 @@ from opwire.questions import Question, question_callback
 from opwire.registry import OperationRegistry
 from opwire.transports.connect import connect
 
+if TYPE_CHECKING:
+    from opwire.transports.broker import RequestSigner
+
 T = TypeVar("T")
 
 Target = OperationRegistry | PendingRequestMap | Transport | str | Sequence[str]
@@ -50,6 +57,51 @@ ToolErrorPolicy = Literal["raise", "return"]
 `raise`: as a `CallError`, EXECUTION_ERROR, with the text of its content blocks. `return`: as data like any other. A
 method that returns envelopes returns this one as well; `meta.is_error` is set.
 """
+
+
+class ConnectionOptions(TypedDict, total=False):
+    """Options of the connection to a URL: those of its transport, or of an HTTP address."""
+
+    # a transport
+    heartbeat: float | None
+    max_message: int
+    max_backlog: int
+    tls_first: bool
+    prefix: str
+    queue: str
+    user: str | None
+    password: str | None
+    credentials: str | PathLike[str] | None
+    signed: "RequestSigner | None"
+    # an HTTP address
+    headers: Mapping[str, str]
+    proxy: str | None
+    ca_file: str | None
+    client_certificate: str | None
+    client_key: str | None
+    client_key_password: str | None
+    trust_env: bool
+    follow_redirects: bool
+    max_redirects: int
+    max_connections: int
+    max_per_host: int
+    max_response: int
+    max_item: int
+    trust_annotations: bool
+    # either
+    connect_timeout: float | None
+    ssl: SSLContext | bool | None
+
+
+class ClientKeywords(ConnectionOptions, total=False):
+    """The options of `Client`."""
+
+    token: str | Callable[[], str] | None
+    act_as: Identity | None
+    timeout: float
+    is_error: ToolErrorPolicy
+    retries: "Retries | None"
+    on_question: Callable[[Question], Any] | None
 
 
 class RequestOptions(TypedDict, total=False):
@@ -160,7 +212,7 @@ class Client:
     `timeout` is the default of calls, in seconds; it spans all attempts of a call. `retries` says how a QUERY that
     failed with a retryable error is retried. A MUTATION never is: only its caller knows whether that is safe.
     `on_question` answers questions of operations (`Context.elicit`); a plain function runs in a thread. `options` are
-    those of the transport, or of the HTTP client (`ssl`, `headers`, `proxy`, `max_response`, …).
+    those of the transport, or of the HTTP client: see `ConnectionOptions`.
 
         def answer(question: Question) -> dict[str, Any]:
             if question.kind == "elicit" and input(f"{question.params['message']} [y/n] ") == "y":
@@ -184,12 +236,11 @@ class Client:
         is_error: ToolErrorPolicy = "raise",
         retries: Retries | None = Retries(),  # noqa: B008 - frozen
         on_question: Callable[[Question], Any] | None = None,
-        **options: Any,
+        **options: Unpack[ConnectionOptions],
     ) -> None:
         check_above_zero(timeout=timeout or 0)
-        if token is not None:
-            options["token"] = token
-        self._backend = _backend_for(target, act_as, options)
+        self._target = target
+        self._backend = _backend_for(target, act_as, {**options, **({} if token is None else {"token": token})})
         self._registry = target if isinstance(target, OperationRegistry) else None
         self._act_as = act_as
         self._timeout = timeout
@@ -201,6 +252,9 @@ class Client:
         self._interceptors: list[Interceptor] = []
         self._intercepted: dict[tuple[str, OperationType], tuple[OperationSpec, InterceptedCall]] = {}
         self._is_open = False
+
+    def __repr__(self) -> str:
+        return f"<Client of {shown_target(self._target)}{'' if self._is_open else ', not open'}>"
 
     async def start(self) -> Self:
         """Connect.
@@ -536,6 +590,13 @@ class Client:
         if not self._is_open:
             message = "the client is not open: use it within `async with Client(…)`"
             raise CallError(ErrorCode.UNAVAILABLE, message, retryable=False)
+
+
+def shown_target(target: Target | Path) -> str:
+    """Return what a client calls; of URLs without credentials."""
+    if isinstance(target, str):
+        return re.sub(r"(?<=//)[^/]*@|[?#].*", "", target)
+    return ", ".join(map(shown_target, target)) if isinstance(target, Sequence) else str(target)
 
 
 def _taken(context: Context, name: str) -> tuple[Context, Any]:

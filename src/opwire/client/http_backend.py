@@ -26,15 +26,7 @@ from opwire.errors import (
     check_known,
     resume_error,
 )
-from opwire.http_client import (
-    MAX_WAIT,
-    ChunkReader,
-    ClientOptions,
-    HTTPClient,
-    HTTPRequest,
-    bounded_number,
-    host_of,
-)
+from opwire.http_client import MAX_WAIT, ChunkReader, ClientOptions, HTTPClient, HTTPRequest, bounded_number, host_of
 from opwire.operation import LOCAL_IDENTITY, Context, OperationSpec, OperationType, trace_of
 from opwire.origin import ENVELOPE_JSON, RESUMED, path_of
 from opwire.sse import SSEParser

@@ -41,11 +41,7 @@ from opwire.config.settings import (
 from opwire.errors import ConfigError, UsageError, needs_extra
 from opwire.following import RegistryOperations
 from opwire.oauth.store import LoginKey, TokenStore, resource_of
-from opwire.operation import (
-    NormalizeMode,
-    Operation,
-    SourceChange,
-)
+from opwire.operation import NormalizeMode, Operation, SourceChange
 from opwire.registry import OperationRegistry
 from opwire.tls import client_context
 from opwire.typed.plain import as_dict

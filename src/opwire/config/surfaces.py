@@ -200,7 +200,7 @@ def key_fetcher(url: str) -> Callable[[], Mapping[str, Any]]:
     return fetch
 
 
-def mcp_surface(config: Config, registry: OperationRegistry, journal: Journal | None = None) -> "MCPSurface":
+def mcp_surface(config: Config, registry: OperationRegistry, *, journal: Journal | None = None) -> "MCPSurface":
     """Return the MCP server of `[serve.mcp]`: for `run_stdio`, or for `run_http` with `mcp_http_options`.
 
     `journal` is that of `[durable]`, for `durable_tasks`; `durable_of` returns it, with a worker that serves it.
@@ -255,6 +255,7 @@ def mcp_http_options(config: Config) -> "MCPHTTPOptions":
 def http_surface(
     config: Config,
     registry: OperationRegistry,
+    *,
     monitor: CallMonitor | None = None,
     webhooks: Mapping[str, WebhookReceiver] | None = None,
     console: "ConsoleApp | None" = None,
@@ -290,8 +291,8 @@ def http_surface(
 def console_surface(
     config: Config,
     opened: OpenedConfig,
-    monitor: CallMonitor | None = None,
     *,
+    monitor: CallMonitor | None = None,
     journal: Journal | None = None,
     hub: Hub | BrokerNode | None = None,
 ) -> "ConsoleApp":

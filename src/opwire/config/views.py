@@ -42,7 +42,7 @@ def served_view(config: Config, name: str | None, registry: OperationRegistry) -
     if settings.search == "never":
         return view
     budget = settings.token_budget if settings.search == "auto" else None
-    return search_mode(view, pinned=settings.pinned, budget=budget)
+    return search_mode(view, pinned=settings.pinned, token_budget=budget)
 
 
 def source_rules(settings: SourceSettings) -> ViewRules | None:

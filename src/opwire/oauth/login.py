@@ -25,13 +25,7 @@ from opwire.errors import CallError, ErrorCode, UsageError
 from opwire.http_client import HTTPRequest, bounded_number, host_of
 from opwire.oauth.discovery import AuthorizationServer, register
 from opwire.oauth.store import LoginKey, StoredLogin, TokenSet, TokenStore
-from opwire.oauth.tokens import (
-    FetchJSON,
-    OAuthClient,
-    is_secure,
-    request_tokens,
-    token_request,
-)
+from opwire.oauth.tokens import FetchJSON, OAuthClient, is_secure, request_tokens, token_request
 from opwire.typed.plain import as_dict
 
 _MAX_REQUEST = 16 * 1024  # bytes of a redirect

@@ -14,13 +14,7 @@ from opwire.cli.commands.serve import ServeOptions, chosen_surfaces, with_caller
 from opwire.cli.program import run
 from opwire.cli.screen import Screen
 from opwire.config import Config
-from opwire.config.settings import (
-    AuthSettings,
-    HTTPSurfaceSettings,
-    MCPSurfaceSettings,
-    OAuthSettings,
-    ServeSettings,
-)
+from opwire.config.settings import AuthSettings, HTTPSurfaceSettings, MCPSurfaceSettings, OAuthSettings, ServeSettings
 from tests.cli.process import COMMAND, SHOP, Running, opwire
 from tests.requirements import requirement
 from tests.servers.brokers import RedisServer

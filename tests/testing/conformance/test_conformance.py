@@ -350,7 +350,7 @@ async def test_a_silent_hub_does_not_stop_the_run() -> None:
 @requirement("conformance.bounded")
 async def test_a_run_ends_when_its_time_is_up() -> None:
     async with hub() as url, proxied(url, to_caller=drop("call.error")) as slow:
-        report = await check_hub(slow, token=TOKEN, limit=3)
+        report = await check_hub(slow, token=TOKEN, timeout=3)
     assert "not checked: the time of the run is up" in failures(report).values()
 
 
@@ -363,7 +363,7 @@ async def test_a_hub_that_floods_does_not_stop_the_run(monkeypatch: pytest.Monke
         return [event, *({"type": "session.goaway", "reason": "x" * 100_000} for _ in range(30))]
 
     async with hub() as url, proxied(url, to_caller=on("session.welcome", flood)) as flooding:
-        report = await check_hub(flooding, token=TOKEN, limit=10)
+        report = await check_hub(flooding, token=TOKEN, timeout=10)
     assert "more than 2,000,000 bytes" in failures(report)["every event agrees with its schema"]
 
 

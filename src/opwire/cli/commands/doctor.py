@@ -158,7 +158,7 @@ async def _check_sources(config: Config, screen: Screen) -> list[CheckResult]:
 @click.option("--listen", is_flag=True, help="Listen at URL as a hub, and check the peer that connects.")
 @click.option("--wait", default=30.0, show_default=True, help="Seconds to wait for it, and to watch its calls.")
 @click.option("--only", default="", metavar="TEXT", help="Check only the promises that contain a text.")
-@click.option("--limit", default=120.0, show_default=True, help="Seconds of the whole run.")
+@click.option("--timeout", default=120.0, show_default=True, help="Seconds of the whole run.")
 @token_option("a hub")
 @BROKER_OPTIONS["prefix"]
 @json_option
@@ -172,7 +172,7 @@ def conformance_command(
     *,
     listen: bool,
     wait: float,
-    limit: float,
+    timeout: float,
     only: str,
 ) -> int:
     """Check a peer, in any language, against the protocol.
@@ -191,10 +191,12 @@ def conformance_command(
         def listening_at(address: str) -> None:
             screen.note(f"listening at {address}")
 
-        report = asyncio.run(check_connecting_peer(url, listening_at=listening_at, wait=wait, limit=limit, only=only))
+        report = asyncio.run(
+            check_connecting_peer(url, listening_at=listening_at, wait=wait, timeout=timeout, only=only)
+        )
     else:
         options = Sources(token_env=token_env, prefix=prefix).connection_options(url)
-        report = asyncio.run(check_peer(url, limit=limit, only=only, **options))
+        report = asyncio.run(check_peer(url, timeout=timeout, only=only, **options))
     code = exit_codes.ERROR_RESULT if report.broken else exit_codes.OK
     if screen.as_json:
         screen.json(to_builtins(report.results))

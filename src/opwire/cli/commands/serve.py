@@ -288,7 +288,7 @@ async def _serve_mcp(
     if settings is None:
         return []
     pair = durable_of(config, running.registry) if settings.durable_tasks else None
-    surface = mcp_surface(config, running.registry, None if pair is None else pair[0])
+    surface = mcp_surface(config, running.registry, journal=None if pair is None else pair[0])
     if pair is not None:
         for each in pair:
             await surfaces.enter_async_context(each)
@@ -332,8 +332,8 @@ async def serve_http(
                 await journal.start()
             except CallError as error:  # it connects again when the page is opened
                 screen.warning(f"the journal is not available: {error.message}")
-        console = console_surface(config, running, monitor, journal=journal, hub=hub)
-    app = http_surface(config, running.registry, monitor, running.webhooks, console)
+        console = console_surface(config, running, monitor=monitor, journal=journal, hub=hub)
+    app = http_surface(config, running.registry, monitor=monitor, webhooks=running.webhooks, console=console)
     address = await surfaces.enter_async_context(app.listening(settings.host, settings.port))
     screen.note(f"HTTP API at {address}, described at {address}/openapi.json")
     for name in running.webhooks:

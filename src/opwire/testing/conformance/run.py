@@ -17,10 +17,10 @@ from opwire.transports.connect import connect
 
 T = TypeVar("T")
 
-LIMIT = 120.0
+TIMEOUT = 120.0
 """Seconds after which a run ends, by default."""
 
-_CHECK_LIMIT = 25.0  # seconds of one check
+_CHECK_TIMEOUT = 25.0  # seconds of one check
 _MAX_MESSAGE = 300  # characters of a complaint
 
 Status = Literal["kept", "broken", "skipped"]
@@ -50,12 +50,12 @@ class ConformanceReport(Struct):
 class _Run:
     """A run: checks one after the other, until the time is up."""
 
-    def __init__(self, limit: float, only: str) -> None:
-        check_above_zero(limit=limit)
+    def __init__(self, timeout: float, only: str) -> None:
+        check_above_zero(timeout=timeout)
         self._only = only
         self.problems = Problems()
         self.report = ConformanceReport()
-        self._end = time.monotonic() + limit
+        self._end = time.monotonic() + timeout
 
     async def check(self, role: str, checks: Mapping[str, tuple[str, Callable[[T], Awaitable[None]]]], peer: T) -> bool:
         """Run checks; return whether the first of them is kept. The others need not be run if it is not."""
@@ -77,7 +77,7 @@ class _Run:
         if left <= 0:
             return "broken", "not checked: the time of the run is up"
         try:
-            async with asyncio.timeout(min(left, _CHECK_LIMIT)):
+            async with asyncio.timeout(min(left, _CHECK_TIMEOUT)):
                 await check(peer)
         except NotChecked as reason:
             return "skipped", str(reason)
@@ -102,15 +102,17 @@ class _Run:
         return self.report
 
 
-async def check_hub(url: str, *, token: str | None = None, limit: float = LIMIT, only: str = "") -> ConformanceReport:
+async def check_hub(
+    url: str, *, token: str | None = None, timeout: float = TIMEOUT, only: str = ""
+) -> ConformanceReport:
     """Check the promises of a hub. With a token that may announce `conformance`, its relay is checked as well.
 
-    `only` selects the promises that contain a text; `limit` is the time of the whole run in seconds.
+    `only` selects the promises that contain a text; `timeout` is the time of the whole run in seconds.
 
     Raises:
         CallError: UNAVAILABLE, it cannot be reached; UNAUTHENTICATED, it refuses the token.
     """
-    run = _Run(limit, only)
+    run = _Run(timeout, only)
     peer = hub.HubUnderTest(url, token, run.problems)
     try:
         await peer.check_token()
@@ -126,14 +128,14 @@ async def check_hub(url: str, *, token: str | None = None, limit: float = LIMIT,
     return run.finish()
 
 
-async def check_broker(url: str, *, limit: float = LIMIT, only: str = "", **options: Any) -> ConformanceReport:
+async def check_broker(url: str, *, timeout: float = TIMEOUT, only: str = "", **options: Any) -> ConformanceReport:
     """Check the promises of a server on Redis or NATS; of several, that which serves `conformance.*`.
 
     Raises:
         CallError: UNAVAILABLE, the broker cannot be reached, or no server is found.
         UsageError: the URL is not that of a broker.
     """
-    run = _Run(limit, only)
+    run = _Run(timeout, only)
     transport = connect(url, **options)
     if not isinstance(transport, BrokerTransport):
         raise UsageError("expected the URL of a broker: redis:// or nats://")
@@ -152,7 +154,7 @@ async def check_connecting_peer(
     *,
     listening_at: Callable[[str], None] = lambda _: None,
     wait: float = 30.0,
-    limit: float = LIMIT,
+    timeout: float = TIMEOUT,
     only: str = "",
 ) -> ConformanceReport:
     """Listen as a hub, and check the first peer that connects: its session, what it announces, and what it calls.
@@ -163,7 +165,7 @@ async def check_connecting_peer(
     Raises:
         CallError: UNAVAILABLE, the URL cannot be listened on, or no peer connects within `wait` seconds.
     """
-    run = _Run(limit, only)
+    run = _Run(timeout, only)
     parts = urlsplit(url)
     own = listening.ListeningHub(parts.hostname or "127.0.0.1", parts.port or 0, run.problems)
     try:
