@@ -297,4 +297,4 @@ class ClientSession:
             if not head.steers and not ends_call(head.kind, head.seq, streams=True):
                 # Neither the server nor the relay knows that it has ended.
                 with suppress(CallError):
-                    self.send(CallAborted(request_id=head.request_id, reason=reason), head.peer or SERVER)
+                    self.send(CallAborted(request_id=head.request_id, reason=error.message), head.peer or SERVER)
