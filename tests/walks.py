@@ -54,7 +54,7 @@ async def over_hub() -> AsyncIterator[Walk]:
     token = token_urlsafe()
     tokens = StaticTokens({token: Grant(Identity(id="spoke", scopes=("*",)), announces=("math",))})
     async with (
-        Hub(OperationRegistry(), authenticate=tokens) as hub,
+        Hub(OperationRegistry(), "ws://127.0.0.1:0", authenticate=tokens) as hub,
         Spoke(registry, hub.url, token=token),
         Client(hub.url, token=token) as client,
     ):

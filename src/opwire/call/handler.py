@@ -48,6 +48,7 @@ logger = logging.getLogger("opwire.call")
 _REMEMBERED = 10_000  # ended requests, at least, that are remembered to detect duplicates
 _NOT_STARTED = -1.0  # instead of the deadline of a request that was rejected
 _leaving = partial(CallError, ErrorCode.UNAVAILABLE, "the server is shutting down and accepts no new calls")
+_expired = partial(CallError, ErrorCode.TIMEOUT, "the deadline passed before the call was started")
 _BREATH = 64  # items of a stream after which it yields to other tasks, regardless of credits
 
 
@@ -247,15 +248,15 @@ class CallHandler:
             return
         identity, most = self._identify(event), self._max_per_identity
         if len(self._served) >= self._max_calls:
-            full = f"{self._max_calls} calls are already in flight"
-            self._reject(event, CallError(ErrorCode.RATE_LIMITED, full))
+            self._reject(event, CallError(ErrorCode.RATE_LIMITED, f"{self._max_calls} calls are already in flight"))
             return
         if most is not None and self._by_identity[_id_of(identity)] >= most:
             full = f"this caller already has {most} calls in flight"
             self._reject(event, CallError(ErrorCode.RATE_LIMITED, full))
             return
         if (bound := self._immediate(event)) is not None:
-            self._run_now(event, caller, identity, bound)
+            self._run_now(event, identity, bound)
+            self._remember(key, event.deadline)
             return
         if most is not None:
             self._by_identity[_id_of(identity)] += 1
@@ -355,14 +356,14 @@ class CallHandler:
             return None  # there is more to do than to call it
         return self._dispatcher.immediate(event.operation_id)
 
-    def _run_now(self, event: CallRequested, caller: Address, identity: Identity | None, bound: BoundOperation) -> None:
+    def _run_now(self, event: CallRequested, identity: Identity | None, bound: BoundOperation) -> None:
         """Call a handler that cannot suspend: it needs no task, is never in flight, and cannot be cancelled.
 
         At a WebSocket server on Python 3.11, a request takes 22 µs of CPU time in this way, and 34 in a task.
         """
-        began, outcome = time.perf_counter(), OK
+        began, outcome = time.monotonic(), OK
         try:
-            deadline = self._deadline(event, time.monotonic(), self._timeout)
+            deadline = self._deadline(event, began, self._timeout)
             envelope = self._dispatcher.execute_at_once(bound, event.input, self._context(event, identity, deadline))
             self._calls.respond(event.request_id, envelope)
         except Exception as error:
@@ -370,8 +371,7 @@ class CallHandler:
             outcome = failed.code.value
             self._calls.fail(event.request_id, failed)
             del failed  # its traceback refers to this frame
-        self.monitor.count(event.operation_id, time.perf_counter() - began, outcome)
-        self._remember((caller, event.request_id), event.deadline)
+        self.monitor.count(event.operation_id, time.monotonic() - began, outcome)
 
     def _context(
         self,
@@ -485,6 +485,8 @@ class CallHandler:
         """
         deadline = served.deadline = self._deadline(served.event, served.arrived, default)
         if deadline is not None and not self._is_starting:
+            if deadline <= time.monotonic():
+                raise _expired()
             served.tick = self._deadlines.add(served, deadline, self._time_out)
         return deadline
 
@@ -493,8 +495,8 @@ class CallHandler:
         seconds = event.seconds_left(default, held_up)
         if seconds is None:
             return None
-        if seconds <= 0 or (not self._is_starting and arrived + seconds <= time.monotonic()):
-            raise CallError(ErrorCode.TIMEOUT, "the deadline passed before the call was started")
+        if seconds <= 0:
+            raise _expired()
         return arrived + seconds
 
     def _time_out(self, served: _Served) -> None:

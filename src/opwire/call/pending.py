@@ -440,11 +440,11 @@ class PendingRequestMap:
         return False
 
     def _reply(self, event: CallEvent, *, final: bool) -> bool:
-        caller = self._callers.get(event.request_id)
+        callers, request_id = self._callers, event.request_id
+        # Removed before the event is sent: the caller's reaction may arrive at once.
+        caller = callers.pop(request_id, None) if final else callers.get(request_id)
         if caller is None:
             return False
-        if final:  # before it is sent: the caller's reaction may arrive at once
-            del self._callers[event.request_id]
         try:
             (self._send if self._observers.added else self.transport.send)(event, caller)
         except CallError as error:

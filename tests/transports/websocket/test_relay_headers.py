@@ -200,7 +200,9 @@ def test_the_largest_stamp_fits_into_the_margin() -> None:
 
 
 @requirement("transport.websocket.stamps")
-@given(name=st.text(min_size=1, max_size=20) | st.sampled_from(["a\\b", 'a"b', "\n"]), unmatched=st.booleans())
+@given(
+    name=st.text(min_size=1, max_size=20) | st.sampled_from(["a\\b", 'a"b', "\n", "c" * 200]), unmatched=st.booleans()
+)
 def test_any_name_can_be_stamped(name: str, unmatched: bool) -> None:
     message = encode_event(CallCredit(request_id="r", n=1))
     assert read_origin(with_header(message, relay_header(name, unmatched=unmatched))) == (name, unmatched)

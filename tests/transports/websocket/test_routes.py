@@ -39,10 +39,9 @@ def ask(id: str = "r", operation: str = "a.b", **fields: Any) -> RequestedHead:
 
 
 def opened(table: Routes, caller: str, head: RequestedHead) -> RoutedCall:
-    route = table.request(caller, head)
-    assert route is not None
-    assert route.call is not None
-    return route.call
+    call = table.request(caller, head)
+    assert call is not None
+    return call
 
 
 def error(table: Routes, caller: str, head: RequestedHead) -> CallError:
@@ -448,12 +447,11 @@ class Table(RuleBasedStateMachine):
             refused = error(self.table, caller, head)
             assert refused.code is (ErrorCode.UNAVAILABLE if nobody else ErrorCode.RATE_LIMITED)
             return
-        route = self.table.request(caller, head)
-        assert (route is None) is repeated
-        if route is not None:
-            assert route.call is not None
-            assert route.to in (self.serving[operation] if to is None else {to})
-            self.open.append((caller, id, route.to))
+        call = self.table.request(caller, head)
+        assert (call is None) is repeated
+        if call is not None:
+            assert call.server in (self.serving[operation] if to is None else {to})
+            self.open.append((caller, id, call.server))
 
     @rule(
         sender=peers,

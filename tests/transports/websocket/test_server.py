@@ -306,6 +306,7 @@ async def test_a_plain_client_streams_and_follows_a_stream(ends: Ends) -> None:
         ('{"type":"call.requested","requestId":"r"}', "r"),
         ('{"type":"call.requested","requestId":"r","operationId":"a.b","timeoutMs":"soon"}', "r"),
         ('{"type":"call.requested","requestId":"r","operationId":"a.b","input":' + "[" * 300 + "]" * 300 + "}", "r"),
+        ('{"type":"call.credit","requestId":"r","x":' + "[" * 100_000 + "]" * 100_000 + "}", None),
         ('{"type":"session.announce","id":-1,"operations":[]}', None),
         ('{"type":"session.hello","version":1}', None),
         ('{"type":"session.unknown","id":1}', None),

@@ -63,7 +63,7 @@ _MAX_CARRIED = 4 * 1024 * 1024  # bytes of descriptions in the undecided announc
 _MAX_ALL_CARRIED = 64 * 1024 * 1024  # of all peers
 _MAX_CHECKS = 64  # concurrent token checks: of unknown tokens, and as many of known ones
 _MAX_KNOWN = 10_000  # tokens that were valid
-_BULK = (RequestedHead, RespondedHead, ProgressHead)  # they have no reserved room
+_BULK = (RespondedHead, ProgressHead)  # they have no reserved room, like requests
 _MAX_SMALL = 1024  # bytes of an event that ends or steers a call: larger ones have no reserved room
 
 
@@ -91,7 +91,7 @@ class Peer:
         self.notice: asyncio.TimerHandle | None = None  # that changes are pending
         self.strikes = 0  # invalid messages
         self.max_message = MAX_MESSAGE
-        self.headers = {unmatched: relay_header(address, unmatched=unmatched) for unmatched in (False, True)}
+        self.header = relay_header(address)  # of the events that it sends
 
     @property
     def host(self) -> str:
@@ -486,6 +486,8 @@ class Relay:
         if self.observer is not None and isinstance(head, RespondedHead):
             route.call.items += 1
             route.call.response_bytes += len(message)
+        if route.to != SERVER:
+            message = with_header(message, sender.header)
         if not route.call.open:
             self._observe(route.call, head.code if type(head) is FailedHead else head.outcome)
         try:
@@ -501,21 +503,22 @@ class Relay:
 
     def pass_request(self, sender: Peer, message: bytes, head: RequestedHead, identity: bytes = ANONYMOUS) -> None:
         """Pass on a request, or fail it. `identity` is that of a request from another hub."""
-        route = None
+        call = None
         if sender.rate is not None and (wait := sender.rate.take(time.monotonic())):
             error = CallError(ErrorCode.RATE_LIMITED, "this connection calls too often", retry_after=wait)
             sender.notify(CallFailed.of(head.request_id, error), head.peer or SERVER)
             return
         try:
-            route = self._routes.request(sender.address, head, identity)
-            if route is not None and route.call is not None:
-                route.call.began, route.call.request_bytes = time.monotonic(), len(message)
-                if route.to == SERVER:
-                    self._deliver(sender, message, head, route.identity)
-                else:
-                    self._carry(sender, message, head, route)
+            call = self._routes.request(sender.address, head, identity)
+            if call is None:  # a duplicate
+                return
+            if call.server == SERVER:
+                self._deliver(sender, message, head, call.identity)
+            else:
+                call.began, call.request_bytes = time.monotonic(), len(message)
+                message = with_header(message, request_header(sender.address, call.identity))
+                self.peers[call.server].send(message, control=False, serves=True)
         except CallError as error:
-            call = None if route is None else route.call
             if call is None and error.code is ErrorCode.RATE_LIMITED:  # there is room for the next one
                 for doubtful in self._routes.doubtful(sender.address):
                     self._cut_short(doubtful, error)
@@ -540,21 +543,19 @@ class Relay:
         if busy or limited or any(sender.unmatched.take(now) for _ in range(1 + len(message) // _MAX_SMALL)):
             self._routes.dropped["flood"] += 1
             return
+        if to is not None:
+            message = with_header(message, relay_header(sender.address, unmatched=True))
         try:
             self._carry(sender, message, head, route)
         except CallError as error:
             logger.debug("an unmatched event was dropped: %s", error)
 
     def _carry(self, sender: Peer, message: bytes, head: EventHead, route: EventRoute) -> None:
+        """Send an event other than a request, which has its header if it is not for the server."""
         if route.to == SERVER:
-            self._deliver(sender, message, head, route.identity)
+            self._deliver(sender, message, head, ANONYMOUS)
             return
-        kind = type(head)
-        if kind is RequestedHead:
-            message = with_header(message, request_header(sender.address, route.identity))
-        else:
-            message = with_header(message, sender.headers[route.call is None])
-        control = kind not in _BULK and len(message) <= _MAX_SMALL
+        control = type(head) not in _BULK and len(message) <= _MAX_SMALL
         serves = route.call is not None and route.to == route.call.server
         self.peers[route.to].send(message, control=control, serves=serves)
 

@@ -59,6 +59,7 @@ from opwire.transports.websocket.routes import (
     RequestedHead,
     RoutedCall,
     Routes,
+    decode_head,
     identity_json,
     read_head,
     read_identity,
@@ -81,6 +82,7 @@ _ANONYMOUS_BACKLOGS = 32  # full backlogs in total, of these
 _POLL = 0.01  # seconds between two checks for open calls
 _MAX_STRIKES = 100  # invalid messages, after which a connection is closed
 _MAX_SHOWN = 200  # characters of an error that its sender sees
+_closed = partial(CallError, ErrorCode.UNAVAILABLE, "this end is closed")
 _RESPONSES = (CallResponded, CallCompleted, CallFailed, CallProgress, CallQuestion)
 
 
@@ -316,7 +318,9 @@ class WebSocketServer:
         Raises:
             CallError: UNAVAILABLE, RATE_LIMITED, PAYLOAD_TOO_LARGE.
         """
-        receiver, limit = self._open(), self._max_message
+        receiver, limit = self._receiver, self._max_message
+        if self._listener is None or receiver is None:
+            raise _closed()
         if to == SERVER:  # through the wire format too, so that it is the same as for any peer
             receiver.received(decode_event(encode_event(event, limit=limit), limit=limit), SERVER)
             return
@@ -328,16 +332,13 @@ class WebSocketServer:
         waits_for = None if call is None else call.server
         if waits_for is not None and waits_for != SERVER and kind in _RESPONSES:
             raise CallError(ErrorCode.UNAVAILABLE, f"{peer.address} waits for the answer of another peer")
-        message = encode_event(event, limit=min(limit, peer.max_message))
-        if kind is CallResponded:
-            peer.send(message, control=False, serves=waits_for is None)
-        elif isinstance(event, CallRequested):
+        message = encode_event(event, limit=limit if limit < peer.max_message else peer.max_message)
+        if isinstance(event, CallRequested):
             self._send_request(peer, event, message)
             return
-        else:
-            if kind is CallAborted:
-                self._routes.give_up(SERVER, event.request_id, peer.address)
-            peer.send(message, control=kind not in BULK, serves=waits_for is None)
+        if kind is CallAborted:
+            self._routes.give_up(SERVER, event.request_id, peer.address)
+        peer.send(message, control=kind not in BULK, serves=waits_for is None)
         if call is not None and waits_for == SERVER and is_final(event):
             self._routes.end(call)
 
@@ -407,7 +408,7 @@ class WebSocketServer:
 
     def _open(self) -> Receiver:
         if self._listener is None or self._receiver is None:
-            raise CallError(ErrorCode.UNAVAILABLE, "this end is closed")
+            raise _closed()
         return self._receiver
 
     # --- connections --------------------------------------------------------------------------------------------------
@@ -490,10 +491,13 @@ class WebSocketServer:
             self._first_message(peer, message)
             return
         try:
-            head = read_head(message)
-        except CallError:
-            self._session_message(peer, message)
-            return
+            head = decode_head(message)
+        except (ValueError, RecursionError):  # of a session, or not in the usual form
+            try:
+                head = read_head(message)
+            except CallError:
+                self._session_message(peer, message)
+                return
         if type(head) is RequestedHead:
             self._relay.pass_request(peer, message, head)
         else:
@@ -554,7 +558,7 @@ class WebSocketServer:
                         )
         else:
             if type(event) is CallRequested:
-                known = read_identity(identity)
+                known = None if identity is ANONYMOUS else read_identity(identity)
                 if event.identity is not known or event.credential is not None:
                     event = replace(event, identity=known, credential=None)
             self._receiver.received(event, peer.address)
