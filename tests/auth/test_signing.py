@@ -134,8 +134,12 @@ def test_operations_of_opwire_itself_neither_give_authority_nor_are_called_with_
 def test_a_call_is_not_made_on_as_another_caller_who_used_the_same_request_id() -> None:
     shop = holder(SHOP, delegates=True)
     eves = shop.arriving(travelled(holder(EVE).leaving(request("r1"))))
-    shop.arriving(travelled(holder(ANN).leaving(request("r1"))))
-    refused(shop, request("r2", parent_request_id="r1", identity=eves.identity))
+    with pytest.raises(CallError) as failure:
+        shop.arriving(travelled(holder(ANN).leaving(request("r1"))))
+    assert failure.value.code is ErrorCode.PROTOCOL_ERROR
+    refused(shop, request("r2", parent_request_id="r1", identity=ANN))
+    nested = shop.leaving(request("r2", parent_request_id="r1", identity=eves.identity))
+    assert holder(SHOP).arriving(travelled(nested)).identity == EVE
 
 
 @requirement("auth.delegation")
@@ -174,6 +178,20 @@ def test_held_credentials_are_bounded_in_bytes_and_one_caller_cannot_take_the_ro
         held.add("e", "c" * 1_000, EVE, until=10, now=0)  # the same request takes its place once
     held.add("a", "c" * 1_000, ANN, until=30, now=20)
     assert len(held) == 1
+
+
+@requirement("auth.delegation")
+def test_a_caller_that_knows_a_request_id_cannot_replace_the_credential_of_another() -> None:
+    held = HeldCredentials()
+    held.add("r", "of ann", ANN, until=10, now=0)
+    with pytest.raises(CallError) as refused:
+        held.add("r", "of eve", EVE, until=10, now=0)
+    assert refused.value.code is ErrorCode.PROTOCOL_ERROR
+    assert held.get("r", ANN) == "of ann"
+    held.add("r", "of ann", ANN, until=10, now=0)  # delivered twice
+    held.discard("r")
+    held.add("r", "of eve", EVE, until=10, now=0)
+    assert held.get("r", EVE) == "of eve"
 
 
 @requirement("auth.signed-requests")

@@ -28,7 +28,7 @@ from opwire.call.events import Hello, Here, Left, Serving, Waiting, Who, encode_
 from opwire.errors import CallError, ErrorCode
 from opwire.operation import Context
 from opwire.registry import OperationRegistry
-from opwire.testing.harness import Probe
+from opwire.testing.harness import Probe, item
 from opwire.transports.broker import BrokerTransport
 from tests.chaos.virtual_time import run_virtually
 from tests.properties import is_thorough
@@ -490,9 +490,11 @@ async def test_a_stranger_can_neither_stop_nor_answer_a_call(stage: Stage) -> No
         stranger.send(server, token, encode_event(CallAborted(request_id=request_id)), control=True)
         failed = CallFailed(request_id=request_id, code="INTERNAL", message="forged")
         stranger.send(calling, token, encode_event(failed), control=True)
+        # An item of an unknown stream, to which the server would reply in the name of the call with the same id.
+        stranger.send(server, token, encode_event(item(request_id, "forged", 1)), control=False)
     assert await call == 5
     transports: list[Any] = [handler._calls.transport, caller.transport]
-    assert sum(transport.foreign for transport in transports) == 4
+    assert sum(transport.foreign for transport in transports) == 6
 
 
 @virtual

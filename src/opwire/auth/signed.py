@@ -513,10 +513,13 @@ class HeldCredentials:
         """Keep a credential.
 
         Raises:
-            CallError: RATE_LIMITED, if it does not fit.
+            CallError: RATE_LIMITED, if it does not fit; PROTOCOL_ERROR, if another identity uses the request id.
         """
         while self._held and next(iter(self._held.values())).until <= now:  # lifetimes are alike: the oldest go first
             self.discard(next(iter(self._held)))
+        if request_id in self._held and self._held[request_id].identity.id != identity.id:
+            # A server that is called on behalf of a caller learns the request id, and must not replace its credential.
+            raise CallError(ErrorCode.PROTOCOL_ERROR, "the request id is in use by another caller")
         self.discard(request_id)
         size = len(credential) + 4 * len(request_id) + _OVERHEAD
         if self._bytes + size > self._max_bytes or 4 * (self._by_identity[identity.id] + size) > self._max_bytes:

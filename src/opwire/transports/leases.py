@@ -274,7 +274,8 @@ class Leases:
         """Check by its token that an event comes from the other end of its call, and update the lease.
 
         An address proves nothing over a broker. Events of unknown requests pass: the `CallTable`, which decides which
-        sender may reply, drops them.
+        sender may reply, drops them. But none from the address of a caller with a request of that id here: what this
+        end would send back, such as the end of a stream, would have the token of that request.
         """
         is_response = type(event) is CallResponded  # nearly all are
         steers = not is_response and isinstance(event, _STEERING)
@@ -284,7 +285,7 @@ class Leases:
             return held == token
         asked = self._asked.get(event.request_id)
         if asked is None:
-            return True
+            return self.held(sender, event.request_id) is None
         if asked.token != token:
             return False
         asked.server, asked.heard = sender, now
