@@ -175,6 +175,23 @@ async def test_a_process_without_standard_input_is_told_so() -> None:
     assert (await process.communicate())[0].startswith(b"UNAVAILABLE: standard input")
 
 
+@requirement("serve-mcp.stdio")
+async def test_standard_files_are_restored_if_an_event_loop_has_closed_the_copies() -> None:
+    program = """if True:  # uvloop closes the descriptors of its pipes, asyncio only their files
+        import os
+        from opwire.serve.mcp.stdio import standard_files
+        with standard_files() as (source, sink):
+            os.close(source.fileno())
+            os.close(sink.fileno())
+        print(input())
+    """
+    process = await asyncio.create_subprocess_exec(
+        *(sys.executable, "-c", program), stdin=asyncio.subprocess.PIPE, stdout=asyncio.subprocess.PIPE
+    )
+    assert await process.communicate(b"a line\n") == (b"a line\n", None)
+    assert process.returncode == 0
+
+
 # --- the files themselves ---------------------------------------------------------------------------------------------
 
 

@@ -263,13 +263,15 @@ def standard_files() -> Generator[tuple[BinaryIO, RawIOBase]]:
     """
     if sys.__stdin__ is None or sys.__stdout__ is None:  # their descriptors may belong to other files by now
         raise CallError(ErrorCode.UNAVAILABLE, "standard input or output is closed; a server on stdio needs both")
+    before = os.dup(0), os.dup(1)
     source, sink = os.dup(0), os.dup(1)
     try:
         with Path(os.devnull).open("rb") as empty:
             os.dup2(empty.fileno(), 0)
         os.dup2(2, 1)
-        # Not closed: a thread may still wait on them, and their descriptors must not be reused.
+        # Not closed: a thread may still wait on them, and their descriptors must not be reused. uvloop closes them.
         yield os.fdopen(source, "rb", closefd=False), os.fdopen(sink, "wb", buffering=0, closefd=False)
     finally:
-        os.dup2(source, 0)
-        os.dup2(sink, 1)
+        for descriptor, copy in enumerate(before):
+            os.dup2(copy, descriptor)
+            os.close(copy)
