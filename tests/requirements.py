@@ -13,6 +13,7 @@ F = TypeVar("F", bound=Callable[..., object])
 
 ERRORS: dict[str, str] = {
     "errors.extras": "A missing optional dependency is an error that names the extra which installs it.",
+    "errors.system": "The message of a system error is the system's, without addresses and numbers.",
     "errors.one-root": "`except OpwireError` catches everything that opwire itself raises.",
     "errors.tree-is-drawn": "The tree of errors drawn in the docstring of the errors module is the real one.",
     "errors.codes": "The error codes are exactly the twelve of the specification, spelled on the wire as named.",

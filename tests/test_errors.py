@@ -1,8 +1,15 @@
 """The errors: one tree, one table, and a CallError that keeps what it is given."""
 
+import asyncio
 import copy
+import errno
+import os
 import pickle
 import re
+import socket
+import ssl
+import subprocess
+import sys
 from importlib import import_module
 from typing import Any
 
@@ -21,6 +28,7 @@ from opwire.errors import (
     check_counts,
     check_not_below_zero,
     needs_extra,
+    system_message,
 )
 from tests.requirements import requirement
 
@@ -243,3 +251,40 @@ def test_a_missing_dependency_names_the_extra_that_installs_it() -> None:
 def test_a_module_of_opwire_that_is_missing_is_not_blamed_on_an_extra() -> None:
     with pytest.raises(ModuleNotFoundError), needs_extra("http"):
         import_module("opwire.nowhere")
+
+
+@requirement("errors.extras")
+@pytest.mark.parametrize(
+    ("module", "package", "extra"),
+    [("opwire.telemetry", "opentelemetry", "otel"), ("opwire.auth.jwt", "jwt", "auth")],
+)
+def test_a_module_whose_dependency_is_missing_names_the_extra(module: str, package: str, extra: str) -> None:
+    program = f"import sys; sys.modules[{package!r}] = None; import {module}"
+    ended = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=False)
+    assert f"the package {package} is not installed; run: pip install 'opwire[{extra}]'" in ended.stderr
+
+
+@requirement("errors.system")
+async def test_the_message_of_a_system_error_is_the_systems_without_addresses_and_numbers() -> None:
+    with socket.create_server(("127.0.0.1", 0)) as taken:
+        port = taken.getsockname()[1]
+        with pytest.raises(OSError, match="attempting to bind") as in_use:
+            await asyncio.get_running_loop().create_server(asyncio.Protocol, "127.0.0.1", port)
+    assert system_message(in_use.value) == os.strerror(errno.EADDRINUSE)
+    with pytest.raises(OSError, match=str(port)) as refused:
+        await asyncio.open_connection("127.0.0.1", port)
+    assert system_message(refused.value) == os.strerror(errno.ECONNREFUSED)
+    several = OSError(f"Multiple exceptions: [Errno {errno.ECONNREFUSED}] a, [Errno {errno.ECONNREFUSED}] b")
+    assert system_message(several) == os.strerror(errno.ECONNREFUSED)
+
+
+@requirement("errors.system")
+def test_an_error_that_is_not_the_systems_keeps_its_text() -> None:
+    unknown_host = socket.gaierror(socket.EAI_NONAME, "Name or service not known")
+    for error in (
+        unknown_host,
+        ssl.SSLError(1, "wrong version"),
+        OSError("a port is a number"),
+        ValueError("bad host"),
+    ):
+        assert system_message(error) == str(error)

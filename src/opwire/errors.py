@@ -18,9 +18,11 @@ numbers. A `CallError` is sent to the peer with its message; any other exception
 with an error id, and its traceback is logged.
 """
 
+import re
 from collections.abc import Generator, Iterable, Mapping
 from contextlib import contextmanager
 from enum import StrEnum
+from os import strerror
 from types import MappingProxyType
 from typing import Any, NamedTuple
 
@@ -195,6 +197,18 @@ class ToolEnvelopeError(OpwireError, ValueError):
 
 
 _MAX_OPTION = 1e15
+
+
+def system_message(error: Exception) -> str:
+    """Return the message of the operating system, such as "Connection refused".
+
+    The texts of asyncio repeat the address, and several failures are one text. The numbers in other subclasses of
+    OSError, `socket.gaierror` and `ssl.SSLError`, are not those of the system.
+    """
+    if not isinstance(error, OSError) or type(error).__module__ != "builtins":
+        return str(error)
+    numbers = [error.errno] if error.errno else map(int, re.findall(r"\[Errno (\d+)\]", str(error)))
+    return ", ".join(dict.fromkeys(map(strerror, numbers))) or str(error)
 
 
 def check_above_zero(**options: object) -> None:

@@ -26,7 +26,7 @@ from msgspec.structs import replace
 
 from opwire.caching import BoundedDict
 from opwire.deadlines import Deadlines
-from opwire.errors import CallError, ErrorCode, UsageError, check_above_zero, check_counts, needs_extra
+from opwire.errors import CallError, ErrorCode, UsageError, check_above_zero, check_counts, needs_extra, system_message
 from opwire.tls import client_context
 
 with needs_extra("openapi"):
@@ -399,7 +399,7 @@ class HTTPClient:
         code, problem = next((code, problem) for kind, code, problem in _FAILURES if isinstance(error, kind))
         detail = ""
         if isinstance(error, aiohttp.ClientConnectorError):
-            detail = error.os_error.strerror
+            detail = system_message(error.os_error)
         elif isinstance(error, aiohttp.ClientResponseError | HttpProcessingError):
             detail = error.message.partition(":")[0]  # the rest quotes the response
         message = f"{host_of(url)} {problem}{f': {detail}' if detail else ''}"

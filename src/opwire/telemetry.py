@@ -22,28 +22,30 @@ from typing import Any, Literal, NamedTuple, Protocol, cast
 from weakref import WeakSet
 
 from msgspec.structs import replace
-from opentelemetry.context import Context as Surroundings
-from opentelemetry.context import attach, create_key, detach, get_current, get_value, set_value
-from opentelemetry.metrics import CallbackOptions, MeterProvider, Observation, get_meter
-from opentelemetry.trace import (
-    Span,
-    SpanKind,
-    StatusCode,
-    TracerProvider,
-    format_span_id,
-    get_current_span,
-    get_tracer,
-    set_span_in_context,
-)
-from opentelemetry.trace.propagation.tracecontext import TraceContextTextMapPropagator
 
 from opwire.call.handler import CallHandler
 from opwire.call.pending import PendingRequestMap
 from opwire.envelope import HTTPResponseMeta, MCPResponseMeta, ResponseEnvelope
-from opwire.errors import ERROR_TABLE, CallError, ErrorCode, needs_extra
+from opwire.errors import ERROR_TABLE, CallError, ErrorCode, needs_extra, system_message
 from opwire.operation import Context, Handler, Interceptor, OperationSpec, OperationType, Trace, trace_of
 from opwire.registry import OperationRegistry, build_env
 from opwire.typed.plain import as_dict
+
+with needs_extra("otel"):
+    from opentelemetry.context import Context as Surroundings
+    from opentelemetry.context import attach, create_key, detach, get_current, get_value, set_value
+    from opentelemetry.metrics import CallbackOptions, MeterProvider, Observation, get_meter
+    from opentelemetry.trace import (
+        Span,
+        SpanKind,
+        StatusCode,
+        TracerProvider,
+        format_span_id,
+        get_current_span,
+        get_tracer,
+        set_span_in_context,
+    )
+    from opentelemetry.trace.propagation.tracecontext import TraceContextTextMapPropagator
 
 _w3c = TraceContextTextMapPropagator()
 _SCRAPE_TIMEOUT = 10  # seconds; each connection holds a thread
@@ -392,13 +394,17 @@ def serve_metrics(*targets: Instrumentable, host: str = "127.0.0.1", port: int =
 
     Raises:
         MissingExtraError: `opwire[prometheus]` is not installed.
-        OSError: the address cannot be listened on.
+        CallError: UNAVAILABLE, the address cannot be listened on.
     """
     with needs_extra("prometheus"):
         from opentelemetry.exporter.prometheus import PrometheusMetricReader
         from opentelemetry.sdk.metrics import MeterProvider as ExportedMeters
         from prometheus_client import start_http_server
-    server, thread = start_http_server(port, host)
+    try:
+        server, thread = start_http_server(port, host)
+    except OSError as error:
+        message = f"cannot listen on {host}:{port} for metrics: {system_message(error)}"
+        raise CallError(ErrorCode.UNAVAILABLE, message) from error
     handler: Any = type("_Scrape", (cast("Any", server.RequestHandlerClass),), {"timeout": _SCRAPE_TIMEOUT})
     server.RequestHandlerClass = handler
     meters = ExportedMeters([PrometheusMetricReader()])

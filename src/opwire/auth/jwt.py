@@ -11,12 +11,13 @@ from collections.abc import Awaitable, Callable, Iterator, Mapping, Sequence
 from math import inf
 from typing import Any, Protocol, cast
 
-import jwt
-from cryptography.exceptions import UnsupportedAlgorithm
-
 from opwire.auth.tokens import EXPIRED, NOT_VALID, ClaimNames, Grant, UserFunction, grant_of, presented, rejected
-from opwire.errors import CallError, UsageError, check_not_below_zero
+from opwire.errors import CallError, UsageError, check_not_below_zero, needs_extra
 from opwire.typed.plain import as_dict
+
+with needs_extra("auth"):
+    import jwt
+    from cryptography.exceptions import UnsupportedAlgorithm
 
 logger = logging.getLogger("opwire.auth")
 

@@ -21,7 +21,7 @@ import uvicorn
 from uvicorn.protocols.http.auto import AutoHTTPProtocol
 
 from opwire.auth.tokens import LogLimit
-from opwire.errors import CallError, ErrorCode, check_above_zero, check_counts, check_not_below_zero
+from opwire.errors import CallError, ErrorCode, check_above_zero, check_counts, check_not_below_zero, system_message
 from opwire.serve.guard import App, Receive, Scope, Send, has_no_token
 from opwire.signals import stop_signals
 
@@ -163,7 +163,7 @@ def _bind(host: str, port: int) -> socket.socket:
             raise OSError(f"a port is a number up to {_MAX_PORT}")
         bound = socket.create_server((host.strip("[]"), port), family=family, backlog=_BACKLOG)
     except OSError as error:
-        raise CallError(ErrorCode.UNAVAILABLE, f"cannot listen on {host}:{port}: {error}") from error
+        raise CallError(ErrorCode.UNAVAILABLE, f"cannot listen on {host}:{port}: {system_message(error)}") from error
     # asyncio sets TCP_NODELAY only on sockets with an explicit protocol. Without it each response takes 40 ms more.
     return socket.socket(family, socket.SOCK_STREAM, socket.IPPROTO_TCP, fileno=bound.detach())
 

@@ -1,5 +1,6 @@
 """`opwire serve`."""
 
+import socket
 import time
 from pathlib import Path
 from secrets import token_hex
@@ -217,3 +218,7 @@ def test_a_port_that_is_taken_is_an_error(capsys: pytest.CaptureFixture[str]) ->
         port = server.says(r"HTTP API at http://[^:]+:(\d+)")
         assert run(["serve", *SHOP, "--http", "--open", "--port", port]) == 6
         assert "cannot listen on" in capsys.readouterr().err
+    with socket.create_server(("127.0.0.1", 0)) as taken:
+        port = str(taken.getsockname()[1])
+        assert run(["serve", *SHOP, "--http", "--open", "--port", "0", "--metrics", port]) == 6
+    assert f"cannot listen on 127.0.0.1:{port} for metrics: " in capsys.readouterr().err

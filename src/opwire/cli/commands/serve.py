@@ -37,7 +37,7 @@ from opwire.config.settings import (
     SignedSettings,
     SpokeSettings,
 )
-from opwire.errors import CallError, ConfigError
+from opwire.errors import CallError, ConfigError, needs_extra
 from opwire.monitor import CallMonitor
 from opwire.signals import stop_signals
 
@@ -97,7 +97,8 @@ def metrics_at(address: str | None, screen: Screen, *targets: Any) -> Generator[
     if address is None:
         yield
         return
-    from opwire.telemetry import serve_metrics
+    with needs_extra("prometheus"):
+        from opwire.telemetry import serve_metrics
 
     host, _, port = address.rpartition(":")
     if not (port.isascii() and port.isdigit() and int(port) < 2**16):

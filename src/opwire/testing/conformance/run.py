@@ -8,7 +8,7 @@ from urllib.parse import urlsplit
 
 from msgspec import Struct, field
 
-from opwire.errors import CallError, ErrorCode, UsageError, check_above_zero
+from opwire.errors import CallError, ErrorCode, UsageError, check_above_zero, system_message
 from opwire.testing.conformance import broker, hub, listening
 from opwire.testing.conformance.server import SERVER_CHECKS
 from opwire.testing.conformance.wires import NotChecked, Problems
@@ -181,7 +181,7 @@ async def check_connecting_peer(
     except TimeoutError:
         raise CallError(ErrorCode.UNAVAILABLE, f"no peer connected within {wait:g} s") from None
     except OSError as error:
-        raise CallError(ErrorCode.UNAVAILABLE, f"{url} cannot be listened on: {error}") from error
+        raise CallError(ErrorCode.UNAVAILABLE, f"cannot listen on {url}: {system_message(error)}") from error
     finally:
         await own.close()
     return run.finish()

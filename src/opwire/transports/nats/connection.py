@@ -24,7 +24,7 @@ from pathlib import Path
 from typing import Protocol
 from urllib.parse import unquote, urlsplit
 
-from opwire.errors import CallError, ErrorCode, UsageError, needs_extra
+from opwire.errors import CallError, ErrorCode, UsageError, needs_extra, system_message
 from opwire.transports.link import Link
 from opwire.transports.nats.protocol import (
     PING,
@@ -281,7 +281,7 @@ class NatsConnection:
                 raise self._refused(errors[0])
             self._open = True
         except (OSError, ValueError) as error:  # ValueError: an invalid host name
-            raise self._unavailable(f"cannot be reached: {error}") from error
+            raise self._unavailable(f"cannot be reached: {system_message(error)}") from error
         finally:
             if not self._open:
                 self.link.abort("it could not be opened")

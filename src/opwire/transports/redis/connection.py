@@ -17,7 +17,7 @@ from urllib.parse import parse_qsl, unquote, urlsplit
 
 from hiredis import PushNotification, Reader, ReplyError, pack_command  # pyright: ignore[reportUnknownVariableType]
 
-from opwire.errors import CallError, ErrorCode, UsageError
+from opwire.errors import CallError, ErrorCode, UsageError, system_message
 from opwire.transports.link import Link
 
 Part = bytes | str | int
@@ -276,7 +276,8 @@ class RedisConnection:
             else:
                 await loop.create_connection(lambda: self._link, target.host, target.port, ssl=target.ssl)
         except (OSError, UnicodeError) as error:  # UnicodeError: an invalid host name
-            raise CallError(ErrorCode.UNAVAILABLE, f"{target.name} cannot be reached: {error}") from error
+            reason = system_message(error)
+            raise CallError(ErrorCode.UNAVAILABLE, f"{target.name} cannot be reached: {reason}") from error
 
     async def hello(self) -> dict[bytes, Any]:
         """Authenticate, and return the properties of the server.

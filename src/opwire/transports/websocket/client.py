@@ -23,7 +23,7 @@ from opwire.call.events import (
     refusal_error,
 )
 from opwire.call.transport import Address, MovableReceiver, Receiver
-from opwire.errors import CallError, ErrorCode, UsageError, check_above_zero
+from opwire.errors import CallError, ErrorCode, UsageError, check_above_zero, system_message
 from opwire.transports.link import MAX_BACKLOG
 from opwire.transports.websocket.routes import SERVER
 from opwire.transports.websocket.session import ClientSession, Dropped
@@ -280,7 +280,8 @@ class WebSocketTransport:
         except CallError as error:
             raise CallError(error.code, f"{self._name} cannot be used: {error.message}") from error
         except (OSError, ValueError) as error:
-            raise CallError(ErrorCode.UNAVAILABLE, f"{self._name} cannot be reached: {error}") from error
+            reason = system_message(error)
+            raise CallError(ErrorCode.UNAVAILABLE, f"{self._name} cannot be reached: {reason}") from error
         finally:
             if self._session is not session:
                 session.drop()

@@ -44,7 +44,7 @@ from opwire.call.events import (
     is_final,
 )
 from opwire.call.transport import Address, Receiver
-from opwire.errors import CallError, ErrorCode, UsageError, check_above_zero
+from opwire.errors import CallError, ErrorCode, UsageError, check_above_zero, system_message
 from opwire.operation import Identity
 from opwire.transports.link import MAX_BACKLOG, Backlogs, Link
 from opwire.transports.websocket.connection import SUBPROTOCOL, WebSocketConnection
@@ -275,7 +275,7 @@ class WebSocketServer:
                 ssl_handshake_timeout=None if self._ssl is None else self._hello_timeout,
             )
         except OSError as error:
-            taken = f"{self._host}:{self._port} cannot be listened on: {error}"
+            taken = f"cannot listen on {self._host}:{self._port}: {system_message(error)}"
             raise CallError(ErrorCode.UNAVAILABLE, taken) from error
         self._port = self._listener.sockets[0].getsockname()[1]
 
