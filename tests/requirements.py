@@ -1550,7 +1550,9 @@ CLI: dict[str, str] = {
     "cli.describe": "An operation is described in words, with an example command that runs.",
     "cli.doctor": "All problems are reported at once, with what to do about them, and set the exit code.",
     "cli.dry-run": "A dry run prints the request with redacted credentials, or a curl command that sends it.",
-    "cli.errors": "An error is one line on standard error; details and tracebacks are optional.",
+    "cli.errors": "An error is one line on standard error, which a terminal shows broken between words; details and "
+    "tracebacks are optional.",
+    "cli.help": "The help of every command fits into 80 columns, and names of other programs lead to a command.",
     "cli.exit-codes": "Each class of errors has its exit code.",
     "cli.files": "Python files are sources, as modules and as MCP servers; a URL needs no scheme on this machine.",
     "cli.forms": "A result is readable, JSON, the envelope or raw; binary data is described, saved or piped.",

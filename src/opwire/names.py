@@ -13,6 +13,7 @@ MAX_COMPARED_NAME = 200
 _MAX_PIECES = 12
 _MAX_SEARCHED = 4_000
 _MAX_COMPARED = 12
+_MAX_WORSE = 0.15  # of a ratio: shop.ordr is similar to shop.order, and to shop.visitors only by its namespace
 
 _SUFFIX = 12  # characters that are kept free for `_` and a number
 
@@ -60,4 +61,6 @@ def similar_names(name: str, known: Iterable[str], *, visible: Callable[[str], b
         key=lambda each: sum(map(each.__contains__, pieces)) - abs(len(each) - len(name)) / 100,
     )
     shown = likely if visible is None else [each for each in likely if visible(each)]
-    return difflib.get_close_matches(name, shown[:_MAX_COMPARED], n=3)
+    close = difflib.get_close_matches(name, shown[:_MAX_COMPARED], n=3)
+    ratios = [difflib.SequenceMatcher(None, each, name).ratio() for each in close]  # falling
+    return [each for each, ratio in zip(close, ratios, strict=True) if ratios[0] - ratio <= _MAX_WORSE]

@@ -3,12 +3,13 @@
 import json
 import subprocess
 import sys
+from collections.abc import Iterator
 
 import click
 import pytest
 
 from opwire.cli.program import COMMANDS, program, run
-from tests.cli.process import COMMAND, ROOT, SHOP, OnTerminal, opwire
+from tests.cli.process import COMMAND, ROOT, SHOP, OnTerminal, opwire, unstyled
 from tests.requirements import requirement
 
 
@@ -125,3 +126,51 @@ def test_a_usage_error_cannot_steer_the_terminal(capsys: pytest.CaptureFixture[s
     shown = "".join(capsys.readouterr())
     assert "\\x1b]0;x" in shown
     assert not set(shown) & set("\x1b\x07\x9b\u202e")
+
+
+def commands(group: click.Group, *path: str) -> Iterator[tuple[str, ...]]:
+    context = click.Context(group)
+    for name in group.list_commands(context):
+        yield (*path, name)
+        if isinstance(found := group.get_command(context, name), click.Group):
+            yield from commands(found, *path, name)
+
+
+@requirement("cli.help")
+def test_the_help_of_every_command_fits_into_80_columns(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setenv("COLUMNS", "80")
+    for path in ((), *commands(program)):
+        assert run([*path, "--help"]) == 0
+        lines = capsys.readouterr().out.splitlines()
+        assert [line for line in lines if len(line) > 80] == []
+        assert [line for line in lines[1:] if line.endswith("...")] == [], "a summary is cut"
+
+
+@requirement("cli.help")
+@pytest.mark.parametrize(
+    ("given", "meant"), [("list", "ls"), ("search", "ls"), ("desribe", "describe"), ("run", "call")]
+)
+def test_an_unknown_command_leads_to_the_one_that_is_meant(
+    given: str, meant: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert run([given, "something"]) == 2
+    assert f"unknown command '{given}'; did you mean {meant}?" in capsys.readouterr().err
+
+
+@requirement("cli.errors")
+def test_on_a_terminal_messages_are_broken_between_words() -> None:
+    for arguments in (("call", *SHOP, "shop.ordr"), ("call", *SHOP, "math.add", "a"), ("ls", "--python", "nowhere.py")):
+        with OnTerminal(*arguments, columns=40) as terminal:
+            code, shown = terminal.end()
+        lines = unstyled(shown).splitlines()
+        assert code != 0
+        assert len(lines) > 1
+        assert all(len(line) <= 40 or " " not in line.strip() for line in lines)
+
+
+@requirement("cli.errors")
+def test_a_namespace_in_place_of_an_id_leads_to_its_operations(capsys: pytest.CaptureFixture[str]) -> None:
+    assert run(["call", *SHOP, "shop"]) == 3
+    assert "it is a namespace, and `opwire ls -n shop` lists its operations" in capsys.readouterr().err

@@ -31,7 +31,7 @@ def main(document: str, operation_id: str, *widths: str) -> None:
     click.echo(f"=== ls 0\n{plain.getvalue()}")
     for columns in map(int, widths):
         fcntl.ioctl(sys.stdout, termios.TIOCSWINSZ, struct.pack("HHHH", 40, columns, 0, 0))
-        for command in (["ls", "--no-pager"], ["describe", operation_id]):
+        for command in (["ls", "--no-pager"], ["describe", "--no-pager", operation_id]):
             click.echo(f"=== {command[0]} {columns}")
             run([*command, *source])
 

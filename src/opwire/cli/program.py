@@ -15,7 +15,7 @@ import click
 from opwire import __version__
 from opwire.cli import exit_codes
 from opwire.cli.options import shared_options
-from opwire.cli.screen import Screen
+from opwire.cli.screen import Screen, folded
 from opwire.typed.plain import harmless
 
 COMMANDS = {
@@ -27,18 +27,18 @@ COMMANDS = {
     "console": "Open a web page that shows, calls and watches the operations.",
     "hub": "Run a hub that spokes connect to.",
     "spoke": "Serve the operations over a hub or a broker.",
-    "ps": "List the servers behind a URL: health, operations, calls and errors.",
-    "top": "Show the servers behind a URL and their busiest operations, live.",
-    "tap": "Print the calls of a running hub, broker or HTTP API as they end.",
+    "ps": "List the servers behind a URL, with their health and calls.",
+    "top": "Show servers and their busiest operations, live.",
+    "tap": "Print the calls of a hub, broker or HTTP API as they end.",
     "login": "Sign in to an HTTP API or MCP server as a person.",
     "logout": "Sign out, and forget the login.",
-    "conformance": "Check a hub, spoke or caller in any language against the protocol.",
+    "conformance": "Check a peer in any language against the protocol.",
     "doctor": "Check the configuration, each source, and the installed extras.",
     "init": "Write a commented opwire.toml.",
     "install": "Add the operations to an MCP client: Claude, Cursor or VS Code.",
     "gen": "Generate code from the operations.",
     "keys": "Create the keys and certificates of signed calls over a broker.",
-    "completion": "Print the script that completes commands and operation ids in a shell.",
+    "completion": "Print the script that completes commands and ids in a shell.",
     "demo": "Run a short demonstration on this machine.",
 }
 
@@ -51,6 +51,21 @@ _MODULES = {
     "logout": "login",
     "conformance": "doctor",
     **dict.fromkeys(("ps", "top", "tap", "console"), "monitor"),
+}
+
+
+# What other programs call a command.
+_SYNONYMS = {
+    **dict.fromkeys(("list", "search", "find", "tools"), "ls"),
+    **dict.fromkeys(("show", "inspect", "schema"), "describe"),
+    **dict.fromkeys(("run", "exec", "invoke", "execute"), "call"),
+    **dict.fromkeys(("subscribe", "follow"), "watch"),
+    **dict.fromkeys(("start", "up"), "serve"),
+    **dict.fromkeys(("ui", "web"), "console"),
+    **dict.fromkeys(("check", "validate", "lint"), "doctor"),
+    **dict.fromkeys(("log", "logs"), "tap"),
+    **dict.fromkeys(("new", "config"), "init"),
+    **dict.fromkeys(("generate", "codegen"), "gen"),
 }
 
 
@@ -80,8 +95,8 @@ class Program(click.Group):
         if args and args[0] not in COMMANDS and not args[0].startswith("-"):
             import difflib
 
-            near = difflib.get_close_matches(args[0], COMMANDS, n=1)
-            hint = f"did you mean {near[0]}?" if near else "`opwire --help` lists the commands."
+            near = _SYNONYMS.get(args[0]) or next(iter(difflib.get_close_matches(args[0], COMMANDS, n=1)), None)
+            hint = f"did you mean {near}?" if near else "`opwire --help` lists the commands."
             raise click.UsageError(f"unknown command {args[0]!r}; {hint}", ctx)
         return super().resolve_command(ctx, args)
 
@@ -100,7 +115,8 @@ class _OutputClosedError(Exception):
 @click.command(
     cls=Program,
     context_settings={"help_option_names": ["-h", "--help"]},
-    epilog="Help for a command: opwire call --help. Exit codes: " + exit_codes.MEANINGS,
+    epilog="To begin: opwire demo, opwire init. Help for a command: opwire call --help. Exit codes: "
+    + exit_codes.MEANINGS,
 )
 @click.version_option(__version__, prog_name="opwire", message="%(prog)s %(version)s")
 @shared_options
@@ -131,7 +147,8 @@ def run(arguments: Sequence[str] | None = None) -> int:
         else:
             buffer = io.StringIO()
             error.show(buffer)
-            click.echo(harmless(buffer.getvalue()), err=True, nl=False)  # may quote an operation id or a file
+            # It may quote an operation id or a file.
+            click.echo(folded(harmless(buffer.getvalue())), err=True, nl=False)
         return exit_codes.USAGE
     except (KeyboardInterrupt, click.Abort):
         if sys.stderr.isatty():

@@ -28,7 +28,7 @@ import click
 import msgspec
 from msgspec import UnsetType
 
-from opwire.cli.text import cells, cut, padded
+from opwire.cli.text import cells, cut, padded, wrapped
 from opwire.envelope import MCPContentBlock, MCPResponseMeta, ResponseEnvelope, encode_envelope
 from opwire.errors import CallError, OpwireError
 from opwire.logs import JSONFormatter, traceback_of
@@ -178,7 +178,7 @@ class Screen:
         if self.log_format == "json":
             self._log_line(logging.INFO, text)
         else:
-            click.echo(harmless(text), err=True)
+            click.echo(folded(harmless(text)), err=True)
 
     def detail(self, text: str) -> None:
         """Print a message with `-v` only."""
@@ -190,7 +190,7 @@ class Screen:
         if self.log_format == "json":
             self._log_line(logging.WARNING, text)
             return
-        click.secho(f"warning: {harmless(text)}", fg="yellow", err=True, color=_has_colour(sys.stderr))
+        click.secho(folded(f"warning: {harmless(text)}"), fg="yellow", err=True, color=_has_colour(sys.stderr))
 
     def failure(self, error: Exception) -> None:
         """Print an error as one line or one JSON object, and its hint; `-v` adds details, `--debug` the traceback."""
@@ -202,11 +202,11 @@ class Screen:
         if self.as_json:
             click.echo(json_text({"error": _error_data(error)}, indent=False), err=True)
             return
-        click.secho(f"error: {_error_text(error)}", fg="red", err=True, color=_has_colour(sys.stderr))
+        click.secho(folded(f"error: {_error_text(error)}"), fg="red", err=True, color=_has_colour(sys.stderr))
         if self.verbose and isinstance(error, CallError) and error.details is not None:
             click.echo(json_text(error.details, indent=True), err=True)
         elif isinstance(error, CallError) and isinstance(hint := as_dict(error.details).get("hint"), str):
-            click.echo(f"hint: {one_line(hint)[:_MAX_HINT]}", err=True)
+            click.echo(folded(f"hint: {one_line(hint)[:_MAX_HINT]}"), err=True)
 
     def _log_line(self, level: int, text: str, error: Exception | None = None) -> None:
         caught = None if error is None else (type(error), error, error.__traceback__)
@@ -287,6 +287,18 @@ def rich_console(stream: TextIO) -> Any:
     from rich.console import Console
 
     return Console(file=stream, highlight=False, no_color=not _has_colour(stream))
+
+
+def folded(text: str) -> str:
+    """Return a message with the lines that are longer than the terminal broken between words, not within them."""
+    if not sys.stderr.isatty():
+        return text
+    width = max(shutil.get_terminal_size().columns, 20)
+    return "\n".join(
+        part
+        for line in text.split("\n")
+        for part in ([line] if cells(line) <= width else wrapped(line, width, " " * (len(line) - len(line.lstrip()))))
+    )
 
 
 def _has_colour(stream: TextIO) -> bool:

@@ -192,8 +192,11 @@ class LoadedOperations(NamedTuple):
         """
         spec = self.specs.get(operation_id)
         if spec is None:
-            close = similar_names(operation_id, self.specs)
-            hint = f"did you mean {' or '.join(close)}?" if close else "`opwire ls` lists the operations"
+            if any(each.namespace == operation_id for each in self.specs.values()):
+                hint = f"it is a namespace, and `opwire ls -n {operation_id}` lists its operations"
+            else:
+                close = similar_names(operation_id, self.specs)
+                hint = f"did you mean {' or '.join(close)}?" if close else "`opwire ls` lists the operations"
             raise CallError(ErrorCode.OPERATION_NOT_FOUND, f"Operation not found: {operation_id}; {hint}")
         return spec
 

@@ -2,6 +2,7 @@
 
 import json
 import shlex
+import sys
 from pathlib import Path
 
 import pytest
@@ -9,7 +10,7 @@ import pytest
 from opwire import AccessControl, ResourceRule
 from opwire.cli.commands.listing import access_text
 from opwire.cli.program import run
-from tests.cli.process import SHOP
+from tests.cli.process import SHOP, OnTerminal, unstyled
 from tests.cli.shop import registry
 from tests.requirements import requirement
 
@@ -56,6 +57,31 @@ def test_of_a_schema_with_very_many_fields_the_first_are_shown(
     assert "field_59 " in said
     assert "field_60" not in said
     assert "  … and 40 more: --json shows the whole schema\n" in said
+
+
+@requirement("cli.describe")
+def test_a_type_longer_than_the_line_is_broken_between_words(tmp_path: Path) -> None:
+    values = [f"FIRST_VALUE_{number}" for number in range(12)]
+    (tmp_path / "long_type.py").write_text(
+        "from opwire import OperationRegistry, OperationSpec\nregistry = OperationRegistry()\n"
+        f"schema = {{'properties': {{'choice': {{'enum': {values}, 'description': 'Which one.'}}}}}}\n"
+        "registry.register(OperationSpec(namespace='a', name='b', input_schema=schema))\n"
+    )
+    with OnTerminal("describe", "--python", str(tmp_path / "long_type.py"), "a.b", columns=60) as terminal:
+        lines = unstyled(terminal.end()[1]).splitlines()
+    start = lines.index("Input") + 1
+    assert lines[start].startswith("  choice one of FIRST_VALUE_0,")
+    assert all(len(line) <= 60 for line in lines[: lines.index("Example")])
+    assert set(values) <= set(" ".join(lines).replace(",", "").split())
+
+
+@requirement("cli.describe")
+def test_a_description_longer_than_the_terminal_is_paged() -> None:
+    pager = f"{sys.executable} -c 'import sys; print(sys.stdin.readline().strip(), \"paged\")'"
+    with OnTerminal("describe", *SHOP, "shop.order", rows=8, PAGER=pager) as terminal:
+        assert unstyled(terminal.end()[1]) == "shop.order paged\n"
+    with OnTerminal("describe", *SHOP, "shop.order", "--no-pager", rows=8, PAGER=pager) as terminal:
+        assert "Order something." in terminal.end()[1]
 
 
 @pytest.mark.parametrize(

@@ -79,6 +79,21 @@ def test_a_list_longer_than_the_terminal_is_paged() -> None:
         assert "shop.slow" in terminal.end()[1]
 
 
+@requirement("cli.ls")
+def test_an_unknown_namespace_and_a_file_without_sources_are_named(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert run(["ls", *SHOP, "-n", "shp"]) == 0
+    assert capsys.readouterr() == ("", "unknown namespace 'shp'; did you mean shop?\n")
+    assert run(["ls", *SHOP, "-n", "xylophone"]) == 0
+    assert capsys.readouterr().err == "unknown namespace 'xylophone'; there are math, shop, clock\n"
+    assert run(["ls", *SHOP, "-n", "shop", "--tag", "maths"]) == 0
+    assert capsys.readouterr().err == "the namespace shop has no such operations\n"
+    (tmp_path / "opwire.toml").write_text("# no sources yet\n")
+    assert run(["ls", "-c", str(tmp_path / "opwire.toml")]) == 0
+    assert "opwire.toml has no sources of operations: add one" in capsys.readouterr().err
+
+
 def test_wide_characters_count_twice() -> None:
     spec = OperationSpec(namespace="api", name="名前", description="説明" * 40)
     assert cells(listing_lines([spec], 60)[1].plain()) == 60

@@ -58,12 +58,12 @@ def call_command(
 
     \b
     INPUT consists of
-      count=5          typed by the schema: a number only if the schema accepts numbers
+      count=5          typed by the schema: a number only if it accepts numbers
       filter.name=x    a nested field; lines.0.article=tea the field of an item
       tags=a tags=b    a list, also tags[]=a
       count:=5         JSON, ignoring the schema
       photo=@cat.png   the content of a file
-      '{"count": 5}'   the whole input as JSON; @input.json, or - for standard input
+      '{"count": 5}'   the whole input: JSON, @input.json, or - for standard input
     """
     if dry_run or curl:
         request = run(_call(screen, **arguments, preview=True, reveal=show_credentials))

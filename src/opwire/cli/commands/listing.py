@@ -1,6 +1,6 @@
 """`opwire ls` lists the operations; `opwire describe` shows the schemas and an example of one of them."""
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from itertools import islice
 from typing import Any
 
@@ -13,6 +13,7 @@ from opwire.cli.screen import Line, Screen, counted
 from opwire.cli.sources import Sources, cache_fields, run
 from opwire.cli.text import cells, cut, padded, rendered, summary, wrapped
 from opwire.config.views import served_view
+from opwire.names import similar_names
 from opwire.operation import AccessControl, OperationSpec, OperationType
 from opwire.registry import OperationRegistry
 from opwire.schema import Schema
@@ -26,6 +27,9 @@ _MIN_DESCRIPTION = 24  # columns of descriptions, unless ids are longer
 _MIN_WORDS = 8  # columns below which a description is omitted
 
 
+_pager_option = click.option("--pager/--no-pager", default=True, help="Show long output on a terminal with $PAGER.")
+
+
 @click.command(name="ls")
 @click.argument("search", nargs=-1)
 @namespace_option(help="Only operations of this namespace.")
@@ -34,7 +38,7 @@ _MIN_WORDS = 8  # columns below which a description is omitted
 @click.option("--source", help="Only operations of this source of the configuration.")
 @click.option("--view", help="The operations of this view of the configuration.")
 @click.option("--tokens", is_flag=True, help="Show what the definitions cost a model, also those of each view.")
-@click.option("--pager/--no-pager", default=True, help="Show a long list on a terminal with $PAGER.")
+@_pager_option
 @source_options
 @json_option
 @shared_options
@@ -52,7 +56,12 @@ def ls_command(
     tokens: bool,
     pager: bool,
 ) -> None:
-    """List the operations; with SEARCH, those that contain every word, or else the closest; best first."""
+    """List the operations; with SEARCH, those that contain every word, or else the closest; best first.
+
+    \b
+      opwire ls --openapi petstore.yaml
+      opwire ls --type query close an issue
+    """
     specs, views = run(_load(sources, screen, source, view, all_views=tokens))
     found = [
         spec
@@ -72,11 +81,22 @@ def ls_command(
     else:
         rows = [(spec.id, spec.type.value, summary(spec.title or spec.description)) for spec in chosen]
         screen.table((), rows if costs is None else [(*row[:2], str(costs[row[0]]), row[2]) for row in rows])
-    if screen.is_terminal or costs is not None:
+    if not chosen and namespace is not None:
+        screen.note(_unknown_namespace(namespace, specs))
+    elif screen.is_terminal or costs is not None:
         screen.note(_total(chosen, costs))
     if costs is not None:
         for name, each in views.items():
             screen.note(f"view {name}: {_total(each, {spec.id: token_cost(spec) for spec in each})}")
+
+
+def _unknown_namespace(given: str, specs: Sequence[OperationSpec]) -> str:
+    known = list(dict.fromkeys(spec.namespace for spec in specs))
+    if given in known:
+        return f"the namespace {given} has no such operations"
+    near = similar_names(given, known)
+    hint = f"did you mean {' or '.join(near)}?" if near else f"there are {', '.join(known[:_MAX_CLOSEST]) or 'none'}"
+    return f"unknown namespace {given!r}; {hint}"
 
 
 async def _load(
@@ -84,6 +104,8 @@ async def _load(
 ) -> tuple[Sequence[OperationSpec], dict[str, Sequence[OperationSpec]]]:
     """Return the operations, or those of a view, and the operations of all views."""
     async with sources.open(screen, source=source) as loaded:
+        if loaded.config is not None and not loaded.config.sources:
+            screen.warning(f"{loaded.config.file} has no sources of operations: add one, such as [sources.shop]")
         known = {} if loaded.config is None else loaded.config.views
         if view is not None and view not in known:
             raise click.UsageError(f"unknown view {view!r}: the configuration has {', '.join(known) or 'none'}")
@@ -151,11 +173,12 @@ def entry(spec: OperationSpec) -> dict[str, Any]:
 
 @click.command(name="describe")
 @operation_argument()
+@_pager_option
 @source_options
 @json_option
 @shared_options
 @click.pass_obj
-async def describe_command(screen: Screen, operation_id: str, sources: Sources) -> None:
+async def describe_command(screen: Screen, operation_id: str, sources: Sources, *, pager: bool) -> None:
     """Show the input and output of an operation, and a command that calls it."""
     async with sources.open(screen, operation_id) as loaded:
         spec, endpoint = loaded.spec(operation_id), loaded.endpoint(operation_id)
@@ -164,23 +187,27 @@ async def describe_command(screen: Screen, operation_id: str, sources: Sources) 
         screen.json({**description(spec), "endpoint": endpoint})
         return
     width = screen.width if screen.is_terminal else None
-    screen.heading(spec.id)
-    screen.line(", ".join([spec.type.value, *spec.tags]))
-    if endpoint is not None:
-        screen.line(endpoint)
-    for text in dict.fromkeys((spec.title, spec.description)):
-        if text.strip():
-            screen.line()
-            for line in rendered(text, width):
-                screen.line(line)
-    _show_schema("Input", spec.input_schema, screen)
-    _show_schema("Output", spec.output_schema, screen)
-    if spec.access is not None:
-        screen.heading("\nAccess")
-        screen.line(f"  {access_text(spec.access)}")
-    screen.heading("\nExample")
     verb = "watch" if spec.type is OperationType.SUBSCRIPTION else "call"
-    screen.line(f"  {example_command(spec, verb, sources.words)}")
+    texts = [each for each in dict.fromkeys((spec.title, spec.description)) if each.strip()]
+    lines = [
+        _heading(spec.id),
+        _line(", ".join([spec.type.value, *spec.tags])),
+        *([] if endpoint is None else [_line(endpoint)]),
+        *(line for text in texts for line in (Line(), *map(_line, rendered(text, width)))),
+        *(Line(), _heading("Input"), *map(_line, _schema_lines(spec.input_schema, width))),
+        *(Line(), _heading("Output"), *map(_line, _schema_lines(spec.output_schema, width))),
+        *([] if spec.access is None else [Line(), _heading("Access"), _line(f"  {access_text(spec.access)}")]),
+        *(Line(), _heading("Example"), _line(f"  {example_command(spec, verb, sources.words)}")),
+    ]
+    screen.pages(lines) if pager and screen.is_terminal else screen.lines(lines)
+
+
+def _heading(text: str) -> Line:
+    return Line(((text, "bold"),))
+
+
+def _line(text: str) -> Line:
+    return Line(((text, ""),))
 
 
 def description(spec: OperationSpec) -> dict[str, Any]:
@@ -203,30 +230,28 @@ def access_text(access: AccessControl) -> str:
     return "public" if access.public else f"requires {' and '.join(needed) or 'a token'}"
 
 
-def _show_schema(title: str, schema: Schema, screen: Screen) -> None:
+def _schema_lines(schema: Schema, width: int | None) -> Iterator[str]:
     field = SchemaField(schema.json)
     lines = list(islice(schema_summary(field), _MAX_COUNTED))
-    screen.heading(f"\n{title}")
     if not lines or "array" in field.kinds:
-        screen.line(f"  {'not described' if schema.is_unknown else type_name(field)}")
+        yield f"  {'not described' if schema.is_unknown else type_name(field)}"
     shown = lines[:_MAX_FIELDS]
     names = max((2 * line.depth + cells(line.name) for line in shown), default=0)
     types = min(max((cells(line.type) for line in shown), default=0), 24)
-    width = screen.width if screen.is_terminal else None
     column = names + types + 16
     for depth, name, type, note, required in shown:
         start = f"  {padded('  ' * depth + name, names)}  {padded(type, types)}  {'required' if required else ' ' * 8}"
         if width is None or cells(start) + 2 + cells(note) <= width:
-            screen.line(f"{start}  {note}".rstrip())
+            yield f"{start}  {note}".rstrip()
         elif cells(start) + 2 == column and width - column >= width * 2 // 5:  # narrower notes would be towers
             first, *rest = wrapped(note, width, " " * column)
-            for line in (start + first[column - 2 :], *rest):
-                screen.line(line)
+            yield from (start + first[column - 2 :], *rest)
         else:
             nested = "  " * depth
-            screen.line(start.rstrip() if cells(start) <= width else f"  {nested}{' '.join(start.split())}")
-            for line in wrapped(note, width, f"      {nested}") if note else ():
-                screen.line(line)
+            yield from (
+                [start.rstrip()] if cells(start) <= width else wrapped(start, width, f"  {nested}", f"      {nested}")
+            )
+            yield from wrapped(note, width, f"      {nested}") if note else ()
     if len(lines) > _MAX_FIELDS:
         least = "at least " if len(lines) == _MAX_COUNTED else ""
-        screen.line(f"  … and {least}{len(lines) - _MAX_FIELDS:,} more: --json shows the whole schema")
+        yield f"  … and {least}{len(lines) - _MAX_FIELDS:,} more: --json shows the whole schema"

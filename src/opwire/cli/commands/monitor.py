@@ -334,7 +334,7 @@ async def tap_command(
 
     \b
       opwire tap --url ws://127.0.0.1:8700
-      opwire tap --url redis://127.0.0.1:6379 --operation 'shop.*' --outcome error --json
+      opwire tap --url redis://localhost --operation 'shop.*' --outcome error
     """
     async with _observer(sources) as observer:
         while True:

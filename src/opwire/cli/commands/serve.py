@@ -192,8 +192,8 @@ def serve_command(
     the configuration, a token is required: the one in OPWIRE_TOKEN, or a generated one that is printed.
 
     \b
-      opwire serve --python shop.py --as mcp-stdio     for Claude Desktop, Cursor and others
-      opwire serve --as http --port 8080 --reload      while you write the operations
+      opwire serve --python shop.py --as mcp-stdio  for Claude Desktop and others
+      opwire serve --as http --port 8080 --reload   while you write the operations
     """
     mcp = [each.removeprefix("mcp-") for each in surfaces if each != "http"]
     if len(set(mcp)) > 1:

@@ -231,10 +231,10 @@ def completion_command(ctx: click.Context, shell: str | None) -> None:
     """Print the script that completes commands, operation ids and their input; SHELL defaults to $SHELL.
 
     \b
-      bash         opwire completion bash > ~/.local/share/bash-completion/completions/opwire
-      zsh          opwire completion zsh > ~/.zfunc/_opwire      (a folder of $fpath)
-      fish         opwire completion fish > ~/.config/fish/completions/opwire.fish
-      powershell   opwire completion powershell >> $PROFILE
+      opwire completion bash > ~/.local/share/bash-completion/completions/opwire
+      opwire completion zsh > ~/.zfunc/_opwire      (a folder of $fpath)
+      opwire completion fish > ~/.config/fish/completions/opwire.fish
+      opwire completion powershell >> $PROFILE
 
     Ids are cached when sources are loaded; pressing TAB starts no server.
     """
@@ -249,7 +249,7 @@ def gen_command() -> None:
     """Generate code from the operations."""
 
 
-@gen_command.command()
+@gen_command.command(short_help="Write a typed Python module that calls the operations.")
 @click.option("-o", "--output", type=click.Path(path_type=Path, dir_okay=False), help="The module to write.")
 @namespace_option(multiple=True, help="Only operations of this namespace; may be repeated.")
 @click.option("--class-name", default="Operations", show_default=True, help="The class of the client.")
@@ -306,11 +306,12 @@ def keys_command() -> None:
       opwire keys new shop
       opwire keys certify shop.pem --authority authority.key --scope orders:read
       opwire spoke redis://… --authority authority.pem
-      opwire ls --url redis://… --signing-key shop.key --certificate shop.certificate
+      opwire ls --url redis://… --signing-key shop.key \\
+          --certificate shop.certificate
     """
 
 
-@keys_command.command()
+@keys_command.command(short_help="Write a new key, NAME.key, and its public part, NAME.pem.")
 @click.argument("name", type=click.Path(path_type=Path))
 @shared_options
 @click.pass_obj
@@ -332,7 +333,7 @@ def new(screen: Screen, name: Path) -> None:
     screen.note(f"{private} is the private key: keep it like a password. {public} is its public key")
 
 
-@keys_command.command()
+@keys_command.command(short_help="Write a certificate for the public key of a caller.")
 @click.argument("public_key", type=click.Path(path_type=Path, exists=True, dir_okay=False))
 @click.option(
     "--authority",
