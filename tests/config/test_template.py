@@ -4,13 +4,7 @@ import re
 
 from opwire.config import TEMPLATE, Config
 from opwire.config.reading import parse_config
-from opwire.config.settings import (
-    OpenAPISettings,
-    ProgramSource,
-    PythonSource,
-    ServersFileSource,
-    ServerSource,
-)
+from opwire.config.settings import OpenAPISettings, ProgramSource, PythonSource, ServersFileSource, ServerSource
 from tests.requirements import requirement
 
 

@@ -38,6 +38,9 @@ from opwire.origin import path_of
 NAME = "opwire.toml"
 """The default name of the file."""
 
+TEMPLATE = Path(__file__).with_name("template.toml").read_text(encoding="utf-8")
+"""A commented `opwire.toml` with an example of every setting, which `opwire init` writes."""
+
 _INVALID: Any = object()  # replaces a value that was rejected
 _TYPE = re.compile(r"\b(?:object|str|int|float|bool)\b")
 _TOML_TYPES = {"object": "table", "str": "string", "int": "integer", "float": "number", "bool": "boolean"}

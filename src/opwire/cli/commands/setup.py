@@ -26,127 +26,23 @@ from click.shell_completion import (
 from opwire.cli.options import namespace_option, shared_options, source_options
 from opwire.cli.screen import Screen, counted
 from opwire.cli.sources import Sources
-from opwire.config.template import TEMPLATE
+from opwire.config.reading import TEMPLATE
 from opwire.errors import UsageError, needs_extra
 from opwire.operation import Identity
-
-# Unlike click's script, words are neither split nor expanded (`*` would expand to file names). COMP_ESCAPED tells the
-# program that this script keeps backslashes, COMP_LINE has the words that bash splits at `=` and `:`.
-_BASH = r"""
-%(complete_func)s() {
-    local response line
-    response=$(env COMP_WORDS="${COMP_WORDS[*]}" COMP_CWORD="$COMP_CWORD" COMP_TYPED="${COMP_LINE:0:COMP_POINT}" \
-COMP_BREAKS="$COMP_WORDBREAKS" COMP_ESCAPED=1 %(complete_var)s=bash_complete "$1")
-    COMPREPLY=()
-    while IFS= read -r line; do
-        case "$line" in
-            dir,*) compopt -o dirnames ;;
-            file,*) compopt -o default ;;
-            field,*) compopt -o nospace; COMPREPLY+=("${line#field,}") ;;
-            plain,*) COMPREPLY+=("${line#plain,}") ;;
-        esac
-    done <<< "$response"
-}
-
-complete -o nosort -F %(complete_func)s %(prog_name)s
-"""
-
-# Unlike click's script, an id may contain a comma or start like an option of `echo`.
-_FISH = r"""
-function %(complete_func)s;
-    set -l response (env %(complete_var)s=fish_complete COMP_WORDS=(commandline -cp | string collect) \
-COMP_CWORD=(commandline -t | string collect) %(prog_name)s);
-
-    for completion in $response;
-        set -l metadata (string split --max 1 -- "," $completion);
-        switch $metadata[1];
-            case dir;
-                __fish_complete_directories $metadata[2];
-            case file;
-                __fish_complete_path $metadata[2];
-            case plain field;
-                printf '%%s\n' $metadata[2];
-        end;
-    end;
-end;
-
-complete --no-files --command %(prog_name)s --arguments "(%(complete_func)s)";
-"""
-
-# Unlike click's script, fields are completed without a space behind them.
-_ZSH = r"""
-#compdef %(prog_name)s
-
-%(complete_func)s() {
-    local -a completions completions_with_descriptions fields response
-    (( ! $+commands[%(prog_name)s] )) && return 1
-
-    response=("${(@f)$(env COMP_WORDS="${words[*]}" COMP_CWORD=$((CURRENT-1)) \
-%(complete_var)s=zsh_complete %(prog_name)s)}")
-
-    for type key descr in ${response}; do
-        if [[ "$type" == "plain" ]]; then
-            if [[ "$descr" == "_" ]]; then
-                completions+=("$key")
-            else
-                completions_with_descriptions+=("$key":"$descr")
-            fi
-        elif [[ "$type" == "field" ]]; then
-            fields+=("$key")
-        elif [[ "$type" == "dir" ]]; then
-            _path_files -/
-        elif [[ "$type" == "file" ]]; then
-            _path_files -f
-        fi
-    done
-
-    if [ -n "$completions_with_descriptions" ]; then
-        _describe -V unsorted completions_with_descriptions -U
-    fi
-    if [ -n "$completions" ]; then
-        compadd -U -V unsorted -a completions
-    fi
-    if [ -n "$fields" ]; then
-        compadd -U -S '' -V unsorted -a fields
-    fi
-}
-
-if [[ $zsh_eval_context[-1] == loadautofunc ]]; then
-    %(complete_func)s "$@"
-else
-    compdef %(complete_func)s %(prog_name)s
-fi
-"""
-
-# Words are passed one per line, as they were typed; the last one is the word to complete.
-_POWERSHELL = r"""
-Register-ArgumentCompleter -Native -CommandName %(prog_name)s -ScriptBlock {
-    param($wordToComplete, $commandAst, $cursorPosition)
-    $words = @($commandAst.CommandElements | Where-Object { $_.Extent.EndOffset -lt $cursorPosition } |
-        ForEach-Object { $_.Extent.Text })
-    $saved = $env:COMP_WORDS
-    try {
-        $env:COMP_WORDS = ($words + $wordToComplete) -join "`n"
-        $env:%(complete_var)s = 'powershell_complete'
-        & %(prog_name)s | ForEach-Object {
-            $type, $word, $help = $_ -split "`t", 3
-            if ($type -eq 'plain' -or $type -eq 'field') {
-                [System.Management.Automation.CompletionResult]::new($word, $word, 'ParameterValue', $help)
-            }
-        }
-    } finally {
-        $env:COMP_WORDS = $saved
-        Remove-Item Env:%(complete_var)s -ErrorAction SilentlyContinue
-    }
-}
-"""
 
 _MAX_KEY = 64 * 1024  # bytes of a key file
 _UNSAFE = re.compile(r"[^\w@%+=:,./-]")
 
 
+def _script(name: str) -> str:
+    """Return the completion script of a shell; click fills in its names."""
+    return (Path(__file__).parents[1] / "completion" / name).read_text(encoding="utf-8")
+
+
 class _Bash(BashComplete):
-    source_template = _BASH
+    # Unlike in click's script, words are neither split nor expanded (`*` would expand to file names). COMP_ESCAPED
+    # tells the program that this script keeps backslashes, COMP_TYPED has the words that bash splits at `=` and `:`.
+    source_template = _script("opwire.bash")
 
     def get_completion_args(self) -> tuple[list[str], str]:
         """Return the words before the cursor and the one at it; bash itself splits `size=m` into three words."""
@@ -173,7 +69,8 @@ class _Bash(BashComplete):
 
 
 class _Zsh(ZshComplete):
-    source_template = _ZSH
+    # Unlike in click's script, fields are completed without a space behind them.
+    source_template = _script("opwire.zsh")
 
     def format_completion(self, item: CompletionItem[Any]) -> str:
         """Return type, word and description; zsh's `_describe` parses backslashes in a word as escapes."""
@@ -183,8 +80,9 @@ class _Zsh(ZshComplete):
 
 
 class _PowerShell(ShellComplete):
+    # Words are passed one per line, as they were typed; the last one is the word to complete.
     name = "powershell"
-    source_template = _POWERSHELL
+    source_template = _script("opwire.ps1")
 
     def get_completion_args(self) -> tuple[list[str], str]:
         """Return the words before the cursor and the one at it, without their quotes."""
@@ -211,7 +109,8 @@ def _unquoted(word: str) -> str:
 
 
 class _Fish(FishComplete):
-    source_template = _FISH
+    # Unlike in click's script, an id may contain a comma or start like an option of `echo`.
+    source_template = _script("opwire.fish")
 
 
 SHELLS: dict[str, type[ShellComplete]] = {"bash": _Bash, "zsh": _Zsh, "fish": _Fish, "powershell": _PowerShell}
