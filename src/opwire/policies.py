@@ -14,7 +14,6 @@ import logging
 import os
 import time
 from abc import ABC, abstractmethod
-from collections import OrderedDict
 from collections.abc import AsyncGenerator, Awaitable, Callable, Iterable
 from contextlib import AbstractAsyncContextManager, aclosing, asynccontextmanager
 from datetime import UTC, datetime
@@ -29,6 +28,7 @@ from msgspec import Struct
 from msgspec.structs import replace
 
 from opwire.auth.tokens import TokenBucket
+from opwire.caching import BoundedDict
 from opwire.envelope import ResponseEnvelope
 from opwire.errors import CallError, ErrorCode, UsageError, check_above_zero, check_counts, check_not_below_zero
 from opwire.logs import masked
@@ -105,16 +105,10 @@ class _ByKey(Generic[T]):
 
     def __init__(self, create: Callable[[], T]) -> None:
         self._create = create
-        self._values: OrderedDict[tuple[str, ...], T] = OrderedDict()
+        self._values: BoundedDict[tuple[str, ...], T] = BoundedDict(_MAX_KEYS)
 
     def __getitem__(self, key: tuple[str, ...]) -> T:
-        value = self._values.get(key)
-        if value is None:
-            value = self._values[key] = self._create()
-            if len(self._values) > _MAX_KEYS:
-                self._values.popitem(last=False)
-        else:
-            self._values.move_to_end(key)
+        value = self._values[key] = self._values.pop(key, None) or self._create()
         return value
 
 
@@ -569,18 +563,13 @@ class CallBudget(Policy):
 
     @asynccontextmanager
     async def _around(self, spec: OperationSpec, input: Any, context: Context) -> AsyncGenerator[PolicyCall]:
-        state: dict[Policy, _Budget] | None = context.metadata.get(REQUEST_STATE)
+        state: dict[Policy, int] | None = context.metadata.get(REQUEST_STATE)
         if state is None:  # the first call of a request
             state = {}
             context = replace(context, metadata={**context.metadata, REQUEST_STATE: state})
-        left = state.setdefault(self, _Budget(self._calls))
-        if left.calls < 1:
+        left = state.get(self, self._calls)
+        if left < 1:
             message = f"{spec.id}: the request has made {self._calls} calls, and may not make more"
             raise CallError(ErrorCode.RATE_LIMITED, message, retryable=False)
-        left.calls -= 1
+        state[self] = left - 1
         yield PolicyCall(context)
-
-
-class _Budget:
-    def __init__(self, calls: int) -> None:
-        self.calls = calls

@@ -14,6 +14,7 @@ from urllib.parse import parse_qsl
 import msgspec
 from msgspec import Meta, Struct
 
+from opwire.caching import BoundedDict
 from opwire.dispatch import Dispatcher, operation_filter
 from opwire.errors import CallError, ErrorCode, check_above_zero
 from opwire.monitor import OBSERVE, CallMonitor
@@ -44,16 +45,7 @@ from opwire.serve.console.web import (
     send_nothing,
     signed_out,
 )
-from opwire.serve.guard import (
-    GuardOptions,
-    Header,
-    HTTPStatusError,
-    Receive,
-    RequestGuard,
-    Scope,
-    Send,
-    send_problem,
-)
+from opwire.serve.guard import GuardOptions, Header, HTTPStatusError, Receive, RequestGuard, Scope, Send, send_problem
 from opwire.serve.http.request import Request
 from opwire.serve.listener import ListeningApp
 from opwire.snippets import curl_snippet, mcp_snippet, python_snippet
@@ -287,7 +279,7 @@ class OperationRoutes:
         self._sources = sources
         self._remote = remote
         self._start = token_hex(4)  # revisions of two runs differ
-        self._listed: dict[bytes, tuple[bytes, bytes]] = {}  # plain and compressed, by ETag
+        self._listed: BoundedDict[bytes, tuple[bytes, bytes]] = BoundedDict(_CACHED)  # plain and compressed, by ETag
         self._names: tuple[int, ToolNames] = (-1, ToolNames())  # with the changes of the registry that they are for
 
     @property
@@ -317,8 +309,6 @@ class OperationRoutes:
             ]
             plain = msgspec.json.encode({"revision": self.revision, "operations": listed})
             body = self._listed[etag] = plain, await asyncio.to_thread(gzip.compress, plain, 4)
-            if len(self._listed) > _CACHED:
-                del self._listed[next(iter(self._listed))]
         await send_json(send, request, *body, etag=etag)
 
     def _source(self, operation_id: str) -> str | None:

@@ -15,6 +15,7 @@ from msgspec import Struct
 from msgspec.structs import replace
 
 from opwire.auth.tokens import Authenticator, Grant
+from opwire.caching import BoundedDict
 from opwire.errors import CallError, ErrorCode
 from opwire.operation import Identity
 from opwire.serve.guard import FoundSession
@@ -57,14 +58,12 @@ class SessionStore:
     def __init__(self, authenticator: Authenticator | None) -> None:
         self._authenticator = authenticator
         self._sessions: dict[bytes, Session] = {}  # by the hash of the secret, the oldest first
-        self._links: dict[bytes, tuple[Grant, float]] = {}  # with the end of their lifetime, the oldest first
+        self._links: BoundedDict[bytes, tuple[Grant, float]] = BoundedDict(MAX_LINKS)  # with the end of their lifetime
 
     def create_link(self, identity: Identity) -> str:
         """Return the code of a new link that opens a session with this identity, once."""
         code = token_urlsafe(32)
         self._links[_digest(code)] = Grant(identity), time.time() + LINK_LIFETIME
-        while len(self._links) > MAX_LINKS:
-            del self._links[next(iter(self._links))]
         return code
 
     async def open(self, *, token: str | None = None, link: str | None = None) -> NewSession:
