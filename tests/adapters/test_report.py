@@ -1,6 +1,6 @@
 """The report of an adapter."""
 
-from opwire.adapters.report import Report
+from opwire.adapters.source import Report
 
 
 def test_a_skipped_item_has_a_kind_a_name_and_a_reason() -> None:

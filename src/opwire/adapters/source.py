@@ -1,15 +1,19 @@
-"""The base class of the sources that adapters return."""
+"""The base class of the sources that adapters return, and their report: what cannot be used, with the reason.
+
+An adapter never raises for one broken tool or endpoint: it skips it, warns, and loads the rest. Names and reasons come
+from foreign servers and documents, so entries are bounded in number and length, and control characters are escaped.
+"""
 
 import logging
 import re
 from abc import ABC, abstractmethod
 from collections.abc import Awaitable, Callable, Generator, Iterator, Mapping
 from types import TracebackType
-from typing import TYPE_CHECKING, Any, Self
+from typing import TYPE_CHECKING, Any, NamedTuple, Self
 
-from opwire.adapters.report import Report
 from opwire.errors import OpwireError, UsageError, needs_extra
 from opwire.operation import Operation, SourceChange
+from opwire.typed.plain import harmless, shorten
 
 if TYPE_CHECKING:
     from opwire.oauth.login import LoginOptions
@@ -18,6 +22,79 @@ logger = logging.getLogger("opwire.adapters")
 
 ENV_PLACEHOLDER = re.compile(r"\$\{(?:env:)?([A-Za-z_][A-Za-z0-9_]*)(?::-([^}]*))?\}")
 """An environment variable in the settings of a source: `${NAME}`, `${env:NAME}` or `${NAME:-default}`."""
+
+MAX_ENTRIES = 1_000
+"""Skipped items, and warnings, that a report keeps by default: a hostile document could produce millions."""
+
+MAX_TEXT = 500
+"""Characters of one name or reason: thousands of operations may refer to one name of a megabyte."""
+
+
+class Skipped(NamedTuple):
+    """An item without an operation: `Skipped("GET", "/pets", "…")`, `Skipped("tool", "fs.read", "…")`."""
+
+    kind: str
+    name: str
+    reason: str
+
+    def __str__(self) -> str:
+        return f"skipped {self.kind} {self.name}: {self.reason}"
+
+
+class Report:
+    """Skipped items and warnings of one source.
+
+        print(source.report)  # "skipped GET /pets: …", then "warning: …", one line each
+
+    Schemas are parsed lazily, so `warnings` may grow after a document was loaded. Duplicate warnings are dropped.
+    """
+
+    def __init__(self, limit: int = MAX_ENTRIES) -> None:
+        self.skipped: list[Skipped] = []
+        self._warnings: dict[str, None] = {}  # a set that keeps its order
+        self._limit = limit
+        self._dropped = 0
+
+    @property
+    def warnings(self) -> list[str]:
+        """The warnings, in the order of their discovery."""
+        dropped = [f"{self._dropped:,} more entries are not listed"] if self._dropped else []
+        return [*self._warnings, *dropped]
+
+    def skip(self, kind: str, name: str, reason: str) -> None:
+        """Record an item that is skipped."""
+        if len(self.skipped) < self._limit:
+            self.skipped.append(Skipped(_shortened(kind), _shortened(name), _shortened(reason)))
+        else:
+            self._dropped += 1
+
+    def warn(self, warning: str) -> None:
+        """Record a warning, once."""
+        text = _shortened(warning)
+        if text not in self._warnings:
+            if len(self._warnings) < self._limit:
+                self._warnings[text] = None
+            else:
+                self._dropped += 1
+
+    def add(self, other: "Report") -> None:
+        """Append the entries of another report."""
+        self.skipped += other.skipped
+        self._warnings |= other._warnings
+        self._dropped += other._dropped
+
+    def __iter__(self) -> Iterator[str]:
+        """Iterate over the lines of the report."""
+        yield from map(str, self.skipped)
+        for warning in self.warnings:
+            yield f"warning: {warning}"
+
+    def __str__(self) -> str:
+        return "\n".join(self)
+
+
+def _shortened(text: str) -> str:
+    return harmless(shorten(text, MAX_TEXT))
 
 
 class AdapterSource(ABC):

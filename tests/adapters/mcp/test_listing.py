@@ -8,7 +8,7 @@ import pytest
 from opwire.adapters.mcp import resources
 from opwire.adapters.mcp.resources import list_all, list_operation
 from opwire.adapters.mcp.session import MCPSession
-from opwire.adapters.report import Report
+from opwire.adapters.source import Report
 from opwire.operation import Context, OperationType
 from tests.adapters.mcp.listed_server import Stage, tool
 from tests.requirements import requirement

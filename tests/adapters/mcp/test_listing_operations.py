@@ -8,7 +8,7 @@ import pytest
 from opwire.adapters.mcp.servers import MCPOptions
 from opwire.adapters.mcp.session import MCPSession
 from opwire.adapters.mcp.source import Listing, ListingReader
-from opwire.adapters.report import Skipped
+from opwire.adapters.source import Skipped
 from opwire.errors import CallError, ErrorCode
 from opwire.operation import Operation, OperationSpec
 from opwire.schema import UNKNOWN

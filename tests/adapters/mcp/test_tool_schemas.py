@@ -8,7 +8,7 @@ from opwire.adapters.mcp import tools
 from opwire.adapters.mcp.servers import MCPOptions, StdioServer
 from opwire.adapters.mcp.session import MCPSession
 from opwire.adapters.mcp.tools import MAX_SCHEMA, ToolReader
-from opwire.adapters.report import Report
+from opwire.adapters.source import Report
 from opwire.schema import UNKNOWN, Schema
 from tests.requirements import requirement
 

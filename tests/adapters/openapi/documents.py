@@ -4,7 +4,7 @@ from typing import Any
 
 from opwire.adapters.openapi.document import DocumentSet, version_of
 from opwire.adapters.openapi.operations import LazyOperation, ReadOptions, read_operations
-from opwire.adapters.report import Report
+from opwire.adapters.source import Report
 from opwire.schema import Schema
 
 JSON = "application/json"

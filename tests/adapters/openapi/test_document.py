@@ -10,7 +10,7 @@ import pytest
 
 from opwire.adapters.openapi import from_openapi
 from opwire.adapters.openapi.document import json_of, read_text, references_in, version_of
-from opwire.adapters.report import Report
+from opwire.adapters.source import Report
 from opwire.errors import CallError, ErrorCode
 from tests.requirements import requirement
 

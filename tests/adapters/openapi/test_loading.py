@@ -12,7 +12,7 @@ import pytest
 from opwire.adapters.openapi.document import DocumentSet
 from opwire.adapters.openapi.operations import ReadOptions, read_operations
 from opwire.adapters.openapi.source import MAX_DOCUMENTS, DocumentLoader
-from opwire.adapters.report import Report
+from opwire.adapters.source import Report
 from opwire.errors import CallError, ErrorCode, SchemaError, UsageError
 from opwire.http_client import ClientOptions, HTTPClient
 from opwire.typed.plain import collection_paused

@@ -7,7 +7,7 @@ import pytest
 from opwire.adapters.openapi.document import DocumentSet
 from opwire.adapters.openapi.request_bodies import PlainObject, plain_object
 from opwire.adapters.openapi.schemas import SchemaRewriter
-from opwire.adapters.report import Report
+from opwire.adapters.source import Report
 from tests.adapters.openapi.documents import document
 
 SCHEMAS = {

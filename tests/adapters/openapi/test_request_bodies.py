@@ -9,7 +9,7 @@ from opwire.adapters.openapi.document import DocumentSet, Located, SourceDocumen
 from opwire.adapters.openapi.plan import PartEncoding
 from opwire.adapters.openapi.request_bodies import file_schema
 from opwire.adapters.openapi.schemas import SchemaRewriter
-from opwire.adapters.report import Report
+from opwire.adapters.source import Report
 from tests.adapters.openapi.documents import document, read_one
 
 BINARY = {"type": "string", "format": "binary"}

@@ -7,7 +7,7 @@ import pytest
 
 from opwire.adapters.openapi.document import DocumentSet
 from opwire.adapters.openapi.schemas import Direction, SchemaRewriter
-from opwire.adapters.report import Report
+from opwire.adapters.source import Report
 from opwire.schema import Schema
 from tests.adapters.openapi.documents import document, input_of, json_body
 from tests.requirements import requirement

@@ -12,7 +12,7 @@ import pytest
 
 from opwire import OperationRegistry
 from opwire.adapters.openapi import OpenAPISource, from_openapi
-from opwire.adapters.report import Report
+from opwire.adapters.source import Report
 from opwire.errors import CallError, ErrorCode
 from opwire.operation import OperationType
 from tests.adapters.openapi.documents import answers, document, json_body, parameter

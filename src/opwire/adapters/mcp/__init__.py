@@ -11,7 +11,7 @@ from opwire.adapters.mcp.servers import (
     read_servers,
 )
 from opwire.adapters.mcp.source import MCPSource, from_mcp
-from opwire.adapters.report import Report, Skipped
+from opwire.adapters.source import Report, Skipped
 
 __all__ = [
     "Callbacks",

@@ -26,7 +26,7 @@ from opwire.adapters.mcp.tools import (
     skip,
     structured_envelope,
 )
-from opwire.adapters.report import Report
+from opwire.adapters.source import Report
 from opwire.annotations import MAX_COMPLETIONS, Completion, CompletionRequest, Role
 from opwire.envelope import MCPResponseMeta, ResponseEnvelope
 from opwire.errors import CallError, ErrorCode, RegistrationError

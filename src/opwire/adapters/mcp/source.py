@@ -37,8 +37,7 @@ from opwire.adapters.mcp.servers import (
 )
 from opwire.adapters.mcp.session import MCPSession, MCPSessions
 from opwire.adapters.mcp.tools import ToolReader, skip
-from opwire.adapters.report import Report
-from opwire.adapters.source import AdapterSource
+from opwire.adapters.source import AdapterSource, Report
 from opwire.errors import CallError, ErrorCode, RegistrationError, UsageError
 from opwire.operation import Operation, OperationSpec, SourceChange
 from opwire.typed.plain import as_dict

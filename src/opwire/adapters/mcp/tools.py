@@ -23,7 +23,7 @@ from opwire.adapters.mcp.errors import MAX_RETRY_AFTER
 from opwire.adapters.mcp.negotiation import as_text
 from opwire.adapters.mcp.servers import MCPOptions
 from opwire.adapters.mcp.session import MCPSessions, request_caller
-from opwire.adapters.report import Report
+from opwire.adapters.source import Report
 from opwire.annotations import Annotations
 from opwire.envelope import MCPContentBlock, MCPResponseMeta, ResponseEnvelope, content_blocks
 from opwire.errors import CallError, ConversionError, ErrorCode, RegistrationError, SchemaError, ToolEnvelopeError

@@ -1,6 +1,6 @@
 """HTTP APIs with an OpenAPI document, as operations. Needs `pip install 'opwire[openapi]'`."""
 
-from opwire.adapters.report import Report, Skipped
+from opwire.adapters.source import Report, Skipped
 from opwire.errors import needs_extra
 
 with needs_extra("openapi"):

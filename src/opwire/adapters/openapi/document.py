@@ -8,7 +8,7 @@ from urllib.parse import unquote, urljoin
 import msgspec
 
 from opwire.adapters.openapi.yaml_text import read_yaml
-from opwire.adapters.report import Report
+from opwire.adapters.source import Report
 from opwire.errors import CallError, ErrorCode, NotPlainError, SchemaError
 from opwire.schema.dialect import objects_in, unescaped
 from opwire.typed.plain import as_dict, as_list, json_form, read_json, to_plain, write_json

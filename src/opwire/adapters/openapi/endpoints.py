@@ -10,7 +10,7 @@ from typing import Any, Literal, NamedTuple, cast
 
 from opwire.adapters.openapi.document import DocumentSet, Located, SourceDocument, as_text, as_texts
 from opwire.adapters.openapi.plan import Location, Style, is_token, media_type, without_fragment
-from opwire.adapters.report import Report
+from opwire.adapters.source import Report
 from opwire.errors import SchemaError
 from opwire.typed.plain import as_dict, as_list
 

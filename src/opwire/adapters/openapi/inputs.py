@@ -40,7 +40,7 @@ from opwire.adapters.openapi.request_bodies import (
 from opwire.adapters.openapi.schemas import RewrittenSchema, SchemaRewriter
 from opwire.adapters.openapi.serialize import FILE_SCHEMA
 from opwire.adapters.openapi.xml_text import XMLRoot
-from opwire.adapters.report import Report
+from opwire.adapters.source import Report
 from opwire.schema import JSONSchema
 from opwire.typed.plain import as_list
 

@@ -43,7 +43,7 @@ from opwire.adapters.openapi.plan import (
 )
 from opwire.adapters.openapi.schemas import RewrittenSchema, SchemaRewriter
 from opwire.adapters.openapi.security import security_requirements
-from opwire.adapters.report import Report
+from opwire.adapters.source import Report
 from opwire.annotations import Annotations
 from opwire.errors import RegistrationError
 from opwire.names import UniqueNames

@@ -21,7 +21,7 @@ from urllib.parse import unquote
 
 from opwire.adapters.openapi.document import DocumentSet, Located, SourceDocument, as_text, join_uri
 from opwire.adapters.openapi.xml_text import XMLMembers, XMLNode, XMLRoot, is_xml_name
-from opwire.adapters.report import Report
+from opwire.adapters.source import Report
 from opwire.errors import SchemaError
 from opwire.names import UniqueNames
 from opwire.schema import JSONSchema, Schema

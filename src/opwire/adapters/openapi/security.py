@@ -36,7 +36,7 @@ from opwire.adapters.openapi.plan import (
 from opwire.adapters.openapi.request import base_url_of
 from opwire.adapters.openapi.serialize import encode
 from opwire.adapters.openapi.sigv4 import AWSCredentials, read_credentials, signed
-from opwire.adapters.report import Report
+from opwire.adapters.source import Report
 from opwire.caching import BoundedDict
 from opwire.errors import CallError, ErrorCode, SchemaError
 from opwire.http_client import HTTPRequest

@@ -30,8 +30,7 @@ from opwire.adapters.openapi.operations import LazyOperation, ReadOptions, names
 from opwire.adapters.openapi.plan import SecurityRequirement
 from opwire.adapters.openapi.security import APICredentials, GivenCredentials
 from opwire.adapters.openapi.webhooks import read_webhooks
-from opwire.adapters.report import Report
-from opwire.adapters.source import AdapterSource
+from opwire.adapters.source import AdapterSource, Report
 from opwire.errors import CallError, ErrorCode, SchemaError, UsageError, check_not_below_zero
 from opwire.http_client import REDIRECTS, ClientKeywords, ClientOptions, HTTPClient, HTTPRequest, redirected
 from opwire.oauth.login import LoginOptions

@@ -9,7 +9,7 @@ from opwire.adapters.openapi.endpoints import contents, preferred
 from opwire.adapters.openapi.operations import printable_name
 from opwire.adapters.openapi.plan import media_type
 from opwire.adapters.openapi.schemas import SchemaRewriter
-from opwire.adapters.report import Report
+from opwire.adapters.source import Report
 from opwire.errors import SchemaError
 from opwire.names import UniqueNames
 from opwire.schema import UNKNOWN, Schema
