@@ -6,6 +6,7 @@ import json
 import logging
 import ssl
 from collections.abc import Callable
+from http.cookiejar import CookieJar
 from pathlib import Path
 from typing import Any
 
@@ -463,3 +464,40 @@ async def test_a_stream_that_cannot_be_resumed_is_an_error_at_once(first: str, a
             await call(session, "any")
         assert failure.value.code is ErrorCode.UNAVAILABLE
     assert len(server.resumed) == attempts
+
+
+@requirement("mcp.in.http")
+async def test_a_server_sets_as_many_cookies_as_a_browser_keeps() -> None:
+    seen: list[list[str]] = []
+
+    def answer(headers: dict[str, str], body: bytes) -> Answer:
+        seen.append(headers.get("cookie", "").split("; "))
+        number = len(seen)
+        cookies = [f"session={number}", f"large{number}={'x' * 5_000}", *(f"c{number}x{n}=1" for n in range(30))]
+        if number == 4:
+            cookies += [f"more{n}=1" for n in range(1_000)]  # too many to parse
+        return result(body, {"content": []}, **{"set-cookie": "\r\nset-cookie: ".join(cookies)})
+
+    async with http_server(Old(answer)) as url, connected(at(url)) as session:
+        for _ in range(6):
+            await call(session, "any")
+    assert [len(each) for each in seen] == [1, 31, 50, 50, 50, 50]
+    assert [each[0] for each in seen] == ["", "session=1", "session=2", "session=3", "session=3", "session=5"]
+
+
+@requirement("mcp.in.http")
+async def test_cookies_of_the_options_are_sent_and_a_jar_of_the_application_is_its_own() -> None:
+    seen: list[str] = []
+
+    def answer(headers: dict[str, str], body: bytes) -> Answer:
+        seen.append(headers.get("cookie", ""))
+        return result(body, {"content": []}, **{"set-cookie": "theirs=2"})
+
+    jar = CookieJar()
+    async with http_server(Old(answer)) as url:
+        for cookies in ({"ours": "1"}, jar):
+            async with connected(HTTPServer(at(url).url, options={"cookies": cookies})) as session:
+                await call(session, "any")
+                await call(session, "any")
+    assert seen == ["ours=1", "ours=1; theirs=2", "", "theirs=2"]
+    assert [cookie.name for cookie in jar] == ["theirs"]
