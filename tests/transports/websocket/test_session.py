@@ -13,7 +13,7 @@ from opwire.testing.harness import item, soon
 from opwire.transports.websocket import WebSocketTransport, session
 from tests.requirements import requirement
 from tests.servers.brokers import HOST
-from tests.transports.websocket.ends import End, Ends
+from tests.transports.websocket.ends import End, Ends, until
 from tests.transports.websocket.foreign import META, WELCOME, foreign, saying, silent
 
 
@@ -63,6 +63,15 @@ async def test_a_server_that_speaks_otherwise_is_unavailable(messages: tuple[Any
         error = await refusal(url, connect_timeout=0.2)
     assert error.code is ErrorCode.UNAVAILABLE
     assert complaint in error.message
+
+
+@requirement("transport.websocket.heartbeat")
+@pytest.mark.parametrize("beat", [1, 2**63, 10**400], ids=["short", "long", "endless"])
+async def test_a_server_may_ask_for_any_beat(ends: Ends, beat: int) -> None:
+    async with foreign(saying(WELCOME | {"heartbeatMs": beat}, {"type": "session.left", "peer": "c2"})) as url:
+        client = await ends.client(url)
+        await until("the session goes on", lambda: client.losses == [("c2", "the peer left")])
+        await client.transport.close()
 
 
 @requirement("transport.websocket.unreachable", "transport.websocket.subprotocol")

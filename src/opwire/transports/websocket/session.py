@@ -40,6 +40,7 @@ PATIENCE = 10.0  # seconds within which the server has to answer a session reque
 _OF_CALL = b'{"type":"call.'  # prefix of every event of a call that `encode_event` returns
 _CHUNK = 500  # operations, and
 _CHUNK_CHARACTERS = 200_000  # characters of their ids in one announcement, which has to fit into a message
+_BEATS = 10, 86_400_000  # milliseconds between beats that a server may ask for
 _HELLO = -1  # the number of the session request without one: hello
 _NORMAL, _WRONG_PROTOCOL = 1000, 1002
 _MAX_SHOWN = 200  # characters of an error
@@ -260,7 +261,8 @@ class ClientSession:
                     return
                 self.welcome = True
                 self._max_sent = min(self._max_received, event.max_message)
-                self._connection.beat(self._heartbeat or event.heartbeat_ms / 1000)
+                shortest, longest = _BEATS
+                self._connection.beat(self._heartbeat or min(max(event.heartbeat_ms, shortest), longest) / 1000)
                 self._resolve(_HELLO, event)
             case events.Done() | events.Here():
                 self._resolve(event.id, event)
