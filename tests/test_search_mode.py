@@ -17,6 +17,7 @@ from opwire import (
     OperationRegistry,
     OperationSpec,
     Reshape,
+    Schema,
 )
 from opwire.adapters.mcp import from_mcp
 from opwire.code_mode import code_mode
@@ -266,3 +267,23 @@ async def test_a_name_does_not_tell_that_an_operation_exists(registry: Operation
             await mode.execute("tools.call", {"operation": operation}, eve)
         assert failure.value.code is ErrorCode.OPERATION_NOT_FOUND
         assert "shop.order" not in failure.value.message
+
+
+@requirement("mode.tools")
+@pytest.mark.parametrize(
+    "broken",
+    [
+        {"properties": {"a": {"$ref": "#/$defs/x"}}, "$defs": "no"},
+        {"properties": {"a": {"$ref": "#/$defs/x"}}, "$defs": []},
+        {"properties": "no"},
+        {"properties": {"a": 5, "b": []}, "required": 7},
+    ],
+)
+async def test_an_invalid_schema_of_one_tool_hides_no_other(
+    registry: OperationRegistry, broken: dict[str, Any]
+) -> None:
+    spec = OperationSpec(namespace="shop", name="spoiler", input_schema=Schema({"type": "object", **broken}))
+    registry.register(spec, lambda _input, _context: None)
+    found = await search_mode(registry).execute("tools.search", {"query": "shop", "limit": 20})
+    assert "shop.spoiler(" in found.data
+    assert found.data.count("\n") > 1

@@ -10,7 +10,7 @@ import aiohttp
 import msgspec
 import pytest
 
-from opwire import AccessControl, OperationRegistry, OperationSpec
+from opwire import AccessControl, OperationRegistry, OperationSpec, Schema
 from opwire.operation import OperationType
 from opwire.serve.console import serve_console
 from opwire.snippets import curl_snippet, mcp_snippet, python_snippet
@@ -85,3 +85,10 @@ async def test_without_an_http_api_there_is_nothing_to_call_with_curl() -> None:
         reply = await Client(session, address)("POST", "/api/snippets", headers=PAGE, json={"operationId": "n.x"})
     assert (reply.json["curl"], reply.json["python"]) == (None, None)
     assert "tools/call" in reply.json["mcp"]
+
+
+@requirement("console.snippets")
+@pytest.mark.parametrize("broken", [{"required": 5}, {"properties": []}, {"$schema": 1}])
+def test_an_invalid_input_schema_of_a_foreign_tool_has_a_snippet_too(broken: dict[str, Any]) -> None:
+    spec = OperationSpec(namespace="n", name="x", input_schema=Schema({"type": "object", **broken}))
+    assert msgspec.json.decode(mcp_snippet(spec, {"a": 1}, "n_x"))["params"]["arguments"] == {"a": 1}

@@ -106,8 +106,8 @@ def fits_budget(specs: Iterable[OperationSpec], budget: int) -> bool:
 def signature(spec: OperationSpec) -> str:
     """Return an operation in a line of some 30 tokens: `shop.order(lines: list[str], note?: str)  Order articles.`"""
     schema = _schema(spec).schema
-    definitions = cast("dict[str, Any]", schema.get("$defs") or schema.get("definitions") or {})
-    properties = cast("dict[str, Any]", schema.get("properties") or {})
+    definitions = as_dict(schema.get("$defs") or schema.get("definitions"))
+    properties = as_dict(schema.get("properties"))
     required = [name for name in schema.get("required", ()) if name in properties]
     optional = [name for name in properties if name not in required]
     parameters = [f"{name}: {_type(properties[name], definitions)}" for name in required]

@@ -10,6 +10,7 @@ from typing import Any
 
 import msgspec
 
+from opwire.errors import SchemaError
 from opwire.operation import OperationSpec, OperationType, PreparedRequest
 from opwire.origin import path_of
 from opwire.tools import input_schema
@@ -92,7 +93,10 @@ def python_snippet(spec: OperationSpec, input: Any, url: str) -> str:
 
 def mcp_snippet(spec: OperationSpec, input: Any, name: str) -> str:
     """Return the request `tools/call` of a call to the tool of this name."""
-    wraps = input_schema(spec.input_schema).wraps
+    try:
+        wraps = input_schema(spec.input_schema).wraps
+    except SchemaError:  # the tool is listed without its schema
+        wraps = False
     arguments = ({"input": input} if input is not None else {}) if wraps else {} if input is None else input
     params = {"name": name, "arguments": replace_surrogates(arguments)}
     request = {"jsonrpc": "2.0", "id": 1, "method": "tools/call", "params": params}

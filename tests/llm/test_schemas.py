@@ -216,3 +216,12 @@ def test_many_branches_and_repeated_names_are_merged_in_proportion() -> None:
 def test_a_required_name_that_is_not_text_is_ignored() -> None:
     given = {"type": "object", "properties": {"a": {"type": "string"}}, "required": [{}, 1, "a"]}
     assert provider_schema(given, ANTHROPIC_STRICT)["required"] == ["a"]
+
+
+@requirement("llm.strict")
+@RULES
+@pytest.mark.parametrize("keyword", ["format", "type", "enum", "required", "description", "pattern", "anyOf"])
+def test_a_keyword_of_a_wrong_kind_spoils_no_other_tool(keyword: str, rules: SchemaRules) -> None:
+    for value in ({}, [[]], 5, None):
+        with suppress(UnsupportedSchemaError):
+            provider_schema({"type": "object", "properties": {"a": {"type": "string", keyword: value}}}, rules)

@@ -369,7 +369,7 @@ class _Conversion:
         if "const" in given and "const" not in rules.keywords:
             given["enum"] = [given.pop("const")]
         kept = {key: value for key, value in given.items() if key in rules.keywords}
-        if rules.formats is not None and kept.get("format", "") not in rules.formats:
+        if rules.formats is not None and str(kept.get("format", "")) not in rules.formats:
             kept.pop("format", None)
         notes: list[str] = []
         for keyword, value in given.items():

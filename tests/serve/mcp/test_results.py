@@ -8,7 +8,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from mcp_types import methods
 
-from opwire import CallError, OperationRegistry, OperationSpec, http_envelope, local_envelope, mcp_envelope
+from opwire import CallError, OperationRegistry, OperationSpec, Schema, http_envelope, local_envelope, mcp_envelope
 from opwire.dispatch import Dispatcher
 from opwire.envelope import ResponseEnvelope
 from opwire.errors import ErrorCode
@@ -349,3 +349,12 @@ def test_what_was_collected_can_be_a_tool_envelope() -> None:
     envelope = parse_or_text(result["content"])
     assert isinstance(envelope, ToolEnvelope)
     assert envelope.payload == {"items": [1], "complete": True}
+
+
+@requirement("serve-mcp.structured")
+def test_a_result_is_passed_on_if_the_output_schema_of_a_foreign_source_is_invalid(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    tool = _tool(output_schema=Schema({"type": "object", "allOf": 5}))
+    assert result_of(_local({"a": 1}), tool, OLDER)["structuredContent"] == {"a": 1}
+    assert "the output schema is ignored" in caplog.text

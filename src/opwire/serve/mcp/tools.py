@@ -310,7 +310,11 @@ def result_of(envelope: ResponseEnvelope[Any], tool: Tool, format: ResultFormat)
         return result
     # Clients reject structured content that does not match the schema, and a result without it unless it is an error.
     # So such a result is content only, marked as an error.
-    problems = tool.spec.output_schema.problems(encoded.data, limit=SHOWN_PROBLEMS, is_plain=True)
+    try:
+        problems = tool.spec.output_schema.problems(encoded.data, limit=SHOWN_PROBLEMS, is_plain=True)
+    except SchemaError as error:  # of a foreign source: clients cannot check the result either
+        logger.warning("%s: the output schema is ignored, because it is invalid: %s", tool.spec.id, error)
+        return result
     if not problems:
         return result
     lines = ["The call was made, but its result does not match the tool's output schema:"]
