@@ -99,6 +99,13 @@ def test_no_values_make_a_segment_that_servers_take_for_another_path(template: s
         PathTemplate(template, set(texts)).fill(texts)
 
 
+@requirement("openapi.path-values")
+@pytest.mark.parametrize("path", ["/../admin", "/a/../../b", "/a/.", "/.%2E/x", "/..;v=1/x"])
+def test_no_path_of_a_document_leads_out_of_the_base_url(path: str) -> None:
+    with pytest.raises(ValueError, match="is another path"):
+        PathTemplate(path, set())
+
+
 @pytest.mark.parametrize("text", ["...", ".a", "a.."])
 def test_dots_that_mean_nothing_are_let_through(text: str) -> None:
     assert PathTemplate("/{x}", {"x"}).fill({"x": text}) == f"/{text}"

@@ -60,13 +60,18 @@ def base_url_of(plan: CallPlan) -> BaseURL:
     return BaseURL(origin, url.raw_path.removesuffix("/"), url.raw_query_string)
 
 
+def _is_dots(segment: str) -> bool:
+    """Return whether servers resolve a segment: some of them strip everything after a semicolon before."""
+    return segment.lower().replace("%2e", ".").partition(";")[0] in (".", "..")
+
+
 class PathTemplate:
     """A path of a document, `/pets/{petId}/toys/{kind}.{format}`. Its query is kept, its fragment dropped.
 
     A field `lat={lat}` of its query is not part of the template if `lat` is among the query parameters.
 
     Raises:
-        ValueError: a variable is not among the names.
+        ValueError: a variable is not among the names, or a segment leads out of the base URL.
     """
 
     def __init__(self, template: str, names: set[str], query_names: Collection[str] = ()) -> None:
@@ -86,6 +91,8 @@ class PathTemplate:
         self._segments: list[str | list[str]] = []
         for segment in path.removeprefix("/").split("/"):
             pieces = pieces_of(segment, _IN_PATH)
+            if len(pieces) == 1 and _is_dots(segment):
+                raise ValueError(f"its path has a segment {segment!r}, which is another path")
             self._segments.append(pieces[0] if len(pieces) == 1 else pieces)
 
     def fill_query(self, texts: Mapping[str, str]) -> str:
@@ -105,8 +112,7 @@ class PathTemplate:
                 path += f"/{pieces}"
                 continue
             segment = "".join([texts[piece] if index % 2 else piece for index, piece in enumerate(pieces)])
-            # Some servers strip everything after a semicolon before they resolve the dots.
-            if not segment or segment.lower().replace("%2e", ".").partition(";")[0] in (".", ".."):
+            if not segment or _is_dots(segment):
                 variables = " and ".join(f"{{{name}}}" for name in pieces[1::2])
                 raise ValueError(f"{variables} would make a path segment {segment!r}, which is another path")
             path += f"/{segment}"
