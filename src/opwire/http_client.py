@@ -460,20 +460,35 @@ def redirected(request: HTTPRequest, status: int, location: str) -> HTTPRequest:
         raise rejected(f"it leads from https to http, at {there.raw_host}")
     method, body = request.method, request.body
     leaves = _origin(request.url) != _origin(str(there))
+    url = _without_secrets(str(there), request) if leaves and request.secret_query else str(there)
     dropped = _ALWAYS_SECRET | request.secret_headers if leaves else frozenset[str]()
     if (status == 303 and method != "HEAD") or (status in (301, 302) and method == "POST"):
         method, body, dropped = "GET", None, dropped | _BODY_HEADERS
     headers = [pair for pair in request.headers if pair[0].lower() not in dropped] if dropped else request.headers
-    # A secret in the query is not sent again: the new URL is the API's own.
+    # A secret in the query is not added again: the new URL is the API's own.
     return replace(
         request,
         method=method,
-        url=str(there),
+        url=url,
         headers=headers,
         body=body,
-        secret_query=frozenset(),
+        secret_query=frozenset() if leaves else request.secret_query,
         digest=None if leaves else request.digest,
     )
+
+
+def _without_secrets(url: str, request: HTTPRequest) -> str:
+    """Return a URL without the fields of its query that repeat a secret one of the request.
+
+    Many servers that have moved redirect with the query of the request.
+    """
+    sent = {
+        field for field in request.url.partition("?")[2].split("&") if field.partition("=")[0] in request.secret_query
+    }
+    values = {unquote(field.partition("=")[2]) for field in sent} - {""}
+    address, mark, query = url.partition("?")
+    kept = [field for field in query.split("&") if unquote(field.partition("=")[2]) not in values]
+    return f"{address}{mark if kept else ''}{'&'.join(kept)}"
 
 
 def _origin(url: str) -> tuple[str, str, int | None]:
