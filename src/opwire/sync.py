@@ -18,7 +18,7 @@ from typing import Any, Generic, Self, TypeVar, Unpack, cast, overload
 
 from opwire.client.client import (
     Client,
-    ClientKeywords,
+    ClientParameters,
     PageOptions,
     RequestOptions,
     SubscribeOptions,
@@ -56,7 +56,7 @@ class SyncClient:
     of the threads, connects by itself.
     """
 
-    def __init__(self, target: Target | Path, **options: Unpack[ClientKeywords]) -> None:
+    def __init__(self, target: Target | Path, **options: Unpack[ClientParameters]) -> None:
         self._target = target
         self._options = options
         self._interceptors: dict[object, Interceptor] = {}
@@ -220,7 +220,7 @@ _END = object()
 
 async def _open(
     target: Target | Path,
-    options: ClientKeywords,
+    options: ClientParameters,
     interceptors: dict[object, Interceptor],
     removers: dict[object, Callable[[], None]],
     stack: AsyncExitStack,

@@ -15,7 +15,7 @@ from starlette.routing import Route
 from opwire import CallError, Context, ErrorCode, Identity, OperationRegistry, OperationType, SyncClient
 from opwire.call import PendingRequestMap
 from opwire.client import Client, Retries
-from opwire.client.client import ClientKeywords, ConnectionOptions
+from opwire.client.client import ClientParameters, ConnectionOptions
 from opwire.envelope import LocalResponseMeta, MCPResponseMeta
 from opwire.errors import UsageError
 from opwire.http_client import ClientOptions
@@ -379,7 +379,7 @@ def test_the_options_are_those_of_the_transports_and_of_http() -> None:
     http = {"trust_annotations", *ClientOptions.__struct_fields__} - {"timeout"}
     assert ConnectionOptions.__annotations__.keys() == (TransportOptions.__annotations__.keys() | http) - {"token"}
     of_client = {name for name, each in signature(Client).parameters.items() if each.kind is each.KEYWORD_ONLY}
-    assert ClientKeywords.__annotations__.keys() - ConnectionOptions.__annotations__.keys() == of_client
+    assert ClientParameters.__annotations__.keys() - ConnectionOptions.__annotations__.keys() == of_client
 
 
 @requirement("client.options")

@@ -32,7 +32,7 @@ STALE = 0.5
 class Backend(Protocol):
     """The target of a client's calls. It respects the deadline of the context, which is always set, and never retries.
 
-    Its methods raise `CallError` and nothing else. `version` is that of the operation; None is any.
+    Its methods raise `CallError` and nothing else. `version` is the requested one; None accepts any.
     """
 
     async def start(self) -> None:

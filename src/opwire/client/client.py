@@ -93,7 +93,7 @@ class ConnectionOptions(TypedDict, total=False):
     ssl: SSLContext | bool | None
 
 
-class ClientKeywords(ConnectionOptions, total=False):
+class ClientParameters(ConnectionOptions, total=False):
     """The options of `Client`."""
 
     token: str | Callable[[], str] | None
