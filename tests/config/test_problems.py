@@ -5,7 +5,8 @@ import tomllib
 from hypothesis import given
 from hypothesis import strategies as st
 
-from opwire.config.problems import ConfigProblem, did_you_mean, dotted, problems_message
+from opwire.config.reading import problems_message
+from opwire.config.settings import ConfigProblem, did_you_mean, dotted
 
 ASCII = st.text(st.characters(min_codepoint=32, max_codepoint=126), max_size=6)
 

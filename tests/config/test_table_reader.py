@@ -8,9 +8,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from msgspec import Meta, Struct
 
-from opwire.config.problems import ConfigProblem
 from opwire.config.reading import TableReader
-from opwire.config.settings import Config, EnvText, Secret
+from opwire.config.settings import Config, ConfigProblem, EnvText, Secret
 from tests.requirements import requirement
 
 

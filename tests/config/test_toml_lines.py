@@ -6,7 +6,8 @@ from typing import Any
 from hypothesis import given
 from hypothesis import strategies as st
 
-from opwire.config.problems import Key, TOMLLines
+from opwire.config.reading import TOMLLines
+from opwire.config.settings import Key
 
 TEXT = """\
 # a comment with key = 1

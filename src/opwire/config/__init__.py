@@ -13,10 +13,9 @@
 from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
-from opwire.config.problems import ConfigProblem
 from opwire.config.reading import TEMPLATE, find_config, load_config, read_config
 from opwire.config.runtime import LoadEvent, OpenedConfig, SourceFailed, SourceLoaded, SourceStarted, open_config, watch
-from opwire.config.settings import Config
+from opwire.config.settings import Config, ConfigProblem
 
 if TYPE_CHECKING:
     from opwire.config.surfaces import (

@@ -6,7 +6,7 @@ walks the tables, and msgspec converts the single values. `check_settings` then 
 
 import re
 import tomllib
-from collections.abc import Collection, Iterator, Mapping
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from pathlib import Path
 from types import NoneType, UnionType
 from typing import Any, Literal, Union, cast, get_args, get_origin
@@ -16,7 +16,6 @@ import msgspec
 from msgspec import NODEFAULT, Struct
 from msgspec.structs import FieldInfo, replace
 
-from opwire.config.problems import ConfigProblem, Key, TOMLLines, did_you_mean, problems_message
 from opwire.config.settings import (
     SECRET_IN_FILE,
     USE_ENVIRONMENT,
@@ -24,12 +23,15 @@ from opwire.config.settings import (
     CallerCredential,
     ClientSettings,
     Config,
+    ConfigProblem,
     EnvText,
+    Key,
     OpenAPISettings,
     ProgramSource,
     ServerSource,
     SignedSettings,
     WebhookSettings,
+    did_you_mean,
 )
 from opwire.config.views import check_views
 from opwire.errors import ConfigError
@@ -47,6 +49,12 @@ _TOML_TYPES = {"object": "table", "str": "string", "int": "integer", "float": "n
 _MAX_SHOWN = 30  # characters of an unknown word
 _MAX_LISTED = 5  # keys that are listed if none is close
 _POSITION = re.compile(r" \(at (?:line (\d+), column \d+|end of document)\)$")
+_PART = r"""(?:[A-Za-z0-9_-]+|"[^"\n]*"|'[^'\n]*')"""
+_DOTTED = rf"{_PART}(?:\s*\.\s*{_PART})*"
+_TABLE = re.compile(rf"\s*\[\[?\s*({_DOTTED})\s*\]")
+_VALUE = re.compile(rf"\s*({_DOTTED})\s*=")
+_MULTILINE = re.compile(r'"""|' + "'''")
+_MAX_PROBLEMS = 20  # in a message
 _SECRET_HEADERS = frozenset({"authorization", "cookie", "proxy-authorization", "x-api-key"})
 
 
@@ -114,6 +122,58 @@ def parse_config(text: str) -> tuple[Config | None, tuple[ConfigProblem, ...]]:
     lines = TOMLLines(text)
     located = [replace(each, line=lines.line_of(each.path)) for each in problems]
     return None, tuple(sorted(located, key=lambda each: (each.line or 0, each.key)))
+
+
+class TOMLLines:
+    """The line numbers of the keys of a TOML document, which `tomllib` does not report.
+
+    This is a small scanner for lines that start a table or assign a key. It does not have to handle every document: for
+    a key that it misses, the line of the enclosing table is reported.
+    """
+
+    def __init__(self, text: str) -> None:
+        self._lines: dict[Key, int] = {}
+        table: Key = ()
+        delimiter = ""  # of the multi-line string that this line is a part of
+        for number, line in enumerate(text.split("\n"), 1):
+            if not delimiter:
+                if found := _TABLE.match(line):
+                    table = _parse_key(found[1])
+                    self._lines.setdefault(table, number)
+                elif found := _VALUE.match(line):
+                    self._lines.setdefault(table + _parse_key(found[1]), number)
+            for quotes in _MULTILINE.findall(line):
+                delimiter = quotes if not delimiter else "" if quotes == delimiter else delimiter
+
+    def line_of(self, key: Key) -> int | None:
+        """Return the line of a key, or of the nearest enclosing one; None if it is unknown."""
+        while key:
+            if line := self._lines.get(key):
+                return line
+            key = key[:-1]
+        return None
+
+
+def _parse_key(dotted: str) -> Key:
+    """Parse `a."b.c"` as ("a", "b.c"), with TOML's own parser."""
+    parts: list[str] = []
+    try:
+        inner: Any = tomllib.loads(f"{dotted} = 0")
+    except tomllib.TOMLDecodeError:
+        return ()
+    while isinstance(inner, dict):
+        name, inner = next(iter(cast("dict[str, Any]", inner).items()))
+        parts.append(name)
+    return tuple(parts)
+
+
+def problems_message(file: str, problems: Sequence[ConfigProblem]) -> str:
+    """Return the message of a ConfigError."""
+    if len(problems) == 1:
+        return f"{file}: {problems[0]}"
+    shown = "".join(f"\n  {each}" for each in problems[:_MAX_PROBLEMS])
+    more = f"\n  and {len(problems) - _MAX_PROBLEMS} more" if len(problems) > _MAX_PROBLEMS else ""
+    return f"{file} has {len(problems)} problems:{shown}{more}"
 
 
 class TableReader:
@@ -191,7 +251,7 @@ class TableReader:
     def _table(self, path: Key, table: dict[str, Any], kinds: list[type[Struct]]) -> Any:
         """Convert a table of one of several types: each has a key of its own, its first required one.
 
-        A type without a required key is that of tables with none of the others.
+        A type without a required key applies to tables that have no key of the other types.
         """
         if len(kinds) == 1:
             return self._struct(path, table, kinds[0])

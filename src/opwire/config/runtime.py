@@ -16,8 +16,15 @@ from msgspec.structs import asdict, replace
 
 from opwire.adapters.source import AdapterSource
 from opwire.caching import ResponseCache
-from opwire.config.problems import dotted
-from opwire.config.settings import AnySource, Config, MCPSettings, OpenAPISettings, PoliciesSettings, PythonSource
+from opwire.config.settings import (
+    AnySource,
+    Config,
+    MCPSettings,
+    OpenAPISettings,
+    PoliciesSettings,
+    PythonSource,
+    dotted,
+)
 from opwire.config.sources import ProjectModules, files_of, open_source
 from opwire.config.views import ConfigRegistry, source_rules
 from opwire.errors import CallError, ConfigError, ErrorCode, OpwireError

@@ -1,4 +1,4 @@
-"""The settings of `opwire.toml` as types. The file has the same names and the same structure.
+"""The settings of `opwire.toml` as types, and their problems. The file has the same names and the same structure.
 
 A table of several types (a source, a credential) is selected by the first required key of its type: a source with
 `python` is a Python module, one with `openapi` an HTTP API.
@@ -6,8 +6,10 @@ A table of several types (a source, a credential) is selected by the first requi
 `EnvText` values refer to environment variables, so that files need not contain secrets.
 """
 
+import difflib
 import os
-from collections.abc import Iterator
+import re
+from collections.abc import Iterable, Iterator
 from pathlib import Path
 from typing import Annotated, Any, Literal, cast
 
@@ -613,3 +615,48 @@ class Config(Settings, frozen=True, kw_only=True):
     def folder(self) -> Path:
         """The base of relative paths."""
         return Path.cwd() if self.file is None else self.file.absolute().parent
+
+
+# --- problems ---------------------------------------------------------------------------------------------------------
+
+Key = tuple[str | int, ...]
+"""The names of the tables and the key: ("sources", "shop", "args", 0)."""
+
+_BARE = re.compile(r"[A-Za-z0-9_-]+")
+
+
+class ConfigProblem(Struct, frozen=True):
+    """One problem of a file: its key, what is wrong, what to do, and the line."""
+
+    path: Key
+    message: str
+    suggestion: str = ""
+    line: int | None = None
+
+    @property
+    def key(self) -> str:
+        """The key as TOML writes it."""
+        return dotted(self.path)
+
+    def __str__(self) -> str:
+        where = ", ".join([f"line {self.line}"] * (self.line is not None) + [self.key] * bool(self.path))
+        hint = f"; {self.suggestion}" if self.suggestion else ""
+        return f"{where}: {self.message}{hint}" if where else f"{self.message}{hint}"
+
+
+def dotted(key: Key) -> str:
+    """Return a key as TOML writes it: `sources."my shop".args[0]`."""
+    text = ""
+    for part in key:
+        if isinstance(part, int):
+            text += f"[{part}]"
+        else:
+            name = part if _BARE.fullmatch(part) else '"' + part.replace("\\", "\\\\").replace('"', '\\"') + '"'
+            text += f".{name}" if text else name
+    return text
+
+
+def did_you_mean(given: str, known: Iterable[str]) -> str:
+    """Return a suggestion, or an empty string if no known word is close."""
+    close = difflib.get_close_matches(given, list(known), n=1, cutoff=0.6)
+    return f"did you mean `{close[0]}`?" if close else ""

@@ -24,12 +24,12 @@ import msgspec
 
 from opwire.adapters.source import AdapterSource
 from opwire.caller import caller_token
-from opwire.config.problems import Key, did_you_mean, dotted
 from opwire.config.settings import (
     AnySource,
     CallerCredential,
     ClientSettings,
     EnvText,
+    Key,
     OpenAPISettings,
     ProgramSource,
     PythonSource,
@@ -37,6 +37,8 @@ from opwire.config.settings import (
     ServerSource,
     UserCredential,
     WebhookSettings,
+    did_you_mean,
+    dotted,
 )
 from opwire.errors import ConfigError, UsageError, needs_extra
 from opwire.following import RegistryOperations

@@ -13,7 +13,6 @@ from urllib.request import HTTPRedirectHandler, build_opener
 import msgspec
 
 from opwire.auth.tokens import Authenticator, ClaimNames, Grant, ResourceMetadata, StaticTokens
-from opwire.config.problems import dotted
 from opwire.config.runtime import OpenedConfig
 from opwire.config.settings import (
     BrokerSettings,
@@ -27,6 +26,7 @@ from opwire.config.settings import (
     OAuthSettings,
     SignedSettings,
     SurfaceSettings,
+    dotted,
 )
 from opwire.config.views import served_view
 from opwire.durable.journal import Journal
@@ -203,7 +203,7 @@ def key_fetcher(url: str) -> Callable[[], Mapping[str, Any]]:
 def mcp_surface(config: Config, registry: OperationRegistry, *, journal: Journal | None = None) -> "MCPSurface":
     """Return the MCP server of `[serve.mcp]`: for `run_stdio`, or for `run_http` with `mcp_http_options`.
 
-    `journal` is that of `[durable]`, for `durable_tasks`; `durable_of` returns it, with a worker that serves it.
+    `durable_tasks` need the `journal` of `[durable]`, which `durable_of` returns with a worker that serves it.
 
     Raises:
         ConfigError: a setting is invalid.
@@ -262,7 +262,7 @@ def http_surface(
 ) -> "HTTPApp":
     """Return the HTTP API of `[serve.http]`; `monitor` counts its calls, `webhooks` are those of `OpenedConfig`.
 
-    `console` is that of `console_surface`, and is served at /console.
+    `console`, as `console_surface` returns it, is served at /console.
 
     Raises:
         MissingExtraError: its package is not installed.

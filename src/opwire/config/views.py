@@ -6,8 +6,15 @@ from typing import Any
 from msgspec.structs import asdict
 
 from opwire.code_mode import code_mode
-from opwire.config.problems import ConfigProblem, Key, did_you_mean
-from opwire.config.settings import Config, OpenAPISettings, SourceSettings, ViewSettings
+from opwire.config.settings import (
+    Config,
+    ConfigProblem,
+    Key,
+    OpenAPISettings,
+    SourceSettings,
+    ViewSettings,
+    did_you_mean,
+)
 from opwire.errors import UsageError
 from opwire.operation import OperationSpec
 from opwire.registry import OperationRegistry, RegistryView
