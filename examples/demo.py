@@ -1,4 +1,4 @@
-"""Run the demonstration: `make demo`, or `opwire demo`. Its parts are in `opwire.cli.demo`."""
+"""Run the demonstration: `make demo`, or `opwire demo`. Its script is `opwire.cli.demo_story`."""
 
 from opwire.cli import main
 

@@ -2,7 +2,7 @@
 
 import pytest
 
-from opwire.cli.demo.story import DemoPrinter
+from opwire.cli.demo_story import DemoPrinter
 
 
 def test_texts_stand_beside_each_other_where_there_is_room(capsys: pytest.CaptureFixture[str]) -> None:

@@ -2,7 +2,7 @@
 
 import aiohttp
 
-from opwire.cli.demo.story import rates
+from opwire.cli.demo_story import rates
 from opwire.serve.listener import listening
 
 

@@ -1,7 +1,7 @@
 """The Python functions of the demo."""
 
 from opwire import ResponseEnvelope, local_envelope
-from opwire.cli.demo.story import Price, price, shop
+from opwire.cli.demo_story import Price, price, shop
 
 
 def test_a_price_is_that_of_all_pieces() -> None:

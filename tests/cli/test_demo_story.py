@@ -12,7 +12,7 @@ from opwire import Schema
 from opwire.schemas import RESPONSE_ENVELOPE_SCHEMA
 from tests.requirements import requirement
 
-DEMO = Path(__file__).parents[3] / "examples" / "demo.py"
+DEMO = Path(__file__).parents[2] / "examples" / "demo.py"
 OFFER = "PriceOffer(article='tea', pieces=2, total=1468.8, currency='JPY', shelf='A1')"
 
 

@@ -2,7 +2,7 @@
 
 from mcp import Client
 
-from opwire.cli.demo.warehouse import warehouse
+from opwire.cli.demo_warehouse import warehouse
 
 
 async def test_its_tools_answer() -> None:

@@ -1,7 +1,7 @@
 """The script of `opwire demo`. Every call in it is real, and everything stays on this machine.
 
-The first source is the Python functions here, the second the MCP server in `warehouse`, and the third an HTTP API with
-an OpenAPI document and a stream of server-sent events.
+The first source is the Python functions here, the second the MCP server in `demo_warehouse`, and the third an HTTP API
+with an OpenAPI document and a stream of server-sent events.
 """
 
 import asyncio
@@ -245,7 +245,7 @@ async def run_demo(printer: DemoPrinter) -> None:
 async def three_sources() -> AsyncGenerator[OperationRegistry]:
     """Open functions, an MCP server and an HTTP API in one registry."""
     registry = shop()
-    program = StdioServer(sys.executable, ("-m", "opwire.cli.demo.warehouse"))
+    program = StdioServer(sys.executable, ("-m", "opwire.cli.demo_warehouse"))
     async with (
         listening(rates()) as address,
         from_openapi(f"{address}/openapi.json", namespace="rates") as api,

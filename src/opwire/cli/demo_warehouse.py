@@ -1,6 +1,6 @@
 """The second source: an MCP server over stdio, built on the official SDK.
 
-python -m opwire.cli.demo.warehouse
+python -m opwire.cli.demo_warehouse
 """
 
 from mcp.server import MCPServer

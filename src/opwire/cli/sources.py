@@ -271,7 +271,7 @@ class Sources(NamedTuple):
                     added[names.take(name)] = _mcp_source(target)
                     continue
                 document = target if "://" in target else str(Path(target).absolute())
-                # Without a name, the namespace is that of the library: from the document's title.
+                # Without a name, `from_openapi` derives the namespace from the title of the document.
                 namespace = None if is_named else ""
                 source = OpenAPISettings(openapi=EnvText(document), namespace=namespace, required=True)
                 added[names.take(name)] = source

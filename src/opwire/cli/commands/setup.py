@@ -295,5 +295,5 @@ def _read_key(path: Path) -> bytes:
 def demo_command() -> None:
     """Run a short demonstration: three sources, one registry, served twice. Everything stays on this machine."""
     with needs_extra("demo"):
-        from opwire.cli.demo.story import DemoPrinter, run_demo
+        from opwire.cli.demo_story import DemoPrinter, run_demo
     asyncio.run(run_demo(DemoPrinter()))
