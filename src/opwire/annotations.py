@@ -1,4 +1,4 @@
-"""What clients and people are told about an operation beside its schemas: hints, icons, completions, log messages.
+"""What clients and people learn about an operation beside its schemas: hints, icons, completions, log messages.
 
 Names and levels are those of MCP, which has most of them.
 """
@@ -59,7 +59,7 @@ class Annotations(Struct, frozen=True, kw_only=True):
 
     @classmethod
     def from_mcp(cls, given: Mapping[str, Any]) -> "Annotations":
-        """Parse the annotations of a tool; what is not a hint is kept as it is."""
+        """Parse the annotations of a tool; fields that are not hints are kept unchanged."""
         hints = {name: given[key] for name, key in _HINTS.items() if isinstance(given.get(key), bool)}
         used = {_HINTS[name] for name in hints}
         return cls(**hints, extra={key: value for key, value in given.items() if key not in used})

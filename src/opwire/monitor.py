@@ -345,7 +345,7 @@ class CallMonitor:
         self.remote: str | None = None
         """The URL of the server that it monitors, without a password, if that is another one."""
         self.problem: str | None = None
-        """What is missing in the calls and figures, and why, for a person who watches them."""
+        """What is missing in the calls and figures, and why, as a sentence for people."""
         self.on_values: Callable[[str, Any, Any], object] | None = None
         """Called by `show_values`."""
 

@@ -364,7 +364,7 @@ class Context(Struct, frozen=True, kw_only=True):
     async def elicit(
         self, wanted: Any, message: str, *, key: str = "", timeout: float = QUESTION_TIMEOUT
     ) -> Elicitation[Any]:
-        """Ask the person who makes the call, and return the typed outcome.
+        """Ask the person behind the call, and return the typed outcome.
 
             if not await context.elicit(bool, f"Delete {count} orders?"):
                 return "nothing was deleted"

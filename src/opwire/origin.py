@@ -159,7 +159,7 @@ def _read(carrier: Any, key: str, kind: Any) -> Any:
 
 
 ENVELOPE_JSON = "application/vnd.opwire.envelope+json"
-"""The content type of a whole envelope, for those who ask for it."""
+"""The content type of a whole envelope, for clients that accept it."""
 
 _ESCAPED = re.compile(r"(?:~[0-9A-F]{2})+")
 _UNSAFE = re.compile(r"[^A-Za-z0-9._-]")

@@ -252,7 +252,7 @@ Decision = bool | str
 
 
 async def ask_caller(request: ApprovalRequest) -> Decision:
-    """Ask the person who makes the call, by the program with which it is made: the `ask` of an `Approval`.
+    """Ask the person behind a call, through the client that made it. Pass it as the `ask` of an `Approval`:
 
         registry.use(Approval(ask_caller))
 
@@ -267,7 +267,7 @@ async def ask_caller(request: ApprovalRequest) -> Decision:
 
 
 class ApprovalChange(NamedTuple):
-    """A call waits for approval, or does not any more; `by` is who decided, if that is known."""
+    """A call has begun to wait for approval, or has stopped waiting. `by` names the person that decided, if known."""
 
     kind: Literal["waiting", "approved", "denied", "expired", "cancelled"]
     request: ApprovalRequest
@@ -300,7 +300,7 @@ class ApprovalQueue:
             change = await decided
         except asyncio.CancelledError:
             self._waiting.pop(request.id, None)
-            if decided.cancelled():  # otherwise a decision was told already
+            if decided.cancelled():  # otherwise the listeners have been called with a decision
                 is_late = time.time() >= request.expires - _CLOCK_ERROR
                 self._tell(ApprovalChange("expired" if is_late else "cancelled", request))
             raise

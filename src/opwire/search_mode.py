@@ -70,7 +70,7 @@ def search_mode(
     """Return a registry with the operations `search`, `describe` and `call`, and those that are pinned.
 
     `pinned` are patterns, as those of a view. With `token_budget`, the registry itself is returned if the definitions
-    of its operations take at most so many tokens.
+    of its operations take no more tokens than that.
 
     Raises:
         UsageError: an option is invalid.

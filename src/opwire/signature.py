@@ -476,7 +476,7 @@ def parse_docstring(docstring: str) -> tuple[str, dict[str, str]]:
 
 
 def _section(lines: list[str], at: int) -> tuple[int, dict[str, str]]:
-    """Return the end of the section that starts at a line, and its parameters; none if it is not one."""
+    """Return the end of the section that starts at a line, and its parameters; without any if no section starts."""
     line = lines[at]
     if found := re.fullmatch(_REST_ITEM, line):
         end = _end_of_block(lines, at + 1, 0)
@@ -493,7 +493,7 @@ def _section(lines: list[str], at: int) -> tuple[int, dict[str, str]]:
 
 
 def _end_of_block(lines: list[str], at: int, indent: int) -> int:
-    """Return the line after a block that is indented by more than so much, without blank lines at its end."""
+    """Return the line after a block with more than this indent, not counting blank lines at its end."""
     end = at
     for number in range(at, len(lines)):
         if lines[number].strip():

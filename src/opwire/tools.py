@@ -160,7 +160,7 @@ class ToolSchema(Struct, frozen=True):
 
 
 def is_binary(schema: Schema) -> bool:
-    """Return whether a schema is that of bytes."""
+    """Return whether a schema describes bytes."""
     match schema.lowered:
         case {"type": "string", "contentEncoding": "base64"} | {"type": "string", "format": "binary" | "byte"}:
             return True
@@ -319,7 +319,7 @@ def media_type(data: bytes, content_type: str | None = None) -> str:
 
 
 def data_block(data: Any, json: bytes, operation_id: str, content_type: str | None = None) -> MCPContentBlock:
-    """Return the content block of data and its JSON. `content_type` is that of bytes, if known."""
+    """Return the content block of data, given with its JSON. `content_type` describes bytes, if known."""
     if not isinstance(data, bytes):
         return {"type": "text", "text": data if isinstance(data, str) else json.decode()}
     mime = media_type(data, content_type)
@@ -375,7 +375,7 @@ def _problem_lines(problems: Any, message: str) -> list[str]:
 
 
 def _shown(value: Any) -> str:
-    """Return text as it is and other data as JSON, both truncated."""
+    """Return text unchanged and other data as JSON, both truncated."""
     try:
         text = value if isinstance(value, str) else encode_data(value, "the details of an error").json.decode()
     except (CallError, TypeError, ValueError, RecursionError):  # no JSON form

@@ -65,7 +65,7 @@ class Media(Struct, frozen=True):
 
 
 class ToolOutcome(Struct, frozen=True):
-    """What a model gets of a call: texts, truncated, and images or sound. `code` is that of its `CallError`."""
+    """What a model gets of a call: truncated texts, images and sound. `code` is the error code of a failed call."""
 
     parts: Sequence[str | Media]
     is_error: bool = False
@@ -73,15 +73,15 @@ class ToolOutcome(Struct, frozen=True):
 
     @property
     def text(self) -> str:
-        """The texts, and in place of other content what it is."""
+        """The texts, with a description of each image or sound in its place."""
         return "\n".join(map(str, self.parts))
 
 
 class ModelTools:
     """The operations of a registry, or of a view of it, as tools.
 
-    `identity` is on whose behalf the model calls: it sees and calls only what that identity may. By default it is
-    trusted with every operation, as the program itself is. `timeout` bounds a call in seconds. Texts of a result are
+    The model calls on behalf of `identity`, and sees and calls only what that identity may. By default it is trusted
+    with every operation, as the program itself is. `timeout` bounds a call in seconds. Texts of a result are
     truncated after `max_text` characters. Of a subscription at most `max_items` are collected in at most `max_seconds`.
 
     Raises:
@@ -110,6 +110,9 @@ class ModelTools:
         self._names = ToolNames(max_name=MAX_NAME)
         self._tools: dict[str, ModelTool] = {}  # by name
         self._read_at = -1  # changes of the registry
+
+    def __repr__(self) -> str:
+        return f"<{type(self).__name__} of {self._registry!r}>"
 
     @property
     def tools(self) -> list[ModelTool]:

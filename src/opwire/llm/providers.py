@@ -89,7 +89,7 @@ class ProviderTools(ModelTools, ABC):
         """Run the call that a model asked for and return the message with its result.
 
         An unknown tool, invalid arguments and a failed call are messages too: the model corrects itself by them.
-        `context` is that of the operation which runs the model, if there is one.
+        Pass the `context` of the operation that runs the model, if there is one.
         """
 
     def _converted(self, tool: ModelTool) -> dict[str, Any] | None:
@@ -142,7 +142,7 @@ class OpenAITools(ProviderTools):
     async def handle(self, call: Any, context: Context | None = None) -> Message:
         function = _field(call, "function") if self._api == "chat" else call
         arguments: Any = _field(function, "arguments")
-        if isinstance(arguments, str):  # OpenAI sends JSON; what is invalid is rejected as it is
+        if isinstance(arguments, str):  # OpenAI sends JSON; invalid JSON stays text, which is rejected
             with suppress(ValueError, RecursionError):
                 arguments = _decoder.decode(arguments.strip() or "{}")
         outcome = await self.run(str(_field(function, "name")), arguments, context)
@@ -294,7 +294,7 @@ def _field(call: Any, name: str) -> Any:
 # Keywords that a provider does not know become part of the description, so that the model still reads them: the
 # registry validates the input by the whole schema in any case. A strict schema guarantees arguments that match it: its
 # objects are closed, and for some providers every property is required, so that an optional one becomes nullable. A
-# schema that cannot be strict, such as an object with any properties, is given as it is.
+# schema that cannot be strict, such as an object with arbitrary properties, is passed unchanged.
 
 
 class UnsupportedSchemaError(ValueError):
@@ -453,7 +453,7 @@ def _nullable(schema: dict[str, Any]) -> dict[str, Any]:
 
 
 def without_nulls(value: Any, schema: JSONSchema, root: dict[str, Any]) -> Any:
-    """Return arguments without the nulls that a strict schema asks for in place of optional properties."""
+    """Return arguments without the nulls that a strict schema demands for absent optional properties."""
     known = _resolved(schema, root)
     if isinstance(value, list) and "items" in known:
         return [without_nulls(each, known["items"], root) for each in cast("list[Any]", value)]

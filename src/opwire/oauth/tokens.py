@@ -107,7 +107,7 @@ def read_client(given: Any) -> OAuthClient:
 
 
 class Subject(NamedTuple):
-    """A caller for whom a token is requested: its key in the cache, and a function that returns what proves it."""
+    """The caller of a token request: its key in the cache, and a function that returns the token that proves it."""
 
     key: str | bytes
     prove: Callable[[], Any]

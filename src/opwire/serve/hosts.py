@@ -1,4 +1,4 @@
-"""The host names that a surface answers to: a page that gave its own name the address of this machine has another."""
+"""The host names that a surface answers to. A page whose own name resolves to this machine sends another one."""
 
 from collections.abc import Iterable
 

@@ -31,14 +31,14 @@ MAX_SESSIONS_OF_IDENTITY = 20
 MAX_LINKS = 20
 
 ACT_AS = "opwire:act-as"
-"""The scope that allows calls with another identity, which has at most the scopes of one's own."""
+"""The scope that allows calls as another identity, which may have no scopes beyond those of the caller."""
 
 _COOKIE = "opwire_console"
 _INVALID_LINK = "this link is not valid: it works once, for five minutes; sign in by a token, or start the server again"
 
 
 class Session(Struct, frozen=True):
-    """What a cookie stands for. `token` is that of the login; None for a link."""
+    """The session behind a cookie. `token` is the one of the login, or None if a link opened it."""
 
     grant: Grant
     token: str | None
