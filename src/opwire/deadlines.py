@@ -6,7 +6,6 @@ discarding costs 0.5 µs. An entry is removed with its last call. A deadline nev
 """
 
 import asyncio
-import random
 import time
 from collections.abc import Awaitable, Callable, Coroutine, Generator
 from contextlib import suppress
@@ -36,6 +35,8 @@ _SPARE = 64  # stale entries in the heap before it is rebuilt
 
 def back_off(attempt: int, *, first: float, longest: float) -> float:
     """Return the seconds to wait before an attempt (the first is 1): doubled each time, with jitter of up to a half."""
+    import random  # 1 % of the time of `import opwire`, and few programs retry
+
     limit = min(longest, first * 2 ** min(attempt - 1, 60))
     return random.uniform(limit / 2, limit)  # noqa: S311 - not a secret
 

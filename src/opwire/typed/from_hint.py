@@ -16,6 +16,7 @@ from collections import abc
 from collections.abc import Callable, Iterable
 from decimal import MAX_EMAX, MAX_PREC, MIN_EMIN, Context, Decimal
 from functools import partial
+from os import PathLike
 from typing import Annotated, Any, ForwardRef, TypeVar, cast, get_args, get_origin
 
 import msgspec
@@ -252,6 +253,10 @@ class _HintParser:
         self._inside: list[tuple[Any, str]] = []  # the classes and fields that lead to the current hint
 
     def node(self, hint: Any) -> Node:
+        if hint is PathLike:
+            from pathlib import Path  # see `subclass_scalar`
+
+            hint = Path
         known = SCALAR_NODES.get(hint) if _hashable(hint) else None
         if known is not None:
             return known
