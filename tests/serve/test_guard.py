@@ -17,7 +17,7 @@ from hypothesis import strategies as st
 from opwire import Identity
 from opwire.auth import Grant, StaticTokens, allow_anonymous, callback
 from opwire.errors import UsageError
-from opwire.serve.guard import EXPIRES, IDENTITY, RequestGuard
+from opwire.serve.guard import BODY, EXPIRES, IDENTITY, RequestGuard
 from opwire.serve.hosts import LOOPBACK, HostNames, without_port
 from opwire.serve.listener import listening
 from tests.properties import examples
@@ -37,13 +37,8 @@ TOKENS = StaticTokens(
 
 async def echo(scope: Any, receive: Any, send: Any) -> None:
     """Says who came in with how much."""
-    size, more = 0, True
-    while more:
-        message = await receive()
-        size += len(message["body"])
-        more = message["more_body"]
     identity = scope[IDENTITY]
-    seen = {"identity": identity and identity.id, "expires": scope[EXPIRES], "size": size}
+    seen = {"identity": identity and identity.id, "expires": scope[EXPIRES], "size": len(scope.get(BODY, b""))}
     body = msgspec.json.encode(seen)
     headers = [(b"content-type", b"application/json"), (b"content-length", b"%d" % len(body))]
     await send({"type": "http.response.start", "status": 200, "headers": headers})

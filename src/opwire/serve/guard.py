@@ -50,7 +50,7 @@ IDENTITY = "opwire.identity"
 TOKEN = "opwire.token"  # noqa: S105 - the verified token of its caller, or None
 EXPIRES = "opwire.expires"  # when its token expires (Unix epoch, in seconds) and a stream has to end, or None
 ACCESS = "opwire.access"  # its entry in the access log; missing if that is disabled
-BODY = "opwire.body"  # its complete body; missing if it has none
+BODY = "opwire.body"  # its complete body; missing if it has none. `receive` is for disconnects alone
 OAUTH = "opwire.oauth"  # there if clients can get a token, or one with more scopes
 _SHARE = "opwire.share"
 
@@ -308,8 +308,7 @@ class RequestGuard:
                 else:
                     await self._identify(scope, headers)
                 if b"content-length" in headers or scope["method"] not in _WITHOUT_BODY or _CHUNKED in headers:
-                    body = scope[BODY] = await self._read_body(headers, receive)
-                    receive = _replaying(body, receive)
+                    scope[BODY] = await self._read_body(headers, receive)
             except _DisconnectedError:
                 return
             except (HTTPStatusError, CallError) as error:
@@ -563,15 +562,6 @@ def _closing(send: Send) -> Send:
         await send(message)
 
     return closing
-
-
-def _replaying(body: bytes, receive: Receive) -> Receive:
-    unread = [body]
-
-    async def replay() -> MutableMapping[str, Any]:
-        return {"type": "http.request", "body": unread.pop(), "more_body": False} if unread else await receive()
-
-    return replay
 
 
 class _DisconnectedError(Exception):

@@ -37,7 +37,7 @@ from opwire.webhooks import WebhookReceiver, WebhookRequest
 logger = logging.getLogger("opwire.serve.http")
 
 _WEBHOOKS = "/webhooks/"
-_RESULT: tuple[Header, ...] = ((b"cache-control", b"no-store"), (b"vary", b"accept"))
+_NO_STORE = (b"cache-control", b"no-store")  # and no `vary`, which would only matter to a cache
 _WITHOUT_LENGTH = frozenset({HTTPStatus.NO_CONTENT, HTTPStatus.NOT_MODIFIED})
 
 
@@ -162,7 +162,7 @@ class HTTPApp(ListeningApp):
                 elif request.path == "/readyz" and self.draining:
                     await _send_error(send, request, _shutting_down())
                 else:
-                    headers = [(b"content-type", b"application/json"), (b"cache-control", b"no-store")]
+                    headers = [(b"content-type", b"application/json"), _NO_STORE]
                     await _send_response(send, request, HTTPStatus.OK, b'{"status":"ok"}', headers)
                 return
         await self._guarded(scope, receive, send)
@@ -236,7 +236,7 @@ class HTTPApp(ListeningApp):
         status, content_type, body, headers = encode_response(
             envelope, whole=whole, is_error=self._options.is_error, request_id=request.request_id
         )
-        await _send_response(send, request, status, body, [(b"content-type", content_type), *_RESULT, *headers])
+        await _send_response(send, request, status, body, [(b"content-type", content_type), _NO_STORE, *headers])
 
     async def _stream(self, route: Route, request: Request, input: Any, receive: Receive, send: Send) -> None:
         if self.draining:
@@ -279,7 +279,7 @@ class HTTPApp(ListeningApp):
         id = id_of(f"/{name}/{webhook}")
         named = None if id is None else id.partition(".")[2]
         outcome = receiver.deliver(parse_body(given.body), given, delivery=delivery, webhook=named)
-        headers: list[Header] = [(b"content-type", b"application/json"), (b"cache-control", b"no-store")]
+        headers: list[Header] = [(b"content-type", b"application/json"), _NO_STORE]
         await _send_response(send, request, HTTPStatus.OK, b'{"status":"%s"}' % outcome.encode(), headers)
         return True
 

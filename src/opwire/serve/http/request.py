@@ -194,7 +194,8 @@ class Request:
         body: bytes = self._scope.get(BODY, b"")
         if not body:
             return UNSET
-        self.check_json()
+        if self.headers.get(b"content-type") != b"application/json":
+            self.check_json()
         return parse_body(body)
 
     @property
