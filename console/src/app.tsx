@@ -126,7 +126,7 @@ function TopBar({ onHelp }: { onHelp: () => void }): ReactNode {
       </nav>
       <span className="grow" />
       <span className={`connection ${state}`} role="status"><span className="dot" aria-hidden="true" /><span>{state === "open" ? "Live" : state === "lost" ? "Offline" : "Connecting"}</span></span>
-      {me?.version && <span className="version muted">{line(me.version, 20)}</span>}
+      {me?.version && <span className="version muted" title={`Version of ${line(me.title, 60) || "the server"}`}>{line(me.version, 20)}</span>}
       <Button kind="quiet" icon={icon} label={`Theme: ${mode === "auto" ? "as the system" : mode}`} onClick={nextTheme} />
       <Button kind="quiet" icon="help" label="Keyboard shortcuts" onClick={onHelp} />
       <Account />
@@ -154,7 +154,7 @@ function ConnectionBanner(): ReactNode {
   return (
     <div className="banner" role="alert">
       <Icon name="warn" />
-      <span>The connection to the server is lost. What is shown may be old; it is tried again by itself.</span>
+      <span>The connection to the server is lost, and is being restored. What is shown may be old.</span>
       <Button onClick={reconnect}>Try now</Button>
     </div>
   );

@@ -40,10 +40,12 @@ export interface SchemaFormProps {
   onChange: (value: unknown) => void;
   onRun?: () => void;
   problems: FieldProblem[];
+  /** Label fields with their titles, for a person who is asked, instead of their names. */
+  isTitled?: boolean;
 }
 
-export default function SchemaForm({ schema, value, onChange, onRun, problems }: SchemaFormProps): ReactNode {
-  const shape = useMemo(() => prepared(schema) as RJSFSchema, [schema]);
+export default function SchemaForm({ schema, value, onChange, onRun, problems, isTitled = false }: SchemaFormProps): ReactNode {
+  const shape = useMemo(() => prepared(schema, { named: !isTitled }) as RJSFSchema, [schema, isTitled]);
   const prefix = `form${useId().replace(/\W/g, "")}`; // a page may have several forms
   const errors = useMemo(() => errorTree(problems), [problems]);
   return (

@@ -1,6 +1,6 @@
 /** Schemas as the form generator draws them best. The server's own schema stays the one that is validated. */
 
-import { isObject } from "../json";
+import { compact, isObject } from "../json";
 
 const CHILDREN = ["properties", "$defs", "definitions", "patternProperties"];
 const SINGLE = ["items", "additionalProperties", "not", "if", "then", "else"];
@@ -10,16 +10,23 @@ const MAX_DEPTH = 40;
 /** A default that is shown in an empty field. */
 export const SHOWN_DEFAULT = "x-opwire-default";
 
+export interface Preparation {
+  /** Whether fields are labelled with their names, by which a program sets them, instead of titles for people. */
+  named: boolean;
+  definitions?: unknown;
+}
+
 /**
  * Make `X or null` simply X, since a field can be left out, and write out what the generator does not know.
  *
  * Defaults are not filled in by the generator. Inside of an optional object they would create it, which may mean
  * something else than leaving it out: `web_search_options: {}` switches a search on.
  */
-export function prepared(schema: any, depth = 0): any {
+export function prepared(schema: any, how: Preparation, depth = 0): any {
   if (schema === true) return {};
   if (!isObject(schema) || depth > MAX_DEPTH) return schema;
   let result: any = { ...schema };
+  if (depth === 0) how = { ...how, definitions: result.$defs ?? result.definitions };
   for (const keyword of ["anyOf", "oneOf"]) {
     const options = result[keyword];
     if (!Array.isArray(options)) continue;
@@ -43,15 +50,32 @@ export function prepared(schema: any, depth = 0): any {
   }
   for (const keyword of CHILDREN) {
     if (!isObject(result[keyword])) continue;
-    result[keyword] = Object.fromEntries(Object.entries(result[keyword]).map(([name, each]) => [name, prepared(each, depth + 1)]));
+    const entries = Object.entries(result[keyword]).map(([name, each]): [string, any] => [name, prepared(each, how, depth + 1)]);
+    const isNamed = how.named && keyword === "properties";
+    result[keyword] = Object.fromEntries(isNamed ? entries.map(([name, each]) => [name, isObject(each) ? { ...each, title: name } : each]) : entries);
   }
   for (const keyword of SINGLE) {
-    if (isObject(result[keyword])) result[keyword] = prepared(result[keyword], depth + 1);
+    if (isObject(result[keyword])) result[keyword] = prepared(result[keyword], how, depth + 1);
   }
   for (const keyword of LISTS) {
-    if (Array.isArray(result[keyword])) result[keyword] = result[keyword].map((each: any) => prepared(each, depth + 1));
+    if (Array.isArray(result[keyword])) result[keyword] = result[keyword].map((each: any) => prepared(each, how, depth + 1));
+  }
+  for (const keyword of ["anyOf", "oneOf"]) {
+    if (Array.isArray(result[keyword])) result[keyword] = result[keyword].map((each: any) => withTitle(each, how.definitions));
   }
   return result;
+}
+
+/** An alternative of a union with a title, since the generator calls those without one "Option 1". */
+function withTitle(option: any, definitions: unknown): any {
+  if (!isObject(option) || typeof option.title === "string") return option;
+  const reference = typeof option.$ref === "string" ? (option.$ref.split("/").at(-1) ?? "") : null;
+  const target = reference !== null && isObject(definitions) && Object.hasOwn(definitions, reference) ? definitions[reference] : null;
+  const values = "const" in option ? [option.const] : Array.isArray(option.enum) ? option.enum : null;
+  const title = reference !== null
+    ? isObject(target) && typeof target.title === "string" ? target.title : reference
+    : values !== null ? values.slice(0, 5).map(compact).join(" or ") : [option.type].flat().filter(Boolean).join(" or ");
+  return title ? { ...option, title } : option;
 }
 
 /** The input to begin with: the plain defaults of its fields. */

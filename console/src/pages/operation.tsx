@@ -24,6 +24,7 @@ const TABS = [
 
 export function OperationPane({ id, tab }: { id: string; tab: string }): ReactNode {
   const { detail, problem } = useDetail(id);
+  const about = detail?.title || (detail?.description ?? "").trim().split(/\n\s*\n/, 1)[0];
   return (
     <>
       <header className="detail-head">
@@ -33,7 +34,7 @@ export function OperationPane({ id, tab }: { id: string; tab: string }): ReactNo
         {detail && <TypeMark type={detail.type} />}
         <div className="detail-title">
           <h1><OperationId id={id} /></h1>
-          {detail?.title && detail.title !== id && <span className="muted"><Markdown text={detail.title.slice(0, 300)} inline /></span>}
+          {about && about !== id && <span className="muted"><Markdown text={about.slice(0, 300)} inline /></span>}
         </div>
         <CopyButton text={() => id} label="Copy the id" />
         {detail && <Marks detail={detail} />}

@@ -2,6 +2,7 @@
 
 import { type ReactNode, useEffect, useMemo, useState } from "react";
 
+import { session } from "../api";
 import { catalogue, loadCatalogue, useSearch } from "../catalogue";
 import { useKeys } from "../keys";
 import { go, route } from "../router";
@@ -102,6 +103,8 @@ function toggle(row: Row & { kind: "group" }): void {
 export function OperationsPage(): ReactNode {
   const { operations, problem, loading } = useStore(catalogue);
   const { id, tab } = useStore(route);
+  const me = useStore(session);
+  const isAnonymous = me !== null && me.login && !me.identity;
   return (
     <div className={`split${id === null ? "" : " chosen"}`}>
       <aside className="pane list" aria-label="Operations">
@@ -114,7 +117,7 @@ export function OperationsPage(): ReactNode {
         ) : (
           !loading && (
             <Empty icon="operations" title={operations.length === 0 ? "No operations" : plural(operations.length, "operation")}>
-              {operations.length === 0 ? "Register functions, or add sources to opwire.toml; they appear here at once." : <>Choose one on the left, or press <kbd>/</kbd> to search. <kbd>?</kbd> shows all keys.</>}
+              {operations.length === 0 ? (isAnonymous ? "Operations that need a login are not shown: log in to see them." : "Register functions, or add sources to opwire.toml; they appear here at once.") : <>Choose one on the left, or press <kbd>/</kbd> to search. <kbd>?</kbd> shows all keys.</>}
             </Empty>
           )
         )}

@@ -32,7 +32,7 @@ export function QuestionBox({ run, question, named = false }: { run: Run; questi
     <section className="question" aria-label="Question">
       <h3>{TITLES[question.kind] ?? "The operation asks"} {named && <OperationId id={run.operationId} />}</h3>
       {typeof question.params?.message === "string" && <p>{visible(question.params.message)}</p>}
-      {question.kind === "elicit" && schema && <SchemaForm schema={schema} value={value ?? {}} problems={isSent ? problems : []} onChange={setValue} onRun={() => void reply("accept")} />}
+      {question.kind === "elicit" && schema && <SchemaForm isTitled schema={schema} value={value ?? {}} problems={isSent ? problems : []} onChange={setValue} onRun={() => void reply("accept")} />}
       {question.kind === "elicit" && typeof question.params?.url === "string" && <p><code>{line(question.params.url, 300)}</code></p>}
       {question.kind === "sample" && (
         <>

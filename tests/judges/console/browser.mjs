@@ -144,7 +144,9 @@ const scenarios = {
     await page.getByLabel("amount").fill("5000");
     await page.locator(".field.wrong", { hasText: "1000" }).first().waitFor();
     await page.getByLabel("amount").fill("2");
-    await page.locator(".union-choice select").selectOption({ label: "Invoice" });
+    await page.locator("legend", { hasText: /^delivery$/ }).waitFor(); // the name of the field, and not its type's title
+    equal(await page.locator(".union-choice select").last().locator("option").allInnerTexts(), ["integer", "string"]);
+    await page.locator(".union-choice select").first().selectOption({ label: "Invoice" });
     await page.getByLabel("email").fill("ann@example.com");
     await s.button("Add to lines").click();
     await page.getByLabel("article").nth(1).fill("TEA-2");
@@ -460,7 +462,7 @@ const scenarios = {
     await page.getByLabel("value").fill("1");
     await page.route("**/api/**", (route) => route.abort("connectionrefused"));
     await page.evaluate(() => window.dispatchEvent(new Event("online"))); // connect again, in vain
-    await page.getByText("The connection to the server is lost.").waitFor();
+    await page.getByText("The connection to the server is lost, and is being restored.").waitFor();
     await s.run();
     await page.locator(".failure", { hasText: "cannot be reached" }).waitFor();
     await page.unroute("**/api/**");

@@ -77,6 +77,10 @@ class Line(Struct):
     gift: bool = False
 
 
+class Delivery(Struct):
+    day: int | str = 1
+
+
 class Article(Struct):
     article: str
     name: str
@@ -135,6 +139,7 @@ async def order(
     priority: Literal["normal", "express"] = "normal",
     note: Annotated[str, Meta(max_length=200, description="Printed on the *packing slip*")] | None = None,
     attachment: bytes | None = None,
+    delivery: Delivery | None = None,
 ) -> dict[str, Any]:
     """Order articles, paid by card or by invoice."""
     kind = "card" if isinstance(payment, Card) else "invoice"
