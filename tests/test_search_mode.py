@@ -16,6 +16,7 @@ from opwire import (
     Identity,
     OperationRegistry,
     OperationSpec,
+    OperationType,
     Reshape,
     Schema,
 )
@@ -27,6 +28,7 @@ from opwire.operation import LOCAL_IDENTITY, Inbound
 from opwire.search_mode import fits_budget, search_mode, signature, token_cost
 from opwire.serve.listener import listening
 from opwire.serve.mcp import serve_mcp
+from opwire.typed.plain import as_dict
 from tests.requirements import requirement
 
 ADA = Context(identity=Identity(id="ada", scopes=("shop",)))
@@ -116,8 +118,40 @@ async def test_an_error_about_the_input_tells_the_parameters_of_the_operation(re
     ):
         given = {"operation": operation, "input": input}
         assert told in str(await tools.handle({"id": "1", "name": "tools_call", "input": given})).replace("\\'", "'")
+    nowhere = await tools.handle({"id": "1", "name": "tools_describe", "input": {"operations": ["xylophone"]}})
+    assert "tools_search returns the ids of operations." in str(nowhere)
     unknown = await tools.handle({"id": "1", "name": "shop_order", "input": {}})
     assert "the tools are tools_search, tools_describe, tools_call" in str(unknown)
+
+
+@requirement("mode.tools")
+async def test_an_error_about_the_input_writes_out_the_fields_of_objects() -> None:
+    line = {"properties": {"article": {"type": "string"}, "kind": {"const": "tea"}}, "required": ["article"]}
+    tree = {"properties": {"left": {"$ref": "#/$defs/Tree"}, "right": {"$ref": "#/$defs/Tree"}}}  # itself
+    wide = {"properties": {f"field{number}": {"type": "integer"} for number in range(9)}}
+    schema = {
+        "type": "object",
+        "properties": {
+            "lines": {"type": "array", "items": {"anyOf": [{"$ref": "#/$defs/Line"}, {"type": "null"}]}},
+            "tree": {"$ref": "#/$defs/Tree"},
+            "wide": wide,
+        },
+        "required": ["lines"],
+        "$defs": {"Line": line, "Tree": tree},
+    }
+    registry = OperationRegistry()
+    spec = OperationSpec(namespace="shop", name="order", type=OperationType.MUTATION, input_schema=schema)
+    registry.register(spec, lambda input, context: None)
+    with pytest.raises(CallError) as caught:
+        await call(search_mode(registry), "shop.order", {})
+    hint = as_dict(caught.value.details)["hint"]
+    assert hint.startswith(
+        "Its parameters: shop.order(lines: list[{article: str, kind?: 'tea'}], tree?: {left?: {left?: {left?: "
+    )
+    assert "field7?: int, …}" in hint
+    assert len(hint) < 1_500
+    found = (await search_mode(registry).execute("tools.search", {"query": "order"})).data
+    assert found == "shop.order(lines: list[any], tree?: any, wide?: any)"
 
 
 @requirement("mode.access")

@@ -36,6 +36,7 @@ from opwire.view import Pattern
 
 _NAME = re.compile(r"[A-Za-z_]\w*", re.ASCII)
 _UNKNOWN_NAME = re.compile(r"NameError: name '(\w{1,200})' is not defined", re.ASCII)
+_TIME_LIMIT = re.compile(r"feed time limit exceeded: \S+ > \S+")
 _NOT_AWAITED = re.compile(r"<coroutine external_future\(\d{1,10}\)>")
 _MAX_FAULT = 2_000  # characters of a traceback
 _NO_RESULT = "(no result: end the program with an expression, or print what you want to see)"
@@ -44,8 +45,9 @@ _encoder = msgspec.json.Encoder(enc_hook=str)
 _ABOUT = """Run Python that calls operations as functions, and return the value of its last expression.
 
 Await functions that {} returned, with keyword arguments: `issues = await github_issues_list(owner="a")`.
-Use asyncio.gather for calls at the same time, and print() for anything else that you want to see. A function that fails
-raises RuntimeError. Files, network and imports other than asyncio, json, re, math and datetime are not available."""
+For calls at the same time `import asyncio` and use asyncio.gather; print() anything else that you want to see. A
+function that fails raises RuntimeError. Files, network and imports other than asyncio, json, re, math and datetime are
+not available."""
 
 Code = Annotated[str, Meta(max_length=50_000, description="Python; the value of its last expression is the result")]
 
@@ -160,7 +162,7 @@ class _CodeTools:
             raise CallError(ErrorCode.EXECUTION_ERROR, f"the program was ended: {str(error)[:_MAX_FAULT]}") from None
         except MontyError as error:
             display = cast("Callable[[], str]", getattr(error, "display", error.__str__))
-            fault = display()
+            fault = _TIME_LIMIT.sub(f"computed for more than {limits.seconds:g} s", display())
             if len(fault) > _MAX_FAULT:  # the kind of an error is before its message, which may be long
                 fault = f"{fault[: _MAX_FAULT // 2]}\n…\n{fault[-_MAX_FAULT // 2 :]}"
             message = f"the program failed:\n{printed.before}{fault}{self._hint(fault, code, context)}"
@@ -201,7 +203,7 @@ class _CodeTools:
     def _hint(self, fault: str, code: str, context: Context) -> str:
         """Return what to write instead of an unknown name, as far as the caller may see it; or ""."""
         unknown = _UNKNOWN_NAME.search(fault)
-        if unknown is None:
+        if unknown is None or "Did you forget to import" in fault:
             return ""
         ids, is_visible = self._tools.names()[1], self._tools.visible(context)
 

@@ -11,6 +11,7 @@ import asyncio
 import re
 from collections.abc import Callable, Iterable
 from contextlib import aclosing, suppress
+from functools import partial
 from itertools import islice
 from typing import Annotated, Any, cast
 
@@ -35,6 +36,9 @@ _MAX_DESCRIBED = 10
 _MAX_OPTIONAL = 4  # optional parameters in a signature
 _MAX_SUMMARY = 100  # characters
 _MAX_TYPE = 40
+_MAX_NESTED = 400  # characters of a type whose fields are written out
+_MAX_FIELDS = 8  # of an object in it
+_MAX_NESTED_DEPTH = 9  # of it, where objects and unions, which have several parts, count twice: some 4,000 parts
 _MAX_DEPTH = 3  # of references, unions and arrays in a type
 _MAX_PARTS = 4  # of a union
 _MAX_NAMESPACES = 20  # that the description of `search` names
@@ -103,15 +107,19 @@ def fits_budget(specs: Iterable[OperationSpec], budget: int) -> bool:
     return True
 
 
-def signature(spec: OperationSpec) -> str:
-    """Return an operation in a line of some 30 tokens: `shop.order(lines: list[str], note?: str)  Order articles.`"""
+def signature(spec: OperationSpec, *, is_nested: bool = False) -> str:
+    """Return an operation in a line of some 30 tokens: `shop.order(lines: list[str], note?: str)  Order articles.`
+
+    With `is_nested`, the fields of objects are written out: `to: {city: str, zip?: str}` instead of `to: object`.
+    """
     schema = _schema(spec).schema
     definitions = as_dict(schema.get("$defs") or schema.get("definitions"))
     properties = as_dict(schema.get("properties"))
     required = [name for name in schema.get("required", ()) if name in properties]
     optional = [name for name in properties if name not in required]
-    parameters = [f"{name}: {_type(properties[name], definitions)}" for name in required]
-    parameters += [f"{name}?: {_type(properties[name], definitions)}" for name in optional[:_MAX_OPTIONAL]]
+    type_of = partial(_type, definitions=definitions, is_nested=is_nested)
+    parameters = [f"{name}: {type_of(properties[name])}" for name in required]
+    parameters += [f"{name}?: {type_of(properties[name])}" for name in optional[:_MAX_OPTIONAL]]
     parameters += ["…"] if len(optional) > _MAX_OPTIONAL else []
     lines = (spec.title or spec.description).strip().partition("\n")[0]
     summary = lines if len(lines) <= _MAX_SUMMARY else f"{lines[:_MAX_SUMMARY]}…"
@@ -127,6 +135,7 @@ class ToolSearch:
         self._names: dict[str, str] = {}  # identifiers, by id
         self._ids: dict[str, str] = {}  # by identifier
         self._named_at = -1  # changes of the registry
+        self._searching = ""  # the name of the tool that finds ids
 
     def register(self, mode: RegistryView, namespace: str) -> None:
         """Add the operations to the registry that the model sees."""
@@ -134,6 +143,7 @@ class ToolSearch:
         spaces = dict.fromkeys(spec.namespace for spec in specs)
         known = ", ".join(islice(spaces, _MAX_NAMESPACES)) + (", …" if len(spaces) > _MAX_NAMESPACES else "")
         find, describe, call = (f"{namespace}_{name}" for name in ("search", "describe", "call"))  # as tools are named
+        self._searching = find
         about = (
             f"Find operations by what they do, in plain words. There are {len(specs):,}, of {known}. "
             "Returns a line for each: its id, its parameters (? is optional), what it does. "
@@ -187,7 +197,7 @@ class ToolSearch:
         except CallError as error:
             if error.code is not ErrorCode.VALIDATION_ERROR or "problems" not in as_dict(error.details):
                 raise
-            details = {"hint": f"{HINT}{signature(spec)}", **as_dict(error.details)}
+            details = {"hint": f"{HINT}{signature(spec, is_nested=True)}", **as_dict(error.details)}
             raise CallError(error.code, error.message, details) from error
 
     def get(self, operation_id: str) -> OperationSpec | None:
@@ -212,12 +222,18 @@ class ToolSearch:
             named = self._registry.get_spec(self.names()[1].get(operation_id.replace("-", "_"), ""))
             if named is not None and self.visible(context)(named):  # otherwise the name tells that it exists
                 return named
-        if _is_checked(context):
-            return self._dispatcher.find(operation_id, context.identity)
-        spec = self._registry.get_spec(operation_id)
-        if spec is None:
-            raise self._registry.not_found(operation_id)
-        return spec
+        try:
+            if _is_checked(context):
+                return self._dispatcher.find(operation_id, context.identity)
+            spec = self._registry.get_spec(operation_id)
+            if spec is None:
+                raise self._registry.not_found(operation_id)
+            return spec
+        except CallError as error:
+            if error.code is ErrorCode.OPERATION_NOT_FOUND and self._searching and "did you mean" not in error.message:
+                hint = {"hint": f"{self._searching} returns the ids of operations."}
+                raise CallError(error.code, error.message, hint) from error
+            raise
 
     def visible(self, context: Context) -> Callable[[OperationSpec], bool]:
         """Return whether the caller of a context may see an operation."""
@@ -243,23 +259,32 @@ def _schema(spec: OperationSpec) -> ToolSchema:
         return ToolSchema({})
 
 
-def _type(schema: Any, definitions: dict[str, Any], depth: int = 0) -> str:
+def _type(schema: Any, definitions: dict[str, Any], depth: int = 0, *, is_nested: bool = False) -> str:
     given = cast("dict[str, Any]", schema) if isinstance(schema, dict) else {}
     reference = str(given.get("$ref", "")).rpartition("/")[2]
-    if depth > _MAX_DEPTH:
+    if depth > (_MAX_NESTED_DEPTH if is_nested else _MAX_DEPTH):
         return "any"
+    type_of = partial(_type, definitions=definitions, is_nested=is_nested)
     if reference:
-        return _type(definitions.get(reference), definitions, depth + 1)
+        return type_of(definitions.get(reference), depth=depth + 1)
     parts = given.get("anyOf") or given.get("oneOf")
     if isinstance(parts, list):
-        names = [_type(part, definitions, depth + 1) for part in cast("list[Any]", parts)[:_MAX_PARTS]]
+        names = [type_of(part, depth=depth + 1 + is_nested) for part in cast("list[Any]", parts)[:_MAX_PARTS]]
     elif isinstance(choices := given.get("enum"), list):
         names = [repr(each) for each in cast("list[Any]", choices)[: 2 * _MAX_PARTS]]
+    elif "const" in given:
+        names = [repr(given["const"])]
     elif given.get("type") == "array":
-        names = [f"list[{_type(given.get('items'), definitions, depth + 1)}]"]
+        names = [f"list[{type_of(given.get('items'), depth=depth + 1)}]"]
+    elif is_nested and isinstance(fields := given.get("properties"), dict):
+        required = cast("list[str]", given.get("required") or [])
+        shown = islice(cast("dict[str, Any]", fields).items(), _MAX_FIELDS)
+        written = [f"{name}{'' if name in required else '?'}: {type_of(each, depth=depth + 2)}" for name, each in shown]
+        names = [f"{{{', '.join(written)}{', …' if len(cast('dict[str, Any]', fields)) > _MAX_FIELDS else ''}}}"]
     else:
         kinds = given.get("type", "any")
         several = cast("list[Any]", kinds) if isinstance(kinds, list) else [kinds]
         names = [_TYPES.get(str(kind), str(kind)) for kind in several]
     text = "|".join(dict.fromkeys(name for name in names if name not in ("null", "None"))) or "null"
-    return text if len(text) <= _MAX_TYPE else f"{text[:_MAX_TYPE]}…"
+    longest = _MAX_NESTED if is_nested else _MAX_TYPE
+    return text if len(text) <= longest else f"{text[:longest]}…"
