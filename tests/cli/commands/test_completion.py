@@ -142,6 +142,22 @@ def test_an_id_that_a_shell_completes_stays_text(shell: str, folder: Path, capsy
     assert [call[-1] for call in found] == [f"x.{id}" for id in TYPED.values()]
 
 
+@requirement("cli.completion")
+def test_zsh_loads_the_script_from_a_folder_of_fpath(
+    folder: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    if shutil.which("zsh") is None:
+        pytest.skip("zsh is not installed")
+    capsys.readouterr()
+    assert run(["completion", "zsh"]) == 0
+    (folder / "functions").mkdir()
+    (folder / "functions" / "_opwire").write_text(capsys.readouterr().out)  # as the help of the command says
+    start = "fpath=($PWD/functions $fpath); autoload -U compinit; compinit -u -D"
+    monkeypatch.setitem(STARTS, "zsh", (STARTS["zsh"][0], start))
+    (call,) = typed("zsh", folder, ["opwire call --openapi x.json x.i\t"], 1)
+    assert call[-1] == f"x.{HOSTILE['i']}"
+
+
 @requirement("cli.completion-is-text")
 @pytest.mark.parametrize("quote", ["'", '"'])
 def test_an_id_stays_text_behind_a_quote_that_was_typed(

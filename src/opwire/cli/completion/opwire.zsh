@@ -1,4 +1,3 @@
-
 #compdef %(prog_name)s
 
 %(complete_func)s() {
