@@ -264,13 +264,13 @@ def result_envelope(result: Mapping[str, Any], label: str, *, declared: bool) ->
         if content is not None:
             logger.warning("%s: the content of a result is not a list; it is kept as one entry", label)
         content = [] if content is None else [content]
+    meta = _result_meta(result, label, unknown)
     blocks = read_blocks(cast("list[Any]", content), label)
     is_error = bool(given)
     if given is not None and not isinstance(given, bool):
         logger.warning("%s: isError is not a boolean, but %s", label, type(given).__name__)
     if structured is None and blocks and (is_error or not declared) and block_texts(blocks) != ["null"]:
         structured = UNSET  # some servers write null for fields that they do not use
-    meta = _result_meta(result, label, unknown)
     origin = read_result_origin(meta)
     if structured is not UNSET:
         data = structured if origin is None else unwrapped(structured, origin, label)

@@ -292,9 +292,9 @@ class HTTPSession:
         Raises:
             RPCError: it comes before the handshake, or too many calls of the owner are running.
         """
-        self._handshake.check(request.method)
         if request.method != "ping" and self._calls.is_full(self.owner):
             raise RPCError(INTERNAL_ERROR, "rejected: too many requests of this identity are running")
+        self._handshake.check(request.method)
 
     def _start(self, request: RPCRequest, served: ServedRequest) -> asyncio.Task[RPCMessage]:
         task = self._server.start(self._server.respond(request, served), served)
