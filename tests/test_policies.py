@@ -14,7 +14,7 @@ from msgspec.structs import replace
 
 from opwire.adapters.mcp import from_mcp
 from opwire.errors import CallError, ErrorCode, UsageError
-from opwire.operation import Context, Identity, Interceptor
+from opwire.operation import Context, Identity, Interceptor, OperationSpec, OperationType
 from opwire.policies import (
     Approval,
     ApprovalChange,
@@ -115,6 +115,30 @@ async def test_inputs_are_written_only_if_asked_for_and_without_secrets() -> Non
 
 
 @requirement("policies.audit")
+@pytest.mark.parametrize(
+    ("value", "logged"),
+    [
+        (10**5_000, "(no JSON form)"),
+        ("\ud800", {"article": "\ufffd"}),
+        ({1: 2}, {"article": {"1": 2}}),
+        (({"password": "s3cret"},), {"article": [{"password": "***"}]}),
+    ],
+    ids=["long integer", "lone surrogate", "integer keys", "tuple"],
+)
+async def test_no_input_evades_the_line_of_a_call(value: Any, logged: Any) -> None:
+    lines: list[bytes] = []
+    registry = OperationRegistry()
+    registry.use(AuditLog(lines.append, values=True))
+
+    @registry.mutation("shop.order")
+    async def order(article: Any) -> str:
+        return "done"
+
+    assert (await registry.execute("shop.order", {"article": value})).data == "done"
+    assert [json.loads(line)["input"] for line in lines] == [logged]
+
+
+@requirement("policies.audit")
 async def test_an_audit_log_that_is_installed_first_has_the_calls_that_others_reject() -> None:
     lines: list[bytes] = []
     registry = shop(AuditLog(lines.append), Approval(lambda _: False))
@@ -123,6 +147,17 @@ async def test_an_audit_log_that_is_installed_first_has_the_calls_that_others_re
 
 
 # --- approval ---------------------------------------------------------------------------------------------------------
+
+
+@requirement("policies.approval")
+async def test_a_call_whose_input_cannot_be_shown_to_a_person_is_rejected() -> None:
+    registry = OperationRegistry()
+    registry.use(Approval(lambda request: bool(str(request))))
+    registry.register(OperationSpec(namespace="shop", name="order", type=OperationType.MUTATION), lambda _i, _c: "done")
+    rejected = await refused(registry, "shop.order", {"amount": 1, "note": 10**5_000})
+    assert rejected.code is ErrorCode.VALIDATION_ERROR
+    assert "no JSON form to ask a person about" in rejected.message
+    assert (await registry.execute("shop.order", {"note": "\ud800"})).data == "done"
 
 
 @requirement("policies.approval")

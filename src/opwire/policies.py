@@ -33,7 +33,7 @@ from opwire.envelope import ResponseEnvelope
 from opwire.errors import CallError, ErrorCode, UsageError, check_above_zero, check_counts, check_not_below_zero
 from opwire.logs import masked
 from opwire.operation import REQUEST_STATE, Context, Handler, Identity, OperationSpec, OperationType
-from opwire.typed.plain import harmless, to_plain
+from opwire.typed.plain import harmless, replace_surrogates, survey, to_plain, write_json
 from opwire.view import Pattern, Selection
 
 logger = logging.getLogger("opwire.policies")
@@ -174,7 +174,8 @@ class AuditLog(Policy):
             "outputBytes": 0,
         }
         if self._values:
-            line["input"] = masked(input, self._redacted) if (line["inputBytes"] or 0) <= _MAX_VALUES else "(too long)"
+            is_short = (line["inputBytes"] or 0) <= _MAX_VALUES
+            line["input"] = _logged(input, self._redacted) if is_short else "(too long)"
         if spec.type is OperationType.SUBSCRIPTION:
             line["items"] = 0
 
@@ -190,7 +191,12 @@ class AuditLog(Policy):
             raise
         finally:
             line["ms"] = round(1_000 * (time.perf_counter() - start), 3)
-            self._write(_encoder.encode(line) + b"\n")
+            self._write(write_json(_encoder, line) + b"\n")
+
+
+def _logged(input: Any, redacted: frozenset[str]) -> Any:
+    """Return an input as plain data without secrets; a text if it has no JSON form, which must not prevent the line."""
+    return "(no JSON form)" if _encoded_plain(input) is None else masked(to_plain(input), redacted)
 
 
 def _append(path: Path, line: bytes) -> None:
@@ -203,13 +209,16 @@ def _append(path: Path, line: bytes) -> None:
 
 
 def _size(value: Any) -> int | None:
-    encoded = value if isinstance(value, bytes) else _encoded(value)
-    return None if encoded is None else len(encoded)
-
-
-def _encoded(value: Any) -> bytes | None:
     try:
-        return _encoder.encode(value)
+        return len(value if isinstance(value, bytes) else write_json(_encoder, value))
+    except (TypeError, ValueError, RecursionError):
+        return None
+
+
+def _encoded_plain(value: Any) -> bytes | None:
+    """Return plain data as JSON; None if it has no JSON form, such as an integer of 5,000 digits, or is too deep."""
+    try:
+        return None if survey(value).deep else write_json(_encoder, to_plain(value))
     except (TypeError, ValueError, RecursionError):
         return None
 
@@ -235,7 +244,7 @@ class ApprovalRequest(Struct, frozen=True, kw_only=True):
     @property
     def shown_input(self) -> Any:
         """The input, with the values of secret names replaced; as text that is cut off if it is too long to show."""
-        given = masked(to_plain(self.input))
+        given = replace_surrogates(masked(to_plain(self.input)))
         text = _encoder.encode(given).decode()
         more = len(text) - _MAX_SHOWN
         return given if more <= 0 else f"{text[:_MAX_SHOWN]}… ({more:,} more characters)"
@@ -376,13 +385,15 @@ class Approval(Policy):
     async def _around(self, spec: OperationSpec, input: Any, context: Context) -> AsyncGenerator[PolicyCall]:
         if self._waiting >= self._max_waiting:
             raise CallError(ErrorCode.RATE_LIMITED, f"{self._waiting} calls wait for approval already")
+        shown = _encoded_plain(input)
+        if shown is None:  # what a person does not see is not approved
+            raise CallError(ErrorCode.VALIDATION_ERROR, f"{spec.id}: the input has no JSON form to ask a person about")
         self._waiting += 1
-        shown = _encoded(input)
         try:
             decision = await self._decide(spec, input, context)
         finally:
             self._waiting -= 1
-        if decision is True and _encoded(input) != shown:
+        if decision is True and _encoded_plain(input) != shown:
             decision = "its input has changed since the person was asked"
         if decision is not True:
             reason = f": {decision[:500]}" if isinstance(decision, str) and decision else ""

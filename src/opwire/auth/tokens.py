@@ -187,7 +187,7 @@ def grant_of(claims: Mapping[str, Any], names: ClaimNames) -> Grant:
     """
     name = names.get("id", "sub")
     id = claims.get(name)
-    if not isinstance(id, str) or not id:
+    if not isinstance(id, str) or not id.isprintable() or not id:  # it goes into logs, and over wires in UTF-8
         raise ValueError(f"the claim {name} is not a name")
     expires = claims.get("exp")
     if not isinstance(expires, int | float) or isinstance(expires, bool) or not 0 <= expires <= _MAX_TIME:
@@ -210,8 +210,10 @@ def grant_of(claims: Mapping[str, Any], names: ClaimNames) -> Grant:
 def _words(claims: Mapping[str, Any], name: str) -> tuple[str, ...]:
     value = claims.get(name)
     words = [] if value is None else value.split() if isinstance(value, str) else value
-    if not isinstance(words, list) or not all(isinstance(word, str) for word in cast("list[object]", words)):
-        raise ValueError(f"the claim {name} is neither a string nor a list of strings")
+    if not isinstance(words, list) or not all(
+        isinstance(word, str) and word.isprintable() for word in cast("list[object]", words)
+    ):
+        raise ValueError(f"the claim {name} is neither a string nor a list of strings, or has control characters")
     return tuple(cast("list[str]", words))
 
 
