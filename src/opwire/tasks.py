@@ -15,7 +15,7 @@ def spawn(work: Coroutine[Any, Any, T], tasks: set[asyncio.Task[T]]) -> asyncio.
     return task
 
 
-def resolve(future: "asyncio.Future[None] | asyncio.Future[Any]") -> None:
-    """Resolve a future without a value, unless it is done or cancelled."""
+def resolve(future: "asyncio.Future[None] | asyncio.Future[Any]", value: Any = None) -> None:
+    """Resolve a future, unless it is done or cancelled."""
     if not future.done():
-        future.set_result(None)
+        future.set_result(value)

@@ -179,10 +179,9 @@ class ForgetsThatTasksHaveEnded(MemoryJournal):
 
 class TellsOne(MemoryJournal):
     def ended(self, outcome: Outcome) -> None:
-        for future in self._waiters._futures.get(outcome.key, ()):
-            if not future.done():
-                future.set_result(outcome)
-                return
+        for waiter in self._waiters._waiting.get(outcome.key, ()):
+            waiter.resolve(outcome)
+            return
 
 
 class WaitsForEver(MemoryJournal):
@@ -356,3 +355,14 @@ class CancelsInSilence(MemoryJournal):
             return await super().cancel(outcome)
         finally:
             self._state.listeners = listeners
+
+
+class RecordsTheFirstOnly(MemoryJournal):
+    async def record_all(self, ended: Sequence[tuple[Claim, Outcome]]) -> Sequence[Outcome | Exception | None]:
+        await super().record_all(ended[:1])
+        return [outcome for _, outcome in ended]
+
+
+class MixesUpReplies(MemoryJournal):
+    async def record_all(self, ended: Sequence[tuple[Claim, Outcome]]) -> Sequence[Outcome | Exception | None]:
+        return list(reversed(await super().record_all(ended)))

@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 
 from opwire import CallError, Context, Identity, OperationRegistry
 from opwire.call import CallRequested
-from opwire.durable import DurableCalls, DurableWorker, MemoryJournal, MemoryJournalState
+from opwire.durable import DurableCalls, DurableWorker, MemoryJournal, MemoryJournalState, Task
 from opwire.durable.calls import MAX_NAME, _fingerprint
 from opwire.errors import UsageError
 from tests.chaos.virtual_time import run_virtually
@@ -185,14 +185,17 @@ def test_a_journal_that_cannot_be_reached_is_unavailable_and_the_key_is_told() -
     in_a_shop(run)
 
 
-def test_a_journal_that_does_not_answer_is_waited_for_no_longer_than_the_timeout() -> None:
+@requirement("durable.timeout")
+def test_a_task_that_is_not_known_to_be_stored_in_time_times_out_with_its_key() -> None:
     class Silent(MemoryJournal):
-        async def submit(self, task: object, *, wait: float = 0.0) -> None:
-            await asyncio.Event().wait()
+        async def submit(self, task: Task, *, wait: float = 0.0) -> None:
+            await asyncio.sleep(wait)
+            raise CallError("TIMEOUT", "it does not answer")
 
     async def run() -> None:
-        with pytest.raises(CallError, match="TIMEOUT"):
-            await DurableCalls(Silent()).call("shop.order", TEA, timeout=2)
+        with pytest.raises(CallError, match=r"TIMEOUT: shop\.order has no outcome after 2 s") as failure:
+            await DurableCalls(Silent()).call("shop.order", TEA, key="k", timeout=2)
+        assert failure.value.details == {"key": "k"}
 
     run_virtually(run())
 

@@ -84,6 +84,6 @@ async def test_who_gives_up_waiting_leaves_nothing_behind() -> None:
             each.cancel()
         await asyncio.gather(*waits, return_exceptions=True)
         assert not journal._claiming
-        assert not journal._waiters._futures
+        assert not journal._waiters._waiting
         await journal.submit(task())  # a claim that was cancelled has taken nothing along
         assert len(await journal.claim(["shop.order"], lease=1, wait=0)) == 1

@@ -61,6 +61,7 @@ CLEARED = "a suspect is cleared by a failure only"
 INNOCENT = "every task that can run is run beside those that kill their worker"
 KEPT = "an outcome is kept as it was recorded"
 FIRST = "the first outcome stands"
+TOGETHER = "outcomes that are recorded together end their own tasks"
 ENDED = "a task that has ended stays ended"
 STILL_ENDS = "a task that was released can still end"
 TOLD = "every waiting caller gets the outcome"
@@ -124,6 +125,8 @@ CAUGHT: dict[type[MemoryJournal], set[str]] = {
     broken.CancelsNothing: {CANCELLED},
     broken.RunsWhatWasCancelled: {CANCELLED},
     broken.CancelsInSilence: {CANCELLED},
+    broken.RecordsTheFirstOnly: {TOGETHER},
+    broken.MixesUpReplies: {TOGETHER},
 }
 
 

@@ -26,7 +26,7 @@ from weakref import WeakKeyDictionary
 from msgspec import Struct
 from msgspec.structs import replace
 
-from opwire.call.events import CallEvent, CallFailed, CallResponded, encode_event
+from opwire.call.events import CallEvent, CallFailed, CallRequested, CallResponded, encode_event
 from opwire.deadlines import back_off
 from opwire.dispatch import Dispatcher
 from opwire.durable.journal import MAX_SECONDS, Claim, Outcome, seconds_within
@@ -89,40 +89,60 @@ class TaskRunner:
             lost = f"its worker was lost in the last of {claim.attempt - 1} attempts, {claim.lone_losses} of them alone"
             error = CallError(ErrorCode.EXECUTION_ERROR, f"{task.operation_id} was given up: {lost}")
             return _buried(claim, error, attempts=claim.attempt - 1)
+        event = _read(claim)
+        if isinstance(event, Outcome):
+            return event
+        context = self._context(claim, event)
         try:
-            event = task.read()
-        except Exception as error:  # invalid data stays invalid
-            return _buried(claim, failure(error, task.operation_id))
-        identity = event.identity if self._trusted else None
-        if identity is None and (event.parent_request_id is None or self._anonymous is not LOCAL_IDENTITY):
-            identity = self._anonymous  # a call on behalf of an anonymous caller is not made by this process
-        try:
-            spec = self._dispatcher.find(task.operation_id, identity)
+            spec = self._dispatcher.find(task.operation_id, context.identity)
         except CallError as error:
             if error.code is not ErrorCode.OPERATION_NOT_FOUND:
                 return _failed(claim, error)
             message = f"this worker does not serve {task.operation_id} any more"  # unregistered since the claim
             gone = CallError(ErrorCode.OPERATION_NOT_FOUND, message, retryable=True)
             return Retry(policy.delay(claim.attempt, gone), gone, failed=False)
-        context = Context(
-            request_id=event.request_id,
-            parent_request_id=event.parent_request_id,
-            identity=identity,
-            metadata={**event.trace, "idempotency_key": task.key, "attempt": claim.attempt},
-            bind_env=self._dispatcher.registry.bind_env,
-            inbound=Inbound(event.request_id),
-        )
         try:
             envelope = await self._dispatcher.execute(spec, event.input, context)
             return _outcome(claim, CallResponded(request_id=event.request_id, output=envelope))
         except Exception as error:
-            failed = failure(error, task.operation_id)
-        if not failed.retryable:
-            return _failed(claim, failed)
-        failures = claim.failures + 1
-        return (
-            Retry(policy.delay(failures, failed), failed) if failures < policy.max_attempts else _buried(claim, failed)
+            return self._after(claim, failure(error, task.operation_id))
+
+    def run_at_once(self, claim: Claim) -> Outcome | Retry | None:
+        """Run a task once, without a task of asyncio, if its handler cannot suspend; otherwise return None.
+
+        It cannot be cancelled, and needs no isolation: nothing else runs meanwhile. A suspect is not run in this way.
+        """
+        bound = self._dispatcher.immediate(claim.task.operation_id)
+        if bound is None or bound.spec.type is not OperationType.MUTATION or claim.suspect:
+            return None
+        event = _read(claim)
+        if isinstance(event, Outcome):
+            return event
+        try:
+            envelope = self._dispatcher.execute_at_once(bound, event.input, self._context(claim, event))
+            return _outcome(claim, CallResponded(request_id=event.request_id, output=envelope))
+        except Exception as error:
+            return self._after(claim, failure(error, claim.task.operation_id))
+
+    def _context(self, claim: Claim, event: CallRequested) -> Context:
+        identity = event.identity if self._trusted else None
+        if identity is None and (event.parent_request_id is None or self._anonymous is not LOCAL_IDENTITY):
+            identity = self._anonymous  # a call on behalf of an anonymous caller is not made by this process
+        return Context(
+            request_id=event.request_id,
+            parent_request_id=event.parent_request_id,
+            identity=identity,
+            metadata={**event.trace, "idempotency_key": claim.task.key, "attempt": claim.attempt},
+            bind_env=self._dispatcher.registry.bind_env,
+            inbound=Inbound(event.request_id),
         )
+
+    def _after(self, claim: Claim, error: CallError) -> Outcome | Retry:
+        """Return the result of an attempt whose handler has failed."""
+        if not error.retryable:
+            return _failed(claim, error)
+        failures, policy = claim.failures + 1, self._policy
+        return Retry(policy.delay(failures, error), error) if failures < policy.max_attempts else _buried(claim, error)
 
     def given_up(self, claim: Claim) -> bool:
         """Return whether a task is not run again, because it has lost its worker too often.
@@ -131,6 +151,14 @@ class TaskRunner:
         """
         most = self._policy.max_attempts
         return claim.losses >= most and claim.lone_losses >= max(1, most - 1)
+
+
+def _read(claim: Claim) -> CallRequested | Outcome:
+    """Decode the request of a task, or return the outcome of an invalid one, which stays invalid."""
+    try:
+        return claim.task.read()
+    except Exception as error:
+        return _buried(claim, failure(error, claim.task.operation_id))
 
 
 def too_large(claim: Claim, outcome: Outcome, error: CallError) -> Outcome:
@@ -188,7 +216,11 @@ class Isolation:
         """Begin a task as soon as no suspect is isolated."""
         while self._isolated is not None:
             await self._change()
-        self._running[task] = time.monotonic()
+        self.begin(task, time.monotonic())
+
+    def begin(self, task: Hashable, now: float) -> None:
+        """Begin a task; no suspect is isolated."""
+        self._running[task] = now
 
     async def enter_alone(self, task: Hashable, quiet: float) -> bool:
         """Isolate a suspect as soon as no other is, and begin it. Return whether no other task is running."""

@@ -2,21 +2,19 @@
 
 import time
 from collections.abc import AsyncIterator
-from functools import partial
 from hashlib import sha256
 from math import isnan
-from secrets import token_hex
+from os import urandom
 from typing import Any, TypedDict, TypeVar, Unpack, overload
 
 import msgspec
 
 from opwire.call.events import CallFailed, CallRequested, encode_event
 from opwire.call.pending import DEFAULT_TIMEOUT
-from opwire.deadlines import Deadlines
 from opwire.durable.journal import MAX_SECONDS, Journal, JournalInfo, Outcome, Task, seconds_within
 from opwire.envelope import ResponseEnvelope
 from opwire.errors import CallError, ErrorCode, UsageError
-from opwire.operation import Context, trace_of
+from opwire.operation import Context, Trace, trace_of
 from opwire.pipeline import typed_envelope
 from opwire.typed.plain import json_form, write_json
 
@@ -51,7 +49,6 @@ class DurableCalls:
 
     def __init__(self, journal: Journal) -> None:
         self._journal = journal
-        self._deadlines = Deadlines()
 
     @overload
     async def call(
@@ -86,8 +83,7 @@ class DurableCalls:
             raise CallError(ErrorCode.TIMEOUT, f"the deadline of {operation_id} had passed before it was submitted")
         task = _task(operation_id, input, context or _NO_CONTEXT, key)
         try:
-            submit, deadline = partial(self._journal.submit, task, wait=wait), time.monotonic() + wait
-            outcome = await self._deadlines.limit(submit, deadline, operation_id)
+            outcome = await self._journal.submit(task, wait=wait)
         except CallError as error:
             if error.code is not ErrorCode.TIMEOUT:
                 raise _with_key(error, task.key) from error
@@ -183,7 +179,7 @@ def _seconds(timeout: float) -> float:
 
 
 def _task(operation_id: str, input: Any, context: Context, key: str | None) -> Task:
-    key = token_hex(16) if key is None else key
+    key = urandom(16).hex() if key is None else key
     for what, name in (("an idempotency key", key), ("the id of an operation", operation_id)):  # names in the engine
         try:
             usable = 0 < len(name) <= MAX_NAME and (name.isascii() or bool(name.encode()))
@@ -192,13 +188,14 @@ def _task(operation_id: str, input: Any, context: Context, key: str | None) -> T
         if not usable:
             message = f"{what} has 1 to {MAX_NAME} characters that UTF-8 can encode; {name!r:.80} is invalid"
             raise CallError(ErrorCode.VALIDATION_ERROR, message)
+    trace: Trace = trace_of(context.metadata) if context.metadata else {}
     event = CallRequested(
         request_id=key,
         operation_id=operation_id,
         input=input,
         parent_request_id=context.parent_request_id if context.inbound is None else context.inbound.request_id,
         identity=context.identity,
-        **trace_of(context.metadata),
+        **trace,
     )
     return Task(
         key=key,

@@ -18,6 +18,8 @@ run each of them with nothing else in flight. A worker that does so marks the at
 only a loss that follows such a mark counts against the task (`lone_losses`).
 
 `opwire.testing.check_journal` is the contract suite for every implementation.
+
+Tasks and outcomes refer to plain data alone, so they need no garbage collector: a journal in memory keeps many.
 """
 
 from collections.abc import AsyncIterator, Sequence
@@ -36,7 +38,7 @@ MAX_SECONDS = 10 * 365 * 24 * 3600.0
 """The longest lease, delay or retention of an outcome: engines count these in 64-bit nanoseconds."""
 
 
-class Task(Struct, frozen=True, kw_only=True):
+class Task(Struct, frozen=True, kw_only=True, gc=False):
     """A submitted mutation. `request` is the `call.requested` event as JSON, opaque to the journal."""
 
     key: str
@@ -55,12 +57,12 @@ class Task(Struct, frozen=True, kw_only=True):
             CallError: PROTOCOL_ERROR, it is not a request for this operation.
         """
         event = decode_event(self.request)
-        if not isinstance(event, CallRequested) or event.operation_id != self.operation_id:
+        if type(event) is not CallRequested or event.operation_id != self.operation_id:
             raise CallError(ErrorCode.PROTOCOL_ERROR, f"the task does not hold a request for {self.operation_id}")
         return event
 
 
-class Claim(Struct, frozen=True, kw_only=True):
+class Claim(Struct, frozen=True, kw_only=True, gc=False):
     """A task that one worker owns for `lease` seconds. `attempt` counts from 1; `receipt` is opaque to the worker."""
 
     task: Task
@@ -77,7 +79,7 @@ class Claim(Struct, frozen=True, kw_only=True):
     """The last attempt was lost, and none was released as failed since then."""
 
 
-class Outcome(Struct, frozen=True, kw_only=True, omit_defaults=True, rename="camel"):
+class Outcome(Struct, frozen=True, kw_only=True, gc=False, omit_defaults=True, rename="camel"):
     """The outcome of a task. `event` is the `call.responded` or `call.error` that its caller gets, as JSON."""
 
     key: str
@@ -98,7 +100,7 @@ class Outcome(Struct, frozen=True, kw_only=True, omit_defaults=True, rename="cam
             CallError: PROTOCOL_ERROR, it is not a response or an error.
         """
         event = decode_event(self.event)
-        if not isinstance(event, CallResponded | CallFailed):
+        if type(event) is not CallResponded and type(event) is not CallFailed:
             raise CallError(ErrorCode.PROTOCOL_ERROR, f"the recorded event of {self.operation_id} is not a response")
         return event
 
@@ -154,7 +156,8 @@ class Journal(Protocol):
         When this returns, the task is stored.
 
         Raises:
-            CallError: VALIDATION_ERROR, the key is known with another fingerprint.
+            CallError: VALIDATION_ERROR, the key is known with another fingerprint. TIMEOUT, with a `wait`: it is over,
+                and whether the task is stored is unknown.
         """
         ...
 
@@ -181,6 +184,10 @@ class Journal(Protocol):
 
         The first outcome counts, even without a valid lease. None: the task does not exist any more.
         """
+        ...
+
+    async def record_all(self, ended: Sequence[tuple[Claim, Outcome]]) -> Sequence[Outcome | Exception | None]:
+        """End tasks together; return for each what `record` would return, or the error that it would raise."""
         ...
 
     async def release(self, claim: Claim, delay: float, *, failed: bool = False) -> None:

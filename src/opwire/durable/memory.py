@@ -50,7 +50,7 @@ class JournalListener(Protocol):
         ...
 
 
-class _JournalEntry(Struct, eq=False):
+class _JournalEntry(Struct, eq=False, gc=False):
     task: Task
     number: int  # of its submission: older ones go first
     due: float = 0.0  # when it can be claimed: at once, after a delay, or when its lease expires
@@ -151,10 +151,10 @@ class MemoryJournalState:
                 entry = self._unfinished(number, key)
                 if entry is not None:
                     heappush(queue.suspects if entry.suspect else queue.ready, (number, key))
-        if suspects and (entry := self._oldest([queue.suspects for queue in queues], now, suspect=True)) is not None:
+        if suspects and (entry := self._take([queue.suspects for queue in queues], now, suspect=True)) is not None:
             return [self._claim(entry, lease, now)]
         claims, ready = list[Claim](), [queue.ready for queue in queues]
-        while len(claims) < limit and (entry := self._oldest(ready, now, suspect=False)) is not None:
+        while len(claims) < limit and (entry := self._take(ready, now, suspect=False)) is not None:
             claims.append(self._claim(entry, lease, now))
         return claims
 
@@ -163,16 +163,20 @@ class MemoryJournalState:
         self._postpone(entry, now + lease)
         return claim
 
-    def _oldest(self, heaps: list[list[tuple[int, str]]], now: float, *, suspect: bool) -> _JournalEntry | None:
-        """Return the oldest entry of these heaps, and drop stale elements on the way."""
+    def _take(self, heaps: list[list[tuple[int, str]]], now: float, *, suspect: bool) -> _JournalEntry | None:
+        """Remove the oldest entry of these heaps and return it, and drop stale elements on the way."""
         oldest: _JournalEntry | None = None
+        source: list[tuple[int, str]] = []
         for heap in heaps:
             while heap:
                 entry = self._unfinished(*heap[0])
                 if entry is not None and entry.due <= now and entry.suspect == suspect:
-                    oldest = entry if oldest is None or entry.number < oldest.number else oldest
+                    if oldest is None or entry.number < oldest.number:
+                        oldest, source = entry, heap
                     break
                 heappop(heap)
+        if oldest is not None:
+            heappop(source)
         return oldest
 
     def due(self, operation_ids: Sequence[str]) -> float | None:
@@ -326,6 +330,7 @@ class MemoryJournal:
     async def start(self) -> None:
         """Open the journal."""
         self._is_open = True
+        self._waiters.bind()
         self._state.listeners.add(self)
 
     async def __aenter__(self) -> Self:
@@ -357,12 +362,8 @@ class MemoryJournal:
         Raises:
             CallError: VALIDATION_ERROR, the key is known with another fingerprint.
         """
-        if wait <= 0:
-            return await self._submit(task)
-        return await self._waiters.wait(task.key, wait, lambda: self.outcome(task.key), lambda: self._submit(task))
-
-    async def _submit(self, task: Task) -> Outcome | None:
-        return self._opened().submit(task, time.monotonic())
+        known = self._opened().submit(task, time.monotonic())
+        return known if known is not None or wait <= 0 else await self._waiters.wait(task.key, wait)
 
     async def claim(
         self, operation_ids: Sequence[str], *, lease: float, wait: float, limit: int = 1, suspects: bool = True
@@ -393,6 +394,16 @@ class MemoryJournal:
         """End a task; return its outcome."""
         return self._opened().record(claim, outcome, time.monotonic())
 
+    async def record_all(self, ended: Sequence[tuple[Claim, Outcome]]) -> Sequence[Outcome | Exception | None]:
+        """End tasks together; return the outcome of each, or its error."""
+        replies: list[Outcome | Exception | None] = []
+        for claim, outcome in ended:
+            try:
+                replies.append(await self.record(claim, outcome))
+            except Exception as error:
+                replies.append(error)
+        return replies
+
     async def release(self, claim: Claim, delay: float, *, failed: bool = False) -> None:
         """Return a task, to be claimed again after `delay` seconds."""
         self._opened().release(claim, delay, time.monotonic(), failed=failed)
@@ -409,7 +420,8 @@ class MemoryJournal:
 
     async def wait(self, key: str, timeout: float) -> Outcome | None:
         """Wait for the outcome of a task; return None after `timeout` seconds."""
-        return await self._waiters.wait(key, timeout, lambda: self.outcome(key))
+        known = self._opened().outcome(key, time.monotonic())
+        return known if known is not None or timeout <= 0 else await self._waiters.wait(key, timeout)
 
     async def buried(self, operation_id: str | None = None) -> AsyncIterator[Outcome]:
         """Iterate over the outcomes of buried tasks, the oldest first."""

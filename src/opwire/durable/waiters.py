@@ -3,12 +3,12 @@
 import asyncio
 import time
 from collections.abc import Awaitable, Callable
-from functools import partial
-from typing import Any, NamedTuple
+
+from msgspec import Struct
 
 from opwire.deadlines import Deadlines
 from opwire.durable.journal import Outcome
-from opwire.errors import CallError
+from opwire.errors import CallError, ErrorCode
 from opwire.tasks import resolve
 
 RECHECK = 5.0
@@ -17,24 +17,40 @@ RECHECK = 5.0
 Fetch = Callable[[], Awaitable[Outcome | None]]
 
 
-class PendingReply(NamedTuple):
-    """A task that is being stored: the reply of the engine, and how to read it. An outcome may be known already."""
+class OutcomeWaiter(Struct, eq=False):
+    """A caller that waits. It gets no outcome while its task is being stored, which `stored` tells.
 
-    reply: asyncio.Future[Any]
-    read: Callable[[Any], Outcome | None]
+    The outcome may be that of another caller's call under the same key: the reply of the engine is an error then.
+    """
 
-    def settle(self, waiting: asyncio.Future[Outcome | None], reply: asyncio.Future[Any]) -> None:
-        """End the wait of a caller if the reply is an outcome or an error. Nearly always it is neither."""
-        if reply.cancelled():  # by the caller itself
-            return
-        try:
-            known = self.read(reply.result())
-        except Exception as error:
-            if not waiting.done():
-                waiting.set_exception(error)
-        else:
-            if known is not None and not waiting.done():
-                waiting.set_result(known)
+    future: asyncio.Future[None]  # woken up: there is an outcome, or it is time to look for one
+    stored: bool = True
+    outcome: Outcome | None = None
+
+    def settle(self, known: Outcome | None) -> None:
+        """Take the reply of the engine: the task is stored, and may have an outcome already.
+
+        Without one, the caller does not wake up: 10 µs.
+        """
+        self.stored = True
+        self.outcome = known or self.outcome
+        if self.outcome is not None:
+            resolve(self.future)
+
+    def resolve(self, outcome: Outcome) -> None:
+        """Return an outcome to the caller."""
+        self.outcome = outcome
+        if self.stored:
+            resolve(self.future)
+
+    def expire(self) -> None:
+        """Wake the caller up: it is time to look for an outcome, or to give up."""
+        resolve(self.future)
+
+    def fail(self, error: Exception) -> None:
+        """Raise an error in the caller."""
+        if not self.future.done():
+            self.future.set_exception(error)
 
 
 class OutcomeWaiters:
@@ -42,61 +58,85 @@ class OutcomeWaiters:
 
     def __init__(self, recheck: float = RECHECK) -> None:
         self._recheck = recheck
-        self._futures: dict[str, set[asyncio.Future[Outcome | None]]] = {}
+        self._waiting: dict[str, set[OutcomeWaiter]] = {}
         self._deadlines = Deadlines()
 
+    def bind(self) -> None:
+        """Use the running event loop, which is that of the journal."""
+        self._deadlines.bind()
+
     def __contains__(self, key: str) -> bool:
-        return key in self._futures
+        return key in self._waiting
 
     async def wait(
-        self, key: str, timeout: float, fetch: Fetch, first: Fetch | None = None, submission: PendingReply | None = None
+        self,
+        key: str,
+        timeout: float,
+        fetch: Fetch | None = None,
+        submit: Callable[[OutcomeWaiter], None] | None = None,
     ) -> Outcome | None:
-        """Wait for `resolve` or for `fetch` to return an outcome; return None after `timeout` seconds.
+        """Wait for an outcome that is resolved, or that `fetch` returns; return None after `timeout` seconds.
 
-        `first` replaces the first `fetch`. An outcome that is resolved while it runs is not missed. So does the reply
-        of a `submission`, which has arrived when this returns; a caller does not wake up for it: 10 µs.
+        `submit` starts to store the task, and passes the reply to `settle` or `fail`; it replaces the first `fetch`.
+        An outcome that is resolved while one of them runs is not missed.
+
+        Raises:
+            CallError: an error of `submit` or `fetch`; TIMEOUT, if the task is not known to be stored by then.
         """
         loop, end = asyncio.get_running_loop(), time.monotonic() + timeout
-        future: asyncio.Future[Outcome | None] = loop.create_future()
-        futures = self._futures.setdefault(key, set())
-        futures.add(future)
-        if submission is not None:
-            submission.reply.add_done_callback(partial(submission.settle, future))
+        waiter = OutcomeWaiter(loop.create_future(), submit is None)
+        waiting = self._waiting.setdefault(key, set())
+        waiting.add(waiter)
         try:
-            known = None if submission is not None else await (first or fetch)()
-            while known is None:
-                now = time.monotonic()
-                tick = self._deadlines.add(future, min(end, now + self._recheck), resolve)
+            if submit is not None:
+                submit(waiter)
+            elif fetch is not None:
+                waiter.outcome = await fetch() or waiter.outcome
+            while waiter.outcome is None or not waiter.stored:
+                look = time.monotonic() + self._recheck
+                tick = self._deadlines.add(waiter, min(end, look), OutcomeWaiter.expire)
                 try:
-                    known = await future
+                    await waiter.future
                 finally:
-                    self._deadlines.discard(future, tick)
-                if submission is not None:
-                    # An outcome counts when the reply has arrived: the key may belong to the call of another caller.
-                    known, submission = submission.read(await submission.reply) or known, None
-                if known is not None or end - now <= self._recheck:
+                    self._deadlines.discard(waiter, tick)
+                if waiter.stored and waiter.outcome is not None:
                     break
-                futures.discard(future)
-                future = loop.create_future()
-                futures.add(future)
-                known = await fetch()
-            return known
+                if end <= look:
+                    return _expired(waiter, key, timeout)
+                waiter.future = loop.create_future()
+                if fetch is not None and waiter.stored:
+                    waiter.outcome = await self.within(end, fetch) or waiter.outcome
+            return waiter.outcome
         finally:
-            if not future.cancel() and not future.cancelled():
-                future.exception()  # retrieved, or asyncio logs it
-            futures.discard(future)
-            if not futures and self._futures.get(key) is futures:
-                del self._futures[key]
+            if not waiter.future.cancel() and not waiter.future.cancelled():
+                waiter.future.exception()  # retrieved, or asyncio logs it
+            waiting.discard(waiter)
+            if not waiting and self._waiting.get(key) is waiting:
+                del self._waiting[key]
+
+    async def within(self, end: float, fetch: Fetch) -> Outcome | None:
+        """Return what `fetch` returns, or None at a monotonic time."""
+        try:
+            return await self._deadlines.limit(fetch, end, "no outcome")
+        except CallError as error:
+            if error.code is not ErrorCode.TIMEOUT:
+                raise
+            return None
 
     def resolve(self, outcome: Outcome) -> None:
         """Return an outcome to the callers that wait for its key."""
-        for future in self._futures.get(outcome.key, ()):
-            if not future.done():
-                future.set_result(outcome)
+        for waiter in self._waiting.get(outcome.key, ()):
+            waiter.resolve(outcome)
 
     def fail(self, error: CallError, is_concerned: Callable[[str], bool] = lambda _: True) -> None:
         """Raise an error in the callers that wait for these keys; by default, for any key."""
-        for key, futures in self._futures.items():
-            for future in futures:
-                if not future.done() and is_concerned(key):
-                    future.set_exception(error)
+        for key, waiting in self._waiting.items():
+            if is_concerned(key):
+                for waiter in waiting:
+                    waiter.fail(error)
+
+
+def _expired(waiter: OutcomeWaiter, key: str, timeout: float) -> None:
+    if not waiter.stored:
+        message = f"the engine has not confirmed within {timeout:.3g} s that the task {key!r:.80} is stored"
+        raise CallError(ErrorCode.TIMEOUT, message, {"key": key})

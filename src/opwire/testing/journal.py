@@ -62,6 +62,28 @@ async def the_first_outcome_stands(harness: JournalHarness) -> None:
     expect(await other.outcome(slow.task.key) == first, "the second outcome took the place of the first")
 
 
+async def outcomes_that_are_recorded_together_end_their_own_tasks(harness: JournalHarness) -> None:
+    """Record many outcomes at once, for tasks of two operations, one that has ended and one that is gone."""
+    worker, other = await harness.end(), await harness.end()
+    ended = await _submitted(harness, worker, "ended")
+    gone = await _submitted(harness, worker, "gone")
+    stands = harness.outcome(ended, b"first")
+    expect(await worker.record(ended, stands) == stands, "the outcome was not recorded")
+    await worker.record(gone, harness.outcome(gone))
+    expect(await other.purge(gone.task.key), "a task that has ended was not purged")
+    claims = [await _submitted(harness, worker, f"{each}", f"do{each % 2}") for each in range(_AT_ONCE)]
+    outcomes = [harness.outcome(claim, claim.task.key.encode()) for claim in claims]
+    batch = [(ended, harness.outcome(ended, b"second")), *zip(claims, outcomes, strict=True)]
+    returned = await worker.record_all([*batch, (gone, harness.outcome(gone))])
+    expect(list(returned) == [stands, *outcomes, None], f"{[stands, *outcomes, None]} were returned as {returned}")
+    for outcome in (stands, *outcomes):
+        kept = await other.outcome(outcome.key)
+        expect(kept == outcome, f"recorded {outcome}, kept {kept}")
+    expect(list(await soon("record_all returns", worker.record_all([]))) == [], "nothing was recorded, with a reply")
+    for operation in ("do", "do0", "do1"):
+        expect(await other.pending(harness.id(operation)) == [], f"a task of {operation} has not ended")
+
+
 async def an_ended_task_stays_ended(harness: JournalHarness) -> None:
     """End a task; it is not claimed again, and any other lease of it is lost."""
     one, other = await harness.end(), await harness.end()
@@ -113,7 +135,7 @@ async def waiting_ends_in_time(harness: JournalHarness) -> None:
 async def a_submission_waits_for_the_outcome(harness: JournalHarness) -> None:
     """Submit tasks at once at two ends, and record their outcomes at a third; each caller gets its own, in time."""
     worker, one, other = [await harness.end() for _ in range(3)]
-    returned = await soon("submit returns", one.submit(harness.task("slow", "other"), wait=0.1))
+    returned = await soon("submit returns", one.submit(harness.task("slow", "other"), wait=1))
     expect(returned is None, f"there was no outcome, and {returned} was returned")
     keys = [f"{number}" for number in range(_AT_ONCE)]
     callers = [asyncio.create_task(end.submit(harness.task(key), wait=LONG)) for key in keys for end in (one, other)]
@@ -348,6 +370,9 @@ JOURNAL_CONTRACT: Mapping[str, Check] = named_checks(
         "every task that can run is run beside those that kill their worker": tasks.innocents_are_run_beside_poison,
         "an outcome is kept as it was recorded": an_outcome_is_kept_as_it_was_recorded,
         "the first outcome stands": the_first_outcome_stands,
+        "outcomes that are recorded together end their own tasks": (
+            outcomes_that_are_recorded_together_end_their_own_tasks
+        ),
         "a task that has ended stays ended": an_ended_task_stays_ended,
         "a task that was released can still end": a_released_task_can_still_end,
         "every waiting caller gets the outcome": every_waiting_caller_gets_the_outcome,

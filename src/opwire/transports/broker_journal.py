@@ -4,11 +4,12 @@ import asyncio
 import logging
 from abc import ABC, abstractmethod
 from collections.abc import Sequence
-from typing import Protocol, Self
+from typing import Any, Protocol, Self
 
 from opwire.durable.journal import Claim
 from opwire.durable.waiters import OutcomeWaiters
 from opwire.errors import CallError
+from opwire.tasks import resolve
 
 logger = logging.getLogger("opwire.durable")
 
@@ -35,6 +36,24 @@ class ClaimStore(Protocol):
     async def leave(self) -> None:
         """Return the tasks that are reserved for this end."""
         ...
+
+
+class Replies:
+    """Collects the replies to several requests: one future for all of them, instead of one and a callback for each."""
+
+    def __init__(self, count: int) -> None:
+        self._replies: list[Any] = [None] * count
+        self._left = count
+        self.all: asyncio.Future[list[Any]] = asyncio.get_running_loop().create_future()
+        if count == 0:
+            self.all.set_result([])
+
+    def put(self, index: int, reply: Any) -> None:
+        """Take the reply to a request."""
+        self._replies[index] = reply
+        self._left -= 1
+        if self._left == 0:
+            resolve(self.all, self._replies)
 
 
 class BrokerJournal(ABC):

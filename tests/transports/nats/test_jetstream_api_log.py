@@ -86,30 +86,30 @@ def test_a_prefix_that_nats_cannot_use_is_refused(prefix: str) -> None:
 @requirement("durable.nats.log")
 async def test_an_entry_is_written_only_after_the_one_that_was_seen(jetstream_server: NatsServer) -> None:
     async with log(jetstream_server) as made:
-        first = await made.add("k", subject(made), TASK, 0)
+        first = await made.add(subject(made), TASK, 0)
         assert first is not None
         for after in (0, first + 1):
             for other in (subject(made), subject(made, "since.held.lease"), subject(made, operation="other")):
-                assert await made.add("k", other, TASK, after) is None
+                assert await made.add(other, TASK, after) is None
         assert (
-            await made.add("k", subject(made, "since.held.lease"), EntryBody(fingerprint="f", birth=first), first)
+            await made.add(subject(made, "since.held.lease"), EntryBody(fingerprint="f", birth=first), first)
             is not None
         )
-        assert await made.add("other", made.names.task("other", ORDER), TASK, 0) is not None
+        assert await made.add(made.names.task("other", ORDER), TASK, 0) is not None
 
 
 @requirement("durable.nats.log")
 async def test_of_many_who_write_at_the_same_time_one_does(jetstream_server: NatsServer) -> None:
     async with log(jetstream_server) as made:
         subjects = [subject(made, operation=f"{number}") for number in range(20)]
-        written = await asyncio.gather(*(made.add("k", each, TASK, 0) for each in subjects))
+        written = await asyncio.gather(*(made.add(each, TASK, 0) for each in subjects))
         assert sum(each is not None for each in written) == 1
 
 
 async def test_what_is_written_without_limit_stays_and_the_rest_expires(jetstream_server: NatsServer) -> None:
     async with journal(jetstream_server) as made:
-        await made._log.add("for ever", made._names.task("for ever", ORDER), TASK, 0)
-        await made._log.add("for a while", made._names.task("for a while", ORDER), TASK, 0, ttl=0.1)
+        await made._log.add(made._names.task("for ever", ORDER), TASK, 0)
+        await made._log.add(made._names.task("for a while", ORDER), TASK, 0, ttl=0.1)
 
         async def one_is_left() -> bool:
             return await entries(made) == ["for=20ever task"]
@@ -119,7 +119,7 @@ async def test_what_is_written_without_limit_stays_and_the_rest_expires(jetstrea
 
 async def test_what_is_deleted_is_deleted_once(jetstream_server: NatsServer) -> None:
     async with log(jetstream_server) as made:
-        first = await made.add("k", subject(made), TASK, 0)
+        first = await made.add(subject(made), TASK, 0)
         assert first is not None
         assert await made.delete(first)
         assert not await made.delete(first)
@@ -133,7 +133,7 @@ async def test_what_is_deleted_is_deleted_once(jetstream_server: NatsServer) -> 
 async def test_the_last_entry_says_how_a_task_stands(jetstream_server: NatsServer) -> None:
     async with log(jetstream_server) as made:
         assert await made.last("k") is None
-        birth = await made.add("k", subject(made), TASK, 0)
+        birth = await made.add(subject(made), TASK, 0)
         assert birth is not None
         last = await made.last("k")
         assert last is not None
@@ -150,7 +150,7 @@ async def test_the_last_entry_says_how_a_task_stands(jetstream_server: NatsServe
 
 async def test_the_clock_is_that_of_the_server(jetstream_server: NatsServer) -> None:
     async with log(jetstream_server) as made:
-        await made.add("k", subject(made), TASK, 0)
+        await made.add(subject(made), TASK, 0)
         last, now = await made.last("k"), await made.now()
         assert last is not None
         assert now is not None

@@ -14,7 +14,7 @@ from opwire.testing.harness import soon
 from opwire.transports.nats import connection, jetstream_api
 from opwire.transports.nats.connection import NatsServers
 from opwire.transports.nats.jetstream_api import ApiResponse, JetStreamSession, SessionListener
-from opwire.transports.nats.protocol import Message, header_block, publish
+from opwire.transports.nats.protocol import Message, publish
 from tests.requirements import requirement
 from tests.servers.brokers import HOST, NatsServer
 from tests.servers.faults import FaultProxy
@@ -161,7 +161,7 @@ async def test_a_missing_stream_has_the_connection_prepared_anew(jetstream_serve
     log = Log()
     async with session(jetstream_server.url, log) as made:
         await unavailable(made.api(ApiResponse, "STREAM.INFO.nowhere"))
-        await unavailable(made.store(ApiResponse, "no.stream.here", {"a": 1}, b"", unless=()))
+        await unavailable(made.store(ApiResponse, "no.stream.here", b""))
         await made.connect()
     assert log.prepared == 3
 
@@ -198,10 +198,10 @@ async def test_what_is_too_large_is_refused_and_the_connection_lives(own_nats: O
     server = own_nats(jetstream=True, max_payload=5000)
     async with session(server.url) as made:
         await made.connect()
-        head = len(b"NATS/1.0\r\na: 1\r\n\r\n")
+        head = b"NATS/1.0\r\na: 1\r\n\r\n"
         with pytest.raises(CallError, match="PAYLOAD_TOO_LARGE"):
-            made.send("x", b"x" * (5001 - head), headers={"a": 1})
-        made.send("x", b"x" * (5000 - head), headers={"a": 1})
+            made.send("x", b"x" * (5001 - len(head)), headers=head)
+        made.send("x", b"x" * (5000 - len(head)), headers=head)
         await made.api(ApiResponse, INFO)
 
 
@@ -244,6 +244,6 @@ async def test_complaints_reach_whom_they_are_about(nats_server: NatsServer, cap
 
 
 def test_headers_have_a_size_of_their_own() -> None:
-    assert publish("a.b", "c", b"fg", header_block({"d": "e"})) == (
+    assert publish("a.b", "c", b"fg", b"NATS/1.0\r\nd: e\r\n\r\n") == (
         b"HPUB a.b c 18 20\r\nNATS/1.0\r\nd: e\r\n\r\nfg\r\n"
     )

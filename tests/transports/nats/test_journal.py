@@ -120,7 +120,7 @@ async def test_who_waits_is_told_without_asking_again(
             waiting[0].cancel()
             await made.record(claim, outcome(claim))
             assert await soon("they are told", asyncio.gather(*waiting[1:])) == [outcome(claim)] * 2
-        assert made._waiters._futures == {}
+        assert made._waiters._waiting == {}
 
 
 async def test_who_submits_is_told_without_asking_again_whoever_was_first(jetstream_server: NatsServer) -> None:

@@ -6,18 +6,25 @@ from collections.abc import Callable
 from contextlib import suppress
 from math import inf, nan
 from secrets import token_hex
+from typing import Any
 
 import pytest
 
 from opwire import CallError
 from opwire.durable import Claim
+from opwire.errors import ErrorCode
+from opwire.invoke import eager_task
+from opwire.testing.harness import soon
+from opwire.transports.nats import journal as nats_journal
 from opwire.transports.nats.jetstream_api import EntryBody, JetStreamSession, TaskLog, token
 from opwire.transports.nats.journal_claims import JetStreamClaims, JetStreamReceipt
 from tests.durable.samples import outcome, task
 from tests.requirements import requirement
 from tests.servers.brokers import NatsServer
 from tests.transports.nats.ends import plain_client
-from tests.transports.nats.journals import ORDER, begun, claimed, entries, journal
+from tests.transports.nats.journals import ORDER, begun, claimed, entries, journal, until
+
+OwnNats = Callable[..., NatsServer]
 
 
 def test_a_receipt_survives_being_written_down() -> None:
@@ -138,7 +145,7 @@ async def test_an_invalid_end_in_a_task_does_not_change_the_subject_of_its_outco
         await made.submit(task("sound"))
         wrong = task("wrong")
         body = EntryBody(fingerprint=wrong.fingerprint, task=wrong, caller="x\r\nPUB y 1\r\nz\r\n")
-        assert await made._log.add(wrong.key, made._names.task(wrong.key, ORDER), body, 0)
+        assert await made._log.add(made._names.task(wrong.key, ORDER), body, 0)
         for claim in await made.claim([ORDER], lease=9, wait=5, limit=2):
             assert await made.record(claim, outcome(claim)) == outcome(claim)
         assert await made.outcome("wrong") is not None
@@ -234,3 +241,91 @@ async def test_a_suspect_that_is_not_wanted_costs_no_attempt(jetstream_server: N
             assert await made.claim([ORDER], lease=9, wait=0.3, suspects=False) == []
         again = await claimed(made)
         assert (again.attempt, again.losses, again.suspect) == (2, 1, True)
+
+
+# --- redelivery -------------------------------------------------------------------------------------------------------
+
+
+@pytest.fixture
+def sent(monkeypatch: pytest.MonkeyPatch) -> list[bytes]:
+    """What is sent as acknowledgements of tasks: the first word of each."""
+    words: list[bytes] = []
+    send = JetStreamSession.send
+
+    def note(self: JetStreamSession, subject: str, payload: bytes, *rest: Any, **more: Any) -> None:
+        send(self, subject, payload, *rest, **more)
+        if subject.startswith("$JS.ACK."):
+            words.append(payload.split(b" ")[0])
+
+    monkeypatch.setattr(JetStreamSession, "send", note)
+    return words
+
+
+async def test_the_redelivery_of_a_task_is_delayed_unless_its_outcome_is_written_in_the_same_turn(
+    jetstream_server: NatsServer, sent: list[bytes]
+) -> None:
+    async with journal(jetstream_server) as made:
+        claim = await begun(made, task("k"))
+        assert await made.record_all([(claim, outcome(claim))]) == [outcome(claim)]
+        assert sent == [b"+ACK"]
+        sent.clear()
+        claim = await begun(made, task("l"))
+        await asyncio.sleep(0)
+        assert sent == [b"-NAK"]
+        assert await made.record_all([(claim, outcome(claim))]) == [outcome(claim)]
+        assert sent == [b"-NAK", b"+ACK"]
+        assert made._tasks._ending == {}
+
+
+@requirement("durable.lease")
+async def test_the_redelivery_of_a_task_is_delayed_if_its_outcome_is_not_stored_soon(
+    own_nats: OwnNats, sent: list[bytes], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(nats_journal, "_LATE", 0.05)
+    server = own_nats(jetstream=True)
+    async with journal(server) as made:
+        claim = await begun(made, task("k"))
+        server.freeze()
+        recording = eager_task(made.record_all([(claim, outcome(claim))]), asyncio.get_running_loop())
+
+        async def delayed() -> bool:
+            return sent == [b"-NAK"]
+
+        await until(delayed)
+        server.thaw()
+        assert await soon("it is recorded", recording) == [outcome(claim)]
+        assert sent == [b"-NAK", b"+ACK"]
+
+
+@requirement("durable.lease", "durable.nats.reconnects")
+async def test_the_redelivery_of_a_task_whose_outcome_was_lost_is_delayed_over_the_next_connection(
+    own_nats: OwnNats, sent: list[bytes]
+) -> None:
+    server = own_nats(jetstream=True)
+    async with journal(server) as made:
+        claim = await begun(made, task("k"))
+        server.freeze()
+        recording = eager_task(made.record_all([(claim, outcome(claim))]), asyncio.get_running_loop())
+        await asyncio.sleep(0.05)
+        server.kill()
+        (refused,) = await soon("it is refused", recording)
+        assert isinstance(refused, CallError)
+        assert (refused.code, sent) == (ErrorCode.UNAVAILABLE, [])
+        server.start()
+        assert await soon("it is recorded", made.record(claim, outcome(claim))) == outcome(claim)
+        assert sent == [b"-NAK", b"+ACK"]
+
+
+@requirement("durable.timeout")
+async def test_a_silent_server_does_not_prolong_the_wait_for_an_outcome(own_nats: OwnNats) -> None:
+    server = own_nats(jetstream=True)
+    async with journal(server) as made:
+        assert await made.submit(task("j"), wait=0.5) is None
+        server.freeze()
+        for key in ("j", "k"):
+            with pytest.raises(CallError, match="TIMEOUT: the engine has not confirmed"):
+                await soon("the submission ends", made.submit(task(key), wait=0.1))
+        with pytest.raises(CallError, match=r"TIMEOUT: .* was not ready"):
+            await soon("the submission ends", made.submit(task("l", operation_id="shop.other"), wait=0.1))
+        server.thaw()
+        assert await made.submit(task("k")) is None

@@ -411,3 +411,14 @@ async def test_whatever_delay_is_asked_for_a_task_is_released(redis_server: Redi
 def test_a_time_to_keep_outcomes_that_is_none_is_refused(keep: float) -> None:
     with pytest.raises(UsageError, match="keep is"):
         RedisJournal("redis://127.0.0.1:1", keep=keep)
+
+
+@requirement("durable.timeout")
+async def test_a_silent_server_does_not_prolong_the_wait_for_an_outcome(own_redis: OwnRedis) -> None:
+    server = own_redis()
+    async with journal(server.url) as made:
+        server.freeze()
+        with pytest.raises(CallError, match="TIMEOUT: the engine has not confirmed"):
+            await soon("the submission ends", made.submit(task("k"), wait=0.1))
+        server.thaw()
+        assert await made.submit(task("k")) is None

@@ -24,10 +24,10 @@ import asyncio
 import logging
 import re
 import time
-from collections.abc import Collection, Coroutine, Mapping
+from collections.abc import Callable, Collection, Coroutine, Mapping
 from contextlib import suppress
 from datetime import datetime
-from functools import cache, lru_cache
+from functools import cache, lru_cache, partial
 from hashlib import sha256
 from itertools import count
 from math import ceil
@@ -40,8 +40,9 @@ from msgspec import Struct
 from opwire.deadlines import Deadlines
 from opwire.durable.journal import Outcome, Task
 from opwire.errors import CallError, ErrorCode
+from opwire.tasks import resolve
 from opwire.transports.nats.connection import NatsConnection, NatsServers, Security, open_any
-from opwire.transports.nats.protocol import Info, Message, header_block, publish, subscribe, unsubscribe
+from opwire.transports.nats.protocol import Info, Message, publish, subscribe, unsubscribe
 from opwire.transports.nats.transport import Subjects
 
 logger = logging.getLogger("opwire.durable")
@@ -109,9 +110,14 @@ class SessionListener:
         """Handle the loss of the connection, with all subscriptions and requests in flight."""
 
 
+Reply = Message | CallError
+"""The response to a request, or why there is none."""
+
+
 class _Request(NamedTuple):
     subject: str
-    response: asyncio.Future[Message]
+    done: Callable[[Reply], None]
+    tick: int  # of its deadline
 
 
 class JetStreamSession:
@@ -137,6 +143,11 @@ class JetStreamSession:
         self._timer: asyncio.TimerHandle | None = None
 
     @property
+    def is_ready(self) -> bool:
+        """Whether it is connected and prepared."""
+        return self._prepared and self._connection is not None
+
+    @property
     def is_local(self) -> bool:
         """Whether JetStream runs in the connected server alone: its restart would end the connection."""
         return self._api == "$JS.API" and self.info.jetstream and not self.info.cluster
@@ -147,13 +158,14 @@ class JetStreamSession:
         Raises:
             CallError: UNAVAILABLE, or the error of a listener's `prepare`.
         """
-        if self._prepared and self._connection is not None:
+        if self.is_ready:
             return
         async with self._connecting:
             if self._closed:
                 raise _unavailable(f"the connection to {self.name} is closed")
             if self._connection is None:
                 self._prepared = False
+                self._deadlines.bind()
                 subscription = subscribe(f"{self.inbox}*", _INBOX)
                 self._connection = await open_any(self._servers, self, self._security, subscription)
                 self.on_info(self._connection.info)
@@ -208,57 +220,66 @@ class JetStreamSession:
             CallError: UNAVAILABLE; RATE_LIMITED, if the server does not keep up.
         """
         payload = b"" if request is None else msgspec.json.encode(request)
-        return self._exchange(kind, f"{self._api}.{what}", payload, None, unless, preparing=preparing, once=once)
+        return self._exchange(kind, f"{self._api}.{what}", payload, unless, preparing=preparing, once=once)
 
-    def store(
-        self, kind: type[R], subject: str, headers: Mapping[str, object], payload: bytes, *, unless: Collection[int]
-    ) -> Coroutine[Any, Any, R]:
+    def store(self, kind: type[R], subject: str, payload: bytes) -> Coroutine[Any, Any, R]:
         """Publish a message to a stream and return the acknowledgement.
 
         Raises:
             CallError: UNAVAILABLE, PAYLOAD_TOO_LARGE; RATE_LIMITED, if the server does not keep up.
         """
-        return self._exchange(kind, subject, payload, headers, unless, once=True)
+        return self._exchange(kind, subject, payload, (), preparing=False, once=True)
 
     async def _exchange(
-        self,
-        kind: type[R],
-        subject: str,
-        payload: bytes,
-        headers: Mapping[str, object] | None,
-        unless: Collection[int],
-        *,
-        preparing: bool = False,
-        once: bool,
+        self, kind: type[R], subject: str, payload: bytes, unless: Collection[int], *, preparing: bool, once: bool
     ) -> R:
         if not preparing:
             await self.connect()
-        token, loop = str(next(self._numbers)), asyncio.get_running_loop()
-        request = self._requests[token] = _Request(subject, loop.create_future())
+        loop = asyncio.get_running_loop()
+        response: asyncio.Future[Reply] = loop.create_future()
+        token = self.post(subject, b"", payload, partial(resolve, response))
         timer: asyncio.TimerHandle | None = None
 
         def repeat() -> None:
             nonlocal timer
             timer = loop.call_later(_REPEAT, repeat)
             with suppress(CallError):  # lost, or its queue is full; the timeout is near
-                self.send(subject, payload, token, headers)
+                self.send(subject, payload, token)
 
-        tick = self._deadlines.add(token, time.monotonic() + PATIENCE, self._expire)
+        if not once:
+            timer = loop.call_later(_REPEAT, repeat)
         try:
-            self.send(subject, payload, token, headers)
-            if not once:
-                timer = loop.call_later(_REPEAT, repeat)
-            message = await request.response
+            return self.read(kind, await response, unless)
         finally:
             if timer is not None:
                 timer.cancel()
-            self._deadlines.discard(token, tick)
-            del self._requests[token]
-        if message.status == _NO_RESPONDERS:
+            self._take(token)
+
+    def post(self, subject: str, headers: bytes, payload: bytes, done: Callable[[Reply], None]) -> str:
+        """Send a request, or publish a message to a stream; return its token. `done` receives the response.
+
+        Raises:
+            CallError: UNAVAILABLE, PAYLOAD_TOO_LARGE; RATE_LIMITED, if the server does not keep up.
+        """
+        token = str(next(self._numbers))
+        self.send(subject, payload, token, headers)
+        tick = self._deadlines.add(token, time.monotonic() + PATIENCE, self._expire)
+        self._requests[token] = _Request(subject, done, tick)
+        return token
+
+    def read(self, kind: type[R], reply: Reply, unless: Collection[int] = ()) -> R:
+        """Decode a response; `unless` are error codes to return instead of raising.
+
+        Raises:
+            CallError: there is none, or it is an error or invalid.
+        """
+        if isinstance(reply, CallError):
+            raise reply
+        if reply.status == _NO_RESPONDERS:
             self._prepared = False  # the stream may have been deleted
             raise _unavailable(f"JetStream does not answer at {self.name}: {_NO_JETSTREAM}")
         try:
-            response: R = _decoder(kind).decode(message.payload)
+            response: R = _decoder(kind).decode(reply.payload)
         except msgspec.MsgspecError as error:
             raise _unavailable(f"invalid response from {self.name}: {error}") from error
         error = response.error
@@ -269,10 +290,15 @@ class JetStreamSession:
             raise _unavailable(f"{self.name} refused: {error.description}{advice}")
         return response
 
+    def _take(self, token: str) -> _Request | None:
+        request = self._requests.pop(token, None)
+        if request is not None:
+            self._deadlines.discard(token, request.tick)
+        return request
+
     def _expire(self, token: str) -> None:
-        request = self._requests[token]
-        if not request.response.done():
-            request.response.set_exception(self.silent())
+        if (request := self._take(token)) is not None:
+            request.done(self.silent())
 
     def silent(self) -> CallError:
         """Return the error for a request that JetStream does not answer, although it is available."""
@@ -288,20 +314,19 @@ class JetStreamSession:
         self.send(subject, msgspec.json.encode(request), token)
         return subject
 
-    def send(self, subject: str, payload: bytes, token: str = "", headers: Mapping[str, object] | None = None) -> None:
-        """Publish a message.
+    def send(self, subject: str, payload: bytes, token: str = "", headers: bytes = b"") -> None:
+        """Publish a message, with a block of headers.
 
         Raises:
             CallError: UNAVAILABLE, RATE_LIMITED, PAYLOAD_TOO_LARGE.
         """
         if self._connection is None:
             raise _unavailable(f"not connected to {self.name}")
-        block = b"" if headers is None else header_block(headers)
-        size, limit = len(block) + len(payload), self._connection.info.max_payload
+        size, limit = len(headers) + len(payload), self._connection.info.max_payload
         if size > limit:  # the server would end the connection
             large = f"the message has {size:,} bytes; {self.name} accepts {limit:,}"
             raise CallError(ErrorCode.PAYLOAD_TOO_LARGE, large, {"bytes": size, "limit": limit})
-        self._connection.link.write(publish(subject, self.inbox + token if token else "", payload, block))
+        self._connection.link.write(publish(subject, self.inbox + token if token else "", payload, headers))
 
     def listen(self, subject: str) -> None:
         """Subscribe to a subject; effective before any request that is sent afterwards.
@@ -326,12 +351,11 @@ class JetStreamSession:
                 listener.heard(message.subject, message.payload)
             return
         token = message.subject[len(self.inbox) :] if message.subject.startswith(self.inbox) else ""
-        request = self._requests.get(token)
-        if request is None:
-            for listener in self.listeners:
-                listener.arrived(token, message)
-        elif not request.response.done():
-            request.response.set_result(message)
+        if (request := self._take(token)) is not None:
+            request.done(message)
+            return
+        for listener in self.listeners:
+            listener.arrived(token, message)
 
     def on_info(self, info: Info) -> None:
         """Remember the servers of the cluster; called by the connection."""
@@ -345,9 +369,8 @@ class JetStreamSession:
             logger.warning("%s reports: %s", self.name, text)
             return
         error = _unavailable(f"{self.name} refused: {text} (allow it in the permissions of this user)")
-        for request in self._requests.values():
-            if request.subject == match[1] and not request.response.done():
-                request.response.set_exception(error)
+        for token in [token for token, request in self._requests.items() if request.subject == match[1]]:
+            self._requests.pop(token).done(error)
         for listener in self.listeners:
             listener.refused(match[1], error)
 
@@ -357,9 +380,9 @@ class JetStreamSession:
         self._fail(_unavailable(f"the connection to {self.name} was lost: {reason}"))
 
     def _fail(self, error: CallError) -> None:
-        for request in self._requests.values():
-            if not request.response.done():
-                request.response.set_exception(error)
+        requests, self._requests = self._requests, {}
+        for request in requests.values():
+            request.done(error)
         for listener in self.listeners:
             listener.lost(error)
 
@@ -390,12 +413,13 @@ _MAX_TOKEN = 200  # characters: the name of a consumer, and of its folder, may h
 _PLAIN = re.compile(rf"[A-Za-z0-9_~-]{{1,{_MAX_TOKEN}}}")
 _HELD_TTL = 30 * 24 * 3600  # seconds for which attempts are remembered while no worker claims the task
 _OLDEST = (2, 11)
+_EXPECTED = "Nats-Expected-Last-Subject-Sequence"
 
 NOT_FOUND = (10037, 10043, 10057)
 _CONFLICTS = (10071, 10164)  # 10164: the cluster is storing another entry for the same key
 
 
-class EntryBody(Struct, frozen=True, kw_only=True, omit_defaults=True):
+class EntryBody(Struct, frozen=True, kw_only=True, omit_defaults=True, gc=False):
     """The payload of an entry. `birth` is the number of the task's first entry, which cannot contain its own number.
 
     `caller` belongs to a task: the end of the journal at which a caller waits for its outcome.
@@ -418,7 +442,7 @@ class EntryBody(Struct, frozen=True, kw_only=True, omit_defaults=True):
     alone: bool = False
 
 
-class Entry(Struct, frozen=True):
+class Entry(Struct, frozen=True, gc=False):
     """An entry of a log, and when it was stored."""
 
     seq: int
@@ -470,6 +494,9 @@ class StreamFound(ApiResponse, frozen=True):
     total: int = 0
 
 
+Put = int | CallError | None
+"""The number of an entry that was written, None on a conflict, or an error."""
+
 _encode = msgspec.msgpack.Encoder().encode
 _decode = msgspec.msgpack.Decoder(EntryBody).decode
 
@@ -490,6 +517,10 @@ class JournalSubjects:
     def log(self, key: str, what: str = ">") -> str:
         """Return the subject of all entries of a key, or of those of one kind."""
         return f"{self._root}{token(key)}.{what}"
+
+    def whole_log(self, subject: str) -> str:
+        """Return the subject of all entries of the key of an entry."""
+        return f"{subject[: subject.index('.', len(self._root))]}.>"
 
     def task(self, key: str, operation_id: str) -> str:
         """Return the subject of a task."""
@@ -582,20 +613,38 @@ class TaskLog(SessionListener):
             other = f"the stream {stream} of {session.name} is not the journal's: its {', '.join(wrong)} differ"
             raise CallError(ErrorCode.VALIDATION_ERROR, f"{other}; delete it, or give the journal another prefix")
 
-    async def add(self, key: str, subject: str, body: EntryBody, after: int, *, ttl: float | None = None) -> int | None:
-        """Write an entry after the one with this number; return its number, or None on a conflict.
+    def put(self, subject: str, body: EntryBody, after: int, done: Callable[[Put], None], ttl: float = 0.0) -> None:
+        """Write an entry after the one with this number; `done` receives its number, None on a conflict, or an error.
+
+        It expires after `ttl` seconds; 0: never.
+
+        Raises:
+            CallError: UNAVAILABLE, RATE_LIMITED, PAYLOAD_TOO_LARGE.
+        """
+        expires = f"Nats-TTL: {max(1, ceil(ttl))}\r\n" if ttl else ""
+        condition = f"{_EXPECTED}: {after}\r\n{_EXPECTED}-Subject: {self.names.whole_log(subject)}\r\n"
+
+        def stored(reply: Reply) -> None:
+            try:
+                found = self._session.read(Stored, reply, _CONFLICTS)
+                done(found.seq if found.error is None else None)
+            except CallError as error:
+                done(error)
+
+        self._session.post(subject, f"NATS/1.0\r\n{condition}{expires}\r\n".encode("latin-1"), _encode(body), stored)
+
+    async def add(self, subject: str, body: EntryBody, after: int, ttl: float = 0.0) -> int | None:
+        """Write an entry as `put` does; return its number, or None on a conflict.
 
         Raises:
             CallError: UNAVAILABLE, PAYLOAD_TOO_LARGE.
         """
-        headers: dict[str, object] = {
-            "Nats-Expected-Last-Subject-Sequence": after,
-            "Nats-Expected-Last-Subject-Sequence-Subject": self.names.log(key),
-        }
-        if ttl is not None:
-            headers["Nats-TTL"] = max(1, ceil(ttl))
-        stored = await self._session.store(Stored, subject, headers, _encode(body), unless=_CONFLICTS)
-        return stored.seq if stored.error is None else None
+        await self._session.connect()
+        stored: asyncio.Future[Put] = asyncio.get_running_loop().create_future()
+        self.put(subject, body, after, partial(resolve, stored), ttl)
+        if isinstance(reply := await stored, CallError):
+            raise reply
+        return reply
 
     async def hold(self, kind: Kind, task: Task, body: EntryBody, after: int) -> bool:
         """Write a lease or release; return False on a conflict.
@@ -604,7 +653,7 @@ class TaskLog(SessionListener):
             CallError: UNAVAILABLE.
         """
         subject = self.names.held(task.key, kind, task.operation_id)
-        return await self.add(task.key, subject, body, after, ttl=_HELD_TTL) is not None
+        return await self.add(subject, body, after, _HELD_TTL) is not None
 
     async def delete(self, seq: int) -> bool:
         """Delete an entry; return False if it is unknown.

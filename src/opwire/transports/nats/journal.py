@@ -26,7 +26,7 @@ import asyncio
 import logging
 import time
 from collections import Counter
-from collections.abc import AsyncIterator, Iterable
+from collections.abc import AsyncIterator, Callable, Iterable, Sequence
 from functools import partial
 from os import PathLike
 from secrets import token_hex
@@ -34,10 +34,11 @@ from ssl import SSLContext
 
 from msgspec.structs import replace
 
+from opwire.deadlines import Deadlines
 from opwire.durable.journal import KEEP, Claim, JournalInfo, Outcome, PendingTask, Task, check_seconds, key_in_use
-from opwire.durable.waiters import OutcomeWaiters
+from opwire.durable.waiters import OutcomeWaiter, OutcomeWaiters
 from opwire.errors import CallError, ErrorCode
-from opwire.transports.broker_journal import BrokerJournal
+from opwire.transports.broker_journal import BrokerJournal, Replies
 from opwire.transports.nats.connection import NatsCredentials, NatsServers, Security
 from opwire.transports.nats.jetstream_api import (
     TRIES,
@@ -45,6 +46,7 @@ from opwire.transports.nats.jetstream_api import (
     EntryBody,
     JetStreamSession,
     JournalSubjects,
+    Put,
     SessionListener,
     TaskLog,
     decode_entry,
@@ -55,6 +57,11 @@ from opwire.transports.nats.journal_claims import JetStreamClaims, JetStreamRece
 logger = logging.getLogger("opwire.durable")
 
 _PAGE = 50  # outcomes that are fetched concurrently
+_LATE = 1.0  # seconds after which tasks whose outcomes are being stored are delayed, well before `ACK_WAIT`
+
+
+class _KeyKnownError(Exception):
+    """A task was not stored: its key is known."""
 
 
 class _OutcomeListener(SessionListener):
@@ -69,13 +76,12 @@ class _OutcomeListener(SessionListener):
         self._is_listening = False
         session.listeners.append(self)
 
-    async def listen(self) -> None:
+    def listen(self) -> None:
         """Subscribe to the outcomes of tasks that are submitted at this end.
 
         Raises:
             CallError: UNAVAILABLE, RATE_LIMITED.
         """
-        await self._session.connect()
         if not self._is_listening:
             self._session.listen(self._subject)
             self._is_listening = True
@@ -139,6 +145,7 @@ class NatsJournal(BrokerJournal):
         self._claims = self._tasks = JetStreamClaims(self._session, self._log)
         self._listening: Counter[str] = Counter()  # calls of `wait`, by key
         self._outcomes = _OutcomeListener(self._session, self._names, self._waiters)
+        self._deadlines = Deadlines()
 
     async def start(self) -> None:
         """Connect, and create the stream if it is missing.
@@ -146,6 +153,7 @@ class NatsJournal(BrokerJournal):
         Raises:
             CallError: UNAVAILABLE; VALIDATION_ERROR, if a stream of that name is not the journal's.
         """
+        self._waiters.bind()
         await self._session.connect()
 
     async def disconnect(self) -> None:
@@ -160,9 +168,29 @@ class NatsJournal(BrokerJournal):
         """
         if wait <= 0:
             return await self._submit(task)
-        submit = partial(self._submit, task, self._outcomes.end, time.monotonic() + wait)
-        await self._outcomes.listen()
-        return await self._waiters.wait(task.key, wait, lambda: self._log.outcome(task.key), submit)
+        end, consumers = time.monotonic() + wait, self._tasks.consumers
+        if not consumers.exists(task.operation_id):
+            create = partial(consumers.create, [task.operation_id])
+            await self._deadlines.limit(create, end, f"{self.name} was not ready")
+            wait = end - time.monotonic()
+        try:
+            fetch, store = partial(self._log.outcome, task.key), partial(self._store, task)
+            return await self._waiters.wait(task.key, wait, fetch, store)
+        except _KeyKnownError:
+            return await self._waiters.within(end, partial(self._submit, task, self._outcomes.end, end))
+
+    def _store(self, task: Task, waiter: OutcomeWaiter) -> None:
+        """Store a task; its caller does not wake up before there is an outcome, or the key turns out to be known."""
+
+        def stored(reply: Put) -> None:
+            if isinstance(reply, int):
+                waiter.settle(None)
+            else:
+                waiter.fail(_KeyKnownError() if reply is None else reply)
+
+        self._outcomes.listen()
+        body = EntryBody(fingerprint=task.fingerprint, task=task, caller=self._outcomes.end)
+        self._log.put(self._names.task(task.key, task.operation_id), body, 0, stored)
 
     async def _submit(self, task: Task, caller: str = "", end: float = 0.0) -> Outcome | None:
         """Store a task, unless its key is known: then its outcome is awaited here, since it has another caller."""
@@ -170,7 +198,7 @@ class NatsJournal(BrokerJournal):
         subject = self._names.task(task.key, task.operation_id)
         body, after = EntryBody(fingerprint=task.fingerprint, task=task, caller=caller), 0
         for _ in range(TRIES):
-            if await self._log.add(task.key, subject, body, after):
+            if await self._log.add(subject, body, after):
                 return None
             last = await self._log.last(task.key)
             if last is None or last.kind == "gone":
@@ -204,18 +232,65 @@ class NatsJournal(BrokerJournal):
             after = last.seq
         raise self._log.busy(claim.task.key)
 
+    async def record_all(self, ended: Sequence[tuple[Claim, Outcome]]) -> Sequence[Outcome | Exception | None]:
+        """Record outcomes together; each task is removed as soon as its outcome is stored.
+
+        An outcome that cannot be written right after its task is recorded by itself.
+
+        Raises:
+            CallError: UNAVAILABLE.
+        """
+        await self._session.connect()
+        replies = Replies(len(ended))
+        for index, (claim, outcome) in enumerate(ended):
+            self._write_outcome(claim, outcome, partial(replies.put, index))
+        late = asyncio.get_running_loop().call_later(_LATE, self._tasks.delay_ending)
+        try:
+            stored = await replies.all
+        finally:
+            late.cancel()
+        recorded: list[Outcome | Exception | None] = []
+        for (claim, outcome), reply in zip(ended, stored, strict=True):
+            if reply is not None:
+                recorded.append(outcome if isinstance(reply, int) else reply)
+                continue
+            try:
+                recorded.append(await self.record(claim, outcome))
+            except CallError as error:
+                recorded.append(error)
+        return recorded
+
+    def _write_outcome(self, claim: Claim, outcome: Outcome, done: Callable[[Put], None]) -> None:
+        """Write the first entry after a task, and remove the task. `done` gets None if that is not possible."""
+        receipt = JetStreamReceipt.of(claim)
+
+        def stored(reply: Put) -> None:
+            self._tasks.ended(receipt.ack, is_stored=isinstance(reply, int))
+            done(reply)
+
+        if outcome.buried:
+            done(None)
+            return
+        body = EntryBody(fingerprint=claim.task.fingerprint, birth=receipt.birth, outcome=outcome)
+        subject = self._names.ended(outcome, receipt.caller)
+        try:
+            self._log.put(subject, body, receipt.birth, stored, self._keep)
+            self._tasks.ending(receipt.ack, claim.lease)
+        except CallError as error:
+            done(error)
+
     async def _end(self, task: Task, receipt: JetStreamReceipt, outcome: Outcome, after: int) -> int | None:
         body = EntryBody(fingerprint=task.fingerprint, birth=receipt.birth, outcome=outcome)
         subject = self._names.ended(outcome, receipt.caller)
         if not outcome.buried:
-            return await self._log.add(task.key, subject, body, after, ttl=self._keep)
+            return await self._log.add(subject, body, after, self._keep)
         try:
-            return await self._log.add(task.key, subject, replace(body, task=task), after)
+            return await self._log.add(subject, replace(body, task=task), after)
         except CallError as error:
             if error.code is not ErrorCode.PAYLOAD_TOO_LARGE:
                 raise
             logger.warning("%s with the key %r is too large to be replayed: %s", task.operation_id, task.key, error)
-            return await self._log.add(task.key, subject, body, after)
+            return await self._log.add(subject, body, after)
 
     async def cancel(self, outcome: Outcome) -> Outcome | None:
         """End a task that is not claimed; return its outcome, or None if it is claimed or unknown.
@@ -346,7 +421,7 @@ class NatsJournal(BrokerJournal):
             task = last.body.task
             subject = self._names.task(key, task.operation_id)
             body = EntryBody(fingerprint=task.fingerprint, task=task)
-            if await self._log.add(key, subject, body, last.seq):
+            if await self._log.add(subject, body, last.seq):
                 await self._log.delete(last.seq)
                 return True
         raise self._log.busy(key)

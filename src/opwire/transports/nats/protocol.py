@@ -8,7 +8,7 @@ Lines are decoded and encoded as Latin-1, so that a subject of arbitrary bytes s
 """
 
 import re
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable
 from typing import final
 
 import msgspec
@@ -186,12 +186,6 @@ def publish(subject: str, reply: str, payload: bytes, headers: bytes = b"") -> b
         return b"%b%b\r\n" % (f"PUB {to} {len(payload)}\r\n".encode("latin-1"), payload)
     head = f"HPUB {to} {len(headers)} {len(headers) + len(payload)}\r\n"
     return b"".join((head.encode("latin-1"), headers, payload, _END))
-
-
-def header_block(headers: Mapping[str, object]) -> bytes:
-    """Encode the headers of a message."""
-    lines = "".join(f"{name}: {value}\r\n" for name, value in headers.items())
-    return f"NATS/1.0\r\n{lines}\r\n".encode()
 
 
 def subscribe(subject: str, sid: str | int, queue: str = "") -> bytes:

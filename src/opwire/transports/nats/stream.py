@@ -131,7 +131,7 @@ class NatsStream(DurableStream):
 
     async def store(self, encoded: bytes) -> str:
         """Store an encoded item and return its cursor."""
-        return str((await self.session.store(Stored, self._subject, {}, encoded, unless=())).seq)
+        return str((await self.session.store(Stored, self._subject, encoded)).seq)
 
     async def position(self, start: Literal["first", "new"]) -> str:
         """Return the cursor before the first item to read."""

@@ -28,7 +28,7 @@ script, since Redis does not signal when they are due.
 import asyncio
 import logging
 import time
-from collections.abc import AsyncIterator, Callable, Sequence
+from collections.abc import AsyncIterator, Callable, Iterable, Sequence
 from contextlib import suppress
 from functools import partial
 from math import ceil, inf
@@ -51,18 +51,19 @@ from opwire.durable.journal import (
     key_in_use,
     seconds_within,
 )
-from opwire.durable.waiters import PendingReply
+from opwire.durable.waiters import OutcomeWaiter
 from opwire.errors import CallError, ErrorCode
 from opwire.invoke import eager_task
-from opwire.transports.broker_journal import BrokerJournal
+from opwire.tasks import resolve
+from opwire.transports.broker_journal import BrokerJournal, Replies
 from opwire.transports.redis import journal_scripts as scripts
-from opwire.transports.redis.connection import Part, RedisConnection, command, is_refusal, refusal
+from opwire.transports.redis.connection import Done, Part, command, is_refusal, refusal
 from opwire.transports.redis.journal_scripts import JournalKeys, Script, StreamReceipt
-from opwire.transports.redis.servers import RedisServers, parse_servers
+from opwire.transports.redis.servers import parse_servers
+from opwire.transports.redis.session import PATIENCE, RedisSession
 
 logger = logging.getLogger("opwire.durable")
 
-PATIENCE = 5.0  # seconds without a reply, after which a server counts as lost
 _IDLE_CONSUMER = 600_000  # milliseconds after which a consumer without tasks is deleted
 _POLL = 1.0  # seconds, at most, between two polls for released and lost tasks
 _PAGE = 100  # outcomes in one pipeline
@@ -77,117 +78,12 @@ _decoder = msgspec.msgpack.Decoder(Outcome)
 _published = msgspec.msgpack.Decoder(list[Outcome])
 
 
-class RedisSession:
-    """A connection that is opened lazily, and opened again after a loss.
-
-    It subscribes to the optional `channel`: `pushed` receives the messages there, until `lost` is called.
-    """
-
-    def __init__(
-        self,
-        servers: RedisServers,
-        *,
-        channel: bytes | None = None,
-        pushed: Callable[[bytes], None] | None = None,
-        lost: Callable[[CallError], None] | None = None,
-    ) -> None:
-        self.name = servers.name
-        self._servers = servers
-        self._channel = channel
-        self._pushed = pushed
-        self._on_loss = lost
-        self._connection: RedisConnection | None = None
-        self._connecting = asyncio.Lock()
-        self._closed = False
-
-    async def ask(self, *commands: bytes, patience: float = PATIENCE) -> list[Any]:
-        """Send commands and return their replies.
-
-        Raises:
-            CallError: UNAVAILABLE, if one is refused, the connection is lost or the server does not answer.
-        """
-        connection = self._connection or await self._connect()
-        try:
-            async with asyncio.timeout(patience):
-                return await connection.ask(*commands)
-        except TimeoutError:
-            self._abandon(connection, "it does not answer")
-            raise CallError(ErrorCode.UNAVAILABLE, f"{self._servers.name} does not answer") from None
-        except CallError as error:
-            if "READONLY" in error.message:  # the address may belong to another server by now
-                self._abandon(connection, "it has become a read-only replica")
-            raise
-
-    async def run(self, script: Script, keys: Sequence[Part], *arguments: Part) -> Any:
-        """Run a script and return its reply.
-
-        Raises:
-            CallError: UNAVAILABLE.
-        """
-        parts = (len(keys), *keys, *arguments)
-        try:
-            (reply,) = await self.ask(command(b"EVALSHA", script.digest, *parts))
-        except CallError as error:
-            if "NOSCRIPT" not in error.message:
-                raise
-            (reply,) = await self.ask(command(b"EVAL", script.text, *parts))  # the script cache was flushed
-        return reply
-
-    async def _connect(self) -> RedisConnection:
-        async with self._connecting:
-            if self._closed:
-                raise CallError(ErrorCode.UNAVAILABLE, f"the connection to {self._servers.name} is closed")
-            if self._connection is not None:
-                return self._connection
-            try:
-                async with asyncio.timeout(PATIENCE):
-                    self._connection = await self._open()
-            except TimeoutError:
-                raise CallError(ErrorCode.UNAVAILABLE, f"{self._servers.name} does not answer") from None
-            return self._connection
-
-    async def _open(self) -> RedisConnection:
-        connection = RedisConnection(
-            await self._servers.primary(),
-            lambda _, message: self._pushed(message) if self._pushed else None,
-            lambda reason: self._lost(connection, reason),
-        )
-        channel = [] if self._channel is None else [command(b"SUBSCRIBE", self._channel)]
-        try:
-            await connection.open()
-            await connection.greet(*channel, *(command(b"SCRIPT", b"LOAD", each.text) for each in scripts.SCRIPTS))
-        except BaseException:
-            await connection.close()
-            raise
-        self._servers.follow(connection)
-        return connection
-
-    def _abandon(self, connection: RedisConnection, reason: str) -> None:
-        self._lost(connection, reason)
-        connection.abort(reason)
-
-    def _lost(self, connection: RedisConnection, reason: str) -> None:
-        if self._connection is not connection:
-            return  # known already; there may be a new one
-        self._connection = None
-        if self._on_loss is not None:
-            lost = f"the connection to {self._servers.name} was lost: {reason}"
-            self._on_loss(CallError(ErrorCode.UNAVAILABLE, lost))
-
-    async def close(self) -> None:
-        """Close the session. A second call is a no-op."""
-        self._closed = True
-        connection, self._connection = self._connection, None
-        if connection is not None:
-            await connection.close()
-
-
 class _Batch(Struct, eq=False):
     """Items that one script handles."""
 
     keys: list[bytes] = []
     arguments: list[Part] = []
-    replies: list[asyncio.Future[Any]] = []
+    done: list[Done] = []
     size: int = 0  # bytes
     begun: bool = False  # it is sent
 
@@ -207,21 +103,18 @@ class BatchedScript:
         self._batches: dict[str, _Batch] = {}  # that are not sent yet, by operation
         self._running: set[asyncio.Task[None]] = set()
 
-    def run(self, operation_id: str, size: int, key: bytes, *arguments: Part) -> asyncio.Future[Any]:
-        """Run the script for an item of about `size` bytes; return the future of its reply, or of UNAVAILABLE."""
-        loop = asyncio.get_running_loop()
+    def run(self, operation_id: str, size: int, key: bytes, arguments: Iterable[Part], done: Done) -> None:
+        """Run the script for an item of about `size` bytes; `done` receives its reply, or a CallError."""
         batch = self._batches.get(operation_id)
         if batch is None or batch.size + size > _MAX_BATCH_BYTES:
             batch = self._batches[operation_id] = _Batch()
-            loop.call_soon(self._begin, operation_id, batch)
-        future: asyncio.Future[Any] = loop.create_future()
+            asyncio.get_running_loop().call_soon(self._begin, operation_id, batch)
         batch.keys.append(key)
         batch.arguments.extend(arguments)
-        batch.replies.append(future)
+        batch.done.append(done)
         batch.size += size
         if batch.size + _FRAMING * len(batch.keys) >= _FULL:
             self._begin(operation_id, batch)
-        return future
 
     def _begin(self, operation_id: str, batch: _Batch) -> None:
         if batch.begun:
@@ -239,14 +132,9 @@ class BatchedScript:
         try:
             replies = await self._session.run(self._script, [*keys, *batch.keys], *arguments, *batch.arguments)
         except Exception as error:  # of any kind: no caller may be left waiting
-            replies = [error] * len(batch.replies)
-        for future, reply in zip(batch.replies, replies, strict=True):
-            if future.done():
-                continue
-            if isinstance(reply, Exception):
-                future.set_exception(refusal(self._session.name, reply) if is_refusal(reply) else reply)
-            else:
-                future.set_result(reply)
+            replies = [error] * len(batch.done)
+        for done, reply in zip(batch.done, replies, strict=True):
+            done(refusal(self._session.name, reply) if is_refusal(reply) else reply)
 
     async def close(self) -> None:
         """Wait for the batches that are on their way; the session has been closed."""
@@ -254,6 +142,9 @@ class BatchedScript:
 
 
 # --- claims -----------------------------------------------------------------------------------------------------------
+
+
+_FIELDS = [b"key", b"fingerprint", b"submitted", b"request"]
 
 
 class _StreamEntry(NamedTuple):
@@ -269,19 +160,29 @@ class _StreamEntry(NamedTuple):
     def suspect(self) -> bool:
         return self.history[3] == 1
 
-    def task(self) -> Task:
-        """Decode the task; raises ValueError."""
-        match self.fields:
-            case [b"key", key, b"fingerprint", fingerprint, b"submitted", submitted, b"request", request]:
-                return Task(
-                    key=key.decode(),
-                    operation_id=self.operation_id,
-                    request=request,
-                    fingerprint=fingerprint.decode(),
-                    submitted=int(submitted),
-                )
-            case _:
-                raise ValueError(f"unknown fields {self.fields[::2]!r:.200}")
+    def claim(self, lease: float, consumer: str) -> Claim:
+        """Return the claim of this entry by a consumer; raises ValueError."""
+        if self.fields[::2] != _FIELDS:
+            raise ValueError(f"unknown fields {self.fields[::2]!r:.200}")
+        key, fingerprint, submitted, request = self.fields[1::2]
+        task = Task(
+            key=key.decode(),
+            operation_id=self.operation_id,
+            request=request,
+            fingerprint=fingerprint.decode(),
+            submitted=int(submitted),
+        )
+        failures, losses, lone_losses = self.history[:3]
+        return Claim(
+            task=task,
+            attempt=self.attempt,
+            lease=lease,
+            receipt=f"{self.id.decode()} {consumer}",
+            failures=failures,
+            losses=losses,
+            lone_losses=lone_losses,
+            suspect=self.suspect,
+        )
 
 
 class StreamClaims:
@@ -316,7 +217,12 @@ class StreamClaims:
             self._polled[polled] = now
         if not entries and wait > 0:
             entries = await self._block(operations, consumer, min(wait, interval))
-        claims = [claim for each in entries if (claim := await self._decode(each, lease, consumer)) is not None]
+        claims: list[Claim] = []
+        for each in entries:
+            try:
+                claims.append(each.claim(lease, consumer))
+            except ValueError as error:
+                await self._remove(each, error)
         for excess in claims[limit:]:  # several operations had new tasks at the same time
             await self.release(excess, 0.0, attempts=excess.attempt - 1)
         return claims[:limit]
@@ -364,26 +270,11 @@ class StreamClaims:
         found: dict[bytes, list[Any]] = reply or {}
         return [_StreamEntry(streams[stream], id, 1, fields) for stream, new in found.items() for id, fields in new]
 
-    async def _decode(self, entry: _StreamEntry, lease: float, consumer: str) -> Claim | None:
-        """Return the claim of an entry; remove an invalid entry, which another program wrote, and return None."""
-        try:
-            task = entry.task()
-        except ValueError as error:
-            logger.error("removed an invalid task of %s: %s", entry.operation_id, error)
-            stream = self._names.stream(entry.operation_id)
-            await self._session.ask(command(b"XACK", stream, b"workers", entry.id), command(b"XDEL", stream, entry.id))
-            return None
-        failures, losses, lone_losses = entry.history[:3]
-        return Claim(
-            task=task,
-            attempt=entry.attempt,
-            lease=lease,
-            receipt=f"{entry.id.decode()} {consumer}",
-            failures=failures,
-            losses=losses,
-            lone_losses=lone_losses,
-            suspect=entry.suspect,
-        )
+    async def _remove(self, entry: _StreamEntry, error: ValueError) -> None:
+        """Remove an invalid entry, which another program wrote."""
+        logger.error("removed an invalid task of %s: %s", entry.operation_id, error)
+        stream = self._names.stream(entry.operation_id)
+        await self._session.ask(command(b"XACK", stream, b"workers", entry.id), command(b"XDEL", stream, entry.id))
 
     async def renew(self, claim: Claim, *, alone: bool) -> bool:
         """Renew a lease; return False if it was lost.
@@ -472,6 +363,7 @@ class RedisJournal(BrokerJournal):
         Raises:
             CallError: UNAVAILABLE.
         """
+        self._waiters.bind()
         await self._session.ask(command(b"PING"))
         try:
             about = await self._session.ask(*(command(b"INFO", each) for each in ("persistence", "memory")))
@@ -500,14 +392,19 @@ class RedisJournal(BrokerJournal):
         Raises:
             CallError: VALIDATION_ERROR, if the key is known with another fingerprint; UNAVAILABLE.
         """
-        arguments = (task.key, task.fingerprint, task.submitted, task.request, self._end if wait > 0 else "")
-        reply = self._submitting.run(task.operation_id, len(task.request), self._names.task(task.key), *arguments)
-        read = partial(_known, task.key)
-        if wait <= 0:
-            return read(await reply)
-        return await self._waiters.wait(
-            task.key, wait, lambda: self._fetch(task.key), submission=PendingReply(reply, read)
-        )
+        if wait > 0:
+            submit = partial(self._submit, task)
+            return await self._waiters.wait(task.key, wait, lambda: self._fetch(task.key), submit)
+        reply: asyncio.Future[Any] = asyncio.get_running_loop().create_future()
+        self._store(task, "", partial(resolve, reply))
+        return _known(task.key, await reply)
+
+    def _submit(self, task: Task, waiter: OutcomeWaiter) -> None:
+        self._store(task, self._end, partial(_settle, waiter, task.key))
+
+    def _store(self, task: Task, end: str, done: Done) -> None:
+        arguments = (task.key, task.fingerprint, task.submitted, task.request, end)
+        self._submitting.run(task.operation_id, len(task.request), self._names.task(task.key), arguments, done)
 
     async def record(self, claim: Claim, outcome: Outcome) -> Outcome | None:
         """Record the outcome of a task; return the first recorded one, or None if the task is unknown.
@@ -515,14 +412,26 @@ class RedisJournal(BrokerJournal):
         Raises:
             CallError: UNAVAILABLE.
         """
-        task, id = claim.task, StreamReceipt.of(claim).id
-        arguments = (task.key, id, _encode(outcome), outcome.recorded, int(outcome.buried))
-        recorded = await self._recording.run(
-            task.operation_id, len(outcome.event), self._names.task(task.key), *arguments
-        )
-        if recorded == -1:
-            return None
-        return _decode(recorded) if recorded else outcome
+        (recorded,) = await self.record_all([(claim, outcome)])
+        if isinstance(recorded, Exception):
+            raise recorded
+        return recorded
+
+    async def record_all(self, ended: Sequence[tuple[Claim, Outcome]]) -> Sequence[Outcome | Exception | None]:
+        """Record the outcomes of tasks together; return for each the first recorded one, None, or its error."""
+        replies = Replies(len(ended))
+        for index, (claim, outcome) in enumerate(ended):
+            task, id = claim.task, StreamReceipt.of(claim).id
+            arguments = (task.key, id, _encode(outcome), outcome.recorded, int(outcome.buried))
+            done = partial(replies.put, index)
+            self._recording.run(task.operation_id, len(outcome.event), self._names.task(task.key), arguments, done)
+        recorded: list[Outcome | Exception | None] = []
+        for (_, outcome), reply in zip(ended, await replies.all, strict=True):
+            try:
+                recorded.append(reply if isinstance(reply, Exception) else _ended(outcome, reply))
+            except CallError as error:
+                recorded.append(error)
+        return recorded
 
     async def cancel(self, outcome: Outcome) -> Outcome | None:
         """End a task that is not claimed; return its outcome, or None if it is claimed or unknown.
@@ -534,10 +443,7 @@ class RedisJournal(BrokerJournal):
         kinds = (names.stream, names.later, names.suspects, names.history)
         keys = [names.task(outcome.key), *(name(operation_id) for name in kinds)]
         arguments = (operation_id, _encode(outcome), self._keep, names.channels)
-        recorded = await self._session.run(scripts.CANCEL, keys, *arguments)
-        if recorded == -1:
-            return None
-        return _decode(recorded) if recorded else outcome
+        return _ended(outcome, await self._session.run(scripts.CANCEL, keys, *arguments))
 
     async def outcome(self, key: str) -> Outcome | None:
         """Return the outcome of a task, if any yet.
@@ -655,10 +561,27 @@ class RedisJournal(BrokerJournal):
 
 
 def _known(key: str, reply: Any) -> Outcome | None:
-    """Read the reply to a submission."""
+    """Read the reply to a submission. Nearly always it is 0: there is no outcome yet."""
+    if isinstance(reply, Exception):
+        raise reply
     if reply == -1:
         raise key_in_use(key)
     return _decode(reply) if reply else None
+
+
+def _settle(waiter: OutcomeWaiter, key: str, reply: Any) -> None:
+    """Pass the reply to a submission to its caller."""
+    try:
+        waiter.settle(_known(key, reply))
+    except Exception as error:
+        waiter.fail(error)
+
+
+def _ended(outcome: Outcome, reply: Any) -> Outcome | None:
+    """Read the reply to an outcome: the one that was recorded before, 0 for this one, -1 if the task is unknown."""
+    if reply == -1:
+        return None
+    return _decode(reply) if reply else outcome
 
 
 def _decode(outcome: bytes) -> Outcome:

@@ -20,9 +20,9 @@ from opwire.deadlines import back_off
 from opwire.durable.streams import BATCH, MAX_ITEMS, DurableStream, StoredItem
 from opwire.errors import CallError, UsageError, check_counts
 from opwire.transports.redis.connection import command
-from opwire.transports.redis.journal import RedisSession
 from opwire.transports.redis.journal_scripts import Script
 from opwire.transports.redis.servers import parse_servers
+from opwire.transports.redis.session import RedisSession
 
 logger = logging.getLogger("opwire.durable")
 
