@@ -224,6 +224,8 @@ def test_a_python_file_is_an_mcp_server(tmp_path: Path, capsys: pytest.CaptureFi
     assert json.loads(capsys.readouterr().out) == {"result": 8}
     assert run(["ls", "--mcp", "away.py"]) == 2
     assert "--mcp away.py: no such file" in capsys.readouterr().err
+    assert run(["ls", "--python", "away.py"]) == 2
+    assert capsys.readouterr().err == "error: --python: away.py: no such file\n"
 
 
 @requirement("cli.files")

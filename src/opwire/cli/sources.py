@@ -10,7 +10,7 @@ import os
 import re
 import shlex
 import sys
-from collections.abc import AsyncGenerator, Callable, Collection, Coroutine, Iterable, Mapping
+from collections.abc import AsyncGenerator, Callable, Collection, Coroutine, Generator, Iterable, Mapping
 from contextlib import AsyncExitStack, asynccontextmanager
 from functools import wraps
 from hashlib import sha256
@@ -53,6 +53,7 @@ _NO_SOURCE = (
     "--mcp 'program arguments', --openapi file-or-URL, --url ws://hub"
 )
 _BROKER_ONLY = "--prefix, --signing-key and --certificate are for brokers: redis:// and nats://"
+_SOURCE_KEY = re.compile(r'^sources\.(?:"[^"]*"|[\w-]+)\.(\w+): ')
 # Words of a command line that start a server without naming it.
 _LAUNCHERS = re.compile(r"(npx|bunx|uvx|uv|pipx|node|deno|docker|run|tool|python[\d.]*)(\.exe)?")
 
@@ -296,8 +297,9 @@ class Sources(NamedTuple):
                         "--url cannot be combined with other sources: its operations are loaded remotely"
                     )
                 client = Client(complete_url(self.url), **self.connection_options(self.url))
-                await stack.enter_async_context(client)
-                loaded = LoadedOperations({spec.id: spec for spec in await client.operations()}, client)
+                with token_hint(self.token_env):
+                    await stack.enter_async_context(client)
+                    loaded = LoadedOperations({spec.id: spec for spec in await client.operations()}, client)
                 cache_ids(self.key, loaded.specs.values())
                 yield loaded
                 return
@@ -353,6 +355,17 @@ class Sources(NamedTuple):
         return options
 
 
+@contextlib.contextmanager
+def token_hint(variable: str) -> Generator[None]:
+    """Name the variable of the token in an error that demands one, if it is not set."""
+    try:
+        yield
+    except CallError as error:
+        if error.code is ErrorCode.UNAUTHENTICATED and not os.environ.get(variable):
+            raise CallError(error.code, f"{error.message}; set {variable}") from error
+        raise
+
+
 @asynccontextmanager
 async def opened(config: Config, screen: Screen, *, quiet: bool = False) -> AsyncGenerator[OpenedConfig]:
     """Run a configuration while the block runs; `quiet` suppresses warnings about sources that fail.
@@ -367,7 +380,9 @@ async def opened(config: Config, screen: Screen, *, quiet: bool = False) -> Asyn
             try:
                 running = await stack.enter_async_context(open_config(config, on_event=progress.event))
             except ConfigError as error:
-                # Without a file, "required" means nothing to the user: raise the cause.
+                # Without a file, "required" and the key of a source mean nothing to the user: raise the cause.
+                if config.file is None and isinstance(error.__cause__, ConfigError):
+                    raise ConfigError(_SOURCE_KEY.sub(r"--\1: ", str(error.__cause__), count=1)) from error.__cause__
                 if config.file is None and isinstance(error.__cause__, OpwireError):
                     raise error.__cause__ from None
                 raise

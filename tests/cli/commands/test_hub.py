@@ -21,6 +21,10 @@ def test_a_spoke_serves_over_a_hub_and_a_third_process_calls_and_watches(
 ) -> None:
     with Running("hub", "ws://127.0.0.1:0", OPWIRE_TOKEN=TOKEN) as hub:
         url = hub.says(r"hub at (ws://[^;]+)")
+        for command in (("ls", "--url", url), ("spoke", url, *SHOP)):
+            refused = opwire(*command, OPWIRE_TOKEN="")
+            assert refused.returncode == 5
+            assert refused.stderr.endswith("a token is needed; set OPWIRE_TOKEN\n")
         with Running("spoke", url, *SHOP, OPWIRE_TOKEN=TOKEN) as spoke:
             spoke.says("serving 8 operations")
             assert "math.add\tquery" in opwire("ls", "--url", url, OPWIRE_TOKEN=TOKEN).stdout

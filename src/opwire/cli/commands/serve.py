@@ -20,7 +20,7 @@ from msgspec.structs import replace
 
 from opwire.cli.options import BROKER_OPTIONS, log_options, served_source_options, shared_options
 from opwire.cli.screen import Screen, counted
-from opwire.cli.sources import Sources, check_variables, opened, run, serving
+from opwire.cli.sources import Sources, check_variables, opened, run, serving, token_hint
 from opwire.config.reading import load_config
 from opwire.config.runtime import OpenedConfig, watch
 from opwire.config.settings import (
@@ -512,7 +512,8 @@ async def spoke_command(
     async with opened(config, screen) as running, AsyncExitStack() as stack:
         for problem in running.policy_problems():
             screen.warning(problem)
-        spoke = await stack.enter_async_context(spoke_of(config, running.registry))
+        with token_hint(TOKEN):
+            spoke = await stack.enter_async_context(spoke_of(config, running.registry))
         stack.enter_context(metrics_at(metrics, screen, spoke))
         worker = None
         if (pair := durable_of(config, running.registry)) is not None:
