@@ -14,7 +14,17 @@ from tests.requirements import requirement
 @requirement("mcp.in.namespaces")
 @pytest.mark.parametrize(
     ("name", "namespace"),
-    [("time", "time"), ("com.example/tools", "com_example/tools"), (" a\tb ", "a_b"), ("", "mcp"), ("日本", "日本")],
+    [
+        ("time", "time"),
+        ("com.example/tools", "com_example/tools"),
+        (" a\tb ", "a_b"),
+        ("", "mcp"),
+        ("日本", "日本"),
+        ("opwire", "mcp"),  # reserved
+        (" opwire\n", "mcp"),
+        ("opwire.hub", "opwire_hub"),
+        ("Opwire", "Opwire"),
+    ],
 )
 def test_a_servers_name_becomes_a_namespace(name: str, namespace: str) -> None:
     assert usable_namespace(name) == namespace
@@ -23,6 +33,11 @@ def test_a_servers_name_becomes_a_namespace(name: str, namespace: str) -> None:
 @requirement("mcp.in.namespaces")
 def test_names_that_would_be_the_same_namespace_are_numbered_and_others_stay() -> None:
     assert usable_namespaces(["a.b", "a_b", "a\nb", "c"]) == {"a.b": "a_b_2", "a_b": "a_b", "a\nb": "a_b_3", "c": "c"}
+
+
+@requirement("mcp.in.namespaces")
+def test_a_server_with_the_name_of_opwire_does_not_get_its_reserved_namespace() -> None:
+    assert usable_namespaces(["opwire", "mcp", " opwire"]) == {"opwire": "mcp_2", "mcp": "mcp", " opwire": "mcp_3"}
 
 
 @requirement("mcp.in.namespaces")

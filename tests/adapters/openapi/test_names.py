@@ -31,6 +31,8 @@ from tests.requirements import requirement
         ("a" * 19 + " b", "a" * 19),
         ("v1.2", "v1_2"),
         ("  ", "api"),
+        ("Opwire API v1", "api"),  # reserved
+        ("opwire hub", "opwire_hub"),
         ("Überblick", "uberblick"),
         ("日本", "api"),
         (None, "api"),

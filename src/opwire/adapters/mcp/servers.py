@@ -24,7 +24,7 @@ from opwire.mcp.messages import INTERNAL_ERROR, METHOD_NOT_FOUND, RPCError
 from opwire.mcp.protocol import HANDSHAKE_VERSIONS, STATELESS_VERSIONS
 from opwire.names import UniqueNames
 from opwire.oauth.store import TokenStore
-from opwire.operation import Context, NormalizeMode
+from opwire.operation import Context, NormalizeMode, is_own
 from opwire.questions import KINDS, QUESTION_TIMEOUT, Question, QuestionCallback, ask
 from opwire.typed.plain import as_dict
 
@@ -420,9 +420,13 @@ def authorized(server: MCPServer, options: MCPOptions) -> "tuple[MCPServer, MCPA
 
 
 def usable_namespace(name: str, default: str = "mcp") -> str:
-    """Return the name, cut, with underscores for dots and control characters, which a namespace cannot contain."""
+    """Return the name, cut, with underscores for dots and control characters, which a namespace cannot contain.
+
+    The default is for a server without a name, or with that of opwire itself, whose namespace is reserved.
+    """
     given = name.strip()[:_MAX_NAMESPACE]
-    return "".join(char if char.isprintable() and char != "." else "_" for char in given) or default
+    usable = "".join(char if char.isprintable() and char != "." else "_" for char in given)
+    return default if not usable or is_own(f"{usable}.") else usable
 
 
 def usable_namespaces(names: Iterable[str]) -> dict[str, str]:

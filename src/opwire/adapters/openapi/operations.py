@@ -47,7 +47,7 @@ from opwire.adapters.source import Report
 from opwire.annotations import Annotations
 from opwire.errors import RegistrationError
 from opwire.names import UniqueNames
-from opwire.operation import NormalizeMode, OperationSpec, OperationType, split_id
+from opwire.operation import NormalizeMode, OperationSpec, OperationType, is_own, split_id
 from opwire.origin import ORIGIN_EXTENSION, Origin, read_origin
 from opwire.schema import UNKNOWN, JSONSchema, Schema
 from opwire.typed.plain import as_dict, as_list, harmless, json_form, write_json
@@ -463,7 +463,8 @@ def namespace_of(documents: DocumentSet, options: ReadOptions) -> str:
 def namespace_from(title: object) -> str:
     """Return a short namespace from an API's title: "GitHub v3 REST API" is `github`.
 
-    Versions and words that most titles contain are dropped, unless nothing else is left.
+    Versions and words that most titles contain are dropped, unless nothing else is left. The namespace of opwire itself
+    is reserved: a title does not lead to it.
     """
     text = unicodedata.normalize("NFKD", title[:_MAX_NAME]) if isinstance(title, str) else ""
     words = _OTHER.sub(" ", _MARKS.sub("", text)).lower().split()
@@ -473,7 +474,7 @@ def namespace_from(title: object) -> str:
         if len(namespace) + 1 + len(word) > _MAX_NAMESPACE:
             break
         namespace += f"_{word}"
-    return namespace or "api"
+    return "api" if not namespace or is_own(f"{namespace}.") else namespace
 
 
 def name_from_path(method: str, path: str) -> str:
