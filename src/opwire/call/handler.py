@@ -255,8 +255,8 @@ class CallHandler:
             self._reject(event, CallError(ErrorCode.RATE_LIMITED, full))
             return
         if (bound := self._immediate(event)) is not None:
-            self._run_now(event, identity, bound)
             self._remember(key, event.deadline)
+            self._run_now(event, identity, bound)
             return
         if most is not None:
             self._by_identity[_id_of(identity)] += 1

@@ -21,20 +21,20 @@ class MemoryBus:
         self.codec = codec
         self.max_message = max_message
         self._numbers = count(1)
-        self._ends: dict[Address, MemoryTransport] = {}
+        self.ends: dict[Address, MemoryTransport] = {}
         self._serving: dict[str, list[Address]] = {}  # servers by operation id, the next one first
 
     def join(self, end: "MemoryTransport") -> Address:
         """Add an end, and return its address."""
         address = f"memory-{next(self._numbers)}"
-        self._ends[address] = end
+        self.ends[address] = end
         return address
 
     def leave(self, address: Address) -> None:
         """Remove an end, and report its loss to the others."""
-        self._ends.pop(address, None)
+        self.ends.pop(address, None)
         self.withdraw(address, list(self._serving))
-        for end in tuple(self._ends.values()):
+        for end in tuple(self.ends.values()):
             end.lose(address)
 
     def announce(self, address: Address, operation_ids: Iterable[str]) -> None:
@@ -73,17 +73,6 @@ class MemoryBus:
     def servers(self) -> list[Address]:
         """Return the addresses of all servers."""
         return list(dict.fromkeys(address for serving in self._serving.values() for address in serving))
-
-    def end(self, address: Address | None) -> "MemoryTransport":
-        """Return the end with this address.
-
-        Raises:
-            CallError: UNAVAILABLE if it is closed.
-        """
-        end = None if address is None else self._ends.get(address)
-        if end is None:
-            raise CallError(ErrorCode.UNAVAILABLE, "the peer is gone")
-        return end
 
 
 class MemoryTransport:
@@ -147,7 +136,9 @@ class MemoryTransport:
             *others, to = bus.servers() or [None]
             for address in others:
                 self.send(event, address)
-        there = bus.end(to)
+        there = None if to is None else bus.ends.get(to)
+        if there is None:
+            raise CallError(ErrorCode.UNAVAILABLE, "the peer is gone")
         if bus.codec:
             event = decode_event(encode_event(event, limit=bus.max_message), limit=bus.max_message)
         there.deliver(event, here)
