@@ -401,7 +401,7 @@ def encode_envelope(envelope: ResponseEnvelope[Any]) -> bytes:
 
 def warn_of_nulls(encoded: bytes, *data: Any) -> None:
     """Log a warning for NaN and infinities, which msgspec encodes as null."""
-    if b"null" in encoded and find_nonfinite(list(data)):
+    if encoded.rfind(b"null") >= 0 and find_nonfinite(list(data)):
         logger.warning("the data holds NaN or an infinity, which is sent as null")
 
 

@@ -108,7 +108,7 @@ def encode_data(data: Any) -> bytes:
             encoded = write_json(_encoder, data)
     except (TypeError, ValueError, RecursionError) as error:
         raise CallError(ErrorCode.EXECUTION_ERROR, f"the result cannot be encoded as JSON: {error}") from error
-    if b"null" in encoded:
+    if encoded.rfind(b"null") >= 0:
         warn_of_nulls(encoded, data)
     return encoded
 
