@@ -128,7 +128,8 @@ class Screen:
 
     def marked(self, mark: str, colour: str, text: str) -> None:
         """Print a line after a coloured mark."""
-        click.echo(f"{click.style(mark, fg=colour)} {harmless(text)}", color=_has_colour(sys.stdout))
+        shown = folded(f"{mark} {harmless(text)}", sys.stdout).removeprefix(mark)
+        click.echo(f"{click.style(mark, fg=colour)}{shown}", color=_has_colour(sys.stdout))
 
     def json(self, value: Any) -> None:
         """Print a value as JSON: indented on a terminal, otherwise on one line."""
@@ -289,9 +290,9 @@ def rich_console(stream: TextIO) -> Any:
     return Console(file=stream, highlight=False, no_color=not _has_colour(stream))
 
 
-def folded(text: str) -> str:
+def folded(text: str, stream: TextIO | None = None) -> str:
     """Return a message with the lines that are longer than the terminal broken between words, not within them."""
-    if not sys.stderr.isatty():
+    if not (stream or sys.stderr).isatty():
         return text
     width = max(shutil.get_terminal_size().columns, 20)
     return "\n".join(

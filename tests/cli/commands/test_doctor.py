@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from opwire.cli.program import run
-from tests.cli.process import SHOP
+from tests.cli.process import SHOP, OnTerminal, unstyled
 from tests.requirements import requirement
 
 
@@ -25,6 +25,16 @@ def test_all_is_well(capsys: pytest.CaptureFixture[str]) -> None:
     assert {"check": "source tests.cli.shop:registry", "status": "ok", "message": "8 operations"} in found
     assert run(["doctor", *SHOP]) == 0
     assert "✓ source tests.cli.shop:registry: 8 operations\n" in capsys.readouterr().out
+
+
+@requirement("cli.doctor")
+def test_findings_are_broken_between_words_on_a_terminal() -> None:
+    with OnTerminal("doctor", "--python", "nowhere.py", columns=40) as terminal:
+        code, shown = terminal.end()
+    assert code == 1
+    lines = unstyled(shown).splitlines()
+    assert any(line.startswith("✗ source nowhere.py:") for line in lines)
+    assert all(len(line) <= 40 or " " not in line.strip("✓✗· ") for line in lines)
 
 
 @requirement("cli.doctor")

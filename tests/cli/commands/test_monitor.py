@@ -123,6 +123,14 @@ def test_top_fills_the_terminal_and_restores_it(hub: str) -> None:
 
 
 @requirement("cli.top")
+def test_top_leaves_the_last_table_on_the_terminal(hub: str) -> None:
+    with OnTerminal("top", "--url", hub, "--interval", "0.1", "--count", "1", OPWIRE_TOKEN=TOKEN) as top:
+        code, shown = top.end()
+    assert code == 0
+    assert "2 servers, " in shown.partition("\x1b[?1049l")[2]
+
+
+@requirement("cli.top")
 def test_top_prints_tables_in_a_pipe_and_lines_of_json(hub: str) -> None:
     shown = opwire("top", "--url", hub, "--interval", "0.1", "--count", "2", OPWIRE_TOKEN=TOKEN)
     assert shown.stdout.count("2 servers, ") == 2, shown.stderr

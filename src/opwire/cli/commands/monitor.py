@@ -206,6 +206,7 @@ class _TopScreen:
     def __init__(self, screen: Screen) -> None:
         self._screen = screen
         self._live: Any = None
+        self._shown: list[str] = []
 
     def __enter__(self) -> "_TopScreen":
         if self._screen.is_terminal and not self._screen.as_json:
@@ -215,9 +216,11 @@ class _TopScreen:
             self._live.start()
         return self
 
-    def __exit__(self, *_: object) -> None:
+    def __exit__(self, kind: object, *_: object) -> None:
         if self._live is not None:
             self._live.stop()
+            for line in self._shown if kind is None else ():  # `--count` leaves the last table
+                self._screen.line(line)
 
     def show(self, sample: Sample) -> None:
         """Show a sample."""
@@ -227,6 +230,7 @@ class _TopScreen:
             return
         lines = top_lines(sample, _width(self._screen))
         if self._live is not None:
+            self._shown = lines
             self._update(lines)
             return
         for line in [*lines, ""]:
