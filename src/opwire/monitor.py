@@ -191,18 +191,18 @@ class OperationTimings(Struct):
 class CallWatcher:
     """One watcher of calls: its filter and its buffer.
 
-    `selects` is a filter beside the others. With a `rate`, a second has about so many records: of calls beyond it only
-    errors have records, and the others are counted, which takes 0.3 µs instead of 2 for each of them. `news` can be
-    shared by several watchers.
+    `selects` is a filter beside the others. With a `rate`, about that many calls per second have records: of the calls
+    beyond it only errors have, and the others are counted, which takes 0.3 µs instead of 2 for each of them. Several
+    watchers can share `news`.
     """
 
     def __init__(
         self,
+        *,
         id: str | None = None,
         operation: str | None = None,
         outcome: str | None = None,
         caller: str | None = None,
-        *,
         selects: Callable[[CallRecord], bool] | None = None,
         rate: float | None = None,
         news: asyncio.Event | None = None,
@@ -550,7 +550,7 @@ class CallMonitor:
         "ERROR" or an error code, and `caller` the id of an identity. `rate` is the number of records per second beside
         those of errors: other calls are counted in `dropped`.
         """
-        watcher = CallWatcher(id, operation, outcome, caller, rate=rate)
+        watcher = CallWatcher(id=id, operation=operation, outcome=outcome, caller=caller, rate=rate)
         with self.watching(watcher):
             async for record in watcher.records():
                 yield record
