@@ -360,6 +360,18 @@ async def test_an_operation_of_the_hub_cannot_be_taken_over(meeting: Meeting) ->
 
 
 @requirement("hub.schemas")
+@pytest.mark.parametrize("name", ["about", "operations", "new"])
+async def test_operations_of_opwire_itself_cannot_be_announced(meeting: Meeting, name: str) -> None:
+    hub = await meeting.hub()
+    raw = await meeting.welcome(hub.url)
+    described = {"id": f"opwire.{name}", "type": "query"}
+    await raw.say("session.announce", id=1, operations=[f"opwire.{name}"], descriptions=[described])
+    refused = await raw.hear()
+    assert (refused["type"], refused["code"]) == ("session.refused", "VALIDATION_ERROR")
+    assert ids(hub.registry) == []
+
+
+@requirement("hub.schemas")
 async def test_what_is_not_described_is_not_announced(meeting: Meeting) -> None:
     hub = await meeting.hub()
     spoke = await meeting.spoke(hub.url, adding())

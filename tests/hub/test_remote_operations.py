@@ -99,7 +99,7 @@ async def test_all_of_it_is_shown_or_nothing(calls: PendingRequestMap, other: di
 
 
 @requirement("hub.schemas")
-@pytest.mark.parametrize("id", ["local.add", "nodot", "bad\x00space.op", "a."])
+@pytest.mark.parametrize("id", ["local.add", "nodot", "bad\x00space.op", "a.", "opwire.operations", "opwire.new"])
 async def test_what_cannot_be_registered_is_refused(calls: PendingRequestMap, id: str) -> None:
     registry = adding("local")
     remote = RemoteOperations(registry, calls)

@@ -110,8 +110,10 @@ class RemoteOperations:
         """Parse a description.
 
         Raises:
-            CallError: VALIDATION_ERROR, the description is invalid.
+            CallError: VALIDATION_ERROR, the description is invalid, or its id is reserved for opwire itself.
         """
+        if is_own(info.id):
+            raise _invalid(f"{info.id} is reserved: opwire itself serves it at every server")
         try:  # results were normalised by their server
             spec = info.spec(normalize="off", compact=True)
         except (RegistrationError, SchemaError) as error:

@@ -21,6 +21,8 @@ from opwire.transports.connect import TransportOptions, connect
 
 logger = logging.getLogger("opwire.hub")
 
+_MAX_REJECTED = 1_000  # operations whose rejection is logged: any client of a broker can describe others
+
 
 class Spoke(Client):
     """A `Client` that also serves a registry, over the same connection.
@@ -246,7 +248,7 @@ class DiscoveryPoller:
                     self._remote.add(found.address, [operation])
                 accepted.add(info.id)
             except CallError as error:
-                if info.id not in self._rejected:
+                if info.id not in self._rejected and len(self._rejected) < _MAX_REJECTED:
                     self._rejected.add(info.id)
                     logger.warning(
                         "ignoring an operation of %s at %s: %s", found.server.name, found.address, error.message
