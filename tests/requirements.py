@@ -436,6 +436,8 @@ TRANSPORT: dict[str, str] = {
     "transport.contract": "One public contract runs on every transport that is shipped, each promise under its name.",
     "transport.contract-bites": "A transport that breaks a promise is caught by the check of that promise.",
     "transport.broker-connection": "A broker is one small interface; sending never waits.",
+    "transport.batches": "Events for one end within a turn share a message; each counts by its own token, and fails "
+    "alone.",
     "transport.link.order": "What is written to a connection arrives in order.",
     "transport.link.bound": "A peer that does not read costs memory up to a bound; above it requests and answers fail, "
     "each its own call, and what ends or steers calls still passes.",

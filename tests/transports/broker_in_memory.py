@@ -48,9 +48,13 @@ class MemoryBrokerConnection:
         self.beats = 0
         self.largest = 0  # bytes of a message that was sent
         self.connections = 0
+        self.congested = False
         self._broker = broker
         self._address: Address | None = None
         self._listener: BrokerListener | None = None
+
+    def at_turn_end(self, send: Callable[[], None]) -> None:
+        asyncio.get_running_loop().call_soon(send)
 
     async def connect(self, address: Address, listener: BrokerListener) -> None:
         await self._round_trip()

@@ -3,7 +3,7 @@
 import inspect
 
 from opwire.transports.broker import BrokerTransport
-from opwire.transports.broker_connection import BrokerConnection, BrokerListener
+from opwire.transports.broker_connection import BatchingConnection, BrokerConnection, BrokerListener
 from opwire.transports.nats.transport import NatsBrokerConnection
 from opwire.transports.redis.transport import RedisBrokerConnection
 from tests.requirements import requirement
@@ -35,4 +35,7 @@ def test_every_medium_has_the_methods_of_the_interface_and_the_transport_listens
         for name in methods(BrokerConnection):
             wanted, given = inspect.signature(getattr(BrokerConnection, name)), inspect.signature(getattr(medium, name))
             assert list(given.parameters) == list(wanted.parameters), f"{medium.__name__}.{name}"
+        assert "congested" in dir(medium) or medium is MemoryBrokerConnection  # of which it is an attribute
+        given, wanted = inspect.signature(medium.at_turn_end), inspect.signature(BatchingConnection.at_turn_end)
+        assert list(given.parameters) == list(wanted.parameters)
     assert methods(BrokerListener).keys() <= {name for name in dir(BrokerTransport) if name[0] != "_"}

@@ -114,6 +114,23 @@ async def test_what_is_written_arrives_in_order_whatever_its_size() -> None:
         assert there.received == sent
 
 
+@requirement("transport.link.order")
+async def test_what_is_written_at_the_end_of_a_turn_leaves_with_the_rest_of_the_turn() -> None:
+    async with connected() as (here, there):
+        turns: list[str] = []
+        here.link.write(b"one ")
+        here.link.at_turn_end(lambda: (turns.append("first"), here.link.write(b"three "))[0])
+        here.link.at_turn_end(lambda: turns.append("second"))
+        here.link.write(b"two ")
+        assert turns == []
+        await asyncio.sleep(0)
+        assert (sorted(turns), here.link.backlog) == (["first", "second"], 0), "no further turn is needed"
+        await there.until(14)
+        assert bytes(there.received) == b"one two three "
+        here.link.at_turn_end(lambda: here.link.write(b"four"))
+        await there.until(18)
+
+
 @requirement("transport.link.bound")
 async def test_a_peer_that_does_not_read_costs_no_more_than_the_bound() -> None:
     async with with_silent_peer(200_000) as (here, peer):

@@ -54,6 +54,7 @@ from opwire.hub.route_feed import RouteChange, RouteFeed, Version
 from opwire.operation import AccessControl, Change, Context, is_own
 from opwire.registry import OperationRegistry
 from opwire.tasks import spawn
+from opwire.transports.batches import BATCHING
 from opwire.transports.broker import BrokerTransport
 from opwire.transports.connect import TransportOptions, connect
 from opwire.transports.websocket.peers import Peer
@@ -99,7 +100,7 @@ _PROOF = 3.0  # seconds in which an end that was found proves to be a hub
 _TURN = 0.005  # seconds after which other tasks run: registering a route of 1 MB takes ten times as long
 _LIFETIME, _SKEW = 20.0, 10.0  # seconds for which a proof is valid, and by which clocks may differ
 _ANY_SIZE = 2**62
-_ADDRESS = re.compile(r"[0-9a-f]{16}")  # of an end of a broker
+_ADDRESS = re.compile(rf"(?:{BATCHING})?[0-9a-f]{{16}}")  # of an end of a broker
 _HEADS: dict[type[CallMessage], type[EventHead]] = {
     head.kind: head
     for head in (

@@ -11,7 +11,6 @@ import time
 from collections.abc import Coroutine, Iterable, Iterator, Mapping
 from itertools import count
 from secrets import randbits, token_hex
-from typing import Protocol
 
 from opwire.call.events import (
     BULK,
@@ -36,7 +35,8 @@ from opwire.call.events import (
 from opwire.call.transport import Address, Receiver
 from opwire.deadlines import back_off
 from opwire.errors import CallError, ErrorCode
-from opwire.transports.broker_connection import BrokerConnection
+from opwire.transports.batches import BATCHING, Batches, decode_batch
+from opwire.transports.broker_connection import BrokerConnection, RequestSigner
 from opwire.transports.leases import MOMENT, Asked, Leases, Probes
 from opwire.transports.link import keep_running
 
@@ -49,16 +49,6 @@ _MAX_SERVERS = 10_000  # found by one query: any client can reply to it
 _MAX_REASON = 200  # characters of a peer's reason for leaving
 _TOKEN_BYTES = 19  # of a token in JSON: 16 digits, two quotes, a comma
 _FIRST_PAUSE, _LONGEST_PAUSE = 0.1, 5.0  # seconds before a reconnection; the first attempt follows at once
-
-
-class RequestSigner(Protocol):
-    """Proves requests; implemented by `SignedRequests`."""
-
-    @property
-    def verifies(self) -> bool: ...
-    def leaving(self, event: CallRequested, to: Address | None = None) -> CallRequested: ...
-    def arriving(self, event: CallRequested, here: Address | None = None) -> CallRequested: ...
-    def ended(self, request_id: str) -> None: ...
 
 
 class BrokerTransport:
@@ -89,18 +79,17 @@ class BrokerTransport:
         self._signed = signed
         self._leases = Leases(3 * heartbeat)
         self._probes = Probes(self._leases, connection, self._report)
+        self._batches = Batches(connection)
         self._receiver: Receiver | None = None
         self._address: Address | None = None  # changes with each connection; None while disconnected
-        self._closed = True
+        self._closed, self._away = True, ""  # the latter: why it is disconnected
         self._operations: dict[str, None] = {}  # announced ones, in order
         self._queries = count(randbits(32))  # random, so that an end that did not receive a query cannot reply to it
         self._found: dict[int, dict[Address, None]] = {}  # servers by query
         self._broken = asyncio.Event()  # set while disconnected
         self._unreported: dict[Address, list[str]] = {}  # ended calls to report after a reconnection
         self._tasks: list[asyncio.Task[None]] = []
-        self._away = ""  # why it is disconnected
-        self.malformed = 0
-        self.foreign = 0
+        self.malformed = self.foreign = 0
 
     @property
     def trusted(self) -> bool:
@@ -125,7 +114,7 @@ class BrokerTransport:
     @property
     def max_message(self) -> int:
         """The limit of a message in bytes, as far as it is known."""
-        return self._message_limit()
+        return min(self._max_message, self._connection.max_message)
 
     @property
     def connected(self) -> bool:
@@ -222,7 +211,7 @@ class BrokerTransport:
             if to is None:
                 self._connection.request(event.operation_id, token, message, event.sticky_key)
             else:
-                self._connection.send(to, token, message, control=False)
+                self._batches.send(to, token, message, control=False)
         except BaseException:
             self._leases.end(token)
             raise
@@ -233,8 +222,12 @@ class BrokerTransport:
         Raises:
             CallError: UNAVAILABLE, RATE_LIMITED, PAYLOAD_TOO_LARGE.
         """
-        is_response = type(event) is CallResponded  # nearly all are
-        if not is_response and isinstance(event, CallRequested):
+        if type(event) is CallResponded and event.seq is None and to is not None:  # nearly all are
+            token = self._leases.release(to, event.request_id)
+            if token is not None:
+                self._respond(event, to, token)
+                return
+        if isinstance(event, CallRequested):
             self.request(event, to)
             return
         if self._address is None:
@@ -243,19 +236,30 @@ class BrokerTransport:
         if to is None or token is None:
             self._send_without_lease(event, to)
             return
-        limit = self._connection.max_message
-        message = encode_event(event, limit=limit if limit < self._max_message else self._max_message)
-        control = not is_response and not isinstance(event, BULK)
+        message = encode_event(event, limit=self.max_message)
+        control = not isinstance(event, BULK)
         try:
-            self._connection.send(to, token, message, control=control)
+            self._batches.add(to, token, message, control=control)
         except CallError:
             if control:  # nothing smaller could end it: the caller sees it missing from the heartbeats
                 self._leases.release(to, event.request_id)
             raise
-        if event.seq is None if is_response else is_final(event):
+        if is_final(event):
             self._leases.release(to, event.request_id)
             if self._signed is not None:
                 self._signed.ended(event.request_id)
+
+    def _respond(self, event: CallResponded, to: Address, token: str) -> None:
+        """Send the only response to a request. If that fails, the request goes on."""
+        try:
+            limit = self._connection.max_message
+            message = encode_event(event, limit=limit if limit < self._max_message else self._max_message)
+            self._batches.add(to, token, message, control=False)
+        except BaseException:
+            self._leases.hold(to, event.request_id, token, time.monotonic())
+            raise
+        if self._signed is not None:
+            self._signed.ended(event.request_id)
 
     async def close(self) -> None:
         """Disconnect. Peers fail the calls that they share with this end."""
@@ -272,6 +276,7 @@ class BrokerTransport:
             await self.withdraw(list(self._operations))
         finally:  # also if the caller is cancelled while the broker is silent
             if self.connected:
+                self._batches.flush()
                 self._unreported = self._leases.clear()
                 self._report_ended()
             self._address = None
@@ -289,9 +294,6 @@ class BrokerTransport:
             absence = f"{name} is not reachable at the moment" + (f": {absence}" if absence else "")
         raise CallError(ErrorCode.UNAVAILABLE, absence)
 
-    def _message_limit(self) -> int:
-        return min(self._max_message, self._connection.max_message)
-
     def _send_without_lease(self, event: CallEvent, to: Address | None) -> None:
         """Steer an outgoing call, or reply to a plain client of the broker.
 
@@ -304,9 +306,9 @@ class BrokerTransport:
         over = isinstance(event, CallAborted)
         if over:
             self._leases.end(token)  # even if it cannot be sent: the reply to the next heartbeat reports it
-        message = encode_event(event, limit=self._message_limit())
+        message = encode_event(event, limit=self.max_message)
         if server is not None:
-            self._connection.send(server, token, message, control=not isinstance(event, BULK))
+            self._batches.send(server, token, message, control=not isinstance(event, BULK))
         elif asked is not None and over:  # nothing else: the token of an open call is never broadcast
             self._connection.broadcast(token, message)
         else:
@@ -316,9 +318,9 @@ class BrokerTransport:
         """Send an optional event to a peer, or (an empty address) to all."""
         try:
             session = isinstance(event, SessionMessage)
-            message = encode_session(event) if session else encode_event(event, limit=self._message_limit())
+            message = encode_session(event) if session else encode_event(event, limit=self.max_message)
             if to:
-                self._connection.send(to, token, message, control=True)
+                self._batches.send(to, token, message, control=True)
             else:
                 self._connection.broadcast(token, message)
         except CallError as error:
@@ -332,26 +334,51 @@ class BrokerTransport:
 
     def _portions(self, tokens: list[str]) -> Iterator[list[str]]:
         """Split tokens by message, as many as fit."""
-        size = max(1, (self._message_limit() - 100) // _TOKEN_BYTES)
+        size = max(1, (self.max_message - 100) // _TOKEN_BYTES)
         return (tokens[start : start + size] for start in range(0, len(tokens), size))
 
     # --- events -------------------------------------------------------------------------------------------------------
 
     def arrived(self, sender: Address, token: str, message: bytes) -> None:
-        """Handle a message to this end."""
-        if self._receiver is None or self._address is None:
+        """Handle a message to this end: an event, or a batch of them."""
+        receiver = self._receiver
+        if receiver is None or self._address is None:
+            return
+        if message[:1] == b"[":
+            self._batch_arrived(sender, message, receiver)
             return
         try:
             event = decode_message(message, limit=self._max_message)
         except CallError as error:
             self._unreadable(sender, token, error)
             return
-        if type(event) is CallRequested:  # the most frequent events first
-            self._requested(event, sender, token, self._receiver)
-        elif type(event) is not CallResponded and isinstance(event, SessionMessage):
+        if type(event) is CallRequested:  # nearly all are
+            self._requested(event, sender, token, receiver)
+        else:
+            self._handle(event, sender, token, receiver)
+
+    def _batch_arrived(self, sender: Address, batch: bytes, receiver: Receiver) -> None:
+        try:
+            events = decode_batch(batch, max_event=self._max_message)
+        except CallError as error:
+            self._unreadable(sender, "", error)
+            return
+        now = time.monotonic()
+        for token, event in events:
+            if type(event) is CallResponded and self._leases.authenticates(event, sender, token, now):  # nearly all are
+                receiver.received(event, sender)
+            elif isinstance(event, bytes):
+                self.arrived(sender, token, event)
+            else:
+                self._handle(event, sender, token, receiver)
+
+    def _handle(self, event: CallEvent | SessionEvent, sender: Address, token: str, receiver: Receiver) -> None:
+        if isinstance(event, CallRequested):
+            self._requested(event, sender, token, receiver)
+        elif isinstance(event, SessionMessage):
             self._session(event, sender, token)
         elif self._leases.authenticates(event, sender, token, time.monotonic()):
-            self._receiver.received(event, sender)
+            receiver.received(event, sender)
         else:
             self.foreign += 1
 
@@ -497,6 +524,7 @@ class BrokerTransport:
         if self._address is None or self._receiver is None:
             return
         self._address = None
+        self._batches.clear()
         for peer, tokens in self._leases.clear().items():
             self._unreported.setdefault(peer, []).extend(tokens)
         logger.warning("the connection to %s was lost: %s", self._connection.name, reason)
@@ -505,7 +533,7 @@ class BrokerTransport:
     async def _connect(self) -> None:
         """Connect, and announce the operations."""
         self._broken.clear()
-        address = token_hex(8)
+        address = BATCHING + token_hex(8)
         await self._in_time("the connection", self._connection.connect(address, self))
         self._address, self._away = address, ""
         if self._operations:

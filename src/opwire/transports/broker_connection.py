@@ -5,9 +5,10 @@ A transport for another broker is one class with these methods; `BrokerTransport
 beside it.
 """
 
-from collections.abc import Iterable
-from typing import Protocol
+from collections.abc import Callable, Iterable
+from typing import Protocol, runtime_checkable
 
+from opwire.call.events import CallRequested
 from opwire.call.transport import Address
 
 
@@ -109,3 +110,31 @@ class BrokerConnection(Protocol):
     async def close(self) -> None:
         """Flush the queue and disconnect, within a second or two. Idempotent; never raises."""
         ...
+
+
+@runtime_checkable
+class BatchingConnection(BrokerConnection, Protocol):
+    """A connection that buffers what is sent in a turn of the event loop. Over others, batches are not sent."""
+
+    @property
+    def congested(self) -> bool:
+        """Whether the broker reads too slowly, so that messages queue up here."""
+        ...
+
+    def at_turn_end(self, send: Callable[[], None]) -> None:
+        """Call a function at the end of this turn, before its messages are written. It may send, and never raises.
+
+        Raises:
+            CallError: UNAVAILABLE if the connection is lost.
+        """
+        ...
+
+
+class RequestSigner(Protocol):
+    """Proves requests; implemented by `SignedRequests`."""
+
+    @property
+    def verifies(self) -> bool: ...
+    def leaving(self, event: CallRequested, to: Address | None = None) -> CallRequested: ...
+    def arriving(self, event: CallRequested, here: Address | None = None) -> CallRequested: ...
+    def ended(self, request_id: str) -> None: ...

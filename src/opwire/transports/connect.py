@@ -11,7 +11,7 @@ from opwire.call.transport import Transport
 from opwire.errors import UsageError, check_known, needs_extra
 
 if TYPE_CHECKING:
-    from opwire.transports.broker import RequestSigner
+    from opwire.transports.broker_connection import RequestSigner
 
 _TRANSPORTS = {
     "websocket": ("WebSocketTransport", ("ws", "wss")),

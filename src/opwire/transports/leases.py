@@ -227,14 +227,16 @@ class Leases:
         held = self._held.get(caller)
         return None if held is None else held.get(request_id)
 
-    def release(self, caller: Address, request_id: str) -> None:
-        """Remove a received request that has ended or was aborted."""
+    def release(self, caller: Address, request_id: str) -> str | None:
+        """Remove a received request that has ended or was aborted, and return its token."""
         held = self._held.get(caller)
-        if held is not None and (token := held.pop(request_id, None)) is not None:
-            if self._new.pop(token, None) is None:
-                self._drop_holder(token)
-            if not held and len(self._held) > _IDLE:
-                del self._held[caller], self._heard[caller]
+        if held is None or (token := held.pop(request_id, None)) is None:
+            return None
+        if self._new.pop(token, None) is None:
+            self._drop_holder(token)
+        if not held and len(self._held) > _IDLE:
+            del self._held[caller], self._heard[caller]
+        return token
 
     def heard(self, caller: Address, token: str, gone: Iterable[str], now: float) -> list[str]:
         """Record that a caller still waits, except for these tokens. Return the ids of requests that can be stopped.

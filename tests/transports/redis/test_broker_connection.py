@@ -116,7 +116,7 @@ async def test_an_end_is_unreachable_as_soon_as_it_has_closed(own_redis: Redis) 
             await caller.barrier()
             assert caller.log.gone == []
             connection: Any = leaving.connection._connection
-            socket = connection._link._transport.get_extra_info("socket").dup()
+            socket = connection.link._transport.get_extra_info("socket").dup()
         with socket:  # which keeps the connection open, as if Redis had not noticed yet that it is not
             caller.connection.send("leaving", "", b"{}", control=True)
             await caller.log.until(lambda: caller.log.gone)

@@ -30,6 +30,7 @@ from opwire.transports.nats.protocol import (
     PING,
     PONG,
     Control,
+    Direct,
     Info,
     Message,
     Parser,
@@ -258,6 +259,7 @@ class NatsConnection:
         self.server = server
         self._listener = listener
         self._parser = Parser()
+        self.remember = self._parser.remember
         self._greeting: asyncio.Future[None] = asyncio.get_running_loop().create_future()
         self._pongs: deque[_Barrier | None] = deque()  # one per PING in flight; None: of a beat
         self._silent_beats = 0
@@ -346,10 +348,12 @@ class NatsConnection:
 
     def _receive(self, data: bytes) -> None:
         self._silent_beats, self._last_error = 0, ""
-        on_message = self._listener.on_message
+        listener = self._listener
         for event in self._parser.feed(data):
-            if type(event) is Message:  # nearly all are
-                on_message(event)
+            if type(event) is Direct:  # nearly all are
+                event.receive(event.token, event.payload)
+            elif type(event) is Message:
+                listener.on_message(event)
             else:
                 self._control(event)
 

@@ -8,7 +8,7 @@ Lines are decoded and encoded as Latin-1, so that a subject of arbitrary bytes s
 """
 
 import re
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from typing import final
 
 import msgspec
@@ -17,12 +17,14 @@ from msgspec import Struct
 from opwire.errors import CallError, ErrorCode
 
 MAX_LINE = 32 * 1024  # bytes of a line: INFO lists every server of a cluster, other lines have a few hundred
+MAX_WORD = 64  # characters of the last word of the reply subject of a `Direct`, which are letters and digits
 MAX_PAYLOAD = 64 * 1024 * 1024  # bytes of a message: the maximum that a NATS server can be configured for
 
 PING = b"PING\r\n"
 PONG = b"PONG\r\n"
 
 _END = b"\r\n"
+_MAX_REMEMBERED = 4096  # beginnings of lines
 _MESSAGES = frozenset(("MSG", "HMSG"))
 _STATUS = re.compile(rb"NATS/1\.0 ([0-9]{3})(?![0-9])")
 
@@ -36,6 +38,18 @@ class Message(Struct, frozen=True, gc=False):
     reply: str
     payload: bytes
     status: int = 0
+
+
+Receive = Callable[[str, bytes], None]
+
+
+@final
+class Direct(Struct, frozen=True, gc=False):
+    """MSG with a remembered inbox: its receiver, the last word of its reply subject, and its payload."""
+
+    receive: Receive
+    token: str
+    payload: bytes
 
 
 class Info(Struct, frozen=True):
@@ -69,15 +83,20 @@ class Pong(Struct, frozen=True):
 
 
 Control = Info | ServerError | Ping | Pong
-Event = Message | Control
+Event = Message | Direct | Control
 
 _info = msgspec.json.Decoder(Info)
 
 
 class Parser:
-    """Parse the bytes of a server into events."""
+    """Parse the bytes of a server into events.
+
+    Messages of one end to one subject differ in the last word of the reply subject alone. Once `remember` has stored
+    what precedes it, they become `Direct` events: their subjects need not be parsed again.
+    """
 
     def __init__(self) -> None:
+        self._remembered: dict[bytes, Receive] = {}  # by the line of a message, up to its last dot
         self._buffer: list[bytes] = []  # an incomplete event
         self._have = 0
         self._need = 0
@@ -96,35 +115,68 @@ class Parser:
             data = b"".join(self._buffer)
             self._buffer = []
         events: list[Event] = []
-        at, length = 0, len(data)
-        while at < length:
-            end = data.find(b"\n", at, at + MAX_LINE)
-            if end < 0:
-                if length - at >= MAX_LINE:
-                    raise _invalid(f"a line has more than {MAX_LINE:,} bytes")
-                self._keep(data[at:], 0)
-                break
-            line, begin = data[at:end].decode("latin-1"), end + 1
-            fields = line.split(" ")  # the last one ends with \r
-            if fields[0] not in _MESSAGES:
-                events += _control(line.rstrip("\r"))
-                at = begin
-                continue
-            stop = begin + _size(fields[-1])
-            if stop + 2 > length:
-                self._keep(data[at:], stop + 2 - at)
-                break
-            if data[stop : stop + 2] != _END:
-                raise _invalid("a message is longer than the server said")
-            if len(fields) == 5 and fields[0] == "MSG":  # nearly all are
-                events.append(Message(fields[1], fields[2], fields[3], data[begin:stop]))
-            else:
-                events.append(_message(fields, data[begin:stop]))
-            at = stop + 2
+        at = self._direct(data, 0, events) if self._remembered else 0
+        while at < len(data):
+            at = self._next(data, at, events)
+            if self._remembered:
+                at = self._direct(data, at, events)
         return events
 
-    def _keep(self, beginning: bytes, need: int) -> None:
-        self._buffer, self._have, self._need = [beginning], len(beginning), need
+    def _direct(self, data: bytes, at: int, events: list[Event]) -> int:
+        """Parse messages from remembered inboxes, and return where anything else or an incomplete one begins."""
+        remembered = self._remembered
+        while (end := data.find(b"\n", at, at + MAX_LINE)) >= 0:
+            known, _, rest = data[at:end].rpartition(b".")
+            receive = remembered.get(known)
+            if receive is None:
+                break
+            token, _, size = rest.partition(b" ")  # the size ends with \r
+            try:
+                stop = end + 1 + int(size)
+            except ValueError:
+                break
+            if stop <= end or data[stop : stop + 2] != _END or not token.isalnum() or len(token) > MAX_WORD:
+                break
+            events.append(Direct(receive, token.decode(), data[end + 1 : stop]))
+            at = stop + 2
+        return at
+
+    def _next(self, data: bytes, at: int, events: list[Event]) -> int:
+        """Parse one event, and return where the next one begins. An incomplete one is kept."""
+        end = data.find(b"\n", at, at + MAX_LINE)
+        if end < 0:
+            if len(data) - at >= MAX_LINE:
+                raise _invalid(f"a line has more than {MAX_LINE:,} bytes")
+            return self._keep(data, at, 0)
+        line, begin = data[at:end].decode("latin-1"), end + 1
+        fields = line.split(" ")  # the last one ends with \r
+        if fields[0] not in _MESSAGES:
+            events += _control(line.rstrip("\r"))
+            return begin
+        stop = begin + _size(fields[-1])
+        if stop + 2 > len(data):
+            return self._keep(data, at, stop + 2 - at)
+        if data[stop : stop + 2] != _END:
+            raise _invalid("a message is longer than the server said")
+        if len(fields) == 5 and fields[0] == "MSG":  # nearly all are
+            events.append(Message(fields[1], fields[2], fields[3], data[begin:stop]))
+        else:
+            events.append(_message(fields, data[begin:stop]))
+        return stop + 2
+
+    def remember(self, message: Message, receive: Receive) -> None:
+        """Return later messages like this one as `Direct` to this receiver.
+
+        Like it are those with its subject, subscription and reply subject, except for the last word of the latter.
+        """
+        if len(self._remembered) >= _MAX_REMEMBERED:
+            self._remembered.clear()
+        inbox = message.reply.rpartition(".")[0]
+        self._remembered[f"MSG {message.subject} {message.sid} {inbox}".encode("latin-1")] = receive
+
+    def _keep(self, data: bytes, at: int, need: int) -> int:
+        self._buffer, self._have, self._need = [data[at:]], len(data) - at, need
+        return len(data)
 
 
 def _size(text: str) -> int:

@@ -28,7 +28,7 @@ import time
 from collections.abc import Callable, Iterable
 from contextlib import suppress
 from datetime import UTC, datetime
-from functools import lru_cache
+from functools import lru_cache, partial
 from hashlib import blake2s, sha256
 from hmac import compare_digest
 from itertools import count
@@ -45,8 +45,8 @@ from opwire.call.description import Describing, Description
 from opwire.call.events import MAX_MESSAGE
 from opwire.call.transport import Address
 from opwire.errors import CallError, ErrorCode, UsageError
-from opwire.transports.broker import BrokerTransport, RequestSigner
-from opwire.transports.broker_connection import BrokerListener
+from opwire.transports.broker import BrokerTransport
+from opwire.transports.broker_connection import BrokerListener, RequestSigner
 from opwire.transports.nats.connection import NatsConnection, NatsCredentials, NatsServers, Security, open_any
 from opwire.transports.nats.protocol import MAX_PAYLOAD, Info, Message, subscribe, unsubscribe
 
@@ -283,6 +283,19 @@ class NatsBrokerConnection:
         self._connection = await open_any(self._servers, self, self._security, subscriptions)
         self.on_info(self._connection.info)
 
+    @property
+    def congested(self) -> bool:
+        """Whether the server reads too slowly."""
+        return self._connection is not None and self._connection.link.paused
+
+    def at_turn_end(self, send: Callable[[], None]) -> None:
+        """Call a function at the end of this turn, before its messages are written.
+
+        Raises:
+            CallError: UNAVAILABLE.
+        """
+        self._open().link.at_turn_end(send)
+
     def beat(self, every: float) -> None:
         """Check that the server is alive."""
         if self._connection is not None:
@@ -410,6 +423,8 @@ class NatsBrokerConnection:
                 logger.debug("a service query was not answered: %s", error)
         else:
             self._listener.arrived(*sender, message.payload)
+            if self._connection is not None and sender[0][0] != FOREIGN:
+                self._connection.remember(message, partial(self._listener.arrived, sender[0]))
 
     def _inbox_message(self, message: Message, listener: BrokerListener) -> None:
         """Dispatch a message to our inbox. The token is in the reply, or in the subject for a peer without an inbox."""

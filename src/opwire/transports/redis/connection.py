@@ -257,7 +257,7 @@ class RedisConnection:
         self._lost = lost
         self._replies = Replies(pushed)
         self._expect = self._replies.expect
-        self._link = Link(self._received, self._ended)
+        self.link = Link(self._received, self._ended)
         self._waiting: set[asyncio.Future[list[Any]]] = set()
         self._attached: asyncio.Task[None] | None = None
         self._over: str | None = None  # why the connection ended
@@ -272,9 +272,9 @@ class RedisConnection:
         loop, target = asyncio.get_running_loop(), self.target
         try:
             if target.path is not None:
-                await loop.create_unix_connection(lambda: self._link, target.path)
+                await loop.create_unix_connection(lambda: self.link, target.path)
             else:
-                await loop.create_connection(lambda: self._link, target.host, target.port, ssl=target.ssl)
+                await loop.create_connection(lambda: self.link, target.host, target.port, ssl=target.ssl)
         except (OSError, UnicodeError) as error:  # UnicodeError: an invalid host name
             reason = system_message(error)
             raise CallError(ErrorCode.UNAVAILABLE, f"{target.name} cannot be reached: {reason}") from error
@@ -315,9 +315,9 @@ class RedisConnection:
             CallError: UNAVAILABLE, RATE_LIMITED if too much is queued.
         """
         if control:
-            self._link.control(command)
+            self.link.control(command)
         else:
-            self._link.write(command)
+            self.link.write(command)
         self._expect(done)
 
     async def ask(self, *commands: bytes) -> list[Any]:
@@ -356,11 +356,11 @@ class RedisConnection:
 
     def abort(self, reason: str) -> None:
         """End the connection at once; `lost` is called with the reason."""
-        self._link.abort(reason)
+        self.link.abort(reason)
 
     async def close(self) -> None:
         """End the connection; `lost` is not called."""
-        await self._link.close()
+        await self.link.close()
         self._settle("it was closed")
         if self._attached is not None:
             await asyncio.wait([self._attached])

@@ -9,7 +9,7 @@ has arrived. The one exception is a script that Redis reports as unknown: it did
 
 import logging
 from asyncio import timeout
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from functools import partial
 from hashlib import sha1
 from math import ceil
@@ -22,8 +22,8 @@ from msgspec import Struct
 from opwire.call.events import MAX_MESSAGE
 from opwire.call.transport import Address
 from opwire.errors import CallError, ErrorCode
-from opwire.transports.broker import BrokerTransport, RequestSigner
-from opwire.transports.broker_connection import BrokerListener
+from opwire.transports.broker import BrokerTransport
+from opwire.transports.broker_connection import BrokerListener, RequestSigner
 from opwire.transports.redis.connection import (
     SETTINGS,
     Done,
@@ -369,6 +369,19 @@ class RedisBrokerConnection:
         leaving = list(operation_ids)
         self._presence.remove(leaving)
         await self._open().ask(*self._presence.departures(leaving))
+
+    @property
+    def congested(self) -> bool:
+        """Whether Redis reads too slowly."""
+        return self._connection is not None and self._connection.link.paused
+
+    def at_turn_end(self, send: Callable[[], None]) -> None:
+        """Call a function at the end of this turn, before its messages are written.
+
+        Raises:
+            CallError: UNAVAILABLE.
+        """
+        self._open().link.at_turn_end(send)
 
     def beat(self, every: float) -> None:
         """Renew the lease; end the connection if the server has become silent."""
