@@ -271,6 +271,41 @@ async def test_a_client_that_does_not_read_its_answer_is_disconnected() -> None:
         writer.close()
 
 
+@requirement("serve.limits")
+async def test_responses_that_clients_do_not_read_take_bounded_memory(monkeypatch: pytest.MonkeyPatch) -> None:
+    size, began, third = 20_000_000, list[str](), asyncio.Event()
+
+    async def large(scope: Any, receive: Any, send: Any) -> None:
+        began.append(scope["path"])
+        await send({"type": "http.response.start", "status": 200, "headers": [(b"content-length", b"%d" % size)]})
+        await send({"type": "http.response.body", "body": b"x" * size})
+        if scope["path"] == "/third":
+            third.set()
+
+    monkeypatch.setattr(listener, "_MAX_UNREAD", 2 * size)
+    async with asyncio.timeout(20), listening(large, lifespan="off") as address:
+        ends: list[tuple[asyncio.StreamReader, asyncio.StreamWriter]] = []
+        for _ in range(3):
+            client = socket.socket()
+            client.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 8_192)  # otherwise the kernel takes megabytes
+            client.connect(("127.0.0.1", int(address.rpartition(":")[2])))
+            ends.append(await asyncio.open_connection(sock=client))
+        for (_, writer), path in zip(ends, ("first", "second", "third"), strict=True):
+            # The next request on a connection waits until its client has read the response before.
+            writer.write(f"GET /{path} HTTP/1.1\r\nHost: a\r\n\r\nGET /more HTTP/1.1\r\nHost: a\r\n\r\n".encode())
+            while f"/{path}" not in began:
+                await asyncio.sleep(0.01)
+        await third.wait()
+        assert began == ["/first", "/second", "/third"]
+        with pytest.raises((asyncio.IncompleteReadError, ConnectionError)):  # the oldest was disconnected
+            await ends[0][0].readexactly(size)
+        for reader, _ in ends[1:]:
+            await reader.readexactly(2 * size)
+        assert began[3:] == ["/more", "/more"]
+        for _, writer in ends:
+            writer.close()
+
+
 @requirement("serve.connections")
 async def test_headers_without_an_end_are_not_collected() -> None:
     async with asyncio.timeout(20), listening(Slow(), lifespan="off") as address:

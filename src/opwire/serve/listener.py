@@ -13,6 +13,7 @@ from abc import ABC, abstractmethod
 from collections.abc import AsyncGenerator, Callable, Generator
 from contextlib import AbstractAsyncContextManager
 from contextvars import ContextVar
+from http import HTTPStatus
 from math import ceil, inf
 from ssl import SSLContext
 from typing import Any, Literal, TypedDict, Unpack, cast
@@ -22,7 +23,7 @@ from uvicorn.protocols.http.auto import AutoHTTPProtocol
 
 from opwire.auth.tokens import LogLimit
 from opwire.errors import CallError, ErrorCode, check_above_zero, check_counts, check_not_below_zero, system_message
-from opwire.serve.guard import App, Receive, Scope, Send, has_no_token
+from opwire.serve.guard import TOKEN, App, Receive, Scope, Send, has_no_token
 from opwire.signals import stop_signals
 
 _MAX_PORT = 65_535
@@ -31,6 +32,7 @@ _ACCEPTED = 16  # connections that asyncio accepts per iteration: 2,048 may be m
 _SPARE_FILES = 64
 _READ = 32 * 1024  # bytes per turn of the loop: 256 kB of chunks of one byte, or of requests, take 0.4 s to parse
 _PARSED = 4 * 1024  # bytes that are parsed at once: they may be 200 requests, with 4 kB of memory each
+_MAX_UNREAD = 256 * 1024 * 1024  # bytes of responses in all that clients do not read; each may take its time
 _MAX_HEAD = 256 * 1024  # bytes without a complete request; uvicorn's own limit is lower, but exists only with h11
 
 
@@ -178,6 +180,12 @@ class _Server(uvicorn.Server):
             if connection is None:
                 await app(scope, receive, send)
                 return
+            if connection in connections.unread:  # a pipelined request: its response would be a second one in memory
+                await connection.drained.wait()
+                if connection not in connections.all:  # uvicorn logs requests without a response
+                    await send({"type": "http.response.start", "status": HTTPStatus.SERVICE_UNAVAILABLE, "headers": []})
+                    await send({"type": "http.response.body"})
+                    return
             connection.begin(scope)
             try:
                 await app(scope, receive, send)
@@ -243,6 +251,7 @@ class _Connections:
         self.write_timeout = write_timeout
         self.all: dict[_Connection, None] = {}
         self.idle: dict[_Connection, None] = {}  # without a request, the oldest first
+        self.unread: dict[_Connection, None] = {}  # with a response that its client does not read, the oldest first
         self._max = self._limit = max_connections
         self._max_file = _max_file()
 
@@ -264,10 +273,24 @@ class _Connections:
             self.discard(victim)
             victim.transport.abort()
 
+    def hold(self, connection: "_Connection") -> None:
+        """Note that a client does not read a response; disconnect the oldest such clients if they take too much memory.
+
+        A request has ended when its response is written, and counts in no other limit. Those without a token go first.
+        """
+        self.unread[connection] = None
+        total = sum(each.unread_bytes for each in self.unread)
+        while total > _MAX_UNREAD:
+            victim = next((each for each in self.unread if each.is_anonymous), next(iter(self.unread)))
+            total -= victim.unread_bytes
+            del self.unread[victim]
+            victim.transport.abort()
+
     def discard(self, connection: "_Connection") -> None:
         """Forget a connection."""
         self.all.pop(connection, None)
         self.idle.pop(connection, None)
+        self.unread.pop(connection, None)
 
 
 def _refuse_fragments(protocol: Any, url: bytes) -> None:
@@ -345,6 +368,8 @@ class _Connection(asyncio.Protocol):
 
     def __init__(self, connections: _Connections, inner: asyncio.Protocol) -> None:
         self.requests: list[Scope] = []  # in flight
+        self.drained = asyncio.Event()  # the client has read its responses, or is gone; meaningful after a pause
+        self._last: Scope = {}  # the last request that has ended
         self._connections = connections
         self._inner = inner
         self._loop = asyncio.get_running_loop()
@@ -367,6 +392,7 @@ class _Connection(asyncio.Protocol):
     def end(self, request: Scope) -> None:
         """Note the end of a request. uvicorn closes the connection if no other follows."""
         self.requests = [each for each in self.requests if each is not request]
+        self._last = request
         if not self.requests and self in self._connections.all:
             self._connections.idle[self] = None
         self.resume_reading()
@@ -382,7 +408,7 @@ class _Connection(asyncio.Protocol):
         self._connections.add(self, -1 if found is None else found.fileno())
 
     def data_received(self, data: bytes) -> None:
-        if len(data) <= _PARSED and not self._unread:
+        if len(data) <= _PARSED and not self._unread and self not in self._connections.unread:
             self._parse(data)
             return
         self._unread += data
@@ -420,8 +446,10 @@ class _Connection(asyncio.Protocol):
             self.transport.resume_reading()
 
     def _is_held(self) -> bool:
-        """Whether uvicorn has paused, or a request waits for the response to another."""
-        return self._inner_transport.is_paused or bool(getattr(self._inner, "pipeline", ()))
+        """Whether uvicorn has paused, a request waits for the response to another, or the client does not read one."""
+        if self._inner_transport.is_paused or self in self._connections.unread:
+            return True
+        return bool(getattr(self._inner, "pipeline", ()))
 
     def _parse(self, data: bytes) -> None:
         if not self.requests:
@@ -438,19 +466,35 @@ class _Connection(asyncio.Protocol):
 
     def connection_lost(self, exc: Exception | None) -> None:
         self._connections.discard(self)
+        self.drained.set()
         for timer in (self._header_timer, self._write_timer):
             if timer is not None:
                 timer.cancel()
         self._inner.connection_lost(exc)
 
+    @property
+    def is_anonymous(self) -> bool:
+        """Whether its requests came without a token."""
+        return all(each.get(TOKEN) is None for each in self.requests or (self._last,))
+
+    @property
+    def unread_bytes(self) -> int:
+        """The size of what is written, and not sent."""
+        return self.transport.get_write_buffer_size()
+
     def pause_writing(self) -> None:
+        self.drained.clear()
+        self._connections.hold(self)
         self._inner.pause_writing()
         self._write_timer = self._loop.call_later(self._connections.write_timeout, self.transport.abort)
 
     def resume_writing(self) -> None:
+        self._connections.unread.pop(self, None)
+        self.drained.set()
         self._inner.resume_writing()
         if self._write_timer is not None:
             self._write_timer.cancel()
+        self.resume_reading()
 
     def _start_header_timer(self) -> None:
         if self._header_timer is None:
