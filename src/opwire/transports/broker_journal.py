@@ -38,7 +38,7 @@ class ClaimStore(Protocol):
         ...
 
 
-class Replies:
+class GatheredReplies:
     """Collects the replies to several requests: one future for all of them, instead of one and a callback for each."""
 
     def __init__(self, count: int) -> None:

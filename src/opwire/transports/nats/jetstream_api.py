@@ -662,8 +662,7 @@ class TaskLog(SessionListener):
             CallError: UNAVAILABLE.
         """
         what, request = f"STREAM.MSG.DELETE.{self.names.stream}", {"seq": seq, "no_erase": True}
-        response = await self._session.api(ApiResponse, what, request, unless=NOT_FOUND, once=True)
-        return response.error is None
+        return (await self._session.api(ApiResponse, what, request, unless=NOT_FOUND, once=True)).error is None
 
     def drop(self, seq: int) -> None:
         """Delete an obsolete entry, without a wait: a failure is harmless.
@@ -681,6 +680,15 @@ class TaskLog(SessionListener):
         """
         request = {"filter": self.names.log(key, "since.held.>"), "seq": before}
         await self._session.api(ApiResponse, f"STREAM.PURGE.{self.names.stream}", request)
+
+    def tidy_again(self, key: str, before: int) -> None:
+        """Delete what `tidy` has deleted before, without a wait.
+
+        Raises:
+            CallError: UNAVAILABLE, RATE_LIMITED.
+        """
+        request: dict[str, object] = {"filter": self.names.log(key, "since.held.>"), "seq": before}
+        self._session.request(f"STREAM.PURGE.{self.names.stream}", request)
 
     def busy(self, key: str) -> CallError:
         """Return the error for a task with too many conflicts."""

@@ -38,7 +38,7 @@ from opwire.deadlines import Deadlines
 from opwire.durable.journal import KEEP, Claim, JournalInfo, Outcome, PendingTask, Task, check_seconds, key_in_use
 from opwire.durable.waiters import OutcomeWaiter, OutcomeWaiters
 from opwire.errors import CallError, ErrorCode
-from opwire.transports.broker_journal import BrokerJournal, Replies
+from opwire.transports.broker_journal import BrokerJournal, GatheredReplies
 from opwire.transports.nats.connection import NatsCredentials, NatsServers, Security
 from opwire.transports.nats.jetstream_api import (
     TRIES,
@@ -241,7 +241,7 @@ class NatsJournal(BrokerJournal):
             CallError: UNAVAILABLE.
         """
         await self._session.connect()
-        replies = Replies(len(ended))
+        replies = GatheredReplies(len(ended))
         for index, (claim, outcome) in enumerate(ended):
             self._write_outcome(claim, outcome, partial(replies.put, index))
         late = asyncio.get_running_loop().call_later(_LATE, self._tasks.delay_ending)

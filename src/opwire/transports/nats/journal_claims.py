@@ -19,6 +19,7 @@ import asyncio
 import logging
 import re
 import time
+from collections import deque
 from collections.abc import Awaitable, Callable, Collection, Sequence
 from contextlib import suppress
 from itertools import count
@@ -60,6 +61,7 @@ _HEARTBEAT, _REFUSED, _NO_RESPONDERS = 100, 409, 503  # statuses of a consumer
 _BEAT = 1.0  # seconds between two heartbeats of a pull request, at least: the server that has it may die
 _BEATS = 100  # heartbeats per second, at most
 _END = re.compile("[0-9a-f]{16}")  # anything else in a task would change the subject of its outcome
+_MAX_TIDIED = 256  # removals of leases that are repeated over a new connection
 _SILENT_BEATS = 2.5  # intervals without a heartbeat after which a pull request is sent again
 
 # --- delivery ---------------------------------------------------------------------------------------------------------
@@ -426,13 +428,16 @@ class JetStreamClaims(SessionListener):
         self._undelayed: dict[str, float] = {}  # leases of first claims in this turn, by the subject of acks
         self._ending: dict[str, float] = {}  # of tasks that were not delayed, while their outcomes are being stored
         self._owed: dict[str, float] = {}  # to delay as soon as there is a connection
+        self._tidied: deque[tuple[str, int]] = deque(maxlen=_MAX_TIDIED)  # tasks whose leases were removed
         session.listeners.append(self)
 
     async def prepare(self) -> None:
-        """Delay what could not be delayed over the connection before."""
+        """Delay what could not be delayed over the connection before; remove leases that a killed server restored."""
         owed, self._owed = self._owed, {}
         for ack, lease in owed.items():
             self._delay(ack, lease)
+        for key, ended in self._tidied:
+            self._log.tidy_again(key, ended)
 
     async def claim(
         self, operation_ids: Sequence[str], lease: float, wait: float, limit: int, *, suspects: bool
@@ -603,13 +608,15 @@ class JetStreamClaims(SessionListener):
         """Remove a task that has an outcome; given the outcome's number, the leases and releases before it, too.
 
         JetStream handles an acknowledgement before requests that arrived earlier, so the removal of the leases is
-        awaited: a server that was killed in between would keep them for good.
+        awaited: a server that was killed in between would keep them. One that confirms the removal may lose it, too, as
+        it writes to its disk later; the removal is repeated over the next connection.
 
         Raises:
             CallError: UNAVAILABLE, RATE_LIMITED.
         """
         if ended is not None:
             await self._log.tidy(key, ended)
+            self._tidied.append((key, ended))
         self._session.send(ack, b"+ACK")  # last: without it the task is delivered again, and this is repeated
 
     def _delay(self, ack: str, seconds: float) -> None:

@@ -55,7 +55,7 @@ from opwire.durable.waiters import OutcomeWaiter
 from opwire.errors import CallError, ErrorCode
 from opwire.invoke import eager_task
 from opwire.tasks import resolve
-from opwire.transports.broker_journal import BrokerJournal, Replies
+from opwire.transports.broker_journal import BrokerJournal, GatheredReplies
 from opwire.transports.redis import journal_scripts as scripts
 from opwire.transports.redis.connection import Done, Part, command, is_refusal, refusal
 from opwire.transports.redis.journal_scripts import JournalKeys, Script, StreamReceipt
@@ -419,7 +419,7 @@ class RedisJournal(BrokerJournal):
 
     async def record_all(self, ended: Sequence[tuple[Claim, Outcome]]) -> Sequence[Outcome | Exception | None]:
         """Record the outcomes of tasks together; return for each the first recorded one, None, or its error."""
-        replies = Replies(len(ended))
+        replies = GatheredReplies(len(ended))
         for index, (claim, outcome) in enumerate(ended):
             task, id = claim.task, StreamReceipt.of(claim).id
             arguments = (task.key, id, _encode(outcome), outcome.recorded, int(outcome.buried))
