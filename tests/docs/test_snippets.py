@@ -116,7 +116,7 @@ async def test_the_proxy_serves_what_is_behind_it() -> None:
     registry = OperationRegistry()
     async with from_mcp(StdioServer(sys.executable, ("proxy.py",), cwd=str(SNIPPETS))) as source:
         registry.follow(source)
-        assert (await registry.execute("opwire.warehouse_stock", {"article": "pot"})).data == {
+        assert (await registry.execute("mcp.warehouse_stock", {"article": "pot"})).data == {
             "article": "pot",
             "pieces": 3,
         }
