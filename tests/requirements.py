@@ -1327,6 +1327,7 @@ SERVE: dict[str, str] = {
     "serve.filter": "Patterns of ids and tags select the operations that a surface serves; others are unknown to it.",
     "serve.interceptors": "Interceptors of a surface run around each of its calls, after access was checked.",
     "serve.address": "An address that cannot be listened on is named.",
+    "serve.content-encoding": "A compressed body is rejected with 415 and the encoding that is accepted.",
     "serve.smuggling": (
         "A request with two lengths for its body, or whose body an Upgrade hides, is refused, and nothing after it is "
         "read."

@@ -554,6 +554,20 @@ async def test_a_transfer_coding_before_chunked_is_refused(house: House) -> None
     assert (await client.raw(head % client.path)).startswith(b"HTTP/1.1 400 ")
 
 
+@requirement("serve.content-encoding")
+@on_one_loop
+async def test_a_compressed_body_is_rejected_with_the_encoding_that_is_accepted(house: House) -> None:
+    client = house.behind(RequestGuard(echo))
+    head = b"POST %s HTTP/1.1\r\nHost: localhost\r\nConnection: close\r\nContent-Encoding: %s\r\n"
+    head += b"Content-Length: 2\r\n\r\n{}"
+    for coding in (b"gzip", b"BR", b"identity, gzip"):
+        answer = await client.raw(head % (client.path, coding))
+        assert answer.startswith(b"HTTP/1.1 415 "), answer
+        assert b"accept-encoding: identity" in answer
+        assert f"not as '{coding.decode().lower()}'".encode() in answer
+    assert (await client.raw(head % (client.path, b"Identity"))).startswith(b"HTTP/1.1 200 ")
+
+
 @requirement("serve.token")
 @on_one_loop
 async def test_two_headers_of_a_name_that_decides_something_are_refused(house: House) -> None:

@@ -468,6 +468,11 @@ class RequestGuard:
                 raise HTTPStatusError(HTTPStatus.REQUEST_TIMEOUT, timeout, _CLOSE) from None
         if not body and _UPGRADE in headers and (_CHUNKED in headers or int(length)):
             raise _malformed("this server speaks no other protocol: send the body without the header upgrade")
+        if body and (coding := headers.get(b"content-encoding", b"identity").lower()) != b"identity":
+            wrong = CallError(
+                ErrorCode.PROTOCOL_ERROR, f"send the body uncompressed, not as {coding.decode('latin-1')[:40]!r}"
+            )
+            raise HTTPStatusError(HTTPStatus.UNSUPPORTED_MEDIA_TYPE, wrong, (b"accept-encoding", b"identity"))
         try:
             check_containers(body)
         except ValueError as error:
