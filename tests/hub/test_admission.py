@@ -620,11 +620,27 @@ async def test_a_connection_has_so_many_calls_open_and_serves_so_many_operations
     await plain.say("call.requested", requestId="about", operationId="opwire.about")  # of the hub itself
     assert (await answer(plain, "about"))["code"] == "RATE_LIMITED"
     await plain.say("session.announce", id=1, operations=[f"a.{number}" for number in range(4)])
-    assert (await plain.closed())[0] == 4413
-    plain = await meeting.welcome(hub.url)
+    refused = await plain.hear()
+    assert (refused["type"], refused["id"], refused["code"]) == ("session.refused", 1, "RATE_LIMITED")
     for number in range(4):  # which the gate has not decided yet
-        await plain.say("session.announce", id=number, operations=[f"a.{number}"])
-    assert (await plain.closed())[0] == 4413
+        await plain.say("session.announce", id=10 + number, operations=[f"b.{number}"], partial=True)
+    refused = await plain.hear()
+    assert (refused["type"], refused["id"]) == ("session.done", 13)
+    assert [(each["operation"], each["code"]) for each in refused["refused"]] == [("b.3", "RATE_LIMITED")]
+
+
+@requirement("hub.limits")
+async def test_a_spoke_that_adds_too_many_operations_still_serves_the_earlier_ones(
+    meeting: Meeting, caplog: pytest.LogCaptureFixture
+) -> None:
+    hub = await meeting.hub(max_operations=4)
+    registry = adding()
+    spoke = await meeting.spoke(hub.url, registry)
+    for number in range(9):
+        registry.query(f"more.number_{number}")(lambda: 1)
+    await until("the refusal is logged", lambda: "at most 4 operations" in caplog.text)
+    assert await spoke.call("math.add", {"a": 1, "b": 2}) == 3
+    assert spoke.transport.connected
 
 
 @pytest.mark.parametrize(

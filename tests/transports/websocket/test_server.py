@@ -114,14 +114,16 @@ async def test_one_connection_too_many_is_refused(ends: Ends) -> None:
 
 
 @requirement("transport.websocket.max-operations")
-async def test_a_client_that_announces_too_much_is_closed(ends: Ends) -> None:
+async def test_an_announcement_beyond_the_limit_is_refused_and_the_client_stays(ends: Ends) -> None:
     server, _ = await ends.server(max_operations=10)
     plain = await ends.plain(server.url)
     await plain.say("session.announce", id=1, operations=[f"a.{number}" for number in range(11)])
-    code, reason = await plain.closed()
-    assert code == 4413
-    assert "10 operations" in reason
+    refused = await plain.hear()
+    assert (refused["type"], refused["id"], refused["code"]) == ("session.refused", 1, "RATE_LIMITED")
+    assert "10 operations" in refused["message"]
     assert await server.servers() == []
+    await plain.say("session.announce", id=2, operations=["a.1"])
+    assert await plain.hear() == {"type": "session.done", "id": 2}
 
 
 @requirement("transport.websocket.tls")

@@ -336,7 +336,11 @@ class Admission:
         try:
             self._routes.check_room(peer.address, change.operations, peer.changing)
         except CallError as error:
-            peer.connection.end(TOO_MUCH, error.message)
+            if isinstance(change, events.WireAnnounce) and change.partial:
+                refused = [events.RefusedOperation.of(each, error) for each in change.operations]
+                peer.notify(events.Done(id=change.id, refused=refused))
+            else:
+                peer.refuse(error, change.id)
             return
         if self._policy is None:
             if isinstance(change, events.Withdraw):
