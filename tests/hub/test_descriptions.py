@@ -10,7 +10,7 @@ from opwire.auth import Grant, StaticTokens
 from opwire.hub import Hub, hub
 from opwire.operation import Identity, OperationType
 from opwire.registry import OperationRegistry
-from opwire.transports.websocket import peers
+from opwire.transports.websocket import admission
 from tests.hub.meeting import Meeting, answer, ids
 from tests.hub.test_admission import describe
 from tests.requirements import requirement
@@ -89,7 +89,7 @@ async def test_carried_descriptions_count_towards_the_limit_of_a_spoke(meeting: 
 async def test_carried_descriptions_that_wait_are_bounded_and_others_are_not_delayed(
     meeting: Meeting, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(peers, "_MAX_CARRIED", 10_000)
+    monkeypatch.setattr(admission, "_MAX_CARRIED", 10_000)
     hub = await meeting.hub()
     plain, other = await meeting.welcome(hub.url), await meeting.welcome(hub.url)
     question = await announce(plain, "a.first")  # undecided until it is described

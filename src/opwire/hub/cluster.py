@@ -37,9 +37,7 @@ from opwire.call.events import (
     CallCredit,
     CallEvent,
     CallFailed,
-    CallMessage,
     CallRequested,
-    CallResponded,
     SessionEvent,
     SessionMessage,
     decode_event,
@@ -50,32 +48,15 @@ from opwire.call.pending import PendingRequestMap
 from opwire.call.transport import Address
 from opwire.errors import CallError, ErrorCode, UsageError
 from opwire.hub.remote_operations import DescribedOperation, RemoteOperations
-from opwire.hub.route_feed import RouteChange, RouteFeed, Version
-from opwire.operation import AccessControl, Change, Context, is_own
+from opwire.monitor import Statistics
+from opwire.operation import AccessControl, Change, Context, OperationSpec, is_own
 from opwire.registry import OperationRegistry
 from opwire.tasks import spawn
 from opwire.transports.batches import BATCHING
 from opwire.transports.broker import BrokerTransport
 from opwire.transports.connect import TransportOptions, connect
-from opwire.transports.websocket.peers import Peer
-from opwire.transports.websocket.routes import (
-    MARGIN,
-    MAX_ID,
-    MAX_IDENTITY,
-    SERVER,
-    AbortedHead,
-    AnswerHead,
-    CompletedHead,
-    CreditHead,
-    EventHead,
-    FailedHead,
-    ProgressHead,
-    QuestionHead,
-    RequestedHead,
-    RespondedHead,
-    identity_json,
-    read_origin,
-)
+from opwire.transports.websocket.relay import MARGIN, MAX_IDENTITY, Peer, identity_json
+from opwire.transports.websocket.routes import ANONYMOUS, MAX_ID, SERVER, RequestedHead, read_head
 
 if TYPE_CHECKING:
     from opwire.transports.websocket.server import WebSocketServer
@@ -100,21 +81,8 @@ _PROOF = 3.0  # seconds in which an end that was found proves to be a hub
 _TURN = 0.005  # seconds after which other tasks run: registering a route of 1 MB takes ten times as long
 _LIFETIME, _SKEW = 20.0, 10.0  # seconds for which a proof is valid, and by which clocks may differ
 _ANY_SIZE = 2**62
+_NO_CALLS = Statistics()
 _ADDRESS = re.compile(rf"(?:{BATCHING})?[0-9a-f]{{16}}")  # of an end of a broker
-_HEADS: dict[type[CallMessage], type[EventHead]] = {
-    head.kind: head
-    for head in (
-        RespondedHead,
-        CompletedHead,
-        FailedHead,
-        AbortedHead,
-        CreditHead,
-        ProgressHead,
-        QuestionHead,
-        AnswerHead,
-    )
-}
-
 
 # --- proof ------------------------------------------------------------------------------------------------------------
 
@@ -195,6 +163,73 @@ def cluster_transport(
     return cast("BrokerTransport", connect(url, **options))
 
 
+# --- routes -----------------------------------------------------------------------------------------------------------
+
+Version = tuple[str, str]
+"""A version of an operation: the operation's id, and the version."""
+
+
+class RouteChange(Struct, omit_defaults=True):
+    """A change of the routes of a hub, or (without an operation) the end of those that it had when asked.
+
+    `number` counts the changes, from 1. Without a description the operation is not served there any more; `expected`:
+    it is expected back.
+    """
+
+    number: int
+    id: str = ""
+    version: str = ""
+    description: dict[str, Any] | None = None
+    expected: bool = False
+    proof: str = ""  # in the first one, if there is a secret
+
+
+class RouteFeed:
+    """What this hub offers to others: a stream for each of them, in which only the last change of a route counts."""
+
+    def __init__(self) -> None:
+        self.number = 0
+        self._offered: dict[Version, RouteChange] = {}
+        self._followers: dict[asyncio.Event, dict[Version, RouteChange]] = {}
+
+    def put(self, id: str, version: str, spec: OperationSpec | None, *, expected: bool = False) -> None:
+        """Offer a version of an operation, or (None) do not offer it any more."""
+        key = id, version
+        if spec is None and key not in self._offered:
+            return
+        self.number += 1
+        change = RouteChange(self.number, id, version, expected=expected)
+        if spec is None:
+            del self._offered[key]
+        else:
+            change.description = OperationInfo.of(spec, _NO_CALLS).plain()
+            self._offered[key] = change
+        for news, changes in self._followers.items():
+            changes.pop(key, None)  # so that numbers ascend
+            changes[key] = change
+            news.set()
+
+    def __contains__(self, key: Version) -> bool:
+        return key in self._offered
+
+    async def follow(self) -> AsyncIterator[RouteChange]:
+        """Yield what is offered, and then every change."""
+        news, changes = asyncio.Event(), dict(sorted(self._offered.items(), key=lambda each: each[1].number))
+        self._followers[news] = changes
+        number, greeted = self.number, False
+        try:
+            while True:
+                while changes:
+                    yield changes.pop(next(iter(changes)))
+                if not greeted:
+                    greeted = True
+                    yield RouteChange(number)
+                news.clear()
+                await news.wait()
+        finally:
+            del self._followers[news]
+
+
 # --- other hubs -------------------------------------------------------------------------------------------------------
 
 
@@ -209,14 +244,13 @@ class HubPeer(Peer):
         self.max_message = max_message
         self._transport = transport
 
-    def send(self, message: bytes, *, control: bool, serves: bool = False) -> None:
+    def send(self, message: bytes, *, control: bool, caller: Address | None = None) -> None:
         """Send a message of a client to the hub that serves the call, or that has its caller.
 
         Raises:
             CallError: PAYLOAD_TOO_LARGE, RATE_LIMITED, UNAVAILABLE; PROTOCOL_ERROR, if the message is invalid.
         """
-        event = decode_event(message, limit=self.max_message + MARGIN)
-        self._pass(event, read_origin(message)[0] if serves else None)
+        self._pass(decode_event(message, limit=self.max_message + MARGIN), caller)
 
     def notify(self, event: CallEvent | SessionEvent, sender: Address = SERVER) -> None:
         """End a call there: one that it serves by `call.aborted`, or one of its callers by `call.error`."""
@@ -565,38 +599,27 @@ class Cluster:
                 stranger = HubPeer(sender, self._transport, self._transport.max_message)
                 stranger.notify(CallFailed.of(event.request_id, refused))
             return  # otherwise it is lost, and so are its calls
-        peer, id = hub.peer, event.request_id
-        try:
-            if isinstance(event, CallRequested):
-                identity = identity_json(event.identity)
-                if len(identity) > MAX_IDENTITY or len(id) > MAX_ID:
-                    large = CallError(ErrorCode.PAYLOAD_TOO_LARGE, "the identity or the request id is too long")
-                    peer.notify(CallFailed.of(id, large))
-                    return
-                requested = RequestedHead(
-                    id,
-                    operation_id=event.operation_id,
-                    parent_request_id=event.parent_request_id,
-                    credits=event.credits,
-                    sticky_key=event.sticky_key,
-                    version=event.version,
-                    progress=event.progress,
-                    questions=event.questions,
-                )
-                message = encode_event(replace(event, identity=None), limit=peer.max_message + MARGIN)
-                self._server.relay.pass_request(peer, message, requested, identity)
+        peer, id, identity, caller = hub.peer, event.request_id, ANONYMOUS, None
+        steers = isinstance(event, CallCredit | CallAnswer)
+        if isinstance(event, CallRequested):
+            identity, event = identity_json(event.identity), replace(event, identity=None)
+            if len(identity) > MAX_IDENTITY or len(id) > MAX_ID:
+                large = CallError(ErrorCode.PAYLOAD_TOO_LARGE, "the identity or the request id is too long")
+                peer.notify(CallFailed.of(id, large))
                 return
-            head = _HEADS[type(event)](id)
-            head.seq = event.seq if isinstance(event, CallResponded) else None
-            if isinstance(head, FailedHead) and isinstance(event, CallFailed):
-                head.code = event.code if event.code in ErrorCode.__members__ else ErrorCode.EXECUTION_ERROR
-            steers = isinstance(event, CallCredit | CallAnswer)
-            if isinstance(event, CallAborted):
-                steers = self._server.routes.asked(sender, id) is not None
-            if not steers:  # from the server of a call that was made here
-                head.peer, _, head.request_id = id.partition("/")
-                event = replace(event, request_id=head.request_id)
-            self._server.relay.pass_on(peer, encode_event(event, limit=peer.max_message + MARGIN), head)
+        elif isinstance(event, CallAborted):
+            steers = self._server.routes.asked(sender, id) is not None
+        if not steers and not isinstance(event, CallRequested):  # from the server of a call that was made here
+            caller, _, request_id = id.partition("/")
+            event = replace(event, request_id=request_id)
+        try:
+            message = encode_event(event, limit=peer.max_message + MARGIN)
+            head = read_head(message)
+            head.peer = caller
+            if isinstance(head, RequestedHead):
+                self._server.relay.pass_request(peer, message, head, identity)
+            else:
+                self._server.relay.pass_on(peer, message, head)
         except CallError as error:
             logger.debug("an event of the hub at %s was dropped: %s", sender, error)
 

@@ -12,7 +12,7 @@ from opwire.call import Address
 from opwire.errors import CallError, ErrorCode
 from opwire.operation import Identity
 from opwire.testing.harness import soon
-from opwire.transports.websocket import WebSocketServer, WebSocketTransport, peers, session
+from opwire.transports.websocket import WebSocketServer, WebSocketTransport, admission, session
 from tests.requirements import requirement
 from tests.transports.websocket.ends import Ends, Plain, until
 
@@ -159,7 +159,7 @@ async def test_an_announcement_of_nothing_is_invalid(ends: Ends) -> None:
 async def test_a_client_waits_as_long_as_its_announcement_is_being_decided(
     ends: Ends, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(peers, "_PENDING_INTERVAL", 0.01)
+    monkeypatch.setattr(admission, "_PENDING_INTERVAL", 0.01)
     policy = Watched()
     server = await guarded(ends, policy)
     client = await ends.client(server.url)

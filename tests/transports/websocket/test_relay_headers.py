@@ -22,17 +22,16 @@ from opwire.errors import CallError, ErrorCode
 from opwire.operation import Identity
 from opwire.testing.harness import item
 from opwire.transports.websocket import routes
-from opwire.transports.websocket.routes import (
+from opwire.transports.websocket.relay import (
     MARGIN,
     MAX_IDENTITY,
-    SERVER,
     identity_json,
-    read_head,
     read_origin,
     relay_header,
     request_header,
     with_header,
 )
+from opwire.transports.websocket.routes import SERVER, read_head
 from tests.requirements import requirement
 
 EVENTS: list[tuple[CallEvent, type[routes.EventHead]]] = [

@@ -235,7 +235,10 @@ def _truncated(reason: str) -> str:
 
 
 class WebSocketConnection:
-    """A connection with three callbacks: `greeted` (the peer's handshake), `arrived` (a message), `lost` (once)."""
+    """A connection with three callbacks: `greeted` (the peer's handshake), `arrived` (a message), `lost` (once).
+
+    `arrived` may be replaced; the next message goes to the new one.
+    """
 
     def __init__(
         self,
@@ -250,7 +253,7 @@ class WebSocketConnection:
         self._core = core
         self._frames = FrameCodec(core)
         self._greeted = greeted
-        self._arrived = arrived
+        self.arrived = arrived
         self._lost = lost
         self._heard = True
         self._missed = 0
@@ -322,7 +325,7 @@ class WebSocketConnection:
 
     async def close(self, code: int, reason: str) -> None:
         """Send a close frame, wait for the peer's, and end the connection; `lost` is not called."""
-        self._lost = self._arrived = _ignore
+        self._lost = self.arrived = _ignore
         if not self.over and self._frames.open:
             self._frames.close(code, reason)
             self._flush()
@@ -336,7 +339,7 @@ class WebSocketConnection:
 
     def drop(self) -> None:
         """End the connection without a close frame; `lost` is not called."""
-        self._lost = self._arrived = _ignore
+        self._lost = self.arrived = _ignore
         self._stop()
         self.link.abort("it was dropped")
 
@@ -367,7 +370,7 @@ class WebSocketConnection:
             if handshake is not None:
                 self._greeted(handshake)
         for message in self._frames.feed(data):
-            self._arrived(message)
+            self.arrived(message)
             if self.over:
                 return
         if self._core.writes or self._core.state is not State.OPEN:  # rarely: a message has no reply here

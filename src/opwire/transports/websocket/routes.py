@@ -9,19 +9,10 @@ Rule 4: an event without an open call goes to the peer that it names, marked as 
 another.
 Rule 5: a peer may be another hub. It states the identities of its callers, and its requests go to peers here, never to
 a third hub.
-
-The relay header is the field `peer`: the sender, in what the server sends, and the receiver, in what a client sends. An
-event without it is from or for the server itself; a request without it is for any server of its operation.
-
-Payloads are not decoded on the way. The field is spliced into the bytes as the last one: `…,"peer":"c7"}`. A client's
-own is cut off if it has exactly this form. Elsewhere in the message it stays, and is ignored: of two fields with one
-name, msgspec and `JSON.parse` take the last. Events without an open call also get `unmatched`. On a request, the
-caller's `identity` is written before it in the same way, and its `credential` is overwritten by null.
 """
 
 from collections import Counter
 from collections.abc import Callable, Container, Iterable
-from functools import lru_cache
 from hashlib import blake2b
 from itertools import count, islice
 from typing import Annotated, Any, ClassVar, Literal
@@ -48,19 +39,14 @@ from opwire.call.transport import Address
 from opwire.errors import CallError, ErrorCode
 from opwire.logs import CANCELLED
 from opwire.monitor import CALLS
-from opwire.operation import Identity, is_own
+from opwire.operation import is_own
 from opwire.typed.plain import read_json
 
 SERVER: Address = "server"  # the address of the server itself, for its clients
 MAX_ID = 1000  # characters of an id that a relay has to keep
-MAX_IDENTITY = 4 * 1024  # bytes of an identity that a relay writes
-MARGIN = MAX_IDENTITY + 256  # bytes that a relay header may add to a message
 ANONYMOUS = b"null"  # the identity of an anonymous caller
 
-_FIELD, _UNMATCHED = b',"peer":"', b',"unmatched":true'
-_MAX_HEADER = 128  # bytes that are searched for it; a longer one is decoded
-
-# --- relay headers ----------------------------------------------------------------------------------------------------
+# --- events -----------------------------------------------------------------------------------------------------------
 
 
 class EventHead(Struct, rename="camel", tag_field="type"):
@@ -180,63 +166,6 @@ def read_head(message: bytes) -> EventHead:
             return read_json(_decoder, message)
     except (ValueError, RecursionError) as error:
         raise CallError(ErrorCode.PROTOCOL_ERROR, f"not an event of a call: {error}") from error
-
-
-@lru_cache(maxsize=4096)
-def relay_header(peer: Address, *, unmatched: bool = False) -> bytes:
-    """Return the end of a message from, or for, a peer."""
-    return (_UNMATCHED if unmatched else b"") + b',"peer":' + msgspec.json.encode(peer) + b"}"
-
-
-def identity_json(identity: Identity | None) -> bytes:
-    """Encode an identity for requests."""
-    return msgspec.json.encode(identity)
-
-
-@lru_cache(maxsize=4096)
-def read_identity(identity: bytes) -> Identity | None:
-    """Decode an identity that `identity_json` encoded."""
-    return msgspec.json.decode(identity, type=Identity | None)
-
-
-@lru_cache(maxsize=4096)
-def request_header(peer: Address, identity: bytes) -> bytes:
-    """Return the end of a request from a peer."""
-    return b',"identity":' + identity + b',"credential":null' + relay_header(peer)
-
-
-def with_header(message: bytes, header: bytes) -> bytes:
-    """Return a message with this header in place of its own."""
-    message = message if message.endswith(b"}") else message.rstrip()
-    begin = message.rfind(_FIELD, -_MAX_HEADER)
-    return message[: -1 if begin < 0 or _named_peer(message[begin:]) is None else begin] + header
-
-
-def read_origin(message: bytes) -> tuple[Address, bool]:
-    """Return the sender of a message from the server, and whether it is unmatched.
-
-    Raises:
-        CallError: PROTOCOL_ERROR, if the message is invalid.
-    """
-    begin = message.rfind(_FIELD, -_MAX_HEADER)
-    if begin >= 0 and (peer := _named_peer(message[begin:])) is not None:
-        return peer, message.endswith(_UNMATCHED, 0, begin)
-    if message.rfind(b'"peer"') < 0:  # not `in`, which first tries the bytes as a number: 0.1 µs
-        return SERVER, False
-    head = read_head(message)
-    return head.peer or SERVER, head.unmatched
-
-
-@lru_cache(maxsize=4096)
-def _named_peer(header: bytes) -> Address | None:
-    """Return the peer of a header, or None if these last bytes of a message are something else.
-
-    They begin with `_FIELD`, which cannot be part of a string, where quotes are escaped: it is a field, and since the
-    message ends right after its value, a field of the message itself.
-    """
-    peer = header[len(_FIELD) : -2]
-    is_header = len(header) > len(_FIELD) + 1 and header.endswith(b'"}') and b'"' not in peer and b"\\" not in peer
-    return peer.decode() if is_header else None
 
 
 # --- routes -----------------------------------------------------------------------------------------------------------

@@ -47,11 +47,11 @@ from opwire.call.transport import Address, Receiver
 from opwire.errors import CallError, ErrorCode, UsageError, check_above_zero, system_message
 from opwire.operation import Identity
 from opwire.transports.link import MAX_BACKLOG, Backlogs, Link
+from opwire.transports.websocket.admission import TOO_MUCH, Admission, AdmissionPolicy
 from opwire.transports.websocket.connection import SUBPROTOCOL, WebSocketConnection
-from opwire.transports.websocket.peers import TOO_MUCH, Admission, AdmissionPolicy, Peer, Relay
+from opwire.transports.websocket.relay import MARGIN, Peer, Relay, identity_json, read_identity
 from opwire.transports.websocket.routes import (
     ANONYMOUS,
-    MARGIN,
     SERVER,
     Balance,
     Dropped,
@@ -59,10 +59,6 @@ from opwire.transports.websocket.routes import (
     RequestedHead,
     RoutedCall,
     Routes,
-    decode_head,
-    identity_json,
-    read_head,
-    read_identity,
 )
 
 logger = logging.getLogger("opwire.transports")
@@ -211,7 +207,7 @@ class WebSocketServer:
         self._routes.own = identity_json(self.own)
         self._routes.split, self._routes.eligible = self.split, self.eligible
         self._going = False  # clients were asked to leave
-        self._relay = Relay(self._routes, self._deliver)
+        self._relay = Relay(self._routes, self._deliver, self._session_message)
         self._admission = Admission(policy, self._routes, self._welcome, self._make_room)
         self._routes.unserved = None if policy is None else self._admission.unserved
         # A client that remembers the addresses of another server must not mistake ours for them.
@@ -338,7 +334,7 @@ class WebSocketServer:
             return
         if kind is CallAborted:
             self._routes.give_up(SERVER, event.request_id, peer.address)
-        peer.send(message, control=kind not in BULK, serves=waits_for is None)
+        peer.send(message, control=kind not in BULK, caller=SERVER if waits_for is None else None)
         if call is not None and waits_for == SERVER and is_final(event):
             self._routes.end(call)
 
@@ -365,7 +361,7 @@ class WebSocketServer:
         )
         self._routes.open(call)
         try:
-            peer.send(message, control=False, serves=True)
+            peer.send(message, control=False, caller=SERVER)
         except CallError:
             self._routes.end(call)
             raise
@@ -427,7 +423,7 @@ class WebSocketServer:
         peer.connection = WebSocketConnection(
             core,
             greeted=greeted,
-            arrived=partial(self._arrived, peer),
+            arrived=partial(self._first_message, peer),
             lost=partial(self._lost, peer),
             max_backlog=self._anonymous_backlog,
         )
@@ -471,6 +467,7 @@ class WebSocketServer:
         else:
             link.backlogs = self._anonymous_backlogs
         self._relay.join(peer)
+        peer.connection.arrived = partial(self._relay.arrived, peer)
         beat = max(1, round(self._heartbeat * 1000))
         peer.notify(Welcome(version=VERSION, peer=peer.address, max_message=self._max_message, heartbeat_ms=beat))
         peer.connection.beat(self._heartbeat)
@@ -486,24 +483,8 @@ class WebSocketServer:
 
     # --- messages -----------------------------------------------------------------------------------------------------
 
-    def _arrived(self, peer: Peer, message: bytes) -> None:
-        if not peer.welcomed:
-            self._first_message(peer, message)
-            return
-        try:
-            head = decode_head(message)
-        except (ValueError, RecursionError):  # of a session, or not in the usual form
-            try:
-                head = read_head(message)
-            except CallError:
-                self._session_message(peer, message)
-                return
-        if type(head) is RequestedHead:
-            self._relay.pass_request(peer, message, head)
-        else:
-            self._relay.pass_on(peer, message, head)
-
     def _first_message(self, peer: Peer, message: bytes) -> None:
+        """Handle a message before the welcome; the relay gets those after it."""
         try:
             event = decode_message(message, limit=self._max_message)
         except CallError:

@@ -31,7 +31,8 @@ from opwire.call.events import (
 from opwire.call.transport import Address, Receiver
 from opwire.errors import CallError, ErrorCode
 from opwire.transports.websocket.connection import SUBPROTOCOL, WebSocketConnection
-from opwire.transports.websocket.routes import MARGIN, SERVER, RequestedHead, read_head, read_origin, relay_header
+from opwire.transports.websocket.relay import MARGIN, read_origin, relay_header
+from opwire.transports.websocket.routes import SERVER, RequestedHead, read_head
 
 logger = logging.getLogger("opwire.transports")
 
