@@ -355,16 +355,20 @@ async def test_a_loop_that_runs_was_not_held_up_and_one_that_was_stopped_says_fo
         mock.patch.object(loop, "call_later", lambda delay, look: looks.append((delay, look)) or mock.Mock()),
     ):
         assert hold_ups.recent(clock[0]) == 0, "it has not begun to look"
+        assert hold_ups.calm_until == math.inf
         hold_ups.start()
         for _ in range(3):
             delay, look = looks.pop()
             clock[0] += delay
             assert hold_ups.recent(clock[0]) == 0
             look()
+            assert clock[0] < hold_ups.calm_until <= clock[0] + delay
         clock[0] += 7.25
+        assert hold_ups.calm_until < clock[0]
         assert hold_ups.recent(clock[0]) == 7, "what is read before the timer runs has waited, too"
         looks.pop()[1]()
         assert hold_ups.recent(clock[0]) == 7
+        assert hold_ups.calm_until < clock[0]
         assert hold_ups.recent(clock[0] + 4.9) == 7, "what has waited is not read all at once"
         assert hold_ups.recent(clock[0] + 10) > 0, "nothing has looked since"
         for _ in range(40):
@@ -372,6 +376,7 @@ async def test_a_loop_that_runs_was_not_held_up_and_one_that_was_stopped_says_fo
             clock[0] += delay
             look()
         assert hold_ups.recent(clock[0]) == 0
+        assert hold_ups.calm_until > clock[0]
         hold_ups.stop()
         assert hold_ups.recent(clock[0] + 60) == 0
 

@@ -213,9 +213,10 @@ class HoldUps:
     A message that is read afterwards may have been buffered in a socket for as long.
     """
 
-    __slots__ = ("_due", "_handle", "_held_up", "_until")
+    __slots__ = ("_due", "_handle", "_held_up", "_until", "calm_until")
 
     def __init__(self) -> None:
+        self.calm_until = inf  # what is read before that monotonic time was not buffered: `recent` would return 0
         self._due = inf  # the monotonic time of the next check
         self._held_up = 0.0
         self._until = 0.0  # until then, messages may have been buffered
@@ -231,17 +232,16 @@ class HoldUps:
         if self._handle is not None:
             self._handle.cancel()
             self._handle = None
-        self._due = inf
+        self._due = self.calm_until = inf
 
     def recent(self, now: float) -> float:
         """Return the seconds for which a message that is read now may have been buffered."""
         late = now - self._due  # the first messages are read before the timer runs
-        if late <= _TOLERATED and now >= self._until:  # nearly always
-            return 0.0
         return max(late if late > _TOLERATED else 0.0, self._held_up if now < self._until else 0.0)
 
     def _schedule(self, now: float) -> None:
         self._due = now + _LOOK
+        self.calm_until = self._due if now >= self._until else 0.0
         self._handle = asyncio.get_running_loop().call_later(_LOOK, self._look)
 
     def _look(self) -> None:

@@ -96,6 +96,8 @@ class OperationRegistry(Decorators):
         self._workers = WorkerPool(max_workers)
         self._deadlines = Deadlines()
         self._operations: dict[str, BoundOperation] = {}
+        # Returns an operation with its handler, or None. Not a method: surfaces look up each call.
+        self.get_bound: Callable[[str], BoundOperation | None] = self._operations.get
         self._changes = 0
         self._listeners: list[Callable[[Change], None]] = []
         self.followed = FollowedSources()
@@ -289,10 +291,6 @@ class OperationRegistry(Decorators):
         """Return the spec of an operation, or None."""
         bound = self._operations.get(operation_id)
         return bound.spec if bound else None
-
-    def get_bound(self, operation_id: str) -> BoundOperation | None:
-        """Return an operation with its handler, or None."""
-        return self._operations.get(operation_id)
 
     def get_handler(self, operation_id: str) -> Handler | None:
         """Return the handler of an operation, or None."""

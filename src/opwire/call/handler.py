@@ -363,8 +363,8 @@ class CallHandler:
         """
         began, outcome = time.monotonic(), OK
         try:
-            deadline = self._deadline(event, began, self._timeout)
-            envelope = self._dispatcher.execute_at_once(bound, event.input, self._context(event, identity, deadline))
+            context = self._context(event, identity, began, self._timeout)
+            envelope = self._dispatcher.execute_at_once(bound, event.input, context)
             self._calls.respond(event.request_id, envelope)
         except Exception as error:
             failed = error if isinstance(error, CallError) else failure(error, event.operation_id)
@@ -377,18 +377,27 @@ class CallHandler:
         self,
         event: CallRequested,
         identity: Identity | None,
-        deadline: float | None,
-        report: ProgressSender | None = None,
-        questions: RemoteCaller | None = None,
+        arrived: float,
+        timeout: float | None,
+        served: _Served | None = None,
     ) -> Context:
+        """Return the context of a call, with its deadline; `timeout` is that of a request without one.
+
+        Raises:
+            CallError: TIMEOUT if the deadline has passed.
+        """
+        held_up = 0.0 if arrived < self._hold_ups.calm_until else self._hold_ups.recent(arrived)  # nearly always 0
+        seconds = event.seconds_left(timeout, held_up)
+        if seconds is not None and seconds <= 0:
+            raise _expired()
         return Context(
             request_id=event.request_id,
             parent_request_id=event.parent_request_id,
             identity=identity,
-            deadline=deadline,
+            deadline=None if seconds is None else arrived + seconds,
             metadata={} if event.traceparent is None else event.trace,
-            on_progress=report,
-            on_question=questions,
+            on_progress=None if served is None else served.report,
+            on_question=None if served is None else served.questions,
             watched=True,
             bind_env=self._registry.bind_env,
             inbound=Inbound(event.request_id, self._calls),
@@ -409,8 +418,9 @@ class CallHandler:
             streams, served.resumable = spec.type is OperationType.SUBSCRIPTION, spec.resumable
             served.report = ProgressSender(partial(self._calls.report, event.request_id)) if event.progress else None
             served.questions = RemoteCaller(event.request_id, self._calls.ask) if event.questions else None
-            within = self._watch(served, None if streams else self._timeout)
-            context = self._context(event, served.identity, within, served.report, served.questions)
+            timeout = None if streams else self._timeout
+            context = self._context(event, served.identity, served.arrived, timeout, served)
+            self._watch(served, context.deadline)
             if streams:
                 await self._stream(dispatcher.subscribe(spec, event.input, context), event, served)
             elif event.credits is not None:
@@ -475,29 +485,19 @@ class CallHandler:
             )
         self._done(event.request_id, served)
 
-    def _watch(self, served: _Served, default: float | None) -> float | None:
-        """Enforce the deadline of a request, and return it as a monotonic time.
+    def _watch(self, served: _Served, deadline: float | None) -> None:
+        """Enforce the deadline of a request.
 
         During the first step of the handler nothing can be enforced: `_start` does it after that.
 
         Raises:
             CallError: TIMEOUT if it has passed: the handler is not started.
         """
-        deadline = served.deadline = self._deadline(served.event, served.arrived, default)
+        served.deadline = deadline
         if deadline is not None and not self._is_starting:
             if deadline <= time.monotonic():
                 raise _expired()
             served.tick = self._deadlines.add(served, deadline, self._time_out)
-        return deadline
-
-    def _deadline(self, event: CallRequested, arrived: float, default: float | None) -> float | None:
-        held_up = 0.0 if self._calls.transport.local else self._hold_ups.recent(arrived)
-        seconds = event.seconds_left(default, held_up)
-        if seconds is None:
-            return None
-        if seconds <= 0:
-            raise _expired()
-        return arrived + seconds
 
     def _time_out(self, served: _Served) -> None:
         late = f"{served.event.operation_id} did not respond before its deadline"
