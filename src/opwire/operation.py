@@ -501,7 +501,7 @@ class ShapedResult(Struct, frozen=True):
     """A result with its own schema, such as that of an HTTP status.
 
     `is_plain`: the value is an envelope whose data was just decoded from JSON and is not deep; it is not surveyed.
-    `size` is that of the JSON in bytes, if it is known.
+    `size` is that of the JSON in bytes, or more, if it is known.
     """
 
     value: Any

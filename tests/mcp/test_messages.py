@@ -14,6 +14,7 @@ from opwire.errors import CallError, ErrorCode
 from opwire.mcp import messages
 from opwire.mcp.messages import (
     MAX_BATCH,
+    SMALL,
     ErrorObject,
     InvalidMessageError,
     InvalidReply,
@@ -22,6 +23,7 @@ from opwire.mcp.messages import (
     RPCNotification,
     RPCRequest,
     RPCResponse,
+    SmallResponse,
     decode_message,
     encode_message,
     has_few_values,
@@ -37,9 +39,8 @@ def read(raw: bytes) -> Any:
 
 
 def test_messages_are_read_as_they_are() -> None:
-    assert read(b'{"jsonrpc": "2.0", "id": 1, "result": {"a": [1, null]}}') == RPCResponse(
-        id=1, result={"a": [1, None]}
-    )
+    response = b'{"jsonrpc": "2.0", "id": 1, "result": {"a": [1, null]}}'
+    assert read(response) == SmallResponse(id=1, result={"a": [1, None]})
     assert isinstance(read(b'{"jsonrpc": "2.0", "method": "x"}\r'), RPCNotification)
     assert isinstance(read(b'{"jsonrpc": "2.0", "id": "a", "method": "x", "params": {}}'), RPCRequest)
 
@@ -80,10 +81,17 @@ def test_an_answer_that_does_not_say_what_it_is_is_an_error_for_whoever_waits_fo
 
 
 @requirement("mcp.in.raw")
+@pytest.mark.parametrize("result", [b'{"a": "%b"}' % (b"a" * SMALL), b'{"a": %b%b}' % (b"[" * 200, b"]" * 200)])
+def test_a_response_that_is_large_or_may_be_deep_does_not_count_as_small(result: bytes) -> None:
+    response = read(b'{"jsonrpc": "2.0", "id": 1, "result": %b}' % result)
+    assert type(response) is RPCResponse
+    assert response.result.keys() == {"a"}
+
+
+@requirement("mcp.in.raw")
 def test_a_byte_order_mark_and_an_id_that_became_a_float_are_no_obstacle() -> None:
-    assert read(b'\xef\xbb\xbf{"jsonrpc": "2.0", "id": 1.0, "result": {"n": 2.0}}') == RPCResponse(
-        id=1, result={"n": 2.0}
-    )
+    response = b'\xef\xbb\xbf{"jsonrpc": "2.0", "id": 1.0, "result": {"n": 2.0}}'
+    assert read(response) == SmallResponse(id=1, result={"n": 2.0})
 
 
 @requirement("mcp.in.raw")
@@ -291,7 +299,7 @@ def test_a_batch_is_its_messages_unless_it_is_empty_long_nested_or_not_json() ->
     assert split_batch(b" [%b, %b]" % (one, two), 1000) == [one, two]
     assert read_messages(b"[%b,%b]" % (one, two), 1000) == [
         RPCNotification("a"),
-        RPCResponse(1, {"a": [1, "]"]}),
+        SmallResponse(1, {"a": [1, "]"]}),
     ]
     long = b"[" + b",".join([one] * (MAX_BATCH + 1)) + b"]"
     values = b"[" + b"[]," * 2000 + b"[]]"

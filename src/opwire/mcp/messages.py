@@ -16,7 +16,7 @@ import msgspec
 from msgspec import UNSET, Struct, UnsetType
 
 from opwire.errors import CallError, ErrorCode
-from opwire.typed.plain import LARGE_JSON, check_containers, collection_paused, replace_surrogates
+from opwire.typed.plain import LARGE_JSON, MAX_DEPTH, check_containers, collection_paused, replace_surrogates
 
 logger = logging.getLogger("opwire.mcp")
 
@@ -36,6 +36,9 @@ MAX_ID = 200
 
 MAX_BATCH = 100
 """Messages of one batch."""
+
+SMALL = 16 * 1024
+"""Bytes of a `SmallResponse`."""
 
 RequestId = int | str
 
@@ -86,6 +89,13 @@ class RPCResponse(Struct, frozen=True, tag_field="jsonrpc", tag="2.0"):
 
     id: RequestId
     result: dict[str, Any]
+
+
+class SmallResponse(RPCResponse, frozen=True, tag_field="jsonrpc", tag="2.0"):
+    """A decoded response of at most `SMALL` bytes, with too few brackets to be nested deeper than `MAX_DEPTH`.
+
+    So its result needs no survey, and no thread of its own to be validated.
+    """
 
 
 class RPCFailure(Struct, frozen=True, tag_field="jsonrpc", tag="2.0"):
@@ -188,13 +198,13 @@ def _decode_message(raw: bytes) -> RPCMessage:
         frame = _frame_decoder.decode(raw)
     except (ValueError, RecursionError):
         return _repaired(raw)
-    message = _message_of(frame)
+    message = _message_of(frame, raw)
     if message is None:
         raise _invalid(msgspec.to_builtins(frame))
     return message
 
 
-def _message_of(frame: _Frame) -> RPCMessage | None:
+def _message_of(frame: _Frame, raw: bytes) -> RPCMessage | None:
     id, method, result, error = frame.id, frame.method, frame.result, frame.error
     if not _is_usable_id(id):
         return None
@@ -203,7 +213,10 @@ def _message_of(frame: _Frame) -> RPCMessage | None:
             return RPCNotification(method, frame.params)
         return None if id is None else RPCRequest(id, method, frame.params)
     if result is not UNSET:
-        return None if error is not UNSET or id is UNSET or id is None else RPCResponse(id, result)
+        if error is not UNSET or id is UNSET or id is None:
+            return None
+        is_small = len(raw) <= SMALL and raw.count(b"[") + raw.count(b"{") <= MAX_DEPTH
+        return SmallResponse(id, result) if is_small else RPCResponse(id, result)
     return None if error is UNSET else RPCFailure(None if id is UNSET else id, error)
 
 
@@ -235,7 +248,7 @@ def _repaired(raw: bytes) -> RPCMessage:
         fields["error"] = {**error, "code": number, "message": shown}
     try:
         fields = replace_surrogates(fields)
-        message = _message_of(msgspec.convert(fields, _Frame))
+        message = _message_of(msgspec.convert(fields, _Frame), raw)
     except (ValueError, RecursionError):
         message = None
     if message is None:
@@ -306,7 +319,7 @@ def read_message(raw: bytes, limit: int) -> ReceivedMessage | None:
     Raises:
         CallError: PROTOCOL_ERROR, an invalid response to an unknown request.
     """
-    if not has_few_values(raw, limit):
+    if len(raw) > limit and not has_few_values(raw, limit):
         return _large_message(raw, f"more than {limit:,} JSON values")
     if b"{" not in raw:  # 5 MB of short lines took longer than 40 s
         return None

@@ -18,7 +18,7 @@ requests, and repeated ones, are ignored.
 """
 
 import itertools
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from typing import Any, Generic, TypeVar
 
 from msgspec import Struct
@@ -106,9 +106,16 @@ class JsonRpcPeer(Generic[W]):
     # --- requests of this end -----------------------------------------------------------------------------------------
 
     def request(
-        self, method: str, params: dict[str, Any] | None, waiter: W, *, id: str | None = None, reports: bool = False
+        self,
+        method: str,
+        params: dict[str, Any] | None,
+        waiter: W,
+        *,
+        id: str | None = None,
+        meta: Mapping[str, Any] | None = None,
+        reports: bool = False,
     ) -> RPCRequest:
-        """Register a request and return it. `reports` asks for progress; the token is the id.
+        """Register a request and return it. `meta` is added to its `_meta`; `reports` asks for progress, by its id.
 
         Raises:
             CallError: UNAVAILABLE, if too many requests are pending.
@@ -118,7 +125,9 @@ class JsonRpcPeer(Generic[W]):
         key = next(self._ids) if id is None else id
         self._pending[key] = PendingRequest(method, waiter)
         self._left = self._max_requests
-        return RPCRequest(key, method, with_progress_token(params, key) if reports else params)
+        if reports:
+            meta = {**(meta or {}), "progressToken": key}
+        return RPCRequest(key, method, with_meta(params, meta) if meta else params)
 
     def abandon(self, id: RequestId) -> RPCNotification | None:
         """Forget a request; return the notification for the other end, if the request was pending."""
@@ -187,7 +196,7 @@ class JsonRpcPeer(Generic[W]):
         return Rejection(RPCFailure(request.id, ErrorObject(INVALID_REQUEST, f"rejected: {reason}")))
 
 
-def with_progress_token(params: dict[str, Any] | None, token: RequestId) -> dict[str, Any]:
-    """Return the params of a request that asks for progress."""
+def with_meta(params: Mapping[str, Any] | None, meta: Mapping[str, Any]) -> dict[str, Any]:
+    """Return the params of a request with more fields in their `_meta`."""
     given = params or {}
-    return {**given, "_meta": {**(given.get("_meta") or {}), "progressToken": token}}
+    return {**given, "_meta": {**(given.get("_meta") or {}), **meta}}

@@ -134,8 +134,8 @@ async def test_a_real_server_may_ask_and_tell_by_itself_in_the_middle_of_a_call_
     async with Leaks():
         await connection.open(PATIENCE)
         assert connection.info.protocol == "2025-11-25"
-        result = await connection.request("tools/call", {"name": "ask_now"}, time.monotonic() + PATIENCE, None)
-        assert result["structuredContent"] == {"result": "Ann"}
+        response = await connection.request("tools/call", {"name": "ask_now"}, time.monotonic() + PATIENCE, None)
+        assert response.result["structuredContent"] == {"result": "Ann"}
         await until(lambda: "notifications/tools/list_changed" in told)
         await connection.close()
 

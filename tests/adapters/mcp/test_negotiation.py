@@ -75,7 +75,7 @@ async def test_every_revision_with_a_handshake_is_spoken(version: str) -> None:
         ("initialize", {"protocolVersion": "2025-11-25", "capabilities": answers, "clientInfo": greeting}),
         ("notifications/initialized", None),
     ]
-    assert agreement.prepare({"a": 1}) == {"a": 1}
+    assert agreement.meta == {}
     assert agreement.headers("ping", {"a": 1}) == {"mcp-protocol-version": version}
 
 
@@ -87,12 +87,13 @@ async def test_a_stateless_server_is_told_everything_with_every_request() -> Non
     agreement = await agree(peer, callbacks)
     assert agreement.info == MCPServerInfo("s", "2", "2026-07-28", {}, "Be nice.")
     assert agreement.modern
-    params = agreement.prepare({"name": "é", "_meta": {"mine": 1}})
-    assert params["_meta"]["mine"] == 1
-    assert params["_meta"][META + "protocolVersion"] == "2026-07-28"
-    assert params["_meta"][META + "clientCapabilities"] == {"elicitation": {"form": {}, "url": {}}}
-    assert params["_meta"][META + "logLevel"] == "info"
-    assert agreement.headers("tools/call", params) == {
+    assert agreement.meta[META + "protocolVersion"] == "2026-07-28"
+    assert agreement.meta[META + "clientCapabilities"] == {"elicitation": {"form": {}, "url": {}}}
+    assert agreement.meta[META + "logLevel"] == "info"
+    asking = agreement.meta_for(asks=True, logs=True)
+    assert asking[META + "clientCapabilities"].keys() == {"elicitation", "sampling", "roots"}
+    assert asking[META + "logLevel"] == "debug"
+    assert agreement.headers("tools/call", {"name": "é"}) == {
         "mcp-protocol-version": "2026-07-28",
         "mcp-method": "tools/call",
         "mcp-name": "=?base64?w6k=?=",

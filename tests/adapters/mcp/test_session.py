@@ -11,7 +11,7 @@ import pytest
 from opwire.adapters.mcp.servers import StdioServer
 from opwire.adapters.mcp.session import MCPSession, progress_callback
 from opwire.errors import CallError, ErrorCode
-from opwire.operation import MAX_PROGRESS_MESSAGE, Progress
+from opwire.operation import MAX_PROGRESS_MESSAGE, Context, Progress
 from tests.adapters.mcp.connections import PATIENCE, at, call, connected, rogue
 from tests.requirements import requirement
 from tests.servers.leaks import Leaks
@@ -191,10 +191,9 @@ async def test_progress_arrives_in_order_and_before_the_result() -> None:
     raw: list[Any] = []
     async with connected(rogue()) as session:
         params = {"name": "progress", "arguments": {"steps": 50}, "_meta": {"mine": 1}}
-        result = await session.request(
-            "tools/call", params, on_progress=told.append, on_progress_params=lambda step: raw.append(step["_meta"])
-        )
-        assert result == {"done": True}
+        assert await session.request("tools/call", params, on_progress=told.append) == {"done": True}
+        response = await session.call("tools/call", params, Context(), lambda step: raw.append(step["_meta"]))
+        assert response.result == {"done": True}
     assert told == [Progress(number, 50) for number in range(50)]
     assert raw[:50] == [{"number": number} for number in range(50)]
 
@@ -312,7 +311,7 @@ async def test_a_process_that_forgets_its_sessions_leaves_no_server_behind(tmp_p
 @requirement("mcp.in.progress", "mcp.in.limits")
 def test_progress_that_cannot_be_calculated_with_is_not_reported() -> None:
     told: list[Progress] = []
-    report = progress_callback(told.append, None)
+    report = progress_callback(told.append)
     for value in (10**400, -(10**400), float("inf"), float("nan"), True, "5", None):
         report({"progress": value})
         report({"progress": 1, "total": value})

@@ -13,6 +13,7 @@ from opwire.errors import CallError, ErrorCode
 from opwire.operation import Context, OperationType, Progress
 from opwire.registry import OperationRegistry
 from opwire.tool_envelope import encode_blocks
+from opwire.typed.plain import MAX_DEPTH
 from tests.adapters.mcp.listed_server import MODERN, Stage, answer, following, mcp_meta, opwire_tool, tool
 from tests.requirements import requirement
 
@@ -184,6 +185,19 @@ async def test_tool_envelopes_arrive_whichever_version_they_have(
         broken = [{"type": "text", "text": valid[1]["text"][:25]}]
         assert (await answer(registry, {"content": broken})).data == broken
     assert caplog.text.count("an invalid ToolEnvelope") == 2
+
+
+@requirement("mcp.in.tool-envelope", "mcp.in.limits")
+async def test_the_depth_of_a_payload_is_not_that_of_its_message(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    payload: Any = {"n": 1}
+    for _ in range(MAX_DEPTH):
+        payload = [payload]
+    async with following(Stage(tmp_path, tools=PLAY)) as registry:
+        hidden = {"content": encode_blocks("# Deep", payload, tool="count")}  # in base64, without a bracket
+        assert (await answer(registry, hidden, "misbehaving.count")).data == payload
+    assert f"nested deeper than {MAX_DEPTH}" in caplog.text
 
 
 @requirement("mcp.in.nothing-lost")

@@ -8,18 +8,15 @@ read the rejections is disconnected.
 """
 
 import asyncio
-import inspect
 import logging
 import time
 from collections.abc import AsyncGenerator, Awaitable, Callable, Coroutine, Iterable, Mapping
 from contextlib import asynccontextmanager
 from copy import copy
 from types import ModuleType
-from typing import Any, cast
+from typing import Any, TypeVar, cast
 
-import msgspec
-
-from opwire.adapters.mcp.errors import HTTPExchangeError, ServerLog, call_error, with_output
+from opwire.adapters.mcp.errors import HTTPExchangeError, call_error, with_output
 from opwire.adapters.mcp.negotiation import (
     Agreement,
     ListenStreams,
@@ -29,19 +26,27 @@ from opwire.adapters.mcp.negotiation import (
     negotiate,
 )
 from opwire.adapters.mcp.process import server_process
-from opwire.adapters.mcp.questions import ProgressCallback, PromptFuture, RequestCaller, SentRequest, ServerQuestions
+from opwire.adapters.mcp.questions import (
+    ProgressCallback,
+    RequestCaller,
+    SentRequest,
+    ServerQuestions,
+    guarded,
+)
 from opwire.adapters.mcp.servers import Callbacks, MCPServer, StdioServer
 from opwire.adapters.mcp.transport import ClientTransport, TransportEvents
 from opwire.deadlines import Deadlines, back_off
 from opwire.errors import CallError, ErrorCode
 from opwire.mcp.messages import (
     REQUEST_TIMEOUT,
+    InvalidReply,
     ReceivedMessage,
     RequestId,
     RPCError,
     RPCFailure,
     RPCNotification,
     RPCRequest,
+    RPCResponse,
 )
 from opwire.mcp.peer import (
     MAX_REQUESTS,
@@ -50,7 +55,7 @@ from opwire.mcp.peer import (
     JsonRpcPeer,
     Rejection,
     Reported,
-    with_progress_token,
+    with_meta,
 )
 from opwire.mcp.protocol import ArgumentHeader, argument_headers, write_argument_headers
 from opwire.typed.plain import as_dict
@@ -60,15 +65,11 @@ logger = logging.getLogger("opwire.mcp")
 MAX_ROUNDS = 10
 """Input-required results of one call."""
 
-MAX_LOGS = 100
-"""Log messages that a coroutine callback has not finished handling; those above are dropped."""
+T = TypeVar("T")
 
 _PATIENCE = 5.0  # seconds for a server to read a rejection
 _DISCOVERY = 10.0  # timeout of `server/discover`: some servers never respond to it
 _INPUT_METHODS = frozenset({"tools/call", "prompts/get", "resources/read"})  # may return input requests
-_LEVELS = {"debug": logging.DEBUG, "warning": logging.WARNING} | dict.fromkeys(
-    ("error", "critical", "alert", "emergency"), logging.ERROR
-)
 _FIRST_PAUSE, _LONGEST_PAUSE = 0.05, 0.25  # seconds, if a server wants the call repeated without requesting input
 
 
@@ -129,12 +130,10 @@ class MCPConnection:
         self._over = asyncio.Event()  # the connection has ended, or has to
         self._agreed = asyncio.Event()  # there is an agreement, or a failure
         self._tasks: set[asyncio.Task[Any]] = set()
-        self._log = ServerLog(self._name)
         self._deadlines = Deadlines()
-        self._logs: set[asyncio.Task[Any]] = set()  # of `log` callbacks, which are in `_tasks` as well
         self._peer: JsonRpcPeer[SentRequest] = JsonRpcPeer(max_requests=MAX_REQUESTS)
         self._transport: ClientTransport | None = None
-        self._questions = ServerQuestions(callbacks)
+        self._questions = ServerQuestions(callbacks, self._name, self._spawn)
         self._wants_logs = False  # the server was asked for them
         self._headers: dict[str, list[ArgumentHeader]] = {}  # arguments that are sent as headers, by tool
         self._listening = ListenStreams(
@@ -254,8 +253,8 @@ class MCPConnection:
         deadline: float | None,
         on_progress: ProgressCallback | None,
         caller: RequestCaller | None = None,
-    ) -> Awaitable[dict[str, Any]]:
-        """Return the raw result. A cancelled caller returns at once, and the server is notified.
+    ) -> Awaitable[RPCResponse]:
+        """Return the response, unchecked. A cancelled caller returns at once, and the server is notified.
 
         Raises:
             CallError: the server's error, TIMEOUT, or the reason of the connection's end.
@@ -266,17 +265,18 @@ class MCPConnection:
         complaint = f"the MCP server {self._name} did not answer {method}"
         return self._deadlines.limit(lambda: self._complete(method, params, on_progress, caller), deadline, complaint)
 
-    def preview(self, method: str, params: dict[str, Any], on_progress: object) -> dict[str, Any]:
-        """Return the message that `request` would send first; its id is an example.
+    def preview(self, method: str, params: dict[str, Any], *, reports: bool) -> dict[str, Any]:
+        """Return the message that `request` would send first, with or without a request for progress reports.
+
+        Its id is an example.
 
         Raises:
             CallError: the reason of the connection's end.
         """
         if self._agreement is None or self.lost:
             raise self._reason()
-        prepared = self._agreement.prepare(params)
-        prepared = prepared if on_progress is None else with_progress_token(prepared, 1)
-        return {"jsonrpc": "2.0", "id": 1, "method": method, "params": prepared}
+        meta = {**self._agreement.meta, "progressToken": 1} if reports else self._agreement.meta
+        return {"jsonrpc": "2.0", "id": 1, "method": method, "params": with_meta(params, meta) if meta else params}
 
     async def _complete(
         self,
@@ -284,11 +284,11 @@ class MCPConnection:
         params: dict[str, Any],
         on_progress: ProgressCallback | None,
         caller: RequestCaller | None,
-    ) -> dict[str, Any]:
+    ) -> RPCResponse:
         """Send a request, and repeat it with the input that the server requests, until it returns a result."""
-        result = await self._send(method, params, on_progress, caller=caller)
+        response = await self._send(method, params, on_progress, caller=caller)
         attempt = 0
-        while result.get("resultType") == "input_required" and method in _INPUT_METHODS:
+        while (result := response.result).get("resultType") == "input_required" and method in _INPUT_METHODS:
             attempt += 1
             if attempt > MAX_ROUNDS:
                 message = f"the MCP server {self._name} answered {method} with questions {MAX_ROUNDS} times"
@@ -310,8 +310,8 @@ class MCPConnection:
                 await asyncio.sleep(back_off(attempt, first=_FIRST_PAUSE, longest=_LONGEST_PAUSE))
             if "requestState" in result:
                 more["requestState"] = result["requestState"]
-            result = await self._send(method, {**params, **more}, on_progress, caller=caller)
-        return result
+            response = await self._send(method, {**params, **more}, on_progress, caller=caller)
+        return response
 
     async def _send(
         self,
@@ -321,23 +321,27 @@ class MCPConnection:
         *,
         id: str | None = None,
         caller: RequestCaller | None = None,
-    ) -> dict[str, Any]:
+    ) -> RPCResponse:
         agreement, transport = self._agreement, self._transport
         if agreement is None or transport is None or self.lost:
             raise self._reason()
-        prepared, logs = params, caller is not None and caller.on_log is not None
-        if agreement.modern:
-            prepared = agreement.prepare(params, asks=caller is not None and caller.on_question is not None, logs=logs)
-        elif logs and not self._wants_logs and "logging" in agreement.info.capabilities:
-            # Ask a server of the handshake era for all log messages, once: each caller filters its own.
-            self._wants_logs = True
-            self._spawn(self._send("logging/setLevel", {"level": "debug"}))
+        meta = agreement.meta
+        if caller is not None:
+            logs = caller.on_log is not None
+            if agreement.modern:
+                meta = agreement.meta_for(asks=caller.on_question is not None, logs=logs)
+            elif logs and not self._wants_logs and "logging" in agreement.info.capabilities:
+                # Ask a server of the handshake era for all log messages, once: each caller filters its own.
+                self._wants_logs = True
+                self._spawn(self._send("logging/setLevel", {"level": "debug"}))
         headers = agreement.headers(method, params) if transport.has_headers else None
         if headers is not None and method == "tools/call" and self._headers:
             declared = self._headers.get(params.get("name", ""), [])
             headers |= write_argument_headers(declared, params.get("arguments") or {})
         try:
-            return await self._exchange(transport, method, prepared, headers, on_progress, id=id, caller=caller)
+            return await self._exchange(
+                transport, method, params, headers, on_progress, meta=meta, id=id, caller=caller
+            )
         except (RPCError, HTTPExchangeError) as error:
             raise self._mapped(error, method) from error
         except (TypeError, ValueError, RecursionError) as error:
@@ -352,12 +356,13 @@ class MCPConnection:
         headers: Mapping[str, str] | None,
         on_progress: ProgressCallback | None = None,
         *,
+        meta: Mapping[str, Any] | None = None,
         id: str | None = None,
         caller: RequestCaller | None = None,
-    ) -> dict[str, Any]:
-        """Send one request, and return its result."""
-        sent = SentRequest(method, PromptFuture(loop=self._loop), on_progress or as_dict, caller)
-        request = self._peer.request(method, params, sent, id=id, reports=on_progress is not None)
+    ) -> RPCResponse:
+        """Send one request, and return its response."""
+        sent = SentRequest(method, self._loop.create_future(), on_progress or as_dict, caller)
+        request = self._peer.request(method, params, sent, id=id, meta=meta, reports=on_progress is not None)
         try:
             wait_for = transport.write(request, headers)
             if wait_for is not None:
@@ -385,7 +390,7 @@ class MCPConnection:
             raise self._reason()
         try:
             async with asyncio.timeout(timeout):
-                return await self._exchange(self._transport, method, params, headers)
+                return (await self._exchange(self._transport, method, params, headers)).result
         except TimeoutError:
             raise RPCError(REQUEST_TIMEOUT, f"no response to {method} within {timeout:g} seconds") from None
 
@@ -428,10 +433,14 @@ class MCPConnection:
         if self.lost:
             return None
         match self._peer.receive(message):
-            case Answer(waiter=sent, message=answer):
-                sent.complete(answer, self._name)
+            case Answer(waiter=sent, message=RPCResponse() as response):
+                resume(sent.response, response)
+            case Answer(waiter=sent, message=RPCFailure(error=error)):
+                sent.fail(RPCError(error.code, error.message, error.data))
+            case Answer(waiter=sent, message=InvalidReply(code=code, reason=reason)):
+                sent.fail(CallError(code, f"the MCP server {self._name} answered {sent.method} with {reason}"))
             case Reported(waiter=sent, params=params):
-                _guarded(sent.on_progress, params)
+                guarded(sent.on_progress, params)
             case RPCNotification() as notification:
                 self._on_notify(notification.method, notification.params or {}, request)
             case RPCRequest() as question:
@@ -481,25 +490,9 @@ class MCPConnection:
             case "notifications/cancelled":
                 self._listening.end(params)
             case "notifications/message":
-                if not self._questions.log(params, request):
-                    self._on_log(params)
+                self._questions.log(params, request)
             case _:
-                _guarded(self._on_notification, method, params)
-
-    def _on_log(self, params: dict[str, Any]) -> None:
-        if self._callbacks.log is None:
-            data = params.get("data")
-            text = data if isinstance(data, str) else msgspec.json.encode(data).decode()
-            self._log.write(_LEVELS.get(str(params.get("level")), logging.INFO), text)
-            return
-        if len(self._logs) >= MAX_LOGS:
-            self._log.write(logging.WARNING, "a log message is dropped: the log callback does not keep up")
-            return
-        written = _guarded(self._callbacks.log, params)
-        if inspect.iscoroutine(written):
-            task = self._spawn(written)
-            self._logs.add(task)
-            task.add_done_callback(self._logs.discard)
+                guarded(self._on_notification, method, params)
 
     async def watch(self, uri: str, deadline: float) -> None:
         """Subscribe to updates of a resource.
@@ -533,10 +526,19 @@ class MCPConnection:
             self._watches.pop(uri).cancel()
 
 
-def _guarded(callback: Callable[..., object], *arguments: Any) -> object:
-    """Call a user's callback; log what it raises, which must not end the connection."""
-    try:
-        return callback(*arguments)
-    except Exception:
-        logger.exception("a callback failed")
-        return None
+def resume(future: "asyncio.Future[T]", result: T) -> None:
+    """Set the result, and continue the only task that waits for it at once, unless this runs in another task.
+
+    The next turn of the event loop is about 10 µs later between calls that come alone, a system call included. Any
+    other outcome, such as a cancellation, takes that way. A no-op if there is an outcome already.
+    """
+    if future.done():
+        return
+    waiting: Any = getattr(future, "_callbacks", None)  # private, and asyncio's own `Future.__repr__` reads it
+    if not waiting or len(waiting) > 1 or asyncio.current_task(future.get_loop()) is not None:
+        future.set_result(result)
+        return
+    ((wake_up, context),) = waiting
+    future.remove_done_callback(wake_up)
+    future.set_result(result)
+    context.run(wake_up, future)

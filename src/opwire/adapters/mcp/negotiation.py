@@ -79,16 +79,10 @@ class Agreement(Struct, frozen=True):
     meta: dict[str, Any] = {}
     modern: bool = False
 
-    def prepare(self, params: dict[str, Any], *, asks: bool = False, logs: bool = False) -> dict[str, Any]:
-        """Return the params of one request.
-
-        `asks`: its caller answers questions. `logs`: it gets log messages, and filters them by their level.
-        """
-        if not self.modern:
-            return params
+    def meta_for(self, *, asks: bool, logs: bool) -> dict[str, Any]:
+        """Return the `meta` of a request whose caller answers questions, or filters log messages by their level."""
         meta = {**self.meta, CLIENT_CAPABILITIES_META: _ANSWERS} if asks else self.meta
-        meta = {**meta, LOG_LEVEL_META: "debug"} if logs else meta
-        return {**params, "_meta": {**(params.get("_meta") or {}), **meta}}
+        return {**meta, LOG_LEVEL_META: "debug"} if logs else meta
 
     def headers(self, method: str, params: Mapping[str, Any]) -> dict[str, str]:
         """Return the HTTP headers of one request, without those of arguments."""

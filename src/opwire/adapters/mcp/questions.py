@@ -1,19 +1,19 @@
-"""Requests in flight, and questions of a server: which caller each belongs to, and its answer. No I/O."""
+"""Requests in flight, and the questions and log messages of a server: which caller each belongs to. No I/O."""
 
 import asyncio
+import inspect
 import logging
-from collections.abc import Awaitable, Callable
-from contextvars import Context as ContextVars
-from typing import Any, TypeVar
+from collections.abc import Awaitable, Callable, Coroutine
+from typing import Any
 
+import msgspec
 from msgspec import Struct, field
 
+from opwire.adapters.mcp.errors import ServerLog
 from opwire.adapters.mcp.servers import Callbacks
 from opwire.annotations import LOG_LEVELS, LogMessage
-from opwire.errors import CallError
 from opwire.mcp.messages import (
     INTERNAL_ERROR,
-    InvalidReply,
     RequestId,
     RPCError,
     RPCFailure,
@@ -25,8 +25,15 @@ from opwire.questions import QuestionCallback
 
 logger = logging.getLogger("opwire.mcp")
 
-T = TypeVar("T")
 ProgressCallback = Callable[[dict[str, Any]], object]
+
+
+MAX_LOGS = 100
+"""Log messages that a coroutine callback has not finished handling; those above are dropped."""
+
+_LEVELS = {"debug": logging.DEBUG, "warning": logging.WARNING} | dict.fromkeys(
+    ("error", "critical", "alert", "emergency"), logging.ERROR
+)
 
 
 class RequestCaller(Struct, frozen=True):
@@ -37,37 +44,11 @@ class RequestCaller(Struct, frozen=True):
     owner: str | None = None
 
 
-class PromptFuture(asyncio.Future[T]):
-    """A future for one task, which continues within `settle` instead of in the next turn of the event loop.
-
-    A turn takes about 10 µs between calls that come alone, a system call included. Any other outcome, such as a
-    cancellation, takes the usual way.
-    """
-
-    _wake_up: Callable[..., object] | None = None
-    _context: ContextVars | None = None
-
-    def add_done_callback(self, fn: Callable[..., object], /, *, context: ContextVars | None = None) -> None:
-        """Remember how the task continues, which is the only one that waits."""
-        self._wake_up, self._context = fn, context
-        super().add_done_callback(fn, context=context)
-
-    def settle(self, result: T) -> None:
-        """Set the result, and continue the task, unless this runs in another task."""
-        wake_up, context = self._wake_up, self._context
-        if wake_up is None or context is None or asyncio.current_task(self.get_loop()) is not None:
-            self.set_result(result)
-            return
-        self.remove_done_callback(wake_up)
-        self.set_result(result)
-        context.run(wake_up, self)
-
-
 class SentRequest(Struct, eq=False):
     """A request in flight: the future of its result, and the callback for its progress."""
 
     method: str
-    response: PromptFuture[dict[str, Any]]
+    response: asyncio.Future[RPCResponse]
     on_progress: ProgressCallback
     caller: RequestCaller | None = None
     answers: set[asyncio.Task[Any]] = field(default_factory=set[asyncio.Task[Any]])  # to questions that belong to it
@@ -77,21 +58,17 @@ class SentRequest(Struct, eq=False):
         if not self.response.done():
             self.response.set_exception(error)
 
-    def complete(self, answer: RPCResponse | RPCFailure | InvalidReply, server: str) -> None:
-        """Return the result in the caller, or raise the error of the server."""
-        if isinstance(answer, RPCFailure):
-            self.fail(RPCError(answer.error.code, answer.error.message, answer.error.data))
-        elif isinstance(answer, InvalidReply):
-            self.fail(CallError(answer.code, f"the MCP server {server} answered {self.method} with {answer.reason}"))
-        elif not self.response.done():
-            self.response.settle(answer.result)
-
 
 class ServerQuestions:
-    """The questions of one server, and the requests in flight whose callers answer them."""
+    """The questions and log messages of one server, and the requests in flight whose callers get them."""
 
-    def __init__(self, callbacks: Callbacks) -> None:
+    def __init__(
+        self, callbacks: Callbacks, server: str, spawn: Callable[[Coroutine[Any, Any, Any]], asyncio.Task[Any]]
+    ) -> None:
         self._callbacks = callbacks
+        self._spawn = spawn
+        self._log = ServerLog(server)
+        self._logs: set[asyncio.Task[Any]] = set()  # of `log` callbacks
         self._answering: dict[RequestId, asyncio.Task[Any]] = {}
         self._asking: dict[RequestId, SentRequest] = {}
 
@@ -117,17 +94,23 @@ class ServerQuestions:
         found = [(each, by.owner) for each, by in asking if (by.on_log if logs else by.on_question) is not None]
         return found[-1][0] if len({owner for _, owner in found}) == 1 else None
 
-    def log(self, params: dict[str, Any], request: RequestId | None) -> bool:
-        """Pass a log message to the caller that it belongs to; return False if there is none."""
-        sent, level = self.of(request, logs=True), params.get("level")
-        if sent is None or sent.caller is None or sent.caller.on_log is None or level not in LOG_LEVELS:
-            return False
-        name = params.get("logger")
-        try:
-            sent.caller.on_log(LogMessage(level, params.get("data"), name if isinstance(name, str) else None))
-        except Exception:
-            logger.exception("a callback failed")
-        return True
+    def log(self, params: dict[str, Any], request: RequestId | None) -> None:
+        """Pass a log message to the caller that it belongs to, or to the callback, or write it to the log."""
+        sent, level, data = self.of(request, logs=True), params.get("level"), params.get("data")
+        if sent is not None and sent.caller is not None and sent.caller.on_log is not None and level in LOG_LEVELS:
+            name = params.get("logger")
+            guarded(sent.caller.on_log, LogMessage(level, data, name if isinstance(name, str) else None))
+        elif self._callbacks.log is None:
+            text = data if isinstance(data, str) else msgspec.json.encode(data).decode()
+            self._log.write(_LEVELS.get(str(level), logging.INFO), text)
+        elif len(self._logs) >= MAX_LOGS:
+            self._log.write(logging.WARNING, "a log message is dropped: the log callback does not keep up")
+        else:
+            written = guarded(self._callbacks.log, params)
+            if inspect.iscoroutine(written):
+                task = self._spawn(written)
+                self._logs.add(task)
+                task.add_done_callback(self._logs.discard)
 
     def started(self, id: RequestId, sent: SentRequest | None, task: asyncio.Task[Any]) -> None:
         """Register the task that answers a question; it ends with the request that the question belongs to."""
@@ -157,3 +140,12 @@ class ServerQuestions:
             logger.exception("the callback for %s returned what has no JSON form", request.method)
             failed = RPCError(INTERNAL_ERROR, f"the callback for {request.method} failed")
             await send(RPCFailure.of(request.id, failed))
+
+
+def guarded(callback: Callable[..., object], *arguments: Any) -> object:
+    """Call a user's callback; log what it raises, which must not end the connection."""
+    try:
+        return callback(*arguments)
+    except Exception:
+        logger.exception("a callback failed")
+        return None

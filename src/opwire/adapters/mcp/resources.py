@@ -202,7 +202,7 @@ def read_prompt(
         return {"name": name, "arguments": input or {}}
 
     async def get(input: Any, context: Context) -> ResponseEnvelope[Any]:
-        result = await (await sessions.of(context)).call("prompts/get", params(input), context)
+        result = (await (await sessions.of(context)).call("prompts/get", params(input), context)).result
         blocks: list[Any] = []  # one per message, or in newer revisions several
         for message in map(as_dict, as_list(result.get("messages"))):
             content: Any = message.get("content")
@@ -223,8 +223,8 @@ def completer(sessions: MCPSessions, reference: Callable[[CompletionRequest], di
         params = {"ref": reference(request), "argument": {"name": request.argument, "value": request.value}}
         if request.arguments:
             params["context"] = {"arguments": dict(request.arguments)}
-        result = await (await sessions.of(context)).call("completion/complete", params, context)
-        found = as_dict(result.get("completion"))
+        response = await (await sessions.of(context)).call("completion/complete", params, context)
+        found = as_dict(response.result.get("completion"))
         values = [each for each in as_list(found.get("values"))[:MAX_COMPLETIONS] if isinstance(each, str)]
         total = found.get("total")
         return Completion(
@@ -274,7 +274,7 @@ def _read_operation(sessions: MCPSessions, namespace: str) -> Operation:
         return {"uri": input["uri"]}
 
     async def read(input: Any, context: Context) -> ResponseEnvelope[Any]:
-        result = await (await sessions.of(context)).call("resources/read", params(input), context)
+        result = (await (await sessions.of(context)).call("resources/read", params(input), context)).result
         contents = result.get("contents")
         if not isinstance(contents, list):
             raise CallError(ErrorCode.PROTOCOL_ERROR, f"{spec.id}: the result has no list of contents")

@@ -19,11 +19,12 @@ import msgspec
 from opwire.adapters.mcp.connection import MCPConnection, SessionLostError, load_http
 from opwire.adapters.mcp.errors import with_output
 from opwire.adapters.mcp.negotiation import MCPServerInfo
-from opwire.adapters.mcp.questions import RequestCaller
+from opwire.adapters.mcp.questions import ProgressCallback, RequestCaller
 from opwire.adapters.mcp.servers import MAX_MESSAGE, Callbacks, MCPServer, StdioServer
 from opwire.deadlines import back_off
 from opwire.errors import CallError, ErrorCode
-from opwire.mcp.messages import RPCError
+from opwire.mcp.messages import RPCError, RPCResponse
+from opwire.mcp.peer import with_meta
 from opwire.mcp.protocol import REQUEST_META
 from opwire.operation import Context, PreparedRequest, Progress, trace_of
 from opwire.tasks import spawn
@@ -113,23 +114,13 @@ class MCPSession:
         *,
         deadline: float | None = None,
         on_progress: Callable[[Progress], object] | None = None,
-        on_progress_params: Callable[[dict[str, Any]], object] | None = None,
-        metadata: Mapping[str, Any] | None = None,
-        caller: RequestCaller | None = None,
     ) -> dict[str, Any]:
-        """Return the raw result of a request, unchecked.
-
-        `deadline` is a monotonic time. `on_progress_params` gets the raw params of progress notifications. `metadata`
-        is that of the call's context; its trace is sent along. `caller` answers questions of the server.
+        """Return the raw result of a request of this process itself, unchecked. `deadline` is a monotonic time.
 
         Raises:
-            CallError: the server's error, or UNAVAILABLE, TIMEOUT, PROTOCOL_ERROR.
+            CallError: as `call`.
         """
-        progress = on_progress_params if on_progress is None else progress_callback(on_progress, on_progress_params)
-        traced = _with_trace(params, metadata)
-        return await self._with_connection(
-            lambda each: each.request(method, traced, deadline, progress, caller), deadline
-        )
+        return (await self.call(method, params, Context(deadline=deadline, on_progress=on_progress))).result
 
     async def preview(
         self, method: str, params: dict[str, Any], context: Context, *, reports: bool = False
@@ -142,28 +133,35 @@ class MCPSession:
             CallError: UNAVAILABLE, TIMEOUT, PROTOCOL_ERROR.
         """
         connection = await self._connected(context.deadline)
-        message = connection.preview(
-            method, _with_trace(params, context.metadata), context.on_progress or reports or None
-        )
+        traced = _with_trace(params, context.metadata)
+        message = connection.preview(method, traced, reports=reports or context.on_progress is not None)
         body = msgspec.json.encode(message)
         return PreparedRequest(protocol="mcp", method=method, url=self._server.name, body=body)
 
-    async def call(self, method: str, params: dict[str, Any], context: Context) -> dict[str, Any]:
-        """Return the raw result of a request with the deadline, progress callback and trace of a call's context.
+    async def call(
+        self, method: str, params: dict[str, Any], context: Context, on_progress: ProgressCallback | None = None
+    ) -> RPCResponse:
+        """Return the response to a request, unchecked, with the deadline, caller and trace of a call's context.
+
+        `on_progress` gets the raw params of progress notifications, instead of the callback of the context.
 
         Raises:
-            CallError: as `request`.
+            CallError: the server's error, or UNAVAILABLE, TIMEOUT, PROTOCOL_ERROR.
         """
-        metadata, deadline, on_progress = context.metadata, context.deadline, context.on_progress
-        own = metadata.get(REQUEST_META) if metadata and context.is_served else None
-        if own:  # of the request that this one is made for, and of no nested call
-            params = {**params, "_meta": {**own, **params.get("_meta", {})}}
-        traced = _with_trace(params, metadata) if metadata else params
-        progress = None if on_progress is None else progress_callback(on_progress)
-        caller = request_caller(context)
+        metadata, deadline, caller = context.metadata, context.deadline, None
+        if metadata:
+            own = metadata.get(REQUEST_META) if context.is_served else None
+            if own:  # of the request that this one is made for, and of no nested call
+                params = {**params, "_meta": {**own, **params.get("_meta", {})}}
+            params = _with_trace(params, metadata)
+        if on_progress is None and context.on_progress is not None:
+            on_progress = progress_callback(context.on_progress)
+        if context.on_question is not None or context.on_log is not None:
+            owner = None if context.identity is None else context.identity.id
+            caller = RequestCaller(context.on_question, context.on_log, owner)
         try:
             return await self._with_connection(
-                lambda each: each.request(method, traced, deadline, progress, caller), deadline
+                MCPConnection.request, method, params, deadline, on_progress, caller, deadline=deadline
             )
         except CallError as error:
             if isinstance(error.__cause__, RPCError):
@@ -189,7 +187,7 @@ class MCPSession:
         if self._watched[uri] > 1:
             return
         try:
-            await self._with_connection(lambda each: each.watch(uri, time.monotonic() + self._connect_timeout), None)
+            await self._with_connection(MCPConnection.watch, uri, time.monotonic() + self._connect_timeout)
         except BaseException:
             self._release(uri)
             raise
@@ -226,7 +224,9 @@ class MCPSession:
 
     # --- connecting ---------------------------------------------------------------------------------------------------
 
-    async def _with_connection(self, use: Callable[[MCPConnection], Awaitable[T]], deadline: float | None) -> T:
+    async def _with_connection(
+        self, use: Callable[..., Awaitable[T]], *arguments: Any, deadline: float | None = None
+    ) -> T:
         """Use the connection; reconnect once if the server has dropped the session."""
         if self._loop is not asyncio.get_running_loop():
             self._change_loop()
@@ -237,7 +237,7 @@ class MCPSession:
                 if connection is None or connection.lost or self._closed:
                     connection = await self._connected(deadline)
                 try:
-                    result = await use(connection)
+                    result = await use(connection, *arguments)
                     self._failures = 0
                     return result
                 except SessionLostError:  # the server has not processed the request, so it can be repeated
@@ -372,27 +372,15 @@ class MCPSession:
         spawn(connection.close(), self._background)
 
 
-def request_caller(context: Context) -> RequestCaller | None:
-    """Return how the caller of a call is asked and gets log messages; None if neither is possible."""
-    if context.on_question is None and context.on_log is None:
-        return None
-    owner = None if context.identity is None else context.identity.id
-    return RequestCaller(context.on_question, context.on_log, owner)
-
-
-def _with_trace(params: dict[str, Any], metadata: Mapping[str, Any] | None) -> dict[str, Any]:
+def _with_trace(params: dict[str, Any], metadata: Mapping[str, Any]) -> dict[str, Any]:
     trace = trace_of(metadata) if metadata else None
-    return {**params, "_meta": {**params.get("_meta", {}), **trace}} if trace else params
+    return with_meta(params, trace) if trace else params
 
 
-def progress_callback(
-    on_progress: Callable[[Progress], object], on_params: Callable[[dict[str, Any]], object] | None = None
-) -> Callable[[dict[str, Any]], object]:
-    """Return a callback for progress notifications that passes them on as `Progress`, and raw to `on_params`."""
+def progress_callback(on_progress: Callable[[Progress], object]) -> ProgressCallback:
+    """Return a callback for progress notifications that passes them on as `Progress`."""
 
     def report(params: dict[str, Any]) -> None:
-        if on_params is not None:
-            on_params(params)
         message = params.get("message")
         text = message if isinstance(message, str) else None
         progress = Progress(params.get("progress", math.nan), params.get("total"), text).bounded()

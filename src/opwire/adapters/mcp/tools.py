@@ -22,17 +22,27 @@ from msgspec import UNSET, Meta, Struct, UnsetType
 from opwire.adapters.mcp.errors import MAX_RETRY_AFTER
 from opwire.adapters.mcp.negotiation import as_text
 from opwire.adapters.mcp.servers import MCPOptions
-from opwire.adapters.mcp.session import MCPSessions, request_caller
+from opwire.adapters.mcp.session import MCPSessions
 from opwire.adapters.source import Report
 from opwire.annotations import Annotations
 from opwire.envelope import MCPContentBlock, MCPResponseMeta, ResponseEnvelope, content_blocks
 from opwire.errors import CallError, ConversionError, ErrorCode, RegistrationError, SchemaError, ToolEnvelopeError
-from opwire.operation import Context, Operation, OperationSpec, OperationType, PreparedRequest, split_id
+from opwire.mcp.messages import SMALL, SmallResponse
+from opwire.operation import (
+    Context,
+    Operation,
+    OperationSpec,
+    OperationType,
+    PreparedRequest,
+    ShapedResult,
+    split_id,
+)
 from opwire.origin import (
     ERROR_META,
     FIELDS_META,
     ITEM_META,
     ORIGIN_META,
+    RESULT_META,
     Origin,
     ResultOrigin,
     read_origin,
@@ -230,9 +240,17 @@ def _operation(sessions: MCPSessions, tool: str, spec: OperationSpec, *, wraps_i
             raise CallError(ErrorCode.VALIDATION_ERROR, f"{spec.id}: {problem}", details)
         return {"name": tool, "arguments": cast("dict[str, Any]", arguments)}
 
-    async def call(input: Any, context: Context) -> ResponseEnvelope[Any]:
+    async def call(input: Any, context: Context) -> ShapedResult:
         given, session = params(input), await sessions.of(context)
-        return result_envelope(await session.call("tools/call", given, context), spec.id, declared=declared)
+        response = await session.call("tools/call", given, context)
+        envelope = result_envelope(response.result, spec.id, declared=declared)
+        data, meta = envelope.data, cast("MCPResponseMeta", envelope.meta)
+        is_content = data is meta.content
+        # Data that a text contains may be nested deeper than the message, and bytes are not JSON.
+        is_decoded = is_content or (meta.structured_content is not UNSET and type(data) is not bytes)
+        schema = UNKNOWN if is_content or meta.is_error else spec.output_schema  # of results that it does not describe
+        is_small = isinstance(response, SmallResponse)
+        return ShapedResult(envelope, schema, is_decoded and is_small, SMALL if is_small else None)
 
     def stream(input: Any, context: Context) -> AsyncGenerator[ResponseEnvelope[Any]]:
         return stream_items(sessions, params(input), context, spec.id)
@@ -271,7 +289,7 @@ def result_envelope(result: Mapping[str, Any], label: str, *, declared: bool) ->
         logger.warning("%s: isError is not a boolean, but %s", label, type(given).__name__)
     if structured is None and blocks and (is_error or not declared) and block_texts(blocks) != ["null"]:
         structured = UNSET  # some servers write null for fields that they do not use
-    origin = read_result_origin(meta)
+    origin = None if meta is UNSET or RESULT_META not in meta else read_result_origin(meta)
     if structured is not UNSET:
         data = structured if origin is None else unwrapped(structured, origin, label)
     elif origin is not None and len(blocks) == 1 and "data" in blocks[0]:  # an image or sound of another opwire
@@ -424,7 +442,7 @@ async def stream_items(
     """Call the tool, and yield each item as it arrives.
 
     Raises:
-        CallError: as `MCPSession.request`; the error of the subscription; PROTOCOL_ERROR if the result has no items.
+        CallError: as `MCPSession.call`; the error of the subscription; PROTOCOL_ERROR if the result has no items.
     """
     buffer = ItemBuffer()
 
@@ -434,16 +452,7 @@ async def stream_items(
             buffer.put(item)
 
     session = await sessions.of(context)
-    request = asyncio.create_task(
-        session.request(
-            "tools/call",
-            params,
-            deadline=context.deadline,
-            on_progress_params=arrive,
-            metadata=context.metadata,
-            caller=request_caller(context),
-        )
-    )
+    request = asyncio.create_task(session.call("tools/call", params, context, arrive))
     request.add_done_callback(lambda _: buffer.end())
     count = 0
     try:
@@ -451,7 +460,7 @@ async def stream_items(
             if item.n == count:
                 count += 1
                 yield _item_envelope(item.data, item.encoding, label)
-        result = await request
+        result = (await request).result
         for n, envelope in enumerate(_remaining_items(count, result, label), 1):
             yield envelope
             if n % _YIELD_AFTER == 0:
