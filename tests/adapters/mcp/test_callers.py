@@ -9,8 +9,7 @@ from aiohttp import web
 
 from opwire import OperationRegistry
 from opwire.adapters.mcp import HTTPServer, StdioServer, from_mcp
-from opwire.adapters.mcp.callers import CallerSessions
-from opwire.adapters.mcp.session import MCPSession
+from opwire.adapters.mcp.session import CallerSessions, MCPSession
 from opwire.auth import callback
 from opwire.caching import ResponseCache
 from opwire.caller import caller_token, with_caller_token

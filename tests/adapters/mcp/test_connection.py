@@ -7,10 +7,10 @@ from typing import Any
 
 import pytest
 
-from opwire.adapters.mcp import process
+from opwire.adapters.mcp import transport
 from opwire.adapters.mcp.connection import MCPConnection
-from opwire.adapters.mcp.process import read_message
 from opwire.adapters.mcp.servers import Callbacks
+from opwire.adapters.mcp.transport import read_message
 from opwire.errors import CallError, ErrorCode
 from tests.adapters.mcp.connections import PATIENCE, at, call, connected, rogue, until
 from tests.requirements import requirement
@@ -266,7 +266,7 @@ async def test_a_connection_that_broke_is_lost_at_once_although_its_server_takes
             raise RuntimeError("unforeseen")
         return read_message(raw, limit)
 
-    monkeypatch.setattr(process, "read_message", read)
+    monkeypatch.setattr(transport, "read_message", read)
     async with connected(rogue("stubborn", stop_timeout=0.5)) as session:
         with pytest.raises(CallError, match="is closed"):
             await call(session, "echo", text="boom")

@@ -4,7 +4,7 @@ from typing import Any
 
 import pytest
 
-from opwire.adapters.mcp.errors import HTTPExchangeError, call_error
+from opwire.adapters.mcp.transport import HTTPExchangeError, call_error
 from opwire.errors import CallError, ErrorCode
 from opwire.mcp.messages import RPCError
 from tests.requirements import requirement

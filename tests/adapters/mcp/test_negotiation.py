@@ -6,9 +6,9 @@ from typing import Any
 import pytest
 
 import opwire
-from opwire.adapters.mcp.errors import HTTPExchangeError
 from opwire.adapters.mcp.negotiation import Agreement, MCPServerInfo, negotiate
 from opwire.adapters.mcp.servers import Callbacks
+from opwire.adapters.mcp.transport import HTTPExchangeError
 from opwire.errors import CallError, ErrorCode
 from opwire.mcp.messages import RPCError
 from tests.adapters.mcp.connections import at, call, connected, rogue

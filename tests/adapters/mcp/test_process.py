@@ -11,8 +11,8 @@ from typing import Any
 import pytest
 
 from opwire.adapters.mcp import from_mcp
-from opwire.adapters.mcp.process import ServerProcess
 from opwire.adapters.mcp.servers import StdioServer
+from opwire.adapters.mcp.transport import ServerProcess
 from opwire.errors import CallError, ErrorCode
 from tests.adapters.mcp.connections import PATIENCE, call, connected, rogue, until
 from tests.requirements import requirement

@@ -16,7 +16,6 @@ from copy import copy
 from types import ModuleType
 from typing import Any, TypeVar, cast
 
-from opwire.adapters.mcp.errors import HTTPExchangeError, call_error, with_output
 from opwire.adapters.mcp.negotiation import (
     Agreement,
     ListenStreams,
@@ -25,16 +24,24 @@ from opwire.adapters.mcp.negotiation import (
     as_text,
     negotiate,
 )
-from opwire.adapters.mcp.process import server_process
-from opwire.adapters.mcp.questions import (
+from opwire.adapters.mcp.servers import (
+    Callbacks,
+    MCPServer,
     ProgressCallback,
     RequestCaller,
     SentRequest,
     ServerQuestions,
+    StdioServer,
     guarded,
 )
-from opwire.adapters.mcp.servers import Callbacks, MCPServer, StdioServer
-from opwire.adapters.mcp.transport import ClientTransport, TransportEvents
+from opwire.adapters.mcp.transport import (
+    ClientTransport,
+    HTTPExchangeError,
+    TransportEvents,
+    call_error,
+    server_process,
+    with_output,
+)
 from opwire.deadlines import Deadlines, back_off
 from opwire.errors import CallError, ErrorCode
 from opwire.mcp.messages import (

@@ -18,9 +18,14 @@ from typing import Any
 from urllib.parse import urljoin, urlsplit
 from urllib.request import Request
 
-from opwire.adapters.mcp.errors import MAX_RETRY_AFTER, HTTPExchangeError, call_error
 from opwire.adapters.mcp.servers import HTTPServer
-from opwire.adapters.mcp.transport import ClientTransport, TransportEvents
+from opwire.adapters.mcp.transport import (
+    MAX_RETRY_AFTER,
+    ClientTransport,
+    HTTPExchangeError,
+    TransportEvents,
+    call_error,
+)
 from opwire.errors import CallError, ErrorCode, needs_extra
 from opwire.mcp.messages import (
     METHOD_NOT_FOUND,

@@ -16,8 +16,8 @@ from typing import Any, Protocol
 
 from msgspec import Struct
 
-from opwire.adapters.mcp.errors import HTTPExchangeError
 from opwire.adapters.mcp.servers import Callbacks
+from opwire.adapters.mcp.transport import HTTPExchangeError
 from opwire.deadlines import back_off
 from opwire.errors import CallError, ErrorCode
 from opwire.mcp.messages import UNSUPPORTED_PROTOCOL_VERSION, RPCError

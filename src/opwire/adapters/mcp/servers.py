@@ -1,7 +1,8 @@
-"""Addresses of MCP servers, from code or an `mcpServers` file, the callbacks for their requests, and the options.
+"""Addresses of MCP servers, from code or an `mcpServers` file; their options; and the answers to their questions.
 
 No I/O except reading that file. Up to revision 2025-11-25 a server sends requests of its own; from 2026-07-28 on it
 returns input requests as the result of a call, which is repeated with the responses. `Callbacks` answers both.
+`ServerQuestions` knows which caller a question or log message belongs to.
 """
 
 import asyncio
@@ -9,24 +10,35 @@ import inspect
 import logging
 import os
 import re
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Awaitable, Callable, Coroutine, Iterable, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal, TypedDict, cast
 from urllib.parse import urlsplit
 
 import msgspec
-from msgspec import Struct
+from msgspec import Struct, field
 from msgspec.structs import replace
 
 from opwire.adapters.source import ENV_PLACEHOLDER
+from opwire.annotations import LOG_LEVELS, LogMessage
 from opwire.errors import CallError, ErrorCode, UsageError
-from opwire.mcp.messages import INTERNAL_ERROR, METHOD_NOT_FOUND, RPCError
+from opwire.logs import LimitedLog
+from opwire.mcp.messages import (
+    INTERNAL_ERROR,
+    METHOD_NOT_FOUND,
+    RequestId,
+    RPCError,
+    RPCFailure,
+    RPCMessage,
+    RPCRequest,
+    RPCResponse,
+)
 from opwire.mcp.protocol import HANDSHAKE_VERSIONS, STATELESS_VERSIONS
 from opwire.names import UniqueNames
 from opwire.oauth.store import TokenStore
 from opwire.operation import Context, NormalizeMode, is_own
 from opwire.questions import KINDS, QUESTION_TIMEOUT, Question, QuestionCallback, ask
-from opwire.typed.plain import as_dict
+from opwire.typed.plain import as_dict, harmless
 
 if TYPE_CHECKING:
     from opwire.adapters.mcp.auth import MCPAuth
@@ -39,8 +51,23 @@ HTTPKind = Literal["http", "sse"]
 MAX_MESSAGE = 16 * 1024 * 1024
 """Bytes of one message from a server."""
 
+MAX_SHOWN = 2000
+"""Characters of one server line that the log shows."""
+
+MAX_LINES = 100
+"""Lines of one server that the log shows per second."""
+
+MAX_LOGS = 100
+"""Log messages that a coroutine callback has not finished handling; those above are dropped."""
+
 MAX_QUESTIONS = 100
 """Input requests in one result."""
+
+ProgressCallback = Callable[[dict[str, Any]], object]
+
+_LEVELS = {"debug": logging.DEBUG, "warning": logging.WARNING} | dict.fromkeys(
+    ("error", "critical", "alert", "emergency"), logging.ERROR
+)
 
 _MAX_NAMESPACE = 100  # characters: every id starts with it
 _KINDS: dict[str, HTTPKind | Literal["stdio"]] = {
@@ -228,6 +255,27 @@ def _expand(value: str | float, key: str) -> str:
         return os.environ.get(name, default)
 
     return ENV_PLACEHOLDER.sub(replacement, str(value))
+
+
+def usable_namespace(name: str, default: str = "mcp") -> str:
+    """Return the name, cut, with underscores for dots and control characters, which a namespace cannot contain.
+
+    The default is for a server without a name, or with that of opwire itself, whose namespace is reserved.
+    """
+    given = name.strip()[:_MAX_NAMESPACE]
+    usable = "".join(char if char.isprintable() and char != "." else "_" for char in given)
+    return default if not usable or is_own(f"{usable}.") else usable
+
+
+def usable_namespaces(names: Iterable[str]) -> dict[str, str]:
+    """Return a unique namespace for each name: "a.b" and "a_b" become "a_b_2" and "a_b"."""
+    names = list(names)
+    unchanged = {name for name in names if usable_namespace(name) == name}
+    unique = UniqueNames(unchanged)
+    return {name: name if name in unchanged else unique.take(usable_namespace(name)) for name in names}
+
+
+# --- options ----------------------------------------------------------------------------------------------------------
 
 
 class _Question(Struct):
@@ -419,19 +467,141 @@ def authorized(server: MCPServer, options: MCPOptions) -> "tuple[MCPServer, MCPA
     return replace(server, options={**server.options, "auth": auth}), auth
 
 
-def usable_namespace(name: str, default: str = "mcp") -> str:
-    """Return the name, cut, with underscores for dots and control characters, which a namespace cannot contain.
-
-    The default is for a server without a name, or with that of opwire itself, whose namespace is reserved.
-    """
-    given = name.strip()[:_MAX_NAMESPACE]
-    usable = "".join(char if char.isprintable() and char != "." else "_" for char in given)
-    return default if not usable or is_own(f"{usable}.") else usable
+# --- questions and log lines ------------------------------------------------------------------------------------------
 
 
-def usable_namespaces(names: Iterable[str]) -> dict[str, str]:
-    """Return a unique namespace for each name: "a.b" and "a_b" become "a_b_2" and "a_b"."""
-    names = list(names)
-    unchanged = {name for name in names if usable_namespace(name) == name}
-    unique = UniqueNames(unchanged)
-    return {name: name if name in unchanged else unique.take(usable_namespace(name)) for name in names}
+class EscapedLine:
+    """A line of a server for the log. It is escaped when it is formatted: 2,000 control characters take 8 ms."""
+
+    def __init__(self, text: str) -> None:
+        self._text = text[:MAX_SHOWN]
+
+    def __str__(self) -> str:
+        return harmless(self._text).replace("\n", "\\n")
+
+
+class ServerLog:
+    """Write the lines of one server to the log: shortened, escaped, and rate-limited."""
+
+    def __init__(self, name: str) -> None:
+        self._name = name
+        self._lines = LimitedLog(logger, per_second=MAX_LINES)
+
+    def write(self, level: int, text: str) -> None:
+        """Log a line, unless there are too many in this second."""
+        self._lines.write(level, "%s: %s", self._name, EscapedLine(text))
+
+
+class RequestCaller(Struct, frozen=True):
+    """How the caller of a request is asked and gets log messages, and the id of its identity."""
+
+    on_question: QuestionCallback | None
+    on_log: Callable[[LogMessage], object] | None = None
+    owner: str | None = None
+
+
+class SentRequest(Struct, eq=False):
+    """A request in flight: the future of its result, and the callback for its progress."""
+
+    method: str
+    response: asyncio.Future[RPCResponse]
+    on_progress: ProgressCallback
+    caller: RequestCaller | None = None
+    answers: set[asyncio.Task[Any]] = field(default_factory=set[asyncio.Task[Any]])  # to questions that belong to it
+
+    def fail(self, error: Exception) -> None:
+        """Raise an error in the caller, unless it has an outcome or has left."""
+        if not self.response.done():
+            self.response.set_exception(error)
+
+
+class ServerQuestions:
+    """The questions and log messages of one server, and the requests in flight whose callers get them."""
+
+    def __init__(
+        self, callbacks: Callbacks, server: str, spawn: Callable[[Coroutine[Any, Any, Any]], asyncio.Task[Any]]
+    ) -> None:
+        self._callbacks = callbacks
+        self._spawn = spawn
+        self._log = ServerLog(server)
+        self._logs: set[asyncio.Task[Any]] = set()  # of `log` callbacks
+        self._answering: dict[RequestId, asyncio.Task[Any]] = {}
+        self._asking: dict[RequestId, SentRequest] = {}
+
+    def add(self, id: RequestId, sent: SentRequest) -> None:
+        """Register a request whose caller answers questions, or gets log messages."""
+        self._asking[id] = sent
+
+    def discard(self, id: RequestId, sent: SentRequest) -> None:
+        """Forget a request that has ended, and cancel the questions that belong to it."""
+        self._asking.pop(id, None)
+        for answer in sent.answers:
+            answer.cancel()
+
+    def of(self, request: RequestId | None, *, logs: bool = False) -> SentRequest | None:
+        """Return the request that a question or log message belongs to; `request` is the one of its stream.
+
+        Over stdio, and outside of its stream, a server does not say. Then it is the latest one, if all requests in
+        flight are of the same identity: a question must not reach another caller.
+        """
+        if request is not None and request in self._asking:
+            return self._asking[request]
+        asking = ((each, each.caller) for each in self._asking.values() if each.caller is not None)
+        found = [(each, by.owner) for each, by in asking if (by.on_log if logs else by.on_question) is not None]
+        return found[-1][0] if len({owner for _, owner in found}) == 1 else None
+
+    def log(self, params: dict[str, Any], request: RequestId | None) -> None:
+        """Pass a log message to the caller that it belongs to, or to the callback, or write it to the log."""
+        sent, level, data = self.of(request, logs=True), params.get("level"), params.get("data")
+        if sent is not None and sent.caller is not None and sent.caller.on_log is not None and level in LOG_LEVELS:
+            name = params.get("logger")
+            guarded(sent.caller.on_log, LogMessage(level, data, name if isinstance(name, str) else None))
+        elif self._callbacks.log is None:
+            text = data if isinstance(data, str) else msgspec.json.encode(data).decode()
+            self._log.write(_LEVELS.get(str(level), logging.INFO), text)
+        elif len(self._logs) >= MAX_LOGS:
+            self._log.write(logging.WARNING, "a log message is dropped: the log callback does not keep up")
+        else:
+            written = guarded(self._callbacks.log, params)
+            if inspect.iscoroutine(written):
+                task = self._spawn(written)
+                self._logs.add(task)
+                task.add_done_callback(self._logs.discard)
+
+    def started(self, id: RequestId, sent: SentRequest | None, task: asyncio.Task[Any]) -> None:
+        """Register the task that answers a question; it ends with the request that the question belongs to."""
+        self._answering[id] = task
+        task.add_done_callback(lambda _: self._answering.pop(id, None))
+        if sent is not None:
+            sent.answers.add(task)
+            task.add_done_callback(sent.answers.discard)
+
+    def cancel(self, id: RequestId) -> None:
+        """Stop answering: the server does not wait any more."""
+        self._answering[id].cancel()
+
+    async def answer(
+        self, request: RPCRequest, sent: SentRequest | None, send: Callable[[RPCMessage], Awaitable[None]]
+    ) -> None:
+        """Answer a request of the server; it counts as open until the server has read the response."""
+        on_question = None if sent is None or sent.caller is None else sent.caller.on_question
+        try:
+            answer = await self._callbacks.answer(request.method, request.params, on_question)
+            reply: RPCMessage = RPCResponse(request.id, answer)
+        except RPCError as error:
+            reply = RPCFailure.of(request.id, error)
+        try:
+            await send(reply)
+        except (TypeError, ValueError, RecursionError):
+            logger.exception("the callback for %s returned what has no JSON form", request.method)
+            failed = RPCError(INTERNAL_ERROR, f"the callback for {request.method} failed")
+            await send(RPCFailure.of(request.id, failed))
+
+
+def guarded(callback: Callable[..., object], *arguments: Any) -> object:
+    """Call a user's callback; log what it raises, which must not end the connection."""
+    try:
+        return callback(*arguments)
+    except Exception:
+        logger.exception("a callback failed")
+        return None

@@ -11,8 +11,6 @@ from typing import TYPE_CHECKING, Any, Self, Unpack
 from msgspec import Struct
 from msgspec.structs import replace
 
-from opwire.adapters.mcp.callers import CallerSessions
-from opwire.adapters.mcp.errors import with_output
 from opwire.adapters.mcp.negotiation import MCPServerInfo, as_text
 from opwire.adapters.mcp.resources import (
     MAX_REPORTED,
@@ -35,8 +33,9 @@ from opwire.adapters.mcp.servers import (
     usable_namespace,
     usable_namespaces,
 )
-from opwire.adapters.mcp.session import MCPSession, MCPSessions
+from opwire.adapters.mcp.session import CallerSessions, MCPSession, MCPSessions
 from opwire.adapters.mcp.tools import ToolReader, skip
+from opwire.adapters.mcp.transport import with_output
 from opwire.adapters.source import AdapterSource, Report
 from opwire.errors import CallError, ErrorCode, RegistrationError, UsageError
 from opwire.operation import Operation, OperationSpec, SourceChange
