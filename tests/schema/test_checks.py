@@ -4,11 +4,10 @@ from typing import Any
 import pytest
 
 from opwire.errors import SchemaError
-from opwire.schema.checks import Checks, MeteredChecks
 from opwire.schema.cost import Effort, ExhaustedError
 from opwire.schema.fit import Fitter
 from opwire.schema.schema import Reporter
-from opwire.schema.validator import compile_validator
+from opwire.schema.validator import Checks, MeteredChecks, compile_validator
 from tests.requirements import requirement
 
 ROOT: dict[str, Any] = {

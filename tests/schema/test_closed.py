@@ -6,10 +6,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from opwire.errors import SchemaError
-from opwire.schema.checks import Checks
 from opwire.schema.fit import Fitter
 from opwire.schema.shape import Shapes, allows_extras, closed_document, plain_document
-from opwire.schema.validator import compile_validator
+from opwire.schema.validator import Checks, compile_validator
 from tests.properties import examples
 from tests.requirements import requirement
 from tests.schema.strategies import schemas, values, wrapped

@@ -9,9 +9,8 @@ from typing import Any
 import pytest
 
 from opwire import CallError, ErrorCode, OperationRegistry, OperationSpec, Schema, SchemaError
-from opwire.schema.checks import Checks
 from opwire.schema.cost import FREE, ComplexityError, Costs, Meter
-from opwire.schema.validator import MeteredValidator
+from opwire.schema.validator import Checks, MeteredValidator
 from tests.requirements import requirement
 
 

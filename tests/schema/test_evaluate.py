@@ -2,8 +2,8 @@ from typing import Any
 
 import pytest
 
-from opwire.schema.checks import Checks
 from opwire.schema.fit import Demand, Evaluator, Force
+from opwire.schema.validator import Checks
 from tests.requirements import requirement
 
 

@@ -11,11 +11,10 @@ from hypothesis import strategies as st
 
 from opwire.errors import SchemaError
 from opwire.schema import Schema
-from opwire.schema.checks import Checks
 from opwire.schema.dialect import lower
 from opwire.schema.fit import Fitted, Fitter, Repair
 from opwire.schema.shape import Shapes, plain_document
-from opwire.schema.validator import compile_validator
+from opwire.schema.validator import Checks, compile_validator
 from tests.properties import examples, is_thorough
 from tests.requirements import requirement
 from tests.schema.strategies import schemas, values

@@ -2,8 +2,8 @@ from typing import Any
 
 import pytest
 
-from opwire.schema.checks import Checks
 from opwire.schema.fit import Applied, Demand, Force, Scope
+from opwire.schema.validator import Checks
 
 CHECKS = Checks(True)
 

@@ -58,8 +58,6 @@ _ONE = frozenset({"if", "then", "else", "not"})
 _REFS = frozenset({"$ref", "$dynamicRef", "$recursiveRef"})
 _IN_PLACE = _MANY | _ONE | _REFS | {"dependentSchemas"}
 _NEGATED = frozenset({"not", "if"})
-_REPEATED_GROUP = r"\)[*+{]"
-_NOT_REGULAR = r"\(\?(?:[=!>]|<[=!])|\\[1-9k]|[*+?}]\+"
 _UNEVALUATED = frozenset({"unevaluatedProperties", "unevaluatedItems"})
 _OF_OBJECTS = frozenset(
     {"properties", "additionalProperties", "propertyNames", "patternProperties", "unevaluatedProperties"}

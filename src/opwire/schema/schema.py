@@ -18,7 +18,6 @@ from types import NoneType
 from typing import TYPE_CHECKING, Any, ClassVar, Final, NamedTuple, Self, cast
 
 from opwire.errors import CastError, SchemaError
-from opwire.schema.checks import Checks, MeteredChecks
 from opwire.schema.cost import ComplexityError, Effort, ExhaustedError, extent
 from opwire.schema.dialect import (
     META_SCHEMAS,
@@ -32,7 +31,7 @@ from opwire.schema.dialect import (
 )
 from opwire.schema.fit import Demand, Evaluator, Fitted, Fitter, Force, Scope
 from opwire.schema.shape import Node, is_without_whole_floats, patterns_in, plain_document, type_names
-from opwire.schema.validator import MemberValidator, MeteredValidator, Validator, compile_bounded
+from opwire.schema.validator import Checks, MemberValidator, MeteredChecks, MeteredValidator, Validator, compile_bounded
 from opwire.typed import json_schema_of
 from opwire.typed.plain import MAX_DEPTH, as_dict, as_list, shorten, survey
 

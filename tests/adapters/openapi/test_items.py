@@ -6,8 +6,7 @@ from typing import Any
 import pytest
 
 from opwire.adapters.openapi.plan import CallPlan, ResponseMedia, StreamKind
-from opwire.adapters.openapi.responses import ResponseHead
-from opwire.adapters.openapi.streams import EventDecoder, stream_kind, value_decoder
+from opwire.adapters.openapi.responses import EventDecoder, ResponseHead, stream_kind, value_decoder
 from opwire.schema import UNKNOWN, Schema
 from opwire.sse import SSEParser
 from tests.requirements import requirement

@@ -6,7 +6,7 @@ import pytest
 
 from opwire import OperationRegistry
 from opwire.adapters.openapi import AWSCredentials, from_openapi
-from opwire.adapters.openapi.sigv4 import signed
+from opwire.adapters.openapi.security import aws_signed
 from opwire.errors import CallError
 from opwire.http_client import HTTPRequest
 from tests.adapters.openapi.documents import document
@@ -51,7 +51,7 @@ def test_the_signatures_are_those_of_the_published_test_suite(
 ) -> None:
     headers = [] if content_type is None else [("Content-Type", content_type)]
     request = HTTPRequest(method=method, url=f"https://example.amazonaws.com{target}", headers=headers, body=body)
-    given = dict(signed(request, ACCOUNT, NOON).headers)
+    given = dict(aws_signed(request, ACCOUNT, NOON).headers)
     names = "content-type;host;x-amz-date" if content_type else "host;x-amz-date"
     scope = "AKIDEXAMPLE/20150830/us-east-1/service/aws4_request"
     assert given["Authorization"] == (
@@ -82,7 +82,7 @@ def test_encoded_paths_and_queries_are_signed_as_botocore_does(service: str, sig
     )
     url = f"https://{service}.amazonaws.com:8443/a%2Fb/c%20d?q=x%20y&q=%2B&e="
     request = HTTPRequest(method="PUT", url=url, headers=[], body=b"x")
-    result = signed(request, account, NOON)
+    result = aws_signed(request, account, NOON)
     assert dict(result.headers)["Authorization"].endswith(f"Signature={signature}")
     assert {"authorization", "x-amz-security-token"} <= result.secret_headers
 

@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from opwire.adapters.openapi.streams import JSONSeqDecoder, NDJSONDecoder
+from opwire.adapters.openapi.responses import JSONSeqDecoder, NDJSONDecoder
 from opwire.errors import CallError, ErrorCode
 from tests.properties import examples
 from tests.requirements import requirement

@@ -24,10 +24,9 @@ from opwire.testing.conformance import (
     conformance_operations,
     wires,
 )
-from opwire.testing.conformance.broker import BROKER_CHECKS
 from opwire.testing.conformance.hub import HUB_CHECKS
 from opwire.testing.conformance.listening import CALLER_CHECKS, SESSION_CHECKS
-from opwire.testing.conformance.server import SERVER_CHECKS
+from opwire.testing.conformance.server import BROKER_CHECKS, SERVER_CHECKS
 from opwire.testing.harness import soon
 from opwire.transports.redis import RedisTransport
 from tests.requirements import requirement

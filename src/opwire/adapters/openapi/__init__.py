@@ -4,7 +4,7 @@ from opwire.adapters.source import Report, Skipped
 from opwire.errors import needs_extra
 
 with needs_extra("openapi"):
-    from opwire.adapters.openapi.sigv4 import AWSCredentials
+    from opwire.adapters.openapi.security import AWSCredentials
     from opwire.adapters.openapi.source import OpenAPISource, from_openapi
     from opwire.oauth import OAuthClient
 

@@ -22,14 +22,17 @@ from opwire.adapters.openapi.plan import CallPlan, StreamKind, header_value, is_
 from opwire.adapters.openapi.request import compile_request
 from opwire.adapters.openapi.responses import (
     MAX_ERROR_BODY,
+    EventDecoder,
+    ItemDecoder,
     ResponseHead,
     ResponseReader,
     error_of,
     head_of,
+    stream_kind,
+    value_decoder,
 )
 from opwire.adapters.openapi.security import APICredentials
 from opwire.adapters.openapi.serialize import prepare_files
-from opwire.adapters.openapi.streams import EventDecoder, ItemDecoder, stream_kind, value_decoder
 from opwire.caching import CONDITION, Condition
 from opwire.deadlines import back_off
 from opwire.errors import CallError, ErrorCode, resume_error

@@ -12,14 +12,20 @@ Tokens of OAuth clients are requested or refreshed by `opwire.oauth`. The login 
 other: without one, it is missing.
 """
 
+import hmac
 import inspect
 import re
 import time
 from base64 import b64encode
 from collections.abc import Awaitable, Callable, Mapping, Sequence
+from datetime import UTC, datetime
+from hashlib import sha256
 from itertools import islice
 from typing import Any, Literal, NamedTuple, cast
+from urllib.parse import quote, unquote
 
+import msgspec
+from msgspec import Struct
 from msgspec.structs import replace
 from yarl import URL
 
@@ -35,7 +41,6 @@ from opwire.adapters.openapi.plan import (
 )
 from opwire.adapters.openapi.request import base_url_of
 from opwire.adapters.openapi.serialize import encode
-from opwire.adapters.openapi.sigv4 import AWSCredentials, read_credentials, signed
 from opwire.adapters.source import Report
 from opwire.caching import BoundedDict
 from opwire.errors import CallError, ErrorCode, SchemaError
@@ -51,6 +56,85 @@ from opwire.typed.plain import as_dict, as_list
 _MAX_SCHEMES = 100  # of one alternative: all operations may share it
 _MAX_SERVERS = 100  # discovered authorization servers, and logins in use: a callback may name any number
 _COOKIE = re.compile(r"[\x20-\x3a\x3c-\x7e]*")
+
+
+# --- AWS Signature Version 4: the key is not sent ------------------------------------------------------------------
+
+_ALGORITHM = "AWS4-HMAC-SHA256"
+
+
+class AWSCredentials(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """The credentials of an AWS account, for schemes with `awsSigv4`. The repr omits the secrets."""
+
+    access_key: str
+    secret_key: str
+    region: str
+    service: str  # as in signatures: "s3", "execute-api"
+    session_token: str | None = None
+
+    def __repr__(self) -> str:
+        return f"<AWSCredentials {self.access_key}>"
+
+
+def read_aws_credentials(given: Any) -> AWSCredentials | None:
+    """Return the credentials of an AWS account, or None if this is another kind of credential.
+
+    Raises:
+        ValueError: fields are missing or invalid; the message names fields and types, and no values.
+    """
+    if isinstance(given, Mapping) and "access_key" in given:
+        try:
+            return msgspec.convert(given, AWSCredentials)
+        except msgspec.ValidationError as error:
+            raise ValueError(f"expected AWS credentials: {error}") from None
+    return given if isinstance(given, AWSCredentials) else None
+
+
+def aws_signed(request: HTTPRequest, credentials: AWSCredentials, now: float) -> HTTPRequest:
+    """Return the request with a signature over its method, URL, body and host. `now` is a Unix time.
+
+    No I/O, no clock.
+    """
+    url = URL(request.url, encoded=True)
+    time = datetime.fromtimestamp(now, UTC).strftime("%Y%m%dT%H%M%SZ")
+    digest = sha256(request.body or b"").hexdigest()
+    own = {"x-amz-date": time}
+    if credentials.service == "s3":
+        own["x-amz-content-sha256"] = digest
+    if credentials.session_token is not None:
+        own["x-amz-security-token"] = credentials.session_token
+    others = [pair for pair in request.headers if pair[0].lower() not in (*own, "authorization", "host")]
+    covered = {"host": url.host_port_subcomponent or "", **own}
+    for name, value in others:
+        if name.lower() == "content-type" or name.lower().startswith("x-amz-"):
+            covered[name.lower()] = " ".join(value.split())
+    names = ";".join(sorted(covered))
+    path = url.raw_path or "/"
+    query = [each.partition("=")[::2] for each in url.raw_query_string.split("&") if each]
+    fields = sorted(tuple(quote(unquote(part), safe="-_.~") for part in pair) for pair in query)
+    canonical = "\n".join(
+        [
+            request.method,
+            path if credentials.service == "s3" else quote(path, safe="/-_.~"),
+            "&".join(f"{name}={value}" for name, value in fields),
+            *(f"{name}:{covered[name]}" for name in sorted(covered)),
+            "",
+            names,
+            digest,
+        ]
+    )
+    scope = f"{time[:8]}/{credentials.region}/{credentials.service}/aws4_request"
+    text = "\n".join([_ALGORITHM, time, scope, sha256(canonical.encode()).hexdigest()])
+    key = f"AWS4{credentials.secret_key}".encode()
+    for part in scope.split("/"):
+        key = hmac.digest(key, part.encode(), "sha256")
+    signature = hmac.digest(key, text.encode(), "sha256").hex()
+    proof = f"{_ALGORITHM} Credential={credentials.access_key}/{scope}, SignedHeaders={names}, Signature={signature}"
+    return replace(
+        request,
+        headers=[*others, *own.items(), ("Authorization", proof)],
+        secret_headers=request.secret_headers | {"authorization", "x-amz-security-token"},
+    )
 
 
 StaticCredential = str | tuple[str, str] | OAuthClient | AWSCredentials | Mapping[str, Any]
@@ -274,7 +358,7 @@ class APICredentials:
         signer: AWSCredentials | None = None
         for requirement, credential in chosen:
             try:
-                aws = read_credentials(credential)
+                aws = read_aws_credentials(credential)
             except ValueError as error:
                 raise _unusable(plan, requirement.scheme.name, str(error)) from error
             if aws is not None:
@@ -300,7 +384,7 @@ class APICredentials:
             secret_query=request.secret_query.union(query),
             token=next((secret.token for secret in secrets if secret.token is not None), None),
         )
-        return request if signer is None else signed(request, signer, time.time())
+        return request if signer is None else aws_signed(request, signer, time.time())
 
     async def _secret(
         self, plan: CallPlan, requirement: SecurityRequirement, credential: Any, offline: bool

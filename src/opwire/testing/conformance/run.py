@@ -9,8 +9,8 @@ from urllib.parse import urlsplit
 from msgspec import Struct, field
 
 from opwire.errors import CallError, ErrorCode, UsageError, check_above_zero, system_message
-from opwire.testing.conformance import broker, hub, listening
-from opwire.testing.conformance.server import SERVER_CHECKS
+from opwire.testing.conformance import hub, listening
+from opwire.testing.conformance.server import BROKER_CHECKS, SERVER_CHECKS, find_server, open_end
 from opwire.testing.conformance.wires import NotChecked, Problems
 from opwire.transports.broker import BrokerTransport
 from opwire.transports.connect import connect
@@ -139,11 +139,11 @@ async def check_broker(url: str, *, timeout: float = TIMEOUT, only: str = "", **
     transport = connect(url, **options)
     if not isinstance(transport, BrokerTransport):
         raise UsageError("expected the URL of a broker: redis:// or nats://")
-    end = await broker.open_end(transport.connection, run.problems)
+    end = await open_end(transport.connection, run.problems)
     try:
-        server = await broker.find_server(end)
+        server = await find_server(end)
         if await run.check("server", SERVER_CHECKS, server):
-            await run.check("broker", broker.BROKER_CHECKS, server)
+            await run.check("broker", BROKER_CHECKS, server)
     finally:
         await end.connection.close()
     return run.finish()

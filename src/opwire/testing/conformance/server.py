@@ -1,4 +1,4 @@
-"""The promises of a server: of a spoke, of an end on a broker, and of a hub itself.
+"""The promises of a server: of a spoke, of an end on a broker, which keeps some more, and of a hub itself.
 
 Some need operations whose behaviour is known. A peer serves them to have these promises checked, too:
 
@@ -14,15 +14,29 @@ Some need operations whose behaviour is known. A peer serves them to have these 
 """
 
 import asyncio
+import json
 from collections.abc import AsyncIterator, Awaitable, Callable, Mapping
-from secrets import token_hex
+from secrets import randbelow, token_hex
 from typing import Any, NamedTuple, cast
 
 from opwire.envelope import read_envelope
-from opwire.errors import ConversionError
+from opwire.errors import CallError, ConversionError, ErrorCode
 from opwire.operation import AccessControl, Context, OperationSpec, OperationType
 from opwire.registry import OperationRegistry
-from opwire.testing.conformance.wires import PATIENCE, SETTLE, Event, NotChecked, ServerLine, broken, expect, shown
+from opwire.testing.conformance.wires import (
+    PATIENCE,
+    SETTLE,
+    BrokerWire,
+    Event,
+    NotChecked,
+    Problems,
+    ServerLine,
+    ServerRoute,
+    broken,
+    expect,
+    shown,
+)
+from opwire.transports.broker_connection import BrokerConnection
 
 NAMESPACE = "conformance"
 _MANY = 40
@@ -250,43 +264,37 @@ async def an_empty_subscription_ends(server: Server) -> None:
     expect(end.get("seq") in (None, 0), f"no items ended with {shown(end)}")
 
 
-async def running(server: Server, wanted: int) -> None:
+async def running(server: Server, wanted: int, complaint: str = "the handler was not stopped") -> None:
     """Wait until this many calls of `conformance.wait` are running."""
     id = server.needs("waiting")
-    async with asyncio.timeout(PATIENCE):
-        while envelope_data(outcome := await server.line.call(id)) != wanted:
-            expect(outcome["type"] == "call.responded", f"{id} was answered by {shown(outcome)}")
-            await asyncio.sleep(0.05)
+    try:
+        async with asyncio.timeout(PATIENCE):
+            while envelope_data(outcome := await server.line.call(id)) != wanted:
+                expect(outcome["type"] == "call.responded", f"{id} was answered by {shown(outcome)}")
+                await asyncio.sleep(0.05)
+    except TimeoutError:
+        broken(complaint)
 
 
 async def start_waiting(server: Server, **fields: Any) -> tuple[str, int]:
     """Start a call that does not end; return its id, and how many others are running."""
     before = envelope_data(await server.line.call(server.needs("waiting")))
     request_id = await server.line.request(server.needs("wait"), {}, **fields)
-    try:
-        await running(server, before + 1)
-    except TimeoutError:
-        broken("conformance.wait does not run")
+    await running(server, before + 1, "conformance.wait does not run")
     return request_id, before
 
 
 async def stop_waiting(server: Server, request_id: str, before: int) -> None:
     """Abort a call of `start_waiting`, and wait until its handler has ended."""
     await server.line.send("call.aborted", requestId=request_id, reason="enough")
-    try:
-        await running(server, before)
-    except TimeoutError:
-        broken("the handler was not stopped")
+    await running(server, before)
 
 
 async def deadlines_are_enforced(server: Server) -> None:
     """Call with a timeout; the server stops the handler, and says so."""
     request_id, before = await start_waiting(server, timeoutMs=800)
     await server.line.take(request_id, "TIMEOUT", "call.error", code="TIMEOUT")
-    try:
-        await running(server, before)
-    except TimeoutError:
-        broken("the handler was not stopped")
+    await running(server, before)
 
 
 async def expired_requests_are_not_started(server: Server) -> None:
@@ -362,4 +370,94 @@ SERVER_CHECKS: Mapping[str, tuple[str, ServerCheck]] = {
     "a request that arrives twice runs once": ("Ids", duplicates_run_once),
     "progress is sent only if it is asked for": ("Progress", progress_is_for_those_who_ask),
     "questions are sent only to those who answer": ("Questions", questions_are_for_those_who_answer),
+}
+
+
+# --- servers on a broker ----------------------------------------------------------------------------------------------
+
+_MAX_SERVERS = 20  # that are asked what they serve
+
+
+async def open_end(connection: BrokerConnection, problems: Problems) -> BrokerWire:
+    """Connect an end to a broker.
+
+    Raises:
+        CallError: UNAVAILABLE.
+    """
+    end = BrokerWire(connection, problems)
+    async with asyncio.timeout(PATIENCE):
+        await connection.connect(end.address, end)
+    return end
+
+
+async def find_server(end: BrokerWire) -> Server:
+    """Return the server that serves `conformance.*`, or else any.
+
+    Raises:
+        CallError: UNAVAILABLE, there is none.
+    """
+    await end.send("session.who", id=1 + randbelow(2**31))
+    await asyncio.sleep(5 * SETTLE)
+    addresses = dict.fromkeys(str(each["sender"]) for each in end.here(type="session.here"))
+    found: Server | None = None
+    for address in list(addresses)[:_MAX_SERVERS]:
+        line = ServerLine(end, ServerRoute({}, address))
+        try:
+            server = Server(line, {each["id"] for each in await describe(line)})
+        except AssertionError:
+            server = Server(line, set())  # checked as far as it goes
+        if found is None or any(id.startswith(f"{NAMESPACE}.") for id in server.operations):
+            found = server
+    if found is None:
+        raise CallError(ErrorCode.UNAVAILABLE, f"no server answers session.who on {end.connection.name}")
+    return found
+
+
+async def who_is_answered(server: Server) -> None:
+    """Ask for all servers."""
+    end, number = cast("BrokerWire", server.line.wire), 1 + randbelow(2**31)
+    await end.send("session.who", id=number)
+    here = await end.take("session.here", type="session.here", id=number)
+    expect(here["peers"] == [here["sender"]], f"an end names another address than its own: {shown(here)}")
+
+
+async def requests_are_routed(server: Server) -> None:
+    """Send a request by its operation."""
+    end, id, token = cast("BrokerWire", server.line.wire), server.needs("echo"), token_hex(8)
+    request = {"type": "call.requested", "requestId": token, "operationId": id, "input": {"a": 1}}
+    end.connection.request(id, token, json.dumps(request).encode())
+    answer = await end.take("the response", type=("call.responded", "call.error"), requestId=token)
+    expect(answer["token"] == token, f"the response has another token: {shown(answer)}")
+    expect(envelope_data(answer) == {"a": 1}, f"it was answered by {shown(answer)}")
+
+
+async def calls_in_flight_are_confirmed(server: Server) -> None:
+    """Wait for the confirmation of a call in flight, and answer it."""
+    end = cast("BrokerWire", server.line.wire)
+    request_id, before = await start_waiting(server)
+    token = server.line.token(request_id)
+    try:
+        async with asyncio.timeout(PATIENCE):
+            while not any(token in each["tokens"] for each in end.here(type="session.serving")):  # noqa: ASYNC110
+                await asyncio.sleep(0.02)
+    except TimeoutError:
+        broken(f"session.serving did not name a call in flight within {PATIENCE:g} s")
+    finally:
+        await stop_waiting(server, request_id, before)
+
+
+async def calls_end_with_their_caller(server: Server) -> None:
+    """Report that the caller is gone; the handler is stopped."""
+    request_id, before = await start_waiting(server)
+    token = server.line.token(request_id)
+    left = json.dumps({"type": "session.left", "tokens": [token]}).encode()
+    cast("BrokerWire", server.line.wire).connection.send(server.line.end, token, left, control=True)
+    await running(server, before)
+
+
+BROKER_CHECKS: Mapping[str, tuple[str, ServerCheck]] = {
+    "all servers are found": ("Brokers", who_is_answered),
+    "requests are routed by their operation": ("Brokers", requests_are_routed),
+    "calls in flight are confirmed": ("Brokers", calls_in_flight_are_confirmed),
+    "a call ends with its caller": ("Brokers", calls_end_with_their_caller),
 }
