@@ -10,7 +10,7 @@ from msgspec import Struct
 from opwire.envelope import is_cursor
 from opwire.errors import CallError, ConversionError, ErrorCode, NotPlainError, SchemaError, resume_error
 from opwire.invoke import InterceptedCall, Open, Run
-from opwire.operation import Completer, Context, Handler, OperationSpec, PreparedRequest
+from opwire.operation import Completer, Context, Handler, OperationSpec, PreparedRequest, input_error
 from opwire.pipeline import FINISHED, ResultPipeline, always
 from opwire.reshape import Reshaping
 from opwire.schema import Problem
@@ -20,7 +20,6 @@ from opwire.typed.plain import MAX_DEPTH, SCALARS, as_dict, survey, to_plain
 
 logger = logging.getLogger("opwire.invoke")
 
-_SHOWN = 3  # problems in the message; all of them are in the details
 _UNUSABLE = (
     "{}: the input cannot be validated, because the input schema is invalid: {}; correct the schema, or allow the call "
     "with unchecked_input=True"
@@ -117,12 +116,12 @@ class BoundOperation:
             input = {}
         found = survey(input)
         if found.deep:
-            raise self._invalid([Problem("", f"the value is nested deeper than {MAX_DEPTH}")])
+            raise input_error(self.spec.id, [Problem("", f"the value is nested deeper than {MAX_DEPTH}")])
         if not found.plain:
             try:
                 input = to_plain(input if self.prepare is None else self.prepare(input))
             except NotPlainError as error:
-                raise self._invalid([Problem("", str(error))]) from error
+                raise input_error(self.spec.id, [Problem("", str(error))]) from error
         problems: list[Problem] | None = None
         try:
             is_accepted = self.accepts(input)
@@ -131,14 +130,14 @@ class BoundOperation:
         except ValueError:  # a lone surrogate
             is_accepted = False
         if not is_accepted:
-            invalid = self._invalid(problems or self.spec.input_schema.problems(input, is_plain=True))
+            invalid = input_error(self.spec.id, problems or self.spec.input_schema.problems(input, is_plain=True))
             if not self.spec.lenient_input:
                 raise invalid
             logger.warning("the input does not match its schema, and is passed on: %s", invalid.message)
         try:
             return input if self.convert is None else self.convert(input)
         except ConversionError as error:
-            raise self._invalid([Problem("", str(error))]) from error
+            raise input_error(self.spec.id, [Problem("", str(error))]) from error
 
     def _compile_and_test(self, input: Any) -> bool:
         """Compile the schema with the first call, and replace this method by the compiled check."""
@@ -154,12 +153,6 @@ class BoundOperation:
 
     def _forget_compiled(self) -> None:
         self.accepts = self._compile_and_test
-
-    def _invalid(self, problems: list[Problem]) -> CallError:
-        shown = "; ".join(f"{path or 'the input'}: {message}" for path, message in problems[:_SHOWN])
-        more = f"; and {len(problems) - _SHOWN} more" if len(problems) > _SHOWN else ""
-        details = {"problems": [problem._asdict() for problem in problems]}
-        return CallError(ErrorCode.VALIDATION_ERROR, f"{self.spec.id}: {shown}{more}", details)
 
 
 class SourceOperation(BoundOperation):

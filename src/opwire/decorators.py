@@ -9,7 +9,7 @@ from collections.abc import Awaitable, Callable, Iterable, Mapping
 from typing import Any, NamedTuple, TypeVar, Unpack, cast, overload
 
 from opwire.annotations import Completion, CompletionRequest
-from opwire.errors import RegistrationError, SchemaError
+from opwire.errors import RegistrationError
 from opwire.operation import Completer, Context, OperationOptions, OperationSpec, OperationType
 from opwire.schema.dialect import References
 from opwire.signature import Signature, check_kind, describe_function, is_method
@@ -232,12 +232,7 @@ def completer_of(owner: OperationSpec, completes: Mapping[str, Callable[..., Any
 
 def declared_completion(spec: OperationSpec, request: CompletionRequest) -> Completion:
     """Return the values that the schema of a parameter lists, as far as they begin as asked for."""
-    parameter = as_dict(_parameters(spec)[0].get(request.argument))
-    try:
-        if isinstance(parameter.get("$ref"), str):
-            parameter = as_dict(References(spec.input_schema.json).resolve(parameter["$ref"]))
-    except SchemaError:
-        parameter = {}
-    values = cast("Iterable[Any]", as_list(parameter.get("enum")))
+    parameter = References(spec.input_schema.json).follow(_parameters(spec)[0].get(request.argument, True))
+    values = cast("Iterable[Any]", as_list(as_dict(parameter).get("enum")))
     begins = request.value.lower()
     return Completion.of(each for each in values if isinstance(each, str) and each.lower().startswith(begins))

@@ -16,7 +16,7 @@ from typing import Any
 from opwire.bound import BoundOperation
 from opwire.envelope import ResponseEnvelope
 from opwire.errors import CallError, ErrorCode
-from opwire.invoke import FAILURES, InterceptedCall, Interceptors, failure
+from opwire.invoke import FAILURES, Interceptors, failure
 from opwire.operation import (
     OWN,
     Context,
@@ -144,7 +144,7 @@ class Dispatcher:
         if self._rerouted is not None and (handler := self._rerouted.get(spec.id)) is not None:
             return self._interceptors.cached(spec, handler).execute(input, context)
         if self._interceptors.installed:
-            return self._call(spec, self.registry.execute).execute(input, context)
+            return self._interceptors.cached(spec, partial(self.registry.execute, spec.id)).execute(input, context)
         return self.registry.execute(spec.id, input, context)
 
     def subscribe(self, spec: OperationSpec, input: Any, context: Context) -> AsyncGenerator[ResponseEnvelope[Any]]:
@@ -156,11 +156,8 @@ class Dispatcher:
         if self._own is not None and self._is_own(spec):
             return self._own().subscribe(spec.id, input, context)
         if self._interceptors.installed:
-            return self._call(spec, self.registry.subscribe).subscribe(input, context)
+            return self._interceptors.cached(spec, partial(self.registry.subscribe, spec.id)).subscribe(input, context)
         return self.registry.subscribe(spec.id, input, context)
-
-    def _call(self, spec: OperationSpec, method: Callable[..., Any]) -> InterceptedCall:
-        return self._interceptors.cached(spec, partial(method, spec.id))
 
 
 def operation_filter(include: Iterable[str], exclude: Iterable[str]) -> Callable[[OperationSpec], bool] | None:

@@ -459,15 +459,10 @@ def arrived_envelope(wire: WireEnvelope | ResponseEnvelope[Any]) -> ResponseEnve
             raise ConversionError(f"`encoding` says base64, but `data` is not: {error}") from None
         meta = msgspec.structs.replace(meta, encoding=None)
     if isinstance(meta, LocalResponseMeta):
-        if not _is_small_int(meta.timestamp):
-            meta = msgspec.structs.replace(meta, timestamp=_number(meta.timestamp, "timestamp"))
-    elif not _is_small_int(meta.status_code):
+        meta = msgspec.structs.replace(meta, timestamp=_number(meta.timestamp, "timestamp"))
+    elif type(meta.status_code) is not int or abs(meta.status_code) > _EXACT:
         meta = msgspec.structs.replace(meta, status_code=_number(meta.status_code, "statusCode"))
     return ResponseEnvelope(data, meta)
-
-
-def _is_small_int(number: Number) -> bool:
-    return type(number) is int and -_EXACT <= number <= _EXACT
 
 
 def _number(number: Number, field: str) -> Number:

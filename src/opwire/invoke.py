@@ -27,6 +27,7 @@ from opwire.operation import (
 )
 from opwire.pipeline import ResultPipeline
 from opwire.signature import unwrapped
+from opwire.tasks import resolve
 from opwire.workers import WorkerPool
 
 logger = logging.getLogger("opwire.invoke")
@@ -233,11 +234,6 @@ class _LimitedRun:
             self._waiter.set_result(None)
 
 
-def _settle(outcome: asyncio.Future[Any], value: Any, error: BaseException | None) -> None:
-    if not outcome.done():
-        outcome.set_result((value, error))
-
-
 def leave_behind(task: asyncio.Task[Any], label: str) -> None:
     """Log and abandon a task that ignores its cancellation: `asyncio.run` would wait for it at exit."""
     logger.warning("%s did not stop within %g s of being cancelled, and is abandoned", label, CLOSE_GRACE)
@@ -259,11 +255,11 @@ async def isolated(items: AsyncGenerator[Any], label: str) -> AsyncGenerator[Any
         try:
             async for item in items:
                 wanted = loop.create_future()
-                _settle(given, item, None)
+                resolve(given, (item, None))
                 await wanted
-            _settle(given, END, None)
+            resolve(given, (END, None))
         except FAILURES as error:
-            _settle(given, END, error)
+            resolve(given, (END, error))
         await items.aclose()
 
     def give_up() -> None:

@@ -64,3 +64,9 @@ def similar_names(name: str, known: Iterable[str], *, visible: Callable[[str], b
     close = difflib.get_close_matches(name, shown[:_MAX_COMPARED], n=3)
     ratios = [difflib.SequenceMatcher(None, each, name).ratio() for each in close]  # falling
     return [each for each, ratio in zip(close, ratios, strict=True) if ratios[0] - ratio <= _MAX_WORSE]
+
+
+def suggestion(given: str, known: Iterable[str]) -> str:
+    """Return the most similar name as the end of a message, or ""."""
+    close = similar_names(given, known)
+    return f"; did you mean {close[0]!r}?" if close else ""

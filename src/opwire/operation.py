@@ -40,7 +40,7 @@ from opwire.questions import (
     read_roots,
     sampling,
 )
-from opwire.schema import UNKNOWN, Schema
+from opwire.schema import UNKNOWN, Problem, Schema
 from opwire.typed.plain import html_table, indented_json, replace_surrogates
 
 T = TypeVar("T")
@@ -594,6 +594,17 @@ class OperationOptions(TypedDict, total=False):
     completes: Mapping[str, Callable[..., Any]]  # by parameter: functions that take the beginning of a value
     inline: bool  # run a sync function on the event loop; only if it never blocks
     replace: bool
+
+
+_SHOWN = 3  # problems in the message; all of them are in the details
+
+
+def input_error(operation_id: str, problems: Sequence[Problem]) -> CallError:
+    """Return the VALIDATION_ERROR of an input with these problems."""
+    shown = "; ".join(f"{path or 'the input'}: {message}" for path, message in problems[:_SHOWN])
+    more = f"; and {len(problems) - _SHOWN} more" if len(problems) > _SHOWN else ""
+    details = {"problems": [problem._asdict() for problem in problems]}
+    return CallError(ErrorCode.VALIDATION_ERROR, f"{operation_id}: {shown}{more}", details)
 
 
 EVERYTHING = "*"

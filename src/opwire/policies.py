@@ -175,7 +175,12 @@ class AuditLog(Policy):
         }
         if self._values:
             is_short = (line["inputBytes"] or 0) <= _MAX_VALUES
-            line["input"] = _logged(input, self._redacted) if is_short else "(too long)"
+            if not is_short:
+                line["input"] = "(too long)"
+            elif _encoded_plain(input) is None:  # which must not prevent the line
+                line["input"] = "(no JSON form)"
+            else:
+                line["input"] = masked(to_plain(input), self._redacted)
         if spec.type is OperationType.SUBSCRIPTION:
             line["items"] = 0
 
@@ -192,11 +197,6 @@ class AuditLog(Policy):
         finally:
             line["ms"] = round(1_000 * (time.perf_counter() - start), 3)
             self._write(write_json(_encoder, line) + b"\n")
-
-
-def _logged(input: Any, redacted: frozenset[str]) -> Any:
-    """Return an input as plain data without secrets; a text if it has no JSON form, which must not prevent the line."""
-    return "(no JSON form)" if _encoded_plain(input) is None else masked(to_plain(input), redacted)
 
 
 def _append(path: Path, line: bytes) -> None:

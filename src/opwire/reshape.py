@@ -1,7 +1,7 @@
 """How a view changes the input and the results of an operation."""
 
 from collections import OrderedDict
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any, NoReturn, cast, get_args
 from uuid import uuid4
 
@@ -12,7 +12,8 @@ from msgspec.structs import asdict, replace
 from opwire.annotations import CompletionRequest
 from opwire.envelope import LocalResponseMeta, MCPResponseMeta, ResponseEnvelope, ResponseMeta, local_envelope
 from opwire.errors import CallError, ErrorCode, RegistrationError, UsageError, check_counts
-from opwire.operation import Context, OperationSpec
+from opwire.names import suggestion
+from opwire.operation import Context, OperationSpec, input_error
 from opwire.schema import UNKNOWN, Problem, Schema
 from opwire.schema.dialect import escaped
 from opwire.typed.plain import as_dict, to_plain
@@ -152,15 +153,15 @@ class Reshaping:
         if self._keeps_input:
             return input
         if not isinstance(input, dict):
-            raise self._invalid([Problem("", 'the value is not of type "object"')])
+            raise input_error(self._id, [Problem("", 'the value is not of type "object"')])
         given = cast("dict[str, Any]", input)
         if not self._blocked.isdisjoint(given):
             names = ", ".join(sorted(self._blocked.intersection(given)))
-            raise self._invalid([Problem("", f"unknown properties: {names}")])
+            raise input_error(self._id, [Problem("", f"unknown properties: {names}")])
         for name, schema in self._narrowed.items():
             if name in given and not schema.is_valid(given[name]):
                 problems = schema.problems(given[name])
-                raise self._invalid([Problem(f"/{escaped(name)}{path}", message) for path, message in problems])
+                raise input_error(self._id, [Problem(f"/{escaped(name)}{path}", message) for path, message in problems])
         if names := self._old_names:
             given = {names.get(name, name): value for name, value in given.items()}
         merged = given | self._fixed
@@ -202,13 +203,7 @@ class Reshaping:
             name, more, inner = rest.partition("/")
             path = f"{slash}/{self._changes.rename.get(name, name)}{more}{inner}" if rest else each["path"]
             problems.append(Problem(path, each["message"]))
-        raise self._invalid(problems) from error
-
-    def _invalid(self, problems: list[Problem]) -> CallError:
-        shown = "; ".join(f"{path or 'the input'}: {message}" for path, message in problems[:3])
-        return CallError(
-            ErrorCode.VALIDATION_ERROR, f"{self._id}: {shown}", {"problems": [each._asdict() for each in problems]}
-        )
+        raise input_error(self._id, problems) from error
 
     def outward(self, envelope: ResponseEnvelope[Any], context: Context) -> ResponseEnvelope[Any]:
         """Return the envelope of the view's operation."""
@@ -405,11 +400,3 @@ def _narrowed(schema: Any, keywords: Mapping[str, Any] | None) -> Any:
     if isinstance(schema, dict) and "$ref" not in schema:
         return {**cast("dict[str, Any]", schema), **keywords}
     return {"allOf": [cast("Any", schema), dict(keywords)]}
-
-
-def suggestion(given: str, known: Iterable[str]) -> str:
-    """Return a hint with the most similar name, or ""."""
-    from difflib import get_close_matches  # takes 3 ms to import
-
-    close = get_close_matches(given[:100], known, n=1)
-    return f"; did you mean {close[0]!r}?" if close else ""

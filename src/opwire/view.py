@@ -9,7 +9,6 @@ import re
 from collections.abc import AsyncGenerator, Awaitable, Callable, Iterable, Iterator, Mapping
 from contextlib import aclosing
 from fnmatch import translate
-from itertools import islice
 from typing import TYPE_CHECKING, Any, NamedTuple, TypedDict
 
 from msgspec.structs import replace
@@ -17,6 +16,7 @@ from msgspec.structs import replace
 from opwire.annotations import Completion, CompletionRequest
 from opwire.envelope import ResponseEnvelope
 from opwire.errors import CallError, RegistrationError, SchemaError, UsageError
+from opwire.names import suggestion
 from opwire.operation import (
     AccessControl,
     Context,
@@ -28,7 +28,7 @@ from opwire.operation import (
     may_access,
     split_id,
 )
-from opwire.reshape import Reshape, Reshaping, ResultStore, suggestion
+from opwire.reshape import Reshape, Reshaping, ResultStore
 
 if TYPE_CHECKING:
     from opwire.registry import OperationRegistry
@@ -113,7 +113,7 @@ def _unmatched(option: str, matchers: Iterable[_Matcher], ids: Iterable[str]) ->
     missed = [each.pattern for each in matchers if not each.matched and isinstance(each.pattern, str)]
     known = dict.fromkeys(name for id in ids for name in (id, id.partition(".")[0])) if missed else ()
     for pattern in missed:
-        yield f"{option}: {pattern!r} matches nothing{suggestion(pattern, islice(known, _MAX_SUGGESTED))}"
+        yield f"{option}: {pattern!r} matches nothing{suggestion(pattern, known)}"
 
 
 class Derived(NamedTuple):
@@ -221,9 +221,6 @@ class ViewRules:
             if key == spec.namespace:
                 return f"{to}.{spec.name}"
         return spec.id
-
-
-_MAX_SUGGESTED = 5_000
 
 
 def operation_through(

@@ -15,6 +15,7 @@ from queue import Empty, SimpleQueue
 from typing import Any, TypeVar
 
 from opwire.errors import CallError, ErrorCode
+from opwire.tasks import resolve
 
 logger = logging.getLogger("opwire.workers")
 
@@ -45,13 +46,9 @@ class _Job:
 
     def settle(self) -> None:
         try:
-            self.loop.call_soon_threadsafe(self._settle)
+            self.loop.call_soon_threadsafe(resolve, self.future, self.outcome)
         except RuntimeError:  # the loop is closed, and with it the caller
             logger.debug("%s ended after its event loop", self.label)
-
-    def _settle(self) -> None:
-        if not self.future.done():
-            self.future.set_result(self.outcome)
 
 
 class WorkerPool:
@@ -67,12 +64,8 @@ class WorkerPool:
         self._lock = threading.Lock()
         self._threads = 0
         self._waiting = 0  # idle threads; below zero: queued jobs
-        self._stuck = 0
-
-    @property
-    def stuck(self) -> int:
+        self.stuck = 0
         """The number of threads that run an abandoned call."""
-        return self._stuck
 
     async def run(self, call: Callable[[], Any], label: str) -> Any:
         """Run a call on a thread, with the caller's context variables.
@@ -84,7 +77,7 @@ class WorkerPool:
         if self._process != os.getpid():  # forked: the threads that are counted do not exist here
             self._reset()
         with self._lock:
-            if self._stuck >= self.max_workers:
+            if self.stuck >= self.max_workers:
                 raise self._exhausted()
             self._jobs.put(job)
             self._waiting -= 1
@@ -103,10 +96,10 @@ class WorkerPool:
             job.abandoned = True
             if not job.running:
                 return
-            self._stuck += 1
-            if self._stuck < self.max_workers:
+            self.stuck += 1
+            if self.stuck < self.max_workers:
                 self._grow()
-            elif self._stuck == self._threads:  # every thread is: fail the queued jobs
+            elif self.stuck == self._threads:  # every thread is: fail the queued jobs
                 while self._waiting < 0:
                     try:
                         queued = self._jobs.get_nowait()
@@ -118,12 +111,12 @@ class WorkerPool:
         logger.warning("%s did not return in time: its thread is left to itself", job.label)
 
     def _exhausted(self) -> CallError:
-        reason = f"{self._stuck} worker threads run handlers that outlived their deadline and do not return"
+        reason = f"{self.stuck} worker threads run handlers that outlived their deadline and do not return"
         return CallError(ErrorCode.UNAVAILABLE, reason)
 
     def _grow(self) -> None:
         """Start a thread if a job is queued and the limit allows it. Call with the lock held."""
-        if self._waiting < 0 and self._threads - self._stuck < self.max_workers:
+        if self._waiting < 0 and self._threads - self.stuck < self.max_workers:
             self._threads += 1
             self._waiting += 1
             threading.Thread(target=self._work, name="opwire-worker", daemon=True).start()
@@ -157,8 +150,8 @@ class WorkerPool:
             was_stuck = job.running and job.abandoned
             job.running = False
             if was_stuck:
-                self._stuck -= 1
-                if self._threads - self._stuck > self.max_workers:
+                self.stuck -= 1
+                if self._threads - self.stuck > self.max_workers:
                     self._threads -= 1
                     return False
             self._waiting += 1

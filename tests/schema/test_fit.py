@@ -111,7 +111,7 @@ def test_the_same_object_comes_back_exactly_when_nothing_was_done(schema: Any, v
     fitted = fitter.fit(value, strip=strip)
     assert (fitted.value is value) == (fitted.repairs == ())
     assert fitted.value is value or json.dumps(fitted.value) != json.dumps(value)
-    if fitter.conforms(value, strip=strip):
+    if fitter.conformity(strip=strip)(value):
         assert fitted.value is value
 
 
@@ -236,7 +236,6 @@ def test_a_schema_too_deep_for_the_stack_leaves_values_alone() -> None:
         schema = {"properties": {"child": schema}}
     fitter = Fitter(Checks(schema))
     assert fitter.fit(value := {"extra": 1}, strip=True).value is value
-    assert not fitter.conforms(value, strip=True)
     assert not fitter.conformity(strip=True)(value)
 
 
@@ -266,7 +265,6 @@ def test_a_schema_with_several_targets_for_a_dynamic_reference_leaves_values_alo
 def test_a_schema_that_is_not_valid_leaves_values_alone(schema: Any) -> None:
     fitter = Fitter(Checks(schema))
     assert fitter.fit(value := {"z": 1}, strip=True) == Fitted(value, ())
-    assert not fitter.conforms(value, strip=True)
     assert not fitter.conformity(strip=True)(value)
 
 
@@ -312,13 +310,12 @@ def test_a_property_is_never_stripped_first_and_filled_afterwards() -> None:
 def test_conforming_means_valid_with_nothing_to_strip_fill_or_convert() -> None:
     fitter = Fitter(Checks(PERSON))
     good = {"name": "Ada", "tags": [], "age": 36}
-    assert fitter.conforms(good, strip=True)
     assert fitter.conformity(strip=True)(good)
-    assert not fitter.conforms({**good, "name": 1}, strip=True)
-    assert not fitter.conforms({**good, "extra": 1}, strip=True)
-    assert fitter.conforms({**good, "extra": 1}, strip=False)
-    assert not fitter.conforms({"name": "Ada"}, strip=False)
-    assert not fitter.conforms({**good, "age": 36.0}, strip=False)
+    assert not fitter.conformity(strip=True)({**good, "name": 1})
+    assert not fitter.conformity(strip=True)({**good, "extra": 1})
+    assert fitter.conformity(strip=False)({**good, "extra": 1})
+    assert not fitter.conformity(strip=False)({"name": "Ada"})
+    assert not fitter.conformity(strip=False)({**good, "age": 36.0})
 
 
 # GitHub's own examples
@@ -363,7 +360,7 @@ def test_githubs_own_examples_are_fitted_without_loss(shared: Path) -> None:
                 assert bool(fitted.value) == bool(example), f"{where} was emptied"
                 assert valid(fitted.value) or not valid(example), f"{where} was spoilt"
                 assert (fitted.value is example) == (not fitted.repairs), where
-                assert fitted.value is example or not fitter.conforms(example, strip=strip), where
+                assert fitted.value is example or not fitter.conformity(strip=strip)(example), where
                 seen += 1
                 same += fitted.value is example
     assert seen > 2000 / part

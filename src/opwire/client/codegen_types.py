@@ -175,18 +175,7 @@ class TypeReader:
     def __init__(self, types: Types, root: JSONSchema) -> None:
         self.root = root
         self._types = types
-        self._references = References(root)
-
-    def resolved(self, schema: JSONSchema) -> JSONSchema:
-        """Follow `$ref`; an invalid reference allows any value."""
-        for _ in range(_DEPTH):
-            if not isinstance(schema, dict) or not isinstance(schema.get("$ref"), str):
-                return schema
-            try:
-                schema = self._references.resolve(schema["$ref"])
-            except SchemaError:
-                return True
-        return True
+        self.resolved = References(root).follow
 
     def hint(self, schema: JSONSchema, wish: str, depth: int = _DEPTH) -> str:
         """Return the hint of a schema; `wish` is the preferred name of a type for it."""

@@ -35,6 +35,7 @@ _MANY = frozenset("allOf anyOf oneOf prefixItems items".split())
 _NAMED = frozenset("$defs definitions dependencies dependentSchemas patternProperties properties schemas".split())
 _DATA = frozenset({"const", "default", "enum", "example", "examples"})  # never a schema, even if it looks like one
 _DEFINITIONS = ("$defs", "definitions", "components")
+_MAX_CHAIN = 60  # references of which each leads to the next
 _URI_CHARACTERS = ":/?#@!$&'()*+,;=%~"
 _HIDES_SIBLINGS = frozenset({"draft-07", "draft-06", "draft-04", "openapi-3.0"})
 _BOOLEAN_BOUNDS = frozenset({"draft-04", "openapi-3.0"})
@@ -152,6 +153,17 @@ class References:
         if not isinstance(node, dict | bool):
             raise SchemaError(f"the reference {ref!r} points at something that is not a schema")
         return cast("JSONSchema", node)
+
+    def follow(self, schema: JSONSchema) -> JSONSchema:
+        """Return a schema, or the end of its chain of references; True, any value, if one of them is invalid."""
+        for _ in range(_MAX_CHAIN):
+            if not isinstance(schema, dict) or not isinstance(schema.get("$ref"), str):
+                return schema
+            try:
+                schema = self.resolve(schema["$ref"])
+            except SchemaError:
+                break
+        return True
 
 
 def may_recurse(root: JSONSchema) -> bool:

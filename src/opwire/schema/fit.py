@@ -358,15 +358,8 @@ class Fitter:
         self._root = checks.shapes.root
         self._checks = checks
 
-    def conforms(self, value: Any, *, strip: bool) -> bool:
-        """Return whether a value is valid, with nothing to strip, to fill or to convert."""
-        try:
-            return self._checks.conforms(self._root, value, strip=strip)
-        except (SchemaError, RecursionError, ComplexityError):
-            return False
-
     def conformity(self, *, strip: bool) -> Check:
-        """Return `conforms` as one bare call, for values that are known to be plain data."""
+        """Return a test of plain data: whether it is valid, with nothing to strip, to fill or to convert."""
         try:
             return self._checks.conformity(self._root, strip=strip)
         except (SchemaError, RecursionError):
@@ -379,8 +372,10 @@ class Fitter:
                 return Fitted(value, ())
             with collection_paused():  # a fifth of the time for 20,000 objects; copies of plain data hold no cycles
                 result = self._repaired(value, strip)
-                repairs = () if result is value else tuple(_repairs(value, result))
-            return Fitted(result if repairs else value, repairs)
+                repairs: list[Repair] = []
+                if result is not value:
+                    _add_repairs(value, result, "", repairs)
+            return Fitted(result if repairs else value, tuple(repairs))
         except (SchemaError, RecursionError, ComplexityError, ExhaustedError, _GivenUp):  # too complex: left unchanged
             return Fitted(value, ())
 
@@ -532,12 +527,6 @@ class _RepairPass:
 
 def _is_same(value: dict[str, Any], result: dict[str, Any]) -> bool:
     return len(value) == len(result) and all(name in result and result[name] is item for name, item in value.items())
-
-
-def _repairs(old: Any, new: Any) -> list[Repair]:
-    found: list[Repair] = []
-    _add_repairs(old, new, "", found)
-    return found
 
 
 def _add_repairs(old: Any, new: Any, path: str, found: list[Repair]) -> None:

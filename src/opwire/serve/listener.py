@@ -60,6 +60,14 @@ class ListeningApp(ABC):
     def drain(self) -> None:
         """Prepare for shutdown: end streams, and let calls in flight complete."""
 
+    async def follow_lifespan(self, receive: Receive, send: Send) -> None:
+        """Drain at the end of the server's lifespan."""
+        await receive()
+        await send({"type": "lifespan.startup.complete"})
+        await receive()
+        self.drain()
+        await send({"type": "lifespan.shutdown.complete"})
+
     async def run(self, host: str = "127.0.0.1", port: int = 8000, **options: Unpack[ListenOptions]) -> None:
         """Listen until SIGINT or SIGTERM, or until the task is cancelled, then drain; see `listening` for the options.
 

@@ -15,9 +15,10 @@ from typing import Any, Literal, NamedTuple
 from msgspec import Struct
 
 from opwire.adapters.openapi.xml_text import XMLNode, XMLRoot
-from opwire.errors import CallError, ErrorCode
+from opwire.errors import CallError
 from opwire.oauth.discovery import AuthorizationServer
-from opwire.schema import UNKNOWN, Schema
+from opwire.operation import input_error
+from opwire.schema import UNKNOWN, Problem, Schema
 from opwire.schema.dialect import escaped
 
 Location = Literal["path", "query", "header", "cookie", "querystring"]
@@ -190,11 +191,7 @@ def without_fragment(path: str) -> str:
 def invalid_input(operation_id: str, path: Sequence[str], message: str) -> CallError:
     """Return the error for a value that passes its schema but cannot be sent."""
     pointer = "".join(f"/{escaped(key)}" for key in path)
-    return CallError(
-        ErrorCode.VALIDATION_ERROR,
-        f"{operation_id}: {pointer or 'the input'}: {message}",
-        {"problems": [{"path": pointer, "message": message}]},
-    )
+    return input_error(operation_id, [Problem(pointer, message)])
 
 
 _CHARSET = re.compile(r";\s*charset\s*=\s*[\"']?([\w.:+-]{1,40})[\s;\"']", re.IGNORECASE | re.ASCII)

@@ -181,12 +181,7 @@ class ConsoleApp(ListeningApp):
 
     async def _handle(self, scope: Scope, receive: Receive, send: Send) -> None:
         if scope["type"] == "lifespan":
-            await receive()
-            await send({"type": "lifespan.startup.complete"})
-            await receive()
-            self.drain()
-            await send({"type": "lifespan.shutdown.complete"})
-            return
+            return await self.follow_lifespan(receive, send)
         request = Request(scope)
         try:
             await self._respond(request, receive, send)

@@ -24,7 +24,7 @@ from opwire.deadlines import Deadlines
 from opwire.errors import CallError, ErrorCode
 from opwire.operation import Identity, holds
 from opwire.serve.console.session import SessionStore
-from opwire.serve.guard import MAX_DETAILS, Header, Receive, Send
+from opwire.serve.guard import Header, Receive, Send, problem_details
 from opwire.serve.http.request import CancelOnDisconnect, Request
 from opwire.typed.plain import write_json
 
@@ -318,10 +318,6 @@ def signed_out() -> CallError:
 
 def error_data(error: CallError) -> Mapping[str, Any]:
     """Return an error as the data of an event."""
-    data: dict[str, Any] = {"code": error.code.value, "message": error.message, "retryable": error.retryable}
-    if error.details is not None:
-        with contextlib.suppress(TypeError, ValueError, RecursionError):
-            encoded = write_json(_encoder, error.details)
-            if len(encoded) <= MAX_DETAILS:
-                data["details"] = msgspec.Raw(encoded)
-    return data
+    problem = problem_details(error)
+    data: dict[str, Any] = {"code": problem.code, "message": problem.detail, "retryable": problem.retryable}
+    return data if problem.details is msgspec.UNSET else {**data, "details": problem.details}

@@ -24,9 +24,9 @@ from opwire.caller import caller_metadata
 from opwire.deadlines import Deadlines, bounded_seconds
 from opwire.errors import CallError, ErrorCode, SchemaError
 from opwire.logs import AccessEntry
-from opwire.operation import Context, Identity, Inbound, OperationSpec, OperationType, Trace, trace_of
+from opwire.operation import Context, Identity, Inbound, OperationSpec, OperationType, Trace, input_error, trace_of
 from opwire.origin import ENVELOPE_JSON
-from opwire.schema import Schema
+from opwire.schema import Problem, Schema
 from opwire.schema.dialect import References
 from opwire.serve.guard import ACCESS, BODY, EXPIRES, HEADERS, IDENTITY, TOKEN, HTTPStatusError, Receive, Scope
 from opwire.typed.plain import LARGE_JSON, as_dict, as_list, read_peer_json
@@ -434,8 +434,7 @@ class Route(NamedTuple):
         elif body is UNSET and not self.takes_nothing:
             problem = "the body is missing"  # the document says that it is required, even if it may be null
         if problem is not None:
-            details = {"problems": [{"path": "", "message": problem}]}
-            raise CallError(ErrorCode.VALIDATION_ERROR, f"{self.spec.id}: the input: {problem}", details)
+            raise input_error(self.spec.id, [Problem("", problem)])
         return None if body is UNSET else body
 
 
