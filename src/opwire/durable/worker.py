@@ -225,10 +225,10 @@ class DurableWorker:
             if result is None:
                 self._start(running, self._serve(running))
                 continue
-            self._isolation.begin(running, now)
             if type(result) is Outcome:
                 ended.append((running, result))
             else:
+                self._isolation.begin(running, now)
                 self._start(running, self._store(running, result))
         if ended:
             eager_task(self._record(ended), asyncio.get_running_loop())
@@ -267,7 +267,8 @@ class DurableWorker:
         ]
 
     def _ended(self, running: _RunningTask, task: asyncio.Task[None]) -> None:
-        self._leave(running)
+        self._running.discard(running)
+        self._isolation.leave(running)  # sets `_changed`
         if running.opening is not None:
             running.opening.cancel()
         self._open(running)
@@ -276,10 +277,6 @@ class DurableWorker:
             name, key = running.claim.task.operation_id, running.claim.task.key
             logger.error("%s with the key %r is retried when its lease expires", name, key, exc_info=error)
 
-    def _leave(self, running: _RunningTask) -> None:
-        self._running.discard(running)
-        self._isolation.leave(running)  # sets `_changed`
-
     # --- running ------------------------------------------------------------------------------------------------------
 
     async def _serve(self, running: _RunningTask) -> None:
@@ -287,7 +284,8 @@ class DurableWorker:
 
     async def _record(self, ended: list[tuple[_RunningTask, Outcome]]) -> None:
         """Record outcomes together, and each that failed again by itself."""
-        task = asyncio.current_task()
+        task, now = asyncio.current_task(), time.monotonic()
+        self._isolation.begin(task, now)  # one entry for all of them
         for running, _ in ended:
             running.task = task
         try:
@@ -296,15 +294,17 @@ class DurableWorker:
                 raise ValueError(f"{self._journal.name} has {len(replies)} replies to {len(ended)} outcomes")
         except FAILURES as error:  # any exception of a journal
             if isinstance(error, asyncio.CancelledError) and task is not None and task.cancelling():
-                for running, _ in ended:  # left behind by `close`
-                    self._leave(running)
+                self._running.difference_update(running for running, _ in ended)  # left behind by `close`
+                self._isolation.leave(task)
                 raise
             replies = [error] * len(ended)
         for (running, outcome), reply in zip(ended, replies, strict=True):
             if isinstance(reply, BaseException):
+                self._isolation.begin(running, now)
                 self._start(running, self._store(running, outcome))
             else:
-                self._leave(running)
+                self._running.discard(running)
+        self._isolation.leave(task)  # sets `_changed`
 
     async def _store(self, running: _RunningTask, result: Outcome | Retry | None) -> None:
         """Store the result of an attempt; None: it was stopped."""

@@ -144,6 +144,21 @@ async def test_who_waits_for_long_finds_what_is_released_and_lost_meanwhile(redi
         assert await soon("both are found", find()) == {"released", "lost"}
 
 
+@requirement("durable.redis.fair")
+async def test_each_claim_that_waits_gets_a_task_of_a_batch_and_none_is_left(redis_server: RedisServer) -> None:
+    async with journal(redis_server) as made:
+        before = clients(redis_server)
+        waiting = [asyncio.create_task(made.claim(["shop.order"], lease=9, wait=30, limit=9)) for _ in range(2)]
+        async with asyncio.timeout(10):
+            while ask(redis_server, "INFO", "clients").count(b"blocked_clients:2") == 0:
+                await asyncio.sleep(0.01)
+        assert clients(redis_server) == before + 2
+        await asyncio.gather(*(made.submit(task(f"{number}")) for number in range(6)))
+        claims = [await soon("it is given tasks", each) for each in waiting]
+        assert all(claims)
+        assert sorted(claim.task.key for each in claims for claim in each) == [f"{number}" for number in range(6)]
+
+
 @requirement("durable.redis.foreign")
 async def test_what_somebody_else_has_put_into_a_stream_is_removed(
     redis_server: RedisServer, caplog: pytest.LogCaptureFixture
@@ -152,11 +167,12 @@ async def test_what_somebody_else_has_put_into_a_stream_is_removed(
         await made.submit(task())
         stream = made._names.stream("shop.order")
         ask(redis_server, "XADD", stream, "*", "key", b"\xff", "what", "is this?")
-        ask(redis_server, "XADD", stream, "*", "key", "k", "request", "r", "fingerprint", "f", "submitted", "soon")
+        ask(redis_server, "XADD", stream, "*", "task", b"\xff")
+        ask(redis_server, "XADD", stream, "*", "task", b'["k", "f", "soon"]\nrequest')
         claims = await made.claim(["shop.order"], lease=9, wait=0, limit=9)
         assert [claim.task for claim in claims] == [task()]
         assert ask(redis_server, "XLEN", stream) == 1
-    assert caplog.text.count("removed an invalid task") == 2
+    assert caplog.text.count("removed an invalid task") == 3
 
 
 @requirement("durable.redis.consumers")

@@ -7,20 +7,20 @@ from typing import Any, cast
 import pytest
 
 from opwire.transports.redis import journal_scripts as scripts
-from opwire.transports.redis.journal_scripts import JournalKeys, Script
+from opwire.transports.redis.journal_scripts import JournalKeys, Script, without_space
 from tests.requirements import requirement
 from tests.servers.brokers import RedisServer
 from tests.transports.redis.ends import ask, exhaust
 
 NAMES = JournalKeys("scripts")
 TASK, STREAM = NAMES.task("k"), NAMES.stream("shop.order")
-LATER, BURIED = NAMES.later("shop.order"), NAMES.buried("shop.order")
+LATER, BURIED, REQUESTS = NAMES.later("shop.order"), NAMES.buried("shop.order"), NAMES.requests("shop.order")
 SUSPECTS, HISTORY = NAMES.suspects("shop.order"), NAMES.history("shop.order")
 
 
 @pytest.fixture
 def server(redis_server: RedisServer) -> RedisServer:
-    for key in (TASK, STREAM, LATER, SUSPECTS, HISTORY, BURIED, NAMES.operations):
+    for key in (TASK, STREAM, LATER, SUSPECTS, HISTORY, BURIED, REQUESTS, NAMES.operations):
         ask(redis_server, "DEL", key)
     return redis_server
 
@@ -30,7 +30,7 @@ def run(server: RedisServer, script: Script, keys: list[bytes], *arguments: str 
 
 
 def submit(server: RedisServer) -> object:
-    arguments = ("shop.order", "k", "f", 1, b"request", b"")
+    arguments = ("shop.order", b"entry", "f", b"")
     (known,) = cast("list[object]", run(server, scripts.SUBMIT, [STREAM, NAMES.operations, TASK], *arguments))
     return known
 
@@ -44,9 +44,9 @@ def take(
     return taken
 
 
-def record(server: RedisServer, id: bytes, *, buried: int = 0) -> object:
-    keys = [STREAM, LATER, SUSPECTS, HISTORY, BURIED, TASK]
-    arguments = (60_000, "channel:", "k", id, b"outcome", 1, buried)
+def record(server: RedisServer, id: bytes, *, buried: bool = False) -> object:
+    keys = [STREAM, LATER, SUSPECTS, HISTORY, BURIED, REQUESTS, TASK]
+    arguments = (60_000, "channel:", id, b"outcome", "1 k" if buried else "")
     (known,) = cast("list[object]", run(server, scripts.RECORD, keys, *arguments))
     return known
 
@@ -68,25 +68,36 @@ def test_names_under_different_prefixes_and_of_different_kinds_differ() -> None:
     kinds = [
         name
         for names in (NAMES, JournalKeys("other"))
-        for name in (names.task, names.stream, names.later, names.suspects, names.history, names.buried)
+        for name in (
+            names.task,
+            names.stream,
+            names.later,
+            names.suspects,
+            names.history,
+            names.buried,
+            names.requests,
+        )
     ]
     assert len({kind("same") for kind in kinds}) == len(kinds)
     assert NAMES.task("\ud800") != NAMES.task("?")  # no UTF-8, and no error
+
+
+def test_fingerprints_have_no_white_space_and_stay_different() -> None:
+    assert without_space("0aF9") == "0aF9"
+    odd = ["", " ", "\n", "%20", "%0A", "a b", "a%20b", "é", "%C3%A9", "a-b"]
+    assert len({without_space(each) for each in odd}) == len(odd)
+    assert not any(character.isspace() for each in odd for character in without_space(each))
 
 
 @requirement("durable.redis.no-growth")
 def test_a_task_that_has_ended_leaves_an_outcome_with_an_expiry_and_nothing_else(server: RedisServer) -> None:
     submit(server)
     ((_, id, attempt, fields),) = take(server)
-    assert (attempt, fields) == (
-        1,
-        [b"key", b"k", b"fingerprint", b"f", b"submitted", b"1", b"request", b"request"],
-    )
+    assert (attempt, fields) == (1, [b"task", b"entry"])
     assert ask(server, "PTTL", TASK) == -1  # what is not done does not expire
     assert record(server, id) == 0
     assert (ask(server, "XLEN", STREAM), ask(server, "XPENDING", STREAM, "workers")[0]) == (0, 0)
-    assert ask(server, "HKEYS", TASK) == [b"operation", b"fingerprint", b"entry", b"waiting", b"outcome"]
-    assert ask(server, "HMGET", TASK, "entry", "waiting") == [b"", b""]
+    assert ask(server, "GET", TASK) == b"f\noutcome"
     assert 0 < ask(server, "PTTL", TASK) <= 60_000
     assert record(server, id) == b"outcome"
 
@@ -94,13 +105,16 @@ def test_a_task_that_has_ended_leaves_an_outcome_with_an_expiry_and_nothing_else
 def test_a_buried_task_does_not_expire_and_keeps_its_request_until_it_is_replayed(server: RedisServer) -> None:
     submit(server)
     ((_, id, *_),) = take(server)
-    assert record(server, id, buried=1) == 0
+    assert record(server, id, buried=True) == 0
     assert ask(server, "PTTL", TASK) == -1
-    assert (ask(server, "HGET", TASK, "request"), ask(server, "ZCARD", BURIED)) == (b"request", 1)
-    assert run(server, scripts.REPLAY, [TASK, STREAM, BURIED], "k") == 1
-    assert (ask(server, "HGET", TASK, "request"), ask(server, "ZCARD", BURIED)) == (None, 0)
+    assert (ask(server, "HGET", REQUESTS, "k"), ask(server, "ZCARD", BURIED)) == (b"entry", 1)
+    assert run(server, scripts.REPLAY, [TASK, STREAM, BURIED, REQUESTS], "k") == 1
+    assert ask(server, "EXISTS", REQUESTS, BURIED) == 0
     ((_, new_id, attempt, fields),) = take(server)
-    assert (new_id != id, attempt, fields[-1]) == (True, 1, b"request")
+    assert (new_id != id, attempt, fields[-1]) == (True, 1, b"entry")
+    assert record(server, new_id, buried=True) == 0
+    assert run(server, scripts.PURGE, [TASK, BURIED, REQUESTS], "k") == 1
+    assert ask(server, "EXISTS", TASK, REQUESTS, BURIED) == 0
 
 
 def test_the_history_of_a_task_is_kept_until_it_has_ended(server: RedisServer) -> None:
@@ -171,7 +185,7 @@ def test_without_memory_nothing_is_submitted_and_what_is_there_can_still_be_ende
     ((_, id, *_),) = take(server)
     exhaust(server)
     keys = [STREAM, NAMES.operations, NAMES.task("k"), NAMES.task("new")]
-    arguments = ("shop.order", "k", "f", 1, b"r", b"channel", "new", "f", 1, b"r", b"channel")
+    arguments = ("shop.order", b"entry", "f", b"channel", b"entry", "f", b"channel")
     assert re.search("OOM", str(run(server, scripts.SUBMIT, keys, *arguments)))
     assert (ask(server, "EXISTS", NAMES.task("new")), ask(server, "XLEN", STREAM)) == (0, 1)
     assert run(server, scripts.RENEW, [STREAM, HISTORY], id, "me:1000", 1, 1) == 1
@@ -180,4 +194,4 @@ def test_without_memory_nothing_is_submitted_and_what_is_there_can_still_be_ende
     ((_, id, attempt, _, history),) = take(server)
     assert (attempt, history) == (2, [1, 0, 0, 0, 0])
     assert record(server, id) == 0
-    assert ask(server, "HGET", TASK, "outcome") == b"outcome"
+    assert ask(server, "GET", TASK) == b"f\noutcome"

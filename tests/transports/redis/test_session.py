@@ -103,8 +103,11 @@ async def test_a_closed_session_refuses_and_can_be_closed_again(redis_server: Re
 @requirement("durable.redis.reconnects")
 async def test_a_server_that_has_become_a_replica_is_left(own_redis: OwnRedis) -> None:
     server = own_redis()
-    ask(server, "HSET", "task", "outcome", "done")
-    for write in (lambda: made.ask(command("SET", "a", "b")), lambda: made.run(PURGE, ["task", "buried"], "k")):
+    ask(server, "SET", "task", "f\ndone")
+    for write in (
+        lambda: made.ask(command("SET", "a", "b")),
+        lambda: made.run(PURGE, ["task", "buried", "requests"], "k"),
+    ):
         async with session(server.url) as made:
             await made.ask(PING)
             ask(server, "REPLICAOF", HOST, 1)

@@ -1,0 +1,6 @@
+-- Return the outcome of a task, if any; otherwise note the end at which a caller waits. KEYS: the task; ARGV: the end.
+local value = redis.call('GET', KEYS[1])
+if not value then return false end
+local outcome = string.match(value, '^%S*\n(.*)$')
+if not outcome then note_end(KEYS[1], value, ARGV[1]) end
+return outcome
