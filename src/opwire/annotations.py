@@ -4,7 +4,7 @@ Names and levels are those of MCP, which has most of them.
 """
 
 from collections.abc import Iterable, Mapping
-from typing import Any, Literal
+from typing import Any, Literal, get_args
 
 from msgspec import Struct
 
@@ -28,16 +28,7 @@ operations of the same namespace belong together.
 
 LogLevel = Literal["debug", "info", "notice", "warning", "error", "critical", "alert", "emergency"]
 
-LOG_LEVELS: tuple[LogLevel, ...] = (
-    "debug",
-    "info",
-    "notice",
-    "warning",
-    "error",
-    "critical",
-    "alert",
-    "emergency",
-)
+LOG_LEVELS: tuple[LogLevel, ...] = get_args(LogLevel)
 """The levels of RFC 5424, the least severe first."""
 
 MAX_COMPLETIONS = 100

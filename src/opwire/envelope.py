@@ -496,11 +496,7 @@ LOCAL_RESPONSE_META_SCHEMA = _meta_schema(
 )
 HTTP_RESPONSE_META_SCHEMA = _meta_schema(
     "http",
-    {
-        "statusCode": _FINITE,
-        "headers": {"type": "object", "additionalProperties": _STRING},
-        "contentType": _STRING,
-    },
+    {"statusCode": _FINITE, "headers": {"type": "object", "additionalProperties": _STRING}, "contentType": _STRING},
     {
         "eventType": _STRING,
         "lastEventId": _STRING,

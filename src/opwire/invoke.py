@@ -12,19 +12,8 @@ from uuid import uuid4
 
 from opwire.deadlines import Deadlines
 from opwire.envelope import ResponseEnvelope
-from opwire.errors import (
-    CallError,
-    ErrorCode,
-    RegistrationError,
-)
-from opwire.operation import (
-    Context,
-    Handler,
-    Interceptor,
-    OperationSpec,
-    OperationType,
-    split_id,
-)
+from opwire.errors import CallError, ErrorCode, RegistrationError
+from opwire.operation import Context, Handler, Interceptor, OperationSpec, OperationType, split_id
 from opwire.pipeline import ResultPipeline
 from opwire.signature import unwrapped
 from opwire.tasks import resolve

@@ -209,17 +209,3 @@ def _shown(text: str | None) -> str | None:
     if text is None:
         return None
     return harmless(text[:MAX_TEXT]).replace("\n", "\\n").replace("\t", "\\t")
-
-
-__all__ = [
-    "CANCELLED",
-    "INPUT_REQUIRED",
-    "OK",
-    "TOOL_ERROR",
-    "AccessEntry",
-    "JSONFormatter",
-    "LimitedLog",
-    "begin_access",
-    "masked",
-    "traceback_of",
-]

@@ -80,12 +80,7 @@ class OperationRegistry(Decorators):
     """
 
     def __init__(
-        self,
-        *,
-        namespace: str = "local",
-        normalize: NormalizeMode = "fit",
-        strip: bool = True,
-        max_workers: int = 32,
+        self, *, namespace: str = "local", normalize: NormalizeMode = "fit", strip: bool = True, max_workers: int = 32
     ) -> None:
         super().__init__()
         if normalize not in NORMALIZE_MODES:

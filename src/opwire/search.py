@@ -105,11 +105,7 @@ class SearchIndex:
     """
 
     def __init__(
-        self,
-        specs: Iterable[OperationSpec] = (),
-        *,
-        weights: SearchWeights | None = None,
-        embed: Embed | None = None,
+        self, specs: Iterable[OperationSpec] = (), *, weights: SearchWeights | None = None, embed: Embed | None = None
     ) -> None:
         self.embed = embed
         self._weights = weights or SearchWeights()

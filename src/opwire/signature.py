@@ -175,12 +175,7 @@ def is_method(function: Callable[..., Any]) -> bool:
 
 
 def describe_function(
-    function: Callable[..., Any],
-    type: OperationType,
-    id: str,
-    namespace: str,
-    options: OperationOptions,
-    **marks: Any,
+    function: Callable[..., Any], type: OperationType, id: str, namespace: str, options: OperationOptions, **marks: Any
 ) -> tuple[OperationSpec, Signature]:
     """Return the spec of a function as an operation, and its signature; `namespace` is that of an id without one.
 

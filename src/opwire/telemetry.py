@@ -208,10 +208,7 @@ class RecordedCall:
         if recorder.shows_identity and context.identity is not None:
             said["enduser.id"] = context.identity.id
         self._span = recorder.tracer.start_span(
-            operation_id if known else _OTHER,
-            parent.surroundings,
-            kind=kind,
-            attributes=said,
+            operation_id if known else _OTHER, parent.surroundings, kind=kind, attributes=said
         )
         self._surroundings = within(self._span, parent)
         trace = carried_trace(self._surroundings)

@@ -255,11 +255,7 @@ class TypeReader:
         return name
 
     def _object(
-        self,
-        schema: dict[str, Any],
-        properties: tuple[dict[str, JSONSchema], set[str]],
-        wish: str,
-        depth: int,
+        self, schema: dict[str, Any], properties: tuple[dict[str, JSONSchema], set[str]], wish: str, depth: int
     ) -> str:
         title = schema.get("title")
         wish = pascal(title, wish) if isinstance(title, str) and len(title) <= 60 else wish

@@ -114,11 +114,7 @@ def _missing(endpoint: str, option: str) -> CallError:
 
 
 async def _code_flow(
-    fetch: FetchJSON,
-    server: AuthorizationServer,
-    client: OAuthClient,
-    options: LoginOptions,
-    fields: Mapping[str, str],
+    fetch: FetchJSON, server: AuthorizationServer, client: OAuthClient, options: LoginOptions, fields: Mapping[str, str]
 ) -> tuple[OAuthClient, TokenSet]:
     if not server.authorization_url:
         raise _missing("authorization", "authorization_url")
@@ -273,11 +269,7 @@ class _RedirectReceiver:
 
 
 async def _device_flow(
-    fetch: FetchJSON,
-    server: AuthorizationServer,
-    client: OAuthClient,
-    options: LoginOptions,
-    fields: Mapping[str, str],
+    fetch: FetchJSON, server: AuthorizationServer, client: OAuthClient, options: LoginOptions, fields: Mapping[str, str]
 ) -> tuple[OAuthClient, TokenSet]:
     """Sign in with a code on another device (RFC 8628)."""
     if not server.device_url:

@@ -4,11 +4,4 @@ from opwire.testing.contract import LIMIT_CONTRACT, TRANSPORT_CONTRACT, check_tr
 from opwire.testing.harness import Connect
 from opwire.testing.journal import JOURNAL_CONTRACT, check_journal
 
-__all__ = [
-    "JOURNAL_CONTRACT",
-    "LIMIT_CONTRACT",
-    "TRANSPORT_CONTRACT",
-    "Connect",
-    "check_journal",
-    "check_transport",
-]
+__all__ = ["JOURNAL_CONTRACT", "LIMIT_CONTRACT", "TRANSPORT_CONTRACT", "Connect", "check_journal", "check_transport"]

@@ -34,13 +34,7 @@ from opwire.adapters.openapi.endpoints import (
     success_contents,
 )
 from opwire.adapters.openapi.inputs import InputReader, OperationInput
-from opwire.adapters.openapi.plan import (
-    CallPlan,
-    ResponseMedia,
-    SecurityRequirement,
-    StreamKind,
-    media_type,
-)
+from opwire.adapters.openapi.plan import CallPlan, ResponseMedia, SecurityRequirement, StreamKind, media_type
 from opwire.adapters.openapi.schemas import RewrittenSchema, SchemaRewriter
 from opwire.adapters.openapi.security import security_requirements
 from opwire.adapters.source import Report
@@ -55,10 +49,7 @@ from opwire.typed.plain import as_dict, as_list, harmless, json_form, write_json
 logger = logging.getLogger("opwire.adapters")
 
 # What HTTP says about its methods (RFC 9110, 9.2).
-_ANNOTATIONS = {
-    "DELETE": Annotations(destructive=True, idempotent=True),
-    "PUT": Annotations(idempotent=True),
-}
+_ANNOTATIONS = {"DELETE": Annotations(destructive=True, idempotent=True), "PUT": Annotations(idempotent=True)}
 
 _EVENT_FIELDS = frozenset({"event", "data", "id", "retry"})
 _DEPTH = 3  # of unions that are searched for an event

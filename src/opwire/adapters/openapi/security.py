@@ -180,10 +180,7 @@ class APICredentials:
     """
 
     def __init__(
-        self,
-        given: GivenCredentials | None = None,
-        fetch: FetchJSON | None = None,
-        store: TokenStore | None = None,
+        self, given: GivenCredentials | None = None, fetch: FetchJSON | None = None, store: TokenStore | None = None
     ) -> None:
         self._given: Any = given or {}
         self._fetch: Any = fetch

@@ -20,13 +20,7 @@ from typing import Any, Literal, NamedTuple
 import msgspec
 
 from opwire.auth.tokens import EXPIRED
-from opwire.envelope import (
-    HTTPResponseMeta,
-    MCPResponseMeta,
-    ResponseEnvelope,
-    encode_envelope,
-    warn_of_nulls,
-)
+from opwire.envelope import HTTPResponseMeta, MCPResponseMeta, ResponseEnvelope, encode_envelope, warn_of_nulls
 from opwire.errors import CallError, ConversionError, ErrorCode
 from opwire.origin import ENVELOPE_JSON
 from opwire.serve.guard import PROBLEM_JSON, Header, Send, encode_problem, problem_details
