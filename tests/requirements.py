@@ -1130,7 +1130,8 @@ SERVE_MCP: dict[str, str] = {
     "serve-mcp.passes-on": "What another MCP server answered is passed on with all its blocks, fields and _meta.",
     "serve-mcp.http-meta": "A result of an HTTP API carries its status and headers, without credentials.",
     "serve-mcp.errors": "A failed call is a result with isError that says what to do, and the error in _meta.",
-    "serve-mcp.unknown-tool": "An unknown tool, cursor or malformed request is a JSON-RPC error -32602.",
+    "serve-mcp.unknown-tool": "An unknown tool, cursor or malformed request is a JSON-RPC error -32602; that of a tool "
+    "names those that look alike and may be called.",
     "serve-mcp.tool-envelopes": "Results and errors can be written as ToolEnvelope V1.",
     "serve-mcp.context": "A served call has a request id of its own, its identity, trace and deadline.",
     "serve-mcp.cancellation": "A client that cancels, ends its session, or leaves stdio or 2026-07-28 HTTP stops "

@@ -4,7 +4,7 @@ import logging
 import re
 import unicodedata
 from base64 import b64encode
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Collection, Iterable, Iterator, Mapping
 from hashlib import sha256
 from typing import Any, Literal, cast
 from urllib.parse import quote
@@ -104,6 +104,11 @@ class ToolNames:
         kept = set(operation_ids)
         for id in [id for id in self._names if id not in kept]:
             del self._ids[self._names.pop(id)]
+
+    @property
+    def taken(self) -> Collection[str]:
+        """The names of all operations that have one."""
+        return self._ids.keys()
 
     def operation_id(self, name: str) -> str | None:
         """Return the id of the operation that has this name, or None."""

@@ -48,6 +48,20 @@ async def test_some_operations_can_be_kept_to_oneself() -> None:
             await client.call_tool("math_add", {"a": 1, "b": 1})
 
 
+@requirement("serve-mcp.unknown-tool", "serve-mcp.access")
+async def test_an_unknown_tool_is_an_error_with_the_names_that_look_alike_and_may_be_called() -> None:
+    messages: list[str] = []
+    for caller in (Identity(id="ann"), Identity(id="root", scopes=("admin",))):
+        async with connected(serve_mcp(shop(), stdio_identity=caller)) as client:
+            for name in ("math_ad", "admin_secrets", "x" * 10_000):
+                with pytest.raises(Exception, match="Unknown tool") as failure:
+                    await client.call_tool(name, {})
+                messages.append(str(failure.value))
+    suggested, secret = "Unknown tool: math_ad; did you mean math_add?", "Unknown tool: admin_secrets"
+    long = f"Unknown tool: {'x' * 100}"
+    assert messages == [suggested, secret, long, suggested, f"{secret}; did you mean admin_secret?", long]
+
+
 def _free_port() -> int:
     with socket.create_server(("127.0.0.1", 0)) as probe:
         return probe.getsockname()[1]

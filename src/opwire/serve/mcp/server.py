@@ -350,7 +350,9 @@ class RegistryServer:
         tool = self.catalogue.find(params.name)
         if tool is None:
             self._reject(params.name, request)
-            raise RPCError(INVALID_PARAMS, f"Unknown tool: {params.name[:100]}")
+            close = self.catalogue.similar(params.name, request.identity)
+            hint = f"; did you mean {' or '.join(close)}?" if close else ""
+            raise RPCError(INVALID_PARAMS, f"Unknown tool: {params.name[:100]}{hint}")
         request.progress_token = None if params.meta is None else params.meta.progress_token
         kind, durable = ToolCall, self._served.durable
         if durable is not None and tool.spec.id in durable.operations:

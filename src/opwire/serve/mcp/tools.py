@@ -18,6 +18,7 @@ from opwire.envelope import HTTPResponseMeta, MCPResponseMeta, ResponseEnvelope
 from opwire.errors import ERROR_TABLE, CallError, ErrorCode, SchemaError, UsageError, check_not_below_zero
 from opwire.mcp.messages import RPCError
 from opwire.mcp.protocol import ArgumentHeader, argument_headers
+from opwire.names import similar_names
 from opwire.operation import Identity, OperationSpec, OperationType
 from opwire.origin import ERROR_META, FIELDS_META, ORIGIN_META, RESULT_META, Origin, ResultOrigin, read_result_origin
 from opwire.schema import UNKNOWN
@@ -203,6 +204,15 @@ class ToolCatalogue:
         if cached is not None and cached[0] is spec:
             return cached[1]
         return self._tool(spec) if self._dispatcher.is_served(spec) and self.is_tool(spec) else None
+
+    def similar(self, name: str, identity: Identity | None) -> list[str]:
+        """Return up to three names similar to an unknown one, of tools that a caller may call."""
+
+        def is_visible(known: str) -> bool:
+            spec = self._registry.get_spec(self._names.operation_id(known) or "")
+            return spec is not None and self._dispatcher.is_visible(spec, identity)
+
+        return similar_names(name, self._names.taken, visible=is_visible)
 
     def tool_of(self, spec: OperationSpec) -> Tool | None:
         """Return the tool of an operation, regardless of the caller, or None."""
