@@ -14,6 +14,7 @@ import httpx2
 import pytest
 
 from opwire.adapters.mcp import http
+from opwire.adapters.mcp.http import no_response
 from opwire.adapters.mcp.servers import HTTPServer
 from opwire.errors import CallError, ErrorCode
 from opwire.sse import SSEParser
@@ -106,11 +107,28 @@ async def test_a_server_that_does_not_let_us_in_is_unavailable_and_the_reason_is
 
 
 @requirement("mcp.in.http")
+def test_the_reason_of_a_failure_is_that_of_every_address() -> None:
+    refused, unknown = ConnectionRefusedError(111, "at ::1"), OSError(113, "at 127.0.0.1")
+    failed = OSError("All connection attempts failed")
+    failed.__cause__ = ExceptionGroup("several", [refused, refused, unknown])
+    error = http.httpx2.ConnectError("All connection attempts failed")
+    assert no_response(error).reason == " (All connection attempts failed)"
+    error.__cause__ = failed
+    assert no_response(error).reason == " (Connection refused, No route to host)"
+    rejected = http.httpx2.RequestError("the token is rejected")  # of an auth flow, which says what matters
+    rejected.__cause__ = refused
+    assert no_response(rejected).reason == " (the token is rejected)"
+    assert no_response(http.httpx2.ReadTimeout("")).reason == " (ReadTimeout)"
+
+
+@requirement("mcp.in.http")
 async def test_a_server_that_is_not_there_is_unavailable() -> None:
     async with http_server(Old(lambda *_: (200, {}, b""))) as address:
         pass
     async with connected(HTTPServer(f"{address.replace('http://', 'http://ann:s3cret@')}/mcp?key=s3cret")) as session:
-        with pytest.raises(CallError, match=f"the MCP server {address}/mcp cannot be reached") as failure:
+        with pytest.raises(
+            CallError, match=rf"server {address}/mcp cannot be reached \(Connection refused\)"
+        ) as failure:
             await session.start()
         assert failure.value.code is ErrorCode.UNAVAILABLE
         assert failure.value.retryable

@@ -14,7 +14,7 @@ from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Mapping
 from contextlib import asynccontextmanager, suppress
 from http.client import HTTPResponse
 from http.cookiejar import Cookie, CookieJar
-from typing import Any
+from typing import Any, cast
 from urllib.parse import urljoin, urlsplit
 from urllib.request import Request
 
@@ -26,7 +26,7 @@ from opwire.adapters.mcp.transport import (
     TransportEvents,
     call_error,
 )
-from opwire.errors import CallError, ErrorCode, needs_extra
+from opwire.errors import CallError, ErrorCode, needs_extra, system_message
 from opwire.mcp.messages import (
     METHOD_NOT_FOUND,
     InvalidMessageError,
@@ -130,7 +130,7 @@ class MCPHTTPClient(httpx2.AsyncClient):
                 request.url = _QuietURL(request.url)
                 response = await self.send(request, stream=True, follow_redirects=False)
             except (httpx2.HTTPError, OSError) as error:
-                raise HTTPExchangeError(0, f" ({str(error)[:200] or type(error).__name__})") from error
+                raise no_response(error) from error
             except Exception as error:  # of an auth flow of the user, for example; it may contain secrets
                 logger.debug("a request failed", exc_info=True)
                 raise HTTPExchangeError(0, f" ({type(error).__name__})") from error
@@ -172,6 +172,24 @@ def _keeps_origin(url: str, location: str) -> bool:
         return False
 
 
+def no_response(error: Exception) -> HTTPExchangeError:
+    """Return the error of a request without a response. Its reason is that of the system, if that is the cause.
+
+    The HTTP client only says that all attempts failed where each address has refused the connection.
+    """
+    reasons: list[str] = []
+    cause: BaseException | None = error if isinstance(error, httpx2.TransportError) else None
+    while cause is not None and not reasons:
+        # Several addresses of a host fail as a group.
+        failures = (
+            cast("ExceptionGroup[Exception]", cause).exceptions if isinstance(cause, ExceptionGroup) else (cause,)
+        )
+        reasons = [system_message(each) for each in failures if isinstance(each, OSError) and each.errno]
+        cause = cause.__cause__ or cause.__context__
+    reason = ", ".join(dict.fromkeys(reasons)) or str(error) or type(error).__name__
+    return HTTPExchangeError(0, f" ({reason[:200]})")
+
+
 async def read_body(response: httpx2.Response, limit: int) -> bytes | None:
     """Return the whole body, or None if it is longer than the limit.
 
@@ -185,7 +203,7 @@ async def read_body(response: httpx2.Response, limit: int) -> bytes | None:
             if len(body) > limit:
                 return None
     except (httpx2.HTTPError, httpx2.StreamError) as error:
-        raise HTTPExchangeError(0, f" ({str(error)[:200] or type(error).__name__})") from error
+        raise no_response(error) from error
     return bytes(body)
 
 
@@ -280,7 +298,7 @@ class HTTPTransport(ClientTransport):
                         if event.data:
                             yield event.event, event.data.encode()
         except (httpx2.HTTPError, httpx2.StreamError) as error:
-            raise HTTPExchangeError(0, f" ({str(error)[:200] or type(error).__name__})") from error
+            raise no_response(error) from error
 
     async def _deliver(self, message: ReceivedMessage, request: RequestId | None = None) -> None:
         wait_for = self._events.received(message, request)
