@@ -37,7 +37,6 @@ END = object()
 """The end of a stream."""
 
 _UNLIMITED = Context()
-_starting: set[asyncio.AbstractEventLoop] = set()  # in the first step of a handler; see `_LimitedRun`
 
 
 def runner(handler: Handler, function: Callable[..., Any], pool: WorkerPool, label: str, *, inline: bool) -> Run:
@@ -111,6 +110,34 @@ def eager_task(work: Coroutine[Any, Any, T], loop: asyncio.AbstractEventLoop) ->
     return task
 
 
+class EagerTasks:
+    """Start tasks that execute their first step at once, see `eager_task`: those of requests, or those of handlers.
+
+    What does not suspend has then ended when `start` returns: one turn of the event loop instead of four, and a quarter
+    of the processor time of a call over stdio. Within the first step of another one a task starts later, so that the
+    stack does not grow with handlers that call the server they run in.
+    """
+
+    __slots__ = ("_starting",)
+
+    def __init__(self) -> None:
+        self._starting: set[asyncio.AbstractEventLoop] = set()
+
+    def start(self, work: Coroutine[Any, Any, T]) -> asyncio.Task[T]:
+        """Create a task in the running event loop."""
+        loop = asyncio.get_running_loop()
+        if loop in self._starting:
+            return loop.create_task(work)
+        self._starting.add(loop)
+        try:
+            return eager_task(work, loop)
+        finally:
+            self._starting.discard(loop)
+
+
+_handlers = EagerTasks()
+
+
 async def run_within(
     call: Callable[[], Awaitable[Any]],
     deadlines: Deadlines,
@@ -163,15 +190,7 @@ class _LimitedRun:
         self._label = label
         self._renewed = renewed
         self._tick = 0
-        loop = asyncio.get_running_loop()
-        if loop in _starting:  # calls that a handler makes in its first step start later, or they would grow the stack
-            self.task = loop.create_task(self._run(call))
-            return
-        _starting.add(loop)
-        try:
-            self.task = eager_task(self._run(call), loop)
-        finally:
-            _starting.discard(loop)
+        self.task = _handlers.start(self._run(call))
 
     async def _run(self, call: Callable[[], Awaitable[Any]]) -> None:
         """Run the handler and keep its result or exception: SystemExit in a task would stop the loop."""

@@ -93,7 +93,8 @@ class OperationRegistry(Decorators):
         self._operations: dict[str, BoundOperation] = {}
         # Returns an operation with its handler, or None. Not a method: surfaces look up each call.
         self.get_bound: Callable[[str], BoundOperation | None] = self._operations.get
-        self._changes = 0
+        self.changes = 0
+        """The number of changes so far: what was derived from the operations is current while it stays the same."""
         self._listeners: list[Callable[[Change], None]] = []
         self.followed = FollowedSources()
         self._interceptors = Interceptors()
@@ -354,15 +355,10 @@ class OperationRegistry(Decorators):
         self._listeners.append(listener)
         return lambda: self._listeners.remove(listener) if listener in self._listeners else None
 
-    @property
-    def changes(self) -> int:
-        """The number of changes so far: what was derived from the operations is current while it stays the same."""
-        return self._changes
-
     def _tell(self, change: Change) -> None:
         if self._index is not None:
             self._index.drop(change.spec.id) if change.kind == "removed" else self._index.put(change.spec)
-        self._changes += 1
+        self.changes += 1
         for view in tuple(self._views):
             view.refresh(change.spec.id)
         for listener in tuple(self._listeners):

@@ -16,7 +16,7 @@ from opwire.envelope import MCPContentBlock
 from opwire.errors import CallError, ErrorCode, SchemaError, UsageError
 from opwire.schema import JSONSchema, Schema
 from opwire.schema.dialect import map_subschemas
-from opwire.typed.plain import MAX_DEPTH, as_dict, as_list, find_nonfinite, replace_surrogates, survey
+from opwire.typed.plain import MAX_DEPTH, SCALARS, as_dict, as_list, find_nonfinite, replace_surrogates, survey
 
 logger = logging.getLogger("opwire.tools")
 
@@ -300,7 +300,8 @@ def encode_data(data: Any, label: str) -> EncodedData:
     if isinstance(data, bytes):
         text = b64encode(data).decode("ascii")
         return EncodedData(text, _encoder.encode(text), "base64")
-    if survey(data).deep:  # the SDK fails only when it writes, and takes the whole connection down
+    # The SDK fails only when it writes, and takes the whole connection down.
+    if type(data) not in SCALARS and survey(data).deep:
         raise CallError(ErrorCode.EXECUTION_ERROR, f"{label}: the data is nested deeper than {MAX_DEPTH}")
     try:
         encoded = _encoder.encode(data)

@@ -176,8 +176,10 @@ def encode_reply(reply: RPCMessage) -> bytes:
         return encode_message(RPCFailure.of(id, RPCError(INTERNAL_ERROR, "Internal server error")))
 
 
-def decode_message(raw: bytes) -> RPCMessage:
+def decode_message(raw: bytes, *, is_checked: bool = False) -> RPCMessage:
     """Decode a message; repair a byte order mark, invalid UTF-8, lone surrogates and ids that became floats.
+
+    `is_checked`: the reader has counted its objects and lists already.
 
     Raises:
         InvalidMessageError: it is not a message, or has too many objects and lists (see `check_containers`).
@@ -185,7 +187,8 @@ def decode_message(raw: bytes) -> RPCMessage:
     if len(raw) <= LARGE_JSON:
         return _decode_message(raw)
     try:
-        check_containers(raw)
+        if not is_checked:
+            check_containers(raw)
     except ValueError as error:
         id = _head_of(raw).id
         raise InvalidMessageError(is_json=True, id=id if _is_usable_id(id) else None, excess=str(error)) from None

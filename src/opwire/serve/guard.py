@@ -31,7 +31,7 @@ from opwire.logs import OK, AccessEntry, SurfaceName
 from opwire.logs import logger as access_logger
 from opwire.operation import Identity
 from opwire.serve.hosts import LOOPBACK, HostNames
-from opwire.typed.plain import as_dict, as_list, check_containers, write_json
+from opwire.typed.plain import LARGE_JSON, as_dict, as_list, check_containers, write_json
 
 Scope = MutableMapping[str, Any]
 Receive = Callable[[], Awaitable[MutableMapping[str, Any]]]
@@ -473,11 +473,8 @@ class RequestGuard:
                 ErrorCode.PROTOCOL_ERROR, f"send the body uncompressed, not as {coding.decode('latin-1')[:40]!r}"
             )
             raise HTTPStatusError(HTTPStatus.UNSUPPORTED_MEDIA_TYPE, wrong, (b"accept-encoding", b"identity"))
-        try:
-            check_containers(body)
-        except ValueError as error:
-            wrong = f"the body has {error}, too many for its size: send it in parts, or values as text"
-            raise CallError(ErrorCode.PAYLOAD_TOO_LARGE, wrong) from None
+        if len(body) > LARGE_JSON:
+            _check_containers(body)
         return body
 
     async def _collect(self, receive: Receive) -> bytes:
@@ -579,6 +576,14 @@ def _overloaded(limit: int) -> CallError:
 
 def _malformed(message: str) -> HTTPStatusError:
     return HTTPStatusError(HTTPStatus.BAD_REQUEST, CallError(ErrorCode.PROTOCOL_ERROR, message), _CLOSE)
+
+
+def _check_containers(body: bytes) -> None:
+    try:
+        check_containers(body)
+    except ValueError as error:
+        wrong = f"the body has {error}, too many for its size: send it in parts, or values as text"
+        raise CallError(ErrorCode.PAYLOAD_TOO_LARGE, wrong) from None
 
 
 async def _discard(receive: Receive) -> None:
