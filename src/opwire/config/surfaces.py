@@ -211,7 +211,7 @@ def mcp_surface(config: Config, registry: OperationRegistry, *, journal: Journal
     """
     with needs_extra("mcp"):
         from opwire.serve.mcp.app import serve_mcp
-        from opwire.serve.mcp.durable_tasks import DurableTasks
+        from opwire.serve.mcp.tasks import DurableTasks
     settings = config.serve.mcp or MCPSurfaceSettings()
     with _config_errors("serve.mcp"):
         durable_tasks = None

@@ -5,7 +5,7 @@ import threading
 from typing import Any
 
 from opwire import OperationRegistry, OperationSpec
-from opwire.serve.mcp.notifications import ListBus
+from opwire.serve.mcp.clients import ListBus
 from tests.requirements import requirement
 from tests.serve.mcp.shop import until
 

@@ -18,11 +18,9 @@ from opwire import AccessControl, CallError, Context, Identity, OperationRegistr
 from opwire.durable import DurableCalls, DurableWorker, Journal, MemoryJournal, MemoryJournalState
 from opwire.mcp.messages import RPCError
 from opwire.serve.mcp import DurableTasks, MCPSurface, serve_mcp
-from opwire.serve.mcp import durable_tasks as module
-from opwire.serve.mcp import tasks as in_process
-from opwire.serve.mcp.durable_tasks import KEY_META, MAX_TASK_ID
-from opwire.serve.mcp.questions import RequestStates
-from opwire.serve.mcp.tasks import TASKS
+from opwire.serve.mcp import tasks as module
+from opwire.serve.mcp.clients import RequestStates
+from opwire.serve.mcp.tasks import KEY_META, MAX_TASK_ID, TASKS
 from opwire.transports.redis import RedisJournal
 from tests.requirements import requirement
 from tests.serve.mcp.durable_process import KEY, journal_at
@@ -540,7 +538,7 @@ async def test_an_interceptor_asks_before_the_call_is_submitted() -> None:
 
 @requirement("serve-mcp.durable.bounded")
 async def test_a_call_has_a_task_without_room_for_its_interceptors(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(in_process, "MAX_TASKS_EACH", 1)
+    monkeypatch.setattr(module, "MAX_TASKS_EACH", 1)
     work, ends = Work(), list[BaseException]()
 
     def watch(spec: Any, handler: Any) -> Any:

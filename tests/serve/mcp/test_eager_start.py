@@ -8,7 +8,7 @@ import pytest
 
 from opwire import OperationRegistry
 from opwire.serve.mcp import serve_mcp
-from opwire.serve.mcp.connection import DuplexConnection
+from opwire.serve.mcp.stdio import DuplexConnection
 from tests.serve.mcp.raw import HANDSHAKE, call
 from tests.serve.mcp.shop import NEWEST, PATIENCE
 
@@ -122,3 +122,28 @@ async def test_a_failing_handler_is_answered_with_its_error(*, suspends: bool) -
     await wire.until(1)
     assert wire.written[0]["result"]["isError"]
     await wire.connection.close()
+
+
+async def test_the_id_of_a_cancelled_call_can_be_used_again_at_once() -> None:
+    registry, go = OperationRegistry(), asyncio.Event()
+    cancelled = asyncio.Event()
+
+    @registry.query("work.stubborn")
+    async def stubborn(name: str) -> str:
+        try:
+            await go.wait()
+        except asyncio.CancelledError:
+            cancelled.set()
+            await go.wait()
+        return name
+
+    wire = shaken_hands(registry)
+    wire.receive(call("work_stubborn", {"name": "first"}, id=7))
+    wire.receive({"jsonrpc": "2.0", "method": "notifications/cancelled", "params": {"requestId": 7}})
+    async with asyncio.timeout(PATIENCE):
+        await cancelled.wait()
+    wire.receive(call("work_stubborn", {"name": "second"}, id=7))
+    go.set()
+    await wire.until(1)
+    await wire.connection.close()
+    assert [each["result"]["structuredContent"] for each in wire.written] == [{"result": "second"}]

@@ -15,7 +15,7 @@ from opwire import AccessControl, Context, Identity, OperationRegistry, UsageErr
 from opwire.mcp.messages import RPCError
 from opwire.questions import Question
 from opwire.serve.mcp import MCPSurface, serve_mcp
-from opwire.serve.mcp.questions import MAX_STATE, STATE_LIFETIME, RequestStates, binding_of, can_answer
+from opwire.serve.mcp.clients import MAX_STATE, STATE_LIFETIME, RequestStates, binding_of, can_answer
 from tests.requirements import requirement
 from tests.serve.mcp.raw import HANDSHAKE, call, raw
 from tests.serve.mcp.shop import ERAS, NEWEST, OLDER, connected, http_client, served, until

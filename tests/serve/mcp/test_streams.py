@@ -11,7 +11,7 @@ from opwire import CallError, Context, OperationRegistry
 from opwire.adapters.mcp import HTTPServer, from_mcp
 from opwire.origin import ITEM_META
 from opwire.serve.mcp import streams
-from opwire.serve.mcp.streams import EventLog, EventStore, EventWriter, ResumableStream
+from opwire.serve.mcp.streams import EventLog, EventStore, EventWriter, ResumableStream, follow
 from tests.requirements import requirement
 from tests.serve.mcp.raw import HANDSHAKE, call
 from tests.serve.mcp.shop import PATIENCE, until
@@ -415,3 +415,23 @@ async def test_a_connection_that_blocks_does_not_delay_the_client_that_comes_bac
         await blocked
     await stream.finish(b"2")
     assert [line for line in b"".join(sent).decode().splitlines() if "data" in line] == ["data: 1", "data: 2"]
+
+
+@requirement("serve-mcp.resumption")
+async def test_a_response_whose_time_is_over_at_once_begins_so_that_its_stream_can_be_resumed() -> None:
+    log, sent = EventLog(EventStore()), list[Any]()
+    log.primes = True
+    stream = ResumableStream(log)
+
+    async def send(message: Any) -> None:
+        sent.append(message)
+
+    async def receive() -> Any:
+        await asyncio.Event().wait()
+
+    writer = EventWriter(send, (), stream.preface)
+    call: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+    async with asyncio.timeout(PATIENCE):
+        assert not await follow(call, writer, receive, within=0)
+    assert [message["type"] for message in sent] == ["http.response.start", "http.response.body"]
+    assert log.find(sent[1]["body"].split()[1].decode()) == (stream, 1)

@@ -8,6 +8,6 @@ from opwire.errors import needs_extra
 
 with needs_extra("mcp"):
     from opwire.serve.mcp.app import MCPSurface, serve_mcp
-    from opwire.serve.mcp.durable_tasks import DurableTasks
+    from opwire.serve.mcp.tasks import DurableTasks
 
 __all__ = ["DurableTasks", "MCPSurface", "serve_mcp"]

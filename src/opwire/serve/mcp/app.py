@@ -1,4 +1,7 @@
-"""`serve_mcp`: a registry as an MCP server, over stdio, over any stream, or as an ASGI app over streamable HTTP."""
+"""`serve_mcp`: a registry as an MCP server, over stdio, over any stream, or as an ASGI app over streamable HTTP.
+
+An HTTP request of the stateless era is served here, one of the handshake era in its session.
+"""
 
 import asyncio
 from collections.abc import AsyncGenerator, AsyncIterable, Awaitable, Callable, Iterable, Mapping
@@ -12,13 +15,43 @@ from opwire.call import LOCAL_IDENTITY
 from opwire.deadlines import CALL_TIMEOUT
 from opwire.dispatch import Dispatcher, operation_filter
 from opwire.errors import CallError, ErrorCode, check_above_zero, check_counts
-from opwire.mcp.protocol import HANDSHAKE_VERSIONS, VERSION_HEADER
+from opwire.mcp.messages import (
+    HEADER_MISMATCH,
+    INVALID_PARAMS,
+    INVALID_REQUEST,
+    METHOD_NOT_FOUND,
+    MISSING_CAPABILITY,
+    PARSE_ERROR,
+    UNSUPPORTED_PROTOCOL_VERSION,
+    InvalidMessageError,
+    RequestId,
+    RPCError,
+    RPCFailure,
+    RPCNotification,
+    RPCRequest,
+    decode_message,
+    encode_message,
+)
+from opwire.mcp.protocol import (
+    HANDSHAKE_VERSIONS,
+    METHOD_HEADER,
+    NAME_HEADER,
+    PARAM_HEADER,
+    VERSION_HEADER,
+    check_argument_headers,
+    check_stateless_version,
+    read_envelope,
+)
 from opwire.operation import Identity, Interceptor
 from opwire.registry import OperationRegistry
 from opwire.serve.guard import (
     ACCESS,
+    BODY,
+    EXPIRES,
     HEADERS,
     IDENTITY,
+    OAUTH,
+    TOKEN,
     GuardOptions,
     HTTPStatusError,
     Receive,
@@ -28,17 +61,39 @@ from opwire.serve.guard import (
     send_problem,
 )
 from opwire.serve.listener import ListeningApp, ListenOptions
-from opwire.serve.mcp.calls import CallLimits, ServedTools
-from opwire.serve.mcp.connection import MAX_OPEN, DuplexConnection
-from opwire.serve.mcp.durable_tasks import DurableTasks, DurableTaskStore
-from opwire.serve.mcp.exchange import serve_stateless
-from opwire.serve.mcp.questions import RequestStates
-from opwire.serve.mcp.server import ImplementationInfo, RegistryServer
-from opwire.serve.mcp.sessions import Sessions, SessionTiming
-from opwire.serve.mcp.stdio import serve_files, standard_files
-from opwire.serve.mcp.tasks import TASK_AFTER, CallTasks
+from opwire.serve.mcp.calls import CallLimits, ServedRequest, ServedTools
+from opwire.serve.mcp.clients import MAX_OPEN, RequestStates
+from opwire.serve.mcp.server import ImplementationInfo, RegistryServer, stop_request
+from opwire.serve.mcp.sessions import (
+    EVENTS,
+    JSON,
+    Sessions,
+    SessionTiming,
+    accepts,
+    challenge,
+    send_error,
+    send_json,
+)
+from opwire.serve.mcp.stdio import DuplexConnection, serve_files, standard_files
+from opwire.serve.mcp.streams import EventWriter, follow, remaining
+from opwire.serve.mcp.tasks import TASK_AFTER, CallTasks, DurableTasks, DurableTaskStore
 from opwire.serve.mcp.tools import MAX_OUTPUT_SCHEMA, MAX_PAGE, ToolCatalogue
 from opwire.tools import MAX_NAME
+from opwire.typed.plain import as_dict
+
+_STATUS = dict.fromkeys(
+    (
+        PARSE_ERROR,
+        INVALID_REQUEST,
+        INVALID_PARAMS,
+        HEADER_MISMATCH,
+        MISSING_CAPABILITY,
+        UNSUPPORTED_PROTOCOL_VERSION,
+    ),
+    400,
+) | {METHOD_NOT_FOUND: 404}
+_ROUTING = frozenset(name.encode() for name in (VERSION_HEADER, METHOD_HEADER, NAME_HEADER))
+_PARAM = PARAM_HEADER.encode()
 
 
 class MCPHTTPOptions(GuardOptions, total=False):
@@ -277,3 +332,87 @@ class MCPApp(ListeningApp):
         root = root.strip("/")
         location = quote(f"/{root}{self._path}" if root else self._path, safe="/~")
         raise HTTPStatusError(HTTPStatus.PERMANENT_REDIRECT, wrong, (b"location", location.encode()))
+
+
+# --- the stateless era ------------------------------------------------------------------------------------------------
+
+
+class StatelessRequest(ServedRequest, kw_only=True):
+    """A request of the stateless era. Its response is JSON, or events from the first notification on."""
+
+    writer: EventWriter
+
+    async def send(self, message: RPCRequest | RPCNotification) -> None:
+        """Send a message as an event."""
+        await self.writer.event(encode_message(message))
+
+
+async def serve_stateless(server: RegistryServer, scope: Scope, receive: Receive, send: Send) -> None:
+    """Serve a request of the stateless era."""
+    if scope["method"] != "POST":
+        await send_json(send, 405, headers=[(b"allow", b"POST")])
+        return
+    if not accepts(scope[HEADERS].get(b"accept", b""), JSON, EVENTS):
+        await send_error(send, 406, INVALID_REQUEST, f"the client must accept {JSON} and {EVENTS}")
+        return
+    id: RequestId | None = None
+    try:
+        message = _read_message(scope[BODY])
+        headers = {name.decode("latin-1"): value.decode("latin-1") for name, value in scope[HEADERS].items()}
+        if isinstance(message, RPCNotification):  # accepted and ignored: a client cancels by disconnecting
+            check_stateless_version(headers.get(VERSION_HEADER, ""))
+            await send_json(send, 202)
+            return
+        id = message.id
+        _check_headers(server, message, scope, headers)
+    except RPCError as error:
+        await send_json(send, _STATUS.get(error.code, 200), encode_message(RPCFailure.of(id, error)))
+        return
+    if OAUTH in scope and await challenge(server, scope, message, send):
+        return
+    writer = EventWriter(send)
+    request = StatelessRequest(message, scope[IDENTITY], token=scope[TOKEN], writer=writer)
+    request.task = task = server.tasks.start(server.respond(request))
+    within = remaining(scope[EXPIRES]) if message.method == "subscriptions/listen" else None
+    try:
+        is_done = task.done() or await follow(task, writer, receive, within=within)
+    except asyncio.CancelledError:
+        task.cancel()
+        raise
+    if not is_done:
+        await stop_request(request)
+        await writer.end()
+        return
+    if writer.is_started:
+        await writer.event(task.result())
+        await writer.end()
+    else:
+        await send_json(send, _STATUS.get(request.error_code, 200), task.result())
+
+
+def _read_message(body: bytes) -> RPCRequest | RPCNotification:
+    try:
+        message = decode_message(body, is_checked=True)  # by the guard
+    except InvalidMessageError as error:
+        code, problem = (INVALID_REQUEST, "not a JSON-RPC request") if error.is_json else (PARSE_ERROR, "not JSON")
+        raise RPCError(code, f"the body is {problem}") from None
+    if not isinstance(message, RPCRequest | RPCNotification):
+        raise RPCError(INVALID_REQUEST, "the body is not a JSON-RPC request")
+    return message
+
+
+def _check_headers(server: RegistryServer, message: RPCRequest, scope: Scope, headers: Mapping[str, str]) -> None:
+    """Check that the headers of a request say the same as its message: proxies route it by them.
+
+    Raises:
+        RPCError: they differ, or one of them is there twice.
+    """
+    routing = [name for name, _ in scope["headers"] if name in _ROUTING or name.startswith(_PARAM)]
+    if len(set(routing)) != len(routing):  # two proxies could read different ones
+        raise RPCError(HEADER_MISMATCH, "a header of the request is there twice")
+    read_envelope(message.method, message.params, headers)
+    params = message.params or {}
+    name = params.get("name") if message.method == "tools/call" else None
+    tool = server.catalogue.find(name) if isinstance(name, str) else None
+    if tool is not None and tool.headers:
+        check_argument_headers(tool.headers, as_dict(params.get("arguments")), headers)

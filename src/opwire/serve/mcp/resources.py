@@ -1,4 +1,4 @@
-"""Operations as MCP resources: list them and their templates, read one by its URI, follow its updates. No I/O.
+"""Operations as MCP resources and prompts: list, read and follow resources, return the messages of prompts. No I/O.
 
 A function that is registered with a URI is a resource, or a template of many. The resources of another MCP server are
 behind operations that list, read and watch them: its entries pass unchanged, and what it does not list can be read too.
@@ -7,10 +7,10 @@ behind operations that list, read and watch them: its entries pass unchanged, an
 import asyncio
 import logging
 from base64 import b64encode
-from collections.abc import Callable, Coroutine
+from collections.abc import Callable, Coroutine, Iterator
 from contextlib import aclosing
 from functools import partial
-from typing import Any, Literal
+from typing import Any, Literal, cast
 
 import msgspec
 from msgspec.structs import replace
@@ -23,9 +23,9 @@ from opwire.mcp.messages import INVALID_PARAMS, INVALID_REQUEST, METHOD_NOT_FOUN
 from opwire.operation import Identity, OperationSpec
 from opwire.origin import ORIGIN_META, Origin
 from opwire.serve.mcp.calls import ServedCall, ServedRequest
-from opwire.serve.mcp.notifications import MAX_SUBSCRIPTIONS, ClientState
+from opwire.serve.mcp.clients import MAX_SUBSCRIPTIONS, ClientState
 from opwire.serve.mcp.tools import Result, forwarded_fields, rpc_error
-from opwire.tools import encode_data, media_type
+from opwire.tools import ToolNames, data_block, encode_data, media_type
 from opwire.typed.plain import as_dict, as_list
 from opwire.uri_template import MAX_URI, URITemplate
 
@@ -39,8 +39,13 @@ RESOURCE_NOT_FOUND = -32002
 MAX_OWNERS = 20_000
 """URIs and templates of which is known which server has listed them."""
 
-_ROLES: dict[ListKey, str] = {"resources": "resources/list", "resourceTemplates": "resources/templates"}
+MAX_MESSAGES = 10_000
+"""Messages of one prompt."""
+
+_LISTED_BY: dict[ListKey, str] = {"resources": "resources/list", "resourceTemplates": "resources/templates"}
 _OTHERS = frozenset({RESOURCE_NOT_FOUND, INVALID_PARAMS, METHOD_NOT_FOUND})  # another server may have the resource
+_BEFORE_NAME = "prompts/"  # in the names of operations that are prompts of another server
+_ROLES = ("user", "assistant")
 
 MakeCall = Callable[[OperationSpec], ServedCall]
 
@@ -63,6 +68,9 @@ def definition_of(spec: OperationSpec, **fields: Any) -> Result:
     meta = {**spec.meta, ORIGIN_META: msgspec.to_builtins(Origin.of(spec, in_mcp=True))}
     texts = {"title": spec.title, "description": spec.description, "icons": list(spec.icons)}
     return {**fields, **{key: value for key, value in texts.items() if value}, "_meta": meta}
+
+
+# --- resources --------------------------------------------------------------------------------------------------------
 
 
 class ResourceCatalogue:
@@ -96,7 +104,7 @@ class ResourceCatalogue:
         """
         visible = self._dispatcher.visible(identity)
         found = [entry for spec in visible if spec.role == "resource" and (entry := self._entry(spec, key)) is not None]
-        servers = [spec for spec in visible if spec.role == _ROLES[key]]
+        servers = [spec for spec in visible if spec.role == _LISTED_BY[key]]
         lists = await asyncio.gather(*(self._listed(call(spec), key) for spec in servers), return_exceptions=True)
         errors: list[RPCError] = []
         name = "uri" if key == "resources" else "uriTemplate"
@@ -288,7 +296,7 @@ class ResourceCatalogue:
 
 def not_found(uri: str, request: ServedRequest) -> RPCError:
     """Return the error for an unknown resource."""
-    code = INVALID_PARAMS if request.is_stateless else RESOURCE_NOT_FOUND
+    code = INVALID_PARAMS if request.client is None else RESOURCE_NOT_FOUND
     return RPCError(code, f"Resource not found: {uri[:200]}", {"uri": uri[:MAX_URI]})
 
 
@@ -322,3 +330,95 @@ def _content_of(block: Any, uri: str) -> Result:
         return {"uri": uri, "mimeType": block.get("mimeType", "application/octet-stream"), "blob": block["data"]}
     text = block.get("text")
     return {"uri": uri, "text": text if isinstance(text, str) else msgspec.json.encode(block).decode()}
+
+
+# --- prompts ----------------------------------------------------------------------------------------------------------
+
+
+class PromptCatalogue:
+    """The prompts of a surface. Their names are made as those of tools, of a set of their own."""
+
+    def __init__(self, dispatcher: Dispatcher, *, max_name: int) -> None:
+        self._dispatcher = dispatcher
+        self._names = ToolNames(max_name=max_name)
+        self._short: dict[str, str] = {}  # what names are made of, by operation id
+        self._ids: dict[str, str] = {}  # the reverse
+        self._named_at = -1
+
+    def find(self, name: str) -> OperationSpec | None:
+        """Return the prompt of this name, regardless of the caller, or None."""
+        self._name_all()
+        id = self._ids.get(self._names.operation_id(name) or "")
+        return None if id is None else self._dispatcher.registry.get_spec(id)
+
+    def entries(self, identity: Identity | None) -> list[Result]:
+        """Return all prompts that a caller may use, in the order of registration."""
+        self._name_all()
+        found: list[Result] = []
+        for spec in self._dispatcher.visible(identity):
+            if spec.id not in self._short:
+                continue
+            entry = definition_of(spec, name=self._names[self._short[spec.id]])
+            arguments: list[Result] = []
+            schema = as_dict(spec.input_schema.json)
+            required = as_list(schema.get("required"))
+            for name, each in as_dict(schema.get("properties")).items():
+                about = as_dict(each)
+                texts = {key: text for key in ("title", "description") if isinstance(text := about.get(key), str)}
+                arguments.append({"name": name, **texts, "required": name in required})
+            found.append({**entry, "arguments": arguments} if arguments else entry)
+        return found
+
+    def _name_all(self) -> None:
+        """Name every prompt, if the registry has changed: `library.prompts/review` is `library_review`."""
+        changes = self._dispatcher.registry.changes
+        if self._named_at == changes:
+            return
+        prompts = [spec for spec in self._dispatcher.served() if spec.role == "prompt"]
+        ids = {spec.id for spec in prompts}
+        self._short = {}
+        for spec in prompts:
+            short = f"{spec.namespace}.{spec.name.removeprefix(_BEFORE_NAME)}"
+            self._short[spec.id] = spec.id if short in ids else short
+        self._ids = {short: id for id, short in self._short.items()}
+        self._names.keep(self._ids)
+        self._names.add(self._ids)
+        self._named_at = changes
+
+
+def prompt_result(envelope: ResponseEnvelope[Any], spec: OperationSpec) -> Result:
+    """Return the result of `prompts/get`.
+
+    Raises:
+        CallError: EXECUTION_ERROR, if the data is not made of messages.
+    """
+    meta = envelope.meta
+    if isinstance(meta, MCPResponseMeta) and "messages" in as_dict(envelope.data):
+        data, fields = encode_data([envelope.data, forwarded_fields(meta)], spec.id).data
+        return {**data, **fields}
+    result: Result = {"description": spec.description} if spec.description else {}
+    given: Any = envelope.data
+    if isinstance(given, dict) and "messages" in given:
+        result |= {key: value for key, value in as_dict(encode_data(given, spec.id).data).items() if key != "messages"}
+        given = as_dict(given)["messages"]
+    messages = _listed(given)
+    if len(messages) > MAX_MESSAGES:
+        raise CallError(ErrorCode.PAYLOAD_TOO_LARGE, f"{spec.id}: more than {MAX_MESSAGES:,} messages")
+    return {**result, "messages": [each for message in messages for each in _messages_of(message, spec.id)]}
+
+
+def _messages_of(message: Any, label: str) -> Iterator[Result]:
+    """Yield a message for each content block: a revision before 2026-07-28 has one in a message."""
+    role, content = "user", message
+    if isinstance(message, dict) and "role" in message:
+        role, content = as_dict(message).get("role"), as_dict(message).get("content")
+        if role not in _ROLES:
+            raise CallError(ErrorCode.EXECUTION_ERROR, f"{label}: the role of a message is user or assistant")
+    for each in _listed(content):
+        encoded = encode_data(each, label)
+        is_block = isinstance(each, dict) and isinstance(as_dict(each).get("type"), str)
+        yield {"role": role, "content": encoded.data if is_block else data_block(each, encoded.json, label)}
+
+
+def _listed(value: Any) -> list[Any]:
+    return cast("list[Any]", value) if isinstance(value, list) else [value]

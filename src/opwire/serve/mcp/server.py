@@ -1,7 +1,8 @@
 """A registry as an MCP server: the methods of the protocol, of every revision. No I/O.
 
-`RegistryServer` handles one request of any transport; connections and HTTP exchanges give it a `ServedRequest`. Every
-call of a known tool returns a result; an error becomes a result with `isError`.
+`RegistryServer` responds to one request of any transport, a `ServedRequest`: it dispatches by method, reads the params,
+finds what they name, calls it and encodes the result. Every call of a known tool returns a result; an error becomes a
+result with `isError`.
 """
 
 import asyncio
@@ -18,17 +19,19 @@ from msgspec import Struct, field
 
 from opwire.annotations import LOG_LEVELS, CompletionRequest, LogLevel
 from opwire.errors import CallError, ErrorCode
-from opwire.invoke import CLOSE_GRACE, eager_task, leave_behind
+from opwire.invoke import CLOSE_GRACE, EagerTasks, leave_behind
 from opwire.logs import begin_access
 from opwire.mcp.messages import (
     INTERNAL_ERROR,
     INVALID_PARAMS,
     METHOD_NOT_FOUND,
+    ErrorObject,
     RPCError,
     RPCFailure,
-    RPCMessage,
     RPCRequest,
     RPCResponse,
+    encode_message,
+    encode_reply,
 )
 from opwire.mcp.protocol import (
     CLIENT_CAPABILITIES_META,
@@ -41,12 +44,25 @@ from opwire.mcp.protocol import (
 )
 from opwire.operation import Identity, OperationSpec
 from opwire.serve.mcp.calls import DurableToolCall, Params, ServedCall, ServedRequest, ServedTools, ToolCall
-from opwire.serve.mcp.durable_tasks import DurableTask
-from opwire.serve.mcp.notifications import MAX_SUBSCRIPTIONS, ClientState, ListBus, PendingNotifications, list_of
-from opwire.serve.mcp.prompts import PromptCatalogue, prompt_result
-from opwire.serve.mcp.questions import INPUT_METHODS, StatelessQuestions
-from opwire.serve.mcp.resources import ListKey, MakeCall, ResourceCatalogue, not_found, typed_arguments
-from opwire.serve.mcp.tasks import TASKS, CallTask, check_declared, declares_tasks
+from opwire.serve.mcp.clients import (
+    INPUT_METHODS,
+    MAX_SUBSCRIPTIONS,
+    ClientState,
+    ListBus,
+    PendingNotifications,
+    StatelessQuestions,
+    list_of,
+)
+from opwire.serve.mcp.resources import (
+    ListKey,
+    MakeCall,
+    PromptCatalogue,
+    ResourceCatalogue,
+    not_found,
+    prompt_result,
+    typed_arguments,
+)
+from opwire.serve.mcp.tasks import TASKS, CallTask, DurableTask, check_declared, declares_tasks
 from opwire.serve.mcp.tools import Result, ResultFormat
 from opwire.typed.plain import as_dict, write_json
 
@@ -56,7 +72,6 @@ MAX_LISTENERS = 1024
 """Streams of one surface on which clients of revision 2026-07-28 listen for changes."""
 
 P = TypeVar("P", bound=Struct)
-T = TypeVar("T")
 
 # Stale at once, and for this client only: lists depend on the caller.
 _STALE: Result = {"ttlMs": 0, "cacheScope": "private"}
@@ -176,12 +191,14 @@ class RegistryServer:
         self.bus = ListBus(served.dispatcher.registry)
         self._served = served
         self._listeners: set[PendingNotifications] = set()
-        self._is_starting = False
+        self.tasks = EagerTasks()  # of requests
         self._lists: frozenset[str] = frozenset()
         self._listed_at = -1  # the number of changes of the registry
         shown = {"name": info.name, "title": info.title, "version": info.version}
         self._info = {key: value for key, value in shown.items() if value is not None}
         self._instructions = info.instructions
+        self._format = ResultFormat(objects_only=False, tool_envelopes=served.tool_envelopes)
+        self._older_format = ResultFormat(objects_only=True, tool_envelopes=served.tool_envelopes)
 
     def _served_lists(self) -> frozenset[str]:
         """Return the lists that are not empty."""
@@ -223,43 +240,25 @@ class RegistryServer:
         version = wanted if wanted in HANDSHAKE_VERSIONS else HANDSHAKE_VERSIONS[-1]
         return {"protocolVersion": version, **self._description(), "serverInfo": self._info}
 
-    def start(self, work: Coroutine[Any, Any, T], request: ServedRequest) -> asyncio.Task[T]:
-        """Handle a request in a task of its own, which executes its first step at once.
-
-        A call that does not suspend has then ended when this returns: one turn of the event loop instead of four, and
-        a quarter of the processor time of a call over stdio. Not within the first step of another request, so that the
-        stack does not grow with tools that call this server.
-        """
-        loop = asyncio.get_running_loop()
-        if self._is_starting:
-            request.task = task = loop.create_task(work)
-            return task
-        self._is_starting = True
+    async def respond(self, request: ServedRequest) -> bytes:
+        """Return the encoded response to a request, after a handshake or without one; errors are in it."""
+        message = request.message
         try:
-            request.task = task = eager_task(work, loop)
-            return task
-        finally:
-            self._is_starting = False
+            if request.client is not None:
+                result = await self._result(message.method, message.params or {}, request)
+            else:
+                result = await self._stateless_result(message.method, message.params or {}, request)
+            return encode_message(RPCResponse(message.id, result))
+        except Exception as raised:
+            if isinstance(raised, RPCError):
+                failure = RPCFailure.of(message.id, raised)
+            else:
+                logger.exception("a request of an MCP client failed")
+                failure = RPCFailure(message.id, ErrorObject(INTERNAL_ERROR, "Internal server error"))
+            request.error_code = failure.error.code
+            return encode_reply(failure)
 
-    async def respond(self, params: RPCRequest, request: ServedRequest) -> RPCMessage:
-        """Return the response to a request; whatever goes wrong is in it."""
-        try:
-            return RPCResponse(request.id, await self.handle(params.method, params.params, request))
-        except RPCError as error:
-            return RPCFailure.of(request.id, error)
-        except Exception:
-            logger.exception("a request of an MCP client failed")
-            return RPCFailure.of(request.id, RPCError(INTERNAL_ERROR, "Internal server error"))
-
-    async def handle(self, method: str, params: Params | None, request: ServedRequest) -> Result:
-        """Return the result of a request, after the handshake or without one.
-
-        Raises:
-            RPCError: the method is unknown, or its params are invalid.
-        """
-        params = params or {}
-        if not request.is_stateless:
-            return await self._result(method, params, request)
+    async def _stateless_result(self, method: str, params: Params, request: ServedRequest) -> Result:
         if method not in INPUT_METHODS:
             result = await self._result(method, params, request)
         else:
@@ -276,29 +275,25 @@ class RegistryServer:
     ) -> Result:
         """Return the result of a tool, its questions, or the task that it becomes."""
 
-        async def ignore(method: str, params: Params) -> None:
-            """Send nothing: the protocol has no notifications of tasks but their status."""
-
-        def asked() -> StatelessQuestions | None:
-            return request.on_question if isinstance(request.on_question, StatelessQuestions) else None
-
         def detach(task: CallTask) -> None:
-            request.notify, request.progress_token, request.log_level = ignore, None, None
-            if (questions := asked()) is not None:
-                questions.instead = task.ask
+            request.is_detached, request.progress_token, request.log_level = True, None, None
+            if request.questions is not None:
+                request.questions.instead = task.ask
 
         async def stored() -> Result | None:
             durable, submission = self._served.durable, request.submission
             return None if durable is None or submission is None else await durable.handle(submission)
 
-        return await self._served.tasks.run(work, request.identity, capabilities, asked, detach, stored=stored)
+        return await self._served.tasks.run(
+            work, request.identity, capabilities, lambda: request.questions, detach, stored=stored
+        )
 
     async def _result_or_questions(
         self, method: str, params: Params, request: ServedRequest, capabilities: Params
     ) -> Result:
         """Return the result of a request, or the questions of its handler."""
         asked = StatelessQuestions(self._served.states, request.identity, method, params, capabilities)
-        request.on_question = asked
+        request.questions = asked
         try:
             return await self._result(method, params, request)
         except asyncio.CancelledError:
@@ -309,15 +304,15 @@ class RegistryServer:
             asked.close()
 
     async def _result(self, method: str, params: Params, request: ServedRequest) -> Result:
-        handler, is_stateless = self._methods.get(method), request.is_stateless
+        handler, client = self._methods.get(method), request.client
         if (
             handler is None
-            or is_stateless not in handler.eras
+            or (client is None) not in handler.eras
             or (handler.lists and handler.lists.isdisjoint(self._served_lists()))
         ):
             raise RPCError(METHOD_NOT_FOUND, "Method not found", method[:200])
         known, meta = _read(params, handler.params), cast("Params", params.get("_meta") or {})
-        level = meta.get(LOG_LEVEL_META) if is_stateless else request.client and request.client.log_level
+        level = meta.get(LOG_LEVEL_META) if client is None else client.log_level
         request.log_level = level if level in LOG_LEVELS else None
         return await handler.handle(self, known, meta, request)
 
@@ -331,7 +326,7 @@ class RegistryServer:
         return {"supportedVersions": list(STATELESS_VERSIONS), **_STALE, **described}
 
     async def _set_level(self, params: _LevelParams, meta: Params, request: ServedRequest) -> Result:
-        request.client.log_level = params.level
+        cast("ClientState", request.client).log_level = params.level
         return {}
 
     # --- tools, resources, prompts ------------------------------------------------------------------------------------
@@ -342,7 +337,7 @@ class RegistryServer:
         except CallError as error:
             raise RPCError(INVALID_PARAMS, error.message) from None
         page: Result = {} if more is None else {"nextCursor": more}
-        if request.is_stateless:
+        if request.client is None:
             return {"tools": [tool.shape for tool in tools], **_STALE, **page}
         return {"tools": [tool.older for tool in tools], **page}
 
@@ -364,7 +359,7 @@ class RegistryServer:
             arguments=params.arguments or {},
             meta=meta,
             request=request,
-            format=ResultFormat(not request.is_stateless, self._served.tool_envelopes),
+            format=self._format if request.client is None else self._older_format,
             served=self._served,
         )
         return await call.logged(call.run)
@@ -383,7 +378,7 @@ class RegistryServer:
         task = self._task(params, meta, request)
         if isinstance(task, CallTask):
             return task.details()
-        return await task.details(ResultFormat(not request.is_stateless, self._served.tool_envelopes))
+        return await task.details(self._format)
 
     async def _update_task(self, params: _UpdateTaskParams, meta: Params, request: ServedRequest) -> Result:
         task = self._task(params, meta, request)
@@ -422,15 +417,15 @@ class RegistryServer:
         if result is None:
             self._reject(params.uri[:_MAX_SHOWN], request)
             raise not_found(params.uri, request)
-        return {**_STALE, **result} if request.is_stateless else result
+        return {**_STALE, **result} if request.client is None else result
 
     async def _subscribe(self, params: _ResourceParams, meta: Params, request: ServedRequest) -> Result:
-        client: ClientState = request.client
+        client = cast("ClientState", request.client)
         await self.resources.subscribe(params.uri, request, client, self._calls(params, meta, request))
         return {}
 
     async def _unsubscribe(self, params: _ResourceParams, meta: Params, request: ServedRequest) -> Result:
-        client: ClientState = request.client
+        client = cast("ClientState", request.client)
         task = client.watches.pop(params.uri, None)
         if task is not None:
             task.cancel()
@@ -484,7 +479,7 @@ class RegistryServer:
             page.append(entry)
         end = start + len(page)
         more: Result = {"nextCursor": f"{end}:{keys[end - 1]}"} if 0 < end < len(entries) else {}
-        return {key: page, **(_STALE if request.is_stateless else {}), **more}
+        return {key: page, **(_STALE if request.client is None else {}), **more}
 
     def operation_of(self, request: RPCRequest, identity: Identity | None) -> OperationSpec | None:
         """Return the operation that a request calls, whether the caller may call it or not; None if there is none."""
@@ -510,7 +505,7 @@ class RegistryServer:
         wanted, pending = params.notifications, PendingNotifications()
         lists = {"tools": wanted.tools_list_changed, "prompts": wanted.prompts_list_changed}
         lists["resources"] = wanted.resources_list_changed
-        own: Params = {"_meta": {SUBSCRIPTION_META: request.id}}
+        own: Params = {"_meta": {SUBSCRIPTION_META: request.message.id}}
         honoured: Params = {f"{name}ListChanged": True for name, is_wanted in lists.items() if is_wanted}
         unsubscribe = self.bus.subscribe(lambda name: pending.list_changed(name) if lists[name] else None)
         self._listeners.add(pending)

@@ -8,9 +8,9 @@ session, and wait for it.
 import asyncio
 import time
 from collections import Counter
-from collections.abc import Callable, Mapping
-from functools import partial
-from typing import NamedTuple
+from collections.abc import Callable, Iterable, Mapping
+from functools import lru_cache
+from typing import Any, NamedTuple, cast
 from uuid import uuid4
 
 from opwire.errors import CallError, ErrorCode
@@ -28,31 +28,31 @@ from opwire.mcp.messages import (
     RPCMessage,
     RPCNotification,
     RPCRequest,
+    RPCResponse,
     decode_message,
     encode_message,
     encode_reply,
     split_batch,
 )
-from opwire.mcp.peer import Answer, CancelledRequest, Effect, JsonRpcPeer, Rejection
 from opwire.mcp.protocol import BATCHED, LAST_EVENT_HEADER, SESSION_HEADER
-from opwire.serve.guard import BODY, EXPIRES, HEADERS, IDENTITY, OAUTH, TOKEN, Header, Receive, Scope, Send
-from opwire.serve.mcp.calls import ServedRequest
-from opwire.serve.mcp.connection import MAX_OPEN, MAX_VALUES, Handshake
-from opwire.serve.mcp.exchange import accepts, challenge
-from opwire.serve.mcp.questions import MAX_QUESTIONS, ClientRequests, Waiter
-from opwire.serve.mcp.server import RegistryServer, stop_request
-from opwire.serve.mcp.streams import (
-    PING,
-    EventLog,
-    EventStore,
-    EventWriter,
-    ResumableStream,
-    follow,
-    remaining,
-    send_batch,
-    send_error,
-    send_json,
+from opwire.operation import check_access
+from opwire.serve.guard import (
+    BODY,
+    EXPIRES,
+    HEADERS,
+    IDENTITY,
+    OAUTH,
+    TOKEN,
+    Header,
+    Receive,
+    Scope,
+    Send,
+    challenge_of,
 )
+from opwire.serve.mcp.calls import Params, ServedRequest
+from opwire.serve.mcp.clients import MAX_BATCH_VALUES, MAX_OPEN, ClientState
+from opwire.serve.mcp.server import RegistryServer, stop_request
+from opwire.serve.mcp.streams import PING, EventLog, EventStore, EventWriter, ResumableStream, follow, remaining
 from opwire.tasks import spawn
 
 PRIMED = "2025-11-25"
@@ -61,26 +61,88 @@ PRIMED = "2025-11-25"
 PRIME_AFTER = 5.0
 """Seconds after which a call has a stream that its client can resume; before, its response is JSON."""
 
-_JSON, _EVENTS = "application/json", "text/event-stream"
+JSON, EVENTS = "application/json", "text/event-stream"
+_JSON_TYPE: Header = (b"content-type", JSON.encode())
 _SESSION = SESSION_HEADER.encode()
+
+
+# --- requests and responses -------------------------------------------------------------------------------------------
+
+
+@lru_cache(maxsize=64)
+def accepts(header: bytes, *kinds: str) -> bool:
+    """Return whether a client with this `Accept` header accepts each of these media types."""
+    given = {each.partition(";")[0].strip().lower() for each in header.decode("latin-1").split(",")}
+    return "*/*" in given or all(kind in given or f"{kind.partition('/')[0]}/*" in given for kind in kinds)
+
+
+@lru_cache(maxsize=64)
+def prefers_events(header: bytes) -> bool:
+    """Return whether a client with this `Accept` header names events first."""
+    accepted = header.lower()
+    return 0 <= accepted.find(EVENTS.encode()) < accepted.find(JSON.encode())
 
 
 async def read_post(scope: Scope, send: Send, *, batches: bool = False) -> list[RPCMessage]:
     """Return the message of a POST, or those of a batch; none if it is invalid, and was rejected."""
     headers: Mapping[bytes, bytes] = scope[HEADERS]
     status, code, problem = 400, INVALID_REQUEST, ""
-    if not accepts(headers.get(b"accept", b""), _JSON, _EVENTS):
-        status, problem = 406, f"the client must accept {_JSON} and {_EVENTS}"
-    elif headers.get(b"content-type", b"").partition(b";")[0].strip().lower() != _JSON.encode():
-        status, problem = 415, f"the content type must be {_JSON}"
+    if not accepts(headers.get(b"accept", b""), JSON, EVENTS):
+        status, problem = 406, f"the client must accept {JSON} and {EVENTS}"
+    elif headers.get(b"content-type", b"").partition(b";")[0].strip().lower() != JSON.encode():
+        status, problem = 415, f"the content type must be {JSON}"
     else:
         try:
-            parts = split_batch(scope[BODY], MAX_VALUES) if batches else [scope[BODY]]
-            return [decode_message(each) for each in parts]
+            parts = split_batch(scope[BODY], MAX_BATCH_VALUES) if batches else [scope[BODY]]
+            return [decode_message(each, is_checked=True) for each in parts]  # by the guard
         except InvalidMessageError as error:
             code, problem = INVALID_PARAMS if error.is_json else PARSE_ERROR, "the body is not a JSON-RPC message"
     await send_error(send, status, code, problem)
     return []
+
+
+async def send_json(send: Send, status: int, body: bytes = b"", headers: Iterable[Header] = ()) -> None:
+    """Send a response without a stream."""
+    length = (b"content-length", str(len(body)).encode())
+    kind = (_JSON_TYPE,) if body else ()
+    await send({"type": "http.response.start", "status": status, "headers": [*kind, length, *headers]})
+    await send({"type": "http.response.body", "body": body})
+
+
+async def send_batch(send: Send, replies: list[bytes], headers: Iterable[Header] = ()) -> None:
+    """Send the responses to a batch, one by one: joining 200 MB would stop the event loop for a second."""
+    length = (b"content-length", str(sum(map(len, replies)) + len(replies) + 1).encode())
+    await send({"type": "http.response.start", "status": 200, "headers": [_JSON_TYPE, length, *headers]})
+    for number, reply in enumerate(replies):
+        await send({"type": "http.response.body", "body": (b"," if number else b"[") + reply, "more_body": True})
+    await send({"type": "http.response.body", "body": b"]"})
+
+
+async def send_error(send: Send, status: int, code: int, message: str, headers: Iterable[Header] = ()) -> None:
+    """Send a JSON-RPC error as the body of a failed request."""
+    await send_json(send, status, encode_message(RPCFailure(None, ErrorObject(code, message))), headers)
+
+
+async def challenge(server: RegistryServer, scope: Scope, request: RPCRequest, send: Send) -> bool:
+    """Reject a call that lacks a token or a scope with a 401 or 403, so the client gets one; return whether it was.
+
+    Only for requests with OAUTH: without it, that is an error of the call, which the model reads.
+    """
+    spec = server.operation_of(request, scope[IDENTITY])
+    try:
+        if spec is not None:
+            check_access(spec, scope[IDENTITY])
+        return False
+    except CallError as error:
+        lines = challenge_of(error)
+        if lines:
+            status = 401 if error.code is ErrorCode.UNAUTHENTICATED else 403
+            failure = RPCFailure(request.id, ErrorObject(INVALID_REQUEST, error.message))
+            await send_json(send, status, encode_message(failure), lines)
+        return bool(lines)
+
+
+# --- sessions ---------------------------------------------------------------------------------------------------------
 
 
 class SessionTiming(NamedTuple):
@@ -101,7 +163,7 @@ class RunningCalls:
         """Return whether an owner can start no more."""
         return self._by_owner[owner] >= self._max_each
 
-    def add(self, owner: str | None, call: asyncio.Task[RPCMessage]) -> None:
+    def add(self, owner: str | None, call: asyncio.Task[bytes]) -> None:
         """Count a call until it has ended."""
 
         def ended(_: object) -> None:
@@ -111,6 +173,40 @@ class RunningCalls:
 
         self._by_owner[owner] += 1
         call.add_done_callback(ended)
+
+
+class SessionRequest(ServedRequest, kw_only=True):
+    """A request in a session. Most responses are JSON, so its stream of events is created with the first of these."""
+
+    session: "HTTPSession"
+    respond: Send | None = None  # to its POST; None: in a batch, whose events are sent on the stream of the GET
+    stream: ResumableStream | None = None
+    writer: EventWriter | None = None  # the response to its POST as events
+    is_cancelled: bool = False
+    is_ended: bool = False
+
+    def events(self) -> ResumableStream:
+        """Return the stream of its events."""
+        if self.respond is None:
+            return self.session.notices
+        if self.stream is None:
+            self.stream = ResumableStream(self.session.events)
+            if not self.is_ended:  # a task that it has left behind may still ask
+                self.writer = EventWriter(self.respond, self.session.headers, self.stream.preface)
+                self.stream.attach(self.writer)
+        return self.stream
+
+    async def notify(self, method: str, params: Params) -> None:
+        """Send a notification."""
+        await self.events().event(encode_message(RPCNotification(method, params or None)))
+
+    async def send(self, message: RPCRequest | RPCNotification) -> None:
+        """Send a question on the first stream that a client reads, or may resume."""
+        own, notices = self.events(), self.session.notices
+        target = notices if own.writer is None and notices.writer is not None else own
+        if target.writer is None and target.number is None:
+            raise CallError(ErrorCode.ABORTED, "the client has disconnected, and cannot be asked")
+        await target.event(encode_message(message))
 
 
 class HTTPSession:
@@ -129,18 +225,16 @@ class HTTPSession:
         self.id = uuid4().hex
         self.owner = owner
         self.exchanges = 0  # HTTP requests that are being served
+        self.headers: tuple[Header, ...] = ((_SESSION, self.id.encode()),)
+        self.events = events
+        self.notices = ResumableStream(events)  # of the GET
         self._server = server
         self._timing = timing
         self._ended = ended
         self._calls = calls
-        self._headers: tuple[Header, ...] = ((_SESSION, self.id.encode()),)
-        self._peer: JsonRpcPeer[Waiter] = JsonRpcPeer(max_open=MAX_OPEN, max_pending=MAX_QUESTIONS)
-        self._questions = ClientRequests(self._peer)
-        self._tasks: set[asyncio.Task[None]] = set()
-        self._handshake = Handshake(server, partial(spawn, tasks=self._tasks))
-        self._running: dict[RequestId, ServedRequest] = {}
-        self._events = events
-        self._notices = ResumableStream(events)  # of the GET
+        self._client = ClientState()
+        self._tasks = self._client.tasks
+        self._running: dict[RequestId, SessionRequest] = {}  # with those that were cancelled, until they have ended
         self._last_used = time.monotonic()
         self._timer = asyncio.get_running_loop().call_later(timing.idle, self._expire)
 
@@ -152,22 +246,23 @@ class HTTPSession:
     def end(self) -> None:
         """Cancel the calls and end the streams; idempotent."""
         self._timer.cancel()
-        self._handshake.close()
-        self.end_stream()
-        self._events.clear()
+        self._client.close()
+        self.notices.detach()
+        self.events.clear()
         running, self._running = self._running, {}
         for found in running.values():
-            spawn(stop_request(found), self._tasks)
-
-    def end_stream(self) -> None:
-        """End the stream of the GET."""
-        self._notices.detach()
+            self._cancel(found)
 
     async def close(self) -> None:
         """End the session, and wait for its calls."""
         self.end()
         while self._tasks:
             await asyncio.wait(self._tasks)
+
+    def _cancel(self, request: SessionRequest) -> None:
+        if request.task is not None and not request.is_cancelled:
+            request.is_cancelled = True
+            spawn(stop_request(request), self._tasks)
 
     def _expire(self) -> None:
         idle = self._timing.idle
@@ -178,11 +273,16 @@ class HTTPSession:
             self._ended(self.id)
             self.end()
 
-    async def open(self, request: RPCRequest, send: Send) -> None:
+    async def open(self, message: RPCRequest, send: Send) -> None:
         """Answer the handshake."""
-        reply = encode_reply(self._handshake.initialize(request))
-        self._events.primes = self._handshake.version >= PRIMED
-        await send_json(send, 200, reply, self._headers)
+        try:
+            result = self._server.initialize(message.params)
+        except RPCError as error:
+            await send_json(send, 200, encode_message(RPCFailure.of(message.id, error)), self.headers)
+            return
+        self._client.agree(message.params, result)
+        self.events.primes = self._client.version >= PRIMED
+        await send_json(send, 200, encode_reply(RPCResponse(message.id, result)), self.headers)
 
     async def serve(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Serve one HTTP request of the session."""
@@ -190,194 +290,189 @@ class HTTPSession:
         try:
             match scope["method"]:
                 case "POST":
-                    await self._post(scope, receive, send)
+                    messages = await read_post(scope, send, batches=self._client.version == BATCHED)
+                    if len(messages) == 1 and isinstance(messages[0], RPCRequest):
+                        await self._answer(messages[0], scope, receive, send)
+                    elif messages:
+                        await self._answer_batch(messages, scope, send)
                 case "GET":
                     await self._get(scope, receive, send)
                 case _:  # DELETE
                     self._ended(self.id)
                     self.end()
-                    await send_json(send, 200, headers=self._headers)
+                    await send_json(send, 200, headers=self.headers)
         finally:
             self.exchanges -= 1
             self._last_used = time.monotonic()
 
-    async def _post(self, scope: Scope, receive: Receive, send: Send) -> None:
-        messages = await read_post(scope, send, batches=self._handshake.version == BATCHED)
-        if not messages:
-            return
-        found = [self._peer.receive(message) for message in messages]
-        match found:
-            case [RPCRequest() as request]:
-                await self._answer(request, scope, receive, send)
-                return
-            case [Rejection(reply=reply)]:
-                await send_json(send, 200, encode_message(reply), self._headers)
-                return
-            case _:
-                pass
-        replies = [encode_message(each.reply) for each in found if isinstance(each, Rejection)]
-        for each in found:
-            self._take(each)
-        calls: list[asyncio.Task[bytes]] = []
+    # --- requests -----------------------------------------------------------------------------------------------------
+
+    async def _answer(self, message: RPCRequest, scope: Scope, receive: Receive, send: Send) -> None:
+        """Answer one request: as JSON if it ends without an event, as most do."""
         try:
-            for each in found:
-                if isinstance(each, RPCRequest):
-                    calls.append(asyncio.create_task(self._reply(each, scope)))
-                    await asyncio.sleep(0)  # all at once would stop the event loop for as long as all of them take
-            replies += await asyncio.gather(*calls)
-        finally:
-            for call in calls:
-                call.cancel()  # unless it has ended
-        if replies:
-            await send_batch(send, replies, self._headers)
-        else:
-            await send_json(send, 202, headers=self._headers)
-
-    def _take(self, effect: Effect[Waiter]) -> None:
-        """Handle what has no response."""
-        match effect:
-            case CancelledRequest(id=id):
-                if (found := self._running.pop(id, None)) is not None:
-                    spawn(stop_request(found), self._tasks)
-            case Answer() as answer:
-                self._questions.answered(answer)
-            case RPCNotification(method="notifications/initialized"):
-                self._handshake.initialized()
-            case _:
-                pass
-
-    async def _reply(self, request: RPCRequest, scope: Scope) -> bytes:
-        """Return the response to a request of a batch; its notifications are sent on the stream of the GET.
-
-        It is encoded here: all the responses of a batch at once would stop the event loop.
-        """
-        try:
-            self._check(request)
+            request = self._admit(message, scope, send)
+            if message.method == "initialize":
+                del self._running[message.id]
+                await self.open(message, send)
+                return
+            if OAUTH in scope and await challenge(self._server, scope, message, send):
+                del self._running[message.id]
+                return
+            task = self._start(request)
         except RPCError as error:
-            self._peer.finish(request.id)
-            return encode_message(RPCFailure.of(request.id, error))
-        served = self._served(request, scope, self._notices)
-        task = self._start(request, served)
-        try:
-            await asyncio.wait((task,))
-        except asyncio.CancelledError:  # the client has left; the call goes on
-            task.add_done_callback(lambda _: self._outcome(request.id, task))
-            raise
-        return encode_reply(self._outcome(request.id, task))
+            await send_json(send, 200, encode_message(RPCFailure.of(message.id, error)), self.headers)
+            return
+        streams = self.events.primes and prefers_events(scope[HEADERS].get(b"accept", b""))
+        if task.done() and request.stream is None and not streams:
+            await send_json(send, 200, self._outcome(request, task), self.headers)
+        else:
+            await self._stream(request, task, receive, starts=streams)
 
-    def _served(self, request: RPCRequest, scope: Scope, *streams: ResumableStream) -> ServedRequest:
-        """Return a request whose questions are sent on the first stream that a client reads, or may resume."""
-
-        async def send_question(message: RPCMessage) -> None:
-            target = next((each for each in streams if each.writer is not None), streams[0])
-            if target.writer is None and target.number is None:
-                raise CallError(ErrorCode.ABORTED, "the client has disconnected, and cannot be asked")
-            await target.event(encode_message(message))
-
-        return ServedRequest(
-            request.id,
-            False,
-            scope[IDENTITY],
-            streams[0].notify,
-            token=scope[TOKEN],
-            on_question=self._questions.callback(self._handshake.capabilities, send_question)
-            if self._handshake.is_askable
-            else None,
-            client=self._handshake.client,
-        )
-
-    def _check(self, request: RPCRequest) -> None:
-        """Check that a request may be served now.
+    def _admit(self, message: RPCRequest, scope: Scope, send: Send | None = None) -> SessionRequest:
+        """Register a request that may be served now; `send` responds to its POST, if that is not a batch.
 
         Raises:
-            RPCError: it comes before the handshake, or too many calls of the owner are running.
+            RPCError: it comes before the handshake, its id is in use, or too many are open.
         """
-        if request.method != "ping" and self._calls.is_full(self.owner):
-            raise RPCError(INTERNAL_ERROR, "rejected: too many requests of this identity are running")
-        self._handshake.check(request.method)
+        running, client = self._running, self._client
+        if message.id in running or len(running) >= MAX_OPEN or not client.is_accepted:
+            rejection = client.rejection(message, running)
+            if rejection is not None:
+                raise rejection
+        request = running[message.id] = SessionRequest(
+            message, scope[IDENTITY], client, scope[TOKEN], session=self, respond=send
+        )
+        return request
 
-    def _start(self, request: RPCRequest, served: ServedRequest) -> asyncio.Task[RPCMessage]:
-        task = self._server.start(self._server.respond(request, served), served)
-        self._running[request.id] = served
+    def _start(self, request: SessionRequest) -> asyncio.Task[bytes]:
+        """Start a request that was admitted.
+
+        Raises:
+            RPCError: too many calls of the owner are running.
+        """
+        if request.message.method != "ping" and self._calls.is_full(self.owner):
+            del self._running[request.message.id]
+            raise RPCError(INTERNAL_ERROR, "rejected: too many requests of this identity are running")
+        request.task = task = self._server.tasks.start(self._server.respond(request))
         if not task.done():  # as most are
             self._calls.add(self.owner, task)
         return task
 
-    async def _answer(self, request: RPCRequest, scope: Scope, receive: Receive, send: Send) -> None:
-        if request.method == "initialize":
-            self._peer.finish(request.id)
-            await self.open(request, send)
-            return
+    def _outcome(self, request: SessionRequest, task: asyncio.Task[bytes]) -> bytes:
+        """Return the response of a request that has ended; one that was cancelled gets an error."""
+        id, request.is_ended = request.message.id, True
+        self._running.pop(id, None)
+        if request.is_cancelled or task.cancelled():
+            return encode_message(RPCFailure(id, ErrorObject(REQUEST_CANCELLED, "Request cancelled")))
+        return task.result()
+
+    async def _stream(
+        self, request: SessionRequest, task: asyncio.Task[bytes], receive: Receive, *, starts: bool
+    ) -> None:
+        """Answer a request with events, or with JSON if it ends before the first one; with `starts`, begin at once."""
+        stream = request.events()
+        writer, is_done = cast("EventWriter", request.writer), False
         try:
-            self._check(request)
-        except RPCError as error:
-            self._peer.finish(request.id)
-            await send_json(send, 200, encode_message(RPCFailure.of(request.id, error)), self._headers)
-            return
-        if OAUTH in scope and await challenge(self._server, scope, request, send):
-            self._peer.finish(request.id)
-            return
-        stream = ResumableStream(self._events)
-        writer = EventWriter(send, self._headers, stream.preface)
-        stream.attach(writer)
-        served = self._served(request, scope, stream, self._notices)
-        task = self._start(request, served)
-        is_done = False
-        try:
-            accepted = scope[HEADERS].get(b"accept", b"").lower()
-            if self._events.primes and 0 <= accepted.find(_EVENTS.encode()) < accepted.find(_JSON.encode()):
-                await writer.write(b"")  # the client names events first
-            is_done = task.done()  # as most are
+            if starts:  # the client names events first
+                await writer.write(b"")
+            is_done = task.done()
             if not is_done:
-                within, starts = self._poll_after(), PING
-                if self._events.primes:
-                    starts = min(PRIME_AFTER, (within or PING) / 2)
-                is_done = await follow(task, writer, receive, left=stream.left, within=within, starts=starts)
+                within, first = self._poll_after(), PING
+                if self.events.primes:
+                    first = min(PRIME_AFTER, (within or PING) / 2)
+                is_done = await follow(task, writer, receive, left=stream.left, within=within, starts=first)
         finally:
             if not is_done:  # the client has left, or has to poll; the call goes on
                 stream.detach(writer)
-                task.add_done_callback(lambda _: spawn(self._finish(request.id, task, stream), self._tasks))
-        if is_done and not writer.is_started:  # JSON, as most responses are
-            reply = encode_reply(self._outcome(request.id, task))
+                task.add_done_callback(lambda _: spawn(stream.finish(self._outcome(request, task)), self._tasks))
+        if is_done and not writer.is_started:
             stream.detach()
-            await writer.finish(reply)
+            await send_json(cast("Send", request.respond), 200, self._outcome(request, task), self.headers)
             return
         if is_done:
-            await self._finish(request.id, task, stream)
+            await stream.finish(self._outcome(request, task))
         await writer.end()
 
-    async def _finish(self, id: RequestId, task: asyncio.Task[RPCMessage], stream: ResumableStream) -> None:
-        await stream.finish(encode_reply(self._outcome(id, task)))
-
-    def _outcome(self, id: RequestId, task: asyncio.Task[RPCMessage]) -> RPCMessage:
-        """Return the response of a request that has ended; one that was cancelled gets an error."""
-        self._peer.finish(id)
-        is_wanted = self._running.pop(id, None) is not None and not task.cancelled()
-        return task.result() if is_wanted else RPCFailure(id, ErrorObject(REQUEST_CANCELLED, "Request cancelled"))
-
     def _poll_after(self) -> float | None:
-        return self._timing.poll_after if self._events.primes else None
+        return self._timing.poll_after if self.events.primes else None
+
+    # --- batches, and messages without a response ---------------------------------------------------------------------
+
+    async def _answer_batch(self, messages: list[RPCMessage], scope: Scope, send: Send) -> None:
+        """Answer the requests of a batch with JSON; their notifications are sent on the stream of the GET."""
+        replies: list[bytes] = []
+        requests: list[SessionRequest] = []
+        for message in messages:
+            if not isinstance(message, RPCRequest):
+                self._take(message)
+                continue
+            try:
+                requests.append(self._admit(message, scope))
+            except RPCError as error:
+                replies.append(encode_message(RPCFailure.of(message.id, error)))
+        calls: list[asyncio.Task[bytes]] = []
+        try:
+            for request in requests:
+                calls.append(asyncio.create_task(self._reply(request)))
+                await asyncio.sleep(0)  # all at once would stop the event loop for as long as all of them take
+            replies += await asyncio.gather(*calls)
+        finally:
+            for call in calls:
+                call.cancel()  # unless it has ended
+            for request in requests:
+                if request.task is None and self._running.get(request.message.id) is request:
+                    del self._running[request.message.id]
+        if replies:
+            await send_batch(send, replies, self.headers)
+        else:
+            await send_json(send, 202, headers=self.headers)
+
+    async def _reply(self, request: SessionRequest) -> bytes:
+        try:
+            task = self._start(request)
+        except RPCError as error:
+            return encode_message(RPCFailure.of(request.message.id, error))
+        try:
+            await asyncio.wait((task,))
+        except asyncio.CancelledError:  # the client has left; the call goes on
+            task.add_done_callback(lambda _: self._outcome(request, task))
+            raise
+        return self._outcome(request, task)
+
+    def _take(self, message: RPCMessage) -> None:
+        """Handle what has no response."""
+        match message:
+            case RPCNotification(method="notifications/cancelled", params=params):
+                id: Any = (params or {}).get("requestId")
+                if type(id) in (int, str) and (found := self._running.get(id)) is not None:
+                    self._cancel(found)
+            case RPCNotification(method="notifications/initialized"):
+                self._client.follow(self._server.bus)
+            case _:
+                self._client.receive(message)
+
+    # --- the stream of the session ------------------------------------------------------------------------------------
 
     async def _get(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Send the notifications of the session, or the rest of the stream whose last event the client names."""
         headers: Mapping[bytes, bytes] = scope[HEADERS]
         seen = headers.get(LAST_EVENT_HEADER.encode())
-        found = (self._notices, None) if seen is None else self._events.find(seen.decode("latin-1"))
+        found = (self.notices, None) if seen is None else self.events.find(seen.decode("latin-1"))
         status, problem = 0, ""
-        if not accepts(headers.get(b"accept", b""), _EVENTS):
-            status, problem = 406, f"the client must accept {_EVENTS}"
+        if not accepts(headers.get(b"accept", b""), EVENTS):
+            status, problem = 406, f"the client must accept {EVENTS}"
         elif found is None:
             status, problem = 400, f"unknown {LAST_EVENT_HEADER}: the events of this stream are not kept any more"
-        elif seen is None and self._notices.writer is not None:
+        elif seen is None and self.notices.writer is not None:
             status, problem = 409, "Conflict: Only one SSE stream is allowed per session"
         if found is None or status:
             await send_error(send, status, INVALID_REQUEST, problem)
             return
         stream, after = found
-        writer = EventWriter(send, self._headers)
+        writer = EventWriter(send, self.headers)
         stream.attach(writer)
         left = stream.left()
-        sending = spawn(self._send_changes(), self._tasks) if stream is self._notices else None
+        sending = spawn(self._send_changes(), self._tasks) if stream is self.notices else None
         limits = [each for each in (remaining(scope[EXPIRES]), self._poll_after()) if each is not None]
         try:
             await stream.resume(writer, after)
@@ -389,8 +484,9 @@ class HTTPSession:
                 sending.cancel()
 
     async def _send_changes(self) -> None:
-        while (found := await self._handshake.client.pending.next()) is not None:
-            await self._notices.notify(*found)
+        while (found := await self._client.pending.next()) is not None:
+            method, params = found
+            await self.notices.event(encode_message(RPCNotification(method, params or None)))
 
 
 class Sessions:
@@ -451,7 +547,7 @@ class Sessions:
     def end_streams(self) -> None:
         """End the streams on which clients listen for changes."""
         for session in self._by_id.values():
-            session.end_stream()
+            session.notices.detach()
 
     async def close(self) -> None:
         """End all sessions and their calls."""

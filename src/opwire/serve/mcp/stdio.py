@@ -1,4 +1,7 @@
-"""The standard input and output of a process as a connection: one message per line.
+"""A client over a pair of streams, such as the standard input and output of this process: one message per line.
+
+The first request decides the era: with the envelope of the stateless one, every request has to have it; otherwise the
+client shakes hands. What the other era would send is rejected.
 
 Pipes and sockets, as every client gives, are read and written on the event loop: a call takes 0.1 ms less than with
 threads. Other files, and Windows, have a thread in each direction. Those are daemons, and abandoned at the end: a read
@@ -14,23 +17,191 @@ import stat
 import sys
 import threading
 from abc import ABC, abstractmethod
-from collections.abc import Awaitable, Generator
+from collections.abc import Awaitable, Callable, Generator
 from contextlib import contextmanager, suppress
 from io import RawIOBase
 from pathlib import Path
 from queue import SimpleQueue
 from typing import Any, BinaryIO, cast
 
-from opwire.errors import CallError, ErrorCode
+from opwire.errors import ERROR_TABLE, CallError, ErrorCode
 from opwire.invoke import CLOSE_GRACE
-from opwire.serve.mcp.connection import MAX_LINE, DuplexConnection
-from opwire.serve.mcp.server import RegistryServer
-from opwire.tasks import resolve
+from opwire.mcp.messages import (
+    INVALID_REQUEST,
+    PARSE_ERROR,
+    UNSUPPORTED_PROTOCOL_VERSION,
+    ErrorObject,
+    InvalidMessageError,
+    RequestId,
+    RPCError,
+    RPCFailure,
+    RPCNotification,
+    RPCRequest,
+    RPCResponse,
+    decode_message,
+    encode_message,
+    encode_reply,
+    split_batch,
+)
+from opwire.mcp.protocol import BATCHED, STATELESS_VERSIONS, VERSION_META, read_envelope
+from opwire.serve.mcp.calls import Params, ServedRequest
+from opwire.serve.mcp.clients import MAX_BATCH_VALUES, ClientState
+from opwire.serve.mcp.server import RegistryServer, stop_request
+from opwire.tasks import resolve, spawn
+from opwire.typed.plain import as_dict
 
 logger = logging.getLogger("opwire.serve")
 
+MAX_LINE = 16 * 1024 * 1024
+"""Longest message in bytes; longer ones are rejected."""
+
+CONNECTION_CLOSED = -32000
+
+Write = Callable[[bytes], Awaitable[None] | None]
+
 _CHUNK = 64 * 1024  # bytes
 _TOO_LONG = b"too long"  # not a message: it is rejected as such
+
+
+# --- the connection ---------------------------------------------------------------------------------------------------
+
+
+class DuplexRequest(ServedRequest, kw_only=True):
+    """A request on a connection."""
+
+    connection: "DuplexConnection"
+
+    async def send(self, message: RPCRequest | RPCNotification) -> None:
+        """Send a message."""
+        await self.connection.send(encode_message(message))
+
+
+class DuplexConnection:
+    """One client. `write` takes an encoded message, and returns what to wait for until the next one, if anything."""
+
+    def __init__(self, server: RegistryServer, write: Write) -> None:
+        self._server = server
+        self._write = write
+        self._client = ClientState()
+        self._tasks = self._client.tasks
+        self._is_stateless: bool | None = None
+        self._running: dict[RequestId, DuplexRequest] = {}
+        self._announcing: asyncio.Task[None] | None = None
+
+    def receive(self, line: bytes) -> Awaitable[None] | None:
+        """Handle a message or a batch; the caller waits for what is returned before it reads on."""
+        if line.startswith(b"[") and self._client.version == BATCHED and not self._is_stateless:
+            parts = split_batch(line, MAX_BATCH_VALUES)
+            if parts != [line]:
+                waits = [each for each in map(self.receive, parts) if each is not None]
+                return _all(waits) if waits else None
+        try:
+            message = decode_message(line)
+        except InvalidMessageError as error:
+            return self._write(encode_message(RPCFailure(error.id, _error_of(error))))
+        match message:
+            case RPCRequest():
+                return self._start(message)
+            case RPCNotification(method="notifications/cancelled", params=params):
+                id: Any = (params or {}).get("requestId")
+                if type(id) in (int, str) and (found := self._running.pop(id, None)) is not None:
+                    spawn(stop_request(found), self._tasks)
+            case RPCNotification(method="notifications/initialized") if not self._is_stateless:
+                self._client.follow(self._server.bus)
+                self._announcing = self._announcing or spawn(self._announce(), self._tasks)
+            case _:
+                self._client.receive(message)
+        return None
+
+    async def close(self) -> None:
+        """Cancel the client's calls, answer them, and wait until they have ended."""
+        self._client.close()
+        running, self._running = self._running, {}
+        stopping = [spawn(stop_request(request), self._tasks) for request in running.values()]
+        try:
+            async with asyncio.timeout(CLOSE_GRACE):
+                for id in running:
+                    closed = RPCFailure(id, ErrorObject(CONNECTION_CLOSED, "Connection closed"))
+                    await self.send(encode_message(closed))
+        except TimeoutError:  # the client does not read
+            pass
+        if stopping:
+            await asyncio.wait(stopping)
+        for task in self._tasks:
+            task.cancel()
+        await asyncio.gather(*self._tasks, return_exceptions=True)
+
+    def _start(self, message: RPCRequest) -> Awaitable[None] | None:
+        has_envelope = VERSION_META in as_dict((message.params or {}).get("_meta"))
+        if self._is_stateless is None:
+            self._is_stateless = has_envelope and message.method != "initialize"
+        try:
+            self._check(message, has_envelope)
+            if message.method == "initialize":  # at once: requests may follow without waiting
+                result = self._server.initialize(message.params)
+                self._client.agree(message.params, result)
+                return self._write(encode_reply(RPCResponse(message.id, result)))
+        except RPCError as error:
+            return self._write(encode_message(RPCFailure.of(message.id, error)))
+        client = None if self._is_stateless else self._client
+        request = DuplexRequest(message, self._server.trusted, client, connection=self)
+        self._running[message.id] = request
+        request.task = self._server.tasks.start(self._serve(request))
+        return None
+
+    def _check(self, message: RPCRequest, has_envelope: bool) -> None:
+        """Reject a request that cannot be served now, or not in the era of this connection.
+
+        Raises:
+            RPCError: what is wrong with it.
+        """
+        if self._is_stateless and message.method == "initialize":
+            wanted = (message.params or {}).get("protocolVersion")
+            data: Params = {"supported": list(STATELESS_VERSIONS)}
+            if isinstance(wanted, str):
+                data["requested"] = wanted[:100]
+            raise RPCError(UNSUPPORTED_PROTOCOL_VERSION, "this connection began without a handshake", data)
+        if self._is_stateless:
+            read_envelope(message.method, message.params, None)
+        elif has_envelope and message.method != "initialize":
+            wrong = f"this connection began with a handshake; requests of {STATELESS_VERSIONS[-1]} need another one"
+            raise RPCError(INVALID_REQUEST, wrong)
+        rejection = self._client.rejection(message, self._running, is_stateless=bool(self._is_stateless))
+        if rejection is not None:
+            raise rejection
+
+    async def _serve(self, request: DuplexRequest) -> None:
+        reply = await self._server.respond(request)
+        if self._running.get(request.message.id) is request:  # else it was cancelled, and gets no response
+            del self._running[request.message.id]
+            await self.send(reply)
+
+    async def send(self, encoded: bytes) -> None:
+        """Send an encoded message, and wait if the client does not keep up."""
+        wait_for = self._write(encoded)
+        if wait_for is not None:
+            await wait_for
+
+    async def _announce(self) -> None:
+        """Notify the client of changes, each once until it has read the notification."""
+        while (found := await self._client.pending.next()) is not None:
+            method, params = found
+            await self.send(encode_message(RPCNotification(method, params or None)))
+
+
+def _error_of(error: InvalidMessageError) -> ErrorObject:
+    if error.excess is None:
+        return ErrorObject(PARSE_ERROR, f"a line is one JSON-RPC message of at most {MAX_LINE:,} bytes")
+    problem = f"the message has {error.excess}, too many for its size: send values in parts, or as text"
+    return ErrorObject(ERROR_TABLE[ErrorCode.PAYLOAD_TOO_LARGE].json_rpc_code, problem)
+
+
+async def _all(waits: list[Awaitable[None]]) -> None:
+    for each in waits:
+        await each
+
+
+# --- files ------------------------------------------------------------------------------------------------------------
 
 
 class LineSplitter:

@@ -1,4 +1,4 @@
-"""Responses of MCP over streamable HTTP: JSON, events, and streams of events that a client can resume.
+"""Events as responses of MCP over streamable HTTP, and streams of events that a client can resume.
 
 A response is JSON if the request ends without a notification, and else events: some clients limit the size of an event,
 and JSON has a length. After 15 s without either, events start, with comments in between, so that proxies keep the
@@ -21,14 +21,11 @@ from collections import deque
 from collections.abc import Callable, Iterable
 from typing import Any, NamedTuple, cast
 
-from opwire.mcp.messages import ErrorObject, RPCFailure, RPCNotification, encode_message
 from opwire.serve.guard import Header, Receive, Send
-from opwire.serve.mcp.calls import Params
 
 PING = 15.0
 """Seconds without an event, after which a comment is sent."""
 
-JSON: Header = (b"content-type", b"application/json")
 EVENTS: tuple[Header, ...] = (
     (b"content-type", b"text/event-stream"),
     (b"cache-control", b"no-cache, no-transform"),
@@ -57,33 +54,8 @@ _ID = re.compile(r"([0-9]{1,12})\.([0-9]{1,12})")
 # --- responses --------------------------------------------------------------------------------------------------------
 
 
-async def send_json(send: Send, status: int, body: bytes = b"", headers: Iterable[Header] = ()) -> None:
-    """Send a response without a stream."""
-    length = (b"content-length", str(len(body)).encode())
-    kind = (JSON,) if body else ()
-    await send({"type": "http.response.start", "status": status, "headers": [*kind, length, *headers]})
-    await send({"type": "http.response.body", "body": body})
-
-
-async def send_batch(send: Send, replies: list[bytes], headers: Iterable[Header] = ()) -> None:
-    """Send the responses to a batch, one by one: joining 200 MB would stop the event loop for a second."""
-    length = (b"content-length", str(sum(map(len, replies)) + len(replies) + 1).encode())
-    await send({"type": "http.response.start", "status": 200, "headers": [JSON, length, *headers]})
-    for number, reply in enumerate(replies):
-        await send({"type": "http.response.body", "body": (b"," if number else b"[") + reply, "more_body": True})
-    await send({"type": "http.response.body", "body": b"]"})
-
-
-async def send_error(send: Send, status: int, code: int, message: str, headers: Iterable[Header] = ()) -> None:
-    """Send a JSON-RPC error as the body of a failed request."""
-    await send_json(send, status, encode_message(RPCFailure(None, ErrorObject(code, message))), headers)
-
-
 class EventWriter:
-    """The response to one request: JSON, or events from the first notification on.
-
-    `preface` returns what the stream begins with.
-    """
+    """The response to one request as events, from the first one on. `preface` returns what the stream begins with."""
 
     def __init__(self, send: Send, headers: Iterable[Header] = (), preface: Callable[[], bytes] | None = None) -> None:
         self._send = send
@@ -93,10 +65,6 @@ class EventWriter:
         self.is_started = False
         self.is_closed = False
 
-    async def notify(self, method: str, params: Params) -> None:
-        """Send a notification."""
-        await self.event(encode_message(RPCNotification(method, params)))
-
     async def event(self, data: bytes, id: str = "") -> None:
         """Send an event, and start the stream."""
         name = f"id: {id}\r\n".encode() if id else b""
@@ -105,15 +73,6 @@ class EventWriter:
     async def ping(self) -> None:
         """Send a comment, and start the stream."""
         await self.write(b": ping\r\n\r\n")
-
-    async def finish(self, data: bytes, status: int = 200) -> None:
-        """Send the response to the request."""
-        if not self.is_started:
-            self.is_closed = True
-            await send_json(self._send, status, data, self._headers)
-        else:
-            await self.event(data)
-            await self.end()
 
     async def end(self) -> None:
         """End the stream."""
@@ -169,14 +128,14 @@ async def follow(
             await asyncio.wait(awaited, timeout=wait, return_when=asyncio.FIRST_COMPLETED)
             if task.done():
                 return True
-            if (
-                leaving.done()
-                or (replaced is not None and replaced.done())
-                or (ends is not None and time.monotonic() >= ends)
-            ):
+            if leaving.done() or (replaced is not None and replaced.done()):
+                return False
+            is_over = ends is not None and time.monotonic() >= ends
+            if not is_over or not writer.is_started:  # a busy process may be late, and a response has to begin
+                await writer.ping()
+            if is_over:
                 return False
             pause = PING
-            await writer.ping()
     finally:
         leaving.cancel()
 
@@ -331,10 +290,6 @@ class ResumableStream:
             return b""
         self._last += 1
         return f"id: {self.number}.{self._last}\r\nretry: {RETRY}\r\ndata: \r\n\r\n".encode()
-
-    async def notify(self, method: str, params: Params) -> None:
-        """Send a notification."""
-        await self.event(encode_message(RPCNotification(method, params or None)))
 
     async def event(self, data: bytes) -> None:
         """Keep an event, and send it if there is a response, until that has to end."""

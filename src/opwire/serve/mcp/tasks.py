@@ -5,25 +5,45 @@ handle, and the client polls for its status, answers its questions, or cancels i
 to the identity that made the call; its id is random, so that anonymous clients cannot guess those of others.
 
 Tasks are kept by the process that runs the call, and end with it: behind a load balancer, requests have to be routed by
-the header `Mcp-Name`, which has the id of the task. Tasks of durable mutations are in `durable_tasks`.
+the header `Mcp-Name`, which has the id of the task. Those of durable mutations are stored in a journal, so that no
+process has to survive. The id of such a task has everything that is needed to answer for it: the operation, the key in
+the journal, a digest of the caller, and an expiry, signed with the `state_key`. Any server with the same key and
+journal can therefore answer, and a server that was killed and started again. The worker that runs the mutation may be
+any process.
+
+A durable call becomes a task as any other, after a while, and goes on in the process that received it: interceptors
+wait for the outcome. That is a courtesy to them. What a client reads is always the outcome in the journal.
 """
 
 import asyncio
+import logging
 import secrets
 import time
 from collections import Counter
-from collections.abc import Awaitable, Callable, Coroutine, Mapping
+from collections.abc import Awaitable, Callable, Coroutine, Iterable, Mapping
 from datetime import UTC, datetime
-from typing import Any, Literal, cast
+from functools import partial
+from typing import Any, Literal, NamedTuple, cast
 
 import msgspec
+from msgspec import Struct
+from msgspec.structs import replace
 
-from opwire.invoke import CLOSE_GRACE
+from opwire.deadlines import CALL_TIMEOUT, MAX_SECONDS
+from opwire.dispatch import Dispatcher
+from opwire.durable.calls import MAX_NAME, DurableCalls, cancellation, outcome_envelope
+from opwire.durable.journal import Journal, check_seconds
+from opwire.envelope import ResponseEnvelope
+from opwire.errors import CallError, ErrorCode, UsageError
+from opwire.invoke import CLOSE_GRACE, failure
 from opwire.mcp.messages import INTERNAL_ERROR, INVALID_PARAMS, MISSING_CAPABILITY, RPCError
-from opwire.operation import Identity
+from opwire.operation import Context, Identity, OperationSpec, OperationType
 from opwire.questions import Question, unanswerable
-from opwire.serve.mcp.questions import MAX_QUESTIONS, StatelessQuestions, can_answer
+from opwire.serve.mcp.clients import MAX_QUESTIONS, RequestStates, StatelessQuestions, can_answer, state_digest
+from opwire.serve.mcp.tools import Result, ResultFormat, ToolCatalogue, error_result, result_of, rpc_error
 from opwire.typed.plain import as_dict, write_json
+
+logger = logging.getLogger("opwire.serve")
 
 TASKS = "io.modelcontextprotocol/tasks"
 """The name of the extension."""
@@ -46,11 +66,25 @@ MAX_KEPT = 64 * 1024 * 1024
 MAX_KEPT_EACH = 16 * 1024 * 1024
 """Bytes of the results of one identity, and of all anonymous clients together."""
 
+KEY_META = "opwire/idempotencyKey"
+"""The key of a request's `_meta` with the idempotency key of the call: the same key and input is the same task."""
+
+SUBMISSION = "opwire.submission"
+"""The key of the `Submission` in the metadata of a context."""
+
+LIFETIME = 86_400.0
+"""Seconds after its creation in which a durable task can be read, by default."""
+
+MAX_TASK_ID = 4096
+"""Characters of the id of a durable task: most have 200, one of an operation with a long name up to 2,000."""
+
+_PREFIX = "d."  # ids of other tasks have no dot
+_PURPOSE = b"task\x00"  # a signature of a request state is not one of a task
+_MAX_MARGIN = 1.0  # seconds before the timeout of the surface, to return an error with the key
+_WORKING = "It is stored, and survives a restart of the server. It can be cancelled until a worker begins it."
 _encoder = msgspec.json.Encoder()
 _POLL = 1_000  # milliseconds between two requests for the status
 _STEP = 0.01  # seconds to wait for the end of a round of questions
-
-Result = dict[str, Any]
 
 
 def declares_tasks(capabilities: Mapping[str, Any]) -> bool:
@@ -272,3 +306,229 @@ class CallTasks:
         running = [task.running for task in tasks if not task.running.done()]
         if running:
             await asyncio.wait(running, timeout=CLOSE_GRACE)
+
+
+# --- tasks of durable mutations ---------------------------------------------------------------------------------------
+
+
+class DurableTasks:
+    """The mutations whose calls over MCP are durable: each is submitted to a journal, which workers serve.
+
+        async with RedisJournal(url, trusted=True) as journal:
+            server = serve_mcp(registry, state_key=key, durable_tasks=DurableTasks(journal, ["shop.order"]))
+
+    A `DurableWorker` of the same registry has to serve these `operations`, in this process or in others. It acts with
+    the identity of the caller, so the journal is trusted, at both ends. The task of a call that takes longer than
+    `task_after` can be read for `lifetime` seconds; the journal has to keep outcomes at least as long.
+
+    Raises:
+        UsageError: the journal is not trusted, or an option is invalid.
+    """
+
+    def __init__(self, journal: Journal, operations: Iterable[str], *, lifetime: float = LIFETIME) -> None:
+        if isinstance(operations, str):
+            raise UsageError(f"operations are a list of ids: write [{operations!r}]")
+        if not journal.trusted:
+            wrong = f"{journal.name} does not vouch for the identities of callers, and a worker would act with another"
+            raise UsageError(f"{wrong}: pass trusted=True to the journal, here and at the worker")
+        self.journal = journal
+        self.operations = frozenset(operations)
+        self.lifetime = check_seconds("lifetime", lifetime)
+
+
+class Submission(Struct, eq=False):
+    """One call of a durable mutation: its keys at the client and in the journal, and how long it is awaited."""
+
+    operation_id: str
+    owner: str
+    client_key: str
+    key: str
+    until: float  # monotonic time
+    call: tuple[Any, Context] | None = None  # input and context, once the interceptors have let it pass
+
+    def own(self, error: CallError) -> CallError:
+        """Return an error with the key of the client; a recorded error as it is."""
+        if error.details != {"key": self.key}:
+            return error
+        message = error.message.replace(self.key, self.client_key)
+        details = {"idempotencyKey": self.client_key}
+        return CallError(error.code, message, details, retryable=error.retryable, retry_after=error.retry_after)
+
+
+class TaskId(Struct, frozen=True, array_like=True):
+    """What the id of a durable task says, once its signature is verified."""
+
+    created: int  # epoch milliseconds
+    expires: int  # epoch milliseconds
+    owner: str
+    operation_id: str
+    key: str
+
+
+class DurableTask(NamedTuple):
+    """A durable task of a caller, found by its id."""
+
+    store: "DurableTaskStore"
+    id: str
+    says: TaskId
+
+    async def details(self, format: ResultFormat) -> Result:
+        """Return the task with its result or its error.
+
+        Raises:
+            RPCError: the journal is not available.
+        """
+        return await self.store.details(self, format)
+
+    async def cancel(self) -> None:
+        """Cancel the task, unless a worker has begun it: then it goes on.
+
+        Raises:
+            RPCError: the journal is not available.
+        """
+        await self.store.cancel(self)
+
+
+class DurableTaskStore:
+    """The durable tasks of a surface. Nothing is kept here: the ids are signed, and outcomes are in the journal.
+
+    Raises:
+        UsageError: the surface has no `state_key`, or an operation is not a mutation that it serves.
+    """
+
+    def __init__(
+        self, options: DurableTasks, states: RequestStates, dispatcher: Dispatcher, catalogue: ToolCatalogue
+    ) -> None:
+        if not states.is_shared:
+            raise UsageError("durable_tasks need a state_key: it signs their ids, for all servers and after a restart")
+        self.operations = options.operations
+        self._journal = options.journal
+        self._lifetime = options.lifetime
+        self._calls = DurableCalls(options.journal)
+        self._states = states
+        self._dispatcher = dispatcher
+        self._catalogue = catalogue
+        for each in sorted(options.operations):
+            spec = dispatcher.get_spec(each)
+            if spec is None or spec.type is not OperationType.MUTATION or catalogue.tool_of(spec) is None:
+                raise UsageError(f"only mutations that are served as tools can be durable tasks, unlike {each}")
+            dispatcher.reroute(each, partial(self._run, each))
+
+    # --- calls --------------------------------------------------------------------------------------------------------
+
+    def submission(
+        self, spec: OperationSpec, identity: Identity | None, meta: Mapping[str, Any], timeout: float | None
+    ) -> Submission:
+        """Return a call that is not submitted yet; `meta` is the `_meta` of its request.
+
+        Raises:
+            RPCError: INVALID_PARAMS, its idempotency key is invalid.
+        """
+        given = meta.get(KEY_META)
+        if given is None:
+            given = secrets.token_hex(16)
+        if not isinstance(given, str) or not 0 < len(given) <= MAX_NAME:
+            raise RPCError(INVALID_PARAMS, f"_meta {KEY_META} is a text of 1 to {MAX_NAME} characters")
+        owner = _owner(identity)
+        # A digest: keys of one caller are unknown to others, however simple they are.
+        key = f"mcp-{state_digest([owner, spec.id, given])}"
+        seconds = MAX_SECONDS if timeout is None else timeout
+        until = time.monotonic() + seconds - min(_MAX_MARGIN, seconds / 4)
+        return Submission(spec.id, owner, given, key, until)
+
+    async def _run(self, operation_id: str, input: Any, context: Context) -> ResponseEnvelope[Any]:
+        """Submit a call and wait for its outcome: in place of the handler, within the interceptors of the surface."""
+        spec = self._dispatcher.find(operation_id, context.identity)  # an interceptor may have changed the identity
+        submission = context.metadata.get(SUBMISSION)
+        if not isinstance(submission, Submission):  # an interceptor has made a context of its own
+            submission = self.submission(spec, context.identity, {}, CALL_TIMEOUT)
+        self._dispatcher.registry.check_input(operation_id, input, context)
+        if spec.timeout is not None:  # that of each attempt, which the worker enforces
+            context = replace(context, deadline=None)
+        submission.call = (input, context)
+        wait = max(0.001, submission.until - time.monotonic())
+        try:
+            return await self._calls.call(operation_id, input, context=context, key=submission.key, timeout=wait)
+        except CallError as error:
+            raise submission.own(error) from error
+
+    async def handle(self, submission: Submission) -> Result | None:
+        """Return the task of a call that has no outcome yet; None if it is not stored in the journal."""
+        if submission.call is None:
+            return None
+        input, context = submission.call
+        try:  # a second time, which stores nothing: the first one returns with the outcome
+            await self._calls.submit(submission.operation_id, input, context=context, key=submission.key)
+        except CallError as error:
+            logger.warning("a call of %s does not become a task: %s", submission.operation_id, error)
+            return None
+        now = round(self._states.clock() * 1000)
+        expires = now + round(self._lifetime * 1000)
+        task = TaskId(now, expires, submission.owner, submission.operation_id, submission.key)
+        id = _PREFIX + self._states.seal(_encoder.encode(task), _PURPOSE)
+        return {"resultType": "task", **self._fields(id, task, "working", task.created)}
+
+    # --- tasks --------------------------------------------------------------------------------------------------------
+
+    def find(self, id: str, identity: Identity | None) -> DurableTask | None:
+        """Return a durable task of a caller; None if it is unknown, forged, has expired, or belongs to another caller.
+
+        So is one whose operation the caller may not call any more.
+        """
+        if not id.startswith(_PREFIX) or len(id) > MAX_TASK_ID:
+            return None
+        body = self._states.unseal(id.removeprefix(_PREFIX), _PURPOSE)
+        task = None if body is None else msgspec.json.decode(body, type=TaskId)
+        if task is None or task.owner != _owner(identity) or task.expires < self._states.clock() * 1000:
+            return None
+        try:
+            self._dispatcher.find(task.operation_id, identity)
+        except CallError:
+            return None
+        return DurableTask(self, id, task)
+
+    async def details(self, found: DurableTask, format: ResultFormat) -> Result:
+        """Return a task with its result or its error."""
+        id, task = found.id, found.says
+        try:
+            outcome = await self._journal.outcome(task.key)
+        except CallError as error:
+            raise rpc_error(error) from error
+        if outcome is None:
+            return {**self._fields(id, task, "working", task.created), "statusMessage": _WORKING}
+        if outcome.cancelled:
+            return self._fields(id, task, "cancelled", outcome.recorded)
+        if outcome.buried:
+            cause = CallError(ErrorCode.PROTOCOL_ERROR, f"the recorded error of {outcome.operation_id} is not one")
+            try:
+                outcome_envelope(outcome)
+            except CallError as recorded:
+                cause = recorded
+            error = rpc_error(cause)
+            data = {} if error.data is None else {"data": error.data}
+            shown = {"code": error.code, "message": error.message, **data}
+            return {**self._fields(id, task, "failed", outcome.recorded), "error": shown}
+        spec = self._dispatcher.get_spec(outcome.operation_id)
+        tool = None if spec is None else self._catalogue.tool_of(spec)
+        if tool is None:  # unregistered since `find`
+            raise RPCError(INVALID_PARAMS, "Unknown task: its tool is not served any more")
+        try:
+            result = result_of(outcome_envelope(outcome), tool, format)
+        except Exception as raised:
+            result = error_result(failure(raised, outcome.operation_id), tool, format)
+        completed = {"resultType": "complete", **result}
+        return {**self._fields(id, task, "completed", outcome.recorded), "result": completed}
+
+    async def cancel(self, found: DurableTask) -> None:
+        """Cancel a task, unless a worker has begun it."""
+        try:
+            await self._journal.cancel(cancellation(found.says.operation_id, found.says.key))
+        except CallError as error:
+            raise rpc_error(error) from error
+
+    def _fields(self, id: str, task: TaskId, status: str, updated: int) -> Result:
+        return task_fields(id, status, task.created / 1000, updated / 1000, (task.expires - task.created) / 1000)
+
+
+def _owner(identity: Identity | None) -> str:
+    return state_digest([None if identity is None else identity.id])

@@ -188,22 +188,29 @@ class ToolCatalogue:
         self._max_output_schema = max_output_schema
         self._tools: dict[str, tuple[OperationSpec, Tool | None]] = {}  # by id
         self._names = ToolNames(max_name=max_name, chosen=names)
+        self._found: dict[str, Tool] = {}  # by name, since the last change of the registry
+        self._found_at = -1
         self._named_at = -1  # the number of changes of the registry when every served operation got its name
         self._public: OperationSpec | None = None  # any public operation
 
     def find(self, name: str) -> Tool | None:
         """Return the tool of this name, regardless of the caller, or None."""
-        id = self._names.operation_id(name)
-        if id is None:
-            self._name_all()
+        changes = self._registry.changes
+        if self._found_at != changes:
+            self._found, self._found_at = {}, changes
+        tool = self._found.get(name)
+        if tool is None:
             id = self._names.operation_id(name)
-        spec = None if id is None else self._registry.get_spec(id)
-        if spec is None:
-            return None
-        cached = self._tools.get(spec.id)
-        if cached is not None and cached[0] is spec:
-            return cached[1]
-        return self._tool(spec) if self._dispatcher.is_served(spec) and self.is_tool(spec) else None
+            if id is None:
+                self._name_all()
+                id = self._names.operation_id(name)
+            spec = None if id is None else self._registry.get_spec(id)
+            if spec is None or not self._dispatcher.is_served(spec) or not self.is_tool(spec):
+                return None
+            tool = self._tool(spec)
+            if tool is not None:
+                self._found[name] = tool
+        return tool
 
     def similar(self, name: str, identity: Identity | None) -> list[str]:
         """Return up to three names similar to an unknown one, of tools that a caller may call."""

@@ -1,11 +1,13 @@
-"""Questions of handlers to MCP clients, in both eras. No I/O.
+"""What clients are asked and notified of, and what those of the handshake era have agreed on. No I/O.
 
-In the handshake era a question is a request of the server, which the client answers while the handler waits. From
-2026-07-28 on there are no such requests: the result of the call is "input required", and the client calls again with
-the answers. The handler then runs again from its start, and finds the answers where it asked. Answers of earlier
-rounds are in the request state, which the client keeps: signed, with an expiry, and bound to the caller, the method and
-the params, so that a confirmation is not valid for another call. A question that differs from the one that was answered
-is asked again.
+In the handshake era a question of a handler is a request of the server, which the client answers while the handler
+waits. From 2026-07-28 on there are no such requests: the result of the call is "input required", and the client calls
+again with the answers. The handler then runs again from its start, and finds the answers where it asked. Answers of
+earlier rounds are in the request state, which the client keeps: signed, with an expiry, and bound to the caller, the
+method and the params, so that a confirmation is not valid for another call. A question that differs from the one that
+was answered is asked again.
+
+Many changes of the registry become one notification, and a client that does not read gets each notification once.
 """
 
 import asyncio
@@ -13,8 +15,9 @@ import hmac
 import secrets
 import time
 from base64 import urlsafe_b64decode, urlsafe_b64encode
-from collections.abc import Awaitable, Callable, Mapping
+from collections.abc import Awaitable, Callable, Collection, Mapping
 from contextlib import suppress
+from functools import partial
 from hashlib import sha256
 from typing import Any, cast
 
@@ -22,23 +25,39 @@ import msgspec
 from msgspec import Struct
 from msgspec.structs import replace
 
+from opwire.annotations import LogLevel
 from opwire.errors import CallError, UsageError
 from opwire.mcp.messages import (
     INVALID_PARAMS,
+    INVALID_REQUEST,
     MISSING_CAPABILITY,
-    InvalidReply,
+    ReceivedMessage,
+    RequestId,
     RPCError,
     RPCFailure,
     RPCNotification,
     RPCRequest,
+    RPCResponse,
+    max_values,
 )
 from opwire.mcp.peer import Answer, JsonRpcPeer
-from opwire.operation import Identity
+from opwire.mcp.protocol import DEFAULT_VERSION
+from opwire.operation import Identity, OperationSpec
 from opwire.questions import Question, QuestionCallback, QuestionKind, unanswerable
+from opwire.registry import Change, OperationRegistry
+from opwire.tasks import spawn
 from opwire.typed.plain import as_dict
 
-Waiter = asyncio.Future[dict[str, Any]]
 SendMessage = Callable[[RPCRequest | RPCNotification], Awaitable[None]]
+
+MAX_OPEN = 1000
+"""Requests of one client without a response."""
+
+MAX_BATCH_VALUES = max_values(16 * 1024 * 1024)
+"""JSON values of a batch."""
+
+MAX_SUBSCRIPTIONS = 1000
+"""Resources that one client may be subscribed to."""
 
 MAX_QUESTIONS = 100
 """Questions of one call, and of all calls of one connection that are not answered."""
@@ -58,6 +77,8 @@ _PURPOSE = b"state\x00"
 _MIN_KEY = 16  # bytes
 _ROUND = 0.005  # seconds after the first question of a round, in which a handler may ask others
 _encoder = msgspec.json.Encoder(order="sorted")
+_UPDATED = "notifications/resources/updated"
+_LISTS = {"tool": "tools", "prompt": "prompts", "prompts/list": "prompts"}
 
 
 def required_capability(question: Question) -> dict[str, Any]:
@@ -77,59 +98,189 @@ def can_answer(capabilities: Mapping[str, Any], question: Question) -> bool:
     return "url" in declared if question.params.get("mode") == "url" else "form" in declared or "url" not in declared
 
 
+# --- notifications ----------------------------------------------------------------------------------------------------
+
+
+def list_of(spec: OperationSpec) -> str:
+    """Return the list of MCP that an operation is in: tools, prompts or resources."""
+    return _LISTS.get(spec.role, "resources")
+
+
+class PendingNotifications:
+    """Notifications that the client has not read yet; equal ones are one."""
+
+    def __init__(self) -> None:
+        self._pending: dict[tuple[str, str], dict[str, Any]] = {}
+        self._awake = asyncio.Event()
+        self._is_ended = False
+
+    def put(self, method: str, **params: str) -> None:
+        """Add a notification."""
+        self._pending[method, params.get("uri", "")] = params
+        self._awake.set()
+
+    def list_changed(self, name: str) -> None:
+        """Add the notification for a changed list."""
+        self.put(f"notifications/{name}/list_changed")
+
+    def updated(self, uri: str) -> None:
+        """Add the notification for an updated resource."""
+        self.put(_UPDATED, uri=uri)
+
+    def end(self) -> None:
+        """Let `next` return None."""
+        self._is_ended = True
+        self._awake.set()
+
+    async def next(self) -> tuple[str, dict[str, Any]] | None:
+        """Wait for a notification; return its method and params, or None at the end."""
+        while not self._pending or self._is_ended:
+            if self._is_ended:
+                return None
+            self._awake.clear()
+            await self._awake.wait()
+        key = next(iter(self._pending))
+        return key[0], self._pending.pop(key)
+
+
+class ListBus:
+    """The changes of a registry as names of changed lists. It follows the registry while it has listeners.
+
+    Changes of a list within `delay` seconds are one event.
+    """
+
+    def __init__(self, registry: OperationRegistry, *, delay: float = 0.05) -> None:
+        self._registry = registry
+        self._delay = delay
+        self._listeners: dict[object, Callable[[str], object]] = {}
+        self._changed: dict[str, None] = {}
+        self._timer: asyncio.TimerHandle | None = None
+        self._unfollow: Callable[[], None] | None = None
+
+    def subscribe(self, listener: Callable[[str], object]) -> Callable[[], None]:
+        """Call a listener for every event; the returned function removes it."""
+        key, loop = object(), asyncio.get_running_loop()
+
+        def changed(change: Change) -> None:  # called on the thread that changes the registry
+            loop.call_soon_threadsafe(self._schedule, loop, list_of(change.spec))
+
+        self._listeners[key] = listener
+        if self._unfollow is None:
+            self._unfollow = self._registry.on_change(changed)
+
+        def unsubscribe() -> None:
+            self._listeners.pop(key, None)
+            if self._listeners:
+                return
+            if self._timer is not None:
+                self._timer.cancel()
+                self._timer = None
+            if self._unfollow is not None:
+                self._unfollow()
+                self._unfollow = None
+
+        return unsubscribe
+
+    def _schedule(self, loop: asyncio.AbstractEventLoop, changed: str) -> None:
+        def notify() -> None:
+            self._timer = None
+            names, self._changed = self._changed, {}
+            for listener in tuple(self._listeners.values()):
+                for name in names:
+                    listener(name)
+
+        self._changed[changed] = None
+        if self._timer is None and self._listeners:
+            self._timer = loop.call_later(self._delay, notify)
+
+
 # --- the handshake era ------------------------------------------------------------------------------------------------
 
 
-class ClientRequests:
-    """The requests of the server to one client, until they are answered. `send` sends a message to the client."""
+class ClientState:
+    """A client of the handshake era: what it has agreed on and set, and the questions that it has not answered."""
 
-    def __init__(self, peer: JsonRpcPeer[Waiter], send: SendMessage | None = None) -> None:
-        self._peer = peer
-        self._send = send
+    def __init__(self) -> None:
+        self.version = DEFAULT_VERSION
+        self.is_accepted = False  # the handshake
+        self.is_askable = False  # whether it can answer any questions
+        self.log_level: LogLevel = "info"
+        self.pending = PendingNotifications()
+        self.watches: dict[str, asyncio.Task[None]] = {}  # by URI
+        self.tasks: set[asyncio.Task[None]] = set()
+        self.spawn = partial(spawn, tasks=self.tasks)
+        self._capabilities: Mapping[str, Any] = {}
+        self._peer: JsonRpcPeer[asyncio.Future[dict[str, Any]]] = JsonRpcPeer(max_pending=MAX_QUESTIONS)
+        self._unsubscribe: Callable[[], None] | None = None
 
-    def callback(self, capabilities: Mapping[str, Any], send: SendMessage | None = None) -> QuestionCallback:
-        """Return the callback of one call of a client with these capabilities.
+    def agree(self, params: Mapping[str, Any] | None, result: Mapping[str, Any]) -> None:
+        """Note what a handshake has agreed on: its params and its result."""
+        self.version, self.is_accepted = result["protocolVersion"], True
+        self._capabilities = as_dict((params or {}).get("capabilities"))
+        self.is_askable = not self._capabilities.keys().isdisjoint(CAPABILITIES.values())
 
-        `send` sends messages that belong to this call.
+    def follow(self, bus: "ListBus") -> None:
+        """Notify the client of changes from now on; it may have skipped `initialize`."""
+        self.is_accepted = True
+        if self._unsubscribe is None:
+            self._unsubscribe = bus.subscribe(self.pending.list_changed)
+
+    def rejection(
+        self, request: RPCRequest, running: Collection[RequestId], *, is_stateless: bool = False
+    ) -> RPCError | None:
+        """Return the error for a request that cannot be served now, beside those that are running; else None."""
+        if request.id in running:
+            return RPCError(INVALID_REQUEST, "rejected: a request with this id is open already")
+        if len(running) >= MAX_OPEN:
+            return RPCError(INVALID_REQUEST, f"rejected: more than {MAX_OPEN} requests are open")
+        if not (self.is_accepted or is_stateless or request.method in ("initialize", "ping")):
+            return RPCError(INVALID_PARAMS, "Invalid request: send initialize first")
+        return None
+
+    async def ask(self, question: Question, send: SendMessage) -> dict[str, Any]:
+        """Ask the client, and wait for its answer; `send` sends what belongs to the call that asks.
+
+        Raises:
+            CallError: ABORTED, the client cannot answer, has disconnected, or has answered with an error.
         """
-        send = cast("SendMessage", send or self._send)
+        if not can_answer(self._capabilities, question):
+            raise unanswerable(question)
+        waiter: asyncio.Future[dict[str, Any]] = asyncio.get_running_loop().create_future()
+        request = self._peer.request(question.method, question.params, waiter)
+        try:
+            await send(request)
+            return await waiter
+        except RPCError as error:
+            failed = unanswerable(question, f"and the client answered with an error: {error.message[:500]}")
+            failed.details = {**failed.details, "error": {"code": error.code, "message": error.message[:500]}}
+            raise failed from error
+        finally:
+            cancelled = self._peer.abandon(request.id)
+            if cancelled is not None:  # the handler does not wait any more
+                with suppress(CallError):  # the client has disconnected
+                    await send(cancelled)
 
-        async def ask(question: Question) -> dict[str, Any]:
-            if not can_answer(capabilities, question):
-                raise unanswerable(question)
-            waiter: Waiter = asyncio.get_running_loop().create_future()
-            request = self._peer.request(question.method, question.params, waiter)
-            try:
-                await send(request)
-                return await waiter
-            except RPCError as error:
-                raise refused(question, error) from error
-            finally:
-                cancelled = self._peer.abandon(request.id)
-                if cancelled is not None:  # the handler does not wait any more
-                    with suppress(CallError):  # the client has disconnected
-                        await send(cancelled)
-
-        return ask
-
-    def answered(self, answer: Answer[Waiter]) -> None:
-        """Give the answer to the handler that waits for it."""
-        waiter, message = answer.waiter, answer.message
-        if waiter.done():
+    def receive(self, message: ReceivedMessage) -> None:
+        """Give the answer to a question to the handler that waits for it; ignore other messages."""
+        answer = self._peer.receive(message)
+        if not isinstance(answer, Answer) or answer.waiter.done():
             return
-        if isinstance(message, RPCFailure):
-            waiter.set_exception(RPCError(message.error.code, message.error.message, message.error.data))
-        elif isinstance(message, InvalidReply):
-            waiter.set_exception(RPCError(INVALID_PARAMS, message.reason))
-        else:
-            waiter.set_result(message.result)
+        match answer.message:
+            case RPCResponse(result=result):
+                answer.waiter.set_result(result)
+            case RPCFailure(error=error):
+                answer.waiter.set_exception(RPCError(error.code, error.message, error.data))
+            case invalid:
+                answer.waiter.set_exception(RPCError(INVALID_PARAMS, invalid.reason))
 
-
-def refused(question: Question, error: RPCError) -> CallError:
-    """Return the error for a question that a client answered with an error; its details have the code."""
-    failed = unanswerable(question, f"and the client answered with an error: {error.message[:500]}")
-    failed.details = {**failed.details, "error": {"code": error.code, "message": error.message[:500]}}
-    return failed
+    def close(self) -> None:
+        """Stop following changes, and end subscriptions."""
+        for task in self.watches.values():
+            task.cancel()
+        self.watches.clear()
+        if self._unsubscribe is not None:
+            self._unsubscribe()
+            self._unsubscribe = None
 
 
 # --- the stateless era ------------------------------------------------------------------------------------------------
