@@ -8,7 +8,7 @@ import pytest
 
 from opwire import OperationRegistry
 from opwire.serve.mcp import serve_mcp
-from opwire.serve.mcp.stdio import DuplexConnection
+from opwire.serve.mcp.stdio import MAX_UNREAD, DuplexConnection
 from tests.serve.mcp.raw import HANDSHAKE, call
 from tests.serve.mcp.shop import NEWEST, PATIENCE
 
@@ -147,3 +147,25 @@ async def test_the_id_of_a_cancelled_call_can_be_used_again_at_once() -> None:
     await wire.until(1)
     await wire.connection.close()
     assert [each["result"]["structuredContent"] for each in wire.written] == [{"result": "second"}]
+
+
+async def test_a_client_with_many_unread_responses_is_read_on_when_it_reads() -> None:
+    reads, written = asyncio.Event(), list[bytes]()
+
+    def write(line: bytes) -> Any:
+        written.append(line)
+        return reads.wait()
+
+    connection = DuplexConnection(serve_mcp(OperationRegistry())._trusting_server(), write)
+    ping = b'{"jsonrpc": "2.0", "id": 1, "method": "ping"}'
+    waits = [connection.receive(ping) for _ in range(MAX_UNREAD)]
+    assert waits[:-1] == [None] * (MAX_UNREAD - 1)
+    assert waits[-1] is not None
+    waiting = asyncio.ensure_future(waits[-1])
+    assert not (await asyncio.wait([waiting], timeout=0.01))[0]
+    reads.set()
+    async with asyncio.timeout(PATIENCE):
+        await waiting
+    assert connection.receive(ping) is None
+    assert len(written) == MAX_UNREAD + 1
+    await connection.close()

@@ -55,6 +55,9 @@ logger = logging.getLogger("opwire.serve")
 MAX_LINE = 16 * 1024 * 1024
 """Longest message in bytes; longer ones are rejected."""
 
+MAX_UNREAD = 100
+"""Messages that wait until the client reads; with more of them, nothing is read from the client."""
+
 CONNECTION_CLOSED = -32000
 
 Write = Callable[[bytes], Awaitable[None] | None]
@@ -87,6 +90,8 @@ class DuplexConnection:
         self._is_stateless: bool | None = None
         self._running: dict[RequestId, DuplexRequest] = {}
         self._announcing: asyncio.Task[None] | None = None
+        self._unread = 0  # messages that wait
+        self._keeps_up = asyncio.Event()
 
     def receive(self, line: bytes) -> Awaitable[None] | None:
         """Handle a message or a batch; the caller waits for what is returned before it reads on."""
@@ -147,7 +152,10 @@ class DuplexConnection:
         request = DuplexRequest(message, self._server.trusted, client, connection=self)
         self._running[message.id] = request
         request.task = self._server.tasks.start(self._serve(request))
-        return None
+        if self._unread < MAX_UNREAD:
+            return None
+        self._keeps_up.clear()
+        return cast("Awaitable[None]", self._keeps_up.wait())
 
     def _check(self, message: RPCRequest, has_envelope: bool) -> None:
         """Reject a request that cannot be served now, or not in the era of this connection.
@@ -179,8 +187,15 @@ class DuplexConnection:
     async def send(self, encoded: bytes) -> None:
         """Send an encoded message, and wait if the client does not keep up."""
         wait_for = self._write(encoded)
-        if wait_for is not None:
+        if wait_for is None:
+            return
+        self._unread += 1
+        try:
             await wait_for
+        finally:
+            self._unread -= 1
+            if self._unread < MAX_UNREAD:
+                self._keeps_up.set()
 
     async def _announce(self) -> None:
         """Notify the client of changes, each once until it has read the notification."""
