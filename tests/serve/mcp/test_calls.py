@@ -9,7 +9,7 @@ import pytest
 
 from opwire import CallError, Context, OperationRegistry, OperationSpec, mcp_envelope
 from opwire.schema import Schema
-from opwire.serve.mcp import serve_mcp, server
+from opwire.serve.mcp import calls, serve_mcp
 from opwire.serve.mcp.tools import ERROR_META
 from tests.requirements import requirement
 from tests.serve.mcp.operations import shop
@@ -141,7 +141,7 @@ async def test_a_client_that_leaves_cancels_its_calls() -> None:
 async def test_a_handler_that_does_not_stop_is_left_behind(
     caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(server, "CLOSE_GRACE", 0.01)
+    monkeypatch.setattr(calls, "CLOSE_GRACE", 0.01)
     registry = OperationRegistry()
     begun, release = asyncio.Event(), asyncio.Event()
 

@@ -113,9 +113,9 @@ async def test_a_server_that_is_told_to_stop_does_not_wait_for_its_client() -> N
 STUBBORN = """
 import asyncio
 from opwire import OperationRegistry, invoke
-from opwire.serve.mcp import serve_mcp, server
+from opwire.serve.mcp import calls, serve_mcp
 
-invoke.CLOSE_GRACE = server.CLOSE_GRACE = 0.05
+invoke.CLOSE_GRACE = calls.CLOSE_GRACE = 0.05
 registry = OperationRegistry()
 
 

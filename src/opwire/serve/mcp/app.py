@@ -63,7 +63,7 @@ from opwire.serve.guard import (
 from opwire.serve.listener import ListeningApp, ListenOptions
 from opwire.serve.mcp.calls import CallLimits, ServedRequest, ServedTools
 from opwire.serve.mcp.clients import MAX_OPEN, RequestStates
-from opwire.serve.mcp.server import ImplementationInfo, RegistryServer, stop_request
+from opwire.serve.mcp.server import ImplementationInfo, RegistryServer
 from opwire.serve.mcp.sessions import (
     EVENTS,
     JSON,
@@ -380,7 +380,7 @@ async def serve_stateless(server: RegistryServer, scope: Scope, receive: Receive
         task.cancel()
         raise
     if not is_done:
-        await stop_request(request)
+        await request.stop()
         await writer.end()
         return
     if writer.is_started:

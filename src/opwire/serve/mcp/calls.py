@@ -24,7 +24,7 @@ from opwire.deadlines import CALL_TIMEOUT, MAX_SECONDS, Deadlines
 from opwire.dispatch import Dispatcher
 from opwire.envelope import ResponseEnvelope
 from opwire.errors import CallError, ErrorCode
-from opwire.invoke import failure, run_within
+from opwire.invoke import CLOSE_GRACE, failure, leave_behind, run_within
 from opwire.logs import CANCELLED, INPUT_REQUIRED, TOOL_ERROR, AccessEntry, begin_access
 from opwire.logs import logger as access_logger
 from opwire.mcp.messages import RequestId, RPCError, RPCNotification, RPCRequest
@@ -131,6 +131,14 @@ class ServedRequest(Struct):
         if self.client is not None:
             return await self.client.ask(question, self.send)
         return await cast("StatelessQuestions", self.questions)(question)
+
+    async def stop(self) -> None:
+        """Cancel the request, which was started, and abandon it if it ignores that."""
+        task = cast("asyncio.Task[Any]", self.task)
+        task.cancel()
+        await asyncio.wait([task], timeout=1.2 * CLOSE_GRACE)  # a call with a deadline is abandoned before
+        if not task.done():
+            leave_behind(task, self.label)
 
 
 class ServedCall(Struct, frozen=True, kw_only=True):

@@ -19,7 +19,7 @@ from msgspec import Struct, field
 
 from opwire.annotations import LOG_LEVELS, CompletionRequest, LogLevel
 from opwire.errors import CallError, ErrorCode
-from opwire.invoke import CLOSE_GRACE, EagerTasks, leave_behind
+from opwire.invoke import EagerTasks
 from opwire.logs import begin_access
 from opwire.mcp.messages import (
     INTERNAL_ERROR,
@@ -565,12 +565,3 @@ def _read(params: Params | None, kind: type[P]) -> P:
         return msgspec.convert(params or {}, kind)
     except msgspec.ValidationError as error:
         raise RPCError(INVALID_PARAMS, f"Invalid request parameters: {error}") from None
-
-
-async def stop_request(request: ServedRequest) -> None:
-    """Cancel a request that was started, and abandon it if it ignores that."""
-    task = cast("asyncio.Task[Any]", request.task)
-    task.cancel()
-    await asyncio.wait([task], timeout=1.2 * CLOSE_GRACE)  # a call with a deadline is abandoned before
-    if not task.done():
-        leave_behind(task, request.label)

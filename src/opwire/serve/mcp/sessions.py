@@ -51,7 +51,7 @@ from opwire.serve.guard import (
 )
 from opwire.serve.mcp.calls import Params, ServedRequest
 from opwire.serve.mcp.clients import MAX_BATCH_VALUES, MAX_OPEN, ClientState
-from opwire.serve.mcp.server import RegistryServer, stop_request
+from opwire.serve.mcp.server import RegistryServer
 from opwire.serve.mcp.streams import PING, EventLog, EventStore, EventWriter, ResumableStream, follow, remaining
 from opwire.tasks import spawn
 
@@ -262,7 +262,7 @@ class HTTPSession:
     def _cancel(self, request: SessionRequest) -> None:
         if request.task is not None and not request.is_cancelled:
             request.is_cancelled = True
-            spawn(stop_request(request), self._tasks)
+            spawn(request.stop(), self._tasks)
 
     def _expire(self) -> None:
         idle = self._timing.idle

@@ -46,7 +46,7 @@ from opwire.mcp.messages import (
 from opwire.mcp.protocol import BATCHED, STATELESS_VERSIONS, VERSION_META, read_envelope
 from opwire.serve.mcp.calls import Params, ServedRequest
 from opwire.serve.mcp.clients import MAX_BATCH_VALUES, ClientState
-from opwire.serve.mcp.server import RegistryServer, stop_request
+from opwire.serve.mcp.server import RegistryServer
 from opwire.tasks import resolve, spawn
 from opwire.typed.plain import as_dict
 
@@ -110,7 +110,7 @@ class DuplexConnection:
             case RPCNotification(method="notifications/cancelled", params=params):
                 id: Any = (params or {}).get("requestId")
                 if type(id) in (int, str) and (found := self._running.pop(id, None)) is not None:
-                    spawn(stop_request(found), self._tasks)
+                    spawn(found.stop(), self._tasks)
             case RPCNotification(method="notifications/initialized") if not self._is_stateless:
                 self._client.follow(self._server.bus)
                 self._announcing = self._announcing or spawn(self._announce(), self._tasks)
@@ -122,7 +122,7 @@ class DuplexConnection:
         """Cancel the client's calls, answer them, and wait until they have ended."""
         self._client.close()
         running, self._running = self._running, {}
-        stopping = [spawn(stop_request(request), self._tasks) for request in running.values()]
+        stopping = [spawn(request.stop(), self._tasks) for request in running.values()]
         try:
             async with asyncio.timeout(CLOSE_GRACE):
                 for id in running:
