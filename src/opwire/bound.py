@@ -2,6 +2,7 @@
 
 import logging
 from collections.abc import AsyncGenerator, Awaitable, Callable, Sequence
+from contextlib import aclosing
 from typing import Any, cast
 
 import msgspec
@@ -177,12 +178,9 @@ class SourceOperation(BoundOperation):
         return await self._inner.pipeline.finished(await cast("Run", self._inner.run)(arguments, context))
 
     async def _open(self, arguments: Any, context: Context) -> AsyncGenerator[Any]:
-        items = cast("Open", self._inner.open)(arguments, context)
-        try:
+        async with aclosing(cast("Open", self._inner.open)(arguments, context)) as items:
             async for item in items:
                 yield await self._inner.pipeline.finished(item)
-        finally:
-            await items.aclose()
 
 
 class ReshapedOperation(BoundOperation):
@@ -226,12 +224,9 @@ class ReshapedOperation(BoundOperation):
             return outward(pipeline.envelope(result), context)
 
         async def open(arguments: Any, context: Context) -> AsyncGenerator[Any]:
-            items = cast("Open", source.open)(arguments, context)
-            try:
+            async with aclosing(cast("Open", source.open)(arguments, context)) as items:
                 async for item in items:
                     yield outward(pipeline.envelope(item), context)
-            finally:
-                await items.aclose()
 
         if source.open is None:
             self.run = run

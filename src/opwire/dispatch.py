@@ -16,7 +16,7 @@ from typing import Any
 from opwire.bound import BoundOperation
 from opwire.envelope import ResponseEnvelope
 from opwire.errors import CallError, ErrorCode
-from opwire.invoke import FAILURES, Interceptors, failure
+from opwire.invoke import FAILURES, Interceptors, fail
 from opwire.operation import (
     OWN,
     Context,
@@ -126,10 +126,8 @@ class Dispatcher:
                 copy_context().run(run(arguments, context).send, None)
             except StopIteration as ended:
                 return bound.pipeline.envelope(ended.value)
-        except CallError:
-            raise
         except FAILURES as error:
-            raise failure(error, bound.spec.id) from error
+            fail(error, bound.spec.id)
         raise CallError(ErrorCode.INTERNAL, f"{bound.spec.id} has suspended without an await in its code")
 
     def execute(self, spec: OperationSpec, input: Any, context: Context) -> Coroutine[Any, Any, ResponseEnvelope[Any]]:

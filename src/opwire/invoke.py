@@ -7,7 +7,7 @@ import sys
 import time
 from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Callable, Coroutine, Generator
 from contextvars import Context as ContextVars
-from typing import Any, TypeVar, cast
+from typing import Any, NoReturn, TypeVar, cast
 from uuid import uuid4
 
 from opwire.deadlines import Deadlines
@@ -380,6 +380,13 @@ def failure(error: BaseException, label: str) -> CallError:
     return CallError(ErrorCode.EXECUTION_ERROR, message, {"errorId": error_id})
 
 
+def fail(error: BaseException, label: str) -> NoReturn:
+    """Raise an exception of a handler as a `CallError`; see `failure`."""
+    if isinstance(error, CallError):
+        raise error
+    raise failure(error, label) from error
+
+
 class Interceptors:
     """The interceptors of a registry, a surface or a client; the first one installed is the outermost."""
 
@@ -451,10 +458,8 @@ class InterceptedCall:
         try:
             result = self._handler(input, context)
             return self._envelope(await result if inspect.isawaitable(result) else result)
-        except CallError:
-            raise
         except FAILURES as error:
-            raise failure(error, self._operation_id) from error
+            fail(error, self._operation_id)
 
     async def subscribe(self, input: Any, context: Context) -> AsyncGenerator[ResponseEnvelope[Any]]:
         """Return the envelopes of a subscription, one per item.
@@ -469,10 +474,8 @@ class InterceptedCall:
                 items = await items
             async for item in items:
                 yield self._envelope(item)
-        except CallError:
-            raise
         except FAILURES as error:
-            raise failure(error, self._operation_id) from error
+            fail(error, self._operation_id)
         finally:
             await close_stream(items, self._operation_id)
 

@@ -3,6 +3,7 @@
 import logging
 import time
 from collections.abc import AsyncGenerator, Callable, Iterable
+from contextlib import aclosing
 from functools import partial
 from itertools import islice
 from typing import TYPE_CHECKING, Any, TypeVar, Unpack, cast, overload
@@ -26,7 +27,7 @@ from opwire.invoke import (
     Interceptors,
     Open,
     Run,
-    failure,
+    fail,
     isolated,
     next_item,
     opener,
@@ -400,10 +401,8 @@ class OperationRegistry(Decorators):
                 envelope = bound.pipeline.envelope(result)
             else:
                 envelope = await self._call(bound, input, context)
-        except CallError:
-            raise
         except FAILURES as error:
-            raise failure(error, operation_id) from error
+            fail(error, operation_id)
         return envelope if output_type is None else typed_envelope(envelope, output_type, operation_id)
 
     async def _call(self, bound: BoundOperation, input: Any, context: Context | None) -> ResponseEnvelope[Any]:
@@ -418,10 +417,8 @@ class OperationRegistry(Decorators):
             else:
                 result = await run_within(partial(run, arguments, inside), self._deadlines, deadline, bound.spec.id)
             return bound.pipeline.envelope(result)
-        except CallError:
-            raise
         except FAILURES as error:
-            raise failure(error, bound.spec.id) from error
+            fail(error, bound.spec.id)
 
     async def complete(
         self, operation_id: str, request: CompletionRequest, context: Context | None = None
@@ -441,10 +438,8 @@ class OperationRegistry(Decorators):
             if bound.complete is not None:
                 found = await bound.complete(request, self._context if context is None else context)
             return found if found.values else declared_completion(bound.spec, request)
-        except CallError:
-            raise
         except FAILURES as error:
-            raise failure(error, operation_id) from error
+            fail(error, operation_id)
 
     def check_input(self, operation_id: str, input: Any = None, context: Context | None = None) -> Any:
         """Validate the input of a call that is not made here; return the arguments of its handler.
@@ -472,10 +467,8 @@ class OperationRegistry(Decorators):
             if (preview := self._operations[operation_id].preview) is None:
                 return PreparedRequest(protocol="local", body=msgspec.json.encode(to_plain(arguments)))
             return await preview(arguments, self._context if context is None else context, reveal)
-        except CallError:
-            raise
         except FAILURES as error:
-            raise failure(error, operation_id) from error
+            fail(error, operation_id)
 
     @overload
     def subscribe(
@@ -502,11 +495,9 @@ class OperationRegistry(Decorators):
             envelopes = self._stream(bound, input, context)
         else:
             envelopes = bound.intercepted.subscribe(input, self._context if context is None else context)
-        try:
+        async with aclosing(envelopes):
             async for envelope in envelopes:
                 yield envelope if output_type is None else typed_envelope(envelope, output_type, operation_id)
-        finally:
-            await envelopes.aclose()
 
     async def _stream(
         self, bound: BoundOperation, input: Any, context: Context | None
@@ -514,10 +505,8 @@ class OperationRegistry(Decorators):
         inside = self._inside(bound, context)
         try:
             stream = cast("Open", bound.open)(bound.arguments(input, inside), inside)
-        except CallError:
-            raise
         except FAILURES as error:
-            raise failure(error, bound.spec.id) from error
+            fail(error, bound.spec.id)
         if bound.spec.idle_timeout is not None or (inside.deadline is not None and not inside.watched):
             stream = isolated(stream, bound.spec.id)
         try:
@@ -527,10 +516,8 @@ class OperationRegistry(Decorators):
                     if item is END:
                         return
                     envelope = bound.pipeline.envelope(item)
-                except CallError:
-                    raise
                 except FAILURES as error:
-                    raise failure(error, bound.spec.id) from error
+                    fail(error, bound.spec.id)
                 yield envelope
         finally:
             await stream.aclose()

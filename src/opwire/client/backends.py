@@ -7,6 +7,7 @@ import asyncio
 import logging
 import time
 from collections.abc import AsyncGenerator, Awaitable, Callable, Coroutine, Sequence
+from contextlib import aclosing
 from math import inf
 from typing import Any, Protocol
 
@@ -169,12 +170,9 @@ class RegistryBackend:
     ) -> AsyncGenerator[ResponseEnvelope[Any]]:
         """Stream the items of a subscription."""
         check_version(self._registry.get_spec(operation_id), version)
-        items = self._registry.subscribe(operation_id, input, self._admit(operation_id, context))
-        try:
+        async with aclosing(self._registry.subscribe(operation_id, input, self._admit(operation_id, context))) as items:
             async for item in items:
                 yield item
-        finally:
-            await items.aclose()
 
     async def operations(self) -> Sequence[OperationSpec]:
         """Return the specs that have a handler and may be called."""

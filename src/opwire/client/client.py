@@ -11,7 +11,7 @@ import math
 import re
 import time
 from collections.abc import AsyncGenerator, Callable, Mapping, Sequence
-from contextlib import suppress
+from contextlib import aclosing, suppress
 from functools import partial
 from os import PathLike
 from pathlib import Path
@@ -423,12 +423,9 @@ class Client:
         Raises:
             CallError: the stream failed; VALIDATION_ERROR, with `{"reason": "RESUME"}`, it cannot be resumed.
         """
-        envelopes = self.subscribe_envelopes(operation_id, input, **options)
-        try:
+        async with aclosing(self.subscribe_envelopes(operation_id, input, **options)) as envelopes:
             async for envelope in envelopes:
                 yield self._data(envelope, output_type, operation_id)
-        finally:
-            await envelopes.aclose()
 
     async def subscribe_envelopes(
         self,
