@@ -20,6 +20,7 @@ from opwire.llm.providers import (
     without_nulls,
 )
 from opwire.schema import Schema
+from opwire.schema.dialect import References
 from opwire.tools import input_schema
 from tests.properties import is_thorough
 from tests.requirements import requirement
@@ -124,7 +125,7 @@ def test_an_optional_property_is_required_and_nullable_and_its_null_is_dropped()
         "boxes": [{"x": None}, {"x": 1}],
     }
     assert Schema(strict).is_valid(given)
-    kept = without_nulls(given, schema, schema)
+    kept = without_nulls(given, schema, References(schema))
     assert kept == {"name": "a", "note": None, "box": {}, "boxes": [{}, {"x": 1}]}
     assert Schema(schema).is_valid(kept)
 

@@ -33,7 +33,7 @@ def complaint(check: object, kind: type[MemoryTransport]) -> str:
         (events.data_arrives_as_it_was_sent, broken.MutatesPayloads, "input False arrived as 0.0"),
         (events.fields_arrive_as_they_were_sent, broken.ForgetsFields, "credits=7"),
         (events.withdrawn_operations_are_not_routed_here, broken.NeverWithdraws, "after 20 s: 20 events arrive"),
-        (events.a_closed_end_refuses, broken.AcceptsAfterClose, "works on a closed end"),
+        (events.a_closed_end_refuses, broken.AcceptsAfterClose, "on a closed end was not refused"),
     ],
 )
 def test_a_check_says_what_it_saw(check: object, kind: type[MemoryTransport], said: str) -> None:

@@ -21,6 +21,7 @@ from opwire.llm.model_tools import Media, ModelTool, ModelToolOptions, ModelTool
 from opwire.operation import Context
 from opwire.registry import OperationRegistry
 from opwire.schema import JSONSchema
+from opwire.schema.dialect import References
 from opwire.typed.plain import as_dict, as_list, shorten
 
 Message = dict[str, Any]
@@ -136,7 +137,7 @@ class OpenAITools(ProviderTools):
 
     def _input(self, tool: ModelTool, arguments: dict[str, Any]) -> Any:
         if self._converted(tool) is not None:
-            arguments = cast("dict[str, Any]", without_nulls(arguments, tool.schema, tool.schema))
+            arguments = cast("dict[str, Any]", without_nulls(arguments, tool.schema, References(tool.schema)))
         return super()._input(tool, arguments)
 
     async def handle(self, call: Any, context: Context | None = None) -> Message:
@@ -452,40 +453,28 @@ def _nullable(schema: dict[str, Any]) -> dict[str, Any]:
     return {**schema, **enum, "type": [*types, "null"]}
 
 
-def without_nulls(value: Any, schema: JSONSchema, root: dict[str, Any]) -> Any:
+def without_nulls(value: Any, schema: JSONSchema, references: References) -> Any:
     """Return arguments without the nulls that a strict schema demands for absent optional properties."""
-    known = _resolved(schema, root)
+    known = as_dict(references.follow(schema))
     if isinstance(value, list) and "items" in known:
-        return [without_nulls(each, known["items"], root) for each in cast("list[Any]", value)]
+        return [without_nulls(each, known["items"], references) for each in cast("list[Any]", value)]
     if not isinstance(value, dict):
         return cast("Any", value)
     given = cast("dict[str, Any]", value)
-    branches = [_resolved(each, root) for key in ("anyOf", "oneOf") for each in as_list(known.get(key))]
+    branches = [as_dict(references.follow(each)) for key in ("anyOf", "oneOf") for each in as_list(known.get(key))]
     objects = [known, *(branch for branch in branches if given.keys() <= as_dict(branch.get("properties")).keys())]
-    objects += [_resolved(each, root) for each in as_list(known.get("allOf"))]
+    objects += [as_dict(references.follow(each)) for each in as_list(known.get("allOf"))]
     properties = {name: each for one in objects for name, each in as_dict(one.get("properties")).items()}
     required = {name for one in objects for name in as_list(one.get("required"))}
     return {
-        name: without_nulls(each, properties.get(name, True), root)
+        name: without_nulls(each, properties.get(name, True), references)
         for name, each in given.items()
-        if each is not None or name in required or name not in properties or _allows_null(properties[name], root)
+        if each is not None or name in required or name not in properties or _allows_null(properties[name], references)
     }
 
 
-def _resolved(schema: JSONSchema, root: dict[str, Any]) -> dict[str, Any]:
-    for _ in range(10):  # a reference to a reference
-        ref = as_dict(schema).get("$ref")
-        if not isinstance(ref, str) or not ref.startswith("#"):
-            break
-        found: Any = root
-        for step in ref.removeprefix("#").split("/")[1:]:
-            found = as_dict(found).get(step)
-        schema = as_dict(found)
-    return as_dict(schema)
-
-
-def _allows_null(schema: JSONSchema, root: dict[str, Any]) -> bool:
-    known = _resolved(schema, root)
+def _allows_null(schema: JSONSchema, references: References) -> bool:
+    known = as_dict(references.follow(schema))
     if not known.keys() & {"type", "enum", "const", "anyOf", "oneOf", "allOf"}:
         return True
     if "const" in known:
@@ -494,5 +483,5 @@ def _allows_null(schema: JSONSchema, root: dict[str, Any]) -> bool:
         return None in as_list(known["enum"])
     branches = [*as_list(known.get("anyOf")), *as_list(known.get("oneOf"))]
     if branches and "type" not in known:
-        return any(_allows_null(each, root) for each in branches)
+        return any(_allows_null(each, references) for each in branches)
     return "null" in _types(known)

@@ -15,9 +15,9 @@ from typing import Any, cast
 
 from opwire.call.events import CallAborted, CallCompleted, CallCredit, CallFailed, CallRequested, CallResponded
 from opwire.envelope import LocalResponseMeta, ResponseEnvelope
-from opwire.errors import CallError, ErrorCode
+from opwire.errors import ErrorCode
 from opwire.testing import contract_calls as calls
-from opwire.testing.harness import Connect, TransportHarness, expect, item, named_checks
+from opwire.testing.harness import Connect, TransportHarness, expect, item, named_checks, refused
 from opwire.typed.plain import MAX_DEPTH
 
 _MANY = 300
@@ -179,29 +179,21 @@ async def a_closed_end_refuses(harness: TransportHarness) -> None:
     arrived = len(server.events)
     for _ in range(2):
         await caller.transport.close()
+
+    async def late(act: Callable[..., object], *arguments: object) -> None:
+        act(*arguments)
+
+    unavailable = ErrorCode.UNAVAILABLE
     request = CallRequested(request_id="late", operation_id=harness.id("talk"))
-    _unavailable("request", lambda: caller.transport.request(request))
-    _unavailable("send", lambda: caller.transport.send(CallCredit(request_id=request_id, n=1), to_server))
+    credit = CallCredit(request_id=request_id, n=1)
+    await refused("request on a closed end", late(caller.transport.request, request), unavailable)
+    await refused("send on a closed end", late(caller.transport.send, credit, to_server), unavailable)
     await server.transport.close()
-    _unavailable("send", lambda: server.transport.send(item(request_id, 1), to_caller))
+    await refused("send on a closed end", late(server.transport.send, item(request_id, 1), to_caller), unavailable)
     ended = CallAborted, request_id  # a transport may report the end of the request that the caller had open
     sent = [each for each in server.events[arrived:] if (type(each), each.request_id) != ended]
     expect(not sent, "a closed end still sends")
-    try:
-        await server.transport.announce([harness.id("talk")])
-    except CallError as error:
-        expect(error.code is ErrorCode.UNAVAILABLE, f"announce on a closed end raised {error}")
-    else:
-        raise AssertionError("announce works on a closed end")
-
-
-def _unavailable(what: str, act: Callable[[], object]) -> None:
-    try:
-        act()
-    except CallError as error:
-        expect(error.code is ErrorCode.UNAVAILABLE, f"{what} on a closed end raised {error}")
-    else:
-        raise AssertionError(f"{what} works on a closed end")
+    await refused("announce on a closed end", server.transport.announce([harness.id("talk")]), unavailable)
 
 
 Check = Callable[[Connect], Awaitable[None]]

@@ -14,6 +14,7 @@ from opwire.call.handler import CallHandler
 from opwire.call.pending import PendingRequestMap
 from opwire.call.transport import Address, Transport
 from opwire.envelope import local_envelope
+from opwire.errors import CallError, ErrorCode
 from opwire.operation import LOCAL_IDENTITY, Handler, OperationSpec, OperationType
 from opwire.registry import OperationRegistry
 
@@ -43,6 +44,20 @@ async def soon(what: str, awaitable: Awaitable[T]) -> T:
             return await awaitable
     except TimeoutError:
         raise AssertionError(f"timeout after {PATIENCE:g} s: {what}") from None
+
+
+async def refused(what: str, awaitable: Awaitable[object], code: ErrorCode) -> None:
+    """Check that an awaitable raises a `CallError` with this code.
+
+    Raises:
+        AssertionError: it does not.
+    """
+    try:
+        await soon(what, awaitable)
+    except CallError as error:
+        expect(error.code is code, f"{what} raised {error}, and not {code.value}")
+    else:
+        raise AssertionError(f"{what} was not refused")
 
 
 def item(request_id: str, data: Any, seq: int | None = None) -> CallResponded:

@@ -17,8 +17,8 @@ from msgspec.structs import replace
 from opwire.durable.journal import Claim, Journal, Outcome
 from opwire.errors import ErrorCode
 from opwire.testing import journal_tasks as tasks
-from opwire.testing.harness import expect, named_checks, soon
-from opwire.testing.journal_tasks import LONG, SHORT, Connect, JournalHarness, refused
+from opwire.testing.harness import expect, named_checks, refused, soon
+from opwire.testing.journal_tasks import LONG, SHORT, Connect, JournalHarness
 
 _AT_ONCE = 20
 

@@ -6,11 +6,11 @@ are claimed one at a time.
 
 import asyncio
 import time
-from collections.abc import Awaitable, Callable
+from collections.abc import Callable
 
 from opwire.durable.journal import Claim, Journal, Outcome, Task
-from opwire.errors import CallError, ErrorCode
-from opwire.testing.harness import PATIENCE, Harness, expect, soon
+from opwire.errors import ErrorCode
+from opwire.testing.harness import PATIENCE, Harness, expect, refused, soon
 
 Connect = Callable[[], Journal]
 """Returns a fresh end of the same journal, not started."""
@@ -19,20 +19,6 @@ LONG = 60.0
 """A lease that outlasts every check, in seconds."""
 SHORT = 0.3
 """A lease that expires soon, in seconds."""
-
-
-async def refused(what: str, awaitable: Awaitable[object], code: ErrorCode) -> None:
-    """Check that an awaitable raises a `CallError` with this code.
-
-    Raises:
-        AssertionError: it does not.
-    """
-    try:
-        await soon(what, awaitable)
-    except CallError as error:
-        expect(error.code is code, f"{what} raised {error}, and not {code.value}")
-    else:
-        raise AssertionError(f"{what} was not refused")
 
 
 class JournalHarness(Harness[Journal]):

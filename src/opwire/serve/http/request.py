@@ -22,7 +22,7 @@ from msgspec import UNSET
 
 from opwire.caller import caller_metadata
 from opwire.deadlines import Deadlines, bounded_seconds
-from opwire.errors import CallError, ErrorCode, SchemaError
+from opwire.errors import CallError, ErrorCode
 from opwire.logs import AccessEntry
 from opwire.operation import Context, Identity, Inbound, OperationSpec, OperationType, Trace, input_error, trace_of
 from opwire.origin import ENVELOPE_JSON
@@ -369,14 +369,9 @@ def _parameter(schema: Any, references: References) -> QueryParameter | None:
 
 def _types(schema: Any, references: References, hops: int) -> frozenset[str] | None:
     """Return the types of a property, arrays as "array of string"; None if it may be anything else, or is unknown."""
-    json = as_dict(schema)
+    json = as_dict(references.follow(schema))
     if not json or hops == 0:
         return None
-    if "$ref" in json:
-        try:
-            return _types(references.resolve(str(json["$ref"])), references, hops - 1)
-        except SchemaError:
-            return None
     if "const" in json or "enum" in json:
         values = [json["const"]] if "const" in json else as_list(json["enum"])
         types = frozenset(_TYPE_NAMES.get(kind, "object") for kind in map(type, values))
