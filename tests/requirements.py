@@ -438,6 +438,8 @@ TRANSPORT: dict[str, str] = {
     "transport.broker-connection": "A broker is one small interface; sending never waits.",
     "transport.batches": "Events for one end within a turn share a message; each counts by its own token, and fails "
     "alone.",
+    "transport.batches.requests": "Requests are batched for the only server of an operation; a second one gets its "
+    "share, and a batch that was not delivered is sent again, and no other.",
     "transport.link.order": "What is written to a connection arrives in order.",
     "transport.link.bound": "A peer that does not read costs memory up to a bound; above it requests and answers fail, "
     "each its own call, and what ends or steers calls still passes.",

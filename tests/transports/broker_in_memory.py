@@ -38,6 +38,15 @@ class MemoryBroker:
         self._on_the_way.popleft()()
 
 
+class MemoryBuffer:
+    """Calls functions at the end of a turn."""
+
+    paused = False
+
+    def at_turn_end(self, write: Callable[[], None]) -> None:
+        asyncio.get_running_loop().call_soon(write)
+
+
 class MemoryBrokerConnection:
     """One connection to a `MemoryBroker`."""
 
@@ -48,13 +57,10 @@ class MemoryBrokerConnection:
         self.beats = 0
         self.largest = 0  # bytes of a message that was sent
         self.connections = 0
-        self.congested = False
+        self.link = MemoryBuffer()
         self._broker = broker
         self._address: Address | None = None
         self._listener: BrokerListener | None = None
-
-    def at_turn_end(self, send: Callable[[], None]) -> None:
-        asyncio.get_running_loop().call_soon(send)
 
     async def connect(self, address: Address, listener: BrokerListener) -> None:
         await self._round_trip()
@@ -115,7 +121,7 @@ class MemoryBrokerConnection:
         if end is not None and end._listener is not None:
             end._listener.arrived(sender, token, message)
         elif self._listener is not None:
-            self._listener.unreachable(to)
+            self._listener.unreachable(to, token)
 
     async def _round_trip(self) -> None:
         await asyncio.sleep(self._broker.latency)

@@ -44,6 +44,7 @@ class Log(Recorder):
         self.failures: list[tuple[str, str]] = []
         self.refusals: list[tuple[str, str]] = []
         self.gone: list[Address] = []
+        self.denials: list[Address] = []
         self.ends: list[str] = []
 
     @property
@@ -65,8 +66,11 @@ class Log(Recorder):
     def refused(self, operation_id: str, reason: str) -> None:
         self.record(self.refusals, (operation_id, reason))
 
-    def unreachable(self, peer: Address) -> None:
+    def unreachable(self, peer: Address, token: str = "") -> None:
         self.record(self.gone, peer)
+
+    def forbidden(self, peer: Address) -> None:
+        self.record(self.denials, peer)
 
     def disconnected(self, reason: str) -> None:
         self.record(self.ends, reason)

@@ -44,14 +44,12 @@ class Outgoing(MemoryBrokerConnection):
         self.sent: list[tuple[str, str, bytes, bool]] = []
         self.full = False
         self.turns: list[Any] = []
+        cast("Any", self.link).at_turn_end = self.turns.append
 
     def send(self, to: str, token: str, message: bytes, *, control: bool) -> None:
         if self.full:
             raise CallError(ErrorCode.RATE_LIMITED, "the broker does not keep up")
         self.sent.append((to, token, message, control))
-
-    def at_turn_end(self, send: Any) -> None:
-        self.turns.append(send)
 
     def turn_ends(self) -> None:
         while self.turns:
@@ -133,10 +131,10 @@ def test_a_message_that_cannot_wait_does_not_overtake_what_waits() -> None:
 def test_while_messages_queue_up_each_sender_learns_whether_there_is_room() -> None:
     out = Outgoing()
     batches = Batches(out)
-    out.congested = out.full = True
+    out.link.paused = out.full = True
     with pytest.raises(CallError, match="keep up"):
         batches.add(HERE, "t", b"{}", control=False)
-    out.congested, out.max_message = False, MAX_BATCH - 1  # a batch may be too large for the broker
+    out.link.paused, out.max_message = False, MAX_BATCH - 1  # a batch may be too large for the broker
     with pytest.raises(CallError, match="keep up"):
         batches.add(HERE, "t", b"{}", control=False)
 
@@ -188,27 +186,35 @@ def batch(*events: bytes) -> bytes:
 
 @requirement("transport.batches")
 @pytest.mark.parametrize("chosen", [EVENTS, EVENTS[:1] * 3, EVENTS[3:], []])
-def test_a_batch_is_decoded_to_its_events_or_to_their_bytes(chosen: list[Any]) -> None:
-    encoded = [encode_event(each) for each in chosen]
-    decoded = decode_batch(batch(*encoded), max_event=10_000)
-    assert [token for token, _ in decoded] == [f"t{number}" for number in range(len(chosen))]
-    for (_, found), event, raw in zip(decoded, chosen, encoded, strict=True):
-        assert found in (event, raw)
-    usual = all(not isinstance(each, CallResponded) or each is RESPONDED for each in chosen)
-    assert all(isinstance(found, bytes) is not usual for _, found in decoded)
+def test_a_batch_is_decoded_to_its_events(chosen: list[Any]) -> None:
+    decoded = decode_batch(batch(*map(encode_event, chosen)), 10_000)
+    assert decoded == [(f"t{number}", each) for number, each in enumerate(chosen)]
 
 
 @requirement("transport.batches")
-def test_events_that_may_be_invalid_or_too_deep_are_left_as_bytes() -> None:
+def test_an_event_that_is_invalid_too_deep_or_too_large_is_an_error_and_the_others_are_not() -> None:
     deep = b'{"type":"call.responded","requestId":"r","output":{"data":%b1%b,"meta":{}}}' % (b"[" * 250, b"]" * 250)
-    good = encode_event(RESPONDED)
-    for other in (deep, b"{}", b'{"type":"call.unknown"}', encode_session(Who(id=1))):
-        assert decode_batch(batch(good, other), max_event=10_000) == [("t0", good), ("t1", other)]
-    assert decode_batch(batch(good, good), max_event=200) == [("t0", good), ("t1", good)]
-    # Brackets of many events do not make one of them deep.
-    nested = encode_event(CallResponded(request_id="r", output=local_envelope([[[[[1]]]]], "math.add")))
-    for each in (good, nested):
-        assert not any(isinstance(found, bytes) for _, found in decode_batch(batch(*[each] * 60), max_event=100_000))
+    deep_request = b'{"type":"call.requested","requestId":"r","operationId":"a.b","input":%b1%b}' % (
+        b"[" * 250,
+        b"]" * 250,
+    )
+    good, large = encode_event(RESPONDED), encode_event(CallFailed(request_id="r", code="TIMEOUT", message="x" * 300))
+    for other in (deep, deep_request, b"{}", b'{"type":"call.unknown"}', large):
+        (_, first), (token, second) = decode_batch(batch(good, other), 300)
+        assert (first, token) == (RESPONDED, "t1")
+        assert isinstance(second, CallError)
+        assert second.code is ErrorCode.PROTOCOL_ERROR
+    assert decode_batch(batch(good, encode_session(Who(id=1))), 300) == [("t0", RESPONDED), ("t1", Who(id=1))]
+
+
+@requirement("transport.batches")
+def test_brackets_of_many_events_do_not_make_one_of_them_deep(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("opwire.transports.batches._raw_decoder", None)  # they are decoded in one step
+    answer = CallResponded(request_id="r", output=local_envelope([[[[[1]]]]], "math.add"))
+    request = CallRequested(request_id="r", operation_id="math.add", input=[[[[[1]]]]])
+    for event in (RESPONDED, answer, request):
+        found = decode_batch(batch(*[encode_event(event)] * 60), 100_000)
+        assert [each for _, each in found] == [event] * 60
 
 
 @requirement("transport.malformed")
@@ -229,7 +235,7 @@ def test_events_that_may_be_invalid_or_too_deep_are_left_as_bytes() -> None:
 )
 def test_what_is_not_a_batch_is_a_protocol_error(message: bytes) -> None:
     with pytest.raises(CallError) as failed:
-        decode_batch(message, max_event=9_999)
+        decode_batch(message, 9_999)
     assert failed.value.code is ErrorCode.PROTOCOL_ERROR
 
 

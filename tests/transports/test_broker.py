@@ -143,7 +143,7 @@ def refusing(medium: Any, word: bytes) -> None:
             raise CallError(ErrorCode.RATE_LIMITED, "the broker does not keep up")
         send(to, token, message, control=control)
 
-    medium.send, medium.congested = full, True
+    medium.send, medium.link.paused = full, True
 
 
 def now() -> float:

@@ -23,7 +23,7 @@ def answer(id: str, seq: int | None = None) -> CallResponded:
 @requirement("transport.leases.token")
 def test_only_who_shows_the_token_is_believed() -> None:
     leases = Leases(PATIENCE)
-    token = leases.ask("r", "math.add", 0.0, streams=False)
+    token = leases.ask("r", "math.add", 0.0, streams=False).token
     assert not leases.authenticates(answer("r"), "stranger", "", 1.0)
     assert not leases.authenticates(answer("r"), "stranger", "guess", 1.0)
     assert leases.authenticates(answer("r"), "server", token, 1.0)
@@ -33,7 +33,7 @@ def test_only_who_shows_the_token_is_believed() -> None:
 
 def test_tokens_are_all_different() -> None:
     leases = Leases(PATIENCE)
-    tokens = {leases.ask(f"{number}", "math.add", 0.0, streams=False) for number in range(1_000)}
+    tokens = {leases.ask(f"{number}", "math.add", 0.0, streams=False).token for number in range(1_000)}
     assert len(tokens) == 1_000
     assert {len(token) for token in tokens} == {16}
 
@@ -41,7 +41,7 @@ def test_tokens_are_all_different() -> None:
 @requirement("transport.leases.expiry")
 def test_a_call_that_nobody_names_is_lost_and_one_that_is_named_goes_on() -> None:
     leases = Leases(PATIENCE)
-    tokens = [leases.ask(id, "math.add", 0.0, streams=False) for id in ("dead", "alive")]
+    tokens = [leases.ask(id, "math.add", 0.0, streams=False).token for id in ("dead", "alive")]
     assert leases.confirm("server", tokens[1:], 2.0) == (tokens[1], [])
     assert [each.request_id for each in leases.expire(3.5).calls] == ["dead"]
     assert [each.request_id for each in leases.expire(5.5).calls] == ["alive"]
@@ -98,17 +98,17 @@ def test_only_a_caller_that_shows_a_token_of_its_calls_is_still_there() -> None:
 
 def test_a_server_is_told_what_nobody_waits_for() -> None:
     leases = Leases(PATIENCE)
-    token = leases.ask("r", "math.add", 0.0, streams=False)
+    token = leases.ask("r", "math.add", 0.0, streams=False).token
     assert leases.confirm("server", [token, "old", "x" * (MAX_TOKEN + 1)], 1.0) == (token, ["old"])
 
 
 def test_a_peer_that_left_takes_along_what_it_had_and_what_it_asked() -> None:
     leases = Leases(PATIENCE)
-    had = leases.ask("had", "math.add", 0.0, streams=False)
+    had = leases.ask("had", "math.add", 0.0, streams=False).token
     leases.confirm("server", [had], 1.0)
     leases.ask("other", "math.add", 0.0, streams=False)
     leases.hold("server", "r", "t", 0.0)
-    assert [each.request_id for each in leases.left("server")] == ["had"]
+    assert [each.request_id for each in leases.left("server")[0]] == ["had"]
     assert [each.request_id for each in leases.unanswered("math.add")] == ["other"]
     assert len(leases) == 0
 
@@ -116,7 +116,7 @@ def test_a_peer_that_left_takes_along_what_it_had_and_what_it_asked() -> None:
 @requirement("transport.leases.farewell")
 def test_a_farewell_ends_the_calls_and_requests_whose_tokens_it_names_and_no_others() -> None:
     leases = Leases(PATIENCE)
-    named = leases.ask("named", "math.add", 0.0, streams=False)
+    named = leases.ask("named", "math.add", 0.0, streams=False).token
     leases.ask("other", "math.add", 0.0, streams=False)
     leases.hold("ann", "r1", "t1", 0.0)
     leases.hold("ann", "r2", "t2", 0.0)
@@ -130,7 +130,7 @@ def test_a_farewell_ends_the_calls_and_requests_whose_tokens_it_names_and_no_oth
 @requirement("transport.leases.farewell")
 def test_whose_server_is_not_known_is_told_by_its_tokens_alone() -> None:
     leases = Leases(PATIENCE)
-    known, unknown = (leases.ask(id, "math.add", 0.0, streams=False) for id in ("known", "unknown"))
+    known, unknown = (leases.ask(id, "math.add", 0.0, streams=False).token for id in ("known", "unknown"))
     leases.confirm("server", [known], 1.0)
     leases.hold("server", "r", "t", 0.0)
     assert leases.clear() == {"server": ["t", known], "": [unknown]}
@@ -139,7 +139,7 @@ def test_whose_server_is_not_known_is_told_by_its_tokens_alone() -> None:
 
 def test_a_request_that_is_asked_again_under_its_id_has_one_lease() -> None:
     leases = Leases(PATIENCE)
-    first, second = (leases.ask("r", "math.add", 0.0, streams=False) for _ in range(2))
+    first, second = (leases.ask("r", "math.add", 0.0, streams=False).token for _ in range(2))
     assert leases.confirm("server", [first, second], 1.0) == (second, [first])
     assert leases.end(second) is not None
     assert (leases.end(first), len(leases), leases._by_token) == (None, 0, {})
@@ -166,7 +166,7 @@ def probed(leases: Leases, now: float) -> list[tuple[str | None, str]]:
 @requirement("transport.leases.probes")
 def test_the_server_of_a_call_that_takes_long_is_probed_once_for_all_of_its_calls() -> None:
     leases = Leases(PATIENCE)
-    tokens = [leases.ask(f"r{number}", "math.add", 0.0, streams=False) for number in range(5)]
+    tokens = [leases.ask(f"r{number}", "math.add", 0.0, streams=False).token for number in range(5)]
     leases.confirm("server", tokens[:4], 0.0)
     leases.confirm("other", tokens[4:], 0.0)
     assert probed(leases, MOMENT / 2) == []
@@ -178,27 +178,27 @@ def test_the_server_of_a_call_that_takes_long_is_probed_once_for_all_of_its_call
 @requirement("transport.leases.probes")
 def test_probes_become_rarer_the_longer_a_call_takes_until_a_younger_one_joins_it() -> None:
     leases = Leases(1e9)
-    leases.routed(leases.ask("old", "math.add", 0.0, streams=False), "server")
+    leases.routed(leases.ask("old", "math.add", 0.0, streams=False).token, "server")
     first_second = sum(len(leases.watch(tick * MOMENT)) for tick in range(50))
     assert first_second == 25, "at every other look"
     later = sum(len(leases.watch(1000 + tick * MOMENT)) for tick in range(50))
     assert later == 4
-    leases.routed(leases.ask("young", "math.add", 1001.0, streams=False), "server")
+    leases.routed(leases.ask("young", "math.add", 1001.0, streams=False).token, "server")
     assert 24 <= sum(len(leases.watch(1001 + tick * MOMENT)) for tick in range(50)) <= 26
 
 
 @requirement("transport.leases.probes")
 def test_a_server_that_was_just_heard_of_is_not_probed() -> None:
     leases = Leases(PATIENCE)
-    token = leases.ask("r", "math.count", 0.0, streams=True)
+    token = leases.ask("r", "math.count", 0.0, streams=True).token
     leases.confirm("server", [token], 0.0)
     for tick in range(1, 20):
         assert leases.authenticates(answer("r", tick), "server", token, tick * MOMENT)
         assert leases.watch(tick * MOMENT + MOMENT / 4) == []
-    hanging = leases.ask("hanging", "math.add", 1.0, streams=False)
+    hanging = leases.ask("hanging", "math.add", 1.0, streams=False).token
     leases.routed(hanging, "server")
     for tick in range(1, 20):  # what it answers others is a sign of life, too
-        quick = leases.ask("quick", "math.add", 1.0 + tick * MOMENT, streams=False)
+        quick = leases.ask("quick", "math.add", 1.0 + tick * MOMENT, streams=False).token
         assert leases.authenticates(answer("quick"), "server", quick, 1.0 + tick * MOMENT)
         assert leases.watch(1.0 + tick * MOMENT + MOMENT / 4) == []
 
@@ -207,7 +207,7 @@ def test_a_server_that_was_just_heard_of_is_not_probed() -> None:
 def test_only_so_many_servers_are_probed_at_once_and_none_is_forgotten() -> None:
     leases = Leases(PATIENCE)
     for number in range(200):
-        leases.routed(leases.ask(f"r{number}", "math.add", 0.0, streams=False), f"server{number}")
+        leases.routed(leases.ask(f"r{number}", "math.add", 0.0, streams=False).token, f"server{number}")
     seen: set[str | None] = set()
     for tick in range(1, 5):
         now = probed(leases, 1.5 * tick * MOMENT)
@@ -220,7 +220,7 @@ def test_only_so_many_servers_are_probed_at_once_and_none_is_forgotten() -> None
 def test_a_call_that_no_server_has_named_is_probed_by_its_operation_if_an_end_like_this_one_has_answered_it() -> None:
     leases = Leases(PATIENCE)
     for id, sender in (("plain.add", ""), ("math.add", "server")):
-        token = leases.ask("before", id, 0.0, streams=False)
+        token = leases.ask("before", id, 0.0, streams=False).token
         assert leases.authenticates(answer("before"), sender, token, 0.0)
         leases.ask(f"{id} 1", id, 1.0, streams=False)
         leases.ask(f"{id} 2", id, 1.0, streams=False)
@@ -230,9 +230,9 @@ def test_a_call_that_no_server_has_named_is_probed_by_its_operation_if_an_end_li
 @requirement("transport.leases.probes")
 def test_a_probe_that_no_server_got_ends_what_was_asked_before_it_and_named_by_no_server() -> None:
     leases = Leases(PATIENCE)
-    leases.authenticates(answer("before"), "server", leases.ask("before", "math.add", 0.0, streams=False), 0.0)
-    named, lost = (leases.ask(id, "math.add", 0.0, streams=False) for id in ("named", "lost"))
-    last = leases.ask("last", "math.add", 0.0, streams=False)
+    leases.authenticates(answer("before"), "server", leases.ask("before", "math.add", 0.0, streams=False).token, 0.0)
+    named, lost = (leases.ask(id, "math.add", 0.0, streams=False).token for id in ("named", "lost"))
+    last = leases.ask("last", "math.add", 0.0, streams=False).token
     leases.ask("other", "math.mul", 0.0, streams=False)
     leases.confirm("server", [named], 0.0)
     assert [asked.token for asked in leases.watch(0.1) if asked.server is None] == [last]
@@ -245,8 +245,8 @@ def test_a_probe_that_no_server_got_ends_what_was_asked_before_it_and_named_by_n
 @requirement("transport.leases.probes")
 def test_a_probe_that_no_server_got_does_not_end_a_call_that_was_named_meanwhile() -> None:
     leases = Leases(PATIENCE)
-    leases.authenticates(answer("before"), "server", leases.ask("before", "math.add", 0.0, streams=False), 0.0)
-    token = leases.ask("r", "math.add", 0.0, streams=False)
+    leases.authenticates(answer("before"), "server", leases.ask("before", "math.add", 0.0, streams=False).token, 0.0)
+    token = leases.ask("r", "math.add", 0.0, streams=False).token
     assert len(leases.watch(0.1)) == 1
     leases.confirm("draining", [token], 0.1)
     assert leases.undelivered(token) == []
@@ -290,7 +290,7 @@ def test_there_is_less_to_see_the_longer_calls_take_and_the_more_there_are() -> 
 def test_the_more_servers_are_probed_the_rarer_each_of_them_is() -> None:
     leases = Leases(1e9)
     for number in range(1_000):
-        leases.routed(leases.ask(f"r{number}", "math.add", 0.0, streams=False), f"server{number}")
+        leases.routed(leases.ask(f"r{number}", "math.add", 0.0, streams=False).token, f"server{number}")
     second = [leases.watch(1.0 + tick / 100) for tick in range(100)]
     assert max(map(len, second)) <= 64
     assert 5_000 <= sum(map(len, second)) <= 10_000
@@ -324,7 +324,7 @@ class Books(RuleBasedStateMachine):
     def ask(self, streams: bool, again: bool) -> str:
         self.number += 1
         id = next(iter(self.open.values()), "r") if again else f"r{self.number}"
-        token = self.leases.ask(id, "math.add", self.now, streams=streams)
+        token = self.leases.ask(id, "math.add", self.now, streams=streams).token
         self.open = {old: other for old, other in self.open.items() if other != id}
         self.open[token] = id
         return token
@@ -390,7 +390,7 @@ class Books(RuleBasedStateMachine):
 
     @rule(peer=st.sampled_from(["server", "a"]))
     def leave(self, peer: str) -> None:
-        for asked in self.leases.left(peer):
+        for asked in self.leases.left(peer)[0]:
             self.over(asked)
         self.held = {key: token for key, token in self.held.items() if key[0] != peer}
 

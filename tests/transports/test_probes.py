@@ -46,7 +46,7 @@ def now() -> float:
 def test_a_probe_says_that_its_call_is_still_waited_for_and_shows_its_token() -> None:
     async def watched() -> None:
         end = Recorder()
-        token = end.leases.ask("r", "math.add", now(), streams=False, server="server")
+        token = end.leases.ask("r", "math.add", now(), streams=False, server="server").token
         end.probes.soon(now())
         await asyncio.sleep(3 * MOMENT)
         assert {(to, shown) for to, shown, _ in end.sent} == {("server", token)}
@@ -79,7 +79,7 @@ def test_a_new_call_is_looked_at_in_a_moment_however_rarely_the_old_ones_are() -
         end.probes.soon(now())
         await asyncio.sleep(60.1)
         end.sent.clear()
-        new = end.leases.ask("new", "math.add", now(), streams=False, server="other")
+        new = end.leases.ask("new", "math.add", now(), streams=False, server="other").token
         end.probes.soon(now())
         await asyncio.sleep(2.5 * MOMENT)
         assert ("other", new) in {(to, token) for to, token, _ in end.sent}
@@ -97,7 +97,7 @@ def test_a_server_is_probed_every_25_ms_for_a_minute_whether_or_not_it_sends_som
     async def noted() -> list[float]:
         end, times = Recorder(), [now()]
         end.send = lambda to, token, message, *, control: times.append(now())  # type: ignore[method-assign]
-        token = end.leases.ask("r", "math.add", now(), streams=streams, server="server")
+        token = end.leases.ask("r", "math.add", now(), streams=streams, server="server").token
         end.probes.soon(now())
         for _ in range(400):
             await asyncio.sleep(0.15)

@@ -246,11 +246,12 @@ class CallHandler:
         if event.version is not None and (other := self._dispatcher.other_version(event.operation_id, event.version)):
             self._reject(event, other, not_started=True)
             return
-        identity, most = self._identify(event), self._max_per_identity
+        # As `_identify`, for callers of another process without an identity.
+        identity = self._anonymous if event.identity is None and not self._is_local else self._identify(event)
         if len(self._served) >= self._max_calls:
             self._reject(event, CallError(ErrorCode.RATE_LIMITED, f"{self._max_calls} calls are already in flight"))
             return
-        if most is not None and self._by_identity[_id_of(identity)] >= most:
+        if (most := self._max_per_identity) is not None and self._by_identity[_id_of(identity)] >= most:
             full = f"this caller already has {most} calls in flight"
             self._reject(event, CallError(ErrorCode.RATE_LIMITED, full))
             return

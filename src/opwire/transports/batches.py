@@ -6,20 +6,25 @@ A message costs an end and the broker more than the event in it: subject, token,
 Rules:
 
 1. A batch is a JSON array of `[token, event]`, and each event counts as if it had been sent by itself, with its token.
-2. Only ends whose address begins with `BATCHING` are sent batches; an event that is alone in its turn is sent as it is.
-3. The order of the events to an end is kept.
+2. Only ends whose address begins with `BATCHING` are sent batches. An event that is alone in its turn is sent as it is,
+   unless it is a request.
+3. The order of the events of a call is kept.
+4. Requests are batched for a server while it seems to be the only one of their operations (`Leases.sole_server`). Such
+   a batch has a number in place of a token, by which the broker reports that it was not delivered.
 """
 
 import logging
 from contextlib import suppress
+from itertools import count
 
 import msgspec
 
-from opwire.call.events import CallEvent, CallResponded
+from opwire.call.events import CallEvent, CallRequested, CallResponded, SessionEvent, decode_message
 from opwire.call.transport import Address
 from opwire.envelope import arrived_envelope
 from opwire.errors import CallError, ConversionError, ErrorCode
 from opwire.transports.broker_connection import BatchingConnection, BrokerConnection
+from opwire.transports.leases import Asked
 from opwire.typed.plain import MAX_DEPTH, read_json, survey
 
 logger = logging.getLogger("opwire.transports")
@@ -33,6 +38,8 @@ MAX_BATCH = 64 * 1024
 # Events in a batch that is not sent at the end of the turn already, so that the receiver starts to work.
 _EVENTS = 32
 _SMALL = 1024  # bytes of an event in a batch: larger ones gain little
+_NUMBERED = "q"  # before the number of a batch of requests: tokens of this end are hexadecimal
+_DIGITS = 15  # of such a number, at most
 
 
 class Batches:
@@ -42,6 +49,8 @@ class Batches:
         self._connection = connection
         self._buffers = connection if isinstance(connection, BatchingConnection) else None
         self._waiting: dict[Address, list[tuple[str, bytes]]] = {}  # tokens and events, by receiver
+        self._requests: dict[Address, tuple[int, list[tuple[str, bytes]]]] = {}  # and numbers, by server
+        self._numbers = count(1)
 
     def add(self, to: Address, token: str, event: bytes, *, control: bool) -> None:
         """Send an event in this turn. `control` is that of `BrokerConnection.send`.
@@ -56,16 +65,36 @@ class Batches:
             waiting.append((token, event))
             if len(waiting) >= _EVENTS:
                 self._pass_on(to, self._waiting.pop(to))
-        elif self._buffers is not None and to.startswith(BATCHING) and self._has_room(self._buffers):
-            if not self._waiting:
-                self._buffers.at_turn_end(self.flush)
+        elif self._begin(to):
             self._waiting[to] = [(token, event)]
         else:
             self._connection.send(to, token, event, control=control)
 
-    def _has_room(self, connection: BatchingConnection) -> bool:
-        """Return whether a batch can be sent. If not, the sender has to learn of it, for each event."""
-        return not connection.congested and connection.max_message >= MAX_BATCH
+    def request(self, server: Address, asked: Asked, request: bytes) -> bool:
+        """Send a request to a server in this turn. Return False if it has to be sent by itself."""
+        batch = self._requests.get(server)
+        if len(request) > _SMALL or (batch is None and not self._begin(server)):
+            return False
+        if batch is None:
+            batch = self._requests[server] = next(self._numbers), []
+        asked.server, asked.batch = server, batch[0]
+        batch[1].append((asked.token, request))
+        if len(batch[1]) >= _EVENTS:
+            del self._requests[server]
+            self._pass_on(server, batch[1], batch[0])
+        return True
+
+    def _begin(self, to: Address) -> bool:
+        """Return whether events for an end may wait for the end of this turn.
+
+        Not while messages queue up: the sender of each event has to learn that there is no room for it.
+        """
+        link = None if self._buffers is None else self._buffers.link
+        if link is None or link.paused or not to.startswith(BATCHING) or self._connection.max_message < MAX_BATCH:
+            return False
+        if not self._waiting and not self._requests:
+            link.at_turn_end(self.flush)
+        return True
 
     def send(self, to: Address, token: str, message: bytes, *, control: bool) -> None:
         """Send a message now, after the events that wait for the end of the turn.
@@ -75,6 +104,9 @@ class Batches:
         """
         if to in self._waiting:
             self._pass_on(to, self._waiting.pop(to))
+        if to in self._requests:
+            number, requests = self._requests.pop(to)
+            self._pass_on(to, requests, number)
         self._connection.send(to, token, message, control=control)
 
     def flush(self) -> None:
@@ -82,15 +114,21 @@ class Batches:
         waiting, self._waiting = self._waiting, {}
         for to, events in waiting.items():
             self._pass_on(to, events)
+        if self._requests:
+            requests, self._requests = self._requests, {}
+            for server, (number, events) in requests.items():
+                self._pass_on(server, events, number)
 
     def clear(self) -> None:
         """Drop the events that wait: the connection is lost."""
         self._waiting.clear()
+        self._requests.clear()
 
-    def _pass_on(self, to: Address, events: list[tuple[str, bytes]]) -> None:
+    def _pass_on(self, to: Address, events: list[tuple[str, bytes]], number: int = 0) -> None:
         token, message = events[0]
-        if len(events) > 1:
-            token, message = "", b"[%b]" % b",".join([b'["%b",%b]' % (token.encode(), each) for token, each in events])
+        if number or len(events) > 1:
+            token = f"{_NUMBERED}{number}" if number else ""
+            message = b"[%b]" % b",".join([b'["%b",%b]' % (each.encode(), event) for each, event in events])
         try:
             # It may use the reserve of the queue: there is no sender left to which an error could be raised.
             self._connection.send(to, token, message, control=True)
@@ -98,18 +136,24 @@ class Batches:
             logger.warning("%d events to %s were lost: %s", len(events), to, error)
 
 
+def batch_number(token: str) -> int:
+    """Return the number of the batch of requests that was sent with this token; 0 for other messages."""
+    digits = token[len(_NUMBERED) :]
+    is_number = token.startswith(_NUMBERED) and digits.isdecimal() and len(digits) <= _DIGITS
+    return int(digits) if is_number else 0
+
+
 _decoder = msgspec.json.Decoder(list[tuple[str, CallEvent]])
 _raw_decoder = msgspec.json.Decoder(list[tuple[str, msgspec.Raw]])
 
 
-def decode_batch(batch: bytes, *, max_event: int) -> list[tuple[str, CallEvent | bytes]]:
-    """Decode an array of `[token, event]`. If one of the events needs a closer look, return all of them as bytes.
+def decode_batch(batch: bytes, max_event: int) -> list[tuple[str, CallEvent | SessionEvent | CallError]]:
+    """Decode an array of `[token, event]`. An invalid event, or one above `max_event` bytes, is the error instead.
 
-    All events in one step: 0.5 µs each instead of 1.5. An event larger than `max_event` is left as bytes.
+    All events in one step: 0.5 µs each instead of 1.5. If one of them needs a closer look, each is decoded by itself.
 
     Raises:
-        CallError: PROTOCOL_ERROR if it is not an array of tokens and objects, or too large. Events that are left as
-            bytes may be invalid.
+        CallError: PROTOCOL_ERROR if it is not an array of tokens and objects, or too large.
     """
     if len(batch) > MAX_BATCH:
         size = f"a batch of {len(batch):,} bytes is above the limit of {MAX_BATCH:,}"
@@ -118,11 +162,14 @@ def decode_batch(batch: bytes, *, max_event: int) -> list[tuple[str, CallEvent |
         events = _decoder.decode(batch)
         # As in `decode_event`. Each pair has at least two brackets, which are not those of another.
         shallow = batch.count(b"[") + batch.count(b"{") <= MAX_DEPTH + 2 * len(events)
-        small = len(batch) <= max_event
+        usual = len(batch) <= max_event
         for _, event in events:
-            if not small or not _is_usual(event, shallow=shallow):
-                break
-        else:
+            if type(event) is CallResponded:
+                output = event.output
+                usual = usual and arrived_envelope(output) is output and (shallow or not survey(output.data).deep)
+            elif not shallow:
+                usual = usual and type(event) is CallRequested and not survey(event.input).deep
+        if usual:
             return list(events)
     try:
         raw = [(token, bytes(event)) for token, event in read_json(_raw_decoder, batch)]
@@ -130,11 +177,11 @@ def decode_batch(batch: bytes, *, max_event: int) -> list[tuple[str, CallEvent |
         raise CallError(ErrorCode.PROTOCOL_ERROR, f"invalid batch: {error}") from error
     if not all(event.startswith(b"{") for _, event in raw):
         raise CallError(ErrorCode.PROTOCOL_ERROR, "invalid batch: an event is not an object")
-    return [*raw]
+    return [(token, _decoded(event, max_event)) for token, event in raw]
 
 
-def _is_usual(event: CallEvent, *, shallow: bool) -> bool:
-    """Return whether an event can be used as it was decoded. `shallow`: it is known not to be nested too deeply."""
-    if type(event) is not CallResponded:
-        return shallow
-    return arrived_envelope(event.output) is event.output and (shallow or not survey(event.output.data).deep)
+def _decoded(event: bytes, limit: int) -> CallEvent | SessionEvent | CallError:
+    try:
+        return decode_message(event, limit=limit)
+    except CallError as error:
+        return error

@@ -35,7 +35,7 @@ from opwire.call.events import (
 from opwire.call.transport import Address, Receiver
 from opwire.deadlines import back_off
 from opwire.errors import CallError, ErrorCode
-from opwire.transports.batches import BATCHING, Batches, decode_batch
+from opwire.transports.batches import BATCHING, Batches, batch_number, decode_batch
 from opwire.transports.broker_connection import BrokerConnection, RequestSigner
 from opwire.transports.leases import MOMENT, Asked, Leases, Probes
 from opwire.transports.link import keep_running
@@ -204,16 +204,18 @@ class BrokerTransport:
         limit = self._connection.max_message
         message = encode_event(event, limit=limit if limit < self._max_message else self._max_message)
         streams, now = event.credits is not None, time.monotonic()
-        token = self._leases.ask(event.request_id, event.operation_id, now, streams=streams, server=to)
+        routed = to is not None or streams or event.sticky_key is not None
+        server = None if routed else self._leases.sole_server(event.operation_id, now)
+        asked = self._leases.ask(event.request_id, event.operation_id, now, streams=streams, server=to)
         if self._probes.due > now + MOMENT:
             self._probes.soon(now)
         try:
-            if to is None:
-                self._connection.request(event.operation_id, token, message, event.sticky_key)
-            else:
-                self._batches.send(to, token, message, control=False)
+            if to is not None:
+                self._batches.send(to, asked.token, message, control=False)
+            elif server is None or not self._batches.request(server, asked, message):
+                self._connection.request(event.operation_id, asked.token, message, event.sticky_key)
         except BaseException:
-            self._leases.end(token)
+            self._leases.end(asked.token)
             raise
 
     def send(self, event: CallEvent, to: Address | None) -> None:
@@ -222,11 +224,8 @@ class BrokerTransport:
         Raises:
             CallError: UNAVAILABLE, RATE_LIMITED, PAYLOAD_TOO_LARGE.
         """
-        if type(event) is CallResponded and event.seq is None and to is not None:  # nearly all are
-            token = self._leases.release(to, event.request_id)
-            if token is not None:
-                self._respond(event, to, token)
-                return
+        if type(event) is CallResponded and event.seq is None and to is not None and self._respond(event, to):
+            return  # nearly all are
         if isinstance(event, CallRequested):
             self.request(event, to)
             return
@@ -249,8 +248,11 @@ class BrokerTransport:
             if self._signed is not None:
                 self._signed.ended(event.request_id)
 
-    def _respond(self, event: CallResponded, to: Address, token: str) -> None:
-        """Send the only response to a request. If that fails, the request goes on."""
+    def _respond(self, event: CallResponded, to: Address) -> bool:
+        """Send the only response to a request; return False if it has no lease. If that fails, the request goes on."""
+        token = self._leases.release(to, event.request_id)
+        if token is None:
+            return False
         try:
             limit = self._connection.max_message
             message = encode_event(event, limit=limit if limit < self._max_message else self._max_message)
@@ -260,6 +262,7 @@ class BrokerTransport:
             raise
         if self._signed is not None:
             self._signed.ended(event.request_id)
+        return True
 
     async def close(self) -> None:
         """Disconnect. Peers fail the calls that they share with this end."""
@@ -279,8 +282,8 @@ class BrokerTransport:
                 self._batches.flush()
                 self._unreported = self._leases.clear()
                 self._report_ended()
+            await self._connection.close()  # until then, requests that are sent to this end directly are rejected
             self._address = None
-            await self._connection.close()
 
     # --- sending ------------------------------------------------------------------------------------------------------
 
@@ -341,48 +344,33 @@ class BrokerTransport:
 
     def arrived(self, sender: Address, token: str, message: bytes) -> None:
         """Handle a message to this end: an event, or a batch of them."""
-        receiver = self._receiver
+        receiver, limit = self._receiver, self._max_message
         if receiver is None or self._address is None:
             return
-        if message[:1] == b"[":
-            self._batch_arrived(sender, message, receiver)
-            return
+        batched = message[:1] == b"["
         try:
-            event = decode_message(message, limit=self._max_message)
+            events = decode_batch(message, limit) if batched else [(token, decode_message(message, limit=limit))]
         except CallError as error:
-            self._unreadable(sender, token, error)
-            return
-        if type(event) is CallRequested:  # nearly all are
-            self._requested(event, sender, token, receiver)
-        else:
-            self._handle(event, sender, token, receiver)
-
-    def _batch_arrived(self, sender: Address, batch: bytes, receiver: Receiver) -> None:
-        try:
-            events = decode_batch(batch, max_event=self._max_message)
-        except CallError as error:
-            self._unreadable(sender, "", error)
+            self._unreadable(sender, "" if batched else token, error)
             return
         now = time.monotonic()
-        for token, event in events:
-            if type(event) is CallResponded and self._leases.authenticates(event, sender, token, now):  # nearly all are
+        for shown, event in events:
+            if type(event) is CallRequested:
+                if batched and event.operation_id not in self._operations:  # its caller lets the broker route it again
+                    gone = f"{event.operation_id} is not served here any more"
+                    self._notify(sender, _unavailable(event.request_id, gone, not_started=True), shown)
+                else:
+                    self._requested(event, sender, shown, now, receiver)
+            elif isinstance(event, SessionMessage):
+                self._session(event, sender, shown)
+            elif isinstance(event, CallError):
+                self._unreadable(sender, shown, event)
+            elif self._leases.authenticates(event, sender, shown, now):
                 receiver.received(event, sender)
-            elif isinstance(event, bytes):
-                self.arrived(sender, token, event)
             else:
-                self._handle(event, sender, token, receiver)
+                self.foreign += 1
 
-    def _handle(self, event: CallEvent | SessionEvent, sender: Address, token: str, receiver: Receiver) -> None:
-        if isinstance(event, CallRequested):
-            self._requested(event, sender, token, receiver)
-        elif isinstance(event, SessionMessage):
-            self._session(event, sender, token)
-        elif self._leases.authenticates(event, sender, token, time.monotonic()):
-            receiver.received(event, sender)
-        else:
-            self.foreign += 1
-
-    def _requested(self, event: CallRequested, sender: Address, token: str, receiver: Receiver) -> None:
+    def _requested(self, event: CallRequested, sender: Address, token: str, now: float, receiver: Receiver) -> None:
         if not sender:  # no reply is possible, so it is not run
             self.malformed += 1
             return
@@ -393,7 +381,6 @@ class BrokerTransport:
                 self._notify(sender, CallFailed.of(event.request_id, refused), token)
                 return
         # A plain client of the broker sends no token: it gets its reply, but holds no lease.
-        now = time.monotonic()
         if token and not self._leases.hold(sender, event.request_id, token, now):
             self.foreign += 1
             return
@@ -470,9 +457,17 @@ class BrokerTransport:
         for asked in self._leases.unanswered(operation_id):
             self._fail(asked, f"{asked.operation_id}: {reason}")
 
-    def unreachable(self, peer: Address) -> None:
-        """Handle the loss of a peer."""
-        self._lose([peer], self._leases.left(peer), "the peer is gone")
+    def unreachable(self, peer: Address, token: str = "") -> None:
+        """Handle the loss of a peer. The requests of a batch that was not delivered are sent again."""
+        served, unsent = self._leases.left(peer, batch_number(token))
+        for asked in unsent:
+            self._fail(asked, "the peer is gone", not_started=True)
+        self._lose([peer], served, "the peer is gone")
+
+    def forbidden(self, peer: Address) -> None:
+        """Handle missing permission to send messages to a peer: the broker has to route all requests."""
+        for asked in self._leases.forbidden(peer):
+            self._fail(asked, "no permission to send it to its server", not_started=True)
 
     def _lose(self, peers: list[Address], calls: list[Asked], reason: str) -> None:
         for asked in calls:
@@ -481,9 +476,8 @@ class BrokerTransport:
             if self._receiver is not None:
                 self._receiver.lost(peer, reason)
 
-    def _fail(self, asked: Asked, reason: str) -> None:
-        failed = CallFailed(request_id=asked.request_id, code=ErrorCode.UNAVAILABLE, message=reason)
-        self._deliver(failed, asked.server or "")
+    def _fail(self, asked: Asked, reason: str, *, not_started: bool | None = None) -> None:
+        self._deliver(_unavailable(asked.request_id, reason, not_started=not_started), asked.server or "")
 
     def _deliver(self, event: CallEvent, sender: Address) -> None:
         if self._receiver is not None:
@@ -570,3 +564,7 @@ class BrokerTransport:
         except TimeoutError:
             silent = f"{self._connection.name} did not confirm {what} within {PATIENCE:g} s"
             raise CallError(ErrorCode.UNAVAILABLE, silent) from None
+
+
+def _unavailable(request_id: str, reason: str, *, not_started: bool | None) -> CallFailed:
+    return CallFailed(request_id=request_id, code=ErrorCode.UNAVAILABLE, message=reason, not_started=not_started)

@@ -35,8 +35,12 @@ class BrokerListener(Protocol):
         """Handle missing permission to request an operation, where the broker does not report which request it was."""
         ...
 
-    def unreachable(self, peer: Address) -> None:
-        """Handle the report of the broker that an address has no listener any more."""
+    def unreachable(self, peer: Address, token: str = "") -> None:
+        """Handle the report of the broker that a message found no listener at its address, with the token of `send`."""
+        ...
+
+    def forbidden(self, peer: Address) -> None:
+        """Handle missing permission to send messages to a peer, where the broker does not report which one it was."""
         ...
 
     def disconnected(self, reason: str) -> None:
@@ -112,21 +116,28 @@ class BrokerConnection(Protocol):
         ...
 
 
-@runtime_checkable
-class BatchingConnection(BrokerConnection, Protocol):
-    """A connection that buffers what is sent in a turn of the event loop. Over others, batches are not sent."""
+class TurnBuffer(Protocol):
+    """Holds what is sent in a turn of the event loop; a `Link` is one."""
 
-    @property
-    def congested(self) -> bool:
-        """Whether the broker reads too slowly, so that messages queue up here."""
+    paused: bool
+    """Whether the broker reads too slowly, so that messages queue up here."""
+
+    def at_turn_end(self, write: Callable[[], None]) -> None:
+        """Call a function at the end of this turn, before its messages are written. It may send, and never raises."""
         ...
 
-    def at_turn_end(self, send: Callable[[], None]) -> None:
-        """Call a function at the end of this turn, before its messages are written. It may send, and never raises.
 
-        Raises:
-            CallError: UNAVAILABLE if the connection is lost.
-        """
+@runtime_checkable
+class BatchingConnection(BrokerConnection, Protocol):
+    """A connection that buffers what is sent in a turn of the event loop. Over others, batches are not sent.
+
+    It calls `BrokerListener.unreachable` with the token, so that the requests of a batch without a receiver are sent
+    again.
+    """
+
+    @property
+    def link(self) -> TurnBuffer | None:
+        """The buffer; None while disconnected."""
         ...
 
 

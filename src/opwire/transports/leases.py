@@ -27,6 +27,7 @@ from opwire.call.events import (
     CallAnswer,
     CallCredit,
     CallEvent,
+    CallFailed,
     CallResponded,
     Waiting,
     encode_session,
@@ -49,6 +50,8 @@ _SHARE = 1e-4  # seconds of pause per probed server; sending a probe takes 10 µ
 _LOOK = 4e-6  # seconds of pause per open call; checking one takes 0.15 µs: 4 % of the time at most
 _STEERING = (CallAborted, CallCredit, CallAnswer)  # events from the caller; not a union, which takes 0.3 µs to test
 _KNOWN = 4096  # operations that are remembered to have had a reply
+_ALIKE = 64  # responses in a row from one server, after which it may be the only one of its operation
+_SAMPLE = 0.005  # seconds after which the broker routes a request nevertheless
 _IDLE = 1024  # callers, above which those without requests are forgotten at once: any client can invent addresses
 
 
@@ -56,7 +59,8 @@ class Asked(Struct, gc=False):
     """An outgoing request that has not ended.
 
     `server` is set by its first event or heartbeat, or by the broker; it is empty for a server without an address.
-    `probed` is when the broker was last asked whether the operation has a server.
+    `probed` is when the broker was last asked whether the operation has a server. `batch` is the number of the batch
+    in which it was sent to its server directly.
     """
 
     request_id: str
@@ -67,6 +71,25 @@ class Asked(Struct, gc=False):
     server: Address | None = None
     since: float = 0.0
     probed: float = 0.0
+    batch: int = 0
+
+
+class Route(Struct, gc=False):
+    """The server that sent the latest responses to requests for an operation.
+
+    `direct`: requests may be sent to it directly. That was tried with one request first, at `tried`: the broker may not
+    allow it. `sampled` is when the broker last routed a request, which another server may respond to.
+    """
+
+    server: Address
+    responses: int = 1  # in a row
+    direct: bool = False
+    tried: float = -inf
+    sampled: float = 0.0
+
+    def restart(self, server: Address) -> None:
+        """Let the broker route all requests again, until as many responses in a row are from one server."""
+        self.server, self.responses, self.direct, self.tried = server, 0, False, -inf
 
 
 class Ended(NamedTuple):
@@ -84,7 +107,7 @@ class Leases:
         self._tokens = random_ids(8)
         self._asked: dict[str, Asked] = {}  # by request id
         self._by_token: dict[str, Asked] = {}
-        self._answered: dict[str, None] = {}  # operations with a reply from an opwire server
+        self._routes: dict[str, Route] = {}  # of operations with a reply from an opwire server
         self._probes: dict[tuple[Address, str], float] = {}  # last probe or message, by server and operation
         self._next = inf  # when the next probe is due
         # Tokens by caller and request id. A caller without requests stays until it expires: to add and remove it with
@@ -104,8 +127,8 @@ class Leases:
 
     def ask(
         self, request_id: str, operation_id: str, now: float, *, streams: bool, server: Address | None = None
-    ) -> str:
-        """Add a request that is about to be sent, and return its token."""
+    ) -> Asked:
+        """Add a request that is about to be sent, with a new token."""
         token = next(self._tokens)
         if (before := self._asked.get(request_id)) is not None:
             self._forget(before)
@@ -113,7 +136,24 @@ class Leases:
             self._next = now + MOMENT
         asked = Asked(request_id, operation_id, token, streams, now, server, now)
         self._asked[request_id] = self._by_token[token] = asked
-        return token
+        return asked
+
+    def sole_server(self, operation_id: str, now: float) -> Address | None:
+        """Return the server to which a request can be sent directly, since it is probably the only one; else None.
+
+        A call that is the only one in flight gains nothing by it.
+        """
+        route = self._routes.get(operation_id)
+        if route is None or route.responses < _ALIKE:
+            return None
+        if not self._asked or now - route.sampled > _SAMPLE:
+            route.sampled = now
+            return None
+        if not route.direct:
+            if now - route.tried < self._patience:
+                return None
+            route.tried = now
+        return route.server
 
     def asked(self, request_id: str) -> Asked | None:
         """Return an open outgoing request."""
@@ -180,7 +220,7 @@ class Leases:
                 break
             if asked.server:
                 watched[asked.server, ""] = asked
-            elif asked.server is None and asked.operation_id in self._answered:
+            elif asked.server is None and asked.operation_id in self._routes:
                 watched["", asked.operation_id] = asked
             else:
                 unnamed = asked  # its server may be known at the next check
@@ -292,13 +332,25 @@ class Leases:
             return False
         asked.server, asked.heard = sender, now
         self._probes[sender, ""] = now  # as good as a probe
-        if sender and asked.operation_id not in self._answered:
-            if len(self._answered) >= _KNOWN:
-                self._answered.clear()
-            self._answered[asked.operation_id] = None
+        route = self._routes.get(asked.operation_id)
+        if is_response and route is not None and route.server == sender:
+            route.responses += 1
+            if asked.batch:
+                route.direct = True
+        else:
+            self._learn_route(asked.operation_id, route, sender, event)
         if not asked.streams if is_response and event.seq is None else is_final(event, streams=asked.streams):
             del self._asked[event.request_id], self._by_token[token]
         return True
+
+    def _learn_route(self, operation_id: str, route: Route | None, sender: Address, event: CallEvent) -> None:
+        if route is None:
+            if sender:
+                if len(self._routes) >= _KNOWN:
+                    self._routes.clear()
+                self._routes[operation_id] = Route(sender)
+        elif route.server != sender or (isinstance(event, CallFailed) and event.not_started):
+            route.restart(sender)
 
     # --- expiry -------------------------------------------------------------------------------------------------------
 
@@ -310,9 +362,37 @@ class Leases:
         lost = [caller for caller in callers if self._held[caller]]  # the others have no requests here any more
         return Ended(self._end(calls, callers).calls, lost)
 
-    def left(self, peer: Address) -> list[Asked]:
-        """Drop the requests of a peer that is gone, and return the calls that it served."""
-        return self._end([asked for asked in self._asked.values() if asked.server == peer], [peer]).calls
+    def left(self, peer: Address, batch: int = 0) -> tuple[list[Asked], list[Asked]]:
+        """Drop the requests of a peer that is gone; end the calls that it served, and return them.
+
+        `batch` is that in which the broker noticed it. Return its calls apart: they have not reached the peer. Those of
+        later batches go on, until the broker has said the same of them.
+        """
+        served, unsent = list[Asked](), list[Asked]()
+        for asked in self._asked.values():
+            if asked.server == peer and (not batch or asked.batch <= batch):
+                (unsent if batch and asked.batch == batch else served).append(asked)
+        self._end([*served, *unsent], [peer])
+        return served, unsent
+
+    def forbidden(self, peer: Address) -> list[Asked]:
+        """Send nothing to a peer directly any more. End and return the requests with which that was tried.
+
+        If it was allowed before, some requests may have reached the peer: those expire.
+        """
+        tried = [
+            asked
+            for asked in self._asked.values()
+            if asked.batch
+            and asked.server == peer
+            and ((route := self._routes.get(asked.operation_id)) is None or not route.direct)
+        ]
+        for asked in tried:
+            self._forget(asked)
+        for route in self._routes.values():
+            if route.server == peer:
+                route.direct = False
+        return tried
 
     def over(self, tokens: Iterable[str]) -> tuple[list[Asked], list[tuple[Address, str]]]:
         """End the leases with these tokens; return the calls, and the received requests by caller and id.
@@ -338,6 +418,8 @@ class Leases:
     def _end(self, calls: list[Asked], callers: list[Address]) -> Ended:
         for asked in calls:
             self._forget(asked)
+            if (route := self._routes.get(asked.operation_id)) is not None:
+                route.restart("")
         for caller in callers:
             for token in self._held.pop(caller, {}).values():
                 self._drop_holder(token)
@@ -354,6 +436,8 @@ class Leases:
             each.clear()
         for each in (self._new, self._recent, self._reported):
             each.clear()
+        for route in self._routes.values():
+            route.restart("")
         return farewell
 
 

@@ -84,7 +84,7 @@ class Link(asyncio.Protocol):
         self._waiting_bytes = 0
         self._scheduled = False
         self._last: list[Callable[[], None]] = []  # called at the end of this turn
-        self._paused = False
+        self.paused = False  # whether the peer reads too slowly
         self._unread = b""  # received, and left for the next turn
         self._is_closing = False  # `lost` is not called any more
         self._reason: str | None = None  # why this end closes the connection
@@ -109,11 +109,6 @@ class Link(asyncio.Protocol):
         name: Any = None if self._transport is None else self._transport.get_extra_info("peername")
         return str(name[0]) if name else ""
 
-    @property
-    def paused(self) -> bool:
-        """Whether the peer reads too slowly."""
-        return self._paused
-
     def write(self, data: bytes, reserve: int = 0) -> None:
         """Send data, which may use as many bytes of the reserve.
 
@@ -122,7 +117,7 @@ class Link(asyncio.Protocol):
         """
         if self._transport is None or self._reason is not None:
             raise CallError(ErrorCode.UNAVAILABLE, "the connection is gone")
-        if self._paused:
+        if self.paused:
             if self.backlog + len(data) > self.max_backlog + reserve:
                 full = f"the peer does not keep up: {self.backlog:,} bytes are buffered for it"
                 raise CallError(ErrorCode.RATE_LIMITED, full)
@@ -167,7 +162,7 @@ class Link(asyncio.Protocol):
         self._flush()
 
     def _flush(self) -> None:
-        while self._waiting and not self._paused and self._transport is not None:
+        while self._waiting and not self.paused and self._transport is not None:
             # Joined, since each write is a system call. Not all at once, since `urgent` cannot overtake data that was
             # passed to asyncio.
             pieces = [self._waiting.popleft()]
@@ -177,14 +172,14 @@ class Link(asyncio.Protocol):
                 size += len(pieces[-1])
             self._waiting_bytes -= size
             self._transport.write(pieces[0] if len(pieces) == 1 else b"".join(pieces))
-        if not self._waiting and self._drained is not None and not self._paused:
+        if not self._waiting and self._drained is not None and not self.paused:
             self._drained.set_result(None)
             self._drained = None
 
     async def drain(self) -> None:
         """Wait until the buffer is empty, except for asyncio's own small one, or the connection is closed."""
         self._flush()
-        while self.open and (self._waiting or self._paused):
+        while self.open and (self._waiting or self.paused):
             if self._drained is None:
                 self._drained = asyncio.get_running_loop().create_future()
             await asyncio.shield(self._drained)
@@ -264,13 +259,13 @@ class Link(asyncio.Protocol):
 
     def pause_writing(self) -> None:
         """Start to buffer: the peer reads too slowly."""
-        self._paused = True
+        self.paused = True
         if self.backlogs is not None:
             self.backlogs.add(self, self.backlog)
 
     def resume_writing(self) -> None:
         """Flush the buffer: the peer reads again."""
-        self._paused = False
+        self.paused = False
         if self.backlogs is not None:
             self.backlogs.clear(self)
         self._flush()

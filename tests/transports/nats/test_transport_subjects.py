@@ -165,9 +165,10 @@ def test_a_token_is_not_a_receipt() -> None:
 @requirement("transport.nats.permissions")
 def test_the_operation_that_may_not_be_asked_for_is_read_from_the_complaint() -> None:
     complaint = 'Permissions Violation for Publish to "{}"'
-    assert OWN.forbidden(complaint.format("acme.opwire.call.github.repos%2Fget")) == "github.repos/get"
-    assert OWN.forbidden(complaint.format("acme.opwire.in.12ab.-")) is None
-    assert OWN.forbidden("Stale Connection") is None
+    assert OWN.forbidden(complaint.format("acme.opwire.call.github.repos%2Fget")) == ("github.repos/get", None)
+    assert OWN.forbidden(complaint.format("acme.opwire.in.12ab.-")) == (None, "12ab")
+    assert OWN.forbidden(complaint.format("acme.other.in.12ab.-")) == (None, None)
+    assert OWN.forbidden("Stale Connection") == (None, None)
 
 
 @pytest.mark.parametrize("name", ["", "a b", "a.", ".a", "a..b", "a.*", ">", "a\r\n", "ü", "x" * 257])

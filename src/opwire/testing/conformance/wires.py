@@ -295,8 +295,11 @@ class BrokerWire(Wire):
     def refused(self, operation_id: str, reason: str) -> None:
         """Ignore missing permissions: the request is not answered."""
 
-    def unreachable(self, peer: Address) -> None:
+    def unreachable(self, peer: Address, token: str = "") -> None:
         """Ignore lost peers: their answers are missed."""
+
+    def forbidden(self, peer: Address) -> None:
+        """Ignore missing permissions: the message is not answered."""
 
     def disconnected(self, reason: str) -> None:
         """Keep the end of the connection."""

@@ -25,6 +25,7 @@ of one name, or one of them (NATS ADR-32). An operation is an endpoint of the se
 import logging
 import re
 import time
+from asyncio import timeout
 from collections.abc import Callable, Iterable
 from contextlib import suppress
 from datetime import UTC, datetime
@@ -47,6 +48,7 @@ from opwire.call.transport import Address
 from opwire.errors import CallError, ErrorCode, UsageError
 from opwire.transports.broker import BrokerTransport
 from opwire.transports.broker_connection import BrokerListener, RequestSigner
+from opwire.transports.link import Link
 from opwire.transports.nats.connection import NatsConnection, NatsCredentials, NatsServers, Security, open_any
 from opwire.transports.nats.protocol import MAX_PAYLOAD, Info, Message, subscribe, unsubscribe
 
@@ -115,12 +117,15 @@ class Subjects:
             return None
         return FOREIGN + reply, ""
 
-    def forbidden(self, error: str) -> str | None:
-        """Return the operation that a permissions error of the server denies; None for other errors."""
+    def forbidden(self, error: str) -> tuple[str | None, Address | None]:
+        """Return the operation, or the end, to which a permissions error of the server denies messages."""
         match = _PUBLICATION.search(error)
-        if match is None or not match[1].startswith(self._calls):
-            return None
-        return unquote(match[1][len(self._calls) :])
+        subject = "" if match is None else match[1]
+        if subject.startswith(self._calls):
+            return unquote(subject[len(self._calls) :]), None
+        if subject.startswith(self._inboxes):
+            return None, subject[len(self._inboxes) :].partition(".")[0]
+        return None, None
 
 
 class Receipts:
@@ -231,6 +236,7 @@ _MAX_CACHED = 4096  # subjects
 _MAX_LOGGED = 100  # errors of one connection: every denied message causes one
 _QUERIES = 10.0, 20  # of tools, per second and at once: a response of 1,200 operations takes 3 ms and 150 kB
 _NO_RESPONDERS = 503
+_GRACE = 1.0  # seconds that the server has to confirm that this end is gone
 _OWN_INBOX, _ALL, _SERVICE = "in", "all", "srv"  # ids of our subscriptions; those of operations are numbers
 
 
@@ -259,6 +265,7 @@ class NatsBrokerConnection:
         self._describe = describe
         self._listener: BrokerListener | None = None
         self._connection: NatsConnection | None = None
+        self.link: Link | None = None  # of the connection
         self._mine = ""  # the prefix of the subjects of our inbox
         # What precedes and follows the token in the line of a message, for each operation and each receiver.
         self._calls: dict[str, bytes] = {}
@@ -281,20 +288,8 @@ class NatsBrokerConnection:
         self._discoverable = False
         subscriptions = subscribe(f"{self._mine}*", _OWN_INBOX) + subscribe(self._subjects.all, _ALL)
         self._connection = await open_any(self._servers, self, self._security, subscriptions)
+        self.link = self._connection.link
         self.on_info(self._connection.info)
-
-    @property
-    def congested(self) -> bool:
-        """Whether the server reads too slowly."""
-        return self._connection is not None and self._connection.link.paused
-
-    def at_turn_end(self, send: Callable[[], None]) -> None:
-        """Call a function at the end of this turn, before its messages are written.
-
-        Raises:
-            CallError: UNAVAILABLE.
-        """
-        self._open().link.at_turn_end(send)
 
     def beat(self, every: float) -> None:
         """Check that the server is alive."""
@@ -302,11 +297,17 @@ class NatsBrokerConnection:
             self._connection.beat()
 
     async def close(self) -> None:
-        """Flush all writes and disconnect. From then on the server reports that this inbox has no subscriber."""
-        connection, self._connection = self._connection, None
+        """Flush all writes and disconnect. From then on the server reports that this inbox has no subscriber.
+
+        What arrives until then is still handled: a request that was sent to this end directly is rejected, not lost.
+        """
+        connection = self._connection
         if connection is not None:
-            with suppress(CallError):  # lost already
+            with suppress(CallError, TimeoutError):  # lost already, or silent
                 connection.link.control(unsubscribe([_OWN_INBOX, _ALL]))
+                async with timeout(_GRACE):
+                    await connection.barrier()
+            self._connection = self.link = None
             await connection.close()
 
     def _open(self) -> NatsConnection:
@@ -435,7 +436,7 @@ class NatsBrokerConnection:
                 listener.undelivered(shown, "no server available")
                 return
             if peer := self._receipts.receiver(shown):
-                listener.unreachable(peer)
+                listener.unreachable(peer, shown.partition(ABSENT)[0])
                 return
         elif not message.status:
             sender = self._subjects.sender(message.reply) if message.reply else ("", "")
@@ -459,13 +460,15 @@ class NatsBrokerConnection:
         if text not in self._errors and len(self._errors) < _MAX_LOGGED:
             self._errors.add(text)
             logger.warning("%s reports: %s", self.name, text)
-        operation_id = self._subjects.forbidden(text)
+        operation_id, peer = self._subjects.forbidden(text)
         if operation_id is not None and self._listener is not None:
             self._listener.refused(operation_id, text)
+        elif peer is not None and self._listener is not None:
+            self._listener.forbidden(peer)
 
     def on_lost(self, reason: str) -> None:
         """Handle the loss of the connection; called by it."""
-        self._connection = None
+        self._connection = self.link = None
         if self._listener is not None:
             self._listener.disconnected(reason)
 

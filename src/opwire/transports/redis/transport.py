@@ -9,7 +9,7 @@ has arrived. The one exception is a script that Redis reports as unknown: it did
 
 import logging
 from asyncio import timeout
-from collections.abc import Callable, Iterable
+from collections.abc import Iterable
 from functools import partial
 from hashlib import sha1
 from math import ceil
@@ -24,6 +24,7 @@ from opwire.call.transport import Address
 from opwire.errors import CallError, ErrorCode
 from opwire.transports.broker import BrokerTransport
 from opwire.transports.broker_connection import BrokerListener, RequestSigner
+from opwire.transports.link import Link
 from opwire.transports.redis.connection import (
     SETTINGS,
     Done,
@@ -285,11 +286,12 @@ class RedisBrokerConnection:
         self._presence = Presence(self._names, heartbeat)
         self._listener: BrokerListener | None = None
         self._connection: RedisConnection | None = None
+        self.link: Link | None = None  # of the connection
         self._address = b""
         self._silent_beats = 0
         self._routes: dict[str, _Route] = {}
-        # The beginning of PUBLISH to an end, and the callback for its reply; the addresses of ends by their names.
-        self._receivers: dict[Address, tuple[bytes, Done]] = {}
+        # The beginning of PUBLISH to an end; the addresses of ends by their names.
+        self._receivers: dict[Address, bytes] = {}
         self._addresses: dict[bytes, Address] = {}
         self._prefix_bulk = b""  # the last argument of a request
 
@@ -315,7 +317,7 @@ class RedisBrokerConnection:
             await connection.close()
             raise
         self.max_message = largest_message(settings)
-        self._connection, self._address = connection, address.encode()
+        self._connection, self.link, self._address = connection, connection.link, address.encode()
         self._servers.follow(connection)
         self._names, self._presence = names, Presence(names, self._heartbeat)
         self._presence.begin(address)
@@ -325,12 +327,15 @@ class RedisBrokerConnection:
 
     def _lost(self, reason: str) -> None:
         if self._connection is not None and self._listener is not None:
-            self._connection = None
+            self._connection = self.link = None
             self._listener.disconnected(reason)
 
     async def close(self) -> None:
-        """Remove this end from every list, and disconnect. A second call is a no-op."""
-        connection, self._connection = self._connection, None
+        """Remove this end from every list, and disconnect. A second call is a no-op.
+
+        What arrives until then is still handled: a request that was sent to this end directly is rejected, not lost.
+        """
+        connection = self._connection
         if connection is None:
             return
         try:
@@ -340,6 +345,7 @@ class RedisBrokerConnection:
                 await connection.ask(_PING)  # its reply shows that Redis has processed the commands before it
         except (CallError, TimeoutError) as error:
             logger.debug("no orderly close at %s: %s", self.name, error)
+        self._connection = self.link = None
         self._presence.remove(self._presence.served)
         await connection.close()
 
@@ -369,19 +375,6 @@ class RedisBrokerConnection:
         leaving = list(operation_ids)
         self._presence.remove(leaving)
         await self._open().ask(*self._presence.departures(leaving))
-
-    @property
-    def congested(self) -> bool:
-        """Whether Redis reads too slowly."""
-        return self._connection is not None and self._connection.link.paused
-
-    def at_turn_end(self, send: Callable[[], None]) -> None:
-        """Call a function at the end of this turn, before its messages are written.
-
-        Raises:
-            CallError: UNAVAILABLE.
-        """
-        self._open().link.at_turn_end(send)
 
     def beat(self, every: float) -> None:
         """Renew the lease; end the connection if the server has become silent."""
@@ -486,16 +479,15 @@ class RedisBrokerConnection:
         if known is None:
             if len(self._receivers) >= _MAX_RECEIVERS:
                 self._receivers.clear()
-            publish = b"*3\r\n$7\r\nPUBLISH\r\n%b" % _bulk(self._names.end(to))
-            known = self._receivers[to] = publish, partial(self._published, to)
+            known = self._receivers[to] = b"*3\r\n$7\r\nPUBLISH\r\n%b" % _bulk(self._names.end(to))
         sender, shown = self._address, token.encode()
         size = len(sender) + len(shown) + len(message) + 2
-        published = b"%b$%d\r\n%b %b\n%b\r\n" % (known[0], size, sender, shown, message)
-        (self._connection or self._open()).send(published, known[1], control=control)
+        published = b"%b$%d\r\n%b %b\n%b\r\n" % (known, size, sender, shown, message)
+        (self._connection or self._open()).send(published, partial(self._published, to, token), control=control)
 
-    def _published(self, to: Address, reply: Any) -> None:
+    def _published(self, to: Address, token: str, reply: Any) -> None:
         if reply == 0 and self._listener is not None:
-            self._listener.unreachable(to)
+            self._listener.unreachable(to, token)
         elif type(reply) is not int:
             self._refused("a message was not sent", reply)
 
