@@ -82,7 +82,7 @@ _published = msgspec.msgpack.Decoder(list[Outcome])
 class _Batch(Struct, eq=False):
     """Items that one script handles."""
 
-    keys: list[bytes] = []
+    keys: dict[bytes, None] = {}  # no key twice: the second item is in a later script
     arguments: list[Part] = []
     done: list[Done] = []
     size: int = 0  # bytes
@@ -107,10 +107,13 @@ class BatchedScript:
     def run(self, operation_id: str, size: int, key: bytes, arguments: Iterable[Part], done: Done) -> None:
         """Run the script for an item of about `size` bytes; `done` receives its reply, or a CallError."""
         batch = self._batches.get(operation_id)
+        if batch is not None and key in batch.keys:
+            self._begin(operation_id, batch)
+            batch = None
         if batch is None or batch.size + size > _MAX_BATCH_BYTES:
             batch = self._batches[operation_id] = _Batch()
             asyncio.get_running_loop().call_soon(self._begin, operation_id, batch)
-        batch.keys.append(key)
+        batch.keys[key] = None
         batch.arguments.extend(arguments)
         batch.done.append(done)
         batch.size += size
@@ -129,11 +132,15 @@ class BatchedScript:
 
     async def _run(self, operation_id: str, batch: _Batch) -> None:
         keys, arguments = self._shared(operation_id)
-        replies: list[Any]
+        replies: Any
         try:
             replies = await self._session.run(self._script, [*keys, *batch.keys], *arguments, *batch.arguments)
         except Exception as error:  # of any kind: no caller may be left waiting
             replies = [error] * len(batch.done)
+        if replies == 0:  # nearly always: the same for all items, which takes 0.5 µs less for each
+            for done in batch.done:
+                done(0)
+            return
         for done, reply in zip(batch.done, replies, strict=True):
             done(refusal(self._session.name, reply) if is_refusal(reply) else reply)
 
@@ -563,7 +570,7 @@ class RedisJournal(BrokerJournal):
 
 
 def _known(key: str, reply: Any) -> Outcome | None:
-    """Read the reply to a submission. Nearly always it is 0: there is no outcome yet."""
+    """Read the reply to a submission: an outcome, 0 if there is none yet, -1 if the key belongs to another call."""
     if isinstance(reply, Exception):
         raise reply
     if reply == -1:
@@ -573,6 +580,9 @@ def _known(key: str, reply: Any) -> Outcome | None:
 
 def _settle(waiter: OutcomeWaiter, key: str, reply: Any) -> None:
     """Pass the reply to a submission to its caller."""
+    if reply == 0:
+        waiter.settle(None)
+        return
     try:
         waiter.settle(_known(key, reply))
     except Exception as error:

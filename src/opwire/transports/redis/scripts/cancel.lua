@@ -1,8 +1,8 @@
 -- End a task that no worker has claimed.
 --
 -- KEYS: the task, stream, `later`, `suspects`, `history`; ARGV: key, outcome, milliseconds to keep it, the name of the
--- channels without the end. Returns the earlier outcome, 0 if this one was recorded, or -1 if the task is claimed, unknown
--- or of another operation.
+-- channels without the end. Returns the earlier outcome, 0 if this one was recorded, or -1 if the task is claimed,
+-- unknown or of another operation.
 local fingerprint, state, rest = string.match(redis.call('GET', KEYS[1]) or '', '^(%S*)(%s)(.*)$')
 if not state then return -1 end
 if state == '\n' then return rest end

@@ -1,11 +1,11 @@
 -- Record outcomes of one operation, unless their tasks have one.
 --
--- KEYS: stream, `later`, `suspects`, `history`, buried, requests, then the string of each task; ARGV: milliseconds to
--- keep outcomes, the name of the channels without the end, then for each task the id of its entry, its outcome, and its
--- time and key if it is buried, or ''. Returns for each the earlier outcome, 0 if this one was recorded, -1 if the
--- task is unknown, or the error of a key of another type.
-local call, match, stream, replies, ended = redis.call, string.match, KEYS[1], {}, {}
-local tasks, values, ids, entries, published = {}, {}, {}, {}, {}
+-- KEYS: stream, `later`, `suspects`, `history`, buried, requests, then the string of each task, none twice; ARGV:
+-- milliseconds to keep outcomes, the name of the channels without the end, then for each task the id of its entry, its
+-- outcome, and its time and key if it is buried, or ''. Returns 0 if all were recorded, otherwise for each the earlier
+-- outcome, 0 if this one was recorded, -1 if the task is unknown, or the error of a key of another type.
+local call, match, stream, count = redis.call, string.match, KEYS[1], #KEYS - 6
+local replies, tasks, values, ids, entries, published = {}, {}, {}, {}, {}, {}
 local known = call('MGET', unpack(KEYS, 7))
 for i = 7, #KEYS do
   local task, at, reply = KEYS[i], 3 * i - 18, -1
@@ -16,11 +16,9 @@ for i = 7, #KEYS do
     local fingerprint, entry, ends = match(value, '^(%S*) (%S*) ?(.*)$')
     if not entry then
       reply = match(value, '^%S*\n(.*)$') or -1
-    elseif entry == id and ended[task] then
-      reply = ended[task]
     elseif entry == id then
       local n, list = #ids + 1, published[ends]
-      reply, ended[task], ids[n], tasks[n], values[n] = 0, outcome, id, i, fingerprint .. '\n' .. outcome
+      reply, ids[n], tasks[n], values[n] = 0, id, i, fingerprint .. '\n' .. outcome
       if ARGV[at + 2] ~= '' then entries[i] = call('XRANGE', stream, id, id)[1] end
       if list then list[#list + 1] = outcome else published[ends] = {outcome} end
     end
@@ -51,4 +49,4 @@ for ends, outcomes in pairs(published) do
   local message = string.char(220, 0, #outcomes) .. table.concat(outcomes)
   for me in string.gmatch(ends, '%S+') do call('PUBLISH', ARGV[2] .. me, message) end
 end
-return replies
+return #ids == count and 0 or replies

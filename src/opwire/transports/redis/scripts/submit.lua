@@ -1,9 +1,10 @@
 -- Store tasks of one operation, unless their keys are known.
 --
--- KEYS: stream, set of operations, then the string of each task; ARGV: operation, then for each task its entry, its
--- fingerprint, and the end at which a caller waits, or ''. Returns for each the outcome, 0 if there is none yet, -1 for a
--- key with another fingerprint, or its own error: its key has another type, or there is no memory for a new task.
-local call, stream, replies, seen, repeated = redis.call, KEYS[1], {}, {}, false
+-- KEYS: stream, set of operations, then the string of each task, none twice; ARGV: operation, then for each task its
+-- entry, its fingerprint, and the end at which a caller waits, or ''. Returns 0 if all tasks are new, otherwise for
+-- each the outcome, 0 if there is none yet, -1 for a key with another fingerprint, or its own error: its key has another
+-- type, or there is no memory for a new task.
+local call, stream, replies = redis.call, KEYS[1], {}
 local is_new = call('EXISTS', stream) == 0
 
 local function add(entry)
@@ -15,22 +16,17 @@ local function add(entry)
   return id
 end
 
-for i = 3, #KEYS do
-  repeated, seen[KEYS[i]] = repeated or seen[KEYS[i]], true
-end
-
 -- Nearly always all keys are unknown: one command looks for all of them, and another one sets them.
-if not repeated and call('EXISTS', unpack(KEYS, 3)) == 0 then
+if call('EXISTS', unpack(KEYS, 3)) == 0 then
   local values = {}
   for i = 3, #KEYS do
     local at = 3 * i - 7
     local id, refused = add(ARGV[at])
     if refused then return refused end  -- the first one: nothing was written
     values[2 * i - 5], values[2 * i - 4] = KEYS[i], ARGV[at + 1] .. ' ' .. id .. ' ' .. ARGV[at + 2]
-    replies[i - 2] = 0
   end
   call('MSET', unpack(values))
-  return replies
+  return 0
 end
 
 local function submit(task, entry, fingerprint, me)

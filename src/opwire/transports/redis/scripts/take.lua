@@ -1,8 +1,8 @@
 -- Claim tasks, and delete idle consumers that have none.
 --
 -- KEYS: set of operations, then stream, `later`, `suspects` and `history` of each; ARGV: our consumer, the limit, 1 to
--- poll for released and lost tasks, the operation to start with, milliseconds after which a consumer is idle, 1 to claim
--- suspects, the operations. Returns one suspect, or other tasks: for each the index of its operation, its id,
+-- poll for released and lost tasks, the operation to start with, milliseconds after which a consumer is idle, 1 to
+-- claim suspects, the operations. Returns one suspect, or other tasks: for each the index of its operation, its id,
 -- attempt, fields and history, which new tasks lack.
 local me, room, look, turn, silence = ARGV[1], tonumber(ARGV[2]), ARGV[3] == '1', tonumber(ARGV[4]), tonumber(ARGV[5])
 local operations, taken = (#KEYS - 1) / 4, {}
