@@ -74,7 +74,7 @@ class Asked(Struct, gc=False):
     batch: int = 0
 
 
-class Route(Struct, gc=False):
+class LatestServer(Struct, gc=False):
     """The server that sent the latest responses to requests for an operation.
 
     `direct`: requests may be sent to it directly. That was tried with one request first, at `tried`: the broker may not
@@ -107,7 +107,7 @@ class Leases:
         self._tokens = random_ids(8)
         self._asked: dict[str, Asked] = {}  # by request id
         self._by_token: dict[str, Asked] = {}
-        self._routes: dict[str, Route] = {}  # of operations with a reply from an opwire server
+        self._routes: dict[str, LatestServer] = {}  # of operations with a reply from an opwire server
         self._probes: dict[tuple[Address, str], float] = {}  # last probe or message, by server and operation
         self._next = inf  # when the next probe is due
         # Tokens by caller and request id. A caller without requests stays until it expires: to add and remove it with
@@ -343,12 +343,12 @@ class Leases:
             del self._asked[event.request_id], self._by_token[token]
         return True
 
-    def _learn_route(self, operation_id: str, route: Route | None, sender: Address, event: CallEvent) -> None:
+    def _learn_route(self, operation_id: str, route: LatestServer | None, sender: Address, event: CallEvent) -> None:
         if route is None:
             if sender:
                 if len(self._routes) >= _KNOWN:
                     self._routes.clear()
-                self._routes[operation_id] = Route(sender)
+                self._routes[operation_id] = LatestServer(sender)
         elif route.server != sender or (isinstance(event, CallFailed) and event.not_started):
             route.restart(sender)
 
