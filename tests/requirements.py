@@ -776,6 +776,7 @@ HUB: dict[str, str] = {
     "the lowest, or any with its schemas.",
     "hub.cluster.soak": "Hubs are killed and drained at random: each call has one outcome, and none runs twice.",
     "hub.cluster.authority": "The identity of a caller crosses; delegation needs a grant at the hub of the server.",
+    "hub.cluster.shares": "Callers share the calls between two hubs: one takes no more than it leaves to others.",
     "hub.cluster.secret": "With a secret, hubs believe only those that know it, and each request once.",
     "hub.cluster.options": "`opwire hub --cluster` and `[hub] cluster` make hubs one.",
     "hub.broker": "Over a broker a node shows what others serve there, and polls for changes.",

@@ -14,7 +14,7 @@ from opwire.hub import Hub, Spoke
 from opwire.operation import AccessControl, Context, Identity, OperationType
 from opwire.registry import OperationRegistry
 from opwire.testing.harness import soon
-from opwire.transports.websocket import WebSocketServer
+from opwire.transports.websocket import WebSocketServer, WebSocketTransport
 from tests.hub.meeting import AUTH, TOKENS, Meeting, Waiting, adding, answer, connected, ids, peers, whoami
 from tests.requirements import requirement
 from tests.transports.websocket.ends import Plain, until
@@ -640,6 +640,7 @@ async def test_a_spoke_that_adds_too_many_operations_still_serves_the_earlier_on
         registry.query(f"more.number_{number}")(lambda: 1)
     await until("the refusal is logged", lambda: "at most 4 operations" in caplog.text)
     assert await spoke.call("math.add", {"a": 1, "b": 2}) == 3
+    assert isinstance(spoke.transport, WebSocketTransport)
     assert spoke.transport.connected
 
 

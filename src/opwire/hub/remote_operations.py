@@ -220,21 +220,19 @@ class RemoteOperations:
         """
         self._eligible.pop(operation_id, None)
         now, listed = time.monotonic(), self._operations[operation_id]
+        if operation_id not in self.split and (listed.peers or listed.expected > now):  # nearly always
+            return
         versions = [each for each in self._versions(operation_id) if each.peers or each.expected > now]
         if not versions:
             self._unregister(operation_id)
             return
-        if len(versions) > 1 or versions[0] is not listed:
-            versions.sort(key=lambda each: _version_order(each.spec.version))
-            first = versions.pop(0)
-            self.split[operation_id] = {each.spec.version: each for each in versions}
-            if first is not listed:
-                self._operations[operation_id] = first
-                self._registry.register(first.spec, self._handler(first.spec), replace=True)
-        else:
-            versions.clear()
-        if not versions:
-            self.split.pop(operation_id, None)
+        first, *others = sorted(versions, key=lambda each: _version_order(each.spec.version))
+        self.split.pop(operation_id, None)
+        if others:
+            self.split[operation_id] = {each.spec.version: each for each in others}
+        if first is not listed:
+            self._operations[operation_id] = first
+            self._registry.register(first.spec, self._handler(first.spec), replace=True)
 
     def served_here(self, operation_id: str, version: str) -> tuple[OperationSpec | None, bool]:
         """Return a version if spokes of this hub serve it, and otherwise whether a lost one is expected back."""
@@ -258,11 +256,16 @@ class RemoteOperations:
             if id not in served:
                 continue
             left.append(id)
+            serves_another = False
             for known in self._versions(id):
-                if peer in known.peers and version in (None, known.spec.version):
+                if peer not in known.peers:
+                    continue
+                if version is None or known.spec.version == version:
                     known.expected = max(known.expected, expected)
                     self._detach(peer, known)
-            if not any(peer in known.peers for known in self._versions(id)):
+                else:
+                    serves_another = True
+            if not serves_another:
                 del served[id]
             self._settle(id)
         if not served:

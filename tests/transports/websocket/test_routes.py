@@ -159,6 +159,29 @@ def test_one_connection_has_so_many_calls_open_and_no_more() -> None:
     assert error(table, "c", ask("4", peer=SERVER)).code is ErrorCode.RATE_LIMITED
 
 
+@requirement("hub.cluster.shares")
+def test_an_identity_takes_no_more_of_the_calls_between_two_hubs_than_it_leaves_to_others() -> None:
+    table = routes("s", max_calls=1)  # ten for a hub
+    table.join("h", hub=True)
+    table.announce("s", ["a.b"])
+
+    def fill(identity: bytes) -> list[RoutedCall]:
+        calls = list[RoutedCall | None]()
+        with pytest.raises(CallError, match="this identity"):
+            calls.extend(table.request("h", ask(f"{identity}/{number}"), identity) for number in range(10))
+        return [call for call in calls if call is not None]
+
+    greedy = fill(b"mallory")
+    assert len(greedy) == 5
+    assert len(fill(b"alice")) == 3, "of the five that are left"
+    assert len(fill(b"bob")) == 1
+    for call in greedy:
+        table.end(call)
+    assert len(fill(b"carol")) == 3
+    table.leave("h")
+    assert len(table) == 0
+
+
 @requirement("transport.websocket.max-calls")
 def test_an_open_call_keeps_no_long_ids() -> None:
     table, long = routes("s", "c"), "x" * 1_001
@@ -559,3 +582,16 @@ def test_credits_for_many_more_items_than_there_were_are_in_excess() -> None:
         table.follow("s", RespondedHead("r", seq=seq + 1))
     ways = [table.follow("c", CreditHead("r")) for _ in range(11)]
     assert [route == EventRoute("s", None) for route in ways] == [False] * 10 + [True]
+
+
+@requirement("transport.websocket.streams")
+def test_an_operation_that_is_announced_again_with_another_type_is_routed_as_that() -> None:
+    table = routes("s", "c")
+    table.announce("s", ["a.b"], ["a.b"])
+    assert opened(table, "c", ask("1")).streams
+    table.announce("s", ["a.b"])
+    assert not opened(table, "c", ask("2")).streams
+    table.follow("s", RespondedHead("2"))
+    table.announce("s", ["a.b"], ["a.b"])
+    assert opened(table, "c", ask("3")).streams
+    assert table.asked("c", "2") is None

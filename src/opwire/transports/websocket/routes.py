@@ -179,7 +179,7 @@ _MAX_VERSIONS = 4  # whose servers are cached, of an operation
 _MAX_STICKY, _MAX_KEY = 10_000, 200  # keys whose servers are cached, and characters of one
 _states = count()
 _OWN_STREAMS = frozenset({OPERATIONS, CALLS})
-_CALLS_OF_HUB = 10  # times as many open calls as of another peer
+_CALLS_OF_HUB = 10  # times as many open calls as of another peer, which its callers share
 _MAX_DOUBTFUL = 100  # calls that are ended at a time to make room
 _MAX_GRANTS = 64  # credit events that a caller may send in advance of items
 
@@ -282,6 +282,7 @@ class _PeerRoutes(Struct, eq=False):
     asked: dict[str, RoutedCall] = field(default_factory=dict[str, RoutedCall])  # by request id
     held: dict[str, tuple[RoutedCall, ...]] = field(default_factory=dict[str, tuple[RoutedCall, ...]])  # one per caller
     doubtful: dict[str, RoutedCall] = field(default_factory=dict[str, RoutedCall])  # of those that it asked
+    callers: Counter[bytes] = field(default_factory=Counter[bytes])  # of a hub: the open calls of each identity
 
 
 class Routes:
@@ -365,10 +366,11 @@ class Routes:
         peer = self._peers[address]
         table = self._elsewhere if peer.hub else self._serving
         for operation_id in operation_ids:
+            self._streams.discard(operation_id)  # its type may be another one than before
             if operation_id not in peer.operations:
                 peer.operations[operation_id] = None
                 table.setdefault(operation_id, _OperationServers()).add(address)
-        self._streams.update(streams)
+        self._streams.update(streams, _OWN_STREAMS)
 
     def withdraw(self, address: Address, operation_ids: Iterable[str]) -> None:
         """Remove operations of a peer."""
@@ -378,11 +380,13 @@ class Routes:
             if operation_id in peer.operations:
                 del peer.operations[operation_id]
                 serving = table[operation_id]
-                serving.remove(address)
-                if not serving.addresses:
-                    del table[operation_id]
-                    if operation_id not in self._serving and operation_id not in self._elsewhere:
-                        self._streams -= {operation_id} - _OWN_STREAMS
+                if len(serving.addresses) > 1:
+                    serving.remove(address)
+                    continue
+                del table[operation_id]
+                if operation_id not in self._serving and operation_id not in self._elsewhere:
+                    self._streams.discard(operation_id)
+        self._streams.update(_OWN_STREAMS)
 
     def idle(self, address: Address) -> bool:
         """Return whether a peer serves nothing, and has no open call."""
@@ -484,9 +488,12 @@ class Routes:
             identity = self._delegated(peer, head) if is_nested else peer.identity
         if server not in self._peers:
             raise CallError(ErrorCode.UNAVAILABLE, f"unknown peer {server[:80]!r}: it may have left")
-        most = self._max_calls * (_CALLS_OF_HUB if peer.hub else 1)
-        if len(peer.asked) >= most:
-            raise CallError(ErrorCode.RATE_LIMITED, f"this connection has {most:,} calls open already")
+        if not peer.hub:
+            if len(peer.asked) >= self._max_calls:
+                raise CallError(ErrorCode.RATE_LIMITED, f"this connection has {self._max_calls:,} calls open already")
+        # As many as there is room for others: one identity gets a half, and n of them leave a part in n + 1.
+        elif peer.callers[identity] >= self._max_calls * _CALLS_OF_HUB - len(peer.asked):
+            raise CallError(ErrorCode.RATE_LIMITED, "this identity has too many calls open between these hubs")
         # A caller or a server may support neither credits nor item numbers: the operation's type decides.
         streams = head.credits is not None or head.operation_id in self._streams
         call = RoutedCall(
@@ -512,8 +519,10 @@ class Routes:
         return call
 
     def _add(self, call: RoutedCall) -> None:
-        request_id, server = call.request_id, self._peers[call.server]
-        self._peers[call.caller].asked[request_id] = call
+        request_id, caller, server = call.request_id, self._peers[call.caller], self._peers[call.server]
+        caller.asked[request_id] = call
+        if caller.hub:
+            caller.callers[call.identity] += 1
         server.held[request_id] = (*server.held[request_id], call) if request_id in server.held else (call,)
         server.load += 1
 
@@ -594,10 +603,14 @@ class Routes:
         if not call.open:
             return False
         call.open = False
-        request_id, server = call.request_id, self._peers[call.server]
-        del self._peers[call.caller].asked[request_id]
+        request_id, caller, server = call.request_id, self._peers[call.caller], self._peers[call.server]
+        del caller.asked[request_id]
+        if caller.hub:
+            caller.callers[call.identity] -= 1
+            if not caller.callers[call.identity]:
+                del caller.callers[call.identity]
         if call.is_ambiguous:
-            self._peers[call.caller].doubtful.pop(request_id, None)
+            caller.doubtful.pop(request_id, None)
         server.load -= 1
         held = server.held.pop(request_id)
         if len(held) > 1:
