@@ -780,6 +780,7 @@ HUB: dict[str, str] = {
     "hub.cluster.secret": "With a secret, hubs believe only those that know it, and each request once.",
     "hub.cluster.options": "`opwire hub --cluster` and `[hub] cluster` make hubs one.",
     "hub.broker": "Over a broker a node shows what others serve there, and polls for changes.",
+    "hub.repr": "The repr of a hub, a spoke and a transport says where it is connected, without credentials.",
     "hub.same-api": "A spoke is used in the same way over a hub and over a broker.",
     "hub.connect": "The scheme of a URL tells the engine; a missing package is named.",
     "hub.token": "A spoke without a good token is refused with UNAUTHENTICATED, and does not hammer.",

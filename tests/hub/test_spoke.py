@@ -88,3 +88,30 @@ async def test_a_hub_that_is_not_there_is_unavailable() -> None:
 def test_an_option_that_cannot_work_is_refused(option: dict[str, Any]) -> None:
     with pytest.raises(UsageError, match=next(iter(option))):
         Spoke(None, "ws://127.0.0.1:1", **option)
+
+
+@requirement("hub.repr")
+@pytest.mark.parametrize(
+    ("url", "shown"),
+    [
+        ("ws://ann:secret@h:1/p?token=secret", "<WebSocketTransport to ws://h:1/p, closed>"),
+        ("nats://ann:secret@h:4222", "<NatsTransport to nats://h:4222, not connected>"),
+        ("redis://:secret@h:6379", "<RedisTransport to Redis at h:6379, not connected>"),
+    ],
+)
+def test_a_spoke_shows_where_it_connects_to_without_credentials(url: str, shown: str) -> None:
+    assert repr(Spoke(adding(), url)) == f"<Spoke of 1 operations over {shown}>"
+
+
+@requirement("hub.repr")
+async def test_a_hub_and_its_spokes_show_their_state(meeting: Meeting) -> None:
+    hub = await meeting.hub()
+    spoke = await meeting.spoke(hub.url, adding())
+    assert repr(hub) == f"<Hub of 1 operations over <WebSocketServer at {hub.url}, 1 clients>>"
+    assert repr(spoke) == f"<Spoke of 1 operations over <WebSocketTransport to {hub.url}, connected>>"
+    await spoke.close()
+    assert repr(spoke.transport) == f"<WebSocketTransport to {hub.url}, closed>"
+    await hub.close()
+    assert repr(hub.transport) == f"<WebSocketServer at {hub.url}, closed>"
+    memory = MemoryTransport(MemoryBus())
+    assert repr(memory) == "<MemoryTransport closed>"

@@ -161,6 +161,9 @@ class Hub:
             self.handler.look_up = self._remote.look_up = self._cluster.look_up
             self.handler.describe_to = self._cluster.description
 
+    def __repr__(self) -> str:
+        return f"<Hub of {len(self.registry)} operations over {self.transport!r}>"
+
     @property
     def url(self) -> str:
         """The URL that spokes connect to."""

@@ -73,6 +73,9 @@ class Spoke(Client):
             announces=announces,
         )
 
+    def __repr__(self) -> str:
+        return f"<{type(self).__name__} of {len(self.registry)} operations over {self.transport!r}>"
+
     async def start(self) -> Self:
         """Connect, and announce the operations of the registry.
 

@@ -91,6 +91,9 @@ class BrokerTransport:
         self._tasks: list[asyncio.Task[None]] = []
         self.malformed = self.foreign = 0
 
+    def __repr__(self) -> str:
+        return f"<{type(self).__name__} to {self._connection.name}, {'' if self.connected else 'not '}connected>"
+
     @property
     def trusted(self) -> bool:
         """Whether the identity on a request was verified."""

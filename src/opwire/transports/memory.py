@@ -88,6 +88,9 @@ class MemoryTransport:
         self._address: Address | None = None
         self._receiver: Receiver | None = None
 
+    def __repr__(self) -> str:
+        return f"<MemoryTransport {self._address or 'closed'}>"
+
     async def start(self, receiver: Receiver) -> None:
         """Join the bus."""
         self._receiver = receiver

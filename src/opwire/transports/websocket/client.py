@@ -120,6 +120,10 @@ class WebSocketTransport:
         self._reconnecting: asyncio.Task[None] | None = None
         self.dropped: Counter[Dropped] = Counter()
 
+    def __repr__(self) -> str:
+        state = "connected" if self.connected else "closed" if self._closed else "not connected"
+        return f"<WebSocketTransport to {self._name}, {state}>"
+
     async def start(self, receiver: Receiver) -> None:
         """Connect to the first server that can be reached.
 

@@ -220,6 +220,10 @@ class WebSocketServer:
         host = f"[{self._host}]" if ":" in self._host else self._host
         return f"{'wss' if self._ssl else 'ws'}://{host}:{self._port}"
 
+    def __repr__(self) -> str:
+        state = "closed" if self._listener is None else f"{len(self.peers)} clients"
+        return f"<WebSocketServer at {self.url}, {state}>"
+
     @property
     def peers(self) -> list[Address]:
         """Return the addresses of the connected clients."""
