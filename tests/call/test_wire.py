@@ -392,6 +392,16 @@ def test_an_event_nested_deeper_than_200_is_a_protocol_error_that_names_its_requ
 
 
 @requirement("call.wire.depth")
+@pytest.mark.parametrize("depth", [5_000, 100_000])
+@pytest.mark.parametrize("encoded", [True, False])
+def test_an_event_nested_too_deeply_to_be_decoded_names_its_request(depth: int, encoded: bool) -> None:
+    message = deep_messages(depth)["input"]
+    with pytest.raises(CallError) as failure:
+        decode_event(message.encode() if encoded else message)
+    assert failure.value.details == {"requestId": "r"}
+
+
+@requirement("call.wire.depth")
 @pytest.mark.parametrize("place", ["input", "data", "details"])
 def test_an_event_nested_200_deep_is_read(place: str) -> None:
     assert encode_event(decode_event(deep_messages(200)[place])) == deep_messages(200)[place].encode()

@@ -46,6 +46,7 @@ lists PAYLOAD_TOO_LARGE, with the request id in its details if it can be parsed,
 Outgoing messages are checked as well: one above a limit fails only its own call.
 """
 
+import re
 import time
 from collections.abc import Sequence
 from typing import Annotated, Any, TypeVar
@@ -393,6 +394,8 @@ _lenient_decoder = msgspec.json.Decoder(
     | CallAnswer
 )
 _id_decoder = msgspec.json.Decoder(_Id)
+_STARTS_WITH_ID = re.compile(r'\s*\{\s*"type"\s*:\s*"[a-z.]+"\s*,\s*"requestId"\s*:\s*"([^"\\]+)"')
+_START = 1_000  # characters in which the id is searched
 _fields_decoder = msgspec.json.Decoder(dict[str, msgspec.Raw])
 _COUNTS = frozenset({"version", "maxMessage", "heartbeatMs", "id", "credits", "seq", "n", "total", "received"})
 
@@ -486,10 +489,17 @@ def _decode_event(message: bytes | str, data: bytes) -> CallEvent:
 
 
 def _call_of(message: bytes | str) -> dict[str, Any] | None:
-    """Return the id of the call that a message is about, as details of an error; None if it cannot be decoded."""
+    """Return the id of the call that a message is about, as details of an error; None if it cannot be decoded.
+
+    A message that is nested too deeply for the decoder has its id at the start, as `encode_event` writes it.
+    """
     try:
         return {"requestId": read_json(_id_decoder, message).request_id}
-    except (ValueError, RecursionError):
+    except RecursionError:
+        start = message[:_START] if isinstance(message, str) else message[:_START].decode(errors="replace")
+        found = _STARTS_WITH_ID.match(start)
+        return found and {"requestId": found[1]}
+    except ValueError:
         return None
 
 
