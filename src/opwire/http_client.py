@@ -48,7 +48,7 @@ _CHUNK = 16 * 1024  # bytes of a stream that are parsed at a time: 1,800 of the 
 _MAX_NUMBER_TEXT = 100  # characters; a longer number has no meaning
 _DECIMAL = re.compile(r"[0-9]+(\.[0-9]+)?", re.ASCII)
 
-_MAX_DIGESTS = 100  # users whose challenges are remembered
+_MAX_DIGESTS = 100  # users with challenges that are remembered
 _ENCODED = re.compile(r"[!-~]*")
 _BODY_HEADERS = frozenset({"content-type", "content-length", "content-encoding", "content-language"})
 _CREDENTIAL = re.compile(r"^((?:basic|bearer|digest|token) )?.*$", re.IGNORECASE | re.DOTALL)

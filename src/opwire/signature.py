@@ -109,7 +109,7 @@ class Signature(Struct, frozen=True):
     output_schema: Schema
     handler: Handler
     convert: Callable[[Any], Any]  # valid plain input -> arguments of the annotated types
-    exact: frozenset[type]  # input whose values are of these types needs no conversion
+    exact: frozenset[type]  # input with values of these types needs no conversion
     flat: type[Struct] | None = None  # input that converts to this is valid and passed on unchanged
     dependencies: tuple[Dependency, ...] = ()
     resumable: bool = False

@@ -82,7 +82,7 @@ def json_of(document: Mapping[Any, Any]) -> bytes:
 
 
 def version_of(root: Any, name: str, report: Report) -> Version:
-    """Return the OpenAPI version whose rules a document is read by. Later ones than 3.2 are read as 3.2.
+    """Return the OpenAPI version by the rules of which a document is read. Later ones than 3.2 are read as 3.2.
 
     Raises:
         CallError: VALIDATION_ERROR, the version is unknown, or `paths` is invalid.

@@ -1,6 +1,6 @@
 """The promises of a server: of a spoke, of an end on a broker, which keeps some more, and of a hub itself.
 
-Some need operations whose behaviour is known. A peer serves them to have these promises checked, too:
+Some need operations with a known behaviour. A peer serves them to have these promises checked, too:
 
 | operation | type | behaviour |
 |---|---|---|
@@ -121,7 +121,7 @@ class Server(NamedTuple):
 
 
 def envelope_data(event: Event) -> Any:
-    """Return the data of a response, whose envelope has to be valid."""
+    """Return the data of a response; its envelope has to be valid."""
     output = event.get("output")
     if not isinstance(output, Mapping):
         broken(f"the output is not an envelope: {shown(event)}")
