@@ -132,6 +132,10 @@ ENVELOPE: dict[str, str] = {
     "refused.",
     "api.pinned": "The names that `import opwire` gives are exactly the pinned ones, each importable at once.",
     "api.core-only": "Importing opwire loads no optional dependency.",
+    "api.typed-options": "Every option that a public function passes on to another one is typed.",
+    "api.one-word": "One thing has one name, one type, one unit and one default in the whole public API.",
+    "api.wrong-arguments": "A wrong argument is a UsageError that names it and says what it has to be.",
+    "api.reprs": "The repr of a public object is one line that says what it is, without secrets.",
 }
 
 SCHEMA: dict[str, str] = {

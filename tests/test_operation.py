@@ -19,6 +19,7 @@ from opwire import (
     RegistrationError,
     Schema,
     SchemaError,
+    UsageError,
 )
 from opwire.operation import split_id
 from tests.requirements import requirement
@@ -175,14 +176,14 @@ def test_a_schema_object_is_not_compiled_before_it_is_used() -> None:
 @pytest.mark.parametrize("field", ["timeout", "idle_timeout"])
 @pytest.mark.parametrize("seconds", [0, -1, float("nan")])
 def test_a_timeout_is_above_zero(field: str, seconds: float) -> None:
-    with pytest.raises(RegistrationError, match=rf"a\.b: {field} is a number of seconds above zero"):
+    with pytest.raises(RegistrationError, match=rf"a\.b: {field} must be a number above zero, not "):
         OperationSpec(namespace="a", name="b", **{field: seconds})  # pyright: ignore[reportArgumentType]
 
 
 def test_a_normalisation_mode_is_one_of_four() -> None:
-    with pytest.raises(RegistrationError, match=r"a\.b: normalize is one of fit, cast, check, off"):
+    with pytest.raises(RegistrationError, match=r"a\.b: normalize must be one of fit, cast, check, off, not 'mend'"):
         OperationSpec(namespace="a", name="b", normalize="mend")  # pyright: ignore[reportArgumentType]
-    with pytest.raises(RegistrationError, match="not 'mend'"):
+    with pytest.raises(UsageError, match="normalize must be one of fit, cast, check, off, not 'mend'"):
         OperationRegistry(normalize="mend")  # pyright: ignore[reportArgumentType]
 
 

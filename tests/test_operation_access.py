@@ -136,5 +136,5 @@ def test_a_forgotten_comma_grants_and_requires_nothing_else() -> None:
 @requirement("access.scopes")
 def test_access_that_is_not_an_access_control_is_rejected_at_registration() -> None:
     for access in ({"public": True}, {}, False, "public"):
-        with pytest.raises(RegistrationError, match=r"files\.delete: access is an AccessControl, not "):
+        with pytest.raises(RegistrationError, match=r"files\.delete: access must be an instance of AccessControl"):
             OperationSpec(namespace="files", name="delete", access=access)  # pyright: ignore[reportArgumentType]

@@ -25,6 +25,7 @@ from opwire import (
     ResponseEnvelope,
     Schema,
     SchemaError,
+    UsageError,
     http_envelope,
 )
 from opwire.operation import SourceChange, may_access
@@ -227,7 +228,7 @@ def test_operations_are_listed_in_the_order_of_registration_and_filtered(shop: O
     assert ids(shop.list(tag="report")) == ["shop.orders", "stock.level"]
     assert ids(shop.list(namespace="shop", type="query", tag="sale")) == ["shop.orders"]
     assert shop.list(namespace="sho") == ()
-    with pytest.raises(ValueError, match="'command' is not a valid OperationType"):
+    with pytest.raises(UsageError, match="type must be one of query, mutation, subscription, not 'command'"):
         shop.list(type="command")
 
 

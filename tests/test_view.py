@@ -168,7 +168,7 @@ def test_an_operation_whose_rule_cannot_be_applied_is_left_out(
 def test_invalid_options_are_rejected(registry: OperationRegistry, options: Any, message: str) -> None:
     with pytest.raises(UsageError, match=message):
         registry.view(**options)
-    with pytest.raises(TypeError, match="exlude"):
+    with pytest.raises(UsageError, match=r"view\(\) has no option 'exlude'; its options are include, exclude"):
         OperationRegistry().view(**cast("Any", {"exlude": ["shop"]}))
     with pytest.raises(UsageError, match="keep is a list"):
         Reshape(keep="total")

@@ -73,6 +73,7 @@ export interface CallFailure {
   code: string;
   message: string;
   retryable?: boolean;
+  retryAfterMs?: number;
   details?: any;
 }
 
@@ -151,7 +152,7 @@ export interface SourceReport {
   kind: string;
   state: string;
   operations?: number;
-  skipped?: { what: string; why: string }[];
+  skipped?: { kind: string; name: string; reason: string }[];
   warnings?: string[];
   error?: string | null;
 }

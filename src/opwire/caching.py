@@ -107,6 +107,9 @@ class ResponseCache:
     def __len__(self) -> int:
         return len(self._entries)
 
+    def __repr__(self) -> str:
+        return f"<ResponseCache of {len(self):,} results, {self._size:,} bytes>"
+
     def __call__(self, spec: OperationSpec, handler: Handler) -> Handler:
         """Return the handler of a query with the cache, of a mutation with invalidation."""
 

@@ -15,7 +15,7 @@ from typing import Any
 
 from opwire.bound import BoundOperation
 from opwire.envelope import ResponseEnvelope
-from opwire.errors import CallError, ErrorCode
+from opwire.errors import CallError, ErrorCode, check_instance
 from opwire.invoke import FAILURES, Interceptors, fail
 from opwire.operation import (
     OWN,
@@ -46,6 +46,7 @@ class Dispatcher:
         serves: Callable[[OperationSpec], bool] | None = None,
         own: Callable[[], OperationRegistry] | None = None,
     ) -> None:
+        check_instance(OperationRegistry, registry=registry)
         self.registry = registry
         self._serves = serves
         self._own = own

@@ -237,6 +237,14 @@ class MCPResponseMeta(Struct, frozen=True, rename="camel", tag_field="source", t
 
 ResponseMeta = LocalResponseMeta | HTTPResponseMeta | MCPResponseMeta
 
+ToolErrorPolicy = Literal["raise", "return"]
+"""How the result of an MCP tool with `isError` is returned, where data is returned instead of an envelope.
+
+`raise`, the default: as a `CallError`, EXECUTION_ERROR, with the text of its content blocks; over HTTP as a problem
+with the whole data as `data`. `return`: as data like any other. Both responses over HTTP have the header
+`opwire-is-error: true`. An envelope is always returned; its `meta.is_error` is set.
+"""
+
 
 class ResponseEnvelope(Struct, Generic[T], frozen=True):
     """A result and its origin.

@@ -23,8 +23,8 @@ from collections.abc import Generator, Iterable, Mapping
 from contextlib import contextmanager
 from enum import StrEnum
 from os import strerror
-from types import MappingProxyType
-from typing import Any, NamedTuple
+from types import MappingProxyType, UnionType
+from typing import Any, NamedTuple, get_args
 
 
 class ErrorCode(StrEnum):
@@ -85,6 +85,9 @@ class CallError(OpwireError):
     `foreign_code` is the code of a peer that has codes of its own; `code` is then EXECUTION_ERROR.
 
         raise CallError("RATE_LIMITED", "100 calls a minute", retry_after=12.5)
+
+    Raises:
+        UsageError: the code is unknown.
     """
 
     code: ErrorCode
@@ -104,7 +107,10 @@ class CallError(OpwireError):
         retry_after: float | None = None,
         foreign_code: str | None = None,
     ) -> None:
-        self.code = ErrorCode(code)
+        try:
+            self.code = ErrorCode(code)
+        except ValueError:
+            raise UsageError(f"unknown error code {code!r:.50}; use one of {', '.join(ErrorCode)}") from None
         row = ERROR_TABLE[self.code]
         self.message = message or row.message
         self.details = details
@@ -242,6 +248,41 @@ def check_counts(**options: object) -> None:
     for option, value in options.items():
         if value is not None and not (isinstance(value, int) and 1 <= _number(value) <= _MAX_OPTION):
             raise _wrong_option(option, "a whole number above zero", value)
+
+
+def check_choice(choices: object, **options: object) -> None:
+    """Validate options that must be one of the values of a `Literal`; None is allowed.
+
+    Raises:
+        UsageError: the message names the option and the values.
+    """
+    values = get_args(choices)
+    for option, value in options.items():
+        if value is not None and value not in values:
+            raise _wrong_option(option, f"one of {', '.join(values)}", value)
+
+
+def check_instance(kind: type | UnionType, **options: object) -> None:
+    """Validate options that must be instances of a class; None is allowed.
+
+    Raises:
+        UsageError: the message names the option and the class.
+    """
+    for option, value in options.items():
+        if value is not None and not isinstance(value, kind):
+            wanted = kind.__name__ if isinstance(kind, type) else str(kind)
+            raise UsageError(f"{option} must be an instance of {wanted}, not {type(value).__name__}")
+
+
+def check_list(what: str, **options: object) -> None:
+    """Validate options that must be several texts: of a single one, each character would be taken for a text.
+
+    Raises:
+        UsageError: the message names the option and says what to write.
+    """
+    for option, value in options.items():
+        if isinstance(value, str):
+            raise UsageError(f"{option} is a list of {what}: write [{value!r}]")
 
 
 def check_known(options: Iterable[str], known: Iterable[str], what: str) -> None:

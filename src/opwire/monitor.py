@@ -32,6 +32,7 @@ from opwire.errors import CallError, ErrorCode
 from opwire.logs import CANCELLED, OK, TOOL_ERROR
 from opwire.operation import AccessControl, Context, Handler, Interceptor, OperationSpec, OperationType, is_own
 from opwire.registry import OperationRegistry
+from opwire.version import VERSION
 
 STATISTICS = "opwire.statistics"
 CALLS = "opwire.calls"
@@ -322,7 +323,7 @@ class CallMonitor:
     """
 
     def __init__(
-        self, registry: OperationRegistry, *, name: str = "opwire", version: str = "", kind: str = "server"
+        self, registry: OperationRegistry, *, name: str = "opwire", version: str = VERSION, kind: str = "server"
     ) -> None:
         self.id = token_hex(8)
         self.name = name
@@ -348,6 +349,10 @@ class CallMonitor:
         """What is missing in the calls and figures, and why, as a sentence for people."""
         self.on_values: Callable[[str, Any, Any], object] | None = None
         """Called by `show_values`."""
+
+    def __repr__(self) -> str:
+        calls = sum(each.calls for each in self.statistics.values())
+        return f"<{type(self).__name__} {self.name!r}, {calls:,} calls>"
 
     @property
     def has_figures(self) -> bool:

@@ -24,7 +24,16 @@ from opwire.annotations import (
     read_icons,
     severity,
 )
-from opwire.errors import CallError, ErrorCode, RegistrationError, UsageError
+from opwire.errors import (
+    CallError,
+    ErrorCode,
+    RegistrationError,
+    UsageError,
+    check_above_zero,
+    check_choice,
+    check_instance,
+    check_list,
+)
 from opwire.questions import (
     MAX_TOKENS,
     QUESTION_TIMEOUT,
@@ -71,8 +80,11 @@ class OperationType(StrEnum):
     SUBSCRIPTION = "subscription"
 
     @classmethod
-    def _missing_(cls, value: object) -> "OperationType | None":
-        return next((each for each in cls if isinstance(value, str) and each.value == value.lower()), None)
+    def _missing_(cls, value: object) -> "OperationType":
+        for each in cls:
+            if isinstance(value, str) and each.value == value.lower():
+                return each
+        raise UsageError(f"type must be one of {', '.join(cls)}, not {value!r:.50}")
 
 
 class ResourceRule(Struct, frozen=True):
@@ -190,27 +202,22 @@ class OperationSpec(Struct, frozen=True, kw_only=True):
         force_setattr(self, "id", f"{self.namespace}.{self.name}")
         try:
             force_setattr(self, "type", OperationType(self.type))
-        except ValueError:
-            kinds = ", ".join(OperationType)
-            raise RegistrationError(f"{self.id}: type must be one of {kinds}, not {self.type!r}") from None
+            check_choice(NormalizeMode, normalize=self.normalize)
+            check_above_zero(timeout=self.timeout, idle_timeout=self.idle_timeout)
+            check_list("texts", tags=self.tags)
+            check_instance(AccessControl, access=self.access)
+        except UsageError as error:
+            raise RegistrationError(f"{self.id}: {error}") from None
         force_setattr(self, "tags", tuple(self.tags))
         force_setattr(self, "examples", tuple(self.examples))
         if self.icons != ():
             force_setattr(self, "icons", read_icons(self.icons))
         if self.annotations.read_only is None and self.type is OperationType.QUERY:
             force_setattr(self, "annotations", replace(self.annotations, read_only=True))
-        if not isinstance(self.access, AccessControl | None):  # pyright: ignore[reportUnnecessaryIsInstance]
-            raise RegistrationError(f"{self.id}: access is an AccessControl, not {type(self.access).__name__}")
         for field in ("input_schema", "output_schema"):
             given = getattr(self, field)
             if not isinstance(given, Schema):
                 force_setattr(self, field, Schema(given).compile())
-        if self.normalize is not None and self.normalize not in NORMALIZE_MODES:
-            raise RegistrationError(f"{self.id}: normalize is one of {', '.join(NORMALIZE_MODES)}")
-        for field in ("timeout", "idle_timeout"):
-            seconds = getattr(self, field)
-            if seconds is not None and not seconds > 0:
-                raise RegistrationError(f"{self.id}: {field} is a number of seconds above zero, not {seconds!r}")
 
     @property
     def is_tool(self) -> bool:
@@ -544,6 +551,17 @@ class Operation(Struct, frozen=True):
 
 Completer = Callable[[CompletionRequest, Context], Awaitable[Completion]]
 """Completes an argument of an operation."""
+
+
+class Skipped(Struct, frozen=True):
+    """An item of a source without an operation: `Skipped("GET", "/pets", "…")`, `Skipped("tool", "fs.read", "…")`."""
+
+    kind: str
+    name: str
+    reason: str
+
+    def __str__(self) -> str:
+        return f"skipped {self.kind} {self.name}: {self.reason}"
 
 
 class SourceChange(Struct, frozen=True):

@@ -68,8 +68,13 @@ class PolicyCall(Struct, frozen=True):
 class Policy(ABC):
     """An interceptor that does something before and after each call, or around a whole subscription."""
 
+    _summary = ""  # of the options, for the repr
+
     def __init__(self, *, include: Iterable[Pattern] = (), exclude: Iterable[Pattern] = ()) -> None:
         self._selection = Selection(include, exclude)
+
+    def __repr__(self) -> str:
+        return f"<{type(self).__name__}{self._summary}{self._selection}>"
 
     def __call__(self, spec: OperationSpec, handler: Handler) -> Handler:
         """Return the handler with this policy around it."""
@@ -158,6 +163,7 @@ class AuditLog(Policy):
         self._write = target if callable(target) else partial(_append, Path(target))
         if not callable(target):
             _append(Path(target), b"")  # fails now rather than at the first call
+            self._summary = f": {os.fspath(target)}"
 
     @asynccontextmanager
     async def _around(self, spec: OperationSpec, input: Any, context: Context) -> AsyncGenerator[PolicyCall]:
@@ -300,6 +306,9 @@ class ApprovalQueue:
         self._waiting: dict[str, tuple[ApprovalRequest, asyncio.Future[ApprovalChange]]] = {}
         self._listeners: list[Callable[[ApprovalChange], object]] = []
 
+    def __repr__(self) -> str:
+        return f"<ApprovalQueue, {len(self._waiting)} waiting>"
+
     async def __call__(self, request: ApprovalRequest) -> Decision:
         """Wait for the decision about a call."""
         decided: asyncio.Future[ApprovalChange] = asyncio.get_running_loop().create_future()
@@ -441,6 +450,7 @@ class RateLimit(Policy):
         check_above_zero(per=per)
         self._rate = f"{calls} calls in {per:g} s"
         self._by = _checked_by(by)
+        self._summary = f": {self._rate}"
         self._clock = clock
         self._buckets = _ByKey(lambda: TokenBucket(calls / per, calls))
 
@@ -468,6 +478,7 @@ class ConcurrencyLimit(Policy):
         check_counts(calls=calls)
         check_not_below_zero(wait=wait)
         self._calls = calls
+        self._summary = f": {calls} calls at a time"
         self._wait = wait
         self._by = _checked_by(by)
         self._running: dict[tuple[str, ...], asyncio.Semaphore] = {}
@@ -528,6 +539,7 @@ class CircuitBreaker(Policy):
         check_above_zero(pause=pause)
         self._failures = failures
         self._pause = pause
+        self._summary = f": {failures} failures"
         self._by = _checked_by(by)
         self._clock = clock
         self._circuits = _ByKey(_Circuit)
@@ -571,6 +583,7 @@ class CallBudget(Policy):
         super().__init__(**options)
         check_counts(calls=calls)
         self._calls = calls
+        self._summary = f": {calls} calls"
 
     @asynccontextmanager
     async def _around(self, spec: OperationSpec, input: Any, context: Context) -> AsyncGenerator[PolicyCall]:

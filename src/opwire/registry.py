@@ -18,7 +18,7 @@ from opwire.deadlines import Deadlines
 from opwire.decorators import Decorators, DescribedFunction, completer_of, declared_completion
 from opwire.env import Env
 from opwire.envelope import ResponseEnvelope
-from opwire.errors import CallError, ErrorCode, RegistrationError
+from opwire.errors import CallError, ErrorCode, RegistrationError, check_choice, check_counts
 from opwire.following import FollowedSources, RegistryOperations
 from opwire.invoke import (
     END,
@@ -36,7 +36,6 @@ from opwire.invoke import (
 )
 from opwire.names import MAX_COMPARED_NAME, similar_names
 from opwire.operation import (
-    NORMALIZE_MODES,
     Change,
     Context,
     Handler,
@@ -84,8 +83,8 @@ class OperationRegistry(Decorators):
         self, *, namespace: str = "local", normalize: NormalizeMode = "fit", strip: bool = True, max_workers: int = 32
     ) -> None:
         super().__init__()
-        if normalize not in NORMALIZE_MODES:
-            raise RegistrationError(f"normalize is one of {', '.join(NORMALIZE_MODES)}, not {normalize!r}")
+        check_choice(NormalizeMode, normalize=normalize)
+        check_counts(max_workers=max_workers)
         self._namespace = namespace
         self._normalize: NormalizeMode = normalize
         self._strip = strip
@@ -313,7 +312,11 @@ class OperationRegistry(Decorators):
     def list(
         self, *, namespace: str | None = None, type: OperationType | str | None = None, tag: str | None = None
     ) -> tuple[OperationSpec, ...]:
-        """Return specs in the order of registration, optionally filtered."""
+        """Return specs in the order of registration, optionally filtered.
+
+        Raises:
+            UsageError: the type is unknown.
+        """
         wanted = None if type is None else OperationType(type)
         return tuple(
             bound.spec

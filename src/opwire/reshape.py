@@ -11,7 +11,7 @@ from msgspec.structs import asdict, replace
 
 from opwire.annotations import CompletionRequest
 from opwire.envelope import LocalResponseMeta, MCPResponseMeta, ResponseEnvelope, ResponseMeta, local_envelope
-from opwire.errors import CallError, ErrorCode, RegistrationError, UsageError, check_counts
+from opwire.errors import CallError, ErrorCode, RegistrationError, UsageError, check_counts, check_list
 from opwire.names import suggestion
 from opwire.operation import Context, OperationSpec, input_error
 from opwire.schema import UNKNOWN, Problem, Schema
@@ -52,11 +52,8 @@ class Reshape(Struct, frozen=True, kw_only=True):
     max_chars: int | None = None
 
     def __post_init__(self) -> None:
-        for option in ("hide", "keep"):
-            if isinstance(getattr(self, option), str):
-                raise UsageError(f"{option} is a list of names: write [{getattr(self, option)!r}]")
-        if self.max_chars is not None:
-            check_counts(max_chars=self.max_chars)
+        check_list("names", hide=self.hide, keep=self.keep)
+        check_counts(max_chars=self.max_chars)
         for path in self.from_context.values():
             context_value(path)
 

@@ -26,7 +26,7 @@ from msgspec.structs import replace
 from opwire.call.handler import CallHandler
 from opwire.call.pending import PendingRequestMap
 from opwire.envelope import HTTPResponseMeta, MCPResponseMeta, ResponseEnvelope
-from opwire.errors import ERROR_TABLE, CallError, ErrorCode, needs_extra, system_message
+from opwire.errors import ERROR_TABLE, CallError, ErrorCode, UsageError, needs_extra, system_message
 from opwire.operation import Context, Handler, Interceptor, OperationSpec, OperationType, Trace, trace_of
 from opwire.registry import OperationRegistry, build_env
 from opwire.typed.plain import as_dict
@@ -320,7 +320,7 @@ def instrument(
     instrumented already are ignored.
 
     Raises:
-        TypeError: a target neither makes nor serves calls.
+        UsageError: a target neither makes nor serves calls.
     """
     options: Any = {"tracer_provider": tracer_provider, "meter_provider": meter_provider, "identity": identity}
     server, client = Recorder("server", **options), Recorder("client", **options)
@@ -430,7 +430,7 @@ def _parts(target: Instrumentable) -> Iterator[OperationRegistry | PendingReques
             yield cast("Calling", target)
         case _:
             what = "a registry, a PendingRequestMap, a CallHandler, a Client, a Hub or a Spoke"
-            raise TypeError(f"{what} can be instrumented, not {type(target).__name__}")
+            raise UsageError(f"{what} can be instrumented, not {type(target).__name__}")
 
 
 def _keeping_trust(registry: OperationRegistry, interceptor: Interceptor) -> Interceptor:

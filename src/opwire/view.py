@@ -15,7 +15,7 @@ from msgspec.structs import replace
 
 from opwire.annotations import Completion, CompletionRequest
 from opwire.envelope import ResponseEnvelope
-from opwire.errors import CallError, RegistrationError, SchemaError, UsageError
+from opwire.errors import CallError, RegistrationError, SchemaError, UsageError, check_known, check_list
 from opwire.names import suggestion
 from opwire.operation import (
     AccessControl,
@@ -93,10 +93,12 @@ class Selection:
     """
 
     def __init__(self, include: Iterable[Pattern] = (), exclude: Iterable[Pattern] = ()) -> None:
-        for option, patterns in (("include", include), ("exclude", exclude)):
-            if isinstance(patterns, str):  # each character would be a pattern
-                raise UsageError(f"{option} is a list of patterns: write [{patterns!r}]")
+        check_list("patterns", include=include, exclude=exclude)
         self.include, self.exclude = [_Matcher(each) for each in include], [_Matcher(each) for each in exclude]
+
+    def __str__(self) -> str:
+        shown = ((name, [each.pattern for each in getattr(self, name)]) for name in ("include", "exclude"))
+        return "".join(f", {name}={patterns}" for name, patterns in shown if patterns)
 
     def selects(self, spec: OperationSpec) -> bool:
         """Return whether an operation is selected."""
@@ -127,8 +129,7 @@ class ViewRules:
     """The options of a view, checked and compiled."""
 
     def __init__(self, options: ViewOptions) -> None:
-        if unknown := options.keys() - ViewOptions.__annotations__.keys():  # a typo in `exclude` would show too much
-            raise TypeError(f"view() got an unexpected keyword argument {min(unknown)!r}")
+        check_known(options, ViewOptions.__annotations__, "view()")  # a typo in `exclude` would show too much
         self.identity = options.get("identity")
         self._scopes = tuple(options.get("scopes", ()))
         self._selection = Selection(options.get("include", ()), options.get("exclude", ()))

@@ -28,7 +28,7 @@ import msgspec
 
 from opwire.caching import BoundedDict
 from opwire.envelope import ResponseEnvelope, http_envelope
-from opwire.errors import CallError, ErrorCode, UsageError, check_above_zero, check_counts
+from opwire.errors import CallError, ErrorCode, UsageError, check_above_zero, check_counts, check_list
 from opwire.operation import Context, Handler, NormalizeMode, Operation, OperationSpec, OperationType
 from opwire.schema import UNKNOWN, Schema
 from opwire.typed.plain import as_dict, read_json
@@ -129,7 +129,16 @@ def _unhex(given: str) -> bytes:
         return b""
 
 
-class StripeSignature:
+class _Signature:
+    """The secrets of a sender, which the repr does not show."""
+
+    _keys: tuple[bytes, ...]
+
+    def __repr__(self) -> str:
+        return f"<{type(self).__name__}, {len(self._keys)} secret{'s' * (len(self._keys) > 1)}>"
+
+
+class StripeSignature(_Signature):
     """Verify `Stripe-Signature: t=…,v1=…`: a timestamp, and an HMAC-SHA256 of it and the body.
 
     `secret` is the signing secret of the endpoint (`whsec_…`); several are accepted while it is rolled.
@@ -159,7 +168,7 @@ class StripeSignature:
         return sha256(times[0].encode() + b"." + request.body).hexdigest()
 
 
-class GitHubSignature:
+class GitHubSignature(_Signature):
     """Verify `X-Hub-Signature-256: sha256=…`, an HMAC-SHA256 of the body.
 
     It has no timestamp, and `X-GitHub-Delivery` is not signed: a body that was accepted before is a duplicate.
@@ -183,7 +192,7 @@ class GitHubSignature:
         return sha256(request.body).hexdigest()
 
 
-class StandardSignature:
+class StandardSignature(_Signature):
     """Verify the headers of Standard Webhooks: `webhook-id`, `webhook-timestamp` and `webhook-signature: v1,…`.
 
     `secret` is base64, optionally after `whsec_`. Asymmetric signatures (`v1a`) are not supported.
@@ -334,8 +343,7 @@ class WebhookReceiver:
             )
         if verify is not None and unsigned:
             raise UsageError("verify and unsigned=True exclude each other")
-        if isinstance(events, str):  # each character would be a pattern
-            raise UsageError(f"events is a list of patterns: write [{events!r}]")
+        check_list("patterns", events=events)
         check_counts(max_body=max_body, max_waiting=max_waiting)
         self._verify = verify
         self._events = tuple(events)

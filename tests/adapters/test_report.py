@@ -1,12 +1,13 @@
 """The report of an adapter."""
 
 from opwire.adapters.source import Report
+from opwire.operation import Skipped
 
 
 def test_a_skipped_item_has_a_kind_a_name_and_a_reason() -> None:
     report = Report()
     report.skip("GET", "/a", "no reason")
-    assert report.skipped == [("GET", "/a", "no reason")]
+    assert report.skipped == [Skipped("GET", "/a", "no reason")]
     assert str(report) == "skipped GET /a: no reason"
 
 

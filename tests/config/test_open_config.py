@@ -84,7 +84,7 @@ async def test_an_operation_whose_id_is_taken_is_left_out_with_a_note(tmp_path: 
     async with open_config(config) as opened:
         assert await price(opened) == 1
         assert opened.source_of("shop.price") == "a"
-        assert opened.notes_of("b") == ["skipped shop.price: another source has this id"]
+        assert opened.notes_of("b") == ["skipped operation shop.price: another source has this id"]
         assert opened.notes_of("no such source") == []
 
 

@@ -84,14 +84,21 @@ def test_every_problem_of_a_file_is_reported_at_once_with_its_line_and_key(tmp_p
     assert str(caught.value).splitlines() == [
         f"{path} has 6 problems:",
         '  line 2, registry.normalize: expected one of "fit", "cast", "check", "off", got "fits"; did you mean `fit`?',
-        "  line 4, sources.shop: one of the keys python, command, url, mcp_servers, openapi is missing; "
-        "did you mean `python`?",
+        "  line 5, sources.shop.pyton: unknown key; did you mean `python`?",
         "  line 9, sources.api.timout: unknown key; did you mean `timeout`?",
         "  line 10, sources.api.credentials.token: secrets do not belong in a file; "
         'write "${NAME}", and set NAME in the environment',
         "  line 13, serve.http.port: expected `integer`, got `string`",
         "  line 14, serve.http.anonymous: unknown identity 'gest'; did you mean `guest`?",
     ]
+
+
+@requirement("config.every-mistake")
+def test_a_misspelt_table_has_the_line_of_its_first_header(tmp_path: Path) -> None:
+    path = tmp_path / "opwire.toml"
+    path.write_text("[registry]\n\n[source.shop]\npython = 'shop.py'\n")
+    _, (problem,) = read_config(path)
+    assert str(problem) == "line 3, source: unknown key; did you mean `sources`?"
 
 
 def test_problems_can_be_had_as_data(tmp_path: Path) -> None:

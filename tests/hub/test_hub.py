@@ -43,7 +43,7 @@ async def test_spokes_call_each_other_through_the_hub(meeting: Meeting) -> None:
     await meeting.spoke(hub.url, adding())
     caller = await meeting.spoke(hub.url)
     assert await caller.call("math.add", {"a": 1, "b": 2}) == 3
-    assert {(found.server.name, found.server.version) for found in await caller.discover()} == {("opwire", "")}
+    assert {(found.server.name, found.server.version) for found in await caller.discover()} == {("opwire", VERSION)}
     assert hub.handler.monitor.version == VERSION
 
 

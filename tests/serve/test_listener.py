@@ -414,12 +414,20 @@ async def test_answers_are_sent_without_delay() -> None:
 async def test_an_address_that_cannot_be_listened_on_is_said_so() -> None:
     with socket.create_server(("127.0.0.1", 0)) as taken:
         port = taken.getsockname()[1]
-        for place in ((("127.0.0.1"), port), ("127.0.0.1", 70_000), ("203.0.113.1", 0)):
+        for place in (("127.0.0.1", port), ("203.0.113.1", 0)):
             with pytest.raises(CallError) as raised:
                 async with listening(Slow(), *place):
                     pass
             assert raised.value.code is ErrorCode.UNAVAILABLE
             assert f"{place[0]}:{place[1]}" in raised.value.message
+
+
+@requirement("serve.address")
+@pytest.mark.parametrize("port", [70_000, -1, "8000"])
+async def test_a_port_that_cannot_exist_is_a_wrong_argument(port: Any) -> None:
+    with pytest.raises(UsageError, match="port must be a whole number from 0 to 65535, not "):
+        async with listening(Slow(), "127.0.0.1", port):
+            pass
 
 
 async def test_an_application_that_does_not_start_is_said_so() -> None:

@@ -6,6 +6,7 @@ from opwire import Client, SyncClient
 from opwire.call import Address, CallEvent, CallHandler, CallRequested, PendingRequestMap, Receiver, Transport
 from opwire.call.description import RequestHandler
 from opwire.envelope import ResponseEnvelope
+from opwire.hub import Observer, RemoteServer
 from opwire.registry import OperationRegistry
 from opwire.transports.memory import MemoryBus, MemoryTransport
 
@@ -20,6 +21,10 @@ client = Client("ws://127.0.0.1:8700", token="secret", max_message=1024, ssl=Non
 blocking = SyncClient("https://api.example", timeout=5.0, retries=None, proxy=None)
 Client("ws://127.0.0.1:8700", max_mesage=1024)  # type: ignore[call-arg]  # pyright: ignore[reportCallIssue]
 Client("ws://127.0.0.1:8700", max_message="1 KiB")  # type: ignore[arg-type]  # pyright: ignore[reportArgumentType]
+observer = Observer("https://api.example", token="secret", proxy=None)
+Observer("ws://127.0.0.1:8700", max_mesage=1024)  # type: ignore[call-arg]  # pyright: ignore[reportCallIssue]
+remote = RemoteServer("redis://127.0.0.1", name="shop", prefix="shop")
+RemoteServer("redis://127.0.0.1", prefix=1)  # type: ignore[arg-type]  # pyright: ignore[reportArgumentType]
 
 
 class Incomplete:

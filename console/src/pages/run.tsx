@@ -66,10 +66,11 @@ export function ProgressBar({ progress }: { progress: Progress }): ReactNode {
 
 function Failure({ run }: { run: Run }): ReactNode {
   const failure = run.failure!;
+  const wait = failure.retryAfterMs;
   return (
     <div className="failure" role="alert">
       <p><strong>{line(failure.code, 60)}</strong> <span>{visible(failure.message)}</span></p>
-      {failure.retryable && <p className="muted">Trying again may help.</p>}
+      {failure.retryable && <p className="muted">{wait ? `Try again in ${duration(wait)}.` : "Trying again may help."}</p>}
       {failure.details !== undefined && failure.details !== null && <JsonTree value={failure.details} open={3} />}
     </div>
   );

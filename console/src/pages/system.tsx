@@ -113,7 +113,7 @@ function Sources({ sources }: { sources: SourceReport[] }): ReactNode {
                   <summary>What was skipped, and why</summary>
                   <table className="data">
                     <thead><tr><th scope="col">What</th><th scope="col">Why</th></tr></thead>
-                    <tbody>{skipped.slice(0, 200).map((entry, index) => <tr key={index}><td><code>{line(entry.what, 200)}</code></td><td className="wrap">{line(entry.why, 500)}</td></tr>)}</tbody>
+                    <tbody>{skipped.slice(0, 200).map((entry, index) => <tr key={index}><td><code>{line(`${entry.kind} ${entry.name}`, 200)}</code></td><td className="wrap">{line(entry.reason, 500)}</td></tr>)}</tbody>
                   </table>
                   {skipped.length > 200 && <p className="muted">and {count(skipped.length - 200)} more</p>}
                 </details>

@@ -9,10 +9,10 @@ import re
 from abc import ABC, abstractmethod
 from collections.abc import Awaitable, Callable, Generator, Iterator, Mapping
 from types import TracebackType
-from typing import TYPE_CHECKING, Any, NamedTuple, Self
+from typing import TYPE_CHECKING, Any, Self
 
 from opwire.errors import OpwireError, UsageError, needs_extra
-from opwire.operation import Operation, SourceChange
+from opwire.operation import Operation, Skipped, SourceChange
 from opwire.typed.plain import harmless, shorten
 
 if TYPE_CHECKING:
@@ -28,17 +28,6 @@ MAX_ENTRIES = 1_000
 
 MAX_TEXT = 500
 """Characters of one name or reason: thousands of operations may refer to one name of a megabyte."""
-
-
-class Skipped(NamedTuple):
-    """An item without an operation: `Skipped("GET", "/pets", "…")`, `Skipped("tool", "fs.read", "…")`."""
-
-    kind: str
-    name: str
-    reason: str
-
-    def __str__(self) -> str:
-        return f"skipped {self.kind} {self.name}: {self.reason}"
 
 
 class Report:
@@ -91,6 +80,9 @@ class Report:
 
     def __str__(self) -> str:
         return "\n".join(self)
+
+    def __repr__(self) -> str:
+        return f"<Report of {len(self.skipped)} skipped items, {len(self.warnings)} warnings>"
 
 
 def _shortened(text: str) -> str:

@@ -349,6 +349,9 @@ class Verifier:
         self._max_lifetime = max_lifetime
         self._clock = clock
 
+    def __repr__(self) -> str:
+        return f"<Verifier, {len(self._seen):,} requests remembered>"
+
     @property
     def longest(self) -> float:
         """Seconds after which every credential that is valid now has expired."""
@@ -561,6 +564,10 @@ class SignedRequests:
         self._verifier = verifier
         self._clock = clock
         self._held = HeldCredentials()
+
+    def __repr__(self) -> str:
+        does = [*["signs"] * (self._signer is not None), *["verifies"] * self.verifies]
+        return f"<SignedRequests: {' and '.join(does) or 'neither signs nor verifies'}>"
 
     @property
     def verifies(self) -> bool:

@@ -16,7 +16,7 @@ from hashlib import sha256
 from hmac import compare_digest
 from inspect import isawaitable, iscoroutinefunction
 from math import inf
-from typing import Any, Protocol, TypedDict, cast
+from typing import Any, Protocol, TypedDict, cast, runtime_checkable
 
 from msgspec import Struct
 from msgspec.structs import force_setattr
@@ -239,6 +239,7 @@ class ResourceMetadata(Struct, frozen=True):
 # --- authenticators ---------------------------------------------------------------------------------------------------
 
 
+@runtime_checkable
 class Authenticator(Protocol):
     """The interface of an authenticator.
 

@@ -42,6 +42,7 @@ from opwire.operation import (
     is_own,
 )
 from opwire.registry import OperationRegistry
+from opwire.version import VERSION
 
 logger = logging.getLogger("opwire.call")
 
@@ -104,7 +105,7 @@ class CallHandler:
         max_per_identity: int | None = None,
         timeout: float = DEFAULT_TIMEOUT,
         name: str = "opwire",
-        version: str = "",
+        version: str = VERSION,
         kind: str = "spoke",
         serves: Callable[[OperationSpec], bool] | None = None,
         announces: Callable[[OperationSpec], bool] | None = None,
@@ -252,8 +253,7 @@ class CallHandler:
             self._reject(event, CallError(ErrorCode.RATE_LIMITED, f"{self._max_calls} calls are already in flight"))
             return
         if (most := self._max_per_identity) is not None and self._by_identity[_id_of(identity)] >= most:
-            full = f"this caller already has {most} calls in flight"
-            self._reject(event, CallError(ErrorCode.RATE_LIMITED, full))
+            self._reject(event, CallError(ErrorCode.RATE_LIMITED, f"this caller already has {most} calls in flight"))
             return
         if (bound := self._immediate(event)) is not None:
             self._remember(key, event.deadline)

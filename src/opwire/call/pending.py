@@ -84,6 +84,9 @@ class PendingRequestMap:
         self._loop: asyncio.AbstractEventLoop | None = None
         self.dropped_items = 0
 
+    def __repr__(self) -> str:
+        return f"<PendingRequestMap over {self.transport!r}, {self.open_calls} open calls>"
+
     async def start(self) -> Self:
         """Connect the transport.
 

@@ -41,6 +41,7 @@ class Receiver(Protocol):
         ...
 
 
+@runtime_checkable
 class Transport(Protocol):
     """One end of a bus, a connection or a broker."""
 

@@ -8,7 +8,7 @@ from opwire.errors import CallError, ErrorCode, OpwireError
 OK = 0
 ERROR_RESULT = 1  # the tool returned a result with `isError`; `doctor` found a problem
 USAGE = 2
-INTERRUPTED = 130  # as shells report SIGINT
+INTERRUPTED = 130  # as shells report SIGINT; `main` exits with it, too
 BROKEN_PIPE = 141  # and SIGPIPE
 
 NOT_FOUND, INVALID, DENIED, UNAVAILABLE, FAILED, INTERNAL = 3, 4, 5, 6, 7, 8

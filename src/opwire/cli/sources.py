@@ -362,8 +362,14 @@ def token_hint(variable: str) -> Generator[None]:
         yield
     except CallError as error:
         if error.code is ErrorCode.UNAUTHENTICATED and not os.environ.get(variable):
-            raise CallError(error.code, f"{error.message}; set {variable}") from error
+            hint = f"set {variable} to the token of the server: `opwire serve` and `opwire hub` print theirs"
+            raise CallError(error.code, f"{error.message}; {hint}") from error
         raise
+
+
+def source_message(config: Config, error: OpwireError) -> str:
+    """Return the message of a source that failed to load; without a file, with the option instead of the key."""
+    return str(error) if config.file is not None else _SOURCE_KEY.sub(r"--\1: ", str(error), count=1)
 
 
 @asynccontextmanager
@@ -382,9 +388,12 @@ async def opened(config: Config, screen: Screen, *, quiet: bool = False) -> Asyn
             except ConfigError as error:
                 # Without a file, "required" and the key of a source mean nothing to the user: raise the cause.
                 if config.file is None and isinstance(error.__cause__, ConfigError):
-                    raise ConfigError(_SOURCE_KEY.sub(r"--\1: ", str(error.__cause__), count=1)) from error.__cause__
+                    raise ConfigError(source_message(config, error.__cause__)) from error.__cause__
                 if config.file is None and isinstance(error.__cause__, OpwireError):
-                    raise error.__cause__ from None
+                    cause = error.__cause__
+                    if isinstance(cause, CallError) and cause.code is ErrorCode.VALIDATION_ERROR:
+                        raise ConfigError(cause.message) from cause  # a document that cannot be used, not an input
+                    raise cause from None
                 raise
         yield running
 
@@ -421,8 +430,17 @@ def _default_name(target: str) -> str:
 
 
 def complete_url(url: str) -> str:
-    """Return the URL with a scheme: for `localhost:8080` http, for other hosts https, since a token may be sent."""
-    if "://" in url:
+    """Return the URL with a scheme: for `localhost:8080` http, for other hosts https, since a token may be sent.
+
+    Raises:
+        click.UsageError: the scheme is unknown.
+    """
+    scheme, is_complete, _ = url.partition("://")
+    if is_complete:
+        from opwire.transports.connect import SCHEMES
+
+        if scheme not in (known := ("http", "https", *SCHEMES)):
+            raise click.UsageError(f"unknown URL scheme {scheme!r}; expected one of {', '.join(known)}")
         return url
     host = urlsplit(f"//{url}").hostname or ""
     return f"{'http' if host == 'localhost' or host.startswith('127.') or host == '::1' else 'https'}://{url}"

@@ -6,7 +6,8 @@ async with Client("ws://hub.example:8700", token=os.environ["TOKEN"]) as client:
         print(issue["title"])
 """
 
-from opwire.client.client import Client, Retries, ToolErrorPolicy
+from opwire.client.client import Client, Retries
 from opwire.client.codegen import generate_client
+from opwire.envelope import ToolErrorPolicy
 
 __all__ = ["Client", "Retries", "ToolErrorPolicy", "generate_client"]

@@ -16,7 +16,7 @@ from functools import partial
 from os import PathLike
 from pathlib import Path
 from ssl import SSLContext
-from typing import TYPE_CHECKING, Any, Literal, Self, TypedDict, TypeVar, Unpack, overload
+from typing import TYPE_CHECKING, Any, Self, TypedDict, TypeVar, Unpack, overload
 
 from msgspec import Struct
 from msgspec.structs import replace
@@ -26,13 +26,15 @@ from opwire.call.transport import Transport
 from opwire.client.backends import Backend, CallsBackend, RegistryBackend, resuming
 from opwire.client.pages import Cursor, Pagination
 from opwire.deadlines import Deadlines, back_off
-from opwire.envelope import MCPResponseMeta, ResponseEnvelope
+from opwire.envelope import MCPResponseMeta, ResponseEnvelope, ToolErrorPolicy
 from opwire.errors import (
     CallError,
     ErrorCode,
     UsageError,
     check_above_zero,
+    check_choice,
     check_counts,
+    check_instance,
     check_not_below_zero,
     needs_extra,
 )
@@ -50,13 +52,6 @@ T = TypeVar("T")
 
 Target = OperationRegistry | PendingRequestMap | Transport | str | Sequence[str]
 """What a client calls: a registry, a transport, the URL of a hub or broker, or a served HTTP address."""
-
-ToolErrorPolicy = Literal["raise", "return"]
-"""How a method that returns data treats the result of an MCP tool with `isError`.
-
-`raise`: as a `CallError`, EXECUTION_ERROR, with the text of its content blocks. `return`: as data like any other. A
-method that returns envelopes returns this one as well; `meta.is_error` is set.
-"""
 
 
 class ConnectionOptions(TypedDict, total=False):
@@ -239,6 +234,9 @@ class Client:
         **options: Unpack[ConnectionOptions],
     ) -> None:
         check_above_zero(timeout=timeout or 0)
+        check_choice(ToolErrorPolicy, is_error=is_error)
+        check_instance(Retries, retries=retries)
+        check_instance(Identity, act_as=act_as)
         self._target = target
         self._backend = _backend_for(target, act_as, {**options, **({} if token is None else {"token": token})})
         self._registry = target if isinstance(target, OperationRegistry) else None
@@ -619,4 +617,6 @@ def _backend_for(target: Target, act_as: Identity | None, options: dict[str, Any
         return RegistryBackend(target, act_as)
     if isinstance(target, PendingRequestMap):
         return CallsBackend(target, owned=False, act_as=act_as)
+    if not isinstance(target, Transport):  # pyright: ignore[reportUnnecessaryIsInstance]
+        raise UsageError(f"a client calls a registry, a transport, or the URL of a server, not {type(target).__name__}")
     return CallsBackend(PendingRequestMap(target), owned=True, act_as=act_as)

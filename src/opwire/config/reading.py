@@ -146,7 +146,14 @@ class TOMLLines:
                 delimiter = quotes if not delimiter else "" if quotes == delimiter else delimiter
 
     def line_of(self, key: Key) -> int | None:
-        """Return the line of a key, or of the nearest enclosing one; None if it is unknown."""
+        """Return the line of a key, or of the nearest enclosing one; None if it is unknown.
+
+        A table without a header of its own is at its first inner one: `source` at [source.shop].
+        """
+        if key and key not in self._lines:
+            inner = (line for known, line in self._lines.items() if known[: len(key)] == key)
+            if line := next(inner, None):
+                return line
         while key:
             if line := self._lines.get(key):
                 return line
@@ -266,8 +273,10 @@ class TableReader:
             return self._reject(path, f"the keys {' and '.join(found)} exclude each other", "keep one of them")
         if default is not None:
             return self._struct(path, table, default)
-        close = next((hint for each in table if (hint := did_you_mean(each, by_key))), "")
-        return self._reject(path, f"one of the keys {', '.join(by_key)} is missing", close)
+        for name in table:
+            if hint := did_you_mean(name, by_key):
+                return self._reject((*path, name), "unknown key", hint)
+        return self._reject(path, f"one of the keys {', '.join(by_key)} is missing")
 
 
 def _is_required(field: FieldInfo) -> bool:

@@ -28,7 +28,7 @@ from opwire.config.settings import (
 from opwire.config.sources import ProjectModules, files_of, open_source
 from opwire.config.views import ConfigRegistry, source_rules
 from opwire.errors import CallError, ConfigError, ErrorCode, OpwireError
-from opwire.operation import Handler, Interceptor, Operation, OperationSpec, OperationType, SourceChange
+from opwire.operation import Handler, Interceptor, Operation, OperationSpec, OperationType, Skipped, SourceChange
 from opwire.policies import (
     Approval,
     ApprovalQueue,
@@ -146,12 +146,11 @@ class OpenedConfig:
         mounted = self._mounted.get(source)
         if mounted is None:
             return []
-        duplicates = (f"skipped {id}: another source has this id" for id in sorted(mounted.duplicates))
-        return [*mounted.source.report, *duplicates, *mounted.problems]
+        return [*mounted.source.report, *map(str, mounted.skipped()), *mounted.problems]
 
     def statuses(self) -> "Iterator[SourceStatus]":
         """Yield the status of every source, for the console: what it has, what was skipped and why, and its error."""
-        from opwire.serve.console.system import SkippedItem, SourceStatus
+        from opwire.serve.console.system import SourceStatus
 
         for name, settings in self.config.sources.items():
             python, openapi = isinstance(settings, PythonSource), isinstance(settings, OpenAPISettings)
@@ -162,15 +161,13 @@ class OpenedConfig:
                 yield SourceStatus(name=name, kind=kind, state=state, error=UNSET if error is None else str(error))
                 continue
             report = mounted.source.report
-            skipped = [SkippedItem(f"{each.kind} {each.name}", each.reason) for each in report.skipped]
-            skipped += [SkippedItem(id, "another source has this id") for id in sorted(mounted.duplicates)]
             parts = [f"{part}: {error}" for part, error in mounted.source.failures.items()]
             yield SourceStatus(
                 name=name,
                 kind=kind,
                 state="loaded",
                 operations=len(mounted.ids),
-                skipped=tuple(skipped),
+                skipped=(*report.skipped, *mounted.skipped()),
                 warnings=(*report.warnings, *mounted.problems, *parts),
             )
 
@@ -338,6 +335,10 @@ class MountedSource:
     def problems(self) -> tuple[str, ...]:
         """Patterns of the rules that match nothing, and operations that they leave out."""
         return () if self._rules is None else self._rules.problems(each.spec.id for each in self.source)
+
+    def skipped(self) -> list[Skipped]:
+        """Return the operations whose ids another source has."""
+        return [Skipped("operation", id, "another source has this id") for id in sorted(self.duplicates)]
 
     def unmount(self) -> None:
         """Remove the operations from the registry."""

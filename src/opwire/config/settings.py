@@ -17,6 +17,7 @@ from msgspec import Meta, Struct
 
 from opwire.adapters.source import ENV_PLACEHOLDER
 from opwire.deadlines import CALL_TIMEOUT
+from opwire.envelope import ToolErrorPolicy
 from opwire.errors import ConfigError
 from opwire.operation import NormalizeMode
 from opwire.version import VERSION
@@ -400,7 +401,7 @@ class SurfaceSettings(Settings, frozen=True, kw_only=True):
     """The keys of both surfaces. `anonymous` is the identity of callers without a token; by default they have none."""
 
     host: str = "127.0.0.1"
-    version: str = "1.0"
+    version: str = VERSION  # of what is served; opwire's own by default
     hosts: tuple[str, ...] | None = None  # accepted host names; the loopback ones by default
     origins: tuple[str, ...] = ()  # origins of web pages that may call
     anonymous: str | None = None
@@ -439,7 +440,7 @@ class HTTPSurfaceSettings(SurfaceSettings, frozen=True, kw_only=True):
     servers: tuple[str, ...] = ()  # public URLs, for the document
     cors_origins: tuple[str, ...] = ()
     heartbeat: Seconds = 15.0
-    is_error: Literal["fail", "return"] = "fail"
+    is_error: ToolErrorPolicy = "raise"
     console: bool = False
 
 
@@ -503,7 +504,7 @@ class SpokeSettings(BrokerSettings, frozen=True, kw_only=True):
     url: EnvText | tuple[EnvText, ...]
     token: Secret | None = None
     name: str = "opwire"
-    version: str = ""
+    version: str = VERSION
     anonymous: str | None = None  # the identity of callers without one
     announces: tuple[str, ...] | None = None
     signed: SignedSettings | None = None

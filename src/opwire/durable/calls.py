@@ -50,6 +50,9 @@ class DurableCalls:
     def __init__(self, journal: Journal) -> None:
         self._journal = journal
 
+    def __repr__(self) -> str:
+        return f"<DurableCalls in {self._journal!r}>"
+
     @overload
     async def call(
         self, operation_id: str, input: Any = None, *, output_type: type[T], **options: Unpack[DurableCallOptions]

@@ -327,6 +327,9 @@ class MemoryJournal:
         self._waiters = OutcomeWaiters(inf)  # nothing gets lost on the way
         self._is_open = False
 
+    def __repr__(self) -> str:
+        return f"<MemoryJournal{'' if self._is_open else ', not open'}>"
+
     async def start(self) -> None:
         """Open the journal."""
         self._is_open = True

@@ -51,6 +51,9 @@ class DurableStream(ABC):
         self.name = name
         self._news = asyncio.Event()
 
+    def __repr__(self) -> str:
+        return f"<{type(self).__name__}: {self.name}>"
+
     @abstractmethod
     async def start(self) -> None:
         """Connect.

@@ -124,6 +124,9 @@ class DurableWorker:
         self._claiming: asyncio.Task[None] | None = None
         self._renewing: asyncio.Task[None] | None = None
 
+    def __repr__(self) -> str:
+        return f"<DurableWorker of {self._registry!r} in {self._journal!r}, {len(self)} running>"
+
     async def start(self) -> Self:
         """Start to claim tasks. The journal has to be started before.
 

@@ -32,6 +32,7 @@ from opwire.errors import (
     ErrorCode,
     UsageError,
     check_counts,
+    check_instance,
     check_known,
     check_not_below_zero,
     needs_extra,
@@ -115,6 +116,9 @@ class Hub:
         cluster_secret: str | None = None,
         **options: "Unpack[ServerOptions]",
     ) -> None:
+        check_instance(OperationRegistry, registry=registry)
+        check_instance(Authenticator, authenticate=authenticate)
+        check_instance(Identity, anonymous=anonymous)
         check_counts(max_described=max_described)
         check_not_below_zero(linger=linger)  # 0: operations of a lost spoke are removed at once
         with needs_extra("websocket"):
@@ -122,16 +126,7 @@ class Hub:
             from opwire.transports.websocket.routes import SERVER
             from opwire.transports.websocket.server import WebSocketServer
         check_known(options, option_names(WebSocketServer), "Hub, whose address is its URL,")
-        try:
-            parts = urlsplit(url)
-            port = parts.port
-        except ValueError:  # the URL is not in the message: it may hold a password
-            raise UsageError("a hub listens at ws://host:port or wss://host:port") from None
-        if parts.scheme not in ("ws", "wss"):
-            raise UsageError(f"a hub listens at ws:// or wss://, not {parts.scheme}://; BrokerNode is for brokers")
-        if (parts.scheme == "wss") != (options.get("ssl") is not None):
-            raise UsageError("wss:// needs ssl=, and ssl= needs wss://")
-        self.transport = WebSocketServer(parts.hostname or "127.0.0.1", PORT if port is None else port, **options)
+        self.transport = WebSocketServer(*_address(url, is_secure=options.get("ssl") is not None), **options)
         self._address = SERVER
         self.registry = OperationRegistry() if registry is None else registry
         self.calls = PendingRequestMap(self.transport)
@@ -288,6 +283,20 @@ class _Announcement(Struct, eq=False):
     unchanged: dict[str, str] = field(default_factory=dict[str, str])  # with their digests
     rejected: dict[str, CallError] = field(default_factory=dict[str, CallError])
     unanswered: dict[str, CallError] = field(default_factory=dict[str, CallError])  # why they are not described
+
+
+def _address(url: str, *, is_secure: bool) -> tuple[str, int]:
+    """Return the host and port that a hub listens at."""
+    try:
+        parts = urlsplit(url)
+        port = parts.port
+    except ValueError:  # the URL is not in the message: it may hold a password
+        raise UsageError("a hub listens at ws://host:port or wss://host:port") from None
+    if parts.scheme not in ("ws", "wss"):
+        raise UsageError(f"a hub listens at ws:// or wss://, not {parts.scheme}://; BrokerNode is for brokers")
+    if (parts.scheme == "wss") != is_secure:
+        raise UsageError("wss:// needs ssl=, and ssl= needs wss://")
+    return parts.hostname or "127.0.0.1", PORT if port is None else port
 
 
 class HubAdmission:

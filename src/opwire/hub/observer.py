@@ -2,14 +2,14 @@
 
 import asyncio
 import logging
-from collections.abc import AsyncGenerator, Sequence
+from collections.abc import AsyncGenerator, Callable, Sequence
 from contextlib import aclosing
-from typing import Any, NamedTuple, Self
+from typing import Any, NamedTuple, Self, Unpack
 
 from opwire.call.pending import PendingRequestMap
 from opwire.call.transport import Address, Announcing, Transport
-from opwire.client.client import Client
-from opwire.errors import CallError, ErrorCode
+from opwire.client.client import Client, ConnectionOptions, shown_target
+from opwire.errors import CallError, ErrorCode, check_instance
 from opwire.monitor import CALLS, STATISTICS, CallRecord, ServerStatistics
 from opwire.transports.connect import connect
 
@@ -38,16 +38,32 @@ class Observer:
             async for record in observer.calls(operation="shop.*", outcome="ERROR"):
                 print(record.operation_id, record.outcome, record.ms)
 
-    The caller needs the scope `opwire:observe`. `url` may be a transport; `options` are those of the transport or, for
-    `http(s)://`, of `Client`.
+    The caller needs the scope `opwire:observe`. `url` may be a transport; `options` are those of `Client`.
+
+    Raises:
+        UsageError: the URL or an option is invalid.
     """
 
-    def __init__(self, url: str | Sequence[str] | Transport, **options: Any) -> None:
+    def __init__(
+        self,
+        url: str | Sequence[str] | Transport,
+        *,
+        token: str | Callable[[], str] | None = None,
+        **options: Unpack[ConnectionOptions],
+    ) -> None:
+        self._shown = shown_target(url)
         self._target: Client | PendingRequestMap
         if isinstance(url, str) and url.startswith(("http://", "https://")):
-            self._target = Client(url, **options)
+            self._target = Client(url, token=token, **options)
+        elif isinstance(url, str | Sequence):
+            given: dict[str, Any] = {**options, **({} if token is None else {"token": token})}
+            self._target = PendingRequestMap(connect(url, **given))
         else:
-            self._target = PendingRequestMap(connect(url, **options) if isinstance(url, str | Sequence) else url)
+            check_instance(Transport, url=url)
+            self._target = PendingRequestMap(url)
+
+    def __repr__(self) -> str:
+        return f"<Observer of {self._shown}>"
 
     async def __aenter__(self) -> Self:
         await self._target.start()

@@ -13,16 +13,15 @@ import asyncio
 import contextlib
 import logging
 import time
-from collections.abc import AsyncGenerator, Sequence
+from collections.abc import AsyncGenerator, Callable, Sequence
 from contextlib import AsyncExitStack, aclosing
-from typing import Any, Self
-from urllib.parse import urlsplit, urlunsplit
+from typing import Any, Self, Unpack
 
 from msgspec.structs import replace
 
-from opwire.client.client import Client
+from opwire.client.client import Client, ConnectionOptions, shown_target
 from opwire.envelope import ResponseEnvelope
-from opwire.errors import CallError, ErrorCode, RegistrationError, SchemaError
+from opwire.errors import CallError, ErrorCode, RegistrationError, SchemaError, check_instance
 from opwire.hub.observer import Observer
 from opwire.monitor import OBSERVE, OUTCOMES, CallMonitor, CallRecord, ServerStatistics
 from opwire.operation import Context, Handler, OperationSpec, OperationType
@@ -71,22 +70,32 @@ class RemoteMonitor(CallMonitor):
 class RemoteServer:
     """Keeps a registry and a monitor up to date with a hub, a broker or an HTTP API, while it is open.
 
-    `options` are those of `Client` and `Observer`: `token`, or those of a broker.
+    `options` are those of `Client`.
 
     Raises:
         UsageError: the URL or an option is invalid.
     """
 
-    def __init__(self, url: str, *, name: str = "remote", **options: Any) -> None:
+    def __init__(
+        self,
+        url: str,
+        *,
+        name: str = "remote",
+        token: str | Callable[[], str] | None = None,
+        **options: Unpack[ConnectionOptions],
+    ) -> None:
+        check_instance(str, url=url)
         self.registry = OperationRegistry(normalize="off")
         self.monitor = RemoteMonitor(self.registry, name=name, kind="remote")
-        parts = urlsplit(url)
-        self.monitor.remote = urlunsplit(parts._replace(netloc=parts.netloc.rpartition("@")[2]))
-        self._client = Client(url, timeout=_TIMEOUT, is_error="return", **options)
-        self._observer = Observer(url, **options)
+        self.monitor.remote = shown_target(url)
+        self._client = Client(url, token=token, timeout=_TIMEOUT, is_error="return", **options)
+        self._observer = Observer(url, token=token, **options)
         self._stack = AsyncExitStack()
         self._problems: dict[str, CallError] = {}  # by what is missing
         self._rejected: set[str] = set()  # logged already
+
+    def __repr__(self) -> str:
+        return f"<RemoteServer {self.monitor.remote}, {len(self.registry)} operations>"
 
     async def __aenter__(self) -> Self:
         """Connect, and list the operations.

@@ -13,11 +13,12 @@ from opwire.call.handler import CallHandler
 from opwire.call.pending import PendingRequestMap
 from opwire.call.transport import Address, Transport
 from opwire.client.client import Client
-from opwire.errors import CallError, UsageError, check_above_zero, check_counts, check_not_below_zero
+from opwire.errors import CallError, UsageError, check_above_zero, check_counts, check_instance, check_not_below_zero
 from opwire.hub.remote_operations import RemoteOperations
 from opwire.operation import Identity, OperationSpec, may_access
 from opwire.registry import OperationRegistry
 from opwire.transports.connect import TransportOptions, connect
+from opwire.version import VERSION
 
 logger = logging.getLogger("opwire.hub")
 
@@ -49,7 +50,7 @@ class Spoke(Client):
         url: str | Sequence[str] | Transport,
         *,
         name: str = "opwire",
-        version: str = "",
+        version: str = VERSION,
         anonymous: Identity | None = None,
         max_calls: int = 50_000,
         max_per_identity: int | None = None,
@@ -57,7 +58,11 @@ class Spoke(Client):
         **options: Unpack[TransportOptions],
     ) -> None:
         check_counts(max_calls=max_calls, max_per_identity=max_per_identity)
+        check_instance(OperationRegistry, registry=registry)
+        check_instance(Identity, anonymous=anonymous)
         self.registry = OperationRegistry() if registry is None else registry
+        if not isinstance(url, str | Sequence):
+            check_instance(Transport, url=url)
         self.transport = connect(url, **options) if isinstance(url, str | Sequence) else url
         self.calls = PendingRequestMap(self.transport)
         super().__init__(self.calls, retries=None)
@@ -145,7 +150,7 @@ class BrokerNode(Spoke):
         url: str,
         *,
         name: str = "node",
-        version: str = "",
+        version: str = VERSION,
         anonymous: Identity | None = None,
         linger: float = 30.0,
         refresh: float = 5.0,

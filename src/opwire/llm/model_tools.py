@@ -14,7 +14,7 @@ from msgspec import Struct
 
 from opwire.dispatch import Dispatcher
 from opwire.envelope import MCPContentBlock, MCPResponseMeta, ResponseEnvelope
-from opwire.errors import CallError, ErrorCode, SchemaError, check_above_zero, check_counts
+from opwire.errors import CallError, ErrorCode, SchemaError, check_above_zero, check_counts, check_instance
 from opwire.names import similar_names
 from opwire.operation import Context, Identity, OperationSpec, OperationType
 from opwire.registry import OperationRegistry
@@ -100,6 +100,7 @@ class ModelTools:
     ) -> None:
         check_above_zero(timeout=timeout, max_seconds=max_seconds)
         check_counts(max_text=max_text, max_items=max_items)
+        check_instance(Identity, identity=identity)
         self._registry = registry
         self._dispatcher = Dispatcher(registry)
         self._identity = identity

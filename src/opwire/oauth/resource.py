@@ -28,7 +28,7 @@ from opwire.auth.tokens import (
     token_digest,
 )
 from opwire.caching import BoundedDict
-from opwire.errors import CallError, ErrorCode, UsageError, needs_extra
+from opwire.errors import CallError, ErrorCode, UsageError, check_list, needs_extra
 from opwire.typed.plain import as_dict, as_list
 
 with needs_extra("oauth"):
@@ -84,8 +84,7 @@ class OAuthTokens:
         for name, url in (("resource", resource), ("issuer", issuer)):
             if not is_secure(url) or "#" in url or '"' in url or not url.isascii():
                 raise UsageError(f"{name} is an https URL without a fragment; http is for this machine only")
-        if isinstance(required_scopes, str) or isinstance(scopes, str):
-            raise UsageError('required_scopes and scopes are lists of scopes: write ["tools"]')
+        check_list("scopes", required_scopes=required_scopes, scopes=scopes)
         self._required = tuple(required_scopes)
         self._issuer = issuer
         self._audience = audience or _spellings(resource)

@@ -26,7 +26,7 @@ from msgspec import UNSET, Struct, UnsetType
 from opwire.auth.tokens import EXPIRED, WELL_KNOWN_RESOURCE, Authenticator, Grant, ResourceMetadata
 from opwire.caching import BoundedDict
 from opwire.deadlines import Deadlines, resume
-from opwire.errors import ERROR_TABLE, CallError, ErrorCode, UsageError, check_above_zero, check_counts
+from opwire.errors import ERROR_TABLE, CallError, ErrorCode, check_above_zero, check_counts, check_instance, check_list
 from opwire.logs import OK, AccessEntry, SurfaceName
 from opwire.logs import logger as access_logger
 from opwire.operation import Identity
@@ -217,7 +217,7 @@ class RequestGuard:
     call: they log calls themselves, and the guard only the requests that it or the app rejects.
 
     Raises:
-        UsageError: a number is not above zero, or `hosts` or `origins` is a string.
+        UsageError: a number is not above zero, or another option is invalid.
     """
 
     def __init__(
@@ -238,9 +238,9 @@ class RequestGuard:
     ) -> None:
         check_counts(max_body=max_body, max_headers=max_headers, max_requests=max_requests)
         check_above_zero(body_timeout=body_timeout)
-        for option, names in (("hosts", hosts), ("origins", origins)):
-            if isinstance(names, str):  # each character would be a name
-                raise UsageError(f"{option} is a list of names: write [{names!r}]")
+        check_list("names", hosts=hosts, origins=origins)
+        check_instance(Authenticator, authenticate=authenticate)
+        check_instance(Identity, anonymous=anonymous)
         self._app = app
         self._surface: SurfaceName = surface
         self._authenticator = authenticate

@@ -22,7 +22,15 @@ import uvicorn
 from uvicorn.protocols.http.auto import AutoHTTPProtocol
 
 from opwire.auth.tokens import LogLimit
-from opwire.errors import CallError, ErrorCode, check_above_zero, check_counts, check_not_below_zero, system_message
+from opwire.errors import (
+    CallError,
+    ErrorCode,
+    UsageError,
+    check_above_zero,
+    check_counts,
+    check_not_below_zero,
+    system_message,
+)
 from opwire.serve.guard import TOKEN, App, Receive, Scope, Send, has_no_token
 from opwire.signals import stop_signals
 
@@ -168,9 +176,9 @@ async def run_until_signalled(
 
 def _bind(host: str, port: int) -> socket.socket:
     family = socket.AF_INET6 if ":" in host else socket.AF_INET
+    if not isinstance(port, int) or not 0 <= port <= _MAX_PORT:  # pyright: ignore[reportUnnecessaryIsInstance]
+        raise UsageError(f"port must be a whole number from 0 to {_MAX_PORT}, not {port!r:.50}")
     try:
-        if not 0 <= port <= _MAX_PORT:
-            raise OSError(f"a port is a number up to {_MAX_PORT}")
         bound = socket.create_server((host.strip("[]"), port), family=family, backlog=_BACKLOG)
     except OSError as error:
         raise CallError(ErrorCode.UNAVAILABLE, f"cannot listen on {host}:{port}: {system_message(error)}") from error

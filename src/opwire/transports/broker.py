@@ -34,7 +34,7 @@ from opwire.call.events import (
 )
 from opwire.call.transport import Address, Receiver
 from opwire.deadlines import back_off
-from opwire.errors import CallError, ErrorCode
+from opwire.errors import CallError, ErrorCode, check_above_zero, check_counts
 from opwire.transports.batches import BATCHING, Batches, batch_number, decode_batch
 from opwire.transports.broker_connection import BrokerConnection, RequestSigner
 from opwire.transports.leases import MOMENT, Asked, Leases, Probes
@@ -73,6 +73,8 @@ class BrokerTransport:
         max_message: int = MAX_MESSAGE,
         signed: RequestSigner | None = None,
     ) -> None:
+        check_above_zero(heartbeat=heartbeat)
+        check_counts(max_message=max_message)
         self._connection = connection
         self._heartbeat = heartbeat
         self._max_message = max_message

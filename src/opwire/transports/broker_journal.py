@@ -67,6 +67,9 @@ class BrokerJournal(ABC):
         self._waiters = OutcomeWaiters()
         self._closed = False
 
+    def __repr__(self) -> str:
+        return f"<{type(self).__name__} at {self.name}>"
+
     @abstractmethod
     async def start(self) -> None:
         """Connect.

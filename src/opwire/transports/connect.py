@@ -8,7 +8,7 @@ from ssl import SSLContext
 from typing import TYPE_CHECKING, Any, TypedDict, Unpack
 
 from opwire.call.transport import Transport
-from opwire.errors import UsageError, check_known, needs_extra
+from opwire.errors import UsageError, check_instance, check_known, needs_extra
 
 if TYPE_CHECKING:
     from opwire.transports.broker_connection import RequestSigner
@@ -21,7 +21,8 @@ _TRANSPORTS = {
     ),
     "nats": ("NatsTransport", ("nats", "tls")),
 }
-_SCHEMES = {scheme: engine for engine, (_, schemes) in _TRANSPORTS.items() for scheme in schemes}
+SCHEMES = {scheme: engine for engine, (_, schemes) in _TRANSPORTS.items() for scheme in schemes}
+"""The transports by the scheme of their URLs."""
 
 
 class TransportOptions(TypedDict, total=False):
@@ -61,12 +62,13 @@ def connect(url: str | Sequence[str], **options: Unpack[TransportOptions]) -> Tr
         UsageError: the URL or an option is invalid.
         MissingExtraError: the transport needs an optional dependency.
     """
+    check_instance(str | Sequence, url=url)
     urls = [url] if isinstance(url, str) else list(url)
     scheme = urls[0].partition("://")[0] if urls else ""
-    engine = _SCHEMES.get(scheme)
+    engine = SCHEMES.get(scheme)
     if engine is None:
-        schemes = ", ".join(f"{each}://" for each in _SCHEMES)
-        raise UsageError(f"unknown URL scheme {scheme!r}; expected one of {schemes}")
+        schemes = ", ".join(f"{each}://" for each in SCHEMES)
+        raise UsageError(f"unknown URL scheme {scheme!r}; expected one of {schemes}; Client takes http(s):// as well")
     if engine == "redis" and len(urls) > 1:
         raise UsageError(f"{scheme}:// takes one URL; only hubs and NATS take several")
     with needs_extra(engine):

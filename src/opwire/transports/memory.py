@@ -5,7 +5,7 @@ from itertools import count
 
 from opwire.call.events import MAX_MESSAGE, CallAborted, CallEvent, CallRequested, decode_event, encode_event
 from opwire.call.transport import Address, Receiver
-from opwire.errors import CallError, ErrorCode
+from opwire.errors import CallError, ErrorCode, check_counts
 
 
 class MemoryBus:
@@ -18,6 +18,7 @@ class MemoryBus:
     """
 
     def __init__(self, *, codec: bool = False, max_message: int = MAX_MESSAGE) -> None:
+        check_counts(max_message=max_message)
         self.codec = codec
         self.max_message = max_message
         self._numbers = count(1)

@@ -8,9 +8,8 @@ import pytest
 from opwire.adapters.mcp.servers import MCPOptions
 from opwire.adapters.mcp.session import MCPSession
 from opwire.adapters.mcp.source import Listing, ListingReader
-from opwire.adapters.source import Skipped
 from opwire.errors import CallError, ErrorCode
-from opwire.operation import Operation, OperationSpec
+from opwire.operation import Operation, OperationSpec, Skipped
 from opwire.schema import UNKNOWN
 from tests.adapters.mcp.listed_server import MODERN, Stage, tool
 from tests.requirements import requirement

@@ -95,10 +95,14 @@ async def test_the_namespace_is_the_servers_own_name_unless_given(tmp_path: Path
 
 @requirement("mcp.in.namespaces")
 @pytest.mark.parametrize(
-    "options", [{"namespace": "a.b"}, {"namespace": ""}, {"namespace": "a\n"}, {"tool_timeout": 0}, {"normalize": "no"}]
+    ("options", "error"),
+    [
+        *(({"namespace": name}, RegistrationError) for name in ("a.b", "", "a\n")),
+        *((options, UsageError) for options in ({"tool_timeout": 0}, {"normalize": "no"})),
+    ],
 )
-def test_what_no_operation_can_have_is_refused_at_once(options: dict[str, Any]) -> None:
-    with pytest.raises(RegistrationError):
+def test_what_no_operation_can_have_is_refused_at_once(options: dict[str, Any], error: type[Exception]) -> None:
+    with pytest.raises(error):
         from_mcp(TIME, **options)
 
 

@@ -5,6 +5,7 @@ from typing import Any
 
 import pytest
 
+from opwire.operation import Skipped
 from tests.adapters.openapi.documents import document, parameter, read
 from tests.requirements import requirement
 
@@ -34,9 +35,9 @@ def test_a_broken_operation_is_left_out_with_its_reason(operation: Any, reason: 
     loop = {"$ref": "#/components/parameters/Loop"}
     found = read(document({"/bad": {"post": operation}, "/good": GOOD}, components={"parameters": {"Loop": loop}}))
     assert list(found.operations) == ["good"]
-    ((method, path, why),) = found.report.skipped
-    assert (method, path) == ("POST", "/bad")
-    assert reason in why
+    (skipped,) = found.report.skipped
+    assert (skipped.kind, skipped.name) == ("POST", "/bad")
+    assert reason in skipped.reason
 
 
 @requirement("openapi.broken")
@@ -46,7 +47,7 @@ def test_a_broken_operation_is_left_out_with_its_reason(operation: Any, reason: 
 def test_a_broken_path_costs_its_own_operations(item: Any) -> None:
     found = read(document({"/bad": item, "/good": GOOD}))
     assert list(found.operations) == ["good"]
-    assert found.report.skipped[0][:2] == ("*", "/bad")
+    assert (found.report.skipped[0].kind, found.report.skipped[0].name) == ("*", "/bad")
 
 
 def test_parts_that_only_describe_answers_never_cost_an_operation() -> None:
@@ -94,7 +95,7 @@ def test_3_2_has_more_methods() -> None:
     }  # fmt: skip
     assert found["query_a"].spec.type == "query"
     assert found["copy_a"].spec.type == "mutation"
-    assert found.report.skipped == [("x y", "/a", "invalid HTTP method")]
+    assert found.report.skipped == [Skipped("x y", "/a", "invalid HTTP method")]
 
 
 def test_paths_that_cannot_be_found_are_told() -> None:

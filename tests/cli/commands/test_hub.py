@@ -24,7 +24,10 @@ def test_a_spoke_serves_over_a_hub_and_a_third_process_calls_and_watches(
         for command in (("ls", "--url", url), ("spoke", url, *SHOP)):
             refused = opwire(*command, OPWIRE_TOKEN="")
             assert refused.returncode == 5
-            assert refused.stderr.endswith("a token is needed; set OPWIRE_TOKEN\n")
+            assert refused.stderr.endswith(
+                "a token is needed; set OPWIRE_TOKEN to the token of the server: `opwire serve` "
+                "and `opwire hub` print theirs\n"
+            )
         with Running("spoke", url, *SHOP, OPWIRE_TOKEN=TOKEN) as spoke:
             spoke.says("serving 8 operations")
             assert "math.add\tquery" in opwire("ls", "--url", url, OPWIRE_TOKEN=TOKEN).stdout

@@ -174,11 +174,13 @@ def statistics(**fields: Any) -> ServerStatistics:
 
 
 @requirement("cli.ps")
-@pytest.mark.parametrize("width", [60, 80, 100, 140])
+@pytest.mark.parametrize("width", [40, 60, 80, 100, 140])
 def test_names_shrink_and_figures_do_not(width: int) -> None:
     sample = Sample(1.0, [statistics(), statistics(name="\x1b[2Jevil")], {})
     lines = server_lines(sample, width)
-    assert all(len(line) <= max(width, 75) for line in lines)
+    assert all(len(line) <= width for line in lines)
+    assert lines[0].split()[:2] == ["ID", "NAME"]
+    assert lines[0].split()[-3:] == ["CALLS/S", "CALLS", "ERRORS"]
     assert all("123M" in line for line in lines[1:])
     assert "\x1b" not in "".join(lines)
 
@@ -220,6 +222,37 @@ def test_a_line_has_the_sizes_the_items_or_the_error(record: dict[str, Any], exp
     assert expected in line
     assert len(line) == 78
     assert " 01234567 " in line
+
+
+@requirement("cli.tap")
+@pytest.mark.parametrize("width", [38, 58, 78])
+def test_the_line_of_a_call_fits_into_a_narrow_terminal(width: int) -> None:
+    record = CallRecord(
+        time=0,
+        request_id="0123456789",
+        operation_id="warehouse.articles_in_stock",
+        outcome="OK",
+        ms=1.25,
+        server="a",
+        via="call",
+        caller="a" * 100,
+        input_bytes=12,
+        output_bytes=5_400,
+    )
+    line = record_line(record, width)
+    assert len(line) <= width
+    assert "OK" in line
+    assert "warehouse" in line
+    assert (" 01234567 " in line) == (width == 78)
+
+
+@requirement("cli.ps", "cli.tap")
+@pytest.mark.parametrize("command", [("ps",), ("top", "--count", "1"), ("tap", "--count", "1")])
+def test_a_missing_token_is_named_with_where_it_comes_from(hub: str, command: tuple[str, ...]) -> None:
+    ended = opwire(*command, "--url", hub, OPWIRE_TOKEN="")
+    assert ended.returncode == 5
+    hint = "set OPWIRE_TOKEN to the token of the server: `opwire serve` and `opwire hub` print theirs"
+    assert ended.stderr.endswith(f"a token is needed; {hint}\n")
 
 
 def test_figures_are_short() -> None:

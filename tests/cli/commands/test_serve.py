@@ -59,12 +59,24 @@ def test_what_the_configuration_says_of_a_surface_stands_unless_an_option_says_o
     assert (opened.name, opened.transport, opened.anonymous) == ("mine", "http", "anonymous")
 
 
+@requirement("cli.callers")
+@pytest.mark.parametrize("command", [("serve", "--http", "--port"), ("hub",)])
+def test_a_server_that_cannot_listen_shows_no_token(command: tuple[str, ...]) -> None:
+    with socket.create_server(("127.0.0.1", 0)) as taken:
+        port = taken.getsockname()[1]
+        where = str(port) if command[0] == "serve" else f"ws://127.0.0.1:{port}"
+        ended = opwire(*command, where, *SHOP)
+    assert ended.returncode == 6
+    assert "cannot listen" in ended.stderr
+    assert "token" not in ended.stderr
+
+
 @requirement("cli.serve", "cli.callers")
 def test_both_surfaces_are_called_back_with_the_token_that_was_shown() -> None:
     with Running("serve", *SHOP, "--port", "0") as server:
-        token = server.says(r"token for this run: (\S+)")
         mcp = server.says(r"MCP server at (\S+)")
         http = server.says(r"HTTP API at ([^,\s]+)")
+        token = server.says(r"token for this run: (\S+)")
         called = opwire("call", "--url", http, "math.add", "a=1", "b=2", OPWIRE_TOKEN=token)
         assert (called.returncode, called.stdout) == (0, "3\n"), called.stderr
         denied = opwire("call", "--url", http, "math.add", "a=1", "b=2", OPWIRE_TOKEN="no" * 10)
@@ -78,8 +90,8 @@ def test_where_tokens_of_an_issuer_are_accepted_none_is_made_up(monkeypatch: pyt
     monkeypatch.setenv("OPWIRE_TOKEN", "")  # removed again afterwards
     issued = OAuthSettings(resource="https://tools.example/mcp", issuer="https://id.example")
     config = Config(auth=AuthSettings(oauth=issued))
-    assert with_callers(config, Screen(), is_open=False).identities == {}
-    assert "owner" in with_callers(Config(), Screen(), is_open=False).identities
+    assert with_callers(config, Screen(), is_open=False).config.identities == {}
+    assert "owner" in with_callers(Config(), Screen(), is_open=False).config.identities
 
 
 @requirement("cli.serve")

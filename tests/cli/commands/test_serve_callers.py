@@ -18,10 +18,12 @@ async def test_where_nobody_is_named_a_token_is_made_and_shown(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     monkeypatch.setenv("OPWIRE_TOKEN", "")
-    config = with_callers(Config(), Screen(), is_open=False)
+    callers = with_callers(Config(), Screen(), is_open=False)
     token = os.environ["OPWIRE_TOKEN"]
+    assert capsys.readouterr().err == ""  # the server may fail to listen
+    callers.show_token(Screen())
     assert f"token for this run: {token}" in capsys.readouterr().err
-    authenticator = build_authenticator(config)
+    authenticator = build_authenticator(callers.config)
     assert authenticator is not None
     assert (await authenticator.authenticate(token)).identity.scopes == ("*",)
 
@@ -31,7 +33,9 @@ def test_a_token_that_is_given_is_used_and_not_shown(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     monkeypatch.setenv("OPWIRE_TOKEN", "a-long-random-secret")
-    assert list(with_callers(Config(), Screen(), is_open=False).identities) == ["owner"]
+    callers = with_callers(Config(), Screen(), is_open=False)
+    callers.show_token(Screen())
+    assert list(callers.config.identities) == ["owner"]
     assert capsys.readouterr().err == ""
 
 
@@ -40,8 +44,8 @@ def test_callers_of_the_configuration_stay_and_open_adds_the_anonymous_one(
     capsys: pytest.CaptureFixture[str],
 ) -> None:
     named = Config(identities={"ann": IdentitySettings(token=Secret("${ANN}"))})
-    assert list(with_callers(named, Screen(), is_open=False).identities) == ["ann"]
-    assert list(with_callers(named, Screen(), is_open=True).identities) == ["ann", "anonymous"]
+    assert list(with_callers(named, Screen(), is_open=False).config.identities) == ["ann"]
+    assert list(with_callers(named, Screen(), is_open=True).config.identities) == ["ann", "anonymous"]
     assert capsys.readouterr().err == ""
 
 

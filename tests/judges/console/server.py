@@ -26,9 +26,10 @@ from opwire.durable import MemoryJournal
 from opwire.durable.journal import Outcome, Task
 from opwire.envelope import ResponseEnvelope, http_envelope, mcp_envelope
 from opwire.monitor import CallMonitor
+from opwire.operation import Skipped
 from opwire.policies import Approval, ApprovalQueue
 from opwire.serve.console import ConsoleSystem, serve_console
-from opwire.serve.console.system import SkippedItem, SourceStatus
+from opwire.serve.console.system import SourceStatus
 from opwire.serve.http import serve_http
 
 OWNER, CLERK = "owner-token-0123456789", "clerk-token-0123456789"
@@ -352,7 +353,7 @@ class Sources:
         return operation_id.partition(".")[0]
 
     def statuses(self) -> list[SourceStatus]:
-        skipped = (SkippedItem(what="POST /orders/{id}/weird", why="the body has no content type"),)
+        skipped = (Skipped("POST", "/orders/{id}/weird", "the body has no content type"),)
         return [
             SourceStatus(name="shop", kind="python", state="loaded", operations=14),
             SourceStatus(name="catalogue", kind="openapi", state="loaded", operations=MANY, skipped=skipped),

@@ -18,6 +18,7 @@ from opwire.errors import UsageError
 from opwire.serve.http import serve_http
 from opwire.serve.http.document import NEEDS_TOKEN
 from opwire.serve.listener import listening
+from opwire.version import VERSION
 from tests.requirements import requirement
 from tests.serve.http.conftest import make_registry
 from tests.serve.http.served import ME, Client, Reply, client_of, served
@@ -339,7 +340,7 @@ async def test_access_is_checked_on_calls_and_on_the_document() -> None:
         assert hidden == len(make_registry()) - 3  # one has no handler
         assert f"{hidden} more operations are not listed; send a token" in public["info"]["description"]
         known = (await client.get("/openapi.json", x_api_key=token)).json["info"]
-        assert known == {"title": "opwire", "version": "1.0"}
+        assert known == {"title": "opwire", "version": VERSION}
 
 
 @requirement("http.document.access")

@@ -86,23 +86,23 @@ def test_nothing_of_them_can_break_out_of_its_header() -> None:
 
 @requirement("http.is-error")
 def test_a_tool_that_failed_is_a_problem_with_its_text_and_its_data() -> None:
-    found = encode_response(FAILED, whole=False, is_error="fail", request_id="r-1")
+    found = encode_response(FAILED, whole=False, is_error="raise", request_id="r-1")
     assert (found.status, found.content_type) == (500, b"application/problem+json")
     assert found.headers == [(b"opwire-is-error", b"true")]
     problem = msgspec.json.decode(found.body)
     assert (problem["code"], problem["status"], problem["detail"]) == ("EXECUTION_ERROR", 500, "no such city")
     assert problem["data"] == FAILED.data
     assert problem["instance"].endswith("r-1")
-    assert decode_envelope(encode_response(FAILED, whole=True, is_error="fail").body) == FAILED
+    assert decode_envelope(encode_response(FAILED, whole=True, is_error="raise").body) == FAILED
 
 
 @requirement("http.is-error")
 def test_the_data_of_a_tool_that_failed_is_kept_whole_and_its_text_bounded() -> None:
     blocks: list[Any] = [{"type": "text", "text": "x" * 200_000}]
-    found = encode_response(mcp_envelope(blocks, is_error=True, content=blocks), whole=False, is_error="fail")
+    found = encode_response(mcp_envelope(blocks, is_error=True, content=blocks), whole=False, is_error="raise")
     problem = msgspec.json.decode(found.body)
     assert (len(problem["detail"]), problem["data"]) == (2_000, blocks)
-    silent = encode_response(mcp_envelope({"a": 1}, is_error=True, content=[]), whole=False, is_error="fail")
+    silent = encode_response(mcp_envelope({"a": 1}, is_error=True, content=[]), whole=False, is_error="raise")
     problem = msgspec.json.decode(silent.body)
     assert (problem["detail"], problem["data"]) == ("the tool returned an error without a text", {"a": 1})
 

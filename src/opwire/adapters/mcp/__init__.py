@@ -11,7 +11,8 @@ from opwire.adapters.mcp.servers import (
     read_servers,
 )
 from opwire.adapters.mcp.source import MCPSource, from_mcp
-from opwire.adapters.source import Report, Skipped
+from opwire.adapters.source import Report
+from opwire.operation import Skipped
 
 __all__ = [
     "Callbacks",

@@ -21,7 +21,7 @@ from msgspec.structs import replace
 
 from opwire.adapters.source import ENV_PLACEHOLDER
 from opwire.annotations import LOG_LEVELS, LogMessage
-from opwire.errors import CallError, ErrorCode, UsageError
+from opwire.errors import CallError, ErrorCode, UsageError, check_choice, check_instance
 from opwire.logs import LimitedLog
 from opwire.mcp.messages import (
     INTERNAL_ERROR,
@@ -150,6 +150,7 @@ class HTTPServer(Struct, frozen=True):
             valid = False
         if not valid:  # the URL is not repeated: it may contain a password
             raise UsageError("url is not a usable URL; write http://host[:port]/path, or https://…")
+        check_choice(HTTPKind, kind=self.kind)
 
     @property
     def name(self) -> str:
@@ -203,6 +204,7 @@ def read_servers(source: Path | str | Mapping[str, Any]) -> dict[str, MCPServer]
     if isinstance(source, Mapping):
         content = source
     else:
+        check_instance(Path | str, server=source)
         path = Path(source)
         try:
             content = msgspec.json.decode(path.expanduser().read_bytes(), type=dict[str, Any])

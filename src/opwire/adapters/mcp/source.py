@@ -37,8 +37,16 @@ from opwire.adapters.mcp.session import CallerSessions, MCPSession, MCPSessions
 from opwire.adapters.mcp.tools import ToolReader, skip
 from opwire.adapters.mcp.transport import with_output
 from opwire.adapters.source import AdapterSource, Report
-from opwire.errors import CallError, ErrorCode, RegistrationError, UsageError
-from opwire.operation import Operation, OperationSpec, SourceChange
+from opwire.errors import (
+    CallError,
+    ErrorCode,
+    RegistrationError,
+    UsageError,
+    check_above_zero,
+    check_choice,
+    check_known,
+)
+from opwire.operation import NormalizeMode, Operation, OperationSpec, SourceChange
 from opwire.typed.plain import as_dict
 
 if TYPE_CHECKING:
@@ -207,17 +215,15 @@ def from_mcp(
     - `token_store`: where logins are stored; by default in the user's keyring, or in files.
 
     Raises:
-        UsageError: the server is invalid, or a namespace is given for a whole file.
-        RegistrationError: an option is invalid for operations.
+        UsageError: the server or an option is invalid, or a namespace is given for a whole file.
+        RegistrationError: the namespace is invalid.
     """
+    check_known(options, MCPKeywords.__annotations__, "from_mcp")
     given = MCPOptions(**options)
-    # Rejects, once and here, what every single operation would reject.
-    OperationSpec(
-        namespace="any" if given.namespace is None else given.namespace,
-        name="any",
-        timeout=given.tool_timeout,
-        normalize=given.normalize,
-    )
+    check_above_zero(tool_timeout=given.tool_timeout, connect_timeout=given.connect_timeout)
+    check_choice(NormalizeMode, normalize=given.normalize)
+    if given.namespace is not None:
+        OperationSpec(namespace=given.namespace, name="any")
     if isinstance(server, StdioServer | HTTPServer):
         return MCPSource({server.name: (server, given)}, required=True)
     is_text = isinstance(server, str)

@@ -1,7 +1,8 @@
 """HTTP APIs with an OpenAPI document, as operations. Needs `pip install 'opwire[openapi]'`."""
 
-from opwire.adapters.source import Report, Skipped
+from opwire.adapters.source import Report
 from opwire.errors import needs_extra
+from opwire.operation import Skipped
 
 with needs_extra("openapi"):
     from opwire.adapters.openapi.security import AWSCredentials

@@ -36,7 +36,17 @@ from opwire.adapters.openapi.plan import SecurityRequirement, media_type
 from opwire.adapters.openapi.schemas import SchemaRewriter
 from opwire.adapters.openapi.security import APICredentials, GivenCredentials
 from opwire.adapters.source import AdapterSource, Report
-from opwire.errors import CallError, ErrorCode, SchemaError, UsageError, check_not_below_zero
+from opwire.errors import (
+    CallError,
+    ErrorCode,
+    SchemaError,
+    UsageError,
+    check_choice,
+    check_instance,
+    check_known,
+    check_list,
+    check_not_below_zero,
+)
 from opwire.http_client import REDIRECTS, ClientKeywords, ClientOptions, HTTPClient, HTTPRequest, redirected
 from opwire.names import UniqueNames
 from opwire.oauth.login import LoginOptions
@@ -355,7 +365,7 @@ def from_openapi(
             registry.follow(api)
 
     A mapping, text or file is loaded lazily, when the operations are first iterated. A URL is loaded by `async with`,
-    which also closes the connections at the end, or by `await`.
+    which also closes the connections at the end, or by `await`. An invalid option raises UsageError.
 
     Args:
         document: a mapping, a path, a URL, or JSON or YAML text.
@@ -372,9 +382,9 @@ def from_openapi(
         strict_input: whether to check `format` in inputs, and `oneOf` as more than `anyOf`. Documents often err there.
         reconnect: whether to resume a lost event stream, for an API that continues after `Last-Event-ID`.
         trust_annotations: whether to trust ids and types in `x-opwire`, which may declare a DELETE as a query.
-        settings: how to send requests, see `ClientOptions`: timeout, max_response, headers, proxy, ssl and others; and
-            `max_documents`, `max_document_bytes`, `token_store` and `webhooks`, see `OpenAPIOptions`.
+        settings: how to load it and send requests, see `OpenAPIOptions`: timeout, max_response, headers, proxy, ssl, …
     """
+    check_list("patterns", include=include, exclude=exclude)
     options = ReadOptions(
         namespace=namespace,
         base_url=base_url,
@@ -404,6 +414,9 @@ class OpenAPISource(AdapterSource):
         reconnect: bool,
     ) -> None:
         super().__init__()
+        check_known(settings, OpenAPIOptions.__annotations__, "from_openapi")
+        check_instance(Mapping | str | bytes | Path, document=document)
+        check_choice(NormalizeMode, normalize=options.normalize)
         max_documents = settings.pop("max_documents", MAX_DOCUMENTS)
         max_bytes = settings.pop("max_document_bytes", MAX_DOCUMENT_BYTES)
         store = settings.pop("token_store", None)

@@ -20,7 +20,7 @@ from opwire import __version__
 from opwire.cli import exit_codes
 from opwire.cli.options import BROKER_OPTIONS, json_option, shared_options, source_options, token_option
 from opwire.cli.screen import Screen, counted, one_line
-from opwire.cli.sources import Sources, opened
+from opwire.cli.sources import Sources, opened, source_message
 from opwire.cli.text import cut
 from opwire.config.settings import Config, ProgramSource, missing_variables
 from opwire.config.views import view_of
@@ -138,7 +138,10 @@ async def _check_sources(config: Config, screen: Screen) -> list[CheckResult]:
     """Load every source; a required one that fails does not hide the others."""
     optional = {name: replace(source, required=False) for name, source in config.sources.items()}
     async with opened(replace(config, sources=optional), screen, quiet=True) as running:
-        results = [CheckResult(f"source {name}", "wrong", str(error)) for name, error in running.failures.items()]
+        results = [
+            CheckResult(f"source {name}", "wrong", source_message(config, error))
+            for name, error in running.failures.items()
+        ]
         for name in optional:
             if name in running.failures:
                 continue

@@ -5,8 +5,8 @@ import shutil
 import sys
 import threading
 import time
-from collections.abc import Callable
-from contextlib import aclosing
+from collections.abc import AsyncGenerator, Callable
+from contextlib import aclosing, asynccontextmanager
 from datetime import datetime
 from typing import TYPE_CHECKING, Any, NamedTuple
 from urllib.parse import urlsplit
@@ -17,7 +17,7 @@ from msgspec import to_builtins
 from opwire.cli.commands.serve import ServeOptions, chosen_surfaces, serve, served_text, until_stopped, with_callers
 from opwire.cli.options import json_option, log_options, observed_source_options, shared_options, source_options
 from opwire.cli.screen import Screen, counted, one_line, open_browser, rich_console
-from opwire.cli.sources import Sources, check_variables, complete_url
+from opwire.cli.sources import Sources, check_variables, complete_url, token_hint
 from opwire.cli.text import cells, cut, padded
 from opwire.errors import CallError, ErrorCode, needs_extra
 
@@ -28,7 +28,9 @@ if TYPE_CHECKING:
 _RETRY = 1.0  # seconds between two attempts after a lost connection
 _MAX_NAME = 16
 _MAX_BUSIEST = 10
-_MIN_WIDTH = 60
+_MIN_WIDTH = 40
+_WORDS = ("ID", "NAME", "KIND", "STATUS", "VERSION")  # columns that are not figures
+_OPTIONAL = ("VERSION", "UP", "KIND", "OPS", "OPEN")  # columns that a narrow terminal leaves out, in this order
 
 
 def _observer(sources: Sources) -> "Observer":
@@ -52,6 +54,14 @@ def _observer(sources: Sources) -> "Observer":
             )
         url = config.hub.url.resolve("hub.url")
     return Observer(complete_url(url), **sources.connection_options(url))
+
+
+@asynccontextmanager
+async def _observing(sources: Sources) -> "AsyncGenerator[Observer]":
+    """Connect the observer for the duration of the block; an error that demands a token says where it comes from."""
+    with token_hint(sources.token_env):
+        async with _observer(sources) as observer:
+            yield observer
 
 
 # --- ps and top -------------------------------------------------------------------------------------------------------
@@ -153,7 +163,7 @@ async def ps_command(screen: Screen, sources: Sources, interval: float) -> None:
       opwire ps --url ws://127.0.0.1:8700
       opwire ps --url nats://127.0.0.1:4222 --json
     """
-    async with _observer(sources) as observer:
+    async with _observing(sources) as observer:
         sampler = Sampler(observer)
         await sampler.sample()
         await asyncio.sleep(interval)
@@ -184,7 +194,7 @@ async def top_command(screen: Screen, sources: Sources, interval: float, count: 
 
     In a pipe it prints one table per update, and with --json one line per server and update.
     """
-    async with _observer(sources) as observer:
+    async with _observing(sources) as observer:
         sampler = Sampler(observer)
         await sampler.sample()
         with _TopScreen(screen) as top:
@@ -251,7 +261,7 @@ class _TopScreen:
 
 
 def server_lines(sample: Sample, width: int) -> list[str]:
-    """Return the table of servers: names shrink, figures never do."""
+    """Return the table of servers: names shrink, figures never do; a narrow terminal has fewer columns."""
     header = ("ID", "NAME", "KIND", "STATUS", "VERSION", "UP", "OPS", "OPEN", "CALLS/S", "CALLS", "ERRORS")
     rows: list[tuple[str, ...]] = [header]
     for each in sample.servers:
@@ -272,15 +282,18 @@ def server_lines(sample: Sample, width: int) -> list[str]:
                 figure(each.errors),
             )
         )
-    widths = [max(cells(row[column]) for row in rows) for column in range(len(header))]
-    excess = sum(widths) + len(header) - 1 - width
-    if excess > 0:
-        widths[1] = max(widths[1] - excess, 4)
-    left = {0, 1, 2, 3, 4}
+    widths = {name: max(cells(row[column]) for row in rows) for column, name in enumerate(header)}
+    dropped = iter(_OPTIONAL)
+    while (excess := sum(widths.values()) + len(widths) - 1 - width) > widths["NAME"] - 4:
+        if (optional := next(dropped, None)) is None:
+            break
+        del widths[optional]
+    widths["NAME"] = max(widths["NAME"] - max(excess, 0), 4)
     return [
         " ".join(
-            padded(cut(text, size), size) if column in left else text.rjust(size)
-            for column, (text, size) in enumerate(zip(row, widths, strict=True))
+            padded(cut(text, widths[name]), widths[name]) if name in _WORDS else text.rjust(widths[name])
+            for name, text in zip(header, row, strict=True)
+            if name in widths
         )
         for row in rows
     ]
@@ -298,7 +311,7 @@ def top_lines(sample: Sample, width: int) -> list[str]:
     ]
     busiest = sample.busiest()
     if busiest:
-        size = width - 36
+        size = max(width - 36, 9)
         lines += ["", f"{'OPERATION'.ljust(size)} {'CALLS/S':>8} {'MS/CALL':>8} {'CALLS':>8} {'ERRORS':>8}"]
         lines += [
             f"{padded(cut(one_line(each.id), size), size)} {figure(rate):>8} {figure(ms):>8} {figure(each.calls):>8} "
@@ -340,7 +353,7 @@ async def tap_command(
       opwire tap --url ws://127.0.0.1:8700
       opwire tap --url redis://localhost --operation 'shop.*' --outcome error
     """
-    async with _observer(sources) as observer:
+    async with _observing(sources) as observer:
         while True:
             if screen.is_terminal and not screen.as_json:
                 screen.note("waiting for calls; ^C stops")
@@ -372,7 +385,7 @@ def _show_record(screen: Screen, record: "CallRecord") -> None:
 
 
 def record_line(record: "CallRecord", width: int) -> str:
-    """Return the line of a call; the operation is never cut, the caller may be."""
+    """Return the line of a call. The caller is cut first; a narrow terminal has no ids, then no sizes."""
     when = datetime.fromtimestamp(record.time / 1000)
     outcome = record.outcome
     if outcome == "OK":
@@ -380,10 +393,14 @@ def record_line(record: "CallRecord", width: int) -> str:
         outcome = "OK " + " → ".join("?" if size is None else bytes_text(size) for size in sizes)
         if record.items is not None:
             outcome = f"OK {counted(record.items, 'item')}"
-    start = f"{when:%H:%M:%S}.{record.time % 1000:03d} {record.request_id[:8]:<8} {milliseconds_text(record.ms):>8} "
-    start += f"{outcome:<19} {record.operation_id}"
+    spent, operation = f"{milliseconds_text(record.ms):>8}", one_line(record.operation_id)
+    start = f"{when:%H:%M:%S}.{record.time % 1000:03d} {record.request_id[:8]:<8} {spent} {outcome:<19} {operation}"
+    if cells(start) > width:
+        start = f"{when:%H:%M:%S} {spent} {outcome:<19} {operation}"
+    if cells(start) > width:
+        start = cut(f"{when:%H:%M:%S} {spent} {outcome.partition(' ')[0]} {operation}", width)
     caller = "-" if record.caller is None else record.caller
-    room = width - len(start) - 2
+    room = width - cells(start) - 2
     return f"{start}  {cut(one_line(caller), room)}" if room > 2 else start
 
 
@@ -462,9 +479,9 @@ def console_command(screen: Screen, sources: Sources, port: int, no_open: bool) 
         asyncio.run(_serve_remote(screen, sources, sources.url, port, open_page))
         return
     chosen = ServeOptions(http=True, host="127.0.0.1", port=port, console=True)
-    config = with_callers(chosen_surfaces(sources.read(), chosen), screen, is_open=False)
-    check_variables(config)
-    asyncio.run(serve(config, screen, on_link=open_page))
+    callers = with_callers(chosen_surfaces(sources.read(), chosen), screen, is_open=False)
+    check_variables(callers.config)
+    asyncio.run(serve(callers, screen, on_link=open_page))
 
 
 async def _serve_remote(

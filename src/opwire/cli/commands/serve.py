@@ -40,6 +40,7 @@ from opwire.config.settings import (
 from opwire.errors import CallError, ConfigError, needs_extra
 from opwire.monitor import CallMonitor
 from opwire.signals import stop_signals
+from opwire.version import VERSION
 
 if TYPE_CHECKING:
     from opwire.hub import BrokerNode, Hub
@@ -63,22 +64,33 @@ def server_options(function: Any) -> Any:
     )(decorated)
 
 
-def with_callers(config: Config, screen: Screen, *, is_open: bool) -> Config:
+class Callers(NamedTuple):
+    """A configuration with callers, and the token that was generated for this run, if any."""
+
+    config: Config
+    token: str | None = None
+
+    def show_token(self, screen: Screen) -> None:
+        """Print the generated token, once the server listens."""
+        if self.token is not None:
+            screen.note(f"token for this run: {self.token}   (set {TOKEN} to keep it)")
+
+
+def with_callers(config: Config, screen: Screen, *, is_open: bool) -> Callers:
     """Return the configuration with an identity for the token in OPWIRE_TOKEN, unless it has callers of its own.
 
-    Without OPWIRE_TOKEN, generate a token for this run and print it.
+    Without OPWIRE_TOKEN, generate a token for this run.
     """
-    identities = dict(config.identities)
+    identities, token = dict(config.identities), None
     if is_open:
         identities[ANONYMOUS] = IdentitySettings(scopes=("*",), announces=("*",))
     elif not identities and config.auth == AuthSettings():
         if not os.environ.get(TOKEN):
             if screen.log_format == "json":
                 raise click.UsageError(f"set {TOKEN}, or use --open: a generated token would be in the JSON log")
-            os.environ[TOKEN] = secrets.token_urlsafe()
-            screen.note(f"token for this run: {os.environ[TOKEN]}   (set {TOKEN} to keep it)")
+            token = os.environ[TOKEN] = secrets.token_urlsafe()
         identities["owner"] = IdentitySettings(token=Secret(f"${{{TOKEN}}}"), scopes=("*",), announces=("*",))
-    return replace(config, identities=identities)
+    return Callers(replace(config, identities=identities), token)
 
 
 def warn_if_exposed(screen: Screen, hosts: Iterable[str], *, is_open: bool, **_: Any) -> None:
@@ -200,8 +212,10 @@ def serve_command(
         raise click.UsageError("--as mcp-stdio and --as mcp-http exclude each other: start two processes")
     chosen = ServeOptions(mcp=mcp[0] if mcp else None, http=http or "http" in surfaces, **options)
     config = chosen_surfaces(sources.read(), chosen)
+    callers = Callers(config)
     if config.serve.http is not None or (config.serve.mcp is not None and config.serve.mcp.transport == "http"):
-        config = with_callers(config, screen, is_open=options["is_open"])
+        callers = with_callers(config, screen, is_open=options["is_open"])
+        config = callers.config
         warn_if_exposed(screen, (each.host for each in (config.serve.mcp, config.serve.http) if each), **options)
     check_variables(config)
     if reload and config.serve.mcp is not None and config.serve.mcp.transport == "stdio":
@@ -211,7 +225,7 @@ def serve_command(
     if reload:
         # Python compares source files by second and size, and files are saved more often than that.
         sys.dont_write_bytecode = True
-    if run(serve(config, screen, reload=reload, metrics=metrics), serves=True):
+    if run(serve(callers, screen, reload=reload, metrics=metrics), serves=True):
         os.execv(sys.executable, [sys.executable, *sys.orig_argv[1:]])  # noqa: S606 - the same command again
 
 
@@ -242,7 +256,7 @@ def chosen_surfaces(config: Config, options: ServeOptions) -> Config:
 
 
 async def serve(
-    config: Config,
+    callers: Callers,
     screen: Screen,
     *,
     reload: bool = False,
@@ -253,6 +267,7 @@ async def serve(
 
     `on_link` is called with the link that opens the console, if it is served.
     """
+    config = callers.config
     async with opened(config, screen) as running, AsyncExitStack() as surfaces:
         for problem in running.policy_problems():
             screen.warning(problem)
@@ -263,12 +278,13 @@ async def serve(
             waiting.append(changed)
         http, mcp = config.serve.http, config.serve.mcp
         name = mcp.name if mcp is not None else http.title if http is not None else "opwire"
-        version = mcp.version if mcp is not None else http.version if http is not None else "1.0"
+        version = mcp.version if mcp is not None else http.version if http is not None else VERSION
         monitor = CallMonitor(running.registry, name=name, version=version)
         surfaces.callback(monitor.close)
         surfaces.enter_context(metrics_at(metrics, screen, running.registry))
         waiting += await _serve_mcp(config, running, surfaces, screen, monitor)
         link = await serve_http(config, running, surfaces, screen, monitor)
+        callers.show_token(screen)
 
         def ready() -> None:
             screen.note(f"serving {served_text(running.registry)}; ^C stops")
@@ -441,8 +457,8 @@ async def hub_command(
     """
     from opwire.config.surfaces import hub_of
 
-    config = with_callers(sources.read(may_be_empty=True), screen, is_open=is_open)
-    config = chosen_hub(config, url, is_open=is_open, broker=broker, cluster=cluster)
+    callers = with_callers(sources.read(may_be_empty=True), screen, is_open=is_open)
+    config = chosen_hub(callers.config, url, is_open=is_open, broker=broker, cluster=cluster)
     if console:
         config = chosen_surfaces(config, ServeOptions(http=True, is_open=is_open, console=True))
     check_variables(config)
@@ -457,6 +473,7 @@ async def hub_command(
         surfaces.enter_context(metrics_at(metrics, screen, hub))
         if console:
             await serve_http(config, running, surfaces, screen, hub.handler.monitor, hub=hub)
+        callers.show_token(screen)
         ready = f"hub at {hub.url}; serving {served_text(running.registry)}; ^C stops"
         await until_stopped(ready=lambda: screen.note(ready))
         await hub.drain()

@@ -10,9 +10,10 @@ access checks and the interceptors of any other surface.
 """
 
 from opwire.errors import needs_extra
+from opwire.operation import Skipped
 
 with needs_extra("http"):
     from opwire.serve.console.app import ConsoleApp, serve_console
-    from opwire.serve.console.system import ConsoleSystem, SkippedItem, SourceCatalog, SourceStatus
+    from opwire.serve.console.system import ConsoleSystem, SourceCatalog, SourceStatus
 
-__all__ = ["ConsoleApp", "ConsoleSystem", "SkippedItem", "SourceCatalog", "SourceStatus", "serve_console"]
+__all__ = ["ConsoleApp", "ConsoleSystem", "Skipped", "SourceCatalog", "SourceStatus", "serve_console"]

@@ -16,7 +16,7 @@ from msgspec import Meta, Struct
 
 from opwire.caching import BoundedDict
 from opwire.dispatch import Dispatcher, operation_filter
-from opwire.errors import CallError, ErrorCode, check_above_zero
+from opwire.errors import CallError, ErrorCode, check_above_zero, check_known
 from opwire.monitor import OBSERVE, CallMonitor
 from opwire.operation import LOCAL_IDENTITY, Identity, Interceptor, holds
 from opwire.registry import OperationRegistry, RegistryView
@@ -50,6 +50,7 @@ from opwire.serve.http.request import Request
 from opwire.serve.listener import ListeningApp
 from opwire.snippets import curl_snippet, mcp_snippet, python_snippet
 from opwire.tools import ToolNames
+from opwire.version import VERSION
 
 logger = logging.getLogger("opwire.serve.console")
 
@@ -71,7 +72,7 @@ def serve_console(
     registry: OperationRegistry,
     *,
     title: str = "opwire",
-    version: str = "1.0",
+    version: str = VERSION,
     timeout: float | None = 300.0,
     include: Iterable[str] = (),
     exclude: Iterable[str] = (),
@@ -96,6 +97,7 @@ def serve_console(
     Raises:
         UsageError: an option is invalid.
     """
+    check_known(guard, GuardOptions.__annotations__, "serve_console")
     dispatcher = Dispatcher(registry, serves=operation_filter(include, exclude))
     monitor = monitor or CallMonitor(registry, name=title, version=version)
     dispatcher.use(monitor.interceptor("console"))
@@ -130,6 +132,7 @@ class ConsoleApp(ListeningApp):
         guard: GuardOptions,
     ) -> None:
         check_above_zero(timeout=info.timeout)
+        self._title, self._registry = info.title, dispatcher.registry
         self._files = read_files(STATIC)
         self._sessions = SessionStore(guard.get("authenticate"))
         self._guarded = RequestGuard(self._handle, surface="console", session=self._sessions.find, **guard)
@@ -156,6 +159,9 @@ class ConsoleApp(ListeningApp):
             ("POST", "approvals/*"): shown.approve,
             ("POST", "journal/*"): shown.decide_task,
         }
+
+    def __repr__(self) -> str:
+        return f"<ConsoleApp {self._title!r} of {self._registry!r}>"
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Serve one request, or follow the server's lifespan."""

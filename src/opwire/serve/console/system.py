@@ -12,6 +12,7 @@ from opwire.call.events import CallFailed
 from opwire.durable.journal import Journal, Outcome
 from opwire.errors import CallError, ErrorCode
 from opwire.monitor import CallMonitor, OperationTimings, ServerStatistics
+from opwire.operation import Skipped
 
 if TYPE_CHECKING:
     from opwire.policies import ApprovalQueue
@@ -35,13 +36,6 @@ MAX_PENDING = 50
 _JOURNAL_TIMEOUT = 5.0  # seconds
 
 
-class SkippedItem(Struct, frozen=True):
-    """Something that a source offers and opwire cannot use."""
-
-    what: str
-    why: str
-
-
 class SourceStatus(Struct, frozen=True, kw_only=True, omit_defaults=True):
     """A source of operations."""
 
@@ -49,7 +43,7 @@ class SourceStatus(Struct, frozen=True, kw_only=True, omit_defaults=True):
     kind: str
     state: Literal["loaded", "failed", "disabled"]
     operations: int = 0
-    skipped: tuple[SkippedItem, ...] = ()
+    skipped: tuple[Skipped, ...] = ()
     warnings: tuple[str, ...] = ()
     error: str | UnsetType = UNSET
 

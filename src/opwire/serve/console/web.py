@@ -320,4 +320,6 @@ def error_data(error: CallError) -> Mapping[str, Any]:
     """Return an error as the data of an event."""
     problem = problem_details(error)
     data: dict[str, Any] = {"code": problem.code, "message": problem.detail, "retryable": problem.retryable}
+    if error.retry_after is not None:
+        data["retryAfterMs"] = round(error.retry_after * 1000)
     return data if problem.details is msgspec.UNSET else {**data, "details": problem.details}

@@ -9,10 +9,10 @@ envelope; of a subscription, a stream of server-sent events. `/openapi.json` des
 may call (`?version=3.2` for OpenAPI 3.2), `/healthz` returns whether the server runs, `/readyz` whether it is ready.
 """
 
+from opwire.envelope import ToolErrorPolicy
 from opwire.errors import needs_extra
 
 with needs_extra("http"):
     from opwire.serve.http.app import HTTPApp, serve_http
-    from opwire.serve.http.responses import IsErrorPolicy
 
-__all__ = ["HTTPApp", "IsErrorPolicy", "serve_http"]
+__all__ = ["HTTPApp", "ToolErrorPolicy", "serve_http"]

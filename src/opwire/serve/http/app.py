@@ -11,7 +11,16 @@ from starlette.middleware.cors import CORSMiddleware
 
 from opwire.deadlines import CALL_TIMEOUT, Deadlines, resume
 from opwire.dispatch import Dispatcher, operation_filter
-from opwire.errors import CallError, ErrorCode, UsageError, check_above_zero
+from opwire.envelope import ToolErrorPolicy
+from opwire.errors import (
+    CallError,
+    ErrorCode,
+    UsageError,
+    check_above_zero,
+    check_choice,
+    check_known,
+    check_list,
+)
 from opwire.logs import CANCELLED
 from opwire.monitor import CallMonitor
 from opwire.operation import Interceptor, OperationType, check_access
@@ -30,8 +39,9 @@ from opwire.serve.guard import (
 )
 from opwire.serve.http.document import DocumentCache, DocumentInfo
 from opwire.serve.http.request import API_ROOT, READS, CancelOnDisconnect, Request, Route, is_spelled, parse_body
-from opwire.serve.http.responses import EventStream, IsErrorPolicy, encode_response
+from opwire.serve.http.responses import EventStream, encode_response
 from opwire.serve.listener import ListeningApp
+from opwire.version import VERSION
 from opwire.webhooks import WebhookReceiver, WebhookRequest
 
 logger = logging.getLogger("opwire.serve.http")
@@ -45,12 +55,12 @@ def serve_http(
     registry: OperationRegistry,
     *,
     title: str = "opwire",
-    version: str = "1.0",
+    version: str = VERSION,
     description: str = "",
     servers: Iterable[str] = (),
     timeout: float | None = CALL_TIMEOUT,
     heartbeat: float = 15.0,
-    is_error: IsErrorPolicy = "fail",
+    is_error: ToolErrorPolicy = "raise",
     cors_origins: Iterable[str] = (),
     include: Iterable[str] = (),
     exclude: Iterable[str] = (),
@@ -73,8 +83,8 @@ def serve_http(
 
     `include` and `exclude` are patterns of ids or tags that select the served operations. `interceptors` run around
     every call of this surface, the first outermost. `timeout` is the default of calls in seconds. A stream that is
-    silent for `heartbeat` seconds gets a comment line. `is_error`: see `IsErrorPolicy`. `monitor` counts the calls, and
-    serves its two operations, unlisted, to callers with the scope `opwire:observe`.
+    silent for `heartbeat` seconds gets a comment line. `is_error`: see `ToolErrorPolicy`. `monitor` counts the calls,
+    and serves its two operations, unlisted, to callers with the scope `opwire:observe`.
 
     `webhooks` are receivers by name: senders POST to `/webhooks/NAME`, or to `/webhooks/NAME/WEBHOOK` for one of them.
     They need a signature instead of a token. `mounts` are other apps by path, such as {"/console": serve_console(…)},
@@ -83,8 +93,8 @@ def serve_http(
     Raises:
         UsageError: an option is invalid.
     """
-    if isinstance(servers, str):  # each character would be a URL
-        raise UsageError(f"servers is a list of URLs: write [{servers!r}]")
+    check_list("URLs", servers=servers)
+    check_list("origins", cors_origins=cors_origins)
     info = DocumentInfo(
         title=title,
         version=version,
@@ -108,7 +118,7 @@ class HTTPAppOptions(NamedTuple):
 
     timeout: float | None
     heartbeat: float
-    is_error: IsErrorPolicy
+    is_error: ToolErrorPolicy
     cors: Sequence[str]
     webhooks: Mapping[str, WebhookReceiver]
     mounts: Mapping[str, ListeningApp]
@@ -121,6 +131,8 @@ class HTTPApp(ListeningApp):
         self, dispatcher: Dispatcher, info: DocumentInfo, options: HTTPAppOptions, guard: GuardOptions
     ) -> None:
         check_above_zero(timeout=options.timeout, heartbeat=options.heartbeat)
+        check_choice(ToolErrorPolicy, is_error=options.is_error)
+        check_known(guard, GuardOptions.__annotations__, "serve_http")
         for name in options.webhooks:
             if path_of(f"webhooks.{name}") != _WEBHOOKS + name:
                 raise UsageError(f"the name of a webhook receiver has letters, digits, -, _ and ., unlike {name!r}")
@@ -131,6 +143,7 @@ class HTTPApp(ListeningApp):
         self._dispatcher = dispatcher
         self._registry = dispatcher.registry
         self._options = options
+        self._title = info.title
         self._documents = DocumentCache(dispatcher, info)
         if options.cors:
             guard["origins"] = [*guard.get("origins", ()), *options.cors]
@@ -143,6 +156,9 @@ class HTTPApp(ListeningApp):
         self._deadlines = Deadlines()
         self._routes: dict[str, Route] = {}
         self._streams: set[CancelOnDisconnect] = set()
+
+    def __repr__(self) -> str:
+        return f"<HTTPApp {self._title!r} of {self._registry!r}>"
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Serve one request, or follow the server's lifespan."""

@@ -15,25 +15,24 @@ import contextlib
 import time
 from collections.abc import AsyncGenerator, Iterable
 from http import HTTPStatus
-from typing import Any, Literal, NamedTuple
+from typing import Any, NamedTuple
 
 import msgspec
 
 from opwire.auth.tokens import EXPIRED
-from opwire.envelope import HTTPResponseMeta, MCPResponseMeta, ResponseEnvelope, encode_envelope, warn_of_nulls
+from opwire.envelope import (
+    HTTPResponseMeta,
+    MCPResponseMeta,
+    ResponseEnvelope,
+    ToolErrorPolicy,
+    encode_envelope,
+    warn_of_nulls,
+)
 from opwire.errors import CallError, ConversionError, ErrorCode
 from opwire.origin import ENVELOPE_JSON
 from opwire.serve.guard import PROBLEM_JSON, Header, Send, encode_problem, problem_details
 from opwire.serve.http.request import CancelOnDisconnect, Request
 from opwire.typed.plain import write_json
-
-IsErrorPolicy = Literal["fail", "return"]
-"""How to return the result of an MCP tool with `isError`.
-
-`fail`, the default: as a problem, EXECUTION_ERROR, with the text of the tool as `detail` and the whole data as `data`.
-`return`: as an ordinary response with status 200. Both have the header `opwire-is-error: true`. A client that requests
-the envelope always gets the envelope, which says `isError` itself.
-"""
 
 MAX_TOOL_TEXT = 2_000
 """Characters of a tool's text in the `detail` of a problem; `data` has all of it."""
@@ -63,7 +62,7 @@ class EncodedResponse(NamedTuple):
 
 
 def encode_response(
-    envelope: ResponseEnvelope[Any], *, whole: bool, is_error: IsErrorPolicy, request_id: str | None = None
+    envelope: ResponseEnvelope[Any], *, whole: bool, is_error: ToolErrorPolicy, request_id: str | None = None
 ) -> EncodedResponse:
     """Encode the data of an envelope, or the `whole` of it.
 
@@ -78,7 +77,7 @@ def encode_response(
         headers = upstream_headers(meta)
     elif isinstance(meta, MCPResponseMeta) and meta.is_error:
         headers = [(b"opwire-is-error", b"true")]
-        if is_error == "fail":
+        if is_error == "raise":
             texts = [str(block["text"]) for block in meta.content if block["type"] == "text"]
             message = "\n".join(texts)[:MAX_TOOL_TEXT] or "the tool returned an error without a text"
             problem = problem_details(CallError(ErrorCode.EXECUTION_ERROR, message), request_id=request_id)

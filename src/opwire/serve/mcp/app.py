@@ -14,7 +14,7 @@ from urllib.parse import quote
 from opwire.call import LOCAL_IDENTITY
 from opwire.deadlines import CALL_TIMEOUT
 from opwire.dispatch import Dispatcher, operation_filter
-from opwire.errors import CallError, ErrorCode, check_above_zero, check_counts
+from opwire.errors import CallError, ErrorCode, check_above_zero, check_counts, check_instance, check_known
 from opwire.mcp.messages import (
     HEADER_MISMATCH,
     INVALID_PARAMS,
@@ -80,6 +80,7 @@ from opwire.serve.mcp.tasks import TASK_AFTER, CallTasks, DurableTasks, DurableT
 from opwire.serve.mcp.tools import MAX_OUTPUT_SCHEMA, MAX_PAGE, ToolCatalogue
 from opwire.tools import MAX_NAME
 from opwire.typed.plain import as_dict
+from opwire.version import VERSION
 
 _STATUS = dict.fromkeys(
     (
@@ -122,7 +123,7 @@ def serve_mcp(
     registry: OperationRegistry,
     *,
     name: str = "opwire",
-    version: str = "",
+    version: str = VERSION,
     title: str | None = None,
     instructions: str | None = None,
     stdio_identity: Identity = LOCAL_IDENTITY,
@@ -184,6 +185,7 @@ class MCPSurface:
     """A registry as an MCP server that runs when one of its methods is called; `serve_mcp` returns one."""
 
     def __init__(self, info: ImplementationInfo, served: ServedTools, stdio_identity: Identity) -> None:
+        check_instance(Identity, stdio_identity=stdio_identity)
         self._info = info
         self._served = served
         self._stdio_identity = stdio_identity
@@ -258,6 +260,7 @@ class MCPApp(ListeningApp):
         poll_after: float | None = None,
         **guard: Unpack[GuardOptions],
     ) -> None:
+        check_known(guard, GuardOptions.__annotations__, "serve_mcp over HTTP")
         check_counts(max_sessions=max_sessions, max_sessions_per_identity=max_sessions_per_identity)
         check_above_zero(session_idle=session_idle, poll_after=poll_after)
         self._server = server

@@ -34,7 +34,7 @@ from opwire.dispatch import Dispatcher
 from opwire.durable.calls import MAX_NAME, DurableCalls, cancellation, outcome_envelope
 from opwire.durable.journal import Journal, check_seconds
 from opwire.envelope import ResponseEnvelope
-from opwire.errors import CallError, ErrorCode, UsageError
+from opwire.errors import CallError, ErrorCode, UsageError, check_list
 from opwire.invoke import CLOSE_GRACE, failure
 from opwire.mcp.messages import INTERNAL_ERROR, INVALID_PARAMS, MISSING_CAPABILITY, RPCError
 from opwire.operation import Context, Identity, OperationSpec, OperationType
@@ -326,14 +326,16 @@ class DurableTasks:
     """
 
     def __init__(self, journal: Journal, operations: Iterable[str], *, lifetime: float = LIFETIME) -> None:
-        if isinstance(operations, str):
-            raise UsageError(f"operations are a list of ids: write [{operations!r}]")
+        check_list("ids", operations=operations)
         if not journal.trusted:
             wrong = f"{journal.name} does not vouch for the identities of callers, and a worker would act with another"
             raise UsageError(f"{wrong}: pass trusted=True to the journal, here and at the worker")
         self.journal = journal
         self.operations = frozenset(operations)
         self.lifetime = check_seconds("lifetime", lifetime)
+
+    def __repr__(self) -> str:
+        return f"<DurableTasks of {', '.join(sorted(self.operations))} in {self.journal!r}>"
 
 
 class Submission(Struct, eq=False):

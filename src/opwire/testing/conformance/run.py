@@ -3,17 +3,17 @@
 import asyncio
 import time
 from collections.abc import Awaitable, Callable, Mapping
-from typing import Any, Literal, TypeVar
+from typing import Literal, TypeVar, Unpack
 from urllib.parse import urlsplit
 
 from msgspec import Struct, field
 
-from opwire.errors import CallError, ErrorCode, UsageError, check_above_zero, system_message
+from opwire.errors import CallError, ErrorCode, UsageError, check_above_zero, check_known, system_message
 from opwire.testing.conformance import hub, listening
 from opwire.testing.conformance.server import BROKER_CHECKS, SERVER_CHECKS, find_server, open_end
 from opwire.testing.conformance.wires import NotChecked, Problems
 from opwire.transports.broker import BrokerTransport
-from opwire.transports.connect import connect
+from opwire.transports.connect import TransportOptions, connect
 
 T = TypeVar("T")
 
@@ -111,7 +111,10 @@ async def check_hub(
 
     Raises:
         CallError: UNAVAILABLE, it cannot be reached; UNAUTHENTICATED, it refuses the token.
+        UsageError: the URL is not that of a hub.
     """
+    if not url.startswith(("ws://", "wss://")):
+        raise UsageError("expected the URL of a hub: ws:// or wss://")
     run = _Run(timeout, only)
     peer = hub.HubUnderTest(url, token, run.problems)
     try:
@@ -128,7 +131,9 @@ async def check_hub(
     return run.finish()
 
 
-async def check_broker(url: str, *, timeout: float = TIMEOUT, only: str = "", **options: Any) -> ConformanceReport:
+async def check_broker(
+    url: str, *, timeout: float = TIMEOUT, only: str = "", **options: Unpack[TransportOptions]
+) -> ConformanceReport:
     """Check the promises of a server on Redis or NATS; of several, that which serves `conformance.*`.
 
     Raises:
@@ -187,7 +192,16 @@ async def check_connecting_peer(
     return run.finish()
 
 
-async def check_peer(url: str, **options: Any) -> ConformanceReport:
-    """Check a hub (ws://, wss://), or a server on a broker (redis://, nats://), with the options of either."""
-    is_hub = url.startswith(("ws://", "wss://"))
-    return await (check_hub(url, **options) if is_hub else check_broker(url, **options))
+async def check_peer(
+    url: str, *, timeout: float = TIMEOUT, only: str = "", **options: Unpack[TransportOptions]
+) -> ConformanceReport:
+    """Check a hub (ws://, wss://; its only option is `token`), or a server on a broker (redis://, nats://).
+
+    Raises:
+        CallError, UsageError: as `check_hub` and `check_broker`.
+    """
+    if not url.startswith(("ws://", "wss://")):
+        return await check_broker(url, timeout=timeout, only=only, **options)
+    check_known(options, ["token"], "check_peer of a hub")
+    token = options.get("token")
+    return await check_hub(url, token=token() if callable(token) else token, timeout=timeout, only=only)
