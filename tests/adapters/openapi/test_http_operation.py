@@ -98,7 +98,9 @@ async def test_an_answer_has_to_come_before_the_deadline(server: EchoServer, cli
     with pytest.raises(CallError) as caught:
         await slow.call({}, context)
     assert caught.value.code is ErrorCode.TIMEOUT
-    assert caught.value.message.startswith(f"127.0.0.1:{server.port} did not respond within 0.0")
+    assert caught.value.message.startswith(
+        f"127.0.0.1:{server.port} did not respond within 0"
+    )  # 0.05 s, or 0 on a busy machine
     await server.connections(0)
 
 
