@@ -179,7 +179,7 @@ class SessionRequest(ServedRequest, kw_only=True):
     """A request in a session. Most responses are JSON, so its stream of events is created with the first of these."""
 
     session: "HTTPSession"
-    respond: Send | None = None  # to its POST; None: in a batch, whose events are sent on the stream of the GET
+    respond: Send | None = None  # to its POST; None: it is in a batch, and its events are on the stream of the GET
     stream: ResumableStream | None = None
     writer: EventWriter | None = None  # the response to its POST as events
     is_cancelled: bool = False
@@ -309,14 +309,13 @@ class HTTPSession:
 
     async def _answer(self, message: RPCRequest, scope: Scope, receive: Receive, send: Send) -> None:
         """Answer one request: as JSON if it ends without an event, as most do."""
+        if OAUTH in scope and await challenge(self._server, scope, message, send):
+            return
         try:
             request = self._admit(message, scope, send)
             if message.method == "initialize":
                 del self._running[message.id]
                 await self.open(message, send)
-                return
-            if OAUTH in scope and await challenge(self._server, scope, message, send):
-                del self._running[message.id]
                 return
             task = self._start(request)
         except RPCError as error:
