@@ -36,7 +36,8 @@ MAX_BATCH = 64 * 1024
 """Limit of a batch in bytes."""
 
 # Events in a batch that is not sent at the end of the turn already, so that the receiver starts to work.
-_EVENTS = 32
+_EVENTS = 33
+_REQUESTS = 32  # one less: the broker may have routed the one before them
 _SMALL = 1024  # bytes of an event in a batch: larger ones gain little
 _NUMBERED = "q"  # before the number of a batch of requests: tokens of this end are hexadecimal
 _DIGITS = 15  # of such a number, at most
@@ -79,7 +80,7 @@ class Batches:
             batch = self._requests[server] = next(self._numbers), []
         asked.server, asked.batch = server, batch[0]
         batch[1].append((asked.token, request))
-        if len(batch[1]) >= _EVENTS:
+        if len(batch[1]) >= _REQUESTS:
             del self._requests[server]
             self._pass_on(server, batch[1], batch[0])
         return True

@@ -51,7 +51,10 @@ _LOOK = 4e-6  # seconds of pause per open call; checking one takes 0.15 µs: 4 %
 _STEERING = (CallAborted, CallCredit, CallAnswer)  # events from the caller; not a union, which takes 0.3 µs to test
 _KNOWN = 4096  # operations that are remembered to have had a reply
 _ALIKE = 64  # responses in a row from one server, after which it may be the only one of its operation
-_SAMPLE = 0.005  # seconds after which the broker routes a request nevertheless
+# Seconds without a request, after which the broker routes the next one. Calls that are made one at a time take longer,
+# and so does what separates one of 64 in flight from the others: such a call costs 2 µs less than as a batch of one.
+_PAUSE = 0.0002
+_SAMPLE = 0.005  # seconds after which the broker routes a request in any case
 _IDLE = 1024  # callers, above which those without requests are forgotten at once: any client can invent addresses
 
 
@@ -78,13 +81,15 @@ class LatestServer(Struct, gc=False):
     """The server that sent the latest responses to requests for an operation.
 
     `direct`: requests may be sent to it directly. That was tried with one request first, at `tried`: the broker may not
-    allow it. `sampled` is when the broker last routed a request, which another server may respond to.
+    allow it. `latest` is when the latest request was made, and `sampled` when the broker last routed one, which another
+    server may respond to.
     """
 
     server: Address
     responses: int = 1  # in a row
     direct: bool = False
     tried: float = -inf
+    latest: float = 0.0
     sampled: float = 0.0
 
     def restart(self, server: Address) -> None:
@@ -139,14 +144,12 @@ class Leases:
         return asked
 
     def sole_server(self, operation_id: str, now: float) -> Address | None:
-        """Return the server to which a request can be sent directly, since it is probably the only one; else None.
-
-        A call that is the only one in flight gains nothing by it.
-        """
+        """Return the server to which a request can be sent directly, since it is probably the only one; else None."""
         route = self._routes.get(operation_id)
         if route is None or route.responses < _ALIKE:
             return None
-        if not self._asked or now - route.sampled > _SAMPLE:
+        paused, route.latest = now - route.latest > _PAUSE, now
+        if paused or now - route.sampled > _SAMPLE:
             route.sampled = now
             return None
         if not route.direct:
