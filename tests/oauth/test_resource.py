@@ -213,7 +213,7 @@ async def test_of_a_huge_key_set_only_the_first_keys_are_parsed(
         ({"resource": "http://tools.example/mcp"}, "resource is an https URL"),
         ({"resource": "https://tools.example/#a"}, "resource is an https URL"),
         ({"issuer": "id.example"}, "issuer is an https URL"),
-        ({"scopes": "tools"}, "lists of scopes"),
+        ({"scopes": "tools"}, "scopes is a list of scopes"),
         ({"algorithms": ["HS256"]}, "published keys are not secret"),
     ],
 )
