@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 from opentelemetry.trace import get_current_span
 
-from opwire import CallError, Context, OperationRegistry, SyncClient, build_env
+from opwire import CallError, Context, OperationRegistry, SyncClient, UsageError, build_env
 from opwire.auth import Grant, allow_anonymous
 from opwire.call import CallHandler, PendingRequestMap
 from opwire.client import Client
@@ -255,7 +255,7 @@ async def test_types_and_errors_are_those_of_the_call_itself(tape: Tape) -> None
 @requirement("telemetry.spans")
 @pytest.mark.parametrize("target", ["a registry", SyncClient(OperationRegistry())])
 def test_what_makes_no_calls_of_its_own_cannot_be_instrumented(target: Any, tape: Tape) -> None:
-    with pytest.raises(TypeError, match=f"not {type(target).__name__}"):
+    with pytest.raises(UsageError, match=f"not {type(target).__name__}"):
         instrument(target, **tape.providers)
 
 

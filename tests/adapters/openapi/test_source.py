@@ -13,7 +13,7 @@ import pytest
 from opwire import OperationRegistry
 from opwire.adapters.openapi import OpenAPISource, from_openapi
 from opwire.adapters.source import Report
-from opwire.errors import CallError, ErrorCode
+from opwire.errors import CallError, ErrorCode, UsageError
 from opwire.operation import OperationType
 from tests.adapters.openapi.documents import answers, document, json_body, parameter
 from tests.adapters.openapi.echo import EchoServer, answer, events, json_answer
@@ -175,7 +175,7 @@ async def test_options_of_the_client_are_passed_on(server: EchoServer) -> None:
             await registry.execute("test.pet", {"id": 1})
     assert caught.value.code is ErrorCode.PAYLOAD_TOO_LARGE
     assert server.arrived[0].header("X-Own") == "1"
-    with pytest.raises(TypeError):
+    with pytest.raises(UsageError, match="from_openapi has no option"):
         from_openapi(PETS, no_such_option=1)  # pyright: ignore[reportCallIssue]
 
 
