@@ -224,7 +224,7 @@ async def _subscriptions() -> list[Row]:
 
 # --- pending calls ----------------------------------------------------------------------------------------------------
 
-_gate: asyncio.Event  # made anew for each crowd of pending calls
+_gate: asyncio.Event  # created for each crowd of pending calls
 
 
 @registry.query("math.wait")
@@ -234,7 +234,7 @@ async def _wait() -> bool:
 
 @asynccontextmanager
 async def _crowd(client: PendingRequestMap, handler: CallHandler, size: int) -> AsyncGenerator[None]:
-    """So many calls pending, all of which are answered in the end."""
+    """Hold a number of calls pending, all of which are answered in the end."""
     global _gate  # noqa: PLW0603 - the handler has no other way to it
     _gate = asyncio.Event()
     calls = [asyncio.ensure_future(client.call("math.wait", {}, timeout=600)) for _ in range(size)]

@@ -36,7 +36,7 @@ class Way(NamedTuple):
     name: str
     call: Call
     server: int | None = None
-    limit: float | None = None  # it must reach so many times the first way
+    limit: float | None = None  # minimum ratio to the first way
     behind: bool = False  # opwire must be ahead of it
 
 

@@ -69,7 +69,7 @@ def _statements(python: str, imports: list[_Import]) -> list[str]:
 
 
 def _milliseconds(python: str, statement: str, compiled: str) -> float:
-    """The time of a process. Bytecode is kept in a folder of ours, whatever the user's settings are."""
+    """The time of a process. Bytecode is kept in a folder of its own, regardless of the user's settings."""
     settings = {name: value for name, value in os.environ.items() if name != "PYTHONDONTWRITEBYTECODE"}
     settings["PYTHONPYCACHEPREFIX"] = compiled
     began = _processor_time()

@@ -50,7 +50,7 @@ class Contender(NamedTuple):
     expected: Any
     read: Callable[[Any], Any] = lambda result: result  # what of the result is compared, outside the timed part
     per: int = 1  # calls or items in one piece of work
-    limit: float | None = None  # it must reach so many times the control
+    limit: float | None = None  # minimum ratio to the control
 
 
 class Row(NamedTuple):
@@ -65,7 +65,7 @@ class Row(NamedTuple):
 
 
 class Table(NamedTuple):
-    """What one ladder measured, in one unit, against its first row or whatever `control` names."""
+    """What one ladder measured, in one unit, against its first row or that which `control` names."""
 
     title: str
     unit: str

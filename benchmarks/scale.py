@@ -89,7 +89,7 @@ async def running_hub() -> AsyncIterator[tuple[str, Meter]]:
 
 
 async def hub() -> None:
-    """Run a hub whose limits are above the points."""
+    """Run a hub with limits above the points."""
     limits: dict[str, Any] = {"max_connections": 2_000, "max_operations": 200_000, "max_calls": 20_000}
     limits |= {"heartbeat": _PATIENCE, "hello_timeout": _PATIENCE}  # a busy machine must not matter
     async with Hub(None, "ws://127.0.0.1:0", authenticate=OPEN, **limits) as hub:

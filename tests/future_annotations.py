@@ -1,4 +1,4 @@
-"""Handlers of a module whose annotations are strings."""
+"""Handlers of a module with annotations as strings."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ class Item:
 
 
 def register(registry: OperationRegistry) -> None:
-    """Register functions whose annotations name module-level and enclosing types."""
+    """Register functions with annotations that name module-level and enclosing types."""
 
     @dataclass
     class Near:

@@ -12,7 +12,7 @@ if TYPE_CHECKING:
 
 
 def register(registry: OperationRegistry) -> None:
-    """Register a function whose annotations name an enclosing class and the unseen `Context`."""
+    """Register a function with annotations that name an enclosing class and the unseen `Context`."""
 
     @dataclass
     class Node:

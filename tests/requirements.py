@@ -25,7 +25,7 @@ ERRORS: dict[str, str] = {
 }
 
 CONSOLE: dict[str, str] = {
-    "console.off": "There is no console unless it is asked for.",
+    "console.off": "The console is off by default.",
     "console.page": "The page is served with a strict policy, and no path leads out of it.",
     "console.public": "Without a login the console shows and calls public operations only.",
     "console.login": "A token or a link that works once opens a session, bounded in number and time, whose cookie has "
@@ -34,7 +34,7 @@ CONSOLE: dict[str, str] = {
     "console.act-as": "Calling as another identity needs a scope and never adds one.",
     "console.operations": "The console lists what a person may call, hostile names included.",
     "console.call": "A call on the page is one stream of events, checked and intercepted, and ends with the stream.",
-    "console.questions": "A question of an operation is answered on the page, by the person who called it.",
+    "console.questions": "A question of an operation is answered on the page, by the person that called it.",
     "console.snippets": "A call can be copied as curl, Python and MCP, and what is copied runs.",
     "console.tape": "Calls of all surfaces and nested ones reach the page in batches; a slow page delays no call. Of "
     "very many calls the errors and a part of the others are shown, and all are counted; the server filters.",
@@ -67,7 +67,7 @@ LAYOUT: dict[str, str] = {
     "layout.mirrored": "Every package has tests of its own, at the same place in the tests' tree.",
     "layout.small": "A module has at most 450 lines of code, docstrings aside, and a function 60.",
     "layout.names": "No module or folder is called utils, common, core or base.",
-    "layout.portable": "No file of the repository names a place on somebody's machine or a package index.",
+    "layout.portable": "No file of the repository names a folder of a machine or a package index.",
     "layout.core-imports": "Importing opwire loads msgspec, jsonschema-rs and the standard library, nothing else.",
     "layout.makefile": "The Makefile has at most 60 lines.",
     "layout.manifest": "Each promise has a test, each mark has a promise.",
@@ -76,7 +76,7 @@ LAYOUT: dict[str, str] = {
 }
 
 ENVELOPE: dict[str, str] = {
-    "envelope.shape": "An envelope is `data` and `meta`; the kind of `meta` is told by its `source`.",
+    "envelope.shape": "An envelope is `data` and `meta`; `source` tells the kind of `meta`.",
     "envelope.sources": "The sources are the closed set local, http and mcp, exported, with one meta class and one "
     "schema each.",
     "envelope.local-meta": "The meta of a function's answer is the full operation id and the time of wrapping in "
@@ -145,7 +145,7 @@ SCHEMA: dict[str, str] = {
     "schema.valid": "A schema says whether a value fits, by the JSON Schema specification.",
     "schema.given-or-derived": "A schema is given as a dict or a boolean, or derived from a Python type.",
     "schema.unknown": "No schema is UNKNOWN: every value fits.",
-    "schema.values-never-raise": "No value whatever makes a check raise: what is not plain JSON data does not fit.",
+    "schema.values-never-raise": "No value makes a check raise: what is not plain JSON data does not fit.",
     "schema.problems": "Every problem has a path, a JSON Pointer, and a message that a person can read.",
     "schema.no-echo": "Problems never echo the value.",
     "schema.problems-capped": "Problems are capped in number and in size.",
@@ -171,7 +171,7 @@ CAST: dict[str, str] = {
     "cast.valid-is-unchanged": "A value that passes the check is returned as the same object.",
     "cast.untouched-parts": "What needs no repair inside a value that does is the same object in the result.",
     "cast.never-mutates": "A cast never changes the value that it is given, nor the schema's defaults.",
-    "cast.only-cast-error": "A cast raises nothing but CastError, whatever the schema and the value.",
+    "cast.only-cast-error": "A cast raises nothing but CastError, for any schema and value.",
     "cast.create": "What is unusable is replaced by the default, unchecked, or by the empty value of its kind.",
     "cast.objects": "A failing object keeps its declared properties, each cast, and loses the others unless a schema "
     "is given for them.",
@@ -192,7 +192,7 @@ CAST: dict[str, str] = {
 FIT: dict[str, str] = {
     "fit.cases": "Declared defaults are filled, undeclared properties stripped and whole numbers converted as at least "
     "200 hand-checked cases say, for every keyword that matters.",
-    "fit.never-raises": "Fitting never raises and never changes the value or the schema, whatever they are.",
+    "fit.never-raises": "Fitting never raises and never changes the value or the schema.",
     "fit.same-object": "A value that is valid, with nothing to strip or fill, comes back as the very same object.",
     "fit.idempotent": "Fitting a fitted value does nothing.",
     "fit.leaves": "No leaf is ever changed, except for lossless numeric conversions.",
@@ -222,10 +222,10 @@ TYPED: dict[str, str] = {
     "typed.strict": "Conversion never takes one JSON type for another; numbers are converted where nothing is lost.",
     "typed.path": "Data that does not fit is a ConversionError with the path and the reason, the value not echoed.",
     "typed.unions": "A union's member is chosen by discriminator, else by which member fits and keeps most.",
-    "typed.constraints": "Constraints of msgspec, annotated_types and pydantic stand in the schema and are checked.",
+    "typed.constraints": "Constraints of msgspec, annotated_types and pydantic are part of the schema and checked.",
     "typed.pydantic": "pydantic models keep their own schemas and validation; pydantic is imported for them only.",
     "typed.identity": "Values that need no conversion are known beforehand and passed on as they are.",
-    "typed.speed": "msgspec converts whatever it converts in the same way as the nodes do.",
+    "typed.speed": "msgspec converts what it converts exactly as the nodes do.",
 }
 
 TOOL_ENVELOPE: dict[str, str] = {
@@ -262,7 +262,7 @@ OPERATIONS: dict[str, str] = {
     "nothing of others to it.",
     "registry.prepare": "An adapter may turn objects of its callers into plain input before that is checked; input "
     "that is plain already never reaches it.",
-    "operation.progress": "A handler reports how far it has come to whoever wants to know, and to nobody else.",
+    "operation.progress": "A handler reports its progress to the listeners of its call, and to no others.",
     "operation.spec": "An OperationSpec holds namespace, name, type, title, description, tags, version, both schemas, "
     "access control, normalisation, timeouts and examples.",
     "operation.types": "An operation is a query, a mutation or a subscription.",
@@ -284,13 +284,13 @@ OPERATIONS: dict[str, str] = {
     "search.visible": "A search on behalf of a caller finds only what the caller may see.",
     "search.updated": "The index is built by the first search and follows every change of the registry.",
     "search.embeddings": "A user's embedding function adds its ranking; if it fails, words alone rank.",
-    "search.bounded": "A search takes bounded work, whatever the request and the texts of an operation contain.",
+    "search.bounded": "A search takes bounded work for any request and any texts of operations.",
     "search.recall": "Over nine real documents the right operation is first for 60 % of the requests and among the "
     "first five for 78 %.",
     "signature.docstrings": "Parameters are described by `Annotated[str, ...]` and by docstrings of three styles; the "
     "description of the operation is the rest.",
     "signature.depends": "A parameter with Depends is hidden, filled for each call, and closed after it.",
-    "signature.methods": "Methods of an object are operations; a method without its object is none yet.",
+    "signature.methods": "Methods of an object are operations; a method without its object is not one yet.",
     "signature.classes": "The decorated methods of a class are operations that share an object; it is not a parameter.",
     "view.selection": "A view selects operations by id, namespace, tag, type, scope and predicate.",
     "view.rename": "A view renames operations one by one, by pattern and by namespace, in results and errors too.",
@@ -311,7 +311,7 @@ OPERATIONS: dict[str, str] = {
     "mode.signature": "A search returns a short line for each operation: its id, parameters and summary.",
     "config.views": "Views of a file select by source too, are served by surfaces, and are checked when the file is "
     "read; sources select and rename.",
-    "registry.listeners": "Listeners are told of every addition, replacement and removal; a failing one harms nobody.",
+    "registry.listeners": "Listeners hear of every addition, replacement and removal; a failing one affects no other.",
     "registry.duplicate-id": "A second operation of the same id is refused unless it is to replace the first.",
     "registry.no-handler": "A spec without a handler is known, but calling it is OPERATION_NOT_FOUND, and says why.",
     "registry.rejected": "Calls without an operation to run, which no interceptor sees, are reported to listeners.",
@@ -321,14 +321,14 @@ OPERATIONS: dict[str, str] = {
     "decorators.types": "The decorators register functions as queries, mutations and subscriptions.",
     "decorators.schemas": "Input and output schemas are taken from a function's signature, or given in their place.",
     "decorators.function-unchanged": "A decorated function stays the ordinary function that it was.",
-    "decorators.context": "A parameter annotated `Context` receives the context and is no part of the input.",
+    "decorators.context": "A parameter annotated `Context` receives the context and is not part of the input.",
     "decorators.conversion": "Arguments arrive converted to their annotated types.",
     "decorators.lazy-annotations": "Lazy annotations (Python 3.14) are resolved; a missing name is a HintError.",
     "decorators.callables": "Partials, callable objects, bound and static methods, wrapped functions can be handlers.",
     "decorators.refused": "A function that cannot be an operation is refused when it is registered.",
-    "execute.envelope": "`execute` answers with an envelope, whatever the handler returns.",
+    "execute.envelope": "`execute` returns an envelope for any result of the handler.",
     "execute.trusted": "`execute` is a trusted call: it checks no access rules.",
-    "execute.call-errors-only": "Whatever goes wrong in a call, the caller gets a CallError.",
+    "execute.call-errors-only": "Every failure of a call is a CallError for its caller.",
     "execute.output-type": "With `output_type` the data really is of that type, or the call fails.",
     "execute.cancellation": "Cancelling the caller cancels the handler, and is not swallowed.",
     "subscribe.envelopes": "Each item of a subscription is an envelope, with a timestamp of its own.",
@@ -340,11 +340,11 @@ OPERATIONS: dict[str, str] = {
     "handlers.kinds": "Handlers are async or sync, give a value or are generators.",
     "handlers.raw-or-envelope": "Handlers return raw values or envelopes; the infrastructure wraps what is raw.",
     "handlers.wrong-kind": "A generator where a value is due, and the reverse, is a clear error.",
-    "handlers.threads": "Sync handlers run on threads of our own, at most so many at once.",
+    "handlers.threads": "Sync handlers run on threads of the package, in limited number.",
     "handlers.context-variables": "Sync handlers see the context variables of their caller.",
     "handlers.inline": "A sync handler that is declared inline runs on the event loop.",
     "handlers.abandoned": "A sync handler that outlives its deadline is abandoned and reported; its place is filled.",
-    "tasks.held": "Tasks in the background are held until they end; a future that is done stays as it is.",
+    "tasks.held": "Tasks in the background are held until they end; a future that is done stays unchanged.",
     "handlers.fork": "A forked process starts threads of its own for sync handlers.",
     "handlers.all-stuck": "When as many threads are stuck as there may be, calls are refused until one returns.",
     "handlers.exit": "A handler that never returns does not keep the process from ending.",
@@ -367,7 +367,7 @@ OPERATIONS: dict[str, str] = {
     "env.parent": "Nested calls have a request id of their own and know that of their parent.",
     "env.cancellation": "Cancelling a call cancels the calls that it makes.",
     "env.checked": "A checked env applies access control to the calls made through it.",
-    "failures.call-error": "A CallError that a handler raises reaches the caller as it is.",
+    "failures.call-error": "A CallError that a handler raises reaches the caller unchanged.",
     "failures.unforeseen": "Any other exception of a handler is EXECUTION_ERROR with a fixed sentence and an error id.",
     "failures.no-secrets": "Nothing of an unforeseen exception is in the CallError's message or details.",
     "failures.cause": "The unforeseen exception is kept as the `__cause__` of the CallError.",
@@ -390,7 +390,7 @@ OPERATIONS: dict[str, str] = {
 
 ORIGIN: dict[str, str] = {
     "origin.round-trip": "What MCP and OpenAPI have no words for is said beside them, and read again as it was.",
-    "origin.strangers": "A field of the same name that cannot be read is no origin; unknown fields are tolerated.",
+    "origin.strangers": "A field of the same name that cannot be read is not an origin; unknown fields are tolerated.",
 }
 
 PIPELINE: dict[str, str] = {
@@ -464,7 +464,7 @@ TRANSPORT: dict[str, str] = {
     "transport.leases.refused": "A call whose abort or last word found no room to be sent ends all the same, within "
     "four "
     "beats.",
-    "transport.leases.farewell": "An end that leaves tells whoever shares calls with it by their tokens, even servers "
+    "transport.leases.farewell": "An end that leaves notifies the peers of its calls by their tokens, even servers "
     "that it has not heard of yet.",
     "transport.malformed": "A message that cannot be read fails its own call, is counted, and ends neither side.",
     "transport.reconnect": "A lost connection ends its calls at once, is made again with back-off and jitter, and "
@@ -474,7 +474,7 @@ TRANSPORT: dict[str, str] = {
     "transport.memory-codec": "With `codec=True` every event within one process passes through the wire format.",
     "transport.addresses": "No caller sees another's answers, even where both use the same request id.",
     "transport.sharing": "Several ends that serve the same operation take turns; one that left gets no more.",
-    "transport.nobody": "A request that nobody on the medium can serve is UNAVAILABLE at once where that is known.",
+    "transport.nobody": "A request without a server is UNAVAILABLE at once where that is known.",
     "transport.closed": "A closed end sends nothing, receives nothing, and can be closed again.",
     "transport.limit": "The sender checks the size of a message; one above the limit fails its own call alone.",
     "transport.trusted": "Within one process the identity that a caller states is believed.",
@@ -483,9 +483,9 @@ TRANSPORT: dict[str, str] = {
 CHAOS: dict[str, str] = {
     "chaos.faults": "A wrapper for any transport drops, duplicates, delays and reorders events, and closes at random.",
     "chaos.seeded": "The same seed gives the same run.",
-    "chaos.outcomes": "Whatever the transport does, each call has one outcome, and none waits past its deadline.",
-    "chaos.at-most-once": "Whatever the transport does, a handler runs at most once for a request.",
-    "chaos.belongs": "Whatever the transport does, answers belong to their questions and items come in order.",
+    "chaos.outcomes": "Under any faults of the transport each call has one outcome, and none waits past its deadline.",
+    "chaos.at-most-once": "Under any faults of the transport a handler runs at most once for a request.",
+    "chaos.belongs": "Under any faults of the transport responses belong to their requests and items come in order.",
     "chaos.nothing-left": "After chaos no call, no task and no memory is left behind.",
     "chaos.counts": "A run of chaos says how many faults of each kind it injected, and fails if one kind is missing.",
 }
@@ -500,7 +500,7 @@ CALL: dict[str, str] = {
     "call.wire.tolerant": "Fields of a newer protocol are ignored, optional ones may be absent or null.",
     "call.wire.survives": "An event is the same after a journey as JSON.",
     "call.wire.binary": "Binary data of an answer is bytes again at the receiver; other values are sent in JSON form.",
-    "call.wire.malformed": "Whatever is not an event is a PROTOCOL_ERROR that ends neither side, and nothing else.",
+    "call.wire.malformed": "An invalid event is a PROTOCOL_ERROR that ends neither side, and nothing else.",
     "call.respond.callback": "A callback answers requests by `respond`, without a registry; it is cancelled with them.",
     "call.foreign-code": "The error code of a peer with codes of its own is kept, and passed on to every surface.",
     "call.wire.numbers": "A count is a JSON number without a fraction, however it is written, and null is absent.",
@@ -515,12 +515,12 @@ CALL: dict[str, str] = {
     "call.transport.interface": "The interface of a transport is one small file: six methods and whether peers are "
     "trusted; sending never waits.",
     "call.transport.sender-is-stamped": "The sender of an event is stamped by the transport.",
-    "call.transport.fails-at-once": "Sending through a closed transport, or to nobody, is UNAVAILABLE at once.",
+    "call.transport.fails-at-once": "Sending through a closed transport or without a receiver is UNAVAILABLE.",
     "call.envelope": "`call()` gives the one envelope that the operation answered with.",
     "call.concurrent": "Many calls at once get each its own answer.",
     "call.request-fields": "A request carries request id, parent, identity and input of its context.",
     "call.request-ids": "No request id is used twice by one caller, even if a context is.",
-    "call.request-ids.refused": "A request id that is in use is refused to other callers, and nobody gets the wrong "
+    "call.request-ids.refused": "A request id that is in use is rejected for others, and no caller gets the wrong "
     "answer.",
     "call.moves-on": "A request that a server refused before anything was begun is asked of another one, in the time "
     "that "
@@ -528,9 +528,8 @@ CALL: dict[str, str] = {
     "call.session.schemas": "Every event of a session agrees with its published schema, and survives its journey.",
     "call.session.tolerant": "Session events with unknown fields or another order of fields are read.",
     "call.session.refused": "A refusal is raised as the error that it names; an unknown code is UNAVAILABLE.",
-    "call.session.malformed": "What is no session event is a PROTOCOL_ERROR, and nothing else.",
-    "call.discovery": "All who serve can be found, with schemas, health and version, whatever the size of their "
-    "registries.",
+    "call.session.malformed": "What is not a session event is a PROTOCOL_ERROR, and nothing else.",
+    "call.discovery": "All servers can be found, with schemas, health and version, for any size of their registries.",
     "call.discovery.statistics": "A server counts calls, errors and time per operation; of an error it keeps the code.",
     "call.discovery.access": "Discovery shows a caller the operations that it may call.",
     "call.directed": "A call can be directed at one of several servers.",
@@ -538,7 +537,7 @@ CALL: dict[str, str] = {
     "call.one-outcome": "Every call that was opened is settled exactly once, or still pending.",
     "call.duplicates": "Late and duplicate answers are dropped and counted.",
     "call.unknown-ids": "Events for unknown requests are ignored and counted.",
-    "subscribe.missed-abort": "An item that nobody waits for is answered with an abort, so that its producer ends.",
+    "subscribe.missed-abort": "An item without a consumer is answered with an abort, so that its producer ends.",
     "call.foreign-answers": "Only the peer that a request was routed to can answer it; what others send is dropped and "
     "counted.",
     "call.repeated-requests": "A request that arrives twice is run once; a request id that was used is an error.",
@@ -554,7 +553,7 @@ CALL: dict[str, str] = {
     "leaves anything running.",
     "call.respond.envelopes-only": "`respond()` raises on anything that is not a readable envelope.",
     "call.respond.public": "`respond()` is public, and takes an envelope in wire form too.",
-    "call.respond.once": "A request is answered once; nobody is told of answers to unknown requests.",
+    "call.respond.once": "A request is answered once; responses to unknown requests are ignored.",
     "call.abort": "`abort()` ends a pending call with ABORTED and has its handler stopped.",
     "call.cancellation": "A caller that gives up cancels the handler on the other side, once.",
     "call.cancellation.nested": "Cancellation reaches the innermost handler through nested calls and other buses.",
@@ -563,7 +562,7 @@ CALL: dict[str, str] = {
     "call.close": "Closing a channel settles every pending call at once with UNAVAILABLE.",
     "call.unserved": "A call without a server fails at once with UNAVAILABLE.",
     "call.own-end": "One end may serve and call, itself too.",
-    "call.questions": "A handler asks the caller over every transport; the answer, or why there is none, comes back.",
+    "call.questions": "A handler asks the caller over every transport; the answer or an error comes back.",
     "call.questions.opt-in": "A caller that does not accept questions gets an error with the question.",
     "call.progress": "What a handler reports reaches a caller that asked for it, over every transport: at most ten "
     "reports per second and the last one before the response, with finite numbers and a bounded message.",
@@ -584,7 +583,7 @@ CALL: dict[str, str] = {
     "subscribe.credits": "A producer is never advanced beyond the credits that its consumer gave.",
     "subscribe.credits.repeatable": "Grants are totals: a repeated one changes nothing, a lost one is made up for, and "
     "a consumer that waits repeats its own.",
-    "subscribe.bounded": "The buffer of a consumer is bounded, whatever the producer does.",
+    "subscribe.bounded": "The buffer of a consumer is bounded for any producer.",
     "subscribe.without-credits": "A producer that knows neither credits nor item numbers is consumed; what it sends "
     "beyond the window is bounded in bytes, and ends with an error.",
     "subscribe.overflow": "A stream that must not be slowed down drops or ends as its policy says, counted exactly.",
@@ -651,7 +650,7 @@ NATS: dict[str, str] = {
     "transport.nats.permissions": "What the NATS server forbids fails alone, at once where it names the operation; the "
     "connection lives.",
     "transport.nats.payload": "A message above the server's max_payload fails its own call; the connection lives.",
-    "transport.nats.credentials": "Password, token, NKEY and .creds file prove to a NATS server who we are.",
+    "transport.nats.credentials": "Password, token, NKEY and .creds file authenticate at a NATS server.",
     "transport.nats.secrets": "No message, log line or repr shows a password, token or seed.",
     "transport.nats.tls": "TLS is used where either side wants it, is checked, and is never given up for plain text.",
     "transport.nats.unreachable": "A NATS server that is absent, full, too old or something else is named, with the "
@@ -670,21 +669,21 @@ NATS: dict[str, str] = {
     "transport.nats.at-once": "Handlers of one operation run at the same time, and may call back.",
     "transport.nats.drain": "A NATS end that withdraws answers everything that arrived before.",
     "transport.nats.no-leak": "What an exception says does not reach the caller over NATS.",
-    "transport.nats.spread": "Those who serve an operation over NATS share its requests.",
-    "transport.nats.discovery": "NATS' own tools are told what is served, where an end describes itself.",
+    "transport.nats.spread": "The servers of an operation over NATS share its requests.",
+    "transport.nats.discovery": "The tools of NATS see what is served, where an end describes itself.",
 }
 
 REDIS: dict[str, str] = {
     "transport.redis": "Calls run over a Redis server, 6.2 or newer, under the whole contract.",
     "transport.redis.servers": "The suites of Redis pass over each Redis and Valkey server that is installed.",
-    "transport.redis.framing": "However the bytes of Redis are split, each reply goes to whoever asked, in order.",
-    "transport.redis.garbage": "Whatever strangers publish on our channels is ignored and counted.",
+    "transport.redis.framing": "However the bytes of Redis are split, each reply reaches its request, in order.",
+    "transport.redis.garbage": "Foreign messages on our channels are ignored and counted.",
     "transport.redis.secrets": "A password appears in no message, name or repr.",
     "transport.redis.refusals": "What Redis refuses is UNAVAILABLE, fails alone, and says what to do about it.",
     "transport.redis.leases": "A server that does not beat gets no more requests, and serves again with its next beat.",
-    "transport.redis.dead-servers": "A server that crashed costs nobody a call, and its entries are removed when met.",
-    "transport.redis.lost-data": "What Redis loses about who serves what comes back with the next beats.",
-    "transport.redis.scripts": "Emptying Redis' cache of scripts costs nobody a call.",
+    "transport.redis.dead-servers": "A server that crashed fails no call, and its entries are removed when met.",
+    "transport.redis.lost-data": "What Redis loses about servers comes back with the next heartbeats.",
+    "transport.redis.scripts": "Flushing the scripts of Redis fails no call.",
     "transport.redis.no-memory": "Calls, leases and announcements go on while Redis has no memory left.",
     "transport.redis.once": "A message whose reply is lost is not sent again.",
     "transport.redis.one-connection": "A thousand calls in flight need one connection an end.",
@@ -699,25 +698,24 @@ REDIS: dict[str, str] = {
     "transport.redis.slow-reader": "An end that Redis closes for reading too slowly comes back; each call has one "
     "outcome.",
     "transport.redis.prefix": "Ends with another prefix or database do not meet.",
-    "transport.redis.tls": "Calls pass through TLS, and a server that cannot prove who it is is refused.",
+    "transport.redis.tls": "Calls pass through TLS, and a server without proof of its identity is rejected.",
     "transport.redis.sticky": "Over Redis, requests with one sticky key go to one server while it is there.",
 }
 
 WEBSOCKET: dict[str, str] = {
     "transport.no-secrets": "Neither messages nor logs show passwords, tokens or payloads.",
-    "transport.directed": "A request can be directed at one server; if it is gone, the caller is told in its name.",
+    "transport.directed": "A request can be directed at one server; if it is gone, the caller learns it in its name.",
     "transport.sticky": "Requests with one sticky key go to one server until it leaves.",
     "transport.strangers": "Only the peer that has a request can answer it, and only its caller can steer it.",
     "transport.reconnects": "After a loss an end comes back, serves what it served, and its calls have ended; it "
-    "storms "
-    "nobody.",
+    "backs off.",
     "transport.websocket.probes": "A hub answers /healthz and /readyz over HTTP until it drains.",
     "transport.websocket": "A WebSocket server and its clients are ends of one medium; the server relays.",
     "transport.websocket.frames": "Messages arrive whole, however frames and bytes are cut.",
     "transport.websocket.frames.refused": "What breaks the rules of WebSocket ends that connection with its code.",
-    "transport.websocket.stamps": "Who an event is from is written by the server and cannot be forged.",
+    "transport.websocket.stamps": "The sender of an event is written by the server and cannot be forged.",
     "transport.websocket.opaque": "A relay passes payloads on unread and unchanged.",
-    "transport.websocket.routes": "A relay keeps a call exactly as long as it is open.",
+    "transport.websocket.routes": "A relay keeps a call exactly until it ends.",
     "transport.websocket.duplicates": "A request that comes again while it is open goes nowhere.",
     "transport.websocket.plain": "A client with hand-written JSON and no `peer` can call and serve.",
     "transport.websocket.hello": "Hello comes first, in time and in our version, or the connection is closed.",
@@ -725,12 +723,12 @@ WEBSOCKET: dict[str, str] = {
     "peers.page-alone": "A peer in plain JavaScript, written from the page alone, keeps every promise of the protocol.",
     "conformance.own": "The conformance kit finds that our hub, spoke, client and ends on brokers keep every promise.",
     "conformance.broken": "The conformance kit finds every peer that breaks one promise.",
-    "conformance.bounded": "The conformance kit ends in bounded time, whatever a peer does or does not send.",
+    "conformance.bounded": "The conformance kit ends in bounded time for any behaviour of a peer.",
     "peers.typescript": "The TypeScript package calls and serves over a hub, by the page of the protocol alone.",
     "protocol.transcripts": "A hub and a server on a broker send what the transcripts of the protocol's page show.",
     "transport.websocket.subprotocol": "Both sides speak opwire.v1 or do not connect.",
     "transport.websocket.origin": "A web page connects only from an allowed origin.",
-    "transport.websocket.http": "What is no WebSocket handshake is refused or closed.",
+    "transport.websocket.http": "What is not a WebSocket handshake is rejected or closed.",
     "transport.websocket.tls": "Connections can be encrypted, and certificates are checked.",
     "transport.websocket.unreachable": "A server that cannot be used is UNAVAILABLE in time, with the reason.",
     "transport.websocket.unconfirmed": "What a server does not confirm is UNAVAILABLE.",
@@ -742,15 +740,15 @@ WEBSOCKET: dict[str, str] = {
     "transport.websocket.unmatched": "Events that no call needs count against their sender, and fill no buffer.",
     "transport.websocket.unread": "Messages that an application does not take kill no connection.",
     "transport.websocket.loss": "Both sides of a call learn at once that the other is gone.",
-    "transport.websocket.slow-peer": "A peer that does not read costs bounded memory and delays nobody.",
+    "transport.websocket.slow-peer": "A peer that does not read costs bounded memory and delays no other.",
     "transport.websocket.goaway": "An end that goes away gets no new requests and finishes what it has.",
-    "transport.websocket.max-connections": "A server takes so many connections.",
-    "transport.websocket.max-calls": "A connection has so many calls open, those to the server itself included.",
-    "transport.websocket.max-operations": "A connection serves so many operations.",
+    "transport.websocket.max-connections": "The connections of a server are limited.",
+    "transport.websocket.max-calls": "The open calls of a connection are limited, those to the server itself included.",
+    "transport.websocket.max-operations": "The operations of a connection are limited.",
 }
 
 HUB: dict[str, str] = {
-    "transport.websocket.gate": "A gate decides who comes in and what it announces; each peer's wishes keep their "
+    "transport.websocket.gate": "A gate admits peers and their announcements; each peer's requests keep their "
     "order, and others do not wait.",
     "hub.relays": "Spokes call each other's operations through the hub.",
     "hub.serves": "A hub serves its own registry; what was never there is OPERATION_NOT_FOUND.",
@@ -789,14 +787,14 @@ HUB: dict[str, str] = {
     "hub.connect": "The scheme of a URL tells the engine; a missing package is named.",
     "hub.token": "A spoke without a good token is refused with UNAUTHENTICATED, and does not hammer.",
     "hub.expiry": "A connection ends when its token expires, and the same token opens no other.",
-    "hub.identity": "The hub writes who calls on every request; no claim of a spoke counts.",
-    "hub.nobody": "Without auth, whoever connects is nobody: it calls what is public, and announces nothing.",
+    "hub.identity": "The hub writes the caller on every request; no claim of a spoke counts.",
+    "hub.nobody": "Without auth, peers are anonymous: they call what is public, and announce nothing.",
     "hub.short-descriptions": "A foreign spoke describes an operation by id and type alone, the type in either case.",
     "hub.carried-descriptions": "An announcement may carry descriptions; they are bounded like requested ones.",
     "hub.undescribed": "What a peer does not describe is served only if its grant says so, with unknown schemas.",
     "hub.own-requests": "The hub's own requests carry no authority that a peer can act with.",
     "hub.digests": "What the hub knows of an operation is not described to it again.",
-    "hub.room": "When there is no room, a connection of whoever has the most makes place, first one without a token.",
+    "hub.room": "Without room, a connection of the identity with the most makes place, first one without a token.",
     "hub.delegation": "A call made for a live call that the hub routed to its sender is made as that call's caller.",
     "hub.replies": "Only the spoke that has a call can answer it.",
     "hub.announce-rights": "A spoke announces only in the namespaces of its grant. It does not start if some are "
@@ -805,7 +803,7 @@ HUB: dict[str, str] = {
     "hub.rate": "A connection calls so often and no more: RATE_LIMITED, with when to try again.",
     "hub.limits": "Open calls, announcements and the time for a handshake are bounded per connection.",
     "hub.just-started": "For a while after its start a hub says UNAVAILABLE, not OPERATION_NOT_FOUND, of what "
-    "nobody announced.",
+    "was not announced.",
 }
 
 MONITOR: dict[str, str] = {
@@ -838,7 +836,7 @@ DURABLE: dict[str, str] = {
     "durable.cancel": "A mutation that no worker has begun can be cancelled, in every journal; one that runs goes on.",
     "durable.inspection": "What was given up can be listed, replayed and purged, and everything is counted.",
     "durable.keep": "Outcomes are forgotten after a set time, buried ones are not.",
-    "durable.at-least-once": "A submitted mutation is run at least once, whoever crashes.",
+    "durable.at-least-once": "A submitted mutation is run at least once, across crashes of any process.",
     "durable.one-outcome": "A task has one recorded outcome, the first.",
     "durable.outcome": "An envelope, or an error that is not retryable, is an outcome.",
     "durable.retries": "What the error says is retryable is tried again.",
@@ -877,9 +875,9 @@ DURABLE: dict[str, str] = {
     "durable.nats.permissions": "The permissions that are named are enough; what is forbidden is known at once.",
     "durable.nats.no-growth": "Outcomes in NATS expire, and nothing else of a task that has ended is left.",
     "durable.nats.lost-news": "An outcome in NATS whose news got lost is found by asking again.",
-    "durable.nats.leftovers": "A step in NATS that was not finished is in nobody's way, and runs nothing again.",
+    "durable.nats.leftovers": "An unfinished step in NATS blocks no other, and runs nothing again.",
     "durable.nats.size": "What a NATS server does not let through is refused alone, and the connection lives.",
-    "durable.nats.log": "Of many who write about a task in NATS at the same time, one does.",
+    "durable.nats.log": "Of many concurrent writers about a task in NATS, one succeeds.",
     "durable.nats.names": "Every key and operation has a legal name of its own in NATS.",
     "durable.nats.fair": "Operations take turns in NATS.",
     "durable.nats.room": "What an end in NATS has no room for is soon given to others, and costs no attempt.",
@@ -932,7 +930,7 @@ AUTH: dict[str, str] = {
     "auth.anonymous": "Connections are anonymous only where `allow_anonymous` says so.",
     "auth.callback": "A user's function, sync or async, can say what a token gives; a sync one does not block the "
     "loop.",
-    "auth.callback.fails-closed": "A user's function that fails or answers with something else lets nobody in.",
+    "auth.callback.fails-closed": "A user's function that fails or returns something else admits no caller.",
     "auth.claims": "Subject, scopes, resources and namespaces of a grant come from claims that can be named.",
     "auth.claims.strict": "A claim of the wrong kind is refused.",
     "auth.jwt": "JSON Web Tokens of every listed algorithm are taken with their own key and no other.",
@@ -942,7 +940,7 @@ AUTH: dict[str, str] = {
     "auth.jwt.published": "Published keys are fetched when needed, renewed hourly, and never more often than once a "
     "minute.",
     "auth.keys": "Signing keys survive as PEM; what is not such a key is refused.",
-    "auth.certificate": "An authority's certificate says who holds which key, until when, and what it grants.",
+    "auth.certificate": "An authority's certificate names the holder of a key, its expiry, and what it grants.",
     "auth.certificate.strict": "What is not quite a certificate is refused; only `true` lets a holder delegate.",
     "auth.certificate.cached": "A verified certificate is not verified again, and the cache is bounded.",
     "auth.credential": "A signed request is its holder's; without a credential one is asked for.",
@@ -956,7 +954,7 @@ AUTH: dict[str, str] = {
     "alone; any other is refused.",
     "auth.signed-requests": "Over a broker a request carries a credential and no identity; the server gives it the "
     "identity that the credential proves, or none.",
-    "auth.rate": "No more calls pass than burst and rate allow, and whoever waits as told passes.",
+    "auth.rate": "No more calls pass than burst and rate allow, and a caller that waits for retry_after passes.",
 }
 
 OAUTH: dict[str, str] = {
@@ -988,13 +986,13 @@ MCP_IN: dict[str, str] = {
     "mcp.engine.bounded": "The other end has a bounded number of open requests, and each id once.",
     "mcp.engine.headers": "Arguments that are sent as headers are declared, written and checked as by the SDK.",
     "mcp.engine.envelope": "A stateless request is accepted or rejected as by the SDK.",
-    "mcp.in.config": "An `mcpServers` file is read as it is; what is wrong is said with its key.",
+    "mcp.in.config": "An `mcpServers` file is read unchanged; errors name their key.",
     "mcp.in.secrets": "Servers are shown without arguments, header values, environment, user info and query.",
     "mcp.in.transports": "stdio, streamable HTTP and the SSE transport of 2024 give the same results.",
     "mcp.in.revisions": "Every revision is spoken; a server that does not know discovery is greeted as before.",
     "mcp.in.raw": "Results arrive as the server sent them: nothing validated, nothing lost.",
     "mcp.in.errors": "JSON-RPC errors become CallErrors that keep code and data, up to a limit.",
-    "mcp.in.cancel": "A caller may leave at any moment: the server is told, others notice nothing.",
+    "mcp.in.cancel": "A caller may leave at any moment: the server is notified, others notice nothing.",
     "mcp.in.deadline": "A deadline ends the call with TIMEOUT and tells the server; one that passed sends nothing.",
     "mcp.in.progress": "Progress arrives in order, and before the result.",
     "mcp.in.crash": "When a server dies, pending calls end at once with UNAVAILABLE; the next call connects again.",
@@ -1002,7 +1000,7 @@ MCP_IN: dict[str, str] = {
     "mcp.in.back-off": "After repeated failures there are growing pauses, in which calls fail at once and say how "
     "long.",
     "mcp.in.hang-at-start": "A server that does not get ready is given up in time, and nothing of it stays.",
-    "mcp.in.garbage": "What is no message is passed over; a broken answer is an error at once, never a wait.",
+    "mcp.in.garbage": "Invalid messages are ignored; an invalid response is an error at once, never a wait.",
     "mcp.in.limits": "A message may be megabytes long; one above the limit of bytes, JSON values or content blocks is "
     "a clear error, and lists, schemas, names and progress are bounded.",
     "mcp.in.stderr": "What a server writes to stderr is in the log, line by line, capped.",
@@ -1013,14 +1011,14 @@ MCP_IN: dict[str, str] = {
     "the log if it crashes later; its callers do not get them.",
     "mcp.in.stop": "A server is stopped with its children, even a stubborn one, even if we are cancelled.",
     "mcp.in.questions.caller": "Questions of a server reach the caller of the operation, and its callbacks otherwise.",
-    "mcp.in.questions.owner": "A question that could belong to callers of several identities reaches none of them.",
+    "mcp.in.questions.owner": "A question that could belong to callers of several identities reaches no one of them.",
     "mcp.in.callbacks": "What a server asks is answered by callbacks; what they do not answer is refused.",
     "mcp.in.questions": "A result that asks back is answered in at most ten rounds, or the call fails clearly.",
     "mcp.in.question-limits": "A server has a bounded number of questions open, and for each request of ours; others "
     "are refused, and a server that does not read the refusals is disconnected.",
-    "mcp.in.changes": "Changes are told alike in every revision, also after a subscription or a connection broke.",
+    "mcp.in.changes": "Changes are reported alike in every revision, also after a subscription or a connection broke.",
     "mcp.in.http": "An HTTP failure costs one call, says what happened, and is never passed on as our own refusal.",
-    "mcp.in.session-lost": "A session that the server has forgotten is begun anew, once, and the call made again.",
+    "mcp.in.session-lost": "A session that the server has forgotten is restarted, once, and the call repeated.",
     "mcp.in.resumption": "A stream that is cut before the answer is resumed where the server supports that, a bounded "
     "number of times.",
     "mcp.in.redirect": "Headers never follow a redirect, or an endpoint, to another origin.",
@@ -1051,17 +1049,17 @@ MCP_IN: dict[str, str] = {
     "mcp.in.pinned": "A source can be limited to one revision of the protocol.",
     "mcp.in.complete": "Arguments of prompts and templates are completed by their server.",
     "mcp.in.instructions": "The instructions of servers are those of the registry, and of what serves it.",
-    "mcp.in.structured-first": "Structured content of whatever kind, null included, is the data.",
+    "mcp.in.structured-first": "Structured content of any kind, null included, is the data.",
     "mcp.in.blocks-else": "Without structured content the content blocks are the data.",
     "mcp.in.blocks-kept": "Blocks of an unknown kind, and unknown fields of known ones, are kept.",
-    "mcp.in.batches": "The messages of a batch of a server are handled in order, whatever carries it.",
+    "mcp.in.batches": "The messages of a batch of a server are handled in order, over any transport.",
     "mcp.in.meta-kept": "The `_meta` of a result is kept.",
     "mcp.in.is-error": "A result with `isError` is an envelope, never raised and never normalised.",
     "mcp.in.json-text": "Where a tool declares an output schema and only text came, a single JSON text is the data.",
     "mcp.in.tool-envelope": "The payload of a ToolEnvelope V1 is the data; other versions and broken ones stay "
     "blocks, with a warning.",
     "mcp.in.violating-output": "Output that violates or lacks its declared schema is normalised, warned of and kept.",
-    "mcp.in.nothing-lost": "Whatever JSON object comes as a result is an envelope, and none of its content is lost.",
+    "mcp.in.nothing-lost": "Any JSON object as a result is an envelope, without loss of content.",
     "mcp.in.protocol-failures": "Failures of the protocol are raised at once as CallErrors.",
     "mcp.in.resources": "Resources are listed whole, and read as content blocks.",
     "mcp.in.watch": "A watch of a resource gives an item for each update, survives a new connection, and ends with "
@@ -1083,7 +1081,7 @@ POLICIES: dict[str, str] = {
     "policies.approval": "A call that needs approval runs only if a person approves it in time.",
     "policies.queue": "Calls wait in a queue for approval, bounded in number and time; what a person reads has no "
     "secrets, and says what is left out.",
-    "policies.caller": "The person who makes a call can be asked for approval, over MCP by elicitation.",
+    "policies.caller": "The person that makes a call can be asked for approval, over MCP by elicitation.",
     "policies.rate": "No more calls pass than a rate allows, for each identity or operation; the error says when to "
     "retry.",
     "policies.concurrency": "No more calls run at the same time than a limit allows; others wait or are rejected.",
@@ -1117,7 +1115,7 @@ RESOURCES: dict[str, str] = {
     "resources.templates": "URI templates of RFC 6570 are matched as the SDK expands them; others are rejected.",
     "resources.templates-hostile": "Matching a URI takes linear time, and a path in it cannot leave its directory.",
     "resources.completion": "Arguments are completed by functions that run as operations do, also through views.",
-    "resources.updates": "An updated resource is told to listeners of its registry and of every view.",
+    "resources.updates": "Listeners of a registry and of every view are notified of updated resources.",
     "operations.annotations": "Every operation has annotations, icons and `_meta`; a query is read-only by default.",
     "operations.log": "A handler logs to its caller, if that listens, at a known level.",
     "operations.lenient-input": "Lenient input that does not match its schema is passed on with a warning.",
@@ -1127,7 +1125,7 @@ SERVE_MCP: dict[str, str] = {
     "serve-mcp.tools": "An operation is served as an MCP tool with title, description, hints, schemas and its origin.",
     "serve-mcp.names": "Tool names are readable: letters, digits, _ and -, at most 50 by default, different for "
     "different ids also without their digests, and kept while the operation is served.",
-    "serve-mcp.wrapped-schemas": "What is no object is wrapped where the protocol asks for one; references stay right.",
+    "serve-mcp.wrapped-schemas": "Values other than objects are wrapped if the protocol asks; references stay right.",
     "serve-mcp.one-bad-tool": "A schema or operation that cannot be shown costs no other tool.",
     "serve-mcp.pages": "tools/list gives every tool once, in pages of up to 512 kB, also when operations come and go; "
     "output schemas above 4 kB are left out.",
@@ -1166,7 +1164,7 @@ SERVE_MCP: dict[str, str] = {
     "serve-mcp.timeout": "A call ends after a time without progress; questions stop that clock.",
     "serve-mcp.progress": "What a handler reports reaches a client that asked for it, before the result.",
     "serve-mcp.subscriptions": "A subscription is collected up to a limit and a time, each item also told as it comes.",
-    "serve-mcp.list-changed": "Changes of the registry are told to clients of both eras, once for many.",
+    "serve-mcp.list-changed": "Clients of both eras are notified of changes of the registry, once for many.",
     "serve-mcp.resources": "Operations with a URI are resources or templates: listed, read and selected as every "
     "operation, with access control.",
     "serve-mcp.resource-errors": "An unknown resource has the error code of the client's era; a failed one says why.",
@@ -1185,7 +1183,7 @@ SERVE_MCP: dict[str, str] = {
     "serve-mcp.http-errors": "Requests that contradict themselves or come out of turn get the status of the protocol.",
     "serve-mcp.stream": "Any pair of streams is a connection: `serve_stream` takes messages and a function for others.",
     "serve-mcp.stdio": "stdio serves any client, keeps prints out of the protocol, and stops when told to.",
-    "serve-mcp.http": "Streamable HTTP is served at /mcp until the server is told to stop.",
+    "serve-mcp.http": "Streamable HTTP is served at /mcp until the server is stopped.",
     "serve-mcp.unauthenticated": "A bad token, or none where nothing is public, is a 401 with WWW-Authenticate.",
     "serve-mcp.one-path": "The server has one path; other spellings of it are redirected or not found.",
     "serve-mcp.rebinding": "Requests for other hosts, and from pages of other origins, are refused by default.",
@@ -1259,7 +1257,7 @@ OPENAPI: dict[str, str] = {
     "openapi.proxy": "Proxies are used as given, the environment's only if trusted, never ~/.netrc.",
     "openapi.redirect-credentials": "Credentials never cross origins.",
     "openapi.redirect-method": "Method and body of a redirected request change as fetch says.",
-    "openapi.redirect-refused": "No redirect leads from https to http or to what is no HTTP.",
+    "openapi.redirect-refused": "No redirect leads from https to http or to another scheme.",
     "openapi.client-close": "Closing ends calls and streams under way at once.",
     "openapi.unclosed": "A source that is never closed closes its connections with its event loop, or as garbage.",
     "openapi.client-loops": "A client works in one event loop after another, and in those of several threads.",
@@ -1279,12 +1277,12 @@ OPENAPI: dict[str, str] = {
     "openapi.stream-back-pressure": "The API is read only as fast as items are taken.",
     "openapi.reconnect": "A lost event stream is resumed with Last-Event-ID and the API's retry, where asked for.",
     "openapi.sources": "A document is a mapping, text, a file or an address; its operations can be called.",
-    "openapi.not-a-document": "What is no OpenAPI document is a VALIDATION_ERROR that says why.",
+    "openapi.not-a-document": "What is not an OpenAPI document is a VALIDATION_ERROR that says why.",
     "openapi.later-versions": "OpenAPI 3.3 and later 3.x are read as 3.2, with a warning in the report.",
     "openapi.yaml": "YAML is read with JSON's types: dates, yes/no and octal stay text, keys are text.",
     "openapi.yaml-repaired": "YAML that js-yaml reads loads, also where libyaml rejects it: tabs, C1 controls, U+2028.",
     "openapi.yaml-safe": "YAML that is too deep, endless, or stands for too much is refused.",
-    "openapi.refs": "References lead anywhere in the loaded documents, through others; circles are told.",
+    "openapi.refs": "References lead anywhere in the loaded documents, through others; circles are reported.",
     "openapi.refs-safe": "Files and hosts outside the document's own place are read only when allowed.",
     "openapi.document-limits": "Referenced files are limited by bytes, other documents also by number; as options say.",
     "openapi.broken": "A broken part costs no more than its own operation; the report says why.",
@@ -1320,7 +1318,7 @@ OPENAPI: dict[str, str] = {
 }
 
 SERVE: dict[str, str] = {
-    "serve.token": "A token gives its identity; a bad or expired one is refused, none is nobody; none is logged.",
+    "serve.token": "A token gives its identity; a missing one is anonymous, an invalid one rejected; none is logged.",
     "serve.hosts": "A server answers to the host names that it is given, by default to loopback names alone.",
     "serve.hosts.hint": "The answer to a host name that is refused names the options that allow it.",
     "serve.access-log": "Every call on every surface is one line of the access log: identity, operation, outcome, "
@@ -1373,7 +1371,7 @@ SERVE_HTTP: dict[str, str] = {
     "http.access": "Access is checked on calls and on the document.",
     "http.changes": "Changes of the registry are served at once.",
     "http.mounted": "It can be mounted.",
-    "http.run": "It runs until it is told to stop.",
+    "http.run": "It runs until it is stopped.",
     "http.document": "The OpenAPI document describes every operation.",
     "http.document.schemas": "Definitions are shared components, and mean what they meant.",
     "http.document.streams": "Streams are described as each version of OpenAPI can.",
@@ -1382,7 +1380,7 @@ SERVE_HTTP: dict[str, str] = {
     "one, or is refused if all do.",
     "http.document.summaries": "Every operation in the document has a summary: its title, else the start of its "
     "description.",
-    "http.document.cached": "A document is built once for all who see the same, until the registry changes.",
+    "http.document.cached": "A document is built once for all callers that see the same, until the registry changes.",
     "http.round-trip": "Served over HTTP and read back, a registry gives the same operations and data.",
     "http.chain": "Chains of HTTP and MCP keep data equal.",
 }
@@ -1414,7 +1412,7 @@ MCP_JUDGES: dict[str, str] = {
     "mcp.judges.filesystem": "The reference server for files writes, reads and lists; a path outside is an error "
     "result.",
     "mcp.judges.memory": "The reference server for memory keeps what it was told, also for the next process.",
-    "mcp.judges.servers-file": "A file of MCP servers is read as it is; a broken one costs the others nothing.",
+    "mcp.judges.servers-file": "A file of MCP servers is read unchanged; a broken one costs the others nothing.",
     "mcp.judges.inspector": "The MCP Inspector lists and calls the tools of a served registry over stdio and HTTP.",
     "mcp.judges.typescript": "The official TypeScript client finds results of every shape to match their schemas, "
     "cancels handlers, and hears of changes.",
@@ -1461,11 +1459,11 @@ TELEMETRY: dict[str, str] = {
     "telemetry.across": "A call that crosses a transport, MCP or HTTP stays one trace.",
     "telemetry.lineage": "The nearest span is the parent: a handler's own before its context's, a peer's before a "
     "stranger's.",
-    "telemetry.trust": "Instrumenting changes nothing of who may call what.",
+    "telemetry.trust": "Instrumenting does not change access control.",
     "telemetry.undo": "What is instrumented twice is recorded once, and the end leaves nothing behind.",
     "telemetry.absent": "OpenTelemetry is loaded only when it is asked for.",
     "telemetry.attributes": "A span says operation, type, source and outcome.",
-    "telemetry.errors": "Errors are told by code; a server's span is an error only if it was its fault.",
+    "telemetry.errors": "Errors are reported by code; a server's span is an error only if it was its fault.",
     "telemetry.privacy": "Neither data nor messages are recorded; the caller's id only if asked for.",
     "telemetry.metrics": "Durations, calls under way and errors by code; names that callers invent do not count.",
     "logging.library": "Logs go below `opwire`; no handler is added, and the root logger is left alone.",
@@ -1479,11 +1477,11 @@ CONFIG: dict[str, str] = {
     "config.announces": "A spoke shows others only the namespaces and patterns that its file announces.",
     "config.durable": "A journal in the file serves mutations to durable calls.",
     "config.durable-tasks": "`durable_tasks` of a file are stored in its journal, and `opwire serve` runs them.",
-    "config.secrets": "A secret that stands in the file is a mistake; secrets come from the environment.",
+    "config.secrets": "A secret in the file is an error; secrets come from the environment.",
     "config.oauth": "`[auth.oauth]` accepts the tokens of an authorization server, beside those of identities.",
     "config.missing-variable": "A variable that is not set is named, with the key that asks for it.",
     "config.no-secret-is-shown": "No repr and no message shows a text that may be secret.",
-    "config.template": "The file that `opwire init` writes is valid, as it is and with every example in use.",
+    "config.template": "The file that `opwire init` writes is valid, unchanged and with every example in use.",
     "config.sources": "Python modules, MCP servers, mcpServers files and OpenAPI documents can be sources.",
     "config.open": "All sources are in one registry, in the order of the file, until it is closed.",
     "config.concurrent": "Sources are loaded at the same time.",
@@ -1491,8 +1489,8 @@ CONFIG: dict[str, str] = {
     "config.required": "A required source that fails stops the start, and the others are closed.",
     "config.hot-reload": "`serve --reload` restarts after edits of the configuration, Python modules or documents.",
     "config.broken-reload": "An invalid configuration file is reported, and the running process goes on.",
-    "config.identities": "Who shows an identity's token has its name, scopes, resources and namespaces.",
-    "config.surfaces": "Surfaces, hub and spoke are made as the file says, and let in whom it names.",
+    "config.identities": "A token gives the name, scopes, resources and namespaces of its identity.",
+    "config.surfaces": "Surfaces, hub and spoke are created as configured, and admit the callers that the file names.",
 }
 
 QUESTIONS: dict[str, str] = {
@@ -1508,17 +1506,17 @@ CLIENT: dict[str, str] = {
     "client.data": "`call` gives the data; with `output_type` it really is of that type.",
     "client.errors": "Errors arrive with equal code, message, details, retryable and retry_after on every way.",
     "client.deadline": "One deadline spans all attempts of a call, travels with it, and ends it on both sides.",
-    "client.cancel": "Whoever gives a call up stops its handler.",
+    "client.cancel": "Cancelling a call stops its handler.",
     "client.subscribe": "Subscriptions give data or envelopes in order; leaving the loop stops the producer.",
     "client.version": "A call asks for a version of an operation by `version=`; one that is not served is an error.",
-    "client.is-error": "A tool's isError raises or is returned, by policy; an envelope is always given as it is.",
+    "client.is-error": "A tool's isError raises or is returned, by policy; an envelope is always returned unchanged.",
     "client.retries": "Only QUERYs are repeated, after retryable errors, with jitter and one budget, before the "
     "deadline, honouring retry_after.",
     "client.pages": "Pages are found by Link header or by a named cursor, and end by themselves; endless and repeated "
     "ones are errors.",
-    "client.operations": "`operations` shows what the caller can call, whatever answers.",
+    "client.operations": "`operations` shows what the caller can call, over every backend.",
     "client.identity": "Over a registry the caller is trusted unless an identity is given; then access is checked.",
-    "client.targets": "A target that cannot be used, or whose package is missing, is told with what to do.",
+    "client.targets": "A target that cannot be used, or lacks its package, is an error that says what to do.",
     "client.options": "Type checkers know the options of a client; its repr names the target without credentials.",
     "client.closed": "A client that is not open refuses; closing ends what is under way on its own connection.",
     "client.http": "Over HTTP, envelopes and problems are read back whole; foreign answers are errors by status.",
@@ -1544,7 +1542,7 @@ DOCS: dict[str, str] = {
     "docs.made": "Tables and schemas in the documentation are made from the code, and every public name is in the "
     "reference.",
     "docs.clients": "Client configurations in the documentation start or reach opwire as they are.",
-    "docs.numbers": "Numbers in the comparison's tables stand in the benchmarks' last run.",
+    "docs.numbers": "Numbers in the comparison's tables are those of the benchmarks' last run.",
 }
 
 CLI: dict[str, str] = {
@@ -1578,13 +1576,13 @@ CLI: dict[str, str] = {
     "cli.interrupt": "^C ends a command at once, quietly, with code 130.",
     "cli.json": "With --json all output is JSON, including errors.",
     "cli.lazy": "Listing a Python registry imports no optional package but click.",
-    "cli.ls": "Operations are listed by namespace, searched and filtered; ids are printed whole, whatever the width.",
+    "cli.ls": "Operations are listed by namespace, searched and filtered; ids are printed whole at any width.",
     "cli.ls-tokens": "`ls` lists views, and shows what operations, namespaces and views cost in tokens.",
     "cli.markup": "Descriptions in Markdown and HTML are shown as text, in linear time.",
     "cli.pipes": "A closed pipe ends a command without an error message.",
     "cli.plain": "Tables and colour are for terminals, and NO_COLOR is respected.",
     "cli.prompts": "Missing required fields are prompted for on a terminal only.",
-    "cli.serve": "Operations are served as MCP and HTTP, called back through them, and loaded anew when edited.",
+    "cli.serve": "Operations are served as MCP and HTTP, called back through them, and reloaded when edited.",
     "cli.log": "A server prints where it listens, what it serves, one line per call, and the tracebacks of failures; "
     "with --log-format json as JSON.",
     "cli.sources": "Operations come from the nearest configuration or from sources that options name.",

@@ -65,7 +65,7 @@ async def stage() -> Any:
 
 
 @requirement("cache.fresh")
-async def test_a_result_is_returned_as_long_as_it_is_fresh(stage: Stage) -> None:
+async def test_a_result_is_returned_until_it_is_stale(stage: Stage) -> None:
     stage.says([1], Cache_Control='public, MAX-AGE="60"', Age="10")
     first = await stage.get()
     first.append("changed by a caller")
@@ -138,7 +138,7 @@ async def test_an_old_result_is_revalidated(stage: Stage, validator: tuple[str, 
 
 
 @requirement("cache.revalidated")
-async def test_a_validator_that_is_no_header_is_not_sent(stage: Stage) -> None:
+async def test_a_validator_that_is_not_a_valid_header_is_not_sent(stage: Stage) -> None:
     stage.says(1, Cache_Control="no-cache", ETag='"' + "x" * 2000 + '"')
     assert [await stage.get(), await stage.get()] == [1, 1]
     assert stage.server.arrived[1].header("if-none-match") is None

@@ -105,7 +105,7 @@ async def test_subscriptions_give_their_items_and_dictionaries_their_arguments()
         ("print('so far')\n1 / 0", "so far\n"),
     ],
 )
-async def test_a_failure_is_told_so_that_a_model_corrects_its_program(code: str, told: str) -> None:
+async def test_a_failure_tells_a_model_how_to_correct_its_program(code: str, told: str) -> None:
     error = await failed(code)
     assert (error.code, told in error.message) == (ErrorCode.VALIDATION_ERROR, True)
     assert len(error.message) < 3_000
@@ -279,7 +279,7 @@ async def test_calls_that_a_program_does_not_await_end_with_it(ending: str) -> N
 
 
 @requirement("code-mode.run")
-async def test_a_result_that_is_a_call_without_await_is_told() -> None:
+async def test_a_result_that_is_a_call_without_await_is_reported() -> None:
     registry = OperationRegistry()
 
     @registry.query("shop.quick", inline=True)
@@ -291,7 +291,7 @@ async def test_a_result_that_is_a_call_without_await_is_told() -> None:
 
 
 @requirement("code-mode.run")
-async def test_what_a_failed_call_needs_is_told_by_the_name_of_its_function() -> None:
+async def test_what_a_failed_call_needs_is_reported_by_the_name_of_its_function() -> None:
     error = await failed("await shop_issues_comment(id=1)")
     assert "Its parameters: shop_issues_comment(id: int, text: str)" in error.message
     error = await failed("await asyncio.gather(shop_issues_list())")

@@ -41,7 +41,7 @@ async def test_a_deadline_is_never_early() -> None:
 
 @requirement("deadlines.never-early")
 @pytest.mark.parametrize("never", [math.inf, math.nan, 1e300])
-async def test_a_time_that_never_comes_is_no_deadline(never: float) -> None:
+async def test_a_time_that_never_comes_is_not_a_deadline(never: float) -> None:
     deadlines, expired = Deadlines(), list[str]()
     tick = deadlines.add("never", never, expired.append)
     deadlines.add("soon", time.monotonic() + 0.02, expired.append)

@@ -25,7 +25,7 @@ from tests.requirements import requirement
 
 
 @requirement("resources.operations")
-async def test_a_resource_is_an_operation_whose_input_are_the_variables_of_its_uri() -> None:
+async def test_a_resource_is_an_operation_with_the_variables_of_its_uri_as_input() -> None:
     registry = OperationRegistry(namespace="files")
 
     @registry.resource("file:///{+path}", mime_type="text/plain", tags=["files"])

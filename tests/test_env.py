@@ -75,7 +75,7 @@ async def test_operations_are_callables_by_attribute_and_by_item(registry: Opera
 
 
 @requirement("env.callables")
-async def test_names_that_are_no_identifiers_are_reached_by_item_and_input_need_not_be_an_object(
+async def test_names_that_are_not_identifiers_are_reached_by_item_and_input_need_not_be_an_object(
     registry: OperationRegistry,
 ) -> None:
     env = build_env(registry)

@@ -173,7 +173,7 @@ def test_header_names_become_lower_case_and_their_values_are_joined_in_order() -
 
 
 @requirement("envelope.headers")
-def test_headers_may_be_a_mapping_whose_names_differ_in_case_only() -> None:
+def test_headers_may_be_a_mapping_with_names_that_differ_in_case_only() -> None:
     headers = MappingProxyType({"Accept": "a", "accept": "b"})
     envelope = http_envelope(None, status_code=200, headers=headers, content_type="")
     assert isinstance(envelope.meta, HTTPResponseMeta)
@@ -211,7 +211,7 @@ def test_an_mcp_envelope_turns_unknown_blocks_into_text() -> None:
 
 @requirement("envelope.structured-content")
 @pytest.mark.parametrize("value", [None, 0, False, "", [], {}, {"a": 1}, "text", 1.5])
-def test_structured_content_may_be_any_json_value_and_is_told_from_absence(value: Any) -> None:
+def test_structured_content_may_be_any_json_value_and_is_distinguished_from_absence(value: Any) -> None:
     present = mcp_envelope(value, is_error=False, content=[], structured_content=value)
     absent = mcp_envelope(value, is_error=False, content=[])
     assert isinstance(present.meta, MCPResponseMeta)
@@ -392,7 +392,7 @@ def test_garbage_is_never_anything_but_a_conversion_error(message: bytes | str) 
 
 @requirement("envelope.unreadable")
 @pytest.mark.parametrize("value", [None, 5, [], "text", object(), Sum(1), {"data": 1}, {"meta": {"source": object()}}])
-def test_a_value_that_is_no_envelope_is_a_conversion_error(value: Any) -> None:
+def test_a_value_that_is_not_an_envelope_is_a_conversion_error(value: Any) -> None:
     with pytest.raises(ConversionError, match="not a readable envelope"):
         read_envelope(value)
 
@@ -428,7 +428,7 @@ def test_reading_a_mapping_shares_its_data() -> None:
     assert read_envelope(mapping).data is data
 
 
-def test_reading_a_mapping_with_data_nested_100_000_deep_is_no_problem() -> None:
+def test_a_mapping_with_data_nested_100_000_deep_is_read() -> None:
     deep: Any = 0
     for _ in range(100_000):
         deep = [deep]
@@ -630,7 +630,7 @@ def test_unwrap_with_a_type_gives_the_data_as_that_type() -> None:
 
 
 @requirement("envelope.unwrap-typed")
-def test_data_that_is_of_the_type_already_is_given_as_it_is() -> None:
+def test_data_of_the_right_type_is_returned_unchanged() -> None:
     for value, output_type in ((Sum(3), Sum), ([Sum(3)], list[Sum]), (Model(total=3), Model)):
         assert unwrap(local(value), output_type) == value
 
@@ -784,14 +784,14 @@ def test_a_meta_schema_has_the_fields_of_its_class_and_requires_the_same_ones(ki
 
 @requirement("envelope.schemas")
 @pytest.mark.parametrize("value", [None, 5, "local", ["source"], [], True])
-def test_what_is_no_object_is_neither_a_meta_nor_an_envelope(value: Any) -> None:
+def test_what_is_not_an_object_is_neither_a_meta_nor_an_envelope(value: Any) -> None:
     for schema in (*META_SCHEMAS.values(), RESPONSE_META_SCHEMA, RESPONSE_ENVELOPE_SCHEMA):
         assert not Schema(schema).is_valid(value)
 
 
 @requirement("envelope.schemas-written", "envelope.survives-transport")
 @given(envelopes())
-def test_whatever_is_written_is_valid_by_the_schemas(envelope: ResponseEnvelope[Any]) -> None:
+def test_everything_that_is_written_is_valid_by_the_schemas(envelope: ResponseEnvelope[Any]) -> None:
     document = msgspec.json.decode(encode_envelope(envelope))
     assert Schema(RESPONSE_ENVELOPE_SCHEMA).problems(document) == []
     assert Schema(RESPONSE_META_SCHEMA).problems(document["meta"]) == []

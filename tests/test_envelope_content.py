@@ -52,7 +52,7 @@ UNKNOWN: dict[str, dict[str, Any]] = {
 @requirement("envelope.content-blocks")
 @pytest.mark.parametrize("block", KNOWN.values(), ids=KNOWN)
 @pytest.mark.parametrize("annotations", [None, {}, ANNOTATIONS], ids=["bare", "empty annotations", "annotations"])
-def test_a_block_of_a_known_kind_stays_as_it_is(block: dict[str, Any], annotations: Any) -> None:
+def test_a_block_of_a_known_kind_stays_unchanged(block: dict[str, Any], annotations: Any) -> None:
     given = block if annotations is None else {**block, "annotations": annotations}
     assert content_blocks([given]) == [given]
     assert Schema(MCP_CONTENT_BLOCK_SCHEMA).problems(given) == []
@@ -120,7 +120,7 @@ def test_any_mapping_and_any_iterable_will_do_and_order_is_kept() -> None:
 
 @requirement("envelope.unreadable")
 @pytest.mark.parametrize("block", ["text", 5, None, [("type", "text")], object()])
-def test_what_is_no_object_is_refused(block: Any) -> None:
+def test_what_is_not_an_object_is_refused(block: Any) -> None:
     with pytest.raises(ConversionError, match=f"not {type(block).__name__}"):
         content_blocks([{"type": "text", "text": "fine"}, block])
 
@@ -164,9 +164,7 @@ kinds = st.sampled_from(["text", "image", "audio", "resource", "resource_link", 
 
 @requirement("envelope.unknown-blocks")
 @given(st.dictionaries(field_names, json_values, max_size=5), kinds)
-def test_whatever_object_comes_a_valid_block_is_made_and_valid_ones_are_not_touched(
-    fields: dict[str, Any], kind: str
-) -> None:
+def test_any_object_becomes_a_valid_block_and_valid_ones_are_unchanged(fields: dict[str, Any], kind: str) -> None:
     block = {**fields, "type": kind}
     (made,) = content_blocks([block])
     schema = Schema(MCP_CONTENT_BLOCK_SCHEMA)

@@ -144,11 +144,11 @@ def test_a_call_error_keeps_what_it_is_given() -> None:
 @requirement("errors.retryable")
 @pytest.mark.parametrize("retryable", [True, False])
 @pytest.mark.parametrize("code", ["TIMEOUT", "EXECUTION_ERROR"])
-def test_an_instance_may_say_whether_it_is_retryable_whatever_the_table_says(code: str, retryable: bool) -> None:
+def test_an_instance_may_override_whether_it_is_retryable(code: str, retryable: bool) -> None:
     assert CallError(code, retryable=retryable).retryable is retryable
 
 
-def test_a_code_may_be_given_as_it_is_spelled_on_the_wire() -> None:
+def test_a_code_may_have_its_spelling_on_the_wire() -> None:
     assert CallError("RATE_LIMITED").code is ErrorCode.RATE_LIMITED
 
 
@@ -258,7 +258,7 @@ def test_a_module_of_opwire_that_is_missing_is_not_blamed_on_an_extra() -> None:
     ("module", "package", "extra"),
     [("opwire.telemetry", "opentelemetry", "otel"), ("opwire.auth.jwt", "jwt", "auth")],
 )
-def test_a_module_whose_dependency_is_missing_names_the_extra(module: str, package: str, extra: str) -> None:
+def test_a_module_with_a_missing_dependency_names_the_extra(module: str, package: str, extra: str) -> None:
     program = f"import sys; sys.modules[{package!r}] = None; import {module}"
     ended = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=False)
     assert f"the package {package} is not installed; run: pip install 'opwire[{extra}]'" in ended.stderr

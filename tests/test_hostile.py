@@ -211,7 +211,7 @@ def test_a_sync_handler_that_never_returns_is_a_timeout_and_the_process_still_en
 
 
 @requirement("handlers.exit", "handlers.all-stuck")
-def test_a_process_whose_threads_are_all_stuck_refuses_calls_and_still_ends() -> None:
+def test_a_process_with_all_threads_stuck_rejects_calls_and_still_ends() -> None:
     outcome, _ = run("handlers", "all stuck")
     assert [each["code"] for each in outcome] == ["TIMEOUT", "TIMEOUT", "UNAVAILABLE"]
 

@@ -150,7 +150,7 @@ def test_parameters_are_described_by_annotations_and_docstrings(registry: Operat
 
         Args:
             name: Not used.
-            limit: At most so many.
+            limit: The largest number.
         """
         return name
 
@@ -160,6 +160,6 @@ def test_parameters_are_described_by_annotations_and_docstrings(registry: Operat
     schema: Any = spec.input_schema.json
     assert schema["properties"] == {
         "name": {"type": "string", "description": "The name"},
-        "limit": {"type": "integer", "default": 3, "description": "At most so many."},
+        "limit": {"type": "integer", "default": 3, "description": "The largest number."},
         "offset": {"type": "integer", "default": 0},
     }

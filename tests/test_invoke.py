@@ -90,7 +90,7 @@ async def awaited_items(input: Any, context: Context) -> AsyncIterator[Any]:
 
 
 class Items:
-    """An async iterator that is no generator: it has no `aclose`."""
+    """An async iterator that is not a generator: it has no `aclose`."""
 
     def __init__(self, items: list[Any]) -> None:
         self.items = iter(items)
@@ -129,7 +129,9 @@ async def test_items_may_come_from_a_sync_or_async_generator_or_any_async_iterat
 
 @requirement("handlers.wrong-kind")
 @pytest.mark.parametrize("handler", [value, async_value])
-async def test_a_subscription_whose_handler_gives_a_value_says_so(registry: OperationRegistry, handler: Any) -> None:
+async def test_a_subscription_with_a_handler_that_returns_a_value_is_an_error(
+    registry: OperationRegistry, handler: Any
+) -> None:
     registry.register(OperationSpec(namespace="a", name="b", type=OperationType.SUBSCRIPTION), handler)
     error = await call_error(first_of(registry.subscribe("a.b", [1])))
     assert str(error) == "EXECUTION_ERROR: a.b: the handler of a subscription must yield its items"
@@ -137,7 +139,9 @@ async def test_a_subscription_whose_handler_gives_a_value_says_so(registry: Oper
 
 @requirement("handlers.wrong-kind")
 @pytest.mark.parametrize("source", [items, async_items])
-async def test_a_query_whose_handler_gives_a_generator_says_so(registry: OperationRegistry, source: Any) -> None:
+async def test_a_query_with_a_handler_that_returns_a_generator_is_an_error(
+    registry: OperationRegistry, source: Any
+) -> None:
     registry.register(OperationSpec(namespace="a", name="b"), lambda input, context: source([1], context))
     error = await call_error(registry.execute("a.b", [1]))
     assert error.code is ErrorCode.EXECUTION_ERROR
@@ -168,7 +172,7 @@ def test_generator_functions_are_known_behind_partials_methods_and_objects() -> 
     assert not any(map(is_generator_function, (value, async_value, awaited_items, functools.partial(value, 1), len)))
 
 
-def test_an_object_that_has_a_func_attribute_is_no_partial() -> None:
+def test_an_object_with_a_func_attribute_is_not_a_partial() -> None:
     class Odd:
         func = staticmethod(items)
 
@@ -253,7 +257,7 @@ async def test_a_handler_sees_the_deadline_of_its_operation(registry: OperationR
 
 
 @requirement("deadlines.expired")
-async def test_a_call_whose_deadline_has_passed_does_not_start_its_handler(registry: OperationRegistry) -> None:
+async def test_a_call_past_its_deadline_does_not_start_its_handler(registry: OperationRegistry) -> None:
     started: list[str] = []
     registry.query("a.sync")(lambda: started.append("sync"))
 
@@ -516,7 +520,7 @@ def raising_async(error: BaseException) -> Callable[..., Any]:
 
 @requirement("failures.call-error")
 @pytest.mark.parametrize("kind", [raising, raising_async])
-async def test_a_call_error_of_the_handler_reaches_the_caller_as_it_is(registry: OperationRegistry, kind: Any) -> None:
+async def test_a_call_error_of_the_handler_reaches_the_caller_unchanged(registry: OperationRegistry, kind: Any) -> None:
     error = CallError("RATE_LIMITED", "slow down", {"limit": 3}, retry_after=2)
     registry.query("a.b")(kind(error))
     assert await call_error(registry.execute("a.b")) is error
@@ -590,7 +594,7 @@ async def test_an_exception_after_some_items_ends_the_subscription_with_an_execu
     ],
     ids=lambda each: type(each).__name__ if isinstance(each, BaseException) else "",
 )
-async def test_whatever_the_handler_raises_the_caller_gets_a_call_error(
+async def test_any_exception_of_the_handler_is_a_call_error_for_the_caller(
     registry: OperationRegistry, kind: Any, error: BaseException, code: ErrorCode
 ) -> None:
     registry.query("a.b")(kind(error))
@@ -604,7 +608,7 @@ async def test_whatever_the_handler_raises_the_caller_gets_a_call_error(
 
 @requirement("failures.base-exceptions", "execute.call-errors-only")
 @pytest.mark.parametrize("error", [asyncio.CancelledError(), SystemExit(3), StopIteration(1), StopAsyncIteration(1)])
-async def test_whatever_a_generator_raises_the_consumer_gets_a_call_error(
+async def test_any_exception_of_a_generator_is_a_call_error_for_its_consumer(
     registry: OperationRegistry, error: BaseException
 ) -> None:
     @registry.subscription("a.sync")
@@ -624,7 +628,7 @@ async def test_whatever_a_generator_raises_the_consumer_gets_a_call_error(
 
 
 @requirement("failures.base-exceptions")
-async def test_a_keyboard_interrupt_is_nobodys_failure(registry: OperationRegistry) -> None:
+async def test_a_keyboard_interrupt_is_not_a_failure_of_a_call(registry: OperationRegistry) -> None:
     registry.query("a.b")(raising(KeyboardInterrupt()))
     with pytest.raises(KeyboardInterrupt):
         await registry.execute("a.b")
@@ -1104,7 +1108,9 @@ async def test_what_finalizers_schedule_while_a_task_is_created_is_not_lost() ->
     tasks: list[asyncio.Task[None]] = []
     try:
         for number in range(50):
-            gc.set_threshold(1 + number % 10, 1, 1)  # a collection after so many allocations, in the constructor too
+            gc.set_threshold(
+                1 + number % 10, 1, 1
+            )  # a collection after this number of allocations, in the constructor too
             _Closing(called)
             tasks.append(eager_task(work(), loop))
     finally:

@@ -78,7 +78,7 @@ async def test_invalid_input_is_refused_before_the_handler_runs_and_nothing_is_c
 
 
 @requirement("input.strict")
-async def test_valid_input_reaches_the_handler_as_it_is(calls: Calls) -> None:
+async def test_valid_input_reaches_the_handler_unchanged(calls: Calls) -> None:
     for input in ({"name": "Rome"}, {"name": "Rome", "mayor": {"age": 50, "extra": [1]}, "tags": ["a", "b"]}):
         assert await calls.accepted(input) is input
 
@@ -220,7 +220,7 @@ FOREIGN = Schema({"type": "object", "properties": {"a": {"$ref": "https://exampl
 
 
 @requirement("input.foreign-schema")
-async def test_an_operation_whose_input_schema_does_not_compile_is_not_called() -> None:
+async def test_an_operation_with_an_input_schema_that_does_not_compile_is_not_called() -> None:
     calls = Calls(FOREIGN)
     for input in ({"a": 1, "b": [2]}, {}, None, 5):
         with pytest.raises(CallError, match=r"city.found: the input cannot be validated.*unchecked_input") as raised:

@@ -19,7 +19,7 @@ GENERATED = re.compile(
 )
 # Written so that the patterns do not match themselves.
 PRIVATE_PLACES = re.compile(
-    r"(?<![\w.~$})-])/(?:home|root|Users|work|mnt)/\w"  # somebody's folder
+    r"(?<![\w.~$})-])/(?:home|root|Users|work|mnt)/\w"  # a folder of a machine
     r"|\b[A-Z]:\\Users\\"
     r"|https?://[^\s\"'<>)]*/simple(?![\w-])"  # a package index
     r"|--(?:extra-)?index-url|--find-link[s]"
@@ -95,7 +95,7 @@ def test_importing_opwire_loads_its_two_dependencies_and_nothing_else_that_is_in
 
 
 @requirement("layout.portable")
-def test_no_file_names_a_place_on_somebodys_machine_or_a_package_index() -> None:
+def test_no_file_names_a_folder_of_a_machine_or_a_package_index() -> None:
     found: list[str] = []
     for path in repository_files():
         lines = path.read_text(encoding="utf-8", errors="replace").splitlines()
@@ -119,7 +119,7 @@ def test_no_file_names_a_place_on_somebodys_machine_or_a_package_index() -> None
         ("the path {}repos/octocat", False),
     ],
 )
-def test_private_places_are_told_from_ordinary_paths(line: str, private: bool) -> None:
+def test_private_places_are_distinguished_from_ordinary_paths(line: str, private: bool) -> None:
     assert bool(PRIVATE_PLACES.search(line.format("/"))) is private
 
 

@@ -15,7 +15,7 @@ def test_no_name_is_given_twice() -> None:
 
 
 @given(st.lists(st.text(alphabet="a_23", max_size=30)))
-def test_names_stay_distinct_and_short_whatever_is_wished_for(wishes: list[str]) -> None:
+def test_names_stay_distinct_and_short_for_any_wishes(wishes: list[str]) -> None:
     names = UniqueNames(longest=20)
     given = [names.take(wish) for wish in wishes]
     assert len(set(given)) == len(given)

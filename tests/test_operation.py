@@ -81,7 +81,7 @@ def test_lists_given_for_tags_and_examples_become_tuples() -> None:
 
 
 @requirement("operation.id")
-def test_an_id_is_always_namespace_dot_name_whatever_is_said() -> None:
+def test_an_id_is_always_namespace_dot_name() -> None:
     assert OperationSpec(namespace="math", name="add", id="other.id").id == "math.add"  # pyright: ignore[reportCallIssue]
 
 
@@ -101,7 +101,7 @@ def test_an_id_is_split_at_its_first_dot(operation_id: str, parts: tuple[str, st
 
 
 @requirement("operation.id")
-def test_an_id_without_a_dot_is_none() -> None:
+def test_an_id_without_a_dot_is_invalid() -> None:
     with pytest.raises(RegistrationError, match="'add' has no dot"):
         split_id("add")
 
@@ -162,7 +162,9 @@ async def test_an_operation_without_schemas_takes_and_gives_anything() -> None:
     [{"type": "intger"}, {"properties": 3}, {"$ref": "#/$defs/absent"}, {"pattern": "("}],
     ids=["type", "properties", "ref", "pattern"],
 )
-def test_a_dict_that_is_no_valid_schema_is_refused_when_the_spec_is_made(field: str, schema: dict[str, object]) -> None:
+def test_a_dict_that_is_not_a_valid_schema_is_rejected_when_the_spec_is_made(
+    field: str, schema: dict[str, object]
+) -> None:
     with pytest.raises(SchemaError):
         OperationSpec(namespace="a", name="b", **{field: schema})  # pyright: ignore[reportArgumentType]
 
@@ -227,12 +229,12 @@ def test_a_context_outside_of_a_call_has_no_env_and_says_where_to_get_one() -> N
 
 
 @requirement("operation.progress")
-def test_a_handler_reports_how_far_it_has_come_to_whoever_wants_to_know() -> None:
+def test_a_handler_reports_its_progress_to_callers_that_want_it() -> None:
     heard: list[Progress] = []
     context = Context(on_progress=heard.append)
     context.report(1, 3, "one of three")
     context.report(0.5)
-    Context().report(1)  # nobody wants to know
+    Context().report(1)  # without a listener
     assert heard == [Progress(1, 3, "one of three"), Progress(0.5)]
 
 

@@ -1,4 +1,4 @@
-"""Who may call what."""
+"""Access control of operations."""
 
 import pytest
 

@@ -55,7 +55,7 @@ def test_what_was_said_of_a_result_is_read_again() -> None:
 @pytest.mark.parametrize(
     "carrier", [None, [], {}, {ORIGIN_META: None}, {ORIGIN_META: "math.add"}, {ORIGIN_META: {"id": 1, "type": "query"}}]
 )
-def test_a_strangers_field_of_the_same_name_is_no_origin(carrier: Any) -> None:
+def test_a_foreign_field_of_the_same_name_is_not_an_origin(carrier: Any) -> None:
     assert read_origin(carrier, ORIGIN_META) is None
     assert read_result_origin(carrier) is None
 

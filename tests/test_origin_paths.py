@@ -49,7 +49,7 @@ def test_a_name_that_is_percent_encoded_is_understood_too(namespace: str, name: 
 
 
 @pytest.mark.parametrize("path", ["", "/", "/math", "/math/", "//add", "//"])
-def test_what_is_not_namespace_and_name_is_no_id(path: str) -> None:
+def test_what_is_not_namespace_and_name_is_not_an_id(path: str) -> None:
     assert id_of(path) is None
 
 

@@ -250,7 +250,7 @@ def test_a_mapping_of_a_class_of_its_own_is_an_envelope_whenever_it_looks_like_o
 @pytest.mark.parametrize(
     "binary", [b"\x00\xff", bytearray(b"\x00\xff"), memoryview(b"\x00\xff")], ids=lambda each: type(each).__name__
 )
-def test_a_binary_result_is_bytes_whatever_the_schema_says(binary: Any, caplog: pytest.LogCaptureFixture) -> None:
+def test_a_binary_result_is_bytes_under_any_schema(binary: Any, caplog: pytest.LogCaptureFixture) -> None:
     for schema in (True, {"type": "string"}):
         data = data_of(binary, schema)
         assert (type(data), data) == (bytes, b"\x00\xff")
@@ -285,7 +285,7 @@ def test_a_result_that_refers_to_itself_is_an_execution_error() -> None:
 
 
 @requirement("pipeline.not-plain")
-def test_a_coroutine_that_nobody_awaits_is_closed_and_an_execution_error() -> None:
+def test_a_coroutine_that_is_never_awaited_is_closed_and_an_execution_error() -> None:
     async def forgotten() -> None: ...
 
     coroutine = forgotten()
@@ -318,7 +318,7 @@ def test_fit_fills_defaults_strips_the_undeclared_and_converts_without_loss(capl
 
 
 @requirement("normalize.conforming-default")
-def test_a_default_that_is_filled_into_a_conforming_result_is_no_warning(caplog: pytest.LogCaptureFixture) -> None:
+def test_a_default_that_is_filled_into_a_conforming_result_is_not_a_warning(caplog: pytest.LogCaptureFixture) -> None:
     caplog.set_level(logging.DEBUG, "opwire.pipeline")
     optional = {**PROFILE, "required": ["name"]}
     assert data_of({"name": "Ada", "secret": 1}, optional) == {"name": "Ada", "plan": "free"}
@@ -652,13 +652,13 @@ def test_a_result_with_a_schema_of_its_own_is_normalised_to_that_one(caplog: pyt
 
 
 @requirement("pipeline.own-schema")
-def test_a_result_whose_own_schema_says_nothing_is_left_alone() -> None:
+def test_a_result_with_an_empty_schema_is_left_alone() -> None:
     envelope = http_envelope({"x": 1}, status_code=202, headers={}, content_type="application/json")
     assert pipeline(PROFILE).envelope(ShapedResult(envelope, Schema(True))) is envelope
 
 
 @requirement("pipeline.own-schema")
-def test_a_result_keeps_the_mode_of_its_operation_whatever_its_schema() -> None:
+def test_a_result_keeps_the_mode_of_its_operation_under_any_schema() -> None:
     stricter = Schema({"type": "object", "properties": {"id": {"default": 1}}})
     assert pipeline(PROFILE, "check").envelope(ShapedResult({"x": 1}, stricter)).data == {"x": 1}
 

@@ -150,7 +150,7 @@ async def test_an_audit_log_that_is_installed_first_has_the_calls_that_others_re
 
 
 @requirement("policies.approval")
-async def test_a_call_whose_input_cannot_be_shown_to_a_person_is_rejected() -> None:
+async def test_a_call_with_input_that_cannot_be_shown_to_a_person_is_rejected() -> None:
     registry = OperationRegistry()
     registry.use(Approval(lambda request: bool(str(request))))
     registry.register(OperationSpec(namespace="shop", name="order", type=OperationType.MUTATION), lambda _i, _c: "done")
@@ -261,7 +261,7 @@ async def test_a_person_reads_neither_secrets_nor_the_whole_of_a_long_input() ->
 
 
 @requirement("policies.caller")
-async def test_the_person_who_makes_a_call_is_asked_and_a_caller_that_cannot_be_asked_is_denied() -> None:
+async def test_the_caller_is_asked_and_one_that_cannot_be_asked_is_denied() -> None:
     registry, asked, answers = shop(Approval(ask_caller)), list[str](), iter([True, False])
 
     async def on_question(question: Question) -> dict[str, Any]:
@@ -338,7 +338,7 @@ async def test_a_limit_is_for_each_identity_and_a_thousand_calls_at_once_pass_as
 
 
 @requirement("policies.concurrency")
-async def test_at_most_so_many_calls_run_and_others_wait_or_are_rejected() -> None:
+async def test_a_limited_number_of_calls_run_and_others_wait_or_are_rejected() -> None:
     running, most, go = 0, 0, asyncio.Event()
 
     def register(policy: Interceptor) -> OperationRegistry:
@@ -408,7 +408,7 @@ async def test_errors_of_the_caller_do_not_open_a_circuit() -> None:
 
 
 @requirement("policies.breaker")
-async def test_one_call_at_a_time_tries_an_open_circuit_and_a_cancelled_one_is_no_result() -> None:
+async def test_one_call_at_a_time_tries_an_open_circuit_and_a_cancelled_one_is_not_a_result() -> None:
     clock, go = Clock(), asyncio.Event()
     registry = OperationRegistry()
     registry.use(CircuitBreaker(1, pause=1, clock=clock))

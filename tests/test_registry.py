@@ -248,7 +248,7 @@ def test_a_search_ranks_by_words_of_id_title_description_and_tags(shop: Operatio
 
 
 @requirement("registry.listeners")
-def test_listeners_are_told_of_every_change(registry: OperationRegistry) -> None:
+def test_listeners_are_notified_of_every_change(registry: OperationRegistry) -> None:
     changes: list[Change] = []
     stop = registry.on_change(changes.append)
     first, second = spec("a.b"), spec("a.b", title="new")
@@ -263,7 +263,7 @@ def test_listeners_are_told_of_every_change(registry: OperationRegistry) -> None
 
 
 @requirement("registry.listeners")
-def test_a_listener_that_fails_is_logged_and_harms_nobody(
+def test_a_listener_that_fails_is_logged_and_affects_no_other_peer(
     registry: OperationRegistry, caplog: pytest.LogCaptureFixture
 ) -> None:
     def fail(change: Change) -> None:
@@ -362,7 +362,7 @@ async def test_the_wrong_verb_is_a_clear_error(registry: OperationRegistry) -> N
 
 
 @requirement("execute.envelope", "handlers.raw-or-envelope")
-async def test_a_call_answers_with_an_envelope_whatever_the_handler_returns(registry: OperationRegistry) -> None:
+async def test_a_call_returns_an_envelope_for_any_result_of_the_handler(registry: OperationRegistry) -> None:
     own = http_envelope(1, status_code=200, headers={}, content_type="text/plain")
     for number, result in enumerate((1, None, {"a": 1}, own)):
         registry.register(spec(f"a.{number}"), lambda input, context, result=result: result)  # type: ignore[misc]
@@ -547,7 +547,7 @@ async def test_registries_do_not_share_operations_or_threads() -> None:
 
 
 class Tools:
-    """A source whose operations come and go."""
+    """A source with operations that come and go."""
 
     def __init__(self, *operations: Operation) -> None:
         self.operations = operations

@@ -91,7 +91,7 @@ async def test_a_model_searches_describes_and_calls(registry: OperationRegistry)
 
 
 @requirement("mode.tools")
-async def test_an_input_that_is_not_an_object_is_wrapped_as_it_is_described(registry: OperationRegistry) -> None:
+async def test_an_input_that_is_not_an_object_is_wrapped_like_its_description(registry: OperationRegistry) -> None:
     mode = search_mode(registry)
     (described,) = (await mode.execute("tools.describe", {"operations": ["math.double"]})).data
     assert described["input"]["properties"] == {"input": {"type": "integer"}}
@@ -198,7 +198,7 @@ async def test_views_and_interceptors_apply_to_what_is_found(registry: Operation
 
 
 @requirement("mode.budget")
-def test_below_a_budget_the_registry_stays_as_it_is(registry: OperationRegistry) -> None:
+def test_below_a_budget_the_registry_stays_unchanged(registry: OperationRegistry) -> None:
     total = sum(map(token_cost, registry.list()))
     assert search_mode(registry, token_budget=total) is registry
     assert "tools.search" in search_mode(registry, token_budget=total - 1)

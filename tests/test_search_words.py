@@ -58,7 +58,7 @@ def test_one_wrong_letter_is_a_misspelling() -> None:
 
 
 @requirement("search.words")
-def test_tags_and_addresses_are_no_words() -> None:
+def test_tags_and_addresses_are_not_words() -> None:
     text = plain_text('<p>See <a href="https://a.example/b">plans</a>, [docs](/docs/x) or https://b.example/c</p>')
     assert list(words(text)) == ["see", "plans", "docs", "or"]
 

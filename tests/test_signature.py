@@ -223,7 +223,7 @@ def test_the_output_schema_of_a_subscription_is_that_of_its_items() -> None:
 
 
 @requirement("decorators.schemas")
-async def test_schemas_that_are_given_stand_in_place_of_the_derived_ones() -> None:
+async def test_given_schemas_replace_the_derived_ones() -> None:
     def it(n: int) -> int:
         return n
 
@@ -418,7 +418,7 @@ async def test_the_whole_input_and_the_context_come_in_any_order_and_kind() -> N
 
 
 @requirement("decorators.context")
-async def test_a_parameter_annotated_context_receives_it_whatever_its_name() -> None:
+async def test_a_parameter_of_any_name_annotated_context_receives_it() -> None:
     def it(a: int, ctx: Context) -> Any:
         return [a, ctx.request_id]
 
@@ -715,7 +715,7 @@ def test_a_subscription_has_to_say_what_it_yields() -> None:
 
 
 @requirement("decorators.refused", "handlers.wrong-kind")
-def test_a_generator_function_is_no_query_and_nothing_is_registered() -> None:
+def test_a_generator_function_is_not_a_query_and_nothing_is_registered() -> None:
     def count() -> Iterator[int]:
         yield 1
 

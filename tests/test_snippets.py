@@ -1,4 +1,4 @@
-"""Snippets: what is copied runs, whatever the names and values are."""
+"""Snippets: copied code runs, with any names and values."""
 
 import ast
 import asyncio

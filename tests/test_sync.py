@@ -188,7 +188,7 @@ def test_threads_that_call_at_once_start_it_once(samples: Samples) -> None:
 
 
 @requirement("client.sync_lazy")
-def test_a_client_that_is_no_longer_referenced_ends_its_thread(samples: Samples) -> None:
+def test_a_client_without_references_ends_its_thread(samples: Samples) -> None:
     client = SyncClient(samples.registry)
     assert client.call("math.add", {"a": 1}) == 3
     (thread,) = [each for each in threading.enumerate() if each.name == "opwire-client"]

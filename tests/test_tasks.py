@@ -27,7 +27,7 @@ async def test_a_task_is_held_until_it_has_ended() -> None:
 
 
 @requirement("tasks.held")
-async def test_a_future_that_is_done_stays_as_it_is() -> None:
+async def test_a_future_that_is_done_stays_unchanged() -> None:
     pending, cancelled = asyncio.get_running_loop().create_future(), asyncio.get_running_loop().create_future()
     cancelled.cancel()
     for future in (pending, pending, cancelled):

@@ -12,7 +12,7 @@ from opwire.tools import data_block
     ("data", "json", "text"),
     [("hello", b'"hello"', "hello"), ({"a": 1}, b'{"a":1}', '{"a":1}'), (None, b"null", "null"), ([1], b"[1]", "[1]")],
 )
-def test_text_is_shown_as_it_is_and_the_rest_as_json(data: Any, json: bytes, text: str) -> None:
+def test_text_is_shown_unchanged_and_the_rest_as_json(data: Any, json: bytes, text: str) -> None:
     assert data_block(data, json, "a.b") == {"type": "text", "text": text}
 
 

@@ -23,7 +23,7 @@ _values = st.recursive(
 )
 
 
-def test_an_object_schema_is_shown_as_it_is() -> None:
+def test_an_object_schema_is_shown_unchanged() -> None:
     schema = {"type": "object", "properties": {"a": {"$ref": "#/$defs/A"}}, "$defs": {"A": {"type": "integer"}}}
     assert input_schema(Schema(schema)).schema == schema
     form = output_schema(Schema(schema), objects_only=True)
@@ -32,7 +32,7 @@ def test_an_object_schema_is_shown_as_it_is() -> None:
 
 
 @requirement("serve-mcp.wrapped-schemas")
-def test_an_input_that_is_no_object_is_the_property_input_of_one() -> None:
+def test_an_input_that_is_not_an_object_is_the_property_input_of_one() -> None:
     form = input_schema(Schema({"type": "array", "items": {"type": "integer"}}))
     assert form.wraps
     assert form.schema == {
@@ -78,7 +78,7 @@ def test_a_wrapped_schema_accepts_exactly_what_the_schema_accepted(value: Any) -
     assert items.is_valid({"items": [value], "complete": True}) is is_valid
 
 
-def test_what_only_looks_like_a_reference_stays_as_it_is() -> None:
+def test_what_only_looks_like_a_reference_stays_unchanged() -> None:
     schema = {"enum": [{"$ref": "#"}], "default": {"$ref": "#"}}
     form = output_schema(Schema(schema), objects_only=True)
     assert form is not None

@@ -147,7 +147,7 @@ def test_patterns_that_match_nothing_are_reported(
         (Reshape(rename={"note": "lines"}), "rename gives two parameters one name: lines"),
     ],
 )
-def test_an_operation_whose_rule_cannot_be_applied_is_left_out(
+def test_an_operation_with_a_rule_that_cannot_be_applied_is_left_out(
     registry: OperationRegistry, changes: Reshape, problem: str
 ) -> None:
     view = registry.view(include=["shop"], reshape={"shop.order": changes})

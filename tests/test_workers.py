@@ -69,7 +69,7 @@ async def test_calls_one_after_the_other_share_a_thread() -> None:
 
 
 @requirement("handlers.threads")
-async def test_no_more_than_so_many_calls_run_at_once_and_the_others_wait_their_turn() -> None:
+async def test_a_limited_number_of_calls_run_at_once_and_the_others_wait_their_turn() -> None:
     pool = WorkerPool(max_workers=2)
     blockers = [Blocker() for _ in range(5)]
     tasks = [asyncio.create_task(pool.run(blocker, "a.b")) for blocker in blockers]
@@ -97,7 +97,7 @@ async def test_a_call_sees_the_context_variables_of_its_caller_and_cannot_change
 
 
 @pytest.mark.parametrize("error", [ValueError("no"), SystemExit(3), asyncio.CancelledError(), KeyboardInterrupt()])
-async def test_whatever_a_call_raises_belongs_to_its_caller_and_the_thread_goes_on(error: BaseException) -> None:
+async def test_any_exception_of_a_call_reaches_its_caller_and_the_thread_goes_on(error: BaseException) -> None:
     def fail() -> None:
         raise error
 
@@ -109,7 +109,7 @@ async def test_whatever_a_call_raises_belongs_to_its_caller_and_the_thread_goes_
 
 
 @requirement("handlers.abandoned")
-async def test_a_call_whose_caller_gives_up_is_reported_and_another_thread_takes_its_place(
+async def test_a_call_that_its_caller_abandons_is_reported_and_another_thread_takes_its_place(
     caplog: pytest.LogCaptureFixture,
 ) -> None:
     pool = WorkerPool(max_workers=1)
@@ -172,7 +172,7 @@ async def test_a_call_that_is_given_up_before_it_starts_never_runs(caplog: pytes
 
 
 @requirement("handlers.all-stuck")
-async def test_a_pool_whose_threads_are_all_stuck_refuses_until_one_returns() -> None:
+async def test_a_pool_with_all_threads_stuck_rejects_until_one_returns() -> None:
     pool = WorkerPool(max_workers=2)
     blockers = [Blocker(), Blocker()]
     for blocker in blockers:
@@ -211,7 +211,7 @@ async def test_a_thread_that_waits_keeps_nothing_of_its_last_call() -> None:
     await until(lambda: remembered() is None)
 
 
-def test_a_call_that_ends_after_its_event_loop_disturbs_nobody(caplog: pytest.LogCaptureFixture) -> None:
+def test_a_call_that_ends_after_its_event_loop_affects_no_other_call(caplog: pytest.LogCaptureFixture) -> None:
     caplog.set_level("DEBUG", logger="opwire.workers")
     pool = WorkerPool(max_workers=1)
 

@@ -32,7 +32,7 @@ def python_of(peer: str) -> str:
     """The interpreter of a peer's environment.
 
     Raises:
-        NotMeasuredError: there is no such environment.
+        NotMeasuredError: the environment is missing.
     """
     folder = ROOT / f".venv-bench-{peer}"
     python = folder / ("Scripts/python.exe" if sys.platform == "win32" else "bin/python")

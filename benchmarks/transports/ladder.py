@@ -18,7 +18,7 @@ from benchmarks.transports.scenario import Scenario
 
 
 class _Engine(NamedTuple):
-    """One table: the first scenario is the control, of whose calls per second opwire must reach so many times, if that
+    """One table: the first scenario is the control, and opwire must reach a multiple of its calls per second, if that
     is promised.
     """
 

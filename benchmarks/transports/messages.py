@@ -1,7 +1,7 @@
 """The work that every transport is measured on, and the least that a caller and a responder need for it.
 
 A request of some 200 bytes is decoded into its type; the answer is encoded, and decoded again at the caller. Requests
-are told apart by their ids, so that one connection carries all of them. Every answer depends on its request, and is
+are distinguished by their ids, so that one connection carries all of them. Every answer depends on its request, and is
 checked.
 """
 

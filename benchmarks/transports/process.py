@@ -44,7 +44,7 @@ async def _call(scenario: Scenario, address: str) -> None:
 
 
 async def _measure(call: Call, in_flight: int, seconds: float) -> Measured:
-    """Keep so many calls in flight for so long; the last ones are waited for."""
+    """Keep a number of calls in flight for a time; wait for the last ones."""
     times: list[float] = []
     began = perf_counter()
     wrong = await asyncio.gather(*(_worker(call, number, began + seconds, times) for number in range(in_flight)))

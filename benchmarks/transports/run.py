@@ -1,6 +1,6 @@
 """Starts the ends of scenarios, and measures them in turn.
 
-All scenarios of a table are started together and measured in rounds, each for a fraction of a second, so that whatever
+All scenarios of a table are started together and measured in rounds, each for a fraction of a second, so that what
 else the machine does hits all of them alike; those that wait cost nothing. The order is reversed in every other round,
 and the median of the rounds counts. Processor time is that of all processes of a scenario, the broker included, over
 exactly the calls that are counted.
@@ -62,7 +62,7 @@ class _Process:
         """The next line that it prints.
 
         Raises:
-            NotMeasuredError: there is none.
+            NotMeasuredError: it is missing.
         """
         assert self._process.stdout is not None
         try:

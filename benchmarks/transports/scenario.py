@@ -23,7 +23,7 @@ class Scenario(NamedTuple):
     caller: Callable[[str], AbstractAsyncContextManager[Call]]
     relay: End | None = None
     library: str | None = None
-    peer: str | None = None  # whose environment it runs in
+    peer: str | None = None  # the peer with the environment that it runs in
     ahead: bool = False  # opwire must be ahead of it
 
     def label(self, version: str) -> str:

@@ -23,7 +23,7 @@ class _Id(msgspec.Struct, rename="camel"):
 
 
 class _Relay:
-    """Hands requests to the responder, and replies to whoever asked; their contents stay as they are."""
+    """Hands requests to the responder, and replies to the sender; their contents stay unchanged."""
 
     def __init__(self) -> None:
         self._responder: Send | None = None
@@ -114,7 +114,7 @@ async def _relaying(_: str) -> AsyncGenerator[str]:
 
 @asynccontextmanager
 async def _hub(_: str) -> AsyncGenerator[str]:
-    """A relay that asks who comes, writes on each request whose it is, and shows what is served in its registry."""
+    """A relay that authenticates, marks each request with its sender, and lists what is served in its registry."""
     everybody = allow_anonymous(Grant(Identity(id="everybody", scopes=("*",)), announces=("*",)))
     async with Hub(None, f"ws://{HOST}:0", authenticate=everybody) as hub:
         yield hub.url

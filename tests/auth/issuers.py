@@ -1,4 +1,4 @@
-"""Somebody who issues tokens, honestly or not. Keys are made once, because an RSA key takes its time."""
+"""An issuer of tokens, honest or not. Keys are created once, because an RSA key takes its time."""
 
 import base64
 import hashlib
@@ -45,7 +45,7 @@ def private_pem(algorithm: str) -> str:
 
 
 def verification_key(algorithm: str, name: str = "") -> str:
-    """What whoever checks the tokens is given: the secret, or the public key as PEM."""
+    """The key of a verifier: the secret, or the public key as PEM."""
     key = private_key(algorithm, name)
     if isinstance(key, str):
         return key
@@ -53,7 +53,7 @@ def verification_key(algorithm: str, name: str = "") -> str:
 
 
 def published(algorithm: str, name: str = "", **fields: Any) -> dict[str, Any]:
-    """The public key as a JSON Web Key. Fields that are None are left out."""
+    """The public key as a JSON Web Key. Fields with None are left out."""
     public = private_key(algorithm, name).public_key()
     made: Any = jwt.get_algorithm_by_name({"Ed448": "EdDSA", "weak RSA": "RS256"}.get(algorithm, algorithm))
     data = {**made.to_jwk(public, as_dict=True), "kid": name or algorithm, "alg": algorithm, **fields}
@@ -61,7 +61,7 @@ def published(algorithm: str, name: str = "", **fields: Any) -> dict[str, Any]:
 
 
 def claims(**changes: Any) -> dict[str, Any]:
-    """Good claims with some changed; those that are None are left out."""
+    """Good claims with some changed; those with None are left out."""
     now = time.time()
     good = {"sub": "ann", "aud": "opwire", "iss": "https://id.example", "exp": int(now) + 300, "iat": int(now)}
     return {name: value for name, value in {**good, **changes}.items() if value is not None}
@@ -73,7 +73,7 @@ def token(algorithm: str = "HS256", name: str = "", headers: dict[str, Any] | No
 
 
 def forged(header: dict[str, Any], payload: Any, secret: bytes = b"") -> str:
-    """A token with any header and payload, signed with HMAC whatever the header says; unsigned without a secret."""
+    """A token with any header and payload, signed with HMAC regardless of the header; unsigned without a secret."""
     text = f"{_b64(json.dumps(header).encode())}.{_b64(json.dumps(payload).encode())}"
     signature = hmac.digest(secret, text.encode(), hashlib.sha256) if secret else b""
     return f"{text}.{_b64(signature)}"

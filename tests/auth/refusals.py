@@ -52,7 +52,7 @@ def unauthenticated(error: CallError) -> str:
 
 
 def logged(caplog: pytest.LogCaptureFixture, *secrets: str) -> list[str]:
-    """What was logged, as it is printed, checked for secrets."""
+    """The log in its printed form, checked for secrets."""
     lines = [logging.Formatter("%(levelname)s %(message)s").format(record) for record in caplog.records]
     assert [secret for secret in secrets if secret in "\n".join(lines)] == []
     return lines

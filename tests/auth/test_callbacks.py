@@ -96,7 +96,7 @@ async def test_what_a_function_raises_refuses_the_token_and_its_text_is_shown_no
     assert (error.code, error.message) == (ErrorCode.UNAVAILABLE, "the token cannot be checked at the moment")
     [line] = logged(caplog, TOKEN)
     assert line.startswith("ERROR the function of callback() raised KeyError:\n")
-    assert "return users[token]" in line  # where it was, for whoever has to mend it
+    assert "return users[token]" in line  # the location, for the person that fixes it
 
 
 @requirement("auth.callback.fails-closed")
@@ -110,7 +110,7 @@ async def test_an_error_that_the_function_chose_for_the_peer_is_passed_on() -> N
 
 @requirement("auth.callback.fails-closed")
 @pytest.mark.parametrize("answer", [True, {"id": "ann"}, "ann", 0, ""])
-async def test_an_answer_of_another_kind_lets_nobody_in(answer: Any, caplog: pytest.LogCaptureFixture) -> None:
+async def test_a_result_of_another_type_admits_no_caller(answer: Any, caplog: pytest.LogCaptureFixture) -> None:
     error = await refusal(callback(lambda token: answer).authenticate(TOKEN))
     assert error.code is ErrorCode.UNAVAILABLE
     assert logged(caplog)[0].endswith(f"returns a Grant, an Identity or None, and not {type(answer).__name__}")
@@ -137,7 +137,7 @@ async def test_a_caller_that_gives_up_cancels_the_function() -> None:
 
 @requirement("auth.concurrent")
 @pytest.mark.parametrize("function", [look_up, look_up_later])
-async def test_many_tokens_are_told_apart_at_the_same_time(function: Any) -> None:
+async def test_many_tokens_are_distinguished_at_the_same_time(function: Any) -> None:
     authenticator = callback(function)
     attempts = [authenticator.authenticate(TOKEN if number % 2 else f"other-{number}") for number in range(100)]
     answers = await asyncio.gather(*attempts, return_exceptions=True)
@@ -154,7 +154,7 @@ async def test_a_user_function_without_arguments_is_called_with_none(caplog: pyt
 
 
 class Database:
-    """Looks tokens up one after the other, as it is told to."""
+    """Looks tokens up one after the other, on command."""
 
     def __init__(self) -> None:
         self.asked: list[str] = []

@@ -1,4 +1,4 @@
-"""Passports: issued, read, and told from what is none."""
+"""Key certificates: issued, read, and distinguished from other data."""
 
 import time
 from typing import Any
@@ -143,5 +143,5 @@ def test_ones_own_certificate_is_read_without_knowing_the_authority() -> None:
     ],
     ids=["empty", "garbage", "another token", "another key"],
 )
-def test_a_mistake_with_ones_own_certificate_is_told_at_once(text: str, problem: str) -> None:
+def test_an_invalid_own_certificate_is_reported_at_once(text: str, problem: str) -> None:
     assert str(wrong_use(own_certificate, text, KEY)) == problem

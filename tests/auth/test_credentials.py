@@ -62,7 +62,7 @@ CHILD = request("r2", "stock.take", parent_request_id="r1")
 
 
 def captured() -> str:
-    """A credential that somebody has read on its way."""
+    """A credential that was intercepted."""
     return ANN.sign(EVENT)
 
 
@@ -154,7 +154,7 @@ def test_a_certificate_is_worth_nothing_with_the_signature_of_another_key() -> N
 
 
 @requirement("auth.credential.forged")
-def test_what_the_holder_signed_for_another_protocol_is_no_credential() -> None:
+def test_a_signature_for_another_protocol_is_not_a_credential() -> None:
     key = SigningKey.generate()
     text = f"{AUTHORITY.issue(Identity(id='ann'), key.public_pem, lifetime=60)}~{captured().split('~')[1]}"
     assert refused(f"{text}~{credentials._b64(key.sign(text.encode()))}", EVENT) == NOT_VALID
@@ -295,7 +295,7 @@ def test_what_was_refused_does_not_use_up_the_request() -> None:
 
 
 @requirement("auth.replay.bounded")
-def test_more_requests_than_can_be_remembered_are_told_to_come_later() -> None:
+def test_requests_beyond_the_replay_cache_are_deferred() -> None:
     clock = Clock()
     by, ann = verifier(remember=6, clock=clock), signer(clock=clock)
     for number in range(3):
@@ -327,7 +327,7 @@ def test_a_certificate_is_checked_once_and_the_memory_for_that_is_bounded(monkey
         forged = f"forged-{number}~" + captured().split("~", 1)[1]
         refused(forged, EVENT, by)
     assert by._read_certificate.cache_info().currsize == 3
-    assert len(checked) == 15  # what is refused takes nobody's place
+    assert len(checked) == 15  # a rejected one takes up no room
 
 
 @requirement("auth.concurrent")
@@ -347,7 +347,7 @@ def test_of_many_threads_with_the_same_credential_one_passes() -> None:
 
 
 @requirement("auth.delegation")
-def test_a_server_calls_on_as_whoever_called_it() -> None:
+def test_a_server_makes_nested_calls_as_its_caller() -> None:
     credential = BOB.sign(CHILD, on_behalf_of=ANN.sign(EVENT))
     assert verifier().verify(credential, CHILD) == Identity(id="ann", scopes=("read",))
 

@@ -113,7 +113,7 @@ async def test_without_an_audience_or_issuer_that_has_to_be_written() -> None:
         JWTs(key=SECRET, algorithms=["HS256"], issuer=None)  # pyright: ignore[reportCallIssue]
     authenticator = jwts(audience=None, issuer=None)
     assert await authenticator.authenticate(token(aud=None, iss="anybody"))
-    assert await message(authenticator, token()) == NOT_VALID  # it is for somebody, who may be another
+    assert await message(authenticator, token()) == NOT_VALID  # it has an audience, which may be another server
 
 
 # --- attacks ----------------------------------------------------------------------------------------------------------
@@ -177,7 +177,7 @@ async def test_a_header_that_cannot_be_honoured_is_refused(header: Any) -> None:
 @pytest.mark.parametrize(
     "payload", [None, [], "ann", 17, [claims()]], ids=["null", "list", "text", "number", "in list"]
 )
-async def test_a_payload_that_is_no_object_is_refused(payload: Any) -> None:
+async def test_a_payload_that_is_not_an_object_is_refused(payload: Any) -> None:
     assert await message(jwts(), forged({"alg": "HS256"}, payload, SECRET.encode())) == NOT_VALID
 
 
@@ -205,7 +205,7 @@ def secret_signature(text: str) -> str:
 
 
 @requirement("auth.jwt.attacks")
-async def test_a_certificate_is_no_token_even_where_its_authority_is_trusted() -> None:
+async def test_a_certificate_is_not_a_token_even_if_its_authority_is_trusted() -> None:
     authority = Authority.generate()
     certificate = authority.issue(Identity(id="ann"), SigningKey.generate().public_pem, lifetime=60)
     authenticator = JWTs(key=authority.public_pem, algorithms=["EdDSA"], audience=None, issuer=None)
@@ -296,7 +296,7 @@ def test_a_weak_or_private_key_is_refused_and_not_shown(algorithms: list[str], k
 
 
 @requirement("auth.jwt.keys")
-def test_published_keys_are_no_secrets_and_either_they_or_a_key_are_given() -> None:
+def test_published_keys_are_not_secrets_and_exclude_a_given_key() -> None:
     error = wrong_use(jwts, jwks=dict, algorithms=["RS256", "HS256"])
     assert str(error) == "published keys are not secret, but HS256 uses a secret: remove it"
     for given_keys in ({"key": None}, {"key": SECRET, "jwks": dict}):
@@ -347,7 +347,7 @@ async def test_neither_key_nor_token_is_in_a_representation_or_log(caplog: pytes
 
 
 @requirement("auth.concurrent")
-async def test_many_tokens_are_told_apart_at_the_same_time() -> None:
+async def test_many_tokens_are_distinguished_at_the_same_time() -> None:
     authenticator = jwts()
     attempts = [authenticator.authenticate(token(sub=f"user-{number}")) for number in range(50)]
     assert [grant.identity.id for grant in await asyncio.gather(*attempts)] == [f"user-{n}" for n in range(50)]

@@ -65,7 +65,7 @@ async def test_an_unknown_key_has_them_fetched_again_but_not_more_than_once_in_a
 
 
 @requirement("auth.jwt.published")
-async def test_a_key_that_is_no_longer_published_is_no_longer_taken() -> None:
+async def test_a_key_that_was_withdrawn_is_rejected() -> None:
     issuer = Issuer(published("RS256", "a"), published("RS256", "b"))
     keys = issuer.keys()
     assert await keys.find("a", "RS256")

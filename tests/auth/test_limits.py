@@ -60,7 +60,7 @@ def test_in_no_time_more_calls_pass_than_burst_and_rate_allow(rate: float, burst
 
 @requirement("auth.rate")
 @given(st.floats(0.01, 1000), st.integers(0, 10))
-def test_whoever_waits_as_long_as_told_passes(rate: float, before: int) -> None:
+def test_a_client_that_waits_for_retry_after_passes(rate: float, before: int) -> None:
     limit, now = TokenBucket(rate, 3), 0.0
     for _ in range(before):
         limit.take(now)

@@ -23,7 +23,7 @@ def test_a_request_is_new_once_while_its_credential_is_good() -> None:
 
 
 @requirement("auth.replay")
-def test_holders_and_their_requests_are_told_apart() -> None:
+def test_holders_and_their_requests_are_distinguished() -> None:
     replays = SeenRequests(10)
     assert replays.is_new("ann", "r1", 160, 100)
     assert replays.is_new("bob", "r1", 160, 100)

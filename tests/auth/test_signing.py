@@ -66,7 +66,7 @@ def test_an_end_without_a_signer_sends_no_identity() -> None:
         lambda each: st.lists(each) | st.dictionaries(st.text(), each),
     )
 )
-def test_the_input_is_bound_whatever_it_is(input: Any) -> None:
+def test_any_input_is_bound(input: Any) -> None:
     sent = holder(ANN).leaving(request(input=input))
     fresh = SignedRequests(None, Verifier(AUTHORITY.public_pem))
     assert fresh.arriving(travelled(sent)).identity == ANN
@@ -131,7 +131,7 @@ def test_operations_of_opwire_itself_neither_give_authority_nor_are_called_with_
 
 
 @requirement("auth.delegation")
-def test_a_call_is_not_made_on_as_another_caller_who_used_the_same_request_id() -> None:
+def test_a_call_is_not_forwarded_as_another_caller_with_the_same_request_id() -> None:
     shop = holder(SHOP, delegates=True)
     eves = shop.arriving(travelled(holder(EVE).leaving(request("r1"))))
     with pytest.raises(CallError) as failure:
@@ -195,7 +195,7 @@ def test_a_caller_that_knows_a_request_id_cannot_replace_the_credential_of_anoth
 
 
 @requirement("auth.signed-requests")
-async def test_over_a_broker_a_call_is_made_as_whom_its_credential_proves_and_nobody_else() -> None:
+async def test_over_a_broker_a_call_has_the_identity_of_its_credential_and_no_other() -> None:
     registry, market = OperationRegistry(), MemoryBroker()
 
     @registry.query("shop.whoami", access=AccessControl(required_scopes=("orders",)))

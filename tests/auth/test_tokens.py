@@ -42,7 +42,7 @@ async def test_without_a_token_one_is_asked_for(token: str | None) -> None:
 
 
 @requirement("auth.static")
-async def test_without_any_token_configured_nobody_passes() -> None:
+async def test_without_configured_tokens_every_caller_is_rejected() -> None:
     assert unauthenticated(await refusal(StaticTokens({}).authenticate(SHOP))) == "the token is not valid"
 
 
@@ -119,7 +119,7 @@ async def test_an_open_door_asks_for_nothing(token: str | None) -> None:
     assert await allow_anonymous(Grant(guest, ("demo",))).authenticate(token) == Grant(guest, ("demo",))
 
 
-def test_an_open_door_says_who_comes_in() -> None:
+def test_an_open_server_names_the_identity_of_its_callers() -> None:
     assert (
         repr(allow_anonymous(Identity(id="guest"))) == "allow_anonymous(Identity(id='guest', scopes=(), resources={}))"
     )

@@ -87,7 +87,7 @@ async def connected_ends(
 
 
 class Recorder:
-    """A receiver that keeps what it is told: a peer whose every event the test chooses."""
+    """A receiver that records its events: a peer with events that the test chooses."""
 
     def __init__(self) -> None:
         self.events: list[Any] = []

@@ -1,4 +1,4 @@
-"""What a serving end says about itself, and asking all who serve."""
+"""What a serving end says about itself, and queries to all servers."""
 
 import asyncio
 import logging
@@ -53,7 +53,7 @@ async def only(client: PendingRequestMap) -> FoundServer:
 
 
 @requirement("call.discovery")
-async def test_who_serves_is_found_with_schemas_health_and_version() -> None:
+async def test_servers_are_found_with_schemas_health_and_version() -> None:
     async with connected_ends(shop(), name="shop", version="1.2.3") as here:
         found = await only(here.client)
         assert isinstance(found.server, ServerInfo)

@@ -139,7 +139,7 @@ def test_a_call_that_is_completed_without_an_answer_is_a_protocol_error() -> Non
 
 
 @requirement("call.wrong-verb")
-def test_an_item_of_a_subscription_is_no_answer_to_a_call_and_its_server_is_to_stop() -> None:
+def test_an_item_of_a_subscription_is_not_a_response_to_a_call_and_its_server_is_stopped() -> None:
     table = opened()
     arrival = table.arrived(answer(seq=1), "server")
     assert error_of(arrival).code is ErrorCode.VALIDATION_ERROR
@@ -196,7 +196,7 @@ def test_only_the_peer_that_a_request_went_to_can_answer_it() -> None:
 
 
 @requirement("call.foreign-answers")
-def test_where_only_the_answer_tells_who_serves_the_first_to_speak_is_the_one() -> None:
+def test_if_only_the_response_names_the_server_the_first_one_counts() -> None:
     table = opened(streams=True, peer=None)
     assert table.peer("r") is None
     assert table.arrived(answer(seq=1), "first") is not None
@@ -442,7 +442,7 @@ OpenCalls.TestCase.settings = settings(max_examples=examples(300), stateful_step
 
 @requirement("call.one-outcome", "call.duplicates", "call.foreign-answers")
 class TestBooks(OpenCalls.TestCase):  # type: ignore[name-defined,misc]
-    """Whatever arrives, in whatever order: each call is settled exactly once or still open."""
+    """For any events in any order: each call is settled exactly once or still open."""
 
 
 @requirement("call.one-outcome")

@@ -1,4 +1,4 @@
-"""What a serving end says about itself is plain data, which travels as it is."""
+"""What a serving end says about itself is plain data, sent unchanged."""
 
 from msgspec.structs import replace
 

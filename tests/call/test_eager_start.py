@@ -91,7 +91,7 @@ async def test_a_handler_without_an_await_needs_no_task() -> None:
     async with connected() as (client, tasks):
         before = asyncio.all_tasks()
         assert (await client.call("task.note")).data == 1
-        assert tasks.noted == [asyncio.current_task()]  # over a network there is none
+        assert tasks.noted == [asyncio.current_task()]  # missing over a network
         assert asyncio.all_tasks() == before
 
 
@@ -149,7 +149,7 @@ async def test_tasks_of_a_loop_with_a_task_factory_are_created_by_it() -> None:
         assert len(made) == 1
 
 
-async def test_a_loop_whose_call_soon_was_replaced_is_left_alone(monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_a_loop_with_another_call_soon_is_left_alone(monkeypatch: pytest.MonkeyPatch) -> None:
     async with connected() as (client, _):
         loop = asyncio.get_running_loop()
         original, scheduled = loop.call_soon, list[object]()

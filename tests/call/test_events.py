@@ -89,7 +89,7 @@ def test_an_event_fits_the_schema_of_its_kind_and_no_other(event: CallEvent) -> 
     ],
     ids=str,
 )
-def test_the_schema_refuses_what_is_no_event(document: Any) -> None:
+def test_the_schema_rejects_what_is_not_an_event(document: Any) -> None:
     assert not jsonschema_rs.is_valid(CALL_EVENT_SCHEMA, document)
 
 
@@ -192,7 +192,7 @@ def test_a_request_without_a_deadline_has_that_of_the_server() -> None:
 
 
 def arriving(late: float, timeout: float) -> CallRequested:
-    """A request that was sent so many seconds ago, as its sender's clock says."""
+    """A request that was sent this number of seconds ago by its sender's clock."""
     sent = time.time() - late
     deadline, timeout_ms = (sent + timeout) * 1000, timeout * 1000
     return CallRequested(request_id="r", operation_id="a.b", deadline=deadline, timeout_ms=timeout_ms)

@@ -1,4 +1,4 @@
-"""The serving side: look up, check access, validate, run, publish; and stop when nobody wants the answer."""
+"""The serving side: look up, check access, validate, run, publish; and stop abandoned calls."""
 
 import ast
 import asyncio
@@ -54,13 +54,13 @@ BOB = Identity(id="bob", scopes=("read", "write"))
 
 
 class Untrusted(MemoryTransport):
-    """A transport whose peers are somebody else."""
+    """A transport with remote peers."""
 
     local = trusted = False  # type: ignore[assignment]
 
 
 class Handlers:
-    """A registry whose handlers write down what happens to them."""
+    """A registry with handlers that record what happens to them."""
 
     def __init__(self) -> None:
         self.registry = OperationRegistry()
@@ -193,7 +193,9 @@ async def test_input_is_validated_before_the_handler_runs(handlers: Handlers) ->
 
 
 @requirement("handler.identity")
-async def test_on_a_trusted_transport_a_caller_is_whom_it_says_and_else_the_local_identity(handlers: Handlers) -> None:
+async def test_on_a_trusted_transport_a_caller_has_the_identity_that_it_claims_or_the_local_one(
+    handlers: Handlers,
+) -> None:
     async with connected_ends(handlers.registry) as here:
         await here.call("is.anybody", context=Context(identity=ANN))
         await here.call("is.anybody")
@@ -309,7 +311,7 @@ async def test_a_result_with_is_error_is_an_answer_and_not_an_error(handlers: Ha
 
 
 @requirement("handler.errors")
-async def test_a_call_error_of_a_handler_reaches_the_caller_as_it_is(handlers: Handlers) -> None:
+async def test_a_call_error_of_a_handler_reaches_the_caller_unchanged(handlers: Handlers) -> None:
     @handlers.registry.query("will.fail")
     async def fail() -> None:
         raise CallError("RATE_LIMITED", "slowly", [1], retryable=False, retry_after=3)
@@ -476,7 +478,7 @@ async def test_a_stream_without_credits_leaves_the_loop_to_others_too(handlers: 
 
 
 @requirement("subscribe.slow-consumers")
-async def test_a_slow_consumer_slows_down_nobody_but_itself(handlers: Handlers) -> None:
+async def test_a_slow_consumer_slows_down_only_itself(handlers: Handlers) -> None:
     async with connected_ends(handlers.registry, window=8) as here, AsyncExitStack() as stack:
         stalled = [
             await stack.enter_async_context(aclosing(here.client.subscribe("is.counting", {"n": 1_000})))
@@ -579,7 +581,7 @@ async def test_a_request_that_is_given_up_before_its_handler_began_never_begins(
 
 
 @requirement("call.cancellation")
-async def test_a_handler_whose_caller_leaves_during_its_first_step_is_cancelled(handlers: Handlers) -> None:
+async def test_a_handler_is_cancelled_if_its_caller_leaves_during_its_first_step(handlers: Handlers) -> None:
     async with connected_ends(handlers.registry) as here:
 
         @handlers.registry.query("is.left")
@@ -767,7 +769,7 @@ async def test_a_handler_that_cleans_up_is_not_cancelled_a_second_time(handlers:
 @requirement("call.cancellation")
 @pytest.mark.parametrize("kind", ["query", "limited", "subscription"])
 @pytest.mark.parametrize("patient", [False, True], ids=["both sides watch", "the server watches alone"])
-async def test_a_handler_whose_time_is_up_cleans_up_undisturbed(handlers: Handlers, kind: str, patient: bool) -> None:
+async def test_a_handler_past_its_deadline_cleans_up_undisturbed(handlers: Handlers, kind: str, patient: bool) -> None:
     began = asyncio.Event()
 
     async def clean() -> None:
@@ -831,7 +833,7 @@ async def test_the_registry_leaves_a_deadline_to_the_server_that_watches_it(hand
 
 
 @requirement("handler.close")
-async def test_a_server_that_closes_ends_the_calls_in_hand_at_once_and_takes_no_more(handlers: Handlers) -> None:
+async def test_a_server_that_closes_ends_the_calls_in_flight_at_once_and_takes_no_more(handlers: Handlers) -> None:
     async with connected_ends(handlers.registry) as here:
         calls = [asyncio.ensure_future(here.client.call("is.hanging")) for _ in range(10)]
         stream = here.client.subscribe("is.endless")
@@ -904,7 +906,7 @@ async def test_what_reaches_a_draining_server_is_handed_on_even_if_it_has_no_roo
 
 
 @requirement("call.drain")
-async def test_two_who_drain_the_same_server_are_both_told_when_it_is_done(handlers: Handlers) -> None:
+async def test_two_drains_of_the_same_server_both_end_when_it_is_done(handlers: Handlers) -> None:
     async with connected_ends(handlers.registry) as here:
         call = asyncio.ensure_future(here.call("is.hanging"))
         await until(lambda: handlers.log == ["began"])
@@ -916,7 +918,7 @@ async def test_two_who_drain_the_same_server_are_both_told_when_it_is_done(handl
 
 
 @requirement("call.drain", "call.discovery")
-async def test_a_draining_server_still_says_who_it_is(handlers: Handlers) -> None:
+async def test_a_draining_server_still_identifies_itself(handlers: Handlers) -> None:
     async with connected_ends(handlers.registry) as here:
         (address,) = await here.client.transport.servers()
         call = asyncio.ensure_future(here.call("is.hanging"))
@@ -970,7 +972,7 @@ async def test_a_call_that_has_ended_leaves_no_deadline_behind(handlers: Handler
 
 @requirement("call.deadline.expired")
 @pytest.mark.parametrize("fields", [{"timeout_ms": 0}, {"timeout_ms": -5}, {"deadline": 1_000}], ids=str)
-async def test_a_request_whose_time_is_up_when_it_arrives_is_not_started(
+async def test_a_request_past_its_deadline_on_arrival_is_not_started(
     handlers: Handlers, fields: dict[str, Any]
 ) -> None:
     async with connected_ends(handlers.registry) as here:
@@ -982,7 +984,7 @@ async def test_a_request_whose_time_is_up_when_it_arrives_is_not_started(
 
 
 @requirement("call.deadline.remaining-first")
-async def test_a_caller_whose_wall_clock_is_wrong_is_not_late(handlers: Handlers) -> None:
+async def test_a_caller_with_a_wrong_wall_clock_is_not_late(handlers: Handlers) -> None:
     async with connected_ends(handlers.registry) as here:
         caller, seen = await peer(here.bus)
         wrong = (time.time() - 86_400) * 1000
@@ -1175,7 +1177,7 @@ async def test_the_same_id_of_another_caller_is_another_request(handlers: Handle
 
 
 @requirement("call.request-ids.refused")
-async def test_the_id_of_a_call_whose_handler_is_still_ending_is_refused_and_nobody_gets_the_wrong_answer(
+async def test_the_id_of_a_call_that_is_still_ending_is_rejected_and_no_caller_gets_the_wrong_response(
     handlers: Handlers,
 ) -> None:
     @handlers.registry.query("will.clean")
@@ -1213,7 +1215,7 @@ async def test_the_memory_for_answered_requests_is_bounded(handlers: Handlers, m
             assert len(set(remembered)) == len(remembered)
 
 
-# --- whatever arrives -------------------------------------------------------------------------------------------------
+# --- any arrival ------------------------------------------------------------------------------------------------------
 
 ids = st.sampled_from(["r1", "r2", "r3"])
 ARRIVALS = st.one_of(
@@ -1238,7 +1240,7 @@ TURN = None  # of the event loop
 @requirement("call.wire.malformed", "call.one-outcome")
 @settings(max_examples=examples(300), deadline=None)
 @given(st.lists(st.tuples(st.integers(0, 1), st.just(TURN) | ARRIVALS), max_size=30))
-def test_whatever_peers_send_in_whatever_order_nothing_raises_and_nothing_is_answered_twice(
+def test_events_of_peers_in_any_order_raise_nothing_and_are_never_answered_twice(
     arrivals: list[tuple[int, Any]],
 ) -> None:
     async def play() -> None:
@@ -1299,7 +1301,7 @@ async def test_a_server_that_has_closed_serves_nothing_not_even_what_was_just_re
 
 
 @requirement("handler.announces")
-async def test_a_change_that_cannot_be_announced_is_reported_and_harms_nobody(
+async def test_a_change_that_cannot_be_announced_is_reported_and_affects_no_other_peer(
     handlers: Handlers, caplog: pytest.LogCaptureFixture
 ) -> None:
     async with connected_ends(handlers.registry) as here:
@@ -1309,7 +1311,7 @@ async def test_a_change_that_cannot_be_announced_is_reported_and_harms_nobody(
         assert [record.levelno for record in caplog.records] == [logging.WARNING]
 
 
-# --- what is served, and for whom -------------------------------------------------------------------------------------
+# --- what is served, and for which caller -----------------------------------------------------------------------------
 
 
 @requirement("handler.serves")
@@ -1359,7 +1361,7 @@ async def test_a_handler_that_passes_its_context_on_calls_as_its_caller() -> Non
 
 
 @requirement("subscribe.lost-items")
-async def test_a_stream_whose_consumer_keeps_missing_an_item_ends_on_both_sides(handlers: Handlers) -> None:
+async def test_a_stream_ends_on_both_sides_if_its_consumer_keeps_missing_an_item(handlers: Handlers) -> None:
     closed = asyncio.Event()
 
     @handlers.registry.subscription("will.stay")

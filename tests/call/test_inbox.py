@@ -19,7 +19,7 @@ def item(n: int) -> Any:
 
 
 def box(limit: int, overflow: Overflow, size: int = 0) -> Inbox:
-    """A buffer whose every item has this size."""
+    """A buffer with items of this size."""
     return Inbox(limit, overflow, lambda _: size)
 
 

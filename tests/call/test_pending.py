@@ -1,4 +1,4 @@
-"""The calling side: every call ends in exactly one way, and whoever serves it is told when it is over."""
+"""The calling side: every call ends in exactly one way, and its server learns when it is over."""
 
 import asyncio
 import gc
@@ -62,7 +62,7 @@ def registry() -> OperationRegistry:
 
 
 class Wire:
-    """A caller under test, and a server whose every event the test chooses."""
+    """A caller under test, and a server with events that the test chooses."""
 
     def __init__(self, bus: MemoryBus, calls: PendingRequestMap, server: MemoryTransport, seen: Recorder) -> None:
         self.bus = bus
@@ -215,7 +215,7 @@ async def test_an_answer_of_a_third_party_is_dropped_and_counted(wire: Wire) -> 
 
 
 @requirement("call.deadline.enforced")
-async def test_a_call_without_an_answer_ends_at_its_deadline_and_its_server_is_told(wire: Wire) -> None:
+async def test_an_unanswered_call_ends_at_its_deadline_and_its_server_is_notified(wire: Wire) -> None:
     error = await call_error(wire.calls.call("a.b", timeout=SHORT))
     assert error.code is ErrorCode.TIMEOUT
     request = await wire.request()
@@ -269,7 +269,7 @@ async def test_a_call_has_a_deadline_of_30_seconds_unless_told_otherwise_and_a_s
 
 
 @requirement("call.deadline.expired")
-async def test_a_call_whose_deadline_has_passed_is_not_even_sent(wire: Wire) -> None:
+async def test_a_call_past_its_deadline_is_not_even_sent(wire: Wire) -> None:
     past = Context(deadline=time.monotonic() - 1)
     assert (await call_error(wire.calls.call("a.b", context=past))).code is ErrorCode.TIMEOUT
     assert (await call_error(anext(wire.calls.subscribe("a.b", context=past)))).code is ErrorCode.TIMEOUT
@@ -278,7 +278,7 @@ async def test_a_call_whose_deadline_has_passed_is_not_even_sent(wire: Wire) -> 
 
 
 @requirement("call.unserved")
-async def test_a_call_that_nobody_serves_fails_at_once(wire: Wire) -> None:
+async def test_a_call_without_a_server_fails_at_once(wire: Wire) -> None:
     async with PendingRequestMap(MemoryTransport(MemoryBus())) as lonely:
         error = await call_error(lonely.call("a.b"))
         assert error.code is ErrorCode.UNAVAILABLE
@@ -463,7 +463,7 @@ def test_a_window_in_which_no_item_fits_is_refused_at_once(window: int) -> None:
 
 
 @pytest.mark.parametrize("timeout", [0, -1, float("nan")])
-def test_a_default_timeout_that_is_no_time_is_refused_at_once(timeout: float) -> None:
+def test_an_invalid_default_timeout_is_rejected_at_once(timeout: float) -> None:
     with pytest.raises(UsageError, match="timeout"):
         PendingRequestMap(MemoryTransport(MemoryBus()), timeout=timeout)
 
@@ -578,7 +578,7 @@ async def until_later(condition: Callable[[], bool]) -> None:
             await asyncio.sleep(0.005)
 
 
-# --- on whose behalf --------------------------------------------------------------------------------------------------
+# --- delegation -------------------------------------------------------------------------------------------------------
 
 ANN = Identity(id="ann", scopes=("read",))
 
@@ -655,7 +655,7 @@ async def test_a_stated_identity_is_refused_where_peers_would_not_believe_it() -
 
 
 @requirement("subscribe.missed-abort")
-async def test_a_producer_that_missed_that_its_consumer_left_is_told_again_with_its_next_item(wire: Wire) -> None:
+async def test_a_producer_that_missed_the_end_of_its_consumer_is_notified_again_with_its_next_item(wire: Wire) -> None:
     stream = wire.calls.subscribe("a.b")
     consumer = asyncio.ensure_future(anext(stream))
     request = await wire.request()
@@ -718,7 +718,7 @@ async def test_a_lost_item_ends_the_stream_on_both_sides(wire: Wire) -> None:
 
 
 @requirement("subscribe.idle")
-async def test_a_stream_that_pauses_longer_than_its_idle_limit_ends_and_its_server_is_told(wire: Wire) -> None:
+async def test_a_stream_that_pauses_longer_than_its_idle_limit_ends_and_its_server_is_notified(wire: Wire) -> None:
     stream = wire.calls.subscribe("a.b", idle_timeout=SHORT)
     consumer = asyncio.ensure_future(anext(stream))
     request = await wire.request()
@@ -788,7 +788,7 @@ async def test_a_subscription_that_was_not_begun_is_asked_of_another_server_with
     assert names(watched) == ["call.error", "call.requested"]
     assert first.timeout_ms is not None
     assert 0 < again.timeout_ms <= first.timeout_ms + 1
-    wire.says(items(first, 1)[0])  # whoever refused it has no more say
+    wire.says(items(first, 1)[0])  # the server that rejected it is ignored from here on
     assert not item.done()
     other.send(items(again, 1)[0], seen.senders[0])
     assert (await within(item)).data == 1
@@ -899,7 +899,7 @@ async def test_an_error_that_is_too_large_is_sent_without_its_details(asked: Ans
 
 
 @requirement("call.wire.malformed")
-async def test_a_request_id_so_long_that_no_answer_can_hold_it_harms_nobody(asked: Answering) -> None:
+async def test_a_request_id_so_long_that_no_answer_can_hold_it_affects_no_other_peer(asked: Answering) -> None:
     calls, server, caller, seen = asked
     long = "x" * 1_900
     caller.request(CallRequested(request_id=long, operation_id="a.b"))
@@ -947,7 +947,7 @@ async def test_observers_do_not_see_an_answer_that_was_too_large_to_be_sent(aske
 
 
 class Mute(MemoryTransport):
-    """Its peers can no longer be reached, and nobody has noticed."""
+    """Its peers can no longer be reached, which is not noticed yet."""
 
     mute = False
 
@@ -982,7 +982,7 @@ async def test_what_cannot_be_sent_any_more_is_forgotten_and_raises_nothing() ->
         assert (watched, calls.open_calls) == ([], 0)
 
 
-async def test_an_answer_to_a_caller_that_is_gone_is_nobodys(asked: Answering) -> None:
+async def test_a_response_to_a_caller_that_is_gone_is_dropped(asked: Answering) -> None:
     calls, _, caller, _ = asked
     await caller.close()
     assert calls.open_calls == 0
@@ -1063,7 +1063,7 @@ async def test_observers_see_a_cause_before_its_effect_and_nothing_that_did_not_
 
 
 @requirement("call.observers")
-async def test_a_failing_observer_harms_nobody_and_one_that_has_left_sees_nothing(
+async def test_a_failing_observer_affects_no_other_peer_and_one_that_has_left_sees_nothing(
     registry: OperationRegistry, caplog: pytest.LogCaptureFixture
 ) -> None:
     async with connected_ends(registry) as here:

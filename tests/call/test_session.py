@@ -61,7 +61,7 @@ def test_every_event_has_a_schema() -> None:
     assert sorted(SESSION_EVENT_SCHEMAS) == sorted(str(kind.__struct_config__.tag) for kind in KINDS)
 
 
-def test_events_of_calls_and_of_the_session_are_told_apart() -> None:
+def test_events_of_calls_and_of_the_session_are_distinguished() -> None:
     assert decode_message(encode_event(CallAborted(request_id="r"))) == CallAborted(request_id="r")
     assert decode_message(encode_session(events.Done(id=1))) == events.Done(id=1)
 
@@ -106,7 +106,7 @@ def test_a_count_may_have_a_fraction_of_zero_and_null_is_absent(text: str) -> No
         b"\xff",
     ],
 )
-def test_what_is_no_event_is_a_protocol_error(message: bytes) -> None:
+def test_what_is_not_an_event_is_a_protocol_error(message: bytes) -> None:
     with pytest.raises(CallError) as failure:
         decode_message(message)
     assert failure.value.code is ErrorCode.PROTOCOL_ERROR
@@ -130,7 +130,7 @@ DOCUMENT_FIELDS["refused"] = FIELDS["refused"].map(msgspec.to_builtins)
 
 
 def documents(type: str) -> st.SearchStrategy[dict[str, Any]]:
-    """Whatever the schema of an event allows, with fields of a newer protocol, in any order."""
+    """Anything that the schema of an event allows, with fields of a newer protocol, in any order."""
     schema = SESSION_EVENT_SCHEMAS[type]
     required = {name: DOCUMENT_FIELDS[name] for name in schema["required"] if name != "type"}
     optional = {name: DOCUMENT_FIELDS[name] for name in schema["properties"] if name not in schema["required"]}

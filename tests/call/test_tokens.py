@@ -1,4 +1,4 @@
-"""Ids that nobody else makes or guesses."""
+"""Ids that are unique and cannot be guessed."""
 
 from itertools import islice
 

@@ -1,4 +1,4 @@
-"""The interface between the protocol and whatever carries it."""
+"""The interface between the protocol and its transports."""
 
 import inspect
 from typing import Any
@@ -61,7 +61,7 @@ async def test_the_sender_of_an_event_is_stamped_by_the_transport() -> None:
 
 
 @requirement("call.transport.fails-at-once")
-async def test_a_transport_that_is_closed_or_has_nobody_to_send_to_says_so_at_once() -> None:
+async def test_a_transport_that_is_closed_or_without_peers_fails_at_once() -> None:
     bus = MemoryBus()
     caller, _ = await peer(bus)
     request = CallRequested(request_id="r", operation_id="a.b")

@@ -1,4 +1,4 @@
-"""Events as bytes: what a TypeScript peer writes is read and written again; what is no event ends nothing."""
+"""Events as bytes: what a TypeScript peer writes is read and written again; invalid events end nothing."""
 
 import json
 import logging
@@ -225,7 +225,7 @@ DOCUMENTS: st.SearchStrategy[dict[str, Any]] = st.one_of(
 
 @requirement("call.events.schemas-written")
 @given(EVENTS)
-def test_whatever_is_written_is_valid_by_the_schemas(event: CallEvent) -> None:
+def test_everything_that_is_written_is_valid_by_the_schemas(event: CallEvent) -> None:
     document = msgspec.json.decode(encode_event(event))
     assert Schema(CALL_EVENT_SCHEMA).problems(document) == []
     assert Schema(CALL_EVENT_SCHEMAS[document["type"]]).problems(document) == []
@@ -302,7 +302,7 @@ MALFORMED = {
 
 @requirement("call.wire.malformed")
 @pytest.mark.parametrize("message", MALFORMED.values(), ids=MALFORMED)
-def test_what_is_no_event_is_a_protocol_error(message: bytes | str) -> None:
+def test_what_is_not_an_event_is_a_protocol_error(message: bytes | str) -> None:
     protocol_error(message)
 
 

@@ -41,7 +41,7 @@ def test_a_run_in_which_nothing_can_happen_any_more_is_stopped() -> None:
         run_virtually(stuck())
 
 
-def test_the_clock_is_given_back_whatever_happens() -> None:
+def test_the_clock_is_restored_after_any_outcome() -> None:
     async def fail() -> None:
         raise KeyError("on purpose")
 

@@ -35,7 +35,7 @@ def run_virtually(main: Coroutine[Any, Any, T]) -> T:
     """Run a coroutine in virtual time, which `time.monotonic` returns meanwhile in the whole process.
 
     Raises:
-        RuntimeError: every task waits, and there is no timer that could wake one.
+        RuntimeError: every task waits, without a timer that could wake one.
     """
     selector = _Selector()
     with (

@@ -1,4 +1,4 @@
-"""Operations that ask the person who calls them."""
+"""Operations that ask their caller."""
 
 from typing import Annotated, Literal
 

@@ -1,4 +1,4 @@
-"""Every command has a cache of its own, and nobody's token or configuration."""
+"""Every command has a cache of its own, without tokens and configuration of the machine."""
 
 from pathlib import Path
 

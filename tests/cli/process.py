@@ -148,7 +148,7 @@ class OnTerminal:
         os.write(self._master, text.encode())
 
     def interrupt(self) -> tuple[int, str]:
-        """Press ^C until it ends, as people do: the first may come before anybody listens. Gives as `end`."""
+        """Press ^C until it ends, as people do: the first may come too early. Return as `end` does."""
         until = time.monotonic() + 40
         while self._process.poll() is None and time.monotonic() < until:
             self.type("\x03")

@@ -49,7 +49,7 @@ async def text(length: int = 3) -> str:
 
 @registry.query("shop.bytes")
 async def binary() -> bytes:
-    """Bytes that are no text."""
+    """Bytes that are not text."""
     return b"\xff\x00\xfe"
 
 

@@ -96,7 +96,7 @@ def test_files_are_read(tmp_path: Path) -> None:
 
 
 @requirement("cli.typed-input")
-def test_an_input_that_is_no_object_is_one_word() -> None:
+def test_an_input_that_is_not_an_object_is_one_word() -> None:
     assert read("5", schema={"type": "integer"}) == 5
     assert read("[1]", schema={"type": "array"}) == [1]
 
@@ -123,7 +123,7 @@ def test_what_cannot_be_read_is_explained(words: list[str], wrong: str) -> None:
 
 @requirement("cli.typed-input")
 @given(st.text(), st.sampled_from(["integer", "number", "boolean", "null", "array", "object", "string"]))
-def test_any_text_becomes_a_value_of_the_type_or_stays_as_it_is(text: str, kind: str) -> None:
+def test_any_text_becomes_a_value_of_the_type_or_stays_unchanged(text: str, kind: str) -> None:
     value = from_text(text, SchemaField({"type": kind}))
     expected = {
         "integer": int,

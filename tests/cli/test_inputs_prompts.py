@@ -89,14 +89,14 @@ def test_control_c_ends_a_question_at_once() -> None:
 
 
 @requirement("cli.prompts")
-def test_nobody_is_asked_in_a_pipe() -> None:
+def test_in_a_pipe_no_question_is_asked() -> None:
     ended = opwire("call", *SHOP, "math.add", "a=1", input="2\n")
     assert ended.returncode == 4
     assert '"b" is a required property' in ended.stderr
 
 
 @requirement("cli.prompts", "cli.plain")
-def test_a_default_is_shown_without_what_steers_a_terminal_and_taken_as_it_is(
+def test_a_default_is_shown_without_control_characters_and_taken_unchanged(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     monkeypatch.setattr(sys, "stdin", io.StringIO("\n"))

@@ -114,7 +114,7 @@ anything = st.recursive(
 
 
 @given(anything)
-def test_what_is_no_schema_at_all_is_read_without_a_crash(schema: Any) -> None:
+def test_what_is_not_a_schema_at_all_is_read_without_a_crash(schema: Any) -> None:
     field = SchemaField(schema)
     list(schema_summary(field))
     type_name(field)

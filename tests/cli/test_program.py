@@ -56,7 +56,7 @@ def test_a_call_ends_with_the_code_of_its_outcome(
 
 
 @requirement("cli.errors")
-def test_a_traceback_is_shown_to_who_asks_and_a_secret_to_nobody(capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_traceback_is_shown_on_request_and_a_secret_never(capsys: pytest.CaptureFixture[str]) -> None:
     assert run(["call", *SHOP, "shop.fail", "code=unforeseen"]) == 7
     assert "Traceback" not in capsys.readouterr().err
     assert run(["call", "--debug", *SHOP, "shop.fail", "code=unforeseen"]) == 7
@@ -74,7 +74,7 @@ def test_switches_stand_before_or_after_the_command(capsys: pytest.CaptureFixtur
 
 
 @requirement("cli.pipes")
-def test_whoever_stops_reading_hears_no_complaint() -> None:
+def test_a_peer_that_stops_reading_gets_no_error() -> None:
     listing = subprocess.Popen(
         [*COMMAND, "watch", *SHOP, "clock.ticks", "count=100000", "--json"],
         stdout=subprocess.PIPE,

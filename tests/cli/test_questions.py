@@ -1,4 +1,4 @@
-"""Operations ask the person at the terminal, and nobody elsewhere."""
+"""Operations ask the person at the terminal, and never elsewhere."""
 
 import pytest
 

@@ -69,7 +69,7 @@ def test_a_table_in_a_pipe_is_lines_with_tabs(capsys: pytest.CaptureFixture[str]
 
 
 @requirement("cli.plain")
-def test_a_table_on_a_terminal_is_drawn_and_its_text_is_no_markup(
+def test_a_table_on_a_terminal_is_drawn_and_its_text_is_not_markup(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     pretend_terminal(monkeypatch)
@@ -110,7 +110,7 @@ def test_no_color_is_respected(
 
 
 @requirement("cli.errors")
-def test_an_error_is_one_line_and_its_details_are_for_who_asks(capsys: pytest.CaptureFixture[str]) -> None:
+def test_an_error_is_one_line_and_its_details_are_shown_on_request(capsys: pytest.CaptureFixture[str]) -> None:
     screen = Screen()
     error = CallError("VALIDATION_ERROR", "math.add: /a: no\x1b", {"problems": [1]})
     screen.failure(error)

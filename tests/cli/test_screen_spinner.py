@@ -1,4 +1,4 @@
-"""What is shown to who waits."""
+"""What is shown during a wait."""
 
 import asyncio
 import io

@@ -177,7 +177,7 @@ def test_a_url_goes_with_no_other_source(capsys: pytest.CaptureFixture[str]) -> 
     assert "--url cannot be combined with other sources" in capsys.readouterr().err
 
 
-def test_a_url_that_nobody_serves_is_an_error_in_time(capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_url_without_a_server_is_an_error_in_time(capsys: pytest.CaptureFixture[str]) -> None:
     assert run(["ls", "--url", "http://127.0.0.1:1"]) == 6
     assert capsys.readouterr().err.startswith("error: UNAVAILABLE: ")
 

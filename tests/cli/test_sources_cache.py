@@ -50,7 +50,7 @@ def test_nothing_is_written_where_nothing_has_changed(cache: Path) -> None:
     assert file.stat().st_ino == before
 
 
-def test_a_cache_that_cannot_be_used_is_none(cache: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_an_unusable_cache_is_ignored(cache: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     cache_ids("mine", SPECS)
     [file] = cache.rglob("*.json")
     file.write_text("broken")

@@ -11,7 +11,7 @@ from opwire.config.runtime import SourceFailed, SourceLoaded, SourceStarted
 from tests.cli.test_screen_spinner import FakeTerminal
 
 
-async def test_failures_are_shown_and_the_rest_to_who_asks(capsys: pytest.CaptureFixture[str]) -> None:
+async def test_failures_are_shown_and_the_rest_on_request(capsys: pytest.CaptureFixture[str]) -> None:
     for verbose in (False, True):
         screen = Screen()
         screen.verbose = verbose

@@ -43,7 +43,7 @@ async def test_what_several_serve_is_shown_once() -> None:
 
 
 @requirement("client.operations")
-async def test_what_a_peer_shows_that_is_no_operation_is_left_out(caplog: pytest.LogCaptureFixture) -> None:
+async def test_what_a_peer_shows_that_is_not_an_operation_is_left_out(caplog: pytest.LogCaptureFixture) -> None:
     bus, registry = MemoryBus(), serving("one")
     shown = OperationInfo.of(registry.list()[0], Statistics())
 
@@ -84,7 +84,7 @@ async def test_closing_ends_the_calls_that_are_under_way() -> None:
 
 
 @requirement("client.retries")
-async def test_a_query_survives_that_its_hub_is_started_anew() -> None:
+async def test_a_query_survives_a_restart_of_its_hub() -> None:
     """What fails while the connection is lost is asked again, and answered when it is back."""
     everybody = allow_anonymous(Grant(ME))
     patient = Retries(attempts=200, shortest=0.05, longest=0.05, reserve=200)

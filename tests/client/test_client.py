@@ -1,4 +1,4 @@
-"""The contract of the client: the same calls give the same, whatever answers them."""
+"""The contract of the client: the same calls return the same over every backend."""
 
 import asyncio
 import math
@@ -58,7 +58,7 @@ async def test_an_envelope_says_where_the_data_came_from(way: Way, samples: Samp
 
 
 @requirement("client.contract")
-async def test_data_arrives_as_it_is_under_any_name(way: Way, samples: Samples) -> None:
+async def test_data_arrives_unchanged_under_any_name(way: Way, samples: Samples) -> None:
     values = (None, "é 😀", 2**70, [], {"a": {"b": [None, 1.5]}})
     async with way(samples.registry) as client:
         assert await client.call("odd.bytes") == b"\x00\xff"
@@ -82,7 +82,7 @@ async def test_an_error_arrives_with_all_its_fields(way: Way, samples: Samples) 
 
 
 @requirement("client.contract", "client.errors")
-async def test_what_cannot_be_called_is_told_alike(way: Way, samples: Samples) -> None:
+async def test_what_cannot_be_called_gets_the_same_error(way: Way, samples: Samples) -> None:
     async with way(samples.registry, retries=None) as client:
         with pytest.raises(CallError) as caught:
             await client.call("math.add", {"a": "one"})
@@ -127,7 +127,7 @@ async def test_a_call_may_have_more_time_than_a_server_counts(way: Way, samples:
 
 
 @requirement("client.contract", "client.cancel")
-async def test_who_gives_up_stops_the_handler(way: Way, samples: Samples) -> None:
+async def test_a_caller_that_gives_up_stops_the_handler(way: Way, samples: Samples) -> None:
     async with way(samples.registry) as client:
         call = asyncio.create_task(client.call("slow.wait"))
         await soon(samples.began)
@@ -278,13 +278,13 @@ async def test_over_a_registry_the_caller_is_trusted_unless_an_identity_is_given
 
 @requirement("client.identity")
 @pytest.mark.parametrize("url", ["ws://127.0.0.1:1", "http://127.0.0.1:1", ["ws://127.0.0.1:1"]])
-async def test_over_a_network_nobody_can_name_an_identity(url: str | list[str]) -> None:
+async def test_over_a_network_a_caller_cannot_claim_an_identity(url: str | list[str]) -> None:
     with pytest.raises(UsageError, match="token"):
         Client(url, act_as=ME)
 
 
 @requirement("client.targets")
-async def test_a_map_of_pending_requests_is_used_as_it_is_and_stays_open() -> None:
+async def test_a_map_of_pending_requests_is_used_unchanged_and_stays_open() -> None:
     bus, samples = MemoryBus(), Samples()
     async with Spoke(samples.registry, MemoryTransport(bus)), PendingRequestMap(MemoryTransport(bus)) as calls:
         async with Client(calls) as client:
@@ -293,7 +293,7 @@ async def test_a_map_of_pending_requests_is_used_as_it_is_and_stays_open() -> No
 
 
 @requirement("client.targets")
-async def test_a_target_that_cannot_be_reached_is_told() -> None:
+async def test_a_target_that_cannot_be_reached_is_reported() -> None:
     with pytest.raises(UsageError, match="unknown URL scheme 'gopher'"):
         Client("gopher://127.0.0.1")
     for target in (OperationRegistry(), MemoryTransport(MemoryBus())):
@@ -305,7 +305,7 @@ async def test_a_target_that_cannot_be_reached_is_told() -> None:
 
 
 @requirement("client.operations", "client.deadline")
-async def test_who_does_not_say_what_there_is_in_time_is_told() -> None:
+async def test_a_source_that_does_not_list_its_operations_in_time_is_reported() -> None:
     asked_in_vain = asyncio.Event()
 
     async def silent(_: Any) -> Response:
@@ -356,8 +356,8 @@ async def test_the_budget_of_retries_is_one_for_all_calls() -> None:
 
 
 @requirement("client.retries")
-async def test_a_query_is_repeated_although_nobody_could_say_at_first_that_it_is_one() -> None:
-    """The only server is away when the first call fails, and it is the one who knows."""
+async def test_a_query_is_repeated_even_if_it_was_not_known_to_be_one_at_first() -> None:
+    """The only server is away when the first call fails, and only it knows the operation."""
     bus, samples = MemoryBus(), Samples()
     patient = Retries(attempts=100, shortest=0.05, longest=0.05, reserve=100)
     async with Client(MemoryTransport(bus), retries=patient) as client:

@@ -386,7 +386,7 @@ def test_no_operations_are_a_module_too() -> None:
 
 @requirement("client.codegen")
 @pytest.mark.parametrize("name", ["", "a b", "class", "9"])
-def test_a_name_that_is_none_of_a_class_is_refused(name: str) -> None:
+def test_a_name_that_is_not_an_identifier_is_rejected(name: str) -> None:
     with pytest.raises(UsageError, match="name of a class"):
         generate_client([], class_name=name)
 

@@ -1,4 +1,4 @@
-"""Names of Python for whatever operations and fields are called."""
+"""Python names of operations and fields with any names."""
 
 import keyword
 import unicodedata

@@ -66,7 +66,7 @@ def test_an_object_is_a_typed_dict_with_what_may_be_missing() -> None:
 
 @requirement("client.codegen")
 @pytest.mark.parametrize("key", ["a-b", "class", "__x", "list", "Item", "é", ""])
-def test_a_key_that_is_no_attribute_is_written_in_quotes(key: str) -> None:
+def test_a_key_that_is_not_an_attribute_is_written_in_quotes(key: str) -> None:
     _, definitions = hint_of({"properties": {key: STRING}})
     module: dict[str, Any] = {}
     exec(f"from typing import NotRequired, TypedDict\n{definitions['Thing']}", module)
@@ -161,7 +161,7 @@ schemas = st.recursive(
 
 @requirement("client.codegen")
 @given(st.dictionaries(names, schemas, max_size=5))
-def test_whatever_a_document_holds_gives_a_hint_that_python_reads(json: dict[str, Any]) -> None:
+def test_any_schema_gives_a_hint_that_python_reads(json: dict[str, Any]) -> None:
     hint, definitions = hint_of(json)
     source = "from __future__ import annotations\nfrom typing import *\n" + "\n".join(definitions.values())
     exec(f"{source}\nfound: {hint}", {"__name__": "generated"})

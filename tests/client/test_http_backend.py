@@ -1,4 +1,4 @@
-"""Calls to a served HTTP address: what goes out, what is read back, and whoever else may answer there."""
+"""Calls to a served HTTP address: what is sent, what is read back, and other servers at that address."""
 
 import subprocess
 import sys
@@ -34,7 +34,7 @@ async def answering(**answers: Response) -> AsyncGenerator[Client]:
 
 
 @requirement("client.http")
-async def test_the_token_is_shown_and_asked_for_anew_at_every_call() -> None:
+async def test_the_token_is_shown_and_requested_again_at_every_call() -> None:
     tokens = StaticTokens({"token-of-ada-1234": Identity(id="ada"), "token-of-bob-1234": Identity(id="bob")})
     app = serve_http(Samples().registry, authenticate=tokens)
     shown = ["token-of-ada-1234"]
@@ -126,7 +126,7 @@ async def test_what_a_proxy_answers_is_an_error_by_its_status() -> None:
         Response("event: error\ndata: {}\n\n", media_type="text/event-stream"),
     ],
 )
-async def test_an_answer_that_is_not_ours_is_no_result(answer: Response) -> None:
+async def test_a_response_to_another_request_is_not_a_result(answer: Response) -> None:
     async with answering(x=answer) as client:
         for refused in (client.call("far.x"), anext(client.subscribe("far.x"))):
             with pytest.raises(CallError) as caught:
@@ -135,7 +135,7 @@ async def test_an_answer_that_is_not_ours_is_no_result(answer: Response) -> None
 
 
 @requirement("client.http", "client.pages")
-async def test_pages_are_found_although_nobody_says_what_the_operation_takes() -> None:
+async def test_pages_are_found_without_a_description_of_the_operation() -> None:
     page = '{"data":[1,2],"meta":{"source":"local","operationId":"far.x","timestamp":1}}'
     async with answering(x=Response(page, media_type="application/vnd.opwire.envelope+json")) as client:
         assert [each async for each in client.paginate("far.x")] == [1, 2]
@@ -184,7 +184,7 @@ async def test_input_without_a_json_form_is_refused_before_it_is_sent() -> None:
 
 
 @requirement("client.http")
-async def test_a_token_with_a_line_break_is_told_and_not_shown() -> None:
+async def test_a_token_with_a_line_break_is_reported_and_not_shown() -> None:
     async with Client("http://127.0.0.1:1", token="of-a-file\n") as client:
         with pytest.raises(CallError, match="line break") as caught:
             await client.call("a.b")
@@ -214,7 +214,7 @@ async def test_answers_larger_than_allowed_are_refused() -> None:
 
 @requirement("client.targets")
 @pytest.mark.parametrize("url", ["https://", "http://host.example/?key=hidden", "http://host.example/#hidden"])
-def test_an_address_that_cannot_be_one_is_told(url: str) -> None:
+def test_an_impossible_address_is_an_error(url: str) -> None:
     with pytest.raises(UsageError) as caught:
         Client(url)
     assert "hidden" not in str(caught.value)

@@ -169,7 +169,7 @@ async def test_an_address_of_very_many_fields_is_read_in_linear_time() -> None:
     answer = over_http([1], f"<{address[:60_000]}>; rel=next")
     spent = time.process_time()
     pages.advance(answer, None)
-    assert time.process_time() - spent < 5  # of CPU; counting every name anew took 20 s
+    assert time.process_time() - spent < 5  # of CPU; counting every name again took 20 s
     assert pages.input is not None
 
 
@@ -199,7 +199,7 @@ async def test_pages_without_end_are_an_error() -> None:
         (lambda input: over_http([1], "<http://[>; rel=next"), {"name": TEXT}, "the address"),
     ],
 )
-async def test_a_next_page_that_cannot_be_reached_is_told(answer: Any, properties: Any, complaint: str) -> None:
+async def test_a_next_page_that_cannot_be_reached_is_reported(answer: Any, properties: Any, complaint: str) -> None:
     with pytest.raises(CallError, match=complaint) as caught:
         await walk(client_of(answer, **properties), {"name": "x"})
     assert caught.value.code is ErrorCode.VALIDATION_ERROR
@@ -208,7 +208,7 @@ async def test_a_next_page_that_cannot_be_reached_is_told(answer: Any, propertie
 
 @requirement("client.pages")
 @pytest.mark.parametrize("data", [None, 1, "abc", {"a": 1}, {"a": [], "b": []}])
-async def test_an_answer_without_items_is_told(data: Any) -> None:
+async def test_an_answer_without_items_is_reported(data: Any) -> None:
     with pytest.raises(CallError, match=r"no list of items in the response: pass items=") as caught:
         await walk(client_of(lambda input: data), cursor=CURSOR)
     assert caught.value.code is ErrorCode.VALIDATION_ERROR

@@ -21,7 +21,7 @@ async def test_what_has_no_handler_cannot_be_called_and_is_not_shown() -> None:
 
 
 @requirement("client.identity")
-async def test_handlers_see_who_calls_and_nested_calls_carry_it_on() -> None:
+async def test_handlers_see_their_caller_and_nested_calls_keep_it() -> None:
     registry = OperationRegistry()
 
     @registry.query("a.inner", access=AccessControl(public=True))

@@ -30,7 +30,7 @@ def test_what_the_server_asks_for_comes_before_the_random_wait() -> None:
 
 
 @requirement("client.retries", "client.deadline")
-def test_a_wait_beyond_the_deadline_is_none() -> None:
+def test_a_wait_beyond_the_deadline_does_not_begin() -> None:
     budget = RetryBudget(Retries(shortest=0))
     late = CallError("RATE_LIMITED", retry_after=5)
     assert budget.wait(late, 1, 5.1) == 5

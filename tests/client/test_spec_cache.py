@@ -12,7 +12,7 @@ from tests.requirements import requirement
 
 
 class Peer:
-    """Somebody with operations, who counts the questions."""
+    """A backend with operations that counts its requests."""
 
     def __init__(self, *names: str) -> None:
         self.specs = [OperationSpec(namespace="a", name=name) for name in names]
@@ -25,7 +25,7 @@ class Peer:
 
 
 @requirement("client.retries")
-async def test_many_who_look_at_once_ask_once() -> None:
+async def test_concurrent_lookups_send_one_request() -> None:
     peer = Peer("b", "c")
     cache = SpecCache(peer.ask)
     assert await asyncio.gather(*(cache.find("a.b") for _ in range(10))) == [peer.specs[0]] * 10

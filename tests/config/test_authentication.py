@@ -1,4 +1,4 @@
-"""Who callers are, as a configuration says it."""
+"""Identities of callers by configuration."""
 
 import json
 import sys
@@ -47,13 +47,13 @@ async def refused(authenticator: Authenticator, token: str | None) -> str:
 
 
 @requirement("config.identities")
-async def test_who_shows_the_token_of_an_identity_has_its_name_scopes_resources_and_namespaces(tmp_path: Path) -> None:
+async def test_a_token_gives_the_name_scopes_resources_and_namespaces_of_its_identity(tmp_path: Path) -> None:
     found = authenticator(tmp_path, ALICE)
     assert await found.authenticate(SECRET) == GRANT
     assert await refused(found, "another-token-of-many-letters") == "UNAUTHENTICATED"
 
 
-def test_where_nothing_is_said_of_tokens_there_is_no_authenticator(tmp_path: Path) -> None:
+def test_without_configured_tokens_no_authenticator_exists(tmp_path: Path) -> None:
     assert build_authenticator(project(tmp_path, "[identities.guest]")) is None
 
 
@@ -65,7 +65,7 @@ def test_a_token_that_is_not_in_the_environment_is_named(tmp_path: Path, monkeyp
 
 
 @requirement("config.no-secret-is-shown")
-def test_a_token_that_is_no_good_is_named_and_not_shown(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_an_invalid_token_is_named_and_not_shown(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("OPWIRE_ALICE", "hunter2")
     with pytest.raises(ConfigError, match=r"^identities\.alice\.token: it has 7 characters") as caught:
         authenticator(tmp_path, ALICE)
@@ -111,7 +111,7 @@ async def test_keys_that_an_issuer_publishes_are_fetched_and_no_redirect_is_foll
         ('key_file = "absent.pem"', "auth.jwt.key_file: cannot be read"),
     ],
 )
-def test_a_key_that_cannot_be_used_is_told(
+def test_a_key_that_cannot_be_used_is_reported(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, settings: str, message: str
 ) -> None:
     monkeypatch.delenv("OPWIRE_NO", raising=False)
@@ -130,7 +130,7 @@ def test_a_package_that_is_not_installed_is_named_with_what_to_do(
         authenticator(tmp_path, f'{JWT}jwks_url = "https://x.example"')
 
 
-async def test_who_shows_no_token_may_be_somebody_and_a_bad_token_is_still_refused(tmp_path: Path) -> None:
+async def test_anonymous_callers_may_have_an_identity_and_an_invalid_token_is_still_rejected(tmp_path: Path) -> None:
     config = project(tmp_path, f"{ALICE}[identities.guest]\nscopes = ['g']")
     guest = Identity(id="guest", scopes=("g",))
     assert (identity_of(config, "guest"), identity_of(config, None)) == (guest, None)

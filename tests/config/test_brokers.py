@@ -189,7 +189,7 @@ def test_what_cannot_be_used_names_its_table(folder: Path, toml: str, message: s
 
 
 @requirement("hub.uncallable")
-async def test_a_spoke_whose_operations_cannot_be_called_says_so_at_its_start(
+async def test_a_spoke_with_operations_that_cannot_be_called_reports_it_at_its_start(
     redis_server: RedisServer, caplog: pytest.LogCaptureFixture
 ) -> None:
     async with Spoke(registry(), redis_server.url, prefix="closed"):

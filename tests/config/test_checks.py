@@ -37,7 +37,7 @@ def test_secrets_from_the_environment_are_fine_wherever_they_stand() -> None:
     assert problems('[spoke]\nurl = ["redis://:${P}@x.example", "http://[bad"]') == []
 
 
-def test_passwords_of_hubs_and_brokers_do_not_stand_in_the_file_either() -> None:
+def test_passwords_of_hubs_and_brokers_are_not_in_the_file_either() -> None:
     assert problems('[spoke]\nurl = "redis://:x@x.example"') == [
         "spoke.url: contains a password: secrets do not belong in a file"
     ]

@@ -1,4 +1,4 @@
-"""Texts whose parts come from the environment."""
+"""Strings with parts from the environment."""
 
 import pytest
 

@@ -108,7 +108,7 @@ async def test_what_the_process_has_loaded_for_itself_is_never_forgotten(tmp_pat
         (":registry", 'sources.x.python: write "module:registry", "module" or "file.py"'),
     ],
 )
-async def test_what_cannot_be_used_is_told_with_the_place(tmp_path: Path, target: str, message: str) -> None:
+async def test_what_cannot_be_used_is_reported_with_its_place(tmp_path: Path, target: str, message: str) -> None:
     write(
         tmp_path,
         broken_py="\n1 / 0",

@@ -12,7 +12,7 @@ from tests.requirements import requirement
 
 
 class Changing(AdapterSource):
-    """A source whose operations return numbers, and change on demand."""
+    """A source with operations that return numbers, and change on demand."""
 
     def __init__(self, **answers: int) -> None:
         super().__init__()
@@ -34,7 +34,7 @@ def ids(registry: OperationRegistry) -> list[str]:
     return [spec.id for spec in registry.list()]
 
 
-async def test_changes_of_the_source_are_followed_as_long_as_it_is_mounted() -> None:
+async def test_changes_of_the_source_are_followed_while_it_is_mounted() -> None:
     registry = ConfigRegistry()
     source = Changing(one=1)
     mounted = MountedSource("one", source, registry)
@@ -62,7 +62,7 @@ async def test_ids_of_another_source_are_duplicates() -> None:
     assert ids(registry) == ["a.one"]
 
 
-def test_an_operation_that_was_unregistered_by_hand_is_no_trouble() -> None:
+def test_an_operation_that_was_unregistered_by_hand_is_ignored() -> None:
     registry = ConfigRegistry()
     mounted = MountedSource("one", Changing(one=1), registry)
     registry.unregister("a.one")

@@ -78,7 +78,7 @@ async def test_a_source_that_is_not_enabled_is_left_out(tmp_path: Path) -> None:
         assert (ids(opened), opened.failures) == (["shop.price"], {})
 
 
-async def test_an_operation_whose_id_is_taken_is_left_out_with_a_note(tmp_path: Path) -> None:
+async def test_an_operation_with_a_taken_id_is_left_out_with_a_note(tmp_path: Path) -> None:
     toml = '[sources.a]\npython = "shop"\n[sources.b]\npython = "again"\n'
     config = project(tmp_path, toml, shop_py=shop(1), again_py=shop(2))
     async with open_config(config) as opened:

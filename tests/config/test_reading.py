@@ -42,7 +42,7 @@ anonymous = "gest"
 """
 
 
-def test_each_kind_of_source_is_told_by_its_own_key() -> None:
+def test_each_kind_of_source_is_recognized_by_its_own_key() -> None:
     config, problems = parse_config(
         """
         [sources]
@@ -176,6 +176,6 @@ def test_the_nearest_file_is_found(tmp_path: Path) -> None:
     assert find_config(inner) == inner / "opwire.toml"
 
 
-def test_where_there_is_no_file_none_is_found(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_without_a_file_none_is_found(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("opwire.config.reading.NAME", "no-such-opwire.toml")
     assert find_config(tmp_path) is None

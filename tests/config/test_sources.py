@@ -256,7 +256,7 @@ async def test_a_package_that_is_not_installed_is_named_with_what_to_do(
         await opened(tmp_path, f"[sources.x]\n{settings}")
 
 
-async def test_a_url_that_cannot_be_used_is_told_without_its_password(
+async def test_an_unusable_url_is_reported_without_its_password(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("OPWIRE_SECRET", "hunter2")

@@ -69,9 +69,7 @@ async def test_the_http_surface_knows_the_identities_of_the_file(tmp_path: Path,
 
 
 @requirement("config.surfaces")
-async def test_the_mcp_surface_answers_where_and_to_whom_the_file_says(
-    tmp_path: Path, registry: OperationRegistry
-) -> None:
+async def test_the_mcp_surface_listens_and_admits_as_configured(tmp_path: Path, registry: OperationRegistry) -> None:
     names = 'poll_after = 20\n[serve.mcp.tool_names]\n"a.one" = "first"'
     config = project(tmp_path, f'{ALICE}[serve.mcp]\ntransport = "http"\npath = "/tools"\nname = "shop"\n{names}')
     assert mcp_http_options(config).get("poll_after") == 20

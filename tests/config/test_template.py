@@ -9,7 +9,7 @@ from tests.requirements import requirement
 
 
 @requirement("config.template")
-def test_the_template_is_valid_as_it_is_and_says_nothing() -> None:
+def test_the_template_is_valid_unchanged_and_configures_nothing() -> None:
     assert parse_config(TEMPLATE) == (Config(), ())
 
 

@@ -54,7 +54,7 @@ def test_what_has_no_line_of_its_own_is_where_the_thing_around_it_is() -> None:
     assert lines_of.line_of(()) is None
 
 
-def test_what_stands_in_a_text_over_several_lines_is_no_key() -> None:
+def test_a_line_of_a_multiline_string_is_not_a_key() -> None:
     assert TOMLLines(TEXT).line_of(("sources", "fake")) is None
 
 

@@ -110,7 +110,9 @@ def test_the_name_of_a_source_with_webhooks_fits_a_path() -> None:
         ('signature = "github"\nsecret = "${PETS_MISSING}"', "PETS_MISSING is not set"),
     ],
 )
-async def test_a_source_whose_webhooks_cannot_be_verified_fails(tmp_path: Path, settings: str, message: str) -> None:
+async def test_a_source_with_webhooks_that_cannot_be_verified_fails(
+    tmp_path: Path, settings: str, message: str
+) -> None:
     async with open_config(project(tmp_path, SOURCE + settings)) as opened:
         with pytest.raises(ConfigError, match=message):
             raise opened.failures["pets"]

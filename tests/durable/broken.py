@@ -77,7 +77,7 @@ class LendsForEver(MemoryJournal):
 
 
 class HasOneLeaseForAll(MemoryJournal):
-    """What counts is the lease of whoever claims next."""
+    """The lease of the next claim counts."""
 
     async def claim(self, operation_ids: Sequence[str], **options: Any) -> list[Claim]:
         for entry in self._state._entries.values():
@@ -167,7 +167,7 @@ class RecordsForOwnersOnly(MemoryJournal):
 
 
 class ForgetsThatTasksHaveEnded(MemoryJournal):
-    """Unless whoever ended one had its lease."""
+    """Unless it was ended with its lease."""
 
     async def record(self, claim: Claim, outcome: Outcome) -> Outcome | None:
         owned = await self.renew(claim)
@@ -258,7 +258,7 @@ class CountsLossesAsFailures(MemoryJournal):
 
 
 class BlamesEverybody(MemoryJournal):
-    """Whoever was in hand when a worker died."""
+    """The tasks in flight when a worker died."""
 
     async def claim(self, operation_ids: Sequence[str], **options: Any) -> list[Claim]:
         claims = await super().claim(operation_ids, **options)
@@ -271,7 +271,7 @@ class BlamesNobody(MemoryJournal):
 
 
 class StaysAlone(MemoryJournal):
-    """Who was alone once is alone for good."""
+    """A task that was alone once stays alone."""
 
     async def renew(self, claim: Claim, *, alone: bool = False) -> bool:
         entry = self._opened()._entries.get(claim.task.key)
@@ -336,7 +336,7 @@ class CancelsNothing(MemoryJournal):
 
 
 class RunsWhatWasCancelled(MemoryJournal):
-    """Callers are told, and workers are not."""
+    """Callers are notified, and workers are not."""
 
     async def cancel(self, outcome: Outcome) -> Outcome | None:
         cancelled = await super().cancel(outcome)

@@ -53,7 +53,7 @@ async def lists_buried_tasks_by_pages(journal: Journal, page: int) -> None:
 
 
 class Shop:
-    """A registry whose mutations note what is done, and fail as they are told."""
+    """A registry with mutations that record their runs, and fail on command."""
 
     def __init__(self) -> None:
         self.registry = OperationRegistry()

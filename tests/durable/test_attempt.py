@@ -169,7 +169,7 @@ async def test_a_task_that_cannot_be_read_is_buried_at_once(request_: bytes) -> 
     [
         (None, None, True, "UNAUTHENTICATED"),
         (ANN, None, True, None),
-        (ANN, None, False, "UNAUTHENTICATED"),  # anybody could have written that
+        (ANN, None, False, "UNAUTHENTICATED"),  # any peer could have written that
         (ANN, LOCAL_IDENTITY, False, None),
         (None, ANN, False, None),
     ],
@@ -220,7 +220,7 @@ async def test_answers_and_errors_that_are_too_large_are_outcomes_that_say_so() 
     assert failed(await runner.run(claim(task(input={})))).code == "PAYLOAD_TOO_LARGE"
 
 
-async def test_whoever_cancels_an_attempt_is_obeyed() -> None:
+async def test_cancelling_an_attempt_ends_it() -> None:
     shop = Shop()
     shop.gate = asyncio.Event()
     running = asyncio.create_task(attempts(shop).run(claim(TEA)))
@@ -238,7 +238,7 @@ async def test_whoever_cancels_an_attempt_is_obeyed() -> None:
     most=st.floats(10, 1000),
     asked=st.none() | st.floats(0, 50),
 )
-def test_the_delay_grows_up_to_its_limit_and_is_no_less_than_the_error_asks_for(
+def test_the_delay_grows_up_to_its_limit_and_is_at_least_that_of_the_error(
     attempt: int, first: float, most: float, asked: float | None
 ) -> None:
     patience = AttemptPolicy(max_attempts=9, back_off=first, max_back_off=most)
@@ -253,7 +253,7 @@ NUMBERS = [inf, -inf, nan, 10**400, -(10**400), 1e308, -1, "soon", [], True]
 @requirement("durable.numbers")
 @pytest.mark.parametrize("asked", NUMBERS, ids=lambda value: f"{value!r:.12}")
 @pytest.mark.parametrize("retryable", [True, False])
-async def test_whatever_time_an_error_asks_for_the_delay_is_bounded_and_the_outcome_is_recorded(
+async def test_any_delay_that_an_error_requests_is_bounded_and_the_outcome_is_recorded(
     asked: Any, retryable: bool
 ) -> None:
     shop = Shop()
@@ -274,7 +274,7 @@ def test_however_often_a_task_was_tried_the_delay_is_bounded(attempt: int) -> No
 
 
 @requirement("durable.outcome")
-async def test_an_error_whose_details_have_no_json_form_is_an_outcome_without_them() -> None:
+async def test_an_error_with_details_without_a_json_form_is_an_outcome_without_them() -> None:
     shop = Shop()
     loop: list[Any] = []
     loop.append(loop)

@@ -159,7 +159,7 @@ def test_the_deadline_of_the_context_limits_the_waiting() -> None:
 
 
 @requirement("durable.unavailable")
-def test_a_journal_that_cannot_be_reached_is_unavailable_and_the_key_is_told() -> None:
+def test_an_unreachable_journal_is_unavailable_and_the_error_has_the_key() -> None:
     async def run(shop: Shop, durable: DurableCalls, journal: MemoryJournal) -> None:
         shop.gate = asyncio.Event()
         waiting = asyncio.create_task(durable.call("shop.order", TEA))

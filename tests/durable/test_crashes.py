@@ -123,7 +123,7 @@ async def test_a_task_that_kills_its_worker_is_buried_after_as_many_attempts_as_
 
 @requirement("durable.poison", "durable.innocent", "durable.at-least-once")
 @pytest.mark.parametrize("place", ENGINES if is_thorough() else ["redis"], indirect=True)
-async def test_tasks_that_kill_their_worker_are_buried_and_what_was_in_hand_with_them_is_done(
+async def test_tasks_that_kill_their_worker_are_buried_and_what_was_in_flight_with_them_is_done(
     place: Place[Any],
 ) -> None:
     poison = ["poison-1", "poison-2"]
@@ -186,7 +186,7 @@ async def test_two_workers_that_are_killed_at_random_finish_200_tasks(place: Pla
         await place.nothing_is_left(journal)
     runs = place.runs
     assert set(runs) == set(keys)
-    assert sum(runs.values()) - len(keys) <= 4 * 4  # only what was in hand when a worker died is run again
+    assert sum(runs.values()) - len(keys) <= 4 * 4  # only tasks in flight when a worker died run again
 
 
 @requirement("durable.crash.worker")

@@ -1,4 +1,4 @@
-"""What runs beside what: suspects alone, as far as that is possible, and nobody waits for ever."""
+"""What runs beside what: suspects alone, as far as that is possible, and no task waits for ever."""
 
 import asyncio
 from collections.abc import Awaitable, Callable
@@ -29,7 +29,7 @@ async def entered(isolation: Isolation, *names: str) -> None:
 
 
 @requirement("durable.isolation")
-def test_tasks_run_beside_each_other_while_there_is_no_suspect() -> None:
+def test_tasks_run_concurrently_without_a_suspect() -> None:
     async def run(isolation: Isolation) -> None:
         began = now()
         await entered(isolation, "a", "b", "c")
@@ -113,7 +113,7 @@ def test_suspects_take_turns() -> None:
     virtually(run)
 
 
-def test_a_suspect_that_gives_up_waiting_keeps_nobody_away() -> None:
+def test_a_suspect_that_gives_up_waiting_blocks_no_other_task() -> None:
     async def run(isolation: Isolation) -> None:
         await entered(isolation, "a")
         waiting = asyncio.create_task(isolation.enter_alone("suspect", QUIET))

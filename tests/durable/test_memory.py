@@ -57,7 +57,7 @@ async def test_ends_with_the_same_books_are_the_same_journal_and_others_are_not(
         assert len(await other.claim(["shop.order"], lease=1, wait=0)) == 1
 
 
-async def test_a_journal_that_is_closed_wakes_whoever_waits_and_leaves_its_books() -> None:
+async def test_closing_a_journal_wakes_its_waiters_and_keeps_its_state() -> None:
     state = MemoryJournalState()
     journal = MemoryJournal(state)
     await journal.start()
@@ -73,7 +73,7 @@ async def test_a_journal_that_is_closed_wakes_whoever_waits_and_leaves_its_books
     assert not state.listeners
 
 
-async def test_who_gives_up_waiting_leaves_nothing_behind() -> None:
+async def test_a_caller_that_gives_up_waiting_leaves_nothing_behind() -> None:
     async with MemoryJournal() as journal:
         waits = [
             asyncio.create_task(journal.claim(["shop.order"], lease=1, wait=60)),

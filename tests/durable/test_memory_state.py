@@ -1,4 +1,4 @@
-"""The state of a journal, against a model: whatever happens, a task has one owner at a time and one outcome at most."""
+"""The state of a journal, against a model: after any events, a task has one owner at a time and one outcome at most."""
 
 from dataclasses import dataclass, field
 from math import inf, nan
@@ -180,7 +180,7 @@ def test_what_was_released_goes_before_what_came_later() -> None:
     assert [each.task.key for each in state.claim(["shop.order"], 30, 2, 1)] == ["old", "new"]
 
 
-def test_watchers_are_told_what_can_be_claimed_and_what_has_ended() -> None:
+def test_watchers_are_notified_of_claimable_and_ended_tasks() -> None:
     told: list[object] = []
 
     class Watcher:
@@ -216,7 +216,7 @@ def test_an_outcome_of_an_unknown_task_is_not_recorded() -> None:
 
 @requirement("durable.numbers")
 @pytest.mark.parametrize("delay", [inf, nan, 10**400, -(10**400)], ids=lambda value: f"{value!r:.9}")
-def test_whatever_delay_is_asked_for_the_books_go_on(delay: float) -> None:
+def test_the_state_stays_consistent_for_any_requested_delay(delay: float) -> None:
     state = MemoryJournalState()
     for key in ("odd", "even"):
         state.submit(task(key), 0)
@@ -228,6 +228,6 @@ def test_whatever_delay_is_asked_for_the_books_go_on(delay: float) -> None:
 
 @requirement("durable.numbers")
 @pytest.mark.parametrize("keep", [0, -1, inf, nan, 10**400], ids=lambda value: f"{value!r:.9}")
-def test_a_time_to_keep_outcomes_that_is_none_is_refused(keep: float) -> None:
+def test_an_invalid_time_to_keep_outcomes_is_rejected(keep: float) -> None:
     with pytest.raises(UsageError, match="keep is a number of seconds above 0"):
         MemoryJournalState(keep)

@@ -1,4 +1,4 @@
-"""Durable streams: what was appended is read by everyone, once and in order, whoever restarts."""
+"""Durable streams: every reader gets each item once and in order, across restarts."""
 
 import asyncio
 from collections.abc import AsyncIterator, Callable

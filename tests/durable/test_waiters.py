@@ -14,7 +14,7 @@ DONE = Outcome(key="k", operation_id="shop.order", event=b"{}", attempts=1, reco
 
 
 class Waiting:
-    """A caller whose task is being stored; the lookups that it makes are counted."""
+    """A caller with a task that is being stored; its lookups are counted."""
 
     def __init__(self, timeout: float, recheck: float = 60.0) -> None:
         self.waiters = OutcomeWaiters(recheck)

@@ -24,7 +24,7 @@ def unavailable() -> CallError:
 
 
 class Flaky(MemoryJournal):
-    """A journal whose methods fail when they are told to: by raising, or by not answering."""
+    """A journal with methods that fail on command: by raising, or by not returning."""
 
     def __init__(self, state: MemoryJournalState | None = None) -> None:
         super().__init__(state)
@@ -144,7 +144,7 @@ def test_numbers_that_make_no_sense_are_refused(options: dict[str, Any]) -> None
 
 
 class Untrusted(MemoryJournal):
-    """A journal to which anybody could have written."""
+    """A journal to which any peer could have written."""
 
     trusted = False
 
@@ -166,7 +166,7 @@ async def test_a_worker_that_could_only_refuse_does_not_start() -> None:
 
 
 @requirement("durable.concurrency")
-def test_no_more_tasks_are_in_hand_than_allowed_and_all_are_done() -> None:
+def test_no_more_tasks_are_in_flight_than_allowed_and_all_are_done() -> None:
     async def run(shop: Shop, journal: Flaky, durable: DurableCalls) -> None:
         shop.gate = asyncio.Event()
         keys = [await durable.submit("shop.order", {"article": f"{number}"}) for number in range(10)]
@@ -326,7 +326,7 @@ def test_a_journal_that_fails_for_a_moment_costs_no_lease() -> None:
 
 
 class Yard:
-    """A registry whose mutation notes what runs beside what, for as many seconds as its input says."""
+    """A registry with a mutation that records what runs beside what, for as many seconds as its input says."""
 
     def __init__(self) -> None:
         self.registry = OperationRegistry()
@@ -348,7 +348,7 @@ class Yard:
 
 
 async def lose(state: MemoryJournalState, names: Sequence[str], *, times: int = 1, alone: bool = False) -> None:
-    """Have tasks claimed by a worker that dies at once, with all of them in hand, several times."""
+    """Have tasks claimed by a worker that dies at once, with all of them in flight, several times."""
     for _ in range(times):
         claims: list[Claim] = []
         while len(claims) < len(names):
@@ -377,7 +377,7 @@ async def outcomes(journal: MemoryJournal, *keys: str, timeout: float = 1000) ->
 
 
 @requirement("durable.isolation", "durable.innocent")
-def test_tasks_that_were_lost_together_are_run_one_after_the_other_with_nothing_else_in_hand() -> None:
+def test_tasks_that_were_lost_together_are_run_one_after_the_other_with_nothing_else_in_flight() -> None:
     async def run(yard: Yard, journal: Flaky, submit: Callable[..., Awaitable[object]]) -> None:
         await submit(a=1, b=1, c=1)
         await lose(journal._state, "abc")
@@ -421,7 +421,11 @@ def test_a_suspect_and_long_jobs_do_not_wait_for_each_other_for_ever() -> None:
             await until(lambda: yard.running == {"suspect", "long"})
             assert await journal.purge("suspect") is False
             entry = journal._state._entries["suspect"]
-            assert (entry.alone, entry.losses, entry.lone_losses) == (False, 1, 0)  # who dies now is not blamed
+            assert (entry.alone, entry.losses, entry.lone_losses) == (
+                False,
+                1,
+                0,
+            )  # a task that is lost now is not blamed
             await submit(other=1)
             assert await journal.wait("other", 10) is not None
 
@@ -429,7 +433,7 @@ def test_a_suspect_and_long_jobs_do_not_wait_for_each_other_for_ever() -> None:
 
 
 @requirement("durable.isolation")
-def test_a_suspect_waits_for_what_is_in_hand_but_not_for_what_takes_longer_than_the_quiet_time() -> None:
+def test_a_suspect_waits_for_what_is_in_flight_but_not_for_what_takes_longer_than_the_quiet_time() -> None:
     async def run(yard: Yard, journal: Flaky, submit: Callable[..., Awaitable[object]]) -> None:
         await submit(suspect=1)
         await lose(journal._state, ["suspect"])
@@ -482,7 +486,7 @@ def test_workers_of_one_process_do_not_run_anything_beside_the_suspect_of_anothe
 
 @requirement("durable.poison")
 @pytest.mark.parametrize(("attempts", "lone"), [(1, 1), (2, 1), (5, 4)])
-def test_a_task_that_was_lost_alone_too_often_is_buried_at_once_whatever_is_in_hand(attempts: int, lone: int) -> None:
+def test_a_task_that_was_lost_alone_too_often_is_buried_at_once_regardless_of_others(attempts: int, lone: int) -> None:
     async def run(yard: Yard, journal: Flaky, submit: Callable[..., Awaitable[object]]) -> None:
         await submit(poison=1)
         await lose(journal._state, ["poison"], times=max(1, attempts - lone))
@@ -588,7 +592,7 @@ def test_a_worker_goes_on_claiming_when_the_journal_is_back(
 
 @requirement("durable.worker.outage")
 @pytest.mark.parametrize("error", [asyncio.CancelledError, lambda: OSError("not what a journal should raise")])
-def test_whatever_a_journal_raises_the_worker_renews_claims_and_records_when_it_is_back(
+def test_after_any_exception_of_a_journal_the_worker_renews_claims_and_records_when_it_is_back(
     error: Callable[[], Exception], caplog: pytest.LogCaptureFixture
 ) -> None:
     async def run(shop: Shop, journal: Flaky, durable: DurableCalls) -> None:
@@ -636,7 +640,7 @@ def test_a_journal_that_never_takes_a_result_keeps_no_place_of_the_worker(caplog
 
 @requirement("durable.numbers")
 @pytest.mark.parametrize("asked", [float("inf"), float("nan"), 10**400, "soon"], ids=["inf", "nan", "large", "text"])
-def test_whatever_time_an_error_asks_for_the_worker_goes_on(asked: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_worker_goes_on_after_any_delay_that_an_error_requests(asked: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("opwire.durable.worker._WAIT", 60.0)  # a day of polls twice a second takes 10 s of CPU time
 
     async def run(shop: Shop, journal: Flaky, durable: DurableCalls) -> None:
@@ -721,7 +725,7 @@ def test_a_result_that_is_too_large_for_the_journal_is_an_outcome_that_says_so(b
 
 
 class Bench:
-    """A registry whose mutation has no `await`: it is called without a task, and outcomes are recorded together."""
+    """A registry with a mutation without `await`: it is called without a task, and outcomes are recorded together."""
 
     def __init__(self) -> None:
         self.registry = OperationRegistry()
@@ -856,7 +860,7 @@ def test_a_handler_that_cannot_suspend_does_not_run_beside_an_isolated_suspect()
 
 
 @requirement("durable.drain")
-def test_draining_finishes_what_is_in_hand_and_takes_nothing_new() -> None:
+def test_draining_finishes_what_is_in_flight_and_takes_nothing_new() -> None:
     async def run(shop: Shop, journal: Flaky, durable: DurableCalls) -> None:
         shop.gate = asyncio.Event()
         async with DurableWorker(shop.registry, journal) as worker:
@@ -876,7 +880,7 @@ def test_draining_finishes_what_is_in_hand_and_takes_nothing_new() -> None:
 
 
 @requirement("durable.close")
-def test_closing_stops_what_is_in_hand_and_another_worker_has_it_at_once() -> None:
+def test_closing_stops_what_is_in_flight_and_another_worker_has_it_at_once() -> None:
     async def run(shop: Shop, journal: Flaky, durable: DurableCalls) -> None:
         shop.gate = asyncio.Event()
         async with DurableWorker(shop.registry, journal, lease=1000):
@@ -911,7 +915,7 @@ def test_what_was_claimed_while_the_worker_closes_is_given_back_without_running(
 
 
 @requirement("durable.close")
-def test_a_handler_that_ignores_its_cancellation_blocks_nobody(caplog: pytest.LogCaptureFixture) -> None:
+def test_a_handler_that_ignores_its_cancellation_blocks_no_other(caplog: pytest.LogCaptureFixture) -> None:
     async def run(shop: Shop, journal: Flaky, durable: DurableCalls) -> None:
         hurry = asyncio.Event()
 

@@ -28,7 +28,7 @@ def refused(schema: Any) -> bool:
 
 
 class Visitors:
-    """A server that counts who comes."""
+    """A server that counts its requests."""
 
     def __init__(self) -> None:
         self.count = 0

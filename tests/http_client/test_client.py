@@ -63,7 +63,7 @@ def secret(server: EchoServer, path: str) -> HTTPRequest:
 # --- what is sent ---------------------------------------------------------------------------------------------------
 
 
-async def test_a_request_arrives_as_it_is(server: EchoServer, client: HTTPClient) -> None:
+async def test_a_request_arrives_unchanged(server: EchoServer, client: HTTPClient) -> None:
     headers = [("X-A", "1"), ("X-A", "2"), ("Accept", "a/b"), ("X-Uni", "é")]
     await fetch(client, request(f"{server.url}/a%2Fb/%C3%A9?q=a%20b+c&q=%2F", "PUT", b"\x00body", headers=headers))
     [arrived] = server.arrived
@@ -178,7 +178,7 @@ async def test_an_answer_that_is_too_large_stops_at_the_limit(size: int, server:
     assert error.code is ErrorCode.PAYLOAD_TOO_LARGE
     assert "1,000 bytes" in error.message
     assert "max_response" in error.message
-    if size > 1_000_000:  # one that is here already is no reason to close the connection
+    if size > 1_000_000:  # one that has arrived does not close the connection
         await server.connections(0)
     await client.close()
 
@@ -285,7 +285,7 @@ async def test_a_server_that_cannot_be_reached_is_unavailable(url: str, says: st
 @pytest.mark.parametrize(
     "url", ["ftp://a.example/", "http:///x", "http://a..b/", "http://a.example:99999/", "http://[::1/", "nonsense"]
 )
-async def test_an_address_that_is_none_is_said_to_be_so(url: str, client: HTTPClient) -> None:
+async def test_an_invalid_address_is_an_error(url: str, client: HTTPClient) -> None:
     error = await failure(client.open(request(f"{url}?key={SECRET}")))
     assert error.code is ErrorCode.VALIDATION_ERROR
 
@@ -297,7 +297,7 @@ async def test_a_header_that_would_be_two_is_not_sent(server: EchoServer, client
 
 
 @requirement("openapi.unreachable")
-async def test_a_certificate_that_nobody_vouches_for_is_not_accepted(tmp_path: Path) -> None:
+async def test_a_certificate_of_an_unknown_authority_is_not_accepted(tmp_path: Path) -> None:
     tls = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
     tls.load_cert_chain(self_signed(tmp_path))
     async with EchoServer(tls=tls) as server:

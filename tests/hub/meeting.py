@@ -35,7 +35,7 @@ AUTH: Authenticator = StaticTokens(
 
 
 def whoami(namespace: str = "billing") -> OperationRegistry:
-    """An operation that says who calls it."""
+    """An operation that returns its caller."""
     registry = OperationRegistry()
 
     @registry.query(f"{namespace}.whoami")
@@ -90,7 +90,7 @@ class Meeting:
     async def hub(
         self, registry: OperationRegistry | None = None, url: str = "ws://127.0.0.1:0", **options: Any
     ) -> Hub:
-        """A hub; open to everybody, unless `authenticate` says otherwise."""
+        """A hub; open to anonymous callers without `authenticate`."""
         options.setdefault("authenticate", OPEN)
         return await self._stack.enter_async_context(Hub(registry, url, **options))
 

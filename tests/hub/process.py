@@ -1,4 +1,4 @@
-"""A hub in a process of its own, open to everybody: `python -m tests.hub.process PORT [BROKER PREFIX]`. Tests kill it.
+"""A hub in a process of its own, open to all: `python -m tests.hub.process PORT [BROKER PREFIX]`. Tests kill it.
 
 With a broker it is one of several, and drains when it is stopped.
 """

@@ -1,4 +1,4 @@
-"""Who may come to a hub, as whom it calls, and what it may announce."""
+"""Admission to a hub: identities, calls and announcements."""
 
 import asyncio
 import json
@@ -80,7 +80,7 @@ async def test_a_hub_that_closes_does_not_wait_for_tokens_to_expire(meeting: Mee
     assert [(await plain.hear())["type"], (await plain.closed())[0]] == ["session.goaway", 1001]
 
 
-async def test_an_authenticator_that_fails_lets_nobody_in(meeting: Meeting) -> None:
+async def test_an_authenticator_that_fails_admits_no_caller(meeting: Meeting) -> None:
     class Broken:
         async def authenticate(self, token: str | None) -> Grant:
             raise ZeroDivisionError("secret")
@@ -98,9 +98,7 @@ async def test_an_identity_that_is_too_large_to_be_passed_on_is_refused(meeting:
 
 
 @requirement("hub.token")
-async def test_a_spoke_whose_token_is_not_good_any_more_does_not_hammer(
-    meeting: Meeting, caplog: pytest.LogCaptureFixture
-) -> None:
+async def test_a_spoke_with_an_expired_token_backs_off(meeting: Meeting, caplog: pytest.LogCaptureFixture) -> None:
     good, shown = True, 0
 
     async def look_up(_: str) -> Identity | None:
@@ -127,7 +125,7 @@ async def test_a_spoke_whose_token_is_not_good_any_more_does_not_hammer(
 
 
 @requirement("hub.identity")
-async def test_the_hub_says_who_calls(meeting: Meeting) -> None:
+async def test_the_hub_names_the_caller(meeting: Meeting) -> None:
     hub = await meeting.hub(whoami("hub"), authenticate=AUTH)
     await meeting.spoke(hub.url, whoami(), token="billing")
     caller = await meeting.spoke(hub.url, token="alice")
@@ -179,7 +177,7 @@ async def test_a_forged_peer_at_the_end_does_not_hide_a_forged_identity(meeting:
 
 
 @requirement("hub.nobody")
-async def test_without_auth_a_caller_is_nobody_and_may_call_what_is_public(meeting: Meeting) -> None:
+async def test_without_auth_a_caller_is_anonymous_and_may_call_what_is_public(meeting: Meeting) -> None:
     registry = whoami("hub")
     registry.query("hub.open", access=AccessControl(public=True))(_nobody)
     hub = await meeting.hub(registry, authenticate=None)
@@ -196,7 +194,7 @@ async def _nobody(context: Context) -> str | None:
 
 
 @requirement("hub.nobody")
-async def test_what_nobody_asks_the_hub_for_is_not_passed_on_as_the_hub(meeting: Meeting) -> None:
+async def test_calls_that_were_not_made_to_the_hub_are_not_forwarded_as_the_hub(meeting: Meeting) -> None:
     """A request that names the hub itself, for an operation that a spoke serves."""
 
     class Anonymous:
@@ -239,7 +237,7 @@ async def test_a_server_that_delegates_calls_with_the_identity_of_its_caller(mee
 
 @requirement("hub.delegation")
 @pytest.mark.parametrize("own_connection", [True, False])
-async def test_a_server_that_does_not_delegate_is_refused_and_acts_as_nobody_else(
+async def test_a_server_that_does_not_delegate_is_rejected_and_acts_as_no_other_identity(
     meeting: Meeting, own_connection: bool
 ) -> None:
     hub = await meeting.hub(authenticate=AUTH)
@@ -327,7 +325,7 @@ async def test_what_is_refused_later_is_not_announced_again(meeting: Meeting) ->
 
 
 @requirement("hub.nobody")
-async def test_without_auth_nobody_announces_anything(meeting: Meeting) -> None:
+async def test_without_auth_no_peer_may_announce(meeting: Meeting) -> None:
     hub = await meeting.hub(authenticate=None)
     error = await refusal(Spoke(adding(), hub.url))
     assert error.code is ErrorCode.ACCESS_DENIED
@@ -528,7 +526,7 @@ async def test_a_spoke_that_comes_back_describes_only_what_has_changed(meeting: 
 
 
 @requirement("hub.shows")
-async def test_an_operation_that_its_only_spoke_replaces_is_shown_as_it_is_now(meeting: Meeting) -> None:
+async def test_an_operation_that_its_only_spoke_replaces_is_shown_in_its_new_form(meeting: Meeting) -> None:
     hub, registry = await meeting.hub(), adding()
     await meeting.spoke(hub.url, registry)
 
@@ -546,7 +544,7 @@ async def test_an_operation_that_its_only_spoke_replaces_is_shown_as_it_is_now(m
 
 
 @requirement("hub.limits")
-async def test_a_spoke_describes_so_many_bytes_and_no_more(meeting: Meeting) -> None:
+async def test_the_descriptions_of_a_spoke_are_limited_in_bytes(meeting: Meeting) -> None:
     hub, registry = await meeting.hub(max_described=20_000), OperationRegistry()
     for number in range(5):
         registry.query(f"large.op{number}", description="x" * 8_000)(_nobody)
@@ -610,7 +608,7 @@ async def test_a_connection_calls_so_often_and_no_more(meeting: Meeting) -> None
 
 
 @requirement("hub.limits")
-async def test_a_connection_has_so_many_calls_open_and_serves_so_many_operations(meeting: Meeting) -> None:
+async def test_the_open_calls_and_operations_of_a_connection_are_limited(meeting: Meeting) -> None:
     hub, waiting = await meeting.hub(max_calls=2, max_operations=3), Waiting()
     await meeting.spoke(hub.url, waiting.registry)
     plain = await meeting.welcome(hub.url)
@@ -665,7 +663,7 @@ def test_an_option_that_cannot_work_is_refused_where_it_is_given(option: dict[st
 
 
 @requirement("hub.limits")
-async def test_one_who_says_hello_and_nothing_more_is_kept_and_one_who_says_nothing_is_not(meeting: Meeting) -> None:
+async def test_a_connection_that_sends_only_hello_is_kept_and_one_that_sends_nothing_is_not(meeting: Meeting) -> None:
     async def slow(_: str) -> Identity | None:
         await asyncio.sleep(60)
         return None

@@ -99,7 +99,7 @@ async def test_over_a_broker_a_node_shows_what_others_serve(broker: str, meeting
     await until("a new one is shown", lambda: ids(node.registry) == ["local.add", "other.add"])
 
 
-async def test_a_node_whose_first_discovery_fails_leaves_nothing_behind(
+async def test_a_node_leaves_nothing_behind_if_its_first_discovery_fails(
     broker: str, meeting: Meeting, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     async def poll(self: DiscoveryPoller) -> None:

@@ -1,4 +1,4 @@
-"""APIs that are called on behalf of callers whose calls arrive over a hub, over a broker, or from a journal."""
+"""APIs that are called on behalf of callers with calls that arrive over a hub, over a broker, or from a journal."""
 
 import asyncio
 from collections.abc import AsyncIterator

@@ -179,7 +179,7 @@ def test_a_proof_is_for_one_request_once() -> None:
 
 
 @requirement("hub.cluster.secret")
-def test_a_proof_that_was_used_is_rejected_for_as_long_as_it_is_valid(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_used_proof_is_rejected_until_it_expires(monkeypatch: pytest.MonkeyPatch) -> None:
     here, there, now = ClusterSecret(SECRET), ClusterSecret(SECRET), 1_000.0
     monkeypatch.setattr(time, "time", lambda: now)
 
@@ -275,7 +275,7 @@ class Poser:
         await self._link.close()
 
     def received(self, event: CallEvent, sender: str) -> None:
-        """Claim changes that nobody has seen, and send the routes."""
+        """Claim changes that did not happen, and send the routes."""
         self.heard.append(event)
         if isinstance(event, CallRequested) and event.operation_id == "opwire.hub.sync":
             self._link.send(CallResponded(request_id=event.request_id, output=local_envelope(10**15, "sync")), sender)
@@ -500,9 +500,7 @@ class Neighbour:
 
 
 @requirement("hub.cluster")
-async def test_calls_of_a_hub_whose_routes_cannot_be_followed_any_more_fail_on_both_sides(
-    hubs: Hubs, meeting: Meeting
-) -> None:
+async def test_calls_of_a_hub_that_can_no_longer_be_followed_fail_on_both_sides(hubs: Hubs, meeting: Meeting) -> None:
     hub, waiting, neighbour = await hubs.hub(), Waiting(), Neighbour(hubs.link())
     await meeting.spoke(hub.url, waiting.registry)
     caller = await meeting.spoke(hub.url)
@@ -692,7 +690,7 @@ class Load:
             self.calls += 1
 
     async def some(self, number: int) -> None:
-        """Wait for so many more calls."""
+        """Wait for this number of further calls."""
         until_then = self.calls + number
         await until(f"{number} calls", lambda: self.calls >= until_then)
 
@@ -762,7 +760,7 @@ async def test_calls_and_subscriptions_in_flight_go_on_at_the_hub_that_drains(hu
 
 
 @requirement("hub.cluster.drain")
-async def test_without_another_hub_a_caller_is_told_at_once_and_calls_in_flight_end(meeting: Meeting) -> None:
+async def test_without_another_hub_a_caller_learns_at_once_and_calls_in_flight_end(meeting: Meeting) -> None:
     hub = await meeting.hub()
     waiting = Waiting()
     await meeting.spoke(hub.url, waiting.registry)

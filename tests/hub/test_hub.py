@@ -483,7 +483,7 @@ async def test_a_hub_that_cannot_listen_leaves_nothing_behind(meeting: Meeting) 
 
 
 @requirement("hub.delegation")
-async def test_a_call_of_the_hub_itself_is_made_for_whom_its_context_says(meeting: Meeting) -> None:
+async def test_a_call_of_the_hub_itself_has_the_identity_of_its_context(meeting: Meeting) -> None:
     hub = await meeting.hub()
     registry = OperationRegistry()
 

@@ -124,14 +124,14 @@ async def test_what_was_lost_is_unavailable_and_may_come_back(calls: PendingRequ
     show(remote, "b", info())
     with pytest.raises(CallError) as failure:
         await registry.execute("math.add", {})
-    assert "at the moment" not in failure.value.message  # it was asked for, on a bus where nobody is
+    assert "at the moment" not in failure.value.message  # it was looked up, on a bus without peers
     remote.clear()
 
 
 @requirement("hub.just-started")
 async def test_what_was_never_shown_may_be_on_its_way_at_the_beginning(calls: PendingRequestMap) -> None:
     remote = RemoteOperations(adding("local"), calls, linger=60)
-    remote.check_unknown("math.add")  # it has not begun to expect anybody
+    remote.check_unknown("math.add")  # it does not expect any peer yet
     remote.begin()
     with pytest.raises(CallError, match=r"math\.add is not served yet") as failure:
         remote.check_unknown("math.add")

@@ -1,4 +1,4 @@
-"""A network of one's own: for servers that listen on all interfaces, which nobody but their test is to reach."""
+"""A network of one's own: for servers that listen on all interfaces, and only their test may reach."""
 
 import subprocess
 from collections.abc import Sequence

@@ -14,7 +14,7 @@ HOST = "127.0.0.1"
 
 
 def free_port() -> int:
-    """A port that nobody listens on."""
+    """A free port."""
     with socket.socket() as probe:
         probe.bind((HOST, 0))
         return probe.getsockname()[1]
@@ -29,7 +29,7 @@ class Finished(NamedTuple):
 
 
 async def finished(command: Sequence[str], env: Mapping[str, str] | None = None) -> Finished:
-    """Run a program to its end. It is killed if nobody waits any more."""
+    """Run a program to its end. It is killed if the wait is cancelled."""
     process = await asyncio.create_subprocess_exec(
         *command, cwd=ROOT, env=env, stdout=asyncio.subprocess.PIPE, stderr=asyncio.subprocess.PIPE
     )

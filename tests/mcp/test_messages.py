@@ -56,7 +56,7 @@ def test_numbers_keep_every_digit(number: float) -> None:
     "line",
     [b"", b"Listening...", b"5", b"[]", b'{"level": "info"}', b'{"jsonrpc": "2.0"}', b'{"jsonrpc": "2.0", "x', b"\xff"],
 )
-def test_what_is_no_message_is_passed_over_unless_it_was_meant_to_be_one(line: bytes) -> None:
+def test_what_is_not_a_message_is_passed_over_unless_it_was_meant_to_be_one(line: bytes) -> None:
     if b'"x' in line:
         with pytest.raises(CallError, match="not JSON") as failure:
             read(line)
@@ -67,7 +67,7 @@ def test_what_is_no_message_is_passed_over_unless_it_was_meant_to_be_one(line: b
 
 @requirement("mcp.in.garbage")
 @pytest.mark.parametrize("result", ["5", "null", "[]", '"x"', '{}, "error": 5, "result": 7'])
-def test_an_answer_that_is_broken_is_an_error_for_whoever_waits_for_it(result: str) -> None:
+def test_an_invalid_response_is_an_error_for_its_caller(result: str) -> None:
     message = read(f'{{"jsonrpc": "2.0", "id": 9, "result": {result}}}'.encode())
     assert isinstance(message, InvalidReply)
     assert (message.id, message.code) == (9, ErrorCode.PROTOCOL_ERROR)
@@ -75,7 +75,7 @@ def test_an_answer_that_is_broken_is_an_error_for_whoever_waits_for_it(result: s
 
 @requirement("mcp.in.garbage")
 @pytest.mark.parametrize("line", [b'{"id": 9, "result": {}}', b'{"id": 9, "error": {"code": 1, "message": "no"}}'])
-def test_an_answer_that_does_not_say_what_it_is_is_an_error_for_whoever_waits_for_it(line: bytes) -> None:
+def test_a_response_of_unknown_kind_is_an_error_for_its_caller(line: bytes) -> None:
     assert isinstance(message := read(line), InvalidReply)
     assert message.id == 9
 
@@ -89,7 +89,7 @@ def test_a_response_that_is_large_or_may_be_deep_does_not_count_as_small(result:
 
 
 @requirement("mcp.in.raw")
-def test_a_byte_order_mark_and_an_id_that_became_a_float_are_no_obstacle() -> None:
+def test_a_byte_order_mark_and_an_id_that_became_a_float_are_accepted() -> None:
     response = b'\xef\xbb\xbf{"jsonrpc": "2.0", "id": 1.0, "result": {"n": 2.0}}'
     assert read(response) == SmallResponse(id=1, result={"n": 2.0})
 
@@ -123,7 +123,7 @@ _MESSAGE = st.fixed_dictionaries(
 
 @requirement("mcp.in.garbage")
 @given(st.binary() | _MESSAGE.map(lambda message: json.dumps(message).encode()))
-def test_whatever_a_server_writes_is_a_message_or_none_or_an_end_with_a_reason(line: bytes) -> None:
+def test_any_output_of_a_server_is_a_message_or_ignored_or_an_end_with_a_reason(line: bytes) -> None:
     with contextlib.suppress(CallError):
         read_message(line, 1000)
 
@@ -271,7 +271,7 @@ def test_unknown_fields_of_params_and_results_are_kept(fields: dict[str, Any]) -
 
 
 @pytest.mark.parametrize("id", ["null", "true", "1.5", "{}"])
-def test_a_request_with_an_id_that_is_none_is_invalid(id: str) -> None:
+def test_a_request_with_an_invalid_id_is_rejected(id: str) -> None:
     with pytest.raises(InvalidMessageError):
         decode_message(f'{{"jsonrpc": "2.0", "id": {id}, "method": "x"}}'.encode())
 

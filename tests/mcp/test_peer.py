@@ -100,7 +100,7 @@ def test_requests_above_the_limit_are_rejected_until_others_are_finished() -> No
 
 
 @requirement("mcp.in.question-limits")
-def test_there_are_so_many_requests_for_each_one_of_this_end_and_pings_are_none() -> None:
+def test_requests_of_a_server_are_limited_by_those_of_this_end_and_pings_do_not_count() -> None:
     peer: JsonRpcPeer[str] = JsonRpcPeer(max_requests=3)
 
     def ask(id: int, method: str = "sampling/createMessage") -> bool:

@@ -42,7 +42,7 @@ async def test_a_person_signs_in_with_a_browser(server: AuthorizationServer, fet
     redirect = urlsplit(asked["redirect_uri"])
     assert (redirect.scheme, redirect.hostname, redirect.path) == ("http", "127.0.0.1", "/callback")
     assert server.form("/token")["redirect_uri"] == asked["redirect_uri"]
-    with pytest.raises(OSError):  # nobody listens any more
+    with pytest.raises(OSError):  # the listener is closed
         await asyncio.open_connection("127.0.0.1", redirect.port)
 
 
@@ -263,7 +263,7 @@ async def test_a_person_signs_in_on_another_device(server: AuthorizationServer, 
         ("invalid_client", "invalid_client", ErrorCode.EXECUTION_ERROR),
     ],
 )
-async def test_the_end_of_a_device_login_is_told(
+async def test_the_end_of_a_device_login_is_reported(
     server: AuthorizationServer, fetch: FetchJSON, answer: str, message: str, code: ErrorCode
 ) -> None:
     server.device_answers = ["authorization_pending", answer]

@@ -186,7 +186,7 @@ async def test_a_new_key_of_the_issuer_is_found(server: AuthorizationServer, mon
     "changes",
     [{"issuer": "https://evil.example"}, {"jwks_uri": None}, {"jwks_uri": "http://keys.example/"}, {"jwks_uri": "///"}],
 )
-async def test_metadata_that_cannot_be_trusted_is_no_source_of_keys(
+async def test_untrusted_metadata_is_not_a_source_of_keys(
     server: AuthorizationServer, changes: dict[str, Any], caplog: pytest.LogCaptureFixture
 ) -> None:
     server.metadata_changes = changes
@@ -287,7 +287,7 @@ async def test_an_issuer_that_rejects_this_server_is_not_the_fault_of_the_token(
 
 
 @requirement("oauth.resource-metadata")
-async def test_a_request_without_a_token_is_told_where_the_metadata_is(server: AuthorizationServer) -> None:
+async def test_a_request_without_a_token_learns_where_the_metadata_is(server: AuthorizationServer) -> None:
     async with serving(server, required_scopes=["tools"], scopes=["files"]) as url, httpx2.AsyncClient() as client:
         refused = await client.post(url, json={})
         metadata_url = f"{url.removesuffix('/mcp')}{WELL_KNOWN}/mcp"

@@ -18,7 +18,7 @@ URL = "https://login.example/token"
 
 
 class Endpoint:
-    """Gives the tokens t1, t2, …, and holds each back until it may go, if it is told to."""
+    """Gives the tokens t1, t2, …, and holds each back until it is released, if requested."""
 
     def __init__(self, **fields: Any) -> None:
         self.fields = {"token_type": "Bearer", "expires_in": 3600, **fields}
@@ -92,7 +92,7 @@ async def test_calls_at_once_share_one_question() -> None:
 
 
 @requirement("openapi.oauth")
-async def test_a_question_ends_when_nobody_waits_for_it() -> None:
+async def test_a_question_ends_when_its_caller_stops_waiting() -> None:
     endpoint = Endpoint()
     cache = endpoint.cache()
     endpoint.go.clear()
@@ -102,10 +102,10 @@ async def test_a_question_ends_when_nobody_waits_for_it() -> None:
         call.cancel()
     await asyncio.wait_for(endpoint.stopped.wait(), 5)
     endpoint.go.set()
-    assert await cache.get(CLIENT, URL, ()) == "t2"  # and is asked anew
+    assert await cache.get(CLIENT, URL, ()) == "t2"  # and is requested again
 
 
-async def test_closing_ends_questions_with_an_error_for_those_who_wait() -> None:
+async def test_closing_ends_questions_with_an_error_for_their_callers() -> None:
     endpoint = Endpoint()
     cache = endpoint.cache()
     endpoint.go.clear()
@@ -132,7 +132,7 @@ def test_calls_of_two_event_loops_do_not_wait_for_each_other() -> None:
 
 
 @requirement("openapi.oauth")
-async def test_a_token_that_was_refused_is_asked_for_anew_once() -> None:
+async def test_a_token_that_was_refused_is_requested_again_once() -> None:
     cache = Endpoint().cache()
     token = await cache.get(CLIENT, URL, ())
     cache.forget(token)
@@ -244,7 +244,7 @@ async def test_a_token_is_fetched_with_headers_of_its_own() -> None:
         (json_answer({"access_token": "x" * 2_000_000}), ErrorCode.PROTOCOL_ERROR),
     ],
 )
-async def test_what_is_no_token_is_an_error_that_names_the_host_and_follows_nothing(
+async def test_what_is_not_a_token_is_an_error_that_names_the_host_and_follows_nothing(
     said: bytes, code: ErrorCode
 ) -> None:
     client = HTTPClient()

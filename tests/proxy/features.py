@@ -97,7 +97,7 @@ class Front:
 
 
 def named(entries: Iterable[Any], name: str) -> Any:
-    """Return the entry whose name is, or ends in, this one."""
+    """Return the entry with a name that is, or ends in, this one."""
     entries = list(entries)
     found = [each for each in entries if each.name == name or each.name.endswith((f"_{name}", f"-{name}", f"/{name}"))]
     assert found, f"{name} is not listed, but {[each.name for each in entries]}"

@@ -21,7 +21,7 @@ from tests.requirements import requirement
 
 
 @requirement("cast.javascript")
-def test_a_boolean_is_no_number_and_a_whole_float_is_an_integer() -> None:
+def test_a_boolean_is_not_a_number_and_a_whole_float_is_an_integer() -> None:
     assert [is_integer(value) for value in (1, 1.0, 1.5, True, "1", None)] == [True, True, False, False, False, False]
     assert [is_number(value) for value in (1, 1.5, False, "1", MISSING)] == [True, True, False, False, False]
 

@@ -46,7 +46,7 @@ def test_nothing_is_converted() -> None:
 
 @requirement("cast.create")
 @pytest.mark.parametrize("type", ["string", "number", "boolean", "object"])
-def test_a_default_is_used_as_it_is_even_where_it_is_wrong(type: str) -> None:
+def test_a_default_is_used_unchanged_even_where_it_is_wrong(type: str) -> None:
     assert cast({"type": type, "default": [None]}, ()) == [None]
 
 
@@ -184,7 +184,7 @@ def test_a_nested_union_scores_as_its_best_variant_also_behind_a_reference() -> 
 
 
 @requirement("cast.unions")
-def test_a_union_s_default_replaces_whatever_does_not_fit() -> None:
+def test_the_default_of_a_union_replaces_what_does_not_fit() -> None:
     assert cast({"anyOf": [CIRCLE, SQUARE], "default": None}, {"kind": "circle"}) is None
 
 
@@ -245,6 +245,6 @@ def test_unevaluated_properties_see_patterns_shared_keys_and_pointers() -> None:
 
 
 @requirement("cast.intersections")
-def test_parts_that_are_no_objects_replace_each_other() -> None:
+def test_parts_that_are_not_objects_replace_each_other() -> None:
     assert cast({"allOf": [{}, {"type": "boolean"}]}, 5) is False
     assert cast({"allOf": [{"type": "object"}, {"default": "ab"}, {"type": "object"}]}, 5) == {"0": "a", "1": "b"}

@@ -102,7 +102,7 @@ def test_only_the_first_pattern_of_a_record_counts() -> None:
 
 @requirement("cast.records")
 @pytest.mark.parametrize("value", [None, 5, [1]], ids=repr)
-def test_what_is_no_object_becomes_an_empty_record(value: Any) -> None:
+def test_what_is_not_an_object_becomes_an_empty_record(value: Any) -> None:
     assert cast({"type": "object", "patternProperties": {".": NUMBER}}, value) == {}
 
 
@@ -125,14 +125,14 @@ def test_an_array_is_cut_to_its_length_and_every_item_is_cast() -> None:
 
 
 @requirement("cast.arrays")
-def test_what_is_no_array_becomes_the_default_whose_items_are_then_cast() -> None:
+def test_what_is_not_an_array_becomes_the_default_and_its_items_are_cast() -> None:
     assert cast({"type": "array", "items": NUMBER, "default": ["x", 2]}, "text") == [0, 2]
     assert cast({"type": "array", "items": NUMBER, "minItems": 2}, None) == [0, 0]
     assert cast({"type": "array", "items": NUMBER}, {"0": 1}) == []
 
 
 @requirement("cast.arrays")
-def test_a_default_that_is_no_array_is_an_error_except_for_a_string_that_is_too_short() -> None:
+def test_a_default_that_is_not_an_array_is_an_error_except_for_a_string_that_is_too_short() -> None:
     for default in (5, {}, None, "abc"):
         with pytest.raises(CastError, match="default of an array"):
             cast({"type": "array", "items": STRING, "default": default}, 5)

@@ -117,7 +117,7 @@ def test_properties_with_a_default_are_required() -> None:
     assert closed(schema, strip=False).get("additionalProperties") is None
 
 
-def test_a_required_name_that_nobody_declares_is_let_in() -> None:
+def test_an_undeclared_required_name_is_accepted() -> None:
     assert accepts({"properties": {"a": {}}, "required": ["b"]}, {"b": 1})
     assert not accepts({"properties": {"a": {}}, "required": ["b"], "additionalProperties": False}, {"b": 1})
 
@@ -146,7 +146,7 @@ OVERLAPPING = {"anyOf": [{"properties": {"a": {"default": 1}}}, {"properties": {
     ("value", "accepted"),
     [
         ({"a": 1}, True),
-        ({"b": 1}, False),  # matches the first one too, whose default is missing
+        ({"b": 1}, False),  # matches the first one too, which lacks its default
         ({"a": 1, "b": 1}, True),
         ({"a": 1, "z": 1}, False),
         ({"a": 1, "b": 1, "z": 1}, False),

@@ -63,7 +63,7 @@ def test_small_schemas_and_those_of_the_past_count_for_nothing(limit: None) -> N
 
 
 @requirement("schema.bounded-memory")
-async def test_calls_of_operations_whose_schemas_were_released_are_checked_as_before(limit: None) -> None:
+async def test_calls_of_operations_with_released_schemas_are_checked_as_before(limit: None) -> None:
     registry = OperationRegistry()
     for name in "ab":
         spec = OperationSpec(
@@ -129,7 +129,7 @@ def test_a_counted_class_becomes_limits_of_the_length(given: Any, compiled: Any)
 @settings(max_examples=examples(100))
 def test_limits_of_the_length_accept_what_the_counted_class_accepts(text: str) -> None:
     for pattern in ("^[^a]{1,3}$", r"^[ab\n]{0,2}$", r"^\W{2,4}$"):
-        # A group keeps the pattern as it is.
+        # A group keeps the pattern unchanged.
         assert compile_validator({"pattern": pattern}).is_valid(text) is compile_validator(
             {"pattern": f"(?:{pattern})"}
         ).is_valid(text)

@@ -55,7 +55,7 @@ HARMLESS: dict[str, Any] = {
 
 @requirement("schema.cost")
 @pytest.mark.parametrize("schema", HARMLESS.values(), ids=HARMLESS)
-def test_branches_recursion_and_long_chains_are_no_multiplication(schema: Any) -> None:
+def test_branches_recursion_and_long_chains_do_not_multiply(schema: Any) -> None:
     Costs(schema)
 
 
@@ -190,7 +190,7 @@ def cpu(run: Callable[[], Any]) -> float:
 
 @requirement("schema.cost")
 @pytest.mark.parametrize("name", [*RECURSIVE, *ARRAYS])
-def test_a_recursive_schema_whose_branches_overlap_takes_time_in_proportion_to_the_depth(name: str) -> None:
+def test_a_recursive_schema_with_overlapping_branches_takes_time_in_proportion_to_the_depth(name: str) -> None:
     schema = Schema({**ITSELF, "$defs": {"node": {**RECURSIVE, **ARRAYS}[name], **DETOURS}}).compile()
     wrap = (lambda inner: [inner]) if name in ARRAYS else (lambda inner: {"a": inner})
     for leaf in ({}, [], 1):
@@ -243,7 +243,7 @@ def strict(count: int, following: Callable[[int], int | None]) -> dict[str, Any]
 
 
 @requirement("schema.cost")
-def test_a_strict_tree_is_no_multiplication() -> None:
+def test_a_strict_tree_does_not_multiply() -> None:
     for count in (1, 3):
         schema = Schema(strict(count, lambda n, count=count: (n + 1) % count)).compile()
         assert schema.is_valid(nested(150, {}))

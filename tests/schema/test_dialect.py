@@ -276,7 +276,7 @@ def test_a_schema_nested_too_deeply_to_be_lowered_is_a_schema_error() -> None:
 
 
 @requirement("schema.lowering")
-def test_dependencies_are_added_to_those_that_are_spelled_anew_without_changing_the_given_ones() -> None:
+def test_dependencies_are_added_to_rewritten_ones_without_changing_the_given_ones() -> None:
     schema = {"dependencies": {"a": ["b"], "c": {}}, "dependentRequired": {"x": ["y"]}, "dependentSchemas": {"z": {}}}
     before = deepcopy(schema)
     assert lower(schema, "2019-09") == {

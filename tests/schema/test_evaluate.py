@@ -27,7 +27,7 @@ CAT = variant("Cat", required="kind name", kind={"const": "cat"}, lives={"type":
 DOG = variant("Dog", required="kind name", kind={"enum": ["dog", "wolf"]}, tail={"type": "boolean"})
 
 
-def test_parts_whose_type_excludes_the_value_do_not_apply() -> None:
+def test_parts_with_a_type_that_excludes_the_value_do_not_apply() -> None:
     schema = {"title": "all", "allOf": [{"title": "s", "type": "string"}, {"title": "n", "type": ["integer", "null"]}]}
     assert titles(schema, 5) == ["all", "n"]
     assert titles(schema, "x") == ["all", "s"]

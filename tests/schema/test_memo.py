@@ -33,7 +33,7 @@ def nested(levels: int, leaf: Any) -> Any:
 
 
 def linked(count: int, *steps: int, keyword: str = "anyOf") -> dict[str, Any]:
-    """Definitions in a ring, each of which names others twice, so many steps on."""
+    """Definitions in a ring, each of which names others twice, a number of steps on."""
     return document(
         [
             {"type": "object", "properties": {"a": {keyword: [ref((n + step) % count) for step in (*steps, *steps)]}}}
@@ -96,7 +96,7 @@ def test_what_looks_like_a_reference_in_data_is_left_alone() -> None:
 
 
 @requirement("schema.cost")
-def test_a_schema_that_does_not_multiply_stays_as_it_is() -> None:
+def test_a_schema_that_does_not_multiply_stays_unchanged() -> None:
     schema = document([{"properties": {"a": ref(0), "b": ref(1)}}, {"type": "string"}])
     assert memoised(schema, Costs(schema)) is schema
     assert memoised(True, Costs(True)) is True

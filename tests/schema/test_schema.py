@@ -134,11 +134,11 @@ def test_schemas_are_equal_when_they_say_the_same_in_the_same_dialect() -> None:
         (True, set()),
     ],
 )
-def test_scalar_types_that_always_fit_are_told_from_the_type_alone(schema: Any, kinds: set[type]) -> None:
+def test_scalar_types_that_always_fit_are_recognized_by_the_type_alone(schema: Any, kinds: set[type]) -> None:
     assert Schema(schema).fitting_kinds() == kinds
 
 
-# --- any value whatever -----------------------------------------------------------------------------------------------
+# --- any value --------------------------------------------------------------------------------------------------------
 
 NOT_PLAIN = {
     "object": object(),
@@ -202,7 +202,7 @@ anything = st.recursive(
 
 @requirement("schema.values-never-raise")
 @given(anything, st.sampled_from([PERSON, TREE, LISTS, {"uniqueItems": True}, {"anyOf": [PERSON, TREE]}, True, False]))
-def test_no_value_whatever_makes_a_check_raise_and_both_answers_agree(value: Any, schema: Any) -> None:
+def test_no_value_makes_a_check_raise_and_both_results_agree(value: Any, schema: Any) -> None:
     compiled = Schema(schema)
     assert compiled.is_valid(value) is (compiled.problems(value) == [])
 
@@ -211,7 +211,7 @@ def test_no_value_whatever_makes_a_check_raise_and_both_answers_agree(value: Any
 
 
 @requirement("schema.problems")
-def test_every_problem_is_told_with_its_path_and_a_readable_message() -> None:
+def test_every_problem_has_its_path_and_a_readable_message() -> None:
     schema = Schema({"type": "object", "properties": {"people": {"type": "array", "items": PERSON}}})
     value = {"people": [{"name": "Ann"}, {"name": "B", "age": -1, "pet": "cat"}, {}]}
     assert sorted(schema.problems(value)) == [
@@ -336,7 +336,7 @@ def test_a_value_that_is_close_to_no_variant_is_a_problem_of_the_union_itself(ke
 
 
 @requirement("schema.unions")
-def test_a_value_that_fits_several_variants_of_one_is_told_so() -> None:
+def test_a_value_that_fits_several_variants_of_one_of_is_reported() -> None:
     schema = Schema({"oneOf": [{"type": "object"}, {"minProperties": 0}, CAT]})
     message = "the value is valid under more than one of the schemas listed in the 'oneOf' keyword"
     assert schema.problems({"kind": "cat"}) == [("", message)]
@@ -441,7 +441,7 @@ def test_a_schema_that_is_not_valid_is_an_error_that_says_where(
 
 @requirement("schema.invalid")
 @pytest.mark.parametrize("schema", [None, 5, "string", ["string"], object()])
-def test_what_is_neither_an_object_nor_a_boolean_is_no_schema(schema: Any) -> None:
+def test_what_is_neither_an_object_nor_a_boolean_is_not_a_schema(schema: Any) -> None:
     with pytest.raises(SchemaError, match=f"object or a boolean, not {type(schema).__name__}"):
         Schema(schema)
 

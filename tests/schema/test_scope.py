@@ -27,7 +27,7 @@ def scope(*nodes: dict[str, Any], force: Force = Force.FILL, unresolved: bool = 
         ([{"additionalProperties": False}], []),
     ],
 )
-def test_what_nobody_declares_goes(nodes: list[dict[str, Any]], kept: list[str]) -> None:
+def test_undeclared_properties_are_removed(nodes: list[dict[str, Any]], kept: list[str]) -> None:
     assert list(scope(*nodes).kept(dict.fromkeys(["a", "z"]), strip=True)) == kept
 
 

@@ -18,7 +18,7 @@ from tests.requirements import requirement
 
 
 class Server:
-    """A server on the loopback that offers a schema and counts who asks for it."""
+    """A server on the loopback that offers a schema and counts its requests."""
 
     def __init__(self) -> None:
         self.hits: list[str] = []
@@ -168,7 +168,7 @@ def test_a_recursive_schema_and_a_value_nested_100_000_deep_do_not_end_the_proce
 
 
 @requirement("schema.depth")
-def test_a_schema_that_refers_to_itself_without_end_is_no_crash() -> None:
+def test_a_schema_that_refers_to_itself_without_end_does_not_crash() -> None:
     for schema in (
         {"$ref": "#"},
         {"allOf": [{"$ref": "#"}]},

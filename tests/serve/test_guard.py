@@ -36,7 +36,7 @@ TOKENS = StaticTokens(
 
 
 async def echo(scope: Any, receive: Any, send: Any) -> None:
-    """Says who came in with how much."""
+    """Return the identity and the size of a request."""
     identity = scope[IDENTITY]
     seen = {"identity": identity and identity.id, "expires": scope[EXPIRES], "size": len(scope.get(BODY, b""))}
     body = msgspec.json.encode(seen)
@@ -89,7 +89,7 @@ async def test_a_token_gives_its_identity_as_bearer_or_as_key(house: House) -> N
 
 @requirement("serve.token")
 @on_one_loop
-async def test_a_bad_token_is_refused_and_no_token_is_nobody(house: House) -> None:
+async def test_an_invalid_token_is_rejected_and_a_missing_one_is_anonymous(house: House) -> None:
     client = house.behind(RequestGuard(echo, authenticate=TOKENS))
     assert (await client.get("/")).json["identity"] is None
     bad = (
@@ -127,7 +127,7 @@ async def test_tokens_are_neither_in_answers_nor_in_the_log(house: House, caplog
 
 
 @on_one_loop
-async def test_a_surface_may_be_open_to_whoever_shows_no_token(house: House) -> None:
+async def test_a_surface_may_admit_anonymous_callers(house: House) -> None:
     guest = Identity(id="guest")
     client = house.behind(RequestGuard(echo, anonymous=guest))
     assert (await client.get("/", authorization="Bearer whatever")).json["identity"] == "guest"
@@ -321,7 +321,7 @@ async def test_bodies_and_headers_have_limits(house: House) -> None:
 
 @requirement("serve.limits", "peers.containers")
 @on_one_loop
-async def test_a_body_holds_so_many_objects_and_lists_and_no_more(house: House) -> None:
+async def test_a_body_has_a_limited_number_of_objects_and_lists(house: House) -> None:
     client = house.behind(RequestGuard(echo))
     for item in (b"[]", b"{}"):
         body = b",".join([item] * 100_000)
@@ -364,7 +364,7 @@ async def test_a_body_that_does_not_arrive_is_not_waited_for_long(house: House) 
 
 
 @on_one_loop
-async def test_whoever_leaves_before_the_body_is_there_gets_nowhere(house: House) -> None:
+async def test_a_client_that_leaves_before_the_end_of_the_body_is_not_served(house: House) -> None:
     reached: list[str] = []
     gone = asyncio.Event()
 
@@ -387,7 +387,7 @@ async def test_whoever_leaves_before_the_body_is_there_gets_nowhere(house: House
 
 @requirement("serve.limits")
 @on_one_loop
-async def test_so_many_requests_are_inside_and_no_more(house: House) -> None:
+async def test_the_number_of_requests_at_once_is_limited(house: House) -> None:
     inside, leave = asyncio.Event(), asyncio.Event()
 
     async def wait(scope: Any, receive: Any, send: Any) -> None:
@@ -409,7 +409,7 @@ async def test_so_many_requests_are_inside_and_no_more(house: House) -> None:
 
 @requirement("serve.limits")
 @on_one_loop
-async def test_who_shows_no_token_cannot_keep_the_others_out(house: House) -> None:
+async def test_anonymous_callers_cannot_lock_out_the_others(house: House) -> None:
     inside, leave = asyncio.Event(), asyncio.Event()
 
     async def wait(scope: Any, receive: Any, send: Any) -> None:
@@ -579,7 +579,7 @@ async def test_two_headers_of_a_name_that_decides_something_are_refused(house: H
 
 
 @on_one_loop
-async def test_a_request_whose_length_is_no_number_is_refused(house: House) -> None:
+async def test_a_request_with_a_length_that_is_not_a_number_is_rejected(house: House) -> None:
     answers: list[Any] = []
 
     async def send(message: Any) -> None:

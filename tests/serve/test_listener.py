@@ -31,7 +31,7 @@ TOKEN = "a-token-0123456789"
 
 
 class Slow:
-    """Answers when it is told to."""
+    """Responds on command."""
 
     def __init__(self) -> None:
         self.asked = asyncio.Event()
@@ -201,7 +201,7 @@ async def test_connections_without_a_request_give_way_to_new_ones_the_oldest_fir
 
 
 @requirement("serve.connections")
-async def test_a_request_in_hand_does_not_give_way_and_a_new_connection_has_to_wait() -> None:
+async def test_a_request_in_flight_does_not_give_way_and_a_new_connection_has_to_wait() -> None:
     app = Slow()
     async with asyncio.timeout(20), listening(app, lifespan="off", max_connections=1) as address:
         async with getting(address, "/slow") as first:

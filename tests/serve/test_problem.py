@@ -58,7 +58,7 @@ def test_what_http_itself_forbids_has_the_title_of_its_status() -> None:
 
 
 @requirement("http.problems")
-async def test_a_problem_is_sent_with_its_type_and_is_kept_by_nobody() -> None:
+async def test_a_problem_is_sent_with_its_type_and_never_cached() -> None:
     status, headers, body = await sent(CallError("UNAVAILABLE", retry_after=0.2))
     assert status == 503
     assert headers[b"content-type"] == b"application/problem+json"

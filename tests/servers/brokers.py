@@ -80,7 +80,7 @@ def _is_free(port: int) -> bool:
 
 
 class PortTakenError(Exception):
-    """Somebody else got the port between our look at it and the server's."""
+    """Another program took the port after it was found free."""
 
 
 class Server(ABC):

@@ -15,7 +15,7 @@ _GAP = 0.001  # seconds between two pieces, so that the receiver reads them one 
 
 
 class FaultProxy:
-    """Passes bytes on until it is told otherwise, for all connections at once, present and future.
+    """Forward bytes, or inject faults, for all connections at once, present and future.
 
     async with FaultProxy("127.0.0.1", server.port) as proxy:
         connect(proxy.port)
@@ -63,7 +63,7 @@ class FaultProxy:
         self._end(asyncio.StreamWriter.close)
 
     def cut_after(self, size: int, way: Way) -> None:
-        """Let so many bytes more pass that way, then cut."""
+        """Let this number of bytes pass that way, then cut."""
         self._until_cut[way] = size
 
     def refuse(self) -> None:
@@ -84,11 +84,11 @@ class FaultProxy:
             self._passing[way].clear()
 
     def drip(self, size: int, delay: float) -> None:
-        """Pass on so many bytes at a time, with a delay in seconds after each."""
+        """Pass on this number of bytes at a time, with a delay in seconds after each."""
         self._divide, self._gap = (lambda chunk: _slices(chunk, size)), delay
 
     def halve(self) -> None:
-        """Pass on whatever comes in two pieces."""
+        """Pass on everything in two pieces."""
         self._divide, self._gap = _halves, _GAP
 
     def flow(self) -> None:

@@ -16,7 +16,7 @@ class Leaks:
         async with Leaks():
             ...
 
-    What is on its way out has five seconds to go. Where there is no `/proc`, only tasks are counted.
+    What is on its way out has five seconds to go. Without `/proc`, only tasks are counted.
     """
 
     async def __aenter__(self) -> Self:

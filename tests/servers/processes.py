@@ -29,7 +29,7 @@ def unmeasured() -> dict[str, str]:
 
 
 def mortal(command: Sequence[str]) -> list[str]:
-    """The same command, killed by Linux when this process ends in whatever way. It begins with an absolute path."""
+    """The same command, killed by Linux when this process ends in any way. It begins with an absolute path."""
     if sys.platform != "linux" or threading.current_thread() is not threading.main_thread():
         return [*command]  # the kernel looks at the thread that starts a process, and other threads may end early
     return [sys.executable, "-I", "-S", "-c", _DIES_WITH_ITS_PARENT, str(os.getpid()), *command]
@@ -109,7 +109,7 @@ class Worker:
         return self._process.pid
 
     async def until(self, line: str, times: int = 1) -> None:
-        """Wait until it has printed a line, so many times.
+        """Wait until it has printed a line, this number of times.
 
         Raises:
             AssertionError: it does not print it, or ends before.

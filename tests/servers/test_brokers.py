@@ -122,7 +122,7 @@ def test_nats_takes_settings_by_name() -> None:
 
 
 @pytest.mark.parametrize("kind", KINDS)
-def test_a_port_that_somebody_else_took_meanwhile_is_given_up_for_another(
+def test_a_port_that_another_program_took_meanwhile_is_given_up_for_another(
     kind: type[Server], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     with kind() as first, kind() as second:
@@ -159,7 +159,7 @@ def test_a_server_dies_with_the_process_that_started_it(kind: type[Server]) -> N
         pid, folder = process.stdout.readline().split()
         process.send_signal(signal.SIGKILL)
     wait_until_gone(int(pid))
-    shutil.rmtree(folder)  # the one thing that nobody was left to remove
+    shutil.rmtree(folder)  # the one thing that no process was left to remove
 
 
 def test_a_server_started_by_a_thread_outlives_the_thread() -> None:

@@ -148,7 +148,7 @@ async def test_dripping_and_halved_bytes_arrive_whole(proxy: FaultProxy, connect
 
 
 @pytest.mark.parametrize("size", [1, 3, 100_000])
-async def test_cut_after_lets_exactly_so_many_bytes_pass(proxy: FaultProxy, connect, size: int) -> None:
+async def test_cut_after_lets_exactly_that_number_of_bytes_pass(proxy: FaultProxy, connect, size: int) -> None:
     client = await connect()
     proxy.cut_after(size, "down")
     client[1].write(b"x" * 200_000)

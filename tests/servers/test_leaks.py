@@ -1,4 +1,4 @@
-"""Leaks are found, and what goes by itself is none."""
+"""Leaks are found, and what ends by itself is not one."""
 
 import asyncio
 import socket
@@ -16,7 +16,7 @@ def impatient(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(leaks, "PATIENCE", 0.05)
 
 
-async def test_what_ends_within_the_patience_is_no_leak() -> None:
+async def test_what_ends_within_the_patience_is_not_a_leak() -> None:
     async with Leaks():
         left, right = socket.socketpair()
         task = asyncio.create_task(asyncio.sleep(0.05))

@@ -20,7 +20,7 @@ async def test_a_worker_is_ready_when_the_block_begins_and_gone_when_it_ends() -
         wait_until_gone(worker.pid)
 
 
-async def test_a_killed_worker_is_no_failure_of_the_block() -> None:
+async def test_a_killed_worker_is_not_a_failure_of_the_block() -> None:
     async with Leaks(), Worker(*WORKER) as worker:
         worker.kill()
         with pytest.raises(AssertionError, match="the process ended without 'more'"):

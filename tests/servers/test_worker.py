@@ -33,7 +33,7 @@ async def test_calls_are_answered_and_numbered() -> None:
         assert [item.data async for item in calls.subscribe("work.numbers", {"end": 3})] == [1, 2, 3]
 
 
-async def test_whoever_is_stopped_says_so(capsys: pytest.CaptureFixture[str]) -> None:
+async def test_a_stopped_server_reports_it(capsys: pytest.CaptureFixture[str]) -> None:
     async with served() as calls:
         async with aclosing(calls.subscribe("work.numbers")) as endless:
             assert (await anext(endless)).data == 1

@@ -41,7 +41,7 @@ def connect(kind: str, url: str, **options: Any) -> Transport:
             from opwire.transports.websocket import WebSocketTransport
 
             return WebSocketTransport(url, **options)
-        case "memory":  # nobody can call it: for tests of the process itself
+        case "memory":  # without callers: for tests of the process itself
             return MemoryTransport(MemoryBus())
     raise ValueError(f"there is no transport {kind!r}: say redis, nats, websocket or memory")
 

@@ -96,7 +96,7 @@ class Report(Struct):
     """The summary of a history, which is good without violations."""
 
     calls: int = 0
-    lost: int = 0  # calls whose caller was killed
+    lost: int = 0  # calls of killed callers
     ends: Counter[str] = field(default_factory=Counter)
     acts: Counter[str] = field(default_factory=Counter)
     items: int = 0

@@ -91,7 +91,7 @@ class Actor:
 class Soak:
     """Three processes that serve, two that call, one engine, and the faults.
 
-    With a `rate`, there are at most so many calls per second, and durable mutations beside them. With `calm`, it is so
+    With a `rate`, calls per second are limited, and durable mutations beside them. With `calm`, it is so
     many times as long from one fault to the next, and the last server is spared: its memory is measured all the time.
     """
 
@@ -194,7 +194,7 @@ class Soak:
         return actor
 
     async def _torment(self, whom: str, end: float, every: float, *acts: Act) -> None:
-        """Inject a fault at random times, about every so many seconds, and a few times in a short soak."""
+        """Inject a fault at random times, about once per this number of seconds, and a few times in a short soak."""
         every = min(every * self._calm, self._seconds / 4)
         while time.monotonic() + (pause := every * random.uniform(0.5, 1.5)) < end:
             await asyncio.sleep(pause)

@@ -89,7 +89,7 @@ def test_a_good_history_has_no_violations(history: list[Note]) -> None:
     ],
     ids=lambda value: value if isinstance(value, str) else "",
 )
-def test_a_broken_history_is_told(history: list[Note], violation: str) -> None:
+def test_a_broken_history_is_reported(history: list[Note], violation: str) -> None:
     assert violation in check_history(history).violations
 
 

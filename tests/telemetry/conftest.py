@@ -16,5 +16,5 @@ def way(request: pytest.FixtureRequest) -> Way:
 
 @pytest.fixture
 def tape() -> Tape:
-    """A recorder of spans and metrics that nobody else writes to."""
+    """A recorder of spans and metrics of this test alone."""
     return Tape()

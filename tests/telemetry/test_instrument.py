@@ -129,7 +129,7 @@ async def test_a_trusted_call_stays_trusted(tape: Tape) -> None:
 
     @hub_registry.query("hub.ask")
     async def ask(context: Context) -> float:
-        return (await context.env.shop.price()).data  # of a spoke, which asks who calls
+        return (await context.env.shop.price()).data  # of a spoke, which needs the caller
 
     auth = allow_anonymous(Grant(ME, announces=("*",)))
     async with Hub(hub_registry, "ws://127.0.0.1:0", authenticate=auth) as hub, Spoke(shop(tape), hub.url):

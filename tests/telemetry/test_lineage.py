@@ -1,4 +1,4 @@
-"""Whose child a call is."""
+"""Parents of calls."""
 
 from opentelemetry.context import attach, detach
 from opentelemetry.trace import get_current_span

@@ -1,4 +1,4 @@
-"""Logs go to `opwire` and what is below it. Handlers and the root logger are the affair of whoever uses opwire."""
+"""Logs go to `opwire` and what is below it. Handlers and the root logger belong to the program that uses opwire."""
 
 import ast
 import logging
@@ -38,7 +38,7 @@ def test_importing_everything_adds_no_handler_and_leaves_the_root_logger_alone()
 
 
 @requirement("logging.library")
-def test_every_logger_is_below_opwire_and_nobody_logs_to_the_root() -> None:
+def test_every_logger_is_below_opwire_and_the_root_logger_is_unused() -> None:
     wrong: list[str] = []
     for path in PACKAGE.rglob("*.py"):
         if "logging" not in (source := path.read_text(encoding="utf-8")):

@@ -95,7 +95,7 @@ async def test_the_source_of_an_answer_is_shown(tape: Tape) -> None:
 
 @requirement("telemetry.errors")
 @pytest.mark.parametrize("code", list(ErrorCode))
-async def test_errors_are_told_by_code_and_are_those_of_the_server_if_it_was_its_fault(
+async def test_errors_are_counted_by_code_and_as_errors_of_the_server_if_it_caused_them(
     code: ErrorCode, tape: Tape
 ) -> None:
     registry = failing()

@@ -1,4 +1,4 @@
-"""W3C's Trace Context goes along with every call, over everything, whether or not anybody records it."""
+"""W3C's Trace Context goes along with every call, over everything, recorded or not."""
 
 import subprocess
 import sys
@@ -75,7 +75,7 @@ async def test_the_handler_sees_the_trace_of_the_caller_and_nothing_else_of_its_
 
 
 @requirement("trace.carried")
-async def test_a_handler_passes_the_trace_on_when_it_calls_somebody_else(way: Way) -> None:
+async def test_a_handler_passes_the_trace_on_to_the_calls_that_it_makes(way: Way) -> None:
     last, seen = telling()
     middle = OperationRegistry()
     async with way(last) as onward:

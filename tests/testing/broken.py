@@ -168,7 +168,7 @@ class AsksAlwaysTheSame(MemoryTransport):
 
 
 class BelievesTheSender(MemoryTransport):
-    """Does not look who sends: each answer counts as sent by whoever was asked last."""
+    """Ignores the sender: each response counts as one of the last server."""
 
     asked: Address | None = None
 

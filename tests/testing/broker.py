@@ -1,4 +1,4 @@
-"""A transport that is allowed to be unlike memory: events take time, and who serves a request is not told."""
+"""A transport that is allowed to be unlike memory: events take time, and the server of a request is unknown."""
 
 import asyncio
 from collections.abc import Callable

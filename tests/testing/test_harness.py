@@ -18,7 +18,7 @@ def harness() -> TransportHarness:
     return TransportHarness(lambda: MemoryTransport(bus))
 
 
-def test_an_expectation_that_does_not_hold_is_told() -> None:
+def test_an_expectation_that_does_not_hold_is_reported() -> None:
     expect(True, "never told")
     with pytest.raises(AssertionError, match="told"):
         expect(False, "told")
@@ -109,7 +109,7 @@ async def test_leaving_a_scene_closes_its_ends_and_stops_what_was_begun() -> Non
     assert asyncio.all_tasks() == before
 
 
-async def test_a_call_that_fails_while_nobody_looks_does_not_disturb_the_end_of_the_scene() -> None:
+async def test_a_call_that_fails_unobserved_does_not_disturb_the_end_of_the_harness() -> None:
     async def fail() -> None:
         raise KeyError("unseen")
 

@@ -237,7 +237,7 @@ def test_a_missing_meta_is_empty(meta: str) -> None:
     assert parse(block(f'{{"payload":[1]{meta}}}')) == ToolEnvelope([1], ToolEnvelopeMeta())
 
 
-def test_a_missing_payload_is_none() -> None:
+def test_a_missing_payload_becomes_none() -> None:
     assert parse(block('{"meta":{"tool":"t"}}')) == ToolEnvelope(None, ToolEnvelopeMeta("t"))
 
 

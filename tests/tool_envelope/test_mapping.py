@@ -271,13 +271,13 @@ def test_a_timestamp_that_is_not_a_date_does_not_keep_a_result_from_being_shown(
 
 
 @pytest.mark.parametrize("text", ["hello", ""])
-def test_text_is_shown_as_it_is(text: str) -> None:
+def test_text_is_shown_unchanged(text: str) -> None:
     blocks = to_blocks(http_envelope(text, status_code=200, headers={}, content_type="text/plain"), tool="t")
     assert blocks[0] == {"type": "text", "text": text}
 
 
 @requirement("tool-envelope.results-map")
-def test_an_mcp_result_whose_data_is_not_in_its_blocks_is_written_anew_under_its_own_text() -> None:
+def test_an_mcp_result_with_data_that_its_blocks_lack_is_rewritten_under_its_own_text() -> None:
     blocks = encode_blocks("# md", {"a": 1, "b": 2}, tool="t", ts="x")
     envelope = mcp_envelope({"a": 1}, is_error=False, content=blocks)
     assert to_blocks(envelope, tool="t", ts="y") == encode_blocks("# md", {"a": 1}, tool="t", ts="y")

@@ -13,7 +13,7 @@ from opwire.transports.broker_connection import BrokerListener
 
 
 class MemoryBroker:
-    """Knows who listens where. `latency` is how long a message takes, `loses` says which are lost."""
+    """Knows the listeners of each address. `latency` is how long a message takes, `loses` says which are lost."""
 
     def __init__(self, *, latency: float = 0.001) -> None:
         self.latency = latency

@@ -21,7 +21,7 @@ from tests.servers.faults import FaultProxy
 from tests.servers.worker import connect
 
 BEAT = 0.2
-"""Seconds between two beats in these tests, so that whatever is silent is given up after half a second."""
+"""Seconds between two beats in these tests, so that what is silent is given up after half a second."""
 
 
 class RelayServer(Server):
@@ -77,7 +77,7 @@ ENGINES = {
 
 
 def through(proxy: FaultProxy, url: str) -> str:
-    """The URL of a server, as it is reached through a proxy."""
+    """The URL of a server through a proxy."""
     parts = urlsplit(url)
     login, at, _ = parts.netloc.rpartition("@")
     return parts._replace(netloc=f"{login}{at}{HOST}:{proxy.port}").geturl()

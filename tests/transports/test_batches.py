@@ -61,7 +61,7 @@ class Outgoing(MemoryBrokerConnection):
 
 
 @requirement("transport.batches")
-def test_events_of_a_turn_for_one_end_are_one_message_and_a_single_one_is_sent_as_it_is() -> None:
+def test_events_of_a_turn_for_one_end_are_one_message_and_a_single_one_is_sent_unchanged() -> None:
     out = Outgoing()
     batches = Batches(out)
     for number in range(3):
@@ -243,7 +243,7 @@ def test_what_is_not_a_batch_is_a_protocol_error(message: bytes) -> None:
 
 
 class Probe:
-    """A receiver that keeps what it is told."""
+    """A receiver that records its events."""
 
     def __init__(self) -> None:
         self.events: list[Any] = []
@@ -255,7 +255,7 @@ class Probe:
 
 
 async def asking(*request_ids: str, **options: Any) -> tuple[BrokerTransport, Probe, dict[str, str]]:
-    """An end with requests in flight, what it is told, and the tokens of these."""
+    """An end with requests in flight, its events, and the tokens of the requests."""
     broker, probe = MemoryBroker(), Probe()
     connection, server = MemoryBrokerConnection(broker), MemoryBrokerConnection(broker)
     transport = BrokerTransport(connection, **options)
@@ -286,7 +286,7 @@ async def test_each_event_of_a_batch_counts_by_its_own_token() -> None:
     forged = pairs(
         (tokens["r1"], answer("r2")), ("", answer("r2")), ("guess", answer("r3")), (tokens["r1"], answer("r1"))
     )
-    transport.arrived("server", tokens["r2"], forged)  # the token beside the batch proves none of its events
+    transport.arrived("server", tokens["r2"], forged)  # the token beside the batch authenticates no event in it
     assert [event.request_id for event in probe.events] == ["r1"]
     assert (transport.foreign, transport.malformed) == (3, 0)
     transport.arrived("server", "", pairs((tokens["r2"], answer("r2")), (tokens["r3"], answer("r3"))))
@@ -400,7 +400,7 @@ async def test_calls_and_items_over_a_real_broker_share_messages_and_plain_peers
 
 
 class _Watched:
-    """A listener whose messages to this end pass through a function."""
+    """A listener with a filter for messages to this end."""
 
     def __init__(self, transport: Any, arrived: Any) -> None:
         self._transport, self.arrived = transport, arrived

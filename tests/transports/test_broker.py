@@ -39,7 +39,7 @@ BEAT = 1.0
 
 
 class Discreet(MemoryBrokerConnection):
-    """A connection to a broker that does not say when nobody listens at an address."""
+    """A connection to a broker that does not report addresses without listeners."""
 
     def _deliver(self, to: str, sender: str, token: str, message: bytes) -> None:
         if to in self._broker.ends:
@@ -305,7 +305,7 @@ async def test_what_a_stranger_says_of_calls_in_its_hands_is_answered_once_and_c
 
 
 @virtual
-async def test_only_so_many_are_found_by_a_question_and_only_by_one_that_was_asked(stage: Stage) -> None:
+async def test_a_discovery_finds_a_limited_number_of_servers_and_only_while_it_is_open(stage: Stage) -> None:
     await stage.server()
     caller = await stage.caller()
     transport: Any = caller.transport
@@ -349,7 +349,7 @@ def test_invalid_messages_are_logged_a_bounded_number_of_times(caplog: pytest.Lo
 
 @virtual
 @requirement("transport.reconnect")
-async def test_why_there_is_no_connection_is_said_in_the_words_of_the_broker(stage: Stage) -> None:
+async def test_a_failed_connection_is_reported_in_the_words_of_the_broker(stage: Stage) -> None:
     caller = await stage.caller()
     medium: Any = stage.mediums[0]
     for said, shown in (
@@ -431,7 +431,7 @@ async def test_a_lost_answer_and_a_lost_request_fail_their_call_within_four_beat
 
 @virtual
 @requirement("transport.leases.lost-messages")
-async def test_a_handler_whose_abort_was_lost_is_stopped_by_the_next_beats(stage: Stage) -> None:
+async def test_a_handler_is_stopped_by_the_next_beats_if_its_abort_was_lost(stage: Stage) -> None:
     await stage.server()
     caller = await stage.caller()
     stage.broker.loses = lambda message: b'"call.aborted"' in message
@@ -547,7 +547,7 @@ async def test_a_broker_that_stops_ends_every_call_at_once_and_all_goes_on_when_
 
 @virtual
 @requirement("transport.reconnect")
-async def test_peers_of_an_end_that_was_away_are_told_at_once_that_their_calls_are_over(stage: Stage) -> None:
+async def test_peers_of_an_end_that_was_away_learn_at_once_that_their_calls_are_over(stage: Stage) -> None:
     await stage.server()
     caller = await stage.caller()
     call = asyncio.ensure_future(outcome(caller.call("work.hang", timeout=200)))
@@ -700,12 +700,12 @@ async def test_thousands_of_calls_over_a_broker_that_loses_and_stops_end_once_ea
     assert [len(transport._leases) for transport in transports] == [0, 0, 0]
 
 
-# --- who may end or answer a call -------------------------------------------------------------------------------------
+# --- senders that may end or answer a call ----------------------------------------------------------------------------
 
 
 @virtual
 @requirement("transport.leases.token")
-async def test_who_asks_under_the_id_of_a_call_of_ours_does_not_learn_its_token(stage: Stage) -> None:
+async def test_a_request_with_the_id_of_a_call_of_this_end_does_not_learn_its_token(stage: Stage) -> None:
     server, _ = await stage.server()
     await stage.server()
     call = asyncio.ensure_future(outcome(server.call("work.hang", timeout=50)))
@@ -743,7 +743,7 @@ async def test_the_token_of_a_call_that_goes_on_is_not_told_to_all(stage: Stage)
 
 @virtual
 @requirement("transport.leases.token")
-async def test_a_request_that_takes_the_id_of_one_in_hand_is_refused_and_the_first_is_answered(stage: Stage) -> None:
+async def test_a_request_that_takes_the_id_of_one_in_flight_is_refused_and_the_first_is_answered(stage: Stage) -> None:
     server, handler = await stage.server()
     caller = await stage.caller()
     call = asyncio.ensure_future(outcome(caller.call("work.echo", {"value": 5, "seconds": 1}, timeout=50)))
@@ -810,7 +810,7 @@ async def test_a_handler_is_stopped_by_the_next_beats_if_there_was_no_room_for_i
 
 @virtual
 @requirement("transport.leases.refused")
-async def test_an_abort_whose_reason_is_too_large_to_be_sent_stops_the_handler_all_the_same(stage: Stage) -> None:
+async def test_an_abort_with_a_reason_too_large_to_send_still_stops_the_handler(stage: Stage) -> None:
     await stage.server()
     caller = await stage.caller()
     call = asyncio.ensure_future(outcome(caller.call("work.hang", timeout=200)))
@@ -825,7 +825,7 @@ async def test_an_abort_whose_reason_is_too_large_to_be_sent_stops_the_handler_a
 
 @virtual
 @requirement("transport.leases.refused")
-async def test_a_call_whose_last_word_found_no_room_fails_within_four_beats(stage: Stage) -> None:
+async def test_a_call_that_lost_its_last_message_to_a_full_queue_fails_within_four_beats(stage: Stage) -> None:
     server, _ = await stage.server()
     caller = await stage.caller()
     items = caller.subscribe("work.items")
@@ -844,7 +844,7 @@ async def test_a_call_whose_last_word_found_no_room_fails_within_four_beats(stag
 
 @virtual
 @requirement("transport.malformed")
-async def test_a_bad_message_whose_sender_cannot_be_told_ends_nothing(stage: Stage) -> None:
+async def test_an_invalid_message_from_an_unknown_sender_ends_nothing(stage: Stage) -> None:
     server, _ = await stage.server()
     caller = await stage.caller()
     long = b'{"type":"call.requested","requestId":"' + b"x" * (MAX_MESSAGE - 60) + b'"}'
@@ -1009,7 +1009,7 @@ async def test_what_two_lost_connections_leave_unsaid_is_said_after_the_third(st
     await server.close()
 
 
-# --- who serves -------------------------------------------------------------------------------------------------------
+# --- servers ----------------------------------------------------------------------------------------------------------
 
 
 @virtual
@@ -1034,7 +1034,7 @@ async def test_servers_with_different_operations_are_found_each_with_its_own(sta
 
 @virtual
 @requirement("call.discovery")
-async def test_whoever_loses_the_broker_while_asking_does_not_learn_that_nobody_serves(stage: Stage) -> None:
+async def test_a_discovery_that_loses_the_broker_does_not_report_missing_servers(stage: Stage) -> None:
     await stage.server()
     caller = await stage.caller()
     asking = asyncio.ensure_future(caller.transport.servers(0.5))
@@ -1045,7 +1045,7 @@ async def test_whoever_loses_the_broker_while_asking_does_not_learn_that_nobody_
     transport: Any = caller.transport
     transport.arrived("somebody", "", b'{"type":"session.here","id":1,"peers":[]}')
     assert transport._found == {}
-    transport.overheard("somebody", "", encode_session(Who(id=1)))  # who serves nothing says nothing
+    transport.overheard("somebody", "", encode_session(Who(id=1)))  # an end without operations says nothing
 
 
 @virtual

@@ -16,7 +16,7 @@ def methods(kind: type) -> dict[str, bool]:
 
 
 @requirement("transport.broker-connection")
-def test_what_sends_never_waits_and_what_changes_who_serves_does() -> None:
+def test_methods_that_send_never_wait_and_those_that_change_the_servers_do() -> None:
     assert methods(BrokerConnection) == {
         "connect": True,
         "serve": True,

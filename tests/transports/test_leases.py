@@ -1,4 +1,4 @@
-"""The leases of one end of a broker: who has which call, and for how long without a word."""
+"""The leases of one end of a broker: owners of calls, and how long they may be silent."""
 
 from typing import Any
 
@@ -21,14 +21,16 @@ def answer(id: str, seq: int | None = None) -> CallResponded:
 
 
 @requirement("transport.leases.token")
-def test_only_who_shows_the_token_is_believed() -> None:
+def test_only_senders_with_the_token_are_believed() -> None:
     leases = Leases(PATIENCE)
     token = leases.ask("r", "math.add", 0.0, streams=False).token
     assert not leases.authenticates(answer("r"), "stranger", "", 1.0)
     assert not leases.authenticates(answer("r"), "stranger", "guess", 1.0)
     assert leases.authenticates(answer("r"), "server", token, 1.0)
     assert len(leases) == 0
-    assert leases.authenticates(answer("r"), "anybody", "", 1.0)  # an answer to nothing: whoever gets it drops it
+    assert leases.authenticates(
+        answer("r"), "anybody", "", 1.0
+    )  # a response to an unknown request: its receiver drops it
 
 
 def test_tokens_are_all_different() -> None:
@@ -39,7 +41,7 @@ def test_tokens_are_all_different() -> None:
 
 
 @requirement("transport.leases.expiry")
-def test_a_call_that_nobody_names_is_lost_and_one_that_is_named_goes_on() -> None:
+def test_a_call_that_no_beat_names_is_lost_and_one_that_is_named_goes_on() -> None:
     leases = Leases(PATIENCE)
     tokens = [leases.ask(id, "math.add", 0.0, streams=False).token for id in ("dead", "alive")]
     assert leases.confirm("server", tokens[1:], 2.0) == (tokens[1], [])
@@ -96,7 +98,7 @@ def test_only_a_caller_that_shows_a_token_of_its_calls_is_still_there() -> None:
     assert leases.expire(3.5).callers == ["ann", "bob"]
 
 
-def test_a_server_is_told_what_nobody_waits_for() -> None:
+def test_a_server_learns_of_abandoned_calls() -> None:
     leases = Leases(PATIENCE)
     token = leases.ask("r", "math.add", 0.0, streams=False).token
     assert leases.confirm("server", [token, "old", "x" * (MAX_TOKEN + 1)], 1.0) == (token, ["old"])
@@ -114,7 +116,7 @@ def test_a_peer_that_left_takes_along_what_it_had_and_what_it_asked() -> None:
 
 
 @requirement("transport.leases.farewell")
-def test_a_farewell_ends_the_calls_and_requests_whose_tokens_it_names_and_no_others() -> None:
+def test_a_farewell_ends_the_calls_and_requests_with_the_tokens_that_it_names_and_no_others() -> None:
     leases = Leases(PATIENCE)
     named = leases.ask("named", "math.add", 0.0, streams=False).token
     leases.ask("other", "math.add", 0.0, streams=False)
@@ -128,7 +130,7 @@ def test_a_farewell_ends_the_calls_and_requests_whose_tokens_it_names_and_no_oth
 
 
 @requirement("transport.leases.farewell")
-def test_whose_server_is_not_known_is_told_by_its_tokens_alone() -> None:
+def test_a_call_with_an_unknown_server_is_named_by_its_token_alone() -> None:
     leases = Leases(PATIENCE)
     known, unknown = (leases.ask(id, "math.add", 0.0, streams=False).token for id in ("known", "unknown"))
     leases.confirm("server", [known], 1.0)
@@ -146,7 +148,7 @@ def test_a_request_that_is_asked_again_under_its_id_has_one_lease() -> None:
 
 
 @requirement("transport.leases.token")
-def test_a_request_in_hand_keeps_its_token_until_it_is_released() -> None:
+def test_a_request_in_flight_keeps_its_token_until_it_is_released() -> None:
     leases = Leases(PATIENCE)
     assert leases.hold("ann", "r", "t1", 0.0)
     assert leases.hold("ann", "r", "t1", 0.0), "the same request again"
@@ -204,7 +206,7 @@ def test_a_server_that_was_just_heard_of_is_not_probed() -> None:
 
 
 @requirement("transport.leases.probes")
-def test_only_so_many_servers_are_probed_at_once_and_none_is_forgotten() -> None:
+def test_a_limited_number_of_servers_are_probed_at_once_and_none_is_forgotten() -> None:
     leases = Leases(PATIENCE)
     for number in range(200):
         leases.routed(leases.ask(f"r{number}", "math.add", 0.0, streams=False).token, f"server{number}")
@@ -254,7 +256,7 @@ def test_a_probe_that_no_server_got_does_not_end_a_call_that_was_named_meanwhile
 
 
 @requirement("transport.leases.probes")
-def test_calls_in_hand_are_named_after_a_moment_and_once() -> None:
+def test_calls_in_flight_are_named_after_a_moment_and_once() -> None:
     leases = Leases(PATIENCE)
     assert leases.pause(0.0) is None
     leases.hold("ann", "r1", "t1", 0.0)
@@ -305,7 +307,7 @@ def test_what_ends_a_call() -> None:
 
 
 class Books(RuleBasedStateMachine):
-    """Whatever happens, in whatever order: each request of ours ends once, and no book keeps what is over."""
+    """For any events in any order: each own request ends once, and no table keeps what is over."""
 
     requests = Bundle("requests")
 

@@ -1,4 +1,4 @@
-"""One connection, over a real socket: order, bounds, and an end that is told once."""
+"""One connection, over a real socket: order, bounds, and an end that is reported once."""
 
 import asyncio
 import logging
@@ -103,7 +103,7 @@ async def read(sock: socket.socket, size: int) -> bytes:
 
 
 @requirement("transport.link.order")
-async def test_what_is_written_arrives_in_order_whatever_its_size() -> None:
+async def test_writes_of_any_size_arrive_in_order() -> None:
     async with connected() as (here, there):
         sent = bytearray()
         for number in range(2_000):

@@ -13,7 +13,7 @@ from tests.requirements import requirement
 
 
 class Log:
-    """A receiver that keeps what it is told."""
+    """A receiver that records its events."""
 
     def __init__(self) -> None:
         self.events: list[CallEvent] = []
@@ -73,7 +73,7 @@ async def test_with_a_codec_what_has_no_json_form_is_refused_where_it_is_sent() 
 
 
 @requirement("transport.addresses")
-async def test_a_request_tells_who_serves_it_and_who_asked() -> None:
+async def test_a_request_has_its_server_and_its_sender() -> None:
     bus = MemoryBus()
     server, server_log = await end(bus, "a.b")
     caller, caller_log = await end(bus)
@@ -109,7 +109,7 @@ async def test_announcing_an_operation_again_gives_no_second_turn() -> None:
 
 
 @requirement("transport.nobody")
-async def test_a_request_on_a_bus_where_nobody_serves_is_unavailable_at_once() -> None:
+async def test_a_request_on_a_bus_without_servers_is_unavailable_at_once() -> None:
     caller, _ = await end(MemoryBus())
     with pytest.raises(CallError, match=r"no server on this bus serves a\.b") as failure:
         caller.request(request())
@@ -117,7 +117,7 @@ async def test_a_request_on_a_bus_where_nobody_serves_is_unavailable_at_once() -
 
 
 @requirement("transport.nobody")
-async def test_a_bus_whose_last_server_withdrew_serves_nothing() -> None:
+async def test_a_bus_serves_nothing_after_its_last_server_withdrew() -> None:
     bus = MemoryBus()
     server, _ = await end(bus, "a.b", "a.c")
     caller, _ = await end(bus)
@@ -128,7 +128,7 @@ async def test_a_bus_whose_last_server_withdrew_serves_nothing() -> None:
 
 
 @requirement("transport.nobody")
-async def test_an_operation_that_nobody_serves_is_not_found_where_others_are_served() -> None:
+async def test_an_operation_without_a_server_is_not_found_where_others_are_served() -> None:
     bus, registry = MemoryBus(), OperationRegistry()
 
     @registry.query("math.add")
@@ -182,7 +182,7 @@ async def test_an_end_that_is_started_again_after_closing_has_another_address() 
 
 
 @requirement("call.discovery")
-async def test_the_servers_of_a_bus_are_those_who_serve_anything_each_once() -> None:
+async def test_the_servers_of_a_bus_are_listed_once_each() -> None:
     bus = MemoryBus()
     one, _ = await end(bus, "a.b", "a.c")
     two, _ = await end(bus, "a.b")
@@ -200,7 +200,7 @@ async def test_the_servers_of_a_bus_are_those_who_serve_anything_each_once() -> 
 
 
 @requirement("call.directed")
-async def test_a_request_with_an_address_goes_there_whoever_serves_it() -> None:
+async def test_a_request_with_an_address_goes_there_regardless_of_other_servers() -> None:
     bus = MemoryBus()
     _, served = await end(bus, "a.b")
     _, directed = await end(bus)

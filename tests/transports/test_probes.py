@@ -60,7 +60,7 @@ def test_a_probe_says_that_its_call_is_still_waited_for_and_shows_its_token() ->
 
 
 @requirement("transport.leases.probes")
-def test_calls_in_hand_are_named_once_and_then_there_is_no_timer_left() -> None:
+def test_calls_in_flight_are_named_once_and_then_no_timer_is_left() -> None:
     async def named() -> None:
         end = Recorder()
         end.leases.hold("ann", "r", "t", now())

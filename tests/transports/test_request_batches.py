@@ -100,7 +100,7 @@ def test_as_soon_as_another_server_responds_or_this_one_rejects_a_request_the_br
 
 
 @requirement("transport.batches.requests")
-def test_of_a_server_that_is_gone_a_batch_that_was_not_delivered_is_told_apart() -> None:
+def test_a_batch_that_was_not_delivered_to_a_lost_server_is_known() -> None:
     leases = proven()
     for number, batch in enumerate((0, 1, 2, 2, 3)):
         leases.ask(f"r{number}", ADD, 2.0, streams=False, server=HERE).batch = batch

@@ -214,7 +214,7 @@ Bare = collections.namedtuple("Bare", "a b")
 
 
 class Account(msgspec.Struct, rename="camel", forbid_unknown_fields=True):
-    """Who pays."""
+    """A payer."""
 
     user_name: str
     open_since: date | msgspec.UnsetType = msgspec.UNSET

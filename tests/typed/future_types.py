@@ -1,4 +1,4 @@
-"""Types whose annotations are text."""
+"""Types with annotations as text."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""PEP 695 aliases and generics. As text, since it is no valid syntax for Python 3.11."""
+"""PEP 695 aliases and generics. As text, since it is not valid syntax for Python 3.11."""
 
 import sys
 from types import ModuleType

@@ -39,7 +39,7 @@ from tests.typed.catalogue import Point
         (Annotated[int, at.Predicate(lambda _: False), "a note"], {"description": "a note"}, 1, "x"),
     ],
 )
-def test_constraints_stand_in_the_schema_and_are_checked(hint: Any, keywords: Any, good: Any, bad: Any) -> None:
+def test_constraints_are_part_of_the_schema_and_checked(hint: Any, keywords: Any, good: Any, bad: Any) -> None:
     schema = json_schema_of(hint)
     assert {key: schema[key] for key in keywords} == keywords
     plain = json_schema_of(hint.__origin__)
@@ -64,7 +64,7 @@ def test_constraints_stand_in_the_schema_and_are_checked(hint: Any, keywords: An
         (typing_extensions.Doc("D"), {"description": "D"}),
     ],
 )
-def test_documentation_stands_in_the_schema(note: Any, keywords: dict[str, Any]) -> None:
+def test_documentation_is_part_of_the_schema(note: Any, keywords: dict[str, Any]) -> None:
     assert json_schema_of(Annotated[int, note]) == {"type": "integer", **keywords}
 
 

@@ -144,7 +144,7 @@ def test_any_json_can_be_converted_exactly_if_it_is_valid(given: tuple[Case, Any
 
 
 @requirement("typed.speed")
-def test_msgspec_stands_in_only_where_it_gives_the_same() -> None:
+def test_msgspec_is_used_only_where_its_result_is_the_same() -> None:
     for case in ALL:
         slow = from_hint(case.hint).convert
         for plain in damages(case):
@@ -281,7 +281,7 @@ def test_a_bad_hint_is_a_hint_error_not_a_conversion_error() -> None:
         convert(1, print)
 
 
-def test_what_a_constructor_raises_is_told_with_its_cause() -> None:
+def test_what_a_constructor_raises_is_reported_with_its_cause() -> None:
     @dataclass
     class Even:
         value: int

@@ -55,7 +55,7 @@ def test_fields_without_a_default_are_required(cls: Any, names: set[str]) -> Non
     assert required(cls) == names
 
 
-def test_class_variables_are_no_fields() -> None:
+def test_class_variables_are_not_fields() -> None:
     assert "total" not in fields_of(Everything)
 
 

@@ -118,7 +118,7 @@ def test_defaults_of_type_parameters_are_used() -> None:
     assert json_schema_of(Slot[str])["properties"]["content"] == {"type": "string"}
 
 
-def test_self_means_the_class_that_it_stands_in() -> None:
+def test_self_means_the_enclosing_class() -> None:
     assert json_schema_of(Chain)["properties"]["next"]["anyOf"][0] == {"$ref": "#/$defs/Chain"}
 
 

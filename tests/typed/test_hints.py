@@ -134,6 +134,6 @@ def test_hints_are_described_as_they_are_written_but_not_at_any_length() -> None
     assert len(describe(dict[str, dict[str, dict[str, dict[str, dict[str, dict[str, dict[str, Point]]]]]]])) == 80
 
 
-def test_a_library_that_nobody_imported_is_not_imported_for_a_look() -> None:
+def test_a_library_that_was_not_imported_is_not_imported_for_a_look() -> None:
     assert loaded("wave_that_is_not_there", "Wave") is None
     assert loaded("typing", "Any") is Any

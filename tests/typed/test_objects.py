@@ -38,7 +38,7 @@ class Numbered(msgspec.Struct, tag=1, forbid_unknown_fields=True):
             Account,
             {
                 "title": "Account",
-                "description": "Who pays.",
+                "description": "A payer.",
                 "type": "object",
                 "properties": {
                     "userName": {"type": "string"},
@@ -161,7 +161,7 @@ def test_annotations_that_are_text_are_resolved() -> None:
     assert convert({"key": 1, "start": 5, "others": [{"key": 2}]}, Late) == Late(1, others=[Late(2)])
 
 
-def test_a_constructor_that_takes_other_arguments_is_told_as_a_misfit() -> None:
+def test_a_constructor_that_takes_other_arguments_is_a_conversion_error() -> None:
     @dataclass(init=False)
     class Strange:
         value: int

@@ -414,7 +414,7 @@ def test_deep_begins_where_the_limit_ends(depth: int) -> None:
 
 @requirement("envelope.plain-is-safe")
 @pytest.mark.parametrize("wrap", [lambda it: [it, it], lambda it: {"a": it, "b": it}], ids=["lists", "dicts"])
-def test_containers_that_are_shared_until_they_count_as_millions_are_told_as_deep_quickly(
+def test_containers_that_are_shared_until_they_count_as_millions_are_rejected_quickly(
     wrap: Callable[[Any], Any],
 ) -> None:
     shared = nested([1.5], 150, wrap)  # 2 ** 150 ways to the leaf
@@ -527,5 +527,5 @@ def test_pairs_of_surrogates_are_joined_and_lone_ones_replaced_in_keys_and_value
 
 @requirement("envelope.surrogates")
 @given(st.text(st.characters(exclude_categories=["Cs"])))
-def test_a_text_that_utf_8_can_carry_is_left_as_it_is(text: str) -> None:
+def test_a_text_that_utf_8_can_carry_is_left_unchanged(text: str) -> None:
     assert replace_surrogates(text) == text

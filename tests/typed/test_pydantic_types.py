@@ -125,7 +125,7 @@ def test_a_pydantic_dataclass_with_a_struct_is_read_like_a_dataclass() -> None:
 
 
 @requirement("typed.hint_error")
-def test_a_model_that_nobody_can_describe_is_a_hint_error() -> None:
+def test_a_model_without_a_schema_is_a_hint_error() -> None:
     class Opaque(pydantic.BaseModel, arbitrary_types_allowed=True):
         stream: Any = None
         handle: io.StringIO

@@ -122,7 +122,7 @@ def test_a_subclass_of_a_plain_type_checks_its_values_itself() -> None:
         convert(1, Email)
 
 
-def test_a_class_that_is_not_derived_from_a_plain_type_is_no_leaf() -> None:
+def test_a_class_that_is_not_derived_from_a_plain_type_is_not_a_scalar() -> None:
     assert subclass_scalar(Point) is None
 
 

@@ -66,7 +66,7 @@ def test_a_class_is_described_once_however_often_it_is_used() -> None:
 
 
 @requirement("typed.names")
-def test_classes_that_share_a_name_get_longer_ones_whatever_the_order() -> None:
+def test_classes_that_share_a_name_get_longer_ones_in_any_order() -> None:
     other = other_point()
     schema = json_schema_of(tuple[Point, other])
     names = {"tests.typed.catalogue.Point", "tests.typed.test_schemas.other_point.Point"}

@@ -51,7 +51,7 @@ class Round:
 
 
 @requirement("typed.unions")
-def test_a_discriminator_is_found_and_stands_in_the_schema() -> None:
+def test_a_discriminator_is_found_and_part_of_the_schema() -> None:
     schema = json_schema_of(Circle | Square)
     assert schema["anyOf"] == [{"$ref": "#/$defs/Circle"}, {"$ref": "#/$defs/Square"}]
     assert schema["discriminator"] == {
@@ -61,7 +61,7 @@ def test_a_discriminator_is_found_and_stands_in_the_schema() -> None:
 
 
 @requirement("typed.unions")
-def test_models_structs_and_dataclasses_are_told_apart_by_one_property() -> None:
+def test_models_structs_and_dataclasses_are_distinguished_by_one_property() -> None:
     hint = Text | Image | Sound | None
     assert set(json_schema_of(hint)["discriminator"]["mapping"]) == {"text", "image", "sound", "music"}
     assert convert({"kind": "text", "body": "b"}, hint) == Text(kind="text", body="b")
@@ -93,7 +93,7 @@ def test_a_discriminator_with_a_default_may_be_left_out() -> None:
         convert({"op": "*", "left": 1}, Plus | Minus)
 
 
-def test_a_member_with_documentation_is_told_apart_too() -> None:
+def test_a_member_with_documentation_is_distinguished_too() -> None:
     validated = Annotated[Text, pydantic.AfterValidator(lambda text: text)]
     assert json_schema_of(validated | Image)["discriminator"]["mapping"] == {"image": "#/$defs/Image"}
     documented = Annotated[Circle, "a note"]
@@ -102,7 +102,7 @@ def test_a_member_with_documentation_is_told_apart_too() -> None:
     assert convert({"name": "a", "lives": 1}, Annotated[Cat, "a note"] | Dog) == Cat("a", 1)
 
 
-def test_constants_that_do_not_tell_the_members_apart_are_no_discriminator() -> None:
+def test_constants_that_do_not_distinguish_the_members_are_not_a_discriminator() -> None:
     assert "discriminator" not in json_schema_of(Circle | Round)
     assert "discriminator" not in json_schema_of(Circle | Cat)
     assert convert({"kind": "circle", "radius": 1, "size": 2}, Circle | Round) == Round("circle", 1.0, 2)
@@ -138,7 +138,7 @@ def test_without_a_discriminator_the_member_that_keeps_most_is_meant() -> None:
 
 
 @requirement("typed.unions", "typed.path")
-def test_if_nothing_fits_the_reason_of_each_member_is_told() -> None:
+def test_if_nothing_fits_the_reason_of_each_member_is_reported() -> None:
     with pytest.raises(ConversionError) as caught:
         convert([{"name": 5}], list[Cat | Dog])
     assert str(caught.value) == (
@@ -156,7 +156,7 @@ def test_text_is_read_by_the_first_member_that_takes_it() -> None:
     assert convert("none", Colour | Literal["none"]) == "none"
 
 
-def test_numbers_stay_what_they_are_whatever_the_order() -> None:
+def test_numbers_stay_what_they_are_in_any_order() -> None:
     for hint in (int | float, float | int, float | int | str):
         assert repr(convert(5, hint)) == "5"
         assert repr(convert(5.0, hint)) == "5.0"

@@ -32,7 +32,7 @@ def review(title: str, mood: str = "kind") -> str:
 
 @server.tool()
 async def rewrite(text: str, ctx: Context) -> int:
-    """Writes the novel anew."""
+    """Rewrites the novel."""
     books["dune"] = text
     await ctx.notify_resource_updated("book://dune")
     return len(text)

@@ -26,7 +26,7 @@ MODERN = {
 
 
 class Stage:
-    """What the misbehaving server lists. Setting something anew is seen by a server that runs already."""
+    """What the misbehaving server lists. A server that runs already sees changes."""
 
     def __init__(self, folder: Path, **listed: Any) -> None:
         self._file = folder / "stage.json"

@@ -62,7 +62,7 @@ def answer(method: str, params: dict[str, Any]) -> Any:
         return initialize(params)
     if method == "ping":
         return {}
-    return stage().get("answers", {}).get(method)  # the same result whatever the parameters
+    return stage().get("answers", {}).get(method)  # the same result for any parameters
 
 
 def play(request: dict[str, Any]) -> None:

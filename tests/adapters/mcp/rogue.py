@@ -185,7 +185,7 @@ def announce(id: Any, arguments: dict[str, Any], params: dict[str, Any]) -> None
 
 
 def update(id: Any, arguments: dict[str, Any], params: dict[str, Any]) -> None:
-    """Tell those who want to know that the tools and a resource have changed."""
+    """Notify listeners that the tools and a resource have changed."""
     for listener, wanted in LISTENING.items():
         if wanted.get("toolsListChanged"):
             notify("notifications/tools/list_changed", subscription(listener))
@@ -229,7 +229,7 @@ def environment(id: Any, arguments: dict[str, Any], params: dict[str, Any]) -> N
 
 
 def deaf(id: Any, arguments: dict[str, Any], params: dict[str, Any]) -> None:
-    """Read nothing more: whoever writes will have to wait."""
+    """Read nothing more: writers have to wait."""
     answer(id, {})
     time.sleep(60)
 

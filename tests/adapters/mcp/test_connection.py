@@ -60,7 +60,7 @@ async def test_a_deadline_that_has_passed_sends_nothing() -> None:
 
 @requirement("mcp.in.cancel")
 @pytest.mark.parametrize("kind", ["http", "sse"])
-async def test_a_real_server_stops_what_nobody_waits_for(kind: Any, sdk_address: str) -> None:
+async def test_a_real_server_stops_abandoned_calls(kind: Any, sdk_address: str) -> None:
     server = at(sdk_address) if kind == "http" else at(sdk_address, kind="sse", path="/sse")
     begun = asyncio.Event()
     async with connected(server) as session:
@@ -141,7 +141,7 @@ async def test_a_real_server_may_ask_and_tell_by_itself_in_the_middle_of_a_call_
 
 
 @requirement("mcp.in.callbacks")
-async def test_what_there_is_no_callback_for_is_refused_and_the_call_goes_on() -> None:
+async def test_a_request_without_a_callback_is_rejected_and_the_call_goes_on() -> None:
     async with connected(rogue()) as session:
         for method in ("elicitation/create", "sampling/createMessage", "roots/list", "no/such"):
             error = (await call(session, "ask", method=method))["answer"]["error"]

@@ -1,4 +1,4 @@
-"""What goes wrong over HTTP, and what a caller is told."""
+"""Failures over HTTP, and the errors that a caller gets."""
 
 import asyncio
 import gzip
@@ -34,7 +34,7 @@ def result(body: bytes, result: Any, **headers: str) -> Answer:
 
 
 class Old:
-    """A server with sessions, which answers a call as it is told."""
+    """A server with sessions and configurable responses to calls."""
 
     def __init__(self, on_call: Callable[[dict[str, str], bytes], Answer]) -> None:
         self._on_call = on_call
@@ -168,7 +168,7 @@ async def test_one_call_that_fails_costs_no_other() -> None:
 
 
 @requirement("mcp.in.session-lost")
-async def test_a_session_that_the_server_has_forgotten_is_begun_anew_and_the_call_made_again() -> None:
+async def test_a_session_that_the_server_has_forgotten_is_restarted_and_the_call_made_again() -> None:
     def answer(headers: dict[str, str], body: bytes) -> Answer:
         if headers["mcp-session-id"] == "1":
             return (
@@ -331,7 +331,7 @@ def _seen(targets: list[bytes]) -> dict[str, Any]:
 
 
 @requirement("mcp.in.raw")
-async def test_a_byte_order_mark_is_no_obstacle() -> None:
+async def test_a_byte_order_mark_is_accepted() -> None:
     def answer(_: dict[str, str], body: bytes) -> Answer:
         status, headers, content = result(body, {"n": 1})
         return status, headers, b"\xef\xbb\xbf" + content
@@ -388,7 +388,7 @@ async def test_options_and_headers_that_cannot_be_used_are_refused_without_their
         assert "s3cret" not in str(failure.value)
 
 
-async def test_a_transport_that_breaks_in_a_way_that_nobody_foresaw_is_logged_and_unavailable(
+async def test_an_unexpected_failure_of_a_transport_is_logged_and_unavailable(
     caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     def fail(*_: Any, **__: Any) -> Any:

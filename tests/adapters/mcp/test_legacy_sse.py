@@ -15,7 +15,7 @@ from tests.requirements import requirement
 
 
 class EventServer:
-    """A server whose stream begins with `first`; `end` ends it. `takes` is its answer to calls."""
+    """A server with a stream that begins with `first`; `end` ends it. `takes` is its answer to calls."""
 
     def __init__(self, first: bytes, takes: int) -> None:
         self._first = first
@@ -92,7 +92,7 @@ ENDPOINT = b"event: endpoint\ndata: /messages?session=1\n\n"
 
 
 @requirement("mcp.in.revisions")
-async def test_a_server_of_2024_is_understood_and_what_is_no_message_passed_over() -> None:
+async def test_a_server_of_2024_is_understood_and_invalid_messages_are_ignored() -> None:
     async with event_stream(ENDPOINT) as (server, _), connected(server) as session:
         assert (await session.start()).protocol == "2024-11-05"
         assert await call(session, "garbage") == {}
@@ -161,7 +161,7 @@ async def test_a_stream_without_an_endpoint_is_not_waited_for_after_the_timeout(
         ((200, {"content-type": "text/html"}, b"hi"), "broke the event stream"),
     ],
 )
-async def test_what_is_no_event_stream_is_said_so(answer: Answer, words: str) -> None:
+async def test_what_is_not_an_event_stream_is_an_error(answer: Answer, words: str) -> None:
     async def serve(*_: Any) -> Answer:
         return answer
 

@@ -42,7 +42,7 @@ async def test_a_real_server_tells_of_changes(path: str, sdk_address: str) -> No
 
 @requirement("mcp.in.changes")
 @pytest.mark.parametrize("politely", [True, False])
-async def test_a_subscription_that_ended_is_opened_again_and_what_may_have_been_missed_is_told(
+async def test_a_subscription_that_ended_is_opened_again_and_what_may_have_been_missed_is_reported(
     politely: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(negotiation, "_PAUSE", 0.02)

@@ -64,7 +64,7 @@ async def test_a_list_is_bounded_in_entries_and_in_bytes(tmp_path: Path, monkeyp
 
 
 @requirement("mcp.in.one-bad-tool")
-async def test_entries_that_are_no_objects_cost_nobody_else(tmp_path: Path) -> None:
+async def test_entries_that_are_not_objects_affect_no_others(tmp_path: Path) -> None:
     report = Report()
     assert await listed(Stage(tmp_path, tools=[42, tool("a"), None, "b"]), report) == [tool("a")]
     assert [each.name for each in report.skipped] == ["tools/list.42", "tools/list.None", "tools/list.b"]
@@ -72,7 +72,7 @@ async def test_entries_that_are_no_objects_cost_nobody_else(tmp_path: Path) -> N
 
 @requirement("mcp.in.one-bad-tool")
 @pytest.mark.parametrize("page", [None, "text", {"a": 1}])
-async def test_a_page_that_is_no_list_is_empty_with_a_warning(tmp_path: Path, page: Any) -> None:
+async def test_a_page_that_is_not_a_list_is_empty_with_a_warning(tmp_path: Path, page: Any) -> None:
     report = Report()
     answers = {"resources/list": {"resources": page}}
     session = MCPSession(Stage(tmp_path, answers=answers).server)

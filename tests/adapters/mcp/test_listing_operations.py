@@ -26,7 +26,7 @@ async def read(stage: Stage, *, timeout: float = 5.0, prompts: bool = True) -> L
 
 
 @requirement("mcp.in.one-bad-tool")
-async def test_one_bad_tool_costs_nobody_else(tmp_path: Path) -> None:
+async def test_one_bad_tool_affects_no_other(tmp_path: Path) -> None:
     tools = [
         tool("good"),
         42,

@@ -80,7 +80,7 @@ async def test_every_revision_with_a_handshake_is_spoken(version: str) -> None:
 
 
 @requirement("mcp.in.revisions")
-async def test_a_stateless_server_is_told_everything_with_every_request() -> None:
+async def test_a_stateless_server_gets_everything_with_every_request() -> None:
     named = {**MODERN, "_meta": {META + "serverInfo": {"name": "s", "version": "2"}}}
     callbacks = Callbacks(elicit=lambda _: None, log=lambda _: None)
     peer = Peer(server_discover=[named])
@@ -173,7 +173,7 @@ async def test_real_servers_of_both_kinds_are_understood(sdk_address: str) -> No
         assert failure.value.code is ErrorCode.PROTOCOL_ERROR
 
 
-async def test_a_stateless_server_sees_who_calls() -> None:
+async def test_a_stateless_server_sees_the_caller() -> None:
     async with connected(rogue("modern")) as session:
         meta = (await call(session, "meta"))["meta"]
     assert meta[META + "clientInfo"] == {"name": "opwire", "version": opwire.__version__}

@@ -189,7 +189,7 @@ async def test_the_last_lines_of_a_server_that_crashes_later_are_logged_and_do_n
 
 
 @requirement("mcp.in.stop")
-async def test_a_server_ends_when_its_input_is_closed_and_nobody_has_to_wait() -> None:
+async def test_a_server_ends_at_once_when_its_input_is_closed() -> None:
     async with connected(rogue(stop_timeout=60)) as session:
         pid = (await call(session, "environment"))["pid"]
         await asyncio.wait_for(session.close(), PATIENCE)
@@ -218,7 +218,7 @@ async def test_the_children_of_a_server_end_with_it(habit: str, caplog: pytest.L
 
 
 @requirement("mcp.in.cancel")
-async def test_a_server_that_does_not_read_delays_nobody_beyond_the_deadline() -> None:
+async def test_a_server_that_does_not_read_delays_no_call_beyond_its_deadline() -> None:
     async with connected(rogue(stop_timeout=0.2)) as session:
         await call(session, "deaf")
         calls = (call(session, "echo", within=0.3, text="x" * 200_000) for _ in range(5))

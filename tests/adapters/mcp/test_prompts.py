@@ -53,7 +53,7 @@ async def test_prompts_are_listed(tmp_path: Path) -> None:
 
 @requirement("mcp.in.prompts")
 @pytest.mark.parametrize("messages", [None, "text", [3], [{"role": "user"}], [{"content": [MESSAGE["content"]]}]])
-async def test_whatever_a_prompt_gives_is_the_data(tmp_path: Path, messages: Any) -> None:
+async def test_any_result_of_a_prompt_is_the_data(tmp_path: Path, messages: Any) -> None:
     stage = Stage(
         tmp_path, capabilities=CAPABILITIES, prompts=[{"name": "p"}], answers={"prompts/get": {"messages": messages}}
     )
@@ -62,7 +62,7 @@ async def test_whatever_a_prompt_gives_is_the_data(tmp_path: Path, messages: Any
 
 
 @requirement("mcp.in.one-bad-tool")
-async def test_prompts_that_cannot_be_used_cost_nobody_else(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+async def test_prompts_that_cannot_be_used_affect_no_others(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
     prompts = [{"name": "a\tb"}, {}, {**REVIEW, "arguments": [3, {"name": "ok"}]}, REVIEW]
     async with following(Stage(tmp_path, capabilities=CAPABILITIES, prompts=prompts), namespace="lib") as registry:
         assert [spec.name for spec in registry.list()] == ["prompts/list", "prompts/review"]

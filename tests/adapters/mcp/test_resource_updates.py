@@ -11,7 +11,7 @@ from tests.requirements import requirement
 
 
 @requirement("mcp.in.watch")
-async def test_a_watcher_is_told_of_its_resource_and_of_what_lies_under_it() -> None:
+async def test_a_watcher_is_notified_of_its_resource_and_of_what_lies_under_it() -> None:
     told = ResourceUpdates()
     with told.of("file:///a") as watcher:
         for uri in ("file:///b", "file:///ab", "file:///a", "file:///a/x"):
@@ -20,7 +20,7 @@ async def test_a_watcher_is_told_of_its_resource_and_of_what_lies_under_it() -> 
 
 
 @requirement("mcp.in.watch")
-async def test_updates_that_nobody_took_yet_are_told_once() -> None:
+async def test_pending_updates_are_sent_once() -> None:
     told = ResourceUpdates()
     with told.of("a:") as watcher:
         for _ in range(3):
@@ -33,7 +33,7 @@ async def test_updates_that_nobody_took_yet_are_told_once() -> None:
         assert await waiting == "a:"
 
 
-async def test_a_notification_without_a_uri_tells_nobody_anything() -> None:
+async def test_a_notification_without_a_uri_is_not_passed_on() -> None:
     told = ResourceUpdates()
     with told.of("a:") as watcher:
         told.publish({"uri": 3})

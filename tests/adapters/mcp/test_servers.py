@@ -131,7 +131,7 @@ def test_servers_are_shown_without_their_secrets() -> None:
         max_leaves=8,
     )
 )
-def test_whatever_an_entry_holds_it_is_read_or_refused(entry: Any) -> None:
+def test_any_entry_is_read_or_rejected(entry: Any) -> None:
     try:
         server = read_server(entry)
     except UsageError:

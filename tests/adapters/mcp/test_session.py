@@ -177,7 +177,7 @@ async def test_a_hundred_callers_may_leave_at_any_moment_and_the_others_notice_n
         assert await caller(1000) == 1000
 
 
-async def test_callers_who_come_at_the_same_time_share_one_connection() -> None:
+async def test_concurrent_callers_share_one_connection() -> None:
     connects: list[None] = []
     async with connected(rogue(), on_connected=lambda: connects.append(None)) as session:
         results = await asyncio.gather(*(call(session, "environment") for _ in range(10)))
@@ -236,7 +236,7 @@ async def test_a_resource_that_cannot_be_watched_is_not_counted_as_watched() -> 
             assert failure.value.code is ErrorCode.OPERATION_NOT_FOUND
 
 
-async def test_what_a_listener_raises_costs_nobody_anything(caplog: pytest.LogCaptureFixture) -> None:
+async def test_an_exception_of_a_listener_has_no_effect(caplog: pytest.LogCaptureFixture) -> None:
     def fail(*_: object) -> None:
         raise ValueError("mine")
 
@@ -261,7 +261,7 @@ async def test_a_closed_session_refuses_and_may_be_closed_again() -> None:
         assert not refused.value.retryable
 
 
-async def test_closing_while_it_connects_ends_the_attempt_and_those_who_wait_for_it() -> None:
+async def test_closing_while_it_connects_ends_the_attempt_and_its_waiters() -> None:
     async with connected(rogue("silent")) as session:
         starting = asyncio.create_task(session.start())
         await asyncio.sleep(0)

@@ -1,4 +1,4 @@
-"""Tests of opwire.adapters.mcp.source, against servers that nobody here wrote."""
+"""Tests of opwire.adapters.mcp.source, against servers of other authors."""
 
 import asyncio
 import json
@@ -157,7 +157,7 @@ async def test_a_caller_that_leaves_while_it_connects_leaves_nothing_behind(tmp_
 
 
 @requirement("mcp.in.source")
-async def test_closing_leaves_nothing_behind_whatever_is_still_going_on(tmp_path: Path) -> None:
+async def test_closing_leaves_nothing_behind_in_any_state(tmp_path: Path) -> None:
     ticks = opwire_tool("ticks", id="clock.ticks", type="subscription")
     stage = Stage(
         tmp_path,
@@ -194,7 +194,7 @@ async def test_the_definition_of_an_operation_is_what_the_server_said(tmp_path: 
 
 
 @requirement("mcp.in.list-changed")
-async def test_a_listener_that_fails_or_has_left_disturbs_nobody(
+async def test_a_listener_that_fails_or_has_left_affects_no_other_call(
     tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     stage = Stage(tmp_path, tools=[tool("play")])

@@ -70,7 +70,7 @@ def test_an_error_is_an_envelope_that_says_so(structured: dict[str, Any]) -> Non
 
 
 @requirement("mcp.in.is-error")
-def test_an_error_whose_text_happens_to_be_json_keeps_its_blocks() -> None:
+def test_an_error_with_a_text_that_happens_to_be_json_keeps_its_blocks() -> None:
     blocks = [{"type": "text", "text": "404"}]
     assert data_of({"content": blocks, "isError": True}, declared=True) == blocks
 
@@ -117,7 +117,7 @@ def test_json_in_the_text_of_a_tool_with_an_output_schema_is_the_data(value: Any
     ],
     ids=["prose", "broken", "nan", "deep", "two", "image", "none"],
 )
-def test_what_is_no_single_json_text_stays_blocks(blocks: list[Any]) -> None:
+def test_what_is_not_a_single_json_text_stays_blocks(blocks: list[Any]) -> None:
     assert data_of({"content": blocks}, declared=True) == blocks
 
 
@@ -173,7 +173,7 @@ def test_bytes_of_another_opwire_are_bytes_again(wrapped: bool) -> None:
 @requirement("mcp.in.result-origin")
 @pytest.mark.parametrize("origin", [{"wrapped": "yes"}, 3, {"wrapped": True}])
 @pytest.mark.parametrize("structured", [{"other": 1}, [1], None])
-def test_what_does_not_fit_what_is_said_of_it_stays_as_it_is(origin: Any, structured: Any) -> None:
+def test_what_does_not_fit_what_is_said_of_it_stays_unchanged(origin: Any, structured: Any) -> None:
     assert data_of({"structuredContent": structured, "_meta": {"opwire/result": origin}}) == structured
 
 
@@ -203,7 +203,7 @@ def test_a_result_without_content_has_no_blocks(result: dict[str, Any]) -> None:
         (5, ["5"]),
     ],
 )
-def test_content_that_is_no_list_of_objects_is_kept_as_text(
+def test_content_that_is_not_a_list_of_objects_is_kept_as_text(
     content: Any, texts: list[str], caplog: pytest.LogCaptureFixture
 ) -> None:
     assert [block["text"] for block in data_of({"content": content})] == texts
@@ -259,7 +259,7 @@ def test_every_json_object_is_a_readable_result(result: dict[str, Any], declared
     finally:
         logging.getLogger("opwire.mcp").setLevel(logging.NOTSET)
     structured, found = result.get("structuredContent", UNSET), mcp_meta(envelope).structured_content
-    # Null beside content is how some servers write that there is none.
+    # Some servers write null beside content for a missing value.
     assert found == structured or (structured is None and found is UNSET and mcp_meta(envelope).content)
     if isinstance(result.get("content"), list):
         assert len(mcp_meta(envelope).content) == len(result["content"])

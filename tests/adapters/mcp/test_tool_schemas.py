@@ -131,7 +131,7 @@ def test_a_schema_above_the_limit_is_not_used() -> None:
 
 
 @requirement("mcp.in.limits")
-def test_so_many_schemas_are_compiled_when_they_are_listed_and_the_others_when_they_are_used(
+def test_a_limited_number_of_schemas_is_compiled_when_listed_and_the_others_when_used(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     compiled: list[Any] = []

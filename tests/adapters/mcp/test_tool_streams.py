@@ -64,7 +64,7 @@ async def test_items_arrive_before_the_call_ends(tmp_path: Path) -> None:
         received = (await answer(registry, "received")).data
     assert (first.data, second.data) == ("a", None)
     assert mcp_meta(first).structured_content == "a"
-    assert received[-2]["method"] == "notifications/cancelled"  # who stops listening stops the call
+    assert received[-2]["method"] == "notifications/cancelled"  # a caller that stops listening stops the call
 
 
 @requirement("mcp.in.subscriptions")
@@ -81,7 +81,7 @@ async def test_items_arrive_before_the_call_ends(tmp_path: Path) -> None:
     ],
     ids=["none", "one", "all", "late", "gap", "twice", "others"],
 )
-async def test_each_item_comes_once_and_in_order_whatever_came_as_progress(tmp_path: Path, progress: Any) -> None:
+async def test_each_item_comes_once_and_in_order_beside_any_progress(tmp_path: Path, progress: Any) -> None:
     async with following(Stage(tmp_path, tools=STAGE), trust_annotations=True) as registry:
         assert await collected(registry, {"progress": progress, "result": result(10, 11, 12)}) == [10, 11, 12]
 

@@ -242,7 +242,7 @@ async def test_strict_input_is_checked_before_the_server_sees_it(tmp_path: Path)
 
 
 @requirement("mcp.in.input")
-async def test_a_tool_whose_schema_says_nothing_still_takes_only_objects(tmp_path: Path) -> None:
+async def test_a_tool_with_an_empty_schema_still_takes_only_objects(tmp_path: Path) -> None:
     async with following(Stage(tmp_path, tools=[{"name": "any"}])) as registry:
         assert (await registry.execute("misbehaving.any")).data == {}
         with pytest.raises(CallError, match="a tool takes an object, not list") as why:
@@ -263,7 +263,7 @@ async def test_a_failure_of_the_protocol_is_raised(tmp_path: Path) -> None:
 
 @requirement("mcp.in.protocol-failures")
 @pytest.mark.parametrize("result", [5, [1], None, "text", True])
-async def test_a_result_that_is_no_object_is_a_protocol_error_at_once(tmp_path: Path, result: Any) -> None:
+async def test_a_result_that_is_not_an_object_is_a_protocol_error_at_once(tmp_path: Path, result: Any) -> None:
     async with following(Stage(tmp_path, tools=PLAY)) as registry:
         async with asyncio.timeout(5):
             with pytest.raises(CallError, match="PROTOCOL_ERROR"):
@@ -293,7 +293,7 @@ async def test_a_caller_that_leaves_ends_the_call_at_the_server_too(tmp_path: Pa
 
 
 @requirement("mcp.in.progress")
-async def test_progress_reaches_whoever_wants_to_know(tmp_path: Path) -> None:
+async def test_progress_reaches_its_listeners(tmp_path: Path) -> None:
     seen: list[Progress] = []
     async with following(Stage(tmp_path, tools=PLAY)) as registry:
         script = {"progress": [{"progress": 1, "total": 2, "message": "half"}, {"progress": 2}]}

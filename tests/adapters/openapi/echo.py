@@ -1,4 +1,4 @@
-"""A real HTTP server on loopback that tells what arrived, byte for byte, or answers as it is told to.
+"""A real HTTP server on loopback that tells what arrived, byte for byte, or sends a configured response.
 
     async with EchoServer() as server:
         await client.get(f"{server.url}/anything?q=1")   # {"method": "GET", "path": "/anything", "query": "q=1", …}
@@ -103,7 +103,7 @@ def chunk(data: bytes) -> bytes:
 
 
 def stream_head(content_type: str = "text/event-stream", **headers: str) -> bytes:
-    """The head of an answer whose body goes on until the connection closes, or comes in chunks if they say so."""
+    """The head of a response with a body until the connection closes, or in chunks if the headers say so."""
     lines = ["HTTP/1.1 200 OK", f"Content-Type: {content_type}", *(f"{name}: {text}" for name, text in headers.items())]
     return "\r\n".join([*lines, "", ""]).encode()
 
@@ -163,12 +163,12 @@ class EchoServer:
         self._scripts[path] = list(scripts)
 
     async def connections(self, number: int) -> None:
-        """Wait until so many connections are open."""
+        """Wait until this number of connections is open."""
         async with asyncio.timeout(5), self._changed:
             await self._changed.wait_for(lambda: self.open == number)
 
     async def requests(self, number: int) -> None:
-        """Wait until so many requests have arrived."""
+        """Wait until this number of requests has arrived."""
         async with asyncio.timeout(5), self._changed:
             await self._changed.wait_for(lambda: len(self.arrived) >= number)
 

@@ -31,7 +31,7 @@ def load(text: bytes | str, name: str = "doc.json") -> Any:
         '\n  {"a": [1, true]}\n',
     ],
 )
-def test_json_and_yaml_are_told_apart(text: bytes | str) -> None:
+def test_json_and_yaml_are_distinguished(text: bytes | str) -> None:
     assert load(text) == {"a": [1, True]}
 
 
@@ -128,7 +128,7 @@ def test_a_later_version_is_read_as_the_latest_known_one_with_a_warning(declared
         ({"swagger": "2.0", "paths": "x"}, "`paths` is a string"),
     ],
 )
-def test_what_is_no_document_is_a_clear_error(root: Any, says: str) -> None:
+def test_what_is_not_a_document_is_a_clear_error(root: Any, says: str) -> None:
     with pytest.raises(CallError, match=says) as caught:
         version_of(root, "doc", Report())
     assert caught.value.code is ErrorCode.VALIDATION_ERROR

@@ -98,7 +98,7 @@ def test_3_2_has_more_methods() -> None:
     assert found.report.skipped == [Skipped("x y", "/a", "invalid HTTP method")]
 
 
-def test_paths_that_cannot_be_found_are_told() -> None:
+def test_paths_that_cannot_be_found_are_reported() -> None:
     found = read(document({"$ref": "#/nowhere"}))
     assert found.operations == {}
     assert "there is no 'nowhere'" in found.report.skipped[0].reason

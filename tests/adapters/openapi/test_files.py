@@ -69,12 +69,12 @@ def test_a_list_holds_several_files_and_places_may_lie_deep() -> None:
 
 
 @pytest.mark.parametrize("value", [None, TEXT, {"data": TEXT}])
-def test_plain_data_stays_as_it_is(value: Any) -> None:
+def test_plain_data_stays_unchanged(value: Any) -> None:
     assert prepared(value) is value
 
 
 @pytest.mark.parametrize("input", [None, [], "text", {}, {"photo": None}])
-def test_an_input_without_the_place_stays_as_it_is(input: Any) -> None:
+def test_an_input_without_the_place_stays_unchanged(input: Any) -> None:
     assert preparing(("photo",), ("photo", "deeper"))(input) == input
 
 

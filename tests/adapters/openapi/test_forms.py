@@ -1,4 +1,4 @@
-"""Forms whose schema is not a plain object: their files are still files, and their fields have their encoding."""
+"""Forms with a schema that is not a plain object: their files are still files, and their fields have their encoding."""
 
 import time
 from email.message import Message
@@ -76,7 +76,7 @@ def test_a_file_of_any_form_is_sent_as_a_file(shape: str) -> None:
 
 @requirement("openapi.forms")
 @pytest.mark.parametrize("shape", SHAPES)
-def test_a_form_without_parts_has_its_encoding_whatever_its_schema(shape: str) -> None:
+def test_a_form_without_parts_has_its_encoding_under_any_schema(shape: str) -> None:
     operation = form(
         {"allOf": [SHAPES[shape], {"properties": {"tags": {"type": "array"}}}]},
         "application/x-www-form-urlencoded",
@@ -218,7 +218,7 @@ BASE = {
         {**BASE, "dependentRequired": {"text": ["stream"]}},
     ],
 )
-def test_the_streaming_form_asks_for_a_stream_whatever_the_schema(schema: dict[str, Any]) -> None:
+def test_the_streaming_form_requests_a_stream_under_any_schema(schema: dict[str, Any]) -> None:
     operation = {"operationId": "chat", "requestBody": json_body(schema), "responses": BOTH}
     found = Read(document({"/a": {"post": operation}}, servers=SERVER, schemas={"Base": BASE}))
     request = sent(found["chat_stream"], {"body": {"text": "hi"}})

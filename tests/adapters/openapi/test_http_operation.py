@@ -76,7 +76,7 @@ async def test_a_refusal_tells_which_credentials_are_missing(
 
 
 @requirement("openapi.token-refresh")
-async def test_a_token_that_is_rejected_is_asked_for_anew_once(server: EchoServer, client: HTTPClient) -> None:
+async def test_a_token_that_is_rejected_is_requested_again_once(server: EchoServer, client: HTTPClient) -> None:
     scheme = SecurityScheme(name="login", kind="oauth2", token_url=f"{server.url}/token")
     tokens = [json_answer({"access_token": name, "token_type": "bearer", "expires_in": 3600}) for name in "abc"]
     server.on("/token", *tokens)

@@ -10,7 +10,7 @@ from opwire.errors import ErrorCode
 
 
 @pytest.mark.parametrize(("place", "value"), [((), {"a": {"b": None}}), (("a",), {"b": None}), (("a", "b"), None)])
-def test_a_value_is_found_by_its_steps_even_if_it_is_none(place: tuple[str, ...], value: Any) -> None:
+def test_a_value_is_found_by_its_steps_even_if_it_is_null(place: tuple[str, ...], value: Any) -> None:
     assert value_at({"a": {"b": None}}, place) == value
 
 

@@ -332,7 +332,7 @@ def test_an_object_is_sent_as_a_merge_patch_and_not_as_a_list_of_changes() -> No
 
 
 @pytest.mark.parametrize("content_type", ["text/plain", "application/xml", "text/csv"])
-def test_text_is_given_as_text_whatever_it_stands_for(content_type: str) -> None:
+def test_text_stays_text_even_if_it_looks_like_another_type(content_type: str) -> None:
     json = input_of(body(PET, content_type))
     assert json["properties"]["body"]["type"] == "string"
 
@@ -379,7 +379,7 @@ def chat(**stream: Any) -> dict[str, Any]:
         ({"anyOf": [{"type": "boolean"}, {"type": "null"}]}, {}),
     ],
 )
-def test_who_streams_says_so_in_the_request(stream: dict[str, Any], plain: dict[str, Any]) -> None:
+def test_a_request_for_a_stream_says_so(stream: dict[str, Any], plain: dict[str, Any]) -> None:
     both = read(document({"/chat": {"post": chat(**stream)}}))
     assert list(both.operations) == ["chat", "chat_stream"]
     for name, fixed in (("chat", plain), ("chat_stream", {"stream": True})):
@@ -393,7 +393,7 @@ def test_who_streams_says_so_in_the_request(stream: dict[str, Any], plain: dict[
 
 
 @requirement("openapi.twins")
-def test_a_stream_that_is_no_switch_is_left_to_the_caller() -> None:
+def test_a_stream_parameter_that_is_not_a_switch_is_left_to_the_caller() -> None:
     both = read(document({"/chat": {"post": chat(type="string")}}))
     json = both["chat_stream"].input_schema.json
     assert isinstance(json, dict)

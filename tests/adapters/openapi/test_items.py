@@ -82,7 +82,7 @@ def test_an_event_without_json_is_left_out_where_the_schema_has_no_place_for_tex
 
 
 @requirement("openapi.stream-done")
-def test_the_sentinel_ends_the_events_and_is_none_itself() -> None:
+def test_the_sentinel_ends_the_events_and_is_not_one_itself() -> None:
     items = EventDecoder(plan(), head(), SSEParser())
     assert [item.value.data for item in items.feed(b"data: 1\n\ndata: [DONE]\n\ndata: 2\n\n")] == [1]
     assert items.done

@@ -181,7 +181,7 @@ def test_addresses_need_await_even_if_they_are_allowed() -> None:
         schema(documents)
 
 
-def test_a_file_that_is_broken_costs_those_who_need_it(tmp_path: Path) -> None:
+def test_a_broken_file_fails_the_operations_that_need_it(tmp_path: Path) -> None:
     documents = load(write(tmp_path, main_json=referring("bad.yaml", "gone.yaml"), bad_yaml="a: ["))
     with pytest.raises(SchemaError, match=r"bad\.yaml is not readable as YAML"):
         schema(documents)
@@ -189,7 +189,7 @@ def test_a_file_that_is_broken_costs_those_who_need_it(tmp_path: Path) -> None:
         schema(documents, "S1")
 
 
-def test_references_that_point_at_nothing_are_told_at_once() -> None:
+def test_references_without_a_target_are_reported_at_once() -> None:
     report = Report()
     DocumentLoader(referring("#/components/schemas/Nope"), report, False, HTTPClient()).load()
     assert report.warnings == ["the reference '#/components/schemas/Nope' has no target: there is no 'Nope'"]
@@ -316,7 +316,7 @@ async def test_a_document_that_is_not_to_be_had_says_why(
     await client.close()
 
 
-async def test_who_gives_up_loading_is_let_go(server: EchoServer, client: HTTPClient) -> None:
+async def test_a_cancelled_load_ends_at_once(server: EchoServer, client: HTTPClient) -> None:
     server.on("/openapi.json", silence)
     task = asyncio.create_task(fetch(f"{server.url}/openapi.json", client))
     async with asyncio.timeout(5):

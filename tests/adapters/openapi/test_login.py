@@ -163,7 +163,7 @@ async def test_the_token_of_a_login_stays_at_its_api(identity: AuthorizationServ
 
 
 @requirement("oauth.bound")
-async def test_a_refresh_token_goes_where_it_came_from_whatever_the_document_says_later(
+async def test_a_refresh_token_goes_where_it_came_from_even_if_the_document_changes(
     identity: AuthorizationServer, store: TokenStore
 ) -> None:
     async with source(identity, store) as api:

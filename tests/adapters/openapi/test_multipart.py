@@ -113,6 +113,6 @@ def test_the_boundary_is_not_in_the_data(monkeypatch: pytest.MonkeyPatch) -> Non
 
 
 @given(st.lists(st.tuples(st.text("ab\"'\\\r\n;ä", min_size=1, max_size=5), st.binary(max_size=50)), max_size=4))
-def test_whatever_the_names_and_data_each_part_arrives_as_it_was(given: list[tuple[str, bytes]]) -> None:
+def test_parts_with_any_names_and_data_arrive_unchanged(given: list[tuple[str, bytes]]) -> None:
     parts = [FormPart(name=name, data=data) for name, data in given]
     assert parsed(parts) == [(escaped(name), None, data) for name, data in given]

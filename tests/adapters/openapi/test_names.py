@@ -72,7 +72,7 @@ def test_odd_ids_are_repaired(given: str, name: str) -> None:
 
 
 @requirement("openapi.names")
-def test_clashes_are_resolved_whatever_the_order() -> None:
+def test_clashes_are_resolved_in_any_order() -> None:
     wishes = [
         NameCandidate("GET", "/b", "list", True),
         NameCandidate("GET", "/a", "list", True),

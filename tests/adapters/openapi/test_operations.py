@@ -61,7 +61,7 @@ def test_the_namespace_is_the_title_unless_given() -> None:
     assert Read({**root, "info": None}, namespace=None).only.spec.id == "api.get_a"
 
 
-def test_a_namespace_that_cannot_be_used_is_told_of_every_operation() -> None:
+def test_an_unusable_namespace_is_reported_for_every_operation() -> None:
     found = Read(document({"/a": {"get": {}}}), namespace="a.b")
     assert found.operations == {}
     assert "has no dot" in found.report.skipped[0].reason
@@ -271,7 +271,7 @@ def places(node: Any, *steps: Any) -> Iterator[tuple[Any, ...]]:
 def test_junk_anywhere_in_a_document_costs_no_more_than_an_operation(junk: Any) -> None:
     every = 1 if is_thorough() else 3  # on a developer's machine, a third of the places for each
     for place in [*places(RICH)][JUNK.index(junk) % every :: every]:
-        if place in (("openapi",), ("paths",)):  # without them it is no document
+        if place in (("openapi",), ("paths",)):  # without them it is not a document
             continue
         root = copy.deepcopy(RICH)
         holder: Any = root

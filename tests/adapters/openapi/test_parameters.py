@@ -74,7 +74,7 @@ def test_headers_that_have_places_of_their_own_are_ignored() -> None:
     assert list(sent(*swagger, version="2.0")) == ["AUTHORIZATION", "X-Trace"]
 
 
-def test_path_variables_that_nobody_describes_are_texts() -> None:
+def test_undescribed_path_variables_are_strings() -> None:
     found = read(path="/a/{b}/{c}.{d}", item=[parameter("c", "path"), parameter("elsewhere", "path")])
     assert [(each.name, each.required) for each in found.only.plan.parameters] == [
         ("c", True),
@@ -112,7 +112,7 @@ def test_a_parameter_without_a_schema_takes_anything_and_says_so() -> None:
     assert "the parameter 'q' has no schema" in found.report.warnings[0]
 
 
-def test_a_reference_may_describe_the_parameter_anew() -> None:
+def test_a_reference_may_override_the_description_of_the_parameter() -> None:
     root = document(
         {"/a": {"get": {"parameters": [{"$ref": "#/components/parameters/Q", "description": "here"}]}}},
         components={"parameters": {"Q": parameter("q", description="there")}},

@@ -98,7 +98,7 @@ def test_a_part_in_a_file_of_its_own_may_refer_to_the_whole() -> None:
         known.resolve("#/nowhere", part)
 
 
-def test_why_a_document_is_missing_is_told() -> None:
+def test_why_a_document_is_missing_is_reported() -> None:
     known = documents("https://api.test/main.json")
     known.missing["https://api.test/gone.json"] = "gone.json, which is gone"
     with pytest.raises(SchemaError, match=r"leads to gone\.json, which is gone"):
@@ -128,7 +128,7 @@ def chained(count: int) -> DocumentSet:
 
 
 @requirement("openapi.refs")
-def test_references_that_lead_through_very_many_others_are_told() -> None:
+def test_references_that_lead_through_very_many_others_are_reported() -> None:
     found = chained(5_000)
     with pytest.raises(SchemaError, match="leads through more than 16 others"):
         found.resolve("#/a0/x", found.main)

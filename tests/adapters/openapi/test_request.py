@@ -185,7 +185,7 @@ def test_the_properties_of_a_body_are_gathered_from_among_the_parameters() -> No
 
 
 @requirement("openapi.bodies")
-def test_fixed_properties_are_set_whatever_the_input_says() -> None:
+def test_fixed_properties_override_the_input() -> None:
     fixed = RequestBody(content_type="application/json", required=False, fixed={"stream": True})
     assert build_request(body_plan(fixed), {"body": {"stream": False, "a": 1}}).body == b'{"stream":true,"a":1}'
     assert build_request(body_plan(fixed), {}).body == b'{"stream":true}'
@@ -259,7 +259,7 @@ async def test_every_vector_of_the_specification_arrives_as_it_says(shared: Path
 
 
 def document_of(vector: dict[str, Any], location: str) -> dict[str, Any]:
-    """A document whose one parameter is that of a vector."""
+    """A document with the parameter of a vector."""
     fields = {"name": vector["name"], "in": location, "style": vector["style"], "required": True, "schema": {}}
     if vector["explode"] is not None:
         fields["explode"] = vector["explode"]
@@ -338,7 +338,7 @@ async def test_an_urlencoded_form_is_read_by_a_real_server(form_server: str) -> 
     assert await send(request) == [["name", "a+b c&d"], ["items[0][price]", "p_1"], ["items[0][quantity]", "2"]]
 
 
-# --- whatever the input -----------------------------------------------------------------------------------------------
+# --- any input --------------------------------------------------------------------------------------------------------
 
 JSON = st.recursive(
     st.none() | st.booleans() | st.integers() | st.floats(allow_nan=False, allow_infinity=False) | st.text(max_size=8),

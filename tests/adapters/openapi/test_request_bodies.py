@@ -30,7 +30,7 @@ def test_fields_that_are_files_are_known() -> None:
     assert is_file({"type": "file"})
 
 
-def test_fields_that_are_no_files_are_known_too() -> None:
+def test_fields_that_are_not_files_are_known_too() -> None:
     assert not is_file({}, version="3.0")
     assert not is_file({"type": "string"})
     assert not is_file({"type": "string"}, "text/csv, application/zip")
@@ -84,7 +84,7 @@ def test_swagger_says_what_it_consumes(consumes: list[str] | None, sent: str) ->
 
 
 @pytest.mark.parametrize("content", [{}, None, [], {"application/json": None}])
-def test_a_body_that_says_nothing_is_none_or_anything(content: Any) -> None:
+def test_an_empty_body_schema_is_missing_or_allows_anything(content: Any) -> None:
     one = read_one({"requestBody": {"content": content}})
     assert (one.plan.body is None) is (not content)
     assert one.input_schema.is_valid({})

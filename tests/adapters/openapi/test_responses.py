@@ -29,7 +29,7 @@ FALLBACK = Schema({"type": "array"})
 
 
 def plan(**responses: Schema) -> CallPlan:
-    """A plan whose responses are JSON: `_200=PET`, `default=FALLBACK`."""
+    """A plan with JSON responses: `_200=PET`, `default=FALLBACK`."""
     declared = {
         name.removeprefix("_"): (ResponseMedia(content_type="application/json", schema=schema),)
         for name, schema in responses.items()
@@ -89,7 +89,7 @@ def test_data_is_what_the_content_type_says(content_type: str, body: bytes, data
         ("application/json", b"", 200, "HEAD"),
     ],
 )
-def test_an_answer_without_content_is_none(content_type: str, body: bytes, status: int, method: str) -> None:
+def test_a_response_without_content_is_null(content_type: str, body: bytes, status: int, method: str) -> None:
     result = result_of(plan(_200=PET), head(content_type, status, method), body)
     assert result.value.data is None
     assert result.value.meta.status_code == status
@@ -98,7 +98,7 @@ def test_an_answer_without_content_is_none(content_type: str, body: bytes, statu
 
 @requirement("openapi.answers")
 @pytest.mark.parametrize("body", [b'{"a": ', b"<html>", b"NaN", b"[" * 100_000, b'{"a": 1}x'])
-def test_json_that_is_none_is_kept_as_text_with_a_warning(body: bytes, caplog: pytest.LogCaptureFixture) -> None:
+def test_invalid_json_is_kept_as_text_with_a_warning(body: bytes, caplog: pytest.LogCaptureFixture) -> None:
     with caplog.at_level(logging.WARNING):
         result = result_of(plan(_200=PET), head(), body)
     assert result.value.data == body.decode()
@@ -162,7 +162,7 @@ def error(status: int, body: bytes = b"", content_type: str = "application/json"
 
 @requirement("openapi.errors")
 @pytest.mark.parametrize("status", [301, 400, 401, 403, 404, 418, 429, 500, 599])
-def test_an_http_error_is_an_execution_error_whatever_its_status(status: int) -> None:
+def test_an_http_error_of_any_status_is_an_execution_error(status: int) -> None:
     caught = error(status, b'{"message": "no"}', X_Request_Id="7")
     assert caught.code is ErrorCode.EXECUTION_ERROR
     assert caught.message.startswith(f"HTTP {status}: ")
@@ -260,7 +260,7 @@ def test_a_date_to_come_back_is_a_while_from_now() -> None:
 
 
 @pytest.mark.parametrize("value", ["soon", "-5", "", "1e9", "٣", "9" * 400, "Mon, 99 Foo 2001"])
-def test_a_retry_after_that_means_nothing_is_none(value: str) -> None:
+def test_an_invalid_retry_after_is_ignored(value: str) -> None:
     assert error(503, Retry_After=value).retry_after is None
 
 
@@ -291,17 +291,17 @@ def test_cookies_are_not_told() -> None:
         ("application/json", b"[" * 300 + b"]" * 300, "[" * 300 + "]" * 300),  # too deep to be sent on
     ],
 )
-def test_the_body_is_told_as_plain_data(content_type: str, body: bytes, told: Any) -> None:
+def test_the_body_is_reported_as_plain_data(content_type: str, body: bytes, told: Any) -> None:
     assert error(500, body, content_type).details["body"] == told
 
 
-def test_a_body_of_which_only_the_start_was_read_is_told_as_text() -> None:
+def test_a_body_of_which_only_the_start_was_read_is_reported_as_text() -> None:
     body = json.dumps(["x" * 20_000]).encode()[:MAX_ERROR_BODY]
     told = error_of(head(status=500), body, is_whole=False).details["body"]
     assert told == f"{body.decode()}…"
 
 
-def test_a_hint_stands_in_the_details() -> None:
+def test_a_hint_is_part_of_the_details() -> None:
     assert error_of(head(status=401), b"", hint="give credentials").details["hint"] == "give credentials"
 
 

@@ -75,7 +75,7 @@ def test_definitions_are_shared_and_not_copied() -> None:
     assert one["$defs"]["Pet"] is other["$defs"]["Pet"]
 
 
-def test_properties_that_are_named_like_keywords_are_no_keywords() -> None:
+def test_properties_that_are_named_like_keywords_are_not_keywords() -> None:
     names = ("$ref", "default", "enum", "examples", "const", "properties", "required", "readOnly", "x-y")
     refs = {name: {"$ref": f"#/components/schemas/{name}"} for name in names}
     others: dict[str, Any] = {name: {"type": "integer"} for name in names}

@@ -109,7 +109,7 @@ async def test_a_cookie_joins_those_that_are_there_and_a_header_takes_the_place_
         (((BEARER,),), None, set()),
     ],
 )
-async def test_the_first_alternative_whose_credentials_are_all_given_is_used(
+async def test_the_first_alternative_with_all_credentials_is_used(
     alternatives: tuple[tuple[SecurityScheme, ...], ...], given: Any, names: set[str]
 ) -> None:
     assert set(secrets(await signed(plan(*alternatives), given))) == names
@@ -300,7 +300,7 @@ async def test_scopes_that_are_given_with_the_client_stand_before_those_of_the_o
 
 
 @requirement("openapi.oauth")
-async def test_after_a_refusal_the_token_is_asked_for_anew_by_the_first_call_that_met_it() -> None:
+async def test_after_a_refusal_the_token_is_requested_again_by_the_first_call_that_met_it() -> None:
     endpoint = Endpoint()
     credentials = APICredentials({"login": FIELDS}, endpoint)
     first, second = [await signed(plan((OAUTH,)), credentials) for _ in range(2)]
@@ -312,7 +312,7 @@ async def test_after_a_refusal_the_token_is_asked_for_anew_by_the_first_call_tha
 
 
 @requirement("openapi.oauth")
-async def test_other_credentials_cannot_be_had_anew() -> None:
+async def test_other_credentials_cannot_be_refreshed() -> None:
     credentials = APICredentials({"bearer": "t"}, Endpoint())
     assert not credentials.reject(await signed(plan((BEARER,)), credentials))
     assert not credentials.reject(build_request(plan(), {}))

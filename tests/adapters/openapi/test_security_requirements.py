@@ -81,7 +81,7 @@ def test_an_operation_has_its_own_alternatives_or_those_of_the_document() -> Non
     assert read["usual"].plan.security == ((SecurityRequirement(b, ("x", "y")),),)
 
 
-def test_what_is_not_declared_is_told() -> None:
+def test_what_is_not_declared_is_reported() -> None:
     read = Read(document({"/a": {"get": {"security": [{"nobody": []}]}}}))
     assert read.only.plan.security[0][0].scheme.kind == "other"
     assert read.report.warnings == ["the security scheme 'nobody' is not declared"]

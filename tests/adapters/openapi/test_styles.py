@@ -131,7 +131,7 @@ def test_nulls_within_a_value_are_left_out(style: Style) -> None:
     assert written("query", "a", style, False, {}) == ""
 
 
-def test_an_empty_array_or_object_is_no_piece_of_a_path() -> None:
+def test_an_empty_array_or_object_is_not_a_valid_part_of_a_path() -> None:
     for style in ("matrix", "label", "simple"):
         for value in ([], {}, [None]):
             assert written("path", "a", style, False, value) == ""
@@ -165,7 +165,7 @@ def test_reserved_characters_stay_where_they_are_allowed_and_do_no_harm() -> Non
     assert encode_reserved_in_path("a/b?c#d%2Fe f") == "a%2Fb%3Fc%23d%252Fe%20f"
 
 
-def test_a_text_that_is_none_is_refused() -> None:
+def test_invalid_text_is_rejected() -> None:
     with pytest.raises(ValueError, match="surrogates"):
         encode("\ud800")
 

@@ -95,7 +95,7 @@ def test_what_is_empty_or_of_a_wrong_kind_says_nothing(operation: dict[str, Any]
 
 
 @pytest.mark.parametrize("url", ["//[bad", "https://{none}.test", "ftp://files.test", "https://me:secret@api.test"])
-def test_a_server_that_cannot_be_asked_is_told_by_the_call(url: str) -> None:
+def test_an_unreachable_server_is_reported_by_the_call(url: str) -> None:
     found = Read(document(FINE, servers=[{"url": url}]), uri="https://docs.test/api.json")
     with pytest.raises(CallError, match=r"cannot be called: .*its server") as caught:
         build_request(found.only.plan, {})
@@ -109,7 +109,7 @@ def test_variables_of_a_server_may_be_numbers() -> None:
 
 
 @pytest.mark.parametrize("ref", ["http://[", "//[::1", "http://a\u2100b.test/x.json"])
-def test_a_reference_that_is_no_address_costs_only_what_it_is_in(ref: str) -> None:
+def test_an_invalid_reference_fails_only_its_own_part(ref: str) -> None:
     source = from_openapi(document({**FINE, "/a": {"post": {"requestBody": json_body({"$ref": ref})}}}))
     operations = {each.spec.name: each.spec for each in source}
     assert operations["post_a"].input_schema.is_valid({"body": 1})
@@ -384,7 +384,7 @@ def test_a_schema_that_is_too_deep_for_the_compiler_takes_anything(depth: int) -
         {"not": {"allOf": [refer("schemas/A"), {"not": PET}]}},
     ],
 )
-def test_a_schema_that_holds_itself_is_no_endless_loop(schema: Any) -> None:
+def test_a_schema_that_contains_itself_does_not_loop(schema: Any) -> None:
     found = read_one({"requestBody": json_body(refer("schemas/A")), "responses": answers(refer("schemas/A"))},
                      schemas={"A": schema})  # fmt: skip
     assert isinstance(found.input_schema.is_valid({"body": {"name": "x"}}), bool)

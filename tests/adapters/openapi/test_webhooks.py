@@ -94,7 +94,7 @@ def test_the_webhooks_that_become_operations_can_be_selected() -> None:
 
 
 @requirement("webhooks.operations")
-def test_without_a_receiver_there_are_no_operations_for_webhooks() -> None:
+def test_without_a_receiver_webhooks_give_no_operations() -> None:
     assert not list(from_openapi(document({}, webhooks={"a": hook({})})))
 
 

@@ -124,7 +124,7 @@ def test_what_cannot_be_read_says_where(text: str, says: str) -> None:
         load(text)
 
 
-def test_bytes_that_are_no_text_are_refused() -> None:
+def test_bytes_that_are_not_text_are_refused() -> None:
     with pytest.raises(ValueError, match=r"invalid leading UTF-8 octet|unacceptable|not UTF-8"):
         load(b"a: \xff\xfe")
 

@@ -58,7 +58,7 @@ def test_an_answer_that_is_an_error_is_printed_and_told_by_the_exit_code(capsys:
 
 
 @requirement("cli.call")
-def test_who_waits_at_a_terminal_learns_how_far_it_is() -> None:
+def test_a_terminal_shows_progress() -> None:
     with OnTerminal(*CALL, "shop.slow") as terminal:
         terminal.expect("shop.slow: 1 of 2 halfway")
         code, shown = terminal.end()

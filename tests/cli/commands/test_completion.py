@@ -76,7 +76,7 @@ STARTS = {
 
 @pytest.fixture
 def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """A folder with a hostile document whose ids are remembered, and an `opwire` on the path."""
+    """A folder with a hostile document and its cached ids, and an `opwire` on the path."""
     paths = {
         f"/{n}": {"get": {"operationId": id, "responses": {"200": {"description": "ok"}}}}
         for n, id in enumerate(HOSTILE.values())
@@ -191,7 +191,7 @@ def test_an_id_that_looks_like_an_option_is_not_offered(folder: Path) -> None:
 
 
 def ordering(folder: Path, capsys: pytest.CaptureFixture[str], shell: str) -> None:
-    """Write a module whose operation has fields with values, some of them hostile, and the script of the shell."""
+    """Write a module with an operation and fields with values, some of them hostile, and the script of the shell."""
     code = "from opwire import OperationRegistry, OperationSpec\nregistry = OperationRegistry()\n"
     sizes = ["small", "m$(touch PWNED)", "n;touch PWNED"]
     schema = {"properties": {"size": {"enum": sizes}, "lines": {"items": {"properties": {"article": {}}}}}}

@@ -1,4 +1,4 @@
-"""`opwire demo`; the story itself is tested where it is told."""
+"""`opwire demo`; the story itself has its own tests."""
 
 import sys
 

@@ -96,7 +96,7 @@ def test_a_description_longer_than_the_terminal_is_paged() -> None:
         ),
     ],
 )
-def test_who_may_call_is_said_in_words(access: AccessControl, words: str) -> None:
+def test_the_allowed_callers_are_described_in_words(access: AccessControl, words: str) -> None:
     assert access_text(access) == words
 
 

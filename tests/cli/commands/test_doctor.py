@@ -101,7 +101,7 @@ def test_what_a_server_prints_is_shown_with_v(tmp_path: Path, capsys: pytest.Cap
 
 
 @requirement("cli.doctor", "policies.config")
-def test_a_policy_for_an_operation_that_does_not_exist_is_told(
+def test_a_policy_for_an_operation_that_does_not_exist_is_reported(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     module = "from opwire import OperationRegistry\nregistry = OperationRegistry()\n"
@@ -113,7 +113,7 @@ def test_a_policy_for_an_operation_that_does_not_exist_is_told(
 
 
 @requirement("cli.doctor")
-def test_mistakes_of_the_file_are_told(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_mistakes_of_the_file_are_reported(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     (tmp_path / "opwire.toml").write_text("[source.x]\npython = 1\n")
     code, found = findings(capsys, "-c", str(tmp_path / "opwire.toml"))
     assert code == 1
@@ -122,7 +122,7 @@ def test_mistakes_of_the_file_are_told(tmp_path: Path, capsys: pytest.CaptureFix
 
 
 @requirement("cli.doctor")
-def test_what_is_not_installed_is_said_and_is_no_mistake(
+def test_a_missing_package_is_reported_and_not_an_error(
     capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     def version(package: str) -> str:
@@ -148,6 +148,6 @@ def test_that_there_is_nothing_to_check_is_wrong_too(
 
 
 @requirement("cli.doctor")
-def test_a_url_that_nobody_serves_is_wrong(capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_url_without_a_server_is_wrong(capsys: pytest.CaptureFixture[str]) -> None:
     code, found = findings(capsys, "--url", "http://127.0.0.1:1")
     assert (code, found[-1]["check"], found[-1]["status"]) == (1, "url", "wrong")

@@ -1,4 +1,4 @@
-"""Who may call, and when to stop."""
+"""Allowed callers, and when to stop."""
 
 import asyncio
 import os
@@ -14,7 +14,7 @@ from tests.requirements import requirement
 
 
 @requirement("cli.callers")
-async def test_where_nobody_is_named_a_token_is_made_and_shown(
+async def test_without_configured_callers_a_token_is_made_and_shown(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     monkeypatch.setenv("OPWIRE_TOKEN", "")

@@ -209,7 +209,7 @@ async def ticks(every: float = 0.2, count: int = 1_000_000) -> AsyncIterator[dic
 
 @registry.subscription("shop.firehose", tags=["live"])
 async def firehose() -> AsyncIterator[dict[str, Any]]:
-    """Yield as fast as it is read, for ever."""
+    """Yield as fast as the reader reads, for ever."""
     number = 0
     while True:
         yield {"number": number, "padding": "x" * 100}
@@ -316,7 +316,7 @@ async def hostile_failure() -> None:
 
 
 def add_hostile_names() -> None:
-    """Register operations whose names and descriptions are attacks."""
+    """Register operations with hostile names and descriptions."""
     for number, name in enumerate((SCRIPT, "ab", "__proto__", "constructor", "x/../../y?z#q", "%2e%2e%2f")):
 
         async def handler() -> str:

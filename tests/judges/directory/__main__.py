@@ -68,7 +68,7 @@ def _judge_chunk(paths: list[Path], calls: int) -> Iterator[Verdict]:
 
 
 def _converted(parsed: dict[Path, Path]) -> set[Path]:
-    """Convert documents to JSON, and return those that are no YAML."""
+    """Convert documents to JSON, and return those that are not YAML."""
     lines = "".join(f"{source}\t{target}\n" for source, target in parsed.items())
     command = [str(programs.NODE), "--max-old-space-size=4000", str(CONVERTER)]
     ran = subprocess.run(command, input=lines, capture_output=True, text=True, check=True, timeout=SECONDS)

@@ -262,7 +262,7 @@ class Document:
 
 
 def secret_place(scheme: dict[str, Any]) -> tuple[str, str] | None:
-    """Return where the secret of a scheme is sent; None if that is no place of a request."""
+    """Return where the secret of a scheme is sent; None if that is not part of a request."""
     match scheme:
         case {"type": "apiKey", "in": "header" | "query" | "cookie" as location, "name": str(name)}:
             return location, name.lower() if location == "header" else name

@@ -22,7 +22,7 @@ async def call(registry: OperationRegistry, name: str, input: Any = None) -> Res
 
 
 def fill_in(params: dict[str, Any]) -> dict[str, Any]:
-    """A user who accepts every default of a form; one who has none says yes."""
+    """A user that accepts every default of a form, or says yes without one."""
     fields: dict[str, dict[str, Any]] = params["requestedSchema"]["properties"]
     return {"action": "accept", "content": {name: field.get("default", True) for name, field in fields.items()}}
 

@@ -16,7 +16,7 @@ IMAGE = {"type": "image", "data": b64encode(PIXEL).decode(), "mimeType": "image/
 
 
 def form(**properties: Any) -> dict[str, Any]:
-    """The schema of a form whose fields are all required."""
+    """The schema of a form with required fields only."""
     return {"type": "object", "properties": properties, "required": [*properties]}
 
 
@@ -176,7 +176,7 @@ def add_input_requests(registry: OperationRegistry) -> None:
 
     @registry.query("test.input_required_result_tampered_state")
     async def tampered(context: Context) -> str:
-        """Asks, with a state that nobody else can write."""
+        """Asks, with a state that cannot be forged."""
         return f"Hello, {await ask_name(context)}!"
 
     @registry.query("test.input_required_result_sampling")

@@ -19,7 +19,7 @@ TRANSPORT = "OPWIRE_JUDGE_TRANSPORT"
 
 
 class Everything:
-    """A client of the server, with a user who answers what it asks."""
+    """A client of the server, with a user that answers its questions."""
 
     def __init__(self) -> None:
         self.registry = OperationRegistry()

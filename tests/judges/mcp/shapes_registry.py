@@ -1,4 +1,4 @@
-"""Operations whose results have all sorts of shapes."""
+"""Operations with results of all sorts of shapes."""
 
 import sys
 from collections.abc import AsyncIterator

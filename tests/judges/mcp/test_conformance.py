@@ -50,7 +50,7 @@ async def test_a_served_registry_passes_the_suite_but_for_the_checks_that_are_li
 
 @requirement("mcp.conformance.server")
 async def test_a_scenario_that_does_not_apply_does_not_count_as_passed(tmp_path: Path) -> None:
-    url = f"http://{HOST}:{free_port()}/mcp"  # nobody is there, and the suite is content
+    url = f"http://{HOST}:{free_port()}/mcp"  # without a server, which the suite accepts
     arguments = ["--scenario", "server-stateless", "--spec-version", "2025-11-25", "-o", str(tmp_path)]
     printed = await run_suite("server", "--url", url, *arguments)
     assert "Passed:" not in printed

@@ -16,7 +16,7 @@ from tests.servers.processes import mortal
 
 @pytest.fixture(params=["stdio", "http"])
 async def server(request: pytest.FixtureRequest, tmp_path: Path) -> AsyncGenerator[list[str]]:
-    """How the Inspector is told of the server."""
+    """The Inspector's options for the server."""
     if request.param == "stdio":
         yield over_stdio("conformance_registry")
         return

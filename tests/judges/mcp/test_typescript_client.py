@@ -58,7 +58,7 @@ async def test_results_of_every_shape_are_accepted_by_a_client_that_takes_only_o
 
 @requirement("mcp.judges.typescript")
 @pytest.mark.parametrize("transport", ["stdio", "http"])
-async def test_a_call_that_is_given_up_is_cancelled_and_changes_of_the_registry_are_told(
+async def test_a_call_that_is_given_up_is_cancelled_and_changes_of_the_registry_are_reported(
     transport: str, tmp_path: Path
 ) -> None:
     if transport == "stdio":

@@ -89,7 +89,7 @@ class Settings(TypedDict):
 
 @dataclass
 class Order:
-    """What somebody wants."""
+    """An order."""
 
     id: UUID
     pet: Cat | Dog
@@ -179,12 +179,12 @@ def _add_queries(registry: OperationRegistry) -> None:
 
     @registry.query("shop.me", access=READ)
     async def me(context: Context) -> dict[str, str]:
-        """Who is asking."""
+        """Return the caller."""
         return {"id": context.identity.id if context.identity else ""}
 
     @registry.query("shop.settings", access=READ)
     async def settings(settings: Settings) -> Settings:
-        """A query whose input is not flat."""
+        """A query with nested input."""
         return settings
 
 

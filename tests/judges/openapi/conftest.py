@@ -21,7 +21,7 @@ class Served(NamedTuple):
     address: str
     document: Path
     newer: Path  # the same, as OpenAPI 3.2
-    of_guest: Path  # what somebody sees who may not call everything
+    of_guest: Path  # the document of a caller with fewer scopes
 
 
 @pytest_asyncio.fixture

@@ -1,7 +1,7 @@
 """A document of our own with every parameter style and every kind of body, an operation for each.
 
 Each operation takes one value that is written in one way. The document says its type alone; or that it must be this
-very value, so that whoever reads it in another way than it was written has to refuse it.
+very value, so that a reader that parses it differently has to reject it.
 """
 
 from collections.abc import Iterator

@@ -75,7 +75,7 @@ async def ticks(count: int = 3) -> AsyncIterator[int]:
 
 
 class Revocable:
-    """An authenticator whose token can be revoked."""
+    """An authenticator with a token that can be revoked."""
 
     valid = True
 

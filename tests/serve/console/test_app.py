@@ -105,7 +105,7 @@ async def test_a_wrong_method_is_rejected_with_those_that_exist(method: str, pat
 
 
 @requirement("console.off")
-async def test_there_is_no_console_unless_it_is_mounted() -> None:
+async def test_the_console_exists_only_if_it_is_mounted() -> None:
     async with client_of(serve_http(make_registry())) as client:
         assert (await client.get("/console/")).status == 404
 

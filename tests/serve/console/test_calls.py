@@ -156,7 +156,7 @@ async def test_a_large_item_of_a_subscription_is_downloaded_too() -> None:
 
 
 @requirement("console.call")
-async def test_details_of_an_error_that_nobody_could_read_are_left_out() -> None:
+async def test_unreadable_details_of_an_error_are_left_out() -> None:
     registry = OperationRegistry()
 
     @registry.query("shop.fail", access=AccessControl(public=True))
@@ -234,7 +234,7 @@ async def test_a_question_of_the_operation_is_answered_on_the_page(answer: Any, 
             assert question.data["params"]["message"] == "Delete 3 orders?"
             path = f"calls/{started.data['requestId']}/answers/{question.data['questionId']}"
             assert (await page.api("POST", f"{path}x", answer)).status == 404
-            await page.log_in()  # somebody else, now
+            await page.log_in()  # another person, now
             assert (await page.api("POST", path, answer)).status == 404
             await page.api("DELETE", "session")
             assert (await page.api("POST", path, answer)).status == 204

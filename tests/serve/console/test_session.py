@@ -19,7 +19,7 @@ def cookie_of(page: Page) -> str:
 
 
 @requirement("console.login")
-async def test_a_token_opens_a_session_whose_cookie_has_no_credential_and_no_script_can_read() -> None:
+async def test_a_token_opens_a_session_with_a_cookie_that_has_no_credential_and_that_scripts_cannot_read() -> None:
     async with page_of() as page:
         before = (await page.api("GET", "session")).json
         assert (before["identity"], before["login"], before["mayObserve"]) == (None, True, False)
@@ -77,7 +77,7 @@ async def test_a_wrong_token_is_rejected_and_not_repeated() -> None:
 
 
 @requirement("console.login")
-async def test_logging_out_ends_the_session_for_everyone_who_has_the_cookie() -> None:
+async def test_logging_out_ends_the_session_for_every_copy_of_the_cookie() -> None:
     async with page_of() as page:
         await page.log_in()
         cookie = cookie_of(page)
@@ -142,7 +142,7 @@ async def test_of_many_links_the_oldest_are_dropped() -> None:
 
 
 @requirement("console.public")
-async def test_an_unknown_cookie_and_two_cookies_are_no_session() -> None:
+async def test_an_unknown_cookie_and_two_cookies_are_not_a_session() -> None:
     async with page_of() as page:
         await page.log_in()
         name, _, secret = cookie_of(page).partition("=")
@@ -193,7 +193,7 @@ async def test_another_origin_cannot_read_the_operations_or_the_events() -> None
 
 
 @requirement("console.csrf")
-async def test_a_form_cannot_log_somebody_in() -> None:
+async def test_a_form_cannot_log_a_person_in() -> None:
     async with page_of() as page:
         form = await page("POST", "/console/api/session", headers=PAGE, data={"token": OWNER})
         assert form.status == 415
@@ -257,7 +257,7 @@ async def test_calls_have_the_token_of_the_session_unless_they_are_made_as_anoth
 
 
 @requirement("console.login")
-async def test_a_page_whose_session_is_lost_is_told_instead_of_shown_less() -> None:
+async def test_a_page_with_a_lost_session_gets_an_error_instead_of_fewer_calls() -> None:
     async with page_of() as page:
         await page.log_in()
         page.console._sessions._sessions.clear()  # as after a restart

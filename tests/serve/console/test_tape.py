@@ -75,7 +75,7 @@ async def test_calls_and_figures_need_a_scope() -> None:
 
 
 @requirement("console.tape")
-async def test_a_change_of_the_operations_is_told_to_everybody() -> None:
+async def test_a_change_of_the_operations_is_sent_to_every_client() -> None:
     registry = make_registry()
     async with page_of(registry) as page, page.stream("GET", "events") as events:
         revision = (await until(events, "hello"))["revision"]

@@ -44,7 +44,7 @@ class Client:
         self.path = urlsplit(address).path.encode()
 
     async def __call__(self, method: str, path: str, **options: Any) -> Reply:
-        """Send a request; the path goes out as it is written."""
+        """Send a request with this very path."""
         url = URL(self.address + path, encoded=True)
         async with self.session.request(method, url, allow_redirects=False, **options) as reply:
             return Reply(reply.status, reply.headers, await reply.read())
@@ -66,7 +66,7 @@ class Client:
         return await asyncio.open_connection(place.hostname, place.port)
 
     async def raw(self, request: bytes) -> bytes:
-        """Whatever comes back for these bytes, until the server closes."""
+        """Return the response to these bytes, until the server closes."""
         reader, writer = await self.connect()
         try:
             writer.write(request)
@@ -85,7 +85,7 @@ async def client_of(app: HTTPApp) -> AsyncGenerator[Client]:
 
 @asynccontextmanager
 async def served(registry: OperationRegistry, **options: Any) -> AsyncGenerator[Client]:
-    """A client of a registry that is served; everybody is `ME` unless something else is said."""
+    """A client of a registry that is served; callers are `ME` by default."""
     given = {"anonymous": ME, **options}
     async with client_of(serve_http(registry, **given)) as client:
         yield client

@@ -173,7 +173,7 @@ async def test_any_other_spelling_is_not_found_and_the_answer_names_the_path(
         *("/health%7A", "/shop.close", "/sh%6Fp/close", "/shop/clos~65", "/plain%2Funserved"),
     ],
 )
-async def test_what_is_no_spelling_of_a_path_or_one_of_a_hidden_operation_is_not_found(
+async def test_what_is_not_a_spelling_of_a_path_or_one_of_a_hidden_operation_is_not_found(
     client: Client, path: str
 ) -> None:
     for method in ("GET", "POST", "OPTIONS"):
@@ -228,7 +228,7 @@ async def test_an_unforeseen_error_shows_nothing_of_itself(client: Client) -> No
 
 @requirement("http.problems")
 @on_one_loop
-async def test_input_that_does_not_fit_is_told_what_is_wrong_with_it(client: Client) -> None:
+async def test_invalid_input_is_reported_with_its_problems(client: Client) -> None:
     reply = await client.post("/math/add", {"a": "x", "c": 1})
     refused(reply, 422, "VALIDATION_ERROR")
     assert {problem["path"] for problem in reply.problem["details"]["problems"]} >= {"/a"}
@@ -418,7 +418,7 @@ async def test_draining_ends_readiness_and_lets_calls_finish() -> None:
 
 
 @requirement("http.health")
-async def test_health_is_told_to_probes_that_know_no_name_and_no_token() -> None:
+async def test_health_is_reported_to_probes_without_name_and_token() -> None:
     app = serve_http(OperationRegistry(), authenticate=StaticTokens({}))
     async with client_of(app) as client:
         for path in ("/healthz", "/readyz"):
@@ -482,7 +482,7 @@ async def test_the_lifespan_of_a_server_begins_and_ends_with_it() -> None:
 
 
 @requirement("http.run")
-async def test_it_runs_until_it_is_told_to_stop(unused_tcp_port: int) -> None:
+async def test_it_runs_until_it_is_stopped(unused_tcp_port: int) -> None:
     app = serve_http(make_registry(), anonymous=ME)
     async with asyncio.timeout(5), aiohttp.ClientSession() as session:
         running = asyncio.create_task(app.run(port=unused_tcp_port))

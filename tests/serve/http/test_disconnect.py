@@ -77,7 +77,7 @@ async def test_an_interruption_may_be_set_for_a_time() -> None:
 
 
 @pytest.mark.parametrize("interrupted_too", [False, True])
-async def test_whoever_cancels_from_outside_is_obeyed(interrupted_too: bool) -> None:
+async def test_cancelling_from_outside_ends_it(interrupted_too: bool) -> None:
     entered: asyncio.Future[CancelOnDisconnect] = asyncio.get_running_loop().create_future()
 
     async def work() -> None:

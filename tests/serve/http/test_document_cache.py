@@ -53,7 +53,9 @@ async def test_a_caller_sees_what_it_may_call_and_can_be_called(registry: Operat
 
 
 @requirement("http.document.cached")
-async def test_a_document_is_built_once_for_all_who_see_the_same(registry: OperationRegistry, built: list[Any]) -> None:
+async def test_a_document_is_built_once_for_all_callers_that_see_the_same(
+    registry: OperationRegistry, built: list[Any]
+) -> None:
     documents = DocumentCache(Dispatcher(registry), DocumentInfo(title="", version=""))
     found = await asyncio.gather(*(documents.get(Identity(id=str(n)), b"", "") for n in range(5)))
     again = await documents.get(GUEST, b"version=3.1", "")
@@ -73,7 +75,7 @@ async def test_a_change_of_the_registry_is_seen_at_once(registry: OperationRegis
     assert before.etag != after.etag
 
 
-async def test_an_operation_id_does_not_depend_on_who_looks(registry: OperationRegistry) -> None:
+async def test_an_operation_id_does_not_depend_on_the_caller(registry: OperationRegistry) -> None:
     for name in ("x/y", "x.y"):
         access = AccessControl(required_scopes=("admin",)) if name == "x.y" else None
         registry.register(OperationSpec(namespace="a", name=name, access=access), lambda input, context: None)
@@ -110,7 +112,7 @@ async def test_a_version_may_be_asked_for(registry: OperationRegistry) -> None:
     assert raised.value.code is ErrorCode.PROTOCOL_ERROR
 
 
-async def test_a_document_that_cannot_be_built_fails_those_who_ask_and_is_tried_again(
+async def test_a_document_that_cannot_be_built_fails_its_requests_and_is_tried_again(
     registry: OperationRegistry, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     documents = DocumentCache(Dispatcher(registry), DocumentInfo(title="", version=""))

@@ -47,7 +47,7 @@ async def read_until(reply: aiohttp.ClientResponse, text: bytes) -> bytes:
 
 
 class Tap:
-    """A subscription whose items come when a test says so."""
+    """A subscription with items that a test sends."""
 
     def __init__(self) -> None:
         self.items: asyncio.Queue[Any] = asyncio.Queue()
@@ -230,7 +230,7 @@ async def test_a_client_that_does_not_read_slows_its_own_stream_and_is_given_up(
     assert produced < 1_000  # it waited for the client: what a connection buffers is a few megabytes
 
 
-async def test_a_handler_that_fails_late_is_told_too() -> None:
+async def test_a_late_failure_of_a_handler_is_reported_too() -> None:
     tap = Tap()
     async with served(tap.registry) as client, opened_when_it_runs(client, tap) as reply:
         tap.items.put_nowait(CallError("EXECUTION_ERROR", "broken"))
@@ -257,4 +257,4 @@ async def test_a_producer_that_never_waits_is_stopped_too_when_its_client_leaves
         reply.close()
         async with asyncio.timeout(5):
             await closed.wait()
-    assert made < 50_000  # it made 138,000 before anybody else had a turn
+    assert made < 50_000  # it made 138,000 before any other task had a turn

@@ -47,7 +47,7 @@ def test_a_request_id_is_kept_if_it_is_sane_and_else_made() -> None:
     assert all(len(id) == 32 for id in made)
 
 
-def test_who_sent_it_and_until_when_comes_from_the_door() -> None:
+def test_identity_and_expiry_come_from_the_guard() -> None:
     request = request_with()
     assert (request.identity, request.expires) == (Identity(id="me"), 5.0)
 
@@ -111,7 +111,7 @@ def test_a_deadline_is_the_time_left_or_a_date() -> None:
         ("9" * 30, ErrorCode.PROTOCOL_ERROR),
     ],
 )
-def test_a_deadline_that_has_passed_or_is_no_number_is_refused(text: str, code: ErrorCode) -> None:
+def test_a_deadline_that_has_passed_or_is_not_a_number_is_rejected(text: str, code: ErrorCode) -> None:
     with pytest.raises(CallError) as raised:
         request_with(x_deadline_ms=text).deadline(30)
     assert raised.value.code is code
@@ -167,7 +167,7 @@ def test_a_body_that_is_not_said_to_be_json_is_refused(content_type: str) -> Non
     assert raised.value.status == 415
 
 
-def test_without_a_body_there_is_no_input_whatever_its_type() -> None:
+def test_without_a_body_an_input_of_any_type_is_missing() -> None:
     assert body_of(b"", "text/plain") is UNSET
 
 

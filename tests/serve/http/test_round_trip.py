@@ -110,7 +110,7 @@ async def _items(input: Any, context: Any) -> AsyncGenerator[Any]:
 
 @asynccontextmanager
 async def read_back(registry: OperationRegistry) -> AsyncGenerator[OperationRegistry]:
-    """The registry as somebody else sees it over HTTP."""
+    """The registry as another program sees it over HTTP."""
     async with (
         serve_http(registry, anonymous=ME).listening(drain_timeout=1) as address,
         from_openapi(f"{address}/openapi.json", trust_annotations=True) as api,

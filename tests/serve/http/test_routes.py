@@ -36,7 +36,7 @@ def test_input_is_read_from_the_query_string_or_from_the_body() -> None:
     assert input_of(route(), "POST") is None
 
 
-def test_null_is_no_object_and_else_a_value_like_any_other() -> None:
+def test_null_is_not_an_object_and_otherwise_a_value_like_any_other() -> None:
     with pytest.raises(CallError) as raised:
         input_of(route(), "POST", body=b"null")
     assert raised.value.code is ErrorCode.VALIDATION_ERROR
@@ -44,7 +44,7 @@ def test_null_is_no_object_and_else_a_value_like_any_other() -> None:
     assert input_of(route(Schema(True)), "POST", body=b"null") is None
 
 
-def test_no_body_is_no_null() -> None:
+def test_a_missing_body_is_not_null() -> None:
     maybe = route(Schema({"type": ["integer", "null"]}))
     assert input_of(maybe, "POST", body=b"null") is None
     with pytest.raises(CallError, match="the body is missing") as raised:

@@ -1,4 +1,4 @@
-"""A registry over streamable HTTP: who gets in, whose session it is, and how it ends."""
+"""A registry over streamable HTTP: admission, owners of sessions, and how they end."""
 
 import asyncio
 import json
@@ -76,7 +76,7 @@ async def browsing(registry: OperationRegistry | None = None, **options: Any) ->
         yield Browser(http, url)
 
 
-# --- who gets in ------------------------------------------------------------------------------------------------------
+# --- admission --------------------------------------------------------------------------------------------------------
 
 
 @requirement("serve-mcp.http")
@@ -148,7 +148,7 @@ async def test_elsewhere_there_is_nothing() -> None:
 
 
 @requirement("serve-mcp.sessions")
-async def test_a_session_is_open_only_to_who_opened_it() -> None:
+async def test_a_session_is_usable_only_by_the_identity_that_opened_it() -> None:
     async with browsing(authenticate=TOKENS) as browser:
         session = await browser.session(ANN)
         for token, status in ((BOB, 404), (None, 404), (ANN, 200)):
@@ -188,7 +188,7 @@ async def test_one_identity_cannot_take_the_sessions_of_the_others() -> None:
 
 
 @requirement("serve-mcp.http-limits")
-async def test_when_there_is_no_room_at_all_the_identity_with_most_sessions_gives_way_and_the_last_used_stays() -> None:
+async def test_without_room_the_identity_with_most_sessions_gives_way_and_the_last_used_stays() -> None:
     async with browsing(authenticate=TOKENS, max_sessions=3, max_sessions_per_identity=3) as browser:
         of_ann = [await _opened(browser, ANN) for _ in range(3)]
         assert await _statuses(browser, of_ann[0], token=ANN) == [200]
@@ -208,7 +208,7 @@ async def test_clients_without_an_identity_cannot_take_the_sessions_of_the_other
 
 
 @requirement("serve-mcp.http-limits")
-async def test_calls_whose_clients_have_left_are_bounded_over_all_sessions_of_an_identity(
+async def test_calls_that_their_clients_left_are_bounded_over_all_sessions_of_an_identity(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     monkeypatch.setattr("opwire.serve.mcp.app.MAX_OPEN", 2)
@@ -353,7 +353,7 @@ async def test_a_session_that_ends_cancels_its_calls() -> None:
 
 @requirement("serve-mcp.list-changed")
 @pytest.mark.parametrize("era", ERAS)
-async def test_changes_are_told_over_http(era: str) -> None:
+async def test_changes_are_sent_over_http(era: str) -> None:
     registry = shop()
     async with browsing(registry, anonymous=GUEST) as browser, _listening(browser, era) as stream:
         registry.query("new.one")(_nothing)
@@ -392,7 +392,7 @@ async def test_streams_do_not_hold_up_the_end(era: str) -> None:
             stream = _listening(Browser(http, f"{address}/mcp"), era)
             response = await stream.__aenter__()
         assert time.monotonic() - began < PATIENCE
-        assert (b"resultType" in await response.read()) is (era == NEWEST)  # which is told that the stream has ended
+        assert (b"resultType" in await response.read()) is (era == NEWEST)  # which learns that the stream has ended
 
 
 @requirement("serve-mcp.drains")

@@ -1,4 +1,4 @@
-"""Calls of tools: every one ends in a result, and what nobody waits for is stopped."""
+"""Calls of tools: every one ends in a result, and abandoned calls are stopped."""
 
 import asyncio
 import logging
@@ -54,7 +54,7 @@ async def test_what_goes_wrong_is_a_result_that_says_so(era: str) -> None:
 
 
 @requirement("serve-mcp.context")
-async def test_a_handler_knows_who_calls_and_under_which_request_and_trace() -> None:
+async def test_a_handler_knows_its_caller_request_and_trace() -> None:
     registry = OperationRegistry()
     seen: list[Context] = []
 
@@ -169,7 +169,7 @@ async def test_a_handler_that_does_not_stop_is_left_behind(
 
 
 @requirement("serve-mcp.wrapped-schemas")
-async def test_an_input_that_is_no_object_comes_out_of_its_wrapper() -> None:
+async def test_an_input_that_is_not_an_object_comes_out_of_its_wrapper() -> None:
     registry = OperationRegistry()
     received: list[Any] = []
 

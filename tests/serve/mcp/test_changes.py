@@ -16,7 +16,7 @@ def _change(registry: OperationRegistry, *names: str) -> None:
 
 
 @requirement("serve-mcp.list-changed")
-async def test_changes_that_come_together_are_one_event_for_everybody() -> None:
+async def test_simultaneous_changes_are_one_event_for_every_listener() -> None:
     registry = OperationRegistry()
     changes = ListBus(registry, delay=0.01)
     told: list[Any] = []
@@ -31,7 +31,7 @@ async def test_changes_that_come_together_are_one_event_for_everybody() -> None:
         end()
 
 
-async def test_who_has_left_hears_nothing_and_nobody_watches_for_nobody() -> None:
+async def test_a_listener_that_left_hears_nothing_and_without_listeners_nothing_is_watched() -> None:
     registry = OperationRegistry()
     changes = ListBus(registry, delay=0.01)
     told: list[Any] = []
@@ -46,7 +46,7 @@ async def test_who_has_left_hears_nothing_and_nobody_watches_for_nobody() -> Non
     assert told == []
 
 
-async def test_somebody_may_come_again() -> None:
+async def test_a_peer_may_reconnect() -> None:
     registry = OperationRegistry()
     changes = ListBus(registry, delay=0.01)
     changes.subscribe(str)()

@@ -399,7 +399,7 @@ async def test_a_call_with_the_same_key_is_the_same_call_of_its_caller() -> None
 
 
 @requirement("serve-mcp.durable.key")
-async def test_a_client_without_the_extension_is_told_the_key_by_which_it_can_ask_again() -> None:
+async def test_a_client_without_the_extension_gets_the_key_by_which_it_can_ask_again() -> None:
     work = Work()
     async with MemoryJournal() as journal, client_of(work.surface(journal, timeout=1)) as client:
         late = (await client.ask(call("work_slow", {"size": 3}, era=NEWEST)))["result"]

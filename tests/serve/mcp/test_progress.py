@@ -39,7 +39,7 @@ async def test_what_a_handler_reports_reaches_the_client_before_the_result(era: 
 
 
 @requirement("serve-mcp.progress")
-async def test_a_thread_may_report_and_only_what_goes_forward_is_told() -> None:
+async def test_a_thread_may_report_and_only_what_goes_forward_is_reported() -> None:
     registry = OperationRegistry()
 
     @registry.mutation("a.b")
@@ -69,7 +69,7 @@ async def test_a_thread_may_report_and_only_what_goes_forward_is_told() -> None:
         ((1, None, "x" * 10_000), [{"progress": 1.0, "message": "x" * 2_000}]),
     ],
 )
-async def test_a_report_that_cannot_be_sent_as_it_is_costs_nobody_the_result(report: Any, told: list[Any]) -> None:
+async def test_a_progress_report_that_cannot_be_encoded_does_not_lose_the_result(report: Any, told: list[Any]) -> None:
     registry = OperationRegistry()
 
     @registry.mutation("a.b")
@@ -124,14 +124,14 @@ async def test_a_call_that_fails_does_not_wait_for_its_reports() -> None:
     assert told[-1]["progress"] < 10
 
 
-async def test_a_client_that_did_not_ask_is_told_nothing() -> None:
+async def test_a_client_that_did_not_subscribe_is_not_notified() -> None:
     async with raw(serve_mcp(shop())) as client:
         for tool in ("work_report", "feed_count"):
             await client.send(call(tool))
             assert (await _until_answered(client))[0] == []
 
 
-async def test_what_is_reported_after_the_answer_is_told_to_nobody() -> None:
+async def test_progress_after_the_response_is_dropped() -> None:
     registry = OperationRegistry()
     kept: list[Context] = []
 
@@ -148,7 +148,7 @@ async def test_what_is_reported_after_the_answer_is_told_to_nobody() -> None:
 
 @requirement("serve-mcp.subscriptions")
 @pytest.mark.parametrize("era", ["", NEWEST])
-async def test_each_item_is_told_as_it_comes(era: str) -> None:
+async def test_each_item_is_reported_as_it_comes(era: str) -> None:
     registry = OperationRegistry()
     go_on = asyncio.Event()
 

@@ -195,7 +195,7 @@ def test_blocks_alone_stay_alone() -> None:
     assert result_of(with_meta, TOOL, OLDER) == {"content": content, "_meta": {"k": 1}}
 
 
-def test_structured_content_that_is_no_object_is_wrapped_for_older_clients() -> None:
+def test_structured_content_that_is_not_an_object_is_wrapped_for_older_clients() -> None:
     envelope = mcp_envelope([1], is_error=False, content=[], structured_content=[1])
     shown = [{"type": "text", "text": "[1]"}]
     assert result_of(envelope, TOOL, NEWEST) == {"content": shown, "structuredContent": [1]}
@@ -203,7 +203,7 @@ def test_structured_content_that_is_no_object_is_wrapped_for_older_clients() -> 
     assert (older["structuredContent"], older["_meta"]) == ({"result": [1]}, {RESULT_META: {"wrapped": True}})
 
 
-def test_what_another_opwire_wrapped_is_wrapped_anew() -> None:
+def test_what_another_opwire_wrapped_is_wrapped_again() -> None:
     said = {RESULT_META: {"wrapped": True, "encoding": "base64", "meta": {"source": "http"}}, "k": 1}
     envelope = mcp_envelope(b"\x00", is_error=False, content=[], structured_content={"result": "AA=="}, _meta=said)
     newest = result_of(envelope, TOOL, NEWEST)

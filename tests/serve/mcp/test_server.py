@@ -121,7 +121,7 @@ async def test_nothing_of_another_servers_result_is_lost_on_the_way(era: str) ->
 
 
 @requirement("serve-mcp.local-identity")
-async def test_a_local_caller_is_trusted_with_everything_unless_somebody_says_otherwise() -> None:
+async def test_a_local_caller_is_trusted_with_everything_by_default() -> None:
     async with connected(serve_mcp(shop())) as client:
         assert (await client.call_tool("admin_secret")).structured_content == "secret"
     async with connected(serve_mcp(shop(), stdio_identity=Identity(id="bob"))) as client:
@@ -130,7 +130,7 @@ async def test_a_local_caller_is_trusted_with_everything_unless_somebody_says_ot
 
 
 @requirement("serve-mcp.list-changed")
-async def test_a_change_is_told_once_however_often_the_client_said_that_it_is_there() -> None:
+async def test_a_change_is_sent_once_after_any_number_of_initialized_notifications() -> None:
     registry = shop()
     async with raw(serve_mcp(registry)) as client:
         await client.send(HANDSHAKE[1])

@@ -100,7 +100,7 @@ async def test_a_whole_conversation_line_by_line() -> None:
 
 
 @requirement("serve-mcp.stdio")
-async def test_a_server_that_is_told_to_stop_does_not_wait_for_its_client() -> None:
+async def test_a_server_that_is_stopped_does_not_wait_for_its_client() -> None:
     async with raw() as client:
         client.send(call("shop_stop"))
         assert (await client.receive())["error"]["message"] == "Connection closed"
@@ -160,7 +160,7 @@ async def test_a_handler_that_swallows_its_cancellation_does_not_keep_the_server
             await process.wait()
 
 
-async def test_a_process_without_standard_input_is_told_so() -> None:
+async def test_a_process_without_standard_input_gets_an_error() -> None:
     program = """if True:
         import asyncio
         from opwire import CallError, OperationRegistry
@@ -301,7 +301,7 @@ async def test_the_last_line_needs_no_end(kind: Any) -> None:
 
 
 @FILES
-async def test_a_client_that_has_gone_is_no_error(kind: Any) -> None:
+async def test_a_client_that_has_gone_is_not_an_error(kind: Any) -> None:
     async with piped(kind) as client:
         assert (await client.ask(PING + b"\n"))["result"] == {}
         client.answers.close()

@@ -52,7 +52,7 @@ class Work:
 
 
 class Events:
-    """The events of a response, as (id, message); the message of an event without data is None."""
+    """The events of a response, as (id, message); an event without data has the message None."""
 
     def __init__(self, response: Any) -> None:
         self._response = response
@@ -99,7 +99,7 @@ def progress_of(events: list[tuple[str, Any]]) -> list[float]:
 
 @requirement("serve-mcp.resumption")
 @pytest.mark.parametrize("while_away", [True, False])
-async def test_a_client_whose_connection_breaks_gets_the_events_that_it_has_missed_and_the_response(
+async def test_after_its_connection_broke_a_client_gets_the_events_that_it_has_missed_and_the_response(
     while_away: bool,
 ) -> None:
     work = Work()
@@ -316,7 +316,7 @@ async def discard(message: Any) -> None:
 
 
 async def stream_of(log: EventLog) -> ResumableStream:
-    """A stream that has begun, and whose client has left."""
+    """A stream that has begun, after its client has left."""
     stream = ResumableStream(log)
     writer = EventWriter(discard, (), stream.preface)
     stream.attach(writer)
@@ -418,7 +418,7 @@ async def test_a_connection_that_blocks_does_not_delay_the_client_that_comes_bac
 
 
 @requirement("serve-mcp.resumption")
-async def test_a_response_whose_time_is_over_at_once_begins_so_that_its_stream_can_be_resumed() -> None:
+async def test_a_response_past_its_time_begins_so_that_its_stream_can_be_resumed() -> None:
     log, sent = EventLog(EventStore()), list[Any]()
     log.primes = True
     stream = ResumableStream(log)

@@ -77,7 +77,7 @@ async def _connect(port: int) -> Any:
 
 
 @requirement("serve-mcp.http")
-async def test_it_listens_until_it_is_told_to_stop() -> None:
+async def test_it_listens_until_it_is_stopped() -> None:
     port = _free_port()
     surface = serve_mcp(shop())
     running = asyncio.create_task(surface.run_http(port=port, anonymous=Identity(id="guest")))

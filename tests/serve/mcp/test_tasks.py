@@ -80,7 +80,7 @@ async def until(client: Raw, task: str, status: str) -> Any:
 
 
 @requirement("serve-mcp.tasks")
-async def test_a_call_that_takes_long_becomes_a_task_whose_result_is_polled() -> None:
+async def test_a_long_call_becomes_a_task_and_its_result_is_polled() -> None:
     work = Work()
     async with raw(serve_mcp(work.registry, task_after=0.01), handshake=False) as client:
         discovered = (await client.ask(declared(request("server/discover", era=NEWEST))))["result"]

@@ -1,4 +1,4 @@
-"""Operations as tools: what is listed, to whom, page by page."""
+"""Operations as tools: what is listed, for which caller, page by page."""
 
 import logging
 from typing import Any
@@ -79,7 +79,7 @@ def test_a_subscription_gives_a_list_of_its_items() -> None:
 
 
 @requirement("serve-mcp.access")
-def test_only_what_somebody_may_call_is_listed() -> None:
+def test_only_what_a_caller_may_call_is_listed() -> None:
     catalogue = ToolCatalogue(Dispatcher(shop()))
 
     def names(identity: Identity | None) -> set[str]:
@@ -149,12 +149,12 @@ def test_a_page_that_is_just_full_is_the_last() -> None:
     assert catalogue.page(EVERYBODY, None, 2 * size)[1] is None
 
 
-def test_a_cursor_that_nobody_gave_is_refused() -> None:
+def test_an_invented_cursor_is_rejected() -> None:
     with pytest.raises(CallError, match="cursor"):
         ToolCatalogue(Dispatcher(shop())).page(EVERYBODY, "made up", MAX_PAGE)
 
 
-def test_what_has_no_handler_or_is_not_served_is_no_tool() -> None:
+def test_what_has_no_handler_or_is_not_served_is_not_a_tool() -> None:
     registry = OperationRegistry()
     registry.register(OperationSpec(namespace="a", name="known"))
     registry.register(OperationSpec(namespace="a", name="b"), _handler)

@@ -17,7 +17,7 @@ from tests.transports.engines import ENGINES
 
 
 def operations(note: Callable[[str], None]) -> OperationRegistry:
-    """What is served. `note` is told whenever a handler begins, and what becomes of those that wait."""
+    """What is served. `note` is called when a handler begins, and with the outcome of those that wait."""
     registry = OperationRegistry()
 
     @registry.mutation("fault.run", access=PUBLIC)

@@ -39,7 +39,7 @@ def quick_reconnects(monkeypatch: pytest.MonkeyPatch) -> None:
 
 @pytest.fixture(autouse=True)
 async def nothing_is_left_behind(caplog: pytest.LogCaptureFixture) -> AsyncIterator[None]:
-    """No task, no socket, no process; and no exception that nobody has seen."""
+    """No task, no socket, no process; and no unhandled exception."""
     async with Leaks():
         yield
     gc.collect()

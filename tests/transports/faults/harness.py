@@ -53,7 +53,7 @@ class Notes:
         self._news.set()
 
     async def until(self, line: str, times: int = 1) -> None:
-        """Wait until a line was said so many times."""
+        """Wait until a line was printed this number of times."""
 
         async def wait() -> None:
             while self.lines.count(line) < times:

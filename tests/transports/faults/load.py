@@ -21,10 +21,10 @@ ITEMS = 60
 CALLERS = 64 if is_thorough() else 8
 """Calls that are open at any time: 64 of them keep a core busy for as long as a test waits for a timeout."""
 
-_WORK = 0.02  # seconds that a call takes at most; some are in hand at any time
+_WORK = 0.02  # seconds that a call takes at most; some are in flight at any time
 _PACE = 0.006  # seconds between two items at most
-_NEVER = 60.0  # the deadline of a call: what ends by it was forgotten by everybody
-_BREATH = 0.02  # seconds after a failure, so that an outage is no busy loop
+_NEVER = 60.0  # the deadline of a call: a call that ends by it was lost on all sides
+_BREATH = 0.02  # seconds after a failure, so that an outage does not cause a busy loop
 
 Outcome = int | ErrorCode
 """The process that answered a call, or why nobody did."""
@@ -39,7 +39,7 @@ class Load:
             await load.until(failures=1)
         load.check(notes)
 
-    So many calls and subscriptions are open at any time. The end of the block waits until they have ended.
+    A fixed number of calls and subscriptions is open at any time. The end of the block waits until they have ended.
     """
 
     def __init__(self, calls: PendingRequestMap, *, callers: int = CALLERS, followers: int = 4) -> None:
@@ -113,7 +113,7 @@ class Load:
     # --- while it runs ------------------------------------------------------------------------------------------------
 
     async def until(self, *, answers: int = 0, failures: int = 0, streams: int = 0, broken: int = 0) -> None:
-        """Wait for so many more calls to be answered and to fail, and for subscriptions to end well and to break."""
+        """Wait for further calls to be answered and to fail, and for subscriptions to end well and to break."""
         wanted = {"answers": answers, "failures": failures, "streams": streams, "broken": broken}
         before = self._come()
 
@@ -176,11 +176,11 @@ class Load:
         return {id for id, ends in self.outcomes.items() if any(isinstance(end, ErrorCode) for end in ends)}
 
     def made_since(self, number: int) -> set[Outcome]:
-        """How the calls ended that were made after so many others."""
+        """How the calls ended that were made after this number of others."""
         return {end for ends in list(self.outcomes.values())[number:] for end in ends}
 
     def check(self, notes: Iterable[str]) -> None:
-        """Each call ended in one way, no handler ran twice for one call, and no call was answered by nobody.
+        """Each call ended in one way, no handler ran twice for one call, and no call has a result without a run.
 
         No subscription has a gap or repeats an item, and one that ended well is complete.
         """

@@ -51,7 +51,9 @@ async def test_calls_fail_soon_while_the_engine_is_frozen_and_succeed_again_afte
 
 
 @requirement("transport.faults.back-off")
-async def test_an_outage_is_no_busy_loop(engine: Engine, own_server: Server, monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_an_outage_does_not_cause_a_busy_loop(
+    engine: Engine, own_server: Server, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setattr(broker, "PATIENCE", 0.2)
     monkeypatch.setattr(client, "_STEADY", 0.2)
     async with staged(engine, own_server) as stage:

@@ -73,7 +73,7 @@ async def test_calls_go_on_while_redis_has_no_memory_left(own_redis: Callable[..
             PendingRequestMap(engine.connect(server.url)) as newcomer,
             CallHandler(operations(stage.notes.add), newcomer) as handler,
         ):
-            stage.proxies["server"].cut()  # whoever comes back is taken in, as is whoever is new
+            stage.proxies["server"].cut()  # a peer that comes back is admitted, and so is a new one
             await load.wait("another connection", lambda: stage.proxies["server"].accepted == 2)
             await load.until_none_fails()
             assert await handler.drain()

@@ -20,7 +20,7 @@ def swallow(proxy: FaultProxy) -> None:
 
 
 async def break_once(proxy: FaultProxy, fault: Callable[[FaultProxy], None], load: Load) -> None:
-    """Break a connection. Calls fail only if they were in hand at that moment; but there is another connection soon."""
+    """Break a connection. Calls fail only if in flight at that moment; but there is another connection soon."""
     connections = proxy.accepted
     fault(proxy)
     await load.wait("another connection", lambda: proxy.accepted > connections)

@@ -28,7 +28,7 @@ class End:
         self.log = log
 
     async def barrier(self) -> None:
-        """Wait until the server has dealt with whatever this end has sent."""
+        """Wait until the server has processed everything that this end has sent."""
         await soon("the server answers", self.connection._open().barrier())
 
 
@@ -61,7 +61,7 @@ async def end(
     security: Security = ANYONE,
     describe: Callable[[], Description | None] = lambda: None,
 ) -> AsyncIterator[End]:
-    """An end that serves these operations. Nobody beats for it."""
+    """An end that serves these operations, without heartbeats."""
     connection = NatsBrokerConnection(NatsServers(url), Subjects(prefix), security, describe=describe)
     log, address = Log(), token_hex(8)
     async with connected(connection, address, log, *operations):

@@ -62,7 +62,7 @@ def test_subjects_and_receipts_are_not_kept_without_bound() -> None:
 
 
 @requirement("transport.nats.subjects")
-async def test_requests_for_operations_with_whatever_ids_arrive_at_those_who_serve_them(
+async def test_requests_for_operations_with_any_ids_reach_their_servers(
     nats_server: NatsServer,
 ) -> None:
     async with end(nats_server.url, *ODD_IDS) as server, end(nats_server.url) as caller:
@@ -74,7 +74,7 @@ async def test_requests_for_operations_with_whatever_ids_arrive_at_those_who_ser
         assert caller.log.failures == []
 
 
-async def test_a_message_says_who_sent_it_and_with_which_token(nats_server: NatsServer) -> None:
+async def test_a_message_has_its_sender_and_token(nats_server: NatsServer) -> None:
     async with end(nats_server.url) as one, end(nats_server.url) as other:
         one.connection.send(other.address, "t0ken", b"first", control=False)
         one.connection.send(other.address, "", b"second", control=True)
@@ -88,7 +88,7 @@ async def test_a_message_says_who_sent_it_and_with_which_token(nats_server: Nats
 
 
 @requirement("transport.nats.order")
-async def test_what_is_told_to_all_does_not_overtake_the_request_before_it(nats_server: NatsServer) -> None:
+async def test_a_broadcast_does_not_overtake_the_request_before_it(nats_server: NatsServer) -> None:
     order: list[bytes] = []
     async with end(nats_server.url, *(f"order.{number}" for number in range(20))) as server:
         log = server.log
@@ -153,7 +153,7 @@ async def test_serving_an_operation_twice_gives_no_second_turn(nats_server: Nats
 
 
 @requirement("transport.nats.spread")
-async def test_those_who_serve_an_operation_share_its_requests(nats_server: NatsServer) -> None:
+async def test_servers_of_an_operation_share_its_requests(nats_server: NatsServer) -> None:
     async with (
         end(nats_server.url, "a.b") as one,
         end(nats_server.url, "a.b") as two,
@@ -170,11 +170,11 @@ async def test_those_who_serve_an_operation_share_its_requests(nats_server: Nats
         assert min(shares) > 30
 
 
-# --- nobody there -----------------------------------------------------------------------------------------------------
+# --- without peers ----------------------------------------------------------------------------------------------------
 
 
 @requirement("transport.nats.nobody")
-async def test_a_request_that_nobody_serves_comes_back(nats_server: NatsServer) -> None:
+async def test_a_request_without_a_server_comes_back(nats_server: NatsServer) -> None:
     async with end(nats_server.url, "a.b") as caller:
         caller.connection.request("a.c", "t0ken", b"")
         await caller.log.until(lambda: caller.log.failures)
@@ -257,7 +257,7 @@ async def test_what_cannot_or_must_not_be_answered_is_ignored_and_counted(nats_s
 
 
 async def publish_headers(server: NatsServer, subject: str, head: bytes, payload: bytes = b"") -> None:
-    """Publish whatever headers, which nats-py would not do."""
+    """Publish any headers, which nats-py would not do."""
     reader, writer = await asyncio.open_connection(HOST, server.port)
     size = len(head)
     writer.write(b'CONNECT {"headers":true,"verbose":false}\r\nHPUB %b ' % subject.encode())
@@ -267,7 +267,7 @@ async def publish_headers(server: NatsServer, subject: str, head: bytes, payload
     await writer.wait_closed()
 
 
-async def test_other_states_than_nobody_is_there_are_ignored_and_counted(nats_server: NatsServer) -> None:
+async def test_statuses_other_than_no_responders_are_ignored_and_counted(nats_server: NatsServer) -> None:
     async with end(nats_server.url) as one:
         await publish_headers(nats_server, f"opwire.in.{one.address}.t", b"NATS/1.0 408 Timeout\r\n\r\n")
         await one.barrier()
@@ -328,7 +328,7 @@ async def test_a_message_that_the_server_would_not_let_through_is_refused_here_a
 
 
 @pytest.mark.parametrize(("said", "believed"), [(-5, 1), (0, 1), (10**400, 64 * 2**20), (5_000, 5_000)])
-def test_how_large_a_message_may_be_is_bounded_whatever_the_server_says(said: int, believed: int) -> None:
+def test_the_size_of_a_message_is_bounded_under_any_limit_of_the_server(said: int, believed: int) -> None:
     connection = NatsBrokerConnection(NatsServers("nats://a:1"), Subjects("opwire"), ANYONE)
     connection.on_info(Info(max_payload=said))
     assert connection.max_message == believed
@@ -440,7 +440,7 @@ async def test_nothing_is_kept_for_later_while_the_server_is_gone(own_nats: Star
 
 
 @requirement("transport.nats.cluster")
-async def test_the_first_server_that_lets_us_is_used_and_if_there_is_none_each_says_why(
+async def test_the_first_server_that_accepts_is_used_and_otherwise_each_reason_is_given(
     own_nats: StartNats, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(connection, "CONNECT_TIMEOUT", 0.5)
@@ -542,7 +542,7 @@ async def question(client: Client, subject: str) -> Any:
 
 
 @requirement("transport.nats.discovery")
-async def test_nats_own_tools_are_told_what_is_served(nats_server: NatsServer) -> None:
+async def test_the_tools_of_nats_see_what_is_served(nats_server: NatsServer) -> None:
     async with end(nats_server.url, "a.b", describe=described), plain_client(nats_server.url) as client:
         for subject in ("$SRV.PING", "$SRV.PING.shop", "$SRV.PING.shop.7f"):
             assert (await question(client, subject))["id"] == "7f"

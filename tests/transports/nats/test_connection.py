@@ -75,7 +75,7 @@ async def refusal(server: ServerAddress | str, security: Security = ANYONE, subs
     return failure.value.message
 
 
-# --- who we are -------------------------------------------------------------------------------------------------------
+# --- credentials ------------------------------------------------------------------------------------------------------
 
 
 @requirement("transport.nats.credentials")
@@ -97,7 +97,7 @@ async def test_a_token_comes_from_the_url_or_is_given(own_nats: StartNats) -> No
 
 
 @requirement("transport.nats.credentials")
-async def test_an_nkey_proves_who_we_are(own_nats: StartNats, tmp_path: Path) -> None:
+async def test_an_nkey_proves_an_identity(own_nats: StartNats, tmp_path: Path) -> None:
     known, unknown = Nkey(USER), Nkey(USER)
     server = own_nats(authorization={"users": [{"nkey": known.public}]})
     file = tmp_path / "user.nk"
@@ -112,7 +112,7 @@ async def test_an_nkey_proves_who_we_are(own_nats: StartNats, tmp_path: Path) ->
 
 
 @requirement("transport.nats.credentials")
-async def test_a_creds_file_proves_who_we_are(own_nats: StartNats, tmp_path: Path) -> None:
+async def test_a_creds_file_proves_an_identity(own_nats: StartNats, tmp_path: Path) -> None:
     realm, other = Realm(), Realm()
     server = own_nats(**realm.settings)
     file = tmp_path / "user.creds"
@@ -176,7 +176,7 @@ async def test_tls_comes_first_where_the_server_is_set_so(own_nats: StartNats, t
 
 
 @requirement("transport.nats.tls")
-async def test_a_certificate_that_nobody_vouches_for_is_refused(own_nats: StartNats, tmp_path: Path) -> None:
+async def test_a_certificate_of_an_unknown_authority_is_rejected(own_nats: StartNats, tmp_path: Path) -> None:
     server = own_nats(tls=Certificate(tmp_path).settings)
     for security in (ANYONE, Security(NatsCredentials(), ssl.create_default_context())):
         assert "certificate verify failed" in await refusal(f"nats://ann:s3cret@{HOST}:{server.port}", security)
@@ -216,7 +216,7 @@ async def test_a_server_that_is_not_there_is_named(own_nats: StartNats) -> None:
 
 @asynccontextmanager
 async def greeting(text: bytes, *, then_close: bool = False) -> AsyncIterator[str]:
-    """A server that says something, and is no NATS server of today."""
+    """A server that says something, and is not a NATS server of today."""
 
     done = asyncio.Event()
 

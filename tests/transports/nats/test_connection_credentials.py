@@ -1,4 +1,4 @@
-"""What is said to a server to prove who we are. That servers believe it is in test_connection.py."""
+"""The credentials that are sent to a server. That servers accept them is in test_connection.py."""
 
 import sys
 from collections.abc import Callable

@@ -20,7 +20,7 @@ from tests.requirements import requirement
         ("nats://t0ken@example", ServerAddress("example", credentials=NatsCredentials(token="t0ken"))),
     ],
 )
-def test_a_url_says_where_the_server_is_and_who_we_are(url: str, server: ServerAddress) -> None:
+def test_a_url_has_the_address_of_the_server_and_our_credentials(url: str, server: ServerAddress) -> None:
     assert parse_server(url) == server
 
 
@@ -63,7 +63,7 @@ def test_servers_tell_of_others_which_are_reached_the_same_way() -> None:
     found = {(server.host, server.port): server for server in servers.shuffled()}
     assert found.keys() == {("cluster.example", 4222), ("10.0.0.1", 4222), ("::1", 4333)}
     assert all(server.tls and server.credentials == NatsCredentials("ann", "s3cret") for server in found.values())
-    assert found["10.0.0.1", 4222].tls_name == "cluster.example"  # whom the certificates of a cluster are for
+    assert found["10.0.0.1", 4222].tls_name == "cluster.example"  # the name in the certificates of a cluster
     servers.discover(found["10.0.0.1", 4222], ["10.0.0.2:4222"])
     names = {server.host: server.tls_name for server in servers.shuffled()}
     assert names == {"cluster.example": None, "10.0.0.2": "cluster.example"}

@@ -1,4 +1,4 @@
-"""The logs of tasks: what their entries are called, and that nobody overwrites what he has not seen."""
+"""The logs of tasks: the subjects of their entries, and that unseen entries are not overwritten."""
 
 import asyncio
 from collections.abc import AsyncIterator
@@ -70,7 +70,7 @@ def test_the_kind_of_an_entry_is_in_its_subject() -> None:
 
 
 @pytest.mark.parametrize("rest", ["what", "what.is.this", "since.held.what.a", "since.ended.lease.a.-.5"])
-def test_what_is_none_of_ours_has_no_kind(rest: str) -> None:
+def test_a_foreign_event_has_no_kind(rest: str) -> None:
     assert NAMES.kind(NAMES.log("k", rest)) == "gone"
 
 
@@ -99,7 +99,7 @@ async def test_an_entry_is_written_only_after_the_one_that_was_seen(jetstream_se
 
 
 @requirement("durable.nats.log")
-async def test_of_many_who_write_at_the_same_time_one_does(jetstream_server: NatsServer) -> None:
+async def test_of_many_concurrent_writers_one_succeeds(jetstream_server: NatsServer) -> None:
     async with log(jetstream_server) as made:
         subjects = [subject(made, operation=f"{number}") for number in range(20)]
         written = await asyncio.gather(*(made.add(each, TASK, 0) for each in subjects))
@@ -157,14 +157,14 @@ async def test_the_clock_is_that_of_the_server(jetstream_server: NatsServer) -> 
         assert 0 <= (now - last.time).total_seconds() < 60
 
 
-async def test_entries_of_strangers_are_told_from_ours(jetstream_server: NatsServer) -> None:
+async def test_entries_of_strangers_are_distinguished_from_ours(jetstream_server: NatsServer) -> None:
     async with log(jetstream_server) as made, plain_client(jetstream_server.url) as stranger:
         await stranger.jetstream().publish(made.names.log("k", "what"), b"is this?")
         with pytest.raises(CallError, match="PROTOCOL_ERROR"):
             await made.last("k")
 
 
-def test_what_is_no_entry_cannot_be_read() -> None:
+def test_what_is_not_an_entry_cannot_be_read() -> None:
     with pytest.raises(CallError, match="PROTOCOL_ERROR"):
         decode_entry(b"\xc1")
 

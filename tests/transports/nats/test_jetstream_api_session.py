@@ -26,7 +26,7 @@ INFO = "INFO"
 
 
 class Log(SessionListener):
-    """A listener that keeps what it is told."""
+    """A listener that records its events."""
 
     def __init__(self) -> None:
         self.arrivals: list[tuple[str, Message]] = []
@@ -134,7 +134,7 @@ async def test_a_request_that_is_lost_with_the_leader_is_sent_again_unless_it_ma
         assert heard == 1
 
 
-async def test_a_question_that_jetstream_does_not_answer_costs_nobody_else(
+async def test_a_request_that_jetstream_does_not_answer_affects_no_other(
     nats_server: NatsServer, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(jetstream_api, "PATIENCE", 0.2)
@@ -157,7 +157,7 @@ async def test_what_jetstream_refuses_is_repeated_with_advice(jetstream_server: 
         assert missing.error is not None
 
 
-async def test_a_missing_stream_has_the_connection_prepared_anew(jetstream_server: NatsServer) -> None:
+async def test_a_missing_stream_has_the_connection_prepared_again(jetstream_server: NatsServer) -> None:
     log = Log()
     async with session(jetstream_server.url, log) as made:
         await unavailable(made.api(ApiResponse, "STREAM.INFO.nowhere"))
@@ -183,7 +183,7 @@ async def test_a_connection_that_cannot_be_prepared_is_closed(jetstream_server: 
         assert proxy.accepted == 2
 
 
-async def test_an_answer_that_cannot_be_read_is_told(nats_server: NatsServer) -> None:
+async def test_an_answer_that_cannot_be_read_is_reported(nats_server: NatsServer) -> None:
     async with plain_client(nats_server.url) as odd, session(nats_server.url, domain="odd") as made:
 
         async def answer(question: Any) -> None:
@@ -234,7 +234,9 @@ async def test_a_closed_session_refuses_and_can_be_closed_again(jetstream_server
 
 
 @requirement("durable.nats.permissions")
-async def test_complaints_reach_whom_they_are_about(nats_server: NatsServer, caplog: pytest.LogCaptureFixture) -> None:
+async def test_protocol_errors_reach_the_peer_that_caused_them(
+    nats_server: NatsServer, caplog: pytest.LogCaptureFixture
+) -> None:
     log = Log()
     async with session(nats_server.url, log) as made:
         made.on_error("Maximum Fun Exceeded")

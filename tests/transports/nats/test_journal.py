@@ -108,13 +108,13 @@ async def test_outcomes_expire_and_nothing_else_is_left(jetstream_server: NatsSe
         assert (await claimed(made)).task.fingerprint == "new"
 
 
-async def test_who_waits_is_told_without_asking_again(
+async def test_a_waiter_is_notified_without_polling(
     jetstream_server: NatsServer, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     async with journal(jetstream_server) as made:
         made._waiters._recheck = 1000
         claim = await begun(made, task())
-        for _ in range(2):  # the second time when nobody listens any more
+        for _ in range(2):  # the second time without a listener
             waiting = [asyncio.create_task(made.wait("k", 60)) for _ in range(3)]
             await asyncio.sleep(0.05)
             waiting[0].cancel()
@@ -123,7 +123,7 @@ async def test_who_waits_is_told_without_asking_again(
         assert made._waiters._waiting == {}
 
 
-async def test_who_submits_is_told_without_asking_again_whoever_was_first(jetstream_server: NatsServer) -> None:
+async def test_every_submitter_of_a_task_is_notified_without_polling(jetstream_server: NatsServer) -> None:
     async with journal(jetstream_server, "told") as one, journal(jetstream_server, "told") as other:
         one._waiters._recheck = other._waiters._recheck = 1000
         calls = [asyncio.create_task(one.submit(task(key), wait=60)) for key in ("k", "l")]
@@ -140,7 +140,7 @@ async def test_who_submits_is_told_without_asking_again_whoever_was_first(jetstr
 
 
 @requirement("durable.nats.lost-news")
-async def test_an_outcome_whose_news_got_lost_is_found_by_asking_again(
+async def test_an_outcome_with_a_lost_notification_is_found_by_polling(
     jetstream_server: NatsServer, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     async with journal(jetstream_server) as made:
@@ -153,7 +153,7 @@ async def test_an_outcome_whose_news_got_lost_is_found_by_asking_again(
         assert await soon("it is found", waiting) == outcome(claim)
 
 
-async def test_what_is_published_and_is_no_outcome_is_ignored(
+async def test_published_messages_that_are_not_outcomes_are_ignored(
     jetstream_server: NatsServer, caplog: pytest.LogCaptureFixture
 ) -> None:
     async with journal(jetstream_server) as made, plain_client(jetstream_server.url) as stranger:
@@ -177,7 +177,7 @@ async def test_many_buried_tasks_are_listed_page_by_page(
         await lists_buried_tasks_by_pages(made, 3)
 
 
-async def test_of_those_who_replay_or_purge_at_the_same_time_one_does_it(jetstream_server: NatsServer) -> None:
+async def test_of_concurrent_replays_and_purges_one_succeeds(jetstream_server: NatsServer) -> None:
     async with journal(jetstream_server) as made:
         for key, act in (("p", made.purge), ("r", made.replay)):
             claim = await begun(made, task(key))
@@ -206,7 +206,7 @@ async def test_a_task_that_was_not_removed_after_its_outcome_was_recorded_is_not
 
 
 @requirement("durable.nats.leftovers")
-async def test_what_is_left_of_a_purged_task_is_in_nobodys_way(
+async def test_leftovers_of_a_purged_task_are_ignored(
     jetstream_server: NatsServer, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     async with journal(jetstream_server) as made:
@@ -298,7 +298,7 @@ async def test_it_comes_back_when_its_server_does(own_nats: OwnNats) -> None:
 
 
 @requirement("durable.nats.refusals")
-async def test_a_server_without_jetstream_is_told_what_to_do(nats_server: NatsServer) -> None:
+async def test_a_server_without_jetstream_gets_an_error_with_a_remedy(nats_server: NatsServer) -> None:
     made = NatsJournal(nats_server.url)
     message = await unavailable(made.start())
     assert "JetStream does not answer" in message
@@ -307,7 +307,7 @@ async def test_a_server_without_jetstream_is_told_what_to_do(nats_server: NatsSe
 
 
 @requirement("durable.nats.refusals")
-async def test_an_account_without_jetstream_is_told_what_to_do(own_nats: OwnNats) -> None:
+async def test_an_account_without_jetstream_gets_an_error_with_a_remedy(own_nats: OwnNats) -> None:
     user = {"user": "ann", "password": "s3cret"}
     server = own_nats(jetstream=True, accounts={"SHOP": {"users": [user]}, "SYS": {}}, system_account="SYS")
     made = NatsJournal(server.url, user="ann", password="s3cret")
@@ -431,7 +431,7 @@ def test_what_cannot_be_used_is_refused(options: dict[str, Any]) -> None:
     assert "s3cret" not in str(caught.value)
 
 
-async def test_a_server_that_is_not_there_is_unavailable_and_no_password_is_told() -> None:
+async def test_an_unreachable_server_is_unavailable_and_the_error_has_no_password() -> None:
     made = NatsJournal(f"nats://ann:s3cret@{HOST}:1")
     assert "s3cret" not in made.name
     assert "s3cret" not in await unavailable(made.start())

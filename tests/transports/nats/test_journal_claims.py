@@ -1,4 +1,4 @@
-"""Who has a task on JetStream: what the contract of journals cannot see."""
+"""Owners of tasks on JetStream: what the contract of journals cannot see."""
 
 import asyncio
 import time
@@ -44,7 +44,7 @@ async def test_a_task_that_is_done_at_the_first_attempt_costs_no_entry_for_its_c
         assert "k done" in await entries(made)
 
 
-async def test_at_most_one_entry_says_who_has_a_task(jetstream_server: NatsServer) -> None:
+async def test_at_most_one_entry_names_the_owner_of_a_task(jetstream_server: NatsServer) -> None:
     async with journal(jetstream_server) as made:
         claim = await begun(made, task())
         for _ in range(3):
@@ -82,7 +82,7 @@ async def forget_what_was_handed_out(server: NatsServer, prefix: str) -> None:
 
 
 @requirement("durable.nats.forgotten", "durable.lease")
-async def test_of_two_who_were_given_a_task_for_the_first_time_one_keeps_it(jetstream_server: NatsServer) -> None:
+async def test_of_two_first_deliveries_of_a_task_one_keeps_it(jetstream_server: NatsServer) -> None:
     async with journal(jetstream_server, "twice") as one, journal(jetstream_server, "twice") as other:
         first = await begun(one, task())
         await forget_what_was_handed_out(jetstream_server, "twice")
@@ -171,7 +171,7 @@ async def test_what_jetstream_has_forgotten_is_known_to_the_log(
         assert "done task" not in await entries(made)
 
 
-async def test_a_lease_whose_renewal_was_not_confirmed_is_still_ours(
+async def test_a_lease_with_an_unconfirmed_renewal_is_kept(
     jetstream_server: NatsServer, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """It is written a second time, after an entry of our own that we do not know of."""
@@ -188,7 +188,7 @@ async def test_a_lease_whose_renewal_was_not_confirmed_is_still_ours(
         assert await made.renew(claim)
 
 
-async def test_of_those_who_are_given_a_task_again_the_first_has_it(
+async def test_of_several_redeliveries_of_a_task_the_first_claims_it(
     jetstream_server: NatsServer, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     since = TaskLog.since
@@ -197,7 +197,7 @@ async def test_of_those_who_are_given_a_task_again_the_first_has_it(
         claim = await begun(made, task(), lease=0.1)
 
         async def slow(log: TaskLog, key: str) -> object:
-            """Look, and come back when somebody has written an entry."""
+            """Read, and return after another end has written an entry."""
             seen = await since(log, key)
             monkeypatch.setattr(TaskLog, "since", since)
             assert await made.renew(claim)
@@ -211,7 +211,7 @@ async def test_of_those_who_are_given_a_task_again_the_first_has_it(
 
 @requirement("durable.numbers")
 @pytest.mark.parametrize("delay", [inf, nan, 10**400, -1], ids=lambda value: f"{value!r:.9}")
-async def test_whatever_delay_is_asked_for_a_task_is_released(jetstream_server: NatsServer, delay: float) -> None:
+async def test_a_task_is_released_after_any_requested_delay(jetstream_server: NatsServer, delay: float) -> None:
     async with journal(jetstream_server) as made:
         await made.release(await begun(made, task()), delay)
         (info,) = await made.info()
@@ -220,7 +220,7 @@ async def test_whatever_delay_is_asked_for_a_task_is_released(jetstream_server: 
 
 @requirement("durable.numbers")
 @pytest.mark.parametrize("lease", [nan, -inf])
-async def test_a_lease_of_another_program_that_is_no_time_keeps_nobody_from_the_task(
+async def test_a_lease_of_another_program_without_a_valid_time_does_not_block_the_task(
     jetstream_server: NatsServer, lease: float
 ) -> None:
     async with journal(jetstream_server) as made:
@@ -298,7 +298,7 @@ async def test_the_redelivery_of_a_task_is_delayed_if_its_outcome_is_not_stored_
 
 
 @requirement("durable.lease", "durable.nats.reconnects")
-async def test_the_redelivery_of_a_task_whose_outcome_was_lost_is_delayed_over_the_next_connection(
+async def test_the_redelivery_of_a_task_with_a_lost_outcome_is_delayed_over_the_next_connection(
     own_nats: OwnNats, sent: list[bytes]
 ) -> None:
     server = own_nats(jetstream=True)

@@ -82,7 +82,7 @@ async def test_an_end_that_closes_gives_back_what_it_has_not_claimed(
         assert [claim.attempt for claim in (*first, *rest)] == [1, 1, 1]
 
 
-async def test_what_isparse_ack_while_nobody_claims_is_kept_for_the_next_claim(jetstream_server: NatsServer) -> None:
+async def test_what_arrives_without_a_claim_is_kept_for_the_next_one(jetstream_server: NatsServer) -> None:
     async with journal(jetstream_server) as made:
         await submit_to_each(made)
         first = await made.claim(OPERATIONS, lease=9, wait=1, limit=1)
@@ -146,7 +146,7 @@ async def test_no_operations_have_no_tasks(jetstream_server: NatsServer) -> None
 
 
 @requirement("durable.nats.foreign")
-async def test_what_somebody_else_has_put_among_the_tasks_is_removed(
+async def test_foreign_entries_among_the_tasks_are_removed(
     jetstream_server: NatsServer, caplog: pytest.LogCaptureFixture
 ) -> None:
     async with journal(jetstream_server) as made, plain_client(jetstream_server.url) as stranger:
@@ -194,7 +194,7 @@ async def submitted(made: NatsJournal, key: str) -> bool:
         return False
 
 
-async def test_too_many_who_wait_do_not_disturb_the_others(
+async def test_too_many_waiters_do_not_affect_the_others(
     jetstream_server: NatsServer, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(journal_claims, "_MAX_WAITING", 1)
@@ -284,7 +284,7 @@ async def test_what_cannot_be_counted_completely_is_not_counted(
 
 
 @requirement("durable.nats.room")
-async def test_a_connection_that_breaks_while_tasks_are_given_back_is_no_error(
+async def test_a_connection_that_breaks_while_tasks_are_released_is_not_an_error(
     jetstream_server: NatsServer, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     async def broken(*_: object) -> bool:

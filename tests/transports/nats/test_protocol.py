@@ -190,7 +190,7 @@ def test_what_we_say_is_written_as_nats_wants_it() -> None:
 
 
 @given(messages())
-def test_a_subject_of_whatever_bytes_is_published_as_it_arrived(message: tuple[bytes, list[Event]]) -> None:
+def test_a_subject_of_any_bytes_is_published_unchanged(message: tuple[bytes, list[Event]]) -> None:
     data, events = message
     arrived = Parser().feed(data)[0]
     assert isinstance(arrived, Message)

@@ -252,7 +252,7 @@ async def test_an_abort_never_overtakes_its_request(nats_server: NatsServer) -> 
 
 
 @requirement("transport.nats.nobody")
-async def test_a_call_that_nobody_serves_fails_at_once_and_says_which(nats_server: NatsServer) -> None:
+async def test_a_call_without_a_server_fails_at_once_and_says_which(nats_server: NatsServer) -> None:
     async with calling(nats_server.url) as calls:
         with pytest.raises(CallError, match=r"no\.such: no server available") as failure:
             await soon("it fails long before its deadline", calls.call("no.such", timeout=60))

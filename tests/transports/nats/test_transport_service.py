@@ -1,4 +1,4 @@
-"""What NATS' own tools are told. That they are asked and answered over a server is in test_broker_connection.py."""
+"""Responses to the tools of NATS. The exchange over a server is in test_broker_connection.py."""
 
 import json
 from datetime import datetime
@@ -24,7 +24,7 @@ def told(subject: str) -> dict[str, Any]:
 
 
 @requirement("transport.nats.discovery")
-def test_a_ping_is_answered_with_who_is_there() -> None:
+def test_a_ping_is_answered_with_the_peers_that_are_there() -> None:
     ping: dict[str, Any] = {"type": "io.nats.micro.v1.ping_response", "name": "shop", "id": "7f", "version": "1.2.3"}
     ping["metadata"] = {"status": "serving"}
     assert told("$SRV.PING") == told("$SRV.PING.shop") == told("$SRV.PING.shop.7f") == ping

@@ -19,7 +19,7 @@ addresses = st.from_regex(r"[0-9a-f]{16}", fullmatch=True) | st.from_regex(
 
 
 def is_legal(subject: str) -> bool:
-    """Whether a subject is made of tokens that nobody takes for a wildcard, a separator or the end of a line."""
+    """Whether a subject has only tokens that are not a wildcard, a separator or the end of a line."""
     return all(re.fullmatch(r"[A-Za-z0-9_~%-]+", token) for token in subject.split("."))
 
 
@@ -69,7 +69,7 @@ def test_an_id_that_is_too_long_for_a_subject_has_one_made_of_its_hash() -> None
 
 
 @requirement("transport.nats.plain-clients")
-def test_a_request_says_who_asks_and_with_which_token() -> None:
+def test_a_request_has_its_sender_and_token() -> None:
     assert OWN.sender("acme.opwire.in.12ab.t0ken") == ("12ab", "t0ken")
     assert OWN.sender("acme.opwire.in.12ab.-") == ("12ab", "")
     assert OWN.sender("acme.opwire.in.12ab.t0ken-34cd") == ("12ab", "t0ken")

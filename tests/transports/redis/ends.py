@@ -45,7 +45,7 @@ class End:
         self.log = log
 
     async def barrier(self) -> None:
-        """Wait until Redis has dealt with whatever this end has sent."""
+        """Wait until Redis has processed everything that this end has sent."""
         number = len(self.log.arrivals)
         self.connection.send(self.address, "", b"barrier", control=True)
         await self.log.until(lambda: b"barrier" in self.log.messages[number:])
@@ -56,7 +56,7 @@ class End:
 async def end(
     url: str, address: Address, *operations: str, prefix: str = "opwire", beat: float = BEAT
 ) -> AsyncIterator[End]:
-    """An end that serves these operations. Nobody beats for it."""
+    """An end that serves these operations, without heartbeats."""
     connection, log = RedisBrokerConnection(parse_servers(url, prefix=prefix), prefix=prefix, heartbeat=beat), Log()
     async with connected(connection, address, log, *operations):
         yield End(connection, address, log)
@@ -64,6 +64,6 @@ async def end(
 
 
 def exhaust(server: RedisServer) -> None:
-    """Leave a server without memory: whatever needs some is refused."""
+    """Leave a server without memory: commands that need some are rejected."""
     ask(server, "CONFIG", "SET", "maxmemory-policy", "noeviction")
     ask(server, "CONFIG", "SET", "maxmemory", 1)

@@ -24,7 +24,7 @@ Redis = Callable[..., RedisServer]
 
 
 async def until(what: str, condition: Callable[[], object]) -> None:
-    """Wait until something is true of a server, which tells nobody when it becomes so."""
+    """Wait until something is true of a server, by polling."""
 
     async def look() -> None:
         while not condition():
@@ -76,7 +76,7 @@ async def test_messages_with_one_key_go_to_one_server_until_it_leaves(own_redis:
     url, keys = own_redis().url, [*map(str, range(60)), "línea 🜚", "\ud800"]
 
     async def share(*servers: End) -> dict[str, str]:
-        """Who got the message for each key, which was sent twice."""
+        """Return the receivers of the message for each key, which was sent twice."""
         for token in ("first", "second"):
             for key in keys:
                 caller.connection.request("a.b", token, json.dumps(key).encode(), key)
@@ -99,13 +99,13 @@ async def test_messages_with_one_key_go_to_one_server_until_it_leaves(own_redis:
 
 
 @requirement("transport.nobody")
-async def test_a_request_that_nobody_serves_is_undelivered(own_redis: Redis) -> None:
+async def test_a_request_without_a_server_is_undelivered(own_redis: Redis) -> None:
     async with end(own_redis().url, "caller", "c.d") as caller:
         for number, operation_id in enumerate(("a.b", "", "c.d ", "línea 🜚", "\ud800", "a\nb")):
             caller.connection.request(operation_id, f"{number}", b"{}")
         await caller.log.until(lambda: len(caller.log.failures) == 6)
         assert caller.log.failures == [(f"{number}", "no server available") for number in range(6)]
-        assert caller.connection._routes == {}  # whoever asks for anything at all is not to use up memory
+        assert caller.connection._routes == {}  # requests for unknown operations must not use up memory
 
 
 async def test_an_end_is_unreachable_as_soon_as_it_has_closed(own_redis: Redis) -> None:
@@ -188,7 +188,7 @@ async def test_when_too_much_is_waiting_there_is_still_room_for_what_ends_or_ste
 
 
 @requirement("transport.redis.backlog")
-async def test_a_beat_that_finds_no_room_is_told_to_the_log(own_redis: Redis, caplog: pytest.LogCaptureFixture) -> None:
+async def test_a_beat_that_finds_no_room_is_logged(own_redis: Redis, caplog: pytest.LogCaptureFixture) -> None:
     server = own_redis()
     async with end(server.url, "one", "a.b") as one:
         server.freeze()
@@ -207,7 +207,7 @@ async def test_a_beat_that_finds_no_room_is_told_to_the_log(own_redis: Redis, ca
     assert "was not renewed: the peer does not keep up" in caplog.text
 
 
-async def test_one_who_is_not_connected_refuses_to_send(own_redis: Redis) -> None:
+async def test_an_end_without_a_connection_does_not_send(own_redis: Redis) -> None:
     async with end(own_redis().url, "one") as one:
         pass
     for send in (
@@ -225,7 +225,7 @@ async def test_one_who_is_not_connected_refuses_to_send(own_redis: Redis) -> Non
 # --- serving ----------------------------------------------------------------------------------------------------------
 
 
-async def test_whoever_leaves_leaves_nothing_behind(own_redis: Redis) -> None:
+async def test_a_peer_that_leaves_leaves_nothing_behind(own_redis: Redis) -> None:
     server = own_redis()
     async with end(server.url, "one", *(f"many.{number}" for number in range(1_223))) as one:
         assert ask(server, "DBSIZE") == 1_224
@@ -254,7 +254,7 @@ async def test_announcing_nothing_waits_for_what_was_announced_before(own_redis:
 
 
 @requirement("transport.redis.leases")
-async def test_a_lease_lives_as_long_as_somebody_beats(own_redis: Redis) -> None:
+async def test_a_lease_lives_as_long_as_its_holder_beats(own_redis: Redis) -> None:
     server = own_redis()
     async with end(server.url, "beats", "a.b", beat=0.1) as one, end(server.url, "frozen", "c.d", beat=0.1) as frozen:
 
@@ -325,7 +325,7 @@ async def test_what_was_withdrawn_does_not_come_back(own_redis: Redis) -> None:
 
 
 @requirement("transport.redis.scripts")
-async def test_requests_pass_while_somebody_empties_the_cache_of_scripts(own_redis: Redis) -> None:
+async def test_requests_pass_while_the_cache_of_scripts_is_flushed(own_redis: Redis) -> None:
     server = own_redis()
     async with end(server.url, "caller") as caller, end(server.url, "server", "a.b") as served:
         for number in range(200):
@@ -374,7 +374,7 @@ async def test_an_announcement_that_redis_refuses_fails_and_what_is_served_goes_
 
 @requirement("transport.redis.leases")
 @pytest.mark.parametrize("loss", ["DEL opwire:serving:a.b", "FLUSHALL"])
-async def test_a_lease_that_cannot_be_renewed_is_told_to_the_log(
+async def test_a_lease_that_cannot_be_renewed_is_logged(
     own_redis: Redis, caplog: pytest.LogCaptureFixture, loss: str
 ) -> None:
     server = own_redis()
@@ -388,7 +388,7 @@ async def test_a_lease_that_cannot_be_renewed_is_told_to_the_log(
     assert "WRONGTYPE" in caplog.text
 
 
-async def test_an_operation_that_redis_does_not_take_back_is_told_to_the_log(
+async def test_an_operation_that_redis_does_not_take_back_is_logged(
     own_redis: Redis, caplog: pytest.LogCaptureFixture
 ) -> None:
     server = own_redis()
@@ -416,7 +416,7 @@ async def test_one_connection_does_it_all(own_redis: Redis) -> None:
 
 
 @requirement("transport.redis.once")
-async def test_a_message_whose_reply_is_lost_is_delivered_once(own_redis: Redis) -> None:
+async def test_a_message_with_a_lost_reply_is_delivered_once(own_redis: Redis) -> None:
     server = own_redis()
     async with FaultProxy(HOST, server.port) as proxy, end(server.url, "server", "a.b") as served:
         async with end(f"redis://{HOST}:{proxy.port}", "caller") as caller:
@@ -431,7 +431,7 @@ async def test_a_message_whose_reply_is_lost_is_delivered_once(own_redis: Redis)
             caller.connection.send("server", "t", b"last", control=False)
             await served.log.until(lambda: served.log.messages[-1] == b"last")
         assert served.log.messages == [b"asked", b"told", b"last"]
-        assert caller.log.failures == []  # nobody knows that they did not arrive
+        assert caller.log.failures == []  # it is not known that they did not arrive
 
 
 async def test_one_that_connects_again_is_not_asked_under_its_old_name(own_redis: Redis) -> None:
@@ -439,7 +439,7 @@ async def test_one_that_connects_again_is_not_asked_under_its_old_name(own_redis
     async with end(server.url, "before", "a.b") as served:
         ask(server, "CLIENT", "KILL", "TYPE", "pubsub")
         await served.log.until(lambda: served.log.ends)
-        # As if Redis had not noticed: somebody still reads what is sent to the old name.
+        # As if Redis had not noticed: the old name still has a reader.
         async with end(server.url, "before") as before, end(server.url, "caller") as caller:
             await served.connection.connect("after", served.log)
             await served.connection.serve(["a.b"])
@@ -537,7 +537,9 @@ async def test_a_caller_learns_which_server_got_its_request_however_many_dead_on
         ("deaf:secret@", "check its ACL"),
     ],
 )
-async def test_whom_redis_does_not_let_in_is_told_why(own_redis: Redis, login: str, advice: str) -> None:
+async def test_a_login_that_redis_rejects_is_reported_with_its_reason(
+    own_redis: Redis, login: str, advice: str
+) -> None:
     server = own_redis(password="secret")
     ask(server, "ACL", "SETUSER", "mute", "on", ">secret", "~*", "+@all", "-script")
     ask(server, "ACL", "SETUSER", "deaf", "on", ">secret", "~*", "+@all", "resetchannels")
@@ -593,9 +595,7 @@ async def test_a_request_that_redis_refuses_fails_alone(own_redis: Redis) -> Non
         assert "WRONGTYPE" in reason
 
 
-async def test_a_message_that_redis_refuses_is_told_to_the_log(
-    own_redis: Redis, caplog: pytest.LogCaptureFixture
-) -> None:
+async def test_a_message_that_redis_refuses_is_logged(own_redis: Redis, caplog: pytest.LogCaptureFixture) -> None:
     server = own_redis()
     ask(
         server,

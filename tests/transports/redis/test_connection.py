@@ -38,7 +38,7 @@ async def test_asking_nothing_is_answered_at_once(redis_server: RedisServer) -> 
         assert await connection.ask() == []
 
 
-async def test_a_refused_command_fails_those_who_asked_and_nobody_else(redis_server: RedisServer) -> None:
+async def test_a_rejected_command_fails_its_callers_and_no_others(redis_server: RedisServer) -> None:
     async with connected(redis_server.url) as connection:
         before, refused, after = await asyncio.gather(
             connection.ask(PING),
@@ -52,7 +52,7 @@ async def test_a_refused_command_fails_those_who_asked_and_nobody_else(redis_ser
         assert after == [b"PONG", b"PONG"]
 
 
-async def test_one_who_gives_up_asking_disturbs_nobody(redis_server: RedisServer) -> None:
+async def test_a_cancelled_lookup_affects_no_other(redis_server: RedisServer) -> None:
     async with connected(redis_server.url) as connection:
         task = asyncio.create_task(connection.ask(PING))
         await asyncio.sleep(0)  # now it has asked
@@ -60,7 +60,7 @@ async def test_one_who_gives_up_asking_disturbs_nobody(redis_server: RedisServer
         assert await soon("the next is answered", connection.ask(command("ECHO", "next"))) == [b"next"]
 
 
-async def test_whoever_waits_for_a_reply_learns_that_the_connection_is_lost(
+async def test_a_pending_request_fails_when_the_connection_is_lost(
     own_redis: Callable[..., RedisServer],
 ) -> None:
     server, reasons, replies = own_redis(), list[str](), list[Any]()
@@ -81,7 +81,7 @@ async def test_whoever_waits_for_a_reply_learns_that_the_connection_is_lost(
             connection.send(PING, replies.append)
 
 
-async def test_closing_fails_those_who_wait_and_is_no_loss(own_redis: Callable[..., RedisServer]) -> None:
+async def test_closing_fails_pending_calls_and_is_not_a_loss(own_redis: Callable[..., RedisServer]) -> None:
     server, reasons = own_redis(), list[str]()
     connection = RedisConnection(parse_url(server.url), lambda *_: None, reasons.append)
     await connection.open()
@@ -127,7 +127,7 @@ async def test_whether_something_was_heard_is_kept(redis_server: RedisServer) ->
 
 
 @requirement("transport.redis.refusals")
-async def test_a_user_without_a_password_says_who_it_is(redis_server: RedisServer) -> None:
+async def test_a_user_without_a_password_gives_its_name(redis_server: RedisServer) -> None:
     target = parse_url(redis_server.url.replace("redis://", "redis://stranger@"))
     connection = RedisConnection(target, lambda channel, message: None, lambda reason: None)
     await connection.open()

@@ -83,7 +83,7 @@ def test_an_error_is_a_reply_like_any_other() -> None:
     assert got[1] == 1
 
 
-def test_a_reply_that_nobody_asked_for_is_shown() -> None:
+def test_an_unsolicited_reply_is_reported() -> None:
     with pytest.raises(ValueError, match="max number of clients"):
         Talk(0).replies.feed(b"-ERR max number of clients reached\r\n")
 

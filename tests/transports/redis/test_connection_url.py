@@ -27,7 +27,7 @@ from tests.requirements import requirement
         ),
     ],
 )
-def test_a_url_says_where_the_server_is_and_who_we_are(url: str, target: Target) -> None:
+def test_a_url_has_the_address_of_the_server_and_our_credentials(url: str, target: Target) -> None:
     assert parse_url(url) == target
 
 

@@ -66,7 +66,7 @@ async def test_durable_calls_over_redis_are_run_once_and_answered_to_all(redis_s
 
 
 @requirement("durable.unavailable")
-async def test_a_submission_whose_confirmation_is_lost_can_be_made_again(redis_server: RedisServer) -> None:
+async def test_a_submission_with_a_lost_confirmation_can_be_repeated(redis_server: RedisServer) -> None:
     async with FaultProxy(HOST, redis_server.port) as proxy, journal(f"redis://{HOST}:{proxy.port}") as made:
         proxy.drop_replies = True
         submitting = asyncio.create_task(made.submit(task()))
@@ -83,7 +83,7 @@ async def test_a_submission_whose_confirmation_is_lost_can_be_made_again(redis_s
 
 
 @requirement("durable.unavailable")
-async def test_who_waits_is_told_at_once_when_the_connection_is_lost(redis_server: RedisServer) -> None:
+async def test_a_waiter_is_notified_at_once_when_the_connection_is_lost(redis_server: RedisServer) -> None:
     prefix = token_hex(4)
     async with (
         FaultProxy(HOST, redis_server.port) as proxy,
@@ -102,7 +102,7 @@ async def test_who_waits_is_told_at_once_when_the_connection_is_lost(redis_serve
 
 
 @requirement("durable.redis.lost-news")
-async def test_an_outcome_whose_news_got_lost_is_found_by_asking_again(
+async def test_an_outcome_with_a_lost_notification_is_found_by_polling(
     redis_server: RedisServer, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     async with journal(redis_server.url) as made:
@@ -119,7 +119,7 @@ async def test_an_outcome_whose_news_got_lost_is_found_by_asking_again(
         assert await soon("it is found", waiting) == outcome(claim)
 
 
-async def test_who_waits_for_a_task_that_is_submitted_later_is_told(redis_server: RedisServer) -> None:
+async def test_a_waiter_for_a_task_that_is_submitted_later_is_notified(redis_server: RedisServer) -> None:
     async with journal(redis_server.url) as made:
         made._waiters._recheck = 0.05
         waiting = asyncio.create_task(made.wait("k", 60))
@@ -130,7 +130,7 @@ async def test_who_waits_for_a_task_that_is_submitted_later_is_told(redis_server
         assert await soon("it is told", waiting) == outcome(claim)
 
 
-async def test_what_anybody_publishes_harms_nobody(redis_server: RedisServer, caplog: pytest.LogCaptureFixture) -> None:
+async def test_foreign_messages_affect_no_peer(redis_server: RedisServer, caplog: pytest.LogCaptureFixture) -> None:
     async with journal(redis_server.url) as made:
         await made.submit(task())
         waiting = asyncio.create_task(made.wait("k", 60))
@@ -347,7 +347,7 @@ def test_what_is_not_the_url_of_a_redis_server_is_refused() -> None:
         assert "secret" not in str(caught.value)
 
 
-async def test_a_server_that_is_not_there_is_unavailable_and_no_password_is_told() -> None:
+async def test_an_unreachable_server_is_unavailable_and_the_error_has_no_password() -> None:
     made = RedisJournal(f"redis://:s3cret@{HOST}:1")
     assert "s3cret" not in made.name
     with pytest.raises(CallError, match="UNAVAILABLE") as caught:
@@ -398,7 +398,7 @@ async def test_what_another_program_has_written_hides_no_task_from_an_operator(r
 
 @requirement("durable.numbers")
 @pytest.mark.parametrize("delay", [float("inf"), float("nan"), 10**400, -1], ids=lambda value: f"{value!r:.9}")
-async def test_whatever_delay_is_asked_for_a_task_is_released(redis_server: RedisServer, delay: float) -> None:
+async def test_a_task_is_released_after_any_requested_delay(redis_server: RedisServer, delay: float) -> None:
     async with journal(redis_server.url) as made:
         await made.submit(task())
         await made.release(await claimed(made), delay)
@@ -408,7 +408,7 @@ async def test_whatever_delay_is_asked_for_a_task_is_released(redis_server: Redi
 
 @requirement("durable.numbers")
 @pytest.mark.parametrize("keep", [0, -1, float("inf"), float("nan"), 10**400], ids=lambda value: f"{value!r:.9}")
-def test_a_time_to_keep_outcomes_that_is_none_is_refused(keep: float) -> None:
+def test_an_invalid_time_to_keep_outcomes_is_rejected(keep: float) -> None:
     with pytest.raises(UsageError, match="keep is"):
         RedisJournal("redis://127.0.0.1:1", keep=keep)
 

@@ -98,7 +98,7 @@ async def test_claims_that_wait_have_connections_of_their_own_which_are_used_aga
     assert clients(redis_server) <= before
 
 
-async def test_a_claim_that_waits_delays_nobody(redis_server: RedisServer) -> None:
+async def test_a_waiting_claim_delays_no_other(redis_server: RedisServer) -> None:
     async with journal(redis_server) as made:
         waiting = asyncio.create_task(made.claim(["shop.order"], lease=9, wait=5))
         await asyncio.sleep(0.05)
@@ -127,7 +127,7 @@ async def test_what_a_cancelled_claim_was_given_comes_back_when_its_lease_is_ove
         assert (claims[0].task, claims[0].attempt) == (task(), 2)
 
 
-async def test_who_waits_for_long_finds_what_is_released_and_lost_meanwhile(redis_server: RedisServer) -> None:
+async def test_a_long_wait_finds_what_is_released_and_lost_meanwhile(redis_server: RedisServer) -> None:
     prefix = token_hex(4)
     async with journal(redis_server, prefix) as made, journal(redis_server, prefix) as other:
         for key in ("released", "lost"):
@@ -160,7 +160,7 @@ async def test_each_claim_that_waits_gets_a_task_of_a_batch_and_none_is_left(red
 
 
 @requirement("durable.redis.foreign")
-async def test_what_somebody_else_has_put_into_a_stream_is_removed(
+async def test_foreign_entries_of_a_stream_are_removed(
     redis_server: RedisServer, caplog: pytest.LogCaptureFixture
 ) -> None:
     async with journal(redis_server) as made:

@@ -155,7 +155,7 @@ def test_consumers_without_tasks_that_were_not_heard_of_for_long_are_removed(ser
 
 
 @requirement("durable.redis.consumers")
-def test_who_leaves_is_removed_only_where_it_has_nothing(server: RedisServer) -> None:
+def test_a_peer_that_leaves_is_removed_only_where_it_holds_nothing(server: RedisServer) -> None:
     submit(server)
     ((_, id, *_),) = take(server)
     missing = NAMES.stream("shop.missing")
@@ -167,7 +167,7 @@ def test_who_leaves_is_removed_only_where_it_has_nothing(server: RedisServer) ->
     assert consumers(server) == set()
 
 
-def test_entries_that_somebody_deleted_are_forgotten(server: RedisServer) -> None:
+def test_deleted_entries_are_forgotten(server: RedisServer) -> None:
     submit(server)
     ((_, id, *_),) = take(server, "gone:0")
     ask(server, "XDEL", STREAM, id)

@@ -1,4 +1,4 @@
-"""The primary that Sentinels or a cluster know: URLs, lookups, and what is said when there is none."""
+"""The primary that Sentinels or a cluster know: URLs, lookups, and the error without one."""
 
 import asyncio
 import ssl

@@ -117,7 +117,7 @@ async def test_a_server_that_has_become_a_replica_is_left(own_redis: OwnRedis) -
             assert await made.ask(PING) == [b"PONG"]
 
 
-async def test_no_password_is_told(own_redis: OwnRedis) -> None:
+async def test_no_password_is_shown(own_redis: OwnRedis) -> None:
     server = own_redis(password="p4ss w/rd")
     async with session(server.url) as made:
         assert await made.ask(PING) == [b"PONG"]

@@ -76,7 +76,7 @@ class Counted:
         self._news.set()
 
     async def until(self, number: int) -> None:
-        """Wait until so many have begun."""
+        """Wait until this number has begun."""
 
         async def wait() -> None:
             while len(self.runs) < number:
@@ -142,7 +142,7 @@ async def test_a_thousand_calls_in_flight_need_one_connection(redis_server: Redi
 
 
 @requirement("transport.redis.once")
-async def test_a_request_whose_reply_is_lost_runs_once_and_its_call_ends_once(own_redis: Redis) -> None:
+async def test_a_request_with_a_lost_reply_runs_once_and_its_call_ends_once(own_redis: Redis) -> None:
     server = own_redis()
     async with (
         FaultProxy(HOST, server.port) as proxy,
@@ -201,7 +201,7 @@ async def test_what_redis_does_not_take_is_refused_above_a_bound_and_the_rest_is
 
 
 @requirement("transport.redis.slow-reader")
-async def test_one_whom_redis_closes_for_reading_too_slowly_comes_back(own_redis: Redis) -> None:
+async def test_an_end_that_redis_disconnects_for_reading_too_slowly_reconnects(own_redis: Redis) -> None:
     server = own_redis(client_output_buffer_limit="pubsub 2mb 1mb 1")
     async with (
         FaultProxy(HOST, server.port, buffer=131_072) as proxy,
@@ -261,7 +261,7 @@ async def test_calls_in_flight_survive_that_redis_loses_its_data_and_new_ones_fi
 
 
 @requirement("transport.redis.scripts")
-async def test_scripts_that_are_flushed_while_calls_run_cost_nobody_a_call(own_redis: Redis) -> None:
+async def test_scripts_that_are_flushed_while_calls_run_fail_no_call(own_redis: Redis) -> None:
     server = own_redis()
     async with serving(server.url, heartbeat=10) as counted, calling(server.url, heartbeat=10) as calls:
 
@@ -278,10 +278,10 @@ async def test_scripts_that_are_flushed_while_calls_run_cost_nobody_a_call(own_r
 
 
 @requirement("transport.redis.dead-servers")
-async def test_a_server_that_crashed_costs_nobody_a_call(own_redis: Redis) -> None:
+async def test_a_server_that_crashed_fails_no_call(own_redis: Redis) -> None:
     server = own_redis()
     async with serving(server.url) as counted, calling(server.url) as calls:
-        for number in range(5):  # as kill -9 leaves them: listed, with a lease, and nobody there
+        for number in range(5):  # as kill -9 leaves them: listed, with a lease, without a process
             ask(server, "SET", f"opwire:end:crashed-{number}", "")
             ask(server, "LPUSH", "opwire:serving:work.count", f"opwire:end:crashed-{number}")
         assert await outcomes([calls.call("work.count", {"number": number}) for number in range(30)]) == list(range(30))
@@ -372,7 +372,7 @@ async def test_calls_pass_through_tls(redis_server: RedisServer) -> None:
 
 
 @requirement("transport.redis.tls")
-async def test_a_server_that_cannot_prove_who_it_is_is_refused(redis_server: RedisServer) -> None:
+async def test_a_server_without_proof_of_its_identity_is_rejected(redis_server: RedisServer) -> None:
     async with behind_tls(redis_server) as port:
         with pytest.raises(CallError, match="cannot be reached") as caught:
             await calling(f"rediss://{HOST}:{port}").start()

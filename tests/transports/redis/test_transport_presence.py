@@ -64,7 +64,7 @@ def test_a_lease_lasts_three_beats() -> None:
     assert parts(presence(heartbeat=0.25).entries(["a.b"])[0])[-2:] == ["750", "3600000"]
 
 
-def test_one_who_serves_nothing_only_asks_whether_its_lease_could_be_renewed() -> None:
+def test_an_end_without_operations_only_checks_whether_its_lease_can_be_renewed() -> None:
     assert parts(presence().renewal(1.0)) == ["PEXPIRE", "opwire:end:me", "3000"]
 
 

@@ -40,7 +40,7 @@ def test_redis_knows_the_script_by_the_name_that_we_call_it(server: RedisServer)
     assert ask(server, "SCRIPT", "LOAD", ROUTE) == ROUTE_SHA
 
 
-def test_nobody_gets_a_message_where_nobody_serves(server: RedisServer) -> None:
+def test_no_end_gets_a_message_without_servers(server: RedisServer) -> None:
     assert route(server) == 0
 
 
@@ -98,7 +98,7 @@ async def test_a_long_list_keeps_those_that_live(server: RedisServer) -> None:
 
 @requirement("transport.redis.garbage")
 async def test_an_entry_that_is_not_an_end_gets_nothing(server: RedisServer) -> None:
-    """Who may write under the prefix alone cannot have others publish elsewhere."""
+    """A peer with write access to the prefix alone cannot make others publish elsewhere."""
     async with end(server.url, "victim", prefix="payroll") as victim:
         ask(server, "SET", "payroll:end:victim", "")
         ask(server, "RPUSH", LIST, "payroll:end:victim", "", "x" * 100_000)
@@ -110,7 +110,7 @@ async def test_an_entry_that_is_not_an_end_gets_nothing(server: RedisServer) -> 
 
 
 @requirement("transport.redis.dead-servers")
-def test_pruning_takes_dead_servers_off_lists_and_looks_at_so_many_entries_only(server: RedisServer) -> None:
+def test_pruning_removes_dead_servers_and_looks_at_a_limited_number_of_entries(server: RedisServer) -> None:
     other = "opwire:serving:c.d"
     for name in ("one", "two"):
         enter(server, f"opwire:end:{name}", LIST, other)

@@ -31,7 +31,7 @@ BEAT = 0.2
 
 
 class End(Probe):
-    """A bare end: keeps what arrives, and who is lost."""
+    """A bare end: records what arrives, and lost peers."""
 
     def __init__(self, transport: Transport) -> None:
         super().__init__(transport)
@@ -72,7 +72,7 @@ class Plain:
 
 
 class Raw:
-    """A client that writes bytes, and reads only when it is told to."""
+    """A client that writes bytes, and reads only on command."""
 
     def __init__(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter, url: str) -> None:
         self.reader = reader
@@ -176,7 +176,7 @@ class Ends:
 
 
 async def until(what: str, condition: Callable[[], bool]) -> None:
-    """Wait until something is true that nobody tells of."""
+    """Wait until something is true, by polling."""
 
     async def wait() -> None:
         while not condition():

@@ -1,4 +1,4 @@
-"""Servers that are none of ours, for clients that are."""
+"""Foreign servers, for opwire's clients."""
 
 import asyncio
 import json

@@ -18,13 +18,13 @@ from tests.transports.websocket.ends import Ends, Plain, until
 
 
 class Watched:
-    """A policy that lets everybody in, refuses some operations, and keeps what it was told. It may be held up."""
+    """A policy that admits all, rejects some operations, and records its calls. It may be held up."""
 
     def __init__(self, *refused: str) -> None:
         self.refused = set(refused)
         self.failing: CallError | None = None
         self.told: list[tuple[str, list[str]]] = []
-        self.asked = asyncio.Event()  # who somebody is
+        self.asked = asyncio.Event()  # an identity
         self.deciding = asyncio.Event()  # what it may serve
         self.go = asyncio.Event()
         self.go.set()
@@ -69,7 +69,7 @@ async def guarded(ends: Ends, policy: Watched) -> WebSocketServer:
 
 
 async def undecided(ends: Ends, operation_id: str) -> tuple[Watched, WebSocketServer, Plain]:
-    """A client whose announcement of an operation is being decided."""
+    """A client with a pending announcement of an operation."""
     policy = Watched()
     server = await guarded(ends, policy)
     plain = await ends.plain(server.url)
@@ -80,7 +80,7 @@ async def undecided(ends: Ends, operation_id: str) -> tuple[Watched, WebSocketSe
 
 
 async def answers(plain: Plain, count: int) -> dict[int, str]:
-    """What was said to so many questions, by their numbers."""
+    """The responses to a number of requests, by their numbers."""
     heard = [await plain.hear() for _ in range(count)]
     assert [event["id"] for event in heard] == sorted(event["id"] for event in heard)
     return {event["id"]: event["type"].removeprefix("session.") for event in heard}
@@ -94,7 +94,7 @@ async def test_announcements_and_withdrawals_are_decided_in_order(ends: Ends) ->
     await plain.say("session.withdraw", id=4, operations=["a.2"])
     await plain.say("session.announce", id=5, operations=["a.4"])
     await plain.say("session.who", id=9)
-    assert await plain.hear() == {"type": "session.here", "id": 9, "peers": []}  # which waits for nobody
+    assert await plain.hear() == {"type": "session.here", "id": 9, "peers": []}  # which does not wait
     policy.go.set()
     assert await answers(plain, 5) == dict.fromkeys(range(1, 6), "done")
     assert policy.told == [
@@ -272,7 +272,7 @@ async def test_an_operation_that_is_refused_after_a_loss_does_not_keep_the_other
 
 
 @requirement("hub.just-started")
-async def test_a_gate_may_know_why_nobody_serves_an_operation(ends: Ends) -> None:
+async def test_a_gate_may_know_why_an_operation_has_no_server(ends: Ends) -> None:
     server = await guarded(ends, Watched("a.2"))
     plain = await ends.plain(server.url)
     await plain.say("call.requested", requestId="1", operationId="a.2")
@@ -337,7 +337,7 @@ async def test_a_server_closes_while_its_gate_decides(ends: Ends) -> None:
     await soon("it closes", server.close())
 
 
-async def test_without_a_gate_everybody_announces_what_it_likes(ends: Ends) -> None:
+async def test_without_a_gate_every_peer_may_announce_anything(ends: Ends) -> None:
     server, _ = await ends.server()
     client = await ends.client(server.url, "any.thing")
     await client.transport.announce(["other.thing"])

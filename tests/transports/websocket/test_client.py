@@ -26,7 +26,7 @@ from tests.transports.websocket.foreign import WELCOME, foreign, silent
 @pytest.mark.parametrize(
     "url", ["http://ann:secret@example", "ws://", "ws://h:port", "ws://secret@h", "ws://h/#secret", "ws://["]
 )
-def test_what_is_no_address_is_refused_where_it_is_given(url: str) -> None:
+def test_what_is_not_an_address_is_refused_where_it_is_given(url: str) -> None:
     with pytest.raises(UsageError, match="ws://host:port") as failure:
         WebSocketTransport(url)
     assert "secret" not in str(failure.value)
@@ -75,7 +75,7 @@ async def test_after_a_loss_it_comes_back_and_serves_again(ends: Ends, way: str)
 
 
 @requirement("transport.reconnects")
-async def test_while_it_is_away_whatever_would_send_is_unavailable(ends: Ends) -> None:
+async def test_without_a_connection_every_method_that_sends_is_unavailable(ends: Ends) -> None:
     async with behind_a_proxy(ends, "a.b") as (server, client, proxy):
         client.ask("a.b", "one")
         await client.count(1)

@@ -18,7 +18,7 @@ from tests.transports.websocket.ends import BEAT, Ends, Raw, until
 
 
 async def beats(raw: Raw, number: int) -> None:
-    """Wait for so many pings of the server, and answer each."""
+    """Wait for this number of pings of the server, and answer each."""
     while number > 0:
         for frame in await raw.hear():
             if frame.opcode is Opcode.PING:
@@ -61,7 +61,7 @@ async def test_a_client_may_want_to_hear_more_often_than_the_server(ends: Ends) 
 
 
 @requirement("transport.websocket.heartbeat")
-async def test_whoever_answers_pings_is_alive_although_it_says_nothing(ends: Ends) -> None:
+async def test_a_peer_that_answers_pings_is_alive_without_messages(ends: Ends) -> None:
     server, end = await ends.server(heartbeat=BEAT / 2)
     raw = await ends.raw(server.url)
     await beats(raw, 6)
@@ -70,7 +70,7 @@ async def test_whoever_answers_pings_is_alive_although_it_says_nothing(ends: End
 
 
 @requirement("transport.websocket.heartbeat")
-async def test_whoever_sends_anything_is_alive_although_it_answers_no_ping(ends: Ends) -> None:
+async def test_a_peer_that_sends_anything_is_alive_without_answering_pings(ends: Ends) -> None:
     server, end = await ends.server(heartbeat=BEAT)
     raw, other = await ends.raw(server.url), await ends.raw(server.url)
 
@@ -96,7 +96,7 @@ async def test_a_process_that_was_held_up_does_not_take_others_for_dead(ends: En
 
 
 @requirement("transport.websocket.unread")
-async def test_messages_that_nobody_takes_do_not_kill_a_connection(ends: Ends) -> None:
+async def test_messages_without_a_receiver_do_not_end_a_connection(ends: Ends) -> None:
     """A hundred items of 1 kB wait for a consumer that does something else for a while."""
 
     async def flood(*_: Any) -> Any:

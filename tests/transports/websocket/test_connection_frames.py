@@ -226,7 +226,7 @@ def test_a_refusal_is_the_reason() -> None:
 
 @requirement("transport.websocket.frames")
 @pytest.mark.parametrize("noise", [b"\r\n" * 100, b"\x16\x03\x01\x02\x00\x01\n", b"GET / HTTP/0.9\r\n\r\n"])
-def test_what_is_no_handshake_ends_the_connection(noise: bytes) -> None:
+def test_what_is_not_a_handshake_ends_the_connection(noise: bytes) -> None:
     frames = FrameCodec(server(State.CONNECTING))
     assert frames.handshake(noise) == (None, b"")
     assert frames.over

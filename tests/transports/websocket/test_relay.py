@@ -55,7 +55,7 @@ async def events(raw: Raw, kind: str) -> list[dict[str, Any]]:
 
 @requirement("transport.websocket.loss")
 @pytest.mark.parametrize("way", ["FIN", "RST"])
-async def test_a_caller_is_told_at_once_that_the_server_of_its_call_is_gone(ends: Ends, way: str) -> None:
+async def test_a_caller_learns_at_once_that_the_server_of_its_call_is_gone(ends: Ends, way: str) -> None:
     server, _ = await ends.server()
     raw = await ends.raw(server.url)
     raw.say("session.announce", id=1, operations=["far.op"])
@@ -90,7 +90,7 @@ async def test_a_handler_is_stopped_at_once_when_its_caller_is_gone(ends: Ends, 
 
 
 @requirement("transport.websocket.loss")
-async def test_a_server_is_told_once_of_a_caller_with_many_calls(ends: Ends) -> None:
+async def test_a_server_is_notified_once_of_a_caller_with_many_calls(ends: Ends) -> None:
     server, _ = await ends.server()
     serving = await ends.client(server.url, "a.b")
     caller, other = await ends.client(server.url), await ends.client(server.url)
@@ -108,7 +108,7 @@ async def test_a_server_is_told_once_of_a_caller_with_many_calls(ends: Ends) -> 
 
 
 @requirement("transport.websocket.plain")
-async def test_a_plain_server_is_told_of_a_caller_that_is_gone(ends: Ends) -> None:
+async def test_a_plain_server_learns_of_a_caller_that_is_gone(ends: Ends) -> None:
     server, _ = await ends.server()
     plain = await ends.plain(server.url)
     await plain.say("session.announce", id=1, operations=["a.b"])
@@ -137,7 +137,7 @@ async def test_a_plain_server_is_told_of_a_caller_that_is_gone(ends: Ends) -> No
     ],
 )
 async def test_a_client_cannot_say_that_an_event_is_from_another(ends: Ends, forged: str) -> None:
-    """What it says is whom the event is for; who it is from is written by the server."""
+    """It names the receiver of the event; the sender is written by the server."""
     server, _ = await ends.server()
     serving, plain = await ends.client(server.url, "a.b"), await ends.plain(server.url)
     to, sender = server.peers
@@ -148,7 +148,7 @@ async def test_a_client_cannot_say_that_an_event_is_from_another(ends: Ends, for
 
 @requirement("transport.strangers")
 @pytest.mark.parametrize("kind", ["call.responded", "call.error", "call.completed", "call.aborted", "call.credit"])
-async def test_a_stranger_who_knows_everything_cannot_touch_a_call(ends: Ends, kind: str) -> None:
+async def test_a_stranger_with_all_ids_cannot_affect_a_call(ends: Ends, kind: str) -> None:
     server, _ = await ends.server()
     serving, stranger = await ends.client(server.url, "a.b"), await ends.plain(server.url)
     caller = await ends.client(server.url)
@@ -340,7 +340,9 @@ async def test_a_directed_request_passes_and_its_answer_is_in_the_name_of_the_pe
 
 @requirement("transport.websocket.unmatched")
 @pytest.mark.parametrize("kind", ["unmatched", "credits"])
-async def test_events_that_no_call_needs_are_dropped_above_a_rate_and_harm_nobody(ends: Ends, kind: str) -> None:
+async def test_events_that_no_call_needs_are_dropped_above_a_rate_and_affect_no_other_peer(
+    ends: Ends, kind: str
+) -> None:
     server, end = await ends.server(max_backlog=BACKLOG)
     victim = await ends.raw(server.url)  # which reads nothing for a while
     victim.say("session.announce", id=1, operations=["v.op"])

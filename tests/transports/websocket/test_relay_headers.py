@@ -85,7 +85,7 @@ def test_a_payload_is_passed_on_unread_and_unchanged(payload: bytes) -> None:
         b'{"type":"call.credit","requestId":"r","x":' + b"[" * 100_000 + b"]" * 100_000 + b"}",
     ],
 )
-def test_what_is_no_event_of_a_call_is_refused(message: bytes) -> None:
+def test_what_is_not_an_event_of_a_call_is_refused(message: bytes) -> None:
     with pytest.raises(CallError) as failure:
         read_head(message)
     assert failure.value.code is ErrorCode.PROTOCOL_ERROR
@@ -94,7 +94,7 @@ def test_what_is_no_event_of_a_call_is_refused(message: bytes) -> None:
 @requirement("transport.websocket.stamps")
 @pytest.mark.parametrize(("event", "_"), EVENTS)
 @pytest.mark.parametrize("unmatched", [False, True])
-def test_a_stamp_says_who_an_event_is_from(event: CallEvent, _: object, unmatched: bool) -> None:
+def test_a_relay_header_names_the_sender_of_an_event(event: CallEvent, _: object, unmatched: bool) -> None:
     message = with_header(encode_event(event), relay_header("c7", unmatched=unmatched))
     assert read_origin(message) == ("c7", unmatched)
     assert json.loads(message) == json.loads(encode_event(event)) | {"peer": "c7"} | (
@@ -173,7 +173,7 @@ identities = st.builds(
     order=st.permutations(range(7)),
     indent=st.sampled_from([None, 0, 1]),
 )
-def test_whatever_a_request_claims_it_is_from_whom_the_stamp_says(
+def test_the_sender_of_a_request_is_that_of_its_relay_header(
     identity: Identity | None, claimed: Identity | None, payload: Any, order: list[int], indent: int | None
 ) -> None:
     fields: list[tuple[str, Any]] = [

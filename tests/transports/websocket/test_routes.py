@@ -66,7 +66,7 @@ def test_progress_goes_to_a_caller_that_asked_for_it_and_is_not_an_item(asked: A
 
 
 @requirement("transport.sharing")
-def test_those_who_serve_an_operation_take_turns() -> None:
+def test_servers_of_an_operation_take_turns() -> None:
     table = routes("s1", "s2", "c")
     for each in ("s1", "s2", SERVER):
         table.announce(each, ["a.b", "a.b"])
@@ -76,7 +76,7 @@ def test_those_who_serve_an_operation_take_turns() -> None:
 
 
 @requirement("transport.sharing")
-def test_whoever_withdraws_or_leaves_has_no_more_turns() -> None:
+def test_a_server_that_withdraws_or_leaves_has_no_more_turns() -> None:
     table = routes("s1", "s2", "s3")
     for each in ("s1", "s2", "s3"):
         table.announce(each, ["a.b", "a.c"])
@@ -103,7 +103,7 @@ def test_requests_with_one_key_go_to_one_server_until_it_leaves() -> None:
 
 
 @requirement("transport.nobody")
-def test_what_nobody_serves_is_unavailable_at_once() -> None:
+def test_an_operation_without_a_server_is_unavailable_at_once() -> None:
     table = routes("s", "c")
     table.announce("s", ["a.other"])
     failure = error(table, "c", ask())
@@ -113,14 +113,14 @@ def test_what_nobody_serves_is_unavailable_at_once() -> None:
 
 
 @requirement("transport.nobody")
-def test_what_nobody_serves_goes_to_a_server_that_serves_something() -> None:
+def test_a_request_for_an_unserved_operation_goes_to_a_server_of_others() -> None:
     table = routes("c")
     table.announce(SERVER, ["a.other"])
     assert opened(table, "c", ask()).server == SERVER
 
 
 @requirement("hub.just-started")
-def test_whoever_knows_why_nobody_serves_an_operation_is_asked() -> None:
+def test_the_reason_why_an_operation_has_no_server_is_looked_up() -> None:
     def unserved(operation_id: str) -> None:
         if operation_id == "a.later":
             raise CallError(ErrorCode.UNAVAILABLE, "not yet")
@@ -147,7 +147,7 @@ def test_a_request_to_a_peer_that_is_not_there_is_unavailable() -> None:
 
 
 @requirement("transport.websocket.max-calls")
-def test_one_connection_has_so_many_calls_open_and_no_more() -> None:
+def test_the_open_calls_of_a_connection_are_limited() -> None:
     table = routes("s", "c", "d", max_calls=2)
     table.announce("s", ["a.b"])
     call = opened(table, "c", ask("1"))
@@ -193,7 +193,7 @@ def test_an_open_call_keeps_no_long_ids() -> None:
 
 @requirement("transport.websocket.max-operations")
 @pytest.mark.parametrize("operation", ["a.3", "a." + "x" * 999])
-def test_a_peer_serves_so_many_operations_and_no_more(operation: str) -> None:
+def test_the_operations_of_a_peer_are_limited(operation: str) -> None:
     table = routes("s", "t", max_operations=2)
     table.announce("s", ["a.1", "a.1"])
     table.announce("s", [] if len(operation) > 100 else ["a.2"])
@@ -352,7 +352,7 @@ def test_equal_ids_of_two_callers_do_not_meet() -> None:
 
 
 @requirement("transport.websocket.plain")
-def test_a_server_that_names_nobody_answers_the_one_who_asked_first() -> None:
+def test_a_response_without_a_receiver_goes_to_the_first_caller() -> None:
     table = routes("s", "c", "d")
     table.announce("s", ["a.b"])
     calls = [opened(table, caller, ask()) for caller in ("c", "d")]
@@ -412,7 +412,7 @@ def test_what_belongs_to_no_call_goes_to_the_peer_that_it_names() -> None:
 
 
 @requirement("transport.websocket.routes")
-def test_whoever_leaves_ends_the_calls_it_made_and_those_it_served() -> None:
+def test_a_peer_that_leaves_ends_the_calls_it_made_and_those_it_served() -> None:
     table = routes("s", "c", "d")
     for each in ("s", "c"):
         table.announce(each, [f"{each}.op"])

@@ -1,4 +1,4 @@
-"""The end that listens: who may connect, what it says to whom, and what it does with nonsense."""
+"""The listening end: admission, responses, and invalid input."""
 
 import asyncio
 import json
@@ -33,7 +33,7 @@ from tests.transports.websocket.ends import End, Ends, until
 
 
 async def http(url: str, request: bytes) -> bytes:
-    """What the server answers to a request that is none of a WebSocket."""
+    """The response to a request that is not one of a WebSocket."""
     uri = parse_uri(url)
     reader, writer = await asyncio.open_connection(uri.host, uri.port)
     writer.write(request)
@@ -49,14 +49,14 @@ async def status(url: str, **options: Any) -> int:
     return refused.value.response.status_code
 
 
-# --- who may connect --------------------------------------------------------------------------------------------------
+# --- admission --------------------------------------------------------------------------------------------------------
 
 
 @requirement("transport.websocket.http")
 @pytest.mark.parametrize(
     ("request_line", "code"), [("GET / HTTP/1.1", 426), ("GET /health HTTP/1.1", 426), ("PUT / HTTP/1.1", 405)]
 )
-async def test_a_request_that_is_no_upgrade_is_told_so(ends: Ends, request_line: str, code: int) -> None:
+async def test_a_request_that_is_not_an_upgrade_gets_an_error(ends: Ends, request_line: str, code: int) -> None:
     server, _ = await ends.server()
     answer = await http(server.url, f"{request_line}\r\nHost: {HOST}\r\n\r\n".encode())
     assert answer.startswith(f"HTTP/1.1 {code} ".encode())
@@ -75,7 +75,7 @@ async def test_a_probe_of_an_orchestrator_is_answered_until_the_server_drains(en
 
 @requirement("transport.websocket.http")
 @pytest.mark.parametrize("noise", [b"\x16\x03\x01\x00\xa5\x01\x00\n", b"\n", b"GET /" + b"x" * 20_000])
-async def test_what_is_no_request_at_all_is_closed(ends: Ends, noise: bytes) -> None:
+async def test_what_is_not_a_request_at_all_is_closed(ends: Ends, noise: bytes) -> None:
     server, _ = await ends.server()
     await http(server.url, noise)
     await ends.client(server.url)
@@ -201,7 +201,7 @@ async def test_hello_is_answered_with_a_name_and_the_terms(ends: Ends) -> None:
         ('{"type":"call.requested","requestId":"r","operationId":"a.b"}', 4401, "session.hello comes first"),
     ],
 )
-async def test_whatever_else_comes_first_closes_the_connection(ends: Ends, first: str, code: int, reason: str) -> None:
+async def test_any_other_first_message_closes_the_connection(ends: Ends, first: str, code: int, reason: str) -> None:
     server, end = await ends.server("a.b")
     plain = await ends.plain(server.url, hello=False)
     await plain.connection.send(first)
@@ -213,7 +213,7 @@ async def test_whatever_else_comes_first_closes_the_connection(ends: Ends, first
 
 
 @requirement("transport.websocket.hello")
-async def test_whoever_does_not_say_hello_in_time_is_closed(ends: Ends) -> None:
+async def test_a_connection_without_hello_in_time_is_closed(ends: Ends) -> None:
     server, _ = await ends.server(hello_timeout=0.1)
     plain = await ends.plain(server.url, hello=False)
     silent = asyncio.create_task(http(server.url, b"GET / HTTP/1.1\r\n"))  # and goes no further
@@ -223,7 +223,7 @@ async def test_whoever_does_not_say_hello_in_time_is_closed(ends: Ends) -> None:
 
 
 @requirement("transport.websocket.hello")
-async def test_whoever_has_said_hello_in_time_stays(ends: Ends) -> None:
+async def test_a_connection_with_hello_in_time_stays(ends: Ends) -> None:
     server, _ = await ends.server(hello_timeout=0.1)
     plain = await ends.plain(server.url)
     late = await ends.plain(server.url, hello=False)
@@ -436,7 +436,7 @@ frames = st.builds(
 @requirement("transport.websocket.malformed")
 @settings(max_examples=examples(60), suppress_health_check=[HealthCheck.function_scoped_fixture, HealthCheck.too_slow])
 @given(data=st.lists(frames | st.binary(max_size=30), min_size=1, max_size=12))
-def test_whatever_a_connection_sends_others_are_served(data: list[bytes]) -> None:
+def test_other_connections_are_served_after_any_input_of_one(data: list[bytes]) -> None:
     async def attack() -> None:
         async with Ends() as ends:
             server, _ = await ends.server("a.b")
@@ -458,7 +458,7 @@ def test_whatever_a_connection_sends_others_are_served(data: list[bytes]) -> Non
 
 
 @requirement("transport.addresses")
-async def test_the_server_knows_who_it_asks_and_who_asks(ends: Ends) -> None:
+async def test_the_server_knows_the_sender_and_the_receiver_of_a_request(ends: Ends) -> None:
     server, end = await ends.server("near.op")
     client = await ends.client(server.url, "far.op")
     assert end.ask("far.op") == server.peers[0]
@@ -470,7 +470,7 @@ async def test_the_server_knows_who_it_asks_and_who_asks(ends: Ends) -> None:
 
 
 @requirement("transport.nobody")
-async def test_the_server_asks_nobody_if_nobody_serves(ends: Ends) -> None:
+async def test_the_server_sends_no_discovery_without_servers(ends: Ends) -> None:
     _, end = await ends.server()
     with pytest.raises(CallError) as failure:
         end.ask("a.b")
@@ -478,7 +478,7 @@ async def test_the_server_asks_nobody_if_nobody_serves(ends: Ends) -> None:
 
 
 @requirement("transport.nobody")
-async def test_a_client_is_told_at_once_that_nobody_serves_it(ends: Ends) -> None:
+async def test_a_client_learns_at_once_that_its_operation_has_no_server(ends: Ends) -> None:
     server, _ = await ends.server()
     client = await ends.client(server.url)
     client.ask("a.b")
@@ -544,7 +544,7 @@ async def test_the_server_does_not_answer_what_is_routed_to_others(ends: Ends) -
 
 @requirement("transport.closed")
 @pytest.mark.parametrize("to", [None, "nobody"])
-async def test_what_is_for_nobody_is_unavailable(ends: Ends, to: str | None) -> None:
+async def test_a_message_for_an_unknown_address_is_unavailable(ends: Ends, to: str | None) -> None:
     _, end = await ends.server()
     with pytest.raises(CallError) as failure:
         end.transport.send(CallAborted(request_id="r"), to)
@@ -620,7 +620,7 @@ async def test_a_server_closes_in_time_although_a_client_does_not_answer(ends: E
 
 
 @requirement("transport.websocket.loss")
-async def test_those_who_share_a_call_with_the_server_are_told(ends: Ends) -> None:
+async def test_peers_that_share_a_call_with_the_server_are_notified(ends: Ends) -> None:
     stopped = asyncio.Event()
 
     async def wait(*_: Any) -> None:

@@ -1,4 +1,4 @@
-"""One connection to a server: whom a client takes for one, and what it takes from it."""
+"""One connection to a server: which servers a client accepts, and which messages."""
 
 import asyncio
 import json
@@ -168,7 +168,7 @@ async def test_a_malformed_answer_ends_its_own_call_alone(ends: Ends) -> None:
 
 
 @requirement("transport.websocket.malformed")
-async def test_a_malformed_request_is_told_to_its_caller(ends: Ends) -> None:
+async def test_a_malformed_request_is_reported_to_its_caller(ends: Ends) -> None:
     server, _ = await ends.server()
     client = await ends.client(server.url, "a.b")
     plain = await ends.plain(server.url)
