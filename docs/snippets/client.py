@@ -9,7 +9,7 @@ LINES = {"lines": [{"article": "tea", "price": 4.5, "quantity": 2}]}
 
 
 async def main() -> None:
-    async with Client(registry, timeout=10, retries=Retries(attempts=5)) as client:
+    async with Client(registry, timeout=10, retries=Retries(max_attempts=5)) as client:
         print(await client.call("shop.order", LINES))
         print(await client.call("shop.order", LINES, output_type=Receipt))
         envelope = await client.call_envelope("shop.order", LINES)

@@ -87,7 +87,7 @@ async def test_closing_ends_the_calls_that_are_under_way() -> None:
 async def test_a_query_survives_a_restart_of_its_hub() -> None:
     """What fails while the connection is lost is asked again, and answered when it is back."""
     everybody = allow_anonymous(Grant(ME))
-    patient = Retries(attempts=200, shortest=0.05, longest=0.05, reserve=200)
+    patient = Retries(max_attempts=200, back_off=0.05, max_back_off=0.05, reserve=200)
     first = await Hub(Samples().registry, "ws://127.0.0.1:0", authenticate=everybody).start()
     async with Client(first.url, retries=patient) as client:
         await first.close()

@@ -27,7 +27,7 @@ from tests.chaos.virtual_time import run_virtually
 from tests.client.samples import ME, Point, Samples, Way
 from tests.requirements import requirement
 
-QUICK = Retries(shortest=0.001, longest=0.002)
+QUICK = Retries(back_off=0.001, max_back_off=0.002)
 
 
 async def soon(event: asyncio.Event) -> None:
@@ -330,7 +330,7 @@ def test_all_attempts_of_a_call_share_one_deadline() -> None:
         raise CallError("UNAVAILABLE", "not yet", retry_after=0.15)
 
     async def call() -> None:
-        async with Client(registry, retries=Retries(attempts=10, shortest=0)) as client:
+        async with Client(registry, retries=Retries(max_attempts=10, back_off=0)) as client:
             await client.call("a.b", timeout=0.7)
 
     with pytest.raises(CallError, match="UNAVAILABLE"):
@@ -347,7 +347,7 @@ async def test_the_budget_of_retries_is_one_for_all_calls() -> None:
         calls.append(1)
         raise CallError("UNAVAILABLE")
 
-    policy = Retries(attempts=3, shortest=0, share=0.1, reserve=10)
+    policy = Retries(max_attempts=3, back_off=0, share=0.1, reserve=10)
     async with Client(registry, retries=policy) as client:
         for _ in range(100):
             with pytest.raises(CallError):
@@ -359,7 +359,7 @@ async def test_the_budget_of_retries_is_one_for_all_calls() -> None:
 async def test_a_query_is_repeated_even_if_it_was_not_known_to_be_one_at_first() -> None:
     """The only server is away when the first call fails, and only it knows the operation."""
     bus, samples = MemoryBus(), Samples()
-    patient = Retries(attempts=100, shortest=0.05, longest=0.05, reserve=100)
+    patient = Retries(max_attempts=100, back_off=0.05, max_back_off=0.05, reserve=100)
     async with Client(MemoryTransport(bus), retries=patient) as client:
         call = asyncio.create_task(client.call("math.add", {"a": 1}))
         await asyncio.sleep(0)

@@ -64,7 +64,7 @@ async def test_a_server_that_is_not_trusted_to_name_queries_gets_no_call_twice()
 
     for trusts, expected in ((True, 2), (False, 1)):
         calls.clear()
-        retries = Retries(attempts=2, shortest=0)
+        retries = Retries(max_attempts=2, back_off=0)
         async with (
             serve_http(registry, anonymous=ME).listening() as address,
             Client(address, retries=retries, trust_annotations=trusts) as client,

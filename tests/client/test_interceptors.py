@@ -114,7 +114,7 @@ async def test_the_first_interceptor_is_the_outermost_and_may_answer_itself() ->
 async def test_retries_are_inside_and_an_error_of_an_interceptor_is_a_call_error() -> None:
     samples, recorder = Samples(), Recorder()
     samples.failures["fail.at_first"] = 2
-    async with Client(samples.registry, retries=Retries(shortest=0)) as client:
+    async with Client(samples.registry, retries=Retries(back_off=0)) as client:
         client.use(recorder)
         assert await client.call("fail.at_first") == "done"
         assert (len(samples.calls), len(recorder.log)) == (3, 2)

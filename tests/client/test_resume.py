@@ -19,7 +19,7 @@ from tests.hub.meeting import OPEN
 from tests.requirements import requirement
 from tests.servers.faults import FaultProxy
 
-QUICK = Retries(longest=0.02, outage=20)
+QUICK = Retries(max_back_off=0.02, outage=20)
 
 
 class Log:
@@ -107,7 +107,7 @@ async def test_a_text_that_is_not_a_cursor_is_refused_on_both_sides(cursor: str)
 @requirement("resume.client")
 async def test_without_success_the_loss_is_final() -> None:
     log = Log()
-    async with WAYS["registry"](log.registry, retries=Retries(longest=0.01, outage=0.1)) as client:
+    async with WAYS["registry"](log.registry, retries=Retries(max_back_off=0.01, outage=0.1)) as client:
         error = await refusal(client.subscribe("log.unavailable", resume=True, resume_from="2"))
     assert error is log.failure
     assert len(log.opened) > 2
@@ -135,7 +135,7 @@ async def test_a_server_that_is_unknown_for_a_moment_is_waited_for() -> None:
 
 @requirement("resume.client")
 async def test_timeouts_of_the_caller_end_a_subscription_that_cannot_be_resumed_yet() -> None:
-    async with WAYS["registry"](Log().registry, retries=Retries(longest=0.01)) as client:
+    async with WAYS["registry"](Log().registry, retries=Retries(max_back_off=0.01)) as client:
         for items in (
             client.subscribe("log.unavailable", resume=True, idle_timeout=0.1),
             client.subscribe("log.unavailable", resume=True, timeout=0.1),

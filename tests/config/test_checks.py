@@ -72,7 +72,8 @@ def test_a_source_needs_a_program(command: str) -> None:
 
 
 @pytest.mark.parametrize(
-    "key", ["serve.mcp.anonymous", "serve.mcp.identity", "serve.http.anonymous", "hub.anonymous", "spoke.anonymous"]
+    "key",
+    ["serve.mcp.anonymous", "serve.mcp.stdio_identity", "serve.http.anonymous", "hub.anonymous", "spoke.anonymous"],
 )
 def test_an_identity_that_is_used_has_to_be_there(key: str) -> None:
     table, _, name = key.rpartition(".")

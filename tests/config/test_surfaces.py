@@ -113,6 +113,29 @@ async def test_a_hub_and_a_spoke_of_two_files_meet(tmp_path: Path, registry: Ope
                 pytest.fail("a guest may not serve operations")
 
 
+@requirement("config.surfaces")
+async def test_the_calls_at_a_spoke_have_the_limit_of_the_file(tmp_path: Path, registry: OperationRegistry) -> None:
+    begun, released = asyncio.Event(), asyncio.Event()
+
+    @registry.query("a.slow")
+    async def slow() -> int:
+        begun.set()
+        await released.wait()
+        return 2
+
+    config = project(tmp_path, f'{ALICE}[hub]\nurl = "ws://127.0.0.1:0"')
+    async with hub_of(config, OperationRegistry()) as hub:
+        toml = f'[limits]\nmax_calls = 1\n[spoke]\nurl = "{hub.url}"\ntoken = "${{OPWIRE_ALICE}}"'
+        (tmp_path / "spoke").mkdir()
+        async with spoke_of(project(tmp_path / "spoke", toml), registry), asyncio.timeout(20):
+            pending = asyncio.create_task(hub.registry.execute("a.slow"))
+            await begun.wait()
+            with pytest.raises(CallError, match="RATE_LIMITED"):
+                await hub.registry.execute("a.one")
+            released.set()
+            assert (await pending).data == 2
+
+
 async def test_a_hub_with_a_certificate_speaks_tls(tmp_path: Path) -> None:
     pem = self_signed(tmp_path).name
     toml = f'[hub]\nurl = "wss://127.0.0.1:0"\ncertificate = "{pem}"\nprivate_key = "{pem}"'

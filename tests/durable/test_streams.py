@@ -248,7 +248,7 @@ async def test_a_subscription_survives_restarts_of_the_broker_and_of_its_server(
     async with AsyncExitStack() as stack:
         hub = await stack.enter_async_context(Hub(None, "ws://127.0.0.1:0", authenticate=OPEN))
         writer = await stack.enter_async_context(kind(broker.url, "log"))
-        client = await stack.enter_async_context(Client(hub.url, retries=Retries(longest=0.1)))
+        client = await stack.enter_async_context(Client(hub.url, retries=Retries(max_back_off=0.1)))
         first = await stack.enter_async_context(AsyncExitStack())
         await first.enter_async_context(serving(lambda: kind(broker.url, "log"), hub.url))
         async with asyncio.timeout(90), asyncio.TaskGroup() as group:

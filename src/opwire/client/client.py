@@ -139,23 +139,23 @@ _MAX_INTERCEPTED = 10_000  # cached intercepted calls
 class Retries(Struct, frozen=True, kw_only=True):
     """How a client retries queries that failed with a retryable error.
 
-        Client(url, retries=Retries(attempts=5, longest=30))
+        Client(url, retries=Retries(max_attempts=5, max_back_off=30))
         Client(url, retries=None)  # never
 
     Raises:
-        UsageError: `attempts` is not a whole number above zero, or another number is invalid.
+        UsageError: `max_attempts` is not a whole number above zero, or another number is invalid.
     """
 
-    attempts: int = 3  # in all, including the first one
-    shortest: float = 0.1  # seconds: the upper bound of the first back-off, which doubles each time
-    longest: float = 5.0  # seconds: the upper bound of any back-off; a `retry_after` of the server comes on top
+    max_attempts: int = 3  # in all, including the first one
+    back_off: float = 0.1  # seconds: the upper bound of the first back-off, which doubles each time
+    max_back_off: float = 5.0  # seconds: the upper bound of any back-off; a `retry_after` of the server comes on top
     share: float = 0.2  # retries that each call adds to the budget
     reserve: float = 10.0  # retries that the budget holds, at first and at most
     outage: float = 60.0  # seconds: how long a lost subscription is resumed without success
 
     def __post_init__(self) -> None:
-        check_counts(attempts=self.attempts or 0)
-        for option in ("shortest", "longest", "share", "reserve", "outage"):
+        check_counts(max_attempts=self.max_attempts or 0)
+        for option in ("back_off", "max_back_off", "share", "reserve", "outage"):
             value = getattr(self, option)
             check_not_below_zero(**{option: -1 if value is None else value})
 
@@ -177,10 +177,10 @@ class RetryBudget:
         `remaining` are the seconds until the deadline: a retry has to begin before it.
         """
         policy = self._retries
-        if not error.retryable or attempts >= policy.attempts:
+        if not error.retryable or attempts >= policy.max_attempts:
             return None
         # What the server asks for comes before the back-off, or all rejected callers would return at the same time.
-        delay = (error.retry_after or 0.0) + back_off(attempts, first=policy.shortest, longest=policy.longest)
+        delay = (error.retry_after or 0.0) + back_off(attempts, first=policy.back_off, longest=policy.max_back_off)
         return delay if delay < remaining else None
 
     def spend(self) -> bool:
@@ -243,7 +243,7 @@ class Client:
         self._act_as = act_as
         self._timeout = timeout
         self._is_error: ToolErrorPolicy = is_error
-        self._retries = retries or Retries(attempts=1)
+        self._retries = retries or Retries(max_attempts=1)
         self._budget = RetryBudget(self._retries)
         self._deadlines = Deadlines()
         self._on_question = None if on_question is None else question_callback(on_question)
@@ -477,7 +477,7 @@ class Client:
             context,
             operation_id,
             lambda: self._is_open,
-            longest=self._retries.longest,
+            longest=self._retries.max_back_off,
             outage=self._retries.outage,
         )
 

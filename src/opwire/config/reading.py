@@ -300,7 +300,7 @@ def check_settings(config: Config) -> Iterator[ConfigProblem]:
         yield from _check_source(("sources", name), name, source)
     used = {
         ("serve", "mcp", "anonymous"): config.serve.mcp and config.serve.mcp.anonymous,
-        ("serve", "mcp", "identity"): config.serve.mcp and config.serve.mcp.identity,
+        ("serve", "mcp", "stdio_identity"): config.serve.mcp and config.serve.mcp.stdio_identity,
         ("serve", "http", "anonymous"): config.serve.http and config.serve.http.anonymous,
         ("hub", "anonymous"): config.hub and config.hub.anonymous,
         ("spoke", "anonymous"): config.spoke and config.spoke.anonymous,

@@ -264,7 +264,7 @@ class OpenAPISettings(SourceSettings, frozen=True, kw_only=True):
     headers: dict[str, EnvText] = {}
     trust_annotations: bool = False  # trust `x-opwire`, for a document of `serve_http`
     strict_input: bool = False  # check `format` in inputs, and `oneOf` as more than `anyOf`
-    external_refs: tuple[str, ...] = ()  # hosts of other documents that this one may refer to; "*" is any
+    allow_external_refs: tuple[str, ...] = ()  # hosts of other documents that this one may refer to; "*" is any
     max_documents: Count = 1_000  # that this one may refer to, not counting files below its folder
     max_document_bytes: Count = 256 * 1024 * 1024  # of this one and all that it refers to
     call_timeout: Seconds = 30.0
@@ -409,7 +409,7 @@ class SurfaceSettings(Settings, frozen=True, kw_only=True):
 
 
 class MCPSurfaceSettings(SurfaceSettings, frozen=True, kw_only=True):
-    """`[serve.mcp]`: see `serve_mcp`. Over stdio the caller has this `identity`; by default it is fully trusted."""
+    """`[serve.mcp]`: see `serve_mcp`. Over stdio the caller has `stdio_identity`; by default it is fully trusted."""
 
     transport: Literal["stdio", "http"] = "stdio"
     port: Port = 8000
@@ -417,7 +417,7 @@ class MCPSurfaceSettings(SurfaceSettings, frozen=True, kw_only=True):
     name: str = "opwire"
     title: str | None = None
     instructions: str | None = None
-    identity: str | None = None
+    stdio_identity: str | None = None
     max_items: Count = 100
     max_seconds: Seconds = 30.0
     max_name: Annotated[int, Meta(ge=32, le=128)] = 50
@@ -528,7 +528,7 @@ class DurableSettings(BrokerSettings, frozen=True, kw_only=True):
 
 
 class IdentitySettings(Settings, frozen=True, kw_only=True):
-    """`[identities.NAME]`: callers with this token are NAME. Without a token it is for `anonymous` and `identity`."""
+    """`[identities.NAME]`: callers with this token are NAME. It needs none for `anonymous` and `stdio_identity`."""
 
     token: Secret | None = None
     scopes: tuple[str, ...] = ()
@@ -591,9 +591,14 @@ class LimitSettings(Settings, frozen=True, kw_only=True):
     call_timeout: Seconds = CALL_TIMEOUT  # the default for calls over a surface; over MCP, without progress
     max_body: Count = 4 * 1024 * 1024  # bytes of a request to a surface
     max_requests: Count = 1_000  # concurrent, per surface
-    max_calls: Count = 10_000  # in flight: per client of the hub, or at a spoke
+    max_calls: Count | None = None  # in flight: per client of the hub, or at a spoke; by default theirs
     rate: Annotated[float, Meta(gt=0)] | None = None  # calls per second and client of the hub
     burst: Count = 1_000  # calls at once, above the rate
+
+    @property
+    def calls(self) -> dict[str, int]:
+        """The option `max_calls`, if it is given: the defaults of a hub and of a spoke differ."""
+        return {} if self.max_calls is None else {"max_calls": self.max_calls}
 
 
 class Config(Settings, frozen=True, kw_only=True):

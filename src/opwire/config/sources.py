@@ -225,7 +225,7 @@ def _openapi_source(
         base_url=values["base_url"],
         server_variables=values["server_variables"],
         credentials=values["credentials"],
-        allow_external_refs=True if "*" in settings.external_refs else settings.external_refs,
+        allow_external_refs=True if "*" in settings.allow_external_refs else settings.allow_external_refs,
         strict_input=settings.strict_input,
         max_documents=settings.max_documents,
         max_document_bytes=settings.max_document_bytes,

@@ -227,7 +227,7 @@ def mcp_surface(config: Config, registry: OperationRegistry, *, journal: Journal
             version=settings.version,
             title=settings.title,
             instructions=settings.instructions,
-            stdio_identity=identity_of(config, settings.identity) or LOCAL_IDENTITY,
+            stdio_identity=identity_of(config, settings.stdio_identity) or LOCAL_IDENTITY,
             timeout=config.limits.call_timeout,
             max_items=settings.max_items,
             max_seconds=settings.max_seconds,
@@ -360,6 +360,7 @@ def hub_of(config: Config, registry: OperationRegistry) -> Hub | BrokerNode:
             except OSError as error:  # SSLError is one
                 raise ConfigError(f"hub.certificate and hub.private_key cannot be used: {error}") from error
         limits, authenticator = config.limits, build_authenticator(config)
+        options |= limits.calls
         return Hub(
             registry,
             url,
@@ -367,7 +368,6 @@ def hub_of(config: Config, registry: OperationRegistry) -> Hub | BrokerNode:
             if settings.anonymous
             else authenticator,
             balance=settings.balance,
-            max_calls=limits.max_calls,
             rate=limits.rate,
             burst=limits.burst,
             ssl=context,
@@ -387,7 +387,7 @@ def spoke_of(config: Config, registry: OperationRegistry | None) -> Spoke:
     options: dict[str, Any] = {}
     if settings.token is not None:
         options["token"] = settings.token.resolve("spoke.token")
-    options |= _connection_options("spoke", settings, config.folder)
+    options |= _connection_options("spoke", settings, config.folder) | config.limits.calls
     urls = settings.url if isinstance(settings.url, tuple) else (settings.url,)
 
     def is_announced(spec: OperationSpec) -> bool:
@@ -401,7 +401,6 @@ def spoke_of(config: Config, registry: OperationRegistry | None) -> Spoke:
             name=settings.name,
             version=settings.version,
             anonymous=identity_of(config, settings.anonymous),
-            max_calls=config.limits.max_calls,
             announces=None if settings.announces is None else is_announced,
             **options,
         )

@@ -15,7 +15,7 @@ from tests.transports.engines import Engine, through
 
 COUNT = 2_000
 CUTS = (150, 700, 1_400)
-QUICK = Retries(longest=0.1)
+QUICK = Retries(max_back_off=0.1)
 
 
 def counting() -> OperationRegistry:
