@@ -16,7 +16,7 @@ from opwire.envelope import local_envelope
 from opwire.testing.harness import soon
 from opwire.transports.batches import BATCHING, Batches, batch_number
 from opwire.transports.broker import BrokerTransport
-from opwire.transports.leases import Asked, Leases
+from opwire.transports.leases import Asked, LatestServer, Leases
 from opwire.transports.nats import NatsTransport
 from opwire.transports.redis import RedisTransport
 from tests.requirements import requirement
@@ -41,7 +41,13 @@ def responses(leases: Leases, number: int, server: str = HERE, *, batch: int = 0
 
 def direct(leases: Leases, now: float = 1.0, requests: int = 10) -> list[str | None]:
     """The servers of requests that are made one right after the other."""
-    return [leases.sole_server(ADD, now + each * 1e-5) for each in range(requests)]
+    return [chosen(leases, now + each * 1e-5) for each in range(requests)]
+
+
+def chosen(leases: Leases, now: float, operation_id: str = ADD) -> str | None:
+    """The server to which a request is sent directly."""
+    route = leases.sole_server(operation_id, now)
+    return None if route is None else route.server
 
 
 def proven(server: str = HERE) -> Leases:
@@ -66,15 +72,15 @@ def test_requests_are_sent_to_a_server_that_has_sent_the_latest_responses_alone_
     assert direct(leases, 4.1) == [None, HERE, *[None] * 8], "that one was lost: another tries again"
     responses(leases, 1, batch=1)
     assert direct(leases, 5.0) == [None, *[HERE] * 9]
-    assert leases.sole_server("math.sub", 5.0) is None
+    assert chosen(leases, 5.0, "math.sub") is None
 
 
 @requirement("transport.batches.requests")
 def test_the_broker_routes_the_first_request_after_a_pause_and_one_in_5_ms_in_any_case() -> None:
     leases = proven()
     assert direct(leases, 2.0) == [None, *[HERE] * 9]
-    assert [leases.sole_server(ADD, 3.0 + each * 3e-4) for each in range(5)] == [None] * 5, "a call at a time"
-    steady = [leases.sole_server(ADD, 4.0 + each * 1e-4) for each in range(200)]
+    assert [chosen(leases, 3.0 + each * 3e-4) for each in range(5)] == [None] * 5, "a call at a time"
+    steady = [chosen(leases, 4.0 + each * 1e-4) for each in range(200)]
     assert 3 <= steady.count(None) <= 5
     assert steady[1:50] == [HERE] * 49
 
@@ -128,6 +134,39 @@ def test_without_permission_the_request_that_tried_it_is_returned_and_those_that
     assert direct(leases, 2.0) == [None] * 10
 
 
+def silence(leases: Leases, now: float, request_id: str = "lost") -> None:
+    """Let a request expire that the broker routed to a server which has not reported it."""
+    leases.ask(request_id, ADD, now - 4.0, streams=False)
+    assert request_id in [each.request_id for each in leases.expire(now).calls]
+
+
+@requirement("transport.faults.server-frozen")
+def test_after_a_request_without_any_reply_requests_go_to_the_server_that_responds_except_for_a_few_samples() -> None:
+    leases = Leases(3.0)
+    responses(leases, 1, THERE)
+    responses(leases, 2, HERE)
+    assert direct(leases, 5.0) == [None] * 10, "the broker spreads the requests"
+    silence(leases, 10.0)
+    assert direct(leases, 10.0) == [None, HERE, *[None] * 8], "a sample, and one that tries whether it can be reached"
+    responses(leases, 1, HERE, batch=1)
+    responses(leases, 3, THERE)  # of samples
+    one_at_a_time = [chosen(leases, 11.0 + each) for each in range(12)]
+    assert one_at_a_time.count(None) == 3, "one in three heartbeats"
+    assert set(one_at_a_time) == {None, HERE}
+    silence(leases, 60.0, "sample")
+    assert chosen(leases, 119.0) is None
+    assert chosen(leases, 119.5) == HERE
+    assert direct(leases, 121.0) == [None] * 10, "a minute after the last one the broker spreads them again"
+
+
+@requirement("transport.faults.server-frozen")
+def test_a_server_that_is_silent_itself_is_not_preferred() -> None:
+    leases = proven()
+    leases.ask("there", ADD, 2.0, streams=False, server=HERE).batch = 2
+    assert [each.request_id for each in leases.expire(6.0).calls] == ["open", "there"]
+    assert direct(leases, 6.0) == [None] * 10
+
+
 # --- how they are sent ------------------------------------------------------------------------------------------------
 
 
@@ -141,7 +180,7 @@ def test_a_batch_of_requests_has_a_number_of_its_own_and_at_most_32() -> None:
     batches = Batches(out)
     requests = [asked(number) for number in range(40)]
     for each in requests:
-        assert batches.request(HERE, each, b"{}")
+        assert batches.request(LatestServer(HERE), each, b"{}")
     assert len(out.sent) == 1, "the first batch is full"
     out.turn_ends()
     assert [(to, token, len(json.loads(message)), control) for to, token, message, control in out.sent] == [
@@ -150,7 +189,7 @@ def test_a_batch_of_requests_has_a_number_of_its_own_and_at_most_32() -> None:
     ]
     assert Counter((each.server, each.batch) for each in requests) == {(HERE, 1): 32, (HERE, 2): 8}
     assert [batch_number(token) for token in ("q1", "q2", "", "q", "1", "qx", "q²", "q" + "9" * 20)] == [1, 2, *[0] * 6]
-    assert batches.request(HERE, asked(1), b"{}")
+    assert batches.request(LatestServer(HERE), asked(1), b"{}")
     out.turn_ends()
     assert out.messages[2] == b'[["t1",{}]]', "an array, although it is alone: the number is in place of its token"
 
@@ -160,22 +199,36 @@ def test_a_request_that_is_large_or_for_another_kind_of_end_or_finds_the_broker_
     out = Outgoing()
     batches = Batches(out)
     alone = asked(1)
-    assert not batches.request("0123456789abcdef", alone, b"{}")
-    assert not batches.request(HERE, alone, b'{"x":"%b"}' % (b"x" * 2000))
+    assert not batches.request(LatestServer("0123456789abcdef"), alone, b"{}")
+    assert not batches.request(LatestServer(HERE), alone, b'{"x":"%b"}' % (b"x" * 2000))
+    assert not batches.request(LatestServer(HERE, wary=True), alone, b'{"x":"%b"}' % (b"x" * 65536))
     out.link.paused = True
-    assert not batches.request(HERE, alone, b"{}")
+    assert not batches.request(LatestServer(HERE), alone, b"{}")
     assert (alone.server, alone.batch, out.sent, out.turns) == (None, 0, [], [])
+
+
+@requirement("transport.faults.server-frozen")
+def test_a_large_request_that_avoids_a_silent_server_is_a_batch_by_itself_behind_those_before_it() -> None:
+    out = Outgoing()
+    batches, route = Batches(out), LatestServer(HERE, wary=True)
+    requests = [asked(number) for number in range(3)]
+    for each, size in zip(requests, (1, 2000, 1), strict=True):
+        assert batches.request(route, each, b'{"x":"%b"}' % (b"x" * size))
+    assert [token for _, token, _, _ in out.sent] == ["q1", "q2"]
+    out.turn_ends()
+    assert [(token, len(json.loads(message))) for _, token, message, _ in out.sent] == [("q1", 1), ("q2", 1), ("q3", 1)]
+    assert [each.batch for each in requests] == [1, 2, 3]
 
 
 @requirement("transport.batches.requests")
 def test_what_steers_a_call_does_not_overtake_its_request() -> None:
     out = Outgoing()
     batches = Batches(out)
-    batches.request(HERE, asked(1), b'{"request":1}')
+    batches.request(LatestServer(HERE), asked(1), b'{"request":1}')
     batches.add(HERE, "t9", b'{"response":9}', control=False)
     batches.send(HERE, "t1", b'{"abort":1}', control=True)
     assert out.messages == [b'{"response":9}', b'[["t1",{"request":1}]]', b'{"abort":1}']
-    batches.request(HERE, asked(2), b"{}")
+    batches.request(LatestServer(HERE), asked(2), b"{}")
     batches.clear()
     out.turn_ends()
     assert len(out.sent) == 3, "dropped with the connection"
@@ -293,7 +346,7 @@ async def test_a_batch_for_a_server_that_is_gone_is_sent_to_another(make: Make) 
     async with serving(make) as (_, first), serving(make) as (_, second), PendingRequestMap(make()) as calls:
         transport = cast("Any", calls.transport)
         gone = f"{BATCHING}{'0' * 16}"
-        transport._leases.sole_server = lambda operation_id, now: None if calls_left() else gone
+        transport._leases.sole_server = lambda operation_id, now: None if calls_left() else LatestServer(gone)
         sent = 0
 
         def calls_left() -> bool:

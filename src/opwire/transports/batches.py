@@ -24,7 +24,7 @@ from opwire.call.transport import Address
 from opwire.envelope import arrived_envelope
 from opwire.errors import CallError, ConversionError, ErrorCode
 from opwire.transports.broker_connection import BatchingConnection, BrokerConnection
-from opwire.transports.leases import Asked
+from opwire.transports.leases import Asked, LatestServer
 from opwire.typed.plain import MAX_DEPTH, read_json, survey
 
 logger = logging.getLogger("opwire.transports")
@@ -39,6 +39,7 @@ MAX_BATCH = 64 * 1024
 _EVENTS = 33
 _REQUESTS = 32  # one less: the broker may have routed the one before them
 _SMALL = 1024  # bytes of an event in a batch: larger ones gain little
+_LARGE = MAX_BATCH - 1024  # bytes of a request that is a batch by itself
 _NUMBERED = "q"  # before the number of a batch of requests: tokens of this end are hexadecimal
 _DIGITS = 15  # of such a number, at most
 
@@ -71,18 +72,23 @@ class Batches:
         else:
             self._connection.send(to, token, event, control=control)
 
-    def request(self, server: Address, asked: Asked, request: bytes) -> bool:
-        """Send a request to a server in this turn. Return False if it has to be sent by itself."""
-        batch = self._requests.get(server)
-        if len(request) > _SMALL or (batch is None and not self._begin(server)):
+    def request(self, route: LatestServer, asked: Asked, request: bytes) -> bool:
+        """Send a request to a server in this turn. Return False if the broker has to route it."""
+        server, is_large = route.server, len(request) > _SMALL
+        if is_large and not (route.wary and len(request) <= _LARGE):
             return False
+        batch = self._requests.get(server)
+        if batch is not None and is_large:
+            self._pass_on_requests(server)
+            batch = None
         if batch is None:
+            if not self._begin(server):
+                return False
             batch = self._requests[server] = next(self._numbers), []
         asked.server, asked.batch = server, batch[0]
         batch[1].append((asked.token, request))
-        if len(batch[1]) >= _REQUESTS:
-            del self._requests[server]
-            self._pass_on(server, batch[1], batch[0])
+        if is_large or len(batch[1]) >= _REQUESTS:
+            self._pass_on_requests(server)
         return True
 
     def _begin(self, to: Address) -> bool:
@@ -106,8 +112,7 @@ class Batches:
         if to in self._waiting:
             self._pass_on(to, self._waiting.pop(to))
         if to in self._requests:
-            number, requests = self._requests.pop(to)
-            self._pass_on(to, requests, number)
+            self._pass_on_requests(to)
         self._connection.send(to, token, message, control=control)
 
     def flush(self) -> None:
@@ -124,6 +129,10 @@ class Batches:
         """Drop the events that wait: the connection is lost."""
         self._waiting.clear()
         self._requests.clear()
+
+    def _pass_on_requests(self, server: Address) -> None:
+        number, requests = self._requests.pop(server)
+        self._pass_on(server, requests, number)
 
     def _pass_on(self, to: Address, events: list[tuple[str, bytes]], number: int = 0) -> None:
         token, message = events[0]

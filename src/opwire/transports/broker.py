@@ -210,14 +210,14 @@ class BrokerTransport:
         message = encode_event(event, limit=limit if limit < self._max_message else self._max_message)
         streams, now = event.credits is not None, time.monotonic()
         routed = to is not None or streams or event.sticky_key is not None
-        server = None if routed else self._leases.sole_server(event.operation_id, now)
+        route = None if routed else self._leases.sole_server(event.operation_id, now)
         asked = self._leases.ask(event.request_id, event.operation_id, now, streams=streams, server=to)
         if self._probes.due > now + MOMENT:
             self._probes.soon(now)
         try:
             if to is not None:
                 self._batches.send(to, asked.token, message, control=False)
-            elif server is None or not self._batches.request(server, asked, message):
+            elif route is None or not self._batches.request(route, asked, message):
                 self._connection.request(event.operation_id, asked.token, message, event.sticky_key)
         except BaseException:
             self._leases.end(asked.token)

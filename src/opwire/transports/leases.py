@@ -55,6 +55,7 @@ _ALIKE = 64  # responses in a row from one server, after which it may be the onl
 # and so does what separates one of 64 in flight from the others: such a call costs 2 µs less than as a batch of one.
 _PAUSE = 0.0002
 _SAMPLE = 0.005  # seconds after which the broker routes a request in any case
+_WARY = 60.0  # seconds after a request without any reply, in which the broker routes a few samples only
 _IDLE = 1024  # callers, above which those without requests are forgotten at once: any client can invent addresses
 
 
@@ -82,7 +83,8 @@ class LatestServer(Struct, gc=False):
 
     `direct`: requests may be sent to it directly. That was tried with one request first, at `tried`: the broker may not
     allow it. `latest` is when the latest request was made, and `sampled` when the broker last routed one, which another
-    server may respond to.
+    server may respond to. `silent` is when a request last expired without a word from any server: the broker routes
+    requests to one that is frozen, until it notices. `wary`: it was recently, so this server is to be preferred.
     """
 
     server: Address
@@ -91,6 +93,8 @@ class LatestServer(Struct, gc=False):
     tried: float = -inf
     latest: float = 0.0
     sampled: float = 0.0
+    silent: float = -inf
+    wary: bool = False
 
     def restart(self, server: Address) -> None:
         """Let the broker route all requests again, until as many responses in a row are from one server."""
@@ -143,20 +147,26 @@ class Leases:
         self._asked[request_id] = self._by_token[token] = asked
         return asked
 
-    def sole_server(self, operation_id: str, now: float) -> Address | None:
-        """Return the server to which a request can be sent directly, since it is probably the only one; else None."""
+    def sole_server(self, operation_id: str, now: float) -> LatestServer | None:
+        """Return the server to which a request can be sent directly; None if the broker has to route it.
+
+        It is probably the only one, or another does not respond.
+        """
         route = self._routes.get(operation_id)
-        if route is None or route.responses < _ALIKE:
+        if route is None:
             return None
-        paused, route.latest = now - route.latest > _PAUSE, now
-        if paused or now - route.sampled > _SAMPLE:
+        route.wary = route.wary and now - route.silent < _WARY
+        if route.responses < (1 if route.wary else _ALIKE):
+            return None
+        paused, route.latest = now - route.latest > _PAUSE and not route.wary, now
+        if paused or now - route.sampled > (self._patience if route.wary else _SAMPLE):
             route.sampled = now
             return None
         if not route.direct:
             if now - route.tried < self._patience:
                 return None
             route.tried = now
-        return route.server
+        return route
 
     def asked(self, request_id: str) -> Asked | None:
         """Return an open outgoing request."""
@@ -352,8 +362,10 @@ class Leases:
                 if len(self._routes) >= _KNOWN:
                     self._routes.clear()
                 self._routes[operation_id] = LatestServer(sender)
-        elif route.server != sender or (isinstance(event, CallFailed) and event.not_started):
-            route.restart(sender)
+        else:
+            rejected = isinstance(event, CallFailed) and event.not_started
+            if rejected or (route.server != sender and not (route.wary and route.responses)):
+                route.restart(sender)
 
     # --- expiry -------------------------------------------------------------------------------------------------------
 
@@ -361,6 +373,9 @@ class Leases:
         """End the leases that were not confirmed in time."""
         since = now - self._patience
         calls = [asked for asked in self._asked.values() if asked.heard < since]
+        for asked in calls:
+            if asked.server is None and (route := self._routes.get(asked.operation_id)) is not None:
+                route.silent, route.wary = now, True
         callers = [caller for caller, heard in self._heard.items() if heard < since]
         lost = [caller for caller in callers if self._held[caller]]  # the others have no requests here any more
         return Ended(self._end(calls, callers).calls, lost)
@@ -421,7 +436,7 @@ class Leases:
     def _end(self, calls: list[Asked], callers: list[Address]) -> Ended:
         for asked in calls:
             self._forget(asked)
-            if (route := self._routes.get(asked.operation_id)) is not None:
+            if (route := self._routes.get(asked.operation_id)) is not None and route.server == asked.server:
                 route.restart("")
         for caller in callers:
             for token in self._held.pop(caller, {}).values():

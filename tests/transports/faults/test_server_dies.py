@@ -8,8 +8,8 @@ from opwire.call import PendingRequestMap
 from opwire.errors import CallError, ErrorCode
 from opwire.testing.harness import soon
 from tests.requirements import requirement
-from tests.servers.brokers import Server
-from tests.transports.engines import Engine
+from tests.servers.brokers import NatsServer, Server
+from tests.transports.engines import ENGINES, Engine
 from tests.transports.faults.harness import engines, process, processes
 from tests.transports.faults.load import CALLERS, Load, runs_in
 
@@ -66,3 +66,20 @@ async def test_a_frozen_server_fails_its_calls_and_serves_again_when_it_wakes(en
     assert len(load.answered) >= 1000
     assert len(load.failed) >= 1
     assert not load.failed & runs_in(other.lines).keys(), "what may have begun was asked again"
+
+
+@requirement("transport.faults.server-frozen")
+async def test_a_frozen_server_gets_few_calls_although_nats_routes_to_it() -> None:
+    with NatsServer() as server:  # whose pings are minutes apart
+        async with processes(ENGINES["nats"], server) as (calls, sleeper, _):
+
+            async def fails() -> bool:
+                outcome, *_ = await asyncio.gather(calls.call("fault.run", timeout=30), return_exceptions=True)
+                return isinstance(outcome, CallError) and outcome.code is ErrorCode.UNAVAILABLE
+
+            assert not any([await fails() for _ in range(20)])
+            sleeper.freeze()
+            while not await fails():  # one call in two, until the first has expired
+                pass
+            assert sum([await fails() for _ in range(30)]) <= 5, "one in three heartbeats is a sample"
+            sleeper.thaw()
