@@ -29,6 +29,7 @@ def test_so_does_the_package() -> None:
 def test_an_interrupt_while_it_starts_ends_it_without_a_traceback(imported: str, completes: bool) -> None:
     code = f"""
 import os, signal, sys
+signal.signal(signal.SIGINT, signal.default_int_handler)  # ignored, if the tests run in the background of a shell
 class Interrupting:
     def find_spec(self, name, path=None, target=None):
         if name == {imported!r}:
