@@ -107,3 +107,16 @@ def test_a_default_is_shown_without_control_characters_and_taken_unchanged(
     shown = "".join(capsys.readouterr())
     assert "\\x1b]0;x" in shown
     assert not set(shown) & set("\x1b\x07\x9b\u202e")
+
+
+@requirement("cli.prompts")
+def test_a_misspelt_field_is_reported_before_the_missing_one_is_prompted_for() -> None:
+    closed = {
+        "type": "object",
+        "properties": {"name": {}, "limit": {}},
+        "required": ["name"],
+        "additionalProperties": False,
+    }
+    with pytest.raises(click.UsageError, match="unknown field 'nme'; did you mean 'name'") as failure:
+        complete_input({"nme": "tea"}, Schema(closed))
+    assert failure.value.exit_code == 2

@@ -33,6 +33,11 @@ def test_a_command_that_is_not_there_is_explained(capsys: pytest.CaptureFixture[
     assert "unknown command 'cal'; did you mean call?" in capsys.readouterr().err
 
 
+def test_an_option_before_the_command_is_explained(capsys: pytest.CaptureFixture[str]) -> None:
+    assert run(["--python", "shop.py", "ls"]) == 2
+    assert "unknown option --python; options follow their command" in capsys.readouterr().err
+
+
 @requirement("cli.exit-codes", "cli.errors")
 @pytest.mark.parametrize(
     ("arguments", "code", "said"),

@@ -30,6 +30,7 @@ import msgspec
 from opwire.cli.screen import harmless, one_line
 from opwire.cli.text import summary
 from opwire.errors import SchemaError
+from opwire.names import suggestion
 from opwire.operation import OperationSpec
 from opwire.schema import Schema
 from opwire.schema.dialect import References, escaped
@@ -412,10 +413,18 @@ def completed_fields(field: SchemaField, prefix: str = "", depth: int = 0) -> di
 
 
 def complete_input(input: Any, schema: Schema) -> Any:
-    """Prompt for the required fields that are missing from the input."""
+    """Prompt for the required fields that are missing from the input.
+
+    Raises:
+        UsageError: a field is unknown, and so may be a required one that is misspelt.
+    """
     field = SchemaField(schema.json)
     if not field.required or not isinstance({} if input is None else input, dict):
         return input
+    if field.first("additionalProperties") is False and field.first("patternProperties") is None:
+        for name in as_dict(input):
+            if name not in field.fields:
+                raise click.UsageError(f"unknown field {name!r}{suggestion(name, field.fields)}")
     # ^C must end a prompt at once: asyncio's own handler only cancels a task, which waits for the prompt to return.
     before = signal.signal(signal.SIGINT, signal.default_int_handler)
     try:
