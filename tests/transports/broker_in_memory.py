@@ -81,12 +81,16 @@ class MemoryBrokerConnection:
     def request(self, operation_id: str, token: str, message: bytes, sticky_key: str | None = None) -> None:
         here, listener = self._here(), self._listener
         assert listener is not None
-        serving = [each for each in self._broker.serving.get(operation_id, []) if each in self._broker.ends]
-        if not serving:
-            self._broker.pass_on(lambda: listener.undelivered(token, "nobody serves it"))
-            return
-        self._broker.serving[operation_id] = [*serving[1:], serving[0]]
-        self._broker.pass_on(lambda: self._deliver(serving[0], here, token, message), message)
+
+        def route() -> None:  # on arrival, as brokers do: a server may have left meanwhile
+            serving = [each for each in self._broker.serving.get(operation_id, []) if each in self._broker.ends]
+            if not serving:
+                listener.undelivered(token, "nobody serves it")
+                return
+            self._broker.serving[operation_id] = [*serving[1:], serving[0]]
+            self._deliver(serving[0], here, token, message)
+
+        self._broker.pass_on(route, message)
 
     def send(self, to: Address, token: str, message: bytes, *, control: bool) -> None:
         here = self._here()
