@@ -6,7 +6,6 @@ from typing import Any
 import pytest
 
 from opwire import Context, Identity, Question
-from opwire.adapters.mcp.connection import resume
 from opwire.adapters.mcp.servers import Callbacks
 from opwire.adapters.mcp.session import MCPSession
 from opwire.questions import unanswerable
@@ -97,57 +96,3 @@ async def test_a_cancelled_call_cancels_the_question_to_its_caller() -> None:
             await calling
         async with asyncio.timeout(10):
             await cancelled.wait()
-
-
-async def waiting_for(future: asyncio.Future[int], seen: list[object]) -> int:
-    seen.append("waits")
-    result = await future
-    seen.append(asyncio.current_task())
-    return result
-
-
-async def test_a_caller_continues_where_its_response_is_received() -> None:
-    loop, seen = asyncio.get_running_loop(), list[object]()
-    future: asyncio.Future[int] = loop.create_future()
-    task = asyncio.create_task(waiting_for(future, seen))
-
-    def receive() -> None:  # a callback of the event loop, as for data that was received
-        assert seen == ["waits"]
-        resume(future, 3)
-        assert seen == ["waits", task]
-        assert task.done()
-
-    settled = loop.create_future()
-    loop.call_soon(lambda: settled.set_result(receive()))
-    await settled
-    assert await task == 3
-
-
-async def test_a_response_that_a_task_receives_continues_its_caller_in_the_next_turn() -> None:
-    seen = list[object]()
-    future: asyncio.Future[int] = asyncio.get_running_loop().create_future()
-    task = asyncio.create_task(waiting_for(future, seen))
-    await asyncio.sleep(0)
-    resume(future, 3)
-    assert seen == ["waits"]
-    assert await task == 3
-
-
-async def test_a_response_without_a_waiting_caller_is_kept() -> None:
-    loop = asyncio.get_running_loop()
-    future: asyncio.Future[int] = loop.create_future()
-    loop.call_soon(resume, future, 3)
-    await asyncio.sleep(0)
-    assert future.done()
-    assert await future == 3
-
-
-async def test_a_response_to_a_cancelled_caller_is_ignored() -> None:
-    future: asyncio.Future[int] = asyncio.get_running_loop().create_future()
-    task = asyncio.create_task(waiting_for(future, []))
-    await asyncio.sleep(0)
-    task.cancel()
-    with pytest.raises(asyncio.CancelledError):
-        await task
-    resume(future, 3)
-    assert future.cancelled()

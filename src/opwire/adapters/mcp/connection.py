@@ -14,7 +14,7 @@ from collections.abc import AsyncGenerator, Awaitable, Callable, Coroutine, Iter
 from contextlib import asynccontextmanager
 from copy import copy
 from types import ModuleType
-from typing import Any, TypeVar, cast
+from typing import Any, cast
 
 from opwire.adapters.mcp.negotiation import (
     Agreement,
@@ -65,14 +65,13 @@ from opwire.mcp.peer import (
     with_meta,
 )
 from opwire.mcp.protocol import ArgumentHeader, argument_headers, write_argument_headers
+from opwire.tasks import resolve
 from opwire.typed.plain import as_dict
 
 logger = logging.getLogger("opwire.mcp")
 
 MAX_ROUNDS = 10
 """Input-required results of one call."""
-
-T = TypeVar("T")
 
 _PATIENCE = 5.0  # seconds for a server to read a rejection
 _DISCOVERY = 10.0  # timeout of `server/discover`: some servers never respond to it
@@ -441,7 +440,7 @@ class MCPConnection:
             return None
         match self._peer.receive(message):
             case Answer(waiter=sent, message=RPCResponse() as response):
-                resume(sent.response, response)
+                resolve(sent.response, response)
             case Answer(waiter=sent, message=RPCFailure(error=error)):
                 sent.fail(RPCError(error.code, error.message, error.data))
             case Answer(waiter=sent, message=InvalidReply(code=code, reason=reason)):
@@ -531,21 +530,3 @@ class MCPConnection:
             await self.request("resources/unsubscribe", {"uri": uri}, deadline, None)
         elif uri in self._watches:
             self._watches.pop(uri).cancel()
-
-
-def resume(future: "asyncio.Future[T]", result: T) -> None:
-    """Set the result, and continue the only task that waits for it at once, unless this runs in another task.
-
-    The next turn of the event loop is about 10 µs later between calls that come alone, a system call included. Any
-    other outcome, such as a cancellation, takes that way. A no-op if there is an outcome already.
-    """
-    if future.done():
-        return
-    waiting: Any = getattr(future, "_callbacks", None)  # private, and asyncio's own `Future.__repr__` reads it
-    if not waiting or len(waiting) > 1 or asyncio.current_task(future.get_loop()) is not None:
-        future.set_result(result)
-        return
-    ((wake_up, context),) = waiting
-    future.remove_done_callback(wake_up)
-    future.set_result(result)
-    context.run(wake_up, future)
