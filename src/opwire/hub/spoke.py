@@ -85,8 +85,8 @@ class Spoke(Client):
         """Connect, and announce the operations of the registry.
 
         Raises:
-            CallError: UNAVAILABLE; UNAUTHENTICATED, the token is invalid; ACCESS_DENIED or VALIDATION_ERROR, the hub
-                rejects an operation.
+            CallError: UNAVAILABLE; UNAUTHENTICATED, the token is invalid; ACCESS_DENIED, VALIDATION_ERROR or
+                RATE_LIMITED, the hub rejects an operation.
         """
         await self.calls.start()
         await super().start()

@@ -124,6 +124,9 @@ async def test_an_announcement_beyond_the_limit_is_refused_and_the_client_stays(
     assert await server.servers() == []
     await plain.say("session.announce", id=2, operations=["a.1"])
     assert await plain.hear() == {"type": "session.done", "id": 2}
+    many = [format(number, "x") for number in range(100_000)]
+    await plain.say("session.announce", id=3, operations=many, partial=True)
+    assert len(json.dumps(await plain.hear())) < 500, "a list of all that are refused would have 14 MB"
 
 
 @requirement("transport.websocket.tls")

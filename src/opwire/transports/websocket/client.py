@@ -151,8 +151,8 @@ class WebSocketTransport:
         """Serve these operations, now and after every reconnection.
 
         Raises:
-            CallError: UNAVAILABLE; ACCESS_DENIED or VALIDATION_ERROR, if the server refuses some of them. These are not
-                announced again; the others are served.
+            CallError: UNAVAILABLE; ACCESS_DENIED, VALIDATION_ERROR or RATE_LIMITED, if the server refuses some of them.
+                These are not announced again; the others are served.
         """
         if self._closed:
             raise self._unavailable()

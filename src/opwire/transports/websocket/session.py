@@ -228,7 +228,7 @@ class ClientSession:
         try:
             done = await self.ask(events.Announce, operations=operation_ids, partial=True)
         except CallError as error:
-            if error.code not in (ErrorCode.ACCESS_DENIED, ErrorCode.VALIDATION_ERROR):
+            if error.code not in (ErrorCode.ACCESS_DENIED, ErrorCode.VALIDATION_ERROR, ErrorCode.RATE_LIMITED):
                 raise
             return [events.RefusedOperation.of(each, error) for each in operation_ids]  # it accepts all or none
         return done.refused if isinstance(done, events.Done) else []
