@@ -380,7 +380,7 @@ OPERATIONS: dict[str, str] = {
     "access.public": "A public operation needs no identity.",
     "access.unauthenticated": "Without an identity an operation that is not public is UNAUTHENTICATED.",
     "examples.deploy": "The container, compose and systemd files in examples/deploy start servers that pass their "
-    "health checks.",
+    "health checks; the manifests are valid for Kubernetes.",
     "examples.two-processes": "Two processes find and call each other over each broker, and stop cleanly.",
     "soak.history": "Calls, subscriptions and durable mutations keep their promises while processes, brokers and "
     "connections are killed at random.",
