@@ -117,6 +117,36 @@ def test_properties_with_a_default_are_required() -> None:
     assert closed(schema, strip=False).get("additionalProperties") is None
 
 
+def test_properties_are_counted_where_all_that_are_allowed_are_required() -> None:
+    schema = {"properties": {"a": {"default": 1}, "b": {}}, "required": ["b", "c"]}
+    assert closed(schema) == {
+        "properties": {"a": {}, "b": {}, "c": True},
+        "additionalProperties": False,
+        "minProperties": 3,
+        "$defs": {},
+    }
+
+
+names = st.sets(st.sampled_from("abcd"))
+
+
+@requirement("fit.conforms")
+@given(
+    names, names, names, st.sampled_from([{}, {"minProperties": 3}, {"patternProperties": {"^d": {}}}]), st.booleans()
+)
+def test_a_closed_object_has_the_required_properties_and_no_undeclared_ones(
+    declared: set[str], required: set[str], present: set[str], more: dict[str, Any], forbids: bool
+) -> None:
+    schema = {"properties": {name: {} for name in declared}, "required": sorted(required), **more}
+    extras = {"additionalProperties": False} if forbids else {}
+    allowed = declared | ({"d"} if "patternProperties" in more else set())
+    is_closed = bool(allowed) or forbids
+    allowed |= set() if forbids else required
+    is_valid = required <= present and len(present) >= more.get("minProperties", 0)
+    conforms = is_valid and (present <= allowed or not is_closed)
+    assert accepts({**schema, **extras}, dict.fromkeys(present, 1)) is conforms
+
+
 def test_an_undeclared_required_name_is_accepted() -> None:
     assert accepts({"properties": {"a": {}}, "required": ["b"]}, {"b": 1})
     assert not accepts({"properties": {"a": {}}, "required": ["b"], "additionalProperties": False}, {"b": 1})

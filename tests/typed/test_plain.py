@@ -33,6 +33,12 @@ class Text(str):
         return "not what it holds"
 
 
+class Markup(str):
+    """A str that the garbage collector does not know, as that of markupsafe."""
+
+    __slots__ = ()
+
+
 class Whole(int):
     def __int__(self) -> int:
         return -1
@@ -465,6 +471,32 @@ def test_one_foreign_value_anywhere_in_a_table_is_found(rows: int, data: st.Data
     where: Any = data.draw(st.sampled_from([row, row["tags"], row["place"], value]))
     where[data.draw(st.sampled_from(sorted(where) if isinstance(where, dict) else range(len(where))))] = foreign
     assert survey(value) == Survey(plain=False, deep=False)
+
+
+members = st.recursive(
+    st.sampled_from([None, True, 1, 2.5, "x", [], {}, Text("x"), Whole(1), Markup("x"), Decimal(1), (), Word.HELLO]),
+    lambda inner: st.lists(inner, max_size=4) | st.dictionaries(st.sampled_from(["a", "b", "c", 1, Text("d")]), inner),
+    max_leaves=12,
+)
+
+
+@requirement("envelope.plain-is-safe")
+@given(st.lists(members, min_size=1, max_size=3), st.sampled_from([1, 31, 32, 63, 64, 100]), st.booleans())
+def test_a_survey_of_many_containers_agrees_with_one_value_after_another(
+    kinds: list[Any], count: int, in_turn: bool
+) -> None:
+    rows = kinds * count if in_turn else [each for each in kinds for _ in range(count)]
+    for value in (rows, {"rows": rows, "more": kinds}, dict(zip(map(str, range(len(rows))), rows, strict=True))):
+        assert survey(value) == Survey(plain=is_plain(value), deep=False)
+
+
+@requirement("envelope.plain-is-safe")
+@pytest.mark.parametrize("width", [1, 63, 64, 100])
+@pytest.mark.parametrize("depth", [MAX_DEPTH - 1, MAX_DEPTH])
+def test_wide_levels_do_not_change_how_deep_a_value_may_be(width: int, depth: int) -> None:
+    for outside in (0, 3, depth):
+        value = nested([nested(0, depth - outside)] * width, outside)
+        assert survey(value) == Survey(plain=True, deep=depth + 1 > MAX_DEPTH)
 
 
 @requirement("envelope.plain-is-safe")

@@ -68,33 +68,24 @@ _SHALLOW, _DEEP, _FOREIGN = Survey(True, False), Survey(True, True), Survey(Fals
 def survey(value: Any) -> Survey:
     """Inspect a value level by level; without recursion, so that no nesting can break it.
 
-    This runs on every result of a local handler. 1,000 objects of 15 values take 0.45 ms, because each step is one call
+    This runs on every result of a local handler. 1,000 objects of 15 values take 0.34 ms, because each step is one call
     of a C function for a whole group of containers; visiting each value in a loop takes 1.3 ms.
     """
     if type(value) not in _CONTAINERS:
         return _SHALLOW if type(value) in SCALARS else _FOREIGN
     if value.__class__ is dict and len(value) < _FEW and _is_flat(value):
         return _SHALLOW
-    level: list[list[Any]] = [[value]]
-    unfolded, copies = 0.0, 1.0  # containers seen so far, and how often each of this level occurs
-    for _ in range(MAX_DEPTH):
-        inside: dict[tuple[bool, int], list[Any]] = {}
-        for group in level:
-            for start in range(0, len(group), _BLOCK):
-                if not _descend(group[start : start + _BLOCK], inside):
-                    return _FOREIGN
-        if not inside:
+    level: list[Any] = [value]
+    for depth in range(MAX_DEPTH):
+        total = sum(map(len, level))
+        if total >= _FEW:
+            return _survey_groups(level, MAX_DEPTH - depth)
+        children = _members(level, total)
+        if children is None or not (kinds := set(map(type, children))) <= _PLAIN:
+            return _FOREIGN
+        if kinds <= SCALARS:
             return _SHALLOW
-        level = list(inside.values())
-        width = sum(map(len, level))
-        if width > _WIDE:
-            containers = list(chain.from_iterable(level))
-            level = [list(dict(zip(map(id, containers), containers, strict=True)).values())]
-            copies *= width / len(level[0])
-            width = len(level[0])
-        unfolded += copies * width
-        if unfolded > _MAX_CONTAINERS:
-            break
+        level = [each for each in children if type(each) in _CONTAINERS]
     return _DEEP
 
 
@@ -103,34 +94,74 @@ def _is_flat(value: dict[Any, Any]) -> bool:
     return SCALARS.issuperset(map(type, value.values())) and _KEYS.issuperset(map(type, value))
 
 
-def _descend(group: list[Any], inside: dict[tuple[bool, int], list[Any]]) -> bool:
+def _members(containers: list[Any], total: int) -> list[Any] | None:
+    """Return the items and values of containers with that total length, or None if a key is not a str."""
+    # A tenth of the time of chaining `values()`. A dict with keys other than str returns its keys, too.
+    found: list[Any] = get_referents(*containers)
+    if len(found) == total and not (
+        _HIDES_VALUES and list(map(len, map(get_referents, containers))) != list(map(len, containers))
+    ):
+        return found
+    dicts: list[dict[Any, Any]] = [each for each in containers if type(each) is dict]
+    if not _KEYS.issuperset(map(type, chain.from_iterable(dicts))):
+        return None
+    lists: list[list[Any]] = [each for each in containers if type(each) is list]
+    return list(chain(chain.from_iterable(map(_values, dicts)), chain.from_iterable(lists)))
+
+
+_values: Callable[[dict[Any, Any]], Iterable[Any]] = dict[Any, Any].values
+
+
+def _survey_groups(containers: list[Any], levels: int) -> Survey:
+    """Inspect containers with many members, and as many levels of them."""
+    level: dict[tuple[bool, int], list[Any]] = {(True, 0): containers}
+    unfolded, copies = 0.0, 1.0  # containers seen so far, and how often each of this level occurs
+    for _ in range(levels):
+        inside: dict[tuple[bool, int], list[Any]] = {}
+        for (has_dicts, _), group in level.items():
+            for start in range(0, len(group), _BLOCK):
+                if not _descend(group[start : start + _BLOCK], has_dicts, inside):
+                    return _FOREIGN
+        if not inside:
+            return _SHALLOW
+        level = inside
+        width = sum(map(len, level.values()))
+        if width > _WIDE:
+            containers = list(chain.from_iterable(level.values()))
+            distinct = list(dict(zip(map(id, containers), containers, strict=True)).values())
+            level = {(True, 0): distinct}
+            copies *= width / len(distinct)
+            width = len(distinct)
+        unfolded += copies * width
+        if unfolded > _MAX_CONTAINERS:
+            break
+    return _DEEP
+
+
+def _descend(group: list[Any], has_dicts: bool, inside: dict[tuple[bool, int], list[Any]]) -> bool:
     """Add the containers inside a group of containers, and return whether everything in it is plain.
 
-    Containers are grouped by their type and the length of the first of them: rows of a table have the same types in the
-    same order, so that one comparison of two lists checks them all, and a column is a slice.
+    Containers are grouped by whether dicts are among them and the length of the first: rows of a table have the same
+    types in the same order, so that one comparison of two lists checks them all, and a column is a slice.
     """
-    lengths = list(map(len, group))
-    total = sum(lengths)
-    # A tenth of the time of chaining `values()`. A dict with keys other than str returns its keys, too.
-    children: list[Any] = get_referents(*group)
-    if len(children) != total or (_HIDES_VALUES and list(map(len, map(get_referents, group))) != lengths):
-        dicts: list[dict[Any, Any]] = [each for each in group if type(each) is dict]
-        if not _KEYS.issuperset(map(type, chain.from_iterable(dicts))):
-            return False
-        lists: list[list[Any]] = [each for each in group if type(each) is list]
-        children = list(chain(chain.from_iterable(map(_values, dicts)), chain.from_iterable(lists)))
+    children = _members(group, sum(map(len, group))) if has_dicts else get_referents(*group)
+    if children is None:
+        return False
+    total = len(children)
     if total < _FEW:
         columns = [(set(map(type, children)), children)]
     else:
         types = list(map(type, children))
-        width = lengths[0] if len(group) >= _ROWS and len(group) * lengths[0] == total else 1
-        row = types[:width]
-        if types != row * (total // width):
+        width = len(group[0])
+        row = types[:width] if len(group) >= _ROWS and len(group) * width == total else types[:1]
+        pattern = row[:1] if len(set(row)) == 1 else row  # one item is repeated in a third of the time
+        if types != pattern * (total // len(pattern)):
+            width = len(row)
             columns = [(set(types[i::width]), children[i::width]) for i in range(width)]
-        elif len(set(row)) == 1:
+        elif pattern is not row:
             columns = [({row[0]}, children)]
         else:
-            columns = [({kind}, children[i::width] if kind in _CONTAINERS else []) for i, kind in enumerate(row)]
+            columns = [({kind}, children[i::width]) for i, kind in enumerate(row) if kind not in SCALARS]
     for kinds, column in columns:
         if kinds <= SCALARS:
             continue
@@ -143,9 +174,6 @@ def _descend(group: list[Any], inside: dict[tuple[bool, int], list[Any]]) -> boo
         else:
             inside[key] = found
     return True
-
-
-_values: Callable[[dict[Any, Any]], Iterable[Any]] = dict[Any, Any].values
 
 
 def to_plain(value: Any) -> Any:
