@@ -13,7 +13,8 @@ F = TypeVar("F", bound=Callable[..., object])
 
 ERRORS: dict[str, str] = {
     "errors.extras": "A missing optional dependency is an error that names the extra which installs it.",
-    "errors.system": "The message of a system error is the system's, without addresses and numbers.",
+    "errors.system": "The message of an error of the system, of TLS or of a host name is a sentence without numbers "
+    "and names of libraries, and says what to check.",
     "errors.one-root": "`except OpwireError` catches everything that opwire itself raises.",
     "errors.tree-is-drawn": "The tree of errors drawn in the docstring of the errors module is the real one.",
     "errors.codes": "The error codes are exactly the twelve of the specification, spelled on the wire as named.",
@@ -148,6 +149,7 @@ SCHEMA: dict[str, str] = {
     "schema.values-never-raise": "No value makes a check raise: what is not plain JSON data does not fit.",
     "schema.problems": "Every problem has a path, a JSON Pointer, and a message that a person can read.",
     "schema.no-echo": "Problems never echo the value.",
+    "schema.suggestions": "The problem of an unknown property suggests a declared one that is similar and missing.",
     "schema.problems-capped": "Problems are capped in number and in size.",
     "schema.unions": "The problem of a union is that of the branch that came closest, where one did.",
     "schema.dialects": "Schemas of 2020-12, 2019-09, draft-07, draft-06, draft-04 and OpenAPI 3.0 are read as they "

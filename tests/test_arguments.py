@@ -117,7 +117,7 @@ registry = OperationRegistry()
 WRONG: list[tuple[Callable[[], Any], str]] = [
     (late(OperationRegistry, max_workers=0), "max_workers must be a whole number above zero, not 0"),
     (late(OperationRegistry, normalize="fits"), "normalize must be one of fit, cast, check, off, not 'fits'"),
-    (late(registry.view, inclde=["x"]), "view() has no option 'inclde'; its options are include, exclude"),
+    (late(registry.view, inclde=["x"]), "view() has no option 'inclde'; did you mean include?"),
     (late(CallError, "NOPE"), "unknown error code 'NOPE'; use one of OPERATION_NOT_FOUND, "),
     (late(Client, 3), "a client calls a registry, a transport, or the URL of a server, not int"),
     (late(Client, registry, retries=3), "retries must be an instance of Retries, not int"),
@@ -129,7 +129,7 @@ WRONG: list[tuple[Callable[[], Any], str]] = [
     (late(Observer, "ws://127.0.0.1:1", foo=1), "ws:// has no option 'foo'"),
     (late(RemoteServer, 3), "url must be an instance of str, not int"),
     (late(serve_http, "shop"), "registry must be an instance of OperationRegistry, not str"),
-    (late(serve_http, registry, max_boddy=1), "serve_http has no option 'max_boddy'; its options are authenticate"),
+    (late(serve_http, registry, max_boddy=1), "serve_http has no option 'max_boddy'; did you mean max_body?"),
     (late(serve_http, registry, anonymous="me"), "anonymous must be an instance of Identity, not str"),
     (late(serve_http, registry, cors_origins="x"), "cors_origins is a list of origins: write ['x']"),
     (late(serve_console, registry, foo=1), "serve_console has no option 'foo'"),

@@ -265,26 +265,53 @@ def test_a_module_with_a_missing_dependency_names_the_extra(module: str, package
 
 
 @requirement("errors.system")
-async def test_the_message_of_a_system_error_is_the_systems_without_addresses_and_numbers() -> None:
+async def test_the_message_of_a_system_error_is_the_systems_with_what_to_check() -> None:
     with socket.create_server(("127.0.0.1", 0)) as taken:
         port = taken.getsockname()[1]
         with pytest.raises(OSError, match="attempting to bind") as in_use:
             await asyncio.get_running_loop().create_server(asyncio.Protocol, "127.0.0.1", port)
-    assert system_message(in_use.value) == os.strerror(errno.EADDRINUSE)
+    assert system_message(in_use.value).startswith(f"{os.strerror(errno.EADDRINUSE)}; choose another port")
     with pytest.raises(OSError, match=str(port)) as refused:
         await asyncio.open_connection("127.0.0.1", port)
-    assert system_message(refused.value) == os.strerror(errno.ECONNREFUSED)
+    assert system_message(refused.value).startswith(f"{os.strerror(errno.ECONNREFUSED)}; check the port")
     several = OSError(f"Multiple exceptions: [Errno {errno.ECONNREFUSED}] a, [Errno {errno.ECONNREFUSED}] b")
-    assert system_message(several) == os.strerror(errno.ECONNREFUSED)
+    assert system_message(several) == system_message(refused.value)
+    assert system_message(PermissionError(errno.EACCES, "a, b")) == os.strerror(errno.EACCES)
 
 
 @requirement("errors.system")
 def test_an_error_that_is_not_the_systems_keeps_its_text() -> None:
-    unknown_host = socket.gaierror(socket.EAI_NONAME, "Name or service not known")
     for error in (
-        unknown_host,
-        ssl.SSLError(1, "wrong version"),
         OSError("a port is a number"),
         ValueError("bad host"),
+        UnicodeDecodeError("utf-8", b"x", 0, 1, "bad"),
     ):
         assert system_message(error) == str(error)
+
+
+@requirement("errors.system")
+async def test_a_host_name_that_is_unknown_or_invalid_is_said_to_be() -> None:
+    for host, says in (
+        ("no-such-host.invalid", "the host name cannot be resolved"),
+        ("a" * 64, "the host name is inv"),
+    ):
+        with pytest.raises((OSError, UnicodeError)) as failed:
+            await asyncio.open_connection(host, 1)
+        assert system_message(failed.value).startswith(says)
+        assert "check its spelling" in system_message(failed.value)
+
+
+@requirement("errors.system")
+async def test_an_error_of_tls_is_told_in_words() -> None:
+    async def greet(_: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        writer.write(b"220 mail.example ready\r\n")
+        writer.close()
+
+    async with await asyncio.start_server(greet, "127.0.0.1", 0) as server:
+        with pytest.raises(OSError) as plain:
+            await asyncio.open_connection(*server.sockets[0].getsockname(), ssl=ssl.create_default_context())
+    assert system_message(plain.value).startswith("the server does not use TLS there; check the scheme")
+    other = ssl.SSLError(1, "[SSL: NO_CIPHERS_AVAILABLE] no ciphers available (_ssl.c:1)")
+    assert system_message(other) == f"TLS failed: {other}"
+    other.reason = "NO_CIPHERS_AVAILABLE"
+    assert system_message(other) == "TLS failed: no ciphers available"

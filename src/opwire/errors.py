@@ -13,11 +13,12 @@
     ├── ConfigError          an invalid configuration file; names the file and the key
     └── ToolEnvelopeError    a text block that cannot be decoded as ToolEnvelope V1
 
-Rules: errors contain plain data, so this module imports nothing of opwire. `ERROR_TABLE` is the only place with status
-numbers. A `CallError` is sent to the peer with its message; any other exception of a handler becomes a fixed sentence
-with an error id, and its traceback is logged.
+Rules: errors contain plain data, so this module imports only `names` of opwire. `ERROR_TABLE` is the only place with
+status numbers. A `CallError` is sent to the peer with its message; any other exception of a handler becomes a fixed
+sentence with an error id, and its traceback is logged.
 """
 
+import errno
 import re
 from collections.abc import Generator, Iterable, Mapping
 from contextlib import contextmanager
@@ -25,6 +26,8 @@ from enum import StrEnum
 from os import strerror
 from types import MappingProxyType, UnionType
 from typing import Any, NamedTuple, get_args
+
+from opwire.names import similar_names, suggestion
 
 
 class ErrorCode(StrEnum):
@@ -203,18 +206,48 @@ class ToolEnvelopeError(OpwireError, ValueError):
 
 
 _MAX_OPTION = 1e15
+_REMEDIES = {
+    errno.ECONNREFUSED: "; check the port, and that the server is running",
+    errno.EADDRINUSE: "; choose another port, or end the program that uses this one",
+    errno.EADDRNOTAVAIL: "; choose an address of this machine",
+}
+# The reasons of OpenSSL, old and new, if the other side sent anything but TLS.
+_NOT_TLS = {
+    "WRONG_VERSION_NUMBER",
+    "RECORD_LAYER_FAILURE",
+    "PACKET_LENGTH_TOO_LONG",
+    "HTTP_REQUEST",
+    "UNKNOWN_PROTOCOL",
+}
 
 
 def system_message(error: Exception) -> str:
-    """Return the message of the operating system, such as "Connection refused".
+    """Return why a connection or a file cannot be used, and what to check: "Connection refused; check the port, …".
 
     The texts of asyncio repeat the address, and several failures are one text. The numbers in other subclasses of
-    OSError, `socket.gaierror` and `ssl.SSLError`, are not those of the system.
+    OSError, `socket.gaierror` and `ssl.SSLError`, are not those of the system, and their texts are of their libraries.
     """
-    if not isinstance(error, OSError) or type(error).__module__ != "builtins":
+    kind = type(error)
+    if isinstance(error, UnicodeError) and not isinstance(error, UnicodeDecodeError):  # of the codec for host names
+        return "the host name is invalid; check its spelling"
+    if kind.__name__ == "gaierror":
+        return "the host name cannot be resolved; check its spelling, and the network"
+    if kind.__module__ == "ssl":
+        return _tls_message(error)
+    if not isinstance(error, OSError) or kind.__module__ != "builtins":
         return str(error)
     numbers = [error.errno] if error.errno else map(int, re.findall(r"\[Errno (\d+)\]", str(error)))
-    return ", ".join(dict.fromkeys(map(strerror, numbers))) or str(error)
+    return ", ".join(dict.fromkeys(strerror(each) + _REMEDIES.get(each, "") for each in numbers)) or str(error)
+
+
+def _tls_message(error: Exception) -> str:
+    """Return what an `ssl.SSLError` means, without the names of OpenSSL; `ssl` itself is not imported for it."""
+    untrusted, reason = getattr(error, "verify_message", None), getattr(error, "reason", None) or ""
+    if untrusted is not None:
+        return f"its certificate is not trusted: {untrusted.rstrip('.')}"
+    if reason in _NOT_TLS:
+        return "the server does not use TLS there; check the scheme of the URL, and the port"
+    return f"TLS failed: {reason.replace('_', ' ').lower() or error}"
 
 
 def check_above_zero(**options: object) -> None:
@@ -289,12 +322,13 @@ def check_known(options: Iterable[str], known: Iterable[str], what: str) -> None
     """Validate the names of options.
 
     Raises:
-        UsageError: the message lists the known ones.
+        UsageError: the message suggests similar ones, or lists the known ones.
     """
     known = list(known)
     for option in options:
         if option not in known:
-            raise UsageError(f"{what} has no option {option!r}; its options are {', '.join(known)}")
+            hint = suggestion(similar_names(option, known), f"its options are {', '.join(known)}")
+            raise UsageError(f"{what} has no option {option!r}{hint}")
 
 
 def _number(value: object) -> float:

@@ -60,13 +60,11 @@ _FOREIGN = (aiohttp.ClientError, HttpProcessingError, OSError, RuntimeError, Val
 _UNTRUSTED = (aiohttp.ClientConnectorCertificateError, aiohttp.ServerFingerprintMismatch)
 _PROXY = (aiohttp.ClientProxyConnectionError, aiohttp.ClientHttpProxyError)
 _FAILURES: tuple[tuple[Any, ErrorCode, str], ...] = (  # the first match
-    (_UNTRUSTED, ErrorCode.UNAVAILABLE, "has an untrusted certificate"),
+    (_UNTRUSTED, ErrorCode.UNAVAILABLE, "cannot be reached"),
     ((ValueError, aiohttp.NonHttpUrlClientError), ErrorCode.VALIDATION_ERROR, "cannot be sent this request"),
-    (aiohttp.ClientConnectorDNSError, ErrorCode.UNAVAILABLE, "cannot be resolved"),
     (_PROXY, ErrorCode.UNAVAILABLE, "cannot be reached through the proxy"),
-    (aiohttp.ClientSSLError, ErrorCode.UNAVAILABLE, "failed the TLS handshake"),
     (aiohttp.ConnectionTimeoutError, ErrorCode.UNAVAILABLE, "did not accept a connection in time"),
-    (aiohttp.ClientConnectorError, ErrorCode.UNAVAILABLE, "does not accept a connection"),
+    (aiohttp.ClientConnectorError, ErrorCode.UNAVAILABLE, "cannot be reached"),
     ((aiohttp.ClientResponseError, HttpProcessingError), ErrorCode.PROTOCOL_ERROR, "sent invalid HTTP"),
     (Exception, ErrorCode.UNAVAILABLE, "closed the connection before its response was complete"),
 )
@@ -398,7 +396,11 @@ class HTTPClient:
             error = error.__cause__
         code, problem = next((code, problem) for kind, code, problem in _FAILURES if isinstance(error, kind))
         detail = ""
-        if isinstance(error, aiohttp.ClientConnectorError):
+        if isinstance(error, aiohttp.ClientConnectorCertificateError):
+            detail = system_message(error.certificate_error)
+        elif isinstance(error, aiohttp.ServerFingerprintMismatch):
+            detail = "its certificate is not the expected one"
+        elif isinstance(error, aiohttp.ClientConnectorError):
             detail = system_message(error.os_error)
         elif isinstance(error, aiohttp.ClientResponseError | HttpProcessingError):
             detail = error.message.partition(":")[0]  # the rest quotes the response

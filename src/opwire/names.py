@@ -1,4 +1,4 @@
-"""Names that are given once each. No I/O.
+"""Names that are given once each, and names similar to an unknown one. No I/O.
 
 Names come from documents and peers, so numbering must stay linear however they collide: trying `name_2`, `name_3`, …
 from the start for each of 8,000 equal names took 6 s.
@@ -66,7 +66,13 @@ def similar_names(name: str, known: Iterable[str], *, visible: Callable[[str], b
     return [each for each, ratio in zip(close, ratios, strict=True) if ratios[0] - ratio <= _MAX_WORSE]
 
 
-def suggestion(given: str, known: Iterable[str]) -> str:
-    """Return the most similar name as the end of a message, or ""."""
-    close = similar_names(given, known)
-    return f"; did you mean {close[0]!r}?" if close else ""
+def did_you_mean(close: Iterable[str]) -> str:
+    """Return "did you mean a or b?", or "" for no names."""
+    names = " or ".join(close)
+    return f"did you mean {names}?" if names else ""
+
+
+def suggestion(close: Iterable[str], otherwise: str = "") -> str:
+    """Return the end of a message about an unknown name: "; did you mean a or b?", or another hint."""
+    hint = did_you_mean(close) or otherwise
+    return f"; {hint}" if hint else ""

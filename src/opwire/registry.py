@@ -34,7 +34,7 @@ from opwire.invoke import (
     run_within,
     runner,
 )
-from opwire.names import MAX_COMPARED_NAME, similar_names
+from opwire.names import MAX_COMPARED_NAME, similar_names, suggestion
 from opwire.operation import (
     Change,
     Context,
@@ -553,8 +553,7 @@ class OperationRegistry(Decorators):
 
     def not_found(self, operation_id: str, *, visible: Callable[[OperationSpec], bool] | None = None) -> CallError:
         """Return the error for an unknown id; its message suggests similar ones."""
-        close = self.suggestions(operation_id, visible=visible)
-        hint = f"; did you mean {' or '.join(close)}?" if close else ""
+        hint = suggestion(self.suggestions(operation_id, visible=visible))
         if visible is None and operation_id in self._methods:
             hint = f"; it is {self._methods[operation_id]}: call register_object with an object of the class"
         shown = shorten(operation_id, MAX_COMPARED_NAME)

@@ -12,7 +12,7 @@ from msgspec.structs import asdict, replace
 from opwire.annotations import CompletionRequest
 from opwire.envelope import LocalResponseMeta, MCPResponseMeta, ResponseEnvelope, ResponseMeta, local_envelope
 from opwire.errors import CallError, ErrorCode, RegistrationError, UsageError, check_counts, check_list
-from opwire.names import suggestion
+from opwire.names import similar_names, suggestion
 from opwire.operation import Context, OperationSpec, input_error
 from opwire.schema import UNKNOWN, Problem, Schema
 from opwire.schema.dialect import escaped
@@ -119,7 +119,7 @@ class Reshaping:
         properties = schema.get("properties")
         known = cast("dict[str, Any]", properties) if isinstance(properties, dict) else {}
         for name in sorted(self._changes.parameters - known.keys()):
-            raise RegistrationError(f"it has no parameter {name!r}{suggestion(name, known)}")
+            raise RegistrationError(f"it has no parameter {name!r}{suggestion(similar_names(name, known))}")
         required = set(schema.get("required", ())).intersection(self._changes.hide) - self._fixed.keys()
         if missing := sorted(required - self._changes.from_context.keys()):
             raise RegistrationError(f"the hidden parameter {missing[0]!r} is required: give it a value with fix")

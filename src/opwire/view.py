@@ -16,7 +16,7 @@ from msgspec.structs import replace
 from opwire.annotations import Completion, CompletionRequest
 from opwire.envelope import ResponseEnvelope
 from opwire.errors import CallError, RegistrationError, SchemaError, UsageError, check_known, check_list
-from opwire.names import suggestion
+from opwire.names import similar_names, suggestion
 from opwire.operation import (
     AccessControl,
     Context,
@@ -115,7 +115,7 @@ def _unmatched(option: str, matchers: Iterable[_Matcher], ids: Iterable[str]) ->
     missed = [each.pattern for each in matchers if not each.matched and isinstance(each.pattern, str)]
     known = dict.fromkeys(name for id in ids for name in (id, id.partition(".")[0])) if missed else ()
     for pattern in missed:
-        yield f"{option}: {pattern!r} matches nothing{suggestion(pattern, known)}"
+        yield f"{option}: {pattern!r} matches nothing{suggestion(similar_names(pattern, known))}"
 
 
 class Derived(NamedTuple):

@@ -33,9 +33,13 @@ def test_a_command_that_is_not_there_is_explained(capsys: pytest.CaptureFixture[
     assert "unknown command 'cal'; did you mean call?" in capsys.readouterr().err
 
 
-def test_an_option_before_the_command_is_explained(capsys: pytest.CaptureFixture[str]) -> None:
-    assert run(["--python", "shop.py", "ls"]) == 2
-    assert "unknown option --python; options follow their command" in capsys.readouterr().err
+@pytest.mark.parametrize("group", [(), ("gen",)])
+def test_an_option_before_the_command_is_explained(group: tuple[str, ...], capsys: pytest.CaptureFixture[str]) -> None:
+    command = "client" if group else "call"
+    assert run([*group, "--python", "shop.py", command]) == 2
+    help = " ".join(["opwire", *group, command, "--help"])
+    said = f"unknown option --python; options follow their command; `{help}` lists its options"
+    assert said in " ".join(capsys.readouterr().err.split())
 
 
 @requirement("cli.exit-codes", "cli.errors")
@@ -155,13 +159,14 @@ def test_the_help_of_every_command_fits_into_80_columns(
 
 @requirement("cli.help")
 @pytest.mark.parametrize(
-    ("given", "meant"), [("list", "ls"), ("search", "ls"), ("desribe", "describe"), ("run", "call")]
+    ("given", "meant"),
+    [("list", "ls"), ("search", "ls"), ("desribe", "describe"), ("run", "call"), ("gen clint", "client")],
 )
 def test_an_unknown_command_leads_to_the_one_that_is_meant(
     given: str, meant: str, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    assert run([given, "something"]) == 2
-    assert f"unknown command '{given}'; did you mean {meant}?" in capsys.readouterr().err
+    assert run([*given.split(), "something"]) == 2
+    assert f"unknown command '{given.rsplit(maxsplit=1)[-1]}'; did you mean {meant}?" in capsys.readouterr().err
 
 
 @requirement("cli.errors")

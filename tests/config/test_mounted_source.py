@@ -78,7 +78,7 @@ async def test_operations_are_selected_and_renamed_as_they_come_and_go() -> None
     mounted = MountedSource("one", source, registry, rules)
     assert ids(registry) == ["b.one"]
     assert registry.sources == {"b.one": "one"}
-    assert mounted.problems == ("exclude: 'a.tow' matches nothing; did you mean 'a.two'?",)
+    assert mounted.problems == ("exclude: 'a.tow' matches nothing; did you mean a.two?",)
     source.change("a.one", two=22, three=3)
     assert (await registry.execute("b.three")).data == 3
     assert ids(registry) == ["b.three"]

@@ -6,7 +6,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from opwire.config.reading import problems_message
-from opwire.config.settings import ConfigProblem, did_you_mean, dotted
+from opwire.config.settings import ConfigProblem, dotted, similar_keys
 
 ASCII = st.text(st.characters(min_codepoint=32, max_codepoint=126), max_size=6)
 
@@ -27,8 +27,8 @@ def test_one_problem_is_one_line_and_several_are_a_list() -> None:
 
 
 def test_only_words_that_come_close_are_suggested() -> None:
-    assert did_you_mean("timout", ["timeout", "required"]) == "did you mean `timeout`?"
-    assert did_you_mean("xyz", ["timeout"]) == ""
+    assert similar_keys("timout", ["timeout", "required"]) == "did you mean `timeout`?"
+    assert similar_keys("xyz", ["timeout"]) == ""
 
 
 def test_places_in_lists_are_counted_in_brackets() -> None:

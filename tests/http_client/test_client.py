@@ -272,8 +272,11 @@ async def test_a_connection_that_is_reset_is_unavailable(server: EchoServer, cli
 @pytest.mark.parametrize(
     ("url", "says"),
     [
-        ("http://127.0.0.1:1/", "127.0.0.1:1 does not accept a connection"),
-        ("http://no-such-host.invalid/", "no-such-host.invalid cannot be resolved"),
+        ("http://127.0.0.1:1/", "127.0.0.1:1 cannot be reached: Connection refused; check the port"),
+        (
+            "http://no-such-host.invalid/",
+            "no-such-host.invalid cannot be reached: the host name cannot be resolved; check its spelling",
+        ),
     ],
 )
 async def test_a_server_that_cannot_be_reached_is_unavailable(url: str, says: str, client: HTTPClient) -> None:

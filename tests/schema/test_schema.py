@@ -222,6 +222,24 @@ def test_every_problem_has_its_path_and_a_readable_message() -> None:
     ]
 
 
+@requirement("schema.suggestions")
+def test_a_misspelt_property_is_suggested_where_it_is_declared_and_missing() -> None:
+    line = {"type": "object", "properties": {"article": {}, "price": {}}, "additionalProperties": False}
+    either = {"anyOf": [{"type": "null"}, {**line, "required": ["price"]}]}
+    schema = Schema(
+        {"$defs": {"line": line}, "properties": {"lines": {"items": {"$ref": "#/$defs/line"}}, "one": either}}
+    )
+    value = {"lines": [{"artikle": 1}, {"artikle": 1, "article": 2}], "one": {"prise": 1, "price": 2, "artcle": 3}}
+    expected = [
+        "'artikle' was unexpected); did you mean article?",
+        "'artikle' was unexpected)",
+        "'prise', 'artcle' were",
+    ]
+    problems = schema.problems(value)
+    assert [said in problem.message for said, problem in zip(expected, problems, strict=True)] == [True] * 3
+    assert ["did you mean" in problem.message for problem in problems] == [True, False, False]
+
+
 @requirement("schema.problems")
 def test_a_path_is_a_json_pointer() -> None:
     schema = Schema({"additionalProperties": {"items": {"type": "string"}}})

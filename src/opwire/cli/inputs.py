@@ -30,7 +30,7 @@ import msgspec
 from opwire.cli.screen import harmless, one_line
 from opwire.cli.text import summary
 from opwire.errors import SchemaError
-from opwire.names import suggestion
+from opwire.names import similar_names, suggestion
 from opwire.operation import OperationSpec
 from opwire.schema import Schema
 from opwire.schema.dialect import References, escaped
@@ -424,7 +424,7 @@ def complete_input(input: Any, schema: Schema) -> Any:
     if field.first("additionalProperties") is False and field.first("patternProperties") is None:
         for name in as_dict(input):
             if name not in field.fields:
-                raise click.UsageError(f"unknown field {name!r}{suggestion(name, field.fields)}")
+                raise click.UsageError(f"unknown field {name!r}{suggestion(similar_names(name, field.fields))}")
     # ^C must end a prompt at once: asyncio's own handler only cancels a task, which waits for the prompt to return.
     before = signal.signal(signal.SIGINT, signal.default_int_handler)
     try:

@@ -12,11 +12,40 @@ import click
 
 from opwire.cli.screen import LogFormat, OutputFormat, Screen
 from opwire.cli.sources import KnownOperation, Sources, cached_ids, known_operations, run
+from opwire.names import similar_names, suggestion
 
 if TYPE_CHECKING:
     from click.shell_completion import CompletionItem
 
 F = TypeVar("F", bound=Callable[..., Any])
+
+
+class CommandGroup(click.Group):
+    """A group whose errors say where an option belongs, and which command is meant."""
+
+    def parse_args(self, ctx: click.Context, args: list[str]) -> list[str]:
+        """Override click's error for an option before the command with one that says where it belongs."""
+        try:
+            return super().parse_args(ctx, args)
+        except click.NoSuchOption as error:
+            commands = self.list_commands(ctx)
+            command = next((each for each in args if each in commands), commands[0])
+            where = f"options follow their command; `{ctx.command_path} {command} --help` lists its options"
+            raise click.UsageError(f"unknown option {error.option_name}; {where}", ctx) from None
+
+    def resolve_command(
+        self, ctx: click.Context, args: list[str]
+    ) -> tuple[str | None, click.Command | None, list[str]]:
+        """Override click's error for an unknown command with one that suggests a known name."""
+        if args and args[0] not in self.list_commands(ctx) and not args[0].startswith("-"):
+            hint = suggestion(self.similar_commands(ctx, args[0]), f"`{ctx.command_path} --help` lists the commands")
+            raise click.UsageError(f"unknown command {args[0]!r}{hint}", ctx)
+        return super().resolve_command(ctx, args)
+
+    def similar_commands(self, ctx: click.Context, name: str) -> list[str]:
+        """Return the commands that an unknown name may mean."""
+        return similar_names(name, self.list_commands(ctx))
+
 
 _SOURCES = {
     "config": click.option(

@@ -14,7 +14,7 @@ import click
 
 from opwire import __version__
 from opwire.cli import exit_codes
-from opwire.cli.options import shared_options
+from opwire.cli.options import CommandGroup, shared_options
 from opwire.cli.screen import Screen, folded
 from opwire.typed.plain import harmless
 
@@ -69,7 +69,7 @@ _SYNONYMS = {
 }
 
 
-class Program(click.Group):
+class Program(CommandGroup):
     """A group that imports the module of a command when that command runs, so that `opwire ls` stays fast."""
 
     def list_commands(self, ctx: click.Context) -> list[str]:
@@ -88,25 +88,9 @@ class Program(click.Group):
         with formatter.section("Commands"):
             formatter.write_dl(list(COMMANDS.items()))
 
-    def parse_args(self, ctx: click.Context, args: list[str]) -> list[str]:
-        """Override click's error for an option before the command with one that says where it belongs."""
-        try:
-            return super().parse_args(ctx, args)
-        except click.NoSuchOption as error:
-            where = "options follow their command, as in `opwire ls --python shop.py`"
-            raise click.UsageError(f"unknown option {error.option_name}; {where}", ctx) from None
-
-    def resolve_command(
-        self, ctx: click.Context, args: list[str]
-    ) -> tuple[str | None, click.Command | None, list[str]]:
-        """Override click's error for an unknown command with one that suggests the nearest name."""
-        if args and args[0] not in COMMANDS and not args[0].startswith("-"):
-            import difflib
-
-            near = _SYNONYMS.get(args[0]) or next(iter(difflib.get_close_matches(args[0], COMMANDS, n=1)), None)
-            hint = f"did you mean {near}?" if near else "`opwire --help` lists the commands."
-            raise click.UsageError(f"unknown command {args[0]!r}; {hint}", ctx)
-        return super().resolve_command(ctx, args)
+    def similar_commands(self, ctx: click.Context, name: str) -> list[str]:
+        """Return what another program calls so, or the similar names."""
+        return [_SYNONYMS[name]] if name in _SYNONYMS else super().similar_commands(ctx, name)
 
     def invoke(self, ctx: click.Context) -> Any:
         """Run a command; a broken pipe raises `_OutputClosedError`, since click would exit with code 1."""

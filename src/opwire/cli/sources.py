@@ -38,7 +38,7 @@ from opwire.config.settings import (
     missing_variables,
 )
 from opwire.errors import CallError, ConfigError, ErrorCode, OpwireError
-from opwire.names import UniqueNames, similar_names
+from opwire.names import UniqueNames, similar_names, suggestion
 from opwire.operation import OperationSpec
 from opwire.registry import OperationRegistry
 
@@ -194,11 +194,10 @@ class LoadedOperations(NamedTuple):
         spec = self.specs.get(operation_id)
         if spec is None:
             if any(each.namespace == operation_id for each in self.specs.values()):
-                hint = f"it is a namespace, and `opwire ls -n {operation_id}` lists its operations"
+                hint = f"; it is a namespace, and `opwire ls -n {operation_id}` lists its operations"
             else:
-                close = similar_names(operation_id, self.specs)
-                hint = f"did you mean {' or '.join(close)}?" if close else "`opwire ls` lists the operations"
-            raise CallError(ErrorCode.OPERATION_NOT_FOUND, f"Operation not found: {operation_id}; {hint}")
+                hint = suggestion(similar_names(operation_id, self.specs), "`opwire ls` lists the operations")
+            raise CallError(ErrorCode.OPERATION_NOT_FOUND, f"Operation not found: {operation_id}{hint}")
         return spec
 
     def endpoint(self, operation_id: str) -> str | None:

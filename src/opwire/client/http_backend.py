@@ -68,10 +68,14 @@ class HTTPBackend:
     """
 
     def __init__(self, url: str, token: Token | None, options: dict[str, Any]) -> None:
-        parts = urlsplit(url)
         self._host = host_of(url)
-        if not parts.hostname or parts.query or parts.fragment:
-            raise UsageError(f"invalid address {self._host}: expected https://host or http://host:port/path")
+        try:
+            parts = urlsplit(url)
+            valid = parts.hostname and parts.port != 0 and not parts.query and not parts.fragment
+        except ValueError:  # a port that is not a number, or too large
+            valid = False
+        if not valid:
+            raise UsageError("invalid URL of an HTTP API; expected https://host or http://host:port/path")
         self._url = url.rstrip("/")
         self._token = token
         self._trust_annotations = bool(options.pop("trust_annotations", True))

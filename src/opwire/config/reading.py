@@ -31,7 +31,7 @@ from opwire.config.settings import (
     ServerSource,
     SignedSettings,
     WebhookSettings,
-    did_you_mean,
+    similar_keys,
 )
 from opwire.config.views import check_views
 from opwire.errors import ConfigError
@@ -206,7 +206,7 @@ class TableReader:
         unused = fields.keys() - table.keys()
         listed = f"the keys are {', '.join(fields)}" if len(fields) <= _MAX_LISTED else ""
         for name in table.keys() - fields.keys():
-            hint = did_you_mean(name, unused)
+            hint = similar_keys(name, unused)
             self._reject((*path, name), "unknown key", hint or listed)
         values: dict[str, Any] = {}
         for name, field in fields.items():
@@ -233,7 +233,7 @@ class TableReader:
         if isinstance(value, str) and get_origin(kinds[0]) is Literal and value not in (words := get_args(kinds[0])):
             expected = ", ".join(f'"{each}"' for each in words)
             problem = f'expected one of {expected}, got "{value[:_MAX_SHOWN]}"'
-            return self._reject(path, problem, did_you_mean(value, words))
+            return self._reject(path, problem, similar_keys(value, words))
         try:
             # Values are not part of these messages: a string may be a secret at the wrong key.
             converted = msgspec.convert(value, Union[tuple(map(_plain_type, kinds))])  # noqa: UP007 - of a runtime tuple
@@ -274,7 +274,7 @@ class TableReader:
         if default is not None:
             return self._struct(path, table, default)
         for name in table:
-            if hint := did_you_mean(name, by_key):
+            if hint := similar_keys(name, by_key):
                 return self._reject((*path, name), "unknown key", hint)
         return self._reject(path, f"one of the keys {', '.join(by_key)} is missing")
 
@@ -308,7 +308,7 @@ def check_settings(config: Config) -> Iterator[ConfigProblem]:
     }
     for path, name in used.items():
         if name is not None and name not in config.identities:
-            hint = did_you_mean(name, config.identities) or f"add [identities.{name}]"
+            hint = similar_keys(name, config.identities) or f"add [identities.{name}]"
             yield ConfigProblem(path, f"unknown identity {name!r}", hint)
     yield from check_views(config)
     if (jwt := config.auth.jwt) is not None:

@@ -6,7 +6,6 @@ A table of several types (a source, a credential) is selected by the first requi
 `EnvText` values refer to environment variables, so that files need not contain secrets.
 """
 
-import difflib
 import os
 import re
 from collections.abc import Iterable, Iterator
@@ -19,6 +18,7 @@ from opwire.adapters.source import ENV_PLACEHOLDER
 from opwire.deadlines import CALL_TIMEOUT
 from opwire.envelope import ToolErrorPolicy
 from opwire.errors import ConfigError
+from opwire.names import did_you_mean, similar_names
 from opwire.operation import NormalizeMode
 from opwire.version import VERSION
 
@@ -662,7 +662,6 @@ def dotted(key: Key) -> str:
     return text
 
 
-def did_you_mean(given: str, known: Iterable[str]) -> str:
-    """Return a suggestion, or an empty string if no known word is close."""
-    close = difflib.get_close_matches(given, list(known), n=1, cutoff=0.6)
-    return f"did you mean `{close[0]}`?" if close else ""
+def similar_keys(given: str, known: Iterable[str]) -> str:
+    """Return "did you mean `key`?", or an empty string if no known word is close."""
+    return did_you_mean(f"`{each}`" for each in similar_names(given, known))

@@ -37,8 +37,8 @@ from opwire.config.settings import (
     ServerSource,
     UserCredential,
     WebhookSettings,
-    did_you_mean,
     dotted,
+    similar_keys,
 )
 from opwire.errors import ConfigError, UsageError, needs_extra
 from opwire.following import RegistryOperations
@@ -318,7 +318,7 @@ class ProjectModules:
         try:
             registry: Any = attrgetter(attribute)(module)
         except AttributeError:
-            hint = did_you_mean(attribute, found) or (f"it has {', '.join(found)}" if found else "")
+            hint = similar_keys(attribute, found) or (f"it has {', '.join(found)}" if found else "")
             message = f"{at}: the module {name} has no {attribute}{f'; {hint}' if hint else ''}"
             raise ConfigError(message) from None
         if not isinstance(registry, OperationRegistry):

@@ -13,7 +13,7 @@ from opwire.config.settings import (
     OpenAPISettings,
     SourceSettings,
     ViewSettings,
-    did_you_mean,
+    similar_keys,
 )
 from opwire.errors import UsageError
 from opwire.operation import OperationSpec
@@ -73,7 +73,7 @@ def check_views(config: Config) -> Iterator[ConfigProblem]:
                 source = pattern.removeprefix(_SOURCE)
                 if source != pattern and source not in config.sources:
                     yield ConfigProblem(
-                        (*path, option), f"unknown source {source!r}", did_you_mean(source, config.sources)
+                        (*path, option), f"unknown source {source!r}", similar_keys(source, config.sources)
                     )
         try:
             ViewRules(_options(view, {}))
@@ -86,7 +86,7 @@ def check_views(config: Config) -> Iterator[ConfigProblem]:
             yield ConfigProblem(("sources", name), str(error))
     for surface, settings in (("mcp", config.serve.mcp), ("http", config.serve.http)):
         if settings is not None and settings.view is not None and settings.view not in config.views:
-            hint = did_you_mean(settings.view, config.views) or f"add [views.{settings.view}]"
+            hint = similar_keys(settings.view, config.views) or f"add [views.{settings.view}]"
             yield ConfigProblem(("serve", surface, "view"), f"unknown view {settings.view!r}", hint)
 
 

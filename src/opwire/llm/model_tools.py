@@ -15,7 +15,7 @@ from msgspec import Struct
 from opwire.dispatch import Dispatcher
 from opwire.envelope import MCPContentBlock, MCPResponseMeta, ResponseEnvelope
 from opwire.errors import CallError, ErrorCode, SchemaError, check_above_zero, check_counts, check_instance
-from opwire.names import similar_names
+from opwire.names import similar_names, suggestion
 from opwire.operation import Context, Identity, OperationSpec, OperationType
 from opwire.registry import OperationRegistry
 from opwire.tools import ToolNames, ToolSchema, data_block, encode_data, error_text, input_schema
@@ -128,10 +128,8 @@ class ModelTools:
             self._refresh()
             tool = self._tools.get(name)
             if tool is None:
-                close = similar_names(name, self._tools)
-                hint = f"; did you mean {' or '.join(close)}?" if close else ""
-                if not close and len(self._tools) <= _MAX_NAMED:
-                    hint = f"; the tools are {', '.join(self._tools)}"
+                others = f"the tools are {', '.join(self._tools)}" if len(self._tools) <= _MAX_NAMED else ""
+                hint = suggestion(similar_names(name, self._tools), others)
                 raise CallError(ErrorCode.OPERATION_NOT_FOUND, f"there is no tool {name[:100]!r}{hint}")
             operation_id = tool.spec.id
             if not isinstance(arguments, dict):

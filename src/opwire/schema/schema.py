@@ -11,7 +11,7 @@ multiple of the value's size; where it ends, the last known location is reported
 
 import weakref
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from itertools import chain, islice
+from itertools import chain, islice, repeat
 from threading import RLock
 from time import thread_time
 from types import NoneType
@@ -31,7 +31,16 @@ from opwire.schema.dialect import (
 )
 from opwire.schema.fit import Demand, Evaluator, Fitted, Fitter, Force, Scope
 from opwire.schema.shape import Node, is_without_whole_floats, patterns_in, plain_document, type_names
-from opwire.schema.validator import Checks, MemberValidator, MeteredChecks, MeteredValidator, Validator, compile_bounded
+from opwire.schema.validator import (
+    Checks,
+    MemberValidator,
+    MeteredChecks,
+    MeteredValidator,
+    Validator,
+    compile_bounded,
+    hint_of,
+    specific_errors,
+)
 from opwire.typed import json_schema_of
 from opwire.typed.plain import MAX_DEPTH, as_dict, as_list, shorten, survey
 
@@ -42,11 +51,9 @@ if TYPE_CHECKING:
 _MAX_TEXT: Final = 300  # a schema's own enum may hold thousands of words, and a key of the value a million letters
 _SMALL: Final = 4_000  # locations that errors may be about, counted once per part that applies to them: 20 ms
 _SHOWN_NAMES: Final = 100
+_MAX_HINTS: Final = 5  # problems with a suggestion, which takes 1 ms
 _MAX_MEMBERS: Final = 10_000  # of an object that are searched for problems: 10 µs each
 _BLOCK: Final = 1_000  # items that are copied and checked at once
-_CONSTANTS = frozenset({"const", "enum"})
-_TAGS = _CONSTANTS | {"not"}  # a variant may also list the tags that it does not have
-_OTHER_KIND = _CONSTANTS | {"type", "anyOf", "oneOf"}
 
 # The message of each keyword about the location itself; "{}" is the keyword's value.
 _MESSAGES: Final = {
@@ -101,9 +108,13 @@ class Reporter:
         """Return the problems of invalid plain data, up to a limit."""
         try:
             if self._is_small(value):
-                errors = chain.from_iterable(map(_specific, self._validator.iter_errors(value)))
-                found = [(error.instance_path[self._above :], error.message) for error in islice(errors, limit)]
-                return [_problem("".join(f"/{escaped(s)}" for s in steps), message) for steps, message in found]
+                errors = chain.from_iterable(map(specific_errors, self._validator.iter_errors(value)))
+                found = list(islice(errors, limit))
+                hints = chain((hint_of(error, self._root) for error in found[:_MAX_HINTS]), repeat(""))
+                paths = ("".join(f"/{escaped(step)}" for step in error.instance_path[self._above :]) for error in found)
+                return [
+                    _problem(path, error.message, hint) for path, error, hint in zip(paths, found, hints, strict=False)
+                ]
             search = _Search(MeteredChecks(self._checks, Effort(value)), self._aspects)
             return list(islice(search.problems(value, [Demand(self._root, Force.FILL)], ""), limit))
         except ComplexityError as error:
@@ -230,35 +241,8 @@ class _Search:
         return aspect
 
 
-def _specific(error: Any) -> list[Any]:
-    """Return the error itself, or for a union the errors of the variant that the value was meant for.
-
-    Where that variant is ambiguous, the error of the union is more useful.
-    """
-    context: list[list[Any]] = getattr(error.kind, "context", [])
-    if not context or not all(context):  # not a union, or one of which several branches match
-        return [error]
-    branches = [list(chain.from_iterable(map(_specific, branch))) for branch in context]
-    distances = [_Distance.of(branch, len(error.instance_path)) for branch in branches]
-    closest = min(distances)
-    is_unique = not closest.is_other_kind and distances.count(closest) == 1
-    return branches[distances.index(closest)] if is_unique else [error]
-
-
-class _Distance(NamedTuple):
-    is_other_kind: bool  # a string where the branch is an object
-    other_constants: int  # of the properties: one of them tells the variants apart
-    errors: int
-
-    @classmethod
-    def of(cls, branch: list[Any], depth: int) -> "_Distance":
-        own = {each.kind.name for each in branch if len(each.instance_path) == depth}
-        constants = [each for each in branch if each.kind.name in _TAGS and len(each.instance_path) == depth + 1]
-        return cls(not own.isdisjoint(_OTHER_KIND), len(constants), len(branch))
-
-
-def _problem(path: str, message: str) -> Problem:
-    return Problem(shorten(path, _MAX_TEXT), shorten(message, _MAX_TEXT))
+def _problem(path: str, message: str, hint: str = "") -> Problem:
+    return Problem(shorten(path, _MAX_TEXT), shorten(message, _MAX_TEXT) + shorten(hint, _MAX_TEXT))
 
 
 MAX_PROBLEMS = 100

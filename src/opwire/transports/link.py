@@ -16,7 +16,7 @@ from collections.abc import Awaitable, Callable
 from typing import Any, cast
 
 from opwire.deadlines import back_off
-from opwire.errors import CallError, ErrorCode
+from opwire.errors import CallError, ErrorCode, system_message
 
 logger = logging.getLogger("opwire.transports")
 
@@ -252,7 +252,8 @@ class Link(asyncio.Protocol):
         try:
             self._receive(data)
         except (CallError, ValueError) as error:  # invalid data closes this connection only
-            self.abort(f"the peer broke the protocol: {error}")
+            reason = error.message if isinstance(error, CallError) else str(error)
+            self.abort(f"the peer broke the protocol: {reason}")
         except Exception:
             logger.exception("data of a peer could not be handled")
             self.abort("data of the peer could not be handled")
@@ -272,7 +273,9 @@ class Link(asyncio.Protocol):
 
     def connection_lost(self, exc: Exception | None) -> None:
         """Drop the buffer, and call `lost`."""
-        reason = self._reason or (f"the connection broke: {exc}" if exc else "the peer closed the connection")
+        reason = self._reason or (
+            f"the connection broke: {system_message(exc)}" if exc else "the peer closed the connection"
+        )
         self._transport, self._reason = None, reason
         self._waiting.clear()
         self._waiting_bytes, self._unread = 0, b""

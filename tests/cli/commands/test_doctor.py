@@ -109,7 +109,7 @@ def test_a_policy_for_an_operation_that_does_not_exist_is_reported(
     (tmp_path / "opwire.toml").write_text("[sources.a]\npython = 'a.py'\n[policies.approval]\ninclude = ['a.fnd']\n")
     _, found = findings(capsys, "-c", str(tmp_path / "opwire.toml"))
     (told,) = [each for each in found if each["check"] == "policies"]
-    assert (told["status"], "did you mean 'a.find'?" in told["message"]) == ("note", True)
+    assert (told["status"], "did you mean a.find?" in told["message"]) == ("note", True)
 
 
 @requirement("cli.doctor")

@@ -66,7 +66,8 @@ async def test_a_prompt_that_fails_is_an_error_that_says_why(era: str) -> None:
 
     async with connected(serve_mcp(registry, stdio_identity=READER), era) as client:
         expected = {
-            "books_unknown": (-32602, "Unknown prompt"),
+            "unknown": (-32602, "Unknown prompt: unknown$"),
+            "books_reviw": (-32602, "Unknown prompt: books_reviw; did you mean books_review"),
             "books_nobody": (-32003, "missing scope"),
             "books_review": (-32602, '"title" is a required property'),
             "books_broken": (-32000, "user or assistant"),

@@ -186,7 +186,7 @@ def no_response(error: Exception) -> HTTPExchangeError:
         )
         reasons = [system_message(each) for each in failures if isinstance(each, OSError) and each.errno]
         cause = cause.__cause__ or cause.__context__
-    reason = ", ".join(dict.fromkeys(reasons)) or str(error) or type(error).__name__
+    reason = "; ".join(dict.fromkeys(reasons)) or str(error) or type(error).__name__
     return HTTPExchangeError(0, f" ({reason[:200]})")
 
 

@@ -40,7 +40,7 @@ from opwire.adapters.openapi.security import security_requirements
 from opwire.adapters.source import Report
 from opwire.annotations import Annotations
 from opwire.errors import RegistrationError
-from opwire.names import UniqueNames, suggestion
+from opwire.names import UniqueNames, similar_names, suggestion
 from opwire.operation import NormalizeMode, OperationSpec, OperationType, is_own, split_id
 from opwire.origin import ORIGIN_EXTENSION, Origin, read_origin
 from opwire.schema import UNKNOWN, JSONSchema, Schema
@@ -391,7 +391,7 @@ def _selected(found: list[HTTPEndpoint], options: ReadOptions, report: Report) -
     patterns = [("include", each) for each in options.include] + [("exclude", each) for each in options.exclude]
     for option, pattern in dict.fromkeys(patterns):
         if not matches(known, [pattern]):
-            hint = suggestion(pattern, sorted(known))
+            hint = suggestion(similar_names(pattern, sorted(known)))
             message = f"{option} {pattern!r} matches no operationId, tag, path or 'GET /path'{hint}"
             report.warn(message)
             logger.warning("%s", harmless(message))

@@ -13,7 +13,7 @@ from opwire.cli.screen import Line, Screen, counted
 from opwire.cli.sources import Sources, cache_fields, run
 from opwire.cli.text import cells, cut, padded, rendered, summary, wrapped
 from opwire.config.views import served_view
-from opwire.names import similar_names
+from opwire.names import similar_names, suggestion
 from opwire.operation import AccessControl, OperationSpec, OperationType
 from opwire.registry import OperationRegistry
 from opwire.schema import Schema
@@ -94,9 +94,8 @@ def _unknown_namespace(given: str, specs: Sequence[OperationSpec]) -> str:
     known = list(dict.fromkeys(spec.namespace for spec in specs))
     if given in known:
         return f"the namespace {given} has no such operations"
-    near = similar_names(given, known)
-    hint = f"did you mean {' or '.join(near)}?" if near else f"there are {', '.join(known[:_MAX_CLOSEST]) or 'none'}"
-    return f"unknown namespace {given!r}; {hint}"
+    hint = suggestion(similar_names(given, known), f"there are {', '.join(known[:_MAX_CLOSEST]) or 'none'}")
+    return f"unknown namespace {given!r}{hint}"
 
 
 async def _load(

@@ -23,7 +23,7 @@ from click.shell_completion import (
     split_arg_string,
 )
 
-from opwire.cli.options import namespace_option, shared_options, source_options
+from opwire.cli.options import CommandGroup, namespace_option, shared_options, source_options
 from opwire.cli.screen import Screen, counted
 from opwire.cli.sources import Sources
 from opwire.config.reading import TEMPLATE
@@ -143,7 +143,7 @@ def completion_command(ctx: click.Context, shell: str | None) -> None:
     click.echo(found(ctx.find_root().command, {}, "opwire", "_OPWIRE_COMPLETE").source())
 
 
-@click.group(name="gen")
+@click.group(name="gen", cls=CommandGroup)
 def gen_command() -> None:
     """Generate code from the operations."""
 
@@ -194,7 +194,7 @@ def init_command(screen: Screen, path: Path) -> None:
 # --- keys -------------------------------------------------------------------------------------------------------------
 
 
-@click.group(name="keys")
+@click.group(name="keys", cls=CommandGroup)
 def keys_command() -> None:
     """Create the keys and certificates of signed calls over a broker.
 

@@ -23,6 +23,7 @@ from opwire.errors import (
 )
 from opwire.logs import CANCELLED
 from opwire.monitor import CallMonitor
+from opwire.names import suggestion
 from opwire.operation import Interceptor, OperationType, check_access
 from opwire.origin import RESUMED, id_of, path_of
 from opwire.registry import OperationRegistry
@@ -331,8 +332,7 @@ class HTTPApp(ListeningApp):
             query = b"?" + request.query if request.query else b""
             raise HTTPStatusError(HTTPStatus.PERMANENT_REDIRECT, error, (b"location", location + query))
         is_visible = partial(self._dispatcher.is_visible, identity=request.identity)
-        close = self._registry.suggestions(operation_id, visible=is_visible)
-        hint = f"; did you mean {' or '.join(map(path_of, close))}?" if close else ""
+        hint = suggestion(map(path_of, self._registry.suggestions(operation_id, visible=is_visible)))
         raise CallError(ErrorCode.OPERATION_NOT_FOUND, f"unknown path {request.path[:200]}{hint}")
 
     async def _send_document(self, request: Request, send: Send) -> None:

@@ -42,6 +42,7 @@ from opwire.mcp.protocol import (
     STATELESS_VERSIONS,
     SUBSCRIPTION_META,
 )
+from opwire.names import similar_names, suggestion
 from opwire.operation import Identity, OperationSpec
 from opwire.serve.mcp.calls import DurableToolCall, Params, ServedCall, ServedRequest, ServedTools, ToolCall
 from opwire.serve.mcp.clients import (
@@ -345,8 +346,7 @@ class RegistryServer:
         tool = self.catalogue.find(params.name)
         if tool is None:
             self._reject(params.name, request)
-            close = self.catalogue.similar(params.name, request.identity)
-            hint = f"; did you mean {' or '.join(close)}?" if close else ""
+            hint = suggestion(self.catalogue.similar(params.name, request.identity))
             raise RPCError(INVALID_PARAMS, f"Unknown tool: {params.name[:100]}{hint}")
         request.progress_token = None if params.meta is None else params.meta.progress_token
         kind, durable = ToolCall, self._served.durable
@@ -439,7 +439,9 @@ class RegistryServer:
         spec = self.prompts.find(params.name)
         if spec is None:
             self._reject(params.name, request)
-            raise RPCError(INVALID_PARAMS, f"Unknown prompt: {params.name[:100]}")
+            known = (entry["name"] for entry in self.prompts.entries(request.identity))
+            hint = suggestion(similar_names(params.name, known))
+            raise RPCError(INVALID_PARAMS, f"Unknown prompt: {params.name[:100]}{hint}")
         given = typed_arguments(spec, params.arguments or {})
         call = self._calls(params, meta, request)(spec)
         return await call.read(given, partial(prompt_result, spec=spec))

@@ -69,7 +69,7 @@ class NatsCredentials:
         try:
             text = Path(self.file).read_text(encoding="utf-8")
         except (OSError, ValueError) as error:
-            message = f"the credentials in {self.file} cannot be read: {error}"
+            message = f"the credentials in {self.file} cannot be read: {system_message(error)}"
             raise CallError(ErrorCode.UNAVAILABLE, message) from error
         blocks = {match[1]: match[2] for match in _BLOCK.finditer(text)}
         try:
@@ -381,7 +381,8 @@ class NatsConnection:
     def _lost(self, reason: str) -> None:
         if self._last_error:
             reason = f"{reason}: {self._last_error}"
-        error = self._refused(self._last_error) if self._last_error else self._unavailable(f"is gone: {reason}")
+        problem = "is gone" if self._open else "cannot be used"
+        error = self._refused(self._last_error) if self._last_error else self._unavailable(f"{problem}: {reason}")
         for future in (self._greeting, *(barrier.passed for barrier in self._pongs if barrier is not None)):
             if not future.done():
                 future.set_exception(error)
