@@ -506,6 +506,7 @@ CALL: dict[str, str] = {
     "call.respond.callback": "A callback answers requests by `respond`, without a registry; it is cancelled with them.",
     "call.foreign-code": "The error code of a peer with codes of its own is kept, and passed on to every surface.",
     "call.wire.numbers": "A count is a JSON number without a fraction, however it is written, and null is absent.",
+    "call.wire.one-line": "The error of an invalid event is one line, short, and without control characters.",
     "call.wire.malformed-id": "A PROTOCOL_ERROR names the request where one can be made out.",
     "call.wire.size": "A message above the limit fails its own call, in either direction, and no other.",
     "call.wire.depth": "An event nested deeper than 200 is refused, and no nesting crashes anything.",
@@ -984,6 +985,7 @@ OAUTH: dict[str, str] = {
 
 MCP_IN: dict[str, str] = {
     "mcp.engine.lossless": "Messages are decoded as they were encoded, with unknown fields.",
+    "mcp.engine.unambiguous": "The keys of a request are unique, and its numbers are those of JSON.",
     "mcp.engine.once": "Every request has at most one outcome, over any network.",
     "mcp.engine.bounded": "The other end has a bounded number of open requests, and each id once.",
     "mcp.engine.headers": "Arguments that are sent as headers are declared, written and checked as by the SDK.",
@@ -1339,7 +1341,7 @@ SERVE: dict[str, str] = {
     "serve.content-encoding": "A compressed body is rejected with 415 and the encoding that is accepted.",
     "serve.smuggling": (
         "A request with two lengths for its body, or whose body an Upgrade hides, is refused, and nothing after it is "
-        "read."
+        "read; trailers are not headers."
     ),
 }
 

@@ -22,7 +22,7 @@ import msgspec
 from opwire.envelope import MCPResponseMeta, ResponseEnvelope, encode_envelope
 from opwire.errors import CallError, ConversionError
 from opwire.operation import Identity, is_own
-from opwire.typed.plain import as_dict, harmless, harmless_json, write_json
+from opwire.typed.plain import as_dict, harmless_json, one_line, write_json
 
 logger = logging.getLogger("opwire.access")
 
@@ -206,6 +206,4 @@ def traceback_of(record: logging.LogRecord) -> str | None:
 
 def _shown(text: str | None) -> str | None:
     """Return text of a caller for one line of a log."""
-    if text is None:
-        return None
-    return harmless(text[:MAX_TEXT]).replace("\n", "\\n").replace("\t", "\\t")
+    return None if text is None else one_line(text[:MAX_TEXT], MAX_TEXT)

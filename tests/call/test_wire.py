@@ -306,6 +306,15 @@ def test_what_is_not_an_event_is_a_protocol_error(message: bytes | str) -> None:
     protocol_error(message)
 
 
+@requirement("call.wire.one-line")
+def test_a_protocol_error_is_one_short_line_whatever_the_type_of_the_event() -> None:
+    for type in ("a\nb\x1b[2J\u202e", "x" * 100_000, "session.\n"):
+        with pytest.raises(CallError) as failure:
+            decode_message(json.dumps({"type": type}).encode())
+        assert failure.value.message.isprintable()
+        assert len(failure.value.message) < 250
+
+
 @requirement("call.wire.malformed-id")
 @pytest.mark.parametrize("id", ["r1", "\\ud800", "ü"])
 def test_a_protocol_error_names_the_request_where_one_can_be_made_out(id: str) -> None:

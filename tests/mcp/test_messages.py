@@ -100,6 +100,48 @@ def test_bytes_and_surrogates_that_utf_8_cannot_carry_are_replaced() -> None:
     assert read(b'{"jsonrpc": "2.0", "id": 1, "result": {"a": "\\ud800"}}').result == {"a": "\ufffd"}
 
 
+@requirement("mcp.engine.unambiguous")
+@pytest.mark.parametrize(
+    "fields",
+    [
+        b'"method": "ping", "method": "tools/call"',
+        b'"method": "ping", "id": 9',
+        rb'"method": "ping", "\u006dethod": "tools/call"',
+        b'"method": "tools/call", "params": {"arguments": {"to": "a", "to": "b"}}',
+        rb'"method": "tools/call", "params": {"\u003a": 1, ":": 2}',
+        b'"method": "ping", "unknown": {"a": 1, "a": 1}',
+        b'"method": "ping", "unknown": "\xff", "unknown": 1',
+        b'"method": "ping", "params": {"a": {"b": 1, "b": 2}, "c": "\\ud800"}',
+    ],
+)
+def test_a_request_with_duplicate_keys_is_invalid(fields: bytes) -> None:
+    with pytest.raises(InvalidMessageError, match="duplicate keys") as invalid:
+        decode_message(b'{"jsonrpc": "2.0", "id": 1, %b}' % fields)
+    assert invalid.value.is_json
+
+
+@requirement("mcp.engine.unambiguous")
+@pytest.mark.parametrize(
+    "fields",
+    [
+        b'"params": null, "unknown": {"a": ":", "b": [{}, {"a": 1}]}, "id": 1',
+        rb'"params": {"a": "\u003a:\\u003a", "\u003A": 1}, "id": 1.0',
+        b'"params": {"a": "\xff:", "b": "\\ud800"}, "id": 1',
+        b'"unknown": "\xff", "id": 1',
+    ],
+)
+def test_a_request_whose_keys_are_unique_is_valid(fields: bytes) -> None:
+    assert isinstance(decode_message(b'{"jsonrpc": "2.0", "method": "ping", %b}' % fields), RPCRequest)
+
+
+@requirement("mcp.engine.unambiguous")
+@pytest.mark.parametrize("number", [b"NaN", b"-Infinity", b"1e999"])
+def test_numbers_that_json_lacks_are_read_in_responses_alone(number: bytes) -> None:
+    assert not math.isfinite(read(b'{"jsonrpc": "2.0", "id": 1, "result": {"n": %b}}' % number).result["n"])
+    with pytest.raises(InvalidMessageError):
+        decode_message(b'{"jsonrpc": "2.0", "id": 1, "method": "tools/call", "params": {"n": %b}}' % number)
+
+
 @requirement("mcp.in.garbage")
 def test_an_answer_that_is_nested_too_deeply_is_an_error_and_not_a_crash() -> None:
     with pytest.raises(CallError, match="nested too deeply"):

@@ -573,8 +573,13 @@ async def test_a_compressed_body_is_rejected_with_the_encoding_that_is_accepted(
 async def test_two_headers_of_a_name_that_decides_something_are_refused(house: House) -> None:
     client = house.behind(RequestGuard(echo, authenticate=TOKENS))
     request = b"GET %s HTTP/1.1\r\nHost: localhost\r\n%s\r\nConnection: close\r\n\r\n"
-    twice = b"Authorization: Bearer x\r\nAuthorization: Bearer y"
-    assert b" 400 " in await client.raw(request % (client.path, twice))
+    for twice in (
+        b"Authorization: Bearer x\r\nAuthorization: Bearer y",
+        b"Mcp-Session-Id: a\r\nMcp-Session-Id: b",
+        b"Content-Encoding: gzip\r\nContent-Encoding: identity",
+        b"Transfer-Encoding: gzip\r\nTransfer-Encoding: chunked",
+    ):
+        assert b" 400 " in await client.raw(request % (client.path, twice))
     assert b" 200 " in await client.raw(request % (client.path, b"X-Other: 1\r\nX-Other: 2"))
 
 

@@ -16,7 +16,6 @@ from typing import Any, cast
 
 import aiohttp
 import pytest
-from uvicorn.protocols.http.auto import AutoHTTPProtocol
 
 from opwire import CallError, ErrorCode, Identity
 from opwire.auth import StaticTokens
@@ -322,13 +321,61 @@ async def test_headers_without_an_end_are_not_collected() -> None:
 
 
 @requirement("serve.limits")
+@pytest.mark.parametrize(
+    ("begun", "line"),
+    [
+        (b"Transfer-Encoding: chunked\r\n\r\n0\r\n", b"a:\r\n" * 1_000),
+        (b"Transfer-Encoding: chunked\r\n\r\n2\r\n{}\r\n0\r\nX: ", b"x" * 4_000),
+        (b"Transfer-Encoding: chunked\r\n\r\n2;x=", b"x" * 4_000),
+        (b"\r\nGET / HTTP/1.1\r\n", b"X-Filler: " + b"x" * 4_000 + b"\r\n"),
+    ],
+    ids=["trailers", "trailer", "extension", "pipelined"],
+)
+async def test_what_follows_a_request_that_is_being_served_is_not_collected_without_end(
+    begun: bytes, line: bytes
+) -> None:
+    begun = b"POST /slow HTTP/1.1\r\nHost: localhost\r\n" + begun
+    async with asyncio.timeout(20), listening(app := Slow(), lifespan="off") as address:
+        [(reader, writer)] = await silent(address, 1, begun)
+        await app.asked.wait()
+        with contextlib.suppress(ConnectionError):
+            for _ in range(1_000):
+                writer.write(line)
+                await writer.drain()
+        with contextlib.suppress(ConnectionError):
+            answer = await reader.read()  # until the server has closed, although the request is being served
+            assert answer == b"" or answer.startswith(b"HTTP/1.1 400 ")
+        writer.close()
+        app.go_on.set()
+
+
+@requirement("serve.smuggling")
+async def test_trailers_are_not_headers() -> None:
+    async def names(scope: Any, receive: Any, send: Any) -> None:
+        while (await receive()).get("more_body", False):
+            pass
+        body = b",".join(name for name, _ in scope["headers"])
+        await send({"type": "http.response.start", "status": 200, "headers": [(b"content-length", b"%d" % len(body))]})
+        await send({"type": "http.response.body", "body": body})
+
+    request = b"POST / HTTP/1.1\r\nHost: localhost\r\nTransfer-Encoding: chunked\r\n\r\n"
+    trailers = b"2\r\n{}\r\n0\r\nAuthorization: Bearer " + TOKEN.encode() + b"\r\n\r\n"
+    last = b"GET / HTTP/1.1\r\nX-A: 1\r\nConnection: close\r\n\r\n"
+    async with asyncio.timeout(10), listening(names, lifespan="off") as address:
+        [(reader, writer)] = await silent(address, 1, request + trailers + last)
+        answers = await reader.read()
+        writer.close()
+    assert re.findall(rb"\r\n\r\n([a-z,-]+)", answers) == [b"host,transfer-encoding", b"x-a,connection"]
+
+
+@requirement("serve.limits")
 @pytest.mark.parametrize("encrypted", [False, True])
 async def test_requests_that_wait_for_the_one_before_them_are_not_collected(
     encrypted: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     waiting: list[int] = []
 
-    class Watched(AutoHTTPProtocol):
+    class Watched(listener._HTTPProtocol):
         def data_received(self, data: bytes) -> None:
             super().data_received(data)
             waiting.append(len(cast("Any", self).pipeline))

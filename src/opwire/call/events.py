@@ -72,6 +72,7 @@ from opwire.typed.plain import (
     check_containers,
     collection_paused,
     json_form,
+    one_line,
     read_json,
     survey,
     to_plain,
@@ -479,7 +480,9 @@ def _decode_event(message: bytes | str, data: bytes) -> CallEvent:
             output = arrived_envelope(event.output)
             event = CallResponded(request_id=event.request_id, output=output, seq=event.seq, resumed=event.resumed)
     except (ValueError, RecursionError, ConversionError) as error:
-        raise CallError(ErrorCode.PROTOCOL_ERROR, f"invalid event: {error}", _call_of(message)) from error
+        raise CallError(
+            ErrorCode.PROTOCOL_ERROR, f"invalid event: {one_line(str(error))}", _call_of(message)
+        ) from error
     # Nesting needs pairs of brackets: counting them is 20 times faster than walking the values.
     may_be_deep = len(data) > 2 * MAX_DEPTH and data.count(b"[") + data.count(b"{") > MAX_DEPTH
     if may_be_deep and any(survey(payload).deep for payload in _payloads(event)):
@@ -748,4 +751,4 @@ def _decode_session(message: bytes, limit: int) -> SessionEvent:
     try:
         return _read(_session_decoder, message)
     except (ValueError, RecursionError) as error:
-        raise CallError(ErrorCode.PROTOCOL_ERROR, f"invalid event: {error}") from error
+        raise CallError(ErrorCode.PROTOCOL_ERROR, f"invalid event: {one_line(str(error))}") from error

@@ -16,7 +16,16 @@ import msgspec
 from msgspec import UNSET, Struct, UnsetType
 
 from opwire.errors import CallError, ErrorCode
-from opwire.typed.plain import LARGE_JSON, MAX_DEPTH, check_containers, collection_paused, replace_surrogates
+from opwire.typed.plain import (
+    LARGE_JSON,
+    MAX_DEPTH,
+    as_dict,
+    check_containers,
+    collection_paused,
+    has_duplicate_keys,
+    read_json,
+    replace_surrogates,
+)
 
 logger = logging.getLogger("opwire.mcp")
 
@@ -36,6 +45,8 @@ MAX_ID = 200
 
 MAX_BATCH = 100
 """Messages of one batch."""
+
+_MAX_REPAIRED = 262_144  # values of a response with numbers that JSON lacks
 
 SMALL = 16 * 1024
 """Bytes of a `SmallResponse`."""
@@ -129,16 +140,22 @@ class InvalidMessageError(ValueError):
     """
 
     def __init__(
-        self, *, is_json: bool, id: RequestId | None = None, is_reply: bool = False, excess: str | None = None
+        self,
+        problem: str = "not a JSON-RPC message, or nested too deeply",
+        *,
+        is_json: bool,
+        id: RequestId | None = None,
+        is_reply: bool = False,
+        excess: str | None = None,
     ) -> None:
-        super().__init__("not a JSON-RPC message, or nested too deeply")
+        super().__init__(problem)
         self.is_json = is_json
         self.id = id
         self.is_reply = is_reply
         self.excess = excess
 
 
-class _Frame(Struct):
+class _Frame(Struct, omit_defaults=True):
     jsonrpc: Literal["2.0"]
     id: int | str | UnsetType | None = UNSET
     method: str | UnsetType = UNSET
@@ -156,6 +173,7 @@ class _Head(Struct):
 
 _frame_decoder = msgspec.json.Decoder(_Frame)
 _head_decoder = msgspec.json.Decoder(_Head)
+_any_decoder: msgspec.json.Decoder[Any] = msgspec.json.Decoder()
 _batch_decoder = msgspec.json.Decoder(list[msgspec.Raw])
 
 encode_message: Callable[[RPCMessage], bytes] = msgspec.json.Encoder().encode
@@ -179,7 +197,8 @@ def encode_reply(reply: RPCMessage) -> bytes:
 def decode_message(raw: bytes, *, is_checked: bool = False) -> RPCMessage:
     """Decode a message; repair a byte order mark, invalid UTF-8, lone surrogates and ids that became floats.
 
-    `is_checked`: the reader has counted its objects and lists already.
+    A response may have numbers that JSON lacks (NaN). A request may not, and its keys are unique: a proxy that inspects
+    it, and this end, could read different values. `is_checked`: the reader has counted its objects and lists already.
 
     Raises:
         InvalidMessageError: it is not a message, or has too many objects and lists (see `check_containers`).
@@ -199,9 +218,11 @@ def decode_message(raw: bytes, *, is_checked: bool = False) -> RPCMessage:
 def _decode_message(raw: bytes) -> RPCMessage:
     try:
         frame = _frame_decoder.decode(raw)
+        message = _message_of(frame, raw)
+    except InvalidMessageError:
+        raise
     except (ValueError, RecursionError):
         return _repaired(raw)
-    message = _message_of(frame, raw)
     if message is None:
         raise _invalid(msgspec.to_builtins(frame))
     return message
@@ -212,6 +233,9 @@ def _message_of(frame: _Frame, raw: bytes) -> RPCMessage | None:
     if not _is_usable_id(id):
         return None
     if method is not UNSET:
+        # The frame lacks unknown fields.
+        if has_duplicate_keys(raw, frame) and has_duplicate_keys(raw, read_json(_any_decoder, raw)):
+            raise InvalidMessageError("a message with duplicate keys", is_json=True, id=id or None)
         if id is UNSET:
             return RPCNotification(method, frame.params)
         return None if id is None else RPCRequest(id, method, frame.params)
@@ -231,8 +255,9 @@ def _is_usable_id(id: object) -> bool:
 
 
 def _repaired(raw: bytes) -> RPCMessage:
+    raw = raw.decode("utf-8-sig", "replace").encode()
     try:
-        found = json.loads(raw.decode("utf-8-sig", "replace"))
+        found = _decode_any(raw)
     except (ValueError, RecursionError):
         raise InvalidMessageError(is_json=False) from None
     if not isinstance(found, dict):
@@ -250,20 +275,32 @@ def _repaired(raw: bytes) -> RPCMessage:
         number = int(cast("float", code)) if is_code else INTERNAL_ERROR
         fields["error"] = {**error, "code": number, "message": shown}
     try:
-        fields = replace_surrogates(fields)
         message = _message_of(msgspec.convert(fields, _Frame), raw)
-    except (ValueError, RecursionError):
+    except msgspec.ValidationError:
         message = None
     if message is None:
         raise _invalid(fields)
     return message
 
 
+def _decode_any(raw: bytes) -> Any:
+    """Decode JSON; not a request, it may have numbers that JSON lacks. Raises ValueError, RecursionError."""
+    try:
+        return read_json(_any_decoder, raw)
+    except ValueError:  # Python's `json` takes ten times as long, and blocks the event loop
+        if not has_few_values(raw, _MAX_REPAIRED):
+            raise
+    found = replace_surrogates(json.loads(raw))
+    if "method" in as_dict(found):
+        raise ValueError("a request with numbers that JSON lacks")
+    return found
+
+
 def _invalid(fields: dict[str, Any]) -> InvalidMessageError:
     id = fields.get("id")
     usable = type(id) in (int, str) and _is_usable_id(id)
     is_reply = "method" not in fields and not fields.keys().isdisjoint(("jsonrpc", "result", "error"))
-    return InvalidMessageError(is_json=True, id=replace_surrogates(id) if usable else None, is_reply=is_reply)
+    return InvalidMessageError(is_json=True, id=id if usable else None, is_reply=is_reply)
 
 
 # --- limits -----------------------------------------------------------------------------------------------------------

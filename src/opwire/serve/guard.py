@@ -54,11 +54,11 @@ BODY = "opwire.body"  # its complete body; missing if it has none. `receive` is 
 OAUTH = "opwire.oauth"  # there if clients can get a token, or one with more scopes
 _SHARE = "opwire.share"
 
-_UNIQUE_HEADERS = b"host origin referer sec-fetch-site authorization x-api-key content-length content-type".split()
+_BODY_HEADERS = b"content-length content-type content-encoding transfer-encoding".split()
+_UNIQUE_HEADERS = b"host origin referer sec-fetch-site authorization x-api-key mcp-session-id".split() + _BODY_HEADERS
 _SCOPES = re.compile(r"[!#-\[\]-~ ]+")  # RFC 6749, section 3.3
 _CLOSE = (b"connection", b"close")  # the rest of the connection is not read
-_CHUNKED = b"transfer-encoding"
-_UPGRADE = b"upgrade"
+_CHUNKED, _UPGRADE = b"transfer-encoding", b"upgrade"
 _WITHOUT_BODY = frozenset({"GET", "HEAD", "OPTIONS"})
 _MAX_KNOWN = 10_000
 _MAX_ACCEPTED = 256

@@ -16,10 +16,9 @@ from contextvars import ContextVar
 from http import HTTPStatus
 from math import ceil, inf
 from ssl import SSLContext
-from typing import Any, Literal, TypedDict, Unpack, cast
+from typing import TYPE_CHECKING, Any, Literal, TypedDict, Unpack, cast
 
 import uvicorn
-from uvicorn.protocols.http.auto import AutoHTTPProtocol
 
 from opwire.auth.tokens import LogLimit
 from opwire.errors import (
@@ -34,6 +33,11 @@ from opwire.errors import (
 from opwire.serve.guard import TOKEN, App, Receive, Scope, Send, has_no_token
 from opwire.signals import stop_signals
 
+if TYPE_CHECKING:
+    from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol as UvicornProtocol
+else:
+    from uvicorn.protocols.http.auto import AutoHTTPProtocol as UvicornProtocol
+
 _MAX_PORT = 65_535
 _BACKLOG = 2_048  # connections in the queue of the kernel
 _ACCEPTED = 16  # connections that asyncio accepts per iteration: 2,048 may be more than the limit of open files
@@ -41,7 +45,7 @@ _SPARE_FILES = 64
 _READ = 32 * 1024  # bytes per turn of the loop: 256 kB of chunks of one byte, or of requests, take 0.4 s to parse
 _PARSED = 4 * 1024  # bytes that are parsed at once: they may be 200 requests, with 4 kB of memory each
 _MAX_UNREAD = 256 * 1024 * 1024  # bytes of responses in all that clients do not read; each may take its time
-_MAX_HEAD = 256 * 1024  # bytes without a complete request; uvicorn's own limit is lower, but exists only with h11
+_MAX_HEAD = 256 * 1024  # bytes without progress; uvicorn's own limit is lower, but exists only with h11
 
 
 class ListenOptions(TypedDict, total=False):
@@ -309,18 +313,40 @@ class _Connections:
         self.unread.pop(connection, None)
 
 
-def _refuse_fragments(protocol: Any, url: bytes) -> None:
-    """Take a part of the target of a request, which has no fragment in HTTP.
+_IS_H11 = not hasattr(UvicornProtocol, "on_body")  # httptools is missing: the methods below are not called
 
-    httptools omits a fragment, and a proxy may take it for a part of the path: `/a/b#` evaded its rule for `/a/b`.
+
+class _HTTPProtocol(UvicornProtocol):
+    """uvicorn's protocol, which notes the progress of a request, and rejects or ignores what proxies read differently.
+
+    h11 has limits of its own, takes a fragment for a part of the path, and ignores trailers.
     """
-    if b"#" in url:
-        raise ValueError("a fragment in the target of a request")  # uvicorn answers with 400
-    protocol.url += url
 
+    progressed = _IS_H11  # the head of a request, or a part of its body, was complete
+    _is_trailing = False
 
-# uvicorn uses h11 if httptools is missing, and then calls no `on_url`: there a fragment is part of the path.
-_HTTPProtocol: Any = type("_HTTPProtocol", (AutoHTTPProtocol,), {"on_url": _refuse_fragments})
+    def on_message_begin(self) -> None:
+        self._is_trailing = False
+        super().on_message_begin()
+
+    def on_url(self, url: bytes) -> None:
+        # httptools omits a fragment, and a proxy may take it for part of the path: `/a/b#` evaded its rule for `/a/b`.
+        if b"#" in url:
+            raise ValueError("a fragment in the target of a request")  # uvicorn answers with 400
+        super().on_url(url)
+
+    def on_header(self, name: bytes, value: bytes) -> None:
+        # uvicorn takes a trailer, which proxies do not check, for a header: for a token, for example.
+        if not self._is_trailing:
+            super().on_header(name, value)
+
+    def on_headers_complete(self) -> None:
+        self.progressed = self._is_trailing = True
+        super().on_headers_complete()
+
+    def on_body(self, body: bytes) -> None:
+        self.progressed = True
+        super().on_body(body)
 
 
 class _UvicornTransport:
@@ -382,7 +408,7 @@ class _Connection(asyncio.Protocol):
     transport: asyncio.Transport
     _inner_transport: _UvicornTransport
 
-    def __init__(self, connections: _Connections, inner: asyncio.Protocol) -> None:
+    def __init__(self, connections: _Connections, inner: _HTTPProtocol) -> None:
         self.requests: list[Scope] = []  # in flight
         self.drained = asyncio.Event()  # the client has read its responses, or is gone; meaningful after a pause
         self._last: Scope = {}  # the last request that has ended
@@ -391,7 +417,7 @@ class _Connection(asyncio.Protocol):
         self._loop = asyncio.get_running_loop()
         self._header_timer: asyncio.TimerHandle | None = None
         self._write_timer: asyncio.TimerHandle | None = None
-        self._unparsed = 0  # bytes of incomplete headers
+        self._unparsed = 0  # bytes of an incomplete head, of trailers, or of the head of a chunk
         self._unread = b""
         self._is_paused = False
         self._turn: asyncio.Handle | None = None  # in which it reads on
@@ -400,7 +426,6 @@ class _Connection(asyncio.Protocol):
         """Note that a request is complete as far as its headers."""
         self.requests.append(request)
         self._connections.idle.pop(self, None)
-        self._unparsed = 0
         if self._header_timer is not None:
             self._header_timer.cancel()
             self._header_timer = None
@@ -468,14 +493,15 @@ class _Connection(asyncio.Protocol):
         return bool(getattr(self._inner, "pipeline", ()))
 
     def _parse(self, data: bytes) -> None:
+        if self._unparsed > _MAX_HEAD:
+            self.transport.abort()
+            return
         if not self.requests:
-            if self._unparsed > _MAX_HEAD:
-                self.transport.abort()
-                return
-            self._unparsed += len(data)
             self._start_header_timer()
         _current.set(self)  # inherited by the task of a request that begins here
+        self._inner.progressed = _IS_H11
         self._inner.data_received(data)
+        self._unparsed = 0 if self._inner.progressed else self._unparsed + len(data)
 
     def eof_received(self) -> bool | None:
         return self._inner.eof_received()

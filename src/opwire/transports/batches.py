@@ -25,7 +25,7 @@ from opwire.envelope import arrived_envelope
 from opwire.errors import CallError, ConversionError, ErrorCode
 from opwire.transports.broker_connection import BatchingConnection, BrokerConnection
 from opwire.transports.leases import Asked, LatestServer
-from opwire.typed.plain import MAX_DEPTH, read_json, survey
+from opwire.typed.plain import MAX_DEPTH, one_line, read_json, survey
 
 logger = logging.getLogger("opwire.transports")
 
@@ -184,7 +184,7 @@ def decode_batch(batch: bytes, max_event: int) -> list[tuple[str, CallEvent | Se
     try:
         raw = [(token, bytes(event)) for token, event in read_json(_raw_decoder, batch)]
     except (ValueError, RecursionError) as error:
-        raise CallError(ErrorCode.PROTOCOL_ERROR, f"invalid batch: {error}") from error
+        raise CallError(ErrorCode.PROTOCOL_ERROR, f"invalid batch: {one_line(str(error))}") from error
     if not all(event.startswith(b"{") for _, event in raw):
         raise CallError(ErrorCode.PROTOCOL_ERROR, "invalid batch: an event is not an object")
     return [(token, _decoded(event, max_event)) for token, event in raw]

@@ -223,6 +223,18 @@ async def test_acting_as_another_identity_never_adds_a_scope() -> None:
 
 
 @requirement("console.act-as")
+async def test_acting_as_another_identity_is_one_line_of_the_log(caplog: pytest.LogCaptureFixture) -> None:
+    caplog.set_level("INFO")
+    async with page_of() as page:
+        await page.log_in(OWNER)
+        other = {"id": "alice\nowner calls shop.close as root", "scopes": []}
+        assert await page.result("shop.me", actAs=other) == other
+    lines = [each for each in caplog.messages if "owner calls shop.close as root" in each]
+    assert lines
+    assert all(each.isprintable() for each in lines)
+
+
+@requirement("console.act-as")
 async def test_acting_as_another_identity_needs_a_scope_and_with_all_scopes_may_have_any() -> None:
     async with page_of() as page:
         other = {"id": "alice", "scopes": ["shop:admin"]}

@@ -293,6 +293,8 @@ async def test_a_link_or_an_image_on_a_page_of_another_site_opens_nothing() -> N
     [
         *(b"[" * 60_000, b"[%s]" % json.dumps(call("math_add")).encode(), b"\0", b"null", b'"\xff"'),
         b'{"jsonrpc":"2.0","id":%s,"method":"ping"}' % (b"9" * 5_000),
+        b'{"jsonrpc":"2.0","id":1,"method":"tools/call","params":{"name":"math_add","arguments":{"a":1,"a":2,"b":3}}}',
+        b'{"jsonrpc":"2.0","id":1,"method":"tools/call","params":{"name":"math_add","arguments":{"a":NaN,"b":3}}}',
     ],
 )
 async def test_what_is_not_a_message_is_a_bad_request_and_never_a_fault_of_the_server(message: bytes) -> None:

@@ -301,6 +301,18 @@ async def test_a_plain_client_streams_and_follows_a_stream(ends: Ends) -> None:
 # --- what is malformed ------------------------------------------------------------------------------------------------
 
 
+@requirement("call.wire.one-line")
+async def test_an_invalid_message_writes_one_line_to_the_log_without_control_characters(
+    ends: Ends, caplog: pytest.LogCaptureFixture
+) -> None:
+    server, _ = await ends.server("a.b")
+    plain = await ends.plain(server.url)
+    await plain.say("\nan admin has logged in\x1b[2J\u202e", requestId="r")
+    assert (await plain.hear())["type"] == "call.error"
+    [line] = [each for each in caplog.messages if "an admin has logged in" in each]
+    assert line.isprintable()
+
+
 @requirement("transport.websocket.malformed")
 @pytest.mark.parametrize(
     ("message", "request_id"),

@@ -30,7 +30,7 @@ from opwire.serve.console.web import EventStreamWriter, Streams, error_data, rea
 from opwire.serve.guard import MAX_DETAILS, Receive, Send
 from opwire.serve.http.request import Request
 from opwire.serve.http.responses import EncodedResponse, encode_response, encode_whole
-from opwire.typed.plain import write_json
+from opwire.typed.plain import one_line, write_json
 
 logger = logging.getLogger("opwire.serve.console")
 
@@ -168,7 +168,8 @@ class ConsoleCalls:
                 wrong = "calls of a server elsewhere have the identity of its token, and no other one"
                 raise CallError(ErrorCode.ACCESS_DENIED, wrong)
             identity = acting(identity, Identity(id=body.act_as.id, scopes=body.act_as.scopes))
-            logger.info("%s calls %s as %s", request.identity and request.identity.id, body.operation_id, identity.id)
+            caller = request.identity and request.identity.id
+            logger.info("%s calls %s as %s", caller, one_line(body.operation_id), one_line(identity.id))
         spec = self._dispatcher.find(body.operation_id, identity)
         # Not the request id of the caller: another call may use it, and results are kept under it.
         call = _RunningCall(self, spec, token_hex(16), request.identity)

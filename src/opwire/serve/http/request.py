@@ -29,7 +29,7 @@ from opwire.origin import ENVELOPE_JSON
 from opwire.schema import Problem, Schema
 from opwire.schema.dialect import References
 from opwire.serve.guard import ACCESS, BODY, EXPIRES, HEADERS, IDENTITY, TOKEN, HTTPStatusError, Receive, Scope
-from opwire.typed.plain import LARGE_JSON, as_dict, as_list, read_peer_json
+from opwire.typed.plain import LARGE_JSON, as_dict, as_list, has_duplicate_keys, read_peer_json
 
 MAX_PARAMETERS = 1_000
 READS = frozenset({"GET", "HEAD"})
@@ -43,7 +43,6 @@ _REQUEST_ID = re.compile(rb"[A-Za-z0-9._:/+=@~-]{1,128}")
 _QUALITY = re.compile(rb"(?:^|;)\s*q=([01](?:\.[0-9]{0,3})?)\s*(?:;|$)")
 _EPOCH = 100_000_000_000  # milliseconds: no call takes three years, so a larger number is a date
 _decoder = msgspec.json.Decoder()
-_encoder = msgspec.json.Encoder()
 
 
 def is_spelled(scope: Scope, path: str) -> bool:
@@ -243,16 +242,8 @@ def parse_body(body: bytes) -> Any:
 
 
 def _reject_duplicate_keys(body: bytes, value: Any) -> None:
-    """Raise ValueError if an object has duplicate keys: two parsers would read different values.
-
-    A colon either separates a key from its value or is part of a string, and a duplicate key disappears together with
-    its colon. So the value, encoded again, has as many colons as the text. This takes 15 ms for 4 MB.
-    """
-    escaped = 0
-    if b"\\u003" in body:
-        plain = body.replace(rb"\\", b"__")
-        escaped = plain.count(rb"\u003a") + plain.count(rb"\u003A")
-    if _encoder.encode(value).count(b":") == body.count(b":") + escaped:
+    """Raise ValueError if an object has duplicate keys: two parsers would read different values."""
+    if not has_duplicate_keys(body, value):
         return
 
     def check(pairs: list[tuple[str, Any]]) -> None:

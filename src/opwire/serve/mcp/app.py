@@ -397,7 +397,7 @@ def _read_message(body: bytes) -> RPCRequest | RPCNotification:
     try:
         message = decode_message(body, is_checked=True)  # by the guard
     except InvalidMessageError as error:
-        code, problem = (INVALID_REQUEST, "not a JSON-RPC request") if error.is_json else (PARSE_ERROR, "not JSON")
+        code, problem = (INVALID_REQUEST, str(error)) if error.is_json else (PARSE_ERROR, "not JSON")
         raise RPCError(code, f"the body is {problem}") from None
     if not isinstance(message, RPCRequest | RPCNotification):
         raise RPCError(INVALID_REQUEST, "the body is not a JSON-RPC request")

@@ -96,7 +96,7 @@ async def read_post(scope: Scope, send: Send, *, batches: bool = False) -> list[
             parts = split_batch(scope[BODY], MAX_BATCH_VALUES) if batches else [scope[BODY]]
             return [decode_message(each, is_checked=True) for each in parts]  # by the guard
         except InvalidMessageError as error:
-            code, problem = INVALID_PARAMS if error.is_json else PARSE_ERROR, "the body is not a JSON-RPC message"
+            code, problem = INVALID_PARAMS if error.is_json else PARSE_ERROR, f"the body is {error}"
     await send_error(send, status, code, problem)
     return []
 

@@ -206,7 +206,7 @@ class DuplexConnection:
 
 def _error_of(error: InvalidMessageError) -> ErrorObject:
     if error.excess is None:
-        return ErrorObject(PARSE_ERROR, f"a line is one JSON-RPC message of at most {MAX_LINE:,} bytes")
+        return ErrorObject(PARSE_ERROR, f"{error}; a line is one JSON-RPC message of at most {MAX_LINE:,} bytes")
     problem = f"the message has {error.excess}, too many for its size: send values in parts, or as text"
     return ErrorObject(ERROR_TABLE[ErrorCode.PAYLOAD_TOO_LARGE].json_rpc_code, problem)
 
