@@ -304,7 +304,7 @@ FINISHED = _FinishedResults(OperationSpec(namespace="opwire", name="finished"), 
 
 def _size_of(result: Any) -> int:
     data = cast("ResponseEnvelope[Any]", result).data if type(result) is ResponseEnvelope else result
-    return extent(data)[0] * _LOCATION
+    return extent(data, _LARGE // _LOCATION)[0] * _LOCATION
 
 
 def typed_envelope(envelope: ResponseEnvelope[Any], output_type: Any, operation_id: str) -> ResponseEnvelope[Any]:

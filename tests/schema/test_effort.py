@@ -3,9 +3,12 @@
 from typing import Any
 
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
 from opwire.schema.cost import Effort, ExhaustedError, extent
 from tests.requirements import requirement
+from tests.schema.strategies import values
 
 
 @requirement("schema.cost")
@@ -29,6 +32,22 @@ def test_a_container_that_is_shared_counts_each_time_up_to_an_end() -> None:
     for _ in range(12):
         value = [value, value]
     assert extent(value) == (2**13 - 1, 13)
+
+
+@requirement("schema.cost")
+def test_counting_ends_beyond_a_limit() -> None:
+    value: Any = []
+    for _ in range(100):
+        value = [value, value]
+    assert extent(value, 1_000) == (2**10 - 1, 10)
+
+
+@requirement("schema.cost")
+@given(values, st.integers(0, 20))
+def test_a_count_is_exact_up_to_the_limit(value: Any, limit: int) -> None:
+    count, depth = extent(value)
+    limited = extent(value, limit)
+    assert limited == (count, depth) if count <= limit else limited[0] > limit
 
 
 @requirement("schema.cost")

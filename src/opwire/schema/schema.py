@@ -130,7 +130,7 @@ class Reporter:
         while waiting:
             schema, value = waiting.pop()
             if id(value) not in extents:
-                extents[id(value)] = extent(value)[0]
+                extents[id(value)] = extent(value, left)[0]
             left -= extents[id(value)]  # an error holds a copy of the part that it is about
             if left < 0:
                 return False
