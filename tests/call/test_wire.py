@@ -411,6 +411,20 @@ def test_an_event_nested_too_deeply_to_be_decoded_names_its_request(depth: int, 
 
 
 @requirement("call.wire.depth")
+def test_the_id_of_a_request_is_found_before_and_after_what_is_nested_too_deeply() -> None:
+    deep, id = "[" * 5_000 + "]" * 5_000, '"requestId" : "r"'
+    for members in (
+        f'{id}, "input" : {deep}',
+        f'"input":{deep}, {id}',
+        f'"input":{deep}, "output": {{}}, {id}, "type":"call.responded"',
+        f'"type":"call.responded", {id}, "text":"a [b", "input":{deep}',
+    ):
+        assert protocol_error(f" {{ {members} }} ").details == {"requestId": "r"}
+    for members in (f'"input":{deep}, {id}, "output":{{}}', f'"requestId":5, "input":{deep}', f'"a":{deep}', deep, ""):
+        assert protocol_error(f"{{{members}}}").details is None
+
+
+@requirement("call.wire.depth")
 @pytest.mark.parametrize("place", ["input", "data", "details"])
 def test_an_event_nested_200_deep_is_read(place: str) -> None:
     assert encode_event(decode_event(deep_messages(200)[place])) == deep_messages(200)[place].encode()

@@ -46,7 +46,6 @@ lists PAYLOAD_TOO_LARGE, with the request id in its details if it can be parsed,
 Outgoing messages are checked as well: one above a limit fails only its own call.
 """
 
-import re
 import time
 from collections.abc import Sequence
 from typing import Annotated, Any, TypeVar
@@ -73,7 +72,9 @@ from opwire.typed.plain import (
     collection_paused,
     json_form,
     one_line,
+    outline,
     read_json,
+    read_outline,
     survey,
     to_plain,
     write_json,
@@ -395,8 +396,6 @@ _lenient_decoder = msgspec.json.Decoder(
     | CallAnswer
 )
 _id_decoder = msgspec.json.Decoder(_Id)
-_STARTS_WITH_ID = re.compile(r'\s*\{\s*"type"\s*:\s*"[a-z.]+"\s*,\s*"requestId"\s*:\s*"([^"\\]+)"')
-_START = 1_000  # characters in which the id is searched
 _fields_decoder = msgspec.json.Decoder(dict[str, msgspec.Raw])
 _COUNTS = frozenset({"version", "maxMessage", "heartbeatMs", "id", "credits", "seq", "n", "total", "received"})
 
@@ -435,7 +434,12 @@ def encode_event(event: CallEvent, *, limit: int = MAX_MESSAGE) -> bytes:
             message = _encoder.encode(event)
         except UnicodeEncodeError:  # tried first without `write_json`: 0.1 µs
             message = write_json(_encoder, event)
-    except (TypeError, ValueError, RecursionError) as error:
+    except RecursionError:
+        # The receiver rejects what is nested deeper than 200 and can be encoded: here, the check would take as long as
+        # the encoder.
+        deep = f"the message cannot be encoded as JSON: it is nested much deeper than {MAX_DEPTH}, or refers to itself"
+        raise CallError(ErrorCode.VALIDATION_ERROR, deep) from None
+    except (TypeError, ValueError) as error:
         raise CallError(ErrorCode.VALIDATION_ERROR, f"the message cannot be encoded as JSON: {error}") from error
     if len(message) > limit:
         size = f"the message has {len(message):,} bytes, and the limit is {limit:,}"
@@ -479,29 +483,27 @@ def _decode_event(message: bytes | str, data: bytes) -> CallEvent:
         elif type(event) is _WireResponded:
             output = arrived_envelope(event.output)
             event = CallResponded(request_id=event.request_id, output=output, seq=event.seq, resumed=event.resumed)
-    except (ValueError, RecursionError, ConversionError) as error:
-        raise CallError(
-            ErrorCode.PROTOCOL_ERROR, f"invalid event: {one_line(str(error))}", _call_of(message)
-        ) from error
+    except RecursionError:
+        raise too_deep(_call_of(outline(data))) from None
+    except (ValueError, ConversionError) as error:
+        raise CallError(ErrorCode.PROTOCOL_ERROR, f"invalid event: {one_line(str(error))}", _call_of(data)) from error
     # Nesting needs pairs of brackets: counting them is 20 times faster than walking the values.
     may_be_deep = len(data) > 2 * MAX_DEPTH and data.count(b"[") + data.count(b"{") > MAX_DEPTH
     if may_be_deep and any(survey(payload).deep for payload in _payloads(event)):
-        reason = f"the message is nested deeper than {MAX_DEPTH}"
-        raise CallError(ErrorCode.PROTOCOL_ERROR, reason, {"requestId": event.request_id})
+        raise too_deep({"requestId": event.request_id})
     return event
 
 
-def _call_of(message: bytes | str) -> dict[str, Any] | None:
-    """Return the id of the call that a message is about, as details of an error; None if it cannot be decoded.
+def too_deep(details: dict[str, Any] | None = None) -> CallError:
+    """Return the error of a message that is nested too deeply."""
+    wrong = f"the message is nested deeper than {MAX_DEPTH}: flatten the value, or send it as text"
+    return CallError(ErrorCode.PROTOCOL_ERROR, wrong, details)
 
-    A message that is nested too deeply for the decoder has its id at the start, as `encode_event` writes it.
-    """
+
+def _call_of(message: bytes) -> dict[str, Any] | None:
+    """Return the id of the call that a message is about, as details of an error; None if it cannot be decoded."""
     try:
-        return {"requestId": read_json(_id_decoder, message).request_id}
-    except RecursionError:
-        start = message[:_START] if isinstance(message, str) else message[:_START].decode(errors="replace")
-        found = _STARTS_WITH_ID.match(start)
-        return found and {"requestId": found[1]}
+        return {"requestId": read_outline(_id_decoder, message).request_id}
     except ValueError:
         return None
 
@@ -520,7 +522,7 @@ def _too_many_containers(error: ValueError, details: dict[str, Any] | None = Non
 
 def _too_large(message: bytes, limit: int) -> CallError:
     size = f"a message of {len(message):,} bytes is above the limit of {limit:,}"
-    return CallError(ErrorCode.PROTOCOL_ERROR, size)
+    return CallError(ErrorCode.PROTOCOL_ERROR, size, _call_of(outline(message)))
 
 
 def _payloads(event: CallEvent) -> tuple[Any, ...]:

@@ -42,6 +42,7 @@ _ROWS = 32  # containers of one length that are checked as the rows of a table
 _BLOCK = 2_048  # containers in one step: they are still in the processor's cache in the next one, which halves the time
 _WIDE = 200_000  # a level this wide may hold the same containers many times over: each is visited once
 _FREE_CONTAINERS, _BYTES_PER_CONTAINER = LARGE_JSON, 16  # of JSON from a peer
+_BRACKET = re.compile(rb"[\[{]")
 _MAX_CONTAINERS = 10_000_000  # jsonschema-rs unfolds a value, and aborts the process when memory is exhausted
 
 
@@ -395,6 +396,29 @@ def has_duplicate_keys(json: bytes, value: Any) -> bool:
         plain = json.replace(rb"\\", b"__")
         escaped = plain.count(rb"\u003a") + plain.count(rb"\u003A")
     return _ENCODER.encode(value).count(b":") != json.count(b":") + escaped
+
+
+def outline(message: bytes) -> bytes:
+    """Return a JSON object without its nested members, and what is between them: from its first bracket to its last."""
+    members = message.strip()[1:-1]
+    begin = _BRACKET.search(members)
+    if begin is None:
+        return message
+    before = members[: begin.start()].rpartition(b",")[0]  # without the name of the nested member
+    after = members[max(members.rfind(b"]"), members.rfind(b"}")) + 1 :].strip(b" \t\r\n,")
+    return b"{%b}" % b",".join(part for part in (before, after) if part)
+
+
+def read_outline(decoder: msgspec.json.Decoder[T], message: bytes) -> T:
+    """Decode an object of which the decoder needs no nested member, however deeply those are nested.
+
+    Raises:
+        ValueError: it is invalid.
+    """
+    try:
+        return read_json(decoder, message)
+    except RecursionError:
+        return read_json(decoder, outline(message))
 
 
 def read_peer_json(decoder: msgspec.json.Decoder[T], message: bytes | str) -> T:

@@ -1,17 +1,21 @@
-"""Messages that are too large for the engine, and a Redis server without memory."""
+"""Messages that are too large for the engine or nested too deeply, and a Redis server without memory."""
 
+import json
 import socket
-from collections.abc import Callable
+from collections.abc import AsyncIterator, Callable
+from functools import partial
 from typing import Any
 
 import pytest
 
-from opwire import CallError, ErrorCode
-from opwire.call import CallHandler, PendingRequestMap
+from opwire import CallError, ErrorCode, OperationRegistry, ResponseEnvelope
+from opwire.call import CallEvent, CallHandler, PendingRequestMap
+from opwire.call.events import encode_event
 from opwire.testing.harness import soon
 from tests.requirements import requirement
-from tests.servers.brokers import HOST, RedisServer
-from tests.transports.engines import ENGINES
+from tests.servers.brokers import HOST, RedisServer, Server
+from tests.servers.worker import PUBLIC
+from tests.transports.engines import ENGINES, Engine
 from tests.transports.faults.actor import operations
 from tests.transports.faults.harness import staged
 from tests.transports.faults.load import Load
@@ -57,6 +61,59 @@ async def one_of_this_size(calls: PendingRequestMap, size: int, *, fits: bool) -
         with pytest.raises(CallError) as caught:
             await soon("a call that is too large fails", calls.call("fault.run", input))
         assert caught.value.code is ErrorCode.PAYLOAD_TOO_LARGE
+
+
+def encode_foreign(order: tuple[str, ...], event: CallEvent, **options: Any) -> bytes:
+    """Encode as an end in another language may: members in another order, and "deep" as 5,000 nested lists."""
+    members = json.loads(encode_event(event, **options))
+    members = dict(sorted(members.items(), key=lambda each: order.index(each[0]) if each[0] in order else len(order)))
+    return json.dumps(members).replace('"deep"', "[" * 5_000 + "]" * 5_000).encode()
+
+
+def deep_operations() -> OperationRegistry:
+    registry = OperationRegistry()
+
+    @registry.query("deep.echo", access=PUBLIC)
+    async def echo(value: str) -> str:
+        return value.lower()
+
+    @registry.query("deep.error", access=PUBLIC)
+    async def error() -> None:
+        raise CallError(ErrorCode.EXECUTION_ERROR, "it failed", {"why": "deep"})
+
+    @registry.subscription("deep.items", access=PUBLIC)
+    async def items() -> AsyncIterator[str]:
+        yield "shallow"
+        yield "deep"
+
+    return registry
+
+
+@requirement("call.wire.depth")
+@pytest.mark.parametrize("order", [("type", "requestId"), ("output", "input", "details"), ("seq", "output")], ids=str)
+async def test_what_no_decoder_can_read_fails_its_call_at_once(
+    engine: Engine, server: Server, order: tuple[str, ...], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for module in ("broker", "websocket.session"):
+        monkeypatch.setattr(f"opwire.transports.{module}.encode_event", partial(encode_foreign, order))
+    async with (
+        PendingRequestMap(engine.connect(server.url, heartbeat=10.0)) as serving,
+        CallHandler(deep_operations(), serving),
+        PendingRequestMap(engine.connect(server.url, heartbeat=10.0)) as calls,
+    ):
+
+        async def last_item() -> ResponseEnvelope[Any]:
+            return [item async for item in calls.subscribe("deep.items")][-1]
+
+        request, response = {"value": "deep"}, {"value": "DEEP"}
+        for call in (calls.call("deep.echo", request), calls.call("deep.echo", response), last_item()):
+            with pytest.raises(CallError, match="nested deeper than 200") as caught:
+                await soon("it fails long before its deadline", call)
+            assert caught.value.code is ErrorCode.PROTOCOL_ERROR
+        with pytest.raises(CallError) as caught:
+            await soon("so does an error with deep details", calls.call("deep.error"))
+        assert (await calls.call("deep.echo", {"value": "shallow"})).data == "shallow"
+        assert calls.open_calls == 0
 
 
 @requirement("transport.faults.redis-memory")

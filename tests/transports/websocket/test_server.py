@@ -325,7 +325,7 @@ async def test_an_invalid_message_writes_one_line_to_the_log_without_control_cha
         ('{"type":"call.requested","requestId":"r","operationId":"a.b","input":' + "[" * 300 + "]" * 300 + "}", "r"),
         ('{"type":"call.credit","requestId":"r","x":' + "[" * 100_000 + "]" * 100_000 + "}", "r"),
         ('{"type":"call.requested","requestId":"r","input":' + "[" * 5_000 + "]" * 5_000 + "}", "r"),
-        ('{"requestId":"r","type":"call.requested","input":' + "[" * 5_000 + "]" * 5_000 + "}", None),
+        ('{"requestId":"r","type":"call.requested","input":' + "[" * 5_000 + "]" * 5_000 + "}", "r"),
         ('{"type":"session.announce","id":-1,"operations":[]}', None),
         ('{"type":"session.hello","version":1}', None),
         ('{"type":"session.unknown","id":1}', None),

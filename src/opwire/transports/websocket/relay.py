@@ -16,6 +16,7 @@ import logging
 import time
 from collections import deque
 from collections.abc import Callable
+from contextlib import suppress
 from functools import lru_cache
 
 import msgspec
@@ -35,6 +36,7 @@ from opwire.call.events import (
     Withdraw,
     encode_event,
     encode_session,
+    too_deep,
 )
 from opwire.call.transport import Address
 from opwire.errors import CallError, ErrorCode
@@ -247,7 +249,10 @@ class Relay:
         """Handle a message from a peer."""
         try:
             head = decode_head(message)
-        except (ValueError, RecursionError):  # of a session, or not in the usual form
+        except RecursionError:
+            self._unreadable(sender, message)
+            return
+        except ValueError:  # of a session, or not in the usual form
             try:
                 head = read_head(message)
             except CallError:
@@ -257,6 +262,16 @@ class Relay:
             self.pass_request(sender, message, head)
         else:
             self.pass_on(sender, message, head)
+
+    def _unreadable(self, sender: Peer, message: bytes) -> None:
+        """Fail the call of an event that is nested too deeply to be decoded, at its sender and at its caller."""
+        self._session_message(sender, message)
+        with suppress(CallError):
+            head = read_head(message)
+            if not head.steers and type(head) is not RequestedHead:
+                failed = CallFailed.of(head.request_id, too_deep())
+                failure = FailedHead(request_id=head.request_id, peer=head.peer, code=failed.code)
+                self.pass_on(sender, encode_event(failed), failure)
 
     def pass_on(self, sender: Peer, message: bytes, head: EventHead) -> None:
         """Pass on an event from a peer, other than a request."""

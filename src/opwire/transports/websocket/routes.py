@@ -40,7 +40,7 @@ from opwire.errors import CallError, ErrorCode
 from opwire.logs import CANCELLED
 from opwire.monitor import CALLS
 from opwire.operation import is_own
-from opwire.typed.plain import one_line, read_json
+from opwire.typed.plain import one_line, read_outline
 
 SERVER: Address = "server"  # the address of the server itself, for its clients
 MAX_ID = 1000  # characters of an id that a relay has to keep
@@ -162,9 +162,9 @@ def read_head(message: bytes) -> EventHead:
     try:
         try:
             return decode_head(message)
-        except ValueError:  # tried first without `read_json`: 0.1 µs
-            return read_json(_decoder, message)
-    except (ValueError, RecursionError) as error:
+        except (ValueError, RecursionError):  # tried first without `read_outline`: 0.1 µs
+            return read_outline(_decoder, message)
+    except ValueError as error:
         raise CallError(ErrorCode.PROTOCOL_ERROR, f"not an event of a call: {one_line(str(error))}") from error
 
 
