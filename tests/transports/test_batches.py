@@ -217,6 +217,15 @@ def test_brackets_of_many_events_do_not_make_one_of_them_deep(monkeypatch: pytes
         assert [each for _, each in found] == [event] * 60
 
 
+@requirement("transport.batches")
+def test_a_batch_of_one_event_may_be_as_large_as_an_event() -> None:
+    large = CallRequested(request_id="r", operation_id="math.add", input="x" * 2 * MAX_BATCH)
+    assert decode_batch(batch(encode_event(large)), 4 * MAX_BATCH) == [("t0", large)]
+    [(token, error)] = decode_batch(batch(encode_event(large)), 2 * MAX_BATCH)
+    assert isinstance(error, CallError)
+    assert (token, error.code, error.details) == ("t0", ErrorCode.PROTOCOL_ERROR, {"requestId": "r"})
+
+
 @requirement("transport.malformed")
 @pytest.mark.parametrize(
     "message",
@@ -230,7 +239,7 @@ def test_brackets_of_many_events_do_not_make_one_of_them_deep(monkeypatch: pytes
         b'[["t",[]]]',
         b'[["t",{}]',
         b"[" * 5000,
-        b'[["t",{}]]' + b" " * MAX_BATCH,
+        b'[["t",{}],["t",{}]]' + b" " * MAX_BATCH,
     ],
 )
 def test_what_is_not_a_batch_is_a_protocol_error(message: bytes) -> None:
@@ -315,7 +324,7 @@ async def test_the_limit_of_a_message_is_that_of_each_event_in_a_batch() -> None
     transport, probe, tokens = await soon("it is asked", asking("r1", "r2", max_message=400))
     large = answer("r2").replace(b'"data":3', b'"data":"%b"' % (b"x" * 400))
     transport.arrived("server", "", pairs((tokens["r1"], answer("r1")), (tokens["r2"], large)))
-    assert [event.request_id for event in probe.events] == ["r1"]
+    assert [(event.request_id, type(event)) for event in probe.events] == [("r1", CallResponded), ("r2", CallFailed)]
     assert transport.malformed == 1
     await transport.close()
 

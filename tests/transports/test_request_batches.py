@@ -13,6 +13,7 @@ from opwire import OperationRegistry
 from opwire.call import LOCAL_IDENTITY, CallHandler, PendingRequestMap
 from opwire.call.events import CallFailed, CallRequested, CallResponded, encode_event
 from opwire.envelope import local_envelope
+from opwire.errors import CallError, ErrorCode
 from opwire.testing.harness import soon
 from opwire.transports.batches import BATCHING, Batches, batch_number
 from opwire.transports.broker import BrokerTransport
@@ -22,6 +23,7 @@ from opwire.transports.redis import RedisTransport
 from tests.requirements import requirement
 from tests.servers.brokers import HOST, NatsServer, RedisServer
 from tests.transports.broker_in_memory import MemoryBroker, MemoryBrokerConnection
+from tests.transports.recording import Log
 from tests.transports.test_batches import HERE, Outgoing
 
 THERE = f"{BATCHING}fedcba9876543210"
@@ -115,6 +117,7 @@ def test_a_batch_that_was_not_delivered_to_a_lost_server_is_known() -> None:
     assert [each.request_id for each in served] == ["r0", "r1"]
     assert [each.request_id for each in unsent] == ["r2", "r3"]
     assert [len(each) for each in leases.left(HERE, 2)] == [0, 0], "the last batch may have been delivered"
+    assert [len(each) for each in leases.left(HERE)] == [0, 0], "a message without a number may be an earlier one"
     assert [each.request_id for each in leases.left(HERE, 3)[1]] == ["r4"]
     assert leases.asked("other") is not None
 
@@ -147,16 +150,34 @@ def test_after_a_request_without_any_reply_requests_go_to_the_server_that_respon
     responses(leases, 2, HERE)
     assert direct(leases, 5.0) == [None] * 10, "the broker spreads the requests"
     silence(leases, 10.0)
-    assert direct(leases, 10.0) == [None, HERE, *[None] * 8], "a sample, and one that tries whether it can be reached"
+    assert direct(leases, 10.0) == [HERE, *[None] * 9], "the first one tries whether it can be reached"
     responses(leases, 1, HERE, batch=1)
     responses(leases, 3, THERE)  # of samples
     one_at_a_time = [chosen(leases, 11.0 + each) for each in range(12)]
     assert one_at_a_time.count(None) == 3, "one in three heartbeats"
     assert set(one_at_a_time) == {None, HERE}
     silence(leases, 60.0, "sample")
+    assert [chosen(leases, 60.0 + each) for each in range(4)] == [HERE] * 4, "not another one at once"
     assert chosen(leases, 119.0) is None
     assert chosen(leases, 119.5) == HERE
     assert direct(leases, 121.0) == [None] * 10, "a minute after the last one the broker spreads them again"
+
+
+@requirement("transport.faults.server-frozen")
+def test_a_subscription_avoids_a_silent_server_and_is_routed_by_the_broker_otherwise() -> None:
+    leases = proven()
+    assert [leases.sole_server(ADD, 2.0 + each * 1e-5, True) for each in range(5)] == [None] * 5
+    leases = Leases(3.0)
+    responses(leases, 1)
+    silence(leases, 10.0)
+    route = leases.sole_server(ADD, 10.1, True)
+    assert route is not None
+    assert route.server == HERE
+    stream = leases.ask("stream", ADD, 10.1, streams=True, server=HERE)
+    stream.batch = 1
+    assert leases.sole_server(ADD, 10.2, True) is None, "the first one tries whether it can be reached"
+    leases.confirm(HERE, [stream.token], 10.3)
+    assert leases.sole_server(ADD, 10.4, True) is route, "it runs there, before its first item"
 
 
 @requirement("transport.faults.server-frozen")
@@ -201,7 +222,7 @@ def test_a_request_that_is_large_or_for_another_kind_of_end_or_finds_the_broker_
     alone = asked(1)
     assert not batches.request(LatestServer("0123456789abcdef"), alone, b"{}")
     assert not batches.request(LatestServer(HERE), alone, b'{"x":"%b"}' % (b"x" * 2000))
-    assert not batches.request(LatestServer(HERE, wary=True), alone, b'{"x":"%b"}' % (b"x" * 65536))
+    assert not batches.request(LatestServer(HERE, wary=True), alone, b'{"x":"%b"}' % (b"x" * out.max_message))
     out.link.paused = True
     assert not batches.request(LatestServer(HERE), alone, b"{}")
     assert (alone.server, alone.batch, out.sent, out.turns) == (None, 0, [], [])
@@ -212,7 +233,7 @@ def test_a_large_request_that_avoids_a_silent_server_is_a_batch_by_itself_behind
     out = Outgoing()
     batches, route = Batches(out), LatestServer(HERE, wary=True)
     requests = [asked(number) for number in range(3)]
-    for each, size in zip(requests, (1, 2000, 1), strict=True):
+    for each, size in zip(requests, (1, 200_000, 1), strict=True):
         assert batches.request(route, each, b'{"x":"%b"}' % (b"x" * size))
     assert [token for _, token, _, _ in out.sent] == ["q1", "q2"]
     out.turn_ends()
@@ -346,7 +367,7 @@ async def test_a_batch_for_a_server_that_is_gone_is_sent_to_another(make: Make) 
     async with serving(make) as (_, first), serving(make) as (_, second), PendingRequestMap(make()) as calls:
         transport = cast("Any", calls.transport)
         gone = f"{BATCHING}{'0' * 16}"
-        transport._leases.sole_server = lambda operation_id, now: None if calls_left() else LatestServer(gone)
+        transport._leases.sole_server = lambda *_: None if calls_left() else LatestServer(gone)
         sent = 0
 
         def calls_left() -> bool:
@@ -357,6 +378,30 @@ async def test_a_batch_for_a_server_that_is_gone_is_sent_to_another(make: Make) 
         await burst(calls, 40)
         assert sent == 80
         assert first.requests + second.requests == 40
+
+
+@requirement("transport.batches.requests", "transport.leases.probes")
+async def test_of_a_server_that_is_gone_calls_before_a_probe_fail_and_those_after_it_are_sent_again(make: Make) -> None:
+    silent, log, gone = make().connection, Log(), LatestServer(f"{BATCHING}{'0' * 16}")
+    await silent.connect(gone.server, log)
+    async with serving(make) as (_, watched), PendingRequestMap(make()) as calls:
+        transport, direct = cast("Any", calls.transport), iter([gone] * 60)
+        transport._leases.sole_server = lambda *_: next(direct, None)
+
+        def make_calls(number: int) -> list[asyncio.Task[Any]]:
+            return [asyncio.create_task(calls.call("work.echo", {"value": each})) for each in range(number)]
+
+        received = make_calls(20)
+        await log.until(lambda: log.arrivals)
+        await silent.close()
+        transport._batches.probe(Asked("probe", ADD, "token", False, 0.0, gone.server))
+        not_received = make_calls(40)
+        for each in received:
+            with pytest.raises(CallError, match=r"the peer is gone before work\.echo ended") as caught:
+                await soon("it fails", each)
+            assert caught.value.code is ErrorCode.UNAVAILABLE
+        assert [(await soon("it was sent again", each)).data for each in not_received] == list(range(40))
+        assert watched.requests == 40
 
 
 @requirement("transport.batches.requests")

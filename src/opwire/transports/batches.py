@@ -10,16 +10,26 @@ Rules:
    unless it is a request.
 3. The order of the events of a call is kept.
 4. Requests are batched for a server while it seems to be the only one of their operations (`Leases.sole_server`). Such
-   a batch has a number in place of a token, by which the broker reports that it was not delivered.
+   a batch has a number in place of a token, by which the broker reports that it was not delivered. So has a probe: the
+   batches before it may have been delivered, and those after it were not.
 """
 
 import logging
 from contextlib import suppress
 from itertools import count
+from typing import Any
 
 import msgspec
 
-from opwire.call.events import CallEvent, CallRequested, CallResponded, SessionEvent, decode_message
+from opwire.call.events import (
+    CallEvent,
+    CallRequested,
+    CallResponded,
+    SessionEvent,
+    Waiting,
+    decode_message,
+    encode_session,
+)
 from opwire.call.transport import Address
 from opwire.envelope import arrived_envelope
 from opwire.errors import CallError, ConversionError, ErrorCode
@@ -33,13 +43,14 @@ BATCHING = "batch"
 """The beginning of the address of an end that accepts batches."""
 
 MAX_BATCH = 64 * 1024
-"""Limit of a batch in bytes."""
+"""Limit of a batch of several events in bytes."""
 
 # Events in a batch that is not sent at the end of the turn already, so that the receiver starts to work.
 _EVENTS = 33
 _REQUESTS = 32  # one less: the broker may have routed the one before them
 _SMALL = 1024  # bytes of an event in a batch: larger ones gain little
-_LARGE = MAX_BATCH - 1024  # bytes of a request that is a batch by itself
+_PROBE = encode_session(Waiting())  # without news: only whether the broker can deliver it matters
+_FRAME = 100  # bytes of a batch of one event, beside the event
 _NUMBERED = "q"  # before the number of a batch of requests: tokens of this end are hexadecimal
 _DIGITS = 15  # of such a number, at most
 
@@ -75,7 +86,7 @@ class Batches:
     def request(self, route: LatestServer, asked: Asked, request: bytes) -> bool:
         """Send a request to a server in this turn. Return False if the broker has to route it."""
         server, is_large = route.server, len(request) > _SMALL
-        if is_large and not (route.wary and len(request) <= _LARGE):
+        if is_large and not (route.wary and len(request) + _FRAME <= self._connection.max_message):
             return False
         batch = self._requests.get(server)
         if batch is not None and is_large:
@@ -114,6 +125,22 @@ class Batches:
         if to in self._requests:
             self._pass_on_requests(to)
         self._connection.send(to, token, message, control=control)
+
+    def probe(self, asked: Asked) -> None:
+        """Probe the server of a request, or those of its operation; with the number of a batch if it accepts batches.
+
+        Raises:
+            CallError: UNAVAILABLE, RATE_LIMITED if the queue is full.
+        """
+        server, token = asked.server, asked.token
+        if not server:
+            self._connection.request(asked.operation_id, token, _PROBE)
+        elif self._buffers is not None and server.startswith(BATCHING):
+            if server in self._requests:
+                self._pass_on_requests(server)
+            self._pass_on(server, [(token, _PROBE)], next(self._numbers))
+        else:
+            self._connection.send(server, token, _PROBE, control=True)
 
     def flush(self) -> None:
         """Send the events that wait for the end of the turn."""
@@ -155,6 +182,7 @@ def batch_number(token: str) -> int:
 
 _decoder = msgspec.json.Decoder(list[tuple[str, CallEvent]])
 _raw_decoder = msgspec.json.Decoder(list[tuple[str, msgspec.Raw]])
+_large_decoder = msgspec.json.Decoder(tuple[tuple[str, msgspec.Raw]])
 
 
 def decode_batch(batch: bytes, max_event: int) -> list[tuple[str, CallEvent | SessionEvent | CallError]]:
@@ -163,11 +191,11 @@ def decode_batch(batch: bytes, max_event: int) -> list[tuple[str, CallEvent | Se
     All events in one step: 0.5 µs each instead of 1.5. If one of them needs a closer look, each is decoded by itself.
 
     Raises:
-        CallError: PROTOCOL_ERROR if it is not an array of tokens and objects, or too large.
+        CallError: PROTOCOL_ERROR if it is not an array of tokens and objects, or several of them
+            above 64 KiB.
     """
     if len(batch) > MAX_BATCH:
-        size = f"a batch of {len(batch):,} bytes is above the limit of {MAX_BATCH:,}"
-        raise CallError(ErrorCode.PROTOCOL_ERROR, size)
+        return _each_by_itself(_large_decoder, batch, max_event)
     with suppress(ValueError, RecursionError, ConversionError):
         events = _decoder.decode(batch)
         # As in `decode_event`. Each pair has at least two brackets, which are not those of another.
@@ -181,8 +209,14 @@ def decode_batch(batch: bytes, max_event: int) -> list[tuple[str, CallEvent | Se
                 usual = usual and type(event) is CallRequested and not survey(event.input).deep
         if usual:
             return list(events)
+    return _each_by_itself(_raw_decoder, batch, max_event)
+
+
+def _each_by_itself(
+    decoder: msgspec.json.Decoder[Any], batch: bytes, max_event: int
+) -> list[tuple[str, CallEvent | SessionEvent | CallError]]:
     try:
-        raw = [(token, bytes(event)) for token, event in read_json(_raw_decoder, batch)]
+        raw = [(token, bytes(event)) for token, event in read_json(decoder, batch)]
     except (ValueError, RecursionError) as error:
         raise CallError(ErrorCode.PROTOCOL_ERROR, f"invalid batch: {one_line(str(error))}") from error
     if not all(event.startswith(b"{") for _, event in raw):

@@ -80,8 +80,8 @@ class BrokerTransport:
         self._max_message = max_message
         self._signed = signed
         self._leases = Leases(3 * heartbeat)
-        self._probes = Probes(self._leases, connection, self._report)
         self._batches = Batches(connection)
+        self._probes = Probes(self._leases, self._batches.probe, self._report)
         self._receiver: Receiver | None = None
         self._address: Address | None = None  # changes with each connection; None while disconnected
         self._closed, self._away = True, ""  # the latter: why it is disconnected
@@ -209,8 +209,8 @@ class BrokerTransport:
         limit = self._connection.max_message
         message = encode_event(event, limit=limit if limit < self._max_message else self._max_message)
         streams, now = event.credits is not None, time.monotonic()
-        routed = to is not None or streams or event.sticky_key is not None
-        route = None if routed else self._leases.sole_server(event.operation_id, now)
+        routed = to is not None or event.sticky_key is not None
+        route = None if routed else self._leases.sole_server(event.operation_id, now, streams)
         asked = self._leases.ask(event.request_id, event.operation_id, now, streams=streams, server=to)
         if self._probes.due > now + MOMENT:
             self._probes.soon(now)
@@ -413,11 +413,12 @@ class BrokerTransport:
     def _unreadable(self, sender: Address, token: str, error: CallError) -> None:
         """Fail the call of an invalid message, here or at the peer; the connection stays open."""
         self.malformed += 1
-        if self.malformed <= 10 or self.malformed.bit_count() == 1:  # any client can send any number
-            logger.warning("invalid message %d, from %s: %s", self.malformed, sender, error.message)
         request_id = None if error.details is None else error.details.get("requestId")
+        if self.malformed <= 10 or self.malformed.bit_count() == 1:  # any client can send any number
+            unknown = "" if isinstance(request_id, str) else ", of an unknown call"
+            logger.warning("invalid message %d%s, from %s: %s", self.malformed, unknown, sender, error.message)
         if not isinstance(request_id, str):
-            return  # it belongs to no known call
+            return
         failed = CallFailed.of(request_id, CallError(error.code, error.message))
         if self._leases.asked(request_id) is None:
             self._notify(sender, failed, token)

@@ -29,13 +29,10 @@ from opwire.call.events import (
     CallEvent,
     CallFailed,
     CallResponded,
-    Waiting,
-    encode_session,
     is_final,
 )
 from opwire.call.transport import Address, random_ids
 from opwire.errors import CallError
-from opwire.transports.broker_connection import BrokerConnection
 
 MOMENT = 0.02
 """Seconds after which a server reports a call, and the caller probes the server. Shorter calls cost nothing."""
@@ -147,19 +144,24 @@ class Leases:
         self._asked[request_id] = self._by_token[token] = asked
         return asked
 
-    def sole_server(self, operation_id: str, now: float) -> LatestServer | None:
+    def sole_server(self, operation_id: str, now: float, streams: bool = False) -> LatestServer | None:
         """Return the server to which a request can be sent directly; None if the broker has to route it.
 
-        It is probably the only one, or another does not respond.
+        It is probably the only one, or another does not respond. Subscriptions last: the broker spreads them, unless
+        another does not respond.
         """
         route = self._routes.get(operation_id)
         if route is None:
             return None
         route.wary = route.wary and now - route.silent < _WARY
-        if route.responses < (1 if route.wary else _ALIKE):
+        if route.responses < (1 if route.wary else _ALIKE) or (streams and not route.wary):
             return None
-        paused, route.latest = now - route.latest > _PAUSE and not route.wary, now
-        if paused or now - route.sampled > (self._patience if route.wary else _SAMPLE):
+        paused, route.latest = now - route.latest > _PAUSE, now
+        if route.wary:  # a sample that expires is followed by other requests, not by the next sample
+            is_sample = now - max(route.sampled, route.silent) > self._patience
+        else:
+            is_sample = paused or now - route.sampled > _SAMPLE
+        if is_sample:
             route.sampled = now
             return None
         if not route.direct:
@@ -217,6 +219,8 @@ class Leases:
             asked = self._by_token.get(token)
             if asked is not None:
                 asked.server, asked.heard = server, now
+                if asked.batch and (route := self._routes.get(asked.operation_id)) is not None:
+                    route.direct = route.direct or route.server == server
                 wanted = token
             elif len(token) <= MAX_TOKEN:
                 gone.append(token)
@@ -366,6 +370,7 @@ class Leases:
             rejected = isinstance(event, CallFailed) and event.not_started
             if rejected or (route.server != sender and not (route.wary and route.responses)):
                 route.restart(sender)
+                route.responses = 0 if rejected else 1
 
     # --- expiry -------------------------------------------------------------------------------------------------------
 
@@ -383,12 +388,13 @@ class Leases:
     def left(self, peer: Address, batch: int = 0) -> tuple[list[Asked], list[Asked]]:
         """Drop the requests of a peer that is gone; end the calls that it served, and return them.
 
-        `batch` is that in which the broker noticed it. Return its calls apart: they have not reached the peer. Those of
-        later batches go on, until the broker has said the same of them.
+        `batch` is that in which the broker noticed it, if any. Return its calls apart: they have not reached the peer,
+        and neither have those of later batches. These go on until the broker has said the same of them. Those of
+        earlier batches may have run, as the broker has not said so.
         """
         served, unsent = list[Asked](), list[Asked]()
         for asked in self._asked.values():
-            if asked.server == peer and (not batch or asked.batch <= batch):
+            if asked.server == peer and asked.batch <= batch:
                 (unsent if batch and asked.batch == batch else served).append(asked)
         self._end([*served, *unsent], [peer])
         return served, unsent
@@ -466,17 +472,19 @@ def _interval(age: float) -> float:
 
 logger = logging.getLogger("opwire.transports")
 
-_PROBE = encode_session(Waiting())  # without news: only whether the broker can deliver it matters
-
 
 class Probes:
-    """Probes the servers of long calls. `report` sends the calls in flight to their callers: tokens by caller."""
+    """Probes the servers of long calls.
+
+    `send` sends one to the server of a call, or to those of its operation; `report` sends the calls in flight to
+    their callers: tokens by caller.
+    """
 
     def __init__(
-        self, leases: Leases, connection: BrokerConnection, report: Callable[[Mapping[Address, list[str]]], None]
+        self, leases: Leases, send: Callable[[Asked], None], report: Callable[[Mapping[Address, list[str]]], None]
     ) -> None:
         self._leases = leases
-        self._connection = connection
+        self._send = send
         self._report = report
         self._timer: asyncio.TimerHandle | None = None
         self.due = inf  # when the next check is
@@ -504,10 +512,7 @@ class Probes:
             for asked in self._leases.watch(time.monotonic()):
                 # If it cannot be delivered, the broker calls `BrokerListener.unreachable` or `undelivered`.
                 try:
-                    if asked.server:
-                        self._connection.send(asked.server, asked.token, _PROBE, control=True)
-                    else:
-                        self._connection.request(asked.operation_id, asked.token, _PROBE)
+                    self._send(asked)
                 except CallError as error:
                     logger.debug("%s was not probed: %s", asked.operation_id, error)
         except Exception:  # the timer has to go on
