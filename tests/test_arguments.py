@@ -36,6 +36,7 @@ from opwire.monitor import CallMonitor
 from opwire.policies import Approval, ApprovalQueue, AuditLog, CallBudget, CircuitBreaker, ConcurrencyLimit, RateLimit
 from opwire.serve.console import serve_console
 from opwire.serve.mcp import DurableTasks
+from opwire.sync import SyncClient
 from opwire.telemetry import instrument
 from opwire.transports.memory import MemoryBus, MemoryTransport
 from opwire.transports.nats import NatsJournal, NatsStream
@@ -136,6 +137,12 @@ WRONG: list[tuple[Callable[[], Any], str]] = [
     (late(serve_mcp, registry, stdio_identity="me"), "stdio_identity must be an instance of Identity"),
     (late(serve_mcp(registry).asgi, foo=1), "serve_mcp over HTTP has no option 'foo'"),
     (late(openai_tools, registry, identity="me"), "identity must be an instance of Identity, not str"),
+    (late(openai_tools, registry, max_chrs=1), "OpenAITools has no option 'max_chrs'; did you mean max_chars?"),
+    (late(RateLimit, 1, per=1, inclde=["x"]), "RateLimit has no option 'inclde'; did you mean include?"),
+    (late(Approval, print, timout=1), "Approval has no option 'timout'; did you mean timeout?"),
+    (late(SyncClient, registry, retries=3), "retries must be an instance of Retries, not int"),
+    (late(SyncClient, "shop.toml", tokn="x"), "OperationRegistry: tokn"),
+    (late(SyncClient, Path("shop.yaml")), "the name of a configuration ends in .toml, that of shop.yaml does not"),
     (late(from_openapi, DOCUMENT, foo=1), "from_openapi has no option 'foo'"),
     (late(from_openapi, DOCUMENT, normalize="no"), "normalize must be one of"),
     (late(from_openapi, DOCUMENT, include="pets"), "include is a list of patterns: write ['pets']"),

@@ -455,7 +455,7 @@ def test_a_policy_that_is_wrong_is_refused() -> None:
     ):
         with pytest.raises(UsageError):
             make()
-    with pytest.raises(TypeError, match="exlude"):
+    with pytest.raises(UsageError, match="has no option 'exlude'; did you mean exclude"):
         RateLimit(1, **cast("Any", {"exlude": ["shop"]}))
 
 

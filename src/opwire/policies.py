@@ -30,7 +30,15 @@ from msgspec.structs import replace
 from opwire.auth.tokens import TokenBucket
 from opwire.caching import BoundedDict
 from opwire.envelope import ResponseEnvelope
-from opwire.errors import CallError, ErrorCode, UsageError, check_above_zero, check_counts, check_not_below_zero
+from opwire.errors import (
+    CallError,
+    ErrorCode,
+    UsageError,
+    check_above_zero,
+    check_counts,
+    check_known,
+    check_not_below_zero,
+)
 from opwire.logs import masked
 from opwire.operation import REQUEST_STATE, Context, Handler, Identity, OperationSpec, OperationType
 from opwire.typed.plain import harmless, replace_surrogates, survey, to_plain, write_json
@@ -70,8 +78,10 @@ class Policy(ABC):
 
     _summary = ""  # of the options, for the repr
 
-    def __init__(self, *, include: Iterable[Pattern] = (), exclude: Iterable[Pattern] = ()) -> None:
-        self._selection = Selection(include, exclude)
+    def __init__(self, **options: Unpack[PolicyOptions]) -> None:
+        own = type(self).__init__.__kwdefaults__ or ()
+        check_known(options, dict.fromkeys((*own, *PolicyOptions.__annotations__)), type(self).__name__)
+        self._selection = Selection(options.get("include", ()), options.get("exclude", ()))
 
     def __repr__(self) -> str:
         return f"<{type(self).__name__}{self._summary}{self._selection}>"
@@ -379,10 +389,9 @@ class Approval(Policy):
         *,
         timeout: float = 300.0,
         max_waiting: int = 100,
-        include: Iterable[Pattern] = ("type:mutation",),
-        exclude: Iterable[Pattern] = (),
+        **options: Unpack[PolicyOptions],
     ) -> None:
-        super().__init__(include=include, exclude=exclude)
+        super().__init__(**{"include": ("type:mutation",), **options})
         check_above_zero(timeout=timeout)
         check_counts(max_waiting=max_waiting)
         self._ask = ask

@@ -14,7 +14,7 @@ from concurrent.futures import CancelledError, Future
 from contextlib import AsyncExitStack
 from functools import partial
 from pathlib import Path
-from typing import Any, Generic, Self, TypeVar, Unpack, cast, overload
+from typing import Any, Generic, Self, TypeGuard, TypeVar, Unpack, cast, overload
 
 from opwire.client.client import (
     Client,
@@ -30,6 +30,7 @@ from opwire.config.runtime import open_config
 from opwire.envelope import ResponseEnvelope
 from opwire.errors import CallError, ErrorCode, UsageError
 from opwire.operation import Interceptor, OperationSpec
+from opwire.registry import OperationRegistry
 
 logger = logging.getLogger("opwire.client")
 
@@ -54,9 +55,15 @@ class SyncClient:
 
     It is thread-safe. Handlers of a registry, and interceptors, run in its own thread. A forked process, which has none
     of the threads, connects by itself.
+
+    Raises:
+        UsageError, MissingExtraError: as `Client`.
     """
 
     def __init__(self, target: Target | Path, **options: Unpack[ClientParameters]) -> None:
+        if isinstance(target, Path) and not _is_config(target):
+            raise UsageError(f"the name of a configuration ends in .toml, that of {target} does not")
+        Client(OperationRegistry() if _is_config(target) else cast("Target", target), **options)  # checks them
         self._target = target
         self._options = options
         self._interceptors: dict[object, Interceptor] = {}
@@ -73,7 +80,7 @@ class SyncClient:
         """Connect now, or again after `close`.
 
         Raises:
-            CallError, UsageError: as `Client` and its `start`.
+            CallError: as `Client.start`.
             ConfigError: the configuration is invalid, or a required source cannot be loaded.
         """
         self._leave_parent()
@@ -218,6 +225,10 @@ class SyncClient:
 _END = object()
 
 
+def _is_config(target: Target | Path) -> TypeGuard[str | Path]:
+    return isinstance(target, str | Path) and str(target).endswith(".toml")
+
+
 async def _open(
     target: Target | Path,
     options: ClientParameters,
@@ -225,14 +236,12 @@ async def _open(
     removers: dict[object, Callable[[], None]],
     stack: AsyncExitStack,
 ) -> Client:
-    if isinstance(target, str | Path) and str(target).endswith(".toml"):
+    if _is_config(target):
         opened = await stack.enter_async_context(open_config(load_config(target)))
         for source, error in opened.failures.items():
             logger.warning("%s: the source %s cannot be loaded: %s", target, source, error)
         target = opened.registry
-    elif isinstance(target, Path):
-        raise UsageError(f"the name of a configuration ends in .toml, that of {target} does not")
-    client = Client(target, **options)
+    client = Client(cast("Target", target), **options)
     removers.update({key: client.use(interceptor) for key, interceptor in interceptors.items()})
     return await stack.enter_async_context(client)
 

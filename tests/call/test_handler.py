@@ -571,7 +571,7 @@ async def test_a_caller_that_is_cancelled_cancels_the_handler(handlers: Handlers
 
 @requirement("call.cancellation")
 async def test_a_request_that_is_given_up_before_its_handler_began_never_begins(handlers: Handlers) -> None:
-    async with connected_ends(handlers.registry, max_per_identity=5) as here:
+    async with connected_ends(handlers.registry, max_calls_per_identity=5) as here:
         caller, seen = await peer(here.bus)
         address = caller.request(CallRequested(request_id="r", operation_id="is.endless", credits=5))
         caller.send(CallAborted(request_id="r"), address)
@@ -1044,7 +1044,7 @@ async def test_calls_above_the_bound_are_refused_at_once_until_one_has_ended(han
 
 @requirement("handler.max-per-identity")
 async def test_one_identity_cannot_take_the_place_of_others(handlers: Handlers) -> None:
-    async with connected_ends(handlers.registry, max_per_identity=2) as here:
+    async with connected_ends(handlers.registry, max_calls_per_identity=2) as here:
         ann, bob = Context(identity=ANN), Context(identity=BOB)
         calls = [asyncio.ensure_future(here.client.call("is.hanging", context=ann)) for _ in range(2)]
         await until(lambda: len(handlers.log) == 2)
@@ -1245,7 +1245,7 @@ def test_events_of_peers_in_any_order_raise_nothing_and_are_never_answered_twice
 ) -> None:
     async def play() -> None:
         handlers = Handlers()
-        async with connected_ends(handlers.registry, max_calls=4, max_per_identity=3) as here:
+        async with connected_ends(handlers.registry, max_calls=4, max_calls_per_identity=3) as here:
             ends = [await peer(here.bus), await peer(here.bus)]
             server = here.bus.route("math.add")
             asked: Counter[tuple[int, str]] = Counter()

@@ -84,7 +84,7 @@ async def test_a_hub_that_is_not_there_is_unavailable() -> None:
     assert failure.value.code is ErrorCode.UNAVAILABLE
 
 
-@pytest.mark.parametrize("option", [{"max_calls": 0}, {"max_per_identity": -1}, {"max_calls": float("nan")}])
+@pytest.mark.parametrize("option", [{"max_calls": 0}, {"max_calls_per_identity": -1}, {"max_calls": float("nan")}])
 def test_an_option_that_cannot_work_is_refused(option: dict[str, Any]) -> None:
     with pytest.raises(UsageError, match=next(iter(option))):
         Spoke(None, "ws://127.0.0.1:1", **option)

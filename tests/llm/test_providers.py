@@ -136,7 +136,7 @@ async def test_long_results_are_truncated(form: Form) -> None:
     text, _, _ = await handled(form, "shop_text", {"length": 100_000})
     assert len(text) < 50_100
     assert text.endswith("… (50,000 more characters: ask for less)")
-    assert (await handled(form, "shop_text", {"length": 30}, max_text=10))[0].startswith(f"{'x' * 10}… (20 more ")
+    assert (await handled(form, "shop_text", {"length": 30}, max_chars=10))[0].startswith(f"{'x' * 10}… (20 more ")
 
 
 @every_form
@@ -190,6 +190,6 @@ async def test_arguments_that_are_not_an_object_are_a_message(arguments: str) ->
 
 
 def test_an_option_that_is_wrong_is_refused() -> None:
-    for options in ({"api": "assistants"}, {"timeout": 0}, {"max_text": 0}, {"max_items": 0}, {"max_seconds": -1}):
+    for options in ({"api": "assistants"}, {"timeout": 0}, {"max_chars": 0}, {"max_items": 0}, {"max_seconds": -1}):
         with pytest.raises(UsageError):
             openai_tools(shop(), **cast("Any", options))

@@ -88,7 +88,7 @@ class CallHandler:
         async with PendingRequestMap(transport) as calls, CallHandler(registry, calls):
             ...
 
-    `max_calls` limits the requests in flight, `max_per_identity` those of one caller; requests above a limit are
+    `max_calls` limits the requests in flight, `max_calls_per_identity` those of one caller; requests above a limit are
     rejected at once with RATE_LIMITED. `anonymous` is the identity of callers without one; the default is
     `LOCAL_IDENTITY` on a transport within this process, and None elsewhere. `name` and `version` are shown by
     `discover`. `serves` selects the operations that can be called, by default all, and `announces` those of them that
@@ -102,7 +102,7 @@ class CallHandler:
         *,
         anonymous: Identity | None = None,
         max_calls: int = 50_000,
-        max_per_identity: int | None = None,
+        max_calls_per_identity: int | None = None,
         timeout: float = DEFAULT_TIMEOUT,
         name: str = "opwire",
         version: str = VERSION,
@@ -118,7 +118,7 @@ class CallHandler:
         self._anonymous = anonymous
         self._is_local = anonymous is None and calls.transport.local  # callers without an identity are this process
         self._max_calls = max_calls
-        self._max_per_identity = max_per_identity
+        self._max_per_identity = max_calls_per_identity
         self._timeout = timeout
         self._served: dict[str, _Served] = {}
         self._by_identity: Counter[str | None] = Counter()

@@ -66,7 +66,7 @@ class ConnectionOptions(TypedDict, total=False):
     queue: str
     user: str | None
     password: str | None
-    credentials: str | PathLike[str] | None
+    credentials_file: str | PathLike[str] | None
     signed: "RequestSigner | None"
     # an HTTP address
     headers: Mapping[str, str]

@@ -450,7 +450,7 @@ def _connection_options(key: str, settings: BrokerSettings, folder: Path) -> dic
     if settings.prefix is not None:
         options["prefix"] = settings.prefix
     if settings.credentials_file is not None:
-        options["credentials"] = folder / Path(settings.credentials_file).expanduser()
+        options["credentials_file"] = folder / Path(settings.credentials_file).expanduser()
     if settings.ca_file is not None:
         try:
             options["ssl"] = ssl.create_default_context(cafile=folder / Path(settings.ca_file).expanduser())

@@ -53,11 +53,11 @@ class Spoke(Client):
         version: str = VERSION,
         anonymous: Identity | None = None,
         max_calls: int = 50_000,
-        max_per_identity: int | None = None,
+        max_calls_per_identity: int | None = None,
         announces: Callable[[OperationSpec], bool] | None = None,
         **options: Unpack[TransportOptions],
     ) -> None:
-        check_counts(max_calls=max_calls, max_per_identity=max_per_identity)
+        check_counts(max_calls=max_calls, max_calls_per_identity=max_calls_per_identity)
         check_instance(OperationRegistry, registry=registry)
         check_instance(Identity, anonymous=anonymous)
         self.registry = OperationRegistry() if registry is None else registry
@@ -74,7 +74,7 @@ class Spoke(Client):
             version=version,
             anonymous=anonymous,
             max_calls=max_calls,
-            max_per_identity=max_per_identity,
+            max_calls_per_identity=max_calls_per_identity,
             announces=announces,
         )
 

@@ -7,14 +7,14 @@ Names, definitions and results are made here once; `opwire.llm.providers` brings
 import asyncio
 import logging
 from collections.abc import Sequence
-from typing import Any, TypedDict, cast
+from typing import Any, TypedDict, Unpack, cast
 
 import msgspec
 from msgspec import Struct
 
 from opwire.dispatch import Dispatcher
 from opwire.envelope import MCPContentBlock, MCPResponseMeta, ResponseEnvelope
-from opwire.errors import CallError, ErrorCode, SchemaError, check_above_zero, check_counts, check_instance
+from opwire.errors import CallError, ErrorCode, SchemaError, check_above_zero, check_counts, check_instance, check_known
 from opwire.names import similar_names, suggestion
 from opwire.operation import Context, Identity, OperationSpec, OperationType
 from opwire.registry import OperationRegistry
@@ -39,7 +39,7 @@ class ModelToolOptions(TypedDict, total=False):
 
     identity: Identity | None
     timeout: float | None
-    max_text: int
+    max_chars: int
     max_items: int
     max_seconds: float
 
@@ -81,33 +81,27 @@ class ModelTools:
     """The operations of a registry, or of a view of it, as tools.
 
     The model calls on behalf of `identity`, and sees and calls only what that identity may. By default it is trusted
-    with every operation, as the program itself is. `timeout` bounds a call in seconds. Texts of a result are
-    truncated after `max_text` characters. Of a subscription at most `max_items` are collected in at most `max_seconds`.
+    with every operation, as the program itself is. `timeout` bounds a call in seconds, by default 60. Texts of a result
+    are truncated after `max_chars` characters (50,000). Of a subscription at most `max_items` (100) are collected in at
+    most `max_seconds` (30).
 
     Raises:
         UsageError: an option is invalid.
     """
 
-    def __init__(
-        self,
-        registry: OperationRegistry,
-        *,
-        identity: Identity | None = None,
-        timeout: float | None = 60.0,
-        max_text: int = MAX_TEXT,
-        max_items: int = 100,
-        max_seconds: float = 30.0,
-    ) -> None:
-        check_above_zero(timeout=timeout, max_seconds=max_seconds)
-        check_counts(max_text=max_text, max_items=max_items)
-        check_instance(Identity, identity=identity)
+    def __init__(self, registry: OperationRegistry, **options: Unpack[ModelToolOptions]) -> None:
+        own = type(self).__init__.__kwdefaults__ or ()
+        check_known(options, dict.fromkeys((*own, *ModelToolOptions.__annotations__)), type(self).__name__)
         self._registry = registry
         self._dispatcher = Dispatcher(registry)
-        self._identity = identity
-        self._timeout = timeout
-        self._max_text = max_text
-        self._max_items = max_items
-        self._max_seconds = max_seconds
+        self._identity = options.get("identity")
+        self._timeout = options.get("timeout", 60.0)
+        self._max_chars = options.get("max_chars", MAX_TEXT)
+        self._max_items = options.get("max_items", 100)
+        self._max_seconds = options.get("max_seconds", 30.0)
+        check_above_zero(timeout=self._timeout, max_seconds=self._max_seconds)
+        check_counts(max_chars=self._max_chars, max_items=self._max_items)
+        check_instance(Identity, identity=self._identity)
         self._names = ToolNames(max_name=MAX_NAME)
         self._tools: dict[str, ModelTool] = {}  # by name
         self._read_at = -1  # changes of the registry
@@ -196,7 +190,7 @@ class ModelTools:
             content_type = getattr(meta, "content_type", None)
             blocks = [data_block(envelope.data, encode_data(envelope.data, label).json, label, content_type)]
         parts: list[str | Media] = []
-        left = self._max_text
+        left = self._max_chars
         for part in map(_part, blocks):
             if isinstance(part, Media) and len(part.data) <= MAX_MEDIA:
                 parts.append(part)
@@ -209,7 +203,7 @@ class ModelTools:
         return ToolOutcome(parts, isinstance(meta, MCPResponseMeta) and meta.is_error)
 
     def _truncated(self, text: str, limit: int | None = None) -> str:
-        limit = self._max_text if limit is None else limit
+        limit = self._max_chars if limit is None else limit
         return text if len(text) <= limit else f"{text[:limit]}… ({len(text) - limit:,} more characters: ask for less)"
 
 

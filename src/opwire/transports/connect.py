@@ -39,7 +39,7 @@ class TransportOptions(TypedDict, total=False):
     queue: str
     user: str | None
     password: str | None
-    credentials: str | PathLike[str] | None
+    credentials_file: str | PathLike[str] | None
     signed: "RequestSigner | None"
 
 

@@ -424,7 +424,7 @@ async def test_what_may_not_be_heard_is_known_at_once(own_nats: OwnNats, denied:
 # --- making one -------------------------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("options", [{"servers": "http://s3cret@host"}, {"servers": []}, {"prefix": "a b"}])
+@pytest.mark.parametrize("options", [{"url": "http://s3cret@host"}, {"url": []}, {"prefix": "a b"}])
 def test_what_cannot_be_used_is_refused(options: dict[str, Any]) -> None:
     with pytest.raises(UsageError) as caught:
         NatsJournal(**options)

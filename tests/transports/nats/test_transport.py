@@ -403,7 +403,7 @@ async def test_no_message_or_log_line_shows_the_password(own_nats: StartNats, ca
     assert f"nats://{HOST}:{server.port}" in caplog.text
 
 
-@pytest.mark.parametrize("options", [{"prefix": "a b"}, {"queue": "*"}, {"servers": "http://x"}, {"servers": []}])
+@pytest.mark.parametrize("options", [{"prefix": "a b"}, {"queue": "*"}, {"url": "http://x"}, {"url": []}])
 def test_options_that_cannot_be_used_are_refused_at_once(options: dict[str, Any]) -> None:
     with pytest.raises(UsageError):
         NatsTransport(**options)

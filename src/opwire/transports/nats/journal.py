@@ -121,7 +121,7 @@ class NatsJournal(BrokerJournal):
 
     def __init__(
         self,
-        servers: str | Iterable[str] = "nats://127.0.0.1:4222",
+        url: str | Iterable[str] = "nats://127.0.0.1:4222",
         *,
         prefix: str = "opwire",
         replicas: int = 1,
@@ -131,15 +131,15 @@ class NatsJournal(BrokerJournal):
         user: str | None = None,
         password: str | None = None,
         token: str | None = None,
-        credentials: str | PathLike[str] | None = None,
+        credentials_file: str | PathLike[str] | None = None,
         ssl: SSLContext | None = None,
         tls_first: bool = False,
     ) -> None:
-        known = NatsServers(servers)
+        known = NatsServers(url)
         super().__init__(str(known), trusted=trusted)
         self._keep = check_seconds("keep", keep)
         self._names = JournalSubjects(prefix)
-        security = Security(NatsCredentials(user, password, token, credentials), ssl, tls_first)
+        security = Security(NatsCredentials(user, password, token, credentials_file), ssl, tls_first)
         self._session = JetStreamSession(known, security, self._names.inboxes.inbox(token_hex(8)), domain)
         self._log = TaskLog(self._session, self._names, replicas)
         self._claims = self._tasks = JetStreamClaims(self._session, self._log)

@@ -80,7 +80,7 @@ class NatsStream(DurableStream):
 
     def __init__(
         self,
-        servers: str | Iterable[str],
+        url: str | Iterable[str],
         name: str,
         *,
         subject: str | None = None,
@@ -91,7 +91,7 @@ class NatsStream(DurableStream):
         user: str | None = None,
         password: str | None = None,
         token: str | None = None,
-        credentials: str | PathLike[str] | None = None,
+        credentials_file: str | PathLike[str] | None = None,
         ssl: SSLContext | None = None,
         tls_first: bool = False,
     ) -> None:
@@ -100,7 +100,7 @@ class NatsStream(DurableStream):
             raise UsageError(f"the name of a stream of JetStream has letters, digits, _ and -: {name!r:.80} is invalid")
         if subject is not None and not _SUBJECT.fullmatch(subject):
             raise UsageError(f"the subject of a stream has names with dots between them: {subject!r:.80} is invalid")
-        known = NatsServers(servers)
+        known = NatsServers(url)
         super().__init__(f"the stream {name} at {known}")
         self._stream = name
         self._subject = subject or name
@@ -113,7 +113,7 @@ class NatsStream(DurableStream):
             "max_msgs": max_items,
             "num_replicas": replicas,
         }
-        security = Security(NatsCredentials(user, password, token, credentials), ssl, tls_first)
+        security = Security(NatsCredentials(user, password, token, credentials_file), ssl, tls_first)
         self.session = JetStreamSession(known, security, Subjects(prefix).inbox(token_hex(8)), domain)
         self.session.listeners.append(_NewsListener(self, config))
 

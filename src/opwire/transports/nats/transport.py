@@ -480,9 +480,9 @@ class NatsTransport(BrokerTransport):
             envelope = await calls.call("math.add", {"a": 1, "b": 2})
 
     Ends with the same `prefix` reach each other. The servers of an operation share its requests; `queue` is the name of
-    their group. `user` and `password`, `token` or `credentials` (a `.creds` file, or one with the seed of an NKEY) are
-    the defaults for servers without credentials in the URL. TLS is used if the server requires it, the URL starts with
-    `tls://` or `ssl` is given; `tls_first` is for servers that are configured with `handshake_first`.
+    their group. `user` and `password`, `token` or `credentials_file` (a `.creds` file, or one with the seed of an NKEY)
+    are the defaults for servers without credentials in the URL. TLS is used if the server requires it, the URL starts
+    with `tls://` or `ssl` is given; `tls_first` is for servers that are configured with `handshake_first`.
 
     Plain NATS clients can call operations too: a request is a `call.requested` event on `<prefix>.call.<operation id>`,
     and its reply subject is an inbox (`_INBOX.…`, or `_INBOX_<name>.…` for private ones). Other requests are ignored.
@@ -494,7 +494,7 @@ class NatsTransport(BrokerTransport):
 
     def __init__(
         self,
-        servers: str | Iterable[str] = "nats://127.0.0.1:4222",
+        url: str | Iterable[str] = "nats://127.0.0.1:4222",
         *,
         prefix: str = "opwire",
         queue: str = "q",
@@ -503,15 +503,15 @@ class NatsTransport(BrokerTransport):
         user: str | None = None,
         password: str | None = None,
         token: str | None = None,
-        credentials: str | PathLike[str] | None = None,
+        credentials_file: str | PathLike[str] | None = None,
         ssl: SSLContext | None = None,
         tls_first: bool = False,
         signed: RequestSigner | None = None,
     ) -> None:
-        security = Security(NatsCredentials(user, password, token, credentials), ssl, tls_first)
+        security = Security(NatsCredentials(user, password, token, credentials_file), ssl, tls_first)
 
         def describe() -> Description | None:
             return self._receiver.describe() if isinstance(self._receiver, Describing) else None
 
-        connection = NatsBrokerConnection(NatsServers(servers), Subjects(prefix, queue), security, describe=describe)
+        connection = NatsBrokerConnection(NatsServers(url), Subjects(prefix, queue), security, describe=describe)
         super().__init__(connection, heartbeat=heartbeat, max_message=max_message, signed=signed)
