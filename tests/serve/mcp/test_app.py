@@ -1,6 +1,7 @@
 """A registry over streamable HTTP: admission, owners of sessions, and how they end."""
 
 import asyncio
+import gc
 import json
 import time
 from collections.abc import AsyncGenerator
@@ -19,6 +20,7 @@ from opwire.serve.listener import listening
 from opwire.serve.mcp import serve_mcp
 from opwire.serve.mcp.app import MCPApp
 from tests.requirements import requirement
+from tests.serve.mcp.library import library
 from tests.serve.mcp.operations import shop
 from tests.serve.mcp.raw import HANDSHAKE, call, request
 from tests.serve.mcp.shop import ERAS, NEWEST, OLDER, PATIENCE, http_client, served, until
@@ -286,6 +288,32 @@ async def test_there_is_one_path_and_other_spellings_are_redirected_or_not_found
 async def test_a_link_or_an_image_on_a_page_of_another_site_opens_nothing() -> None:
     async with browsing(anonymous=GUEST) as browser, browser.get(Sec_Fetch_Site="cross-site") as response:
         assert response.status == 403
+
+
+def is_kept(key: str) -> bool:
+    """Whether a dict of this process has the key."""
+    gc.collect()
+    return any(type(each) is dict and key in each for each in gc.get_objects())
+
+
+@requirement("serve-mcp.http-limits")
+async def test_a_session_keeps_nothing_of_its_messages_that_the_server_does_not_need() -> None:
+    message = b'{"jsonrpc":"2.0","id":1,"method":"%s","params":{%s}}'
+    capabilities = b'"roots":{"ballast-a":[[]]},"elicitation":{"url":{"ballast-b":[[]]}},"other":{"ballast-c":[[]]}'
+    opening = (
+        b'"protocolVersion":"2025-11-25","clientInfo":{"name":"t","version":"1"},"capabilities":{%s}' % capabilities
+    )
+    headers = {"Accept": "application/json, text/event-stream", "Content-Type": "application/json"}
+    async with browsing(library(), anonymous=GUEST) as browser, aiohttp.ClientSession() as http:
+        async with http.post(browser.url, data=message % (b"initialize", opening), headers=headers) as response:
+            headers["Mcp-Session-Id"] = response.headers["Mcp-Session-Id"]
+        wanted = b'"uri":"book://emma","ballast-d":{"ballast-e":[[]]}'
+        async with http.post(browser.url, data=message % (b"resources/subscribe", wanted), headers=headers) as response:
+            assert (await response.json())["result"] == {}
+        wanted = b'"uri":"book://dune","_meta":{"ballast-f":"%s"}' % (b"x" * 5_000)
+        async with http.post(browser.url, data=message % (b"resources/subscribe", wanted), headers=headers) as response:
+            assert "_meta" in (await response.json())["error"]["message"]
+        assert not [letter for letter in "abcdef" if is_kept(f"ballast-{letter}")]
 
 
 @pytest.mark.parametrize(

@@ -72,6 +72,7 @@ INPUT_METHODS = frozenset({"tools/call", "prompts/get", "resources/read"})
 """Requests whose result may ask for input."""
 
 CAPABILITIES: dict[QuestionKind, str] = {"elicit": "elicitation", "sample": "sampling", "roots": "roots"}
+_MODES = ("form", "url")  # of elicitation
 _OWN_PARAMS = frozenset({"_meta", "inputResponses", "requestState"})
 _PURPOSE = b"state\x00"
 _MIN_KEY = 16  # bytes
@@ -86,6 +87,14 @@ def required_capability(question: Question) -> dict[str, Any]:
     if question.params.get("mode") == "url":
         return {"elicitation": {"url": {}}}
     return {CAPABILITIES[question.kind]: {}}
+
+
+def answer_capabilities(capabilities: Any) -> dict[str, dict[str, Any]]:
+    """Return what `can_answer` needs of the capabilities of a client, which may be megabytes, to be stored."""
+    declared = {name: as_dict(capabilities).get(name) for name in CAPABILITIES.values()}
+    return {
+        name: {mode: {} for mode in _MODES if mode in each} for name, each in declared.items() if isinstance(each, dict)
+    }
 
 
 def can_answer(capabilities: Mapping[str, Any], question: Question) -> bool:
@@ -216,8 +225,8 @@ class ClientState:
     def agree(self, params: Mapping[str, Any] | None, result: Mapping[str, Any]) -> None:
         """Note what a handshake has agreed on: its params and its result."""
         self.version, self.is_accepted = result["protocolVersion"], True
-        self._capabilities = as_dict((params or {}).get("capabilities"))
-        self.is_askable = not self._capabilities.keys().isdisjoint(CAPABILITIES.values())
+        self._capabilities = answer_capabilities((params or {}).get("capabilities"))
+        self.is_askable = bool(self._capabilities)
 
     def follow(self, bus: "ListBus") -> None:
         """Notify the client of changes from now on; it may have skipped `initialize`."""

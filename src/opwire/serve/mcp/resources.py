@@ -19,7 +19,7 @@ from opwire.dispatch import Dispatcher
 from opwire.envelope import HTTPResponseMeta, MCPResponseMeta, ResponseEnvelope
 from opwire.errors import CallError, ErrorCode, RegistrationError
 from opwire.invoke import failure
-from opwire.mcp.messages import INVALID_PARAMS, INVALID_REQUEST, METHOD_NOT_FOUND, RPCError
+from opwire.mcp.messages import INVALID_PARAMS, INVALID_REQUEST, METHOD_NOT_FOUND, RPCError, RPCRequest
 from opwire.operation import Identity, OperationSpec
 from opwire.origin import ORIGIN_META, Origin
 from opwire.serve.mcp.calls import ServedCall, ServedRequest
@@ -46,6 +46,7 @@ _LISTED_BY: dict[ListKey, str] = {"resources": "resources/list", "resourceTempla
 _OTHERS = frozenset({RESOURCE_NOT_FOUND, INVALID_PARAMS, METHOD_NOT_FOUND})  # another server may have the resource
 _BEFORE_NAME = "prompts/"  # in the names of operations that are prompts of another server
 _ROLES = ("user", "assistant")
+_MAX_META = 4_096  # bytes of the `_meta` of a subscription, which is kept as long
 
 MakeCall = Callable[[OperationSpec], ServedCall]
 
@@ -203,6 +204,10 @@ class ResourceCatalogue:
             return
         if len(client.watches) >= MAX_SUBSCRIPTIONS:
             raise RPCError(INVALID_REQUEST, f"at most {MAX_SUBSCRIPTIONS:,} resources can be subscribed to")
+        message = request.message
+        if len(msgspec.json.encode((message.params or {}).get("_meta"))) > _MAX_META:
+            raise RPCError(INVALID_PARAMS, f"the _meta of a subscription has at most {_MAX_META:,} bytes")
+        request.message = RPCRequest(message.id, message.method)  # kept as long as the subscription, so without params
         task = await self.watch(uri, request, client.pending.updated, client.spawn, call)
         task.add_done_callback(lambda done: client.watches.pop(uri, None) if client.watches.get(uri) is done else None)
         client.watches[uri] = task

@@ -93,7 +93,8 @@ async def read_post(scope: Scope, send: Send, *, batches: bool = False) -> list[
         status, problem = 415, f"the content type must be {JSON}"
     else:
         try:
-            parts = split_batch(scope[BODY], MAX_BATCH_VALUES) if batches else [scope[BODY]]
+            body = scope.pop(BODY)  # a subscription would keep it
+            parts = split_batch(body, MAX_BATCH_VALUES) if batches else [body]
             return [decode_message(each, is_checked=True) for each in parts]  # by the guard
         except InvalidMessageError as error:
             code, problem = INVALID_PARAMS if error.is_json else PARSE_ERROR, f"the body is {error}"

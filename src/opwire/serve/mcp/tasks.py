@@ -39,7 +39,14 @@ from opwire.invoke import CLOSE_GRACE, failure
 from opwire.mcp.messages import INTERNAL_ERROR, INVALID_PARAMS, MISSING_CAPABILITY, RPCError
 from opwire.operation import Context, Identity, OperationSpec, OperationType
 from opwire.questions import Question, unanswerable
-from opwire.serve.mcp.clients import MAX_QUESTIONS, RequestStates, StatelessQuestions, can_answer, state_digest
+from opwire.serve.mcp.clients import (
+    MAX_QUESTIONS,
+    RequestStates,
+    StatelessQuestions,
+    answer_capabilities,
+    can_answer,
+    state_digest,
+)
 from opwire.serve.mcp.tools import Result, ResultFormat, ToolCatalogue, error_result, result_of, rpc_error
 from opwire.typed.plain import as_dict, write_json
 
@@ -110,7 +117,7 @@ class CallTask:
         self.id = secrets.token_urlsafe(24)
         self.owner = owner
         self.running = running
-        self._capabilities = capabilities
+        self._capabilities = answer_capabilities(capabilities)
         self._created = self._updated = time.time()
         self.size = 0  # bytes of the result
         self.expiry: asyncio.TimerHandle | None = None
@@ -285,6 +292,8 @@ class CallTasks:
         task.forget()
         if self._tasks.pop(task.id, None) is not None:
             self._count[task.owner] -= 1
+            if not self._count[task.owner]:
+                del self._count[task.owner]
 
     def find(self, id: str, identity: Identity | None) -> CallTask:
         """Return a task of a caller.
