@@ -158,6 +158,45 @@ def test_the_deadline_of_the_context_limits_the_waiting() -> None:
     in_a_shop(run, open_=False)
 
 
+class SilentJournal(MemoryJournal):
+    """A journal of a third party, whose engine never replies."""
+
+    punctual = False
+
+    async def submit(self, task: Task, *, wait: float = 0.0) -> Any:
+        await asyncio.Event().wait()
+
+    async def wait(self, key: str, timeout: float) -> Any:
+        await asyncio.Event().wait()
+
+    async def outcome(self, key: str) -> Any:
+        await asyncio.Event().wait()
+
+
+@requirement("durable.unavailable")
+@pytest.mark.parametrize(
+    ("seconds", "ask"),
+    [
+        (2, lambda durable: durable.call("shop.order", TEA, key="mine", timeout=2)),
+        (30, lambda durable: durable.submit("shop.order", TEA, key="mine")),
+        (3, lambda durable: durable.outcome("mine", timeout=3)),
+        (30, lambda durable: durable.outcome("mine")),
+    ],
+)
+def test_a_journal_that_never_returns_is_unavailable_in_time(
+    seconds: int, ask: Callable[[DurableCalls], Awaitable[Any]]
+) -> None:
+    async def run() -> None:
+        loop = asyncio.get_running_loop()
+        began = loop.time()
+        with pytest.raises(CallError, match=f"did not return within {seconds} s") as caught:
+            await ask(DurableCalls(SilentJournal()))
+        assert caught.value.code == "UNAVAILABLE"
+        assert loop.time() - began == pytest.approx(seconds + 1, abs=0.1)
+
+    run_virtually(run())
+
+
 @requirement("durable.unavailable")
 def test_an_unreachable_journal_is_unavailable_and_the_error_has_the_key() -> None:
     async def run(shop: Shop, durable: DurableCalls, journal: MemoryJournal) -> None:

@@ -1,7 +1,8 @@
 """`DurableCalls`: mutations that survive crashes, and take effect once however often they are called."""
 
+import asyncio
 import time
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Awaitable
 from hashlib import sha256
 from math import isnan
 from os import urandom
@@ -24,6 +25,7 @@ MAX_NAME = 256
 """Characters of an idempotency key, and of the id of an operation that is called durably."""
 
 _NO_CONTEXT = Context()
+_GRACE = 1.0  # seconds, after which a journal has exceeded its time
 _plain = msgspec.json.Encoder(enc_hook=json_form)
 _sorted = msgspec.json.Encoder(enc_hook=json_form, order="deterministic")
 
@@ -49,6 +51,7 @@ class DurableCalls:
 
     def __init__(self, journal: Journal) -> None:
         self._journal = journal
+        self._is_punctual = getattr(journal, "punctual", False)
 
     def __repr__(self) -> str:
         return f"<DurableCalls in {self._journal!r}>"
@@ -86,7 +89,8 @@ class DurableCalls:
             raise CallError(ErrorCode.TIMEOUT, f"the deadline of {operation_id} had passed before it was submitted")
         task = _task(operation_id, input, context or _NO_CONTEXT, key)
         try:
-            outcome = await self._journal.submit(task, wait=wait)
+            submitted = self._journal.submit(task, wait=wait)
+            outcome = await (submitted if self._is_punctual else self._in_time(submitted, wait))
         except CallError as error:
             if error.code is not ErrorCode.TIMEOUT:
                 raise _with_key(error, task.key) from error
@@ -107,7 +111,8 @@ class DurableCalls:
         """
         task = _task(operation_id, input, context or _NO_CONTEXT, key)
         try:
-            await self._journal.submit(task)
+            submitted = self._journal.submit(task)
+            await (submitted if self._is_punctual else self._in_time(submitted, DEFAULT_TIMEOUT))
         except CallError as error:
             raise _with_key(error, task.key) from error
         return task.key
@@ -126,7 +131,10 @@ class DurableCalls:
             UsageError: the timeout is NaN.
         """
         journal, timeout = self._journal, _seconds(timeout)
-        outcome = await (journal.wait(key, timeout) if timeout > 0 else journal.outcome(key))
+        waiting = journal.wait(key, timeout) if timeout > 0 else journal.outcome(key)
+        outcome = await (
+            waiting if self._is_punctual else self._in_time(waiting, timeout if timeout > 0 else DEFAULT_TIMEOUT)
+        )
         return None if outcome is None else outcome_envelope(outcome, output_type)
 
     async def cancel(self, operation_id: str, key: str) -> bool:
@@ -139,6 +147,19 @@ class DurableCalls:
         """
         outcome = await self._journal.cancel(cancellation(operation_id, key))
         return outcome is not None and outcome.cancelled
+
+    async def _in_time(self, work: Awaitable[Outcome | None], seconds: float) -> Outcome | None:
+        """Await a journal that may exceed the time that it was given.
+
+        Raises:
+            CallError: UNAVAILABLE.
+        """
+        try:
+            async with asyncio.timeout(seconds + _GRACE):
+                return await work
+        except TimeoutError:
+            silent = f"{self._journal.name} did not return within {seconds:.3g} s"
+            raise CallError(ErrorCode.UNAVAILABLE, silent) from None
 
     # --- maintenance --------------------------------------------------------------------------------------------------
 

@@ -130,6 +130,9 @@ class Journal(Protocol):
 
     Every method may raise `CallError(UNAVAILABLE)`. Whether it took effect is then unknown, and a retry is safe. A
     journal that has lost its engine reconnects when it is next used.
+
+    A journal with the attribute `punctual = True` ends `submit`, `wait` and `outcome` in time, whatever its engine
+    does. `DurableCalls` limits the time of others, by a timer for each call.
     """
 
     @property

@@ -320,6 +320,7 @@ class MemoryJournal:
 
     name = "the journal in memory"
     trusted = True
+    punctual = True
 
     def __init__(self, state: MemoryJournalState | None = None, *, keep: float = KEEP) -> None:
         self._state = MemoryJournalState(keep) if state is None else state

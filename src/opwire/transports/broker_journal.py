@@ -59,6 +59,7 @@ class GatheredReplies:
 class BrokerJournal(ABC):
     """Base class of a `Journal` in a broker."""
 
+    punctual = True
     _claims: ClaimStore
 
     def __init__(self, name: str, *, trusted: bool) -> None:
