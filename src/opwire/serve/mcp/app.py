@@ -360,7 +360,7 @@ async def serve_stateless(server: RegistryServer, scope: Scope, receive: Receive
         return
     id: RequestId | None = None
     try:
-        message = _read_message(scope[BODY])
+        message = _read_message(scope.pop(BODY))  # a stream would keep it
         headers = {name.decode("latin-1"): value.decode("latin-1") for name, value in scope[HEADERS].items()}
         if isinstance(message, RPCNotification):  # accepted and ignored: a client cancels by disconnecting
             check_stateless_version(headers.get(VERSION_HEADER, ""))
