@@ -120,6 +120,8 @@ WRONG: list[tuple[Callable[[], Any], str]] = [
     (late(OperationRegistry, normalize="fits"), "normalize must be one of fit, cast, check, off, not 'fits'"),
     (late(registry.view, inclde=["x"]), "view() has no option 'inclde'; did you mean include?"),
     (late(CallError, "NOPE"), "unknown error code 'NOPE'; use one of OPERATION_NOT_FOUND, "),
+    (late(registry.register, "shop.order", print), "spec must be an instance of OperationSpec, not str"),
+    (late(Client, "ann:s3cret@host"), "a URL without a scheme; write ws://… for a hub"),
     (late(Client, 3), "a client calls a registry, a transport, or the URL of a server, not int"),
     (late(Client, registry, retries=3), "retries must be an instance of Retries, not int"),
     (late(Client, registry, act_as="me"), "act_as must be an instance of Identity, not str"),

@@ -18,7 +18,7 @@ from opwire.deadlines import Deadlines
 from opwire.decorators import Decorators, DescribedFunction, completer_of, declared_completion
 from opwire.env import Env
 from opwire.envelope import ResponseEnvelope
-from opwire.errors import CallError, ErrorCode, RegistrationError, check_choice, check_counts
+from opwire.errors import CallError, ErrorCode, RegistrationError, check_choice, check_counts, check_instance
 from opwire.following import FollowedSources, RegistryOperations
 from opwire.invoke import (
     END,
@@ -113,7 +113,9 @@ class OperationRegistry(Decorators):
 
         Raises:
             RegistrationError: the id is taken, or the handler has the wrong kind.
+            UsageError: the spec is not an `OperationSpec`; the decorators take an id and a function.
         """
+        check_instance(OperationSpec, spec=spec)
         bound = self._bind(spec, handler, handler, inline=inline)
         self._add(bound, replace=replace)
 

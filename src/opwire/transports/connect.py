@@ -64,8 +64,10 @@ def connect(url: str | Sequence[str], **options: Unpack[TransportOptions]) -> Tr
     """
     check_instance(str | Sequence, url=url)
     urls = [url] if isinstance(url, str) else list(url)
-    scheme = urls[0].partition("://")[0] if urls else ""
+    scheme, separator, _ = urls[0].partition("://") if urls else ("", "", "")
     engine = SCHEMES.get(scheme)
+    if not separator:  # the text is not repeated: it may have a password
+        raise UsageError("a URL without a scheme; write ws://… for a hub, redis://…, nats://…, or for Client https://…")
     if engine is None:
         schemes = ", ".join(f"{each}://" for each in SCHEMES)
         raise UsageError(f"unknown URL scheme {scheme!r}; expected one of {schemes}; Client takes http(s):// as well")

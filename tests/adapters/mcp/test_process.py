@@ -232,7 +232,10 @@ async def test_a_server_that_does_not_read_delays_no_call_beyond_its_deadline() 
 @pytest.mark.parametrize(
     ("server", "words"),
     [
-        (StdioServer("no-such-program-anywhere"), "cannot be started: No such file"),
+        (
+            StdioServer("no-such-program-anywhere"),
+            "cannot be started: there is no program no-such-program-anywhere; check",
+        ),
         (StdioServer("true", cwd="/no/such/folder"), "cannot be started in /no/such/folder: No such file"),
         (StdioServer("/tmp"), "cannot be started: Permission denied"),
         (StdioServer("tr\0ue"), "cannot be started: embedded null byte"),

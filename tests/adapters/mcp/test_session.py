@@ -133,7 +133,9 @@ async def test_a_call_waits_for_a_connection_no_longer_than_its_deadline() -> No
 
 async def test_a_program_that_does_not_exist_is_said_so() -> None:
     async with connected(StdioServer("/no/such/program", cwd="/tmp")) as session:
-        with pytest.raises(CallError, match=r"program cannot be started in /tmp: No such file") as failure:
+        with pytest.raises(
+            CallError, match=r"cannot be started in /tmp: there is no program .*; check its name"
+        ) as failure:
             await session.start()
         assert failure.value.code is ErrorCode.UNAVAILABLE
         assert not failure.value.retryable
