@@ -454,9 +454,12 @@ class BrokerTransport:
         self._leases.routed(token, peer)
 
     def undelivered(self, token: str, reason: str) -> None:
-        """Fail the requests that no server received."""
+        """Fail the request that no server received; if it was a probe, those whose servers are gone."""
         for asked in self._leases.undelivered(token):
-            self._fail(asked, f"{asked.operation_id}: {reason}")
+            is_unsent = asked.token == token and not asked.probed
+            self._fail(
+                asked, f"{asked.operation_id}: {reason if is_unsent else 'no server is left, and it may have run'}"
+            )
 
     def refused(self, operation_id: str, reason: str) -> None:
         """Fail the requests for an operation that this end may not call."""

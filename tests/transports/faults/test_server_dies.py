@@ -4,6 +4,7 @@ import asyncio
 
 import pytest
 
+from opwire import Context
 from opwire.call import PendingRequestMap
 from opwire.errors import CallError, ErrorCode
 from opwire.testing.harness import soon
@@ -92,3 +93,20 @@ async def test_a_frozen_server_gets_few_requests_although_nats_routes_to_it(what
             # One may try the frozen server, others are routed until one has got a response, and then a few are samples.
             assert sum([await fails() for _ in range(60)]) <= 15, "one in two, unless it is avoided"
             sleeper.thaw()
+
+
+@requirement("transport.faults.server-frozen")
+async def test_a_call_that_the_last_server_got_before_nats_dropped_it_may_have_run() -> None:
+    engine = ENGINES["nats"]
+    with engine.start() as server:
+        async with (
+            process("serve", engine, server) as frozen,
+            PendingRequestMap(engine.connect(server.url, heartbeat=30.0)) as calls,
+        ):
+            await calls.call("fault.run")
+            frozen.freeze()
+            with pytest.raises(CallError, match=r"fault\.run: no server is left, and it may have run") as caught:
+                await soon("NATS drops the server", calls.call("fault.run", context=Context(request_id="late")))
+            assert caught.value.code is ErrorCode.UNAVAILABLE
+            frozen.thaw()
+            await frozen.until("ran late")
