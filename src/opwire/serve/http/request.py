@@ -15,7 +15,7 @@ from http import HTTPStatus
 from math import isfinite
 from types import NoneType, TracebackType
 from typing import Any, NamedTuple, Self
-from urllib.parse import parse_qsl
+from urllib.parse import unquote_to_bytes
 
 import msgspec
 from msgspec import UNSET
@@ -310,12 +310,12 @@ def parse_query(parameters: Mapping[str, QueryParameter], query: bytes) -> dict[
         return {}
     try:
         text = query.decode()
-        if "%" in text or "+" in text:
-            pairs = parse_qsl(text, keep_blank_values=True, errors="strict", max_num_fields=MAX_PARAMETERS)
-        elif text.count("&") >= MAX_PARAMETERS:
-            raise ValueError("Max number of fields exceeded")
-        else:  # nothing is encoded: in a quarter of the time
-            pairs = [field.partition("=")[::2] for field in text.split("&") if field]
+        if text.count("&") >= MAX_PARAMETERS:
+            raise ValueError(f"it has more than {MAX_PARAMETERS:,} fields")
+        # As `parse_qsl`, which decodes every name and value, in a third of its time: most are not encoded.
+        pairs = [field.partition("=")[::2] for field in text.replace("+", " ").split("&") if field]
+        if "%" in text:
+            pairs = [(_unquoted(name), _unquoted(value)) for name, value in pairs]
     except ValueError as error:
         raise CallError(ErrorCode.PROTOCOL_ERROR, f"invalid query string: {error}") from error
     input: dict[str, Any] = {}
@@ -328,6 +328,10 @@ def parse_query(parameters: Mapping[str, QueryParameter], query: bytes) -> dict[
         else:
             input[name] = parse_value(text, parameter.kinds)
     return input
+
+
+def _unquoted(text: str) -> str:
+    return unquote_to_bytes(text).decode() if "%" in text else text
 
 
 def parse_value(text: str, kinds: frozenset[str]) -> Any:
