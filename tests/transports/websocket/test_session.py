@@ -202,6 +202,16 @@ async def test_nonsense_from_the_server_is_counted_and_ends_nothing(ends: Ends) 
         await client.transport.close()
 
 
+@requirement("transport.websocket.malformed")
+async def test_nonsense_from_the_server_does_not_fill_the_log(ends: Ends, caplog: pytest.LogCaptureFixture) -> None:
+    last = {"type": "call.credit", "requestId": "last", "n": 1}
+    async with foreign(saying(WELCOME, *["x"] * 1_000, last)) as url:
+        client = await ends.client(url)
+        assert (await client.event()).request_id == "last"
+        assert 10 <= len([each for each in caplog.messages if each.startswith("invalid message")]) < 20
+        await client.transport.close()
+
+
 @requirement("transport.websocket.loss")
 async def test_a_peer_that_a_server_says_has_left_is_lost(ends: Ends) -> None:
     left = {"type": "session.left", "peer": "c9", "reason": "it left"}

@@ -283,7 +283,9 @@ class ClientSession:
     def _malformed(self, message: bytes, error: CallError) -> None:
         """Fail the call of an invalid message, locally or at the peer; the connection stays open."""
         self._dropped["malformed"] += 1
-        logger.warning("invalid message from %s: %s", self._uri.host, error.message)
+        count = self._dropped["malformed"]
+        if count <= 10 or count.bit_count() == 1:  # peers behind the server can send any number
+            logger.warning("invalid message %d from %s: %s", count, self._uri.host, error.message)
         try:
             head = read_head(message)
         except CallError:
