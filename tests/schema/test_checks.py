@@ -146,20 +146,40 @@ def test_a_check_of_a_part_counts_for_what_its_meter_measures() -> None:
     assert checks_of_one_value(200) * 5 < checks_of_one_value(20)
 
 
+@pytest.fixture
+def checked(monkeypatch: pytest.MonkeyPatch) -> list[int]:
+    """The number of items in each check of a repair."""
+    found: list[int] = []
+    conform = MeteredChecks.conform
+
+    def count(self: MeteredChecks, schema: Any, items: list[Any], *, strip: bool) -> bool:
+        found.append(len(items))
+        return conform(self, schema, items, strip=strip)
+
+    monkeypatch.setattr(MeteredChecks, "conform", count)
+    return found
+
+
+ROWS = {"items": {"properties": {"a": {"type": "integer"}}}}
+
+
 @requirement("schema.cost")
-def test_items_that_all_need_a_repair_are_not_checked_one_by_one_first(monkeypatch: pytest.MonkeyPatch) -> None:
-    root = {"items": {"properties": {"a": {"type": "integer"}}}}
-    checked: list[Any] = []
-    conforms = MeteredChecks.conforms
-
-    def count(self: MeteredChecks, schema: Any, value: Any, *, strip: bool) -> bool:
-        checked.append(value)
-        return conforms(self, schema, value, strip=strip)
-
-    monkeypatch.setattr(MeteredChecks, "conforms", count)
-    fitted = Fitter(Checks(root)).fit([{"a": n, "z": n} for n in range(1_000)], strip=True)
+def test_items_that_all_need_a_repair_are_not_checked_one_by_one_first(checked: list[int]) -> None:
+    fitted = Fitter(Checks(ROWS)).fit([{"a": n, "z": n} for n in range(1_000)], strip=True)
     assert fitted.value == [{"a": n} for n in range(1_000)]
     assert len(fitted.repairs) == 1_000
-    assert len(checked) < 10
+    assert checked.count(1) < 10
     mixed = [{"a": n} if n % 3 else {"a": n, "z": n} for n in range(1_000)]
-    assert Fitter(Checks(root)).fit(mixed, strip=True).value == [{"a": n} for n in range(1_000)]
+    assert Fitter(Checks(ROWS)).fit(mixed, strip=True).value == [{"a": n} for n in range(1_000)]
+
+
+@requirement("schema.cost")
+@pytest.mark.parametrize("bad", [0, 31, 32, 500, 999])
+def test_items_beside_one_that_needs_a_repair_are_checked_together(checked: list[int], bad: int) -> None:
+    rows = [{"a": n} for n in range(1_000)]
+    given = [*rows[:bad], {"a": bad, "z": 1}, *rows[bad + 1 :]]
+    fitted = Fitter(Checks(ROWS)).fit(given, strip=True)
+    assert fitted.value == rows
+    assert [each.path for each in fitted.repairs] == [f"/{bad}/z"]
+    assert all(new is old for index, (new, old) in enumerate(zip(fitted.value, given, strict=True)) if index != bad)
+    assert len(checked) < 100

@@ -57,3 +57,15 @@ def test_the_budget_grows_with_the_value_and_comes_to_an_end() -> None:
     small.spend(small.left)
     with pytest.raises(ExhaustedError):
         small.spend(1)
+
+
+@requirement("schema.cost")
+def test_a_check_of_some_items_of_a_deep_array_counts_what_is_in_them() -> None:
+    deep: Any = []
+    for _ in range(50):
+        deep = [deep]
+    value = [deep, [], []]
+    effort = Effort(value)
+    before = effort.left
+    effort.spend_check(value[:2])
+    assert before - effort.left > 50

@@ -533,7 +533,10 @@ class Effort:
         longer than the check.
         """
         if type(value) in _CONTAINERS:
-            self.spend(_CHECK + self._sizes.get(id(value), len(value)))
+            size = self._sizes.get(id(value), len(value))
+            if self._sizes and id(value) not in self._sizes and type(value) is list:  # some of the items of another
+                size += sum(self._sizes.get(id(each), 0) for each in cast("list[Any]", value))
+            self.spend(_CHECK + size)
         else:
             self.spend(_CHECK + (len(value) // _CHARACTERS if type(value) is str else 0))
 

@@ -217,7 +217,7 @@ class _Search:
         if start >= end:
             return
         block = items[start:end]
-        if all(self._checks.is_valid(self._aspect(each.schema, "items of"), block) for each in scope.item(start)):
+        if all(self._checks.is_valid(self._checks.array_of(each.schema), block) for each in scope.item(start)):
             return
         if end - start == 1:
             yield start
@@ -229,14 +229,11 @@ class _Search:
     def _fails(self, node: Node, keyword: str, value: Any) -> bool:
         return keyword in node and not self._checks.is_valid(self._aspect(node, keyword), value)
 
-    def _aspect(self, schema: JSONSchema, keyword: str) -> JSONSchema:
+    def _aspect(self, schema: Node, keyword: str) -> JSONSchema:
         """Return one keyword as a schema: the same object each time, since checks are cached by identity."""
         aspect = self._aspects.get((id(schema), keyword))
         if aspect is None:
-            if isinstance(schema, bool) or keyword == "items of":
-                aspect = {"items": schema}
-            else:
-                aspect = {each: schema[each] for each in _TOGETHER.get(keyword, (keyword,)) if each in schema}
+            aspect = {each: schema[each] for each in _TOGETHER.get(keyword, (keyword,)) if each in schema}
             self._aspects[id(schema), keyword] = aspect
         return aspect
 

@@ -309,6 +309,7 @@ class Checks:
         self._conforms: dict[tuple[int, bool], Check | str] = {}  # or the error: an invalid one is not written again
         self._patterns: dict[str, Check] = {}
         self._usable: dict[int, bool] = {}
+        self._arrays: dict[int, Node] = {}
         self.sizes: dict[Any, int] = {}  # parts that a check was compiled from, by its key in `_valid` or `_conforms`
         self.metered: dict[Any, MeteredValidator] = {}  # those of them that meter a value first, by the same keys
 
@@ -355,6 +356,13 @@ class Checks:
         if isinstance(check, str):
             raise SchemaError(check)
         return check
+
+    def array_of(self, schema: JSONSchema) -> Node:
+        """Return the schema of an array with such items: the same object each time, since checks are cached by it."""
+        array = self._arrays.get(id(schema))
+        if array is None:
+            array = self._arrays[id(schema)] = {"items": schema}
+        return array
 
     def is_usable(self, schema: Node, default: Any) -> bool:
         """Return whether a declared default is valid against its own schema."""
@@ -406,6 +414,7 @@ class MeteredChecks:
         self._parts = checks.max_parts
         self.shapes = checks.shapes
         self.is_usable = checks.is_usable
+        self.array_of = checks.array_of
 
     def is_valid(self, schema: JSONSchema, value: Any) -> bool:
         schema = self.shapes.resolved(schema)
@@ -415,10 +424,12 @@ class MeteredChecks:
         check = self._used.get(id(schema)) or self._use(id(schema), self._checks.validity(schema, self._parts))
         return self._run(id(schema), check, value)
 
-    def conforms(self, schema: JSONSchema, value: Any, *, strip: bool) -> bool:
-        key = (id(schema), strip)
-        check = self._used.get(key) or self._use(key, self._checks.conformity(schema, strip=strip))
-        return self._run(key, check, value)
+    def conform(self, schema: JSONSchema, items: list[Any], *, strip: bool) -> bool:
+        """Return whether each of several values is valid and `fit` would leave it unchanged."""
+        array = self.array_of(schema)
+        key = (id(array), strip)
+        check = self._used.get(key) or self._use(key, self._checks.conformity(array, strip=strip))
+        return self._run(key, check, items)
 
     def matches(self, pattern: str, name: str) -> bool:
         self._effort.spend(1)
