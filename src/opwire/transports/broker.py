@@ -456,10 +456,8 @@ class BrokerTransport:
     def undelivered(self, token: str, reason: str) -> None:
         """Fail the request that no server received; if it was a probe, those whose servers are gone."""
         for asked in self._leases.undelivered(token):
-            is_unsent = asked.token == token and not asked.probed
-            self._fail(
-                asked, f"{asked.operation_id}: {reason if is_unsent else 'no server is left, and it may have run'}"
-            )
+            was_sent = asked.token != token or asked.probed
+            self._fail(asked, f"{asked.operation_id}: {'no server is left; it may have run' if was_sent else reason}")
 
     def refused(self, operation_id: str, reason: str) -> None:
         """Fail the requests for an operation that this end may not call."""

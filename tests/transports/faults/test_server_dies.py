@@ -105,7 +105,7 @@ async def test_a_call_that_the_last_server_got_before_nats_dropped_it_may_have_r
         ):
             await calls.call("fault.run")
             frozen.freeze()
-            with pytest.raises(CallError, match=r"fault\.run: no server is left, and it may have run") as caught:
+            with pytest.raises(CallError, match=r"fault\.run: no server is left; it may have run") as caught:
                 await soon("NATS drops the server", calls.call("fault.run", context=Context(request_id="late")))
             assert caught.value.code is ErrorCode.UNAVAILABLE
             frozen.thaw()
