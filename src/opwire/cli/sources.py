@@ -356,11 +356,11 @@ class Sources(NamedTuple):
 
 @contextlib.contextmanager
 def token_hint(variable: str) -> Generator[None]:
-    """Name the variable of the token in an error that demands one, if it is not set."""
+    """Name the variable of the token in an error that demands another one."""
     try:
         yield
     except CallError as error:
-        if error.code is ErrorCode.UNAUTHENTICATED and not os.environ.get(variable):
+        if error.code is ErrorCode.UNAUTHENTICATED:
             hint = f"set {variable} to the token of the server: `opwire serve` and `opwire hub` print theirs"
             raise CallError(error.code, f"{error.message}; {hint}") from error
         raise

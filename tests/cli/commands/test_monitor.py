@@ -248,11 +248,12 @@ def test_the_line_of_a_call_fits_into_a_narrow_terminal(width: int) -> None:
 
 @requirement("cli.ps", "cli.tap")
 @pytest.mark.parametrize("command", [("ps",), ("top", "--count", "1"), ("tap", "--count", "1")])
-def test_a_missing_token_is_named_with_where_it_comes_from(hub: str, command: tuple[str, ...]) -> None:
-    ended = opwire(*command, "--url", hub, OPWIRE_TOKEN="")
-    assert ended.returncode == 5
+def test_a_token_that_is_missing_or_wrong_is_named_with_where_it_comes_from(hub: str, command: tuple[str, ...]) -> None:
     hint = "set OPWIRE_TOKEN to the token of the server: `opwire serve` and `opwire hub` print theirs"
-    assert ended.stderr.endswith(f"a token is needed; {hint}\n")
+    for token, problem in (("", "a token is needed"), ("wrong", "the token is not valid")):
+        ended = opwire(*command, "--url", hub, OPWIRE_TOKEN=token)
+        assert ended.returncode == 5
+        assert ended.stderr.endswith(f"{problem}; {hint}\n")
 
 
 def test_figures_are_short() -> None:
