@@ -256,6 +256,9 @@ class HTTPClient:
             # It remembers the challenge, so that only the first request of a user is repeated.
             self._digests[digest] = aiohttp.DigestAuthMiddleware(*digest)
         opened = self._sessions.get(asyncio.get_running_loop())
+        # aiohttp adds a Content-Type to a body without one. Forbidding that takes 4 µs, so only where it would.
+        has_body = body is not None or request.method != "GET"
+        is_untyped = has_body and all(name.lower() != "content-type" for name, _ in request.headers)
         try:
             response = await (await self._start() if opened is None else opened[0]).request(
                 request.method,
@@ -264,6 +267,7 @@ class HTTPClient:
                 data=io.BytesIO(body) if body is not None and len(body) > _LARGE_BODY else body,
                 allow_redirects=False,
                 ssl=tls,
+                skip_auto_headers=(hdrs.CONTENT_TYPE,) if is_untyped else None,
                 middlewares=() if digest is None else (self._digests[digest],),
                 proxy=self.options.proxy or (_env_proxy(request.url) if self.options.trust_env else None),
             )
@@ -289,7 +293,6 @@ class HTTPClient:
             connector=aiohttp.TCPConnector(limit=options.max_connections, limit_per_host=options.max_per_host),
             cookie_jar=aiohttp.DummyCookieJar(),
             headers={hdrs.USER_AGENT: "opwire"},
-            skip_auto_headers=(hdrs.CONTENT_TYPE,),
             timeout=aiohttp.ClientTimeout(total=None, sock_connect=options.connect_timeout),
             max_line_size=_MAX_HEADER,
             max_field_size=_MAX_HEADER,
