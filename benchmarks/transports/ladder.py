@@ -11,7 +11,7 @@ from typing import Any, NamedTuple
 from tests.servers.brokers import NatsServer, RedisServer, find_server
 
 from benchmarks.measure import Row, Table
-from benchmarks.peers import faststream_rpc
+from benchmarks.peers import faststream_rpc, task_queues
 from benchmarks.transports import durable, nats, redis, websocket
 from benchmarks.transports.run import IN_FLIGHT, Broker, Figures, measure
 from benchmarks.transports.scenario import Scenario
@@ -39,7 +39,15 @@ _ENGINES = (
     _Engine("Redis", redis.RAW, redis.OPWIRE, 1.5, RedisServer, [faststream_rpc.REDIS]),
     _Engine("NATS", nats.RAW, nats.OPWIRE, 1.5, NatsServer, [faststream_rpc.NATS]),
     _Engine("durable, in one process", [durable.PLAIN_MEMORY], durable.MEMORY, 0.5),
-    _Engine("durable", [redis.OPWIRE], durable.REDIS, 0.5, RedisServer, settings={"appendonly": "yes"}),
+    _Engine(
+        "durable",
+        [redis.OPWIRE],
+        durable.REDIS,
+        0.5,
+        RedisServer,
+        [task_queues.ARQ, task_queues.TASKIQ],
+        {"appendonly": "yes"},
+    ),
     _Engine("durable", [nats.OPWIRE], durable.NATS, 0.5, NatsServer, settings={"jetstream": True}),
 )
 
