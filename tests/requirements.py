@@ -1333,7 +1333,7 @@ SERVE: dict[str, str] = {
     "serve.origins": "Pages of other hosts may not call unless they are named.",
     "serve.sites": "No page of another site gets a request in, with or without an Origin header.",
     "serve.connections": "Connections without a request give way to new ones; slow readers are disconnected.",
-    "serve.limits": "Bodies, headers, open requests and the time for a body are bounded.",
+    "serve.limits": "Bodies, all bodies together, headers, open requests and the time for a body are bounded.",
     "serve.drain": "A server that stops lets what runs end, for so long.",
     "serve.filter": "Patterns of ids and tags select the operations that a surface serves; others are unknown to it.",
     "serve.interceptors": "Interceptors of a surface run around each of its calls, after access was checked.",

@@ -22,7 +22,7 @@ from opwire.call import (
     CallRequested,
     CallResponded,
 )
-from opwire.serve.guard import problem_details
+from opwire.serve.problem import problem_details
 from opwire.tool_envelope import error_payload
 from tests.requirements import requirement
 

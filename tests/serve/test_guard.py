@@ -456,6 +456,88 @@ async def test_one_identity_cannot_keep_the_others_out(house: House) -> None:
 
 @requirement("serve.limits")
 @on_one_loop
+async def test_large_bodies_share_a_limit_of_which_callers_without_a_token_get_half(
+    house: House, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("opwire.serve.guard._MAX_BODIES", 0)  # then it is four times max_body
+    leave, large = asyncio.Event(), b"0" * 256 * 1024
+
+    async def wait(scope: Any, receive: Any, send: Any) -> None:
+        await leave.wait()
+        await echo(scope, receive, send)
+
+    guard = RequestGuard(wait, authenticate=TOKENS, max_body=len(large))
+    client = house.behind(guard)
+
+    async def reserved(*shares: tuple[str | None, int]) -> None:
+        while guard._reserved != {share: number * len(large) for share, number in shares}:
+            await asyncio.sleep(0.01)
+
+    def begin(body: bytes, **headers: str) -> asyncio.Task[Reply]:
+        return asyncio.create_task(client("POST", "/", data=body, headers=headers))
+
+    async with asyncio.timeout(20):
+        open_requests = [begin(large) for _ in range(2)]
+        await reserved((None, 2))
+        reply = await client("POST", "/", data=large)
+        refused(reply, 503, "UNAVAILABLE")
+        assert (reply.headers["retry-after"], reply.headers["connection"]) == ("1", "close")
+        open_requests += [begin(large, authorization=f"Bearer {TOKEN}"), begin(b"0" * 1000)]
+        await reserved((None, 2), ("me", 1))
+        leave.set()
+        assert [(await each).json["size"] for each in open_requests] == [*[len(large)] * 3, 1000]
+        assert (await client("POST", "/", data=large)).json["size"] == len(large)
+    assert not guard._reserved
+
+
+@requirement("serve.limits")
+@on_one_loop
+async def test_without_authentication_large_bodies_of_all_callers_share_the_whole_limit(
+    house: House, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("opwire.serve.guard._MAX_BODIES", 0)
+    leave, large = asyncio.Event(), b"0" * 256 * 1024
+
+    async def wait(scope: Any, receive: Any, send: Any) -> None:
+        await leave.wait()
+        await echo(scope, receive, send)
+
+    guard = RequestGuard(wait, max_body=len(large))
+    client = house.behind(guard)
+    async with asyncio.timeout(20):
+        open_requests = [asyncio.create_task(client("POST", "/", data=large)) for _ in range(4)]
+        while guard._reserved.get(None) != 4 * len(large):
+            await asyncio.sleep(0.01)
+        refused(await client("POST", "/", data=large), 503, "UNAVAILABLE")
+        leave.set()
+        assert [(await each).status for each in open_requests] == [200] * 4
+    assert not guard._reserved
+
+
+@requirement("serve.limits")
+@on_one_loop
+async def test_of_many_large_bodies_at_once_as_many_as_fit_get_through(
+    house: House, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("opwire.serve.guard._MAX_BODIES", 0)
+    large = b"0" * 1024 * 1024
+
+    async def slowly() -> AsyncGenerator[bytes]:
+        for start in range(0, len(large), 64 * 1024):
+            yield large[start : start + 64 * 1024]
+            await asyncio.sleep(0.01)
+
+    client = house.behind(RequestGuard(echo, max_body=len(large)))
+    sized = {"content-length": str(len(large))}
+    async with asyncio.timeout(20):
+        asked = [client("POST", "/", data=slowly(), headers=sized if n % 2 else None) for n in range(12)]
+        statuses = [reply.status for reply in await asyncio.gather(*asked)]
+    assert set(statuses) == {200, 503}
+    assert statuses.count(200) >= 2
+
+
+@requirement("serve.limits")
+@on_one_loop
 async def test_tokens_that_are_being_checked_cannot_keep_out_those_that_were_good_before(house: House) -> None:
     checking, answer = asyncio.Event(), asyncio.Event()
 

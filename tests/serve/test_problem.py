@@ -7,7 +7,7 @@ import msgspec
 import pytest
 
 from opwire import ERROR_TABLE, CallError, ErrorCode
-from opwire.serve.guard import MAX_DETAILS, HTTPStatusError, encode_problem, problem_details, send_problem
+from opwire.serve.problem import MAX_DETAILS, HTTPStatusError, encode_problem, problem_details, send_problem
 from tests.requirements import requirement
 
 

@@ -1,16 +1,12 @@
-"""The guard in front of every HTTP surface: authentication, host and origin checks, limits, and error responses.
+"""The guard in front of every HTTP surface: authentication, host and origin checks, and limits.
 
 Rules: a rejected request never reaches the surface. Tokens are parsed here and nowhere else, and appear neither in a
 message nor in the log. A request is admitted with its complete body, so that a slow sender holds only its own place.
-
-Errors are RFC 9457 problem details. A `CallError` gets its status from `ERROR_TABLE`; an `HTTPStatusError` is for what
-HTTP itself forbids (a method, a media type, a host): it names the status and carries the closest code.
 """
 
 import asyncio
 import contextlib
 import logging
-import re
 import time
 from collections.abc import Awaitable, Callable, Iterable, Mapping, MutableMapping
 from functools import partial
@@ -21,28 +17,23 @@ from typing import Any, NamedTuple, TypedDict
 from urllib.parse import quote, urlsplit
 
 import msgspec
-from msgspec import UNSET, Struct, UnsetType
 
 from opwire.auth.tokens import EXPIRED, WELL_KNOWN_RESOURCE, Authenticator, Grant, ResourceMetadata
 from opwire.caching import BoundedDict
 from opwire.deadlines import Deadlines, resume
-from opwire.errors import ERROR_TABLE, CallError, ErrorCode, check_above_zero, check_counts, check_instance, check_list
+from opwire.errors import CallError, ErrorCode, check_above_zero, check_counts, check_instance, check_list
 from opwire.logs import OK, AccessEntry, SurfaceName
 from opwire.logs import logger as access_logger
 from opwire.operation import Identity
 from opwire.serve.hosts import LOOPBACK, HostNames
-from opwire.typed.plain import LARGE_JSON, as_dict, as_list, check_containers, write_json
+from opwire.serve.problem import SCOPES, Header, HTTPStatusError, Send, send_problem
+from opwire.typed.plain import LARGE_JSON, check_containers
 
 Scope = MutableMapping[str, Any]
 Receive = Callable[[], Awaitable[MutableMapping[str, Any]]]
-Send = Callable[[MutableMapping[str, Any]], Awaitable[None]]
 App = Callable[[Scope, Receive, Send], Awaitable[None]]
-Header = tuple[bytes, bytes]
 
-PROBLEM_JSON = "application/problem+json"
 MAX_BODY = 4 * 1024 * 1024
-MAX_DETAILS = 64 * 1024
-"""Longest `details` of a problem as JSON, in bytes; longer ones are omitted, because they are meant for reading."""
 
 # Keys of the ASGI scope of an admitted request.
 HEADERS = "opwire.headers"  # by name; the guard has checked that those that decide anything are unique
@@ -53,118 +44,19 @@ ACCESS = "opwire.access"  # its entry in the access log; missing if that is disa
 BODY = "opwire.body"  # its complete body; missing if it has none. `receive` is for disconnects alone
 OAUTH = "opwire.oauth"  # there if clients can get a token, or one with more scopes
 _SHARE = "opwire.share"
+_RESERVED = "opwire.reserved"  # bytes of its body that are counted
 
 _BODY_HEADERS = b"content-length content-type content-encoding transfer-encoding".split()
 _UNIQUE_HEADERS = b"host origin referer sec-fetch-site authorization x-api-key mcp-session-id".split() + _BODY_HEADERS
-_SCOPES = re.compile(r"[!#-\[\]-~ ]+")  # RFC 6749, section 3.3
 _CLOSE = (b"connection", b"close")  # the rest of the connection is not read
 _CHUNKED, _UPGRADE = b"transfer-encoding", b"upgrade"
 _WITHOUT_BODY = frozenset({"GET", "HEAD", "OPTIONS"})
 _MAX_KNOWN = 10_000
 _MAX_ACCEPTED = 256
 _MAX_HOST = 253  # characters of a host name
+_MAX_BODIES = 256 * 1024 * 1024  # bytes of the large bodies of open requests, or four of the largest
+_LARGE_BODY = 64 * 1024  # bytes; the number of requests bounds smaller ones
 _DISCARD_BYTES, _DISCARD_SECONDS = 16 * 1024 * 1024, 2.0
-
-_encoder = msgspec.json.Encoder()
-
-
-# --- problem responses ------------------------------------------------------------------------------------------------
-
-
-class ProblemDetails(Struct, omit_defaults=True, rename="camel"):
-    """An error as RFC 9457 problem details. Clients decide by `code` and `retryable`."""
-
-    type: str
-    title: str
-    status: int
-    detail: str
-    code: str
-    retryable: bool
-    instance: str | UnsetType = UNSET
-    foreign_code: str | UnsetType = UNSET
-    retry_after_ms: int | UnsetType = UNSET
-    details: msgspec.Raw | UnsetType = UNSET
-    data: msgspec.Raw | UnsetType = UNSET  # of a tool that returned an error as its result
-
-
-class HTTPStatusError(Exception):
-    """An error with an HTTP status or headers of its own. It never leaves a surface: it becomes a response."""
-
-    def __init__(self, status: HTTPStatus, error: CallError, *headers: Header) -> None:
-        super().__init__(str(error))
-        self.status = status
-        self.error = error
-        self.headers = headers
-
-
-def problem_details(error: CallError, *, status: int | None = None, request_id: str | None = None) -> ProblemDetails:
-    """Return the problem of an error. A request id identifies the occurrence; `status` overrides the table's."""
-    row = ERROR_TABLE[error.code]
-    overridden = status is not None and status != row.http_status  # then the status says more than the code
-    details = UNSET
-    if error.details is not None:
-        with contextlib.suppress(TypeError, ValueError, RecursionError):
-            encoded = write_json(_encoder, error.details)
-            details = msgspec.Raw(encoded) if len(encoded) <= MAX_DETAILS else UNSET
-    return ProblemDetails(
-        type="about:blank" if overridden else f"urn:opwire:{error.code.value}",
-        title=HTTPStatus(status).phrase if overridden else row.message,
-        status=row.http_status if status is None else status,
-        detail=error.message,
-        code=error.code.value,
-        retryable=error.retryable,
-        instance=UNSET if request_id is None else f"urn:opwire:request:{quote(request_id)}",
-        foreign_code=error.foreign_code or UNSET,
-        retry_after_ms=UNSET if error.retry_after is None else max(0, round(error.retry_after * 1000)),
-        details=details,
-    )
-
-
-def encode_problem(problem: ProblemDetails) -> bytes:
-    """Encode a problem as JSON."""
-    return write_json(_encoder, problem)
-
-
-async def send_problem(
-    send: Send,
-    error: CallError | HTTPStatusError,
-    *,
-    request_id: str | None = None,
-    headers: Iterable[Header] = (),
-    with_body: bool = True,
-) -> None:
-    """Send a problem response. Without a body (HEAD) it still has the length of one."""
-    given = error if isinstance(error, HTTPStatusError) else None
-    cause = error.error if isinstance(error, HTTPStatusError) else error
-    problem = problem_details(cause, status=given and given.status, request_id=request_id)
-    body = encode_problem(problem)
-    lines: list[Header] = [
-        (b"content-type", PROBLEM_JSON.encode()),
-        (b"content-length", b"%d" % len(body)),
-        (b"cache-control", b"no-store"),
-        (b"x-content-type-options", b"nosniff"),
-        *(given.headers if given else ()),
-        *headers,
-    ]
-    if cause.retry_after is not None:
-        lines.append((b"retry-after", b"%d" % max(0, ceil(cause.retry_after))))
-    if not any(name == b"www-authenticate" for name, _ in lines):
-        lines += challenge_of(cause)
-    await send({"type": "http.response.start", "status": problem.status, "headers": lines})
-    await send({"type": "http.response.body", "body": body if with_body else b""})
-
-
-def challenge_of(error: CallError) -> list[Header]:
-    """Return the `WWW-Authenticate` of an error: required with a 401 by RFC 9110, with missing scopes by RFC 6750."""
-    if error.code is ErrorCode.UNAUTHENTICATED:
-        return [(b"www-authenticate", b"Bearer")]
-    scopes = " ".join(as_list(as_dict(error.details).get("requiredScopes")))
-    if error.code is not ErrorCode.ACCESS_DENIED or not _SCOPES.fullmatch(scopes):
-        return []
-    return [(b"www-authenticate", f'Bearer error="insufficient_scope", scope="{scopes}"'.encode())]
-
-
-# --- admission --------------------------------------------------------------------------------------------------------
 
 
 class FoundSession(NamedTuple):
@@ -208,10 +100,11 @@ class RequestGuard:
     image: browsers send `Origin`, `Sec-Fetch-Site` or `Referer`.
 
     `max_body` and `max_headers` are in bytes. A body has at most 65,536 objects and lists, and one more per 16 bytes,
-    because these take longest to parse. `max_requests` bounds concurrent requests, open streams included,
-    and `body_timeout` is the timeout for receiving a body, in seconds. With `authenticate`, all requests without a
-    token share half of `max_requests`, one identity gets at most half, and tokens that were not seen before are checked
-    in a quarter of it, so that they cannot lock each other out.
+    because these take longest to parse. The bodies of open requests with more than 64 KiB may take 256 MiB, or four
+    times `max_body`. `max_requests` bounds concurrent requests, open streams included, and `body_timeout` is the
+    timeout for receiving a body, in seconds. With `authenticate`, all requests without a token share half of
+    `max_requests` and of the memory for bodies, one identity gets at most half, and tokens that were not seen before
+    are checked in a quarter of `max_requests`, so that they cannot lock each other out.
 
     The access log gets a line for each request to the surface "http". On others a request may be less or more than a
     call: they log calls themselves, and the guard only the requests that it or the app rejects.
@@ -249,6 +142,7 @@ class RequestGuard:
         self._accepted: BoundedDict[bytes, str] = BoundedDict(_MAX_ACCEPTED)  # host names, as sent: saves 1 µs
         self._origins = frozenset(origin.lower().rstrip("/") for origin in origins)
         self._max_body = max_body
+        self._max_bodies = max(_MAX_BODIES, 4 * max_body)
         self._max_headers = max_headers
         self._max_requests = max_requests
         self._max_share = ceil(max_requests / 2)
@@ -261,6 +155,7 @@ class RequestGuard:
         self._deadlines = Deadlines()
         self._open = 0
         self._shares: dict[str | None, int] = {}  # open requests by the id of their identity; None: without a token
+        self._reserved: dict[str | None, int] = {}  # bytes of their large bodies, in the same way
         self._checks = 0  # tokens in verification that were not seen before
         self._known: BoundedDict[int, None] = BoundedDict(_MAX_KNOWN)  # hashes of valid tokens
 
@@ -308,7 +203,7 @@ class RequestGuard:
                 else:
                     await self._identify(scope, headers)
                 if b"content-length" in headers or scope["method"] not in _WITHOUT_BODY or _CHUNKED in headers:
-                    scope[BODY] = await self._read_body(headers, receive)
+                    scope[BODY] = await self._read_body(scope, headers, receive)
             except _DisconnectedError:
                 return
             except (HTTPStatusError, CallError) as error:
@@ -319,11 +214,12 @@ class RequestGuard:
             await self._app(scope, receive, send)
         finally:
             self._open -= 1
+            (share,) = scope.get(_SHARE, (None,))
+            if _RESERVED in scope:
+                _subtract(self._reserved, share, scope.pop(_RESERVED))
             if _SHARE in scope:
-                (share,) = scope.pop(_SHARE)
-                self._shares[share] -= 1
-                if not self._shares[share]:
-                    del self._shares[share]
+                del scope[_SHARE]
+                _subtract(self._shares, share, 1)
 
     def _check(self, scope: Scope, headers: Mapping[bytes, bytes]) -> Mapping[bytes, bytes]:
         """Check the headers, and return them by name, without white space at the end of a value."""
@@ -447,7 +343,7 @@ class RequestGuard:
         error = CallError(ErrorCode.UNAUTHENTICATED, message)
         return HTTPStatusError(HTTPStatus.UNAUTHORIZED, error, (b"www-authenticate", challenge.encode("latin-1")))
 
-    async def _read_body(self, headers: Mapping[bytes, bytes], receive: Receive) -> bytes:
+    async def _read_body(self, scope: Scope, headers: Mapping[bytes, bytes], receive: Receive) -> bytes:
         length = headers.get(b"content-length", b"0")
         if not length.isdigit():
             raise CallError(ErrorCode.PROTOCOL_ERROR, "content-length is not a number")
@@ -455,7 +351,9 @@ class RequestGuard:
             if b"expect" not in headers:  # otherwise the client asks first, and sends nothing
                 await _discard(receive)
             raise self._too_large()
-        collecting = self._collect(receive)
+        if int(length) > _LARGE_BODY:  # as a whole: if parts were counted as they come, none of many would get through
+            await self._reserve(scope, int(length), receive)
+        collecting = self._collect(scope, receive)
         try:
             waiting = collecting.send(None)
         except StopIteration as arrived:  # nearly always; a timeout would add 4 µs
@@ -466,30 +364,36 @@ class RequestGuard:
                 body = await self._deadlines.limit(rest, deadline, "the body did not arrive")
             except CallError as timeout:
                 raise HTTPStatusError(HTTPStatus.REQUEST_TIMEOUT, timeout, _CLOSE) from None
-        if not body and _UPGRADE in headers and (_CHUNKED in headers or int(length)):
-            raise _malformed("this server speaks no other protocol: send the body without the header upgrade")
-        if body and (coding := headers.get(b"content-encoding", b"identity").lower()) != b"identity":
-            wrong = CallError(
-                ErrorCode.PROTOCOL_ERROR, f"send the body uncompressed, not as {coding.decode('latin-1')[:40]!r}"
-            )
-            raise HTTPStatusError(HTTPStatus.UNSUPPORTED_MEDIA_TYPE, wrong, (b"accept-encoding", b"identity"))
-        if len(body) > LARGE_JSON:
-            _check_containers(body)
+        _check_body(body, headers)
         return body
 
-    async def _collect(self, receive: Receive) -> bytes:
+    async def _collect(self, scope: Scope, receive: Receive) -> bytes:
         buffer = bytearray()  # not a list: a chunk may have one byte
         while True:
             message = await receive()
             if message["type"] == "http.disconnect":
                 raise _DisconnectedError
             chunk: bytes = message.get("body", b"")
-            if len(buffer) + len(chunk) > self._max_body:
+            size = len(buffer) + len(chunk)
+            if size > self._max_body:
                 await _discard(receive)
                 raise self._too_large()
+            if size > _LARGE_BODY and size > scope.get(_RESERVED, 0):  # its length was not given
+                await self._reserve(scope, min(4 * size, self._max_body), receive)
             if not message.get("more_body", False):
                 return bytes(buffer + chunk) if buffer else chunk
             buffer += chunk
+
+    async def _reserve(self, scope: Scope, size: int, receive: Receive) -> None:
+        """Count the bytes of a large body until its request ends, or reject it if there is no room for them."""
+        (share,), more = scope.get(_SHARE, (None,)), size - scope.get(_RESERVED, 0)
+        taken = self._reserved.get(share, 0) + more
+        room = self._max_bodies if self._authenticator is None else self._max_bodies // 2
+        if taken > room or sum(self._reserved.values()) + more > self._max_bodies:
+            await _discard(receive)
+            full = CallError(ErrorCode.UNAVAILABLE, "other requests have large bodies: try again", retry_after=1)
+            raise HTTPStatusError(HTTPStatus.SERVICE_UNAVAILABLE, full, _CLOSE)
+        self._reserved[share], scope[_RESERVED] = taken, size
 
     def _too_large(self) -> HTTPStatusError:
         error = CallError(ErrorCode.PAYLOAD_TOO_LARGE, f"the body has more than {self._max_body:,} bytes")
@@ -505,7 +409,7 @@ class _PublishedResource:
         self._path = WELL_KNOWN_RESOURCE + parts.path.rstrip("/")
         self._body = msgspec.json.encode(metadata.document)
         scopes = " ".join(metadata.required_scopes)
-        self._scope = f', scope="{scopes}"' if _SCOPES.fullmatch(scopes) else ""
+        self._scope = f', scope="{scopes}"' if SCOPES.fullmatch(scopes) else ""
 
     def is_at(self, scope: Scope) -> bool:
         """Return whether a request is for the metadata: of any host, because it is public and names its own."""
@@ -566,6 +470,12 @@ def _closing(send: Send) -> Send:
     return closing
 
 
+def _subtract(counts: dict[str | None, int], share: str | None, number: int) -> None:
+    counts[share] -= number
+    if not counts[share]:
+        del counts[share]
+
+
 class _DisconnectedError(Exception):
     """The client disconnected before its body was complete."""
 
@@ -578,12 +488,19 @@ def _malformed(message: str) -> HTTPStatusError:
     return HTTPStatusError(HTTPStatus.BAD_REQUEST, CallError(ErrorCode.PROTOCOL_ERROR, message), _CLOSE)
 
 
-def _check_containers(body: bytes) -> None:
-    try:
-        check_containers(body)
-    except ValueError as error:
-        wrong = f"the body has {error}, too many for its size: send it in parts, or values as text"
-        raise CallError(ErrorCode.PAYLOAD_TOO_LARGE, wrong) from None
+def _check_body(body: bytes, headers: Mapping[bytes, bytes]) -> None:
+    if not body and _UPGRADE in headers and (_CHUNKED in headers or int(headers.get(b"content-length", b"0"))):
+        raise _malformed("this server speaks no other protocol: send the body without the header upgrade")
+    if body and (coding := headers.get(b"content-encoding", b"identity").lower()) != b"identity":
+        wrong = f"send the body uncompressed, not as {coding.decode('latin-1')[:40]!r}"
+        error = CallError(ErrorCode.PROTOCOL_ERROR, wrong)
+        raise HTTPStatusError(HTTPStatus.UNSUPPORTED_MEDIA_TYPE, error, (b"accept-encoding", b"identity"))
+    if len(body) > LARGE_JSON:
+        try:
+            check_containers(body)
+        except ValueError as error:
+            wrong = f"the body has {error}, too many for its size: send it in parts, or values as text"
+            raise CallError(ErrorCode.PAYLOAD_TOO_LARGE, wrong) from None
 
 
 async def _discard(receive: Receive) -> None:

@@ -30,7 +30,8 @@ from opwire.errors import (
     check_not_below_zero,
     system_message,
 )
-from opwire.serve.guard import TOKEN, App, Receive, Scope, Send, has_no_token
+from opwire.serve.guard import TOKEN, App, Receive, Scope, has_no_token
+from opwire.serve.problem import Send
 from opwire.signals import stop_signals
 
 if TYPE_CHECKING:

@@ -22,9 +22,9 @@ from opwire import (
 )
 from opwire.origin import read_origin
 from opwire.schemas import RESPONSE_ENVELOPE_SCHEMA
-from opwire.serve.guard import encode_problem, problem_details
 from opwire.serve.http.document import DocumentInfo, build_document, operation_names, summary_of
 from opwire.serve.http.request import Route
+from opwire.serve.problem import encode_problem, problem_details
 from tests.requirements import requirement
 from tests.serve.http.conftest import make_registry
 

@@ -11,8 +11,8 @@ from msgspec import UNSET
 
 from opwire import CallError, ErrorCode, Identity
 from opwire.origin import ENVELOPE_JSON
-from opwire.serve.guard import HTTPStatusError
 from opwire.serve.http.request import Request, parse_body
+from opwire.serve.problem import HTTPStatusError
 from tests.requirements import requirement
 
 TRACE = "00-0af7651916cd43dd8448eb211c80319c-b7ad6b7169203331-01"

@@ -45,9 +45,10 @@ from opwire.serve.console.web import (
     send_nothing,
     signed_out,
 )
-from opwire.serve.guard import GuardOptions, Header, HTTPStatusError, Receive, RequestGuard, Scope, Send, send_problem
+from opwire.serve.guard import GuardOptions, Receive, RequestGuard, Scope
 from opwire.serve.http.request import Request
 from opwire.serve.listener import ListeningApp
+from opwire.serve.problem import Header, HTTPStatusError, Send, send_problem
 from opwire.snippets import curl_snippet, mcp_snippet, python_snippet
 from opwire.tools import ToolNames
 from opwire.version import VERSION

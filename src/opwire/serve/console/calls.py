@@ -27,9 +27,10 @@ from opwire.operation import Context, Identity, Inbound, OperationSpec, Operatio
 from opwire.questions import Question, unanswerable
 from opwire.serve.console.session import acting
 from opwire.serve.console.web import EventStreamWriter, Streams, error_data, read_body, send_bytes, send_nothing
-from opwire.serve.guard import MAX_DETAILS, Receive, Send
+from opwire.serve.guard import Receive
 from opwire.serve.http.request import Request
 from opwire.serve.http.responses import EncodedResponse, encode_response, encode_whole
+from opwire.serve.problem import MAX_DETAILS, Send
 from opwire.typed.plain import one_line, write_json
 
 logger = logging.getLogger("opwire.serve.console")

@@ -25,8 +25,9 @@ from opwire.monitor import OBSERVE, CallMonitor, CallRecord, CallWatcher
 from opwire.operation import holds
 from opwire.registry import OperationRegistry
 from opwire.serve.console.web import EventStreamWriter, Streams, require, send_json
-from opwire.serve.guard import Receive, Send
+from opwire.serve.guard import Receive
 from opwire.serve.http.request import Request
+from opwire.serve.problem import Send
 
 if TYPE_CHECKING:
     from opwire.policies import ApprovalChange, ApprovalQueue, ApprovalRequest

@@ -24,8 +24,9 @@ from opwire.deadlines import Deadlines
 from opwire.errors import CallError, ErrorCode
 from opwire.operation import Identity, holds
 from opwire.serve.console.session import SessionStore
-from opwire.serve.guard import Header, Receive, Send, problem_details
+from opwire.serve.guard import Receive
 from opwire.serve.http.request import CancelOnDisconnect, Request
+from opwire.serve.problem import Header, Send, problem_details
 from opwire.typed.plain import write_json
 
 T = TypeVar("T")

@@ -27,21 +27,12 @@ from opwire.names import suggestion
 from opwire.operation import Context, Interceptor, OperationType, check_access
 from opwire.origin import RESUMED, id_of, path_of
 from opwire.registry import OperationRegistry
-from opwire.serve.guard import (
-    App,
-    GuardOptions,
-    Header,
-    HTTPStatusError,
-    Receive,
-    RequestGuard,
-    Scope,
-    Send,
-    send_problem,
-)
+from opwire.serve.guard import App, GuardOptions, Receive, RequestGuard, Scope
 from opwire.serve.http.document import DocumentCache, DocumentInfo
 from opwire.serve.http.request import API_ROOT, READS, CancelOnDisconnect, Request, Route, is_spelled, parse_body
 from opwire.serve.http.responses import EventStream, encode_response
 from opwire.serve.listener import ListeningApp
+from opwire.serve.problem import Header, HTTPStatusError, Send, send_problem
 from opwire.version import VERSION
 from opwire.webhooks import WebhookReceiver, WebhookRequest
 

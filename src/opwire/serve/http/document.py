@@ -16,9 +16,9 @@ from opwire.errors import CallError, ErrorCode
 from opwire.names import UniqueNames
 from opwire.operation import Identity, OperationSpec, OperationType
 from opwire.origin import ENVELOPE_JSON, ORIGIN_EXTENSION, Origin, path_of
-from opwire.serve.guard import PROBLEM_JSON
 from opwire.serve.http.components import NAMED_SCHEMAS, PREFIX, Components
 from opwire.serve.http.request import Route
+from opwire.serve.problem import PROBLEM_JSON
 from opwire.typed.plain import as_dict
 
 OpenAPIVersion = Literal["3.1", "3.2"]

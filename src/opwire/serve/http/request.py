@@ -28,7 +28,8 @@ from opwire.operation import Context, Identity, Inbound, OperationSpec, Operatio
 from opwire.origin import ENVELOPE_JSON
 from opwire.schema import Problem, Schema
 from opwire.schema.dialect import References
-from opwire.serve.guard import ACCESS, BODY, EXPIRES, HEADERS, IDENTITY, TOKEN, HTTPStatusError, Receive, Scope
+from opwire.serve.guard import ACCESS, BODY, EXPIRES, HEADERS, IDENTITY, TOKEN, Receive, Scope
+from opwire.serve.problem import HTTPStatusError
 from opwire.typed.plain import LARGE_JSON, as_dict, as_list, has_duplicate_keys, read_peer_json
 
 MAX_PARAMETERS = 1_000

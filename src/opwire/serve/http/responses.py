@@ -30,8 +30,8 @@ from opwire.envelope import (
 )
 from opwire.errors import CallError, ConversionError, ErrorCode
 from opwire.origin import ENVELOPE_JSON
-from opwire.serve.guard import PROBLEM_JSON, Header, Send, encode_problem, problem_details
 from opwire.serve.http.request import CancelOnDisconnect, Request
+from opwire.serve.problem import PROBLEM_JSON, Header, Send, encode_problem, problem_details
 from opwire.typed.plain import write_json
 
 MAX_TOOL_TEXT = 2_000

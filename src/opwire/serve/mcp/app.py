@@ -53,12 +53,9 @@ from opwire.serve.guard import (
     OAUTH,
     TOKEN,
     GuardOptions,
-    HTTPStatusError,
     Receive,
     RequestGuard,
     Scope,
-    Send,
-    send_problem,
 )
 from opwire.serve.listener import ListeningApp, ListenOptions
 from opwire.serve.mcp.calls import CallLimits, ServedRequest, ServedTools
@@ -78,6 +75,7 @@ from opwire.serve.mcp.stdio import DuplexConnection, serve_files, standard_files
 from opwire.serve.mcp.streams import EventWriter, follow, remaining
 from opwire.serve.mcp.tasks import TASK_AFTER, CallTasks, DurableTasks, DurableTaskStore
 from opwire.serve.mcp.tools import MAX_OUTPUT_SCHEMA, MAX_PAGE, ToolCatalogue
+from opwire.serve.problem import HTTPStatusError, Send, send_problem
 from opwire.tools import MAX_NAME
 from opwire.typed.plain import as_dict
 from opwire.version import VERSION

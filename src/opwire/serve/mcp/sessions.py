@@ -36,23 +36,12 @@ from opwire.mcp.messages import (
 )
 from opwire.mcp.protocol import BATCHED, LAST_EVENT_HEADER, SESSION_HEADER
 from opwire.operation import check_access
-from opwire.serve.guard import (
-    BODY,
-    EXPIRES,
-    HEADERS,
-    IDENTITY,
-    OAUTH,
-    TOKEN,
-    Header,
-    Receive,
-    Scope,
-    Send,
-    challenge_of,
-)
+from opwire.serve.guard import BODY, EXPIRES, HEADERS, IDENTITY, OAUTH, TOKEN, Receive, Scope
 from opwire.serve.mcp.calls import Params, ServedRequest
 from opwire.serve.mcp.clients import MAX_BATCH_VALUES, MAX_OPEN, ClientState
 from opwire.serve.mcp.server import RegistryServer
 from opwire.serve.mcp.streams import PING, EventLog, EventStore, EventWriter, ResumableStream, follow, remaining
+from opwire.serve.problem import Header, Send, challenge_of
 from opwire.tasks import spawn
 
 PRIMED = "2025-11-25"

@@ -21,7 +21,8 @@ from collections import deque
 from collections.abc import Callable, Iterable
 from typing import Any, NamedTuple, cast
 
-from opwire.serve.guard import Header, Receive, Send
+from opwire.serve.guard import Receive
+from opwire.serve.problem import Header, Send
 
 PING = 15.0
 """Seconds without an event, after which a comment is sent."""
