@@ -412,7 +412,7 @@ def test_an_event_nested_too_deeply_to_be_decoded_names_its_request(depth: int, 
 
 @requirement("call.wire.depth")
 def test_the_id_of_a_request_is_found_before_and_after_what_is_nested_too_deeply() -> None:
-    deep, id = "[" * 5_000 + "]" * 5_000, '"requestId" : "r"'
+    deep, id = "[" * 40_000 + "]" * 40_000, '"requestId" : "r"'
     for members in (
         f'{id}, "input" : {deep}',
         f'"input":{deep}, {id}',
