@@ -45,6 +45,19 @@ async def echo(scope: Any, receive: Any, send: Any) -> None:
     await send({"type": "http.response.body", "body": body})
 
 
+class Gate:
+    """An app that serves nothing until it is opened."""
+
+    def __init__(self) -> None:
+        self.reached, self._opened = asyncio.Event(), asyncio.Event()
+        self.open = self._opened.set
+
+    async def __call__(self, scope: Any, receive: Any, send: Any) -> None:
+        self.reached.set()
+        await self._opened.wait()
+        await echo(scope, receive, send)
+
+
 class House:
     """One server with many guards, each below a path of its own: to start one for each test would take long."""
 
@@ -388,21 +401,15 @@ async def test_a_client_that_leaves_before_the_end_of_the_body_is_not_served(hou
 @requirement("serve.limits")
 @on_one_loop
 async def test_the_number_of_requests_at_once_is_limited(house: House) -> None:
-    inside, leave = asyncio.Event(), asyncio.Event()
-
-    async def wait(scope: Any, receive: Any, send: Any) -> None:
-        inside.set()
-        await leave.wait()
-        await echo(scope, receive, send)
-
-    client = house.behind(RequestGuard(wait, max_requests=1))
+    gate = Gate()
+    client = house.behind(RequestGuard(gate, max_requests=1))
     async with asyncio.timeout(5):
         first = asyncio.create_task(client.post("/"))
-        await inside.wait()
+        await gate.reached.wait()
         reply = await client.get("/")
         refused(reply, 503, "UNAVAILABLE")
         assert reply.headers["retry-after"] == "1"
-        leave.set()
+        gate.open()
         assert (await first).status == 200
         assert (await client.get("/")).status == 200
 
@@ -410,36 +417,23 @@ async def test_the_number_of_requests_at_once_is_limited(house: House) -> None:
 @requirement("serve.limits")
 @on_one_loop
 async def test_anonymous_callers_cannot_lock_out_the_others(house: House) -> None:
-    inside, leave = asyncio.Event(), asyncio.Event()
-
-    async def wait(scope: Any, receive: Any, send: Any) -> None:
-        inside.set()
-        await leave.wait()
-        await echo(scope, receive, send)
-
-    client = house.behind(RequestGuard(wait, authenticate=TOKENS, max_requests=2))
+    gate = Gate()
+    client = house.behind(RequestGuard(gate, authenticate=TOKENS, max_requests=2))
     async with asyncio.timeout(5):
         first = asyncio.create_task(client.post("/"))
-        await inside.wait()
+        await gate.reached.wait()
         refused(await client.get("/"), 503, "UNAVAILABLE")
         known = asyncio.create_task(client.get("/", authorization=f"Bearer {TOKEN}"))
-        leave.set()
+        gate.open()
         assert [(await first).status, (await known).status, (await client.get("/")).status] == [200, 200, 200]
 
 
 @requirement("serve.limits")
 @on_one_loop
 async def test_one_identity_cannot_keep_the_others_out(house: House) -> None:
-    inside, leave = asyncio.Event(), asyncio.Event()
-    other = "another-token-0123456789"
-
-    async def wait(scope: Any, receive: Any, send: Any) -> None:
-        inside.set()
-        await leave.wait()
-        await echo(scope, receive, send)
-
+    gate, other = Gate(), "another-token-0123456789"
     tokens = StaticTokens({TOKEN: Identity(id="me"), other: Identity(id="you")})
-    guard = RequestGuard(wait, authenticate=tokens, max_requests=3)
+    guard = RequestGuard(gate, authenticate=tokens, max_requests=3)
     client = house.behind(guard)
     async with asyncio.timeout(10):
         mine = [asyncio.create_task(client.get("/", x_api_key=TOKEN)) for _ in range(2)]
@@ -449,7 +443,7 @@ async def test_one_identity_cannot_keep_the_others_out(house: House) -> None:
         yours = asyncio.create_task(client.get("/", x_api_key=other))
         while "you" not in guard._shares:
             await asyncio.sleep(0.01)
-        leave.set()
+        gate.open()
         assert {(await each).status for each in (*mine, yours)} == {200}
     assert not guard._shares
 
@@ -460,13 +454,8 @@ async def test_large_bodies_share_a_limit_of_which_callers_without_a_token_get_h
     house: House, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("opwire.serve.guard._MAX_BODIES", 0)  # then it is four times max_body
-    leave, large = asyncio.Event(), b"0" * 256 * 1024
-
-    async def wait(scope: Any, receive: Any, send: Any) -> None:
-        await leave.wait()
-        await echo(scope, receive, send)
-
-    guard = RequestGuard(wait, authenticate=TOKENS, max_body=len(large))
+    gate, large = Gate(), b"0" * 256 * 1024
+    guard = RequestGuard(gate, authenticate=TOKENS, max_body=len(large))
     client = house.behind(guard)
 
     async def reserved(*shares: tuple[str | None, int]) -> None:
@@ -484,7 +473,7 @@ async def test_large_bodies_share_a_limit_of_which_callers_without_a_token_get_h
         assert (reply.headers["retry-after"], reply.headers["connection"]) == ("1", "close")
         open_requests += [begin(large, authorization=f"Bearer {TOKEN}"), begin(b"0" * 1000)]
         await reserved((None, 2), ("me", 1))
-        leave.set()
+        gate.open()
         assert [(await each).json["size"] for each in open_requests] == [*[len(large)] * 3, 1000]
         assert (await client("POST", "/", data=large)).json["size"] == len(large)
     assert not guard._reserved
@@ -496,20 +485,15 @@ async def test_without_authentication_large_bodies_of_all_callers_share_the_whol
     house: House, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("opwire.serve.guard._MAX_BODIES", 0)
-    leave, large = asyncio.Event(), b"0" * 256 * 1024
-
-    async def wait(scope: Any, receive: Any, send: Any) -> None:
-        await leave.wait()
-        await echo(scope, receive, send)
-
-    guard = RequestGuard(wait, max_body=len(large))
+    gate, large = Gate(), b"0" * 256 * 1024
+    guard = RequestGuard(gate, max_body=len(large))
     client = house.behind(guard)
     async with asyncio.timeout(20):
         open_requests = [asyncio.create_task(client("POST", "/", data=large)) for _ in range(4)]
         while guard._reserved.get(None) != 4 * len(large):
             await asyncio.sleep(0.01)
         refused(await client("POST", "/", data=large), 503, "UNAVAILABLE")
-        leave.set()
+        gate.open()
         assert [(await each).status for each in open_requests] == [200] * 4
     assert not guard._reserved
 

@@ -118,7 +118,7 @@ class CallHandler:
         self._anonymous = anonymous
         self._is_local = anonymous is None and calls.transport.local  # callers without an identity are this process
         self._max_calls = max_calls
-        self._max_per_identity = max_calls_per_identity
+        self._max_calls_per_identity = max_calls_per_identity
         self._timeout = timeout
         self._served: dict[str, _Served] = {}
         self._by_identity: Counter[str | None] = Counter()
@@ -252,7 +252,7 @@ class CallHandler:
         if len(self._served) >= self._max_calls:
             self._reject(event, CallError(ErrorCode.RATE_LIMITED, f"{self._max_calls} calls are already in flight"))
             return
-        if (most := self._max_per_identity) is not None and self._by_identity[_id_of(identity)] >= most:
+        if (most := self._max_calls_per_identity) is not None and self._by_identity[_id_of(identity)] >= most:
             self._reject(event, CallError(ErrorCode.RATE_LIMITED, f"this caller already has {most} calls in flight"))
             return
         if (bound := self._immediate(event)) is not None:
@@ -552,7 +552,7 @@ class CallHandler:
             self._deadlines.discard(served, served.tick)
         if served.report is not None:
             served.report.closed = True
-        if self._max_per_identity is not None:
+        if self._max_calls_per_identity is not None:
             identity = _id_of(served.identity)
             self._by_identity[identity] -= 1
             if not self._by_identity[identity]:

@@ -89,8 +89,7 @@ class DurableCalls:
             raise CallError(ErrorCode.TIMEOUT, f"the deadline of {operation_id} had passed before it was submitted")
         task = _task(operation_id, input, context or _NO_CONTEXT, key)
         try:
-            submitted = self._journal.submit(task, wait=wait)
-            outcome = await (submitted if self._is_punctual else self._in_time(submitted, wait))
+            outcome = await self._in_time(self._journal.submit(task, wait=wait), wait)
         except CallError as error:
             if error.code is not ErrorCode.TIMEOUT:
                 raise _with_key(error, task.key) from error
@@ -111,8 +110,7 @@ class DurableCalls:
         """
         task = _task(operation_id, input, context or _NO_CONTEXT, key)
         try:
-            submitted = self._journal.submit(task)
-            await (submitted if self._is_punctual else self._in_time(submitted, DEFAULT_TIMEOUT))
+            await self._in_time(self._journal.submit(task), DEFAULT_TIMEOUT)
         except CallError as error:
             raise _with_key(error, task.key) from error
         return task.key
@@ -131,10 +129,10 @@ class DurableCalls:
             UsageError: the timeout is NaN.
         """
         journal, timeout = self._journal, _seconds(timeout)
-        waiting = journal.wait(key, timeout) if timeout > 0 else journal.outcome(key)
-        outcome = await (
-            waiting if self._is_punctual else self._in_time(waiting, timeout if timeout > 0 else DEFAULT_TIMEOUT)
-        )
+        if timeout > 0:
+            outcome = await self._in_time(journal.wait(key, timeout), timeout)
+        else:
+            outcome = await self._in_time(journal.outcome(key), DEFAULT_TIMEOUT)
         return None if outcome is None else outcome_envelope(outcome, output_type)
 
     async def cancel(self, operation_id: str, key: str) -> bool:
@@ -148,18 +146,9 @@ class DurableCalls:
         outcome = await self._journal.cancel(cancellation(operation_id, key))
         return outcome is not None and outcome.cancelled
 
-    async def _in_time(self, work: Awaitable[Outcome | None], seconds: float) -> Outcome | None:
-        """Await a journal that may exceed the time that it was given.
-
-        Raises:
-            CallError: UNAVAILABLE.
-        """
-        try:
-            async with asyncio.timeout(seconds + _GRACE):
-                return await work
-        except TimeoutError:
-            silent = f"{self._journal.name} did not return within {seconds:.3g} s"
-            raise CallError(ErrorCode.UNAVAILABLE, silent) from None
+    def _in_time(self, work: Awaitable[Outcome | None], seconds: float) -> Awaitable[Outcome | None]:
+        """Limit the time of a journal that does not keep it by itself."""
+        return work if self._is_punctual else _limited(work, seconds, self._journal.name)
 
     # --- maintenance --------------------------------------------------------------------------------------------------
 
@@ -200,6 +189,14 @@ def _seconds(timeout: float) -> float:
     if isinstance(timeout, float) and isnan(timeout):
         raise UsageError("timeout is a number of seconds, not NaN")
     return seconds_within(timeout, MAX_SECONDS)
+
+
+async def _limited(work: Awaitable[Outcome | None], seconds: float, name: str) -> Outcome | None:
+    try:
+        async with asyncio.timeout(seconds + _GRACE):
+            return await work
+    except TimeoutError:
+        raise CallError(ErrorCode.UNAVAILABLE, f"{name} did not return within {seconds:.3g} s") from None
 
 
 def _task(operation_id: str, input: Any, context: Context, key: str | None) -> Task:
