@@ -331,6 +331,16 @@ def check_known(options: Iterable[str], known: Iterable[str], what: str) -> None
             raise UsageError(f"{what} has no option {option!r}{hint}")
 
 
+def check_keywords(owner: object, given: Iterable[str], shared: type) -> None:
+    """Validate the names of keywords to a constructor: those of its class, or of a TypedDict that classes share.
+
+    Raises:
+        UsageError: as `check_known`.
+    """
+    own = type(owner).__init__.__kwdefaults__ or ()
+    check_known(given, dict.fromkeys((*own, *shared.__annotations__)), type(owner).__name__)
+
+
 def _number(value: object) -> float:
     return value if isinstance(value, int | float) and not isinstance(value, bool) else -1
 

@@ -36,7 +36,7 @@ from opwire.errors import (
     UsageError,
     check_above_zero,
     check_counts,
-    check_known,
+    check_keywords,
     check_not_below_zero,
 )
 from opwire.logs import masked
@@ -79,8 +79,7 @@ class Policy(ABC):
     _summary = ""  # of the options, for the repr
 
     def __init__(self, **options: Unpack[PolicyOptions]) -> None:
-        own = type(self).__init__.__kwdefaults__ or ()
-        check_known(options, dict.fromkeys((*own, *PolicyOptions.__annotations__)), type(self).__name__)
+        check_keywords(self, options, PolicyOptions)
         self._selection = Selection(options.get("include", ()), options.get("exclude", ()))
 
     def __repr__(self) -> str:

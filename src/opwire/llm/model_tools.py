@@ -14,7 +14,15 @@ from msgspec import Struct
 
 from opwire.dispatch import Dispatcher
 from opwire.envelope import MCPContentBlock, MCPResponseMeta, ResponseEnvelope
-from opwire.errors import CallError, ErrorCode, SchemaError, check_above_zero, check_counts, check_instance, check_known
+from opwire.errors import (
+    CallError,
+    ErrorCode,
+    SchemaError,
+    check_above_zero,
+    check_counts,
+    check_instance,
+    check_keywords,
+)
 from opwire.names import similar_names, suggestion
 from opwire.operation import Context, Identity, OperationSpec, OperationType
 from opwire.registry import OperationRegistry
@@ -90,8 +98,7 @@ class ModelTools:
     """
 
     def __init__(self, registry: OperationRegistry, **options: Unpack[ModelToolOptions]) -> None:
-        own = type(self).__init__.__kwdefaults__ or ()
-        check_known(options, dict.fromkeys((*own, *ModelToolOptions.__annotations__)), type(self).__name__)
+        check_keywords(self, options, ModelToolOptions)
         self._registry = registry
         self._dispatcher = Dispatcher(registry)
         self._identity = options.get("identity")
