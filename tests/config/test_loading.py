@@ -93,9 +93,9 @@ async def test_a_source_that_fails_or_hangs_is_reported_and_the_others_are_there
     command = "opwire-no-such-program"
     [sources.slow]
     python = "slow"
-    timeout = 0.2
+    load_timeout = 0.2
     [sources.hanging]
-    timeout = 0.2
+    load_timeout = 0.2
     {HANGING}
     """
     slow = "import sys\nsys.modules['tests.config.test_loading'].AWAKE.wait(20)\n"
@@ -168,7 +168,7 @@ async def test_a_source_that_opens_just_when_it_is_abandoned_is_closed(
         raise AssertionError
 
     monkeypatch.setattr("opwire.config.runtime.open_source", late)
-    async with open_config(project(tmp_path, '[sources.a]\npython = "x"\ntimeout = 0.01')) as opened:
+    async with open_config(project(tmp_path, '[sources.a]\npython = "x"\nload_timeout = 0.01')) as opened:
         assert set(opened.failures) == {"a"}
     assert source.is_closed
 

@@ -57,7 +57,7 @@ async def test_a_server_that_is_late_is_given_up_with_its_last_lines_and_has_cle
 ) -> None:
     mark = tmp_path / "ended"
     code = f"import sys; print('downloading', file=sys.stderr); sys.stdin.read(); open('{mark}', 'w').close()"
-    toml = f'[sources.x]\ncommand = "{sys.executable}"\nargs = ["-I", "-S", "-c", "{code}"]\ntimeout = 1'
+    toml = f'[sources.x]\ncommand = "{sys.executable}"\nargs = ["-I", "-S", "-c", "{code}"]\nload_timeout = 1'
     async with open_config(project(tmp_path, toml)) as opened:
         assert "was not ready within 1 seconds" in str(opened.failures["x"])
         assert str(opened.failures["x"]).endswith("its last lines on stderr:\n  downloading")

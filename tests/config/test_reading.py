@@ -85,7 +85,7 @@ def test_every_problem_of_a_file_is_reported_at_once_with_its_line_and_key(tmp_p
         f"{path} has 6 problems:",
         '  line 2, registry.normalize: expected one of "fit", "cast", "check", "off", got "fits"; did you mean `fit`?',
         "  line 5, sources.shop.pyton: unknown key; did you mean `python`?",
-        "  line 9, sources.api.timout: unknown key; did you mean `timeout`?",
+        "  line 9, sources.api.timout: unknown key; did you mean `load_timeout` or `call_timeout`?",
         "  line 10, sources.api.credentials.token: secrets do not belong in a file; "
         'write "${NAME}", and set NAME in the environment',
         "  line 13, serve.http.port: expected `integer`, got `string`",

@@ -391,7 +391,7 @@ async def opened(config: Config, screen: Screen, *, quiet: bool = False) -> Asyn
                 if config.file is None and isinstance(error.__cause__, OpwireError):
                     cause = error.__cause__
                     if isinstance(cause, CallError) and cause.code is ErrorCode.VALIDATION_ERROR:
-                        raise ConfigError(cause.message) from cause  # a document that cannot be used, not an input
+                        raise ConfigError(f"--openapi: {cause.message}") from cause  # the document, not an input
                     raise cause from None
                 raise
         yield running
@@ -470,6 +470,8 @@ def _mcp_source(target: str) -> Any:
     if target.endswith(".json") and Path(target).is_file():
         return ServersFileSource(mcp_servers=EnvText(str(Path(target).absolute())), required=True)
     command, *args = [target] if Path(target).is_file() else _split(target)
+    if Path(command).is_dir():
+        raise click.UsageError(f"--mcp {command} is a folder; expected a program, a Python file, a JSON file or a URL")
     if command.endswith(".py"):
         if not Path(command).is_file():
             raise click.UsageError(f"--mcp {command}: no such file")

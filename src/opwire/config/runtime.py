@@ -1,4 +1,4 @@
-"""`open_config`: install the policies of a configuration, and load its sources concurrently, each with its own timeout.
+"""`open_config`: install the policies of a configuration, and load its sources concurrently, each within its `load_timeout`.
 
 A source that fails does not affect the others. `watch` reports changed files, for a restart.
 """
@@ -87,7 +87,7 @@ async def open_config(
         async with open_config(load_config("opwire.toml"), on_event=print) as opened:
             await opened.registry.execute("shop.order", {...})
 
-    A source that fails, or exceeds its `timeout`, is in `failures`; the others are not affected.
+    A source that fails, or exceeds its `load_timeout`, is in `failures`; the others are not affected.
 
     Raises:
         ConfigError: a `required` source failed; its own error is the cause.
@@ -240,8 +240,8 @@ class OpenedConfig:
         self._on_event(SourceLoaded(name, sum(1 for _ in source), seconds, tuple(source.report)))
 
     async def _open(self, name: str, settings: AnySource) -> AdapterSource:
-        """Open a source within its timeout; one that is late is abandoned at once, and cleans up in the background."""
-        limit = settings.timeout + (_GRACE if isinstance(settings, MCPSettings) else 0)
+        """Open a source within its `load_timeout`; one that is late is abandoned at once, and cleans up in the background."""
+        limit = settings.load_timeout + (_GRACE if isinstance(settings, MCPSettings) else 0)
         key = dotted(("sources", name))
         opening = asyncio.create_task(open_source(name, settings, self.config.folder, self._modules))
 
@@ -258,7 +258,7 @@ class OpenedConfig:
             raise
         if not opening.done():
             self._abandoned.add(asyncio.create_task(abandon()))
-            message = f"{key} was not loaded within {limit:g} s: check that it is running, or increase its timeout"
+            message = f"{key} was not loaded within {limit:g} s: check that it is running, or increase its load_timeout"
             raise CallError(ErrorCode.TIMEOUT, message)
         try:
             return opening.result()

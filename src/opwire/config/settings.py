@@ -112,7 +112,7 @@ class SourceSettings(Settings, frozen=True, kw_only=True):
 
     enabled: bool = True
     required: bool = False
-    timeout: Seconds = 30.0  # to load it
+    load_timeout: Seconds = 30.0
     normalize: NormalizeMode | None = None
     strip: bool | None = None
     include: tuple[str, ...] = ()  # of an OpenAPI document: operationId, tag, path or "GET /path"
@@ -137,7 +137,7 @@ class MCPSettings(SourceSettings, frozen=True, kw_only=True):
     prompts: bool = True
     strict_input: bool = False  # reject arguments that do not match their schema, instead of the server
     revision: Literal["2024-11-05", "2025-03-26", "2025-06-18", "2025-11-25", "2026-07-28"] | None = None
-    tool_timeout: Seconds | None = None
+    call_timeout: Seconds | None = None
 
 
 class ProgramSource(MCPSettings, frozen=True, kw_only=True):

@@ -153,10 +153,10 @@ def _mcp_source(
         "prompts": settings.prompts,
         "strict_input": settings.strict_input,
         "revision": settings.revision,
-        "tool_timeout": settings.tool_timeout,
+        "tool_timeout": settings.call_timeout,
         "normalize": settings.normalize,
         "strip": settings.strip,
-        "connect_timeout": settings.timeout,
+        "connect_timeout": settings.load_timeout,
     }
     if isinstance(settings, ServersFileSource):
         path = folder / Path(values["mcp_servers"]).expanduser()
