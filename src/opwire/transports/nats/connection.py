@@ -408,7 +408,7 @@ async def open_any(
             async with asyncio.timeout(CONNECT_TIMEOUT):
                 await connection.open(security, subscriptions)
         except TimeoutError:
-            failures[f"{server} does not answer within {CONNECT_TIMEOUT:g} s"] = None
+            failures[f"{server} does not answer within {CONNECT_TIMEOUT:g} s; check that it is a NATS server"] = None
         except CallError as error:
             failures[error.message] = None
         else:

@@ -219,7 +219,7 @@ def _control(line: str) -> list[Control]:
             except (ValueError, RecursionError) as error:
                 raise _invalid(f"INFO cannot be parsed: {error}") from error
         case _:
-            raise _invalid(f"unknown command {word[:20]!r}")
+            raise _invalid(f"unknown command {word[:20]!r}; check that it is a NATS server")
 
 
 def _invalid(what: str) -> CallError:

@@ -231,6 +231,8 @@ class Replies:
                 reply: Any = self._reader.gets()
             except MemoryError:  # hiredis allocates all the items that an array announces
                 raise ValueError("a reply announces too many items") from None
+            except ValueError as error:
+                raise ValueError(f"{error}; check that the server at this port is Redis") from None
             if reply is _MORE:
                 break
             self._fed = 0

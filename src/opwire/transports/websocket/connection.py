@@ -75,7 +75,8 @@ class FrameCodec:
         """Return why it is over."""
         core = self._core
         if core.handshake_exc is not None:
-            return f"the handshake failed: {core.handshake_exc}"
+            hint = "; check that the server at this URL is a hub" if core.side is Side.CLIENT else ""
+            return f"the handshake failed: {core.handshake_exc}{hint}"
         if core.close_rcvd is not None:
             return f"the peer closed the connection ({core.close_rcvd})"
         return f"the connection was closed ({core.close_sent})"
