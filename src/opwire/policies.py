@@ -60,7 +60,7 @@ _encoder = msgspec.json.Encoder(enc_hook=repr)
 
 
 class PolicyOptions(TypedDict, total=False):
-    """The operations that a policy applies to; all by default."""
+    """Patterns of the operations that a policy applies to, as those of a view; all by default."""
 
     include: Iterable[Pattern]
     exclude: Iterable[Pattern]
@@ -152,7 +152,8 @@ class AuditLog(Policy):
 
     `target` is the path of a file, which is created for its owner alone, or a function that takes each line. With
     `values`, lines have the input, with the values of secret names (`password`, `token`, … and those in `redact`)
-    replaced by "***". A subscription has one line, with the number of its items.
+    replaced by "***". A subscription has one line, with the number of its items. `include` and `exclude` select
+    operations.
 
     Raises:
         OSError: the file cannot be opened.
@@ -379,7 +380,8 @@ class Approval(Policy):
 
     `ask` returns True to approve, and False or a reason to deny; a plain function runs on the event loop. The caller of
     a denied call gets ACCESS_DENIED with the reason. A decision takes at most `timeout` seconds, and no longer than the
-    deadline of the call; at most `max_waiting` calls wait at the same time.
+    deadline of the call; at most `max_waiting` calls wait at the same time. `include`, by default mutations, and
+    `exclude` select operations.
     """
 
     def __init__(
@@ -438,7 +440,8 @@ class RateLimit(Policy):
     """Reject calls above a rate: at most `calls` in `per` seconds, for each identity by default.
 
     Short bursts of `calls` are allowed. `by` names what is limited separately: "identity", "operation", "namespace";
-    () limits all calls together. The error is RATE_LIMITED, with the time after which a call is possible.
+    () limits all calls together. `include` and `exclude` select operations. The error is RATE_LIMITED, with the time
+    after which a call is possible.
 
     Raises:
         UsageError: a number is not above zero, or `by` is unknown.
@@ -473,7 +476,7 @@ class ConcurrencyLimit(Policy):
     """Run at most `calls` at the same time, for each operation by default.
 
     A further call waits for up to `wait` seconds, or its deadline, and is then rejected as RATE_LIMITED. A subscription
-    counts until it ends. `by` is as for `RateLimit`.
+    counts until it ends. `by`, `include` and `exclude` are as for `RateLimit`.
 
     Raises:
         UsageError: a number is out of range, or `by` is unknown.
@@ -526,8 +529,8 @@ class CircuitBreaker(Policy):
     """Stop calling what keeps failing: after `failures` in a row, calls fail at once for `pause` seconds.
 
     Then one call is let through: if it succeeds, all are again. Failures are those of the service: errors that may be
-    retried, except RATE_LIMITED, and PROTOCOL_ERROR and INTERNAL. `by` is as for `RateLimit`; the default is the
-    namespace, which is one source. The error is UNAVAILABLE, with the remaining time.
+    retried, except RATE_LIMITED, and PROTOCOL_ERROR and INTERNAL. `by`, `include` and `exclude` are as for `RateLimit`;
+    the default of `by` is the namespace, which is one source. The error is UNAVAILABLE, with the remaining time.
 
     Raises:
         UsageError: a number is not above zero, or `by` is unknown.
@@ -581,7 +584,7 @@ class CallBudget(Policy):
     """Allow at most `calls` for one request: the call itself and all calls that are made for it in this process.
 
     This ends loops of operations that call each other, and programs of a model that call too much. The error is
-    RATE_LIMITED, and may not be retried.
+    RATE_LIMITED, and may not be retried. `include` and `exclude` select operations.
 
     Raises:
         UsageError: `calls` is not above zero.

@@ -1,4 +1,4 @@
-"""`open_config`: install the policies of a configuration, and load its sources concurrently, each within its `load_timeout`.
+"""`open_config`: install the policies of a configuration, and load its sources concurrently, each with its own timeout.
 
 A source that fails does not affect the others. `watch` reports changed files, for a restart.
 """
@@ -240,7 +240,7 @@ class OpenedConfig:
         self._on_event(SourceLoaded(name, sum(1 for _ in source), seconds, tuple(source.report)))
 
     async def _open(self, name: str, settings: AnySource) -> AdapterSource:
-        """Open a source within its `load_timeout`; one that is late is abandoned at once, and cleans up in the background."""
+        """Open a source within its timeout; one that is late is abandoned at once, and cleans up in the background."""
         limit = settings.load_timeout + (_GRACE if isinstance(settings, MCPSettings) else 0)
         key = dotted(("sources", name))
         opening = asyncio.create_task(open_source(name, settings, self.config.folder, self._modules))

@@ -175,7 +175,8 @@ def openai_tools(
         messages += [await tools.handle(item) for item in response.output if item.type == "function_call"]
 
     `strict` schemas guarantee arguments that match them; a tool whose schema cannot be strict is listed without. The
-    `options` are those of `ModelTools`.
+    `options` are those of `ModelTools`: `identity`, `timeout` (60), `max_chars` (50,000), `max_items` (100) and
+    `max_seconds` (30).
 
     Raises:
         UsageError: an option is invalid.
@@ -227,7 +228,8 @@ def anthropic_tools(
         results = [await tools.handle(block) for block in response.content if block.type == "tool_use"]
         messages += [{"role": "assistant", "content": response.content}, {"role": "user", "content": results}]
 
-    `strict` and the `options` are as for `openai_tools`.
+    `strict` is as for `openai_tools`. The `options` are those of `ModelTools`: `identity`, `timeout` (60), `max_chars`
+    (50,000), `max_items` (100) and `max_seconds` (30).
 
     Raises:
         UsageError: an option is invalid.
@@ -273,7 +275,8 @@ def gemini_tools(registry: OperationRegistry, **options: Unpack[ModelToolOptions
         parts = [await tools.handle(call) for call in response.function_calls or []]
         contents.append({"role": "user", "parts": parts})
 
-    The `options` are those of `ModelTools`.
+    The `options` are those of `ModelTools`: `identity`, `timeout` (60), `max_chars` (50,000), `max_items` (100) and
+    `max_seconds` (30).
 
     Raises:
         UsageError: an option is invalid.
