@@ -3,7 +3,8 @@
     .venv-bench/bin/python -m benchmarks search
     .venv-bench/bin/python -m benchmarks.search        # cross-validate the weights, half a minute
 
-The requests and the right operations are in `../shared/search` beside the checkout.
+The documents and 110 requests with their right operations are in `../shared` beside the checkout, further requests
+in `search_requests.tsv`: a request, and the ids that are right.
 """
 
 import json
@@ -27,6 +28,7 @@ from opwire.tools import input_schema
 
 _SHARED = ROOT.parent / "shared"
 _REQUESTS = _SHARED / "search" / "queries-dev.json"
+_FURTHER_REQUESTS = Path(__file__).with_name("search_requests.tsv")
 _DEPTH = 10
 _SHOWN = 5  # operations of a search by a model
 _LIMIT = 5.0  # ms per request
@@ -90,6 +92,9 @@ def _load() -> tuple[list[OperationSpec], list[Request]]:
             path = "_".join("".join(c if c.isalnum() else " " for c in each["path"]).split())
             right |= {each["id"], f"{each['id']}_stream", f"{each['namespace']}.{each['method'].lower()}_{path}"}
         requests.append(Request(query["query"], frozenset(right)))
+    for line in _FURTHER_REQUESTS.read_text(encoding="utf-8").splitlines():
+        text, _, ids = line.partition("\t")
+        requests.append(Request(text, frozenset(form for id in ids.split() for form in (id, f"{id}_stream"))))
     return specs, requests
 
 

@@ -193,8 +193,8 @@ def test_requests_over_real_documents_find_their_operations(shared: Path) -> Non
         found = ids(registry.search(query["query"], limit=5))
         first += found[:1] != [] and found[0] in right
         five += not right.isdisjoint(found)
-    assert first / len(given["queries"]) >= 0.6
-    assert five / len(given["queries"]) >= 0.78
+    assert first / len(given["queries"]) >= 0.65
+    assert five / len(given["queries"]) >= 0.8
 
 
 @requirement("search.ranking")
@@ -231,3 +231,40 @@ def test_the_shorter_of_two_names_is_the_first_however_many_parts_it_has() -> No
     assert index.find("delete a mutating admission policy", 1)[0].name == "deleteRegistrationV1MutatingAdmissionPolicy"
     assert index.find("delete an admissionpolicy", 1)[0].name == "deleteRegistrationV1AdmissionPolicy"
     assert index.find("take an admission policy away", 1)[0].name == "deleteRegistrationV1AdmissionPolicy"
+
+
+@requirement("search.ranking")
+def test_an_imperative_asks_for_a_change() -> None:
+    index = SearchIndex(
+        [
+            spec("hub.gists_starred", "List starred gists"),
+            spec("hub.gists_star", "Star a gist of another user", writes=True),
+        ]
+    )
+    assert ids(index.find("star the gist", 1)) == ["hub.gists_star"]
+    assert ids(index.find("starred gists", 1)) == ["hub.gists_starred"]
+
+
+@requirement("search.ranking")
+def test_the_words_of_a_phrase_may_be_apart() -> None:
+    index = SearchIndex([spec("shop.users_login", "Login", writes=True), spec("shop.logs_in", "Logs in a user folder")])
+    assert ids(index.find("log a new user in", 1)) == ["shop.users_login"]
+
+
+@requirement("search.ranking")
+def test_a_namespace_that_the_request_names_is_preferred() -> None:
+    names = ("docker.volumes_list", "kubernetes.volumes_list")
+    index = SearchIndex(spec(name, "List volumes") for name in names)
+    assert ids(index.find("docker volumes", 1)) == ["docker.volumes_list"]
+    assert ids(index.find("k8s volumes", 1)) == ["kubernetes.volumes_list"]
+
+
+@requirement("search.ranking")
+def test_a_state_that_has_no_operation_is_changed_by_an_update() -> None:
+    index = SearchIndex(
+        [
+            spec("code.milestones_create", "Create a milestone", writes=True),
+            spec("code.milestones_update", "Update a milestone", writes=True),
+        ]
+    )
+    assert ids(index.find("close a milestone", 1)) == ["code.milestones_update"]

@@ -4,7 +4,7 @@ import time
 
 import pytest
 
-from opwire.search import misspellings, plain_text, stem, thesaurus, words
+from opwire.search_words import misspellings, plain_text, stem, thesaurus, words
 from tests.requirements import requirement
 
 

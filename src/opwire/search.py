@@ -11,7 +11,6 @@ texts of an operation contain.
 import logging
 import re
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from functools import cache, lru_cache
 from heapq import nlargest
 from itertools import islice
 from math import isfinite, log, sqrt
@@ -19,6 +18,16 @@ from operator import mul
 from typing import NamedTuple
 
 from opwire.operation import OperationSpec, OperationType
+from opwire.search_words import (
+    DETERMINERS,
+    PARTICLES,
+    STOP_WORDS,
+    misspellings,
+    plain_text,
+    stem,
+    thesaurus,
+    words,
+)
 
 logger = logging.getLogger("opwire.search")
 
@@ -36,6 +45,7 @@ _MAX_TAGS = 20
 _TYPICAL_LENGTH = 40  # words of a description
 _SHORTLIST = 120  # candidates that are scored twice
 _MAX_COMPLETIONS = 3  # words that start with an unknown one
+_MAX_APART = 4  # how far the second word of a phrase may be: `sign a new customer up`
 _BATCH = 100  # texts passed to `Embed` at once
 _RANK_OFFSET = 10  # reciprocal rank fusion: the smaller, the more the first ranks count
 
@@ -53,15 +63,16 @@ class SearchWeights(NamedTuple):
     misspelling: float = 0.7
     completion: float = 0.4
     title: float = 0.8  # the share of a name or title that the request covers
-    form: float = 0.1  # the same form of a word: a list of branches rather than one branch
+    form: float = 0.2  # the same form of a word: a list of branches rather than one branch
     intent: float = 0.15  # subtracted if one reads and the other writes
     removal: float = 0.2  # subtracted if the operation removes something, and the request does not
+    elsewhere: float = 0.4  # subtracted if the request names another namespace
 
 
 class _Entry:
     """An operation of the index. `terms` are its stems, each with its weight; `heads` the stems of name and title."""
 
-    __slots__ = ("forms", "heads", "reads", "removes", "spec", "terms", "vector")
+    __slots__ = ("forms", "heads", "namespace", "reads", "removes", "spec", "terms", "vector")
 
     def __init__(self, spec: OperationSpec, weights: SearchWeights) -> None:
         description = plain_text(spec.description[:_MAX_DESCRIPTION])
@@ -70,7 +81,8 @@ class _Entry:
             end = _SENTENCE_END.search(description)
             title = description[: end.start() if end else None][:_MAX_TITLE]
         fields = [set(words(spec.name[:_MAX_NAME])), set(words(title)) - STOP_WORDS]
-        counts: dict[str, float] = dict.fromkeys(map(stem, words(spec.namespace[:_MAX_NAME])), weights.namespace)
+        self.namespace = frozenset(map(stem, words(spec.namespace[:_MAX_NAME])))
+        counts: dict[str, float] = dict.fromkeys(self.namespace, weights.namespace)
         for field in fields:
             for each in set(map(stem, field)):
                 counts[each] = counts.get(each, 0) + 1
@@ -175,24 +187,27 @@ class SearchIndex:
             rarity = self._rarity(len(best))
             for id, match in best.items():
                 scores[id] = scores.get(id, 0) + rarity * match
-        shortlist = islice(filter(is_visible, sorted(scores, key=scores.__getitem__, reverse=True)), most)
+        ranked = filter(is_visible, sorted(scores, key=scores.__getitem__, reverse=True))
+        shortlist = [(id, self._entries[id]) for id in islice(ranked, most)]
         requested: dict[str, float] = {}
         for concept in concepts:
             for terms, weight in concept.alternatives.items():
                 for term in terms:
                     requested[term] = max(requested.get(term, 0), weight)
         forms = frozenset[str]().union(*(concept.forms for concept in concepts))
-        first = next((word for word in words(text) if word not in STOP_WORDS), "")
-        reads = stem(first) not in thesaurus().writing
+        named = {term for term, weight in requested.items() if weight >= self._weights.abbreviation}
+        named &= frozenset[str]().union(*(entry.namespace for _, entry in shortlist))
+        reads = not _is_change(text)
         keeps = thesaurus().wanting_removal.isdisjoint(map(stem, words(text)))
         rarities: dict[str, float] = {}
         final = {
             id: scores[id]
-            * (1 + self._weights.title * self._covered(self._entries[id], requested, rarities))
-            * (1 + self._weights.form * len(forms & self._entries[id].forms) / max(len(forms), 1))
-            * (1 - self._weights.intent * (self._entries[id].reads is not reads))
-            * (1 - self._weights.removal * (keeps and self._entries[id].removes))
-            for id in shortlist
+            * (1 + self._weights.title * self._covered(entry, requested, rarities))
+            * (1 + self._weights.form * len(forms & entry.forms) / max(len(forms), 1))
+            * (1 - self._weights.intent * (entry.reads is not reads))
+            * (1 - self._weights.removal * (keeps and entry.removes))
+            * (1 - self._weights.elsewhere * (bool(named) and named.isdisjoint(entry.namespace)))
+            for id, entry in shortlist
         }
         return sorted(final, key=final.__getitem__, reverse=True)
 
@@ -208,6 +223,9 @@ class SearchIndex:
                 at += 2
                 continue
             at += 1
+            if (phrase := self._phrase(given, at)) is not None:
+                concepts.append(phrase)
+                continue
             alternatives = self._alternatives(word, is_ignored=word in ignored)
             if not alternatives and word not in ignored and guesses < _MAX_CORRECTED:
                 guesses += 1
@@ -227,6 +245,15 @@ class SearchIndex:
             return _Concept(frozenset[str](), self._known(dict.fromkeys(phrase, self._weights.abbreviation)))
         if stem(joined) in self._postings and (STOP_WORDS.isdisjoint(pair) or pair[1] in PARTICLES):
             return _Concept(frozenset([joined]), self._known(dict.fromkeys([(stem(joined),), terms], 1.0)))
+        return None
+
+    def _phrase(self, given: list[str], at: int) -> _Concept | None:
+        """Return what the word before a position means with one that follows later, which is taken out."""
+        for later in range(at + 1, min(at + _MAX_APART, len(given))):
+            meaning = thesaurus().expansions.get((stem(given[at - 1]), stem(given[later])))
+            if meaning is not None:
+                del given[later]
+                return _Concept(frozenset[str](), self._known(dict.fromkeys(meaning, self._weights.abbreviation)))
         return None
 
     def _alternatives(self, word: str, *, is_ignored: bool = False) -> dict[tuple[str, ...], float]:
@@ -302,6 +329,16 @@ class SearchIndex:
         return nlargest(_SHORTLIST, near, key=near.__getitem__)
 
 
+def _is_change(text: str) -> bool:
+    """Return whether a request asks for a change: its first verb does, or it is an imperative, `star the gist`."""
+    given = list(words(text))
+    first = next((word for word in given if word not in STOP_WORDS), "")
+    if stem(first) in thesaurus().writing:
+        return True
+    is_imperative = given[:1] == [first] and given[1:2] and given[1] in DETERMINERS
+    return bool(is_imperative) and stem(first) not in thesaurus().reading and not first.endswith("s")
+
+
 def _vectors(embed: Embed, texts: Sequence[str]) -> Iterator[tuple[float, ...]]:
     for vector in embed(texts):
         numbers = tuple(map(float, vector))
@@ -309,240 +346,3 @@ def _vectors(embed: Embed, texts: Sequence[str]) -> Iterator[tuple[float, ...]]:
         if not isfinite(length) or not length:
             raise ValueError("an embedding is a vector of finite numbers, and not zero")
         yield tuple(number / length for number in numbers)
-
-
-# --- words: splitting, stemming, synonyms, abbreviations, misspellings ------------------------------------------------
-
-_MAX_WORD = 40  # characters; longer ones are hashes and encoded data
-
-_MARKUP = re.compile(r"<[^<>]{0,300}>|\]\([^()\s]{0,400}\)|https?://[^\s)\"'<>]{0,400}")
-_WORD = re.compile(r"[^\W_]+")
-_PART = re.compile(r"[A-Z]+(?=[A-Z][a-z])|[A-Z]?[^A-Z]+|[A-Z]+")  # HTTPServer: HTTP, Server
-_VERSION = re.compile(r"v\d{1,3}(?:(?:alpha|beta|rc)\d{0,3})?")
-_LETTERS = "abcdefghijklmnopqrstuvwxyz"
-
-# Words that say nothing about an operation.
-STOP_WORDS = frozenset(
-    """a about actually all already also am an and any anyone anything are as at away be because been before being but
-    by can cannot could currently did do does doing done each either else ever every everyone everything exactly
-    exist existing few for from further given go goes going gone had has have having help her here him his how i if
-    in into is it its itself just kindly let like lot made many may me might more most much must my need needed
-    needs no not now of off on once one only onto or other our ours out over own per please quite really same
-    several shall she should since so some somebody someone something still such take than that the their them then
-    there these they thing things this those through till to too under until up upon us use used using very via want
-    wanted was way we well were what when where whether which while who whom whose why will with within without
-    would yet you your
-    """.split()
-)
-
-_IRREGULAR_FORMS = """
-    aliases:alias always:always analyses:analysis bought:buy built:build children:child chosen:choose data:data
-    found:find frozen:freeze got:get held:hold hidden:hide indices:index kept:keep left:leave lost:lose made:make
-    matrices:matrix media:media men:man news:news paid:pay people:person ran:run running:run sent:send series:series
-    shown:show sold:sell spent:spend statuses:status taken:take tied:tie told:tell vertices:vertex went:go won:win
-    written:write wrote:write
-"""
-_IRREGULAR = {form: word for form, _, word in (pair.partition(":") for pair in _IRREGULAR_FORMS.split())}
-
-# Suffix, replacement, and the least number of letters before it. The first that fits is replaced.
-_SUFFIX_RULES = """
-    ification:ify:2 ization:ize:2 isation:ize:2 ription:ribe:2 ation::3 ating::3 ated::3 ator::3 ate::3 tion:t:3
-    sion:s:3 ment::4 ship::4 ied:y:3 ing::3 ed::3 val:v:4 wal:w:3 ise:ize:4 ily:y:3 ly::4
-"""
-_SUFFIXES = [(suffix, new, int(least)) for suffix, new, least in (rule.split(":") for rule in _SUFFIX_RULES.split())]
-
-# Groups of words that stand for each other.
-_SYNONYMS = """
-create add new make register open; delete remove destroy erase drop clear discard wipe purge;
-update change edit modify set alter adjust correct fix configure; replace overwrite swap; list show display browse;
-get retrieve fetch read view see show describe inspect detail; find search look locate filter;
-start begin launch run trigger execute exec invoke; stop halt terminate kill end; cancel abort stop; pause suspend;
-resume continue unpause; restart reboot; enable activate; disable deactivate; send deliver; upload attach import;
-download export save; copy duplicate clone; move transfer; approve accept authorize allow confirm;
-reject decline deny refuse; assign allocate; verify check validate test; block ban forbid prevent protect;
-restore recover undo revert; merge combine; refund reimburse return; charge bill; buy purchase order;
-pay payment money; rerun retry redo repeat; rotate renew regenerate; watch follow subscribe;
-like favorite bookmark star; emoji reaction; publish release; prune clean cleanup unused; leave quit exit;
-grant give permit; revoke withdraw; attach link connect associate bind; detach unlink disconnect;
-compare diff difference; convert transform; generate produce; write compose; count number total; train tune;
-draw paint picture; talk speak speech voice; transcribe transcription dictation; scan recognize;
-fail failure error broken; crash exception; message comment note; reply respond answer response; question ask prompt;
-image picture photo; video movie clip; audio voice sound; user person account member teammate coworker employee;
-collaborator contributor; owner author; team group; organization company; customer client buyer shopper;
-product article; item entry element; repository project codebase; file document; content text body; folder directory;
-log output history; history audit timeline; version revision; tag label; keyword topic;
-setting configuration preference option; secret password credential; key token credential;
-permission access right privilege role; rule policy; notification alert; vulnerability advisory security;
-statistic metric usage analytic; visitor visit view traffic; event activity; webhook hook callback;
-pipeline workflow build; machine server host node; process task job; replica instance copy; scale resize;
-cluster swarm; volume disk storage; memory ram; network subnet; variable parameter; link url; address location;
-site website page; plan subscription; recurring subscription; discount coupon promotion voucher;
-invoice bill receipt; quote estimate offer; fund balance money; bank account; cart basket checkout; mail email;
-phone telephone mobile; child sub nested; parent upstream; latest newest recent last; next upcoming;
-old previous past; summary overview; limit quota; cost price fee spend; currency exchange; health status state alive;
-chat conversation; assistant agent; embedding vector; batch bulk; delay wait sleep slow; redirect forward;
-animal pet; size space capacity; stock inventory; ticket pass; hour time schedule; schedule cron timer;
-default standard; public visible; private hidden; issue bug ticket; review feedback; approve sign; reviewer approver;
-follower fan; attachment asset binary; archive zip tarball; deadline due; board kanban; discussion forum;
-snippet gist; license licence; popular trending; mute silence unsubscribe; merchant seller vendor; metered usage;
-adjustment credit; reader terminal; shipping delivery postage; report statement; trial free; top deposit;
-expose ingress; firewall policy; drain evict; workload deployment; worker node; machine vm; shell exec terminal;
-command exec; snapshot commit backup; layer history; ping alive; registry hub; cpu memory stat;
-moderation toxic unsafe offensive nsfw; autocomplete completion; summarize completion; ask chat completion;
-knowledge library vector; subtitle transcription caption; bot assistant agent; checkpoint snapshot; spend cost;
-similar embedding; resend redeliver; increase raise extend; kick remove expel; join enter; owner admin;
-country region; contact address
-"""
-
-# The words before the colon stand for all the words after it; a comma separates alternatives.
-_EXPANSIONS = """
-repo: repository; repository: repo; org: organization; organization: org; pr: pull request;
-mr: pull request, merge request; ci: check, workflow, status; cd: deployment; env: environment; var: variable;
-config: configuration; configuration: config; auth: authentication, authenticate, authorization; db: database;
-doc: document, documentation; info: information; admin: administrator; dir: directory; img: image; pic: image;
-msg: message; param: parameter; pref: preference; perm: permission; stat: statistic, usage; acct: account;
-app: application; id: identifier; spec: specification; dev: development; prod: production; max: maximum;
-min: minimum; cert: certificate; cred: credential; notif: notification; sub: subscription; txn: transaction;
-2fa: two factor authentication; mfa: two factor authentication, multi factor authentication; sso: single sign;
-pat: personal access token; vm: virtual machine; os: operating system; kyc: identity verification; vat: tax;
-gst: tax; cc: card; llm: model; gpt: model; tts: speech; stt: transcription; asr: transcription;
-ocr: ocr, text image; ft: fine tuning; sbom: bill material; kube: kubernetes; kubectl: kubernetes; k8s: kubernetes;
-cm: config map; po: pod; svc: service; sa: service account; ns: namespace; deploy: deployment; ds: daemon set;
-rs: replica set; rc: replication controller; sts: stateful set; hpa: horizontal pod autoscaler;
-autoscale: autoscaler; pv: persistent volume; pvc: persistent volume claim; sc: storage class;
-pdb: pod disruption budget; cj: cron job; crd: custom resource definition; csr: certificate signing request;
-netpol: network policy; ing: ingress; ep: endpoint; rbac: role; ls: list; rm: remove, delete; ps: list container;
-cp: copy; mv: move, rename; cat: read content; mkdir: create directory; df: disk usage; du: disk usage;
-exec: exec, execute; turn on: enable, create; turn off: disable; switch on: enable; switch off: disable;
-shut down: stop; log in: login, authenticate; log out: logout; sign up: register, create; set up: create, configure;
-roll back: rollback, revert; get rid: delete; look up: find, search; spin up: create, start; tear down: delete;
-away: remove; kick off: start, trigger; kick out: remove; let in: invite, approve; take away: remove, revoke;
-give access: add permission, add collaborator; logged in: authenticated; my: authenticated user, current;
-mine: authenticated user, current; i: authenticated user; me: authenticated user; who: user; how many: count;
-how much: usage, balance; money back: refund; save card: setup intent; payment url: payment link;
-promo code: promotion code; credit card: card, payment method; bank transfer: payout, transfer;
-direct debit: mandate; virtual card: issuing card; customer portal: billing portal;
-custom resource: custom resource definition; load balancer: service, ingress; service user: service account;
-read aloud: speech; source code: archive, content; security hole: vulnerability, advisory;
-leaked secret: secret scanning; static analysis: code scanning; code review: pull request review;
-build log: workflow log, job log; due date: milestone; work on: contributor; clean up: prune, delete;
-free space: prune, usage; sign off: approve; give back: refund, return; throw away: delete; put back: restore;
-hand out: grant; cut off: revoke, disable; go through: list; find out: get; make sure: check, verify;
-knowledge base: vector store, library
-"""
-
-# A request that starts with one of these changes something.
-_WRITING = frozenset(
-    """abort accept activate add append apply approve archive assign attach authorize ban begin block build buy cancel
-    capture change clear clone close commit configure confirm connect convert copy create deactivate decline delete
-    deny deploy destroy detach disable disconnect dismiss drop duplicate edit enable encrypt end erase evict execute
-    expire finalize fork generate give grant halt import increase insert install invite join kill launch leave lock
-    make mark merge migrate modify move mute new patch pause pay pin post prevent promote provision prune publish
-    purchase push put reassign rebuild redeliver refund refuse register reject remove rename reopen replace reply
-    rerun resend reset resize resolve restart restore resume retry revert revoke rm rotate run save scale send set
-    shut sign simulate start stop store submit subscribe suspend switch sync terminate transcribe transfer translate
-    trigger turn unarchive undo unassign unblock unfollow uninstall unlink unlock unmute unpause unstar unsubscribe
-    update upgrade upload upsert verify void withdraw write
-    """.split()
-)
-
-
-# A request with one of these may remove something, and so does an operation whose name has one of the first.
-_REMOVING = "delete remove destroy purge erase"
-_WANTING_REMOVAL = """abort cancel clean clear detach discard disconnect drop evict expire forget kick kill leave prune
-    reset revoke rid rm stop tear terminate throw unassign unblock undo unfollow uninstall unlink unlock unstar
-    unsubscribe void wipe withdraw"""
-
-PARTICLES = frozenset("back down in off on out over up".split())
-"""Words that are part of a verb: `pay out` may be `payout`."""
-
-
-def plain_text(text: str) -> str:
-    """Return a text without HTML tags and without the addresses of links."""
-    return _MARKUP.sub(" ", text)
-
-
-def words(text: str, *, joined: bool = True) -> Iterator[str]:
-    """Yield the words of a text in lower case. Identifiers are split: `getConfigMap` is `get`, `config`, `map`.
-
-    With `joined`, an identifier of two or three parts is a word as well: `ConfigMap` is also `configmap`.
-    """
-    for word in _WORD.findall(text):
-        if len(word) > _MAX_WORD:
-            continue
-        lower = word.lower()
-        if lower != word and not word.isupper() and len(parts := _PART.findall(word)) > 1:
-            yield from (part for each in parts if not _VERSION.fullmatch(part := each.lower()))
-            if len(parts) > 3 or not joined:
-                continue
-        if not _VERSION.fullmatch(lower):
-            yield lower
-
-
-@lru_cache(maxsize=20_000)
-def stem(word: str) -> str:
-    """Return the stem of a word in lower case: `finalizing`, `finalized` and `finalization` have the same."""
-    word = _IRREGULAR.get(word, word)
-    if len(word) <= 3 or not word.isascii() or not word.isalpha():
-        return word
-    if word.endswith("ies") and len(word) > 4:
-        word = f"{word[:-3]}y"
-    elif word.endswith(("sses", "xes", "ches", "shes", "zes")):
-        word = word[:-2]
-    elif word.endswith("s") and not word.endswith(("ss", "us", "is")):
-        word = word[:-1]
-    for suffix, replacement, least in _SUFFIXES:
-        if word.endswith(suffix) and len(word) - len(suffix) >= least:
-            word = word[: -len(suffix)] + replacement
-            break
-    if len(word) > 3 and word[-1] == "e":
-        word = word[:-1]
-    if len(word) > 3 and word[-1] == word[-2] and word[-1] not in "aeiousz":
-        word = word[:-1]
-    return word
-
-
-def misspellings(word: str) -> Iterator[str]:
-    """Yield the words one letter away: one too many, one missing, one wrong, two swapped. The first letter is kept."""
-    for at in range(1, len(word) + 1):
-        left, right = word[:at], word[at:]
-        if right:
-            yield left + right[1:]
-        if len(right) > 1:
-            yield left + right[1] + right[0] + right[2:]
-        for letter in _LETTERS:
-            yield left + letter + right
-            if right:
-                yield left + letter + right[1:]
-
-
-class Thesaurus(NamedTuple):
-    """Stems and the stems that they stand for, and the verbs that write, that remove, and that ask for removal."""
-
-    synonyms: dict[str, tuple[str, ...]]
-    expansions: dict[tuple[str, ...], tuple[tuple[str, ...], ...]]
-    writing: frozenset[str]
-    removing: frozenset[str]
-    wanting_removal: frozenset[str]
-
-
-@cache
-def thesaurus() -> Thesaurus:
-    """Return the tables of this module by stem; they are built on first use, in 1 ms."""
-    synonyms: dict[str, dict[str, None]] = {}
-    for words_of_group in _SYNONYMS.split(";"):
-        group = [stem(word) for word in words_of_group.split()]
-        for each in group:
-            synonyms.setdefault(each, {}).update(dict.fromkeys(other for other in group if other != each))
-    expansions = {
-        tuple(map(stem, short.split())): tuple(tuple(map(stem, each.split())) for each in long.split(","))
-        for short, _, long in (each.partition(":") for each in _EXPANSIONS.split(";"))
-    }
-    removing = frozenset(map(stem, _REMOVING.split()))
-    return Thesaurus(
-        {key: tuple(value) for key, value in synonyms.items()},
-        expansions,
-        frozenset(map(stem, _WRITING)),
-        removing,
-        removing.union(map(stem, _WANTING_REMOVAL.split())),
-    )
