@@ -60,7 +60,7 @@ class SearchWeights(NamedTuple):
     namespace: float = 0.5
     synonym: float = 0.6
     abbreviation: float = 0.9
-    misspelling: float = 0.7
+    misspelling: float = 0.9
     completion: float = 0.4
     title: float = 0.8  # the share of a name or title that the request covers
     form: float = 0.2  # the same form of a word: a list of branches rather than one branch

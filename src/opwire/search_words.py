@@ -14,6 +14,7 @@ _MARKUP = re.compile(r"<[^<>]{0,300}>|\]\([^()\s]{0,400}\)|https?://[^\s)\"'<>]{
 _WORD = re.compile(r"[^\W_]+")
 _PART = re.compile(r"[A-Z]+(?=[A-Z][a-z])|[A-Z]?[^A-Z]+|[A-Z]+")  # HTTPServer: HTTP, Server
 _VERSION = re.compile(r"v\d{1,3}(?:(?:alpha|beta|rc)\d{0,3})?")
+_MIN_LONG = 6  # letters
 _LETTERS = "abcdefghijklmnopqrstuvwxyz"
 
 # Words that say nothing about an operation.
@@ -216,8 +217,11 @@ def stem(word: str) -> str:
 
 
 def misspellings(word: str) -> Iterator[str]:
-    """Yield the words one letter away: one too many, one missing, one wrong, two swapped. The first letter is kept."""
-    for at in range(1, len(word) + 1):
+    """Yield the words one letter away: one too many, one missing, one wrong, two swapped.
+
+    The first letter of a short word is kept, or names of persons would become words.
+    """
+    for at in range(len(word) < _MIN_LONG, len(word) + 1):
         left, right = word[:at], word[at:]
         if right:
             yield left + right[1:]
