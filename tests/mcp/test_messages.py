@@ -31,6 +31,7 @@ from opwire.mcp.messages import (
     read_messages,
     split_batch,
 )
+from opwire.typed.plain import LARGE_JSON
 from tests.requirements import requirement
 
 
@@ -140,6 +141,16 @@ def test_numbers_that_json_lacks_are_read_in_responses_alone(number: bytes) -> N
     assert not math.isfinite(read(b'{"jsonrpc": "2.0", "id": 1, "result": {"n": %b}}' % number).result["n"])
     with pytest.raises(InvalidMessageError):
         decode_message(b'{"jsonrpc": "2.0", "id": 1, "method": "tools/call", "params": {"n": %b}}' % number)
+
+
+@requirement("mcp.engine.unambiguous")
+def test_a_server_repairs_the_numbers_of_short_responses_alone() -> None:
+    few, many = (b'{"jsonrpc": "2.0", "id": 1, "result": {"a": [%bNaN]}}' % (b"1.25," * n) for n in (14_000, 100_000))
+    assert len(few) > LARGE_JSON
+    assert isinstance(decode_message(few, is_checked=True), RPCResponse)
+    assert isinstance(decode_message(many), RPCResponse)
+    with pytest.raises(InvalidMessageError):
+        decode_message(many, is_checked=True)
 
 
 @requirement("mcp.in.garbage")

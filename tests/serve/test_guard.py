@@ -17,7 +17,7 @@ from hypothesis import strategies as st
 from opwire import Identity
 from opwire.auth import Grant, StaticTokens, allow_anonymous, callback
 from opwire.errors import UsageError
-from opwire.serve.guard import BODY, EXPIRES, IDENTITY, RequestGuard
+from opwire.serve.guard import BODY, EXPIRES, IDENTITY, App, RequestGuard
 from opwire.serve.hosts import LOOPBACK, HostNames, without_port
 from opwire.serve.listener import listening
 from tests.properties import examples
@@ -64,12 +64,12 @@ class House:
     def __init__(self, session: aiohttp.ClientSession) -> None:
         self.address = ""
         self._session = session
-        self._guards: list[RequestGuard] = []
+        self._guards: list[App] = []
 
     async def __call__(self, scope: Any, receive: Any, send: Any) -> None:
         await self._guards[int(scope["path"].split("/")[1])](scope, receive, send)
 
-    def behind(self, guard: RequestGuard) -> Client:
+    def behind(self, guard: App) -> Client:
         self._guards.append(guard)
         return Client(self._session, f"{self.address}/{len(self._guards) - 1}")
 
@@ -518,6 +518,36 @@ async def test_of_many_large_bodies_at_once_as_many_as_fit_get_through(
         statuses = [reply.status for reply in await asyncio.gather(*asked)]
     assert set(statuses) == {200, 503}
     assert statuses.count(200) >= 2
+
+
+@requirement("serve.limits")
+@on_one_loop
+async def test_large_bodies_that_were_announced_and_do_not_arrive_keep_no_others_out(
+    house: House, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("opwire.serve.guard._MAX_BODIES", 0)
+    large, reads = b"0" * 1024 * 1024, asyncio.Semaphore(0)
+    guard = RequestGuard(echo, max_body=len(large))
+
+    async def counted(scope: Any, receive: Any, send: Any) -> None:
+        async def received() -> Any:
+            reads.release()
+            return await receive()
+
+        await guard(scope, received, send)
+
+    client = house.behind(counted)
+    head = b"POST %s HTTP/1.1\r\nHost: localhost\r\nContent-Length: %d\r\n\r\n" % (client.path, len(large))
+    async with asyncio.timeout(20):
+        silent = [await client.connect() for _ in range(8)]
+        for _, writer in silent:
+            writer.write(head)
+        for _ in silent:
+            await reads.acquire()
+        assert (await client("POST", "/", data=large)).json["size"] == len(large)
+        for _, writer in silent:
+            writer.close()
+            await writer.wait_closed()
 
 
 @requirement("serve.limits")

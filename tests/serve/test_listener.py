@@ -145,6 +145,25 @@ async def test_a_target_with_a_fragment_is_not_another_spelling_of_a_path(target
             writer.close()
 
 
+@requirement("serve.hosts")
+@pytest.mark.parametrize(
+    ("target", "status"),
+    [
+        (b"http://tools.example:80/", b"200"),
+        (b"HTTP://TOOLS.example:80/?q=/", b"200"),
+        (b"http://other.example/", b"400"),
+        (b"http://tools.example/", b"400"),
+        (b"http://tools.example:80@other.example/", b"400"),
+    ],
+)
+async def test_the_host_in_the_target_of_a_request_is_that_of_the_header(target: bytes, status: bytes) -> None:
+    async with asyncio.timeout(5), listening(Slow(), lifespan="off") as address:
+        reader, writer = await asyncio.open_connection("127.0.0.1", int(address.rpartition(":")[2]))
+        writer.write(b"GET %s HTTP/1.1\r\nHost: Tools.example:80\r\nConnection: close\r\n\r\n" % target)
+        assert (await reader.read()).startswith(b"HTTP/1.1 %s " % status)
+        writer.close()
+
+
 @requirement("serve.limits")
 async def test_a_call_may_take_longer_than_its_headers() -> None:
     app = Slow()

@@ -47,6 +47,7 @@ MAX_BATCH = 100
 """Messages of one batch."""
 
 _MAX_REPAIRED = 262_144  # values of a response with numbers that JSON lacks
+_MAX_SERVED_REPAIRED = 16_384  # of one to a server: with a long request, which is rejected, it took half a second
 
 SMALL = 16 * 1024
 """Bytes of a `SmallResponse`."""
@@ -212,17 +213,17 @@ def decode_message(raw: bytes, *, is_checked: bool = False) -> RPCMessage:
         id = _head_of(raw).id
         raise InvalidMessageError(is_json=True, id=id if _is_usable_id(id) else None, excess=str(error)) from None
     with collection_paused():
-        return _decode_message(raw)
+        return _decode_message(raw, _MAX_SERVED_REPAIRED if is_checked else _MAX_REPAIRED)
 
 
-def _decode_message(raw: bytes) -> RPCMessage:
+def _decode_message(raw: bytes, max_repaired: int = _MAX_REPAIRED) -> RPCMessage:
     try:
         frame = _frame_decoder.decode(raw)
         message = _message_of(frame, raw)
     except InvalidMessageError:
         raise
     except (ValueError, RecursionError):
-        return _repaired(raw)
+        return _repaired(raw, max_repaired)
     if message is None:
         raise _invalid(msgspec.to_builtins(frame))
     return message
@@ -254,10 +255,10 @@ def _is_usable_id(id: object) -> bool:
     return not isinstance(id, str) or len(id) <= MAX_ID
 
 
-def _repaired(raw: bytes) -> RPCMessage:
+def _repaired(raw: bytes, max_repaired: int) -> RPCMessage:
     raw = raw.decode("utf-8-sig", "replace").encode()
     try:
-        found = _decode_any(raw)
+        found = _decode_any(raw, max_repaired)
     except (ValueError, RecursionError):
         raise InvalidMessageError(is_json=False) from None
     if not isinstance(found, dict):
@@ -283,12 +284,12 @@ def _repaired(raw: bytes) -> RPCMessage:
     return message
 
 
-def _decode_any(raw: bytes) -> Any:
+def _decode_any(raw: bytes, max_repaired: int) -> Any:
     """Decode JSON; not a request, it may have numbers that JSON lacks. Raises ValueError, RecursionError."""
     try:
         return read_json(_any_decoder, raw)
     except ValueError:  # Python's `json` takes ten times as long, and blocks the event loop
-        if not has_few_values(raw, _MAX_REPAIRED):
+        if not has_few_values(raw, max_repaired):
             raise
     found = replace_surrogates(json.loads(raw))
     if "method" in as_dict(found):

@@ -351,9 +351,7 @@ class RequestGuard:
             if b"expect" not in headers:  # otherwise the client asks first, and sends nothing
                 await _discard(receive)
             raise self._too_large()
-        if int(length) > _LARGE_BODY:  # as a whole: if parts were counted as they come, none of many would get through
-            await self._reserve(scope, int(length), receive)
-        collecting = self._collect(scope, receive)
+        collecting = self._collect(scope, receive, int(length) or self._max_body)
         try:
             waiting = collecting.send(None)
         except StopIteration as arrived:  # nearly always; a timeout would add 4 µs
@@ -367,7 +365,7 @@ class RequestGuard:
         _check_body(body, headers)
         return body
 
-    async def _collect(self, scope: Scope, receive: Receive) -> bytes:
+    async def _collect(self, scope: Scope, receive: Receive, limit: int) -> bytes:
         buffer = bytearray()  # not a list: a chunk may have one byte
         while True:
             message = await receive()
@@ -378,22 +376,30 @@ class RequestGuard:
             if size > self._max_body:
                 await _discard(receive)
                 raise self._too_large()
-            if size > _LARGE_BODY and size > scope.get(_RESERVED, 0):  # its length was not given
-                await self._reserve(scope, min(4 * size, self._max_body), receive)
+            # By what has arrived, not by the stated length: that costs a sender nothing.
+            if size > _LARGE_BODY and size > scope.get(_RESERVED, 0) and not self._reserve(scope, min(2 * size, limit)):
+                del buffer, chunk, message
+                await _discard(receive)
+                full = CallError(ErrorCode.UNAVAILABLE, "other requests have large bodies: try again", retry_after=1)
+                raise HTTPStatusError(HTTPStatus.SERVICE_UNAVAILABLE, full, _CLOSE)
             if not message.get("more_body", False):
                 return bytes(buffer + chunk) if buffer else chunk
             buffer += chunk
 
-    async def _reserve(self, scope: Scope, size: int, receive: Receive) -> None:
-        """Count the bytes of a large body until its request ends, or reject it if there is no room for them."""
-        (share,), more = scope.get(_SHARE, (None,)), size - scope.get(_RESERVED, 0)
-        taken = self._reserved.get(share, 0) + more
+    def _reserve(self, scope: Scope, size: int) -> bool:
+        """Count the bytes of a large body until its request ends; if there is no room, return False, and count none.
+
+        So one that is rejected makes room for the others, and of many at once as many as fit get through.
+        """
+        (share,), held = scope.get(_SHARE, (None,)), scope.pop(_RESERVED, 0)
+        if held:
+            _subtract(self._reserved, share, held)
+        taken = self._reserved.get(share, 0) + size
         room = self._max_bodies if self._authenticator is None else self._max_bodies // 2
-        if taken > room or sum(self._reserved.values()) + more > self._max_bodies:
-            await _discard(receive)
-            full = CallError(ErrorCode.UNAVAILABLE, "other requests have large bodies: try again", retry_after=1)
-            raise HTTPStatusError(HTTPStatus.SERVICE_UNAVAILABLE, full, _CLOSE)
+        if taken > room or sum(self._reserved.values()) + size > self._max_bodies:
+            return False
         self._reserved[share], scope[_RESERVED] = taken, size
+        return True
 
     def _too_large(self) -> HTTPStatusError:
         error = CallError(ErrorCode.PAYLOAD_TOO_LARGE, f"the body has more than {self._max_body:,} bytes")

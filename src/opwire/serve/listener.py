@@ -8,6 +8,7 @@ to tell the connection when a request begins and ends.
 import asyncio
 import contextlib
 import logging
+import re
 import socket
 from abc import ABC, abstractmethod
 from collections.abc import AsyncGenerator, Callable, Generator
@@ -343,6 +344,11 @@ class _HTTPProtocol(UvicornProtocol):
 
     def on_headers_complete(self) -> None:
         self.progressed = self._is_trailing = True
+        if not self.url.startswith((b"/", b"*")):
+            # uvicorn ignores the host of an absolute target, which a proxy has to go by. The guard checks the header.
+            host = re.split(rb"[/?]", self.url.partition(b"://")[2])[0]
+            if host.lower() != dict(self.headers).get(b"host", b"").lower():
+                raise ValueError("a target with another host than the header")
         super().on_headers_complete()
 
     def on_body(self, body: bytes) -> None:
