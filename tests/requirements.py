@@ -1328,6 +1328,7 @@ SERVE: dict[str, str] = {
     "serve.access-log": "Every call on every surface is one line of the access log: identity, operation, outcome, "
     "duration and bytes; nothing is measured while it is disabled.",
     "serve.access-log.bounded": "Text from callers is bounded and escaped in the access log, and is one line.",
+    "log.peer-text": "Text of peers in log records is escaped, and cannot look like a record of its own.",
     "serve.tracebacks": "The traceback of a failed handler is in the log of its server under the error id that the "
     "caller gets, on every surface and transport.",
     "serve.origins": "Pages of other hosts may not call unless they are named.",

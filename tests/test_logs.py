@@ -2,12 +2,15 @@
 
 import json
 import logging
+import re
+from pathlib import Path
 from typing import Any
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+import opwire
 from opwire import CallError, Identity, local_envelope, logs
 from opwire.logs import AccessEntry, JSONFormatter, LimitedLog, begin_access, traceback_of
 from tests.requirements import requirement
@@ -98,3 +101,22 @@ def test_lines_above_the_limit_of_a_second_are_dropped_and_that_is_said_once(
     log.write(logging.WARNING, "again")
     lines = [record.getMessage() for record in caplog.records]
     assert lines == ["line 0", "line 1", "line 2 (the rest of this second is dropped)", "again"]
+
+
+SOURCES = Path(opwire.__file__).parent
+LOGGERS = {
+    name
+    for path in SOURCES.rglob("*.py")
+    for name in re.findall(r'getLogger\("(opwire\.[a-z._]+)"\)', path.read_text(encoding="utf-8"))
+}
+
+
+@requirement("log.peer-text")
+@pytest.mark.parametrize("name", sorted({*LOGGERS, "opwire.tool_envelope"}))
+def test_text_of_peers_in_a_log_is_escaped_and_forges_no_record(name: str, caplog: pytest.LogCaptureFixture) -> None:
+    caplog.set_level(logging.INFO, name)
+    text = "no\x1b]52;c;eA==\x07\u202e\nERROR forged"
+    logging.getLogger(name).warning("a %s b %s c %d %r", text, CallError("INTERNAL", text), 7, {"a": text})
+    shown = r"no\x1b]52;c;eA==\x07\u202e"
+    assert caplog.messages[0].startswith(f"a {shown}\n    ERROR forged b INTERNAL: {shown}\n    ERROR forged c 7 {{")
+    assert not set(caplog.messages[0]) & set("\x1b\x07\u202e")

@@ -49,6 +49,7 @@ from opwire.errors import (
     is_resume_error,
     resume_error,
 )
+from opwire.logs import escape_peer_text
 from opwire.operation import (
     AccessControl,
     Change,
@@ -185,3 +186,5 @@ def __dir__() -> list[str]:
 # asyncio reads into a new buffer of 256 KiB. Until a larger block was freed, glibc maps and unmaps each of them, which
 # takes 25 µs of every message over a pipe or socket.
 bytes(512 * 1024)
+
+escape_peer_text()

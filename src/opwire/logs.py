@@ -1,4 +1,4 @@
-"""The access log, one line per call that a surface serves, and a formatter that writes log records as JSON.
+"""The access log, one line per call that a surface serves, a formatter that writes log records as JSON, and a filter.
 
     logging.getLogger("opwire.access").setLevel(logging.INFO)
 
@@ -22,7 +22,7 @@ import msgspec
 from opwire.envelope import MCPResponseMeta, ResponseEnvelope, encode_envelope
 from opwire.errors import CallError, ConversionError
 from opwire.operation import Identity, is_own
-from opwire.typed.plain import as_dict, harmless_json, one_line, write_json
+from opwire.typed.plain import as_dict, harmless, harmless_json, one_line, write_json
 
 logger = logging.getLogger("opwire.access")
 
@@ -174,6 +174,39 @@ class LimitedLog:
             self._logger.log(level, message, *arguments)
         elif self._lines == self._per_second + 1:
             self._logger.log(level, f"{message} (the rest of this second is dropped)", *arguments)
+
+
+class PeerTextFilter(logging.Filter):
+    """Escape control characters in the arguments of log records: they quote peers, and a handler may be a terminal.
+
+    Lines after the first are indented, so that none of them looks like a record of its own.
+    """
+
+    def filter(self, record: logging.LogRecord) -> bool:
+        """Change the arguments, and accept the record."""
+        if isinstance(record.args, tuple):
+            record.args = tuple(
+                harmless(str(each)).replace("\n", "\n    ") if isinstance(each, str | BaseException) else each
+                for each in record.args
+            )
+        return True
+
+
+# A filter counts for the logger that it was added to, and not for those below it.
+_LOGGERS = (
+    "access adapters adapters.openapi auth call client config durable envelope hub invoke llm mcp oauth pipeline "
+    "policies registry search serve serve.console serve.http tool_envelope tools transports transports.nats view "
+    "webhooks workers"
+)
+
+
+def escape_peer_text() -> None:
+    """Add the filter to the loggers of this package."""
+    for name in _LOGGERS.split():
+        logging.getLogger(f"opwire.{name}").addFilter(_PEER_TEXT)
+
+
+_PEER_TEXT = PeerTextFilter()
 
 
 class JSONFormatter(logging.Formatter):
