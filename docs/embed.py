@@ -151,10 +151,13 @@ def session_schemas() -> str:
 
 
 def redis_scripts() -> str:
-    """Return the scripts that ends run in Redis, from the source: importing it needs the extra `redis`."""
-    source = (DOCS.parent / "src/opwire/transports/redis/transport.py").read_text(encoding="utf-8")
-    scripts = re.findall(r'^(ROUTE|ENTER|PRUNE) = """\\\n(.*?)"""', source, re.MULTILINE | re.DOTALL)
-    return "\n\n".join(folded(name, f"```lua\n{script}```") for name, script in scripts)
+    """Return the scripts that ends run in Redis, without their comments."""
+    folder, scripts = DOCS.parent / "src/opwire/transports/redis/scripts", list[str]()
+    for name in ("ROUTE", "ENTER", "PRUNE"):
+        script = (folder / f"{name.lower()}.lua").read_text(encoding="utf-8")
+        code = re.sub(r"^--.*\n", "", script, flags=re.MULTILINE)
+        scripts.append(folded(name, f"```lua\n{code}```"))
+    return "\n\n".join(scripts)
 
 
 def configuration() -> str:

@@ -15,8 +15,8 @@ from opwire.durable import Claim, DurableCalls, DurableWorker
 from opwire.errors import UsageError
 from opwire.testing.harness import soon
 from opwire.transports.redis import journal as redis_journal
+from opwire.transports.redis.connection import Script
 from opwire.transports.redis.journal import RedisJournal
-from opwire.transports.redis.journal_scripts import Script
 from tests.durable.samples import PUBLIC, lists_buried_tasks_by_pages, outcome, task
 from tests.requirements import requirement
 from tests.servers.brokers import HOST, RedisServer

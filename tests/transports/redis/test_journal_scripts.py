@@ -7,7 +7,8 @@ from typing import Any
 import pytest
 
 from opwire.transports.redis import journal_scripts as scripts
-from opwire.transports.redis.journal_scripts import JournalKeys, Script, without_space
+from opwire.transports.redis.connection import Script
+from opwire.transports.redis.journal_scripts import JournalKeys, without_space
 from tests.requirements import requirement
 from tests.servers.brokers import RedisServer
 from tests.transports.redis.ends import ask, exhaust
@@ -55,7 +56,7 @@ def consumers(server: RedisServer) -> set[bytes]:
 
 def test_digests_are_those_that_redis_computes(redis_server: RedisServer) -> None:
     for script in scripts.SCRIPTS:
-        assert ask(redis_server, "SCRIPT", "LOAD", script.text) == script.digest.encode()
+        assert ask(redis_server, "SCRIPT", "LOAD", script.text) == script.digest
 
 
 def test_every_script_is_loaded() -> None:

@@ -38,10 +38,7 @@ def test_a_url_names_sentinels_the_service_and_both_credentials() -> None:
     ]
     assert made._primary == Target("localhost", 6379, tls=True, user="ann", password=SECRET, db=2)
     assert all(each.ssl is made._primary.ssl for each in made._servers)
-    assert (made.name, made.db) == (
-        "the Redis service 'my service' of the Sentinels at a:26379, b:7000, [::1]:7001",
-        2,
-    )
+    assert made.name == "the Redis service 'my service' of the Sentinels at a:26379, b:7000, [::1]:7001"
     assert SECRET not in repr([*made._servers, made._primary])
 
 
@@ -51,7 +48,7 @@ def test_a_url_names_servers_of_a_cluster() -> None:
     assert isinstance(made, ClusterNodes)
     login = {"tls": True, "user": "ann", "password": SECRET}
     assert made._servers == [Target("a", 6379, **login), Target("b", 7000, **login)]
-    assert (made.name, made.db, made.key_prefix("shop")) == ("the Redis Cluster at a:6379, b:7000", 0, "{shop}")
+    assert (made.name, made.key_prefix("shop")) == ("the Redis Cluster at a:6379, b:7000", "{shop}")
     for prefix in ("", "{shop}", "sh}op"):
         with pytest.raises(UsageError, match="has no braces"):
             parse_servers("redis+cluster://a", prefix=prefix)

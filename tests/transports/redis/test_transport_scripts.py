@@ -4,7 +4,7 @@ from collections.abc import Callable, Iterator
 
 import pytest
 
-from opwire.transports.redis.transport import ENTER, PRUNE, ROUTE, ROUTE_SHA
+from opwire.transports.redis.transport import ENTER, PRUNE, ROUTE
 from tests.requirements import requirement
 from tests.servers.brokers import RedisServer
 from tests.transports.redis.ends import ask, end, exhaust
@@ -21,15 +21,15 @@ def server(redis_server: RedisServer) -> Iterator[RedisServer]:
 
 
 def route(server: RedisServer, turn: int = 0, *sticky_key: str) -> int | bytes:
-    return ask(server, "EVAL", ROUTE, 1, LIST, turn, "caller token\n{}", "opwire:end:", *sticky_key)
+    return ask(server, "EVAL", ROUTE.text, 1, LIST, turn, "caller token\n{}", "opwire:end:", *sticky_key)
 
 
 def prune(server: RedisServer, *lists: str, entries: int = 200) -> int:
-    return ask(server, "EVAL", PRUNE, len(lists), *lists, "opwire:end:", entries)
+    return ask(server, "EVAL", PRUNE.text, len(lists), *lists, "opwire:end:", entries)
 
 
 def enter(server: RedisServer, end: str, *lists: str) -> int:
-    return ask(server, "EVAL", ENTER, 1 + len(lists), end, *lists, 5_000, 60_000)
+    return ask(server, "EVAL", ENTER.text, 1 + len(lists), end, *lists, 5_000, 60_000)
 
 
 def listed(server: RedisServer, key: str = LIST) -> list[bytes]:
@@ -37,7 +37,7 @@ def listed(server: RedisServer, key: str = LIST) -> list[bytes]:
 
 
 def test_redis_knows_the_script_by_the_name_that_we_call_it(server: RedisServer) -> None:
-    assert ask(server, "SCRIPT", "LOAD", ROUTE) == ROUTE_SHA
+    assert ask(server, "SCRIPT", "LOAD", ROUTE.text) == ROUTE.digest
 
 
 def test_no_end_gets_a_message_without_servers(server: RedisServer) -> None:

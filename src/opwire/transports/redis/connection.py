@@ -11,8 +11,10 @@ import re
 from collections import deque
 from collections.abc import Callable, Coroutine, Iterable
 from dataclasses import dataclass, field
+from hashlib import sha1
+from pathlib import Path
 from ssl import SSLContext, create_default_context
-from typing import Any, TypeGuard, cast
+from typing import Any, Protocol, TypeGuard, cast
 from urllib.parse import parse_qsl, unquote, urlsplit
 
 from hiredis import PushNotification, Reader, ReplyError, pack_command  # pyright: ignore[reportUnknownVariableType]
@@ -28,6 +30,7 @@ MAX_REPLY = 128 * 1024 * 1024  # bytes of one reply; a longer one ends the conne
 _pack = cast("Callable[[tuple[Part, ...]], bytes]", pack_command)
 _PUSH: Any = PushNotification
 _CONFIRMATIONS = (b"subscribe", b"unsubscribe")
+_SCRIPTS = Path(__file__).with_name("scripts")
 _MORE = object()  # returned for incomplete data: any plain value could be a reply
 
 # --- the URL ----------------------------------------------------------------------------------------------------------
@@ -39,8 +42,40 @@ INVALID_URL = (
 )
 
 
+class RedisServers(Protocol):
+    """What a transport or a journal connects to: here one server, in `servers` the primary of several."""
+
+    @property
+    def name(self) -> str:
+        """Return the name for messages, without a password."""
+        ...
+
+    async def primary(self) -> "Target":
+        """Return the server to connect to.
+
+        Raises:
+            CallError: UNAVAILABLE.
+        """
+        ...
+
+    def follow(self, connection: "RedisConnection") -> None:
+        """Abort an open connection as soon as another server is the primary; a single server stays the same."""
+
+    def key_prefix(self, prefix: str) -> str:
+        """Return the start of all keys and channels with a prefix."""
+        return prefix
+
+    async def channel_prefix(self, connection: "RedisConnection", prefix: str) -> str:
+        """Return the start of channels that are counted on to have all their subscribers at this server.
+
+        Raises:
+            CallError: UNAVAILABLE.
+        """
+        return prefix
+
+
 @dataclass(frozen=True, slots=True)
-class Target:
+class Target(RedisServers):
     """A server and the credentials for it. The password is never shown."""
 
     host: str
@@ -67,17 +102,6 @@ class Target:
     async def primary(self) -> "Target":
         """Return this server: it is the only one."""
         return self
-
-    def key_prefix(self, prefix: str) -> str:
-        """Return the start of all keys and channels with a prefix."""
-        return prefix
-
-    async def channel_prefix(self, connection: "RedisConnection", prefix: str) -> str:
-        """Return the start of channels that are counted on to have all their subscribers at this server."""
-        return prefix
-
-    def follow(self, connection: "RedisConnection") -> None:
-        """No-op: a single server stays the same."""
 
 
 def parse_url(url: str, ssl: SSLContext | None = None, *, port: int = 6379) -> Target:
@@ -205,6 +229,20 @@ def largest_message(replies: Iterable[Any]) -> int:
 def command(*parts: Part) -> bytes:
     """Encode a command."""
     return _pack(parts)
+
+
+class Script:
+    """A script, and the digest by which Redis caches it."""
+
+    def __init__(self, text: str) -> None:
+        self.text = text
+        self.digest = sha1(text.encode(), usedforsecurity=False).hexdigest().encode()
+
+
+def load_script(*files: str) -> Script:
+    """Load a script without its comments, after the functions that it shares with others."""
+    texts = ((_SCRIPTS / f"{file}.lua").read_text(encoding="utf-8") for file in files)
+    return Script("".join(re.sub(r"^--.*\n", "", text, flags=re.MULTILINE) for text in texts))
 
 
 class Replies:

@@ -56,8 +56,8 @@ from opwire.invoke import eager_task
 from opwire.tasks import resolve
 from opwire.transports.broker_journal import BrokerJournal, GatheredReplies
 from opwire.transports.redis import journal_scripts as scripts
-from opwire.transports.redis.connection import Done, Part, command, is_refusal, refusal
-from opwire.transports.redis.journal_scripts import JournalKeys, Script, StreamReceipt, without_space
+from opwire.transports.redis.connection import Done, Part, Script, command, is_refusal, refusal
+from opwire.transports.redis.journal_scripts import JournalKeys, StreamReceipt, without_space
 from opwire.transports.redis.servers import parse_servers
 from opwire.transports.redis.session import PATIENCE, RedisSession
 
@@ -188,7 +188,10 @@ class _StreamEntry(NamedTuple):
 
 
 class StreamClaims:
-    """The claims of one end. Scripts run on `session`; `connect` opens the sessions on which claims block."""
+    """The claims of one end. Scripts run on `session`; `connect` opens the sessions on which claims block.
+
+    Its methods raise `CallError(UNAVAILABLE)`.
+    """
 
     def __init__(self, keys: JournalKeys, session: RedisSession, connect: Callable[[], RedisSession]) -> None:
         self._names = keys
@@ -204,11 +207,7 @@ class StreamClaims:
     async def claim(
         self, operation_ids: Sequence[str], lease: float, wait: float, limit: int, *, suspects: bool
     ) -> list[Claim]:
-        """Claim the next tasks of these operations.
-
-        Raises:
-            CallError: UNAVAILABLE.
-        """
+        """Claim the next tasks of these operations."""
         if self._closed:
             raise CallError(ErrorCode.UNAVAILABLE, f"the journal at {self._session.name} was closed")
         now, operations = time.monotonic(), tuple(operation_ids)
@@ -287,20 +286,12 @@ class StreamClaims:
         await self._session.ask(command(b"XACK", stream, b"workers", entry.id), command(b"XDEL", stream, entry.id))
 
     async def renew(self, claim: Claim, *, alone: bool) -> bool:
-        """Renew a lease; return False if it was lost.
-
-        Raises:
-            CallError: UNAVAILABLE.
-        """
+        """Renew a lease; return False if it was lost."""
         keys = [self._names.stream(claim.task.operation_id), self._names.history(claim.task.operation_id)]
         return bool(await self._session.run(scripts.RENEW, keys, *StreamReceipt.of(claim), claim.attempt, int(alone)))
 
     async def release(self, claim: Claim, delay: float, *, failed: bool = False, attempts: int | None = None) -> None:
-        """Return a task to the queue; `attempts` overrides the number of attempts that count.
-
-        Raises:
-            CallError: UNAVAILABLE.
-        """
+        """Return a task to the queue; `attempts` overrides the number of attempts that count."""
         names, operation_id = self._names, claim.task.operation_id
         keys = [name(operation_id) for name in (names.stream, names.later, names.suspects, names.history)]
         milliseconds = ceil(seconds_within(delay, MAX_SECONDS) * 1000)
@@ -309,11 +300,7 @@ class StreamClaims:
         await self._session.run(scripts.RELEASE, keys, *StreamReceipt.of(claim), *arguments)
 
     async def leave(self) -> None:
-        """Delete our consumers that have no tasks left. The owner closes the session.
-
-        Raises:
-            CallError: UNAVAILABLE.
-        """
+        """Delete our consumers that have no tasks left. The owner closes the session."""
         self._closed = True
         await self._close_idle()
         if self._consumers:
@@ -368,11 +355,7 @@ class RedisJournal(BrokerJournal):
         )
 
     async def start(self) -> None:
-        """Connect; log a warning for settings of the server that put tasks at risk.
-
-        Raises:
-            CallError: UNAVAILABLE.
-        """
+        """Connect; log a warning for settings of the server that put tasks at risk."""
         self._waiters.bind()
         await self._session.ask(command(b"PING"))
         try:
@@ -418,11 +401,7 @@ class RedisJournal(BrokerJournal):
         self._submitting.run(task.operation_id, len(task.request), self._names.task(task.key), arguments, done)
 
     async def record(self, claim: Claim, outcome: Outcome) -> Outcome | None:
-        """Record the outcome of a task; return the first recorded one, or None if the task is unknown.
-
-        Raises:
-            CallError: UNAVAILABLE.
-        """
+        """Record the outcome of a task; return the first recorded one, or None if the task is unknown."""
         (recorded,) = await self.record_all([(claim, outcome)])
         if isinstance(recorded, Exception):
             raise recorded
@@ -445,11 +424,7 @@ class RedisJournal(BrokerJournal):
         return recorded
 
     async def cancel(self, outcome: Outcome) -> Outcome | None:
-        """End a task that is not claimed; return its outcome, or None if it is claimed or unknown.
-
-        Raises:
-            CallError: UNAVAILABLE.
-        """
+        """End a task that is not claimed; return its outcome, or None if it is claimed or unknown."""
         names, operation_id = self._names, outcome.operation_id
         kinds = (names.stream, names.later, names.suspects, names.history)
         keys = [names.task(outcome.key), *(name(operation_id) for name in kinds)]
@@ -458,20 +433,12 @@ class RedisJournal(BrokerJournal):
         return ended if ended is not None and ended.operation_id == operation_id else None
 
     async def outcome(self, key: str) -> Outcome | None:
-        """Return the outcome of a task, if any yet.
-
-        Raises:
-            CallError: UNAVAILABLE.
-        """
+        """Return the outcome of a task, if any yet."""
         (value,) = await self._session.ask(command(b"GET", self._names.task(key)))
         return _outcome(value)
 
     async def wait(self, key: str, timeout: float) -> Outcome | None:
-        """Wait for the outcome of a task; return None after the timeout.
-
-        Raises:
-            CallError: UNAVAILABLE.
-        """
+        """Wait for the outcome of a task; return None after the timeout."""
         return await self._waiters.wait(key, timeout, lambda: self._fetch(key))
 
     async def _fetch(self, key: str) -> Outcome | None:
@@ -488,11 +455,7 @@ class RedisJournal(BrokerJournal):
             self._waiters.resolve(outcome)
 
     async def buried(self, operation_id: str | None = None) -> AsyncIterator[Outcome]:
-        """Yield the outcomes of buried tasks, the oldest first.
-
-        Raises:
-            CallError: UNAVAILABLE.
-        """
+        """Yield the outcomes of buried tasks, the oldest first."""
         operations = await self._operations() if operation_id is None else [operation_id]
         lists = [command(b"ZRANGE", self._names.buried(each), 0, -1, b"WITHSCORES") for each in operations]
         found = [pair for pairs in await self._session.ask(*lists) for pair in pairs]
@@ -509,11 +472,7 @@ class RedisJournal(BrokerJournal):
                     yield outcome
 
     async def pending(self, operation_id: str, *, limit: int = 100) -> list[PendingTask]:
-        """Return the tasks of an operation that wait or run, the oldest first, at most `limit`.
-
-        Raises:
-            CallError: UNAVAILABLE.
-        """
+        """Return the tasks of an operation that wait or run, the oldest first, at most `limit`."""
         found = await self._session.run(scripts.PENDING, [self._names.stream(operation_id)], limit)
         return [
             PendingTask(
@@ -527,11 +486,7 @@ class RedisJournal(BrokerJournal):
         ]
 
     async def replay(self, key: str) -> bool:
-        """Submit a buried task again; return False if it is unknown.
-
-        Raises:
-            CallError: UNAVAILABLE.
-        """
+        """Submit a buried task again; return False if it is unknown."""
         ended, names = await self.outcome(key), self._names
         if ended is None:
             return False
@@ -540,11 +495,7 @@ class RedisJournal(BrokerJournal):
         return bool(await self._session.run(scripts.REPLAY, keys, key))
 
     async def purge(self, key: str) -> bool:
-        """Delete a task that has ended; return False if it is unknown.
-
-        Raises:
-            CallError: UNAVAILABLE.
-        """
+        """Delete a task that has ended; return False if it is unknown."""
         ended, names = await self.outcome(key), self._names
         if ended is None:
             return False
@@ -552,11 +503,7 @@ class RedisJournal(BrokerJournal):
         return bool(await self._session.run(scripts.PURGE, keys, key))
 
     async def info(self) -> list[JournalInfo]:
-        """Return the number of tasks of each operation.
-
-        Raises:
-            CallError: UNAVAILABLE.
-        """
+        """Return the number of tasks of each operation."""
         names, found = self._names, list[JournalInfo]()
         for each in await self._operations():
             keys = [name(each) for name in (names.stream, names.later, names.suspects, names.buried)]

@@ -20,14 +20,11 @@ command that needs no memory: outcomes can be recorded even then, and every scri
 """
 
 from functools import partial
-from hashlib import sha1
-from pathlib import Path
 from typing import NamedTuple
 from urllib.parse import quote
 
 from opwire.durable.journal import Claim
-
-_FOLDER = Path(__file__).with_name("scripts")
+from opwire.transports.redis.connection import load_script
 
 
 class JournalKeys:
@@ -74,30 +71,17 @@ def without_space(fingerprint: str) -> str:
     return fingerprint if fingerprint.isascii() and fingerprint.isalnum() else quote(fingerprint, safe="")
 
 
-class Script:
-    """A script, and the digest by which Redis caches it."""
-
-    def __init__(self, text: str) -> None:
-        self.text = text
-        self.digest = sha1(text.encode(), usedforsecurity=False).hexdigest()
-
-
-def _script(*files: str) -> Script:
-    """Load a script, with the functions that it shares with others."""
-    return Script("\n".join((_FOLDER / f"{file}.lua").read_text(encoding="utf-8") for file in files))
-
-
-SUBMIT = _script("note_end", "submit")
-WAIT = _script("note_end", "wait")
-TAKE = _script("history", "take")
-RENEW = _script("history", "if_ours", "renew")
-RELEASE = _script("history", "if_ours", "release")
-RECORD = _script("record")
-CANCEL = _script("cancel")
-REPLAY = _script("replay")
-PURGE = _script("purge")
-COUNT = _script("count")
-PENDING = _script("pending")
-LEAVE = _script("leave")
+SUBMIT = load_script("note_end", "submit")
+WAIT = load_script("note_end", "wait")
+TAKE = load_script("history", "take")
+RENEW = load_script("history", "if_ours", "renew")
+RELEASE = load_script("history", "if_ours", "release")
+RECORD = load_script("record")
+CANCEL = load_script("cancel")
+REPLAY = load_script("replay")
+PURGE = load_script("purge")
+COUNT = load_script("count")
+PENDING = load_script("pending")
+LEAVE = load_script("leave")
 
 SCRIPTS = (SUBMIT, WAIT, TAKE, RENEW, RELEASE, RECORD, CANCEL, REPLAY, PURGE, COUNT, PENDING, LEAVE)

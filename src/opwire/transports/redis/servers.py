@@ -16,12 +16,12 @@ from contextlib import suppress
 from dataclasses import replace
 from random import choice
 from ssl import SSLContext
-from typing import Any, NamedTuple, Protocol
+from typing import Any, NamedTuple
 from urllib.parse import parse_qsl, unquote
 
 from opwire.deadlines import back_off
 from opwire.errors import CallError, ErrorCode, UsageError
-from opwire.transports.redis.connection import INVALID_URL, RedisConnection, Target, command, parse_url
+from opwire.transports.redis.connection import INVALID_URL, RedisConnection, RedisServers, Target, command, parse_url
 
 logger = logging.getLogger("opwire.transports")
 
@@ -34,44 +34,6 @@ _SLOTS = 16384
 _MAX_NODES = 16  # servers of a cluster that a lookup asks
 _SENTINEL_PORT = 26379
 _MAX_HOST = 253  # characters of a DNS name
-
-
-class RedisServers(Protocol):
-    """What a transport or a journal connects to."""
-
-    @property
-    def name(self) -> str:
-        """Return the name for messages, without a password."""
-        ...
-
-    @property
-    def db(self) -> int:
-        """Return the number of the database."""
-        ...
-
-    def key_prefix(self, prefix: str) -> str:
-        """Return the start of all keys and channels with a prefix."""
-        ...
-
-    async def channel_prefix(self, connection: RedisConnection, prefix: str) -> str:
-        """Return the start of channels that are counted on to have all their subscribers at this server.
-
-        Raises:
-            CallError: UNAVAILABLE.
-        """
-        ...
-
-    async def primary(self) -> Target:
-        """Return the server to connect to.
-
-        Raises:
-            CallError: UNAVAILABLE.
-        """
-        ...
-
-    def follow(self, connection: RedisConnection) -> None:
-        """Abort an open connection as soon as another server is the primary."""
-        ...
 
 
 class Election(NamedTuple):
@@ -94,22 +56,18 @@ class Election(NamedTuple):
         return election
 
 
-class ElectedPrimary(ABC):
+class ElectedPrimary(RedisServers, ABC):
     """A primary whose address `servers` know; `primary` has the credentials for it."""
 
     def __init__(self, name: str, servers: Iterable[Target], primary: Target) -> None:
         self._servers: list[Target] = list(servers)
         self._primary = primary
-        self.name = f"{name} at {', '.join(each.address for each in self._servers)}"
-        self.db = primary.db
+        self._name = f"{name} at {', '.join(each.address for each in self._servers)}"
 
-    def key_prefix(self, prefix: str) -> str:
-        """Return the start of all keys and channels with a prefix."""
-        return prefix
-
-    async def channel_prefix(self, connection: RedisConnection, prefix: str) -> str:
-        """Return the start of channels that are counted on to have all their subscribers at this server."""
-        return prefix
+    @property
+    def name(self) -> str:
+        """Return the name for messages."""
+        return self._name
 
     @abstractmethod
     async def look_up(self, connection: RedisConnection) -> Election:
@@ -178,11 +136,7 @@ class ElectedPrimary(ABC):
         connection.attach(abort())
 
     async def is_primary(self, connection: RedisConnection) -> bool:
-        """Return whether a connection is to the primary.
-
-        Raises:
-            CallError: UNAVAILABLE.
-        """
+        """Return whether a connection is to the primary."""
         return (await self.primary()).address == connection.target.address
 
 
@@ -194,12 +148,7 @@ class Sentinels(ElectedPrimary):
         self._service = service.encode()
 
     async def look_up(self, connection: RedisConnection) -> Election:
-        """Ask one Sentinel.
-
-        Raises:
-            CallError: UNAVAILABLE.
-            AttributeError, TypeError, ValueError: an invalid reply.
-        """
+        """Ask one Sentinel."""
         name = connection.target.name
         if (await connection.hello()).get(b"mode") != b"sentinel":
             raise CallError(ErrorCode.UNAVAILABLE, f"{name} is not a Sentinel: connect to it with redis://")
@@ -269,20 +218,12 @@ class ClusterNodes(ElectedPrimary):
 
         A cluster passes published messages on to subscribers at its other servers, and does not count these: a request
         that was given to a server of an operation there would be given to another one as well.
-
-        Raises:
-            CallError: UNAVAILABLE.
         """
         (id,) = await connection.ask(command(b"CLUSTER", b"MYID"))
         return f"{self.key_prefix(prefix)}:{id.decode()}"
 
     async def look_up(self, connection: RedisConnection) -> Election:
-        """Ask one server of the cluster.
-
-        Raises:
-            CallError: UNAVAILABLE.
-            AttributeError, TypeError, ValueError: an invalid reply.
-        """
+        """Ask one server of the cluster."""
         asked = connection.target
         if (await connection.hello()).get(b"mode") != b"cluster":
             wrong = f"{asked.name} is not part of a cluster: connect to it with redis://"

@@ -6,9 +6,7 @@ from typing import Any
 
 from opwire.errors import CallError, ErrorCode
 from opwire.transports.redis import journal_scripts as scripts
-from opwire.transports.redis.connection import Part, RedisConnection, command
-from opwire.transports.redis.journal_scripts import Script
-from opwire.transports.redis.servers import RedisServers
+from opwire.transports.redis.connection import Part, RedisConnection, RedisServers, Script, command
 
 PATIENCE = 5.0  # seconds without a reply, after which a server counts as lost
 
@@ -55,11 +53,7 @@ class RedisSession:
             raise
 
     async def run(self, script: Script, keys: Sequence[Part], *arguments: Part) -> Any:
-        """Run a script and return its reply.
-
-        Raises:
-            CallError: UNAVAILABLE.
-        """
+        """Run a script and return its reply."""
         parts = (len(keys), *keys, *arguments)
         try:
             (reply,) = await self.ask(command(b"EVALSHA", script.digest, *parts))

@@ -19,8 +19,7 @@ import msgspec
 from opwire.deadlines import back_off
 from opwire.durable.streams import BATCH, MAX_ITEMS, DurableStream, StoredItem
 from opwire.errors import CallError, UsageError, check_counts
-from opwire.transports.redis.connection import command
-from opwire.transports.redis.journal_scripts import Script
+from opwire.transports.redis.connection import command, load_script
 from opwire.transports.redis.servers import parse_servers
 from opwire.transports.redis.session import RedisSession
 
@@ -30,27 +29,7 @@ _FIRST = "0-0"
 _ID = re.compile(r"[0-9]{1,20}-[0-9]{1,20}")
 _BLOCK = 2.0  # seconds for which the server holds a request for new entries
 
-# Read the entries after an id. KEYS: stream; ARGV: id, limit. Returns false if entries after it may be gone.
-_READ = Script("""\
-if ARGV[1] ~= '0-0' and #redis.call('XRANGE', KEYS[1], ARGV[1], ARGV[1]) == 0 then
-  local last = '0-0'
-  if redis.call('EXISTS', KEYS[1]) == 1 then
-    local info = redis.call('XINFO', 'STREAM', KEYS[1])
-    for i = 1, #info, 2 do if info[i] == 'last-generated-id' then last = info[i + 1] end end
-  end
-  if last ~= ARGV[1] then return false end
-end
-return redis.call('XRANGE', KEYS[1], '(' .. ARGV[1], '+', 'COUNT', ARGV[2])
-""")
-
-# Return the last id of a stream. KEYS: stream.
-_LAST = Script("""\
-if redis.call('EXISTS', KEYS[1]) == 1 then
-  local info = redis.call('XINFO', 'STREAM', KEYS[1])
-  for i = 1, #info, 2 do if info[i] == 'last-generated-id' then return info[i + 1] end end
-end
-return '0-0'
-""")
+_READ, _LAST = load_script("last_id", "read_items"), load_script("last_id", "last_item")
 
 
 class RedisStream(DurableStream):
@@ -78,11 +57,7 @@ class RedisStream(DurableStream):
         self._watching: asyncio.Task[None] | None = None
 
     async def start(self) -> None:
-        """Connect.
-
-        Raises:
-            CallError: UNAVAILABLE.
-        """
+        """Connect."""
         last = await self._last()
         if self._watching is None:
             self._watching = asyncio.create_task(self._watch(last))

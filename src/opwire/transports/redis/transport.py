@@ -11,7 +11,6 @@ import logging
 from asyncio import timeout
 from collections.abc import Iterable
 from functools import partial
-from hashlib import sha1
 from math import ceil
 from random import randrange
 from ssl import SSLContext
@@ -30,12 +29,14 @@ from opwire.transports.redis.connection import (
     Done,
     Part,
     RedisConnection,
+    RedisServers,
     command,
     is_refusal,
     largest_message,
+    load_script,
     refusal,
 )
-from opwire.transports.redis.servers import RedisServers, parse_servers
+from opwire.transports.redis.servers import parse_servers
 
 logger = logging.getLogger("opwire.transports")
 
@@ -87,95 +88,9 @@ def _bulk(argument: bytes) -> bytes:
     return b"$%d\r\n%b\r\n" % (len(argument), argument)
 
 
-# --- scripts ----------------------------------------------------------------------------------------------------------
+# --- presence ---------------------------------------------------------------------------------------------------------
 
-# Give a message to one server. KEYS: the list; ARGV: the turn, the message, the prefix of the names of ends.
-#
-# Returns the name of the server, 0 if no server received it, or -1 after a thousand servers that are gone: these are
-# off the list, and the caller runs the script again, so that a long list of them does not block Redis.
-#
-# An optional fourth ARGV is a sticky key, which overrides the turn: each key has an order of its own over the servers,
-# which is stable when servers come and go. (Of more than a thousand servers, the first thousand count.)
-#
-# The script writes only when it finds a server that is gone, so requests pass while Redis is out of memory or cannot
-# save. (A list rotated by LMOVE would fail then, and is not faster.) An entry that is not the name of an end is
-# ignored: the caller may have permissions to publish where the writer of the entry does not.
-ROUTE = """\
-local servers = redis.call('LLEN', KEYS[1])
-if servers == 0 then return 0 end
-local function give(server)
-  return string.sub(server, 1, #ARGV[3]) == ARGV[3] and redis.call('EXISTS', server) == 1
-    and redis.call('PUBLISH', server, ARGV[2]) > 0
-end
-local gone, left, sent = {}, {}, 0
-if not ARGV[4] then
-  local server = redis.call('LINDEX', KEYS[1], ARGV[1] % servers)
-  if give(server) then return server end
-  gone[server] = true
-end
-local listed = redis.call('LRANGE', KEYS[1], 0, 999)
-local order, rank = {}, {}
-for i, server in ipairs(listed) do
-  order[i] = listed[(ARGV[1] + i) % #listed + 1]
-  if ARGV[4] then rank[server] = redis.sha1hex(ARGV[4] .. server) end
-end
-if ARGV[4] then table.sort(order, function(a, b) return rank[a] < rank[b] end) end
-for _, server in ipairs(order) do
-  if not gone[server] and give(server) then
-    sent = server
-    break
-  end
-  gone[server] = true
-end
-for _, server in ipairs(listed) do
-  if not gone[server] then left[#left + 1] = server end
-end
-if #left < #listed and (#left == 0 or type(redis.pcall('RPUSH', KEYS[1], unpack(left))) == 'number') then
-  redis.pcall('LTRIM', KEYS[1], #listed, -1)
-end
-if sent == 0 and servers > #listed then return -1 end
-return sent
-"""
-ROUTE_SHA = sha1(ROUTE.encode(), usedforsecurity=False).hexdigest().encode()
-
-# Renew a lease, and add its end to the lists that lack it. KEYS: the end, the lists; ARGV: milliseconds for both.
-#
-# Returns 1 if the lease was missing: then other lists may lack the end, too. PEXPIRE comes first because it needs no
-# memory, and Redis lets a script that has begun to write finish: servers can register when it is out of memory.
-ENTER = """\
-local expired = redis.call('PEXPIRE', KEYS[1], ARGV[1])
-if expired == 0 then redis.call('SET', KEYS[1], '', 'PX', ARGV[1]) end
-for i = 2, #KEYS do
-  if not redis.call('LPOS', KEYS[i], KEYS[1]) then redis.call('RPUSH', KEYS[i], KEYS[1]) end
-  redis.call('PEXPIRE', KEYS[i], ARGV[2])
-end
-return 1 - expired
-"""
-
-# Remove servers with an expired lease. KEYS: the lists; ARGV: the prefix of the names of ends, the maximum of entries
-# to check. Of a longer list it checks the first entries and moves the valid ones to the end, so that the next run
-# checks others. Returns the number of removed entries.
-PRUNE = """\
-local budget, known, removed = tonumber(ARGV[2]), {}, 0
-for _, key in ipairs(KEYS) do
-  if budget <= 0 then break end
-  local listed, left = redis.call('LRANGE', key, 0, budget - 1), {}
-  budget = budget - #listed
-  for _, server in ipairs(listed) do
-    if known[server] == nil then
-      known[server] = string.sub(server, 1, #ARGV[1]) == ARGV[1] and redis.call('EXISTS', server) == 1
-    end
-    if known[server] then left[#left + 1] = server end
-  end
-  if #left < #listed or (budget <= 0 and redis.call('LLEN', key) > #listed) then
-    if #left == 0 or type(redis.pcall('RPUSH', key, unpack(left))) == 'number' then
-      redis.pcall('LTRIM', key, #listed, -1)
-      removed = removed + #listed - #left
-    end
-  end
-end
-return removed
-"""
+ROUTE, ENTER, PRUNE = load_script("route"), load_script("enter"), load_script("prune")
 
 _ROUND = 60.0  # seconds within which each of our lists is renewed, a share of them at each beat
 _LIST_TTL = 3_600_000  # milliseconds until a list expires that no end renews
@@ -223,7 +138,7 @@ class Presence:
 
     def _entry(self, operation_ids: list[str]) -> bytes:
         lists = map(self._names.serving, operation_ids)
-        return command(b"EVAL", ENTER, 1 + len(operation_ids), self.end, *lists, self._lease, _LIST_TTL)
+        return command(b"EVAL", ENTER.text, 1 + len(operation_ids), self.end, *lists, self._lease, _LIST_TTL)
 
     def departures(self, operation_ids: Iterable[str]) -> list[bytes]:
         """Return the commands that remove this end from the lists of these operations."""
@@ -249,7 +164,7 @@ class Presence:
             self._to_prune = self.served
         due, self._to_prune = self._to_prune[:_PRUNED_LISTS], self._to_prune[_PRUNED_LISTS:]
         lists = [self._names.serving(each) for each in due]
-        return [command(b"EVAL", PRUNE, len(lists), *lists, self._names.ends, _PRUNED_ENTRIES)] if lists else []
+        return [command(b"EVAL", PRUNE.text, len(lists), *lists, self._names.ends, _PRUNED_ENTRIES)] if lists else []
 
 
 # --- the broker connection --------------------------------------------------------------------------------------------
@@ -257,10 +172,8 @@ class Presence:
 _MAX_SILENT_BEATS = 2  # beats without data, after which a server counts as frozen
 _GRACE = 1.0  # seconds for an orderly close
 _PING = command(b"PING")
-_EVALSHA = b"*7\r\n$7\r\nEVALSHA\r\n$%d\r\n%b\r\n" % (len(ROUTE_SHA), ROUTE_SHA)  # of ROUTE without a sticky key
+_EVALSHA = b"*7\r\n$7\r\nEVALSHA\r\n%b" % _bulk(ROUTE.digest)  # of ROUTE without a sticky key
 _MAX_ROUTES = 100  # times that a request is routed again, each time past a thousand servers that are gone
-
-
 _MAX_RECEIVERS = 4096  # ends whose commands are cached
 
 
@@ -282,7 +195,7 @@ class RedisBrokerConnection:
         self._servers = servers
         self._prefix = prefix
         self._heartbeat = heartbeat
-        self._names = RedisNames(prefix, servers.db)  # a cluster has others
+        self._names = RedisNames(prefix)  # until it is connected
         self._presence = Presence(self._names, heartbeat)
         self._listener: BrokerListener | None = None
         self._connection: RedisConnection | None = None
@@ -296,11 +209,7 @@ class RedisBrokerConnection:
         self._prefix_bulk = b""  # the last argument of a request
 
     async def connect(self, address: Address, listener: BrokerListener) -> None:
-        """Connect, and subscribe to our own channel and to the one for all.
-
-        Raises:
-            CallError: UNAVAILABLE.
-        """
+        """Connect, and subscribe to our own channel and to the one for all."""
         self._listener = listener
         connection = RedisConnection(await self._servers.primary(), self._arrived, self._lost)
         settings: list[Any] = []
@@ -308,10 +217,10 @@ class RedisBrokerConnection:
             await connection.open()
             # The lease of the lost connection may not have expired yet.
             await connection.greet(*([command(b"DEL", self._presence.end)] if self._presence.served else []))
-            names = RedisNames(await self._servers.channel_prefix(connection, self._prefix), self._servers.db)
+            names = RedisNames(await self._servers.channel_prefix(connection, self._prefix), connection.target.db)
             for each in SETTINGS:  # apart from the other commands, since many servers deny CONFIG
                 connection.send(command(b"CONFIG", b"GET", each), settings.append)
-            loading, channels = command(b"SCRIPT", b"LOAD", ROUTE), (names.end(address), names.all)
+            loading, channels = command(b"SCRIPT", b"LOAD", ROUTE.text), (names.end(address), names.all)
             await connection.ask(*(command(b"SUBSCRIBE", each) for each in channels), loading)
         except BaseException:
             await connection.close()
@@ -350,11 +259,7 @@ class RedisBrokerConnection:
         await connection.close()
 
     async def serve(self, operation_ids: Iterable[str]) -> None:
-        """Register as a server of these operations.
-
-        Raises:
-            CallError: UNAVAILABLE, if Redis refuses or the connection is lost.
-        """
+        """Register as a server of these operations."""
         connection, presence = self._open(), self._presence
         new = presence.add(operation_ids)
         try:
@@ -367,11 +272,7 @@ class RedisBrokerConnection:
             raise
 
     async def unserve(self, operation_ids: Iterable[str]) -> None:
-        """Deregister from these operations.
-
-        Raises:
-            CallError: UNAVAILABLE, if Redis refuses or the connection is lost.
-        """
+        """Deregister from these operations."""
         leaving = list(operation_ids)
         self._presence.remove(leaving)
         await self._open().ask(*self._presence.departures(leaving))
@@ -415,11 +316,7 @@ class RedisBrokerConnection:
             logger.warning("%s: %s", what, refusal(self.name, reply).message)
 
     def request(self, operation_id: str, token: str, message: bytes, sticky_key: str | None = None) -> None:
-        """Route a message to the next server of an operation, or to the one for a sticky key.
-
-        Raises:
-            CallError: UNAVAILABLE, RATE_LIMITED if too much is queued.
-        """
+        """Route a message to the next server of an operation, or to the one for a sticky key."""
         route = self._routes.get(operation_id)
         if route is None:
             servers = self._names.serving(operation_id)
@@ -435,7 +332,7 @@ class RedisBrokerConnection:
             connection.send(b"%b$%d\r\n%b\r\n$%d\r\n%b %b\n%b\r\n%b" % parts, done)
         else:
             run = self._run(route.servers, token, route.turn, message, sticky_key)
-            connection.send(command(b"EVALSHA", ROUTE_SHA, *run), done)
+            connection.send(command(b"EVALSHA", ROUTE.digest, *run), done)
         self._routes[operation_id] = route
 
     def _run(self, servers: bytes, token: str, turn: int, message: bytes, sticky_key: str | None) -> tuple[Part, ...]:
@@ -461,7 +358,7 @@ class RedisBrokerConnection:
             done = partial(self._routed, operation_id, token, asked, tries=tries + 1)
             run = self._run(self._names.serving(operation_id), token, *asked)
             try:
-                self._connection.send(command(b"EVAL", ROUTE, *run), done)
+                self._connection.send(command(b"EVAL", ROUTE.text, *run), done)
             except CallError as error:
                 self._listener.undelivered(token, error.message)
             return
@@ -470,11 +367,7 @@ class RedisBrokerConnection:
         self._listener.undelivered(token, reason)
 
     def send(self, to: Address, token: str, message: bytes, *, control: bool) -> None:
-        """Publish a message to one end.
-
-        Raises:
-            CallError: UNAVAILABLE, RATE_LIMITED if too much is queued.
-        """
+        """Publish a message to one end."""
         known = self._receivers.get(to)
         if known is None:
             if len(self._receivers) >= _MAX_RECEIVERS:
@@ -492,11 +385,7 @@ class RedisBrokerConnection:
             self._refused("a message was not sent", reply)
 
     def broadcast(self, token: str, message: bytes) -> None:
-        """Publish a message to all ends.
-
-        Raises:
-            CallError: UNAVAILABLE, RATE_LIMITED if too much is queued.
-        """
+        """Publish a message to all ends."""
         published = command(b"PUBLISH", self._names.all, pack_message(self._address, token, message))
         self._open().send(published, _ignore, control=True)
 
