@@ -131,8 +131,7 @@ async def test_answers_of_others_and_repeated_answers_are_ignored() -> None:
 
 def test_only_the_server_of_a_call_may_ask() -> None:
     table: CallTable[str] = CallTable()
-    table.open(CallRequested(request_id="r", operation_id="a.b"), "sink", streams=False)
-    table.accept_questions("r", yes)
+    table.open(CallRequested(request_id="r", operation_id="a.b"), "sink", streams=False, on_question=yes)
     event = CallQuestion(request_id="r", id=1, kind="roots")
     assert table.questioned(event, "server") is yes
     assert table.questioned(event, "stranger") is None

@@ -35,11 +35,9 @@ def info(id: str = "math.add", **fields: Any) -> OperationInfo:
 
 def show(remote: RemoteOperations, peer: Address, *infos: OperationInfo) -> None:
     """Show what a peer serves, or raise what is wrong with it."""
-    operations = [remote.check(each) for each in infos]
+    operations = [remote.check(each, each.fingerprint().digest) for each in infos]
     for operation in operations:
-        conflict = remote.conflict(peer, operation)
-        if conflict is not None:
-            raise conflict
+        remote.check_conflict(peer, operation)
     remote.add(peer, operations)
 
 

@@ -67,11 +67,11 @@ class _OpenCall(Struct, Generic[S]):
     sink: S
     streams: bool
     moves_left: int
+    on_progress: Callable[[Progress], object] | None
+    on_question: QuestionCallback | None
     move: int = 0  # retries so far
     peer: Address | None = None
     last_seq: int = 0
-    on_progress: Callable[[Progress], object] | None = None
-    on_question: QuestionCallback | None = None
 
 
 class CallTable(Generic[S]):
@@ -94,10 +94,11 @@ class CallTable(Generic[S]):
         self,
         request: CallRequested,
         sink: S,
+        on_progress: Callable[[Progress], object] | None = None,
+        on_question: QuestionCallback | None = None,
         *,
         streams: bool,
         movable: bool = True,
-        on_progress: Callable[[Progress], object] | None = None,
     ) -> None:
         """Add a request that is about to be sent. `movable`: any server can handle it.
 
@@ -107,11 +108,7 @@ class CallTable(Generic[S]):
         if request.request_id in self._open:
             raise ValueError(f"the request id {request.request_id!r} is in use")
         moves = _MOVES if movable else 0
-        self._open[request.request_id] = _OpenCall(request, sink, streams, moves, on_progress=on_progress)
-
-    def accept_questions(self, request_id: str, callback: QuestionCallback) -> None:
-        """Set the callback for questions of an open call."""
-        self._open[request_id].on_question = callback
+        self._open[request.request_id] = _OpenCall(request, sink, streams, moves, on_progress, on_question)
 
     def routed(self, request_id: str, peer: Address, move: int = 0) -> None:
         """Record the peer that the transport sent a request to.

@@ -147,23 +147,35 @@ class SelfDescription:
     @cached_property
     def operations(self) -> Dispatcher:
         """The two operations for ordinary callers; created lazily."""
-        return self._dispatcher(self._operations)
+        return self._dispatcher()
 
     @cached_property
     def announced(self) -> Dispatcher:
         """The two operations for the hub to which the registry is announced; created lazily."""
-        return self._dispatcher(self._all_operations)
+        return self._dispatcher(to_hub=True)
 
     def of(self, serves: Callable[[OperationSpec], bool]) -> "SelfDescription":
         """Return the description of the same server with other operations."""
         return SelfDescription(self._registry, self._about, serves, self._statistics)
 
-    def _dispatcher(self, operations: Callable[..., AsyncIterator[OperationInfo | Unchanged]]) -> Dispatcher:
+    def _dispatcher(self, *, to_hub: bool = False) -> Dispatcher:
         registry, public = OperationRegistry(normalize="off"), AccessControl(public=True)
 
         async def about() -> ServerInfo:
             """Describe this server."""
             return self._about()
+
+        async def operations(
+            context: Context, operations: list[str] | None = None, known: dict[str, str] | None = None
+        ) -> AsyncIterator[OperationInfo | Unchanged]:
+            """Describe the operations that the caller may call, with schemas and statistics.
+
+            `operations` are the ids to describe, by default all. An operation in `known` is omitted if its digest is
+            unchanged; a last item lists the omitted ones.
+            """
+            allowed = None if to_hub else partial(may_access, identity=context.identity)
+            async for item in self._described(allowed, operations, known or {}):
+                yield item
 
         registry.query(ABOUT, access=public)(about)
         registry.subscription(OPERATIONS, access=public)(operations)
@@ -176,25 +188,6 @@ class SelfDescription:
 
     def _info(self, spec: OperationSpec) -> OperationInfo:
         return OperationInfo.of(spec, self._statistics.get(spec.id, _NO_CALLS))
-
-    async def _operations(
-        self, context: Context, operations: list[str] | None = None, known: dict[str, str] | None = None
-    ) -> AsyncIterator[OperationInfo | Unchanged]:
-        """Describe the operations that the caller may call, with schemas and statistics.
-
-        `operations` are the ids to describe, by default all. An operation in `known` is omitted if its digest is
-        unchanged; a last item lists the omitted ones.
-        """
-        allowed = partial(may_access, identity=context.identity)
-        async for item in self._described(allowed, operations, known or {}):
-            yield item
-
-    async def _all_operations(
-        self, operations: list[str] | None = None, known: dict[str, str] | None = None
-    ) -> AsyncIterator[OperationInfo | Unchanged]:
-        """Describe all operations to the hub to which they are announced."""
-        async for item in self._described(None, operations, known or {}):
-            yield item
 
     async def _described(
         self, allowed: Callable[[OperationSpec], bool] | None, operations: list[str] | None, known: dict[str, str]

@@ -13,7 +13,7 @@ Events are flat JSON objects, dispatched on `type`. A call:
       call.credit {requestId, n, total?, received?}      ->         n more items may follow, `total` since the start
       call.aborted {requestId, reason?}                 <->         caller: stop; server: the call was stopped
 
-Every call ends with exactly one event; `ends_call` is the rule.
+Every call ends with exactly one event; `is_final` is the rule.
 
 A session over a connection (WebSocket):
 
@@ -47,8 +47,8 @@ Outgoing messages are checked as well: one above a limit fails only its own call
 """
 
 import time
-from collections.abc import Sequence
-from typing import Annotated, Any, TypeVar
+from collections.abc import Iterable, Iterator, Sequence
+from typing import Annotated, Any, TypeVar, Union
 
 import msgspec
 from msgspec import Meta, Struct, field
@@ -288,16 +288,8 @@ BULK = (CallRequested, CallResponded, CallProgress, CallQuestion)
 _FINAL = frozenset({CallCompleted, CallFailed, CallAborted})
 
 
-def ends_call(kind: type[CallMessage], seq: object, *, streams: bool) -> bool:
-    """Return whether an event of this kind ends its call; for a relay, which decodes no more than `seq`.
-
-    `streams`: the call is a subscription; its items may lack a `seq`.
-    """
-    return seq is None and not streams if kind is CallResponded else kind in _FINAL
-
-
 def is_final(event: CallEvent, *, streams: bool = False) -> bool:
-    """Return whether an event ends its call."""
+    """Return whether an event ends its call. `streams`: that is a subscription, whose items may lack a `seq`."""
     return event.seq is None and not streams if type(event) is CallResponded else type(event) in _FINAL
 
 
@@ -369,6 +361,11 @@ MAX_MESSAGE = 1024 * 1024 - 16 * 1024
 """Default limit of an encoded message in bytes: NATS' default of 1 MiB, minus room for a broker's own headers."""
 
 
+def union_of(kinds: Iterable[type[Struct]]) -> Any:
+    """Return the union of these classes, for a decoder."""
+    return Union[tuple(kinds)]  # noqa: UP007 - of a number that is not known here
+
+
 class _WireResponded(Struct, kw_only=True, rename="camel", tag_field="type", tag="call.responded"):
     """`call.responded` of a peer that omits `data`, or with another form of a field: its envelope is not converted."""
 
@@ -384,16 +381,8 @@ class _Id(Struct, rename="camel"):
 
 _encoder = msgspec.json.Encoder(enc_hook=json_form)
 _decoder = msgspec.json.Decoder(CallEvent)
-_lenient_decoder = msgspec.json.Decoder(
-    CallRequested
-    | _WireResponded
-    | CallCompleted
-    | CallFailed
-    | CallAborted
-    | CallCredit
-    | CallProgress
-    | CallQuestion
-    | CallAnswer
+_lenient_decoder: msgspec.json.Decoder[Any] = msgspec.json.Decoder(
+    union_of(_WireResponded if kind is CallResponded else kind for kind in CallMessage.__subclasses__())
 )
 _id_decoder = msgspec.json.Decoder(_Id)
 _fields_decoder = msgspec.json.Decoder(dict[str, msgspec.Raw])
@@ -545,6 +534,8 @@ def _payloads(event: CallEvent) -> tuple[Any, ...]:
 VERSION = 1
 """Version of the session protocol. Peers with another version are rejected."""
 
+_BATCH = 500  # operations, and
+_BATCH_CHARACTERS = 200_000  # characters of their ids in one message, with room for a digest of each
 _SHOWN = 200  # characters of the reason for which an operation is rejected
 _NAMED = 5  # operations listed in an error message
 
@@ -698,30 +689,31 @@ SessionEvent = (
 )
 
 _session_encoder = msgspec.json.Encoder()
-_session_decoder = msgspec.json.Decoder(
-    Hello
-    | Welcome
-    | WireAnnounce
-    | Withdraw
-    | Done
-    | Pending
-    | Refused
-    | Who
-    | Here
-    | GoAway
-    | Left
-    | Serving
-    | Waiting
+_SESSION = SessionMessage.__subclasses__()
+_session_decoder: msgspec.json.Decoder[SessionEvent] = msgspec.json.Decoder(
+    union_of(WireAnnounce if kind is Announce else kind for kind in _SESSION)
 )
 
 SESSION_EVENT_SCHEMAS: dict[str, dict[str, Any]] = {
-    str(kind.__struct_config__.tag): json_schema_of(kind)
-    for kind in (Hello, Welcome, Announce, Withdraw, Done, Pending, Refused, Who, Here, GoAway, Left, Serving, Waiting)
+    str(kind.__struct_config__.tag): json_schema_of(kind) for kind in _SESSION
 }
 SESSION_EVENT_SCHEMA: dict[str, Any] = {
     "oneOf": [{key: part for key, part in each.items() if key != "$defs"} for each in SESSION_EVENT_SCHEMAS.values()],
     "$defs": {name: part for each in SESSION_EVENT_SCHEMAS.values() for name, part in each.get("$defs", {}).items()},
 }
+
+
+def id_batches(operation_ids: Iterable[str]) -> Iterator[list[str]]:
+    """Split the ids of operations into batches that fit into one message each."""
+    batch, size = list[str](), 0
+    for each in operation_ids:
+        if batch and (len(batch) == _BATCH or size + len(each) > _BATCH_CHARACTERS):
+            yield batch
+            batch, size = [], 0
+        batch.append(each)
+        size += len(each)
+    if batch:
+        yield batch
 
 
 def encode_session(event: SessionEvent) -> bytes:

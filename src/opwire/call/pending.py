@@ -356,9 +356,7 @@ class PendingRequestMap:
             event = replace(event, **trace_of(context.metadata))
         if self._closed:
             raise CallError(ErrorCode.UNAVAILABLE, "the connection is closed")
-        self._table.open(event, sink, streams=credits is not None, movable=to is None, on_progress=on_progress)
-        if context.on_question is not None:
-            self._table.accept_questions(request_id, context.on_question)
+        self._table.open(event, sink, on_progress, context.on_question, streams=credits is not None, movable=to is None)
         try:
             to = self._send(event, to) if to is not None or self._observers.added else self.transport.request(event)
         except BaseException:

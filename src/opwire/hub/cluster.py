@@ -29,6 +29,7 @@ from msgspec import Struct, field
 from msgspec.structs import replace
 
 from opwire.auth.tokens import MIN_TOKEN, rejected
+from opwire.caching import BoundedDict
 from opwire.call.description import OperationInfo
 from opwire.call.discovery import SelfDescription
 from opwire.call.events import (
@@ -330,7 +331,7 @@ class Cluster:
         self._barrier: asyncio.Task[None] | None = None
         self._stop_watching: Callable[[], object] = lambda: None
         self._rejected: set[str] = set()  # logged already
-        self._ignored: dict[Address, float] = {}  # until when, in monotonic time
+        self._ignored = BoundedDict[Address, float](_MAX_IGNORED)  # until when, in monotonic time
 
     def _own_operations(self) -> OperationRegistry:
         registry, public = OperationRegistry(normalize="off"), AccessControl(public=True)
@@ -351,11 +352,7 @@ class Cluster:
         return registry
 
     async def start(self) -> None:
-        """Connect to the broker, and learn the routes of the hubs that are there.
-
-        Raises:
-            CallError: UNAVAILABLE.
-        """
+        """Connect to the broker, and learn the routes of the hubs that are there."""
         self._remote.on_local = self._offer
         await self._calls.start()
         await self._handler.start()
@@ -451,8 +448,6 @@ class Cluster:
                     self._remote.lost(each)
                     self._remote.hubs.discard(each)
                 elif connected:
-                    while len(self._ignored) >= _MAX_IGNORED:
-                        del self._ignored[next(iter(self._ignored))]
                     self._ignored[each] = time.monotonic() + _IGNORED  # so that it delays lookups only once
                 if hub.task is not None and hub.task is not asyncio.current_task():
                     hub.task.cancel()
@@ -525,9 +520,7 @@ class Cluster:
             raise CallError(ErrorCode.VALIDATION_ERROR, wrong)
         fingerprint, key = info.fingerprint(), (info.id, info.version)
         operation = self._remote.check(info, fingerprint.digest)
-        conflict = self._remote.conflict(hub.peer.address, operation)
-        if conflict is not None:
-            raise conflict
+        self._remote.check_conflict(hub.peer.address, operation)
         described = hub.described - hub.sizes.get(key, 0) + fingerprint.size
         if described > _MAX_DESCRIBED or (key not in hub.sizes and len(hub.sizes) >= _MAX_OPERATIONS):
             full = f"at most {_MAX_OPERATIONS:,} operations and {_MAX_DESCRIBED:,} bytes are accepted from one hub"

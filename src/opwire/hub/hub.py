@@ -12,7 +12,7 @@ async with Spoke(billing, "ws://hub.example:8700", token=os.environ["BILLING"]):
 import asyncio
 import time
 from collections import Counter
-from collections.abc import AsyncGenerator, Collection, Iterable, Iterator, Mapping, Sequence
+from collections.abc import AsyncGenerator, Collection, Iterable, Mapping, Sequence
 from contextlib import ExitStack, aclosing, asynccontextmanager
 from functools import lru_cache
 from typing import TYPE_CHECKING, Any, Self, Unpack
@@ -24,6 +24,7 @@ from msgspec.structs import replace
 from opwire.auth.tokens import Authenticator, Grant
 from opwire.call.description import OperationInfo
 from opwire.call.discovery import OPERATIONS
+from opwire.call.events import id_batches
 from opwire.call.handler import CallHandler
 from opwire.call.pending import PendingRequestMap
 from opwire.call.transport import Address
@@ -64,8 +65,6 @@ _DESCRIBE_TIMEOUT = 10.0  # seconds between two descriptions
 _MAX_DESCRIBING = 4  # spokes that describe themselves at the same time
 _TURN = 2.0  # seconds after which the next one may begin
 _YIELD_EVERY = 8  # descriptions after which other tasks run
-_BATCH = 500  # operations, and
-_BATCH_BYTES = 200_000  # bytes of ids in one request: it has to fit into a message, with their digests
 _MAX_UNREQUESTED = 1_000  # descriptions beside the requested ones: a peer may not support requests for some
 _json_decoder = json.Decoder()
 _FAULTS_OF_SPOKE = (ErrorCode.VALIDATION_ERROR, ErrorCode.ACCESS_DENIED, ErrorCode.PAYLOAD_TOO_LARGE)
@@ -362,9 +361,10 @@ class HubAdmission:
                 message = f"{OPERATIONS} of the spoke does not describe {id}"
                 found.rejected[id] = found.unanswered.get(id) or CallError(ErrorCode.VALIDATION_ERROR, message)
         for id, operation in found.described.items():
-            conflict = self._remote.conflict(peer, operation)
-            if conflict is not None:
-                found.rejected[id] = conflict
+            try:
+                self._remote.check_conflict(peer, operation)
+            except CallError as error:
+                found.rejected[id] = error
         return found.rejected
 
     def accepted(self, peer: Address, operation_ids: Collection[str]) -> set[str]:
@@ -406,11 +406,11 @@ class HubAdmission:
         if descriptions:
             await self._read_carried(peer, descriptions, found)
         known = found.described.keys() | found.rejected.keys()
-        for batch in _batches([each for each in operation_ids if each not in known]):
+        for batch in id_batches([each for each in operation_ids if each not in known]):
             await self._request(peer, batch, found)
         # An unchanged operation may have been replaced meanwhile: the spoke then describes its own version.
         while stale := [each for each, digest in found.unchanged.items() if self._remote.digest(each) != digest]:
-            for batch in _batches(stale):
+            for batch in id_batches(stale):
                 await self._request(peer, batch, found, conditional=False)
 
     async def _request(
@@ -509,16 +509,3 @@ class HubAdmission:
         sizes = self._sizes.get(peer, {})
         for each in operation_ids:
             self._totals[peer] -= sizes.pop(each, 0)
-
-
-def _batches(operation_ids: list[str]) -> Iterator[list[str]]:
-    """Split ids into batches that fit into one request."""
-    batch, size = list[str](), 0
-    for each in operation_ids:
-        if batch and (len(batch) == _BATCH or size + len(each) > _BATCH_BYTES):
-            yield batch
-            batch, size = [], 0
-        batch.append(each)
-        size += len(each)
-    if batch:
-        yield batch

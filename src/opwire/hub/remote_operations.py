@@ -12,6 +12,7 @@ from typing import Any, NamedTuple
 from msgspec import Struct, field
 from msgspec.structs import replace
 
+from opwire.caching import BoundedDict
 from opwire.call.description import OperationInfo
 from opwire.call.pending import PendingRequestMap
 from opwire.call.transport import Address
@@ -63,7 +64,7 @@ class RemoteOperations:
         self._has_versions = versions
         self._operations: dict[str, _RemoteOperation] = {}  # the listed version of each
         self.split: dict[str, dict[str, _RemoteOperation]] = {}  # the other versions of some, by id and version
-        self._eligible: dict[str, dict[str | None, set[Address]]] = {}  # results of `eligible`
+        self._eligible = BoundedDict[str, dict[str | None, set[Address]]](_MAX_ELIGIBLE)  # results of `eligible`
         self._served: dict[Address, dict[str, None]] = {}  # by peer: losing one costs only what it announced
         self._timers: set[asyncio.TimerHandle] = set()
         self.hubs: set[Address] = set()  # peers that are other hubs
@@ -106,7 +107,7 @@ class RemoteOperations:
         known = self._operations.get(operation_id)
         return known is not None and known.spec.type is OperationType.SUBSCRIPTION
 
-    def check(self, info: OperationInfo, digest: str | None = None) -> DescribedOperation:
+    def check(self, info: OperationInfo, digest: str) -> DescribedOperation:
         """Parse a description.
 
         Raises:
@@ -118,7 +119,7 @@ class RemoteOperations:
             spec = info.spec(normalize="off", compact=True)
         except (RegistrationError, SchemaError) as error:
             raise _invalid(f"{info.id} cannot be registered: {error}") from error
-        return DescribedOperation(spec, digest or info.fingerprint().digest)
+        return DescribedOperation(spec, digest)
 
     def _versions(self, operation_id: str) -> list[_RemoteOperation]:
         known = self._operations.get(operation_id)
@@ -144,23 +145,21 @@ class RemoteOperations:
             chosen = [each for each in versions if each.spec.version == version]
         found = {peer for each in chosen for peer in each.peers}
         if found:  # otherwise unknown versions would fill it
-            if len(self._eligible) >= _MAX_ELIGIBLE:
-                self._eligible.clear()
-            self._eligible.setdefault(operation_id, {})[version] = found
+            self._eligible[operation_id] = self._eligible.get(operation_id, {}) | {version: found}
         return found
 
-    def conflict(self, peer: Address, operation: DescribedOperation) -> CallError | None:
-        """Return why a peer cannot serve an operation: the hub serves it, or others serve it in another way.
+    def check_conflict(self, peer: Address, operation: DescribedOperation) -> None:
+        """Check that a peer can serve an operation. Versions may differ in their schemas.
 
-        Versions may differ in their schemas.
+        Raises:
+            CallError: VALIDATION_ERROR, the hub serves it, or others serve it in another way.
         """
         spec, versions = operation.spec, self._versions(operation.spec.id)
-        if not versions:
-            local = f"{spec.id} is an operation of the hub itself: serve it under another name"
-            return _invalid(local) if spec.id in self._registry else None
+        if not versions and spec.id in self._registry:
+            raise _invalid(f"{spec.id} is an operation of the hub itself: serve it under another name")
         for known in versions:
             if known.digest == operation.digest:
-                return None
+                return
             if not known.peers.keys() - {peer}:  # without other servers
                 continue
             part = _difference(known.spec, spec)
@@ -168,13 +167,12 @@ class RemoteOperations:
             if part is not None and not (is_other and part != "type"):
                 served = f"{spec.id} is served by another peer with another {part.replace('_', ' ')}"
                 another = ", give each its own `version`" if self._has_versions and part != "type" else ""
-                return _invalid(f"{served}: serve the same version{another}, or use another name")
+                raise _invalid(f"{served}: serve the same version{another}, or use another name")
         if self._version(spec) is None and len(versions) >= _MAX_VERSIONS:
-            return _invalid(f"{spec.id} is served in {len(versions)} versions already, which is the most")
-        return None
+            raise _invalid(f"{spec.id} is served in {len(versions)} versions already, which is the most")
 
     def add(self, peer: Address, operations: Iterable[DescribedOperation]) -> None:
-        """Register operations of a peer for which `conflict` returned None."""
+        """Register operations of a peer that passed `check_conflict`."""
         served = self._served.setdefault(peer, {})
         for operation in operations:
             spec, id = operation.spec, operation.spec.id
@@ -277,12 +275,10 @@ class RemoteOperations:
         if operation_ids is None:
             operation_ids = list(self._served.get(peer, {}))
         left = self._leave(peer, operation_ids, version, time.monotonic() + self._linger)
-        if not left or not self._linger:
-            return
-
-        # One timer per peer, not per operation: 200,000 operations may be lost at once. A moment later, since the times
-        # of the operations have to be over.
-        self._expire_after(self._linger + _MOMENT, left)
+        if left and self._linger:
+            # One timer per peer, not per operation: 200,000 operations may be lost at once. A moment later, since the
+            # times of the operations have to be over.
+            self._expire_after(self._linger + _MOMENT, left)
 
     def _expire_after(self, seconds: float, operation_ids: list[str]) -> None:
         def expire() -> None:

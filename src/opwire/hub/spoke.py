@@ -214,11 +214,7 @@ class DiscoveryPoller:
         self._rejected: set[str] = set()  # logged already
 
     async def poll(self) -> None:
-        """Discover the servers once.
-
-        Raises:
-            CallError: UNAVAILABLE.
-        """
+        """Discover the servers once."""
         found = [each for each in await discover(self._calls) if each.server.id != self._server_id]
         # New servers before lost ones: a server that has reconnected has another address.
         for each in found:
@@ -250,9 +246,7 @@ class DiscoveryPoller:
                     self._remote.join(found.address, [info.id])
                 else:
                     operation = self._remote.check(info, digest)
-                    conflict = self._remote.conflict(found.address, operation)
-                    if conflict is not None:
-                        raise conflict
+                    self._remote.check_conflict(found.address, operation)
                     self._remote.add(found.address, [operation])
                 accepted.add(info.id)
             except CallError as error:

@@ -183,20 +183,12 @@ class WebSocketTransport:
             logger.debug("a withdrawal was not confirmed: %s", gone)
 
     async def servers(self, wait: float = 0.5) -> list[Address]:
-        """Return the addresses of all servers; `wait` is ignored, since the hub knows them.
-
-        Raises:
-            CallError: UNAVAILABLE.
-        """
+        """Return the addresses of all servers; `wait` is ignored, since the hub knows them."""
         answer = await self._open().ask(Who)
         return answer.peers if isinstance(answer, Here) else []
 
     def request(self, event: CallRequested) -> None:
-        """Send a request to one of the servers of its operation.
-
-        Raises:
-            CallError: UNAVAILABLE, RATE_LIMITED, PAYLOAD_TOO_LARGE.
-        """
+        """Send a request to one of the servers of its operation."""
         session = self._session
         if session is None or not self.connected or session.leaving or not session.welcome or self._others:
             self.send(event, None)
@@ -204,11 +196,7 @@ class WebSocketTransport:
             session.request(event, None)
 
     def send(self, event: CallEvent, to: Address | None) -> None:
-        """Send an event to a peer, or to the server that has the request.
-
-        Raises:
-            CallError: UNAVAILABLE, RATE_LIMITED, PAYLOAD_TOO_LARGE.
-        """
+        """Send an event to a peer, or to the server that has the request."""
         if self._others and (other := self._others.get(event.request_id)) is not None:
             if type(event) is not CallRequested:
                 other.send(event, to)

@@ -21,20 +21,9 @@ import msgspec
 from msgspec import Meta, Struct, field
 
 from opwire.auth.tokens import not_delegated
+from opwire.caching import BoundedDict
 from opwire.call.discovery import OPERATIONS
-from opwire.call.events import (
-    CallAborted,
-    CallAnswer,
-    CallCompleted,
-    CallCredit,
-    CallFailed,
-    CallMessage,
-    CallProgress,
-    CallQuestion,
-    CallRequested,
-    CallResponded,
-    ends_call,
-)
+from opwire.call.events import union_of
 from opwire.call.transport import Address
 from opwire.errors import CallError, ErrorCode
 from opwire.logs import CANCELLED
@@ -52,7 +41,7 @@ ANONYMOUS = b"null"  # the identity of an anonymous caller
 class EventHead(Struct, rename="camel", tag_field="type"):
     """The fields of an event that a relay decodes; everything else is skipped."""
 
-    kind: ClassVar[type[CallMessage]]
+    final: ClassVar[bool] = False  # ends its call
     responds: ClassVar[bool] = True  # may come from the server of the call
     steers: ClassVar[bool] = False  # may come from its caller
     outcome: ClassVar[str] = ""  # of a call that it ends, in logs
@@ -61,6 +50,10 @@ class EventHead(Struct, rename="camel", tag_field="type"):
     unmatched: bool = False
     seq: Any = None
 
+    def ends_call(self, *, streams: bool) -> bool:
+        """Return whether the event ends its call, as `is_final` does."""
+        return self.final
+
 
 class RequestedHead(EventHead, tag="call.requested", kw_only=True):
     """`credits` are those of a subscription; requests with the same `sticky_key` go to the same server.
@@ -68,7 +61,6 @@ class RequestedHead(EventHead, tag="call.requested", kw_only=True):
     `version` is that of the operation.
     """
 
-    kind = CallRequested
     operation_id: str
     parent_request_id: str | None = None
     credits: Any = None
@@ -81,19 +73,21 @@ class RequestedHead(EventHead, tag="call.requested", kw_only=True):
 class RespondedHead(EventHead, tag="call.responded"):
     """A response, or an item of a subscription with its number `seq`."""
 
-    kind = CallResponded
+    def ends_call(self, *, streams: bool) -> bool:
+        """Return whether it is the only response."""
+        return self.seq is None and not streams
 
 
 class CompletedHead(EventHead, tag="call.completed"):
     """The end of a subscription."""
 
-    kind = CallCompleted
+    final = True
 
 
 class FailedHead(EventHead, tag="call.error"):
     """The end of a call by an error."""
 
-    kind = CallFailed
+    final = True
     code: str = ""
 
     def __post_init__(self) -> None:
@@ -104,7 +98,7 @@ class FailedHead(EventHead, tag="call.error"):
 class AbortedHead(EventHead, tag="call.aborted"):
     """The end of a call by either side."""
 
-    kind = CallAborted
+    final = True
     steers = True
     outcome = CANCELLED
 
@@ -112,7 +106,6 @@ class AbortedHead(EventHead, tag="call.aborted"):
 class CreditHead(EventHead, tag="call.credit"):
     """Credit for more items."""
 
-    kind = CallCredit
     responds = False
     steers = True
 
@@ -120,34 +113,19 @@ class CreditHead(EventHead, tag="call.credit"):
 class ProgressHead(EventHead, tag="call.progress"):
     """The progress of a call."""
 
-    kind = CallProgress
-
 
 class QuestionHead(EventHead, tag="call.question"):
     """A question to the caller."""
-
-    kind = CallQuestion
 
 
 class AnswerHead(EventHead, tag="call.answer"):
     """The answer to a question."""
 
-    kind = CallAnswer
     responds = False
     steers = True
 
 
-_decoder = msgspec.json.Decoder(
-    RequestedHead
-    | RespondedHead
-    | CompletedHead
-    | FailedHead
-    | AbortedHead
-    | CreditHead
-    | ProgressHead
-    | QuestionHead
-    | AnswerHead
-)
+_decoder: msgspec.json.Decoder[EventHead] = msgspec.json.Decoder(union_of(EventHead.__subclasses__()))
 
 decode_head: Callable[[bytes], EventHead] = _decoder.decode
 """Decode the head of an event in the usual form. `read_head` decides what a ValueError or RecursionError means."""
@@ -310,7 +288,7 @@ class Routes:
         self._serving: dict[str, _OperationServers] = {}  # by operation
         self._elsewhere: dict[str, _OperationServers] = {}  # other hubs, by operation
         self.address = ""  # of this hub, among the others
-        self._sticky: dict[tuple[int, str], Address] = {}  # by the state of the servers, and key
+        self._sticky = BoundedDict[tuple[int, str], Address](_MAX_STICKY)  # by the state of the servers, and key
         self.split: Container[str] = ()  # operations of which several versions are served
         self.eligible: Callable[[str, str | None], Container[Address] | None] | None = None  # the servers of a version
         self.closing = False  # no new requests are accepted
@@ -433,8 +411,6 @@ class Routes:
         if chosen is None:
             chosen = serving.sticky(key)
             if len(key) <= _MAX_KEY:
-                if len(self._sticky) >= _MAX_STICKY:
-                    self._sticky.clear()
                 self._sticky[serving.state, key] = chosen
         return chosen
 
@@ -565,7 +541,7 @@ class Routes:
                 return self._drop("foreign")
             return EventRoute(to, None)
         is_answer = kind is RespondedHead and head.seq is None and not call.streams  # nearly always
-        if is_answer or ends_call(head.kind, head.seq, streams=call.streams):
+        if is_answer or head.ends_call(streams=call.streams):
             self.end(call)
         elif not head.steers:
             call.grants += 1  # an item or a question, after which its caller may send another event

@@ -11,7 +11,7 @@ from http import HTTPStatus
 from itertools import count
 from secrets import token_hex
 from ssl import SSLContext
-from typing import TypedDict, get_args
+from typing import TypedDict
 
 from msgspec.structs import replace
 from websockets.http11 import Request, Response
@@ -44,7 +44,7 @@ from opwire.call.events import (
     is_final,
 )
 from opwire.call.transport import Address, Receiver
-from opwire.errors import CallError, ErrorCode, UsageError, check_above_zero, system_message
+from opwire.errors import CallError, ErrorCode, check_above_zero, check_choice, system_message
 from opwire.operation import Identity
 from opwire.transports.link import MAX_BACKLOG, Backlogs, Link
 from opwire.transports.websocket.admission import TOO_MUCH, Admission, AdmissionPolicy
@@ -162,8 +162,7 @@ class WebSocketServer:
             rate=rate,
             burst=burst,
         )
-        if balance not in get_args(Balance):
-            raise UsageError(f"balance is one of {', '.join(get_args(Balance))}, not {balance!r}")
+        check_choice(Balance, balance=balance)
         self._host = host
         self._port = port
         self._heartbeat = heartbeat
@@ -260,11 +259,7 @@ class WebSocketServer:
         return self._routes.dropped
 
     async def start(self, receiver: Receiver) -> None:
-        """Listen.
-
-        Raises:
-            CallError: UNAVAILABLE.
-        """
+        """Listen."""
         self._receiver = receiver
         try:
             self._listener = await asyncio.get_running_loop().create_server(
@@ -280,11 +275,7 @@ class WebSocketServer:
         self._port = self._listener.sockets[0].getsockname()[1]
 
     async def announce(self, operation_ids: Iterable[str]) -> None:
-        """Serve these operations.
-
-        Raises:
-            CallError: UNAVAILABLE, if this end is closed.
-        """
+        """Serve these operations."""
         self._open()
         self._routes.announce(SERVER, operation_ids)
 
@@ -293,31 +284,19 @@ class WebSocketServer:
         self._routes.withdraw(SERVER, operation_ids)
 
     async def servers(self, wait: float = 0.5) -> list[Address]:
-        """Return the addresses of all servers; `wait` is ignored, since they are known.
-
-        Raises:
-            CallError: UNAVAILABLE, if this end is closed.
-        """
+        """Return the addresses of all servers; `wait` is ignored, since they are known."""
         self._open()
         return self._routes.servers()
 
     def request(self, event: CallRequested) -> Address:
-        """Send a request to one of the servers of its operation.
-
-        Raises:
-            CallError: UNAVAILABLE, RATE_LIMITED, PAYLOAD_TOO_LARGE.
-        """
+        """Send a request to one of the servers of its operation."""
         self._open()
         address = self._routes.choose(event.operation_id, event.sticky_key, event.version)
         self.send(event, address)
         return address
 
     def send(self, event: CallEvent, to: Address | None) -> None:
-        """Send an event to a peer.
-
-        Raises:
-            CallError: UNAVAILABLE, RATE_LIMITED, PAYLOAD_TOO_LARGE.
-        """
+        """Send an event to a peer."""
         receiver, limit = self._receiver, self._max_message
         if self._listener is None or receiver is None:
             raise _closed()

@@ -26,7 +26,6 @@ from opwire.call.events import (
     CallRequested,
     decode_event,
     encode_event,
-    ends_call,
 )
 from opwire.call.transport import Address, Receiver
 from opwire.errors import CallError, ErrorCode
@@ -39,8 +38,6 @@ logger = logging.getLogger("opwire.transports")
 PATIENCE = 10.0  # seconds within which the server has to answer a session request, or to report that it is pending
 
 _OF_CALL = b'{"type":"call.'  # prefix of every event of a call that `encode_event` returns
-_CHUNK = 500  # operations, and
-_CHUNK_CHARACTERS = 200_000  # characters of their ids in one announcement, which has to fit into a message
 _BEATS = 10, 86_400_000  # milliseconds between beats that a server may ask for
 _HELLO = -1  # the number of the session request without one: hello
 _NORMAL, _WRONG_PROTOCOL = 1000, 1002
@@ -157,21 +154,13 @@ class ClientSession:
             request.set_result(response)
 
     def request(self, event: CallRequested, to: Address | None) -> None:
-        """Send a request to a peer, or (None) to a server of its operation.
-
-        Raises:
-            CallError: UNAVAILABLE, RATE_LIMITED, PAYLOAD_TOO_LARGE.
-        """
+        """Send a request to a peer, or (None) to a server of its operation."""
         message = encode_event(event, limit=self._max_sent)
         self._connection.send(message if to is None else message[:-1] + relay_header(to), control=False)
         self._unanswered.add(event.request_id)
 
     def send(self, event: CallEvent, to: Address | None) -> None:
-        """Send an event other than a request to a peer, or (None) to the one that has the request.
-
-        Raises:
-            CallError: UNAVAILABLE, RATE_LIMITED, PAYLOAD_TOO_LARGE.
-        """
+        """Send an event other than a request to a peer, or (None) to the one that has the request."""
         if type(event) is CallAborted:
             self._unanswered.discard(event.request_id)
         message = encode_event(event, limit=self._max_sent)
@@ -206,18 +195,8 @@ class ClientSession:
         """Announce these operations; return those that the server refuses.
 
         All of them are sent at once, in as many messages as necessary, so that the server knows what will come.
-
-        Raises:
-            CallError: UNAVAILABLE.
         """
-        chunks, size = list[list[str]](), 0
-        for each in operation_ids:
-            if not chunks or len(chunks[-1]) == _CHUNK or size + len(each) > _CHUNK_CHARACTERS:
-                chunks.append([])
-                size = 0
-            chunks[-1].append(each)
-            size += len(each)
-        tasks = [asyncio.ensure_future(self._announce(chunk)) for chunk in chunks]
+        tasks = [asyncio.ensure_future(self._announce(batch)) for batch in events.id_batches(operation_ids)]
         try:
             return [refusal for refused in await asyncio.gather(*tasks) for refusal in refused]
         finally:
@@ -299,7 +278,7 @@ class ClientSession:
         elif not head.unmatched:
             self._unanswered.discard(head.request_id)
             self.receiver.received(failed, head.peer or SERVER)
-            if not head.steers and not ends_call(head.kind, head.seq, streams=True):
+            if not head.steers and not head.ends_call(streams=True):
                 # Neither the server nor the relay knows that it has ended.
                 with suppress(CallError):
                     self.send(CallAborted(request_id=head.request_id, reason=error.message), head.peer or SERVER)
