@@ -18,7 +18,7 @@ from collections.abc import AsyncIterator, Iterator, Sequence
 from heapq import heappop, heappush
 from itertools import islice
 from math import inf
-from typing import Protocol, Self
+from typing import Self
 
 from msgspec import Struct
 
@@ -36,18 +36,6 @@ from opwire.durable.journal import (
 )
 from opwire.durable.waiters import OutcomeWaiters
 from opwire.errors import CallError, ErrorCode
-
-
-class JournalListener(Protocol):
-    """Callbacks of a `MemoryJournalState`. They return at once and never raise."""
-
-    def claimable(self) -> None:
-        """Try again to claim: a task may be due."""
-        ...
-
-    def ended(self, outcome: Outcome) -> None:
-        """Take the outcome of a task."""
-        ...
 
 
 class _JournalEntry(Struct, eq=False, gc=False):
@@ -108,7 +96,7 @@ class MemoryJournalState:
     """
 
     def __init__(self, keep: float = KEEP) -> None:
-        self.listeners: set[JournalListener] = set()
+        self.listeners: set[MemoryJournal] = set()  # the open ones
         self._keep = check_seconds("keep", keep)
         self._entries: dict[str, _JournalEntry] = {}
         self._queues: dict[str, _TaskQueue] = {}  # by operation

@@ -56,7 +56,10 @@ _DIGITS = 15  # of such a number, at most
 
 
 class Batches:
-    """Sends messages to single ends over a connection: small events at the end of the turn, in batches."""
+    """Sends messages to single ends over a connection: small events at the end of the turn, in batches.
+
+    What sends raises `CallError`, as `BrokerConnection.send` does.
+    """
 
     def __init__(self, connection: BrokerConnection) -> None:
         self._connection = connection
@@ -66,11 +69,7 @@ class Batches:
         self._numbers = count(1)
 
     def add(self, to: Address, token: str, event: bytes, *, control: bool) -> None:
-        """Send an event in this turn. `control` is that of `BrokerConnection.send`.
-
-        Raises:
-            CallError: UNAVAILABLE, RATE_LIMITED if the queue is full.
-        """
+        """Send an event in this turn. `control` is that of `BrokerConnection.send`."""
         waiting = self._waiting.get(to)
         if len(event) > _SMALL or not token.isalnum():  # the token is not escaped
             self.send(to, token, event, control=control)
@@ -115,11 +114,7 @@ class Batches:
         return True
 
     def send(self, to: Address, token: str, message: bytes, *, control: bool) -> None:
-        """Send a message now, after the events that wait for the end of the turn.
-
-        Raises:
-            CallError: UNAVAILABLE, RATE_LIMITED if the queue is full.
-        """
+        """Send a message now, after the events that wait for the end of the turn."""
         if to in self._waiting:
             self._pass_on(to, self._waiting.pop(to))
         if to in self._requests:
@@ -127,11 +122,7 @@ class Batches:
         self._connection.send(to, token, message, control=control)
 
     def probe(self, asked: Asked) -> None:
-        """Probe the server of a request, or those of its operation; with the number of a batch if it accepts batches.
-
-        Raises:
-            CallError: UNAVAILABLE, RATE_LIMITED if the queue is full.
-        """
+        """Probe the server of a request, or those of its operation; with a batch's number if it accepts batches."""
         server, token = asked.server, asked.token
         if not server:
             self._connection.request(asked.operation_id, token, _PROBE)

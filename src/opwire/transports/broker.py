@@ -127,11 +127,7 @@ class BrokerTransport:
         return self._address is not None
 
     async def start(self, receiver: Receiver) -> None:
-        """Connect.
-
-        Raises:
-            CallError: UNAVAILABLE.
-        """
+        """Connect."""
         self._receiver, self._closed = receiver, False
         self._operations.clear()
         self._broken = asyncio.Event()  # bound to this event loop, which may differ from the last one
@@ -146,11 +142,7 @@ class BrokerTransport:
         self._tasks = [asyncio.get_running_loop().create_task(each) for each in work]
 
     async def announce(self, operation_ids: Iterable[str]) -> None:
-        """Serve further operations, now and after every reconnection.
-
-        Raises:
-            CallError: UNAVAILABLE.
-        """
+        """Serve further operations, now and after every reconnection."""
         if self._closed:
             raise CallError(ErrorCode.UNAVAILABLE, "this end is closed")
         new = [each for each in dict.fromkeys(operation_ids) if each not in self._operations]
@@ -179,11 +171,7 @@ class BrokerTransport:
                 logger.debug("the connection was lost during a withdrawal: %s", gone)
 
     async def servers(self, wait: float = 0.5) -> list[Address]:
-        """Query all servers, and return those that reply within `wait` seconds.
-
-        Raises:
-            CallError: UNAVAILABLE.
-        """
+        """Query all servers, and return those that reply within `wait` seconds."""
         here = self._here()
         number = next(self._queries)
         found = self._found[number] = {}
@@ -197,11 +185,7 @@ class BrokerTransport:
         return list(found)
 
     def request(self, event: CallRequested, to: Address | None = None) -> None:
-        """Send a request to one of the servers of its operation, or to a certain one.
-
-        Raises:
-            CallError: UNAVAILABLE, RATE_LIMITED, PAYLOAD_TOO_LARGE.
-        """
+        """Send a request to one of the servers of its operation, or to a certain one."""
         if self._address is None:
             self._here()
         if self._signed is not None:
@@ -224,11 +208,7 @@ class BrokerTransport:
             raise
 
     def send(self, event: CallEvent, to: Address | None) -> None:
-        """Send an event to a peer, or (None) to the server of the request.
-
-        Raises:
-            CallError: UNAVAILABLE, RATE_LIMITED, PAYLOAD_TOO_LARGE.
-        """
+        """Send an event to a peer, or (None) to the server of the request."""
         if type(event) is CallResponded and event.seq is None and to is not None and self._respond(event, to):
             return  # nearly all are
         if isinstance(event, CallRequested):

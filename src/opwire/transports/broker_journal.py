@@ -73,11 +73,7 @@ class BrokerJournal(ABC):
 
     @abstractmethod
     async def start(self) -> None:
-        """Connect.
-
-        Raises:
-            CallError: UNAVAILABLE.
-        """
+        """Connect."""
 
     @abstractmethod
     async def disconnect(self) -> None:
@@ -105,25 +101,13 @@ class BrokerJournal(ABC):
     async def claim(
         self, operation_ids: Sequence[str], *, lease: float, wait: float, limit: int = 1, suspects: bool = True
     ) -> list[Claim]:
-        """Claim the next tasks of these operations.
-
-        Raises:
-            CallError: UNAVAILABLE.
-        """
+        """Claim the next tasks of these operations."""
         return await self._claims.claim(operation_ids, lease, wait, limit, suspects=suspects)
 
     async def renew(self, claim: Claim, *, alone: bool = False) -> bool:
-        """Renew a lease; return False if it was lost.
-
-        Raises:
-            CallError: UNAVAILABLE.
-        """
+        """Renew a lease; return False if it was lost."""
         return await self._claims.renew(claim, alone=alone)
 
     async def release(self, claim: Claim, delay: float, *, failed: bool = False) -> None:
-        """Return a task to the queue, to be claimed again after `delay` seconds.
-
-        Raises:
-            CallError: UNAVAILABLE.
-        """
+        """Return a task to the queue, to be claimed again after `delay` seconds."""
         await self._claims.release(claim, delay, failed=failed)

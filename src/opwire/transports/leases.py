@@ -34,6 +34,8 @@ from opwire.call.events import (
 from opwire.call.transport import Address, random_ids
 from opwire.errors import CallError
 
+logger = logging.getLogger("opwire.transports")
+
 MOMENT = 0.02
 """Seconds after which a server reports a call, and the caller probes the server. Shorter calls cost nothing."""
 
@@ -383,7 +385,8 @@ class Leases:
                 route.silent, route.wary = now, True
         callers = [caller for caller, heard in self._heard.items() if heard < since]
         lost = [caller for caller in callers if self._held[caller]]  # the others have no requests here any more
-        return Ended(self._end(calls, callers).calls, lost)
+        self._end(calls, callers)
+        return Ended(calls, lost)
 
     def left(self, peer: Address, batch: int = 0) -> tuple[list[Asked], list[Asked]]:
         """Drop the requests of a peer that is gone; end the calls that it served, and return them.
@@ -439,7 +442,7 @@ class Leases:
             self.release(caller, request_id)
         return calls, requests
 
-    def _end(self, calls: list[Asked], callers: list[Address]) -> Ended:
+    def _end(self, calls: list[Asked], callers: list[Address]) -> None:
         for asked in calls:
             self._forget(asked)
             if (route := self._routes.get(asked.operation_id)) is not None and route.server == asked.server:
@@ -448,7 +451,6 @@ class Leases:
             for token in self._held.pop(caller, {}).values():
                 self._drop_holder(token)
             self._heard.pop(caller, None)
-        return Ended(calls, callers)
 
     def clear(self) -> dict[Address, list[str]]:
         """End all leases. Return the tokens to report as ended, by peer (an empty address: broadcast)."""
@@ -456,9 +458,8 @@ class Leases:
         for asked in self._asked.values():
             farewell.setdefault(asked.server or "", []).append(asked.token)
         self._next = inf
-        for each in (self._asked, self._by_token, self._probes, self._held, self._heard):
-            each.clear()
-        for each in (self._new, self._recent, self._reported):
+        state = (self._asked, self._by_token, self._probes, self._held, self._heard)
+        for each in (*state, self._new, self._recent, self._reported):
             each.clear()
         for route in self._routes.values():
             route.restart("")
@@ -468,9 +469,6 @@ class Leases:
 def _interval(age: float) -> float:
     """Return the seconds between two probes of a call that has taken `age` seconds."""
     return min(max(age * _OFTEN / 60, _OFTEN), _SELDOM)
-
-
-logger = logging.getLogger("opwire.transports")
 
 
 class Probes:

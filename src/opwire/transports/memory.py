@@ -98,11 +98,7 @@ class MemoryTransport:
         self._address = self._bus.join(self)
 
     async def announce(self, operation_ids: Iterable[str]) -> None:
-        """Serve further operations.
-
-        Raises:
-            CallError: UNAVAILABLE if this end is closed.
-        """
+        """Serve further operations."""
         self._bus.announce(self._here(), operation_ids)
 
     async def withdraw(self, operation_ids: Iterable[str]) -> None:
@@ -111,30 +107,18 @@ class MemoryTransport:
             self._bus.withdraw(self._address, operation_ids)
 
     async def servers(self, wait: float = 0.5) -> list[Address]:
-        """Return the addresses of all servers.
-
-        Raises:
-            CallError: UNAVAILABLE if this end is closed.
-        """
+        """Return the addresses of all servers."""
         self._here()
         return self._bus.servers()
 
     def request(self, event: CallRequested) -> Address:
-        """Send a request to one of the servers of its operation.
-
-        Raises:
-            CallError: UNAVAILABLE, PAYLOAD_TOO_LARGE.
-        """
+        """Send a request to one of the servers of its operation."""
         address = self._bus.route(event.operation_id)
         self.send(event, address)
         return address
 
     def send(self, event: CallEvent, to: Address | None) -> None:
-        """Send an event to a peer. The abort of a request that is being sent has no address, and goes to all servers.
-
-        Raises:
-            CallError: UNAVAILABLE, PAYLOAD_TOO_LARGE.
-        """
+        """Send an event to a peer. The abort of a request that is being sent, without an address, goes to all."""
         here, bus = self._address or self._here(), self._bus
         if to is None and isinstance(event, CallAborted):  # by the first step of its own handler
             *others, to = bus.servers() or [None]

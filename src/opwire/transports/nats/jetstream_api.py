@@ -124,6 +124,8 @@ class JetStreamSession:
     """A connection that is opened lazily, and opened again after a loss.
 
     `inbox` is the prefix of the subjects of responses; `domain` is the optional domain of JetStream.
+
+    What sends raises `CallError`: UNAVAILABLE, PAYLOAD_TOO_LARGE, or RATE_LIMITED if the server does not keep up.
     """
 
     def __init__(self, servers: NatsServers, security: Security, inbox: str, domain: str | None = None) -> None:
@@ -215,19 +217,12 @@ class JetStreamSession:
         """Send an API request and return the response; `unless` are error codes to return instead of raising.
 
         `preparing` skips `connect`, for use within `prepare`. A request without a response is repeated, unless `once`.
-
-        Raises:
-            CallError: UNAVAILABLE; RATE_LIMITED, if the server does not keep up.
         """
         payload = b"" if request is None else msgspec.json.encode(request)
         return self._exchange(kind, f"{self._api}.{what}", payload, unless, preparing=preparing, once=once)
 
     def store(self, kind: type[R], subject: str, payload: bytes) -> Coroutine[Any, Any, R]:
-        """Publish a message to a stream and return the acknowledgement.
-
-        Raises:
-            CallError: UNAVAILABLE, PAYLOAD_TOO_LARGE; RATE_LIMITED, if the server does not keep up.
-        """
+        """Publish a message to a stream and return the acknowledgement."""
         return self._exchange(kind, subject, payload, (), preparing=False, once=True)
 
     async def _exchange(
@@ -256,11 +251,7 @@ class JetStreamSession:
             self._take(token)
 
     def post(self, subject: str, headers: bytes, payload: bytes, done: Callable[[Reply], None]) -> str:
-        """Send a request, or publish a message to a stream; return its token. `done` receives the response.
-
-        Raises:
-            CallError: UNAVAILABLE, PAYLOAD_TOO_LARGE; RATE_LIMITED, if the server does not keep up.
-        """
+        """Send a request, or publish a message to a stream; return its token. `done` receives the response."""
         token = str(next(self._numbers))
         self.send(subject, payload, token, headers)
         tick = self._deadlines.add(token, time.monotonic() + PATIENCE, self._expire)
@@ -305,21 +296,13 @@ class JetStreamSession:
         return _unavailable(f"JetStream does not answer at {self.name}: check whether its stream has a leader")
 
     def request(self, what: str, request: object, token: str = "") -> str:
-        """Send an API request and return its subject, without a wait: responses arrive with the optional token.
-
-        Raises:
-            CallError: UNAVAILABLE, RATE_LIMITED.
-        """
+        """Send an API request and return its subject, without a wait: responses arrive with the optional token."""
         subject = f"{self._api}.{what}"
         self.send(subject, msgspec.json.encode(request), token)
         return subject
 
     def send(self, subject: str, payload: bytes, token: str = "", headers: bytes = b"") -> None:
-        """Publish a message, with a block of headers.
-
-        Raises:
-            CallError: UNAVAILABLE, RATE_LIMITED, PAYLOAD_TOO_LARGE.
-        """
+        """Publish a message, with a block of headers."""
         if self._connection is None:
             raise _unavailable(f"not connected to {self.name}")
         size, limit = len(headers) + len(payload), self._connection.info.max_payload
@@ -329,11 +312,7 @@ class JetStreamSession:
         self._connection.link.write(publish(subject, self.inbox + token if token else "", payload, headers))
 
     def listen(self, subject: str) -> None:
-        """Subscribe to a subject; effective before any request that is sent afterwards.
-
-        Raises:
-            CallError: UNAVAILABLE, RATE_LIMITED.
-        """
+        """Subscribe to a subject; effective before any request that is sent afterwards."""
         if self._connection is None:
             raise _unavailable(f"not connected to {self.name}")
         self._connection.link.control(subscribe(subject, subject))
@@ -586,7 +565,7 @@ def token(name: str) -> str:
 
 
 class TaskLog(SessionListener):
-    """The logs of all tasks, with the names of `names`."""
+    """The logs of all tasks, with the names of `names`. Its methods raise `CallError`, as those of the session do."""
 
     def __init__(self, session: JetStreamSession, names: JournalSubjects, replicas: int) -> None:
         self.names = names
@@ -617,9 +596,6 @@ class TaskLog(SessionListener):
         """Write an entry after the one with this number; `done` receives its number, None on a conflict, or an error.
 
         It expires after `ttl` seconds; 0: never.
-
-        Raises:
-            CallError: UNAVAILABLE, RATE_LIMITED, PAYLOAD_TOO_LARGE.
         """
         expires = f"Nats-TTL: {max(1, ceil(ttl))}\r\n" if ttl else ""
         condition = f"{_EXPECTED}: {after}\r\n{_EXPECTED}-Subject: {self.names.whole_log(subject)}\r\n"
@@ -634,11 +610,7 @@ class TaskLog(SessionListener):
         self._session.post(subject, f"NATS/1.0\r\n{condition}{expires}\r\n".encode("latin-1"), _encode(body), stored)
 
     async def add(self, subject: str, body: EntryBody, after: int, ttl: float = 0.0) -> int | None:
-        """Write an entry as `put` does; return its number, or None on a conflict.
-
-        Raises:
-            CallError: UNAVAILABLE, PAYLOAD_TOO_LARGE.
-        """
+        """Write an entry as `put` does; return its number, or None on a conflict."""
         await self._session.connect()
         stored: asyncio.Future[Put] = asyncio.get_running_loop().create_future()
         self.put(subject, body, after, partial(resolve, stored), ttl)
@@ -647,46 +619,26 @@ class TaskLog(SessionListener):
         return reply
 
     async def hold(self, kind: Kind, task: Task, body: EntryBody, after: int) -> bool:
-        """Write a lease or release; return False on a conflict.
-
-        Raises:
-            CallError: UNAVAILABLE.
-        """
+        """Write a lease or release; return False on a conflict."""
         subject = self.names.held(task.key, kind, task.operation_id)
         return await self.add(subject, body, after, _HELD_TTL) is not None
 
     async def delete(self, seq: int) -> bool:
-        """Delete an entry; return False if it is unknown.
-
-        Raises:
-            CallError: UNAVAILABLE.
-        """
+        """Delete an entry; return False if it is unknown."""
         what, request = f"STREAM.MSG.DELETE.{self.names.stream}", {"seq": seq, "no_erase": True}
         return (await self._session.api(ApiResponse, what, request, unless=NOT_FOUND, once=True)).error is None
 
     def drop(self, seq: int) -> None:
-        """Delete an obsolete entry, without a wait: a failure is harmless.
-
-        Raises:
-            CallError: UNAVAILABLE, RATE_LIMITED.
-        """
+        """Delete an obsolete entry, without a wait: a failure is harmless."""
         self._session.request(f"STREAM.MSG.DELETE.{self.names.stream}", {"seq": seq, "no_erase": True})
 
     async def tidy(self, key: str, before: int) -> None:
-        """Delete the leases and releases before an entry.
-
-        Raises:
-            CallError: UNAVAILABLE, RATE_LIMITED.
-        """
+        """Delete the leases and releases before an entry."""
         request = {"filter": self.names.log(key, "since.held.>"), "seq": before}
         await self._session.api(ApiResponse, f"STREAM.PURGE.{self.names.stream}", request)
 
     def tidy_again(self, key: str, before: int) -> None:
-        """Delete what `tidy` has deleted before, without a wait.
-
-        Raises:
-            CallError: UNAVAILABLE, RATE_LIMITED.
-        """
+        """Delete what `tidy` has deleted before, without a wait."""
         request: dict[str, object] = {"filter": self.names.log(key, "since.held.>"), "seq": before}
         self._session.request(f"STREAM.PURGE.{self.names.stream}", request)
 
@@ -695,11 +647,7 @@ class TaskLog(SessionListener):
         return _unavailable(f"{key!r:.80} is being changed by others at {self._session.name}")
 
     async def last(self, key: str) -> Entry | None:
-        """Return the last entry of a key.
-
-        Raises:
-            CallError: UNAVAILABLE.
-        """
+        """Return the last entry of a key."""
         entry = await self._find({"last_by_subj": self.names.log(key)})
         if entry is None or entry.kind == "task" or entry.body.outcome is not None:
             return entry
@@ -708,47 +656,27 @@ class TaskLog(SessionListener):
         return entry
 
     async def entry(self, seq: int) -> Entry | None:
-        """Return the entry with this number.
-
-        Raises:
-            CallError: UNAVAILABLE.
-        """
+        """Return the entry with this number."""
         return await self._find({"seq": seq})
 
     async def since(self, key: str) -> Entry | None:
-        """Return the last entry of a key without the task, which may be large. It may be older than the task.
-
-        Raises:
-            CallError: UNAVAILABLE.
-        """
+        """Return the last entry of a key without the task, which may be large. It may be older than the task."""
         return await self._find({"last_by_subj": self.names.log(key, "since.>")})
 
     async def outcome(self, key: str) -> Outcome | None:
-        """Return the outcome of a task, if any.
-
-        Raises:
-            CallError: UNAVAILABLE.
-        """
+        """Return the outcome of a task, if any."""
         entry = await self.since(key)
         if entry is not None and entry.kind == "buried":
             entry = await self.last(key)  # it may have been replayed
         return None if entry is None else entry.body.outcome
 
     async def buried(self, subject: str) -> Outcome | None:
-        """Return the outcome with this subject, unless the task was purged or replayed.
-
-        Raises:
-            CallError: UNAVAILABLE.
-        """
+        """Return the outcome with this subject, unless the task was purged or replayed."""
         last = await self._find({"last_by_subj": f"{subject.rsplit('.', 6)[0]}.>"})
         return last.body.outcome if last is not None and last.kind == "buried" else None
 
     async def next_task(self, operation_id: str, seq: int) -> Entry | None:
-        """Return the first task of an operation from this number on; an invalid one has no task in it.
-
-        Raises:
-            CallError: UNAVAILABLE.
-        """
+        """Return the first task of an operation from this number on; an invalid one has no task in it."""
         subject = self.names.every(f"task.{token(operation_id)}")
         return await self._find({"seq": seq, "next_by_subj": subject}, strict=False)
 
@@ -766,11 +694,7 @@ class TaskLog(SessionListener):
         return Entry(message.seq, self.names.kind(message.subject), message.time, body)
 
     async def subjects(self, what: str) -> list[str]:
-        """Return the subjects of all entries of one kind.
-
-        Raises:
-            CallError: UNAVAILABLE.
-        """
+        """Return the subjects of all entries of one kind."""
         found: list[str] = []
         while True:
             request = {"subjects_filter": self.names.every(what), "offset": len(found)}
@@ -780,11 +704,7 @@ class TaskLog(SessionListener):
                 return found
 
     async def now(self) -> datetime | None:
-        """Return the time at the server that stores the entries.
-
-        Raises:
-            CallError: UNAVAILABLE.
-        """
+        """Return the time at the server that stores the entries."""
         return (await self._session.api(StreamFound, f"STREAM.INFO.{self.names.stream}")).ts
 
 

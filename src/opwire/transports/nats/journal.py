@@ -77,11 +77,7 @@ class _OutcomeListener(SessionListener):
         session.listeners.append(self)
 
     def listen(self) -> None:
-        """Subscribe to the outcomes of tasks that are submitted at this end.
-
-        Raises:
-            CallError: UNAVAILABLE, RATE_LIMITED.
-        """
+        """Subscribe to the outcomes of tasks that are submitted at this end."""
         if not self._is_listening:
             self._session.listen(self._subject)
             self._is_listening = True
@@ -236,9 +232,6 @@ class NatsJournal(BrokerJournal):
         """Record outcomes together; each task is removed as soon as its outcome is stored.
 
         An outcome that cannot be written right after its task is recorded by itself.
-
-        Raises:
-            CallError: UNAVAILABLE.
         """
         await self._session.connect()
         replies = GatheredReplies(len(ended))
@@ -298,9 +291,6 @@ class NatsJournal(BrokerJournal):
         The first claim of a task is known to its consumer alone. A task that is delivered between the look at the
         consumer and the write of the outcome is cancelled although a worker has it: its handler is stopped at the next
         renewal of its lease.
-
-        Raises:
-            CallError: UNAVAILABLE.
         """
         key, operation_id = outcome.key, outcome.operation_id
         for _ in range(TRIES):
@@ -323,19 +313,11 @@ class NatsJournal(BrokerJournal):
         raise self._log.busy(key)
 
     async def outcome(self, key: str) -> Outcome | None:
-        """Return the outcome of a task, if any yet.
-
-        Raises:
-            CallError: UNAVAILABLE.
-        """
+        """Return the outcome of a task, if any yet."""
         return await self._log.outcome(key)
 
     async def wait(self, key: str, timeout: float) -> Outcome | None:
-        """Wait for the outcome of a task; return None after the timeout.
-
-        Raises:
-            CallError: UNAVAILABLE.
-        """
+        """Wait for the outcome of a task; return None after the timeout."""
         await self._session.connect()
         subject = self._names.republished(key)
         self._listening[key] += 1
@@ -350,11 +332,7 @@ class NatsJournal(BrokerJournal):
                 self._session.forget(subject)
 
     async def buried(self, operation_id: str | None = None) -> AsyncIterator[Outcome]:
-        """Yield the outcomes of buried tasks, the oldest first.
-
-        Raises:
-            CallError: UNAVAILABLE.
-        """
+        """Yield the outcomes of buried tasks, the oldest first."""
         operation = "*" if operation_id is None else token(operation_id)
         subjects = await self._log.subjects(f"since.ended.buried.{operation}.*.*")
         subjects.sort(key=_recorded)
@@ -374,11 +352,7 @@ class NatsJournal(BrokerJournal):
             return None
 
     async def pending(self, operation_id: str, *, limit: int = 100) -> list[PendingTask]:
-        """Return the tasks of an operation that wait or run, the oldest first, at most `limit`.
-
-        Raises:
-            CallError: UNAVAILABLE.
-        """
+        """Return the tasks of an operation that wait or run, the oldest first, at most `limit`."""
         delivered = await self._tasks.consumers.delivered(operation_id)
         entries, seq = list[Entry](), 1
         while len(entries) < limit and (entry := await self._log.next_task(operation_id, seq)) is not None:
@@ -409,11 +383,7 @@ class NatsJournal(BrokerJournal):
         return [each for each in await asyncio.gather(*map(read, entries)) if each is not None]
 
     async def replay(self, key: str) -> bool:
-        """Submit a buried task again; return False if it is unknown.
-
-        Raises:
-            CallError: UNAVAILABLE.
-        """
+        """Submit a buried task again; return False if it is unknown."""
         for _ in range(TRIES):
             last = await self._log.last(key)
             if last is None or last.body.outcome is None or last.body.task is None:
@@ -427,11 +397,7 @@ class NatsJournal(BrokerJournal):
         raise self._log.busy(key)
 
     async def purge(self, key: str) -> bool:
-        """Delete a task that has ended; return False if it is unknown.
-
-        Raises:
-            CallError: UNAVAILABLE.
-        """
+        """Delete a task that has ended; return False if it is unknown."""
         last = await self._log.last(key)
         if last is None or last.body.outcome is None:
             return False
@@ -439,11 +405,7 @@ class NatsJournal(BrokerJournal):
         return await self._log.delete(last.seq)
 
     async def info(self) -> list[JournalInfo]:
-        """Return the number of tasks of each operation.
-
-        Raises:
-            CallError: UNAVAILABLE.
-        """
+        """Return the number of tasks of each operation."""
         later = Counter(subject.split(".")[-1] for subject in await self._log.subjects("since.held.later.*"))
         buried = Counter(subject.split(".")[-3] for subject in await self._log.subjects("since.ended.buried.*.*.*"))
         return [

@@ -123,7 +123,10 @@ class _Pull(Struct):
 
 
 class Consumers(SessionListener):
-    """The consumers, as one end uses them. `give_back` returns tasks that were not claimed here in time."""
+    """The consumers, as one end uses them. `give_back` returns tasks that were not claimed here in time.
+
+    Its coroutines raise `CallError(UNAVAILABLE)`.
+    """
 
     def __init__(
         self, session: JetStreamSession, names: JournalSubjects, give_back: Callable[[Delivery], Awaitable[None]]
@@ -150,11 +153,7 @@ class Consumers(SessionListener):
         return self._session.is_ready and operation_id in self._created
 
     async def create(self, operation_ids: Collection[str]) -> None:
-        """Create the consumers of these operations where they are missing.
-
-        Raises:
-            CallError: UNAVAILABLE.
-        """
+        """Create the consumers of these operations where they are missing."""
         await self._session.connect()
         new = [each for each in operation_ids if each not in self._created]
         if not new:
@@ -184,11 +183,7 @@ class Consumers(SessionListener):
         self._delivered_before.update(dict.fromkeys(new, before))
 
     async def every(self) -> list[Consumer]:
-        """Return the consumers of all operations.
-
-        Raises:
-            CallError: UNAVAILABLE.
-        """
+        """Return the consumers of all operations."""
         found: list[Consumer] = []
         while True:
             page = await self._session.api(_ConsumerPage, f"CONSUMER.LIST.{self._names.stream}", {"offset": len(found)})
@@ -199,20 +194,12 @@ class Consumers(SessionListener):
                 raise self._session.silent()  # some of them have no leader
 
     async def delivered(self, operation_id: str) -> int:
-        """Return the number of the last task of an operation that was delivered to a worker; 0 before the first.
-
-        Raises:
-            CallError: UNAVAILABLE.
-        """
+        """Return the number of the last task of an operation that was delivered to a worker; 0 before the first."""
         found = [each for each in await self.every() if each.operation_id == operation_id]
         return max((each.delivered.stream_seq for each in found), default=0)
 
     async def take(self, operations: frozenset[str], end: float, limit: int) -> list[Delivery]:
-        """Return the next tasks of these operations; an empty list if none arrive until `end`.
-
-        Raises:
-            CallError: UNAVAILABLE.
-        """
+        """Return the next tasks of these operations; an empty list if none arrive until `end`."""
         self._takers += 1
         try:
             await self.create(operations)
@@ -416,6 +403,8 @@ class JetStreamClaims(SessionListener):
     The redelivery of a task that was claimed for the first time is delayed at the end of the turn. If its outcome is
     written before that, as for handlers that do not suspend, `ACK_WAIT` is enough, and the server saves 10 µs: nothing
     is sent before such a handler has returned, anyway. It is made up for if the outcome is not stored soon.
+
+    Its coroutines raise `CallError(UNAVAILABLE)`.
     """
 
     def __init__(self, session: JetStreamSession, log: TaskLog) -> None:
@@ -442,11 +431,7 @@ class JetStreamClaims(SessionListener):
     async def claim(
         self, operation_ids: Sequence[str], lease: float, wait: float, limit: int, *, suspects: bool
     ) -> list[Claim]:
-        """Claim the next tasks of these operations.
-
-        Raises:
-            CallError: UNAVAILABLE.
-        """
+        """Claim the next tasks of these operations."""
         if not operation_ids:
             await asyncio.sleep(wait)
             return []
@@ -556,19 +541,11 @@ class JetStreamClaims(SessionListener):
         self._delay(delivery.ack, 0)
 
     async def renew(self, claim: Claim, *, alone: bool) -> bool:
-        """Renew a lease; return False if it was lost.
-
-        Raises:
-            CallError: UNAVAILABLE.
-        """
+        """Renew a lease; return False if it was lost."""
         return await self._change(claim, "lease", claim.lease, alone=alone)
 
     async def release(self, claim: Claim, delay: float, *, failed: bool) -> None:
-        """Return a task to the queue.
-
-        Raises:
-            CallError: UNAVAILABLE.
-        """
+        """Return a task to the queue."""
         if failed:
             claim = replace(claim, failures=claim.failures + 1, suspect=False)
         await self._change(claim, "later", delay)
@@ -610,9 +587,6 @@ class JetStreamClaims(SessionListener):
         JetStream handles an acknowledgement before requests that arrived earlier, so the removal of the leases is
         awaited: a server that was killed in between would keep them. One that confirms the removal may lose it, too, as
         it writes to its disk later; the removal is repeated over the next connection.
-
-        Raises:
-            CallError: UNAVAILABLE, RATE_LIMITED.
         """
         if ended is not None:
             await self._log.tidy(key, ended)

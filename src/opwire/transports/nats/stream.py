@@ -118,11 +118,7 @@ class NatsStream(DurableStream):
         self.session.listeners.append(_NewsListener(self, config))
 
     async def start(self) -> None:
-        """Connect, and create the stream if it is missing.
-
-        Raises:
-            CallError: UNAVAILABLE.
-        """
+        """Connect, and create the stream if it is missing."""
         await self.session.connect()
 
     async def close(self) -> None:

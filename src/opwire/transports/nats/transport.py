@@ -277,11 +277,7 @@ class NatsBrokerConnection:
         self._errors: set[str] = set()
 
     async def connect(self, address: Address, listener: BrokerListener) -> None:
-        """Connect to the first server that accepts.
-
-        Raises:
-            CallError: UNAVAILABLE.
-        """
+        """Connect to the first server that accepts."""
         self._listener, self._mine = listener, self._subjects.inbox(address)
         for each in (self._serving, self._errors, self._calls, self._receivers):
             each.clear()
@@ -316,11 +312,7 @@ class NatsBrokerConnection:
         return self._connection
 
     async def serve(self, operation_ids: Iterable[str]) -> None:
-        """Subscribe to requests for these operations, all or nothing.
-
-        Raises:
-            CallError: UNAVAILABLE.
-        """
+        """Subscribe to requests for these operations, all or nothing."""
         connection = self._open()
         new = {each: next(self._sids) for each in operation_ids if each not in self._serving}
         lines = [subscribe(self._subjects.call(each), sid, self._subjects.queue) for each, sid in new.items()]
@@ -340,22 +332,14 @@ class NatsBrokerConnection:
                 raise CallError(ErrorCode.UNAVAILABLE, f"{connection.server} refused: {error}")
 
     async def unserve(self, operation_ids: Iterable[str]) -> None:
-        """Unsubscribe. Requests that the server has sent before are still delivered.
-
-        Raises:
-            CallError: UNAVAILABLE.
-        """
+        """Unsubscribe. Requests that the server has sent before are still delivered."""
         connection = self._open()
         sids = [self._serving.pop(each) for each in operation_ids if each in self._serving]
         connection.link.control(unsubscribe(sids))
         await connection.barrier()
 
     def request(self, operation_id: str, token: str, message: bytes, sticky_key: str | None = None) -> None:
-        """Publish a request. The server chooses a subscriber, and ignores sticky keys.
-
-        Raises:
-            CallError: UNAVAILABLE, RATE_LIMITED, PAYLOAD_TOO_LARGE.
-        """
+        """Publish a request. The server chooses a subscriber, and ignores sticky keys."""
         line = self._calls.get(operation_id)
         if line is None:
             if len(self._calls) >= _MAX_CACHED:
@@ -364,11 +348,7 @@ class NatsBrokerConnection:
         self._publish(line, token, b"", message, control=False)
 
     def send(self, to: Address, token: str, message: bytes, *, control: bool) -> None:
-        """Publish to the inbox of one end.
-
-        Raises:
-            CallError: UNAVAILABLE, RATE_LIMITED, PAYLOAD_TOO_LARGE.
-        """
+        """Publish to the inbox of one end."""
         known = self._receivers.get(to)
         if known is None:
             # One subject for all messages to an end: NATS caches the subscribers of a subject; a new one costs 1 µs.
@@ -379,11 +359,7 @@ class NatsBrokerConnection:
         self._publish(known[0], token, known[1], message, control=control)
 
     def broadcast(self, token: str, message: bytes) -> None:
-        """Publish to every end.
-
-        Raises:
-            CallError: UNAVAILABLE, RATE_LIMITED, PAYLOAD_TOO_LARGE.
-        """
+        """Publish to every end."""
         self._publish(self._line(self._subjects.all), token or ABSENT, b"", message, control=True)
 
     def _line(self, subject: str) -> bytes:
