@@ -8,7 +8,7 @@ import unicodedata
 from typing import Any
 
 import pytest
-from hypothesis import given
+from hypothesis import example, given
 from hypothesis import strategies as st
 
 from opwire import CallError, ConfigError
@@ -33,6 +33,9 @@ def pretend_terminal(monkeypatch: pytest.MonkeyPatch) -> None:
         ("\x1b]0;title\x07", r"\x1b]0;title\x07"),
         ("a\rb", r"a\rb"),
         ("txt.\u202eexe", r"txt.\u202eexe"),
+        ("get\u200b_\u2063user\ufeff", r"get\u200b_\u2063user\ufeff"),
+        ("tea\U000e0073\U000e0065", r"tea\U000e0073\U000e0065"),
+        ("👩\u200d💻 ❤\ufe0f می\u200cخواهم", "👩\u200d💻 ❤\ufe0f می\u200cخواهم"),
         ("tab\tand\nline stay, so do ümlauts and 漢字", "tab\tand\nline stay, so do ümlauts and 漢字"),
     ],
 )
@@ -50,6 +53,7 @@ def test_no_text_can_steer_a_terminal(text: str) -> None:
 
 @requirement("cli.harmless")
 @given(st.recursive(st.none() | st.text() | st.integers(-(2**53), 2**53), lambda inner: st.lists(inner, max_size=3)))
+@example("\x1b \u200b \U000e0073")
 def test_json_is_harmless_and_says_the_same(value: Any) -> None:
     for indent in (True, False):
         text = json_text(value, indent=indent)

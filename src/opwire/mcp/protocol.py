@@ -12,7 +12,15 @@ from binascii import Error as Base64Error
 from collections.abc import Iterable, Iterator, Mapping
 from typing import Any, NamedTuple, cast
 
-from opwire.mcp.messages import HEADER_MISMATCH, INVALID_PARAMS, UNSUPPORTED_PROTOCOL_VERSION, RPCError
+from opwire.mcp.messages import (
+    HEADER_MISMATCH,
+    INVALID_PARAMS,
+    UNSUPPORTED_PROTOCOL_VERSION,
+    RPCError,
+    RPCMessage,
+    RPCNotification,
+    RPCRequest,
+)
 from opwire.typed.plain import as_dict, as_list
 
 HANDSHAKE_VERSIONS = ("2024-11-05", "2025-03-26", "2025-06-18", "2025-11-25")
@@ -101,15 +109,42 @@ def read_envelope(method: str, params: Mapping[str, Any] | None, headers: Mappin
         given = headers.get(VERSION_HEADER)
         if given is None or given != version:
             raise RPCError(HEADER_MISMATCH, f"the header {VERSION_HEADER} differs from {VERSION_META}")
-        if headers.get(METHOD_HEADER) != method:
-            raise RPCError(HEADER_MISMATCH, f"the header {METHOD_HEADER} differs from the method")
-        name = None if (key := NAMED_BY.get(method)) is None else cast("Mapping[str, Any]", params).get(key)
-        if name is not None and decode_header(headers.get(NAME_HEADER)) != name:
-            raise RPCError(HEADER_MISMATCH, f"the header {NAME_HEADER} differs from params.{NAMED_BY[method]}")
+        check_routing(method, params, headers.get(METHOD_HEADER), headers.get(NAME_HEADER))
     if not isinstance(version, str):
         raise RPCError(INVALID_PARAMS, f"{VERSION_META} is not a string")
     check_stateless_version(version)
     return version
+
+
+def check_routing(
+    method: str, params: Mapping[str, Any] | None, given_method: str | None, given_name: str | None
+) -> None:
+    """Check that the headers of a request, by which proxies route it, say the same as its message.
+
+    Raises:
+        RPCError: they differ.
+    """
+    if given_method != method:
+        raise RPCError(HEADER_MISMATCH, f"the header {METHOD_HEADER} differs from the method")
+    name = None if (key := NAMED_BY.get(method)) is None else (params or {}).get(key)
+    if name is not None and decode_header(given_name) != name:
+        raise RPCError(HEADER_MISMATCH, f"the header {NAME_HEADER} differs from params.{NAMED_BY[method]}")
+
+
+def check_sent_routing(messages: Iterable[RPCMessage], lines: Iterable[tuple[bytes, bytes]]) -> None:
+    """Check the headers of messages of the handshake era, which are newer than it: a proxy does not know the era.
+
+    Raises:
+        RPCError: they differ from a message, or one of them is there twice.
+    """
+    decoded = ((name.decode("latin-1"), value.decode("latin-1")) for name, value in lines)
+    given = [(name, value) for name, value in decoded if name in (METHOD_HEADER, NAME_HEADER)]
+    if len(dict(given)) != len(given):
+        raise RPCError(HEADER_MISMATCH, "a header of the request is there twice")
+    for message in messages:
+        if isinstance(message, RPCRequest | RPCNotification):
+            found = {**request_headers("", message.method, message.params or {}), **dict(given)}
+            check_routing(message.method, message.params, found[METHOD_HEADER], found.get(NAME_HEADER))
 
 
 def check_stateless_version(version: str) -> None:

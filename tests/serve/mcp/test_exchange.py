@@ -63,6 +63,26 @@ async def test_a_header_that_is_there_twice_is_rejected_since_a_proxy_may_read_t
 
 @requirement("serve-mcp.http-errors")
 @pytest.mark.parametrize(
+    ("headers", "expected"),
+    [
+        ([("Mcp-Method", "tools/call"), ("Mcp-Name", "math_add")], (200, None)),
+        ([("Mcp-Name", "=?base64?bWF0aF9hZGQ=?=")], (200, None)),
+        ([("Mcp-Method", "tools/list")], (400, -32020)),
+        ([("Mcp-Name", "data_list")], (400, -32020)),
+        ([("Mcp-Name", "math_add"), ("Mcp-Name", "data_list")], (400, -32020)),
+    ],
+)
+async def test_in_a_session_too_the_headers_by_which_proxies_route_are_those_of_the_message(
+    headers: list[tuple[str, str]], expected: tuple[int, Any]
+) -> None:
+    async with browsing(anonymous=GUEST) as browser:
+        session = await browser.session()
+        given = [*ACCEPT.items(), ("Mcp-Session-Id", session), *headers]
+        assert await sent(browser, "POST", call("math_add", {"a": 1, "b": 2}), given) == expected
+
+
+@requirement("serve-mcp.http-errors")
+@pytest.mark.parametrize(
     ("method", "headers", "body", "status"),
     [
         ("POST", {"Accept": "text/event-stream"}, HANDSHAKE[0], 406),

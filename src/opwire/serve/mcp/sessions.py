@@ -34,7 +34,14 @@ from opwire.mcp.messages import (
     encode_reply,
     split_batch,
 )
-from opwire.mcp.protocol import BATCHED, LAST_EVENT_HEADER, SESSION_HEADER
+from opwire.mcp.protocol import (
+    BATCHED,
+    LAST_EVENT_HEADER,
+    METHOD_HEADER,
+    NAME_HEADER,
+    SESSION_HEADER,
+    check_sent_routing,
+)
 from opwire.operation import check_access
 from opwire.serve.guard import BODY, EXPIRES, HEADERS, IDENTITY, OAUTH, TOKEN, Receive, Scope
 from opwire.serve.mcp.calls import Params, ServedRequest
@@ -84,7 +91,12 @@ async def read_post(scope: Scope, send: Send, *, batches: bool = False) -> list[
         try:
             body = scope.pop(BODY)  # a subscription would keep it
             parts = split_batch(body, MAX_BATCH_VALUES) if batches else [body]
-            return [decode_message(each, is_checked=True) for each in parts]  # by the guard
+            messages = [decode_message(each, is_checked=True) for each in parts]  # by the guard
+            if METHOD_HEADER.encode() in headers or NAME_HEADER.encode() in headers:
+                check_sent_routing(messages, scope["headers"])
+            return messages
+        except RPCError as error:
+            code, problem = error.code, error.message
         except InvalidMessageError as error:
             code, problem = INVALID_PARAMS if error.is_json else PARSE_ERROR, f"the body is {error}"
     await send_error(send, status, code, problem)
