@@ -83,6 +83,19 @@ async def test_metadata_of_another_issuer_or_without_https_is_rejected(document:
 
 
 @requirement("oauth.discovery")
+@pytest.mark.parametrize("url", ["http://login.example/x", "http://127.0.0.1:9200/x", "file:///x", "https://", "x"])
+async def test_optional_endpoints_are_missing_if_they_are_not_https_or_of_this_machine(url: str) -> None:
+    names = ("revocation_endpoint", "jwks_uri", "introspection_endpoint")
+    document = metadata("https://login.example", **dict.fromkeys(names, url))
+    published = Published(**{"https://login.example/.well-known/oauth-authorization-server": document})
+    found = await discover(published, "https://login.example")
+    assert (found.revocation_url, found.jwks_url, found.introspection_url) == ("", "", "")
+    document |= dict.fromkeys(names, "https://login.example/x")
+    found = await discover(published, "https://login.example")
+    assert {found.revocation_url, found.jwks_url, found.introspection_url} == {"https://login.example/x"}
+
+
+@requirement("oauth.discovery")
 @pytest.mark.parametrize("issuer", ["http://login.example", "login.example", "file:///x", "https://", "https://[x"])
 async def test_an_issuer_is_https(issuer: str) -> None:
     published = Published()

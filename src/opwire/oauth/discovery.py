@@ -30,7 +30,7 @@ _CHALLENGED_SCOPE = re.compile(r'(?:^|[\s,])scope="([^"]*)"', re.IGNORECASE)
 
 
 class AuthorizationServer(Struct, frozen=True, kw_only=True):
-    """The endpoints of an authorization server; missing ones are empty."""
+    """The endpoints of an authorization server; missing ones, and optional ones that are not https, are empty."""
 
     issuer: str = ""
     authorization_url: str = ""
@@ -125,15 +125,20 @@ def _server(metadata: Mapping[str, Any], issuer: str) -> AuthorizationServer:
         message = f"the metadata of {host_of(issuer)} is that of another issuer, {host_of(named)}"
         raise CallError(ErrorCode.PROTOCOL_ERROR, message)
     methods = metadata.get("code_challenge_methods_supported")
+
+    def optional(name: str) -> str:  # an issuer elsewhere names no server of this machine, which would get a token
+        url = _text(metadata, name)
+        return url if is_secure(url, issuer) else ""
+
     return AuthorizationServer(
         issuer=named,
         authorization_url=_text(metadata, "authorization_endpoint"),
         token_url=_text(metadata, "token_endpoint"),
         device_url=_text(metadata, "device_authorization_endpoint"),
         registration_url=_text(metadata, "registration_endpoint"),
-        revocation_url=_text(metadata, "revocation_endpoint"),
-        jwks_url=_text(metadata, "jwks_uri"),
-        introspection_url=_text(metadata, "introspection_endpoint"),
+        revocation_url=optional("revocation_endpoint"),
+        jwks_url=optional("jwks_uri"),
+        introspection_url=optional("introspection_endpoint"),
         sends_issuer=metadata.get("authorization_response_iss_parameter_supported") is True,
         challenge_methods=None if methods is None else _texts(methods),
         token_auth_methods=_texts(metadata.get("token_endpoint_auth_methods_supported")),

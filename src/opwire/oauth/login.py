@@ -99,7 +99,7 @@ async def sign_in(
         auth=client.auth,
         token_url=server.token_url,
         refresh_url=server.refresh_url,
-        revocation_url=server.revocation_url if is_secure(server.revocation_url) else "",
+        revocation_url=server.revocation_url,
         token_resource=resource,
         extra=client.extra,
     )
@@ -279,7 +279,12 @@ async def _device_flow(
     started = as_dict(await fetch(token_request(client, server.device_url, {**fields})))
     device_code, user_code = started.get("device_code"), started.get("user_code")
     url = started.get("verification_uri_complete") or started.get("verification_uri") or started.get("verification_url")
-    if not (isinstance(device_code, str) and isinstance(user_code, str) and isinstance(url, str)) or not is_secure(url):
+    if (
+        not isinstance(device_code, str)
+        or not isinstance(user_code, str)
+        or not isinstance(url, str)
+        or not is_secure(url, server.device_url)
+    ):
         raise CallError(ErrorCode.PROTOCOL_ERROR, f"{host_of(server.device_url)} sent an invalid device authorization")
     interval = max(bounded_number(started.get("interval", 5), 60.0) or 0, 1.0)
     lifetime = bounded_number(started.get("expires_in"), 1800.0)

@@ -149,7 +149,7 @@ class OAuthTokens:
             async with asyncio.timeout(FETCH_TIMEOUT):
                 server = self._server = self._server or await discover(self._fetch, self._issuer)
                 url: str = getattr(server, endpoint)
-                if not is_secure(url):
+                if not url:
                     raise CallError(ErrorCode.EXECUTION_ERROR, f"its metadata has no {endpoint} that is https")
                 return as_dict(await self._fetch(request(url)))
         except (CallError, TimeoutError) as error:
