@@ -334,6 +334,17 @@ async def test_with_a_base_url_no_secret_goes_where_the_document_alone_says() ->
     assert secrets(await signed(same, APICredentials({"login": FIELDS}, endpoint))) == {"Authorization": "Bearer t2"}
 
 
+@requirement("openapi.oauth")
+@pytest.mark.parametrize("url", ["http://api.example/token", "http://127.0.0.1:9200/token", "ftp://api.example/token"])
+async def test_the_document_of_an_https_api_sends_no_secret_without_https(url: str) -> None:
+    endpoint = Endpoint()
+    scheme = SecurityScheme(name="login", kind="oauth2", token_url=url)
+    assert "not https" in await refusal(plan((scheme,)), APICredentials({"login": FIELDS}, endpoint))
+    assert not endpoint.asked
+    given = {**FIELDS, "token_url": url}
+    assert secrets(await signed(plan((scheme,)), APICredentials({"login": given}, endpoint)))
+
+
 async def test_a_relative_token_endpoint_is_that_of_the_server() -> None:
     endpoint = Endpoint()
     relative = SecurityScheme(name="login", kind="oauth2", token_url="/oauth/token")

@@ -465,15 +465,18 @@ def _resolved(plan: CallPlan, url: str, option: str) -> str:
     """Return a URL of the document as an absolute one.
 
     Raises:
-        ValueError: its origin is not that of the caller's `base_url`, so that the document must not choose it.
+        ValueError: its origin is not that of the caller's `base_url`, so that the document must not choose it; or it is
+            not https, although the API is.
     """
     if not url:
         return ""
     origin = URL(base_url_of(plan).origin)
     resolved = origin.join(URL(url))
+    where = "token endpoint" if option == "token_url" else "authorization server"
     if plan.base_url is not None and resolved.origin() != origin:
-        where = "token endpoint" if option == "token_url" else "authorization server"
         raise ValueError(f"its {where} has another origin than base_url; set the client's {option}")
+    if origin.scheme == "https" and resolved.scheme != "https":
+        raise ValueError(f"its {where} is not https; set the client's {option}")
     return str(resolved)
 
 
