@@ -246,6 +246,10 @@ def _objects(size: int) -> bytes:
     return b"[" + b",".join([b'{"a":1}'] * (size // 8)) + b"]"
 
 
+def _last_nan(n: int) -> bytes:
+    return b"{" + b",".join(b'"k%d":%d' % (i, i) for i in range(n)) + b',"z":NaN}'
+
+
 def _duplicate_keys(n: int) -> Attack:
     return _posted(b'{"values":{' + b",".join(b'"%d":0' % i for i in range(n)) + b',"z":1,"z":2}}')
 
@@ -314,6 +318,7 @@ ATTACKS: dict[str, tuple[Callable[[int], Attack], tuple[int, ...]]] = {
     "small objects over HTTP, bytes": (lambda n: _posted(b'{"values":%b}' % _objects(n)), (1_000_000, 4_000_000)),
     "empty lists over MCP, bytes": (lambda n: _posted_to_mcp(_lists(n)), (200_000, 1_000_000)),
     "small objects over MCP, bytes": (lambda n: _posted_to_mcp(_objects(n)), (1_000_000, 4_000_000)),
+    "an invalid number after many keys over MCP": (lambda n: _posted_to_mcp(_last_nan(n)), (10_000, 250_000)),
     "empty lists to a hub, bytes": (lambda n: _sent_to_hub(_lists(n)), (200_000, 1_000_000)),
     "small objects to a hub, bytes": (lambda n: _sent_to_hub(_objects(n)), (200_000, 1_000_000)),
     "an unknown operation, letters": (_unknown_id, (100, 1_000_000)),
