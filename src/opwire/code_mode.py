@@ -89,6 +89,8 @@ def code_mode(
 ) -> OperationRegistry:
     """Return a registry with the operations `search` and `run`, and those that are pinned.
 
+    Programs may call all of `registry`: pass a view, and not `exclude` of a surface, to leave operations out.
+
     Raises:
         MissingExtraError: `opwire[code]` is not installed.
         UsageError: an option is invalid.

@@ -73,6 +73,7 @@ def search_mode(
 ) -> OperationRegistry:
     """Return a registry with the operations `search`, `describe` and `call`, and those that are pinned.
 
+    What it finds is all of `registry`: pass a view, and not `exclude` of a surface, to leave operations out.
     `pinned` are patterns, as those of a view. With `token_budget`, the registry itself is returned if the definitions
     of its operations take no more tokens than that.
 
