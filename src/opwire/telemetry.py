@@ -15,6 +15,7 @@ import asyncio
 from collections.abc import AsyncGenerator, Callable, Generator, Iterator, Mapping
 from contextlib import contextmanager
 from functools import partial
+from http import HTTPStatus
 from importlib.metadata import version
 from inspect import iscoroutinefunction
 from time import perf_counter
@@ -29,6 +30,7 @@ from opwire.envelope import HTTPResponseMeta, MCPResponseMeta, ResponseEnvelope
 from opwire.errors import ERROR_TABLE, CallError, ErrorCode, UsageError, needs_extra, system_message
 from opwire.operation import Context, Handler, Interceptor, OperationSpec, OperationType, Trace, trace_of
 from opwire.registry import OperationRegistry, build_env
+from opwire.serve.hosts import LOOPBACK, HostNames
 from opwire.typed.plain import as_dict
 
 with needs_extra("otel"):
@@ -402,8 +404,7 @@ def serve_metrics(*targets: Instrumentable, host: str = "127.0.0.1", port: int =
     except OSError as error:
         message = f"cannot listen on {host}:{port} for metrics: {system_message(error)}"
         raise CallError(ErrorCode.UNAVAILABLE, message) from error
-    handler: Any = type("_Scrape", (cast("Any", server.RequestHandlerClass),), {"timeout": _SCRAPE_TIMEOUT})
-    server.RequestHandlerClass = handler
+    server.RequestHandlerClass = _scrape_handler(server.RequestHandlerClass, host)
     meters = ExportedMeters([PrometheusMetricReader()])
     end = instrument(*targets, meter_provider=meters)
     try:
@@ -415,6 +416,21 @@ def serve_metrics(*targets: Instrumentable, host: str = "127.0.0.1", port: int =
         server.shutdown()
         server.server_close()
         thread.join()
+
+
+def _scrape_handler(base: Any, host: str) -> Any:
+    """Return the class that answers scrapes: on a loopback address to loopback names alone, as surfaces do."""
+    names = HostNames(LOOPBACK if host in (*LOOPBACK, "::1") else ("*",))
+
+    def parse_request(self: Any) -> bool:
+        if not base.parse_request(self):
+            return False
+        is_accepted = names.include((self.headers.get("host") or "").lower())
+        if not is_accepted:
+            self.send_error(HTTPStatus.MISDIRECTED_REQUEST)
+        return is_accepted
+
+    return type("_Scrape", (base,), {"timeout": _SCRAPE_TIMEOUT, "parse_request": parse_request})
 
 
 def _parts(target: Instrumentable) -> Iterator[OperationRegistry | PendingRequestMap | Calling]:

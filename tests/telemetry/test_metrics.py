@@ -1,8 +1,9 @@
 """Metrics for Prometheus."""
 
 import socket
+from urllib.error import HTTPError
 from urllib.parse import urlsplit
-from urllib.request import urlopen
+from urllib.request import Request, urlopen
 
 import pytest
 
@@ -54,6 +55,17 @@ async def test_calls_and_their_outcomes_are_counted_for_prometheus() -> None:
     assert found["rpc_server_call_duration_seconds_count shop.price EXECUTION_ERROR"] == 1
     with pytest.raises(OSError, match="refused"):
         scraped(url)
+
+
+@requirement("telemetry.prometheus")
+def test_metrics_on_a_loopback_address_are_not_for_pages_whose_name_leads_to_it() -> None:
+    with serve_metrics(shop(), port=0) as url:
+        for host in ("localhost", "127.0.0.1:1"):
+            with urlopen(Request(url, headers={"host": host}), timeout=20) as page:
+                assert page.status == 200
+        with pytest.raises(HTTPError, match="421") as rejected:
+            urlopen(Request(url, headers={"host": "evil.example"}), timeout=20)
+        rejected.value.close()
 
 
 @requirement("telemetry.prometheus")
