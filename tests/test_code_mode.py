@@ -103,6 +103,7 @@ async def test_subscriptions_give_their_items_and_dictionaries_their_arguments()
         ("await shop_issue()", "NameError"),
         ("def f(:", "Expected"),
         ("print('so far')\n1 / 0", "so far\n"),
+        ("await shop_ticks()\nawait shop_ticks()\n1 / 0", "failed after 2 calls, which are not undone"),
     ],
 )
 async def test_a_failure_tells_a_model_how_to_correct_its_program(code: str, told: str) -> None:

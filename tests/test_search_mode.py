@@ -226,18 +226,21 @@ def test_a_signature_stays_short() -> None:
         "some": {"anyOf": [{"type": "integer"}, {"type": "null"}, {"type": "array", "items": {"type": "number"}}]},
         "odd": True,
         "both": {"type": ["boolean", "null"]},
+        "many": {"type": ["array", "null"], "items": {"type": "string"}},
     }
     schema = {
         "type": "object",
         "properties": properties,
-        "required": ["which", "one", "some", "odd", "both"],
+        "required": ["which", "one", "some", "odd", "both", "many"],
         "$defs": {"loop": {"type": "array", "items": {"$ref": "#/$defs/loop"}}},
     }
     text = signature(OperationSpec(namespace="a", name="b", description="long " * 500, input_schema=schema))
     assert text.startswith(
         "a.b(which: list[list[any]], one: 'choice 0'|'choice 1'|'choice 2'|'choice…, some: int|list[float]"
     )
-    assert "odd: any, both: bool, optional_0?: str" in text
+    assert "odd: any, both: bool, many: list[str], optional_0?: str" in text
+    marked = OperationSpec(namespace="a", name="b", description='<p>Refund a <a href="/x">charge</a> of <id>.</p>')
+    assert signature(marked).endswith("  Refund a charge of <id>.")
     assert "optional_3?: str, …)  long long" in text
     assert len(text) < 400
 

@@ -167,7 +167,8 @@ class _CodeTools:
             fault = _TIME_LIMIT.sub(f"computed for more than {limits.seconds:g} s", display())
             if len(fault) > _MAX_FAULT:  # the kind of an error is before its message, which may be long
                 fault = f"{fault[: _MAX_FAULT // 2]}\n…\n{fault[-_MAX_FAULT // 2 :]}"
-            message = f"the program failed:\n{printed.before}{fault}{self._hint(fault, code, context)}"
+            kept = f" after {calls.returned} calls, which are not undone" if calls.returned else ""
+            message = f"the program failed{kept}:\n{printed.before}{fault}{self._hint(fault, code, context)}"
             raise CallError(ErrorCode.VALIDATION_ERROR, message) from None
         finally:
             await calls.stop()
@@ -224,6 +225,7 @@ class _ProgramCalls:
 
     def __init__(self, limit: int) -> None:
         self._limit = self._left = limit
+        self.returned = 0
         self._running: dict[asyncio.Task[Any], str] = {}  # names of functions, by the task that runs each
 
     @contextmanager
@@ -236,6 +238,7 @@ class _ProgramCalls:
         self._running[task] = name
         try:
             yield
+            self.returned += 1
         finally:
             del self._running[task]
 

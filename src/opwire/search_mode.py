@@ -35,6 +35,7 @@ _MAX_FOUND = 50  # operations of one search
 _MAX_DESCRIBED = 10
 _MAX_OPTIONAL = 4  # optional parameters in a signature
 _MAX_SUMMARY = 100  # characters
+_MAX_MARKUP = 2_000  # characters of a description from which it is taken
 _MAX_TYPE = 40
 _MAX_NESTED = 400  # characters of a type that is written out with its fields
 _MAX_FIELDS = 8  # of an object in it
@@ -46,6 +47,7 @@ _MAX_ITEMS = 100  # of a subscription
 _MAX_SECONDS = 10.0  # for which the items of a subscription are collected
 _CHARACTERS_PER_TOKEN = 4  # of JSON; tokenizers of models differ by some 20 %
 _TYPES = {"string": "str", "integer": "int", "number": "float", "boolean": "bool", "object": "object", "null": "null"}
+_HTML = re.compile(r"</?(?:p|a|b|i|em|strong|code|br|ul|ol|li|div|span|h[1-6])\b[^<>]{0,300}>", re.IGNORECASE)
 _SEPARATORS = re.compile(r"\W+", re.ASCII)
 _EMPTY: dict[str, Any] = {}
 PUBLIC = AccessControl(public=True)
@@ -122,8 +124,8 @@ def signature(spec: OperationSpec, *, is_nested: bool = False) -> str:
     parameters = [f"{name}: {type_of(properties[name])}" for name in required]
     parameters += [f"{name}?: {type_of(properties[name])}" for name in optional[:_MAX_OPTIONAL]]
     parameters += ["…"] if len(optional) > _MAX_OPTIONAL else []
-    lines = (spec.title or spec.description).strip().partition("\n")[0]
-    summary = lines if len(lines) <= _MAX_SUMMARY else f"{lines[:_MAX_SUMMARY]}…"
+    line = _HTML.sub("", (spec.title or spec.description)[:_MAX_MARKUP]).strip().partition("\n")[0]
+    summary = line if len(line) <= _MAX_SUMMARY else f"{line[:_MAX_SUMMARY]}…"
     return f"{spec.id}({', '.join(parameters)})  {summary}".rstrip()
 
 
@@ -275,7 +277,7 @@ def _type(schema: Any, definitions: dict[str, Any], depth: int = 0, *, is_nested
         names = [repr(each) for each in cast("list[Any]", choices)[: 2 * _MAX_PARTS]]
     elif "const" in given:
         names = [repr(given["const"])]
-    elif given.get("type") == "array":
+    elif given.get("type") in ("array", ["array", "null"]):
         names = [f"list[{type_of(given.get('items'), depth=depth + 1)}]"]
     elif is_nested and isinstance(fields := given.get("properties"), dict):
         required = cast("list[str]", given.get("required") or [])
