@@ -53,6 +53,8 @@ _NO_SOURCE = (
     "--mcp 'program arguments', --openapi file-or-URL, --url ws://hub"
 )
 _BROKER_ONLY = "--prefix, --signing-key and --certificate are for brokers: redis:// and nats://"
+_ANONYMOUS = "callers over a broker are anonymous: use --signing-key, or start the server with --open"
+_BROKERS = ("redis", "unix:", "nats:", "tls:")
 _SOURCE_KEY = re.compile(r'^sources\.(?:"[^"]*"|[\w-]+)\.(\w+): ')
 # Words of a command line that start a server without naming it.
 _LAUNCHERS = re.compile(r"(npx|bunx|uvx|uv|pipx|node|deno|docker|run|tool|python[\d.]*)(\.exe)?")
@@ -296,10 +298,12 @@ class Sources(NamedTuple):
                         "--url cannot be combined with other sources: its operations are loaded remotely"
                     )
                 client = Client(complete_url(self.url), **self.connection_options(self.url))
-                with token_hint(self.token_env):
+                with token_hint(self.token_env, self.url):
                     await stack.enter_async_context(client)
                     loaded = LoadedOperations({spec.id: spec for spec in await client.operations()}, client)
                 cache_ids(self.key, loaded.specs.values())
+                if not loaded.specs and self.url.startswith(_BROKERS):
+                    screen.warning(f"there is no server, or none that shows this caller its operations; {_ANONYMOUS}")
                 yield loaded
                 return
             config = self.read()
@@ -337,7 +341,7 @@ class Sources(NamedTuple):
             click.UsageError: they are for another kind of URL, or incomplete.
             ConfigError: a key cannot be used.
         """
-        if not url.startswith(("redis", "unix:", "nats:", "tls:")):
+        if not url.startswith(_BROKERS):
             if self.prefix or self.signing_key or self.certificate:
                 raise click.UsageError(_BROKER_ONLY)
             # From the environment: other users of the machine can read a command line. Brokers do not take a token.
@@ -355,13 +359,15 @@ class Sources(NamedTuple):
 
 
 @contextlib.contextmanager
-def token_hint(variable: str) -> Generator[None]:
-    """Name the variable of the token in an error that demands another one."""
+def token_hint(variable: str, url: str | None = None) -> Generator[None]:
+    """Say in an error how to authenticate: by the variable of the token, or over a broker by a signature."""
     try:
         yield
     except CallError as error:
         if error.code is ErrorCode.UNAUTHENTICATED:
             hint = f"set {variable} to the token of the server: `opwire serve` and `opwire hub` print theirs"
+            if (url or "").startswith(_BROKERS):
+                hint = _ANONYMOUS
             raise CallError(error.code, f"{error.message}; {hint}") from error
         raise
 

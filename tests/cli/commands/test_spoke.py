@@ -54,6 +54,11 @@ def test_a_hub_that_is_not_there_is_an_error_in_time(capsys: pytest.CaptureFixtu
 def test_a_spoke_without_callers_says_what_to_do(redis_server: RedisServer) -> None:
     with Running("spoke", redis_server.url, *SHOP, "--prefix", "closed") as spoke:
         spoke.says("warning: no caller has access to the operations that are served here .8.: .*--open.*--authority")
+        for command, code in (("ls", 0), ("ps", 5)):
+            ended = opwire(command, "--url", redis_server.url, "--prefix", "closed")
+            assert ended.returncode == code
+            assert "callers over a broker are anonymous: use --signing-key, or start the server with --open" in ended.stderr
+            assert "OPWIRE_TOKEN" not in ended.stderr
 
 
 @requirement("cli.broker")

@@ -59,7 +59,7 @@ def _observer(sources: Sources) -> "Observer":
 @asynccontextmanager
 async def _observing(sources: Sources) -> "AsyncGenerator[Observer]":
     """Connect the observer for the duration of the block; an error that demands a token says where it comes from."""
-    with token_hint(sources.token_env):
+    with token_hint(sources.token_env, sources.url):
         async with _observer(sources) as observer:
             yield observer
 
