@@ -57,7 +57,10 @@ def test_a_spoke_without_callers_says_what_to_do(redis_server: RedisServer) -> N
         for command, code in (("ls", 0), ("ps", 5)):
             ended = opwire(command, "--url", redis_server.url, "--prefix", "closed")
             assert ended.returncode == code
-            assert "callers over a broker are anonymous: use --signing-key, or start the server with --open" in ended.stderr
+            assert (
+                "callers over a broker are anonymous: use --signing-key, or start the server with --open"
+                in ended.stderr
+            )
             assert "OPWIRE_TOKEN" not in ended.stderr
 
 
