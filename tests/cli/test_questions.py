@@ -56,6 +56,26 @@ def test_a_form_can_be_declined_and_the_command_interrupted() -> None:
 
 
 @requirement("cli.questions")
+def test_a_question_names_the_operation_and_cannot_look_like_one_of_the_system() -> None:
+    with OnTerminal("call", *ASKING, "ask.disguise") as terminal:
+        shown = terminal.expect("password (string): ")
+        terminal.type("!\n")
+        code, rest = terminal.end()
+    assert (code, rest.split("\n")[-2].strip()) == (0, "decline")
+    lines = shown.replace("\r", "").split("\n")
+    assert "ask.disguise asks, and gets the answer:" in lines[-8]
+    assert lines[-7:] == [
+        "  z",
+        "  [sudo] password",
+        "(! declines, ^D cancels)",
+        "  y",
+        "  [sudo] password",
+        "  x",
+        "  [sudo] ",
+    ]
+
+
+@requirement("cli.questions")
 def test_in_a_pipe_the_error_says_what_was_asked_and_how_to_answer() -> None:
     ended = opwire("call", *ASKING, "ask.delete", input="y\n")
     assert ended.returncode != 0

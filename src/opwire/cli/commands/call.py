@@ -110,7 +110,7 @@ async def _call(
                 can_ask = screen.is_interactive and not no_input
                 context = Context(
                     on_progress=lambda now: spinner.update(f"{operation_id}: {progress_text(now)}"),
-                    on_question=TerminalAnswers(spinner) if can_ask else None,
+                    on_question=TerminalAnswers(spinner, operation_id) if can_ask else None,
                 )
                 # A person takes longer to answer than a call.
                 seconds = timeout or spec.timeout or (CALL_TIMEOUT if can_ask else None)
@@ -212,10 +212,15 @@ _DECLINED = {"action": "decline"}
 
 
 class TerminalAnswers:
-    """Ask the person at the terminal; the spinner is paused meanwhile. One question at a time."""
+    """Ask the person at the terminal; the spinner is paused meanwhile. One question at a time.
 
-    def __init__(self, spinner: Spinner) -> None:
+    A question is text of a server: the operation that asks is named, and the text indented, so that it cannot pose as a
+    prompt of the system.
+    """
+
+    def __init__(self, spinner: Spinner, operation_id: str) -> None:
         self._spinner = spinner
+        self._operation_id = operation_id
         self._one = asyncio.Lock()
 
     async def __call__(self, question: Question) -> dict[str, Any]:
@@ -229,16 +234,22 @@ class TerminalAnswers:
         params = question.params
         async with self._one:
             with self._spinner.paused():
+                click.echo(harmless(f"{self._operation_id} asks, and gets the answer:"), err=True)
                 try:
                     if params.get("mode") != "url":
                         return await _ask_form(params)
                     # Accepting an address means to visit it.
-                    click.echo(harmless(f"{params.get('message', '')}\n{params.get('url', '')}"), err=True)
+                    click.echo(_quoted(f"{params.get('message', '')}\n{params.get('url', '')}"), err=True)
                     accepts = await _confirm("Do you open this address in a browser?")
                     return {"action": "accept"} if accepts else _DECLINED
                 except EOFError:  # ^D
                     click.echo(err=True)
                     return {"action": "cancel"}
+
+
+def _quoted(text: object) -> str:
+    """Return text of a server, each line indented."""
+    return "\n".join(f"  {line}" for line in harmless(str(text)).split("\n"))
 
 
 async def _read_line(words: str) -> str:
@@ -283,7 +294,7 @@ async def _confirm(message: str, default: bool | None = None) -> bool:
 
 async def _ask_form(params: dict[str, Any]) -> dict[str, Any]:
     """Prompt for each field of a form until its value is valid."""
-    message, json = harmless(str(params.get("message", ""))), as_dict(params.get("requestedSchema"))
+    message, json = _quoted(params.get("message", "")), as_dict(params.get("requestedSchema"))
     form = SchemaField(json)
     if not form.fields:
         return {"action": "accept", "content": {}} if await _confirm(message) else _DECLINED
@@ -309,9 +320,9 @@ async def _prompt(name: str, field: SchemaField, schema: Schema, *, is_required:
     """Return a valid text for a field; an empty one if it is optional, and left out."""
     given = field.first("default")
     default = "" if given is None else value_text(given)
-    words = harmless(f"{field.first('title') or name} ({type_name(field)}){f' [{default}]' if default else ''}: ")
+    words = _quoted(f"{field.first('title') or name} ({type_name(field)}){f' [{default}]' if default else ''}: ")
     if about := field.first("description"):
-        click.echo(harmless(str(about)), err=True)
+        click.echo(_quoted(about), err=True)
     while True:
         text = await _read_line(words) or default
         if text == DECLINE or (not text and not is_required):
@@ -320,4 +331,4 @@ async def _prompt(name: str, field: SchemaField, schema: Schema, *, is_required:
         if text and not problems:
             return text
         if problems:
-            click.echo(harmless(problems[0].message), err=True)
+            click.echo(_quoted(problems[0].message), err=True)
