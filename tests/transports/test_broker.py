@@ -1000,7 +1000,7 @@ async def test_what_two_lost_connections_leave_unsaid_is_said_after_the_third(st
     said: list[str] = []
     for token in ("1" * 16, "2" * 16):
         transport._leases.hold("peer", token, token, now())
-        transport._address = "here"
+        transport.address = "here"
         transport.disconnected("again")
     stage.mediums[0].send = lambda to, _, message, **__: said.extend(json.loads(message).get("tokens", ()))
     transport._report_ended()

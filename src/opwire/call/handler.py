@@ -110,7 +110,7 @@ class CallHandler:
         serves: Callable[[OperationSpec], bool] | None = None,
         announces: Callable[[OperationSpec], bool] | None = None,
     ) -> None:
-        self._registry = registry
+        self.registry = registry
         self._calls = calls
         self.monitor = CallMonitor(registry, name=name, version=version, kind=kind)
         self.monitor.amend = self._amend_statistics
@@ -162,11 +162,6 @@ class CallHandler:
     def __len__(self) -> int:
         """Return the number of requests in flight."""
         return len(self._served)
-
-    @property
-    def registry(self) -> OperationRegistry:
-        """The registry that is served."""
-        return self._registry
 
     def use(self, interceptor: Interceptor) -> Callable[[], None]:
         """Install an interceptor around every call of this handler. Return a function that removes it."""
@@ -402,7 +397,7 @@ class CallHandler:
             on_progress=None if served is None else served.report,
             on_question=None if served is None else served.questions,
             watched=True,
-            bind_env=self._registry.bind_env,
+            bind_env=self.registry.bind_env,
             inbound=Inbound(event.request_id, self._calls),
             resume_from=event.resume_from,
         )
@@ -538,7 +533,7 @@ class CallHandler:
 
     def _describing(self, operation_id: str, caller: Address) -> Dispatcher:
         """Return the dispatcher of an operation that describes this server; the registry may override it."""
-        if self._registry.get_spec(operation_id) is not None:
+        if self.registry.get_spec(operation_id) is not None:
             return self._dispatcher
         if (other := self.describe_to(self._about, caller)) is not None:
             return other.operations

@@ -139,7 +139,7 @@ class Hub:
             kind="hub",
             announces=lambda spec: spec.id not in self._remote,
         )
-        self.handler.monitor.on_watched = lambda watched: self.transport.observe(self._relayed if watched else None)
+        self.handler.monitor.on_watched = self._watched
         self._own_statistics = self.handler.monitor.amend
         self.handler.monitor.amend = self._statistics
         self.transport.own = HUB
@@ -165,17 +165,19 @@ class Hub:
 
     def _statistics(self, found: ServerStatistics) -> ServerStatistics:
         """Add the calls between spokes to the figures of the hub itself."""
-        found = self._own_statistics(found)
-        relayed, failed, open_calls = self.transport.relayed
+        found, relay = self._own_statistics(found), self.transport.relay
         return replace(
             found,
             operations=len(self.registry),
-            calls=found.calls + relayed,
-            errors=found.errors + failed,
-            in_flight=found.in_flight + open_calls,
-            relayed=relayed,
+            calls=found.calls + relay.ended,
+            errors=found.errors + relay.failed,
+            in_flight=found.in_flight + self.transport.routes.relayed,
+            relayed=relay.ended,
             spokes=len(self.transport.peers),
         )
+
+    def _watched(self, watched: bool) -> None:
+        self.transport.relay.observer = self._relayed if watched else None
 
     def _relayed(self, call: "RoutedCall", code: str) -> None:
         """Show a call between two spokes to the watchers."""

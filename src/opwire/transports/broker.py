@@ -75,15 +75,15 @@ class BrokerTransport:
     ) -> None:
         check_above_zero(heartbeat=heartbeat)
         check_counts(max_message=max_message)
-        self._connection = connection
+        self.connection = connection  # `start` connects it
         self._heartbeat = heartbeat
         self._max_message = max_message
-        self._signed = signed
+        self.signed = signed
         self._leases = Leases(3 * heartbeat)
         self._batches = Batches(connection)
         self._probes = Probes(self._leases, self._batches.probe, self._report)
         self._receiver: Receiver | None = None
-        self._address: Address | None = None  # changes with each connection; None while disconnected
+        self.address: Address | None = None  # of this end: changes with each connection; None while disconnected
         self._closed, self._away = True, ""  # the latter: why it is disconnected
         self._operations: dict[str, None] = {}  # announced ones, in order
         self._queries = count(randbits(32))  # random, so that an end that did not receive a query cannot reply to it
@@ -94,37 +94,22 @@ class BrokerTransport:
         self.malformed = self.foreign = 0
 
     def __repr__(self) -> str:
-        return f"<{type(self).__name__} to {self._connection.name}, {'' if self.connected else 'not '}connected>"
+        return f"<{type(self).__name__} to {self.connection.name}, {'' if self.connected else 'not '}connected>"
 
     @property
     def trusted(self) -> bool:
         """Whether the identity on a request was verified."""
-        return self._signed is not None and self._signed.verifies
-
-    @property
-    def signed(self) -> RequestSigner | None:
-        """What proves and verifies requests, if anything."""
-        return self._signed
-
-    @property
-    def connection(self) -> BrokerConnection:
-        """The connection to the broker, for tools that send messages of their own. `start` connects it."""
-        return self._connection
-
-    @property
-    def address(self) -> Address | None:
-        """The address of this end, which changes with each connection; None while it is disconnected."""
-        return self._address
+        return self.signed is not None and self.signed.verifies
 
     @property
     def max_message(self) -> int:
         """The limit of a message in bytes, as far as it is known."""
-        return min(self._max_message, self._connection.max_message)
+        return min(self._max_message, self.connection.max_message)
 
     @property
     def connected(self) -> bool:
         """Whether the broker is connected."""
-        return self._address is not None
+        return self.address is not None
 
     async def start(self, receiver: Receiver) -> None:
         """Connect."""
@@ -135,8 +120,8 @@ class BrokerTransport:
         try:
             await self._connect()
         except BaseException:
-            self._closed, self._address = True, None
-            await self._connection.close()
+            self._closed, self.address = True, None
+            await self.connection.close()
             raise
         work = (keep_running("the heartbeat", self._beat), keep_running("the reconnection", self._stay_connected))
         self._tasks = [asyncio.get_running_loop().create_task(each) for each in work]
@@ -149,9 +134,9 @@ class BrokerTransport:
         self._operations.update(dict.fromkeys(new))
         here = self._here()
         try:
-            await self._in_time("the announcement", self._connection.serve(new))
+            await self._in_time("the announcement", self.connection.serve(new))
         except CallError:
-            if self._address == here:  # rejected by the broker; after a lost connection they are announced again
+            if self.address == here:  # rejected by the broker; after a lost connection they are announced again
                 for each in new:
                     self._operations.pop(each, None)
             raise
@@ -165,7 +150,7 @@ class BrokerTransport:
             # A caller that has not heard of its call yet would learn that the operation has no server, and fail it.
             self._report(dict(self._leases.beats()))
             try:
-                await self._in_time("the withdrawal", self._connection.unserve(known))
+                await self._in_time("the withdrawal", self.connection.unserve(known))
                 self._report(dict(self._leases.beats()))  # also those that were on their way
             except CallError as gone:  # nothing is routed here then, and they are not announced again
                 logger.debug("the connection was lost during a withdrawal: %s", gone)
@@ -176,21 +161,21 @@ class BrokerTransport:
         number = next(self._queries)
         found = self._found[number] = {}
         try:
-            self._connection.broadcast("", encode_session(Who(id=number)))
+            self.connection.broadcast("", encode_session(Who(id=number)))
             await asyncio.sleep(wait)
         finally:
             del self._found[number]
-        if self._address != here:
-            raise CallError(ErrorCode.UNAVAILABLE, f"the connection to {self._connection.name} was lost in the query")
+        if self.address != here:
+            raise CallError(ErrorCode.UNAVAILABLE, f"the connection to {self.connection.name} was lost in the query")
         return list(found)
 
     def request(self, event: CallRequested, to: Address | None = None) -> None:
         """Send a request to one of the servers of its operation, or to a certain one."""
-        if self._address is None:
+        if self.address is None:
             self._here()
-        if self._signed is not None:
-            event = self._signed.leaving(event, to)
-        limit = self._connection.max_message
+        if self.signed is not None:
+            event = self.signed.leaving(event, to)
+        limit = self.connection.max_message
         message = encode_event(event, limit=limit if limit < self._max_message else self._max_message)
         streams, now = event.credits is not None, time.monotonic()
         routed = to is not None or event.sticky_key is not None
@@ -202,7 +187,7 @@ class BrokerTransport:
             if to is not None:
                 self._batches.send(to, asked.token, message, control=False)
             elif route is None or not self._batches.request(route, asked, message):
-                self._connection.request(event.operation_id, asked.token, message, event.sticky_key)
+                self.connection.request(event.operation_id, asked.token, message, event.sticky_key)
         except BaseException:
             self._leases.end(asked.token)
             raise
@@ -214,7 +199,7 @@ class BrokerTransport:
         if isinstance(event, CallRequested):
             self.request(event, to)
             return
-        if self._address is None:
+        if self.address is None:
             self._here()
         token = None if to is None else self._leases.held(to, event.request_id)
         if to is None or token is None:
@@ -230,8 +215,8 @@ class BrokerTransport:
             raise
         if is_final(event):
             self._leases.release(to, event.request_id)
-            if self._signed is not None:
-                self._signed.ended(event.request_id)
+            if self.signed is not None:
+                self.signed.ended(event.request_id)
 
     def _respond(self, event: CallResponded, to: Address) -> bool:
         """Send the only response to a request; return False if it has no lease. If that fails, the request goes on."""
@@ -239,14 +224,14 @@ class BrokerTransport:
         if token is None:
             return False
         try:
-            limit = self._connection.max_message
+            limit = self.connection.max_message
             message = encode_event(event, limit=limit if limit < self._max_message else self._max_message)
             self._batches.add(to, token, message, control=False)
         except BaseException:
             self._leases.hold(to, event.request_id, token, time.monotonic())
             raise
-        if self._signed is not None:
-            self._signed.ended(event.request_id)
+        if self.signed is not None:
+            self.signed.ended(event.request_id)
         return True
 
     async def close(self) -> None:
@@ -267,15 +252,15 @@ class BrokerTransport:
                 self._batches.flush()
                 self._unreported = self._leases.clear()
                 self._report_ended()
-            await self._connection.close()  # until then, requests that are sent to this end directly are rejected
-            self._address = None
+            await self.connection.close()  # until then, requests that are sent to this end directly are rejected
+            self.address = None
 
     # --- sending ------------------------------------------------------------------------------------------------------
 
     def _here(self) -> Address:
-        if self._address is not None:
-            return self._address
-        name, absence = self._connection.name, self._away
+        if self.address is not None:
+            return self.address
+        name, absence = self.connection.name, self._away
         if self._closed:
             absence = "this end is closed"
         elif not absence.startswith(name):  # otherwise the broker rejects the connection, and says what to do about it
@@ -298,7 +283,7 @@ class BrokerTransport:
         if server is not None:
             self._batches.send(server, token, message, control=not isinstance(event, BULK))
         elif asked is not None and over:  # nothing else: the token of an open call is never broadcast
-            self._connection.broadcast(token, message)
+            self.connection.broadcast(token, message)
         else:
             raise CallError(ErrorCode.UNAVAILABLE, "the peer is gone")
 
@@ -310,7 +295,7 @@ class BrokerTransport:
             if to:
                 self._batches.send(to, token, message, control=True)
             else:
-                self._connection.broadcast(token, message)
+                self.connection.broadcast(token, message)
         except CallError as error:
             logger.debug("no message could be sent to %s: %s", to or "all peers", error)
 
@@ -330,7 +315,7 @@ class BrokerTransport:
     def arrived(self, sender: Address, token: str, message: bytes) -> None:
         """Handle a message to this end: an event, or a batch of them."""
         receiver, limit = self._receiver, self._max_message
-        if receiver is None or self._address is None:
+        if receiver is None or self.address is None:
             return
         batched = message[:1] == b"["
         try:
@@ -359,9 +344,9 @@ class BrokerTransport:
         if not sender:  # no reply is possible, so it is not run
             self.malformed += 1
             return
-        if self._signed is not None:
+        if self.signed is not None:
             try:
-                event = self._signed.arriving(event, self._address)
+                event = self.signed.arriving(event, self.address)
             except CallError as refused:
                 self._notify(sender, CallFailed.of(event.request_id, refused), token)
                 return
@@ -375,7 +360,7 @@ class BrokerTransport:
 
     def overheard(self, sender: Address, token: str, message: bytes) -> None:
         """Handle a broadcast: a query for servers, or the end of calls that may be held here."""
-        if self._receiver is None or self._address is None:
+        if self._receiver is None or self.address is None:
             return
         try:
             event = decode_message(message, limit=self._max_message)
@@ -384,7 +369,7 @@ class BrokerTransport:
             return
         if isinstance(event, Who):
             if self._operations:
-                self._notify(sender, Here(id=event.id, peers=[self._address]))
+                self._notify(sender, Here(id=event.id, peers=[self.address]))
         elif isinstance(event, Left):
             self._session(event, sender, token)
         elif isinstance(event, CallAborted) and self._leases.held(sender, event.request_id) is not None:
@@ -480,7 +465,7 @@ class BrokerTransport:
             try:
                 if self.connected:
                     self._report(dict(self._leases.beats()))
-                    self._connection.beat(self._heartbeat)
+                    self.connection.beat(self._heartbeat)
             except Exception:  # the next one has to follow
                 logger.exception("a heartbeat failed")
             late = time.monotonic() - due
@@ -502,23 +487,23 @@ class BrokerTransport:
         """Handle the loss of the connection: every call over it fails at once."""
         self._away = reason
         self._broken.set()
-        if self._address is None or self._receiver is None:
+        if self.address is None or self._receiver is None:
             return
-        self._address = None
+        self.address = None
         self._batches.clear()
         for peer, tokens in self._leases.clear().items():
             self._unreported.setdefault(peer, []).extend(tokens)
-        logger.warning("the connection to %s was lost: %s", self._connection.name, reason)
-        self._receiver.lost(None, f"the connection to {self._connection.name} was lost ({reason})")
+        logger.warning("the connection to %s was lost: %s", self.connection.name, reason)
+        self._receiver.lost(None, f"the connection to {self.connection.name} was lost ({reason})")
 
     async def _connect(self) -> None:
         """Connect, and announce the operations."""
         self._broken.clear()
         address = BATCHING + token_hex(8)
-        await self._in_time("the connection", self._connection.connect(address, self))
-        self._address, self._away = address, ""
+        await self._in_time("the connection", self.connection.connect(address, self))
+        self.address, self._away = address, ""
         if self._operations:
-            await self._in_time("the announcement", self._connection.serve(list(self._operations)))
+            await self._in_time("the announcement", self.connection.serve(list(self._operations)))
         self._report_ended()
 
     async def _stay_connected(self) -> None:
@@ -535,12 +520,12 @@ class BrokerTransport:
             except Exception as error:
                 # Not even a bug here may prevent the next attempt.
                 log = logger.debug if isinstance(error, CallError) else logger.exception
-                log("%s cannot be reached yet: %s", self._connection.name, error)
+                log("%s cannot be reached yet: %s", self.connection.name, error)
                 self.disconnected(error.message if isinstance(error, CallError) else "an unexpected error: see the log")
-                await self._connection.close()
+                await self.connection.close()
             else:
                 # At the level of the loss: a log that shows one of them shows both.
-                logger.warning("reconnected to %s", self._connection.name)
+                logger.warning("reconnected to %s", self.connection.name)
             tried_at = time.monotonic()
 
     async def _in_time(self, what: str, work: Coroutine[None, None, None]) -> None:
@@ -549,7 +534,7 @@ class BrokerTransport:
             async with asyncio.timeout(PATIENCE):
                 await work
         except TimeoutError:
-            silent = f"{self._connection.name} did not confirm {what} within {PATIENCE:g} s"
+            silent = f"{self.connection.name} did not confirm {what} within {PATIENCE:g} s"
             raise CallError(ErrorCode.UNAVAILABLE, silent) from None
 
 

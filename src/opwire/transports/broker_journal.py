@@ -4,7 +4,7 @@ import asyncio
 import logging
 from abc import ABC, abstractmethod
 from collections.abc import Sequence
-from typing import Any, Protocol, Self
+from typing import Any, Generic, Protocol, Self, TypeVar
 
 from opwire.durable.journal import Claim
 from opwire.durable.waiters import OutcomeWaiters
@@ -38,6 +38,9 @@ class ClaimStore(Protocol):
         ...
 
 
+C = TypeVar("C", bound=ClaimStore)
+
+
 class GatheredReplies:
     """Collects the replies to several requests: one future for all of them, instead of one and a callback for each."""
 
@@ -56,11 +59,11 @@ class GatheredReplies:
             resolve(self.all, self._replies)
 
 
-class BrokerJournal(ABC):
+class BrokerJournal(ABC, Generic[C]):
     """Base class of a `Journal` in a broker."""
 
     punctual = True
-    _claims: ClaimStore
+    _claims: C
 
     def __init__(self, name: str, *, trusted: bool) -> None:
         self.name = name

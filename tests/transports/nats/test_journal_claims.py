@@ -274,7 +274,7 @@ async def test_the_redelivery_of_a_task_is_delayed_unless_its_outcome_is_written
         assert sent == [b"-NAK"]
         assert await made.record_all([(claim, outcome(claim))]) == [outcome(claim)]
         assert sent == [b"-NAK", b"+ACK"]
-        assert made._tasks._ending == {}
+        assert made._claims._ending == {}
 
 
 @requirement("durable.lease")

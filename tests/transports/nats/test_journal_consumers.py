@@ -280,7 +280,7 @@ async def test_what_cannot_be_counted_completely_is_not_counted(
 
     async with journal(jetstream_server) as made:
         monkeypatch.setattr(JetStreamSession, "api", incomplete)
-        assert "has a leader" in await unavailable(made._tasks.consumers.every())
+        assert "has a leader" in await unavailable(made._claims.consumers.every())
 
 
 @requirement("durable.nats.room")

@@ -141,7 +141,7 @@ async def test_an_announcement_is_taken_whole_or_not_at_all_unless_it_is_partial
         "session.done",
         [{"operation": "a.2", "code": "ACCESS_DENIED", "message": "not a.2"}],
     )
-    assert server._routes.operations(server.peers[0]) == ["a.1"]
+    assert server.routes.operations(server.peers[0]) == ["a.1"]
 
 
 @requirement("transport.websocket.gate")
@@ -189,7 +189,7 @@ async def test_a_client_begins_again_if_its_announcement_is_not_confirmed(
         await client.transport.announce(["a.1"])
     assert failure.value.code is ErrorCode.UNAVAILABLE
     policy.go.set()
-    await until("it is announced again", lambda: server._routes.servers() != [])
+    await until("it is announced again", lambda: server.routes.servers() != [])
 
 
 @requirement("transport.websocket.gate")
@@ -228,7 +228,7 @@ async def test_a_subscription_passes_whole_between_peers_that_know_neither_credi
     heard = [await caller.hear() for _ in range(5)]
     assert [event.get("output") for event in heard] == [0, 1, 2, "answer", None]
     assert heard[-1]["type"] == "call.completed"
-    assert len(server._routes) == 0
+    assert len(server.routes) == 0
 
 
 @requirement("transport.websocket.gate")
@@ -241,7 +241,7 @@ async def test_what_is_refused_is_raised_and_forgotten_and_the_others_are_served
     assert failure.value.details == {"operations": ["a.2"]}
     assert isinstance(client.transport, WebSocketTransport)
     assert client.transport.connected
-    assert server._routes.operations(server.peers[0]) == ["a.1", "a.3"]
+    assert server.routes.operations(server.peers[0]) == ["a.1", "a.3"]
 
 
 @requirement("transport.websocket.gate")
@@ -252,7 +252,7 @@ async def test_thousands_of_operations_are_announced_in_messages_that_fit(ends: 
     with pytest.raises(CallError):
         await client.transport.announce([f"n.{number}" for number in range(1_200)])
     assert [len(operations) for _, operations in policy.told[:3]] == [500, 500, 200]
-    assert len(server._routes.operations(server.peers[0])) == 1_199
+    assert len(server.routes.operations(server.peers[0])) == 1_199
 
 
 @requirement("transport.websocket.gate")
@@ -266,8 +266,8 @@ async def test_an_operation_that_is_refused_after_a_loss_does_not_keep_the_other
     (peer,) = server._connected
     peer.connection.link.abort("for a test")
     await until("it is back", lambda: bool(server.peers) and server.peers != [peer.address])
-    await until("it serves", lambda: bool(server._routes.servers()))
-    assert server._routes.operations(server.peers[0]) == ["a.1"]
+    await until("it serves", lambda: bool(server.routes.servers()))
+    assert server.routes.operations(server.peers[0]) == ["a.1"]
     await until("it is logged", lambda: "not a.2" in caplog.text)
 
 

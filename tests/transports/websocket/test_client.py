@@ -233,7 +233,7 @@ async def test_many_clients_come_and_go_while_calls_are_made(ends: Ends) -> None
 
     await soon("all have been there", asyncio.gather(*(visit(number) for number in range(20))))
     assert server.peers == []
-    assert len(server._routes) == 0
+    assert len(server.routes) == 0
 
 
 @requirement("transport.websocket.token")

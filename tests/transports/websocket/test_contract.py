@@ -83,7 +83,7 @@ async def medium(place: int) -> AsyncIterator[Connect]:
         try:
             yield medium.connect
         finally:
-            assert len(medium.server._routes) == 0
+            assert len(medium.server.routes) == 0
             await medium.server.close()
 
 

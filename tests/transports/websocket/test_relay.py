@@ -190,7 +190,7 @@ async def test_a_request_that_is_too_large_for_its_server_fails_alone(ends: Ends
         await soon("the call fails", calls.call("test.echo", "x" * 10_000))
     assert failure.value.code is ErrorCode.PAYLOAD_TOO_LARGE
     assert (await soon("the next is answered", calls.call("test.echo", "x" * 4_000))).data == "x" * 4_000
-    assert len(server._routes) == 0
+    assert len(server.routes) == 0
 
 
 @requirement("transport.limit")
@@ -216,7 +216,7 @@ async def test_an_answer_that_is_too_large_for_its_caller_fails_alone_and_stops_
         assert failure.value.code is ErrorCode.PAYLOAD_TOO_LARGE
     await soon("the stream is stopped", stopped.wait())
     assert (await soon("the next is answered", calls.call("test.echo", 1))).data == 1
-    assert len(server._routes) == 0
+    assert len(server.routes) == 0
 
 
 @requirement("call.progress.optional")
@@ -232,7 +232,7 @@ async def test_progress_that_cannot_be_passed_on_is_dropped_and_its_call_goes_on
     serving.transport.send(item(request_id, "done"), caller)
     assert (await soon("the call is answered", call)).data == "done"
     assert reports == [Progress(1, None, "short")]
-    assert server._routes.dropped == {"flood": 1}
+    assert server.routes.dropped == {"flood": 1}
 
 
 # --- peers that do not read -------------------------------------------------------------------------------------------
@@ -262,7 +262,7 @@ async def test_requests_to_a_peer_that_does_not_read_fail_alone(ends: Ends) -> N
     assert caller.events, "the test did not fill the buffers"
     errors = [(event.code, event.not_started) for event in caller.events if isinstance(event, CallFailed)]
     assert errors == [("RATE_LIMITED", True)] * len(caller.events)
-    assert len(server._routes) == 200 - len(errors)
+    assert len(server.routes) == 200 - len(errors)
 
 
 @requirement("transport.websocket.slow-peer")
@@ -284,7 +284,7 @@ async def test_answers_for_a_peer_that_does_not_read_become_errors_and_stop_thei
     assert serving.senders[1] == serving.senders[0]
     (error,) = await events(raw, "call.error")
     assert (error["requestId"], error["code"]) == ("stream", "RATE_LIMITED")
-    assert len(server._routes) == 0
+    assert len(server.routes) == 0
 
 
 @requirement("transport.websocket.slow-peer")
@@ -305,7 +305,7 @@ async def test_a_peer_that_leaves_no_room_even_for_small_events_is_given_up(ends
     assert end.losses[0][0] == address
     assert "does not read" in end.losses[0][1]
     await serving.until("its calls are over", lambda: bool(serving.losses))
-    await until("nothing is left of it", lambda: len(server._routes) == 0)
+    await until("nothing is left of it", lambda: len(server.routes) == 0)
 
 
 @requirement("transport.websocket.slow-peer")
@@ -391,13 +391,13 @@ async def test_an_abort_with_a_long_reason_reaches_a_server_that_does_not_keep_u
     caller = await ends.client(server.url)
     for number in range(100):
         caller.ask("v.op", f"{number}", "x" * 100_000)
-    await caller.until("there is no room for more", lambda: len(caller.events) + len(server._routes) == 100)
+    await caller.until("there is no room for more", lambda: len(caller.events) + len(server.routes) == 100)
     assert caller.events
     refused = {event.request_id for event in caller.events}
     open = [f"{number}" for number in range(100) if f"{number}" not in refused]
     for request_id in open:
         caller.transport.send(CallAborted(request_id=request_id, reason="r" * 3_000), None)
-    await until("they are passed on", lambda: len(server._routes) == 0)
+    await until("they are passed on", lambda: len(server.routes) == 0)
     assert end.losses == []
     aborted: set[str] = set()
     while len(aborted) < len(open):

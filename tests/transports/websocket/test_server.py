@@ -464,7 +464,7 @@ def test_other_connections_are_served_after_any_input_of_one(data: list[bytes]) 
             await until("the attacker is gone", lambda: len(server.peers) == 1)
             await steady.say("session.who", id=1)
             assert (await steady.hear())["type"] == "session.here"
-            assert len(server._routes) == 1  # the call of the steady one
+            assert len(server.routes) == 1  # the call of the steady one
 
     asyncio.run(attack())
 
@@ -610,7 +610,7 @@ async def test_a_client_that_goes_away_gets_no_more_requests(ends: Ends) -> None
     end.ask("a.b")
     request = await plain.hear()
     await plain.say("session.goaway", reason="maintenance")
-    await until("it has withdrawn", lambda: server._routes.servers() == [])
+    await until("it has withdrawn", lambda: server.routes.servers() == [])
     meta = {"source": "local", "operationId": "a.b", "timestamp": 1}
     await plain.say("call.responded", requestId=request["requestId"], output={"data": 1, "meta": meta})
     assert isinstance(await end.event(), CallResponded)

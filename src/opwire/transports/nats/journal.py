@@ -100,7 +100,7 @@ class _OutcomeListener(SessionListener):
         self._waiters.fail(error)
 
 
-class NatsJournal(BrokerJournal):
+class NatsJournal(BrokerJournal[JetStreamClaims]):
     """A `Journal` in a NATS server or cluster.
 
         async with NatsJournal("nats://127.0.0.1:4222") as journal, DurableWorker(registry, journal):
@@ -138,7 +138,7 @@ class NatsJournal(BrokerJournal):
         security = Security(NatsCredentials(user, password, token, credentials_file), ssl, tls_first)
         self._session = JetStreamSession(known, security, self._names.inboxes.inbox(token_hex(8)), domain)
         self._log = TaskLog(self._session, self._names, replicas)
-        self._claims = self._tasks = JetStreamClaims(self._session, self._log)
+        self._claims = JetStreamClaims(self._session, self._log)
         self._listening: Counter[str] = Counter()  # calls of `wait`, by key
         self._outcomes = _OutcomeListener(self._session, self._names, self._waiters)
         self._deadlines = Deadlines()
@@ -164,7 +164,7 @@ class NatsJournal(BrokerJournal):
         """
         if wait <= 0:
             return await self._submit(task)
-        end, consumers = time.monotonic() + wait, self._tasks.consumers
+        end, consumers = time.monotonic() + wait, self._claims.consumers
         if not consumers.exists(task.operation_id):
             create = partial(consumers.create, [task.operation_id])
             await self._deadlines.limit(create, end, f"{self.name} was not ready")
@@ -190,7 +190,7 @@ class NatsJournal(BrokerJournal):
 
     async def _submit(self, task: Task, caller: str = "", end: float = 0.0) -> Outcome | None:
         """Store a task, unless its key is known: then its outcome is awaited here, since it has another caller."""
-        await self._tasks.consumers.create([task.operation_id])
+        await self._claims.consumers.create([task.operation_id])
         subject = self._names.task(task.key, task.operation_id)
         body, after = EntryBody(fingerprint=task.fingerprint, task=task, caller=caller), 0
         for _ in range(TRIES):
@@ -218,7 +218,7 @@ class NatsJournal(BrokerJournal):
         for _ in range(TRIES):
             ended = await self._end(claim.task, receipt, outcome, after)
             if ended is not None:
-                await self._tasks.done(claim.task.key, receipt.ack, None if after == receipt.birth else ended)
+                await self._claims.done(claim.task.key, receipt.ack, None if after == receipt.birth else ended)
                 return outcome
             last = await self._log.last(claim.task.key)
             if last is None or last.body.outcome is not None:
@@ -237,7 +237,7 @@ class NatsJournal(BrokerJournal):
         replies = GatheredReplies(len(ended))
         for index, (claim, outcome) in enumerate(ended):
             self._write_outcome(claim, outcome, partial(replies.put, index))
-        late = asyncio.get_running_loop().call_later(_LATE, self._tasks.delay_ending)
+        late = asyncio.get_running_loop().call_later(_LATE, self._claims.delay_ending)
         try:
             stored = await replies.all
         finally:
@@ -258,7 +258,7 @@ class NatsJournal(BrokerJournal):
         receipt = JetStreamReceipt.of(claim)
 
         def stored(reply: Put) -> None:
-            self._tasks.ended(receipt.ack, is_stored=isinstance(reply, int))
+            self._claims.ended(receipt.ack, is_stored=isinstance(reply, int))
             done(reply)
 
         if outcome.buried:
@@ -268,7 +268,7 @@ class NatsJournal(BrokerJournal):
         subject = self._names.ended(outcome, receipt.caller)
         try:
             self._log.put(subject, body, receipt.birth, stored, self._keep)
-            self._tasks.ending(receipt.ack, claim.lease)
+            self._claims.ending(receipt.ack, claim.lease)
         except CallError as error:
             done(error)
 
@@ -301,7 +301,7 @@ class NatsJournal(BrokerJournal):
             task = None if born is None else born.body.task
             if born is None or task is None or task.operation_id != operation_id or last.kind not in ("task", "later"):
                 return None
-            if last.kind == "task" and born.seq <= await self._tasks.consumers.delivered(operation_id):
+            if last.kind == "task" and born.seq <= await self._claims.consumers.delivered(operation_id):
                 return None
             receipt = JetStreamReceipt(born.seq, "", waiting_end(born.body), "")
             ended = await self._end(task, receipt, outcome, last.seq)
@@ -353,7 +353,7 @@ class NatsJournal(BrokerJournal):
 
     async def pending(self, operation_id: str, *, limit: int = 100) -> list[PendingTask]:
         """Return the tasks of an operation that wait or run, the oldest first, at most `limit`."""
-        delivered = await self._tasks.consumers.delivered(operation_id)
+        delivered = await self._claims.consumers.delivered(operation_id)
         entries, seq = list[Entry](), 1
         while len(entries) < limit and (entry := await self._log.next_task(operation_id, seq)) is not None:
             entries.append(entry)
@@ -415,7 +415,7 @@ class NatsJournal(BrokerJournal):
                 claimed=max(0, each.num_ack_pending - later[token(each.operation_id)]),
                 buried=buried[token(each.operation_id)],
             )
-            for each in await self._tasks.consumers.every()
+            for each in await self._claims.consumers.every()
         ]
 
 

@@ -314,7 +314,7 @@ class StreamClaims:
 # --- the journal ------------------------------------------------------------------------------------------------------
 
 
-class RedisJournal(BrokerJournal):
+class RedisJournal(BrokerJournal[StreamClaims]):
     """A `Journal` in a Redis server, the primary that Sentinels elect, or a server of a cluster.
 
         async with RedisJournal("redis://127.0.0.1:6379") as journal, DurableWorker(registry, journal):

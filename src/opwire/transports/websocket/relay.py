@@ -216,7 +216,7 @@ class Relay:
         self._session_message = session_message
         self.peers: dict[Address, Peer] = {}
         self.ended = self.failed = 0  # calls between peers
-        self.observer: Callable[[RoutedCall, str], None] | None = None
+        self.observer: Callable[[RoutedCall, str], None] | None = None  # of ended calls, with the error code or ""
 
     def join(self, peer: Peer) -> None:
         """Add a peer."""

@@ -120,7 +120,7 @@ class WebSocketServer:
     This is a building block: without an `admission` policy, every connection is anonymous and may announce anything.
     `Hub` is the complete product. Identities can be trusted, since the server writes them itself. `own` is the identity
     of the server's own program: a peer that serves one of its calls cannot call on with it, even if its grant
-    delegates.
+    delegates. `routes` and `relay` are those between the clients, and other hubs.
 
     Raises:
         UsageError: an invalid option.
@@ -202,13 +202,13 @@ class WebSocketServer:
 
     def _reset(self) -> None:
         policy = self._policy
-        self._routes = self._new_routes(identifies=policy is not None)
-        self._routes.own = identity_json(self.own)
-        self._routes.split, self._routes.eligible = self.split, self.eligible
+        self.routes = self._new_routes(identifies=policy is not None)
+        self.routes.own = identity_json(self.own)
+        self.routes.split, self.routes.eligible = self.split, self.eligible
         self._going = False  # clients were asked to leave
-        self._relay = Relay(self._routes, self._deliver, self._session_message)
-        self._admission = Admission(policy, self._routes, self._welcome, self._make_room)
-        self._routes.unserved = None if policy is None else self._admission.unserved
+        self.relay = Relay(self.routes, self._deliver, self._session_message)
+        self._admission = Admission(policy, self.routes, self._welcome, self._make_room)
+        self.routes.unserved = None if policy is None else self._admission.unserved
         # A client that remembers the addresses of another server must not mistake ours for them.
         prefix = token_hex(4)
         self._addresses = (f"{prefix}-{number}" for number in count(1))
@@ -226,37 +226,18 @@ class WebSocketServer:
     @property
     def peers(self) -> list[Address]:
         """Return the addresses of the connected clients."""
-        return [address for address, peer in self._relay.peers.items() if not peer.hub]
-
-    @property
-    def routes(self) -> Routes:
-        """Return the routes between the clients and other hubs."""
-        return self._routes
-
-    @property
-    def relay(self) -> Relay:
-        """Return the relay between the clients and other hubs."""
-        return self._relay
+        return [address for address, peer in self.relay.peers.items() if not peer.hub]
 
     def leave(self, hub: Peer, reason: str, *, connected: bool) -> None:
         """Remove another hub, which was added by `relay.join`, and fail its calls; it may still be connected."""
-        self._relay.leave(hub, reason, connected=connected)
+        self.relay.leave(hub, reason, connected=connected)
         if self._receiver is not None:
             self._receiver.lost(hub.address, reason)
 
     @property
-    def relayed(self) -> tuple[int, int, int]:
-        """Return the calls between clients since the start: ended, of these failed, and open ones."""
-        return self._relay.ended, self._relay.failed, self._routes.relayed
-
-    def observe(self, observer: Callable[[RoutedCall, str], None] | None) -> None:
-        """Call an observer with every call between clients that ends, and its error code ("": none)."""
-        self._relay.observer = observer
-
-    @property
     def dropped(self) -> Counter[Dropped]:
         """Return the numbers of dropped events since the start, by reason."""
-        return self._routes.dropped
+        return self.routes.dropped
 
     async def start(self, receiver: Receiver) -> None:
         """Listen."""
@@ -277,21 +258,21 @@ class WebSocketServer:
     async def announce(self, operation_ids: Iterable[str]) -> None:
         """Serve these operations."""
         self._open()
-        self._routes.announce(SERVER, operation_ids)
+        self.routes.announce(SERVER, operation_ids)
 
     async def withdraw(self, operation_ids: Iterable[str]) -> None:
         """Stop serving these operations."""
-        self._routes.withdraw(SERVER, operation_ids)
+        self.routes.withdraw(SERVER, operation_ids)
 
     async def servers(self, wait: float = 0.5) -> list[Address]:
         """Return the addresses of all servers; `wait` is ignored, since they are known."""
         self._open()
-        return self._routes.servers()
+        return self.routes.servers()
 
     def request(self, event: CallRequested) -> Address:
         """Send a request to one of the servers of its operation."""
         self._open()
-        address = self._routes.choose(event.operation_id, event.sticky_key, event.version)
+        address = self.routes.choose(event.operation_id, event.sticky_key, event.version)
         self.send(event, address)
         return address
 
@@ -303,11 +284,11 @@ class WebSocketServer:
         if to == SERVER:  # through the wire format too, so that it is the same as for any peer
             receiver.received(decode_event(encode_event(event, limit=limit), limit=limit), SERVER)
             return
-        peer = None if to is None else self._relay.peers.get(to)
+        peer = None if to is None else self.relay.peers.get(to)
         if peer is None:
             raise CallError(ErrorCode.UNAVAILABLE, "the peer is gone")
         kind = type(event)
-        call = self._routes.asked(peer.address, event.request_id)
+        call = self.routes.asked(peer.address, event.request_id)
         waits_for = None if call is None else call.server
         if waits_for is not None and waits_for != SERVER and kind in _RESPONSES:
             raise CallError(ErrorCode.UNAVAILABLE, f"{peer.address} waits for the answer of another peer")
@@ -316,10 +297,10 @@ class WebSocketServer:
             self._send_request(peer, event, message)
             return
         if kind is CallAborted:
-            self._routes.give_up(SERVER, event.request_id, peer.address)
+            self.routes.give_up(SERVER, event.request_id, peer.address)
         peer.send(message, control=kind not in BULK, caller=SERVER if waits_for is None else None)
         if call is not None and waits_for == SERVER and is_final(event):
-            self._routes.end(call)
+            self.routes.end(call)
 
     def _send_request(self, peer: Peer, event: CallRequested, message: bytes) -> None:
         """Send a request of the server's own, and record the identity that its server may delegate.
@@ -342,11 +323,11 @@ class WebSocketServer:
             request_bytes=len(message),
             parent_request_id=event.parent_request_id,
         )
-        self._routes.open(call)
+        self.routes.open(call)
         try:
             peer.send(message, control=False, caller=SERVER)
         except CallError:
-            self._routes.end(call)
+            self.routes.end(call)
             raise
 
     def go_away(self, reason: str = "the server is about to leave") -> None:
@@ -354,23 +335,23 @@ class WebSocketServer:
         self._going = True
         if self._listener is not None:
             self._listener.close()
-        for peer in self._relay.peers.values():
+        for peer in self.relay.peers.values():
             if not peer.hub:
                 peer.notify(GoAway(reason=reason))
 
     async def moved(self, timeout: float) -> None:
         """Wait after `go_away` until all clients have moved elsewhere, or cannot; at most this many seconds."""
-        until, peers = time.monotonic() + timeout, self._relay.peers
+        until, peers = time.monotonic() + timeout, self.relay.peers
         while time.monotonic() < until and any(not each.moved and not each.hub for each in peers.values()):  # noqa: ASYNC110
             await asyncio.sleep(_POLL)
 
     async def idle(self, timeout: float) -> bool:
         """Reject new requests, and wait until no calls are in flight; return False if some are after the timeout."""
         until = time.monotonic() + timeout
-        self._routes.closing = True
-        while len(self._routes) and time.monotonic() < until:  # noqa: ASYNC110  the table is pure, without callbacks
+        self.routes.closing = True
+        while len(self.routes) and time.monotonic() < until:  # noqa: ASYNC110  the table is pure, without callbacks
             await asyncio.sleep(_POLL)
-        return not len(self._routes)
+        return not len(self.routes)
 
     async def close(self) -> None:
         """Stop listening, and close all connections."""
@@ -425,7 +406,7 @@ class WebSocketServer:
         Raises:
             CallError: RATE_LIMITED, if all the others have as much right to theirs.
         """
-        peers = [peer for peer in self._relay.peers.values() if not peer.hub]
+        peers = [peer for peer in self.relay.peers.values() if not peer.hub]
         if len(peers) < self._max_connections:
             return
         groups = Counter(peer.group for peer in peers)
@@ -437,7 +418,7 @@ class WebSocketServer:
                 full = f"there are {self._max_connections:,} connections already"
                 raise CallError(ErrorCode.RATE_LIMITED, full, retryable=True)
         group = [peer for peer in peers if peer.group == largest]
-        leaving = next((peer for peer in group if self._routes.idle(peer.address)), group[0])
+        leaving = next((peer for peer in group if self.routes.idle(peer.address)), group[0])
         leaving.connection.end(TOO_MUCH, "its place is needed for others")
 
     def _welcome(self, peer: Peer, hello: Hello) -> None:
@@ -449,8 +430,8 @@ class WebSocketServer:
             link.max_backlog, link.backlogs = self._max_backlog, self._backlogs
         else:
             link.backlogs = self._anonymous_backlogs
-        self._relay.join(peer)
-        peer.connection.arrived = partial(self._relay.arrived, peer)
+        self.relay.join(peer)
+        peer.connection.arrived = partial(self.relay.arrived, peer)
         beat = max(1, round(self._heartbeat * 1000))
         peer.notify(Welcome(version=VERSION, peer=peer.address, max_message=self._max_message, heartbeat_ms=beat))
         peer.connection.beat(self._heartbeat)
@@ -460,7 +441,7 @@ class WebSocketServer:
         self._pending.pop(peer, None)
         self._admission.leave(peer)
         if peer.welcomed:
-            self._relay.leave(peer, reason)
+            self.relay.leave(peer, reason)
             if self._receiver is not None:
                 self._receiver.lost(peer.address, reason)
 
@@ -495,10 +476,10 @@ class WebSocketServer:
             case WireAnnounce() | Withdraw():
                 self._admission.change(peer, event)
             case Who():
-                peer.notify(Here(id=event.id, peers=self._routes.servers()))
+                peer.notify(Here(id=event.id, peers=self.routes.servers()))
             case GoAway():
                 peer.moved = True
-                self._admission.withdraw(peer, self._routes.operations(peer.address), moves=self._going)
+                self._admission.withdraw(peer, self.routes.operations(peer.address), moves=self._going)
             case _:
                 self._malformed(peer, CallError(ErrorCode.PROTOCOL_ERROR, f"{type(event).__name__} was not expected"))
 
@@ -510,12 +491,12 @@ class WebSocketServer:
             event = decode_event(message, limit=self._max_message + MARGIN)
         except CallError as error:
             if isinstance(head, RequestedHead):
-                self._routes.give_up(peer.address, head.request_id)
+                self.routes.give_up(peer.address, head.request_id)
                 self._malformed(peer, error)
             else:  # fail the server's own call
                 self._malformed(peer, CallError(error.code, error.message))
                 self._receiver.received(CallFailed.of(head.request_id, error), peer.address)
-                if self._routes.asked(SERVER, head.request_id) is not None:  # neither the table nor the peer ended it
+                if self.routes.asked(SERVER, head.request_id) is not None:  # neither the table nor the peer ended it
                     with suppress(CallError):
                         self.send(
                             CallAborted(request_id=head.request_id, reason=error.message[:_MAX_SHOWN]), peer.address
@@ -529,7 +510,7 @@ class WebSocketServer:
 
     def _malformed(self, peer: Peer, error: CallError) -> None:
         """Fail the call of an invalid message at its sender; the connection stays open for a while."""
-        self._routes.dropped["malformed"] += 1
+        self.routes.dropped["malformed"] += 1
         peer.strikes += 1
         shown = error.message[:_MAX_SHOWN]
         if peer.strikes == 1:  # more of them would fill the log
