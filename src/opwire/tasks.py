@@ -1,8 +1,9 @@
-"""Tasks in the background, and futures that may be done already."""
+"""Tasks in the background, futures that may be done already, and resources that are started and closed."""
 
 import asyncio
+from abc import ABC, abstractmethod
 from collections.abc import Coroutine
-from typing import Any, TypeVar
+from typing import Any, Self, TypeVar
 
 T = TypeVar("T")
 
@@ -19,3 +20,22 @@ def resolve(future: "asyncio.Future[None] | asyncio.Future[Any]", value: Any = N
     """Resolve a future, unless it is done or cancelled."""
     if not future.done():
         future.set_result(value)
+
+
+class AsyncResource(ABC):
+    """A resource that is started and closed; `async with` does both."""
+
+    @abstractmethod
+    async def start(self) -> object:
+        """Start to use the resource."""
+
+    @abstractmethod
+    async def close(self) -> None:
+        """Stop using the resource; idempotent."""
+
+    async def __aenter__(self) -> Self:
+        await self.start()
+        return self
+
+    async def __aexit__(self, *_: object) -> None:
+        await self.close()

@@ -42,6 +42,7 @@ from opwire.operation import (
     is_own,
 )
 from opwire.registry import OperationRegistry
+from opwire.tasks import AsyncResource
 from opwire.version import VERSION
 
 logger = logging.getLogger("opwire.call")
@@ -82,7 +83,7 @@ class _Served(Struct, eq=False):
                 self.task.cancel(reason)
 
 
-class CallHandler:
+class CallHandler(AsyncResource):
     """Serves a registry at one end of the call protocol.
 
         async with PendingRequestMap(transport) as calls, CallHandler(registry, calls):
@@ -152,12 +153,6 @@ class CallHandler:
             self._hold_ups.start()
         await self._announcements.start()
         return self
-
-    async def __aenter__(self) -> "CallHandler":
-        return await self.start()
-
-    async def __aexit__(self, *_: object) -> None:
-        await self.close()
 
     def __len__(self) -> int:
         """Return the number of requests in flight."""

@@ -35,6 +35,7 @@ from opwire.errors import CallError, ConversionError, ErrorCode, check_above_zer
 from opwire.invoke import Interceptors, Run
 from opwire.operation import Context, Interceptor, OperationType, Progress, trace_of
 from opwire.pipeline import typed_envelope
+from opwire.tasks import AsyncResource
 
 logger = logging.getLogger("opwire.call")
 
@@ -54,7 +55,7 @@ _Sink = asyncio.Future[ResponseEnvelope[Any]] | Inbox
 _NO_CONTEXT = Context()
 
 
-class PendingRequestMap:
+class PendingRequestMap(AsyncResource):
     """One end of the call protocol on a transport.
 
         async with PendingRequestMap(transport) as calls:
@@ -97,12 +98,6 @@ class PendingRequestMap:
         self._deadlines.bind()
         await self.transport.start(self)
         return self
-
-    async def __aenter__(self) -> Self:
-        return await self.start()
-
-    async def __aexit__(self, *_: object) -> None:
-        await self.close()
 
     async def close(self) -> None:
         """Close the transport. Pending calls fail at once with UNAVAILABLE."""

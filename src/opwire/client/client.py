@@ -43,6 +43,7 @@ from opwire.operation import Context, Identity, Interceptor, OperationSpec, Oper
 from opwire.pipeline import typed_envelope
 from opwire.questions import Question, question_callback
 from opwire.registry import OperationRegistry
+from opwire.tasks import AsyncResource
 from opwire.transports.connect import connect
 
 if TYPE_CHECKING:
@@ -191,7 +192,7 @@ class RetryBudget:
         return True
 
 
-class Client:
+class Client(AsyncResource):
     """Calls operations and returns their data.
 
         async with Client(registry) as client: ...                        # in this process
@@ -263,12 +264,6 @@ class Client:
         await self._backend.start()
         self._is_open = True
         return self
-
-    async def __aenter__(self) -> Self:
-        return await self.start()
-
-    async def __aexit__(self, *_: object) -> None:
-        await self.close()
 
     async def close(self) -> None:
         """Disconnect. Calls in flight on a connection of the client's own end with UNAVAILABLE."""

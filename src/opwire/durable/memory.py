@@ -18,7 +18,6 @@ from collections.abc import AsyncIterator, Iterator, Sequence
 from heapq import heappop, heappush
 from itertools import islice
 from math import inf
-from typing import Self
 
 from msgspec import Struct
 
@@ -36,6 +35,7 @@ from opwire.durable.journal import (
 )
 from opwire.durable.waiters import OutcomeWaiters
 from opwire.errors import CallError, ErrorCode
+from opwire.tasks import AsyncResource
 
 
 class _JournalEntry(Struct, eq=False, gc=False):
@@ -297,7 +297,7 @@ class MemoryJournalState:
                 del self._entries[entry.task.key]
 
 
-class MemoryJournal:
+class MemoryJournal(AsyncResource):
     """A `Journal` in this process.
 
         async with MemoryJournal() as journal, DurableWorker(registry, journal):
@@ -324,13 +324,6 @@ class MemoryJournal:
         self._is_open = True
         self._waiters.bind()
         self._state.listeners.add(self)
-
-    async def __aenter__(self) -> Self:
-        await self.start()
-        return self
-
-    async def __aexit__(self, *_: object) -> None:
-        await self.close()
 
     async def close(self) -> None:
         """Close the journal; pending waits raise UNAVAILABLE."""

@@ -12,16 +12,17 @@ error, never a gap. Positions and storage are the broker's, `MemoryStream` has i
 """
 
 import asyncio
-from abc import ABC, abstractmethod
+from abc import abstractmethod
 from collections import deque
 from collections.abc import AsyncGenerator
-from typing import Any, Literal, NamedTuple, Self
+from typing import Any, Literal, NamedTuple
 
 import msgspec
 
 from opwire.call.events import MAX_MESSAGE
 from opwire.envelope import Item
 from opwire.errors import CallError, ErrorCode, NotPlainError, check_counts, resume_error
+from opwire.tasks import AsyncResource
 from opwire.typed.plain import MAX_DEPTH, read_peer_json, survey, to_plain, write_json
 
 MAX_ITEMS = 100_000
@@ -44,7 +45,7 @@ class StoredItem(NamedTuple):
     cursor: str
 
 
-class DurableStream(ABC):
+class DurableStream(AsyncResource):
     """A stream of items in a store. `follow` is the handler of a subscription that can be resumed."""
 
     def __init__(self, name: str) -> None:
@@ -53,25 +54,6 @@ class DurableStream(ABC):
 
     def __repr__(self) -> str:
         return f"<{type(self).__name__}: {self.name}>"
-
-    @abstractmethod
-    async def start(self) -> None:
-        """Connect.
-
-        Raises:
-            CallError: UNAVAILABLE.
-        """
-
-    @abstractmethod
-    async def close(self) -> None:
-        """Disconnect. A second call is a no-op."""
-
-    async def __aenter__(self) -> Self:
-        await self.start()
-        return self
-
-    async def __aexit__(self, *_: object) -> None:
-        await self.close()
 
     async def append(self, data: Any) -> str:
         """Store an item, any value with a JSON form, and return its cursor.

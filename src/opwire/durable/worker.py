@@ -33,6 +33,7 @@ from opwire.errors import CallError, ErrorCode, UsageError, check_counts
 from opwire.invoke import FAILURES, eager_task
 from opwire.operation import LOCAL_IDENTITY, Identity, OperationType
 from opwire.registry import OperationRegistry
+from opwire.tasks import AsyncResource
 
 logger = logging.getLogger("opwire.durable")
 
@@ -62,7 +63,7 @@ class _RunningTask(Struct, eq=False):
             self.task.cancel(reason)
 
 
-class DurableWorker:
+class DurableWorker(AsyncResource):
     """Serves the mutations of a registry to durable calls.
 
         async with RedisJournal(url) as journal, DurableWorker(registry, journal) as worker:
@@ -148,12 +149,6 @@ class DurableWorker:
         self._claiming = create(self._claim_tasks())
         self._renewing = create(self._renew_leases())
         return self
-
-    async def __aenter__(self) -> Self:
-        return await self.start()
-
-    async def __aexit__(self, *_: object) -> None:
-        await self.close()
 
     def __len__(self) -> int:
         """Return the number of running tasks."""

@@ -43,6 +43,7 @@ from opwire.logs import OK
 from opwire.monitor import STATISTICS, CallRecord, ServerStatistics
 from opwire.operation import Context, Identity, OperationType
 from opwire.registry import OperationRegistry
+from opwire.tasks import AsyncResource
 from opwire.transports.connect import option_names
 from opwire.typed.plain import MAX_DEPTH, read_json, survey
 from opwire.version import VERSION
@@ -70,7 +71,7 @@ _json_decoder = json.Decoder()
 _FAULTS_OF_SPOKE = (ErrorCode.VALIDATION_ERROR, ErrorCode.ACCESS_DENIED, ErrorCode.PAYLOAD_TOO_LARGE)
 
 
-class Hub:
+class Hub(AsyncResource):
     """Connects spokes: lists in its registry what they serve, while they do, and relays calls between them.
 
         async with Hub(registry, "ws://127.0.0.1:8700", authenticate=auth) as hub:
@@ -221,12 +222,6 @@ class Hub:
             await self.close()
             raise
         return self
-
-    async def __aenter__(self) -> Self:
-        return await self.start()
-
-    async def __aexit__(self, *_: object) -> None:
-        await self.close()
 
     async def drain(self, timeout: float = 30.0) -> bool:
         """Send clients to another hub, finish the calls in flight, and close. Return False if some did not end in time.

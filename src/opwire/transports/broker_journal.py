@@ -2,14 +2,14 @@
 
 import asyncio
 import logging
-from abc import ABC, abstractmethod
+from abc import abstractmethod
 from collections.abc import Sequence
-from typing import Any, Generic, Protocol, Self, TypeVar
+from typing import Any, Generic, Protocol, TypeVar
 
 from opwire.durable.journal import Claim
 from opwire.durable.waiters import OutcomeWaiters
 from opwire.errors import CallError
-from opwire.tasks import resolve
+from opwire.tasks import AsyncResource, resolve
 
 logger = logging.getLogger("opwire.durable")
 
@@ -59,7 +59,7 @@ class GatheredReplies:
             resolve(self.all, self._replies)
 
 
-class BrokerJournal(ABC, Generic[C]):
+class BrokerJournal(AsyncResource, Generic[C]):
     """Base class of a `Journal` in a broker."""
 
     punctual = True
@@ -75,19 +75,8 @@ class BrokerJournal(ABC, Generic[C]):
         return f"<{type(self).__name__} at {self.name}>"
 
     @abstractmethod
-    async def start(self) -> None:
-        """Connect."""
-
-    @abstractmethod
     async def disconnect(self) -> None:
         """End the connections."""
-
-    async def __aenter__(self) -> Self:
-        await self.start()
-        return self
-
-    async def __aexit__(self, *_: object) -> None:
-        await self.close()
 
     async def close(self) -> None:
         """Disconnect; pending waits raise UNAVAILABLE. A second call is a no-op."""
