@@ -46,7 +46,10 @@ class StoredItem(NamedTuple):
 
 
 class DurableStream(AsyncResource):
-    """A stream of items in a store. `follow` is the handler of a subscription that can be resumed."""
+    """A stream of items in a store. `follow` is the handler of a subscription that can be resumed.
+
+    Every method may raise `CallError(UNAVAILABLE)`: the store cannot be reached.
+    """
 
     def __init__(self, name: str) -> None:
         self.name = name
