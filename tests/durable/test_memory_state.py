@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 from hypothesis.stateful import Bundle, RuleBasedStateMachine, invariant, multiple, rule
 
 from opwire import CallError
-from opwire.durable import Claim, MemoryJournalState, Outcome
+from opwire.durable import Claim, MemoryJournal, MemoryJournalState, Outcome
 from opwire.durable.journal import MAX_SECONDS
 from opwire.errors import UsageError
 from tests.durable.samples import claim as made_up
@@ -183,7 +183,7 @@ def test_what_was_released_goes_before_what_came_later() -> None:
 def test_watchers_are_notified_of_claimable_and_ended_tasks() -> None:
     told: list[object] = []
 
-    class Watcher:
+    class Watcher(MemoryJournal):
         def claimable(self) -> None:
             told.append("claimable")
 

@@ -248,7 +248,7 @@ async def test_a_pull_request_that_is_lost_with_its_server_is_sent_again(
 
 async def test_a_pull_request_stays_in_flight_while_its_consumer_sends_heartbeats(jetstream_server: NatsServer) -> None:
     async with journal(jetstream_server) as made:
-        consumers = made._claims.consumers  # pyright: ignore[reportAttributeAccessIssue]
+        consumers = made._claims.consumers
         claiming = asyncio.create_task(made.claim([ORDER], lease=9, wait=60))
         await until(lambda: ready(ORDER in consumers._pulls))
         pull = consumers._pulls[ORDER]
