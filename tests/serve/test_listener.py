@@ -8,6 +8,8 @@ import re
 import signal
 import socket
 import ssl
+import subprocess
+import sys
 import threading
 from collections.abc import AsyncGenerator
 from contextlib import asynccontextmanager
@@ -583,3 +585,10 @@ async def reached(port: int) -> None:
                 return
         except aiohttp.ClientConnectorError:
             await asyncio.sleep(0.01)
+
+
+@requirement("errors.extras")
+def test_without_uvicorn_the_error_names_the_extra() -> None:
+    code = "import sys; sys.modules['uvicorn'] = None; import opwire.serve.listener"
+    ended = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=60, check=False)
+    assert ended.stderr.rstrip().endswith("the package uvicorn is not installed; run: pip install 'opwire[http]'")

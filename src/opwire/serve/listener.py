@@ -19,8 +19,6 @@ from math import ceil, inf
 from ssl import SSLContext
 from typing import TYPE_CHECKING, Any, Literal, TypedDict, Unpack, cast
 
-import uvicorn
-
 from opwire.auth.tokens import LogLimit
 from opwire.errors import (
     CallError,
@@ -29,11 +27,15 @@ from opwire.errors import (
     check_above_zero,
     check_counts,
     check_not_below_zero,
+    needs_extra,
     system_message,
 )
 from opwire.serve.guard import TOKEN, App, Receive, Scope, has_no_token
 from opwire.serve.problem import Send
 from opwire.signals import stop_signals
+
+with needs_extra("http"):
+    import uvicorn
 
 if TYPE_CHECKING:
     from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol as UvicornProtocol
