@@ -207,9 +207,7 @@ class RequestGuard:
             except _DisconnectedError:
                 return
             except (HTTPStatusError, CallError) as error:
-                if (entry := scope.get(ACCESS)) is not None:
-                    entry.failed(error.error if isinstance(error, HTTPStatusError) else error)
-                await send_problem(send, error, with_body=scope["method"] != "HEAD")
+                await send_problem(send, error, access=scope.get(ACCESS), with_body=scope["method"] != "HEAD")
                 return
             await self._app(scope, receive, send)
         finally:

@@ -16,6 +16,7 @@ import msgspec
 from msgspec import UNSET, Struct, UnsetType
 
 from opwire.errors import ERROR_TABLE, CallError, ErrorCode
+from opwire.logs import AccessEntry
 from opwire.typed.plain import as_dict, as_list, write_json
 
 Send = Callable[[MutableMapping[str, Any]], Awaitable[None]]
@@ -89,13 +90,16 @@ async def send_problem(
     send: Send,
     error: CallError | HTTPStatusError,
     *,
+    access: AccessEntry | None = None,
     request_id: str | None = None,
     headers: Iterable[Header] = (),
     with_body: bool = True,
 ) -> None:
-    """Send a problem response. Without a body (HEAD) it still has the length of one."""
+    """Send a problem response, and note it in the access log. Without a body (HEAD) it still has the length of one."""
     given = error if isinstance(error, HTTPStatusError) else None
     cause = error.error if isinstance(error, HTTPStatusError) else error
+    if access is not None:
+        access.failed(cause)
     problem = problem_details(cause, status=given and given.status, request_id=request_id)
     body = encode_problem(problem)
     lines: list[Header] = [

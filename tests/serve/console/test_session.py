@@ -28,7 +28,7 @@ async def test_a_token_opens_a_session_with_a_cookie_that_has_no_credential_and_
         assert OWNER not in cookie
         port = page.address.rpartition(":")[2]
         assert cookie.startswith(f"opwire_console_{port}=")
-        assert {"HttpOnly", "SameSite=Strict", "Path=/console"} <= set(cookie.split("; "))
+        assert {"HttpOnly", "SameSite=strict", "Path=/console"} <= set(cookie.split("; "))
         after = (await page.api("GET", "session")).json
         assert after["identity"] == {"id": "owner", "scopes": ["*"]}
         assert (after["login"], after["mayObserve"], after["mayShowValues"], after["mayActAs"]) == (

@@ -4,15 +4,15 @@ import asyncio
 import gzip
 import logging
 from collections.abc import Awaitable, Callable, Iterable, Mapping
-from hashlib import sha256
 from http import HTTPStatus
 from pathlib import Path
 from secrets import token_hex
 from typing import Annotated, Any, Literal, NamedTuple, Unpack
-from urllib.parse import parse_qsl
+from urllib.parse import parse_qsl, quote
 
 import msgspec
 from msgspec import Meta, Struct
+from starlette.responses import Response
 
 from opwire.caching import BoundedDict
 from opwire.dispatch import Dispatcher, operation_filter
@@ -22,7 +22,7 @@ from opwire.operation import LOCAL_IDENTITY, Identity, Interceptor, holds
 from opwire.registry import OperationRegistry, RegistryView
 from opwire.search_mode import token_cost
 from opwire.serve.console.calls import ConsoleCalls, Text
-from opwire.serve.console.session import ACT_AS, LIFETIME, SessionStore, set_cookie
+from opwire.serve.console.session import ACT_AS, LIFETIME, SessionStore, cookie_name
 from opwire.serve.console.system import (
     ConsoleSystem,
     KnownServers,
@@ -34,21 +34,24 @@ from opwire.serve.console.system import (
 from opwire.serve.console.tape import APPROVE, VALUES, Tape
 from opwire.serve.console.web import (
     SECURITY,
+    StaticFile,
     Streams,
+    cached_reply,
     check_sender,
+    empty_reply,
+    etag_of,
+    json_reply,
     read_body,
     read_files,
+    reply,
     require,
-    send_bytes,
-    send_file,
-    send_json,
-    send_nothing,
     signed_out,
 )
-from opwire.serve.guard import GuardOptions, Receive, RequestGuard, Scope
+from opwire.serve.guard import App, GuardOptions, Receive, RequestGuard, Scope
 from opwire.serve.http.request import Request
+from opwire.serve.http.responses import send_error
 from opwire.serve.listener import ListeningApp
-from opwire.serve.problem import Header, HTTPStatusError, Send, send_problem
+from opwire.serve.problem import HTTPStatusError, Send
 from opwire.snippets import curl_snippet, mcp_snippet, python_snippet
 from opwire.tools import ToolNames
 from opwire.version import VERSION
@@ -66,7 +69,8 @@ _MAX_QUERY = 400  # characters of one search
 _MAX_SNIPPET = 100_000  # bytes of a request for snippets: 0.8 MB of `{}` took 0.6 s
 _CACHED = 8  # lists of operations, by identity
 
-Handle = Callable[[Request, Receive, Send], Awaitable[None]]
+Handle = Callable[[Request], Awaitable[App]]
+"""Returns the response to a request, or the app that streams it."""
 
 
 def serve_console(
@@ -191,22 +195,14 @@ class ConsoleApp(ListeningApp):
             return await self.follow_lifespan(receive, send)
         request = Request(scope)
         try:
-            await self._respond(request, receive, send)
-        except (CallError, HTTPStatusError) as error:
-            await self._fail(send, request, error)
-        except Exception:
-            logger.exception("request %s failed", request.request_id)
-            wrong = f"internal error; the server's log has it under request id {request.request_id}"
-            await self._fail(send, request, CallError(ErrorCode.INTERNAL, wrong))
+            response = await self._response(request)
+            if isinstance(response, Response) and request.method == "HEAD":
+                response.body = b""  # with the headers of the whole
+            await response(scope, receive, send)
+        except Exception as error:
+            await send_error(send, request, error, logger, SECURITY)
 
-    async def _fail(self, send: Send, request: Request, error: CallError | HTTPStatusError) -> None:
-        if request.access is not None:
-            request.access.failed(error.error if isinstance(error, HTTPStatusError) else error)
-        await send_problem(
-            send, error, request_id=request.request_id, headers=SECURITY, with_body=request.method != "HEAD"
-        )
-
-    async def _respond(self, request: Request, receive: Receive, send: Send) -> None:
+    async def _response(self, request: Request) -> App:
         if request.path.startswith("/api/"):
             check_sender(request)
             is_lost = request.identity is None and self._sessions.has_ended(request.headers)
@@ -218,23 +214,23 @@ class ConsoleApp(ListeningApp):
             method = "GET" if request.method == "HEAD" and name != "events" else request.method  # a stream has no end
             is_plain = request.is_plain or (pattern != name and request.is_spelled(f"/api/{head}"))
             if is_plain and (handle := self._routes.get((method, pattern))) is not None:
-                await handle(request, receive, send)
-                return
+                return await handle(request)
             if is_plain and (methods := [method for method, path in self._routes if path == pattern]):
                 raise _wrong_method(*methods)
             raise CallError(ErrorCode.OPERATION_NOT_FOUND, f"unknown path {request.path[:200]}")
         if request.method not in ("GET", "HEAD"):
             raise _wrong_method("GET", "HEAD")
         if request.path == request.root_path:  # the address without its slash
-            location = (b"location", f"{request.root_path}/".encode("latin-1", "replace"))
-            await send_bytes(send, request, b"", b"", location, status=HTTPStatus.TEMPORARY_REDIRECT)
-            return
+            headers = {"location": quote(f"{request.root_path}/")}
+            return reply(request, status=HTTPStatus.TEMPORARY_REDIRECT, headers=headers)
         file = self._files.get(request.path.removeprefix("/") or "index.html")
         if file is None and not self._files:
             raise CallError(ErrorCode.UNAVAILABLE, "the page was not built: run `make console`, and start again")
         if file is None:
             raise CallError(ErrorCode.OPERATION_NOT_FOUND, f"unknown path {request.path[:200]}")
-        await send_file(send, request, file, is_immutable=request.path.startswith("/assets/"))
+        is_immutable = request.path.startswith("/assets/")  # their names change with their content
+        cache_control = "public, max-age=31536000, immutable" if is_immutable else "no-cache"
+        return cached_reply(request, file, cache_control=cache_control)
 
 
 def _wrong_method(*methods: str) -> HTTPStatusError:
@@ -281,7 +277,7 @@ class OperationRoutes:
         self._sources = sources
         self._remote = remote
         self._start = token_hex(4)  # revisions of two runs differ
-        self._listed: BoundedDict[bytes, tuple[bytes, bytes]] = BoundedDict(_CACHED)  # plain and compressed, by ETag
+        self._listed: BoundedDict[str, StaticFile] = BoundedDict(_CACHED)  # by ETag
         self._names: tuple[int, ToolNames] = (-1, ToolNames())  # with the changes of the registry that they are for
 
     @property
@@ -289,13 +285,13 @@ class OperationRoutes:
         """The version of the list of operations."""
         return f"{self._start}.{self._registry.changes}"
 
-    async def list(self, request: Request, receive: Receive, send: Send) -> None:
-        """Send the operations that the caller may see; the list has an ETag."""
+    async def list(self, request: Request) -> Response:
+        """Return the operations that the caller may see; the list has an ETag."""
         identity = request.identity
         key = f"{self.revision} {identity!r}".encode("utf-8", "replace")
-        etag = b'"%s"' % sha256(key).hexdigest()[:32].encode()
-        body = self._listed.get(etag)
-        if body is None:
+        etag = etag_of(key)
+        file = self._listed.get(etag)
+        if file is None:
             listed = [
                 {
                     "id": spec.id,
@@ -310,14 +306,15 @@ class OperationRoutes:
                 for spec in self._dispatcher.visible(identity)
             ]
             plain = msgspec.json.encode({"revision": self.revision, "operations": listed})
-            body = self._listed[etag] = plain, await asyncio.to_thread(gzip.compress, plain, 4)
-        await send_json(send, request, *body, etag=etag)
+            packed = await asyncio.to_thread(gzip.compress, plain, 4)
+            file = self._listed[etag] = StaticFile("application/json", plain, packed, etag)
+        return cached_reply(request, file, cache_control="private, no-cache", vary="accept-encoding, cookie")
 
     def _source(self, operation_id: str) -> str | None:
         return None if self._sources is None else self._sources.source_of(operation_id)
 
-    async def describe(self, request: Request, receive: Receive, send: Send) -> None:
-        """Send everything about one operation."""
+    async def describe(self, request: Request) -> Response:
+        """Return everything about one operation."""
         spec = self._dispatcher.find(request.path.removeprefix("/api/operations/"), request.identity)
         access = spec.access
         found = {
@@ -345,10 +342,10 @@ class OperationRoutes:
             "outputSchema": None if spec.output_schema.is_unknown else spec.output_schema.json,
             "tokens": token_cost(spec),
         }
-        await send_json(send, request, found)
+        return json_reply(request, found)
 
-    async def search(self, request: Request, receive: Receive, send: Send) -> None:
-        """Send the ids of the operations that match a query, best first."""
+    async def search(self, request: Request) -> Response:
+        """Return the ids of the operations that match a query, best first."""
         query = dict(parse_qsl(request.query.decode("latin-1")[: 8 * _MAX_QUERY]))
         limit = query.get("limit", "50")
         count = min(int(limit), _MAX_FOUND) if limit.isascii() and limit.isdigit() and len(limit) < 10 else 50
@@ -358,10 +355,10 @@ class OperationRoutes:
             limit=max(count, 1),
             visible=lambda spec: self._dispatcher.is_visible(spec, identity),
         )
-        await send_json(send, request, {"ids": [spec.id for spec in found]})
+        return json_reply(request, {"ids": [spec.id for spec in found]})
 
-    async def show_snippets(self, request: Request, receive: Receive, send: Send) -> None:
-        """Send code that calls an operation with an input."""
+    async def show_snippets(self, request: Request) -> Response:
+        """Return code that calls an operation with an input."""
         if len(request.body) > _MAX_SNIPPET:
             raise CallError(ErrorCode.PAYLOAD_TOO_LARGE, f"snippets show inputs of at most {_MAX_SNIPPET:,} bytes")
         body = read_body(request, SnippetBody)
@@ -381,7 +378,7 @@ class OperationRoutes:
             "python": python_snippet(spec, body.input, url) if url and has_token else None,  # a broker needs more
             "mcp": mcp_snippet(spec, body.input, names[spec.id]) if spec.role == "tool" else None,
         }
-        await send_json(send, request, found)
+        return json_reply(request, found)
 
 
 class SessionRoutes:
@@ -394,35 +391,38 @@ class SessionRoutes:
         self._version = version
         self._is_here = is_here  # another server sends no values, and knows its token only
 
-    async def show(self, request: Request, receive: Receive, send: Send) -> None:
-        """Send the identity of the session, and what it may do."""
-        is_lost = self._sessions.has_ended(request.headers)
-        cookies = [self._cookie(request, "", 0)] if is_lost else []  # from now on it shows what is public
-        await self._send(send, request, request.identity, request.expires, *cookies)
+    async def show(self, request: Request) -> Response:
+        """Return the identity of the session, and what it may do."""
+        response = self._shown(request, request.identity, request.expires)
+        if self._sessions.has_ended(request.headers):  # from now on it shows what is public
+            self._set_cookie(request, response, "", 0)
+        return response
 
-    async def log_in(self, request: Request, receive: Receive, send: Send) -> None:
+    async def log_in(self, request: Request) -> Response:
         """Open a session with a token, or with the code of a link."""
         body = read_body(request, Login)
         if (body.token is None) == (body.link is None):
             raise CallError(ErrorCode.VALIDATION_ERROR, "the body has a token or a link")
         secret, session = await self._sessions.open(token=body.token, link=body.link)
         self._streams.log_out(request)  # of the session before it
-        cookie = self._cookie(request, secret, round(LIFETIME))
-        await self._send(send, request, session.grant.identity, session.expires, cookie)
+        response = self._shown(request, session.grant.identity, session.expires)
+        self._set_cookie(request, response, secret, round(LIFETIME))
+        return response
 
-    async def log_out(self, request: Request, receive: Receive, send: Send) -> None:
+    async def log_out(self, request: Request) -> Response:
         """End the session and its streams."""
         self._streams.log_out(request)
-        await send_nothing(send, request, self._cookie(request, "", 0))
+        response = empty_reply(request)
+        self._set_cookie(request, response, "", 0)
+        return response
 
-    def _cookie(self, request: Request, secret: str, seconds: int) -> Header:
+    def _set_cookie(self, request: Request, response: Response, secret: str, seconds: int) -> None:
+        """Set the cookie of the session; delete it with 0 seconds."""
         path = request.root_path or "/"
-        value = set_cookie(request.headers, secret, path=path, seconds=seconds, secure=request.is_secure)
-        return b"set-cookie", value
+        name, secure = cookie_name(request.headers), request.is_secure
+        response.set_cookie(name, secret, seconds, path=path, secure=secure, httponly=True, samesite="strict")
 
-    async def _send(
-        self, send: Send, request: Request, identity: Identity | None, expires: float | None, *headers: Header
-    ) -> None:
+    def _shown(self, request: Request, identity: Identity | None, expires: float | None) -> Response:
         found = {
             "identity": None if identity is None else {"id": identity.id, "scopes": identity.scopes},
             "login": identity is None,
@@ -435,7 +435,7 @@ class SessionRoutes:
             "version": self._version,
             "expires": None if expires is None else round(expires * 1000),
         }
-        await send_json(send, request, found, headers=headers)
+        return json_reply(request, found)
 
 
 class SystemRoutes:
@@ -446,8 +446,8 @@ class SystemRoutes:
         self._system = system
         self._servers = KnownServers(monitor, system.servers)
 
-    async def show(self, request: Request, receive: Receive, send: Send) -> None:
-        """Send the servers, sources, timings and the journal."""
+    async def show(self, request: Request) -> Response:
+        """Return the servers, sources, timings and the journal."""
         require(request, OBSERVE)
         system = self._system
         shows_messages = holds(request.identity, VALUES)
@@ -457,9 +457,9 @@ class SystemRoutes:
             "operations": shown_timings(self._monitor.timings or {}),
             "journal": None if system.journal is None else await shown_journal(system.journal, messages=shows_messages),
         }
-        await send_json(send, request, found)
+        return json_reply(request, found)
 
-    async def approve(self, request: Request, receive: Receive, send: Send) -> None:
+    async def approve(self, request: Request) -> Response:
         """Approve or deny a call that waits."""
         identity = require(request, APPROVE)
         body = read_body(request, ApprovalDecision)
@@ -468,9 +468,9 @@ class SystemRoutes:
             queue.approve(id, by=identity.id) if body.approve else queue.deny(id, body.reason, by=identity.id)
         ):
             raise CallError(ErrorCode.OPERATION_NOT_FOUND, "the call does not wait for approval any more")
-        await send_nothing(send, request)
+        return empty_reply(request)
 
-    async def decide_task(self, request: Request, receive: Receive, send: Send) -> None:
+    async def decide_task(self, request: Request) -> Response:
         """Submit a buried task again, or discard it."""
         identity = require(request, JOURNAL)
         body = read_body(request, TaskDecision)
@@ -479,4 +479,4 @@ class SystemRoutes:
             raise CallError(ErrorCode.OPERATION_NOT_FOUND, "this server has no journal")
         await decide_task(self._system.journal, key, body.action)
         logger.info("%s: %s of the buried task %r", identity.id, body.action, key[:200])
-        await send_nothing(send, request)
+        return empty_reply(request)

@@ -15,6 +15,7 @@ from typing import Annotated, Any, Literal
 
 import msgspec
 from msgspec import UNSET, Meta, Raw, Struct, UnsetType
+from starlette.responses import Response
 
 from opwire.annotations import LogMessage
 from opwire.caller import caller_metadata
@@ -26,8 +27,8 @@ from opwire.monitor import outcome_of
 from opwire.operation import Context, Identity, Inbound, OperationSpec, OperationType, Progress
 from opwire.questions import Question, unanswerable
 from opwire.serve.console.session import acting
-from opwire.serve.console.web import EventStreamWriter, Streams, error_data, read_body, send_bytes, send_nothing
-from opwire.serve.guard import Receive
+from opwire.serve.console.web import ConsoleEvents, Streams, empty_reply, error_data, read_body, reply
+from opwire.serve.guard import App, Receive, Scope
 from opwire.serve.http.request import Request
 from opwire.serve.http.responses import EncodedResponse, encode_response, encode_whole
 from opwire.serve.problem import MAX_DETAILS, Send
@@ -135,14 +136,14 @@ class ConsoleCalls:
         self._acts = acts  # calls may have another identity than the caller's
         self._running: dict[str, _RunningCall] = {}
 
-    async def download(self, request: Request, receive: Receive, send: Send) -> None:
-        """Send the result of a call as a file."""
+    async def download(self, request: Request) -> Response:
+        """Return the result of a call as a file."""
         _, content_type, body, _ = self.results.get(request.path.removeprefix("/api/results/"), request.identity)
-        suffix = b"json" if content_type == b"application/json" else b"bin"
-        disposition = (b"content-disposition", b'attachment; filename="result.%s"' % suffix)
-        await send_bytes(send, request, body, content_type, disposition)
+        suffix = "json" if content_type == b"application/json" else "bin"
+        headers = {"content-disposition": f'attachment; filename="result.{suffix}"'}
+        return reply(request, body, content_type.decode(), headers=headers)
 
-    async def answer(self, request: Request, receive: Receive, send: Send) -> None:
+    async def answer(self, request: Request) -> Response:
         """Answer a question of a call.
 
         Raises:
@@ -154,10 +155,10 @@ class ConsoleCalls:
         call = self._running.get(request_id)
         if question_id == rest or call is None or not call.answered(question_id, answer, request.identity):
             raise CallError(ErrorCode.OPERATION_NOT_FOUND, "the question does not wait for an answer any more")
-        await send_nothing(send, request)
+        return empty_reply(request)
 
-    async def run(self, request: Request, receive: Receive, send: Send) -> None:
-        """Call an operation, and stream what happens.
+    async def run(self, request: Request) -> App:
+        """Return the call of an operation, as the stream of what happens.
 
         Raises:
             CallError: the call is not allowed, or the request is invalid.
@@ -187,12 +188,16 @@ class ConsoleCalls:
             on_log=call.logged,
             inbound=Inbound(call.request_id),
         )
-        self._running[call.request_id] = call
-        try:
-            async with self._streams.writing(request, receive, send) as (writer, _):
-                await call.stream(writer, self._dispatcher, body.input, context)
-        finally:
-            del self._running[call.request_id]
+
+        async def stream(scope: Scope, receive: Receive, send: Send) -> None:
+            self._running[call.request_id] = call
+            try:
+                async with self._streams.writing(request, receive, send) as writer:
+                    await call.stream(writer, self._dispatcher, body.input, context)
+            finally:
+                del self._running[call.request_id]
+
+        return stream
 
 
 class _RunningCall:
@@ -209,7 +214,7 @@ class _RunningCall:
         self._progressed = asyncio.Event()
         self._items = 0
         self._bytes = 0
-        self._writer: EventStreamWriter | None = None
+        self._writer: ConsoleEvents | None = None
         self._questions: dict[str, tuple[Question, asyncio.Future[QuestionAnswer]]] = {}
 
     async def ask(self, question: Question) -> dict[str, Any]:
@@ -256,7 +261,7 @@ class _RunningCall:
                 self._logged.append(encoded)
                 self._loop.call_soon_threadsafe(self._progressed.set)
 
-    async def stream(self, writer: EventStreamWriter, dispatcher: Dispatcher, input: Any, context: Context) -> None:
+    async def stream(self, writer: ConsoleEvents, dispatcher: Dispatcher, input: Any, context: Context) -> None:
         """Run the call and write its events."""
         began, outcome = time.perf_counter(), CANCELLED
         access = begin_access("console", operation=self._spec.id, identity=context.identity)
@@ -305,13 +310,13 @@ class _RunningCall:
         self._calls.results.keep(key, self._owner, response)
         return {"download": f"results/{key}", "bytes": len(response.body)}
 
-    async def _report(self, writer: EventStreamWriter) -> None:
+    async def _report(self, writer: ConsoleEvents) -> None:
         while True:
             await self._progressed.wait()
             await self._flush(writer)
             await asyncio.sleep(_PROGRESS_INTERVAL)
 
-    async def _flush(self, writer: EventStreamWriter) -> None:
+    async def _flush(self, writer: ConsoleEvents) -> None:
         """Write log messages and the latest progress that were not written yet."""
         self._progressed.clear()
         while self._logged:

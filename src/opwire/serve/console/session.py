@@ -136,12 +136,6 @@ def cookie_name(headers: Mapping[bytes, bytes]) -> str:
     return f"{_COOKIE}_{port}" if host and port.isascii() and port.isdigit() else _COOKIE
 
 
-def set_cookie(headers: Mapping[bytes, bytes], secret: str, *, path: str, seconds: int, secure: bool) -> bytes:
-    """Return the value of `Set-Cookie`; without a secret and with 0 seconds it deletes the cookie."""
-    attributes = f"Path={path}; Max-Age={seconds}; HttpOnly; SameSite=Strict{'; Secure' if secure else ''}"
-    return f"{cookie_name(headers)}={secret}; {attributes}".encode("latin-1")
-
-
 def acting(identity: Identity | None, other: Identity) -> Identity:
     """Return the identity of a call that a person makes as another one.
 

@@ -12,20 +12,22 @@ import time
 from collections import deque
 from collections.abc import AsyncGenerator, Callable, Generator
 from contextlib import AsyncExitStack, asynccontextmanager, contextmanager
+from functools import partial
 from itertools import chain
 from typing import TYPE_CHECKING, Any
 from urllib.parse import parse_qsl
 
 import msgspec
 from msgspec import Struct
+from starlette.responses import Response
 
 from opwire.errors import CallError, ErrorCode
 from opwire.logs import masked
 from opwire.monitor import OBSERVE, CallMonitor, CallRecord, CallWatcher
 from opwire.operation import holds
 from opwire.registry import OperationRegistry
-from opwire.serve.console.web import EventStreamWriter, Streams, require, send_json
-from opwire.serve.guard import Receive
+from opwire.serve.console.web import ConsoleEvents, Streams, json_reply, require
+from opwire.serve.guard import App, Receive, Scope
 from opwire.serve.http.request import Request
 from opwire.serve.problem import Send
 
@@ -188,13 +190,13 @@ class Tape:
         self._approvals = approvals
         self._revision = revision
 
-    async def show_values(self, request: Request, receive: Receive, send: Send) -> None:
-        """Send the values of a call, without secrets."""
+    async def show_values(self, request: Request) -> Response:
+        """Return the values of a call, without secrets."""
         require(request, VALUES)
-        await send_json(send, request, self.values.shown(request.path.removeprefix("/api/calls/")))
+        return json_reply(request, self.values.shown(request.path.removeprefix("/api/calls/")))
 
-    async def run(self, request: Request, receive: Receive, send: Send) -> None:
-        """Stream events until the page disconnects.
+    async def run(self, request: Request) -> App:
+        """Return the stream of events, until the page disconnects.
 
         Raises:
             CallError: RATE_LIMITED, the caller has too many streams.
@@ -203,6 +205,10 @@ class Tape:
         most = MAX_ANONYMOUS if identity is None else MAX_STREAMS
         if self._streams.count(identity) >= most:
             raise CallError(ErrorCode.RATE_LIMITED, f"{most} pages are open already: close one")
+        return partial(self._stream, request)
+
+    async def _stream(self, request: Request, scope: Scope, receive: Receive, send: Send) -> None:
+        identity = request.identity
         query = dict(parse_qsl(request.query.decode("latin-1")[: 8 * _MAX_FILTER]))
         page = WatchingPage()
         async with AsyncExitStack() as stack:
@@ -215,7 +221,7 @@ class Tape:
                 for each in self._approvals.waiting:
                     page.approvals.append(("approval", shown_approval(each)))
                 stack.callback(self._approvals.on_change(page.decided))
-            async with self._streams.writing(request, receive, send, counted=True) as (writer, _):
+            async with self._streams.writing(request, receive, send, counted=True) as writer:
                 monitor = self._monitor
                 server = {"id": monitor.id, "name": monitor.name, "version": monitor.version, "kind": monitor.kind}
                 hello = {"server": server, "now": round(time.time() * 1000), "revision": self._revision()}
@@ -327,7 +333,7 @@ class WatchingPage:
         self._dropped, self.approvals = 0, []
         return taken
 
-    async def write(self, writer: EventStreamWriter, revision: Callable[[], str]) -> None:
+    async def write(self, writer: ConsoleEvents, revision: Callable[[], str]) -> None:
         """Write events as they happen."""
         while True:
             self.news.clear()

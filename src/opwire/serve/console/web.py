@@ -9,7 +9,7 @@ import contextlib
 import gzip
 import mimetypes
 import time
-from collections.abc import AsyncGenerator, Iterable, Mapping
+from collections.abc import AsyncGenerator, Mapping
 from contextlib import asynccontextmanager
 from functools import lru_cache
 from hashlib import sha256
@@ -18,6 +18,7 @@ from pathlib import Path
 from typing import Any, NamedTuple, TypeVar
 
 import msgspec
+from starlette.responses import Response
 
 from opwire.auth.tokens import EXPIRED
 from opwire.deadlines import Deadlines
@@ -26,6 +27,7 @@ from opwire.operation import Identity, holds
 from opwire.serve.console.session import SessionStore
 from opwire.serve.guard import Receive
 from opwire.serve.http.request import CancelOnDisconnect, Request
+from opwire.serve.http.responses import COMMENT, EventWriter
 from opwire.serve.problem import Header, Send, problem_details
 from opwire.typed.plain import write_json
 
@@ -37,35 +39,31 @@ CONSOLE_HEADER = b"x-opwire-console"
 HEARTBEAT = 15.0
 """Seconds of silence after which a stream gets a comment line."""
 
-STALLED = 60.0
-"""Timeout in seconds for a client that does not read a stream."""
-
 _CSP = (
     "default-src 'none'; script-src 'self'; style-src 'self'; img-src 'self' data: blob:; "
     "media-src 'self' data: blob:; font-src 'self'; connect-src 'self'; frame-src blob:; object-src 'none'; "
     "base-uri 'none'; form-action 'none'; frame-ancestors 'none'"
 )
-SECURITY: tuple[Header, ...] = (
-    (b"content-security-policy", _CSP.encode()),
-    (b"referrer-policy", b"no-referrer"),
-    (b"cross-origin-opener-policy", b"same-origin"),
-    (b"cross-origin-resource-policy", b"same-origin"),
-)
-"""Headers of every response, beside `_NO_SNIFFING`, which problems have anyway."""
+_SECURITY = {
+    "content-security-policy": _CSP,
+    "referrer-policy": "no-referrer",
+    "cross-origin-opener-policy": "same-origin",
+    "cross-origin-resource-policy": "same-origin",
+}
+SECURITY: tuple[Header, ...] = tuple((name.encode(), value.encode()) for name, value in _SECURITY.items())
+"""Headers of every response, beside the one against sniffing, which problems and events have anyway."""
 
-_NO_SNIFFING: Header = (b"x-content-type-options", b"nosniff")
-_NO_STORE: Header = (b"cache-control", b"no-store")
 _TYPES = {".js": "text/javascript", ".woff2": "font/woff2", ".svg": "image/svg+xml", ".webmanifest": "application/json"}
 _encoder = msgspec.json.Encoder()
 
 
 class StaticFile(NamedTuple):
-    """A file of the page."""
+    """A file of the page, or what else clients keep in their caches."""
 
-    content_type: bytes
+    media_type: str
     body: bytes
     compressed: bytes
-    etag: bytes
+    etag: str
 
 
 @lru_cache(maxsize=4)  # to compress the page takes 0.1 s
@@ -74,13 +72,16 @@ def read_files(folder: Path) -> Mapping[str, StaticFile]:
     found: dict[str, StaticFile] = {}
     for path in sorted(folder.rglob("*")):
         if path.is_file():
-            guessed = _TYPES.get(path.suffix) or mimetypes.guess_type(path.name)[0] or "application/octet-stream"
-            kind = f"{guessed}; charset=utf-8" if guessed.startswith("text/") else guessed
+            kind = _TYPES.get(path.suffix) or mimetypes.guess_type(path.name)[0] or "application/octet-stream"
             body = path.read_bytes()
-            etag = f'"{sha256(body).hexdigest()[:32]}"'.encode()
             packed = gzip.compress(body, 9, mtime=0)
-            found[path.relative_to(folder).as_posix()] = StaticFile(kind.encode(), body, packed, etag)
+            found[path.relative_to(folder).as_posix()] = StaticFile(kind, body, packed, etag_of(body))
     return found
+
+
+def etag_of(content: bytes) -> str:
+    """Return the ETag of a content, or of what determines it."""
+    return f'"{sha256(content).hexdigest()[:32]}"'
 
 
 def check_sender(request: Request) -> None:
@@ -128,116 +129,49 @@ def read_body(request: Request, kind: type[T]) -> T:
 # --- responses --------------------------------------------------------------------------------------------------------
 
 
-async def send_bytes(
-    send: Send,
+def reply(
     request: Request,
-    body: bytes,
-    content_type: bytes = b"application/json",
-    *headers: Header,
-    status: HTTPStatus = HTTPStatus.OK,
-) -> None:
-    """Send a response."""
-    lines = [(b"content-length", b"%d" % len(body)), (b"x-request-id", request.request_id.encode()), *headers]
-    if body:
-        lines.append((b"content-type", content_type))
-    if not any(name == b"cache-control" for name, _ in headers):
-        lines.append(_NO_STORE)
-    await send({"type": "http.response.start", "status": int(status), "headers": [*SECURITY, _NO_SNIFFING, *lines]})
-    await send({"type": "http.response.body", "body": b"" if request.method == "HEAD" else body})
-
-
-async def send_nothing(send: Send, request: Request, *headers: Header) -> None:
-    """Send an empty response, 204."""
-    lines = [*SECURITY, _NO_SNIFFING, _NO_STORE, (b"x-request-id", request.request_id.encode()), *headers]
-    await send({"type": "http.response.start", "status": int(HTTPStatus.NO_CONTENT), "headers": lines})
-    await send({"type": "http.response.body", "body": b""})
-
-
-async def send_json(
-    send: Send,
-    request: Request,
-    value: Any,
-    compressed: bytes | None = None,
+    body: bytes = b"",
+    media_type: str = "application/json",
     *,
-    etag: bytes | None = None,
-    headers: Iterable[Header] = (),
-) -> None:
-    """Send data as JSON, or bytes that are JSON already; with an ETag that the client knows, send 304."""
-    lines: list[Header] = [*headers, (b"vary", b"accept-encoding, cookie")]
-    if etag is not None:
-        lines += [(b"etag", etag), (b"cache-control", b"private, no-cache")]
-        if etag in request.headers.get(b"if-none-match", b""):
-            await send_bytes(send, request, b"", b"", *lines, status=HTTPStatus.NOT_MODIFIED)
-            return
-    body = value if isinstance(value, bytes) else write_json(_encoder, value)
-    if compressed is not None and accepts_gzip(request):
-        body = compressed
-        lines.append((b"content-encoding", b"gzip"))
-    await send_bytes(send, request, body, b"application/json", *lines)
+    status: HTTPStatus = HTTPStatus.OK,
+    headers: Mapping[str, str] = {},
+) -> Response:
+    """Return a response; without a body it has no content type."""
+    own = {"x-content-type-options": "nosniff", "cache-control": "no-store", "x-request-id": request.request_id}
+    return Response(body, status, {**_SECURITY, **own, **headers}, media_type if body else None)
 
 
-def accepts_gzip(request: Request) -> bool:
-    """Return whether a client accepts a compressed response."""
-    return b"gzip" in request.headers.get(b"accept-encoding", b"")
+def empty_reply(request: Request) -> Response:
+    """Return an empty response, 204."""
+    return reply(request, status=HTTPStatus.NO_CONTENT)
 
 
-async def send_file(send: Send, request: Request, file: StaticFile, *, is_immutable: bool) -> None:
-    """Send a file of the page. `is_immutable`: its name changes with its content."""
-    cache = b"public, max-age=31536000, immutable" if is_immutable else b"no-cache"
-    lines: list[Header] = [(b"cache-control", cache), (b"etag", file.etag), (b"vary", b"accept-encoding")]
-    if file.etag in request.headers.get(b"if-none-match", b""):
-        await send_bytes(send, request, b"", b"", *lines, status=HTTPStatus.NOT_MODIFIED)
-        return
-    is_smaller = len(file.compressed) < len(file.body) and accepts_gzip(request)
-    encoding: list[Header] = [(b"content-encoding", b"gzip")] if is_smaller else []
-    body = file.compressed if is_smaller else file.body
-    await send_bytes(send, request, body, file.content_type, *lines, *encoding)
+def json_reply(request: Request, value: Any) -> Response:
+    """Return data as JSON."""
+    return reply(request, write_json(_encoder, value))
+
+
+def cached_reply(request: Request, file: StaticFile, *, cache_control: str, vary: str = "accept-encoding") -> Response:
+    """Return what a client may have in its cache, compressed if it accepts that; 304 if it has it."""
+    headers = {"cache-control": cache_control, "etag": file.etag, "vary": vary}
+    if file.etag.encode() in request.headers.get(b"if-none-match", b""):
+        return reply(request, status=HTTPStatus.NOT_MODIFIED, headers=headers)
+    if len(file.compressed) >= len(file.body) or b"gzip" not in request.headers.get(b"accept-encoding", b""):
+        return reply(request, file.body, file.media_type, headers=headers)
+    return reply(request, file.compressed, file.media_type, headers={**headers, "content-encoding": "gzip"})
 
 
 # --- server-sent events -----------------------------------------------------------------------------------------------
 
 
-class EventStreamWriter:
-    """Writes one stream of server-sent events, from any task; a client that does not read counts as disconnected."""
-
-    def __init__(self, request: Request, send: Send, running: CancelOnDisconnect) -> None:
-        self._request = request
-        self._send = send
-        self._running = running
-        self._lock = asyncio.Lock()
-        self._last = time.monotonic()
-
-    async def start(self) -> None:
-        """Send the headers."""
-        lines: list[Header] = [
-            (b"content-type", b"text/event-stream; charset=utf-8"),
-            _NO_STORE,
-            (b"x-accel-buffering", b"no"),  # nginx buffers events otherwise
-            (b"x-request-id", self._request.request_id.encode()),
-        ]
-        await self._send({"type": "http.response.start", "status": 200, "headers": [*SECURITY, _NO_SNIFFING, *lines]})
+class ConsoleEvents(EventWriter):
+    """Writes one stream of server-sent events with JSON data."""
 
     async def event(self, name: str, data: Any) -> None:
-        """Write an event with JSON data; bytes are JSON already."""
+        """Write an event; data as bytes is JSON already."""
         encoded = data if isinstance(data, bytes) else write_json(_encoder, data)
-        await self._write(b"event: %s\ndata: %s\n\n" % (name.encode(), encoded))
-
-    async def beat(self) -> None:
-        """Write a comment line if there was a silence."""
-        if time.monotonic() - self._last >= HEARTBEAT:
-            await self._write(b":\n\n")
-
-    async def end(self) -> None:
-        """End the response."""
-        await self._write(b"", more=False)
-
-    async def _write(self, chunk: bytes, *, more: bool = True) -> None:
-        try:
-            async with self._lock, asyncio.timeout(STALLED):
-                await self._send({"type": "http.response.body", "body": chunk, "more_body": more})
-                self._last = time.monotonic()
-        except TimeoutError:
-            self._running.interrupt()
+        await self.write(b"event: %s\ndata: %s\n\n" % (name.encode(), encoded))
 
 
 class OpenStream(NamedTuple):
@@ -274,13 +208,13 @@ class Streams:
     @asynccontextmanager
     async def writing(
         self, request: Request, receive: Receive, send: Send, *, counted: bool = False
-    ) -> AsyncGenerator[tuple[EventStreamWriter, CancelOnDisconnect]]:
+    ) -> AsyncGenerator[ConsoleEvents]:
         """Write a stream for the duration of the block, which is cancelled when the client disconnects.
 
         `counted` streams are those of `count`. An error that ends the block early is sent as the event `error`.
         """
         running = CancelOnDisconnect(receive, self._deadlines)
-        writer = EventStreamWriter(request, send, running)
+        writer = ConsoleEvents(send, running, [*SECURITY, (b"x-request-id", request.request_id.encode())])
         identity = request.identity
         counts_for = (None if identity is None else identity.id,) if counted else None
         stream = self._open[running] = OpenStream(self._sessions.key(request.headers), counts_for)
@@ -289,7 +223,8 @@ class Streams:
         async def beat() -> None:
             while True:
                 await asyncio.sleep(HEARTBEAT)
-                await writer.beat()
+                if time.monotonic() - writer.last_sent >= HEARTBEAT:
+                    await writer.write(COMMENT)
                 with contextlib.suppress(CallError):  # the authenticator cannot say: the session goes on
                     if stream.session is not None and await self._sessions.find(request.headers) is None:
                         running.interrupt(signed_out())  # or its token was revoked
@@ -297,13 +232,13 @@ class Streams:
         try:
             with running:
                 running.interrupt_at(request.expires, CallError(ErrorCode.UNAUTHENTICATED, EXPIRED))
-                await writer.start()
+                await writer.write(b"")  # the headers
                 beating = asyncio.create_task(beat())
-                yield writer, running
+                yield writer
             if running.interrupted and running.reason is not None:
                 await writer.event("error", error_data(running.reason))
             if not running.interrupted or running.reason is not None:
-                await writer.end()
+                await writer.write(b"", more=False)
         finally:
             del self._open[running]
             if beating is not None:

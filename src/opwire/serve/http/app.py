@@ -30,9 +30,9 @@ from opwire.registry import OperationRegistry
 from opwire.serve.guard import App, GuardOptions, Receive, RequestGuard, Scope
 from opwire.serve.http.document import DocumentCache, DocumentInfo
 from opwire.serve.http.request import API_ROOT, READS, CancelOnDisconnect, Request, Route, is_spelled, parse_body
-from opwire.serve.http.responses import EventStream, encode_response
+from opwire.serve.http.responses import EventStream, encode_response, send_error
 from opwire.serve.listener import ListeningApp
-from opwire.serve.problem import Header, HTTPStatusError, Send, send_problem
+from opwire.serve.problem import Header, HTTPStatusError, Send
 from opwire.version import VERSION
 from opwire.webhooks import WebhookReceiver, WebhookRequest
 
@@ -168,7 +168,7 @@ class HTTPApp(ListeningApp):
                 if request.method not in READS:
                     await _send_methods(send, request, ("GET", "HEAD"))
                 elif request.path == "/readyz" and self.draining:
-                    await _send_error(send, request, _shutting_down())
+                    await send_error(send, request, _shutting_down(), logger)
                 else:
                     headers = [(b"content-type", b"application/json"), _NO_STORE]
                     await _send_response(send, request, HTTPStatus.OK, b'{"status":"ok"}', headers)
@@ -196,12 +196,8 @@ class HTTPApp(ListeningApp):
         try:
             if not (self._options.webhooks and await self._take_webhook(request, receive, send)):
                 await self._respond(request, receive, send)
-        except (CallError, HTTPStatusError) as error:
-            await _send_error(send, request, error)
-        except Exception:
-            logger.exception("request %s failed", request.request_id)
-            wrong = f"internal error; the server's log has it under request id {request.request_id}"
-            await _send_error(send, request, CallError(ErrorCode.INTERNAL, wrong))
+        except Exception as error:
+            await send_error(send, request, error, logger)
 
     async def _respond(self, request: Request, receive: Receive, send: Send) -> None:
         route = self._route(request)
@@ -364,15 +360,7 @@ async def _send_methods(send: Send, request: Request, methods: tuple[str, ...]) 
         await _send_response(send, request, HTTPStatus.NO_CONTENT, b"", [allow])
     else:
         wrong = CallError(ErrorCode.PROTOCOL_ERROR, f"the methods of this path are {', '.join(methods)} and OPTIONS")
-        await _send_error(send, request, HTTPStatusError(HTTPStatus.METHOD_NOT_ALLOWED, wrong, allow))
-
-
-async def _send_error(send: Send, request: Request, error: CallError | HTTPStatusError) -> None:
-    if request.access is not None:
-        request.access.failed(error.error if isinstance(error, HTTPStatusError) else error)
-    headers = [(b"x-request-id", request.request_id.encode())]
-    with_body = request.method != "HEAD"
-    await send_problem(send, error, request_id=request.request_id, headers=headers, with_body=with_body)
+        await send_error(send, request, HTTPStatusError(HTTPStatus.METHOD_NOT_ALLOWED, wrong, allow), logger)
 
 
 async def _send_response(send: Send, request: Request, status: int, body: bytes, headers: list[Header]) -> None:

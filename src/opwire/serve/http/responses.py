@@ -12,6 +12,7 @@ a silent connection open.
 
 import asyncio
 import contextlib
+import logging
 import time
 from collections.abc import AsyncGenerator, Iterable
 from http import HTTPStatus
@@ -31,7 +32,15 @@ from opwire.envelope import (
 from opwire.errors import CallError, ConversionError, ErrorCode
 from opwire.origin import ENVELOPE_JSON
 from opwire.serve.http.request import CancelOnDisconnect, Request
-from opwire.serve.problem import PROBLEM_JSON, Header, Send, encode_problem, problem_details
+from opwire.serve.problem import (
+    PROBLEM_JSON,
+    Header,
+    HTTPStatusError,
+    Send,
+    encode_problem,
+    problem_details,
+    send_problem,
+)
 from opwire.typed.plain import write_json
 
 MAX_TOOL_TEXT = 2_000
@@ -135,6 +144,24 @@ def upstream_headers(meta: HTTPResponseMeta) -> list[Header]:
     ]
 
 
+async def send_error(
+    send: Send, request: Request, error: Exception, logger: logging.Logger, headers: Iterable[Header] = ()
+) -> None:
+    """Send the problem of an error. An unexpected one is logged, under the request id that the client gets."""
+    if not isinstance(error, CallError | HTTPStatusError):
+        logger.error("request %s failed", request.request_id, exc_info=error)
+        wrong = f"internal error; the server's log has it under request id {request.request_id}"
+        error = CallError(ErrorCode.INTERNAL, wrong)
+    await send_problem(
+        send,
+        error,
+        access=request.access,
+        request_id=request.request_id,
+        headers=[(b"x-request-id", request.request_id.encode()), *headers],
+        with_body=request.method != "HEAD",
+    )
+
+
 # --- server-sent events -----------------------------------------------------------------------------------------------
 
 START = 0.5
@@ -145,6 +172,9 @@ RETRY = 3_000
 
 STALLED = 60.0
 """Timeout in seconds for a client that does not read; it counts as disconnected."""
+
+COMMENT = b":\n\n"
+"""Keeps a silent connection open."""
 
 MIN_HEARTBEAT = 0.01
 """Shortest time between two comment lines, in seconds; a shorter one would leave time for nothing else."""
@@ -157,6 +187,33 @@ _EVENT_HEADERS = (
     (b"x-accel-buffering", b"no"),  # nginx buffers events otherwise
     (b"x-content-type-options", b"nosniff"),
 )
+
+
+class EventWriter:
+    """A response as server-sent events, from any task; a client that does not read them counts as disconnected."""
+
+    def __init__(self, send: Send, running: CancelOnDisconnect, headers: Iterable[Header], start: bytes = b"") -> None:
+        self.is_started = False
+        self.last_sent = time.monotonic()
+        self._send = send
+        self._running = running
+        self._headers = headers
+        self._start = start  # of the body
+        self._lock = asyncio.Lock()
+
+    async def write(self, chunk: bytes, *, more: bool = True) -> None:
+        """Send a part of the stream, the first one after the headers."""
+        try:
+            async with self._lock, asyncio.timeout(STALLED):
+                if not self.is_started:
+                    self.is_started = True
+                    headers = [*_EVENT_HEADERS, *self._headers]
+                    await self._send({"type": "http.response.start", "status": _OK, "headers": headers})
+                    chunk = self._start + chunk
+                await self._send({"type": "http.response.body", "body": chunk, "more_body": more})
+                self.last_sent = time.monotonic()
+        except TimeoutError:
+            self._running.interrupt()
 
 
 class EventStream:
@@ -174,13 +231,9 @@ class EventStream:
     ) -> None:
         self._request = request
         self._running = running
-        self._send = send
-        self._headers = headers
+        self._writer = EventWriter(send, running, headers, b"retry: %d\n\n" % RETRY)
         self._has_ids = has_ids
         self._heartbeat = max(heartbeat, MIN_HEARTBEAT)
-        self._lock = asyncio.Lock()  # items and heartbeats come from two tasks
-        self._started = False
-        self._last_sent = time.monotonic()
 
     async def run(self, items: AsyncGenerator[ResponseEnvelope[Any]]) -> CallError | None:
         """Send the items until they end, the client disconnects, or the stream is interrupted.
@@ -200,7 +253,7 @@ class EventStream:
                 try:
                     async for envelope in items:
                         count += 1
-                        await self._write(self._encode_event(envelope))
+                        await self._writer.write(self._encode_event(envelope))
                         if count % _YIELD == 0:
                             await asyncio.sleep(0)
                 except CallError as raised:
@@ -214,13 +267,13 @@ class EventStream:
             await items.aclose()
         if running.interrupted and error is None:
             return None
-        if error is not None and not self._started:
+        if error is not None and not self._writer.is_started:
             raise error
         last = b""
         if error is not None:
             problem = encode_problem(problem_details(error, request_id=self._request.request_id))
             last = b"event: error\ndata: " + problem + b"\n\n"
-        await self._write(last, more=False)
+        await self._writer.write(last, more=False)
         return error
 
     def _encode_event(self, envelope: ResponseEnvelope[Any]) -> bytes:
@@ -238,21 +291,8 @@ class EventStream:
         wait = min(START, self._heartbeat)
         while True:
             await asyncio.sleep(wait)
-            silent = time.monotonic() - self._last_sent
-            if not self._started or silent >= self._heartbeat:
-                await self._write(b":\n\n")
+            silent = time.monotonic() - self._writer.last_sent
+            if not self._writer.is_started or silent >= self._heartbeat:
+                await self._writer.write(COMMENT)
                 silent = 0
             wait = self._heartbeat - silent
-
-    async def _write(self, chunk: bytes, *, more: bool = True) -> None:
-        try:
-            async with self._lock, asyncio.timeout(STALLED):
-                if not self._started:
-                    self._started = True
-                    headers = [*_EVENT_HEADERS, *self._headers]
-                    await self._send({"type": "http.response.start", "status": int(HTTPStatus.OK), "headers": headers})
-                    chunk = b"retry: %d\n\n" % RETRY + chunk
-                await self._send({"type": "http.response.body", "body": chunk, "more_body": more})
-                self._last_sent = time.monotonic()
-        except TimeoutError:
-            self._running.interrupt()

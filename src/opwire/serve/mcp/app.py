@@ -310,9 +310,7 @@ class MCPApp(ListeningApp):
                 needed = CallError(ErrorCode.UNAUTHENTICATED, "a token is needed, as Authorization: Bearer")
                 raise HTTPStatusError(HTTPStatus.UNAUTHORIZED, needed, (b"www-authenticate", b"Bearer"))
         except HTTPStatusError as error:
-            if (entry := scope.get(ACCESS)) is not None:
-                entry.failed(error.error)
-            await send_problem(send, error, with_body=scope["method"] != "HEAD")
+            await send_problem(send, error, access=scope.get(ACCESS), with_body=scope["method"] != "HEAD")
             return
         version: bytes | None = scope[HEADERS].get(VERSION_HEADER.encode())
         if version is not None and version.decode("latin-1") not in HANDSHAKE_VERSIONS:
