@@ -40,6 +40,12 @@ HEADER_MISMATCH = -32020
 MISSING_CAPABILITY = -32021
 UNSUPPORTED_PROTOCOL_VERSION = -32022
 
+HTTP_STATUS = {METHOD_NOT_FOUND: 404} | dict.fromkeys(
+    (PARSE_ERROR, INVALID_REQUEST, INVALID_PARAMS, HEADER_MISMATCH, MISSING_CAPABILITY, UNSUPPORTED_PROTOCOL_VERSION),
+    400,
+)
+"""The status of responses with these errors in the stateless era; others have 200."""
+
 MAX_ID = 200
 """Characters of a request id: longer ones are not the client's, and every log line would repeat them."""
 
@@ -80,6 +86,11 @@ class ErrorObject(Struct, frozen=True, omit_defaults=True):
     message: str
     data: Any = None
 
+    @classmethod
+    def of(cls, error: RPCError) -> "ErrorObject":
+        """Return the error that was raised, as it is sent."""
+        return cls(error.code, error.message, error.data)
+
 
 class RPCRequest(Struct, frozen=True, omit_defaults=True, tag_field="jsonrpc", tag="2.0"):
     """A request: its peer has to respond."""
@@ -119,7 +130,7 @@ class RPCFailure(Struct, frozen=True, tag_field="jsonrpc", tag="2.0"):
     @classmethod
     def of(cls, id: RequestId | None, error: RPCError) -> "RPCFailure":
         """Return the response to a request that failed."""
-        return cls(id, ErrorObject(error.code, error.message, error.data))
+        return cls(id, ErrorObject.of(error))
 
 
 class InvalidReply(Struct, frozen=True):

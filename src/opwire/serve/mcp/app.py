@@ -17,12 +17,9 @@ from opwire.dispatch import Dispatcher, operation_filter
 from opwire.errors import CallError, ErrorCode, check_above_zero, check_counts, check_instance, check_known
 from opwire.mcp.messages import (
     HEADER_MISMATCH,
-    INVALID_PARAMS,
+    HTTP_STATUS,
     INVALID_REQUEST,
-    METHOD_NOT_FOUND,
-    MISSING_CAPABILITY,
     PARSE_ERROR,
-    UNSUPPORTED_PROTOCOL_VERSION,
     InvalidMessageError,
     RequestId,
     RPCError,
@@ -80,17 +77,6 @@ from opwire.tools import MAX_NAME
 from opwire.typed.plain import as_dict
 from opwire.version import VERSION
 
-_STATUS = dict.fromkeys(
-    (
-        PARSE_ERROR,
-        INVALID_REQUEST,
-        INVALID_PARAMS,
-        HEADER_MISMATCH,
-        MISSING_CAPABILITY,
-        UNSUPPORTED_PROTOCOL_VERSION,
-    ),
-    400,
-) | {METHOD_NOT_FOUND: 404}
 _ROUTING = frozenset(name.encode() for name in (VERSION_HEADER, METHOD_HEADER, NAME_HEADER))
 _PARAM = PARAM_HEADER.encode()
 
@@ -365,7 +351,7 @@ async def serve_stateless(server: RegistryServer, scope: Scope, receive: Receive
         id = message.id
         _check_headers(server, message, scope, headers)
     except RPCError as error:
-        await send_json(send, _STATUS.get(error.code, 200), encode_message(RPCFailure.of(id, error)))
+        await send_json(send, HTTP_STATUS.get(error.code, 200), encode_message(RPCFailure.of(id, error)))
         return
     if OAUTH in scope and await challenge(server, scope, message, send):
         return
@@ -386,7 +372,7 @@ async def serve_stateless(server: RegistryServer, scope: Scope, receive: Receive
         await writer.event(task.result())
         await writer.end()
     else:
-        await send_json(send, _STATUS.get(request.error_code, 200), task.result())
+        await send_json(send, HTTP_STATUS.get(request.error_code, 200), task.result())
 
 
 def _read_message(body: bytes) -> RPCRequest | RPCNotification:

@@ -158,14 +158,10 @@ class ServedCall(Struct, frozen=True, kw_only=True):
             CancelledError: as `logged`.
         """
 
-        async def run(entry: AccessEntry | None) -> Result:
-            try:
-                self.served.dispatcher.find(self.spec.id, self.request.identity)
-                return convert(await self.execute(input))
-            except Exception as raised:
-                raise self._failed(raised, entry) from raised
+        async def run() -> Result:
+            return convert(await self.execute(input))
 
-        return await self.logged(run)
+        return await self._found(run)
 
     async def complete(self, request: CompletionRequest) -> Result:
         """Return the completion of an argument.
@@ -174,23 +170,28 @@ class ServedCall(Struct, frozen=True, kw_only=True):
             RPCError: as `read`.
         """
 
-        async def run(entry: AccessEntry | None) -> Result:
-            try:
-                self.served.dispatcher.find(self.spec.id, self.request.identity)
-                context = self.context().within(self.served.limits.timeout)
-                found = await self.served.dispatcher.registry.complete(self.spec.id, request, context)
-            except Exception as raised:
-                raise self._failed(raised, entry) from raised
+        async def run() -> Result:
+            context = self.context().within(self.served.limits.timeout)
+            found = await self.served.dispatcher.registry.complete(self.spec.id, request, context)
             completion: Result = {"values": list(found.values), "hasMore": found.has_more}
             return {"completion": completion if found.total is None else {**completion, "total": found.total}}
 
-        return await self.logged(run)
+        return await self._found(run)
 
-    def _failed(self, raised: Exception, entry: AccessEntry | None) -> RPCError:
-        error = failure(raised, self.spec.id)
-        if entry is not None:
-            entry.failed(error)
-        return self.forwarded(error) or rpc_error(error)
+    async def _found(self, run: Callable[[], Awaitable[Result]]) -> Result:
+        """Run the call of an operation that the caller may find, with errors of JSON-RPC."""
+
+        async def checked(entry: AccessEntry | None) -> Result:
+            try:
+                self.served.dispatcher.find(self.spec.id, self.request.identity)
+                return await run()
+            except Exception as raised:
+                error = failure(raised, self.spec.id)
+                if entry is not None:
+                    entry.failed(error)
+                raise self.forwarded(error) or rpc_error(error) from raised
+
+        return await self.logged(checked)
 
     async def logged(self, run: Callable[[AccessEntry | None], Awaitable[Result]]) -> Result:
         """Run the call, with an entry of the access log.

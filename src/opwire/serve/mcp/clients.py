@@ -119,13 +119,13 @@ class PendingNotifications:
     """Notifications that the client has not read yet; equal ones are one."""
 
     def __init__(self) -> None:
-        self._pending: dict[tuple[str, str], dict[str, Any]] = {}
+        self._pending: dict[tuple[str, str], RPCNotification] = {}
         self._awake = asyncio.Event()
         self._is_ended = False
 
     def put(self, method: str, **params: str) -> None:
         """Add a notification."""
-        self._pending[method, params.get("uri", "")] = params
+        self._pending[method, params.get("uri", "")] = RPCNotification(method, params or None)
         self._awake.set()
 
     def list_changed(self, name: str) -> None:
@@ -141,15 +141,14 @@ class PendingNotifications:
         self._is_ended = True
         self._awake.set()
 
-    async def next(self) -> tuple[str, dict[str, Any]] | None:
-        """Wait for a notification; return its method and params, or None at the end."""
+    async def next(self) -> RPCNotification | None:
+        """Wait for a notification; return None at the end."""
         while not self._pending or self._is_ended:
             if self._is_ended:
                 return None
             self._awake.clear()
             await self._awake.wait()
-        key = next(iter(self._pending))
-        return key[0], self._pending.pop(key)
+        return self._pending.pop(next(iter(self._pending)))
 
 
 class ListBus:
@@ -378,23 +377,6 @@ class StatelessQuestions:
     Raises:
         RPCError: INVALID_PARAMS, the request state is invalid.
     """
-
-    __slots__ = (
-        "_before",
-        "_capabilities",
-        "_ending",
-        "_given",
-        "_has_cancelled",
-        "_missing",
-        "_open",
-        "_request",
-        "_state",
-        "_states",
-        "_task",
-        "_times",
-        "_used",
-        "instead",
-    )
 
     def __init__(
         self,

@@ -364,34 +364,31 @@ class RegistryServer:
         )
         return await call.logged(call.run)
 
-    def _task(self, params: _TaskParams, meta: Params, request: ServedRequest) -> CallTask | DurableTask:
-        """Return a task of this process, or one in the journal."""
+    def _stored_task(self, params: _TaskParams, meta: Params, request: ServedRequest) -> DurableTask | None:
+        """Return a task in the journal; None if it can only be one of this process."""
         if self._served.tasks.after is None:
             raise RPCError(METHOD_NOT_FOUND, "Method not found")
         check_declared(as_dict(meta.get(CLIENT_CAPABILITIES_META)))
         durable = self._served.durable
-        if durable is not None and (stored := durable.find(params.task_id, request.identity)) is not None:
-            return stored
-        return self._served.tasks.find(params.task_id, request.identity)
+        return None if durable is None else durable.find(params.task_id, request.identity)
 
     async def _get_task(self, params: _TaskParams, meta: Params, request: ServedRequest) -> Result:
-        task = self._task(params, meta, request)
-        if isinstance(task, CallTask):
-            return task.details()
-        return await task.details(self._format)
+        stored, durable = self._stored_task(params, meta, request), self._served.durable
+        if stored is not None and durable is not None:
+            return await durable.details(stored, self._format)
+        return self._served.tasks.find(params.task_id, request.identity).details()
 
     async def _update_task(self, params: _UpdateTaskParams, meta: Params, request: ServedRequest) -> Result:
-        task = self._task(params, meta, request)
-        if isinstance(task, CallTask):  # a task in the journal asks nothing
-            task.answer(params.input_responses)
+        if self._stored_task(params, meta, request) is None:  # a task in the journal asks nothing
+            self._served.tasks.find(params.task_id, request.identity).answer(params.input_responses)
         return {}
 
     async def _cancel_task(self, params: _TaskParams, meta: Params, request: ServedRequest) -> Result:
-        task = self._task(params, meta, request)
-        if isinstance(task, CallTask):
-            task.cancel()
+        stored, durable = self._stored_task(params, meta, request), self._served.durable
+        if stored is not None and durable is not None:
+            await durable.cancel(stored)
         else:
-            await task.cancel()
+            self._served.tasks.find(params.task_id, request.identity).cancel()
         return {}
 
     def _reject(self, name: str, request: ServedRequest) -> None:
@@ -521,8 +518,7 @@ class RegistryServer:
                 honoured["resourceSubscriptions"] = list(watches)
             await request.notify("notifications/subscriptions/acknowledged", {"notifications": honoured, **own})
             while (found := await pending.next()) is not None:
-                method, given = found
-                await request.notify(method, {**given, **own})
+                await request.notify(found.method, {**(found.params or {}), **own})
             return own
         finally:
             self._listeners.discard(pending)

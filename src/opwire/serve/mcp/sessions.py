@@ -485,9 +485,8 @@ class HTTPSession:
                 sending.cancel()
 
     async def _send_changes(self) -> None:
-        while (found := await self._client.pending.next()) is not None:
-            method, params = found
-            await self.notices.event(encode_message(RPCNotification(method, params or None)))
+        while (notification := await self._client.pending.next()) is not None:
+            await self.notices.event(encode_message(notification))
 
 
 class Sessions:

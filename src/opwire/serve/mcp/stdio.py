@@ -199,9 +199,8 @@ class DuplexConnection:
 
     async def _announce(self) -> None:
         """Notify the client of changes, each once until it has read the notification."""
-        while (found := await self._client.pending.next()) is not None:
-            method, params = found
-            await self.send(encode_message(RPCNotification(method, params or None)))
+        while (notification := await self._client.pending.next()) is not None:
+            await self.send(encode_message(notification))
 
 
 def _error_of(error: InvalidMessageError) -> ErrorObject:

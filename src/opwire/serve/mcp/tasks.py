@@ -36,7 +36,7 @@ from opwire.durable.journal import Journal, check_seconds
 from opwire.envelope import ResponseEnvelope
 from opwire.errors import CallError, ErrorCode, UsageError, check_list
 from opwire.invoke import CLOSE_GRACE, failure
-from opwire.mcp.messages import INTERNAL_ERROR, INVALID_PARAMS, MISSING_CAPABILITY, RPCError
+from opwire.mcp.messages import INTERNAL_ERROR, INVALID_PARAMS, MISSING_CAPABILITY, ErrorObject, RPCError
 from opwire.operation import Context, Identity, OperationSpec, OperationType
 from opwire.questions import Question, unanswerable
 from opwire.serve.mcp.clients import (
@@ -193,8 +193,7 @@ class CallTask:
                 error = self.running.exception()
                 if not isinstance(error, RPCError):
                     error = RPCError(INTERNAL_ERROR, "Internal server error")
-                data = {} if error.data is None else {"data": error.data}
-                return {**found, "error": {"code": error.code, "message": error.message, **data}}
+                return {**found, "error": ErrorObject.of(error)}
             case _:
                 return found
 
@@ -379,25 +378,13 @@ class TaskId(Struct, frozen=True, array_like=True):
 class DurableTask(NamedTuple):
     """A durable task of a caller, found by its id."""
 
-    store: "DurableTaskStore"
     id: str
     says: TaskId
 
-    async def details(self, format: ResultFormat) -> Result:
-        """Return the task with its result or its error.
-
-        Raises:
-            RPCError: the journal is not available.
-        """
-        return await self.store.details(self, format)
-
-    async def cancel(self) -> None:
-        """Cancel the task, unless a worker has begun it: then it goes on.
-
-        Raises:
-            RPCError: the journal is not available.
-        """
-        await self.store.cancel(self)
+    def fields(self, status: str, updated: int) -> Result:
+        """Return the fields that every status has; `updated` is in epoch milliseconds."""
+        created, expires = self.says.created / 1000, self.says.expires / 1000
+        return task_fields(self.id, status, created, updated / 1000, expires - created)
 
 
 class DurableTaskStore:
@@ -477,7 +464,7 @@ class DurableTaskStore:
         expires = now + round(self._lifetime * 1000)
         task = TaskId(now, expires, submission.owner, submission.operation_id, submission.key)
         id = _PREFIX + self._states.seal(_encoder.encode(task), _PURPOSE)
-        return {"resultType": "task", **self._fields(id, task, "working", task.created)}
+        return {"resultType": "task", **DurableTask(id, task).fields("working", now)}
 
     # --- tasks --------------------------------------------------------------------------------------------------------
 
@@ -496,29 +483,29 @@ class DurableTaskStore:
             self._dispatcher.find(task.operation_id, identity)
         except CallError:
             return None
-        return DurableTask(self, id, task)
+        return DurableTask(id, task)
 
-    async def details(self, found: DurableTask, format: ResultFormat) -> Result:
-        """Return a task with its result or its error."""
-        id, task = found.id, found.says
+    async def details(self, task: DurableTask, format: ResultFormat) -> Result:
+        """Return a task with its result or its error.
+
+        Raises:
+            RPCError: the journal is not available.
+        """
         try:
-            outcome = await self._journal.outcome(task.key)
+            outcome = await self._journal.outcome(task.says.key)
         except CallError as error:
             raise rpc_error(error) from error
         if outcome is None:
-            return {**self._fields(id, task, "working", task.created), "statusMessage": _WORKING}
+            return {**task.fields("working", task.says.created), "statusMessage": _WORKING}
         if outcome.cancelled:
-            return self._fields(id, task, "cancelled", outcome.recorded)
+            return task.fields("cancelled", outcome.recorded)
         if outcome.buried:
             cause = CallError(ErrorCode.PROTOCOL_ERROR, f"the recorded error of {outcome.operation_id} is not one")
             try:
                 outcome_envelope(outcome)
             except CallError as recorded:
                 cause = recorded
-            error = rpc_error(cause)
-            data = {} if error.data is None else {"data": error.data}
-            shown = {"code": error.code, "message": error.message, **data}
-            return {**self._fields(id, task, "failed", outcome.recorded), "error": shown}
+            return {**task.fields("failed", outcome.recorded), "error": ErrorObject.of(rpc_error(cause))}
         spec = self._dispatcher.get_spec(outcome.operation_id)
         tool = None if spec is None else self._catalogue.tool_of(spec)
         if tool is None:  # unregistered since `find`
@@ -528,17 +515,18 @@ class DurableTaskStore:
         except Exception as raised:
             result = error_result(failure(raised, outcome.operation_id), tool, format)
         completed = {"resultType": "complete", **result}
-        return {**self._fields(id, task, "completed", outcome.recorded), "result": completed}
+        return {**task.fields("completed", outcome.recorded), "result": completed}
 
-    async def cancel(self, found: DurableTask) -> None:
-        """Cancel a task, unless a worker has begun it."""
+    async def cancel(self, task: DurableTask) -> None:
+        """Cancel a task, unless a worker has begun it: then it goes on.
+
+        Raises:
+            RPCError: the journal is not available.
+        """
         try:
-            await self._journal.cancel(cancellation(found.says.operation_id, found.says.key))
+            await self._journal.cancel(cancellation(task.says.operation_id, task.says.key))
         except CallError as error:
             raise rpc_error(error) from error
-
-    def _fields(self, id: str, task: TaskId, status: str, updated: int) -> Result:
-        return task_fields(id, status, task.created / 1000, updated / 1000, (task.expires - task.created) / 1000)
 
 
 def _owner(identity: Identity | None) -> str:

@@ -8,6 +8,7 @@ pass unchanged.
 import logging
 from collections.abc import Callable, Mapping
 from contextlib import suppress
+from math import inf
 from typing import Any, TypeVar
 
 import msgspec
@@ -421,13 +422,7 @@ def error_result(error: CallError, tool: Tool, format: ResultFormat) -> Result:
         fields["foreignCode"] = error.foreign_code
     if error.retry_after is not None:
         fields["retryAfter"] = error.retry_after
-    details = None
-    if error.details is not None:
-        try:
-            encoded = encode_data(error.details, "the details of an error")
-            details = encoded.data if len(encoded.json) <= MAX_DETAILS else None
-        except (CallError, TypeError, ValueError, RecursionError):  # not JSON: omitted
-            pass
+    details = _json_details(error, MAX_DETAILS)
     if details is not None:
         fields["details"] = details
     if format.tool_envelopes:
@@ -440,10 +435,15 @@ def error_result(error: CallError, tool: Tool, format: ResultFormat) -> Result:
 
 def rpc_error(error: CallError) -> RPCError:
     """Return an error of a call as a JSON-RPC error."""
-    data = None
-    if error.details is not None:
-        try:
-            data = encode_data(error.details, "the details of an error").data
-        except (CallError, TypeError, ValueError, RecursionError):  # not JSON: omitted
-            pass
-    return RPCError(ERROR_TABLE[error.code].json_rpc_code, error.message, data)
+    return RPCError(ERROR_TABLE[error.code].json_rpc_code, error.message, _json_details(error))
+
+
+def _json_details(error: CallError, longest: float = inf) -> Any:
+    """Return the details of an error; None if they are not JSON, or have more bytes."""
+    if error.details is None:
+        return None
+    try:
+        encoded = encode_data(error.details, "the details of an error")
+    except (CallError, TypeError, ValueError, RecursionError):
+        return None
+    return encoded.data if len(encoded.json) <= longest else None
