@@ -9,7 +9,7 @@ from contextlib import asynccontextmanager
 from pathlib import Path
 from typing import Any
 
-from opwire.adapters.mcp.servers import HTTPServer, MCPServer, StdioServer
+from opwire.adapters.mcp.servers import HTTPServer, MCPOptions, MCPServer, StdioServer
 from opwire.adapters.mcp.session import MCPSession
 from tests.servers.leaks import Leaks
 from tests.servers.processes import ROOT
@@ -28,7 +28,8 @@ def rogue(*habits: str, **options: Any) -> StdioServer:
 async def connected(server: MCPServer, **options: Any) -> AsyncIterator[MCPSession]:
     """A session, and the promise that it leaves no task, process or file behind."""
     async with Leaks():
-        session = MCPSession(server, **options)
+        listeners = {name: options.pop(name) for name in ("on_notification", "on_connected") if name in options}
+        session = MCPSession(server, MCPOptions(**options), **listeners)
         try:
             yield session
         finally:

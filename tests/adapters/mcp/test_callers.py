@@ -180,7 +180,7 @@ async def test_a_token_of_the_mcp_server_is_requested_for_the_identity_of_each_c
 
 def sessions(url: str, **options: Any) -> CallerSessions:
     server = HTTPServer(url, LISTING)
-    return CallerSessions(server, caller_token, MCPSession(server), MCPSession, **options)
+    return CallerSessions(server, caller_token, MCPSession(server), **options)
 
 
 async def call(callers: CallerSessions, token: str, tool: str = "who_am_i") -> Any:

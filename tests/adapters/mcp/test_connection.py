@@ -9,7 +9,7 @@ import pytest
 
 from opwire.adapters.mcp import transport
 from opwire.adapters.mcp.connection import MCPConnection
-from opwire.adapters.mcp.servers import Callbacks
+from opwire.adapters.mcp.servers import MCPOptions
 from opwire.adapters.mcp.transport import read_message
 from opwire.errors import CallError, ErrorCode
 from tests.adapters.mcp.connections import PATIENCE, at, call, connected, rogue, until
@@ -107,8 +107,8 @@ async def test_what_a_server_asks_in_the_middle_of_a_call_is_answered_by_the_cal
         await asyncio.sleep(0)
         return elicit(params)
 
-    callbacks = Callbacks(elicit=elicit_later if as_coroutine else elicit, roots=lambda: ["file:///a"])
-    async with connected(rogue(), callbacks=callbacks) as session:
+    answers = {"elicit": elicit_later if as_coroutine else elicit, "roots": lambda: ["file:///a"]}
+    async with connected(rogue(), **answers) as session:
         question = {"message": "Who?", "requestedSchema": {"type": "object", "properties": {}}}
         answer = await call(session, "ask", method="elicitation/create", params=question)
         assert answer == {"answer": {"result": {"action": "accept", "content": {"name": "Ann"}}}}
@@ -126,9 +126,8 @@ async def test_a_real_server_may_ask_and_tell_by_itself_in_the_middle_of_a_call_
     told: list[str] = []
     connection = MCPConnection(
         at(sdk_address, place, kind="sse" if place == "/sse" else "http"),
-        Callbacks(elicit=lambda _: {"action": "accept", "content": {"name": "Ann"}}),
-        max_message=100_000,
-        on_notification=lambda method, _: told.append(method),
+        MCPOptions(elicit=lambda _: {"action": "accept", "content": {"name": "Ann"}}, max_message=100_000),
+        lambda method, _: told.append(method),
         discover=False,
     )
     async with Leaks():
@@ -151,16 +150,15 @@ async def test_a_request_without_a_callback_is_rejected_and_the_call_goes_on() -
 
 @requirement("mcp.in.questions")
 async def test_a_real_server_that_answers_with_questions_gets_the_answers(sdk_address: str) -> None:
-    callbacks = Callbacks(elicit=lambda _: {"action": "decline"}, roots=lambda: [{"uri": "file:///a", "name": "a"}])
-    async with connected(at(sdk_address), callbacks=callbacks) as session:
+    roots = [{"uri": "file:///a", "name": "a"}]
+    async with connected(at(sdk_address), elicit=lambda _: {"action": "decline"}, roots=lambda: roots) as session:
         text = (await call(session, "ask"))["content"][0]["text"]
     assert text == "opaque ✓ {'who': {'action': 'decline'}, 'where': {'roots': [{'uri': 'file:///a', 'name': 'a'}]}}"
 
 
 @requirement("mcp.in.questions")
 async def test_questions_may_come_in_several_rounds_or_just_ask_for_patience() -> None:
-    callbacks = Callbacks(elicit=lambda _: {"action": "cancel"})
-    async with connected(rogue("modern"), callbacks=callbacks) as session:
+    async with connected(rogue("modern"), elicit=lambda _: {"action": "cancel"}) as session:
         asked = await call(session, "quiz", rounds=3, questions=WHO)
         assert asked == {"said": {"who": {"action": "cancel"}}, "state": "3"}
         assert await call(session, "quiz", rounds=2, questions=None) == {"said": None, "state": "2"}
@@ -183,7 +181,7 @@ async def test_questions_may_come_in_several_rounds_or_just_ask_for_patience() -
 async def test_questions_that_cannot_be_answered_end_the_call_clearly(
     questions: dict[str, Any], code: ErrorCode, words: str
 ) -> None:
-    async with connected(rogue("modern"), callbacks=Callbacks(elicit=lambda _: {"action": "decline"})) as session:
+    async with connected(rogue("modern"), elicit=lambda _: {"action": "decline"}) as session:
         with pytest.raises(CallError, match=words) as failure:
             await call(session, "quiz", rounds=99, questions=questions)
         assert failure.value.code is code
@@ -199,7 +197,7 @@ async def test_a_callback_that_takes_for_ever_ends_with_its_call_and_with_its_co
             entered.pop()
 
     entered: list[bool] = []
-    async with connected(rogue("modern"), callbacks=Callbacks(elicit=never)) as session:
+    async with connected(rogue("modern"), elicit=never) as session:
         with pytest.raises(CallError) as late:
             await call(session, "quiz", within=0.3, rounds=1, questions=WHO)
         assert late.value.code is ErrorCode.TIMEOUT
@@ -221,7 +219,7 @@ async def test_log_messages_go_to_the_callback_or_to_our_log(caplog: pytest.LogC
         seen.append(params)
 
     message = {"method": "notifications/message", "params": {"level": "warning", "data": {"disk": "full"}}}
-    async with connected(rogue(), callbacks=Callbacks(log=log)) as session:
+    async with connected(rogue(), log=log) as session:
         await call(session, "announce", **message)
         await until(lambda: seen)
     assert seen == [{"level": "warning", "data": {"disk": "full"}}]

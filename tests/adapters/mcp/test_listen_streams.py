@@ -4,6 +4,7 @@ import asyncio
 from typing import Any
 
 import pytest
+from msgspec.structs import replace
 
 from opwire.adapters.mcp import negotiation
 from opwire.adapters.mcp.negotiation import announced_changes
@@ -67,7 +68,9 @@ async def test_a_server_that_promises_to_tell_and_does_not_is_used_without(caplo
 async def test_a_server_that_does_not_say_whether_it_will_tell_is_not_waited_for_for_ever() -> None:
     async with connected(rogue("modern", "mute")) as session:
         await session.start()
-        session._connect_timeout = 0.5  # for what follows: the server itself may take longer to start
+        session._options = replace(
+            session._options, connect_timeout=0.5
+        )  # for what follows: the server itself may take longer to start
         with pytest.raises(CallError, match="did not acknowledge in time") as failure:
             await session.watch_resource("test://page")
         assert failure.value.code is ErrorCode.TIMEOUT

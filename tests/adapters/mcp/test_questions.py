@@ -6,7 +6,6 @@ from typing import Any
 import pytest
 
 from opwire import Context, Identity, Question
-from opwire.adapters.mcp.servers import Callbacks
 from opwire.adapters.mcp.session import MCPSession
 from opwire.questions import unanswerable
 from tests.adapters.mcp.connections import connected, rogue
@@ -37,7 +36,7 @@ async def test_the_caller_is_asked_before_the_callbacks_which_answer_what_it_can
         raise unanswerable(question)
 
     asked: list[Question] = []
-    async with connected(rogue(), callbacks=Callbacks(elicit=elicit)) as session:
+    async with connected(rogue(), elicit=elicit) as session:
         answer = await ask(session, person("ada", asked))
         assert answer == {"answer": {"result": {"action": "accept", "content": {"name": "ada"}}}}
         assert asked == [Question("elicit", ASK["params"])]

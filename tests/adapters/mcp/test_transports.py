@@ -5,7 +5,6 @@ from typing import Any
 import pytest
 
 from opwire.adapters.mcp import connection
-from opwire.adapters.mcp.servers import Callbacks
 from opwire.errors import CallError, ErrorCode
 from opwire.operation import Progress
 from tests.adapters.mcp.connections import SDK_SERVER, at, call, connected, rogue
@@ -60,7 +59,7 @@ async def test_a_call_in_which_a_server_asks_too_often_goes_on_without_answers(m
         asked.append(params)
         return {"action": "decline"}
 
-    async with connected(rogue(), callbacks=Callbacks(elicit=elicit)) as session:
+    async with connected(rogue(), elicit=elicit) as session:
         await session.start()
         told = await call(session, "interview", within=60, count=60, method="elicitation/create")
         assert (told["refused"], len(asked)) == (10, 50)

@@ -10,8 +10,8 @@ read the rejections is disconnected.
 import asyncio
 import logging
 import time
-from collections.abc import AsyncGenerator, Awaitable, Callable, Coroutine, Iterable, Mapping
-from contextlib import asynccontextmanager
+from collections.abc import Awaitable, Callable, Coroutine, Iterable, Mapping
+from contextlib import AbstractAsyncContextManager
 from copy import copy
 from types import ModuleType
 from typing import Any, cast
@@ -25,7 +25,7 @@ from opwire.adapters.mcp.negotiation import (
     negotiate,
 )
 from opwire.adapters.mcp.servers import (
-    Callbacks,
+    MCPOptions,
     MCPServer,
     ProgressCallback,
     RequestCaller,
@@ -83,21 +83,17 @@ class SessionLostError(Exception):
     """The server has dropped the session, and has not processed the request."""
 
 
-@asynccontextmanager
-async def open_transport(
+def open_transport(
     server: MCPServer, max_message: int, events: TransportEvents
-) -> AsyncGenerator[ClientTransport]:
+) -> AbstractAsyncContextManager[ClientTransport]:
     """Start the server or connect to it; stop or disconnect on exit.
 
     Raises:
         CallError: UNAVAILABLE, or PROTOCOL_ERROR. Streamable HTTP connects lazily: its first request fails.
     """
     if isinstance(server, StdioServer):
-        async with server_process(server, max_message, events) as process:
-            yield process
-        return
-    async with load_http().http_transport(server, max_message, events) as transport:
-        yield transport
+        return server_process(server, max_message, events)
+    return load_http().http_transport(server, max_message, events)
 
 
 def load_http() -> ModuleType:
@@ -117,20 +113,16 @@ class MCPConnection:
     def __init__(
         self,
         server: MCPServer,
-        callbacks: Callbacks,
-        *,
-        max_message: int,
+        options: MCPOptions,
         on_notification: Callable[[str, dict[str, Any]], object],
+        *,
         discover: bool = True,
-        revision: str | None = None,
     ) -> None:
         self._server = server
         self._name = server.name
-        self._callbacks = callbacks
-        self._max_message = max_message
+        self._options = options
         self._on_notification = on_notification
         self._discover = discover
-        self._revision = revision
         self._agreement: Agreement | None = None
         self._loop = asyncio.get_running_loop()
         self._over = asyncio.Event()  # the connection has ended, or has to
@@ -139,7 +131,7 @@ class MCPConnection:
         self._deadlines = Deadlines()
         self._peer: JsonRpcPeer[SentRequest] = JsonRpcPeer(max_requests=MAX_REQUESTS)
         self._transport: ClientTransport | None = None
-        self._questions = ServerQuestions(callbacks, self._name, self._spawn)
+        self._questions = ServerQuestions(options, self._name, self._spawn)
         self._wants_logs = False  # the server was asked for them
         self._headers: dict[str, list[ArgumentHeader]] = {}  # arguments that are sent as headers, by tool
         self._listening = ListenStreams(
@@ -198,7 +190,7 @@ class MCPConnection:
 
     async def _run(self, timeout: float) -> None:
         try:
-            async with open_transport(self._server, self._max_message, self) as self._transport:
+            async with open_transport(self._server, self._options.max_message, self) as self._transport:
                 self._spawn(self._handshake(min(_DISCOVERY, timeout / 2)))
                 await self._over.wait()
                 self._fail_requests()
@@ -221,7 +213,7 @@ class MCPConnection:
     async def _handshake(self, patience: float) -> None:
         try:
             agreement = await negotiate(
-                self, self._callbacks, discover=self._discover, patience=patience, revision=self._revision
+                self, self._options, discover=self._discover, patience=patience, revision=self._options.revision
             )
         except (RPCError, HTTPExchangeError, CallError) as error:
             mapped = error if isinstance(error, CallError) else self._mapped(error, "the handshake")
@@ -304,7 +296,7 @@ class MCPConnection:
                 prefix = f"the MCP server {self._name} answered {method} with questions"
                 # A task of its own, which ends with the connection.
                 on_question = None if caller is None else caller.on_question
-                task = self._spawn(self._callbacks.answer_all(result["inputRequests"], prefix, on_question))
+                task = self._spawn(self._options.answer_all(result["inputRequests"], prefix, on_question))
                 try:
                     await asyncio.wait((task,))
                 finally:

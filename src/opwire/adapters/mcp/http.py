@@ -358,7 +358,7 @@ class StreamableHTTP(HTTPTransport):
 
     async def _read_response(self, request: RPCRequest, response: httpx2.Response, parser: SSEParser) -> bool:
         """Deliver the messages of a response; return False if it is a stream that ended early."""
-        kind = response.headers.get("content-type", "").partition(";")[0].strip().lower()
+        kind = _kind(response)
         if kind == _EVENTS:
             return await self._read_events(request.id, response, parser)
         if kind != _JSON:
@@ -434,8 +434,7 @@ class StreamableHTTP(HTTPTransport):
         async with self._client.respond(
             "GET", self._server.url, headers, timeout=self._client.silent_timeout
         ) as response:
-            kind = response.headers.get("content-type", "").partition(";")[0].strip().lower()
-            if response.status_code >= 300 or kind != _EVENTS:
+            if response.status_code >= 300 or _kind(response) != _EVENTS:
                 raise HTTPExchangeError(response.status_code if response.status_code >= 300 else 405)
             yield response
 
@@ -459,7 +458,7 @@ class SSETransport(HTTPTransport):
             ) as response:
                 if response.status_code >= 300:
                     raise await failure_in(response, has_session=False)
-                kind = response.headers.get("content-type", "").partition(";")[0].strip().lower()
+                kind = _kind(response)
                 if kind != _EVENTS:
                     words = f"broke the event stream: its content type is {kind[:100]!r}"
                     raise self._broken(words, ErrorCode.PROTOCOL_ERROR)
@@ -541,6 +540,10 @@ async def http_transport(
             yield transport
         finally:
             await transport.close()
+
+
+def _kind(response: httpx2.Response) -> str:
+    return response.headers.get("content-type", "").partition(";")[0].strip().lower()
 
 
 def _for_request(

@@ -259,14 +259,14 @@ def _expand(value: str | float, key: str) -> str:
     return ENV_PLACEHOLDER.sub(replacement, str(value))
 
 
-def usable_namespace(name: str, default: str = "mcp") -> str:
+def usable_namespace(name: str) -> str:
     """Return the name, cut, with underscores for dots and control characters, which a namespace cannot contain.
 
-    The default is for a server without a name, or with that of opwire itself, whose namespace is reserved.
+    It is `mcp` for a server without a name, or with that of opwire itself, whose namespace is reserved.
     """
     given = name.strip()[:_MAX_NAMESPACE]
     usable = "".join(char if char.isprintable() and char != "." else "_" for char in given)
-    return default if not usable or is_own(f"{usable}.") else usable
+    return "mcp" if not usable or is_own(f"{usable}.") else usable
 
 
 def usable_namespaces(names: Iterable[str]) -> dict[str, str]:

@@ -25,9 +25,8 @@ from msgspec.structs import replace
 from opwire.adapters.mcp.connection import MCPConnection, SessionLostError, load_http
 from opwire.adapters.mcp.negotiation import MCPServerInfo
 from opwire.adapters.mcp.servers import (
-    MAX_MESSAGE,
-    Callbacks,
     HTTPServer,
+    MCPOptions,
     MCPServer,
     ProgressCallback,
     RequestCaller,
@@ -75,23 +74,17 @@ class MCPSession:
     def __init__(
         self,
         server: MCPServer,
+        options: MCPOptions = MCPOptions(),  # noqa: B008 - frozen
         *,
-        callbacks: Callbacks | None = None,
-        connect_timeout: float = 30.0,
         on_notification: Callable[[str, dict[str, Any]], object] = lambda method, params: None,
         on_connected: Callable[[], object] = lambda: None,
-        max_message: int = MAX_MESSAGE,
-        revision: str | None = None,
     ) -> None:
         if not isinstance(server, StdioServer):
             load_http()  # now, and not with the first call: the extra may be missing
         self._server = server
-        self._callbacks = callbacks or Callbacks()
-        self._connect_timeout = connect_timeout
+        self._options = options
         self._notify = on_notification
         self._on_connected = on_connected
-        self._max_message = max_message
-        self._revision = revision
         self._discover = True  # whether `server/discover` may be sent: some servers exit when they receive it
         self._connection: MCPConnection | None = None
         self._connecting: asyncio.Task[MCPConnection] | None = None
@@ -209,7 +202,7 @@ class MCPSession:
         if self._watched[uri] > 1:
             return
         try:
-            await self._with_connection(MCPConnection.watch, uri, time.monotonic() + self._connect_timeout)
+            await self._with_connection(MCPConnection.watch, uri, time.monotonic() + self._options.connect_timeout)
         except BaseException:
             self._release(uri)
             raise
@@ -222,7 +215,7 @@ class MCPSession:
         """
         if self._release(uri) and self._connection is not None and not self._connection.lost:
             with suppress(SessionLostError):  # then the server has dropped the subscription as well
-                await self._connection.unwatch(uri, time.monotonic() + self._connect_timeout)
+                await self._connection.unwatch(uri, time.monotonic() + self._options.connect_timeout)
 
     def _release(self, uri: str) -> bool:
         """Count one watch less; return whether it was the last."""
@@ -322,14 +315,7 @@ class MCPSession:
         return task.result()
 
     async def _open(self, timeout: float, *, discover: bool) -> MCPConnection:
-        new = MCPConnection(
-            self._server,
-            self._callbacks,
-            max_message=self._max_message,
-            on_notification=self._on_notification,
-            discover=discover,
-            revision=self._revision,
-        )
+        new = MCPConnection(self._server, self._options, self._on_notification, discover=discover)
         ends = time.monotonic() + timeout
         try:
             await new.open(timeout)
@@ -344,7 +330,7 @@ class MCPSession:
 
     async def _connect(self) -> MCPConnection:
         try:
-            new = await self._open(self._connect_timeout, discover=self._discover)
+            new = await self._open(self._options.connect_timeout, discover=self._discover)
         except CallError as error:
             self._failed(error, 2)
             if self.info is not None:
@@ -358,7 +344,7 @@ class MCPSession:
         async def watch_again() -> None:
             for uri in tuple(self._watched):
                 try:
-                    await new.watch(uri, time.monotonic() + self._connect_timeout)
+                    await new.watch(uri, time.monotonic() + self._options.connect_timeout)
                 except (CallError, SessionLostError) as error:
                     logger.warning("a resource is not watched any more: %s", error)
             self.updates.missed()
@@ -514,17 +500,17 @@ class CallerSessions:
         server: HTTPServer,
         auth: "Callable[[Context], Any] | MCPAuth",
         shared: MCPSession,
-        create: Callable[[MCPServer], MCPSession],
+        options: MCPOptions = MCPOptions(),  # noqa: B008 - frozen
         *,
         max_sessions: int = MAX_SESSIONS,
         idle_seconds: float = IDLE_SECONDS,
     ) -> None:
         own = {name: value for name, value in server.headers.items() if name.lower() != "authorization"}
-        options = {name: value for name, value in server.options.items() if name != "auth"}
-        self._server = replace(server, headers=own, options=options)
+        others = {name: value for name, value in server.options.items() if name != "auth"}
+        self._server = replace(server, headers=own, options=others)
         self._auth = auth
         self._shared = shared
-        self._create = create
+        self._options = options
         self._max_sessions = max_sessions
         self._idle_seconds = idle_seconds
         self._sessions: OrderedDict[bytes, MCPSession] = OrderedDict()  # the latest used last
@@ -566,7 +552,7 @@ class CallerSessions:
                         )
                         raise CallError(ErrorCode.RATE_LIMITED, taken, retry_after=1.0)
                     self._drop(idle)
-                self._sessions[key] = self._create(server)
+                self._sessions[key] = MCPSession(server, self._options)
         session = self._sessions[key]
         if session.tools is not self._shared.tools:  # some of their arguments are sent as headers
             session.remember_tools(self._shared.tools)

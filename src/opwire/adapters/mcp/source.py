@@ -4,7 +4,6 @@ import asyncio
 import logging
 import time
 from collections.abc import AsyncGenerator, Callable, Iterable, Iterator, Mapping
-from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Self, Unpack
 
@@ -359,18 +358,11 @@ class ServerOperations:
         self._stale = asyncio.Event()
         self._resource_changes = 0
         self._task: asyncio.Task[None] | None = None
-        create = partial(
-            MCPSession,
-            callbacks=options,
-            connect_timeout=options.connect_timeout,
-            max_message=options.max_message,
-            revision=options.revision,
-        )
-        self.session = create(server, on_notification=self._on_notification, on_connected=self._stale.set)
+        self.session = MCPSession(server, options, on_notification=self._on_notification, on_connected=self._stale.set)
         by_caller = options.auth if callable(options.auth) else self.auth if self.auth and self.auth.exchanges else None
         self._sessions: MCPSession | CallerSessions = self.session
         if by_caller is not None and isinstance(server, HTTPServer):
-            self._sessions = CallerSessions(server, by_caller, self.session, create)
+            self._sessions = CallerSessions(server, by_caller, self.session, options)
         self.listing = Listing()
         self.namespace = ""
         """The namespace of the operations, once the server was connected."""
