@@ -67,14 +67,14 @@ def read_one(operation: dict[str, Any], path: str = "/things", method: str = "po
 
 def input_of(operation: dict[str, Any], path: str = "/things", method: str = "post", **fields: Any) -> dict[str, Any]:
     """The input schema of an operation."""
-    json = read_one(operation, path, method, **fields).input_schema.json
+    json = read_one(operation, path, method, **fields).spec.input_schema.json
     assert isinstance(json, dict)
     return json
 
 
 def output_of(operation: dict[str, Any], method: str = "get", **fields: Any) -> Any:
     """The output schema of an operation."""
-    return read_one(operation, method=method, **fields).output_schema.json
+    return read_one(operation, method=method, **fields).spec.output_schema.json
 
 
 def accepts(schema: Any, value: Any) -> bool:

@@ -36,7 +36,7 @@ PET = Schema({"type": "object", "properties": {"name": {"type": "string"}, "age"
 def registry_of(plan: CallPlan, client: HTTPClient, *, reconnect: bool = False) -> OperationRegistry:
     """A registry with one operation, `api.call`."""
     kind = OperationType.QUERY if plan.stream is None else OperationType.SUBSCRIPTION
-    spec = OperationSpec(namespace="api", name="call", type=kind, output_schema=plan.output_schema)
+    spec = OperationSpec(namespace="api", name="call", type=kind)
     credentials = APICredentials()
     registry = OperationRegistry()
     if plan.stream is None:

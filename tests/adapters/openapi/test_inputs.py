@@ -30,7 +30,7 @@ def test_parameters_and_properties_of_the_body_stand_side_by_side() -> None:
         "requestBody": json_body(PET),
     }
     one = read_one(operation, "/pets/{id}")
-    assert one.input_schema.json == {
+    assert one.spec.input_schema.json == {
         "type": "object",
         "properties": {
             "id": {"type": "string"},
@@ -57,7 +57,7 @@ def test_parameters_and_properties_of_the_body_stand_side_by_side() -> None:
 def test_names_that_clash_put_everything_into_groups(operation: dict[str, Any]) -> None:
     one = read_one(operation, "/pets/{name}")
     groups = ["path", *(["query"] if len(operation["parameters"]) > 1 else []), "body"]
-    json = one.input_schema.json
+    json = one.spec.input_schema.json
     assert isinstance(json, dict)
     assert list(json["properties"]) == groups
     assert json["required"] == ["path", "body"]
@@ -136,12 +136,12 @@ def test_objects_are_taken_apart_through_references_and_all_of(schema: Any) -> N
 def test_any_other_body_stands_under_its_own_name(schema: Any) -> None:
     endless = {"allOf": [{"$ref": "#/components/schemas/Endless"}, {"properties": {"a": {}}}]}
     one = read_one({"requestBody": json_body(schema)}, schemas={"Endless": endless})
-    json = one.input_schema.json
+    json = one.spec.input_schema.json
     assert isinstance(json, dict)
     assert list(json["properties"]) == ["body"]
     assert json["required"] == ["body"]
     assert json["additionalProperties"] is False
-    one.input_schema.compile()
+    one.spec.input_schema.compile()
     assert one.plan.body is not None
     assert one.plan.body.input_path == ("body",)
 
@@ -152,7 +152,7 @@ def test_any_other_body_stands_under_its_own_name(schema: Any) -> None:
 )  # fmt: skip
 def test_what_the_body_says_of_other_properties_counts(extras: Any, takes: bool, is_open: bool) -> None:
     one = read_one({"parameters": [parameter("q")], "requestBody": json_body({**PET, **extras})})
-    assert one.input_schema.is_valid({"name": "Rex", "other": 1}) is takes
+    assert one.spec.input_schema.is_valid({"name": "Rex", "other": 1}) is takes
     assert one.plan.body is not None
     assert one.plan.body.open is is_open
 
@@ -178,7 +178,7 @@ def test_a_body_that_may_be_left_out_has_to_be_whole_if_it_is_given() -> None:
 def test_an_empty_closed_body_asks_for_nothing() -> None:
     empty = {"type": "object", "properties": {}, "additionalProperties": False}
     one = read_one({"parameters": [parameter("q")], **body(empty, FORM)})
-    json = one.input_schema.json
+    json = one.spec.input_schema.json
     assert isinstance(json, dict)
     assert list(json["properties"]) == ["q"]
 
@@ -256,7 +256,7 @@ def test_definitions_stand_at_the_root_of_the_input() -> None:
 @pytest.mark.parametrize("content_type", ["application/octet-stream", "image/png", "application/pdf", "video/*"])
 def test_a_binary_body_is_a_file(content_type: str) -> None:
     one = read_one(body({"type": "string", "format": "binary"}, content_type))
-    json = one.input_schema.json
+    json = one.spec.input_schema.json
     assert isinstance(json, dict)
     assert json["properties"]["body"] == FILE_SCHEMA
     assert one.plan.file_paths == (("body",),)
@@ -281,7 +281,7 @@ def test_a_field_that_is_a_file_takes_one(field: Any, encoding: Any) -> None:
     one = read_one(
         body(form, MULTIPART, encoding={"file": encoding}), schemas={"File": {"type": "string", "format": "binary"}}
     )
-    json = one.input_schema.json
+    json = one.spec.input_schema.json
     assert isinstance(json, dict)
     assert json["properties"]["file"] == {"anyOf": [*FILE_SCHEMA["anyOf"], {"type": "null"}]}
     assert one.plan.file_paths == (("file",),)
@@ -298,8 +298,8 @@ def test_several_files_and_unions_of_files_are_taken() -> None:
         "either": {"anyOf": [binary, {"type": "array", "items": binary}]},
     }
     one = read_one(body({"type": "object", "properties": fields}, MULTIPART))
-    assert one.input_schema.is_valid({"many": ["aGk=", {"data": "aGk=", "filename": "a"}], "either": "aGk="})
-    assert one.input_schema.is_valid({"either": ["aGk="]})
+    assert one.spec.input_schema.is_valid({"many": ["aGk=", {"data": "aGk=", "filename": "a"}], "either": "aGk="})
+    assert one.spec.input_schema.is_valid({"either": ["aGk="]})
     assert one.plan.file_paths == (("many",), ("either",))
 
 
@@ -383,7 +383,7 @@ def test_a_request_for_a_stream_says_so(stream: dict[str, Any], plain: dict[str,
     both = read(document({"/chat": {"post": chat(**stream)}}))
     assert list(both.operations) == ["chat", "chat_stream"]
     for name, fixed in (("chat", plain), ("chat_stream", {"stream": True})):
-        json = both[name].input_schema.json
+        json = both[name].spec.input_schema.json
         assert isinstance(json, dict)
         assert list(json["properties"]) == ["q"]
         sent = both[name].plan.body
@@ -395,7 +395,7 @@ def test_a_request_for_a_stream_says_so(stream: dict[str, Any], plain: dict[str,
 @requirement("openapi.twins")
 def test_a_stream_parameter_that_is_not_a_switch_is_left_to_the_caller() -> None:
     both = read(document({"/chat": {"post": chat(type="string")}}))
-    json = both["chat_stream"].input_schema.json
+    json = both["chat_stream"].spec.input_schema.json
     assert isinstance(json, dict)
     assert list(json["properties"]) == ["q", "stream"]
 
@@ -416,7 +416,7 @@ def test_the_form_of_swagger_is_made_of_parameters() -> None:
         {"name": "note", "in": "formData", "type": "string"},
     ]
     one = read_one({"parameters": fields, "consumes": [FORM]}, version="2.0")
-    json = one.input_schema.json
+    json = one.spec.input_schema.json
     assert isinstance(json, dict)
     assert json["properties"]["file"] == {**FILE_SCHEMA, "description": "a picture"}
     assert json["required"] == ["file"]
@@ -431,12 +431,12 @@ def test_the_form_of_swagger_is_made_of_parameters() -> None:
 def test_every_input_schema_is_usable() -> None:
     operation = {"parameters": [parameter("a", schema=None), parameter("b", content={"text/plain": {}})]}
     one = read_one(operation)
-    assert one.input_schema.is_valid({"a": [1], "b": "x"})
-    assert not Schema(one.input_schema.json).is_valid({"c": 1})
+    assert one.spec.input_schema.is_valid({"a": [1], "b": "x"})
+    assert not Schema(one.spec.input_schema.json).is_valid({"c": 1})
 
 
 def properties_of(operation: LazyOperation) -> dict[str, Any]:
-    schema = operation.input_schema.json
+    schema = operation.spec.input_schema.json
     assert isinstance(schema, dict)
     return schema["properties"]
 
@@ -497,11 +497,11 @@ def test_an_input_that_only_the_document_contradicts_is_accepted_unless_strict(
     }
     given = document({"/x": {"post": operation}}, version, schemas=schemas)
     relaxed, strict = read(given).only, read(given, strict_input=True).only
-    assert relaxed.input_schema.is_valid({"body": [accepted]})
-    assert relaxed.input_schema.problems({"body": [accepted]}) == []
-    assert not strict.input_schema.is_valid({"body": [accepted]})
+    assert relaxed.spec.input_schema.is_valid({"body": [accepted]})
+    assert relaxed.spec.input_schema.problems({"body": [accepted]}) == []
+    assert not strict.spec.input_schema.is_valid({"body": [accepted]})
     for each in (relaxed, strict):
-        assert not each.input_schema.is_valid({"body": [rejected]})
+        assert not each.spec.input_schema.is_valid({"body": [rejected]})
     assert schema is not DATE or properties_of(relaxed)["body"]["items"] == DATE
 
 
@@ -509,15 +509,15 @@ def test_an_input_that_only_the_document_contradicts_is_accepted_unless_strict(
 def test_an_output_and_a_trusted_input_are_checked_as_declared() -> None:
     operation = {"requestBody": json_body({"type": "array", "items": OVERLAP}), "responses": answers(DATE)}
     given = document({"/x": {"post": operation}})
-    assert not read(given).only.output_schema.is_valid("yesterday")
-    assert not read(given, trust_annotations=True).only.input_schema.is_valid({"body": [{"a": 1, "b": 2}]})
+    assert not read(given).only.spec.output_schema.is_valid("yesterday")
+    assert not read(given, trust_annotations=True).only.spec.input_schema.is_valid({"body": [{"a": 1, "b": 2}]})
 
 
 @requirement("openapi.relaxed-input")
 def test_a_composed_object_stays_closed_if_only_it_declares_properties() -> None:
     schema = {**BASE, "additionalProperties": False, "anyOf": [{"required": ["a"]}, {"required": ["b"]}]}
     operation = {"requestBody": json_body({"type": "array", "items": schema})}
-    schema = read(document({"/x": {"post": operation}})).only.input_schema
+    schema = read(document({"/x": {"post": operation}})).only.spec.input_schema
     assert schema.is_valid({"body": [{"a": 1}]})
     assert not schema.is_valid({"body": [{"a": 1, "aa": 1}]})
 
@@ -526,7 +526,7 @@ def test_a_composed_object_stays_closed_if_only_it_declares_properties() -> None
 def test_problems_of_a_relaxed_input_leave_formats_out() -> None:
     schema = {"type": "object", "properties": {"at": DATE, "n": {"type": "integer"}}}
     one = read_one({"requestBody": json_body(schema)})
-    assert [each.path for each in one.input_schema.problems({"at": "yesterday", "n": "x"})] == ["/n"]
+    assert [each.path for each in one.spec.input_schema.problems({"at": "yesterday", "n": "x"})] == ["/n"]
 
 
 @requirement("openapi.relaxed-input")

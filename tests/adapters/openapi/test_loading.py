@@ -112,7 +112,7 @@ def test_a_document_may_be_spread_over_files(tmp_path: Path) -> None:
     )
     (one,) = read_operations(load(main), Report(), ReadOptions())
     assert [each.name for each in one.plan.parameters] == ["q"]
-    assert one.output_schema.json == {"type": "integer"}
+    assert one.spec.output_schema.json == {"type": "integer"}
     assert one.plan.security[0][0].scheme.kind == "basic"
 
 

@@ -86,10 +86,10 @@ def test_how_answers_are_normalised_can_be_said() -> None:
 def test_nothing_is_read_before_it_is_needed() -> None:
     root = document({"/a": {"get": {"responses": answers({"$ref": "#/components/schemas/Nope"})}}})
     found = read(root)
-    assert found.only.input_schema.is_deferred
-    assert found.only.output_schema.is_deferred
+    assert found.only.spec.input_schema.is_deferred
+    assert found.only.spec.output_schema.is_deferred
     assert found.report.warnings == []
-    assert found.only.output_schema.is_valid("anything")
+    assert found.only.spec.output_schema.is_valid("anything")
     assert len(found.report.warnings) == 1
     assert found.only.plan is found.only.plan
 
@@ -154,7 +154,7 @@ def test_operations_of_another_opwire_are_what_they_were() -> None:
     assert (one.spec.type, one.spec.tags, one.spec.version, one.spec.timeout) == (OperationType.QUERY, ("x",), "2", 5.0)
     assert one.spec.examples == ({"a": 1},)
     assert one.plan.method == "POST"
-    assert one.input_schema == Schema({"type": "object", "anyOf": [{}]})
+    assert one.spec.input_schema == Schema({"type": "object", "anyOf": [{}]})
     assert one.plan.body is not None
     assert one.plan.body.whole
     mine = Read(document({"/math/add": {"post": post}}), namespace="mine", trust_annotations=True)
@@ -168,7 +168,7 @@ def test_the_input_of_another_opwire_need_not_be_an_object() -> None:
         namespace=None,
         trust_annotations=True,
     ).only
-    assert one.input_schema.json == {"type": "integer"}
+    assert one.spec.input_schema.json == {"type": "integer"}
 
 
 @requirement("openapi.origin")
@@ -281,8 +281,8 @@ def test_junk_anywhere_in_a_document_costs_no_more_than_an_operation(junk: Any) 
         found = read(root)
         for one in found.operations.values():
             assert one.plan.operation_id == one.spec.id
-            one.input_schema.compile()
-            one.output_schema.compile()
+            one.spec.input_schema.compile()
+            one.spec.output_schema.compile()
 
 
 def test_a_pattern_that_matches_nothing_is_a_warning(caplog: pytest.LogCaptureFixture) -> None:

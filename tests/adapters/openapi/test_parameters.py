@@ -51,7 +51,7 @@ def test_swagger_calls_styles_collection_formats(collection: str | None, style: 
     given = {"name": "p", "in": "query", "type": "array", "items": {"type": "integer"}, "collectionFormat": collection}
     one = read(given, version="2.0").only
     assert (one.plan.parameters[0].style, one.plan.parameters[0].explode) == (style, explode)
-    json = one.input_schema.json
+    json = one.spec.input_schema.json
     assert isinstance(json, dict)
     assert json["properties"]["p"]["items"] == {"type": "integer"}
 
@@ -81,7 +81,7 @@ def test_undescribed_path_variables_are_strings() -> None:
         ("b", True),
         ("d", True),
     ]
-    assert found.only.input_schema.is_valid({"b": "x", "c": "y", "d": "z"})
+    assert found.only.spec.input_schema.is_valid({"b": "x", "c": "y", "d": "z"})
     assert [warning.partition(": ")[2] for warning in found.report.warnings] == [
         "the path has no variable for the parameter 'elsewhere'",
         "no parameter describes {b}: it is a string",
@@ -93,7 +93,7 @@ def test_a_parameter_may_be_written_as_a_media_type() -> None:
     filter_ = {"name": "filter", "in": "query", "content": {"application/json": {"schema": {"type": "object"}}}}
     one = read(filter_).only
     assert one.plan.parameters[0].content_type == "application/json"
-    assert one.input_schema.is_valid({"filter": {"a": 1}})
+    assert one.spec.input_schema.is_valid({"filter": {"a": 1}})
 
 
 def test_the_whole_query_may_be_one_parameter() -> None:
@@ -108,7 +108,7 @@ def test_the_whole_query_may_be_one_parameter() -> None:
 
 def test_a_parameter_without_a_schema_takes_anything_and_says_so() -> None:
     found = read({"name": "q", "in": "query"})
-    assert found.only.input_schema.is_valid({"q": ["anything"]})
+    assert found.only.spec.input_schema.is_valid({"q": ["anything"]})
     assert "the parameter 'q' has no schema" in found.report.warnings[0]
 
 
@@ -117,7 +117,7 @@ def test_a_reference_may_override_the_description_of_the_parameter() -> None:
         {"/a": {"get": {"parameters": [{"$ref": "#/components/parameters/Q", "description": "here"}]}}},
         components={"parameters": {"Q": parameter("q", description="there")}},
     )
-    json = Read(root).only.input_schema.json
+    json = Read(root).only.spec.input_schema.json
     assert isinstance(json, dict)
     assert json["properties"]["q"]["description"] == "here"
 

@@ -98,7 +98,7 @@ def test_a_schema_of_many_operations_is_rewritten_once() -> None:
             components={"parameters": {"P": choice}},
         )
     )
-    schemas: list[Any] = [each.input_schema.json for each in found.operations.values()]
+    schemas: list[Any] = [each.spec.input_schema.json for each in found.operations.values()]
     assert len({id(each["properties"]["p"]["anyOf"][0]["enum"]) for each in schemas}) == 1
 
 
@@ -112,8 +112,8 @@ def test_branches_that_refer_to_each_other_are_searched_a_bounded_number_of_time
         operation = {"requestBody": {"content": {content_type: {"schema": form}}}}
     found = read(document({"/a": {"post": operation}}, schemas=schemas)).only
     with cpu_seconds(3):  # 300 to the power of three and of four
-        assert found.input_schema.json is not None
-        assert found.output_schema.json is not None
+        assert found.spec.input_schema.json is not None
+        assert found.spec.output_schema.json is not None
 
 
 @requirement("openapi.shared-parts")
@@ -137,7 +137,7 @@ def test_many_different_events_are_compared_by_their_json() -> None:
     union = {"oneOf": [event(number) for number in range(1_000)] * 2}
     with cpu_seconds(5):
         found = read(document({"/a": {"get": {"responses": answers(union, content_type="text/event-stream")}}})).only
-        schema: Any = found.output_schema.json
+        schema: Any = found.spec.output_schema.json
     assert len(schema["anyOf"]) == 1_000
 
 

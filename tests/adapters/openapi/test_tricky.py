@@ -27,9 +27,9 @@ def content(schema: Any, content_type: str = JSON) -> dict[str, Any]:
 
 def sent(operation: dict[str, Any], input: Any, path: str = "/a", method: str = "post", **fields: Any) -> Any:
     """The address without that of the server, and the body, of the request for an input that has to be valid."""
-    plan = Read(document({path: {method: operation}}, **fields), base_url="http://api.test").only.plan
-    assert plan.input_schema.problems(input) == []
-    request = build_request(plan, input)
+    only = Read(document({path: {method: operation}}, **fields), base_url="http://api.test").only
+    assert only.spec.input_schema.problems(input) == []
+    request = build_request(only.plan, input)
     return request.url.removeprefix("http://api.test"), request.body
 
 
@@ -90,8 +90,8 @@ def test_a_broken_operation_costs_only_itself(paths: Any, why: str) -> None:
 )
 def test_what_is_empty_or_of_a_wrong_kind_says_nothing(operation: dict[str, Any]) -> None:
     found = read_one(operation, components={"securitySchemes": {"odd": {"type": "oauth2", "flows": {"x": None}}}})
-    found.plan.input_schema.compile()
-    found.plan.output_schema.compile()
+    found.spec.input_schema.compile()
+    found.spec.output_schema.compile()
 
 
 @pytest.mark.parametrize("url", ["//[bad", "https://{none}.test", "ftp://files.test", "https://me:secret@api.test"])
@@ -133,7 +133,7 @@ def test_operations_and_responses_may_stand_elsewhere() -> None:
     }
     found = read(document({"/a": {"get": refer("x-operations/get")}}, components=elsewhere))["got"]
     assert [each.name for each in found.plan.parameters] == ["q"]
-    assert found.output_schema.json == {"type": "string"}
+    assert found.spec.output_schema.json == {"type": "string"}
 
 
 @pytest.mark.parametrize(
@@ -163,7 +163,7 @@ def test_a_reference_is_found_however_it_is_spelt(ref: str) -> None:
     }
     parameters = {"0": {"schema": refer("schemas/chain")}}
     found = read(document(paths, schemas=schemas, components={"parameters": parameters}))
-    schema = found["a"].output_schema
+    schema = found["a"].spec.output_schema
     assert schema.is_valid([{"it": 1}])
     assert not schema.is_valid([{"it": 2}])
     assert found.report.warnings == []
@@ -274,10 +274,10 @@ def test_readonly_properties_are_not_asked_for_and_writeonly_ones_not_promised(v
     else:
         operation = {"requestBody": json_body(schema), "responses": answers(schema)}
     found = read_one(operation, version=version)
-    assert found.input_schema.is_valid({"name": "x", "password": "y"})
-    assert not found.input_schema.is_valid({"id": 1, "name": "x", "password": "y"})
-    assert found.output_schema.is_valid({"id": 1, "name": "x"})
-    assert not found.output_schema.is_valid({"name": "x"})
+    assert found.spec.input_schema.is_valid({"name": "x", "password": "y"})
+    assert not found.spec.input_schema.is_valid({"id": 1, "name": "x", "password": "y"})
+    assert found.spec.output_schema.is_valid({"id": 1, "name": "x"})
+    assert not found.spec.output_schema.is_valid({"name": "x"})
 
 
 @requirement("openapi.read-only")
@@ -291,8 +291,8 @@ def test_a_hidden_property_is_nowhere_required() -> None:
         "allOf": [{"required": ["id"]}],
     }
     found = read_one({"requestBody": json_body(schema), "responses": answers(schema)})
-    assert found.input_schema.is_valid({"body": {"name": "x"}})
-    assert not found.output_schema.is_valid({"name": "x"})
+    assert found.spec.input_schema.is_valid({"body": {"name": "x"}})
+    assert not found.spec.output_schema.is_valid({"name": "x"})
 
 
 # --- what is answered -----------------------------------------------------------------------------------------------
@@ -318,7 +318,7 @@ def test_a_hidden_property_is_nowhere_required() -> None:
     ],
 )
 def test_the_schema_is_that_of_the_successful_answer(responses: Any, schema: Any) -> None:
-    assert read_one({"responses": responses}, method="get").output_schema.json == schema
+    assert read_one({"responses": responses}, method="get").spec.output_schema.json == schema
 
 
 @pytest.mark.parametrize(
@@ -355,8 +355,10 @@ def test_a_long_chain_of_schemas_is_read_to_its_end(schemas: Any) -> None:
     operation = {"requestBody": json_body(refer("schemas/S0")), "responses": answers(refer("schemas/S0"))}
     found = read_one(operation, schemas=schemas)
     given = {"name": "x"}
-    assert found.input_schema.is_valid(given if found.plan.body and not found.plan.body.input_path else {"body": given})
-    assert found.output_schema.is_valid(given)
+    assert found.spec.input_schema.is_valid(
+        given if found.plan.body and not found.plan.body.input_path else {"body": given}
+    )
+    assert found.spec.output_schema.is_valid(given)
 
 
 @requirement("openapi.hostile-schemas")
@@ -366,8 +368,8 @@ def test_a_schema_that_is_too_deep_for_the_compiler_takes_anything(depth: int) -
     for _ in range(depth):
         schema = {"type": "object", "properties": {"a": schema}}
     found = read(document({"/a": {"get": {"responses": answers(schema)}}}))
-    found.only.output_schema.compile()
-    assert (found.only.output_schema.json is True) is (depth > 100)
+    found.only.spec.output_schema.compile()
+    assert (found.only.spec.output_schema.json is True) is (depth > 100)
     assert bool(found.report.warnings) is (depth > 100)
 
 
@@ -387,5 +389,5 @@ def test_a_schema_that_is_too_deep_for_the_compiler_takes_anything(depth: int) -
 def test_a_schema_that_contains_itself_does_not_loop(schema: Any) -> None:
     found = read_one({"requestBody": json_body(refer("schemas/A")), "responses": answers(refer("schemas/A"))},
                      schemas={"A": schema})  # fmt: skip
-    assert isinstance(found.input_schema.is_valid({"body": {"name": "x"}}), bool)
-    assert found.output_schema.fit({"name": "x"}, strip=False).value == {"name": "x"}
+    assert isinstance(found.spec.input_schema.is_valid({"body": {"name": "x"}}), bool)
+    assert found.spec.output_schema.fit({"name": "x"}, strip=False).value == {"name": "x"}

@@ -41,7 +41,7 @@ def written(schema: Any, value: Any, **options: Any) -> str:
     """The XML of a value, without its declaration; a caller gives an object in properties, and other values whole."""
     operation = api(schema, **options).only
     input = value if isinstance(value, dict) else {"body": value}
-    assert operation.input_schema.problems(input) == []
+    assert operation.spec.input_schema.problems(input) == []
     request = build_request(operation.plan, input)
     assert ("Content-Type", options.get("content_type", XML)) in request.headers
     assert request.body is not None
@@ -289,7 +289,7 @@ def test_where_the_schema_cannot_say_how_a_warning_does(schema: Any, content_typ
     content = {content_type: {"schema": schema}}
     operation = {"operationId": "put", "requestBody": {"required": True, "content": content}, "responses": {}}
     found = Read(document({"/": {"put": operation}}, servers=SERVER))
-    assert found.only.input_schema.is_valid({"body": "PGEvPg=="})
+    assert found.only.spec.input_schema.is_valid({"body": "PGEvPg=="})
     assert [each for each in found.report.warnings if warning in each]
 
 
@@ -304,7 +304,7 @@ def test_an_object_without_a_content_type_is_json(content_type: str) -> None:
     assert request.body == b'{"a":"x"}'
     assert ("Content-Type", "application/json") in request.headers
     assert found.report.warnings == []
-    assert not found.only.input_schema.is_valid({"a": None})
+    assert not found.only.spec.input_schema.is_valid({"a": None})
 
 
 VALUES = st.recursive(

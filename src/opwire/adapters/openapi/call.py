@@ -16,6 +16,7 @@ from typing import Any, TypeVar
 from uuid import uuid4
 
 from aiohttp import ClientResponse
+from msgspec import Struct
 from msgspec.structs import replace
 
 from opwire.adapters.openapi.plan import CallPlan, StreamKind, header_value, is_visible_ascii
@@ -62,32 +63,23 @@ _MIN_RETRY, _MAX_RETRY = 0.01, 60.0
 _LAST_EVENT_ID = "last-event-id"
 
 
-class HTTPOperation:
+class HTTPOperation(Struct, eq=False, dict=True):
     """Calls one operation. Its plan is built lazily, by the first call.
 
     `call` and `subscribe` are handlers. They raise CallError: VALIDATION_ERROR for an input that cannot be sent,
     EXECUTION_ERROR for an HTTP error, else TIMEOUT, UNAVAILABLE, PAYLOAD_TOO_LARGE or PROTOCOL_ERROR.
     """
 
-    def __init__(
-        self,
-        plan_of: Callable[[], CallPlan],
-        client: HTTPClient,
-        credentials: APICredentials,
-        *,
-        reconnect: bool = False,
-        retries: int = 0,
-    ) -> None:
-        self._plan_of = plan_of
-        self._credentials = credentials
-        self._reconnect = reconnect
-        self._retries = retries
-        self.client = client
+    plan_of: Callable[[], CallPlan]
+    client: HTTPClient
+    credentials: APICredentials
+    reconnect: bool = False
+    retries: int = 0
 
     @cached_property
     def plan(self) -> CallPlan:
         """The call plan."""
-        return self._plan_of()
+        return self.plan_of()
 
     @cached_property
     def request(self) -> Callable[[Any], HTTPRequest]:
@@ -167,7 +159,7 @@ class HTTPOperation:
         status = as_dict(error.details).get("status")
         lost = error.code is ErrorCode.UNAVAILABLE and error.retryable
         is_safe = request.method in _IDEMPOTENT or self._key_header is not None
-        if attempt > self._retries or not is_safe or not (lost or status in _RETRIED):
+        if attempt > self.retries or not is_safe or not (lost or status in _RETRIED):
             return None
         # What the API asks for comes before the back-off, or all rejected callers would return at the same time.
         asked = error.retry_after or 0.0
@@ -177,7 +169,7 @@ class HTTPOperation:
 
     async def subscribe(self, input: Any, context: Context) -> AsyncGenerator[ShapedResult]:
         """Iterate over the items of a stream. An HTTP error is raised before the first item."""
-        subscription = StreamSubscription(self, input, context, reconnect=self._reconnect)
+        subscription = StreamSubscription(self, input, context, reconnect=self.reconnect)
         try:
             while (items := await subscription.read()) is not None:
                 for item in items:
@@ -205,7 +197,7 @@ class HTTPOperation:
             request = replace(request, headers=[*request.headers, *added])
         if not self.plan.security:
             return request
-        return await self._credentials.apply(self.plan, request, context, offline=offline)
+        return await self.credentials.apply(self.plan, request, context, offline=offline)
 
     async def open(self, request: HTTPRequest, context: Context) -> ClientResponse:
         """Send a request, and return the response with its body unread; the caller closes it.
@@ -215,7 +207,7 @@ class HTTPOperation:
         Raises:
             CallError: EXECUTION_ERROR for an HTTP error; else as `HTTPClient.open`.
         """
-        plan, client, credentials = self.plan, self.client, self._credentials
+        plan, client, credentials = self.plan, self.client, self.credentials
         signed = await self._signed(request, context) if context.metadata or plan.security else request
         response = await client.open(signed)
         if response.status == 401 and plan.security and credentials.reject(signed):

@@ -5,11 +5,11 @@ are not affected.
 """
 
 import re
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from typing import Any, Literal, NamedTuple, cast
 
 from opwire.adapters.openapi.document import DocumentSet, Located, SourceDocument, as_text, as_texts
-from opwire.adapters.openapi.plan import Location, Style, is_token, media_type, without_fragment
+from opwire.adapters.openapi.plan import RequestParameter, Style, is_token, media_type, without_fragment
 from opwire.adapters.source import Report
 from opwire.errors import SchemaError
 from opwire.typed.plain import as_dict, as_list
@@ -246,19 +246,12 @@ _IGNORED = {"2.0": _FRAMING | {"accept", "content-type"}}
 _IGNORED_HEADERS = _FRAMING | {"accept", "content-type", "authorization"}
 
 
-class DeclaredParameter(NamedTuple):
-    """A parameter as the document declares it."""
+class DeclaredParameter(RequestParameter, frozen=True, kw_only=True):
+    """A parameter as the document declares it; its path in the input is not known yet."""
 
-    name: str
-    location: Location
     schema: Located
-    style: Style
-    explode: bool
-    required: bool
-    allow_reserved: bool
-    content_type: str | None
-    annotations: dict[str, Any]  # keywords of the parameter that describe its value
-    encoding: Located  # of a `querystring` that is a form: the encoding of each field
+    annotations: Mapping[str, Any] = {}  # keywords of the parameter that describe its value
+    encoding: Located | None = None  # of a `querystring` that is a form: the encoding of each field
 
     @property
     def is_form(self) -> bool:
@@ -301,10 +294,11 @@ def read_parameters(endpoint: HTTPEndpoint, documents: DocumentSet, report: Repo
     for name in variables:
         report.warn(f"{endpoint}: no parameter describes {{{name}}}: it is a string")
         schema = Located({"type": "string"}, endpoint.operation.document)
-        empty = Located({}, schema.document)
         location = moved.get(name, "path")
         style = _DEFAULT_STYLES.get(location, "form")
-        found.append(DeclaredParameter(name, location, schema, style, False, True, False, None, {}, empty))
+        found.append(
+            DeclaredParameter(name=name, location=location, schema=schema, style=style, explode=False, required=True)
+        )
     return found
 
 
@@ -342,10 +336,7 @@ def _parameter(located: Located, documents: DocumentSet) -> DeclaredParameter:
             style=swagger or _DEFAULT_STYLES.get(fields["in"], "form"),
             explode=multiple,
             required=fields.get("required") is True or fields["in"] == "path",
-            allow_reserved=False,
-            content_type=None,
             annotations={"description": fields["description"]} if as_text(fields.get("description")) else {},
-            encoding=Located({}, located.document),
         )
     content = contents(located, documents)
     style = as_text(fields.get("style"))

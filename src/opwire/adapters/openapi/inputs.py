@@ -10,12 +10,14 @@ The input of another opwire's operation is its body, of any type, if its documen
 from collections.abc import Collection, Mapping
 from typing import Any, NamedTuple
 
+from msgspec import Struct, field
 from msgspec.structs import replace
 
 from opwire.adapters.openapi.document import DocumentSet, Located
 from opwire.adapters.openapi.endpoints import DeclaredParameter, HTTPEndpoint, is_any, is_text, read_parameters
 from opwire.adapters.openapi.plan import (
     InputPath,
+    PartEncoding,
     RequestBody,
     RequestParameter,
     SecretPlace,
@@ -86,7 +88,7 @@ class _BodyInput(NamedTuple):
         return [name for name in required if name in self.properties or name not in declared]
 
 
-class InputReader:
+class InputReader(Struct, eq=False):
     """Reads the input of one operation.
 
     `streams` is True for the streaming form of an operation, False for the plain form of one that can stream, and None
@@ -94,43 +96,33 @@ class InputReader:
     optional too: it has a random value by default.
     """
 
-    def __init__(
-        self,
-        endpoint: HTTPEndpoint,
-        documents: DocumentSet,
-        schemas: SchemaRewriter,
-        report: Report,
-        *,
-        streams: bool | None,
-        secret_places: Collection[SecretPlace | None] = (),
-    ) -> None:
-        self._endpoint = endpoint
-        self._documents = documents
-        self._schemas = schemas
-        self._report = report
-        self._streams = streams
-        self._secret_places = secret_places
-        self._uses: set[str] = set()
+    endpoint: HTTPEndpoint
+    documents: DocumentSet
+    schemas: SchemaRewriter
+    report: Report
+    streams: bool | None
+    secret_places: Collection[SecretPlace | None] = ()
+    uses: set[str] = field(default_factory=set[str])  # definitions that the schema of the input refers to
 
     def whole(self) -> OperationInput | None:
         """Return the body as the input itself; None if it is missing or not JSON."""
-        declaration = read_body(self._endpoint, self._documents)
+        declaration = read_body(self.endpoint, self.documents)
         if declaration is None or not declaration.is_json:
             return None
-        given = self._schemas.read(*declaration.schema, "input", f"{self._endpoint}, the body")
-        schema = self._schemas.complete(given, "input")
+        given = self.schemas.read(*declaration.schema, "input", f"{self.endpoint}, the body")
+        schema = self.schemas.complete(given, "input")
         body = RequestBody(content_type=declaration.content_type, required=True, input_path=(), open=True, whole=True)
         return OperationInput(schema, (), body, ())
 
     def read(self) -> OperationInput:
         """Return the input, flat or grouped."""
         parameters: list[DeclaredParameter] = []
-        repeatable = self._endpoint.method in ("POST", "PATCH")
-        for each in read_parameters(self._endpoint, self._documents, self._report):
+        repeatable = self.endpoint.method in ("POST", "PATCH")
+        for each in read_parameters(self.endpoint, self.documents, self.report):
             is_key = repeatable and is_idempotency_key(each.location, each.name)
-            is_filled = is_key or secret_place(each.location, each.name) in self._secret_places
-            parameters.append(each._replace(required=each.required and not is_filled))
-        declaration = read_body(self._endpoint, self._documents)
+            is_filled = is_key or secret_place(each.location, each.name) in self.secret_places
+            parameters.append(replace(each, required=False) if is_filled else each)
+        declaration = read_body(self.endpoint, self.documents)
         body = None if declaration is None else self._body(declaration)
         names = [each.name for each in parameters]
         if body is not None:
@@ -197,26 +189,15 @@ class InputReader:
         body: _BodyInput | None,
         body_path: InputPath,
     ) -> OperationInput:
-        complete = self._schemas.complete(RewrittenSchema(schema, self._uses), "input")
+        complete = self.schemas.complete(RewrittenSchema(schema, self.uses), "input")
         sent: list[RequestParameter] = []
         for declared, path in zip(parameters, paths, strict=True):
-            encoding, home = declared.encoding
-            parts = {
-                name: read_part(f"the field {name!r}", Located(each, home), self._documents, self._warn)
-                for name, each in (encoding.items() if declared.is_form else ())
-            }
-            parameter = RequestParameter(
-                name=declared.name,
-                location=declared.location,
-                input_path=path,
-                style=declared.style,
-                explode=declared.explode,
-                required=declared.required,
-                allow_reserved=declared.allow_reserved,
-                content_type=declared.content_type,
-                parts=parts,
-            )
-            sent.append(parameter)
+            parts: dict[str, PartEncoding] = {}
+            if declared.is_form and declared.encoding is not None:
+                for name, each in declared.encoding.value.items():
+                    located = Located(each, declared.encoding.document)
+                    parts[name] = read_part(f"the field {name!r}", located, self.documents, self._warn)
+            sent.append(replace(declared, input_path=path, parts=parts))
         if body is None:
             return OperationInput(complete, tuple(sent), None, ())
         form, extras = body.form, body.plain.extras if body.plain else None
@@ -251,8 +232,8 @@ class InputReader:
     def _body(self, declaration: BodyDeclaration) -> _BodyInput:
         annotations = {"description": declaration.description}
         kind = media_type(declaration.content_type)
-        root = None if kind.is_json else self._schemas.xml_root(*declaration.schema)
-        if is_binary_body(declaration, self._schemas):
+        root = None if kind.is_json else self.schemas.xml_root(*declaration.schema)
+        if is_binary_body(declaration, self.schemas):
             if root is not None:
                 self._warn(f"the body is an array or object, and {kind.name!r} is unknown: it is given as bytes")
             return _BodyInput(declaration, _annotated(FILE_SCHEMA, annotations), binary=True)
@@ -263,26 +244,24 @@ class InputReader:
             root = None
         has_parts = declaration.is_form or declaration.is_multipart
         fields, form = DeclaredFields({}, {}, [], set()), FormEncoding()
-        if self._streams is not None or has_parts:
-            fields = fields_of(*declaration.schema, self._schemas)
+        if self.streams is not None or has_parts:
+            fields = fields_of(*declaration.schema, self.schemas)
         if has_parts:
-            reader = FormReader(
-                declaration, self._documents, self._schemas, lambda each: self._warn(f"the body: {each}")
-            )
-            kinds = self._schemas.resolve(*declaration.schema).value.get("type")
+            reader = FormReader(declaration, self.documents, self.schemas, lambda each: self._warn(f"the body: {each}"))
+            kinds = self.schemas.resolve(*declaration.schema).value.get("type")
             is_array = kinds == "array" or "array" in as_list(kinds)
             by_position = declaration.is_multipart and not fields.properties and is_array
             form = reader.read_array() if by_position else reader.read(fields)
         if declaration.is_form or declaration.is_json or is_any(kind.name) or root is not None:
-            plain = plain_object(*declaration.schema, self._schemas)
+            plain = plain_object(*declaration.schema, self.schemas)
             if plain is not None:
                 return self._split_body(declaration, plain, fields, form)._replace(xml=root)
         # The schema constrains more than single properties: the body stays one value.
         fixed = self._fixed(fields.properties, fields.required) if declaration.is_json else None
         edits = form.edits if fixed is None else replace(form.edits, dropped=frozenset({STREAM}))
-        given = self._schemas.read(*declaration.schema, "input", f"{self._endpoint}, the body")
-        rewritten = edited(given, edits, self._schemas)
-        self._uses |= rewritten.uses
+        given = self.schemas.read(*declaration.schema, "input", f"{self.endpoint}, the body")
+        rewritten = edited(given, edits, self.schemas)
+        self.uses |= rewritten.uses
         schema = rewritten.schema
         if is_text(kind.name) and root is None and not _is_scalar(schema):
             schema = {"type": "string"}
@@ -293,7 +272,7 @@ class InputReader:
     ) -> _BodyInput:
         properties: Mapping[str, JSONSchema] = {}
         for name, located in plain.properties.items():
-            if any(self._schemas.is_hidden(*each, "input") for each in located):
+            if any(self.schemas.is_hidden(*each, "input") for each in located):
                 continue
             file = form.edits.properties.get(name)
             if file is not None:
@@ -322,15 +301,15 @@ class InputReader:
     def _fixed(self, properties: dict[str, list[Located]], required: Collection[str]) -> dict[str, Any] | None:
         """Return the value of `stream` that is always sent; None if the caller decides."""
         located = properties.get(STREAM, [])
-        if self._streams is None or not any(self._is_boolean(each) for each in located):
+        if self.streams is None or not any(self._is_boolean(each) for each in located):
             return None
-        if self._streams:
+        if self.streams:
             return {STREAM: True}
-        by_default = any(self._schemas.resolve(*each).value.get("default") is True for each in located)
+        by_default = any(self.schemas.resolve(*each).value.get("default") is True for each in located)
         return {STREAM: False} if by_default or STREAM in required else {}
 
     def _is_boolean(self, located: Located) -> bool:
-        node, home = self._schemas.resolve(*located)
+        node, home = self.schemas.resolve(*located)
         kinds = node.get("type")
         if kinds == "boolean" or "boolean" in as_list(kinds):
             return True
@@ -338,18 +317,18 @@ class InputReader:
         if kinds is None and values and all(isinstance(each, bool) for each in values):
             return True
         branches = [*as_list(node.get("anyOf")), *as_list(node.get("oneOf"))]
-        return any(self._schemas.resolve(each, home).value.get("type") == "boolean" for each in branches)
+        return any(self.schemas.resolve(each, home).value.get("type") == "boolean" for each in branches)
 
     def _read(self, located: Located, what: str) -> JSONSchema:
-        rewritten = self._schemas.read_shared(*located, "input", f"{self._endpoint}, {what}")
-        self._uses |= rewritten.uses
+        rewritten = self.schemas.read_shared(*located, "input", f"{self.endpoint}, {what}")
+        self.uses |= rewritten.uses
         return rewritten.schema
 
     def _warn(self, warning: str) -> None:
-        self._report.warn(f"{self._endpoint}: {warning}")
+        self.report.warn(f"{self.endpoint}: {warning}")
 
 
-def _annotated(schema: JSONSchema, annotations: dict[str, Any]) -> JSONSchema:
+def _annotated(schema: JSONSchema, annotations: Mapping[str, Any]) -> JSONSchema:
     """Return the schema with annotations, which override its own."""
     annotations = {keyword: value for keyword, value in annotations.items() if value}
     if not annotations or schema is False:

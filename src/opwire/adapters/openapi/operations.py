@@ -74,24 +74,21 @@ def response_kinds(endpoint: HTTPEndpoint, documents: DocumentSet) -> tuple[bool
     return not all(streams), any(streams)
 
 
-class OutputReader:
+class OutputReader(Struct, eq=False):
     """Reads the responses of one operation: either streams or plain ones."""
 
-    def __init__(
-        self, endpoint: HTTPEndpoint, documents: DocumentSet, schemas: SchemaRewriter, *, streams: bool
-    ) -> None:
-        self._endpoint = endpoint
-        self._documents = documents
-        self._schemas = schemas
-        self._streams = streams
+    endpoint: HTTPEndpoint
+    documents: DocumentSet
+    schemas: SchemaRewriter
+    streams: bool
 
     def read(self, output_schema: Schema) -> OperationOutput:
         """Return the responses. `output_schema` is the operation's own, shared with the response that it comes from."""
-        if self._endpoint.method == "HEAD":
+        if self.endpoint.method == "HEAD":
             return OperationOutput({}, lambda: _NULL, "*/*", None)
         contents = {
-            status: [each for each in types if bool(media_type(each.content_type).stream) is self._streams]
-            for status, types in success_contents(self._endpoint, self._documents).items()
+            status: [each for each in types if bool(media_type(each.content_type).stream) is self.streams]
+            for status, types in success_contents(self.endpoint, self.documents).items()
         }
         chosen = {status: preferred(types) for status, types in contents.items()}
         only = next(iter(chosen.values()), None) if len(chosen) == 1 else None
@@ -102,11 +99,11 @@ class OutputReader:
         first = next((each for each in chosen.values() if each is not None), None)
 
         def overall() -> JSONSchema:
-            usable = [each for each in chosen.values() if each is not None or not self._streams]
+            usable = [each for each in chosen.values() if each is not None or not self.streams]
             rewritten = [RewrittenSchema(_NULL, set()) if each is None else self._schema(each) for each in usable]
             if not rewritten or any(each.schema is True or each.schema == {} for each in rewritten):
                 return True
-            return self._schemas.complete(_union(rewritten), "output")
+            return self.schemas.complete(_union(rewritten), "output")
 
         return OperationOutput(
             responses=responses,
@@ -115,7 +112,7 @@ class OutputReader:
                 [each.content_type for each in chosen.values() if each is not None],
                 [each.content_type for types in contents.values() for each in types],
             ),
-            stream=media_type(first.content_type).stream if self._streams and first is not None else None,
+            stream=media_type(first.content_type).stream if self.streams and first is not None else None,
         )
 
     def _media(self, content: MediaContent, schema: Schema | None) -> ResponseMedia:
@@ -124,39 +121,39 @@ class OutputReader:
             schema = UNKNOWN
             if is_declared:
                 schema = Schema.deferred(
-                    lambda: self._schemas.complete(self._schema(content), "output"), family=self._schemas.outputs
+                    lambda: self.schemas.complete(self._schema(content), "output"), family=self.schemas.outputs
                 )
         kind, (fields, home) = media_type(content.content_type), content.fields
-        root = self._schemas.xml_root(fields.get("schema"), home) if kind.is_xml else None
+        root = self.schemas.xml_root(fields.get("schema"), home) if kind.is_xml else None
         xml = None if root is None else root.node
         return ResponseMedia(content_type=content.content_type, schema=schema, stream=kind.stream, xml=xml)
 
     def _schema(self, content: MediaContent) -> RewrittenSchema:
         """Return the schema of a response; of a stream, that of one item."""
         fields, home = content.fields
-        kind, where = media_type(content.content_type), f"{self._endpoint}, the response"
+        kind, where = media_type(content.content_type), f"{self.endpoint}, the response"
         if kind.stream:
             item = Located(fields.get("itemSchema", fields.get("schema", {})), home)
-            target = self._schemas.resolve(*item)
+            target = self.schemas.resolve(*item)
             if "itemSchema" not in fields and target.value.get("type") == "array":  # of all items
                 item = Located(target.value.get("items", {}), target.document)
             data = (self._event_data(item, count()) or []) if kind.stream == "sse" else []
-            return _union([self._schemas.read(*each, "output", where) for each in data or [item]])
+            return _union([self.schemas.read(*each, "output", where) for each in data or [item]])
         schema = fields.get("schema")
-        node = self._schemas.resolve(schema, home).value
+        node = self.schemas.resolve(schema, home).value
         is_string = node.get("type") == "string" and node.get("format") != "binary"
         is_data = kind.is_json or is_any(kind.name) or (is_text(kind.name) and is_string)
-        is_data = is_data or (kind.is_xml and self._schemas.xml_root(schema, home) is not None)
+        is_data = is_data or (kind.is_xml and self.schemas.xml_root(schema, home) is not None)
         if schema is None or not is_data or node.get("type") == "file":
             return RewrittenSchema(True, set())
-        return self._schemas.read(schema, home, "output", where)
+        return self.schemas.read(schema, home, "output", where)
 
     def _event_data(self, schema: Located, seen: "count[int]", depth: int = 0) -> list[Located] | None:
         """Return the schemas of an event's data; None if the schema does not describe whole events.
 
         `seen` counts schemas: branches that refer to each other multiply at each depth.
         """
-        node, home = self._schemas.resolve(*schema)
+        node, home = self.schemas.resolve(*schema)
         branches = [*as_list(node.get("oneOf")), *as_list(node.get("anyOf"))]
         if next(seen) > _MAX_EVENTS:
             return None
@@ -172,7 +169,7 @@ class OutputReader:
         properties = as_dict(node.get("properties"))
         if "data" not in properties or not _EVENT_FIELDS.issuperset(properties):
             return None
-        data = self._schemas.resolve(properties["data"], home)
+        data = self.schemas.resolve(properties["data"], home)
         if "contentSchema" in data.value:
             return [Located(data.value["contentSchema"], data.document)]
         return [Located(properties["data"], home)]
@@ -249,9 +246,9 @@ class LazyOperation:
         self._streams = streams
         self._origin = origin = api.origin_of(endpoint)
         checks_formats = not api.options.relaxes_inputs and not (origin is not None and origin.loose_formats)
-        self.input_schema = Schema.deferred(lambda: self._input.schema, checks_formats=checks_formats)
+        input_schema = Schema.deferred(lambda: self._input.schema, checks_formats=checks_formats)
         outputs = api.schemas.outputs
-        self.output_schema = Schema.deferred(lambda: self._output.schema(), family=outputs)  # noqa: PLW0108 - lazily
+        output_schema = Schema.deferred(lambda: self._output.schema(), family=outputs)  # noqa: PLW0108 - lazily
         own = endpoint.operation.value
         title = "" if origin is not None and origin.untitled else as_text(own.get("summary")).strip()
         description = as_text(own.get("description")).strip() or title
@@ -266,8 +263,8 @@ class LazyOperation:
             description=description or as_text(endpoint.item.value.get("description")).strip(),
             tags=origin.tags if origin else tuple(as_texts(own.get("tags"))),
             version=origin.version if origin else "",
-            input_schema=self.input_schema,
-            output_schema=self.output_schema,
+            input_schema=input_schema,
+            output_schema=output_schema,
             normalize=api.options.normalize,
             strip=api.options.strip,
             unchecked_input=api.options.unchecked_input,
@@ -294,8 +291,6 @@ class LazyOperation:
             security=self.security,
             accept=self._output.accept,
             stream=self._output.stream,
-            input_schema=self.input_schema,
-            output_schema=self.output_schema,
             file_paths=self._input.file_paths,
         )
 
@@ -316,7 +311,7 @@ class LazyOperation:
     @cached_property
     def _output(self) -> OperationOutput:
         api, streams = self._api, self.spec.type is OperationType.SUBSCRIPTION
-        return OutputReader(self._endpoint, api.documents, api.schemas, streams=streams).read(self.output_schema)
+        return OutputReader(self._endpoint, api.documents, api.schemas, streams=streams).read(self.spec.output_schema)
 
 
 def read_operations(documents: DocumentSet, report: Report, options: ReadOptions) -> list[LazyOperation]:

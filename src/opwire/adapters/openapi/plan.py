@@ -52,7 +52,7 @@ class RequestParameter(Struct, frozen=True, kw_only=True):
 
     name: str  # as the API spells it
     location: Location
-    input_path: InputPath
+    input_path: InputPath = ()
     style: Style
     explode: bool
     required: bool = False
@@ -162,8 +162,6 @@ class CallPlan(Struct, frozen=True, kw_only=True):
     security: tuple[tuple[SecurityRequirement, ...], ...] = ()
     accept: str = "*/*"
     stream: StreamKind | None = None
-    input_schema: Schema = UNKNOWN
-    output_schema: Schema = UNKNOWN
     file_paths: tuple[InputPath, ...] = ()  # input values that may be files
 
     @property

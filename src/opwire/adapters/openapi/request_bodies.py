@@ -9,7 +9,7 @@ from collections.abc import Callable, Iterator, Mapping
 from itertools import count
 from typing import Any, NamedTuple, cast
 
-from msgspec import Struct
+from msgspec import Struct, field
 
 from opwire.adapters.openapi.document import DocumentSet, Located, SourceDocument, as_text, as_texts
 from opwire.adapters.openapi.endpoints import (
@@ -395,23 +395,20 @@ class FormEncoding(Struct, frozen=True, kw_only=True):
     edits: SchemaEdits = SchemaEdits()
 
 
-class FormReader:
+class FormReader(Struct, eq=False):
     """Reads the encoding of one operation's form."""
 
-    def __init__(
-        self, body: BodyDeclaration, documents: DocumentSet, schemas: SchemaRewriter, warn: Callable[[str], None]
-    ) -> None:
-        self._body = body
-        self._documents = documents
-        self._schemas = schemas
-        self._warn = warn
-        self._searched = count()  # schemas, for files
+    body: BodyDeclaration
+    documents: DocumentSet
+    schemas: SchemaRewriter
+    warn: Callable[[str], None]
+    searched: "count[int]" = field(default_factory=count)  # schemas, for files
 
     def read(self, fields: DeclaredFields) -> FormEncoding:
         """Return the encoding of these fields."""
-        body, encoding = self._body, self._body.encoding
+        body, encoding = self.body, self.body.encoding
         # In 3.0, styles apply to forms without parts only.
-        takes_style = not (self._documents.version == "3.0" and body.is_multipart)
+        takes_style = not (self.documents.version == "3.0" and body.is_multipart)
         files: dict[str, JSONSchema] = {}
         parts: dict[str, PartEncoding] = {}
         for name in dict.fromkeys((*fields.properties, *encoding.value)):
@@ -422,8 +419,8 @@ class FormReader:
             parts[name] = body.styles.get(name) or read_part(
                 f"the field {name!r}",
                 own,
-                self._documents,
-                self._warn,
+                self.documents,
+                self.warn,
                 binary=file is not None,
                 takes_style=takes_style,
             )
@@ -443,8 +440,8 @@ class FormReader:
 
     def read_array(self) -> FormEncoding:
         """Return the encoding of a multipart array: some items by position, the rest alike (3.2)."""
-        node, home = self._schemas.resolve(*self._body.schema)
-        given, given_home = self._body.positions
+        node, home = self.schemas.resolve(*self.body.schema)
+        given, given_home = self.body.positions
         first = [Located(each, home) for each in as_list(node.get("prefixItems"))]
         rest = [Located(node["items"], home)] if isinstance(node.get("items"), dict) else []
         files: dict[int, JSONSchema] = {}
@@ -455,12 +452,12 @@ class FormReader:
             parts.append(part)
             if file is not None and index < len(first):
                 files[index] = file
-        items, file = self._item("an item", rest, self._body.items)
+        items, file = self._item("an item", rest, self.body.items)
         return FormEncoding(positions=tuple(parts), items=items, edits=SchemaEdits(positions=files, items=file))
 
     def _item(self, what: str, schemas: list[Located], encoding: Located) -> tuple[PartEncoding, JSONSchema | None]:
         file = self._file(schemas, encoding.value)
-        part = read_part(what, encoding, self._documents, self._warn, binary=file is not None, takes_style=False)
+        part = read_part(what, encoding, self.documents, self.warn, binary=file is not None, takes_style=False)
         return part, file
 
     def _file(self, schemas: list[Located], encoding: dict[str, Any]) -> JSONSchema | None:
@@ -468,11 +465,11 @@ class FormReader:
 
         Empty schemas count only if there are no others.
         """
-        if not self._body.is_multipart or not schemas:
+        if not self.body.is_multipart or not schemas:
             return None
         content_type = as_text(encoding.get("contentType"))
-        telling = [each for each in schemas if self._schemas.resolve(*each).value] or schemas[:1]
-        found = (file_schema(each, content_type, self._schemas, self._searched) for each in telling)
+        telling = [each for each in schemas if self.schemas.resolve(*each).value] or schemas[:1]
+        found = (file_schema(each, content_type, self.schemas, self.searched) for each in telling)
         return next((each for each in found if each is not None), None)
 
 

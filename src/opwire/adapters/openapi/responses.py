@@ -13,11 +13,12 @@ separator (RFC 7464). An invalid item is skipped with a warning, since the items
 import logging
 import re
 import time
+from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterable
 from datetime import UTC
 from email.utils import parsedate_to_datetime
 from http import HTTPStatus
-from typing import TYPE_CHECKING, Any, Protocol, cast
+from typing import TYPE_CHECKING, Any, cast
 from urllib.parse import quote
 
 import msgspec
@@ -31,7 +32,7 @@ from opwire.errors import CallError, ErrorCode, SchemaError
 from opwire.http_client import MAX_WAIT, bounded_number
 from opwire.logs import LimitedLog
 from opwire.operation import ShapedResult
-from opwire.schema import UNKNOWN, Schema
+from opwire.schema import UNKNOWN
 from opwire.sse import SSEParser
 from opwire.typed.plain import MAX_DEPTH, harmless, read_peer_json, shorten, survey
 
@@ -179,11 +180,10 @@ def error_of(
     is_whole: bool = True,
     hint: str = "",
     secrets: Iterable[str] = (),
-    explained: bool = True,
 ) -> CallError:
     """Return the error of a response. `body` may be incomplete; `hint` tells the user what to do.
 
-    The message quotes the explanation of the body if `explained`. An API may echo the request: `***` replaces these
+    The message quotes the explanation of the body. An API may echo the request: `***` replaces these
     secrets in the reason, the headers and the body, after that was decoded.
     """
     redacted = _redaction(tuple(secrets), is_whole=is_whole)
@@ -203,7 +203,7 @@ def error_of(
     if not reason:
         reason = HTTPStatus(head.status).phrase if head.status in {*HTTPStatus} else "Unknown"
     message = f"HTTP {head.status}: {reason}"
-    explanation = _explanation(details["body"]) if explained else ""
+    explanation = _explanation(details["body"])
     if explanation and explanation.lower() != reason.lower():
         message += f": {shorten(explanation, _MAX_EXPLANATION)}"
     delay = _retry_after(head)
@@ -412,40 +412,21 @@ class JSONSeqDecoder(NDJSONDecoder):
         return values
 
 
-class ItemDecoder(Protocol):
-    """Decodes a stream that arrives in chunks."""
+class ItemDecoder(ABC):
+    """Decodes a stream that arrives in chunks to items, which share a schema and headers."""
 
-    @property
-    def done(self) -> bool:
-        """Whether the API has sent its last item."""
-        ...
+    done = False
+    """Whether the API has sent its last item."""
 
-    @property
-    def failure(self) -> CallError | None:
-        """The error with which the API ended the stream; raise it after the items before it."""
-        ...
-
-    def feed(self, chunk: bytes) -> list[ShapedResult]:
-        """Return the items that a chunk completes.
-
-        Raises:
-            CallError: PAYLOAD_TOO_LARGE, an item is too large.
-        """
-        ...
-
-    def end(self) -> list[ShapedResult]:
-        """Return the items that the end of the stream completes."""
-        ...
-
-
-class _ItemShape:
-    """The schema and headers that every item of one stream shares."""
+    failure: CallError | None = None
+    """The error with which the API ended the stream; raise it after the items before it."""
 
     def __init__(self, plan: CallPlan, head: ResponseHead) -> None:
+        self._operation_id = plan.operation_id
         self._head = head
         declared = [each for each in declared_for(plan, head.status) if each.stream is not None]
         found = choose(declared, head.media_type) or (declared[0] if len(declared) == 1 else None)
-        self.schema: Schema = found.schema if found else UNKNOWN
+        self._schema = found.schema if found else UNKNOWN
         kept: list[tuple[str, str]] = []
         left = _MAX_ITEM_HEADERS
         for name, value in head.headers:
@@ -459,7 +440,19 @@ class _ItemShape:
         meta = cast("HTTPResponseMeta", envelope.meta)
         self._headers, self._cookies = meta.headers, meta.set_cookie or []
 
-    def item(self, data: Any, content_type: str, **event: Any) -> ShapedResult:
+    @abstractmethod
+    def feed(self, chunk: bytes) -> list[ShapedResult]:
+        """Return the items that a chunk completes.
+
+        Raises:
+            CallError: PAYLOAD_TOO_LARGE, an item is too large.
+        """
+
+    def end(self) -> list[ShapedResult]:
+        """Return the items that the end of the stream completes."""
+        return []
+
+    def _item(self, data: Any, content_type: str, **event: Any) -> ShapedResult:
         envelope = http_envelope(
             data,
             status_code=self._head.status,
@@ -468,18 +461,18 @@ class _ItemShape:
             content_type=content_type,
             **event,
         )
-        return ShapedResult(envelope, self.schema)
+        return ShapedResult(envelope, self._schema)
 
-    def fits(self, value: Any) -> bool:
+    def _fits(self, value: Any) -> bool:
         """Return whether a value matches the schema; anything matches an unusable one."""
         try:
-            return self.schema.is_unknown or self.schema.is_valid(value)
+            return self._schema.is_unknown or self._schema.is_valid(value)
         except SchemaError:
             return True
 
 
-class EventDecoder:
-    """Decodes an event stream.
+class EventDecoder(ItemDecoder):
+    """Decodes an event stream; an incomplete event at its end is ignored.
 
     JSON data is parsed, unless only the text itself matches the schema; other data is text. If the schema does not
     allow text, an event without JSON is invalid and skipped with a warning. An event of type `error` with problem
@@ -487,13 +480,9 @@ class EventDecoder:
     """
 
     def __init__(self, plan: CallPlan, head: ResponseHead, parser: SSEParser) -> None:
-        self.done = False
-        self.failure: CallError | None = None
-        self._operation_id = plan.operation_id
-        self._head = head
+        super().__init__(plan, head)
         self._parser = parser
         self._log = LimitedLog(logger, per_second=_LINES)
-        self._shape = _ItemShape(plan, head)
 
     def feed(self, chunk: bytes) -> list[ShapedResult]:
         """Return the items that a chunk completes."""
@@ -515,48 +504,37 @@ class EventDecoder:
                     break
                 case kind, _:
                     last_id = event.last_event_id or None
-                    items.append(self._shape.item(data, "text/event-stream", event_type=kind, last_event_id=last_id))
+                    items.append(self._item(data, "text/event-stream", event_type=kind, last_event_id=last_id))
         return items
 
-    def end(self) -> list[ShapedResult]:
-        """Return nothing: an incomplete event is ignored."""
-        return []
-
     def _data(self, text: str) -> Any:
-        shape = self._shape
         try:
             value = read_peer_json(_json, text)
         except (ValueError, RecursionError):
-            if shape.fits(text):
+            if self._fits(text):
                 return text
             raise ValueError("neither JSON nor text that the schema allows") from None
-        if isinstance(value, str) or shape.schema.is_unknown or not shape.fits(text):
+        if isinstance(value, str) or self._schema.is_unknown or not self._fits(text):
             return value
-        return value if shape.fits(value) else text
+        return value if self._fits(value) else text
 
 
-class ValueDecoder:
-    """Decodes a stream of JSON values."""
-
-    failure: CallError | None = None  # these formats have no errors
+class ValueDecoder(ItemDecoder):
+    """Decodes a stream of JSON values; such a stream has no errors."""
 
     def __init__(self, plan: CallPlan, head: ResponseHead, decoder: NDJSONDecoder) -> None:
-        self._content_type = head.content_type
+        super().__init__(plan, head)
         self._decoder = decoder
-        self._shape = _ItemShape(plan, head)
-
-    @property
-    def done(self) -> bool:
-        """Whether the API has sent its last item."""
-        return self._decoder.done
 
     def feed(self, chunk: bytes) -> list[ShapedResult]:
         """Return the items that a chunk completes."""
-        return [self._shape.item(value, self._content_type) for value in self._decoder.feed(chunk)]
+        values = self._decoder.feed(chunk)
+        self.done = self._decoder.done
+        return [self._item(value, self._head.content_type) for value in values]
 
     def end(self) -> list[ShapedResult]:
         """Return the items that the end of the stream completes."""
-        return [self._shape.item(value, self._content_type) for value in self._decoder.end()]
+        return [self._item(value, self._head.content_type) for value in self._decoder.end()]
 
 
 def stream_kind(plan: CallPlan, head: ResponseHead) -> StreamKind | None:

@@ -253,7 +253,7 @@ class SchemaRewriter:
             node_type=node_type,
             is_structured=items is not None or "object" in types or any("properties" in part for part, _ in parts),
             types=frozenset(types - {"integer", "number", "boolean"} if "string" in types else types),
-            members=members,
+            members_of=members,
         )
 
     def variants(self, discriminator: dict[str, Any], document: SourceDocument) -> tuple[dict[str, str], set[str]]:

@@ -21,6 +21,8 @@ from typing import Any, Final, Literal, NamedTuple, cast
 from xml.parsers import expat
 from xml.sax.saxutils import escape, quoteattr
 
+from msgspec import Struct
+
 from opwire.typed.plain import MAX_DEPTH
 
 NodeType = Literal["element", "attribute", "text", "cdata", "none"]
@@ -69,32 +71,21 @@ class XMLPropertyIndex(NamedTuple):
                 pass
 
 
-class XMLNode:
-    """The XML form of one schema. Schemas may be recursive, so `members` is called lazily."""
+class XMLNode(Struct, kw_only=True, eq=False, dict=True):
+    """The XML form of one schema. Schemas may be recursive, so `members_of` is called lazily."""
 
-    def __init__(
-        self,
-        *,
-        name: str = "",
-        namespace: str = "",
-        prefix: str = "",
-        node_type: NodeType = "element",
-        types: frozenset[str] = frozenset(),
-        is_structured: bool = False,
-        members: Callable[[], XMLMembers] = lambda: XMLMembers({}),
-    ) -> None:
-        self.name = name
-        self.node_type: NodeType = node_type
-        self.types = types
-        self.is_structured = is_structured  # an array or object
-        self._namespace = namespace
-        self._prefix = prefix
-        self._members = members
+    name: str = ""
+    namespace: str = ""
+    prefix: str = ""
+    node_type: NodeType = "element"
+    types: frozenset[str] = frozenset()
+    is_structured: bool = False  # an array or object
+    members_of: Callable[[], XMLMembers] = lambda: XMLMembers({})
 
     @cached_property
     def members(self) -> XMLMembers:
         """The schemas below this one."""
-        return self._members()
+        return self.members_of()
 
     @cached_property
     def index(self) -> XMLPropertyIndex:
@@ -132,13 +123,13 @@ class XMLNode:
             ValueError: the name is invalid.
         """
         name = self.name or name
-        prefix = self._prefix if self._namespace else ""
+        prefix = self.prefix if self.namespace else ""
         for each in filter(None, (name, prefix)):
             if not is_xml_name(each):
                 raise ValueError(f"{each[:80]!r} is not a valid name in XML")
-        if not self._namespace:
+        if not self.namespace:
             return name, ""
-        declared = quoteattr(_valid(self._namespace))
+        declared = quoteattr(_valid(self.namespace))
         return (f"{prefix}:{name}", f" xmlns:{prefix}={declared}") if prefix else (name, f" xmlns={declared}")
 
 
