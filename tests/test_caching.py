@@ -8,7 +8,7 @@ import pytest
 
 from opwire import CallError, Context, Identity, OperationRegistry
 from opwire.adapters.openapi import from_openapi
-from opwire.caching import BoundedDict, ResponseCache
+from opwire.caching import BoundedDict, ResponseCache, Tally
 from opwire.errors import UsageError
 from tests.adapters.openapi.documents import document
 from tests.adapters.openapi.echo import EchoServer, Exchange, answer, json_answer
@@ -187,6 +187,17 @@ async def test_what_was_read_before_a_mutation_is_not_stored_after_it(stage: Sta
     go.set()
     assert await reading == "old"
     assert await stage.get() == "new"
+
+
+@requirement("cache.bounded")
+def test_a_tally_forgets_the_keys_that_fall_to_zero() -> None:
+    tally: Tally[str] = Tally()
+    tally["a"] += 2
+    tally.subtract("a")
+    assert (tally["a"], tally["b"], dict(tally)) == (1, 0, {"a": 1})
+    tally.subtract("a")
+    tally.subtract("b")
+    assert not tally
 
 
 @requirement("cache.bounded")

@@ -1,4 +1,4 @@
-"""`BoundedDict`: a dict of limited size. `ResponseCache`: an interceptor that caches the results of queries.
+"""`BoundedDict`: a dict of limited size. `Tally`: numbers by key. `ResponseCache`: an interceptor that caches queries.
 
 The results of HTTP APIs are cached as RFC 9111 says for a private cache: `no-store` and `Vary: *` are not stored,
 `max-age` and `Expires` are fresh, anything older is revalidated with its `ETag` or `Last-Modified`. The key has the
@@ -47,6 +47,21 @@ class BoundedDict(dict[K, V]):
         if len(self) >= self._longest and key not in self:
             del self[next(iter(self))]
         super().__setitem__(key, value)
+
+
+class Tally(dict[K, int]):
+    """Numbers by key, zero by default; one that falls to zero is forgotten, so that keys do not accumulate."""
+
+    def __missing__(self, key: K) -> int:
+        return 0
+
+    def subtract(self, key: K, number: int = 1) -> None:
+        """Reduce the number of a key."""
+        left = self[key] - number
+        if left > 0:
+            self[key] = left
+        else:
+            self.pop(key, None)
 
 
 class Condition(Struct, frozen=True):

@@ -17,7 +17,7 @@ expires, at a server that has not seen it yet.
 
 import time
 from base64 import urlsafe_b64decode, urlsafe_b64encode
-from collections import Counter, OrderedDict
+from collections import OrderedDict
 from collections.abc import Callable, Sequence
 from functools import lru_cache, partial
 from hashlib import blake2b, sha256
@@ -40,6 +40,7 @@ from msgspec import Meta, Struct
 from msgspec.structs import replace
 
 from opwire.auth.tokens import Grant, as_grant, grant_of, not_delegated, rejected
+from opwire.caching import Tally
 from opwire.call.events import CallRequested
 from opwire.call.transport import Address
 from opwire.errors import CallError, ErrorCode, UsageError, check_above_zero, check_counts, check_not_below_zero
@@ -444,7 +445,7 @@ class SeenRequests:
     def __init__(self, limit: int) -> None:
         self._limit = limit
         self._until: OrderedDict[bytes, tuple[float, str]] = OrderedDict()  # with the holder
-        self._by_holder: Counter[str] = Counter()
+        self._by_holder: Tally[str] = Tally()
         self._lock = Lock()
 
     def __len__(self) -> int:
@@ -473,9 +474,7 @@ class SeenRequests:
 
     def _drop(self, key: bytes) -> None:
         _, holder = self._until.pop(key)
-        self._by_holder[holder] -= 1
-        if not self._by_holder[holder]:
-            del self._by_holder[holder]
+        self._by_holder.subtract(holder)
 
 
 # --- both ends of a transport -----------------------------------------------------------------------------------------
@@ -499,7 +498,7 @@ class HeldCredentials:
         self._max_bytes = max_bytes
         self._held: dict[str, _HeldCredential] = {}  # by request id, the oldest first
         self._bytes = 0
-        self._by_identity: Counter[str] = Counter()
+        self._by_identity: Tally[str] = Tally()
 
     def __len__(self) -> int:
         return len(self._held)
@@ -537,9 +536,7 @@ class HeldCredentials:
         if held is None:
             return
         self._bytes -= held.size
-        self._by_identity[held.identity.id] -= held.size
-        if not self._by_identity[held.identity.id]:
-            del self._by_identity[held.identity.id]
+        self._by_identity.subtract(held.identity.id, held.size)
 
 
 def _signed_body(event: CallRequested) -> bytes:

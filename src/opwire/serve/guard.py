@@ -19,7 +19,7 @@ from urllib.parse import quote, urlsplit
 import msgspec
 
 from opwire.auth.tokens import EXPIRED, WELL_KNOWN_RESOURCE, Authenticator, Grant, ResourceMetadata
-from opwire.caching import BoundedDict
+from opwire.caching import BoundedDict, Tally
 from opwire.deadlines import Deadlines, resume
 from opwire.errors import CallError, ErrorCode, check_above_zero, check_counts, check_instance, check_list
 from opwire.logs import OK, AccessEntry, SurfaceName
@@ -154,8 +154,8 @@ class RequestGuard:
         self._resource = None if found is None else _PublishedResource(found)
         self._deadlines = Deadlines()
         self._open = 0
-        self._shares: dict[str | None, int] = {}  # open requests by the id of their identity; None: without a token
-        self._reserved: dict[str | None, int] = {}  # bytes of their large bodies, in the same way
+        self._shares: Tally[str | None] = Tally()  # open requests by the id of their identity; None: without a token
+        self._reserved: Tally[str | None] = Tally()  # bytes of their large bodies, in the same way
         self._checks = 0  # tokens in verification that were not seen before
         self._known: BoundedDict[int, None] = BoundedDict(_MAX_KNOWN)  # hashes of valid tokens
 
@@ -214,10 +214,10 @@ class RequestGuard:
             self._open -= 1
             (share,) = scope.get(_SHARE, (None,))
             if _RESERVED in scope:
-                _subtract(self._reserved, share, scope.pop(_RESERVED))
+                self._reserved.subtract(share, scope.pop(_RESERVED))
             if _SHARE in scope:
                 del scope[_SHARE]
-                _subtract(self._shares, share, 1)
+                self._shares.subtract(share)
 
     def _check(self, scope: Scope, headers: Mapping[bytes, bytes]) -> Mapping[bytes, bytes]:
         """Check the headers, and return them by name, without white space at the end of a value."""
@@ -267,10 +267,9 @@ class RequestGuard:
             if grant is None:
                 grant = await self._authenticate(self._authenticator, token)
             share = grant.identity.id if grant is not None and is_known else None
-            taken = self._shares.get(share, 0)
-            if taken >= self._max_share:
+            if self._shares[share] >= self._max_share:
                 raise _overloaded(self._max_share)
-            self._shares[share] = taken + 1
+            self._shares[share] += 1
             scope[_SHARE] = (share,)
         scope[IDENTITY] = self._anonymous if grant is None else grant.identity
         scope[TOKEN] = None if grant is None else token
@@ -390,9 +389,8 @@ class RequestGuard:
         So one that is rejected makes room for the others, and of many at once as many as fit get through.
         """
         (share,), held = scope.get(_SHARE, (None,)), scope.pop(_RESERVED, 0)
-        if held:
-            _subtract(self._reserved, share, held)
-        taken = self._reserved.get(share, 0) + size
+        self._reserved.subtract(share, held)
+        taken = self._reserved[share] + size
         room = self._max_bodies if self._authenticator is None else self._max_bodies // 2
         if taken > room or sum(self._reserved.values()) + size > self._max_bodies:
             return False
@@ -472,12 +470,6 @@ def _closing(send: Send) -> Send:
         await send(message)
 
     return closing
-
-
-def _subtract(counts: dict[str | None, int], share: str | None, number: int) -> None:
-    counts[share] -= number
-    if not counts[share]:
-        del counts[share]
 
 
 class _DisconnectedError(Exception):

@@ -76,12 +76,18 @@ class ListeningApp(ABC):
     def drain(self) -> None:
         """Prepare for shutdown: end streams, and let calls in flight complete."""
 
-    async def follow_lifespan(self, receive: Receive, send: Send) -> None:
-        """Drain at the end of the server's lifespan."""
-        await receive()
-        await send({"type": "lifespan.startup.complete"})
-        await receive()
+    async def close(self) -> None:
+        """End what is left at the end of the server's lifespan."""
         self.drain()
+
+    async def follow_lifespan(self, receive: Receive, send: Send) -> None:
+        """Close at the end of the server's lifespan."""
+        await receive()
+        try:
+            await send({"type": "lifespan.startup.complete"})
+            await receive()
+        finally:
+            await self.close()
         await send({"type": "lifespan.shutdown.complete"})
 
     async def run(self, host: str = "127.0.0.1", port: int = 8000, **options: Unpack[ListenOptions]) -> None:

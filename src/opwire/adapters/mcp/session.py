@@ -13,7 +13,7 @@ import inspect
 import logging
 import math
 import time
-from collections import Counter, OrderedDict
+from collections import OrderedDict
 from collections.abc import Awaitable, Callable, Mapping
 from contextlib import suppress
 from copy import copy
@@ -33,6 +33,7 @@ from opwire.adapters.mcp.servers import (
     StdioServer,
 )
 from opwire.adapters.mcp.transport import with_output
+from opwire.caching import Tally
 from opwire.deadlines import back_off
 from opwire.errors import CallError, ErrorCode
 from opwire.mcp.messages import RPCError, RPCResponse
@@ -92,7 +93,7 @@ class MCPSession:
         self._failures = 0  # in a row
         self._pause_ends = 0.0
         self._last_failure: CallError | None = None
-        self._watched: Counter[str] = Counter()
+        self._watched: Tally[str] = Tally()
         self._background: set[asyncio.Task[None]] = set()
         self._requests = 0  # in flight
         self._closed = False
@@ -219,8 +220,7 @@ class MCPSession:
 
     def _release(self, uri: str) -> bool:
         """Count one watch less; return whether it was the last."""
-        self._watched[uri] -= 1
-        self._watched = +self._watched  # without those at zero
+        self._watched.subtract(uri)
         return uri not in self._watched
 
     async def close(self) -> None:

@@ -260,14 +260,7 @@ class MCPApp(ListeningApp):
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Serve one request, or follow the server's lifespan."""
-        if scope["type"] != "lifespan":
-            await self._guarded(scope, receive, send)
-            return
-        await receive()
-        async with self.running():
-            await send({"type": "lifespan.startup.complete"})
-            await receive()
-        await send({"type": "lifespan.shutdown.complete"})
+        await self._guarded(scope, receive, send)
 
     def drain(self) -> None:
         """End the streams on which clients listen for changes: they would delay the shutdown."""
@@ -289,6 +282,9 @@ class MCPApp(ListeningApp):
             await self.close()
 
     async def _handle(self, scope: Scope, receive: Receive, send: Send) -> None:
+        if scope["type"] == "lifespan":
+            await self.follow_lifespan(receive, send)
+            return
         identity: Identity | None = scope[IDENTITY]
         try:
             self._check_path(scope)

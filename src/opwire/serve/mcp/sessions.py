@@ -7,12 +7,12 @@ session, and wait for it.
 
 import asyncio
 import time
-from collections import Counter
 from collections.abc import Callable, Iterable, Mapping
 from functools import lru_cache
 from typing import Any, NamedTuple, cast
 from uuid import uuid4
 
+from opwire.caching import Tally
 from opwire.errors import CallError, ErrorCode
 from opwire.mcp.messages import (
     INTERNAL_ERROR,
@@ -159,7 +159,7 @@ class RunningCalls:
 
     def __init__(self, max_each: int) -> None:
         self._max_each = max_each
-        self._by_owner: Counter[str | None] = Counter()
+        self._by_owner: Tally[str | None] = Tally()
 
     def is_full(self, owner: str | None) -> bool:
         """Return whether an owner can start no more."""
@@ -167,14 +167,8 @@ class RunningCalls:
 
     def add(self, owner: str | None, call: asyncio.Task[bytes]) -> None:
         """Count a call until it has ended."""
-
-        def ended(_: object) -> None:
-            self._by_owner[owner] -= 1
-            if not self._by_owner[owner]:
-                del self._by_owner[owner]
-
         self._by_owner[owner] += 1
-        call.add_done_callback(ended)
+        call.add_done_callback(lambda _: self._by_owner.subtract(owner))
 
 
 class SessionRequest(ServedRequest, kw_only=True):
@@ -275,13 +269,8 @@ class HTTPSession:
             self._ended(self.id)
             self.end()
 
-    async def open(self, message: RPCRequest, send: Send) -> None:
-        """Answer the handshake."""
-        try:
-            result = self._server.initialize(message.params)
-        except RPCError as error:
-            await send_json(send, 200, encode_message(RPCFailure.of(message.id, error)), self.headers)
-            return
+    async def open(self, message: RPCRequest, result: Params, send: Send) -> None:
+        """Answer the handshake with its result."""
         self._client.agree(message.params, result)
         self.events.primes = self._client.version >= PRIMED
         await send_json(send, 200, encode_reply(RPCResponse(message.id, result)), self.headers)
@@ -317,7 +306,7 @@ class HTTPSession:
             request = self._admit(message, scope, send)
             if message.method == "initialize":
                 del self._running[message.id]
-                await self.open(message, send)
+                await self.open(message, self._server.initialize(message.params), send)
                 return
             task = self._start(request)
         except RPCError as error:
@@ -534,7 +523,7 @@ class Sessions:
             await send_error(send, 400, INVALID_REQUEST, "Bad Request: Missing session ID")
             return
         try:
-            self._server.initialize(message.params)
+            result = self._server.initialize(message.params)
         except RPCError as error:
             await send_json(send, 200, encode_message(RPCFailure.of(message.id, error)))
             return
@@ -542,7 +531,7 @@ class Sessions:
         if session is None:
             await send_error(send, 503, INTERNAL_ERROR, "Too many open sessions")
         else:
-            await session.open(message, send)
+            await session.open(message, result, send)
 
     def end_streams(self) -> None:
         """End the streams on which clients listen for changes."""

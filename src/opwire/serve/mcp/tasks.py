@@ -19,7 +19,6 @@ import asyncio
 import logging
 import secrets
 import time
-from collections import Counter
 from collections.abc import Awaitable, Callable, Coroutine, Iterable, Mapping
 from datetime import UTC, datetime
 from functools import partial
@@ -29,6 +28,7 @@ import msgspec
 from msgspec import Struct
 from msgspec.structs import replace
 
+from opwire.caching import Tally
 from opwire.deadlines import CALL_TIMEOUT, MAX_SECONDS
 from opwire.dispatch import Dispatcher
 from opwire.durable.calls import MAX_NAME, DurableCalls, cancellation, outcome_envelope
@@ -218,7 +218,7 @@ class CallTasks:
     def __init__(self, after: float | None) -> None:
         self.after = after
         self._tasks: dict[str, CallTask] = {}
-        self._count: Counter[str | None] = Counter()
+        self._count: Tally[str | None] = Tally()
 
     async def run(
         self,
@@ -290,9 +290,7 @@ class CallTasks:
     def _forget(self, task: CallTask) -> None:
         task.forget()
         if self._tasks.pop(task.id, None) is not None:
-            self._count[task.owner] -= 1
-            if not self._count[task.owner]:
-                del self._count[task.owner]
+            self._count.subtract(task.owner)
 
     def find(self, id: str, identity: Identity | None) -> CallTask:
         """Return a task of a caller.
