@@ -17,6 +17,7 @@ from urllib.parse import parse_qsl, urlsplit
 from opwire.envelope import HTTPResponseMeta, ResponseEnvelope
 from opwire.errors import CallError, ErrorCode, UsageError, check_counts
 from opwire.operation import OperationSpec
+from opwire.schema.shape import type_names
 from opwire.typed.plain import as_dict
 
 Cursor = tuple[str, str]
@@ -129,9 +130,8 @@ def _next_address(envelope: ResponseEnvelope[Any]) -> str | None:
 def _kinds(schema: Any) -> set[str]:
     """Return the JSON types that a schema allows; empty if it names none."""
     json = as_dict(schema)
-    named = json.get("type", [])
     branches = [*json.get("anyOf", ()), *json.get("oneOf", ())]
-    return {*([named] if isinstance(named, str) else named), *(kind for each in branches for kind in _kinds(each))}
+    return {*type_names(json), *(kind for each in branches for kind in _kinds(each))}
 
 
 def _dig(data: Any, path: str) -> Any:

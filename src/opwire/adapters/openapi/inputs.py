@@ -44,6 +44,7 @@ from opwire.adapters.openapi.serialize import FILE_SCHEMA
 from opwire.adapters.openapi.xml_text import XMLRoot
 from opwire.adapters.source import Report
 from opwire.schema import JSONSchema
+from opwire.schema.shape import type_names
 from opwire.typed.plain import as_list
 
 STREAM = "stream"
@@ -248,8 +249,7 @@ class InputReader(Struct, eq=False):
             fields = fields_of(*declaration.schema, self.schemas)
         if has_parts:
             reader = FormReader(declaration, self.documents, self.schemas, lambda each: self._warn(f"the body: {each}"))
-            kinds = self.schemas.resolve(*declaration.schema).value.get("type")
-            is_array = kinds == "array" or "array" in as_list(kinds)
+            is_array = "array" in type_names(self.schemas.resolve(*declaration.schema).value)
             by_position = declaration.is_multipart and not fields.properties and is_array
             form = reader.read_array() if by_position else reader.read(fields)
         if declaration.is_form or declaration.is_json or is_any(kind.name) or root is not None:
@@ -310,11 +310,10 @@ class InputReader(Struct, eq=False):
 
     def _is_boolean(self, located: Located) -> bool:
         node, home = self.schemas.resolve(*located)
-        kinds = node.get("type")
-        if kinds == "boolean" or "boolean" in as_list(kinds):
+        if "boolean" in type_names(node):
             return True
         values = [node["const"]] if "const" in node else as_list(node.get("enum"))
-        if kinds is None and values and all(isinstance(each, bool) for each in values):
+        if node.get("type") is None and values and all(isinstance(each, bool) for each in values):
             return True
         branches = [*as_list(node.get("anyOf")), *as_list(node.get("oneOf"))]
         return any(self.schemas.resolve(each, home).value.get("type") == "boolean" for each in branches)
@@ -337,6 +336,5 @@ def _annotated(schema: JSONSchema, annotations: Mapping[str, Any]) -> JSONSchema
 
 
 def _is_scalar(schema: JSONSchema) -> bool:
-    kinds: Any = schema.get("type") if isinstance(schema, dict) else None
-    given = [kinds] if isinstance(kinds, str) else as_list(kinds)
+    given = type_names(schema) if isinstance(schema, dict) else []
     return bool(given) and not {"object", "array"} & set(given)

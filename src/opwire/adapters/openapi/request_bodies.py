@@ -32,6 +32,7 @@ from opwire.adapters.openapi.serialize import FILE_SCHEMA, to_text
 from opwire.errors import SchemaError
 from opwire.schema import JSONSchema, Schema
 from opwire.schema.dialect import objects_in
+from opwire.schema.shape import type_names
 from opwire.typed.plain import as_dict, as_list
 
 _FORM, _MULTIPART = "application/x-www-form-urlencoded", "multipart/form-data"
@@ -201,8 +202,7 @@ def or_null(schema: JSONSchema) -> JSONSchema:
 
 def _is_string(node: dict[str, Any]) -> bool:
     """Return whether a schema accepts only strings, and possibly null."""
-    kinds = node.get("type", "string")
-    named = {str(each) for each in (as_list(kinds) if isinstance(kinds, list) else (kinds,))}
+    named = set(map(str, type_names(node))) if "type" in node else {"string"}
     return "string" in named and named <= {"string", "null"}
 
 

@@ -28,6 +28,7 @@ from opwire.operation import Context, Identity, Inbound, OperationSpec, Operatio
 from opwire.origin import ENVELOPE_JSON
 from opwire.schema import Problem, Schema
 from opwire.schema.dialect import References
+from opwire.schema.shape import type_names
 from opwire.serve.guard import ACCESS, BODY, EXPIRES, HEADERS, IDENTITY, TOKEN, Receive, Scope
 from opwire.serve.problem import HTTPStatusError
 from opwire.typed.plain import LARGE_JSON, as_dict, as_list, has_duplicate_keys, read_peer_json
@@ -378,8 +379,7 @@ def _types(schema: Any, references: References, hops: int) -> frozenset[str] | N
         if "allOf" in json or not branches or None in found:
             return None
         return frozenset[str]().union(*filter(None, found))
-    named = json["type"]
-    types = frozenset(map(str, [named] if isinstance(named, str) else as_list(named)))
+    types = frozenset(map(str, type_names(json)))
     scalars = types - {"array"}
     if not scalars <= _SCALARS:
         return None

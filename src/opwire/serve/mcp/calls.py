@@ -105,6 +105,7 @@ class ServedRequest(Struct):
     client: ClientState | None = None
     token: str | None = None  # of the caller
     label: str = "a request"  # for the log
+    meta: Params = {}  # the `_meta` of its params
     progress_token: RequestId | None = None
     log_level: str | None = None  # the least severe level that the client wants; None: no messages
     questions: StatelessQuestions | None = None  # of a request of the stateless era
@@ -142,12 +143,11 @@ class ServedRequest(Struct):
 
 
 class ServedCall(Struct, frozen=True, kw_only=True):
-    """One call of an operation. `meta` is the `_meta` of the request."""
+    """One call of an operation."""
 
     spec: OperationSpec
     request: ServedRequest
     served: ServedTools
-    meta: Params
     request_id: str = field(default_factory=lambda: urandom(16).hex())  # the client's is unique on its connection only
 
     async def read(self, input: Any, convert: Callable[[ResponseEnvelope[Any]], Result]) -> Result:
@@ -275,9 +275,9 @@ class ServedCall(Struct, frozen=True, kw_only=True):
         metadata: dict[str, Any] = {}
         if request.token is not None:
             metadata.update(caller_metadata(request.identity, request.token))
-        if not self.meta.keys() <= CONNECTION_META:
-            metadata.update(trace_of(self.meta))
-            if own := {key: value for key, value in self.meta.items() if not is_reserved_meta(key)}:
+        if not request.meta.keys() <= CONNECTION_META:
+            metadata.update(trace_of(request.meta))
+            if own := {key: value for key, value in request.meta.items() if not is_reserved_meta(key)}:
                 metadata[REQUEST_META] = own
         return Context(
             request_id=self.request_id,

@@ -25,7 +25,6 @@ from opwire.mcp.messages import (
     INTERNAL_ERROR,
     INVALID_PARAMS,
     METHOD_NOT_FOUND,
-    ErrorObject,
     RPCError,
     RPCFailure,
     RPCRequest,
@@ -251,13 +250,11 @@ class RegistryServer:
                 result = await self._stateless_result(message.method, message.params or {}, request)
             return encode_message(RPCResponse(message.id, result))
         except Exception as raised:
-            if isinstance(raised, RPCError):
-                failure = RPCFailure.of(message.id, raised)
-            else:
+            error = raised if isinstance(raised, RPCError) else RPCError(INTERNAL_ERROR, "Internal server error")
+            if error is not raised:
                 logger.exception("a request of an MCP client failed")
-                failure = RPCFailure(message.id, ErrorObject(INTERNAL_ERROR, "Internal server error"))
-            request.error_code = failure.error.code
-            return encode_reply(failure)
+            request.error_code = error.code
+            return encode_reply(RPCFailure.of(message.id, error))
 
     async def _stateless_result(self, method: str, params: Params, request: ServedRequest) -> Result:
         if method not in INPUT_METHODS:
@@ -312,27 +309,29 @@ class RegistryServer:
             or (handler.lists and handler.lists.isdisjoint(self._served_lists()))
         ):
             raise RPCError(METHOD_NOT_FOUND, "Method not found", method[:200])
-        known, meta = _read(params, handler.params), cast("Params", params.get("_meta") or {})
+        known = _read(params, handler.params)
+        request.meta = meta = cast("Params", params.get("_meta") or {})
+        request.progress_token = None if known.meta is None else known.meta.progress_token
         level = meta.get(LOG_LEVEL_META) if client is None else client.log_level
         request.log_level = level if level in LOG_LEVELS else None
-        return await handler.handle(self, known, meta, request)
+        return await handler.handle(self, known, request)
 
-    async def _ping(self, params: _Params, meta: Params, request: ServedRequest) -> Result:
+    async def _ping(self, params: _Params, request: ServedRequest) -> Result:
         return {}
 
-    async def _discover(self, params: _Params, meta: Params, request: ServedRequest) -> Result:
+    async def _discover(self, params: _Params, request: ServedRequest) -> Result:
         described = self._description()
         if self._served.tasks.after is not None:
             described["capabilities"]["extensions"] = {TASKS: {}}
         return {"supportedVersions": list(STATELESS_VERSIONS), **_STALE, **described}
 
-    async def _set_level(self, params: _LevelParams, meta: Params, request: ServedRequest) -> Result:
+    async def _set_level(self, params: _LevelParams, request: ServedRequest) -> Result:
         cast("ClientState", request.client).log_level = params.level
         return {}
 
     # --- tools, resources, prompts ------------------------------------------------------------------------------------
 
-    async def _list_tools(self, params: _ListParams, meta: Params, request: ServedRequest) -> Result:
+    async def _list_tools(self, params: _ListParams, request: ServedRequest) -> Result:
         try:
             tools, more = self.catalogue.page(request.identity, params.cursor, self._served.max_page)
         except CallError as error:
@@ -342,49 +341,50 @@ class RegistryServer:
             return {"tools": [tool.shape for tool in tools], **_STALE, **page}
         return {"tools": [tool.older for tool in tools], **page}
 
-    async def _call_tool(self, params: _CallParams, meta: Params, request: ServedRequest) -> Result:
+    async def _call_tool(self, params: _CallParams, request: ServedRequest) -> Result:
         tool = self.catalogue.find(params.name)
         if tool is None:
             self._reject(params.name, request)
             hint = suggestion(self.catalogue.similar(params.name, request.identity))
             raise RPCError(INVALID_PARAMS, f"Unknown tool: {params.name[:100]}{hint}")
-        request.progress_token = None if params.meta is None else params.meta.progress_token
         kind, durable = ToolCall, self._served.durable
         if durable is not None and tool.spec.id in durable.operations:
             timeout = self._served.limits.timeout
-            kind, request.submission = DurableToolCall, durable.submission(tool.spec, request.identity, meta, timeout)
+            kind, request.submission = (
+                DurableToolCall,
+                durable.submission(tool.spec, request.identity, request.meta, timeout),
+            )
         call = kind(
             spec=tool.spec,
             tool=tool,
             arguments=params.arguments or {},
-            meta=meta,
             request=request,
             format=self._format if request.client is None else self._older_format,
             served=self._served,
         )
         return await call.logged(call.run)
 
-    def _stored_task(self, params: _TaskParams, meta: Params, request: ServedRequest) -> DurableTask | None:
+    def _stored_task(self, params: _TaskParams, request: ServedRequest) -> DurableTask | None:
         """Return a task in the journal; None if it can only be one of this process."""
         if self._served.tasks.after is None:
             raise RPCError(METHOD_NOT_FOUND, "Method not found")
-        check_declared(as_dict(meta.get(CLIENT_CAPABILITIES_META)))
+        check_declared(as_dict(request.meta.get(CLIENT_CAPABILITIES_META)))
         durable = self._served.durable
         return None if durable is None else durable.find(params.task_id, request.identity)
 
-    async def _get_task(self, params: _TaskParams, meta: Params, request: ServedRequest) -> Result:
-        stored, durable = self._stored_task(params, meta, request), self._served.durable
+    async def _get_task(self, params: _TaskParams, request: ServedRequest) -> Result:
+        stored, durable = self._stored_task(params, request), self._served.durable
         if stored is not None and durable is not None:
             return await durable.details(stored, self._format)
         return self._served.tasks.find(params.task_id, request.identity).details()
 
-    async def _update_task(self, params: _UpdateTaskParams, meta: Params, request: ServedRequest) -> Result:
-        if self._stored_task(params, meta, request) is None:  # a task in the journal asks nothing
+    async def _update_task(self, params: _UpdateTaskParams, request: ServedRequest) -> Result:
+        if self._stored_task(params, request) is None:  # a task in the journal asks nothing
             self._served.tasks.find(params.task_id, request.identity).answer(params.input_responses)
         return {}
 
-    async def _cancel_task(self, params: _TaskParams, meta: Params, request: ServedRequest) -> Result:
-        stored, durable = self._stored_task(params, meta, request), self._served.durable
+    async def _cancel_task(self, params: _TaskParams, request: ServedRequest) -> Result:
+        stored, durable = self._stored_task(params, request), self._served.durable
         if stored is not None and durable is not None:
             await durable.cancel(stored)
         else:
@@ -398,30 +398,27 @@ class RegistryServer:
             entry.outcome = ErrorCode.OPERATION_NOT_FOUND.value
             entry.write()
 
-    def _calls(self, params: _Params, meta: Params, request: ServedRequest) -> MakeCall:
+    def _calls(self, request: ServedRequest) -> MakeCall:
         """Return how the operations of a request are called."""
-        request.progress_token = None if params.meta is None else params.meta.progress_token
-        return lambda spec: ServedCall(spec=spec, request=request, served=self._served, meta=meta)
+        return lambda spec: ServedCall(spec=spec, request=request, served=self._served)
 
-    async def _list_resources(
-        self, params: _ListParams, meta: Params, request: ServedRequest, key: ListKey = "resources"
-    ) -> Result:
-        entries = await self.resources.entries(key, request.identity, self._calls(params, meta, request))
+    async def _list_resources(self, params: _ListParams, request: ServedRequest, key: ListKey = "resources") -> Result:
+        entries = await self.resources.entries(key, request.identity, self._calls(request))
         return self._page(key, entries, params.cursor, request)
 
-    async def _read_resource(self, params: _ResourceParams, meta: Params, request: ServedRequest) -> Result:
-        result = await self.resources.read(params.uri, request, self._calls(params, meta, request))
+    async def _read_resource(self, params: _ResourceParams, request: ServedRequest) -> Result:
+        result = await self.resources.read(params.uri, request, self._calls(request))
         if result is None:
             self._reject(params.uri[:_MAX_SHOWN], request)
             raise not_found(params.uri, request)
         return {**_STALE, **result} if request.client is None else result
 
-    async def _subscribe(self, params: _ResourceParams, meta: Params, request: ServedRequest) -> Result:
+    async def _subscribe(self, params: _ResourceParams, request: ServedRequest) -> Result:
         client = cast("ClientState", request.client)
-        await self.resources.subscribe(params.uri, request, client, self._calls(params, meta, request))
+        await self.resources.subscribe(params.uri, request, client, self._calls(request))
         return {}
 
-    async def _unsubscribe(self, params: _ResourceParams, meta: Params, request: ServedRequest) -> Result:
+    async def _unsubscribe(self, params: _ResourceParams, request: ServedRequest) -> Result:
         client = cast("ClientState", request.client)
         task = client.watches.pop(params.uri, None)
         if task is not None:
@@ -429,10 +426,10 @@ class RegistryServer:
             await asyncio.sleep(0)  # it stops following before the client gets the response
         return {}
 
-    async def _list_prompts(self, params: _ListParams, meta: Params, request: ServedRequest) -> Result:
+    async def _list_prompts(self, params: _ListParams, request: ServedRequest) -> Result:
         return self._page("prompts", self.prompts.entries(request.identity), params.cursor, request)
 
-    async def _get_prompt(self, params: _CallParams, meta: Params, request: ServedRequest) -> Result:
+    async def _get_prompt(self, params: _CallParams, request: ServedRequest) -> Result:
         spec = self.prompts.find(params.name)
         if spec is None:
             self._reject(params.name, request)
@@ -440,10 +437,10 @@ class RegistryServer:
             hint = suggestion(similar_names(params.name, known))
             raise RPCError(INVALID_PARAMS, f"Unknown prompt: {params.name[:100]}{hint}")
         given = typed_arguments(spec, params.arguments or {})
-        call = self._calls(params, meta, request)(spec)
+        call = self._calls(request)(spec)
         return await call.read(given, partial(prompt_result, spec=spec))
 
-    async def _complete(self, params: _CompleteParams, meta: Params, request: ServedRequest) -> Result:
+    async def _complete(self, params: _CompleteParams, request: ServedRequest) -> Result:
         ref, argument = params.ref, params.argument
         spec = self.prompts.find(ref.name) if ref.type == "ref/prompt" else None
         if ref.type == "ref/resource":
@@ -454,7 +451,7 @@ class RegistryServer:
             raise RPCError(INVALID_PARAMS, f"Unknown {ref.type}: {(ref.name or ref.uri)[:100]}")
         known = {} if params.context is None else params.context.arguments or {}
         wanted = CompletionRequest(argument=argument.name, value=argument.value, arguments=known, uri=ref.uri)
-        return await self._calls(params, meta, request)(spec).complete(wanted)
+        return await self._calls(request)(spec).complete(wanted)
 
     def _page(self, key: str, entries: list[Result], cursor: str | None, request: ServedRequest) -> Result:
         """Return the entries of one page: at least one, and as many as fit.
@@ -497,7 +494,7 @@ class RegistryServer:
 
     # --- changes ------------------------------------------------------------------------------------------------------
 
-    async def _listen(self, params: _ListenParams, meta: Params, request: ServedRequest) -> Result:
+    async def _listen(self, params: _ListenParams, request: ServedRequest) -> Result:
         """Notify the client of changes until it cancels, or `end_streams` is called."""
         if len(self._listeners) >= MAX_LISTENERS:
             raise RPCError(INTERNAL_ERROR, f"{MAX_LISTENERS} clients listen already")
@@ -509,7 +506,7 @@ class RegistryServer:
         unsubscribe = self.bus.subscribe(lambda name: pending.list_changed(name) if lists[name] else None)
         self._listeners.add(pending)
         watches: dict[str, asyncio.Task[None]] = {}
-        calls = self._calls(params, meta, request)
+        calls = self._calls(request)
         try:
             for uri in dict.fromkeys((wanted.resource_subscriptions or [])[:MAX_SUBSCRIPTIONS]):
                 with suppress(RPCError):  # it is not acknowledged

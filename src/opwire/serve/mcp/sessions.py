@@ -20,7 +20,6 @@ from opwire.mcp.messages import (
     INVALID_REQUEST,
     PARSE_ERROR,
     REQUEST_CANCELLED,
-    ErrorObject,
     InvalidMessageError,
     RequestId,
     RPCError,
@@ -122,7 +121,7 @@ async def send_batch(send: Send, replies: list[bytes], headers: Iterable[Header]
 
 async def send_error(send: Send, status: int, code: int, message: str, headers: Iterable[Header] = ()) -> None:
     """Send a JSON-RPC error as the body of a failed request."""
-    await send_json(send, status, encode_message(RPCFailure(None, ErrorObject(code, message))), headers)
+    await send_json(send, status, encode_message(RPCFailure.of(None, RPCError(code, message))), headers)
 
 
 async def challenge(server: RegistryServer, scope: Scope, request: RPCRequest, send: Send) -> bool:
@@ -139,7 +138,7 @@ async def challenge(server: RegistryServer, scope: Scope, request: RPCRequest, s
         lines = challenge_of(error)
         if lines:
             status = 401 if error.code is ErrorCode.UNAUTHENTICATED else 403
-            failure = RPCFailure(request.id, ErrorObject(INVALID_REQUEST, error.message))
+            failure = RPCFailure.of(request.id, RPCError(INVALID_REQUEST, error.message))
             await send_json(send, status, encode_message(failure), lines)
         return bool(lines)
 
@@ -353,7 +352,7 @@ class HTTPSession:
         id, request.is_ended = request.message.id, True
         self._running.pop(id, None)
         if request.is_cancelled or task.cancelled():
-            return encode_message(RPCFailure(id, ErrorObject(REQUEST_CANCELLED, "Request cancelled")))
+            return encode_message(RPCFailure.of(id, RPCError(REQUEST_CANCELLED, "Request cancelled")))
         return task.result()
 
     async def _stream(

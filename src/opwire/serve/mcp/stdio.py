@@ -30,7 +30,6 @@ from opwire.mcp.messages import (
     INVALID_REQUEST,
     PARSE_ERROR,
     UNSUPPORTED_PROTOCOL_VERSION,
-    ErrorObject,
     InvalidMessageError,
     RequestId,
     RPCError,
@@ -103,7 +102,7 @@ class DuplexConnection:
         try:
             message = decode_message(line)
         except InvalidMessageError as error:
-            return self._write(encode_message(RPCFailure(error.id, _error_of(error))))
+            return self._write(encode_message(RPCFailure.of(error.id, _error_of(error))))
         match message:
             case RPCRequest():
                 return self._start(message)
@@ -126,7 +125,7 @@ class DuplexConnection:
         try:
             async with asyncio.timeout(CLOSE_GRACE):
                 for id in running:
-                    closed = RPCFailure(id, ErrorObject(CONNECTION_CLOSED, "Connection closed"))
+                    closed = RPCFailure.of(id, RPCError(CONNECTION_CLOSED, "Connection closed"))
                     await self.send(encode_message(closed))
         except TimeoutError:  # the client does not read
             pass
@@ -203,11 +202,11 @@ class DuplexConnection:
             await self.send(encode_message(notification))
 
 
-def _error_of(error: InvalidMessageError) -> ErrorObject:
+def _error_of(error: InvalidMessageError) -> RPCError:
     if error.excess is None:
-        return ErrorObject(PARSE_ERROR, f"{error}; a line is one JSON-RPC message of at most {MAX_LINE:,} bytes")
+        return RPCError(PARSE_ERROR, f"{error}; a line is one JSON-RPC message of at most {MAX_LINE:,} bytes")
     problem = f"the message has {error.excess}, too many for its size: send values in parts, or as text"
-    return ErrorObject(ERROR_TABLE[ErrorCode.PAYLOAD_TOO_LARGE].json_rpc_code, problem)
+    return RPCError(ERROR_TABLE[ErrorCode.PAYLOAD_TOO_LARGE].json_rpc_code, problem)
 
 
 async def _all(waits: list[Awaitable[None]]) -> None:
