@@ -27,7 +27,7 @@ from opwire.operation import Identity, holds
 from opwire.serve.console.session import SessionStore
 from opwire.serve.guard import Receive
 from opwire.serve.http.request import CancelOnDisconnect, Request
-from opwire.serve.http.responses import COMMENT, EventWriter
+from opwire.serve.http.responses import COMMENT, EventResponse
 from opwire.serve.problem import Header, Send, problem_details
 from opwire.typed.plain import write_json
 
@@ -165,7 +165,7 @@ def cached_reply(request: Request, file: StaticFile, *, cache_control: str, vary
 # --- server-sent events -----------------------------------------------------------------------------------------------
 
 
-class ConsoleEvents(EventWriter):
+class ConsoleEvents(EventResponse):
     """Writes one stream of server-sent events with JSON data."""
 
     async def event(self, name: str, data: Any) -> None:

@@ -189,7 +189,7 @@ _EVENT_HEADERS = (
 )
 
 
-class EventWriter:
+class EventResponse:
     """A response as server-sent events, from any task; a client that does not read them counts as disconnected."""
 
     def __init__(self, send: Send, running: CancelOnDisconnect, headers: Iterable[Header], start: bytes = b"") -> None:
@@ -231,7 +231,7 @@ class EventStream:
     ) -> None:
         self._request = request
         self._running = running
-        self._writer = EventWriter(send, running, headers, b"retry: %d\n\n" % RETRY)
+        self._writer = EventResponse(send, running, headers, b"retry: %d\n\n" % RETRY)
         self._has_ids = has_ids
         self._heartbeat = max(heartbeat, MIN_HEARTBEAT)
 
