@@ -184,7 +184,7 @@ class SearchIndex:
                     least = impact if len(postings) == 1 else min(each.get(id, 0) for each in postings)
                     if weight * least > best.get(id, 0):
                         best[id] = weight * least
-            rarity = self._rarity(len(best))
+            rarity = self._rarity(sum(best.values()))  # a mention in a long description hardly makes a word common
             for id, match in best.items():
                 scores[id] = scores.get(id, 0) + rarity * match
         ranked = filter(is_visible, sorted(scores, key=scores.__getitem__, reverse=True))
@@ -289,7 +289,7 @@ class SearchIndex:
             found = {(stem(each),): self._weights.completion for each in completions[:_MAX_COMPLETIONS]}
         return found
 
-    def _rarity(self, count: int) -> float:
+    def _rarity(self, count: float) -> float:
         return log(1 + (len(self._entries) - count + 0.5) / (count + 0.5))
 
     def _covered(self, entry: _Entry, requested: dict[str, float], rarities: dict[str, float]) -> float:

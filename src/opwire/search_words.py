@@ -57,14 +57,14 @@ pause suspend; resume continue unpause; restart reboot; enable activate; disable
 upload attach import;
 download export save; copy duplicate clone; move transfer; approve accept authorize allow confirm;
 reject decline deny refuse; assign allocate; verify check validate test; block ban forbid prevent protect;
-restore recover undo revert; merge combine; refund reimburse return; charge bill; buy purchase order;
+restore recover undo revert; merge combine; refund reimburse; charge bill; buy purchase order;
 pay payment money; rerun retry redo repeat; rotate renew regenerate; watch follow subscribe;
 like favorite bookmark star; emoji reaction; publish release; prune clean cleanup unused; leave quit exit;
 grant give permit; revoke withdraw; attach link connect associate bind; detach unlink disconnect;
 compare diff difference; convert transform; generate produce; write compose; count number total; train tune;
 draw paint picture image; talk speak speech voice; transcribe transcription dictation; scan recognize;
 fail failure error broken; crash exception; message comment note; reply respond answer response; question ask prompt;
-image picture photo; video movie clip; audio voice sound; user person account member teammate coworker employee;
+image picture photo; video movie clip; audio voice sound; user person account member coworker employee;
 collaborator contributor; owner author; team group; organization company; customer client buyer shopper;
 product article; item entry element; repository project codebase; file document; content text body; folder directory;
 log output history; history audit timeline; version revision; tag label; keyword topic;
@@ -84,7 +84,7 @@ follower fan; attachment asset binary; archive zip tarball; deadline due; board 
 snippet gist; license licence; popular trending; mute silence unsubscribe; merchant seller vendor; metered usage;
 adjustment credit; reader terminal; shipping delivery postage; report statement; trial free; top deposit;
 expose ingress; firewall policy; drain evict; workload deployment; worker node; machine vm; shell exec terminal;
-command exec; snapshot commit backup; layer history; ping alive; registry hub; cpu memory stat;
+command exec; snapshot commit backup; layer history; ping alive; cpu memory stat;
 moderation toxic unsafe offensive nsfw; autocomplete completion; summarize completion; ask chat completion;
 knowledge library vector; subtitle transcription caption; bot assistant agent; checkpoint snapshot; spend cost;
 similar embedding; resend redeliver; increase raise extend; kick remove expel; join enter; owner admin;
@@ -126,7 +126,7 @@ custom resource: custom resource definition; load balancer: service, ingress; se
 read aloud: speech; source code: archive, content; security hole: vulnerability, advisory;
 leaked secret: secret scanning; static analysis: code scanning; code review: pull request review;
 build log: workflow log, job log; due date: milestone; work on: contributor; clean up: prune, delete;
-free space: prune, usage; sign off: approve; give back: refund, return; throw away: delete; put back: restore;
+free space: prune, usage; sign off: approve; give back: refund; pay back: refund; throw away: delete; put back: restore;
 hand out: grant; cut off: revoke, disable; go through: list; find out: get; make sure: check, verify;
 knowledge base: vector store, library; seller: account; merchant: account; extract text: ocr;
 bug report: issue; port forward: portforward; write access: permission, collaborator;
