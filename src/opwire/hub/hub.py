@@ -166,14 +166,15 @@ class Hub(AsyncResource):
 
     def _statistics(self, found: ServerStatistics) -> ServerStatistics:
         """Add the calls between spokes to the figures of the hub itself."""
-        found, relay = self._own_statistics(found), self.transport.relay
+        found = self._own_statistics(found)
+        relayed, failed, open_calls = self.transport.relayed
         return replace(
             found,
             operations=len(self.registry),
-            calls=found.calls + relay.ended,
-            errors=found.errors + relay.failed,
-            in_flight=found.in_flight + self.transport.routes.relayed,
-            relayed=relay.ended,
+            calls=found.calls + relayed,
+            errors=found.errors + failed,
+            in_flight=found.in_flight + open_calls,
+            relayed=relayed,
             spokes=len(self.transport.peers),
         )
 

@@ -228,6 +228,11 @@ class WebSocketServer:
         """Return the addresses of the connected clients."""
         return [address for address, peer in self.relay.peers.items() if not peer.hub]
 
+    @property
+    def relayed(self) -> tuple[int, int, int]:
+        """Return the calls between clients since the start: ended, of these failed, and open ones."""
+        return self.relay.ended, self.relay.failed, self.routes.relayed
+
     def leave(self, hub: Peer, reason: str, *, connected: bool) -> None:
         """Remove another hub, which was added by `relay.join`, and fail its calls; it may still be connected."""
         self.relay.leave(hub, reason, connected=connected)
