@@ -627,7 +627,7 @@ CALL: dict[str, str] = {
     "handler.errors": "Only what a handler raises is call.error; an unforeseen exception tells an error id and no "
     "secret.",
     "handler.dispatch": "The CallHandler dispatches on the operation's type.",
-    "handler.max-calls": "Calls above the bound on concurrent calls are refused at once, not started: RATE_LIMITED.",
+    "handler.max-calls": "Calls above the bound on concurrent calls are refused at once with RATE_LIMITED.",
     "handler.max-per-identity": "One identity cannot have more calls in flight than its limit.",
     "handler.close": "A server that closes ends the calls in flight at once and takes no more.",
     "handler.close.stubborn": "A handler that ignores its cancellation blocks neither the close nor its caller.",

@@ -1055,11 +1055,11 @@ async def test_observers_see_a_cause_before_its_effect_and_nothing_that_did_not_
         here.client.observe(seen.append)
         assert (await call_error(here.client.call("math.add"))).code is ErrorCode.RATE_LIMITED
         await settled()
-        assert names(seen) == ["call.requested", "call.error"] * 5  # it was not started, and is sent again four times
+        assert names(seen) == ["call.requested", "call.error"]
         await here.handler.close()
         assert (await call_error(here.client.call("math.add"))).code is ErrorCode.UNAVAILABLE
         await settled()
-        assert len(seen) == 10
+        assert len(seen) == 2
 
 
 @requirement("call.observers")

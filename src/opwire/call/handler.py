@@ -240,12 +240,10 @@ class CallHandler(AsyncResource):
         # As `_identify`, for callers of another process without an identity.
         identity = self._anonymous if event.identity is None and not self._is_local else self._identify(event)
         if len(self._served) >= self._max_calls:
-            full = CallError(ErrorCode.RATE_LIMITED, f"{self._max_calls} calls are already in flight")
-            self._reject(event, full, not_started=True)
+            self._reject(event, CallError(ErrorCode.RATE_LIMITED, f"{self._max_calls} calls are already in flight"))
             return
         if (most := self._max_calls_per_identity) is not None and self._by_identity[_id_of(identity)] >= most:
-            full = CallError(ErrorCode.RATE_LIMITED, f"this caller already has {most} calls in flight")
-            self._reject(event, full, not_started=True)
+            self._reject(event, CallError(ErrorCode.RATE_LIMITED, f"this caller already has {most} calls in flight"))
             return
         if (bound := self._immediate(event)) is not None:
             self._remember(key, event.deadline)

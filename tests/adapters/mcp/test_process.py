@@ -183,7 +183,7 @@ async def test_the_last_lines_of_a_server_that_crashes_later_are_logged_and_do_n
         with pytest.raises(CallError, match="ended with status 3") as failure:
             await call(session, "crash")
         assert "out of memory" not in str(failure.value)
-        await until(lambda: "its last lines on stderr:\n  out of memory" in caplog.text)
+        await until(lambda: "its last lines on stderr:\n      out of memory" in caplog.text)
         caplog.clear()
     assert caplog.text == ""  # a server that is closed has not crashed
 
