@@ -20,7 +20,7 @@ from tests.servers.processes import Worker
 from opwire import OperationRegistry
 from opwire.hub import Spoke
 
-CALLS, IN_FLIGHT, ROUNDS = 4_000, 64, 5
+CALLS, IN_FLIGHT, ROUNDS = 20_000, 64, 5
 SPOKES, OPERATIONS = 200, 2_000
 
 
