@@ -120,3 +120,9 @@ def test_text_of_peers_in_a_log_is_escaped_and_forges_no_record(name: str, caplo
     shown = r"no\x1b]52;c;eA==\x07\u202e"
     assert caplog.messages[0].startswith(f"a {shown}\n    ERROR forged b INTERNAL: {shown}\n    ERROR forged c 7 {{")
     assert not set(caplog.messages[0]) & set("\x1b\x07\u202e")
+
+
+@requirement("log.peer-text")
+def test_a_long_text_of_a_peer_is_cut(caplog: pytest.LogCaptureFixture) -> None:
+    logging.getLogger("opwire.registry").warning("a %s", "\x1b" * 1_000_000)
+    assert len(caplog.messages[0]) < 5 * logs.MAX_TRACEBACK
