@@ -218,13 +218,13 @@ class SearchIndex:
         at = guesses = 0
         while at < len(given) and len(concepts) < _MAX_CONCEPTS:
             word = given[at]
-            if (pair := self._pair(given[at : at + 2])) is not None:
-                concepts.append(pair)
-                at += 2
-                continue
             at += 1
             if (phrase := self._phrase(given, at)) is not None:
                 concepts.append(phrase)
+                continue
+            if (pair := self._pair(word, given[at : at + 1])) is not None:
+                concepts.append(pair)
+                at += 1
                 continue
             alternatives = self._alternatives(word, is_ignored=word in ignored)
             if not alternatives and word not in ignored and guesses < _MAX_CORRECTED:
@@ -234,26 +234,25 @@ class SearchIndex:
                 concepts.append(_Concept(frozenset([word]), alternatives))
         return concepts
 
-    def _pair(self, pair: Sequence[str]) -> _Concept | None:
-        """Return what two words mean together: `turn on` is `enable`, and `check out` may be `checkout`."""
-        if len(pair) < 2:
-            return None
-        terms, joined = tuple(map(stem, pair)), "".join(pair)
-        if pair[0] in ("undo", "stop") and (opposite := f"un{terms[1]}") in self._postings:
-            return _Concept(frozenset[str](), {(opposite,): 1.0})
-        if (phrase := thesaurus().expansions.get(terms)) is not None:
-            return _Concept(frozenset[str](), self._known(dict.fromkeys(phrase, self._weights.abbreviation)))
-        if stem(joined) in self._postings and (STOP_WORDS.isdisjoint(pair) or pair[1] in PARTICLES):
-            return _Concept(frozenset([joined]), self._known(dict.fromkeys([(stem(joined),), terms], 1.0)))
-        return None
-
     def _phrase(self, given: list[str], at: int) -> _Concept | None:
-        """Return what the word before a position means with one that follows later, which is taken out."""
-        for later in range(at + 1, min(at + _MAX_APART, len(given))):
+        """Return what the word before a position means with one of the next, which is removed: `turn it on`."""
+        for later in range(at, min(at + _MAX_APART, len(given))):
             meaning = thesaurus().expansions.get((stem(given[at - 1]), stem(given[later])))
             if meaning is not None:
                 del given[later]
                 return _Concept(frozenset[str](), self._known(dict.fromkeys(meaning, self._weights.abbreviation)))
+        return None
+
+    def _pair(self, word: str, following: Sequence[str]) -> _Concept | None:
+        """Return what two words mean together: `stop following` is `unfollow`, and `check out` may be `checkout`."""
+        if not following:
+            return None
+        pair = (word, *following)
+        terms, joined = tuple(map(stem, pair)), "".join(pair)
+        if word in ("undo", "stop") and (opposite := f"un{terms[1]}") in self._postings:
+            return _Concept(frozenset[str](), {(opposite,): 1.0})
+        if stem(joined) in self._postings and (STOP_WORDS.isdisjoint(pair) or pair[1] in PARTICLES):
+            return _Concept(frozenset([joined]), self._known(dict.fromkeys([(stem(joined),), terms], 1.0)))
         return None
 
     def _alternatives(self, word: str, *, is_ignored: bool = False) -> dict[tuple[str, ...], float]:
@@ -335,8 +334,8 @@ def _is_change(text: str) -> bool:
     first = next((word for word in given if word not in STOP_WORDS), "")
     if stem(first) in thesaurus().writing:
         return True
-    is_imperative = given[:1] == [first] and given[1:2] and given[1] in DETERMINERS
-    return bool(is_imperative) and stem(first) not in thesaurus().reading and not first.endswith("s")
+    is_imperative = given[:1] == [first] and not DETERMINERS.isdisjoint(given[1:2])
+    return is_imperative and stem(first) not in thesaurus().reading and not first.endswith("s")
 
 
 def _vectors(embed: Embed, texts: Sequence[str]) -> Iterator[tuple[float, ...]]:

@@ -47,6 +47,7 @@ _MAX_ITEMS = 100  # of a subscription
 _MAX_SECONDS = 10.0  # for which the items of a subscription are collected
 _CHARACTERS_PER_TOKEN = 4  # of JSON; tokenizers of models differ by some 20 %
 _TYPES = {"string": "str", "integer": "int", "number": "float", "boolean": "bool", "object": "object", "null": "null"}
+# Not `plain_text`: a model reads `<name>` as a placeholder.
 _HTML = re.compile(r"</?(?:p|a|b|i|em|strong|code|br|ul|ol|li|div|span|h[1-6])\b[^<>]{0,300}>", re.IGNORECASE)
 _SEPARATORS = re.compile(r"\W+", re.ASCII)
 _EMPTY: dict[str, Any] = {}

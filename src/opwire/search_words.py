@@ -1,6 +1,6 @@
 """Words of requests and operations: splitting, stems, synonyms, abbreviations, misspellings.
 
-The tables are general English and the jargon of the trade, not the words of single interfaces.
+The tables are general English, and the jargon of code hosting, payments, containers and models.
 """
 
 import re
