@@ -17,7 +17,7 @@ from hypothesis import strategies as st
 from opwire import Identity
 from opwire.auth import Grant, StaticTokens, allow_anonymous, callback
 from opwire.errors import UsageError
-from opwire.serve.guard import BODY, EXPIRES, IDENTITY, App, RequestGuard
+from opwire.serve.guard import ADMITTED, AdmittedRequest, App, RequestGuard
 from opwire.serve.hosts import LOOPBACK, HostNames, without_port
 from opwire.serve.listener import listening
 from tests.properties import examples
@@ -37,8 +37,9 @@ TOKENS = StaticTokens(
 
 async def echo(scope: Any, receive: Any, send: Any) -> None:
     """Return the identity and the size of a request."""
-    identity = scope[IDENTITY]
-    seen = {"identity": identity and identity.id, "expires": scope[EXPIRES], "size": len(scope.get(BODY, b""))}
+    request: AdmittedRequest = scope[ADMITTED]
+    identity = request.identity
+    seen = {"identity": identity and identity.id, "expires": request.expires, "size": len(request.body)}
     body = msgspec.json.encode(seen)
     headers = [(b"content-type", b"application/json"), (b"content-length", b"%d" % len(body))]
     await send({"type": "http.response.start", "status": 200, "headers": headers})
@@ -477,6 +478,20 @@ async def test_large_bodies_share_a_limit_of_which_callers_without_a_token_get_h
         assert [(await each).json["size"] for each in open_requests] == [*[len(large)] * 3, 1000]
         assert (await client("POST", "/", data=large)).json["size"] == len(large)
     assert not guard._reserved
+
+
+@requirement("serve.limits")
+@on_one_loop
+async def test_a_body_is_dropped_with_its_request_although_the_connection_keeps_the_scope(house: House) -> None:
+    scopes: list[Any] = []
+
+    async def app(scope: Any, receive: Any, send: Any) -> None:
+        scopes.append(scope)
+        await echo(scope, receive, send)
+
+    client = house.behind(RequestGuard(app))
+    assert (await client("POST", "/", data=b"0" * 1000)).json["size"] == 1000
+    assert scopes[0][ADMITTED].body == b""
 
 
 @requirement("serve.limits")

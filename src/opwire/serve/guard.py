@@ -17,6 +17,7 @@ from typing import Any, NamedTuple, TypedDict
 from urllib.parse import quote, urlsplit
 
 import msgspec
+from msgspec import Struct
 
 from opwire.auth.tokens import EXPIRED, WELL_KNOWN_RESOURCE, Authenticator, Grant, ResourceMetadata
 from opwire.caching import BoundedDict, Tally
@@ -35,16 +36,8 @@ App = Callable[[Scope, Receive, Send], Awaitable[None]]
 
 MAX_BODY = 4 * 1024 * 1024
 
-# Keys of the ASGI scope of an admitted request.
-HEADERS = "opwire.headers"  # by name; the guard has checked that those that decide anything are unique
-IDENTITY = "opwire.identity"
-TOKEN = "opwire.token"  # noqa: S105 - the verified token of its caller, or None
-EXPIRES = "opwire.expires"  # when its token expires (Unix epoch, in seconds) and a stream has to end, or None
-ACCESS = "opwire.access"  # its entry in the access log; missing if that is disabled
-BODY = "opwire.body"  # its complete body; missing if it has none. `receive` is for disconnects alone
-OAUTH = "opwire.oauth"  # there if clients can get a token, or one with more scopes
-_SHARE = "opwire.share"
-_RESERVED = "opwire.reserved"  # bytes of its body that are counted
+ADMITTED = "opwire.request"
+"""Key of the ASGI scope: the `AdmittedRequest`."""
 
 _BODY_HEADERS = b"content-length content-type content-encoding transfer-encoding".split()
 _UNIQUE_HEADERS = b"host origin referer sec-fetch-site authorization x-api-key mcp-session-id".split() + _BODY_HEADERS
@@ -57,6 +50,34 @@ _MAX_HOST = 253  # characters of a host name
 _MAX_BODIES = 256 * 1024 * 1024  # bytes of the large bodies of open requests, or four of the largest
 _LARGE_BODY = 64 * 1024  # bytes; the number of requests bounds smaller ones
 _DISCARD_BYTES, _DISCARD_SECONDS = 16 * 1024 * 1024, 2.0
+
+
+class AdmittedRequest(Struct):
+    """A request as the guard admits it, for the app behind. `receive` is for disconnects alone."""
+
+    method: str
+    lines: list[Header]
+    headers: Mapping[bytes, bytes]  # by name; the guard has checked that those that decide anything are unique
+    access: AccessEntry | None = None  # None if the access log is disabled
+    identity: Identity | None = None
+    token: str | None = None  # the verified token of its caller
+    expires: float | None = None  # when that expires (Unix epoch, in seconds) and a stream has to end
+    offers_oauth: bool = False  # clients can get a token, or one with more scopes
+    body: bytes = b""  # complete
+    is_counted: bool = False  # in the share of its identity
+    share: str | None = None  # the id of that identity; None: the share of requests without a token
+    reserved: int = 0  # bytes of its body that are counted
+
+    @classmethod
+    def of(cls, scope: Scope) -> "AdmittedRequest":
+        """Return a request before anything of it is checked."""
+        lines: list[Header] = scope["headers"]
+        return cls(scope["method"], lines, dict(lines))
+
+    def take_body(self) -> bytes:
+        """Return the body, and drop it: a stream would keep it."""
+        body, self.body = self.body, b""
+        return body
 
 
 class FoundSession(NamedTuple):
@@ -165,9 +186,10 @@ class RequestGuard:
             return await send({"type": "websocket.close", "code": 1008})
         if scope["type"] != "http":
             return await self._app(scope, receive, send)
+        request = scope[ADMITTED] = AdmittedRequest.of(scope)
         if not access_logger.isEnabledFor(logging.INFO):
-            return await self._serve(scope, receive, send)
-        entry = scope[ACCESS] = AccessEntry(self._surface)
+            return await self._serve(request, scope, receive, send)
+        entry = request.access = AccessEntry(self._surface)
         entry.path = scope["path"]
 
         async def counted(message: MutableMapping[str, Any]) -> None:
@@ -178,57 +200,55 @@ class RequestGuard:
             await send(message)
 
         try:
-            await self._serve(scope, receive, counted)
+            await self._serve(request, scope, receive, counted)
         finally:
-            identity: Identity | None = scope.get(IDENTITY)
-            entry.identity = None if identity is None else identity.id
+            entry.identity = None if request.identity is None else request.identity.id
             if self._surface == "http" or entry.outcome != OK:
                 entry.write()
 
-    async def _serve(self, scope: Scope, receive: Receive, send: Send) -> None:
+    async def _serve(self, request: AdmittedRequest, scope: Scope, receive: Receive, send: Send) -> None:
         self._open += 1
-        headers: Mapping[bytes, bytes] = dict(scope["headers"])
-        send = _closing(send) if _UPGRADE in headers else send
+        send = _closing(send) if _UPGRADE in request.headers else send
         try:
             if self._resource is not None:
                 if self._resource.is_at(scope):
                     await self._resource.respond(scope, send)
                     return
-                scope[OAUTH] = True
+                request.offers_oauth = True
                 send = self._resource.challenging(scope, send)
             try:
-                headers = scope[HEADERS] = self._check(scope, headers)
+                self._check(request)
                 if self._authenticator is None and self._session is None:
-                    scope[IDENTITY], scope[TOKEN], scope[EXPIRES] = self._anonymous, None, None
+                    request.identity = self._anonymous
                 else:
-                    await self._identify(scope, headers)
-                if b"content-length" in headers or scope["method"] not in _WITHOUT_BODY or _CHUNKED in headers:
-                    scope[BODY] = await self._read_body(scope, headers, receive)
+                    await self._identify(request)
+                headers = request.headers
+                if b"content-length" in headers or request.method not in _WITHOUT_BODY or _CHUNKED in headers:
+                    request.body = await self._read_body(request, receive)
             except _DisconnectedError:
                 return
             except (HTTPStatusError, CallError) as error:
-                await send_problem(send, error, access=scope.get(ACCESS), with_body=scope["method"] != "HEAD")
+                await send_problem(send, error, access=request.access, with_body=request.method != "HEAD")
                 return
             await self._app(scope, receive, send)
         finally:
             self._open -= 1
-            (share,) = scope.get(_SHARE, (None,))
-            if _RESERVED in scope:
-                self._reserved.subtract(share, scope.pop(_RESERVED))
-            if _SHARE in scope:
-                del scope[_SHARE]
-                self._shares.subtract(share)
+            request.body = b""  # the connection keeps the scope until its next request
+            if request.reserved:
+                self._reserved.subtract(request.share, request.reserved)
+            if request.is_counted:
+                self._shares.subtract(request.share)
 
-    def _check(self, scope: Scope, headers: Mapping[bytes, bytes]) -> Mapping[bytes, bytes]:
-        """Check the headers, and return them by name, without white space at the end of a value."""
+    def _check(self, request: AdmittedRequest) -> None:
+        """Check the headers, and remove white space at the end of their values."""
         if self._open > self._max_requests:
             raise _overloaded(self._max_requests)
-        lines: list[Header] = scope["headers"]
+        lines, headers = request.lines, request.headers
         text = b"\n".join(chain.from_iterable(lines))
         if b" \n" in text or b"\t\n" in text or text.endswith((b" ", b"\t")):
             # httptools leaves white space at the end of a value, which is not part of it (RFC 9110).
-            lines = scope["headers"] = [(name, value.rstrip(b" \t")) for name, value in lines]
-            headers = dict(lines)
+            lines = request.lines = [(name, value.rstrip(b" \t")) for name, value in lines]
+            headers = request.headers = dict(lines)
         if len(text) - 2 * len(lines) >= self._max_headers:  # without the line breaks, which are one less
             error = CallError(ErrorCode.PAYLOAD_TOO_LARGE, f"the headers have more than {self._max_headers:,} bytes")
             raise HTTPStatusError(HTTPStatus.REQUEST_HEADER_FIELDS_TOO_LARGE, error)
@@ -245,7 +265,6 @@ class RequestGuard:
         host = self._accepted.get(given) or self._accept_host(given)
         if b"origin" in headers or b"sec-fetch-site" in headers or b"referer" in headers:
             self._check_page(headers, host)
-        return headers
 
     def _accept_host(self, given: bytes) -> str:
         host = given.decode("latin-1").lower()
@@ -257,8 +276,9 @@ class RequestGuard:
             self._accepted[given] = host
         return host
 
-    async def _identify(self, scope: Scope, headers: Mapping[bytes, bytes]) -> None:
+    async def _identify(self, request: AdmittedRequest) -> None:
         """Find the identity of a request by its token or session, and count it in its share of the requests."""
+        headers = request.headers
         token = None if self._authenticator is None else self._token(headers)
         found = None if token is not None or self._session is None else await self._session(headers)
         grant, token = (None, token) if found is None else found
@@ -270,10 +290,11 @@ class RequestGuard:
             if self._shares[share] >= self._max_share:
                 raise _overloaded(self._max_share)
             self._shares[share] += 1
-            scope[_SHARE] = (share,)
-        scope[IDENTITY] = self._anonymous if grant is None else grant.identity
-        scope[TOKEN] = None if grant is None else token
-        scope[EXPIRES] = None if grant is None else grant.expires
+            request.is_counted, request.share = True, share
+        if grant is None:
+            request.identity = self._anonymous
+        else:
+            request.identity, request.token, request.expires = grant.identity, token, grant.expires
 
     def _check_page(self, headers: Mapping[bytes, bytes], host: str) -> None:
         """Reject requests that a page of another host makes a browser send.
@@ -340,7 +361,8 @@ class RequestGuard:
         error = CallError(ErrorCode.UNAUTHENTICATED, message)
         return HTTPStatusError(HTTPStatus.UNAUTHORIZED, error, (b"www-authenticate", challenge.encode("latin-1")))
 
-    async def _read_body(self, scope: Scope, headers: Mapping[bytes, bytes], receive: Receive) -> bytes:
+    async def _read_body(self, request: AdmittedRequest, receive: Receive) -> bytes:
+        headers = request.headers
         length = headers.get(b"content-length", b"0")
         if not length.isdigit():
             raise CallError(ErrorCode.PROTOCOL_ERROR, "content-length is not a number")
@@ -348,7 +370,7 @@ class RequestGuard:
             if b"expect" not in headers:  # otherwise the client asks first, and sends nothing
                 await _discard(receive)
             raise self._too_large()
-        collecting = self._collect(scope, receive, int(length) or self._max_body)
+        collecting = self._collect(request, receive, int(length) or self._max_body)
         try:
             waiting = collecting.send(None)
         except StopIteration as arrived:  # nearly always; a timeout would add 4 µs
@@ -362,7 +384,7 @@ class RequestGuard:
         _check_body(body, headers)
         return body
 
-    async def _collect(self, scope: Scope, receive: Receive, limit: int) -> bytes:
+    async def _collect(self, request: AdmittedRequest, receive: Receive, limit: int) -> bytes:
         buffer = bytearray()  # not a list: a chunk may have one byte
         while True:
             message = await receive()
@@ -374,7 +396,7 @@ class RequestGuard:
                 await _discard(receive)
                 raise self._too_large()
             # By what has arrived, not by the stated length: that costs a sender nothing.
-            if size > _LARGE_BODY and size > scope.get(_RESERVED, 0) and not self._reserve(scope, min(2 * size, limit)):
+            if size > max(_LARGE_BODY, request.reserved) and not self._reserve(request, min(2 * size, limit)):
                 del buffer, chunk, message
                 await _discard(receive)
                 full = CallError(ErrorCode.UNAVAILABLE, "other requests have large bodies: try again", retry_after=1)
@@ -383,18 +405,18 @@ class RequestGuard:
                 return bytes(buffer + chunk) if buffer else chunk
             buffer += chunk
 
-    def _reserve(self, scope: Scope, size: int) -> bool:
+    def _reserve(self, request: AdmittedRequest, size: int) -> bool:
         """Count the bytes of a large body until its request ends; if there is no room, return False, and count none.
 
         So one that is rejected makes room for the others, and of many at once as many as fit get through.
         """
-        (share,), held = scope.get(_SHARE, (None,)), scope.pop(_RESERVED, 0)
+        share, held, request.reserved = request.share, request.reserved, 0
         self._reserved.subtract(share, held)
         taken = self._reserved[share] + size
         room = self._max_bodies if self._authenticator is None else self._max_bodies // 2
         if taken > room or sum(self._reserved.values()) + size > self._max_bodies:
             return False
-        self._reserved[share], scope[_RESERVED] = taken, size
+        self._reserved[share], request.reserved = taken, size
         return True
 
     def _too_large(self) -> HTTPStatusError:
@@ -513,4 +535,5 @@ async def _discard(receive: Receive) -> None:
 
 def has_no_token(scope: Mapping[str, Any]) -> bool:
     """Return whether a request was admitted without a token by a guard that authenticates."""
-    return scope.get(_SHARE) == (None,)
+    request: AdmittedRequest | None = scope.get(ADMITTED)
+    return request is not None and request.is_counted and request.share is None

@@ -30,7 +30,7 @@ from opwire.errors import (
     needs_extra,
     system_message,
 )
-from opwire.serve.guard import TOKEN, App, Receive, Scope, has_no_token
+from opwire.serve.guard import ADMITTED, AdmittedRequest, App, Receive, Scope, has_no_token
 from opwire.serve.problem import Send
 from opwire.signals import stop_signals
 
@@ -532,7 +532,8 @@ class _Connection(asyncio.Protocol):
     @property
     def is_anonymous(self) -> bool:
         """Whether its requests came without a token."""
-        return all(each.get(TOKEN) is None for each in self.requests or (self._last,))
+        found: list[AdmittedRequest | None] = [each.get(ADMITTED) for each in self.requests or (self._last,)]
+        return all(each is None or each.token is None for each in found)
 
     @property
     def unread_bytes(self) -> int:

@@ -11,6 +11,7 @@ from msgspec import UNSET
 
 from opwire import CallError, ErrorCode, Identity
 from opwire.origin import ENVELOPE_JSON
+from opwire.serve.guard import AdmittedRequest
 from opwire.serve.http.request import Request, parse_body
 from opwire.serve.problem import HTTPStatusError
 from tests.requirements import requirement
@@ -20,19 +21,9 @@ TRACE = "00-0af7651916cd43dd8448eb211c80319c-b7ad6b7169203331-01"
 
 def request_with(path: str = "/math/add", root_path: str = "", body: bytes = b"", **headers: str) -> Request:
     lines = [(name.replace("_", "-").encode(), value.encode()) for name, value in headers.items()]
-    return Request(
-        {
-            "type": "http",
-            "method": "POST",
-            "path": path,
-            "root_path": root_path,
-            "query_string": b"",
-            "headers": lines,
-            "opwire.identity": Identity(id="me"),
-            "opwire.expires": 5.0,
-            "opwire.body": body,
-        }
-    )
+    scope = {"type": "http", "path": path, "root_path": root_path, "query_string": b""}
+    admitted = AdmittedRequest("POST", lines, dict(lines), identity=Identity(id="me"), expires=5.0, body=body)
+    return Request(scope, admitted)
 
 
 def body_of(body: bytes, content_type: str = "application/json") -> Any:
@@ -130,9 +121,10 @@ def test_a_deadline_is_at_most_a_day_away(text: str) -> None:
     [(b"/math/add", True), (b"/m%61th/add", False), (b"/%C3%A9/math/add", True), (b"", True), (b"/math%2Fadd", False)],
 )
 def test_a_path_that_came_percent_encoded_is_known_as_such(raw: bytes, plain: bool) -> None:
-    scope = {"type": "http", "method": "GET", "path": "/math/add", "query_string": b"", "headers": []}
-    assert Request({**scope, "raw_path": raw}).is_plain is plain
-    assert Request(scope).is_plain
+    scope = {"type": "http", "path": "/math/add", "query_string": b""}
+    admitted = AdmittedRequest("GET", [], {})
+    assert Request({**scope, "raw_path": raw}, admitted).is_plain is plain
+    assert Request(scope, admitted).is_plain
 
 
 def test_the_last_event_is_text() -> None:

@@ -5,7 +5,7 @@ from typing import Any
 import pytest
 
 from opwire import CallError, ErrorCode, OperationSpec, OperationType, Schema
-from opwire.serve.guard import BODY
+from opwire.serve.guard import AdmittedRequest
 from opwire.serve.http.request import Request, Route
 from tests.requirements import requirement
 
@@ -18,8 +18,8 @@ def route(input_schema: Schema = FLAT, type: OperationType = OperationType.QUERY
 
 def input_of(route: Route, method: str, query: bytes = b"", body: bytes = b"") -> Any:
     headers = [(b"content-type", b"application/json")]
-    scope = {"type": "http", "method": method, "path": "/a/b", "query_string": query, "headers": headers, BODY: body}
-    return route.input(Request(scope))
+    admitted = AdmittedRequest(method, headers, dict(headers), body=body)
+    return route.input(Request({"type": "http", "path": "/a/b", "query_string": query}, admitted))
 
 
 @requirement("http.methods")

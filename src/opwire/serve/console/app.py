@@ -47,7 +47,7 @@ from opwire.serve.console.web import (
     require,
     signed_out,
 )
-from opwire.serve.guard import App, GuardOptions, Receive, RequestGuard, Scope
+from opwire.serve.guard import ADMITTED, App, GuardOptions, Receive, RequestGuard, Scope
 from opwire.serve.http.request import Request
 from opwire.serve.http.responses import send_error
 from opwire.serve.listener import ListeningApp
@@ -193,7 +193,7 @@ class ConsoleApp(ListeningApp):
     async def _handle(self, scope: Scope, receive: Receive, send: Send) -> None:
         if scope["type"] == "lifespan":
             return await self.follow_lifespan(receive, send)
-        request = Request(scope)
+        request = Request(scope, scope[ADMITTED])
         try:
             response = await self._response(request)
             if isinstance(response, Response) and request.method == "HEAD":

@@ -27,7 +27,7 @@ from opwire.names import suggestion
 from opwire.operation import Context, Interceptor, OperationType, check_access
 from opwire.origin import RESUMED, id_of, path_of
 from opwire.registry import OperationRegistry
-from opwire.serve.guard import App, GuardOptions, Receive, RequestGuard, Scope
+from opwire.serve.guard import ADMITTED, AdmittedRequest, App, GuardOptions, Receive, RequestGuard, Scope
 from opwire.serve.http.document import DocumentCache, DocumentInfo
 from opwire.serve.http.request import API_ROOT, READS, CancelOnDisconnect, Request, Route, is_spelled, parse_body
 from opwire.serve.http.responses import EventStream, encode_response, send_error
@@ -162,7 +162,7 @@ class HTTPApp(ListeningApp):
                     await app({**scope, "root_path": root + path, API_ROOT: root}, receive, send)
                     return
         if scope["type"] == "http" and scope["path"].endswith(("/healthz", "/readyz")):
-            request = Request(scope)
+            request = Request(scope, AdmittedRequest.of(scope))
             if request.path in ("/healthz", "/readyz") and request.is_plain:
                 # With any host name: probes use the address, and learn nothing.
                 if request.method not in READS:
@@ -190,7 +190,7 @@ class HTTPApp(ListeningApp):
     async def _handle(self, scope: Scope, receive: Receive, send: Send) -> None:
         if scope["type"] == "lifespan":
             return await self.follow_lifespan(receive, send)
-        request = Request(scope)
+        request = Request(scope, scope[ADMITTED])
         if request.access is not None:
             request.access.request_id = request.request_id
         try:

@@ -23,13 +23,12 @@ from msgspec import UNSET
 from opwire.caller import caller_metadata
 from opwire.deadlines import Deadlines, bounded_seconds
 from opwire.errors import CallError, ErrorCode
-from opwire.logs import AccessEntry
-from opwire.operation import Context, Identity, Inbound, OperationSpec, OperationType, Trace, input_error, trace_of
+from opwire.operation import Context, Inbound, OperationSpec, OperationType, Trace, input_error, trace_of
 from opwire.origin import ENVELOPE_JSON
 from opwire.schema import Problem, Schema
 from opwire.schema.dialect import References
 from opwire.schema.shape import type_names
-from opwire.serve.guard import ACCESS, BODY, EXPIRES, HEADERS, IDENTITY, TOKEN, Receive, Scope
+from opwire.serve.guard import AdmittedRequest, Receive, Scope
 from opwire.serve.problem import HTTPStatusError
 from opwire.typed.plain import LARGE_JSON, as_dict, as_list, has_duplicate_keys, read_peer_json
 
@@ -61,6 +60,7 @@ class Request:
     """A request; its parts are parsed lazily."""
 
     __slots__ = (
+        "_admitted",
         "_scope",
         "access",
         "headers",
@@ -73,9 +73,10 @@ class Request:
         "root_path",
     )
 
-    def __init__(self, scope: Scope) -> None:
+    def __init__(self, scope: Scope, admitted: AdmittedRequest) -> None:
         self._scope = scope
-        self.method: str = scope["method"]
+        self._admitted = admitted
+        self.method = admitted.method
         self.root_path: str = scope.get("root_path", "")
         path: str = scope["path"]
         if self.root_path and path.startswith(f"{self.root_path}/"):
@@ -85,9 +86,9 @@ class Request:
         raw: bytes = scope.get("raw_path") or b""
         self.is_plain = b"%" not in raw or raw.endswith(path.encode("utf-8", "replace"))
         self.query: bytes = scope["query_string"]
-        self.headers: Mapping[bytes, bytes] = scope.get(HEADERS) or dict(scope["headers"])
-        self.identity: Identity | None = scope.get(IDENTITY)
-        self.access: AccessEntry | None = scope.get(ACCESS)
+        self.headers = admitted.headers
+        self.identity = admitted.identity
+        self.access = admitted.access
         given = self.headers.get(b"x-request-id")
         is_sane = given is not None and _REQUEST_ID.fullmatch(given)
         self.request_id = given.decode() if given and is_sane else os.urandom(16).hex()
@@ -109,12 +110,12 @@ class Request:
     @property
     def token(self) -> str | None:
         """The verified token of its caller."""
-        return self._scope.get(TOKEN)
+        return self._admitted.token
 
     @property
     def expires(self) -> float | None:
         """When its token expires (Unix epoch, in seconds)."""
-        return self._scope.get(EXPIRES)
+        return self._admitted.expires
 
     @property
     def wants_envelope(self) -> bool:
@@ -173,7 +174,7 @@ class Request:
         Raises:
             CallError: see `deadline`.
         """
-        token: str | None = self._scope.get(TOKEN)
+        token = self._admitted.token
         metadata: Mapping[str, Any] = self.metadata if b"traceparent" in self.headers else {}
         return Context(
             request_id=self.request_id,
@@ -192,7 +193,7 @@ class Request:
             HTTPStatusError: its content type is not JSON.
             CallError: PROTOCOL_ERROR, if it is invalid.
         """
-        body: bytes = self._scope.get(BODY, b"")
+        body = self._admitted.body
         if not body:
             return UNSET
         if self.headers.get(b"content-type") != b"application/json":
@@ -202,7 +203,7 @@ class Request:
     @property
     def body(self) -> bytes:
         """The body, which is complete: the guard has buffered it."""
-        return self._scope.get(BODY, b"")
+        return self._admitted.body
 
     @property
     def text_headers(self) -> dict[str, str]:

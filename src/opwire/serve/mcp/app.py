@@ -41,19 +41,7 @@ from opwire.mcp.protocol import (
 )
 from opwire.operation import Identity, Interceptor
 from opwire.registry import OperationRegistry
-from opwire.serve.guard import (
-    ACCESS,
-    BODY,
-    EXPIRES,
-    HEADERS,
-    IDENTITY,
-    OAUTH,
-    TOKEN,
-    GuardOptions,
-    Receive,
-    RequestGuard,
-    Scope,
-)
+from opwire.serve.guard import ADMITTED, AdmittedRequest, GuardOptions, Receive, RequestGuard, Scope
 from opwire.serve.listener import ListeningApp, ListenOptions
 from opwire.serve.mcp.calls import CallLimits, ServedRequest, ServedTools
 from opwire.serve.mcp.clients import MAX_OPEN, RequestStates
@@ -72,7 +60,7 @@ from opwire.serve.mcp.stdio import DuplexConnection, serve_files, standard_files
 from opwire.serve.mcp.streams import EventWriter, follow, remaining
 from opwire.serve.mcp.tasks import TASK_AFTER, CallTasks, DurableTasks, DurableTaskStore
 from opwire.serve.mcp.tools import MAX_OUTPUT_SCHEMA, MAX_PAGE, ToolCatalogue
-from opwire.serve.problem import HTTPStatusError, Send, send_problem
+from opwire.serve.problem import Header, HTTPStatusError, Send, send_problem
 from opwire.tools import MAX_NAME
 from opwire.typed.plain import as_dict
 from opwire.version import VERSION
@@ -285,21 +273,21 @@ class MCPApp(ListeningApp):
         if scope["type"] == "lifespan":
             await self.follow_lifespan(receive, send)
             return
-        identity: Identity | None = scope[IDENTITY]
+        request: AdmittedRequest = scope[ADMITTED]
         try:
             self._check_path(scope)
-            if identity is None and not self._catalogue.has_public():
+            if request.identity is None and not self._catalogue.has_public():
                 needed = CallError(ErrorCode.UNAUTHENTICATED, "a token is needed, as Authorization: Bearer")
                 raise HTTPStatusError(HTTPStatus.UNAUTHORIZED, needed, (b"www-authenticate", b"Bearer"))
         except HTTPStatusError as error:
-            await send_problem(send, error, access=scope.get(ACCESS), with_body=scope["method"] != "HEAD")
+            await send_problem(send, error, access=request.access, with_body=request.method != "HEAD")
             return
-        version: bytes | None = scope[HEADERS].get(VERSION_HEADER.encode())
+        version = request.headers.get(VERSION_HEADER.encode())
         if version is not None and version.decode("latin-1") not in HANDSHAKE_VERSIONS:
-            await serve_stateless(self._server, scope, receive, send)
+            await serve_stateless(self._server, request, receive, send)
             return
-        sessions = self._anonymous if identity is None else self._identified
-        await sessions.serve(scope, receive, send)
+        sessions = self._anonymous if request.identity is None else self._identified
+        await sessions.serve(request, receive, send)
 
     def _check_path(self, scope: Scope) -> None:
         root: str = scope.get("root_path", "")
@@ -328,33 +316,33 @@ class StatelessRequest(ServedRequest, kw_only=True):
         await self.writer.event(encode_message(message))
 
 
-async def serve_stateless(server: RegistryServer, scope: Scope, receive: Receive, send: Send) -> None:
+async def serve_stateless(server: RegistryServer, post: AdmittedRequest, receive: Receive, send: Send) -> None:
     """Serve a request of the stateless era."""
-    if scope["method"] != "POST":
+    if post.method != "POST":
         await send_json(send, 405, headers=[(b"allow", b"POST")])
         return
-    if not accepts(scope[HEADERS].get(b"accept", b""), JSON, EVENTS):
+    if not accepts(post.headers.get(b"accept", b""), JSON, EVENTS):
         await send_error(send, 406, INVALID_REQUEST, f"the client must accept {JSON} and {EVENTS}")
         return
     id: RequestId | None = None
     try:
-        message = _read_message(scope.pop(BODY))  # a stream would keep it
-        headers = {name.decode("latin-1"): value.decode("latin-1") for name, value in scope[HEADERS].items()}
+        message = _read_message(post.take_body())
+        headers = {name.decode("latin-1"): value.decode("latin-1") for name, value in post.headers.items()}
         if isinstance(message, RPCNotification):  # accepted and ignored: a client cancels by disconnecting
             check_stateless_version(headers.get(VERSION_HEADER, ""))
             await send_json(send, 202)
             return
         id = message.id
-        _check_headers(server, message, scope, headers)
+        _check_headers(server, message, post.lines, headers)
     except RPCError as error:
         await send_json(send, HTTP_STATUS.get(error.code, 200), encode_message(RPCFailure.of(id, error)))
         return
-    if OAUTH in scope and await challenge(server, scope, message, send):
+    if post.offers_oauth and await challenge(server, message, post.identity, send):
         return
     writer = EventWriter(send)
-    request = StatelessRequest(message, scope[IDENTITY], token=scope[TOKEN], writer=writer)
+    request = StatelessRequest(message, post.identity, token=post.token, writer=writer)
     request.task = task = server.tasks.start(server.respond(request))
-    within = remaining(scope[EXPIRES]) if message.method == "subscriptions/listen" else None
+    within = remaining(post.expires) if message.method == "subscriptions/listen" else None
     try:
         is_done = task.done() or await follow(task, writer, receive, within=within)
     except asyncio.CancelledError:
@@ -382,13 +370,15 @@ def _read_message(body: bytes) -> RPCRequest | RPCNotification:
     return message
 
 
-def _check_headers(server: RegistryServer, message: RPCRequest, scope: Scope, headers: Mapping[str, str]) -> None:
+def _check_headers(
+    server: RegistryServer, message: RPCRequest, lines: Iterable[Header], headers: Mapping[str, str]
+) -> None:
     """Check that the headers of a request say the same as its message: proxies route it by them.
 
     Raises:
         RPCError: they differ, or one of them is there twice.
     """
-    routing = [name for name, _ in scope["headers"] if name in _ROUTING or name.startswith(_PARAM)]
+    routing = [name for name, _ in lines if name in _ROUTING or name.startswith(_PARAM)]
     if len(set(routing)) != len(routing):  # two proxies could read different ones
         raise RPCError(HEADER_MISMATCH, "a header of the request is there twice")
     read_envelope(message.method, message.params, headers)

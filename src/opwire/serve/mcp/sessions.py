@@ -7,7 +7,7 @@ session, and wait for it.
 
 import asyncio
 import time
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable
 from functools import lru_cache
 from typing import Any, NamedTuple, cast
 from uuid import uuid4
@@ -41,8 +41,8 @@ from opwire.mcp.protocol import (
     SESSION_HEADER,
     check_sent_routing,
 )
-from opwire.operation import check_access
-from opwire.serve.guard import BODY, EXPIRES, HEADERS, IDENTITY, OAUTH, TOKEN, Receive, Scope
+from opwire.operation import Identity, check_access
+from opwire.serve.guard import AdmittedRequest, Receive
 from opwire.serve.mcp.calls import Params, ServedRequest
 from opwire.serve.mcp.clients import MAX_BATCH_VALUES, MAX_OPEN, ClientState
 from opwire.serve.mcp.server import RegistryServer
@@ -78,9 +78,9 @@ def prefers_events(header: bytes) -> bool:
     return 0 <= accepted.find(EVENTS.encode()) < accepted.find(JSON.encode())
 
 
-async def read_post(scope: Scope, send: Send, *, batches: bool = False) -> list[RPCMessage]:
+async def read_post(post: AdmittedRequest, send: Send, *, batches: bool = False) -> list[RPCMessage]:
     """Return the message of a POST, or those of a batch; none if it is invalid, and was rejected."""
-    headers: Mapping[bytes, bytes] = scope[HEADERS]
+    headers = post.headers
     status, code, problem = 400, INVALID_REQUEST, ""
     if not accepts(headers.get(b"accept", b""), JSON, EVENTS):
         status, problem = 406, f"the client must accept {JSON} and {EVENTS}"
@@ -88,11 +88,11 @@ async def read_post(scope: Scope, send: Send, *, batches: bool = False) -> list[
         status, problem = 415, f"the content type must be {JSON}"
     else:
         try:
-            body = scope.pop(BODY)  # a subscription would keep it
+            body = post.take_body()
             parts = split_batch(body, MAX_BATCH_VALUES) if batches else [body]
             messages = [decode_message(each, is_checked=True) for each in parts]  # by the guard
             if METHOD_HEADER.encode() in headers or NAME_HEADER.encode() in headers:
-                check_sent_routing(messages, scope["headers"])
+                check_sent_routing(messages, post.lines)
             return messages
         except RPCError as error:
             code, problem = error.code, error.message
@@ -124,15 +124,15 @@ async def send_error(send: Send, status: int, code: int, message: str, headers: 
     await send_json(send, status, encode_message(RPCFailure.of(None, RPCError(code, message))), headers)
 
 
-async def challenge(server: RegistryServer, scope: Scope, request: RPCRequest, send: Send) -> bool:
+async def challenge(server: RegistryServer, request: RPCRequest, identity: Identity | None, send: Send) -> bool:
     """Reject a call that lacks a token or a scope with a 401 or 403, so the client gets one; return whether it was.
 
-    Only for requests with OAUTH: without it, that is an error of the call, which the model reads.
+    Only if the server offers OAuth: without it, that is an error of the call, which the model reads.
     """
-    spec = server.operation_of(request, scope[IDENTITY])
+    spec = server.operation_of(request, identity)
     try:
         if spec is not None:
-            check_access(spec, scope[IDENTITY])
+            check_access(spec, identity)
         return False
     except CallError as error:
         lines = challenge_of(error)
@@ -274,19 +274,19 @@ class HTTPSession:
         self.events.primes = self._client.version >= PRIMED
         await send_json(send, 200, encode_reply(RPCResponse(message.id, result)), self.headers)
 
-    async def serve(self, scope: Scope, receive: Receive, send: Send) -> None:
+    async def serve(self, request: AdmittedRequest, receive: Receive, send: Send) -> None:
         """Serve one HTTP request of the session."""
         self.exchanges += 1
         try:
-            match scope["method"]:
+            match request.method:
                 case "POST":
-                    messages = await read_post(scope, send, batches=self._client.version == BATCHED)
+                    messages = await read_post(request, send, batches=self._client.version == BATCHED)
                     if len(messages) == 1 and isinstance(messages[0], RPCRequest):
-                        await self._answer(messages[0], scope, receive, send)
+                        await self._answer(messages[0], request, receive, send)
                     elif messages:
-                        await self._answer_batch(messages, scope, send)
+                        await self._answer_batch(messages, request, send)
                 case "GET":
-                    await self._get(scope, receive, send)
+                    await self._get(request, receive, send)
                 case _:  # DELETE
                     self._ended(self.id)
                     self.end()
@@ -297,12 +297,12 @@ class HTTPSession:
 
     # --- requests -----------------------------------------------------------------------------------------------------
 
-    async def _answer(self, message: RPCRequest, scope: Scope, receive: Receive, send: Send) -> None:
+    async def _answer(self, message: RPCRequest, post: AdmittedRequest, receive: Receive, send: Send) -> None:
         """Answer one request: as JSON if it ends without an event, as most do."""
-        if OAUTH in scope and await challenge(self._server, scope, message, send):
+        if post.offers_oauth and await challenge(self._server, message, post.identity, send):
             return
         try:
-            request = self._admit(message, scope, send)
+            request = self._admit(message, post, send)
             if message.method == "initialize":
                 del self._running[message.id]
                 await self.open(message, self._server.initialize(message.params), send)
@@ -311,13 +311,13 @@ class HTTPSession:
         except RPCError as error:
             await send_json(send, 200, encode_message(RPCFailure.of(message.id, error)), self.headers)
             return
-        streams = self.events.primes and prefers_events(scope[HEADERS].get(b"accept", b""))
+        streams = self.events.primes and prefers_events(post.headers.get(b"accept", b""))
         if task.done() and request.stream is None and not streams:
             await send_json(send, 200, self._outcome(request, task), self.headers)
         else:
             await self._stream(request, task, receive, starts=streams)
 
-    def _admit(self, message: RPCRequest, scope: Scope, send: Send | None = None) -> SessionRequest:
+    def _admit(self, message: RPCRequest, post: AdmittedRequest, send: Send | None = None) -> SessionRequest:
         """Register a request that may be served now; `send` responds to its POST, if that is not a batch.
 
         Raises:
@@ -329,7 +329,7 @@ class HTTPSession:
             if rejection is not None:
                 raise rejection
         request = running[message.id] = SessionRequest(
-            message, scope[IDENTITY], client, scope[TOKEN], session=self, respond=send
+            message, post.identity, client, post.token, session=self, respond=send
         )
         return request
 
@@ -387,7 +387,7 @@ class HTTPSession:
 
     # --- batches, and messages without a response ---------------------------------------------------------------------
 
-    async def _answer_batch(self, messages: list[RPCMessage], scope: Scope, send: Send) -> None:
+    async def _answer_batch(self, messages: list[RPCMessage], post: AdmittedRequest, send: Send) -> None:
         """Answer the requests of a batch with JSON; their notifications are sent on the stream of the GET."""
         replies: list[bytes] = []
         requests: list[SessionRequest] = []
@@ -396,7 +396,7 @@ class HTTPSession:
                 self._take(message)
                 continue
             try:
-                requests.append(self._admit(message, scope))
+                requests.append(self._admit(message, post))
             except RPCError as error:
                 replies.append(encode_message(RPCFailure.of(message.id, error)))
         calls: list[asyncio.Task[bytes]] = []
@@ -442,9 +442,9 @@ class HTTPSession:
 
     # --- the stream of the session ------------------------------------------------------------------------------------
 
-    async def _get(self, scope: Scope, receive: Receive, send: Send) -> None:
+    async def _get(self, request: AdmittedRequest, receive: Receive, send: Send) -> None:
         """Send the notifications of the session, or the rest of the stream whose last event the client names."""
-        headers: Mapping[bytes, bytes] = scope[HEADERS]
+        headers = request.headers
         seen = headers.get(LAST_EVENT_HEADER.encode())
         found = (self.notices, None) if seen is None else self.events.find(seen.decode("latin-1"))
         status, problem = 0, ""
@@ -462,7 +462,7 @@ class HTTPSession:
         stream.attach(writer)
         left = stream.left()
         sending = spawn(self._send_changes(), self._tasks) if stream is self.notices else None
-        limits = [each for each in (remaining(scope[EXPIRES]), self._poll_after()) if each is not None]
+        limits = [each for each in (remaining(request.expires), self._poll_after()) if each is not None]
         try:
             await stream.resume(writer, after)
             await follow(left, writer, receive, within=min(limits, default=None))
@@ -496,26 +496,26 @@ class Sessions:
         self._max_each = max_each
         self._by_id: dict[str, HTTPSession] = {}
 
-    async def serve(self, scope: Scope, receive: Receive, send: Send) -> None:
+    async def serve(self, request: AdmittedRequest, receive: Receive, send: Send) -> None:
         """Serve a request of the handshake era, in its session or in a new one."""
-        owner = None if scope[IDENTITY] is None else scope[IDENTITY].id
-        header: bytes | None = scope[HEADERS].get(_SESSION)
+        owner = None if request.identity is None else request.identity.id
+        header = request.headers.get(_SESSION)
         id = None if header is None else header.decode("latin-1")
-        if scope["method"] not in ("GET", "POST", "DELETE"):
+        if request.method not in ("GET", "POST", "DELETE"):
             await send_error(send, 405, INVALID_REQUEST, "Method Not Allowed", [(b"allow", b"GET, POST, DELETE")])
         elif id is None:
-            await self._begin(owner, scope, send)
+            await self._begin(owner, request, send)
         elif (session := self._by_id.get(id)) is None or session.owner != owner:  # exactly as if it did not exist
             await send_error(send, 404, INVALID_REQUEST, "Session not found")
         else:
             self._by_id[id] = self._by_id.pop(id)
-            await session.serve(scope, receive, send)
+            await session.serve(request, receive, send)
 
-    async def _begin(self, owner: str | None, scope: Scope, send: Send) -> None:
+    async def _begin(self, owner: str | None, request: AdmittedRequest, send: Send) -> None:
         """Open a session, for a handshake only: another one may have to end for it."""
         message = None
-        if scope["method"] == "POST":
-            message = next(iter(await read_post(scope, send)), None)
+        if request.method == "POST":
+            message = next(iter(await read_post(request, send)), None)
             if message is None:
                 return
         if not isinstance(message, RPCRequest) or message.method != "initialize":
