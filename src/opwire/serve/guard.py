@@ -182,9 +182,9 @@ class RequestGuard:
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Admit or reject a request. Other events, such as the server's lifespan, pass."""
-        if scope["type"] == "websocket":  # unsupported, and a browser opens one to any host
-            return await send({"type": "websocket.close", "code": 1008})
         if scope["type"] != "http":
+            if scope["type"] == "websocket":  # unsupported, and a browser opens one to any host
+                return await send({"type": "websocket.close", "code": 1008})
             return await self._app(scope, receive, send)
         request = scope[ADMITTED] = AdmittedRequest.of(scope)
         if not access_logger.isEnabledFor(logging.INFO):
@@ -217,6 +217,8 @@ class RequestGuard:
                 request.offers_oauth = True
                 send = self._resource.challenging(scope, send)
             try:
+                if self._open > self._max_requests:
+                    raise _overloaded(self._max_requests)
                 self._check(request)
                 if self._authenticator is None and self._session is None:
                     request.identity = self._anonymous
@@ -241,8 +243,6 @@ class RequestGuard:
 
     def _check(self, request: AdmittedRequest) -> None:
         """Check the headers, and remove white space at the end of their values."""
-        if self._open > self._max_requests:
-            raise _overloaded(self._max_requests)
         lines, headers = request.lines, request.headers
         text = b"\n".join(chain.from_iterable(lines))
         if b" \n" in text or b"\t\n" in text or text.endswith((b" ", b"\t")):
@@ -257,10 +257,11 @@ class RequestGuard:
             for name in _UNIQUE_HEADERS:
                 if names.count(name) > 1:
                     raise CallError(ErrorCode.PROTOCOL_ERROR, f"duplicate header {name.decode()}")
-        if _CHUNKED in headers and b"content-length" in headers:  # a proxy may go by the other one: request smuggling
-            raise _malformed("content-length and transfer-encoding exclude each other")
-        if headers.get(_CHUNKED, b"chunked").lower() != b"chunked":  # httptools ignores what comes before it
-            raise _malformed("the only transfer-encoding is chunked")
+        if _CHUNKED in headers:
+            if b"content-length" in headers:  # a proxy may go by the other one: request smuggling
+                raise _malformed("content-length and transfer-encoding exclude each other")
+            if headers[_CHUNKED].lower() != b"chunked":  # httptools ignores what comes before it
+                raise _malformed("the only transfer-encoding is chunked")
         given = headers.get(b"host", b"")
         host = self._accepted.get(given) or self._accept_host(given)
         if b"origin" in headers or b"sec-fetch-site" in headers or b"referer" in headers:

@@ -333,31 +333,19 @@ class _HTTPProtocol(UvicornProtocol):
     """
 
     progressed = _IS_H11  # the head of a request, or a part of its body, was complete
-    _is_trailing = False
-
-    def on_message_begin(self) -> None:
-        self._is_trailing = False
-        super().on_message_begin()
-
-    def on_url(self, url: bytes) -> None:
-        # httptools omits a fragment, and a proxy may take it for part of the path: `/a/b#` evaded its rule for `/a/b`.
-        if b"#" in url:
-            raise ValueError("a fragment in the target of a request")  # uvicorn answers with 400
-        super().on_url(url)
-
-    def on_header(self, name: bytes, value: bytes) -> None:
-        # uvicorn takes a trailer, which proxies do not check, for a header: for a token, for example.
-        if not self._is_trailing:
-            super().on_header(name, value)
 
     def on_headers_complete(self) -> None:
-        self.progressed = self._is_trailing = True
+        self.progressed = True
+        # httptools omits a fragment, and a proxy may take it for part of the path: `/a/b#` evaded its rule for `/a/b`.
+        if b"#" in self.url:
+            raise ValueError("a fragment in the target of a request")  # uvicorn answers with 400
         if not self.url.startswith((b"/", b"*")):
             # uvicorn ignores the host of an absolute target, which a proxy has to go by. The guard checks the header.
             host = re.split(rb"[/?]", self.url.partition(b"://")[2])[0]
             if host.lower() != dict(self.headers).get(b"host", b"").lower():
                 raise ValueError("a target with another host than the header")
         super().on_headers_complete()
+        self.headers = []  # takes the trailers, which proxies do not check: uvicorn would add a token to the request
 
     def on_body(self, body: bytes) -> None:
         self.progressed = True

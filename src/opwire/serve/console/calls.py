@@ -138,10 +138,10 @@ class ConsoleCalls:
 
     async def download(self, request: Request) -> Response:
         """Return the result of a call as a file."""
-        _, content_type, body, _ = self.results.get(request.path.removeprefix("/api/results/"), request.identity)
-        suffix = "json" if content_type == b"application/json" else "bin"
+        result = self.results.get(request.path.removeprefix("/api/results/"), request.identity)
+        suffix = "json" if result.content_type == b"application/json" else "bin"
         headers = {"content-disposition": f'attachment; filename="result.{suffix}"'}
-        return reply(request, body, content_type.decode(), headers=headers)
+        return reply(request, result.body, result.content_type.decode(), headers=headers)
 
     async def answer(self, request: Request) -> Response:
         """Answer a question of a call.

@@ -228,10 +228,11 @@ class HTTPApp(ListeningApp):
             return
         if access is not None:
             access.answered(envelope)
-        status, content_type, body, headers = encode_response(
+        response = encode_response(
             envelope, whole=whole, is_error=self._options.is_error, request_id=request.request_id
         )
-        await _send_response(send, request, status, body, [(b"content-type", content_type), _NO_STORE, *headers])
+        headers = [(b"content-type", response.content_type), _NO_STORE, *response.headers]
+        await _send_response(send, request, response.status, response.body, headers)
 
     async def _execute(
         self, route: Route, input: Any, context: Context, receive: Receive
