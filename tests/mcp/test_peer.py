@@ -8,15 +8,7 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
 
 from opwire.errors import CallError, ErrorCode
-from opwire.mcp.messages import (
-    INVALID_REQUEST,
-    ErrorObject,
-    InvalidReply,
-    RPCFailure,
-    RPCNotification,
-    RPCRequest,
-    RPCResponse,
-)
+from opwire.mcp.messages import ErrorObject, InvalidReply, RPCCode, RPCFailure, RPCNotification, RPCRequest, RPCResponse
 from opwire.mcp.peer import Answer, CancelledRequest, JsonRpcPeer, Rejection, Reported
 from tests.requirements import requirement
 
@@ -93,7 +85,7 @@ def test_requests_above_the_limit_are_rejected_until_others_are_finished() -> No
         rejection = peer.receive(each)
         assert isinstance(rejection, Rejection)
         assert rejection.reply.id == each.id
-        assert rejection.reply.error.code == INVALID_REQUEST
+        assert rejection.reply.error.code == RPCCode.INVALID_REQUEST
         assert "more than 3 requests are open" in rejection.reply.error.message
     peer.finish(0)
     assert peer.receive(requests[4]) is requests[4]

@@ -29,21 +29,33 @@ from opwire.typed.plain import (
 
 logger = logging.getLogger("opwire.mcp")
 
-PARSE_ERROR = -32700
-INVALID_REQUEST = -32600
-METHOD_NOT_FOUND = -32601
-INVALID_PARAMS = -32602
-INTERNAL_ERROR = -32603
-REQUEST_TIMEOUT = -32001
-REQUEST_CANCELLED = -32800
-HEADER_MISMATCH = -32020
-MISSING_CAPABILITY = -32021
-UNSUPPORTED_PROTOCOL_VERSION = -32022
 
-HTTP_STATUS = {METHOD_NOT_FOUND: 404} | dict.fromkeys(
-    (PARSE_ERROR, INVALID_REQUEST, INVALID_PARAMS, HEADER_MISMATCH, MISSING_CAPABILITY, UNSUPPORTED_PROTOCOL_VERSION),
-    400,
-)
+class RPCCode:
+    """The codes of JSON-RPC errors."""
+
+    PARSE_ERROR = -32700
+    INVALID_REQUEST = -32600
+    METHOD_NOT_FOUND = -32601
+    INVALID_PARAMS = -32602
+    INTERNAL_ERROR = -32603
+    CONNECTION_CLOSED = -32000
+    REQUEST_TIMEOUT = -32001
+    RESOURCE_NOT_FOUND = -32002  # in the handshake era; later revisions have invalid params instead
+    HEADER_MISMATCH = -32020
+    MISSING_CAPABILITY = -32021
+    UNSUPPORTED_PROTOCOL_VERSION = -32022
+    REQUEST_CANCELLED = -32800
+
+
+HTTP_STATUS = {
+    RPCCode.METHOD_NOT_FOUND: 404,
+    RPCCode.PARSE_ERROR: 400,
+    RPCCode.INVALID_REQUEST: 400,
+    RPCCode.INVALID_PARAMS: 400,
+    RPCCode.HEADER_MISMATCH: 400,
+    RPCCode.MISSING_CAPABILITY: 400,
+    RPCCode.UNSUPPORTED_PROTOCOL_VERSION: 400,
+}
 """The status of responses with these errors in the stateless era; others have 200."""
 
 MAX_ID = 200
@@ -75,6 +87,11 @@ class RPCError(Exception):
         self.message = message
         self.data = data
 
+    @classmethod
+    def internal(cls) -> "RPCError":
+        """Return the error for an unexpected exception, which is in the log."""
+        return cls(RPCCode.INTERNAL_ERROR, "Internal server error")
+
     def __str__(self) -> str:
         return self.message
 
@@ -90,6 +107,10 @@ class ErrorObject(Struct, frozen=True, omit_defaults=True):
     def of(cls, error: RPCError) -> "ErrorObject":
         """Return the error that was raised, as it is sent."""
         return cls(error.code, error.message, error.data)
+
+    def exception(self) -> RPCError:
+        """Return the error that was received, to be raised."""
+        return RPCError(self.code, self.message, self.data)
 
 
 class RPCRequest(Struct, frozen=True, omit_defaults=True, tag_field="jsonrpc", tag="2.0"):
@@ -202,8 +223,7 @@ def encode_reply(reply: RPCMessage) -> bytes:
         return encode_message(reply)
     except (TypeError, ValueError, RecursionError):
         logger.exception("a response of the MCP server has no JSON form")
-        id = cast("RPCResponse", reply).id
-        return encode_message(RPCFailure.of(id, RPCError(INTERNAL_ERROR, "Internal server error")))
+        return encode_message(RPCFailure.of(cast("RPCResponse", reply).id, RPCError.internal()))
 
 
 def decode_message(raw: bytes, *, is_checked: bool = False) -> RPCMessage:
@@ -284,7 +304,7 @@ def _repaired(raw: bytes, max_repaired: int) -> RPCMessage:
         is_code = isinstance(code, int | float) and not isinstance(code, bool) and abs(code) < 2**31
         text = message if isinstance(message, str) else "" if message is None else json.dumps(message)
         shown = f"{text} (code {str(code)[:50]})".strip() if not is_code and code is not None else text
-        number = int(cast("float", code)) if is_code else INTERNAL_ERROR
+        number = int(cast("float", code)) if is_code else RPCCode.INTERNAL_ERROR
         fields["error"] = {**error, "code": number, "message": shown}
     try:
         message = _message_of(msgspec.convert(fields, _Frame), raw)

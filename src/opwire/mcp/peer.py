@@ -25,10 +25,10 @@ from msgspec import Struct
 
 from opwire.errors import CallError, ErrorCode
 from opwire.mcp.messages import (
-    INVALID_REQUEST,
     InvalidReply,
     ReceivedMessage,
     RequestId,
+    RPCCode,
     RPCError,
     RPCFailure,
     RPCNotification,
@@ -193,7 +193,7 @@ class JsonRpcPeer(Generic[W]):
         else:
             self._open.add(request.id)
             return request
-        return Rejection(RPCFailure.of(request.id, RPCError(INVALID_REQUEST, f"rejected: {reason}")))
+        return Rejection(RPCFailure.of(request.id, RPCError(RPCCode.INVALID_REQUEST, f"rejected: {reason}")))
 
 
 def with_meta(params: Mapping[str, Any] | None, meta: Mapping[str, Any]) -> dict[str, Any]:

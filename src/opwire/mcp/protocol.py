@@ -12,15 +12,7 @@ from binascii import Error as Base64Error
 from collections.abc import Iterable, Iterator, Mapping
 from typing import Any, NamedTuple, cast
 
-from opwire.mcp.messages import (
-    HEADER_MISMATCH,
-    INVALID_PARAMS,
-    UNSUPPORTED_PROTOCOL_VERSION,
-    RPCError,
-    RPCMessage,
-    RPCNotification,
-    RPCRequest,
-)
+from opwire.mcp.messages import RPCCode, RPCError, RPCMessage, RPCNotification, RPCRequest
 from opwire.typed.plain import as_dict, as_list
 
 HANDSHAKE_VERSIONS = ("2024-11-05", "2025-03-26", "2025-06-18", "2025-11-25")
@@ -103,15 +95,15 @@ def read_envelope(method: str, params: Mapping[str, Any] | None, headers: Mappin
     meta = as_dict((params or {}).get("_meta"))
     if VERSION_META not in meta or CLIENT_CAPABILITIES_META not in meta:
         missing = [key for key in (VERSION_META, CLIENT_CAPABILITIES_META) if key not in meta]
-        raise RPCError(INVALID_PARAMS, f"params._meta is missing {' and '.join(missing)}")
+        raise RPCError(RPCCode.INVALID_PARAMS, f"params._meta is missing {' and '.join(missing)}")
     version: Any = meta[VERSION_META]
     if headers is not None:
         given = headers.get(VERSION_HEADER)
         if given is None or given != version:
-            raise RPCError(HEADER_MISMATCH, f"the header {VERSION_HEADER} differs from {VERSION_META}")
+            raise RPCError(RPCCode.HEADER_MISMATCH, f"the header {VERSION_HEADER} differs from {VERSION_META}")
         check_routing(method, params, headers.get(METHOD_HEADER), headers.get(NAME_HEADER))
     if not isinstance(version, str):
-        raise RPCError(INVALID_PARAMS, f"{VERSION_META} is not a string")
+        raise RPCError(RPCCode.INVALID_PARAMS, f"{VERSION_META} is not a string")
     check_stateless_version(version)
     return version
 
@@ -125,10 +117,10 @@ def check_routing(
         RPCError: they differ.
     """
     if given_method != method:
-        raise RPCError(HEADER_MISMATCH, f"the header {METHOD_HEADER} differs from the method")
+        raise RPCError(RPCCode.HEADER_MISMATCH, f"the header {METHOD_HEADER} differs from the method")
     name = None if (key := NAMED_BY.get(method)) is None else (params or {}).get(key)
     if name is not None and decode_header(given_name) != name:
-        raise RPCError(HEADER_MISMATCH, f"the header {NAME_HEADER} differs from params.{NAMED_BY[method]}")
+        raise RPCError(RPCCode.HEADER_MISMATCH, f"the header {NAME_HEADER} differs from params.{NAMED_BY[method]}")
 
 
 def check_sent_routing(messages: Iterable[RPCMessage], lines: Iterable[tuple[bytes, bytes]]) -> None:
@@ -140,7 +132,7 @@ def check_sent_routing(messages: Iterable[RPCMessage], lines: Iterable[tuple[byt
     decoded = ((name.decode("latin-1"), value.decode("latin-1")) for name, value in lines)
     given = [(name, value) for name, value in decoded if name in (METHOD_HEADER, NAME_HEADER)]
     if len(dict(given)) != len(given):
-        raise RPCError(HEADER_MISMATCH, "a header of the request is there twice")
+        raise RPCError(RPCCode.HEADER_MISMATCH, "a header of the request is there twice")
     for message in messages:
         if isinstance(message, RPCRequest | RPCNotification):
             found = {**request_headers("", message.method, message.params or {}), **dict(given)}
@@ -155,7 +147,7 @@ def check_stateless_version(version: str) -> None:
     """
     if version not in STATELESS_VERSIONS:
         data = {"supported": list(STATELESS_VERSIONS), "requested": version[:100]}
-        raise RPCError(UNSUPPORTED_PROTOCOL_VERSION, "Unsupported protocol version", data)
+        raise RPCError(RPCCode.UNSUPPORTED_PROTOCOL_VERSION, "Unsupported protocol version", data)
 
 
 # --- header values ----------------------------------------------------------------------------------------------------
@@ -280,7 +272,9 @@ def check_argument_headers(
             continue
         decoded = decode_header(given)
         if text is None or decoded is None or not _is_same(each.type, value, text, decoded):
-            raise RPCError(HEADER_MISMATCH, f"the header {each.name} differs from the argument {'.'.join(each.path)!r}")
+            raise RPCError(
+                RPCCode.HEADER_MISMATCH, f"the header {each.name} differs from the argument {'.'.join(each.path)!r}"
+            )
 
 
 def _is_same(type: Any, value: Any, text: str, header: str) -> bool:

@@ -6,7 +6,7 @@ from base64 import b64decode, b64encode
 from typing import Any
 
 from opwire import CallError, Context, ErrorCode, OperationRegistry
-from opwire.mcp.messages import INTERNAL_ERROR, RPCError
+from opwire.mcp.messages import RPCCode, RPCError
 
 TASK_AFTER = 0.2
 """Seconds after which a call becomes a task."""
@@ -247,7 +247,7 @@ def add_tasks(registry: OperationRegistry) -> None:
     async def protocol_error_job(context: Context) -> str:
         """Fails as a request does."""
         await become_task()
-        error = RPCError(INTERNAL_ERROR, "This request fails")
+        error = RPCError(RPCCode.INTERNAL_ERROR, "This request fails")
         error.request_id = context.request_id
         raise error
 

@@ -45,10 +45,10 @@ from opwire.adapters.mcp.transport import (
 from opwire.deadlines import Deadlines, back_off
 from opwire.errors import CallError, ErrorCode
 from opwire.mcp.messages import (
-    REQUEST_TIMEOUT,
     InvalidReply,
     ReceivedMessage,
     RequestId,
+    RPCCode,
     RPCError,
     RPCFailure,
     RPCNotification,
@@ -390,7 +390,7 @@ class MCPConnection:
             async with asyncio.timeout(timeout):
                 return (await self._exchange(self._transport, method, params, headers)).result
         except TimeoutError:
-            raise RPCError(REQUEST_TIMEOUT, f"no response to {method} within {timeout:g} seconds") from None
+            raise RPCError(RPCCode.REQUEST_TIMEOUT, f"no response to {method} within {timeout:g} seconds") from None
 
     async def notify(self, method: str, headers: Mapping[str, str]) -> None:
         """Send a notification of the handshake."""
@@ -434,7 +434,7 @@ class MCPConnection:
             case Answer(waiter=sent, message=RPCResponse() as response):
                 resolve(sent.response, response)
             case Answer(waiter=sent, message=RPCFailure(error=error)):
-                sent.fail(RPCError(error.code, error.message, error.data))
+                sent.fail(error.exception())
             case Answer(waiter=sent, message=InvalidReply(code=code, reason=reason)):
                 sent.fail(CallError(code, f"the MCP server {self._name} answered {sent.method} with {reason}"))
             case Reported(waiter=sent, params=params):

@@ -28,11 +28,11 @@ from opwire.adapters.mcp.transport import (
 )
 from opwire.errors import CallError, ErrorCode, needs_extra, system_message
 from opwire.mcp.messages import (
-    METHOD_NOT_FOUND,
     InvalidMessageError,
     InvalidReply,
     ReceivedMessage,
     RequestId,
+    RPCCode,
     RPCError,
     RPCFailure,
     RPCMessage,
@@ -215,9 +215,9 @@ async def failure_in(response: httpx2.Response, *, has_session: bool) -> RPCErro
     with suppress(InvalidMessageError):
         message = decode_message(body or b"")
         if isinstance(message, RPCFailure):
-            found = RPCError(message.error.code, message.error.message, message.error.data)
+            found = message.error.exception()
     # A dropped session is 404, regardless of the body.
-    lost = status == 404 and has_session and (found is None or found.code != METHOD_NOT_FOUND)
+    lost = status == 404 and has_session and (found is None or found.code != RPCCode.METHOD_NOT_FOUND)
     if found is not None and status not in (401, 403) and not lost:
         return found
     delay = response.headers.get("retry-after", "")

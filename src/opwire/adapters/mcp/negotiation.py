@@ -20,7 +20,7 @@ from opwire.adapters.mcp.servers import Callbacks
 from opwire.adapters.mcp.transport import HTTPExchangeError
 from opwire.deadlines import back_off
 from opwire.errors import CallError, ErrorCode
-from opwire.mcp.messages import UNSUPPORTED_PROTOCOL_VERSION, RPCError
+from opwire.mcp.messages import RPCCode, RPCError
 from opwire.mcp.protocol import (
     CLIENT_CAPABILITIES_META,
     CLIENT_INFO_META,
@@ -136,7 +136,7 @@ async def negotiate(
         # discovery timed out.
         supported = as_list(as_dict(refusal.data).get("supported"))
         version = next((each for each in reversed(STATELESS_VERSIONS) if each in supported), None)
-        if refusal.code != UNSUPPORTED_PROTOCOL_VERSION or version is None:
+        if refusal.code != RPCCode.UNSUPPORTED_PROTOCOL_VERSION or version is None:
             raise
     agreement = await _discover(peer, callbacks, version, patience)
     if agreement is None:
@@ -156,7 +156,7 @@ async def _discover(peer: Outbound, callbacks: Callbacks, version: str, patience
         return None
     except RPCError as refusal:
         versions = as_list(as_dict(refusal.data).get("supported"))
-        is_modern = refusal.code == UNSUPPORTED_PROTOCOL_VERSION and versions
+        is_modern = refusal.code == RPCCode.UNSUPPORTED_PROTOCOL_VERSION and versions
         if is_modern and not any(each in HANDSHAKE_VERSIONS for each in versions):
             raise
         return None

@@ -23,16 +23,7 @@ from opwire.adapters.source import ENV_PLACEHOLDER
 from opwire.annotations import LOG_LEVELS, LogMessage
 from opwire.errors import CallError, ErrorCode, UsageError, check_choice, check_instance
 from opwire.logs import LimitedLog
-from opwire.mcp.messages import (
-    INTERNAL_ERROR,
-    METHOD_NOT_FOUND,
-    RequestId,
-    RPCError,
-    RPCFailure,
-    RPCMessage,
-    RPCRequest,
-    RPCResponse,
-)
+from opwire.mcp.messages import RequestId, RPCCode, RPCError, RPCFailure, RPCMessage, RPCRequest, RPCResponse
 from opwire.mcp.protocol import HANDSHAKE_VERSIONS, STATELESS_VERSIONS
 from opwire.names import UniqueNames
 from opwire.oauth.store import TokenStore
@@ -361,9 +352,9 @@ class Callbacks(Struct, frozen=True, kw_only=True):
             except CallError as error:
                 if callback is None:
                     code = as_dict(as_dict(error.details).get("error")).get("code")  # of the client in front
-                    raise RPCError(code if isinstance(code, int) else INTERNAL_ERROR, error.message) from error
+                    raise RPCError(code if isinstance(code, int) else RPCCode.INTERNAL_ERROR, error.message) from error
         if callback is None:
-            raise RPCError(METHOD_NOT_FOUND, f"this client does not answer {method}")
+            raise RPCError(RPCCode.METHOD_NOT_FOUND, f"this client does not answer {method}")
         try:
             answer: Any = callback() if method == "roots/list" else callback(dict(params or {}))
             if inspect.isawaitable(answer):
@@ -372,10 +363,10 @@ class Callbacks(Struct, frozen=True, kw_only=True):
                 answer = {"roots": [{"uri": root} if isinstance(root, str) else root for root in answer]}
             msgspec.convert(answer, _RESULTS[method])  # only checked: unknown fields are sent as well
         except CallError as error:
-            raise RPCError(INTERNAL_ERROR, error.message) from error
+            raise RPCError(RPCCode.INTERNAL_ERROR, error.message) from error
         except Exception as error:
             logger.exception("the callback for %s raised, or returned an invalid result", method)
-            raise RPCError(INTERNAL_ERROR, f"the callback for {method} failed") from error
+            raise RPCError(RPCCode.INTERNAL_ERROR, f"the callback for {method} failed") from error
         return answer
 
     async def answer_all(
@@ -596,7 +587,7 @@ class ServerQuestions:
             await send(reply)
         except (TypeError, ValueError, RecursionError):
             logger.exception("the callback for %s returned what has no JSON form", request.method)
-            failed = RPCError(INTERNAL_ERROR, f"the callback for {request.method} failed")
+            failed = RPCError(RPCCode.INTERNAL_ERROR, f"the callback for {request.method} failed")
             await send(RPCFailure.of(request.id, failed))
 
 

@@ -25,12 +25,9 @@ import msgspec
 from opwire.adapters.mcp.servers import MAX_LINES, MAX_SHOWN, ServerLog, StdioServer
 from opwire.errors import CallError, ErrorCode
 from opwire.mcp.messages import (
-    INVALID_PARAMS,
-    INVALID_REQUEST,
-    METHOD_NOT_FOUND,
-    PARSE_ERROR,
     ReceivedMessage,
     RequestId,
+    RPCCode,
     RPCError,
     RPCMessage,
     RPCNotification,
@@ -172,11 +169,11 @@ def call_error(error: RPCError | HTTPExchangeError, server: str, method: str) ->
     code, text = error.code, str(replace_surrogates(error.message))[:_MAX_TEXT]
     details = {"code": code, "data": _shortened(error.data)}
     message = f"the MCP server {server} answered {method} with an error: {text}"
-    if code == METHOD_NOT_FOUND or (method == "tools/call" and _UNKNOWN_TOOL.search(text)):
+    if code == RPCCode.METHOD_NOT_FOUND or (method == "tools/call" and _UNKNOWN_TOOL.search(text)):
         return CallError(ErrorCode.OPERATION_NOT_FOUND, message, details)
-    if code == INVALID_PARAMS:
+    if code == RPCCode.INVALID_PARAMS:
         return CallError(ErrorCode.VALIDATION_ERROR, message, details)
-    if code in (PARSE_ERROR, INVALID_REQUEST):
+    if code in (RPCCode.PARSE_ERROR, RPCCode.INVALID_REQUEST):
         return CallError(ErrorCode.PROTOCOL_ERROR, message, details)
     return CallError(ErrorCode.EXECUTION_ERROR, message, details)
 

@@ -16,12 +16,10 @@ from opwire.deadlines import CALL_TIMEOUT
 from opwire.dispatch import Dispatcher, operation_filter
 from opwire.errors import CallError, ErrorCode, check_above_zero, check_counts, check_instance, check_known
 from opwire.mcp.messages import (
-    HEADER_MISMATCH,
     HTTP_STATUS,
-    INVALID_REQUEST,
-    PARSE_ERROR,
     InvalidMessageError,
     RequestId,
+    RPCCode,
     RPCError,
     RPCFailure,
     RPCNotification,
@@ -322,7 +320,7 @@ async def serve_stateless(server: RegistryServer, post: AdmittedRequest, receive
         await send_json(send, 405, headers=[(b"allow", b"POST")])
         return
     if not accepts(post.headers.get(b"accept", b""), JSON, EVENTS):
-        await send_error(send, 406, INVALID_REQUEST, f"the client must accept {JSON} and {EVENTS}")
+        await send_error(send, 406, RPCCode.INVALID_REQUEST, f"the client must accept {JSON} and {EVENTS}")
         return
     id: RequestId | None = None
     try:
@@ -363,10 +361,10 @@ def _read_message(body: bytes) -> RPCRequest | RPCNotification:
     try:
         message = decode_message(body, is_checked=True)  # by the guard
     except InvalidMessageError as error:
-        code, problem = (INVALID_REQUEST, str(error)) if error.is_json else (PARSE_ERROR, "not JSON")
+        code, problem = (RPCCode.INVALID_REQUEST, str(error)) if error.is_json else (RPCCode.PARSE_ERROR, "not JSON")
         raise RPCError(code, f"the body is {problem}") from None
     if not isinstance(message, RPCRequest | RPCNotification):
-        raise RPCError(INVALID_REQUEST, "the body is not a JSON-RPC request")
+        raise RPCError(RPCCode.INVALID_REQUEST, "the body is not a JSON-RPC request")
     return message
 
 
@@ -380,7 +378,7 @@ def _check_headers(
     """
     routing = [name for name, _ in lines if name in _ROUTING or name.startswith(_PARAM)]
     if len(set(routing)) != len(routing):  # two proxies could read different ones
-        raise RPCError(HEADER_MISMATCH, "a header of the request is there twice")
+        raise RPCError(RPCCode.HEADER_MISMATCH, "a header of the request is there twice")
     read_envelope(message.method, message.params, headers)
     params = message.params or {}
     name = params.get("name") if message.method == "tools/call" else None

@@ -28,11 +28,9 @@ from msgspec.structs import replace
 from opwire.annotations import LogLevel
 from opwire.errors import CallError, UsageError
 from opwire.mcp.messages import (
-    INVALID_PARAMS,
-    INVALID_REQUEST,
-    MISSING_CAPABILITY,
     ReceivedMessage,
     RequestId,
+    RPCCode,
     RPCError,
     RPCFailure,
     RPCNotification,
@@ -238,11 +236,11 @@ class ClientState:
     ) -> RPCError | None:
         """Return the error for a request that cannot be served now, beside those that are running; else None."""
         if request.id in running:
-            return RPCError(INVALID_REQUEST, "rejected: a request with this id is open already")
+            return RPCError(RPCCode.INVALID_REQUEST, "rejected: a request with this id is open already")
         if len(running) >= MAX_OPEN:
-            return RPCError(INVALID_REQUEST, f"rejected: more than {MAX_OPEN} requests are open")
+            return RPCError(RPCCode.INVALID_REQUEST, f"rejected: more than {MAX_OPEN} requests are open")
         if not (self.is_accepted or is_stateless or request.method in ("initialize", "ping")):
-            return RPCError(INVALID_PARAMS, "Invalid request: send initialize first")
+            return RPCError(RPCCode.INVALID_PARAMS, "Invalid request: send initialize first")
         return None
 
     async def ask(self, question: Question, send: SendMessage) -> dict[str, Any]:
@@ -277,9 +275,9 @@ class ClientState:
             case RPCResponse(result=result):
                 answer.waiter.set_result(result)
             case RPCFailure(error=error):
-                answer.waiter.set_exception(RPCError(error.code, error.message, error.data))
+                answer.waiter.set_exception(error.exception())
             case invalid:
-                answer.waiter.set_exception(RPCError(INVALID_PARAMS, invalid.reason))
+                answer.waiter.set_exception(RPCError(RPCCode.INVALID_PARAMS, invalid.reason))
 
     def close(self) -> None:
         """Stop following changes, and end subscriptions."""
@@ -327,7 +325,7 @@ class RequestStates:
         """
         body = _encoder.encode(_State(int(self.clock() + STATE_LIFETIME), binding, asked, answers))
         if len(body) > MAX_STATE:
-            raise RPCError(INVALID_PARAMS, f"the inputResponses have more than {MAX_STATE:,} bytes together")
+            raise RPCError(RPCCode.INVALID_PARAMS, f"the inputResponses have more than {MAX_STATE:,} bytes together")
         return self.seal(body, _PURPOSE)
 
     def decode(self, text: str, binding: str) -> _State:
@@ -341,7 +339,7 @@ class RequestStates:
             state = msgspec.json.decode(body, type=_State)
             if state.expires >= self.clock() and hmac.compare_digest(state.binding, binding):
                 return state
-        raise RPCError(INVALID_PARAMS, "Invalid or expired requestState; call again without it")
+        raise RPCError(RPCCode.INVALID_PARAMS, "Invalid or expired requestState; call again without it")
 
     def seal(self, body: bytes, purpose: bytes) -> str:
         """Return signed data as text; what is signed for one purpose, which ends with NUL, is invalid for another."""
@@ -473,4 +471,4 @@ class StatelessQuestions:
         if self._missing is None or error is not self._missing[0]:
             return None
         required = required_capability(self._missing[1])
-        return RPCError(MISSING_CAPABILITY, self._missing[0].message, {"requiredCapabilities": required})
+        return RPCError(RPCCode.MISSING_CAPABILITY, self._missing[0].message, {"requiredCapabilities": required})

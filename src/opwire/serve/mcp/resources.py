@@ -19,7 +19,7 @@ from opwire.dispatch import Dispatcher
 from opwire.envelope import HTTPResponseMeta, MCPResponseMeta, ResponseEnvelope
 from opwire.errors import CallError, ErrorCode, RegistrationError
 from opwire.invoke import failure
-from opwire.mcp.messages import INVALID_PARAMS, INVALID_REQUEST, METHOD_NOT_FOUND, RPCError, RPCRequest
+from opwire.mcp.messages import RPCCode, RPCError, RPCRequest
 from opwire.operation import Identity, OperationSpec
 from opwire.origin import ORIGIN_META, Origin
 from opwire.serve.mcp.calls import ServedCall, ServedRequest
@@ -33,9 +33,6 @@ logger = logging.getLogger("opwire.serve")
 
 ListKey = Literal["resources", "resourceTemplates"]
 
-RESOURCE_NOT_FOUND = -32002
-"""The code of the handshake era; later ones have invalid params instead."""
-
 MAX_OWNERS = 20_000
 """URIs and templates of which is known which server has listed them."""
 
@@ -43,7 +40,8 @@ MAX_MESSAGES = 10_000
 """Messages of one prompt."""
 
 _LISTED_BY: dict[ListKey, str] = {"resources": "resources/list", "resourceTemplates": "resources/templates"}
-_OTHERS = frozenset({RESOURCE_NOT_FOUND, INVALID_PARAMS, METHOD_NOT_FOUND})  # another server may have the resource
+# Another server may have the resource.
+_OTHERS = frozenset({RPCCode.RESOURCE_NOT_FOUND, RPCCode.INVALID_PARAMS, RPCCode.METHOD_NOT_FOUND})
 _BEFORE_NAME = "prompts/"  # in the names of operations that are prompts of another server
 _ROLES = ("user", "assistant")
 _MAX_META = 4_096  # bytes of the `_meta` of a subscription, which is kept as long
@@ -203,10 +201,10 @@ class ResourceCatalogue:
         if uri in client.watches:
             return
         if len(client.watches) >= MAX_SUBSCRIPTIONS:
-            raise RPCError(INVALID_REQUEST, f"at most {MAX_SUBSCRIPTIONS:,} resources can be subscribed to")
+            raise RPCError(RPCCode.INVALID_REQUEST, f"at most {MAX_SUBSCRIPTIONS:,} resources can be subscribed to")
         message = request.message
         if len(msgspec.json.encode((message.params or {}).get("_meta"))) > _MAX_META:
-            raise RPCError(INVALID_PARAMS, f"the _meta of a subscription has at most {_MAX_META:,} bytes")
+            raise RPCError(RPCCode.INVALID_PARAMS, f"the _meta of a subscription has at most {_MAX_META:,} bytes")
         request.message = RPCRequest(message.id, message.method)  # kept as long as the subscription, so without params
         task = await self.watch(uri, request, client.pending.updated, client.spawn, call)
         task.add_done_callback(lambda done: client.watches.pop(uri, None) if client.watches.get(uri) is done else None)
@@ -301,7 +299,7 @@ class ResourceCatalogue:
 
 def not_found(uri: str, request: ServedRequest) -> RPCError:
     """Return the error for an unknown resource."""
-    code = INVALID_PARAMS if request.client is None else RESOURCE_NOT_FOUND
+    code = RPCCode.INVALID_PARAMS if request.client is None else RPCCode.RESOURCE_NOT_FOUND
     return RPCError(code, f"Resource not found: {uri[:200]}", {"uri": uri[:MAX_URI]})
 
 

@@ -21,17 +21,7 @@ from opwire.annotations import LOG_LEVELS, CompletionRequest, LogLevel
 from opwire.errors import CallError, ErrorCode
 from opwire.invoke import EagerTasks
 from opwire.logs import begin_access
-from opwire.mcp.messages import (
-    INTERNAL_ERROR,
-    INVALID_PARAMS,
-    METHOD_NOT_FOUND,
-    RPCError,
-    RPCFailure,
-    RPCRequest,
-    RPCResponse,
-    encode_message,
-    encode_reply,
-)
+from opwire.mcp.messages import RPCCode, RPCError, RPCFailure, RPCRequest, RPCResponse, encode_message, encode_reply
 from opwire.mcp.protocol import (
     CLIENT_CAPABILITIES_META,
     CLIENT_INFO_META,
@@ -250,7 +240,7 @@ class RegistryServer:
                 result = await self._stateless_result(message.method, message.params or {}, request)
             return encode_message(RPCResponse(message.id, result))
         except Exception as raised:
-            error = raised if isinstance(raised, RPCError) else RPCError(INTERNAL_ERROR, "Internal server error")
+            error = raised if isinstance(raised, RPCError) else RPCError.internal()
             if error is not raised:
                 logger.exception("a request of an MCP client failed")
             request.error_code = error.code
@@ -308,7 +298,7 @@ class RegistryServer:
             or (client is None) not in handler.eras
             or (handler.lists and handler.lists.isdisjoint(self._served_lists()))
         ):
-            raise RPCError(METHOD_NOT_FOUND, "Method not found", method[:200])
+            raise RPCError(RPCCode.METHOD_NOT_FOUND, "Method not found", method[:200])
         known = _read(params, handler.params)
         request.meta = meta = cast("Params", params.get("_meta") or {})
         request.progress_token = None if known.meta is None else known.meta.progress_token
@@ -335,7 +325,7 @@ class RegistryServer:
         try:
             tools, more = self.catalogue.page(request.identity, params.cursor, self._served.max_page)
         except CallError as error:
-            raise RPCError(INVALID_PARAMS, error.message) from None
+            raise RPCError(RPCCode.INVALID_PARAMS, error.message) from None
         page: Result = {} if more is None else {"nextCursor": more}
         if request.client is None:
             return {"tools": [tool.shape for tool in tools], **_STALE, **page}
@@ -346,7 +336,7 @@ class RegistryServer:
         if tool is None:
             self._reject(params.name, request)
             hint = suggestion(self.catalogue.similar(params.name, request.identity))
-            raise RPCError(INVALID_PARAMS, f"Unknown tool: {params.name[:100]}{hint}")
+            raise RPCError(RPCCode.INVALID_PARAMS, f"Unknown tool: {params.name[:100]}{hint}")
         kind, durable = ToolCall, self._served.durable
         if durable is not None and tool.spec.id in durable.operations:
             timeout = self._served.limits.timeout
@@ -367,7 +357,7 @@ class RegistryServer:
     def _stored_task(self, params: _TaskParams, request: ServedRequest) -> DurableTask | None:
         """Return a task in the journal; None if it can only be one of this process."""
         if self._served.tasks.after is None:
-            raise RPCError(METHOD_NOT_FOUND, "Method not found")
+            raise RPCError(RPCCode.METHOD_NOT_FOUND, "Method not found")
         check_declared(as_dict(request.meta.get(CLIENT_CAPABILITIES_META)))
         durable = self._served.durable
         return None if durable is None else durable.find(params.task_id, request.identity)
@@ -435,7 +425,7 @@ class RegistryServer:
             self._reject(params.name, request)
             known = (entry["name"] for entry in self.prompts.entries(request.identity))
             hint = suggestion(similar_names(params.name, known))
-            raise RPCError(INVALID_PARAMS, f"Unknown prompt: {params.name[:100]}{hint}")
+            raise RPCError(RPCCode.INVALID_PARAMS, f"Unknown prompt: {params.name[:100]}{hint}")
         given = typed_arguments(spec, params.arguments or {})
         call = self._calls(request)(spec)
         return await call.read(given, partial(prompt_result, spec=spec))
@@ -446,9 +436,9 @@ class RegistryServer:
         if ref.type == "ref/resource":
             spec = self.resources.completed_by(ref.uri, request.identity)
         if len(argument.value) > _MAX_BEGINNING:
-            raise RPCError(INVALID_PARAMS, f"the value has more than {_MAX_BEGINNING:,} characters")
+            raise RPCError(RPCCode.INVALID_PARAMS, f"the value has more than {_MAX_BEGINNING:,} characters")
         if spec is None:
-            raise RPCError(INVALID_PARAMS, f"Unknown {ref.type}: {(ref.name or ref.uri)[:100]}")
+            raise RPCError(RPCCode.INVALID_PARAMS, f"Unknown {ref.type}: {(ref.name or ref.uri)[:100]}")
         known = {} if params.context is None else params.context.arguments or {}
         wanted = CompletionRequest(argument=argument.name, value=argument.value, arguments=known, uri=ref.uri)
         return await self._calls(request)(spec).complete(wanted)
@@ -464,7 +454,7 @@ class RegistryServer:
         if cursor is not None:
             found = _CURSOR.fullmatch(cursor)
             if found is None:
-                raise RPCError(INVALID_PARAMS, "invalid cursor: it is not from this server")
+                raise RPCError(RPCCode.INVALID_PARAMS, "invalid cursor: it is not from this server")
             start = keys.index(found[2]) + 1 if found[2] in keys else int(found[1])
         page: list[Result] = []
         left = self._served.max_page
@@ -497,7 +487,7 @@ class RegistryServer:
     async def _listen(self, params: _ListenParams, request: ServedRequest) -> Result:
         """Notify the client of changes until it cancels, or `end_streams` is called."""
         if len(self._listeners) >= MAX_LISTENERS:
-            raise RPCError(INTERNAL_ERROR, f"{MAX_LISTENERS} clients listen already")
+            raise RPCError(RPCCode.INTERNAL_ERROR, f"{MAX_LISTENERS} clients listen already")
         wanted, pending = params.notifications, PendingNotifications()
         lists = {"tools": wanted.tools_list_changed, "prompts": wanted.prompts_list_changed}
         lists["resources"] = wanted.resources_list_changed
@@ -559,4 +549,4 @@ def _read(params: Params | None, kind: type[P]) -> P:
     try:
         return msgspec.convert(params or {}, kind)
     except msgspec.ValidationError as error:
-        raise RPCError(INVALID_PARAMS, f"Invalid request parameters: {error}") from None
+        raise RPCError(RPCCode.INVALID_PARAMS, f"Invalid request parameters: {error}") from None

@@ -15,13 +15,9 @@ from uuid import uuid4
 from opwire.caching import Tally
 from opwire.errors import CallError, ErrorCode
 from opwire.mcp.messages import (
-    INTERNAL_ERROR,
-    INVALID_PARAMS,
-    INVALID_REQUEST,
-    PARSE_ERROR,
-    REQUEST_CANCELLED,
     InvalidMessageError,
     RequestId,
+    RPCCode,
     RPCError,
     RPCFailure,
     RPCMessage,
@@ -81,7 +77,7 @@ def prefers_events(header: bytes) -> bool:
 async def read_post(post: AdmittedRequest, send: Send, *, batches: bool = False) -> list[RPCMessage]:
     """Return the message of a POST, or those of a batch; none if it is invalid, and was rejected."""
     headers = post.headers
-    status, code, problem = 400, INVALID_REQUEST, ""
+    status, code, problem = 400, RPCCode.INVALID_REQUEST, ""
     if not accepts(headers.get(b"accept", b""), JSON, EVENTS):
         status, problem = 406, f"the client must accept {JSON} and {EVENTS}"
     elif headers.get(b"content-type", b"").partition(b";")[0].strip().lower() != JSON.encode():
@@ -97,7 +93,7 @@ async def read_post(post: AdmittedRequest, send: Send, *, batches: bool = False)
         except RPCError as error:
             code, problem = error.code, error.message
         except InvalidMessageError as error:
-            code, problem = INVALID_PARAMS if error.is_json else PARSE_ERROR, f"the body is {error}"
+            code, problem = RPCCode.INVALID_PARAMS if error.is_json else RPCCode.PARSE_ERROR, f"the body is {error}"
     await send_error(send, status, code, problem)
     return []
 
@@ -138,7 +134,7 @@ async def challenge(server: RegistryServer, request: RPCRequest, identity: Ident
         lines = challenge_of(error)
         if lines:
             status = 401 if error.code is ErrorCode.UNAUTHENTICATED else 403
-            failure = RPCFailure.of(request.id, RPCError(INVALID_REQUEST, error.message))
+            failure = RPCFailure.of(request.id, RPCError(RPCCode.INVALID_REQUEST, error.message))
             await send_json(send, status, encode_message(failure), lines)
         return bool(lines)
 
@@ -341,7 +337,7 @@ class HTTPSession:
         """
         if request.message.method != "ping" and self._calls.is_full(self.owner):
             del self._running[request.message.id]
-            raise RPCError(INTERNAL_ERROR, "rejected: too many requests of this identity are running")
+            raise RPCError(RPCCode.INTERNAL_ERROR, "rejected: too many requests of this identity are running")
         request.task = task = self._server.tasks.start(self._server.respond(request))
         if not task.done():  # as most are
             self._calls.add(self.owner, task)
@@ -352,7 +348,7 @@ class HTTPSession:
         id, request.is_ended = request.message.id, True
         self._running.pop(id, None)
         if request.is_cancelled or task.cancelled():
-            return encode_message(RPCFailure.of(id, RPCError(REQUEST_CANCELLED, "Request cancelled")))
+            return encode_message(RPCFailure.of(id, RPCError(RPCCode.REQUEST_CANCELLED, "Request cancelled")))
         return task.result()
 
     async def _stream(
@@ -455,7 +451,7 @@ class HTTPSession:
         elif seen is None and self.notices.writer is not None:
             status, problem = 409, "Conflict: Only one SSE stream is allowed per session"
         if found is None or status:
-            await send_error(send, status, INVALID_REQUEST, problem)
+            await send_error(send, status, RPCCode.INVALID_REQUEST, problem)
             return
         stream, after = found
         writer = EventWriter(send, self.headers)
@@ -502,11 +498,13 @@ class Sessions:
         header = request.headers.get(_SESSION)
         id = None if header is None else header.decode("latin-1")
         if request.method not in ("GET", "POST", "DELETE"):
-            await send_error(send, 405, INVALID_REQUEST, "Method Not Allowed", [(b"allow", b"GET, POST, DELETE")])
+            await send_error(
+                send, 405, RPCCode.INVALID_REQUEST, "Method Not Allowed", [(b"allow", b"GET, POST, DELETE")]
+            )
         elif id is None:
             await self._begin(owner, request, send)
         elif (session := self._by_id.get(id)) is None or session.owner != owner:  # exactly as if it did not exist
-            await send_error(send, 404, INVALID_REQUEST, "Session not found")
+            await send_error(send, 404, RPCCode.INVALID_REQUEST, "Session not found")
         else:
             self._by_id[id] = self._by_id.pop(id)
             await session.serve(request, receive, send)
@@ -519,7 +517,7 @@ class Sessions:
             if message is None:
                 return
         if not isinstance(message, RPCRequest) or message.method != "initialize":
-            await send_error(send, 400, INVALID_REQUEST, "Bad Request: Missing session ID")
+            await send_error(send, 400, RPCCode.INVALID_REQUEST, "Bad Request: Missing session ID")
             return
         try:
             result = self._server.initialize(message.params)
@@ -528,7 +526,7 @@ class Sessions:
             return
         session = self._open(owner)
         if session is None:
-            await send_error(send, 503, INTERNAL_ERROR, "Too many open sessions")
+            await send_error(send, 503, RPCCode.INTERNAL_ERROR, "Too many open sessions")
         else:
             await session.open(message, result, send)
 

@@ -27,11 +27,9 @@ from typing import Any, BinaryIO, cast
 from opwire.errors import ERROR_TABLE, CallError, ErrorCode
 from opwire.invoke import CLOSE_GRACE
 from opwire.mcp.messages import (
-    INVALID_REQUEST,
-    PARSE_ERROR,
-    UNSUPPORTED_PROTOCOL_VERSION,
     InvalidMessageError,
     RequestId,
+    RPCCode,
     RPCError,
     RPCFailure,
     RPCNotification,
@@ -56,8 +54,6 @@ MAX_LINE = 16 * 1024 * 1024
 
 MAX_UNREAD = 100
 """Messages that wait until the client reads; with more of them, nothing is read from the client."""
-
-CONNECTION_CLOSED = -32000
 
 Write = Callable[[bytes], Awaitable[None] | None]
 
@@ -125,7 +121,7 @@ class DuplexConnection:
         try:
             async with asyncio.timeout(CLOSE_GRACE):
                 for id in running:
-                    closed = RPCFailure.of(id, RPCError(CONNECTION_CLOSED, "Connection closed"))
+                    closed = RPCFailure.of(id, RPCError(RPCCode.CONNECTION_CLOSED, "Connection closed"))
                     await self.send(encode_message(closed))
         except TimeoutError:  # the client does not read
             pass
@@ -167,12 +163,12 @@ class DuplexConnection:
             data: Params = {"supported": list(STATELESS_VERSIONS)}
             if isinstance(wanted, str):
                 data["requested"] = wanted[:100]
-            raise RPCError(UNSUPPORTED_PROTOCOL_VERSION, "this connection began without a handshake", data)
+            raise RPCError(RPCCode.UNSUPPORTED_PROTOCOL_VERSION, "this connection began without a handshake", data)
         if self._is_stateless:
             read_envelope(message.method, message.params, None)
         elif has_envelope and message.method != "initialize":
             wrong = f"this connection began with a handshake; requests of {STATELESS_VERSIONS[-1]} need another one"
-            raise RPCError(INVALID_REQUEST, wrong)
+            raise RPCError(RPCCode.INVALID_REQUEST, wrong)
         rejection = self._client.rejection(message, self._running, is_stateless=bool(self._is_stateless))
         if rejection is not None:
             raise rejection
@@ -204,7 +200,7 @@ class DuplexConnection:
 
 def _error_of(error: InvalidMessageError) -> RPCError:
     if error.excess is None:
-        return RPCError(PARSE_ERROR, f"{error}; a line is one JSON-RPC message of at most {MAX_LINE:,} bytes")
+        return RPCError(RPCCode.PARSE_ERROR, f"{error}; a line is one JSON-RPC message of at most {MAX_LINE:,} bytes")
     problem = f"the message has {error.excess}, too many for its size: send values in parts, or as text"
     return RPCError(ERROR_TABLE[ErrorCode.PAYLOAD_TOO_LARGE].json_rpc_code, problem)
 

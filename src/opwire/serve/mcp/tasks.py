@@ -36,7 +36,7 @@ from opwire.durable.journal import Journal, check_seconds
 from opwire.envelope import ResponseEnvelope
 from opwire.errors import CallError, ErrorCode, UsageError, check_list
 from opwire.invoke import CLOSE_GRACE, failure
-from opwire.mcp.messages import INTERNAL_ERROR, INVALID_PARAMS, MISSING_CAPABILITY, ErrorObject, RPCError
+from opwire.mcp.messages import ErrorObject, RPCCode, RPCError
 from opwire.operation import Context, Identity, OperationSpec, OperationType
 from opwire.questions import Question, unanswerable
 from opwire.serve.mcp.clients import (
@@ -107,7 +107,7 @@ def check_declared(capabilities: Mapping[str, Any]) -> None:
     """
     if not declares_tasks(capabilities):
         data: Result = {"requiredCapabilities": {"extensions": {TASKS: {}}}}
-        raise RPCError(MISSING_CAPABILITY, "Missing required client capability", data)
+        raise RPCError(RPCCode.MISSING_CAPABILITY, "Missing required client capability", data)
 
 
 class CallTask:
@@ -191,9 +191,7 @@ class CallTask:
                 return {**found, "result": {"resultType": "complete", **self.running.result()}}
             case "failed":
                 error = self.running.exception()
-                if not isinstance(error, RPCError):
-                    error = RPCError(INTERNAL_ERROR, "Internal server error")
-                return {**found, "error": ErrorObject.of(error)}
+                return {**found, "error": ErrorObject.of(error if isinstance(error, RPCError) else RPCError.internal())}
             case _:
                 return found
 
@@ -300,7 +298,7 @@ class CallTasks:
         """
         task = self._tasks.get(id)
         if task is None or task.owner != (None if identity is None else identity.id):
-            raise RPCError(INVALID_PARAMS, "Unknown task: it may have expired")
+            raise RPCError(RPCCode.INVALID_PARAMS, "Unknown task: it may have expired")
         return task
 
     async def close(self) -> None:
@@ -424,7 +422,7 @@ class DurableTaskStore:
         if given is None:
             given = secrets.token_hex(16)
         if not isinstance(given, str) or not 0 < len(given) <= MAX_NAME:
-            raise RPCError(INVALID_PARAMS, f"_meta {KEY_META} is a text of 1 to {MAX_NAME} characters")
+            raise RPCError(RPCCode.INVALID_PARAMS, f"_meta {KEY_META} is a text of 1 to {MAX_NAME} characters")
         owner = _owner(identity)
         # A digest: keys of one caller are unknown to others, however simple they are.
         key = f"mcp-{state_digest([owner, spec.id, given])}"
@@ -507,7 +505,7 @@ class DurableTaskStore:
         spec = self._dispatcher.get_spec(outcome.operation_id)
         tool = None if spec is None else self._catalogue.tool_of(spec)
         if tool is None:  # unregistered since `find`
-            raise RPCError(INVALID_PARAMS, "Unknown task: its tool is not served any more")
+            raise RPCError(RPCCode.INVALID_PARAMS, "Unknown task: its tool is not served any more")
         try:
             result = result_of(outcome_envelope(outcome), tool, format)
         except Exception as raised:
