@@ -468,6 +468,7 @@ TRANSPORT: dict[str, str] = {
     "beats.",
     "transport.leases.farewell": "An end that leaves notifies the peers of its calls by their tokens, even servers "
     "that it has not heard of yet.",
+    "transport.long-ids": "Over a broker, a request with an id of over 1,000 characters is rejected, not remembered.",
     "transport.malformed": "A message that cannot be read fails its own call, is counted, and ends neither side.",
     "transport.reconnect": "A lost connection ends its calls at once, is made again with back-off and jitter, and "
     "serves "
@@ -561,7 +562,7 @@ CALL: dict[str, str] = {
     "call.cancellation": "A caller that gives up cancels the handler on the other side, once.",
     "call.cancellation.nested": "Cancellation reaches the innermost handler through nested calls and other buses.",
     "call.lost-peer": "Calls to a peer that is lost end at once with UNAVAILABLE.",
-    "call.lost-caller": "The handlers of a caller that is gone are cancelled, and no others.",
+    "call.lost-caller": "The handlers of a caller that is gone are cancelled, and no others, some in each turn.",
     "call.close": "Closing a channel settles every pending call at once with UNAVAILABLE.",
     "call.unserved": "A call without a server fails at once with UNAVAILABLE.",
     "call.own-end": "One end may serve and call, itself too.",

@@ -2,7 +2,7 @@
 
 import asyncio
 from abc import ABC, abstractmethod
-from collections.abc import Coroutine
+from collections.abc import Callable, Coroutine
 from typing import Any, Self, TypeVar
 
 T = TypeVar("T")
@@ -14,6 +14,17 @@ def spawn(work: Coroutine[Any, Any, T], tasks: set[asyncio.Task[T]]) -> asyncio.
     tasks.add(task)
     task.add_done_callback(tasks.discard)
     return task
+
+
+def in_turns(act: Callable[[T], object], items: list[T], portion: int = 500) -> None:
+    """Call a function with each item: a portion of them at once, and one in each of the next turns of the event loop.
+
+    To cancel the handlers of 500 requests takes 10 ms, with what each of them does at its end.
+    """
+    for each in items[:portion]:
+        act(each)
+    if len(items) > portion:
+        asyncio.get_running_loop().call_soon(in_turns, act, items[portion:], portion)
 
 
 def resolve(future: "asyncio.Future[None] | asyncio.Future[Any]", value: Any = None) -> None:

@@ -279,10 +279,10 @@ def test_a_lost_peer_ends_the_calls_that_it_serves_and_no_others() -> None:
         table.open(request(id), f"sink {id}", streams=False)
         if peer is not None:
             table.routed(id, peer)
-    assert list(table.lost("one")) == ["sink a", "sink c"]
+    assert list(table.lost({"one"})) == [("one", "sink a"), ("one", "sink c")]
     assert ("b" in table, "d" in table, len(table)) == (True, True, 2)
-    assert list(table.lost(None)) == ["sink b", "sink d"]
-    assert list(table.lost(None)) == []
+    assert list(table.lost({"one", "two", "three"})) == [("two", "sink b")]
+    assert list(table) == ["d"]
 
 
 # --- every sequence of events -----------------------------------------------------------------------------------------
@@ -409,14 +409,14 @@ class OpenCalls(RuleBasedStateMachine):
     @rule(peer=PEERS)
     def lost(self, peer: str) -> None:
         expected = [id for id, sink in self.sinks.items() if not sink.ends and sink.peer == peer]
-        told = list(self.table.lost(peer))
+        told = [sink for _, sink in self.table.lost({peer})]
         assert told == [self.sinks[id] for id in expected]
         for sink in told:
             self.end(sink, "lost")
 
     @rule()
     def close(self) -> None:
-        told = list(self.table.lost(None))
+        told = list(filter(None, map(self.table.settle, list(self.table))))
         assert told == [sink for sink in self.sinks.values() if not sink.ends]
         for sink in told:
             self.end(sink, "closed")

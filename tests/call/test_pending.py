@@ -12,6 +12,7 @@ import pytest
 from msgspec.structs import replace
 
 from opwire import (
+    AccessControl,
     CallError,
     Context,
     ConversionError,
@@ -985,8 +986,61 @@ async def test_what_cannot_be_sent_any_more_is_forgotten_and_raises_nothing() ->
 async def test_a_response_to_a_caller_that_is_gone_is_dropped(asked: Answering) -> None:
     calls, _, caller, _ = asked
     await caller.close()
+    await asyncio.sleep(0)
     assert calls.open_calls == 0
     assert not calls.respond("r", local_envelope(3, "a.b"))
+
+
+class Counted(str):
+    """An address that counts how often it is compared with another."""
+
+    __slots__ = ()
+    comparisons = 0
+
+    def __eq__(self, other: object) -> bool:
+        Counted.comparisons += 1
+        return str.__eq__(self, other)
+
+    def __ne__(self, other: object) -> bool:
+        return not self == other
+
+    __hash__ = str.__hash__
+
+
+@requirement("call.lost-caller")
+async def test_to_lose_thousands_of_callers_takes_one_look_at_all_requests_and_leaves_room_for_others() -> None:
+    stopped, turns = list[int](), 0
+
+    async def wait() -> None:
+        try:
+            await asyncio.Event().wait()
+        finally:
+            stopped.append(turns)
+
+    async def other() -> None:
+        nonlocal turns
+        while True:
+            turns += 1
+            await asyncio.sleep(0)
+
+    registry, many = OperationRegistry(), 2_000
+    registry.query("never.ends", access=AccessControl(public=True))(wait)
+    async with PendingRequestMap(MemoryTransport(MemoryBus())) as calls, CallHandler(registry, calls) as handler:
+        for number in range(many):
+            request = CallRequested(request_id=f"r{number}", operation_id="never.ends", input={})
+            calls.received(request, Counted(f"caller{number}"))
+        await asyncio.sleep(0)
+        task = asyncio.create_task(other())
+        Counted.comparisons = 0
+        for number in range(1, many):
+            calls.lost(Counted(f"caller{number}"), "gone")
+        async with asyncio.timeout(30):
+            while len(stopped) < many - 1:
+                await asyncio.sleep(0)
+        task.cancel()
+        assert Counted.comparisons < 10 * many
+        assert len(set(stopped)) > 1  # not all of them in one turn of the event loop
+        assert (len(handler), calls.open_calls) == (1, 1)
 
 
 # --- one end that serves and calls ------------------------------------------------------------------------------------

@@ -332,6 +332,23 @@ async def test_a_request_that_cannot_be_answered_does_not_run(stage: Stage) -> N
     assert (stage.runs, transport.malformed, len(transport._leases)) == ({}, 2, 0)
 
 
+@virtual
+@requirement("transport.long-ids")
+async def test_a_request_with_a_long_id_is_rejected_and_not_remembered(stage: Stage) -> None:
+    _, handler = await stage.server()
+    probe = Probe(stage.transport())
+    await probe.transport.start(probe)
+    for length in (1_000, 1_001, 500_000):
+        probe.transport.request(
+            CallRequested(request_id="x" * length, operation_id="work.echo", input={"value": length})
+        )
+    await asyncio.sleep(0.1)
+    outcomes = {len(event.request_id): getattr(event, "code", None) for event in probe.events}
+    assert outcomes == {1_000: None, 1_001: "VALIDATION_ERROR", 500_000: "VALIDATION_ERROR"}
+    assert stage.runs == {1_000: 1}
+    assert [len(id) for _, id in handler._ended] == [1_000]
+
+
 def test_invalid_messages_are_logged_a_bounded_number_of_times(caplog: pytest.LogCaptureFixture) -> None:
     async def flooded() -> None:
         stage = Stage()
@@ -515,11 +532,15 @@ async def test_a_message_that_cannot_be_read_fails_its_own_call_and_nothing_else
     stage.mediums[2].request("work.echo", "0123456789abcdee", large.encode())
     medium.send(stage.mediums[0]._address, "", b"\xff not JSON", control=True)
     await asyncio.sleep(0.1)
+    for cut in (b"{%b", b'{"a":[],%b', b'{%b,"b":[[]]'):  # as deep as it can be, and without an end
+        event = cut % b'"type":"call.responded","requestId":"deep","output":' + b"[" * 10_000
+        medium.send(stage.mediums[0]._address, "", event, control=True)
+    await asyncio.sleep(0.1)
     refused = [event for event in probe.events if isinstance(event, CallFailed)]
     codes = {event.request_id: event.code for event in refused}
     assert codes == {"worse": "PROTOCOL_ERROR", "large": "PAYLOAD_TOO_LARGE"}
     transport: Any = server.transport
-    assert transport.malformed == 3
+    assert transport.malformed == 6
     assert await outcome(caller.call("work.echo", {"value": 3})) == 3
 
 

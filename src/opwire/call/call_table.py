@@ -16,7 +16,7 @@ that a lost grant and a lost item are both detected, by whichever end is still w
 
 import asyncio
 from collections import Counter, deque
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Container, Iterator
 from typing import Any, Generic, Literal, TypeVar
 
 from msgspec import Struct
@@ -206,12 +206,12 @@ class CallTable(Generic[S]):
         call = self._open.pop(request_id, None)
         return None if call is None else call.sink
 
-    def lost(self, peer: Address | None) -> Iterator[S]:
-        """Remove the calls of a lost peer, or (None) all of them, and yield their sinks."""
+    def lost(self, peers: Container[Address]) -> Iterator[tuple[Address, S]]:
+        """Remove the calls of lost peers, and yield the peer and the sink of each."""
         for request_id, call in list(self._open.items()):
-            if peer is None or call.peer == peer:
+            if call.peer is not None and call.peer in peers:
                 del self._open[request_id]
-                yield call.sink
+                yield call.peer, call.sink
 
     def _drop(self, why: Dropped) -> None:
         self.dropped[why] += 1

@@ -31,7 +31,7 @@ class CallbackHandler:
     def __init__(self, calls: PendingRequestMap, callback: RequestCallback) -> None:
         self._calls = calls
         self._callback = callback
-        self._tasks: dict[str, tuple[Address, asyncio.Future[object]]] = {}
+        self._tasks: dict[str, asyncio.Future[object]] = {}
         calls.serve_with(self)
 
     def requested(self, event: CallRequested, caller: Address) -> None:
@@ -43,11 +43,11 @@ class CallbackHandler:
             return
         if work is not None:
             task = asyncio.ensure_future(work)
-            self._tasks[event.request_id] = caller, task
+            self._tasks[event.request_id] = task
             task.add_done_callback(partial(self._done, event))
 
     def _done(self, event: CallRequested, task: asyncio.Future[object]) -> None:
-        if self._tasks.get(event.request_id, ("", None))[1] is task:
+        if self._tasks.get(event.request_id) is task:
             del self._tasks[event.request_id]
         if not task.cancelled() and (error := task.exception()) is not None:
             self._calls.fail(event.request_id, failure(error, event.operation_id))
@@ -58,13 +58,7 @@ class CallbackHandler:
     def aborted(self, event: CallAborted, caller: Address) -> None:
         """Cancel the coroutine of a request that its caller aborted."""
         if event.request_id in self._tasks:
-            self._tasks[event.request_id][1].cancel()
-
-    def lost(self, caller: Address | None) -> None:
-        """Cancel the coroutines of a lost caller."""
-        for owner, task in list(self._tasks.values()):
-            if caller in (None, owner):
-                task.cancel()
+            self._tasks[event.request_id].cancel()
 
     def describe(self) -> None:
         """Return None: only the callback knows what it serves."""

@@ -361,6 +361,10 @@ MAX_MESSAGE = 1024 * 1024 - 16 * 1024
 """Default limit of an encoded message in bytes: NATS' default of 1 MiB, minus room for a broker's own headers."""
 
 
+MAX_ID = 1000
+"""Characters of the id of a request or an operation that a peer has to remember."""
+
+
 def union_of(kinds: Iterable[type[Struct]]) -> Any:
     """Return the union of these classes, for a decoder."""
     return Union[tuple(kinds)]  # noqa: UP007 - of a number that is not known here

@@ -319,12 +319,6 @@ class CallHandler(AsyncResource):
         if served is not None and served.caller == caller:
             self._stop(event.request_id, served, event.reason or "the caller aborted the call")
 
-    def lost(self, caller: Address | None) -> None:
-        """Stop the handlers of a lost caller."""
-        for request_id, served in list(self._served.items()):
-            if caller is None or served.caller == caller:
-                self._stop(request_id, served, "the caller is gone")
-
     def _stop(self, request_id: str, served: _Served, reason: str) -> None:
         self._calls.stopped(request_id, reason)  # at once: the handler may take a while to end
         served.cancel(reason)

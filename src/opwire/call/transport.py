@@ -131,7 +131,7 @@ class MovableReceiver(Receiver, Protocol):
         """Return the ids of the outgoing calls and received requests that have not ended."""
         ...
 
-    def lost_requests(self, request_ids: Iterable[str], reason: str) -> None:
+    def lost_requests(self, request_ids: list[str], reason: str) -> None:
         """Handle the loss of the connection of these calls."""
         ...
 

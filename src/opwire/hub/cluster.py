@@ -33,6 +33,7 @@ from opwire.caching import BoundedDict
 from opwire.call.description import OperationInfo
 from opwire.call.discovery import SelfDescription
 from opwire.call.events import (
+    MAX_ID,
     CallAborted,
     CallAnswer,
     CallCredit,
@@ -57,7 +58,7 @@ from opwire.transports.batches import BATCHING
 from opwire.transports.broker import BrokerTransport
 from opwire.transports.connect import TransportOptions, connect
 from opwire.transports.websocket.relay import MARGIN, MAX_IDENTITY, Peer, identity_json
-from opwire.transports.websocket.routes import ANONYMOUS, MAX_ID, SERVER, RequestedHead, read_head
+from opwire.transports.websocket.routes import ANONYMOUS, SERVER, RequestedHead, read_head
 
 if TYPE_CHECKING:
     from opwire.transports.websocket.server import WebSocketServer

@@ -14,6 +14,7 @@ from secrets import randbits, token_hex
 
 from opwire.call.events import (
     BULK,
+    MAX_ID,
     MAX_MESSAGE,
     CallAborted,
     CallEvent,
@@ -47,6 +48,7 @@ PATIENCE = 5.0
 
 _MAX_SERVERS = 10_000  # found by one query: any client can reply to it
 _MAX_REASON = 200  # characters of a peer's reason for leaving
+_TURN = 0.01  # seconds of a heartbeat, after which other tasks have their turn
 _TOKEN_BYTES = 19  # of a token in JSON: 16 digits, two quotes, a comma
 _FIRST_PAUSE, _LONGEST_PAUSE = 0.1, 5.0  # seconds before a reconnection; the first attempt follows at once
 
@@ -344,12 +346,14 @@ class BrokerTransport:
         if not sender:  # no reply is possible, so it is not run
             self.malformed += 1
             return
-        if self.signed is not None:
-            try:
+        try:
+            if len(event.request_id) > MAX_ID:  # it is remembered for longer than the request takes
+                raise CallError(ErrorCode.VALIDATION_ERROR, f"the request id has more than {MAX_ID:,} characters")
+            if self.signed is not None:
                 event = self.signed.arriving(event, self.address)
-            except CallError as refused:
-                self._notify(sender, CallFailed.of(event.request_id, refused), token)
-                return
+        except CallError as refused:
+            self._notify(sender, CallFailed.of(event.request_id, refused), token)
+            return
         # A plain client of the broker sends no token: it gets its reply, but holds no lease.
         if token and not self._leases.hold(sender, event.request_id, token, now):
             self.foreign += 1
@@ -462,9 +466,14 @@ class BrokerTransport:
         while True:
             due += self._heartbeat
             await asyncio.sleep(due - time.monotonic())
+            turn = time.monotonic()
             try:
                 if self.connected:
-                    self._report(dict(self._leases.beats()))
+                    for caller, tokens in self._leases.beats():
+                        self._report({caller: tokens})
+                        if time.monotonic() - turn > _TURN:  # 20,000 callers take 0.3 s
+                            await asyncio.sleep(0)
+                            turn = time.monotonic()
                     self.connection.beat(self._heartbeat)
             except Exception:  # the next one has to follow
                 logger.exception("a heartbeat failed")

@@ -318,9 +318,9 @@ class Leases:
         return named
 
     def beats(self) -> Iterator[tuple[Address, list[str]]]:
-        """Yield the calls in flight to report at a heartbeat: tokens by caller."""
-        for caller, held in self._held.items():
-            if held:
+        """Yield the calls in flight to report at a heartbeat: tokens by caller. Calls may end meanwhile."""
+        for caller in list(self._held):
+            if held := self._held.get(caller):
                 yield caller, list(held.values())
 
     def _holder(self, token: str) -> Address | None:

@@ -416,6 +416,8 @@ def outline(message: bytes) -> bytes:
         return message
     before = members[: begin.start()].rpartition(b",")[0]  # without the name of the nested member
     after = members[max(members.rfind(b"]"), members.rfind(b"}")) + 1 :].strip(b" \t\r\n,")
+    if _BRACKET.search(after) is not None:  # truncated: what begins there has no end
+        after = b""
     return b"{%b}" % b",".join(part for part in (before, after) if part)
 
 

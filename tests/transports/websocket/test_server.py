@@ -4,6 +4,7 @@ import asyncio
 import json
 import ssl
 from collections.abc import AsyncIterator, Collection, Sequence
+from contextlib import suppress
 from itertools import count
 from pathlib import Path
 from typing import Any
@@ -13,7 +14,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from msgspec import Raw
 from websockets.asyncio.client import connect
-from websockets.exceptions import InvalidStatus
+from websockets.exceptions import ConnectionClosed, InvalidStatus
 from websockets.frames import Frame, Opcode
 from websockets.typing import Origin, Subprotocol
 from websockets.uri import parse_uri
@@ -326,6 +327,8 @@ async def test_an_invalid_message_writes_one_line_to_the_log_without_control_cha
         ('{"type":"call.credit","requestId":"r","x":' + "[" * 100_000 + "]" * 100_000 + "}", "r"),
         ('{"type":"call.requested","requestId":"r","input":' + "[" * 5_000 + "]" * 5_000 + "}", "r"),
         ('{"requestId":"r","type":"call.requested","input":' + "[" * 5_000 + "]" * 5_000 + "}", "r"),
+        ('{"requestId":"r","type":"call.requested","input":' + "[" * 5_000, "r"),
+        ('{"x":[],"requestId":"r","type":"call.requested","input":' + "[" * 5_000, None),
         ('{"type":"session.announce","id":-1,"operations":[]}', None),
         ('{"type":"session.hello","version":1}', None),
         ('{"type":"session.unknown","id":1}', None),
@@ -395,13 +398,20 @@ async def test_a_malformed_answer_ends_the_call_of_the_server(ends: Ends) -> Non
 
 
 @requirement("transport.websocket.malformed")
-async def test_a_connection_that_sends_nothing_but_nonsense_is_closed(ends: Ends) -> None:
+@pytest.mark.parametrize("nonsense", ["nonsense", '{"type":"call.responded","requestId":"r","output":' + "[" * 5_000])
+async def test_a_connection_that_sends_nothing_but_nonsense_is_closed(
+    ends: Ends, nonsense: str, caplog: pytest.LogCaptureFixture
+) -> None:
     server, _ = await ends.server()
     plain, other = await ends.plain(server.url), await ends.plain(server.url)
-    for _ in range(101):
-        await plain.connection.send("nonsense")
+    with suppress(ConnectionClosed):
+        for _ in range(101):
+            await plain.connection.send(nonsense)
+        while True:
+            await plain.hear()
     code, _ = await plain.closed()
     assert code == 4400
+    assert not [record for record in caplog.records if record.exc_info]
     await other.say("session.who", id=1)
     assert (await other.hear())["type"] == "session.here"
 

@@ -24,6 +24,7 @@ from msgspec.structs import replace
 
 from opwire.auth.tokens import Grant, TokenBucket
 from opwire.call.events import (
+    MAX_ID,
     MAX_MESSAGE,
     CallAborted,
     CallEvent,
@@ -45,7 +46,6 @@ from opwire.operation import OWN, Identity
 from opwire.transports.websocket.connection import WebSocketConnection
 from opwire.transports.websocket.routes import (
     ANONYMOUS,
-    MAX_ID,
     SERVER,
     AbortedHead,
     EventHead,
@@ -265,13 +265,13 @@ class Relay:
 
     def _unreadable(self, sender: Peer, message: bytes) -> None:
         """Fail the call of an event that is nested too deeply to be decoded, at its sender and at its caller."""
-        self._session_message(sender, message)
         with suppress(CallError):
             head = read_head(message)
             if not head.steers and type(head) is not RequestedHead:
                 failed = CallFailed.of(head.request_id, too_deep())
                 failure = FailedHead(request_id=head.request_id, peer=head.peer, code=failed.code)
                 self.pass_on(sender, encode_event(failed), failure)
+        self._session_message(sender, message)  # last: it may end the connection
 
     def pass_on(self, sender: Peer, message: bytes, head: EventHead) -> None:
         """Pass on an event from a peer, other than a request."""

@@ -23,7 +23,7 @@ from msgspec import Meta, Struct, field
 from opwire.auth.tokens import not_delegated
 from opwire.caching import BoundedDict
 from opwire.call.discovery import OPERATIONS
-from opwire.call.events import union_of
+from opwire.call.events import MAX_ID, union_of
 from opwire.call.transport import Address
 from opwire.errors import CallError, ErrorCode
 from opwire.logs import CANCELLED
@@ -32,7 +32,6 @@ from opwire.operation import is_own
 from opwire.typed.plain import one_line, read_outline
 
 SERVER: Address = "server"  # the address of the server itself, for its clients
-MAX_ID = 1000  # characters of an id that a relay has to keep
 ANONYMOUS = b"null"  # the identity of an anonymous caller
 
 # --- events -----------------------------------------------------------------------------------------------------------
