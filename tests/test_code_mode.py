@@ -113,6 +113,23 @@ async def test_a_failure_tells_a_model_how_to_correct_its_program(code: str, tol
 
 
 @requirement("code-mode.run")
+@pytest.mark.parametrize(
+    ("code", "advice"),
+    [
+        ("1 / 0", "Correct the program and run it again."),
+        ("await shop_issues_comment(id='x', text='a')", "Correct the program and run it again."),
+        ("shop_ticks()", "Correct the program and run it again."),
+        ("await shop_secret()", "The operation failed, not the program."),
+        ("try:\n    await shop_secret()\nexcept RuntimeError:\n    1 / 0", "Correct the program and run it again."),
+    ],
+)
+async def test_the_advice_to_a_model_depends_on_what_failed(code: str, advice: str) -> None:
+    tools = anthropic_tools(code_mode(shop()), identity=Identity(id="eve"))
+    result = await tools.handle({"id": "1", "name": "tools_run", "input": {"code": code}})
+    assert result["content"][0]["text"].splitlines()[-1] == advice
+
+
+@requirement("code-mode.run")
 async def test_a_program_may_handle_the_failure_of_a_call() -> None:
     code = """
 try:

@@ -68,7 +68,7 @@ async def test_a_registered_operation_is_known_and_callable(registry: OperationR
     assert registry.get_handler("a.b") is echo
     assert "a.b" in registry
     assert len(registry) == 1
-    assert repr(registry) == "<OperationRegistry of 1 operations>"
+    assert repr(registry) == "<OperationRegistry of 1 operation>"
     assert (await registry.execute("a.b", 1)).data == 1
 
 

@@ -125,6 +125,17 @@ async def test_an_error_about_the_input_tells_the_parameters_of_the_operation(re
 
 
 @requirement("mode.tools")
+async def test_parameters_beside_the_input_are_told_where_they_belong(registry: OperationRegistry) -> None:
+    tools = anthropic_tools(search_mode(registry), identity=ADA.identity)
+    beside = {"operation": "clock.ticks", "count": 3, "x" * 10_000: 1, "c": 1, "d": 1, "e": 1}
+    text = (await tools.handle({"id": "1", "name": "tools_call", "input": beside}))["content"][0]["text"]
+    first, second = text.splitlines()
+    assert first.startswith("VALIDATION_ERROR: the parameters of clock.ticks belong in `input`: move count, xx")
+    assert second.startswith("Its parameters: clock.ticks(count: int)")
+    assert len(text) < 300
+
+
+@requirement("mode.tools")
 async def test_an_error_about_the_input_writes_out_the_fields_of_objects() -> None:
     line = {"properties": {"article": {"type": "string"}, "kind": {"const": "tea"}}, "required": ["article"]}
     tree = {"properties": {"left": {"$ref": "#/$defs/Tree"}, "right": {"$ref": "#/$defs/Tree"}}}  # itself

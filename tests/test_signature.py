@@ -182,6 +182,19 @@ async def test_extra_properties_go_to_the_parameter_with_two_stars_and_are_check
         await registry.execute("test.it", {"base": 1, "x": "two"})
 
 
+@requirement("decorators.context")
+async def test_extra_properties_cannot_have_the_names_of_injected_parameters() -> None:
+    def names(base: int, context: Context, **extra: int) -> list[str]:
+        return [type(context).__name__, *extra]
+
+    def positional(context: Context, /, **extra: int) -> list[str]:
+        return [type(context).__name__, *extra]
+
+    given = {"base": 1, "context": 2, "x": 3}
+    assert (await registered(names).execute("test.it", given)).data == ["Context", "x"]
+    assert (await registered(positional).execute("test.it", given)).data == ["Context", "base", "context", "x"]
+
+
 @requirement("decorators.schemas")
 @pytest.mark.parametrize(
     ("hint", "expected"),

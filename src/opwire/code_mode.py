@@ -39,6 +39,8 @@ _UNKNOWN_NAME = re.compile(r"NameError: name '(\w{1,200})' is not defined", re.A
 _TIME_LIMIT = re.compile(r"feed time limit exceeded: \S+ > \S+")
 _NOT_AWAITED = re.compile(r"<coroutine external_future\(\d{1,10}\)>")
 _MAX_FAULT = 2_000  # characters of a traceback
+_MAX_TOLD = 200  # of a failure, which is found by them in a traceback
+_CORRECT = {"hint": "Correct the program and run it again."}
 _NO_RESULT = "(no result: end the program with an expression, or print what you want to see)"
 _encoder = msgspec.json.Encoder(enc_hook=str)
 
@@ -169,7 +171,9 @@ class _CodeTools:
                 fault = f"{fault[: _MAX_FAULT // 2]}\n…\n{fault[-_MAX_FAULT // 2 :]}"
             kept = f" after {calls.returned} calls, which are not undone" if calls.returned else ""
             message = f"the program failed{kept}:\n{printed.before}{fault}{self._hint(fault, code, context)}"
-            raise CallError(ErrorCode.VALIDATION_ERROR, message) from None
+            caused = calls.failure and calls.failure[:_MAX_TOLD] in fault
+            details = {"hint": "The operation failed, not the program."} if caused else _CORRECT
+            raise CallError(ErrorCode.VALIDATION_ERROR, message, details) from None
         finally:
             await calls.stop()
         # In a thread: a value of 100,000 lists takes a third of a second.
@@ -189,9 +193,11 @@ class _CodeTools:
                     message = f"the arguments have more than {most:,} characters: pass less"
                     raise CallError(ErrorCode.PAYLOAD_TOO_LARGE, message)
                 with calls.running(name):
-                    result = await self._tools.call(id, context.child(), given)
+                    result = await self._tools.call(context.child(), id, given)
             except CallError as error:
                 text = error_text(error, id, name, advises=False).replace(f"{HINT}{id}(", f"{HINT}{name}(")
+                if error.code not in (ErrorCode.VALIDATION_ERROR, ErrorCode.PAYLOAD_TOO_LARGE):
+                    calls.failure = text
                 raise RuntimeError(text) from None
             if not isinstance(result, ResponseEnvelope):
                 return result
@@ -226,6 +232,7 @@ class _ProgramCalls:
     def __init__(self, limit: int) -> None:
         self._limit = self._left = limit
         self.returned = 0
+        self.failure = ""  # the last one that the program cannot correct
         self._running: dict[asyncio.Task[Any], str] = {}  # names of functions, by the task that runs each
 
     @contextmanager
@@ -249,11 +256,12 @@ class _ProgramCalls:
             CallError: VALIDATION_ERROR.
         """
         if isinstance(value, str) and _NOT_AWAITED.fullmatch(value) and not self._running:
-            raise CallError(ErrorCode.VALIDATION_ERROR, "the result is a call that has run: write await before it")
+            message = "the result is a call that has run: write await before it"
+            raise CallError(ErrorCode.VALIDATION_ERROR, message, _CORRECT)
         if self._running:
             names = ", ".join(sorted({*self._running.values()})[:10])
             message = f"the program ended before calls that it did not await, and they were stopped: await {names}"
-            raise CallError(ErrorCode.VALIDATION_ERROR, message)
+            raise CallError(ErrorCode.VALIDATION_ERROR, message, _CORRECT)
 
     async def stop(self) -> None:
         """Cancel the calls that are still running: Monty leaves them behind."""

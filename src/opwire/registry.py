@@ -302,7 +302,7 @@ class OperationRegistry(Decorators):
         return len(self._operations)
 
     def __repr__(self) -> str:
-        return f"<OperationRegistry of {len(self)} operations>"
+        return f"<OperationRegistry of {len(self)} operation{'s' * (len(self) != 1)}>"
 
     def _repr_html_(self) -> str:
         """Return a table for notebooks."""

@@ -182,9 +182,14 @@ class ToolSearch:
             )
         return described
 
-    async def call(self, operation: Id, context: Context, input: Input = _EMPTY) -> Any:
+    async def call(self, context: Context, /, operation: Id, input: Input = _EMPTY, **beside: Any) -> Any:
         """Call an operation by its id, with its input. Of a subscription the first items are returned."""
         spec = self._find(operation, context)
+        if beside:  # models flatten the two levels; a closed schema would only say that these are unexpected
+            names = ", ".join(name[:_MAX_TYPE] for name in islice(beside, _MAX_PARTS))
+            message = f"the parameters of {spec.id} belong in `input`: move {names} there"
+            details = {"hint": f"{HINT}{signature(spec, is_nested=True)}"}
+            raise CallError(ErrorCode.VALIDATION_ERROR, message, details)
         given = input.get("input") if _schema(spec).wraps else input
         try:
             if spec.type is not OperationType.SUBSCRIPTION:

@@ -9,7 +9,7 @@ receives the cursor of the last item that its caller has.
 import inspect
 import re
 import sys
-from collections.abc import AsyncGenerator, Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import AsyncGenerator, Callable, Iterator, Mapping, Sequence
 from contextlib import AsyncExitStack, asynccontextmanager, contextmanager, suppress
 from functools import partial
 from opcode import opmap
@@ -33,6 +33,7 @@ else:
     _signature = inspect.signature
 
 _Parameter = inspect.Parameter
+_BY_NAME = (_Parameter.POSITIONAL_OR_KEYWORD, _Parameter.KEYWORD_ONLY)
 _RESUME_FROM = "resume_from"
 _FLAT = frozenset({int, str, bool, NoneType})
 _METHOD = "register the object, as registry.register_object(Shop())"
@@ -157,8 +158,8 @@ def read_signature(
         input_schema or _input_schema(arguments, inputs, hints, name, described),
         output_schema,
         _resuming(function, partial(_by_name, contexts=contexts)) if resumable else _by_name(function, contexts),
-        _converter(arguments, inputs, hints),
-        _exact(hints.get(each.name, Any) for each in inputs),
+        _converter(arguments, inputs, hints, {each.name for each in parameters if each.kind in _BY_NAME}),
+        _exact(inputs, hints),
         _flat(inputs, hints) if input_schema is None else None,
         tuple(dependencies.values()),
         resumable,
@@ -282,12 +283,14 @@ def _arguments_type(parameters: list[inspect.Parameter], hints: dict[str, Any]) 
     return TypedDict("Arguments", fields)  # pyright: ignore[reportArgumentType]
 
 
-def _converter(arguments: Any, parameters: list[inspect.Parameter], hints: dict[str, Any]) -> Callable[[Any], Any]:
+def _converter(
+    arguments: Any, inputs: list[inspect.Parameter], hints: dict[str, Any], names: set[str]
+) -> Callable[[Any], Any]:
+    """Return the conversion of an input. `**extra` gets no property with one of the `names`, such as `context`."""
     convert = converter(arguments)
-    extra = [each.name for each in parameters if each.kind is _Parameter.VAR_KEYWORD]
+    extra = [each.name for each in inputs if each.kind is _Parameter.VAR_KEYWORD]
     if not extra:
         return convert
-    names = {each.name for each in parameters} - {*extra}
     convert_extra = converter(hints.get(extra[0], Any))
 
     def convert_all(input: dict[str, Any]) -> dict[str, Any]:
@@ -354,7 +357,7 @@ def _output_schema(hint: Any, name: str, *, streams: bool) -> Schema:
     return UNKNOWN if hint is Any else Schema.from_type(hint, where=where)
 
 
-def _exact(hints: Iterable[Any]) -> frozenset[type]:
+def _exact(inputs: list[inspect.Parameter], hints: dict[str, Any]) -> frozenset[type]:
     """Return the types that need no conversion for any parameter.
 
     JSON has one number type: a valid 5.0 may be an int and a valid 5 a float, so an int parameter requires conversion
@@ -362,9 +365,9 @@ def _exact(hints: Iterable[Any]) -> frozenset[type]:
     """
     exact: set[type] = set()
     inexact: set[type] = set()
-    for hint in hints:
-        kinds = identity_kinds(hint)
-        if kinds is None:
+    for each in inputs:
+        kinds = identity_kinds(hints.get(each.name, Any))
+        if kinds is None or each.kind is _Parameter.VAR_KEYWORD:
             return frozenset()
         exact |= kinds
         if int in kinds and float not in kinds:

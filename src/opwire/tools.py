@@ -361,7 +361,7 @@ def error_text(error: CallError, operation_id: str = "", tool: str = "", *, advi
         lines.append(hint[:MAX_SHOWN])
     if not advises:
         pass
-    elif error.code is ErrorCode.VALIDATION_ERROR:
+    elif error.code is ErrorCode.VALIDATION_ERROR and ("problems" in details or "hint" not in details):
         lines.append("Correct the arguments and call the tool again.")
     elif error.retry_after is not None:
         lines.append(f"Call the tool again in {error.retry_after:g} seconds.")
