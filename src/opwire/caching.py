@@ -22,6 +22,7 @@ from msgspec.structs import replace
 from opwire.caller import find_caller_token
 from opwire.envelope import HTTPResponseMeta, ResponseEnvelope, decode_envelope, encode_envelope
 from opwire.errors import OpwireError, check_counts, check_not_below_zero
+from opwire.names import counted
 from opwire.operation import Context, Handler, OperationSpec, OperationType
 
 CONDITION = "opwire.condition"
@@ -123,7 +124,7 @@ class ResponseCache:
         return len(self._entries)
 
     def __repr__(self) -> str:
-        return f"<ResponseCache of {len(self):,} results, {self._size:,} bytes>"
+        return f"<ResponseCache of {counted(len(self), 'result')}, {counted(self._size, 'byte')}>"
 
     def __call__(self, spec: OperationSpec, handler: Handler) -> Handler:
         """Return the handler of a query with the cache, of a mutation with invalidation."""

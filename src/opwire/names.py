@@ -1,4 +1,4 @@
-"""Names that are given once each, and names similar to an unknown one. No I/O.
+"""Names that are given once each, names similar to an unknown one, and nouns with a number. No I/O.
 
 Names come from documents and peers, so numbering must stay linear however they collide: trying `name_2`, `name_3`, …
 from the start for each of 8,000 equal names took 6 s.
@@ -76,3 +76,8 @@ def suggestion(close: Iterable[str], otherwise: str = "") -> str:
     """Return the end of a message about an unknown name: "; did you mean a or b?", or another hint."""
     hint = did_you_mean(close) or otherwise
     return f"; {hint}" if hint else ""
+
+
+def counted(number: int, noun: str) -> str:
+    """Return `1 operation`, `1,223 operations`."""
+    return f"{number:,} {noun}{'' if number == 1 else 's'}"

@@ -34,7 +34,7 @@ from opwire.invoke import (
     run_within,
     runner,
 )
-from opwire.names import MAX_COMPARED_NAME, similar_names, suggestion
+from opwire.names import MAX_COMPARED_NAME, counted, similar_names, suggestion
 from opwire.operation import (
     Change,
     Context,
@@ -302,7 +302,7 @@ class OperationRegistry(Decorators):
         return len(self._operations)
 
     def __repr__(self) -> str:
-        return f"<OperationRegistry of {len(self)} operation{'s' * (len(self) != 1)}>"
+        return f"<OperationRegistry of {counted(len(self), 'operation')}>"
 
     def _repr_html_(self) -> str:
         """Return a table for notebooks."""

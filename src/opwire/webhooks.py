@@ -29,6 +29,7 @@ import msgspec
 from opwire.caching import BoundedDict
 from opwire.envelope import ResponseEnvelope, http_envelope
 from opwire.errors import CallError, ErrorCode, UsageError, check_above_zero, check_counts, check_list
+from opwire.names import counted
 from opwire.operation import Context, Handler, NormalizeMode, Operation, OperationSpec, OperationType
 from opwire.schema import UNKNOWN, Schema
 from opwire.typed.plain import as_dict, read_json
@@ -135,7 +136,7 @@ class _Signature:
     _keys: tuple[bytes, ...]
 
     def __repr__(self) -> str:
-        return f"<{type(self).__name__}, {len(self._keys)} secret{'s' * (len(self._keys) > 1)}>"
+        return f"<{type(self).__name__}, {counted(len(self._keys), 'secret')}>"
 
 
 class StripeSignature(_Signature):
@@ -357,7 +358,8 @@ class WebhookReceiver:
         self._closed = False
 
     def __repr__(self) -> str:
-        return f"<WebhookReceiver: {len(self._webhooks or ())} webhooks, {len(self._subscribers)} subscribers>"
+        subscribers = counted(len(self._subscribers), "subscriber")
+        return f"<WebhookReceiver: {counted(len(self._webhooks or ()), 'webhook')}, {subscribers}>"
 
     # --- operations -------------------------------------------------------------------------------------------------
 

@@ -42,6 +42,24 @@ def test_an_option_before_the_command_is_explained(group: tuple[str, ...], capsy
     assert said in " ".join(capsys.readouterr().err.split())
 
 
+@requirement("cli.help")
+@pytest.mark.parametrize(
+    ("arguments", "said"),
+    [
+        (["hub", "--url", "ws://h"], "unknown option --url; write the URL without it: opwire hub ws://127.0.0.1:8700"),
+        (["serve", "--url", "ws://h"], "unknown option --url; --mcp URL and --openapi URL name servers elsewhere"),
+        (["init", "--url", "ws://h"], "Error: unknown option --url"),
+        (["ps", "ws://h"], "Got unexpected extra argument (ws://h); a URL is the value of --url"),
+        (["demo", "more"], "Error: Got unexpected extra argument (more)"),
+        (["call", *SHOP, "ws://h"], "Operation not found: ws://h; a URL is the value of --url"),
+        (["ls", *SHOP, "ws://h"], "matches; a URL is the value of --url"),
+    ],
+)
+def test_an_error_says_where_a_url_belongs(arguments: list[str], said: str, capsys: pytest.CaptureFixture[str]) -> None:
+    run(arguments)
+    assert capsys.readouterr().err.rstrip().endswith(said)
+
+
 @requirement("cli.exit-codes", "cli.errors")
 @pytest.mark.parametrize(
     ("arguments", "code", "said"),

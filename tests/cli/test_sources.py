@@ -104,10 +104,15 @@ def test_the_nearest_configuration_is_used_unless_a_source_is_named(
 
 
 @requirement("cli.sources")
-def test_without_any_source_one_learns_how_to_name_one(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_without_any_source_one_learns_how_to_name_one(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
     monkeypatch.chdir(tmp_path)
     with pytest.raises(click.UsageError, match="write one with `opwire init`"):
         Sources().read()
+    for command, is_named in (("ls", True), ("serve", False)):  # `serve` has no --url
+        assert run([command]) == 2
+        assert ("--url" in capsys.readouterr().err) is is_named
     assert Sources().read(may_be_empty=True).sources == {}
     with pytest.raises(ConfigError):
         Sources(config="nowhere.toml").read()
@@ -273,10 +278,11 @@ def test_every_missing_variable_is_named_at_once(monkeypatch: pytest.MonkeyPatch
     optional = OpenAPISettings(openapi=EnvText("${OPTIONAL}"))
     config = Config(identities=identities, hub=HubSettings(url=EnvText("${HUB_URL}")), sources={"x": optional})
     with pytest.raises(ConfigError, match="not set: TOKEN_A, TOKEN_B, HUB_URL; run: export TOKEN_A=… TOKEN_B=…"):
-        check_variables(config)
+        check_variables(config, config.identities, config.hub)
+    check_variables(config, config.serve, config.spoke)  # those of other commands are not needed
     for name in ("TOKEN_A", "TOKEN_B", "HUB_URL"):
         monkeypatch.setenv(name, "x")
-    check_variables(config)
+    check_variables(config, config.identities, config.hub)
 
 
 @requirement("cli.uvloop")

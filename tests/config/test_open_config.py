@@ -48,7 +48,7 @@ async def test_a_source_that_fails_is_reported_and_the_others_are_there(
     config = project(tmp_path, f'{TWO}base_url = "${{OPWIRE_NO}}"', shop_py=shop(3), pets_yaml=DOCUMENT)
     async with open_config(config) as opened:
         assert await price(opened) == 3
-        assert repr(opened) == "<OpenedConfig of 1 sources, 1 failed: 1 operations>"
+        assert repr(opened) == "<OpenedConfig of 1 source, 1 failed: 1 operation>"
         assert str(opened.failures["pets"]) == ("sources.pets.base_url: the environment variable OPWIRE_NO is not set")
 
 

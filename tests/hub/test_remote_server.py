@@ -142,13 +142,16 @@ async def test_operations_that_come_and_go_are_followed(meeting: Meeting, monkey
 
 
 @requirement("console.remote")
-async def test_a_lost_hub_is_explained_and_used_again(meeting: Meeting, monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_a_lost_hub_is_explained_and_used_again(
+    meeting: Meeting, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
     for name in ("_FIGURES", "_RETRY"):
         monkeypatch.setattr(remote_server, name, 0.02)
     hub = await meeting.hub(authenticate=AUTH)
     async with RemoteServer(hub.url, token=TOKENS["boss"]) as remote:
         await hub.close()
         await until(lambda: "not reachable" in (remote.monitor.problem or ""))
+        assert sum("was lost" in each for each in caplog.messages) == 1  # calls and figures share a connection
         again = await meeting.hub(url=hub.url, authenticate=AUTH)
         await until(lambda: remote.monitor.problem is None and again.handler.monitor.watched)
 

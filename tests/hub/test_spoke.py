@@ -100,15 +100,15 @@ def test_an_option_that_cannot_work_is_refused(option: dict[str, Any]) -> None:
     ],
 )
 def test_a_spoke_shows_where_it_connects_to_without_credentials(url: str, shown: str) -> None:
-    assert repr(Spoke(adding(), url)) == f"<Spoke of 1 operations over {shown}>"
+    assert repr(Spoke(adding(), url)) == f"<Spoke of 1 operation over {shown}>"
 
 
 @requirement("hub.repr")
 async def test_a_hub_and_its_spokes_show_their_state(meeting: Meeting) -> None:
     hub = await meeting.hub()
     spoke = await meeting.spoke(hub.url, adding())
-    assert repr(hub) == f"<Hub of 1 operations over <WebSocketServer at {hub.url}, 1 clients>>"
-    assert repr(spoke) == f"<Spoke of 1 operations over <WebSocketTransport to {hub.url}, connected>>"
+    assert repr(hub) == f"<Hub of 1 operation over <WebSocketServer at {hub.url}, 1 client>>"
+    assert repr(spoke) == f"<Spoke of 1 operation over <WebSocketTransport to {hub.url}, connected>>"
     await spoke.close()
     assert repr(spoke.transport) == f"<WebSocketTransport to {hub.url}, closed>"
     await hub.close()

@@ -12,6 +12,7 @@ from types import TracebackType
 from typing import TYPE_CHECKING, Any, Self
 
 from opwire.errors import OpwireError, UsageError, needs_extra
+from opwire.names import counted
 from opwire.operation import Operation, Skipped, SourceChange
 from opwire.typed.plain import harmless, shorten
 
@@ -82,7 +83,7 @@ class Report:
         return "\n".join(self)
 
     def __repr__(self) -> str:
-        return f"<Report of {len(self.skipped)} skipped items, {len(self.warnings)} warnings>"
+        return f"<Report of {counted(len(self.skipped), 'skipped item')}, {counted(len(self.warnings), 'warning')}>"
 
 
 def _shortened(text: str) -> str:

@@ -44,6 +44,7 @@ from opwire.caching import Tally
 from opwire.call.events import CallRequested
 from opwire.call.transport import Address
 from opwire.errors import CallError, ErrorCode, UsageError, check_above_zero, check_counts, check_not_below_zero
+from opwire.names import counted
 from opwire.operation import Identity, is_own
 from opwire.typed.plain import json_form, write_json
 
@@ -351,7 +352,7 @@ class Verifier:
         self._clock = clock
 
     def __repr__(self) -> str:
-        return f"<Verifier, {len(self._seen):,} requests remembered>"
+        return f"<Verifier, {counted(len(self._seen), 'request')} remembered>"
 
     @property
     def longest(self) -> float:

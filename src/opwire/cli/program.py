@@ -98,10 +98,26 @@ class Program(CommandGroup):
             return super().invoke(ctx)
         except BrokenPipeError as error:
             raise _OutputClosedError from error
+        except click.UsageError as error:
+            raise _with_url_hint(error) from None
 
 
 class _OutputClosedError(Exception):
     pass
+
+
+def _with_url_hint(error: click.UsageError) -> click.UsageError:
+    """Return an error that says where a URL belongs: some commands have `--url`, others take it as an argument."""
+    if isinstance(error, click.NoSuchOption) and error.option_name == "--url" and error.ctx is not None:
+        names = {each.name for each in error.ctx.command.params}
+        if "url" in names:
+            hint = f"; write the URL without it: {error.ctx.command_path} ws://127.0.0.1:8700"
+        else:
+            hint = "; --mcp URL and --openapi URL name servers elsewhere" if "mcp" in names else ""
+        return click.UsageError(f"unknown option --url{hint}", error.ctx)
+    if "unexpected extra argument" in error.message and "://" in error.message:
+        return click.UsageError(f"{error.message}; a URL is the value of --url", error.ctx)
+    return error
 
 
 @click.command(

@@ -44,11 +44,6 @@ def one_line(text: str) -> str:
     return harmless(next((line.strip() for line in text.splitlines() if line.strip()), ""))
 
 
-def counted(number: int, noun: str) -> str:
-    """Return `1 operation`, `1,223 operations`."""
-    return f"{number:,} {noun}{'' if number == 1 else 's'}"
-
-
 def json_text(value: Any, *, indent: bool) -> str:
     """Return a value as JSON with control characters escaped; it decodes to the same value."""
     encoded = write_json(_encoder, value)

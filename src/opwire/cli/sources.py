@@ -11,7 +11,7 @@ import re
 import shlex
 import sys
 from collections.abc import AsyncGenerator, Callable, Collection, Coroutine, Generator, Iterable, Mapping
-from contextlib import AsyncExitStack, asynccontextmanager
+from contextlib import AbstractContextManager, AsyncExitStack, asynccontextmanager
 from functools import wraps
 from hashlib import sha256
 from pathlib import Path
@@ -23,7 +23,7 @@ import click
 import msgspec
 from msgspec.structs import replace
 
-from opwire.cli.screen import Screen, Spinner, counted
+from opwire.cli.screen import Screen, Spinner
 from opwire.config.reading import find_config, load_config
 from opwire.config.runtime import LoadEvent, OpenedConfig, SourceFailed, SourceLoaded, SourceStarted, open_config
 from opwire.config.settings import (
@@ -38,7 +38,7 @@ from opwire.config.settings import (
     missing_variables,
 )
 from opwire.errors import CallError, ConfigError, ErrorCode, OpwireError
-from opwire.names import UniqueNames, similar_names, suggestion
+from opwire.names import UniqueNames, counted, similar_names, suggestion
 from opwire.operation import OperationSpec
 from opwire.registry import OperationRegistry
 
@@ -50,10 +50,12 @@ T = TypeVar("T")
 
 _NO_SOURCE = (
     "no opwire.toml in this folder or above: write one with `opwire init`, or name a source: --python shop.py, "
-    "--mcp 'program arguments', --openapi file-or-URL, --url ws://hub"
+    "--mcp 'program arguments', --openapi file-or-URL"
 )
 _BROKER_ONLY = "--prefix, --signing-key and --certificate are for brokers: redis:// and nats://"
 _ANONYMOUS = "callers over a broker are anonymous: use --signing-key, or start the server with --open"
+_SIGNED = "check --prefix, the scopes and the expiry of --certificate, and --authority of the server"
+_SHOWN_NAMESPACES = 10
 _BROKERS = ("redis", "unix:", "nats:", "tls:")
 _SOURCE_KEY = re.compile(r'^sources\.(?:"[^"]*"|[\w-]+)\.(\w+): ')
 # Words of a command line that start a server without naming it.
@@ -195,7 +197,9 @@ class LoadedOperations(NamedTuple):
         """
         spec = self.specs.get(operation_id)
         if spec is None:
-            if any(each.namespace == operation_id for each in self.specs.values()):
+            if "://" in operation_id:
+                hint = "; a URL is the value of --url"
+            elif any(each.namespace == operation_id for each in self.specs.values()):
                 hint = f"; it is a namespace, and `opwire ls -n {operation_id}` lists its operations"
             else:
                 hint = suggestion(similar_names(operation_id, self.specs), "`opwire ls` lists the operations")
@@ -258,7 +262,9 @@ class Sources(NamedTuple):
             raise click.UsageError(f"{_BROKER_ONLY}; add --url, or write them into [spoke] of the configuration")
         file = self.file
         if file is None and not (self.python or self.mcp or self.openapi or may_be_empty):
-            raise click.UsageError(_NO_SOURCE)
+            context = click.get_current_context(silent=True)
+            takes_url = context is None or any("--url" in each.opts for each in context.command.params)
+            raise click.UsageError(_NO_SOURCE + (", --url ws://hub" if takes_url else ""))
         config = Config() if file is None else load_config(file)
         names, added = UniqueNames(config.sources), dict[str, Any]()
         for target in self.python:
@@ -298,12 +304,13 @@ class Sources(NamedTuple):
                         "--url cannot be combined with other sources: its operations are loaded remotely"
                     )
                 client = Client(complete_url(self.url), **self.connection_options(self.url))
-                with token_hint(self.token_env, self.url):
+                with self.token_hint():
                     await stack.enter_async_context(client)
                     loaded = LoadedOperations({spec.id: spec for spec in await client.operations()}, client)
                 cache_ids(self.key, loaded.specs.values())
                 if not loaded.specs and self.url.startswith(_BROKERS):
-                    screen.warning(f"there is no server, or none that shows this caller its operations; {_ANONYMOUS}")
+                    hint = _ANONYMOUS if self.signing_key is None else _SIGNED
+                    screen.warning(f"there is no server, or none that shows this caller its operations; {hint}")
                 yield loaded
                 return
             config = self.read()
@@ -334,6 +341,12 @@ class Sources(NamedTuple):
         async with _load(replace(config, sources=local), screen) as loaded:
             yield loaded
 
+    def token_hint(self) -> AbstractContextManager[None]:
+        """Say in an error how to authenticate: by the variable of the token, or over a broker by a signature."""
+        if not (self.url or "").startswith(_BROKERS):
+            return token_hint(self.token_env)
+        return unauthenticated_hint(_ANONYMOUS if self.signing_key is None else _SIGNED)
+
     def connection_options(self, url: str) -> dict[str, Any]:
         """Return the options of a connection to a hub, a broker or an HTTP API.
 
@@ -358,18 +371,22 @@ class Sources(NamedTuple):
         return options
 
 
+def token_hint(variable: str) -> AbstractContextManager[None]:
+    """Say in an error by which variable to authenticate."""
+    return unauthenticated_hint(
+        f"set {variable} to the token of the server: `opwire serve` and `opwire hub` print theirs"
+    )
+
+
 @contextlib.contextmanager
-def token_hint(variable: str, url: str | None = None) -> Generator[None]:
-    """Say in an error how to authenticate: by the variable of the token, or over a broker by a signature."""
+def unauthenticated_hint(hint: str) -> Generator[None]:
+    """Add what to do to the error of an unauthenticated caller."""
     try:
         yield
     except CallError as error:
-        if error.code is ErrorCode.UNAUTHENTICATED:
-            hint = f"set {variable} to the token of the server: `opwire serve` and `opwire hub` print theirs"
-            if (url or "").startswith(_BROKERS):
-                hint = _ANONYMOUS
-            raise CallError(error.code, f"{error.message}; {hint}") from error
-        raise
+        if error.code is not ErrorCode.UNAUTHENTICATED:
+            raise
+        raise CallError(error.code, f"{error.message}; {hint}") from error
 
 
 def source_message(config: Config, error: OpwireError) -> str:
@@ -385,6 +402,8 @@ async def opened(config: Config, screen: Screen, *, quiet: bool = False) -> Asyn
         CallError: a source named by an option fails to load.
         ConfigError: a required source of the file fails to load.
     """
+    if not (config.file is None or config.sources or config.hub or quiet):  # such as that of `opwire init`
+        screen.warning(f"{config.file} has no sources of operations: add one, such as [sources.shop]")
     async with AsyncExitStack() as stack:
         silent = [name for name, each in config.sources.items() if each.required or quiet]
         with LoadProgress(screen, silent=silent) as progress:
@@ -451,15 +470,30 @@ def complete_url(url: str) -> str:
     return f"{'http' if host == 'localhost' or host.startswith('127.') or host == '::1' else 'https'}://{url}"
 
 
-def check_variables(config: Config) -> None:
-    """Check the environment variables that a server needs, all at once; an optional source may lack its own.
+def unknown_namespace(given: str, specs: Iterable[OperationSpec]) -> str:
+    """Return what to say of a namespace without operations."""
+    known = list(dict.fromkeys(spec.namespace for spec in specs))
+    if given in known:
+        return f"the namespace {given} has no such operations"
+    hint = suggestion(similar_names(given, known), f"there are {', '.join(known[:_SHOWN_NAMESPACES]) or 'none'}")
+    return f"unknown namespace {given!r}{hint}"
+
+
+def served_tables(config: Config) -> tuple[Any, ...]:
+    """Return the settings that `opwire serve` uses: it needs no secret of the others, such as those of a broker."""
+    mcp, http = config.serve.mcp, config.serve.http
+    is_durable = (mcp is not None and mcp.durable_tasks) or (http is not None and http.console)
+    return (config.identities, config.auth, config.serve, config.durable if is_durable else None)
+
+
+def check_variables(config: Config, *tables: Any) -> None:
+    """Check the environment variables of `tables` and sources, all at once; an optional source may lack its own.
 
     Raises:
         ConfigError: variables are not set; the message names all of them.
     """
     required = tuple(each for each in config.sources.values() if each.required and each.enabled)
-    needed = (config.identities, config.auth, config.serve, config.hub, config.spoke, config.durable, required)
-    if missing := missing_variables(needed):
+    if missing := missing_variables((*tables, required)):
         noun = "variable is" if len(missing) == 1 else "variables are"
         exports = " ".join(f"{name}=…" for name in missing)
         raise ConfigError(f"environment {noun} not set: {', '.join(missing)}; run: export {exports}")

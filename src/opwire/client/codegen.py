@@ -32,7 +32,7 @@ from opwire.client.codegen_types import (
     written,
 )
 from opwire.errors import UsageError
-from opwire.names import UniqueNames
+from opwire.names import UniqueNames, counted
 from opwire.operation import OperationSpec, OperationType
 from opwire.schema import Schema
 from opwire.typed.plain import as_dict, shorten
@@ -130,7 +130,7 @@ def generate_client(specs: Iterable[OperationSpec], *, class_name: str = "Operat
     style = _SYNC if sync else _ASYNC
     whole = [
         f"class {class_name}:",
-        f'    """{sum(len(space.methods) for space in spaces)} operations, by namespace."""',
+        f'    """{counted(sum(len(space.methods) for space in spaces), "operation")}, by namespace."""',
         "",
         f"    def __init__(self, client: {style.client}) -> None:",
         *(f"        self.{space.attribute} = {space.class_name}(client)" for space in spaces),
@@ -215,8 +215,9 @@ def _header(spaces: list[_Space], types: Types, style: _Style) -> str:
     optional = any(not each.required for method in methods for each in method.parameters)
     streams = any(method.spec.type is OperationType.SUBSCRIPTION for method in methods)
     typing = {name for name in ("Any", "Literal", "NotRequired", "TypeAlias", "TypedDict") if name in words}
+    number = counted(len(methods), "operation")
     lines = [
-        f'"""A typed client of {len(methods)} operations, written by `opwire gen client`: the next run replaces it."""',
+        f'"""A typed client of {number}, written by `opwire gen client`: the next run replaces it."""',
         "",
         "from __future__ import annotations",
         "",

@@ -28,6 +28,7 @@ from opwire.config.settings import (
 from opwire.config.sources import ProjectModules, files_of, open_source
 from opwire.config.views import ConfigRegistry, source_rules
 from opwire.errors import CallError, ConfigError, ErrorCode, OpwireError
+from opwire.names import counted
 from opwire.operation import Handler, Interceptor, Operation, OperationSpec, OperationType, Skipped, SourceChange
 from opwire.policies import (
     Approval,
@@ -122,7 +123,8 @@ class OpenedConfig:
 
     def __repr__(self) -> str:
         failed = f", {len(self.failures)} failed" if self.failures else ""
-        return f"<OpenedConfig of {len(self._mounted)} sources{failed}: {len(self.registry)} operations>"
+        sources = counted(len(self._mounted), "source")
+        return f"<OpenedConfig of {sources}{failed}: {counted(len(self.registry), 'operation')}>"
 
     @property
     def files(self) -> set[Path]:

@@ -41,6 +41,7 @@ from opwire.errors import (
 from opwire.hub.remote_operations import HUB, DescribedOperation, RemoteOperations
 from opwire.logs import OK
 from opwire.monitor import STATISTICS, CallRecord, ServerStatistics
+from opwire.names import counted
 from opwire.operation import Context, Identity, OperationType
 from opwire.registry import OperationRegistry
 from opwire.tasks import AsyncResource
@@ -157,7 +158,7 @@ class Hub(AsyncResource):
             self.handler.describe_to = self._cluster.description
 
     def __repr__(self) -> str:
-        return f"<Hub of {len(self.registry)} operations over {self.transport!r}>"
+        return f"<Hub of {counted(len(self.registry), 'operation')} over {self.transport!r}>"
 
     @property
     def url(self) -> str:

@@ -52,25 +52,25 @@ class Observer:
         **options: Unpack[ConnectionOptions],
     ) -> None:
         self._shown = shown_target(url)
-        self._target: Client | PendingRequestMap
+        self.target: Client | PendingRequestMap  # the latter for a hub or broker; other calls may share the connection
         if isinstance(url, str) and url.startswith(("http://", "https://")):
-            self._target = Client(url, token=token, **options)
+            self.target = Client(url, token=token, **options)
         elif isinstance(url, str | Sequence):
             given: dict[str, Any] = {**options, **({} if token is None else {"token": token})}
-            self._target = PendingRequestMap(connect(url, **given))
+            self.target = PendingRequestMap(connect(url, **given))
         else:
             check_instance(Transport, url=url)
-            self._target = PendingRequestMap(url)
+            self.target = PendingRequestMap(url)
 
     def __repr__(self) -> str:
         return f"<Observer of {self._shown}>"
 
     async def __aenter__(self) -> Self:
-        await self._target.start()
+        await self.target.start()
         return self
 
     async def __aexit__(self, *_: object) -> None:
-        await self._target.close()
+        await self.target.close()
 
     async def servers(self, *, wait: float = 0.5) -> list[ObservedServer]:
         """Return all servers with their figures; over a broker, those that answer within `wait` seconds.
@@ -79,14 +79,14 @@ class Observer:
             CallError: UNAVAILABLE.
         """
         addresses = [""]
-        if isinstance(self._target, PendingRequestMap):
-            transport = self._target.transport
+        if isinstance(self.target, PendingRequestMap):
+            transport = self.target.transport
             hub = [transport.hub] if isinstance(transport, Announcing) else []
             addresses = list(dict.fromkeys([*hub, *await transport.servers(wait)]))
         return await asyncio.gather(*map(self._observe, addresses))
 
     async def _observe(self, address: Address) -> ObservedServer:
-        target = self._target
+        target = self.target
         try:
             if isinstance(target, PendingRequestMap):
                 found = await target.call(STATISTICS, to=address, output_type=ServerStatistics, timeout=_TIMEOUT)
@@ -118,7 +118,7 @@ class Observer:
         """
         given = {"id": id, "operation": operation, "outcome": outcome, "caller": caller, "rate": rate}
         input = {name: value for name, value in given.items() if value is not None}
-        target = self._target
+        target = self.target
         if not isinstance(target, PendingRequestMap):
             records = target.subscribe(CALLS, input, output_type=CallRecord)
         elif isinstance(target.transport, Announcing):

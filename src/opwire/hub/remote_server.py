@@ -19,11 +19,13 @@ from typing import Any, Self, Unpack
 
 from msgspec.structs import replace
 
+from opwire.call.pending import PendingRequestMap
 from opwire.client.client import Client, ConnectionOptions, shown_target
 from opwire.envelope import ResponseEnvelope
 from opwire.errors import CallError, ErrorCode, RegistrationError, SchemaError, check_instance
 from opwire.hub.observer import Observer
 from opwire.monitor import OBSERVE, OUTCOMES, CallMonitor, CallRecord, ServerStatistics
+from opwire.names import counted
 from opwire.operation import Context, Handler, OperationSpec, OperationType
 from opwire.registry import OperationRegistry
 
@@ -88,14 +90,17 @@ class RemoteServer:
         self.registry = OperationRegistry(normalize="off")
         self.monitor = RemoteMonitor(self.registry, name=name, kind="remote")
         self.monitor.remote = shown_target(url)
-        self._client = Client(url, token=token, timeout=_TIMEOUT, is_error="return", **options)
         self._observer = Observer(url, token=token, **options)
+        if isinstance(self._observer.target, PendingRequestMap):
+            self._client = Client(self._observer.target, timeout=_TIMEOUT, is_error="return")
+        else:
+            self._client = Client(url, token=token, timeout=_TIMEOUT, is_error="return", **options)
         self._stack = AsyncExitStack()
         self._problems: dict[str, CallError] = {}  # by what is missing
         self._rejected: set[str] = set()  # logged already
 
     def __repr__(self) -> str:
-        return f"<RemoteServer {self.monitor.remote}, {len(self.registry)} operations>"
+        return f"<RemoteServer {self.monitor.remote}, {counted(len(self.registry), 'operation')}>"
 
     async def __aenter__(self) -> Self:
         """Connect, and list the operations.
@@ -104,8 +109,8 @@ class RemoteServer:
             CallError: UNAVAILABLE, UNAUTHENTICATED.
         """
         async with AsyncExitStack() as stack:
-            await stack.enter_async_context(self._client)
             await stack.enter_async_context(self._observer)
+            await stack.enter_async_context(self._client)
             await self._list()
             await self._measure()
             for loop in (self._follow_calls(), self._follow_figures()):

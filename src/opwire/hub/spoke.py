@@ -15,6 +15,7 @@ from opwire.call.transport import Address, Transport
 from opwire.client.client import Client
 from opwire.errors import CallError, UsageError, check_above_zero, check_counts, check_instance, check_not_below_zero
 from opwire.hub.remote_operations import RemoteOperations
+from opwire.names import counted
 from opwire.operation import Identity, OperationSpec, may_access
 from opwire.registry import OperationRegistry
 from opwire.transports.connect import TransportOptions, connect
@@ -79,7 +80,7 @@ class Spoke(Client):
         )
 
     def __repr__(self) -> str:
-        return f"<{type(self).__name__} of {len(self.registry)} operations over {self.transport!r}>"
+        return f"<{type(self).__name__} of {counted(len(self.registry), 'operation')} over {self.transport!r}>"
 
     async def start(self) -> Self:
         """Connect, and announce the operations of the registry.

@@ -112,7 +112,7 @@ async def test_a_source_is_awaited_or_entered_and_closed(tmp_path: Path) -> None
     source: Source = await from_mcp(entry(stage))
     assert isinstance(source, MCPSource)
     assert [each.spec.name for each in source] == ["a"]
-    assert "1 operations" in repr(source)
+    assert "1 operation" in repr(source)
     assert await source is source
     assert [info.name for info in source.servers.values()] == ["misbehaving"]
     await source.close()

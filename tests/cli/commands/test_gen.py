@@ -21,4 +21,6 @@ def test_a_module_is_written_that_compiles(tmp_path: Path, capsys: pytest.Captur
     assert "def order" not in code
     assert run(["gen", "client", *SHOP]) == 0
     assert "def order" in capsys.readouterr().out
+    assert run(["gen", "client", *SHOP, "-n", "shop", "-n", "shp"]) == 2
+    assert "unknown namespace 'shp'; did you mean shop?" in capsys.readouterr().err
     assert run(["gen", "client", *SHOP, "-o", str(tmp_path / "nowhere" / "x.py")]) == 2

@@ -20,5 +20,7 @@ def test_a_configuration_is_written_and_never_overwritten(
     assert run(["init"]) == 2
     assert "already exists" in capsys.readouterr().err
     assert Path("opwire.toml").read_text() == "# mine\n"
+    assert run(["init", "my shop.toml"]) == 0
+    assert "list them with `opwire ls -c 'my shop.toml'`" in capsys.readouterr().err
     assert run(["init", "nowhere/opwire.toml"]) == 2
     assert "cannot write the file" in capsys.readouterr().err

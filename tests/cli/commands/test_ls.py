@@ -89,6 +89,8 @@ def test_an_unknown_namespace_and_a_file_without_sources_are_named(
     assert capsys.readouterr().err == "unknown namespace 'xylophone'; there are math, shop, clock\n"
     assert run(["ls", *SHOP, "-n", "shop", "--tag", "maths"]) == 0
     assert capsys.readouterr().err == "the namespace shop has no such operations\n"
+    assert run(["ls", *SHOP, "xylophone"]) == 0
+    assert capsys.readouterr().err.startswith("none of the ")
     (tmp_path / "opwire.toml").write_text("# no sources yet\n")
     assert run(["ls", "-c", str(tmp_path / "opwire.toml")]) == 0
     assert "opwire.toml has no sources of operations: add one" in capsys.readouterr().err

@@ -71,6 +71,17 @@ def test_a_server_that_cannot_listen_shows_no_token(command: tuple[str, ...]) ->
     assert "token" not in ended.stderr
 
 
+@requirement("cli.serve")
+def test_a_server_needs_no_secrets_of_other_commands_and_warns_if_it_has_no_operations(tmp_path: Path) -> None:
+    (tmp_path / "opwire.toml").write_text('[spoke]\nurl = "${BROKER_URL}"\n[durable]\nurl = "${BROKER_URL}"\n')
+    with Running("serve", "--port", "0", cwd=tmp_path) as server:
+        server.says(r"(opwire.toml has no sources of operations)")
+        server.says(r"(serving 0 operations)")
+        assert server.stop() == 0
+    needed = opwire("serve", "--console", cwd=tmp_path)  # which shows the journal of [durable]
+    assert (needed.returncode, "not set: BROKER_URL" in needed.stderr) == (2, True), needed.stderr
+
+
 @requirement("cli.serve", "cli.callers")
 def test_both_surfaces_are_called_back_with_the_token_that_was_shown() -> None:
     with Running("serve", *SHOP, "--port", "0") as server:

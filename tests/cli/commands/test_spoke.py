@@ -112,8 +112,12 @@ def test_a_call_over_a_broker_is_signed_with_keys_of_the_command_line(
         assert run(["call", *mine, *key, "math.add", "a=1", "b=2"]) == 0
         assert capsys.readouterr().out == "3\n"
         assert run(["call", *mine, "math.add", "a=1", "b=2"]) == 3  # anonymous callers do not see it
+        assert "use --signing-key" in capsys.readouterr().err
         assert run(["call", *mine[:2], *key, "math.add", "a=1", "b=2"]) == 3  # at another prefix
-        assert secret not in "".join(capsys.readouterr())
+        printed = "".join(capsys.readouterr())
+        assert "check --prefix, the scopes" in printed
+        assert "use --signing-key" not in printed
+        assert secret not in printed
         assert spoke.stop() == 0
 
 

@@ -25,7 +25,7 @@ from opwire.errors import CallError, ErrorCode, UsageError, check_choice, check_
 from opwire.logs import LimitedLog
 from opwire.mcp.messages import RequestId, RPCCode, RPCError, RPCFailure, RPCMessage, RPCRequest, RPCResponse
 from opwire.mcp.protocol import HANDSHAKE_VERSIONS, STATELESS_VERSIONS
-from opwire.names import UniqueNames
+from opwire.names import UniqueNames, counted
 from opwire.oauth.store import TokenStore
 from opwire.operation import Context, NormalizeMode, is_own
 from opwire.questions import KINDS, QUESTION_TIMEOUT, Question, QuestionCallback, ask
@@ -115,7 +115,7 @@ class StdioServer(Struct, frozen=True):
         return tuple(sorted(os.environ.keys() - self.environment.keys()))
 
     def __repr__(self) -> str:
-        return f"StdioServer({self.command!r}, {len(self.args)} arguments, env: {sorted(self.env or ())})"
+        return f"StdioServer({self.command!r}, {counted(len(self.args), 'argument')}, env: {sorted(self.env or ())})"
 
 
 class HTTPServer(Struct, frozen=True):

@@ -39,6 +39,9 @@ class BaseURL(NamedTuple):
     query: str
 
 
+_REMEDY = "set base_url, of from_openapi or of the source in opwire.toml"
+
+
 def base_url_of(plan: CallPlan) -> BaseURL:
     """Parse the caller's base URL, else the server of the document.
 
@@ -47,14 +50,14 @@ def base_url_of(plan: CallPlan) -> BaseURL:
     """
     given = plan.server if plan.base_url is None else plan.base_url
     if unknown := _VARIABLE.search(given):
-        raise ValueError(f"the variable {unknown[0]} of its server's URL has no value; set base_url=")
+        raise ValueError(f"the variable {unknown[0]} of its server's URL has no value; {_REMEDY}")
     try:
         url = URL(given)
         origin = str(url.origin())
     except ValueError:
-        raise ValueError("its server has no complete URL; set base_url=") from None
+        raise ValueError(f"its server has no complete URL; {_REMEDY}") from None
     if url.scheme not in ("http", "https"):
-        raise ValueError("its server's URL is neither http:// nor https://; set base_url=")
+        raise ValueError(f"its server's URL is neither http:// nor https://; {_REMEDY}")
     if url.raw_user is not None or url.raw_password is not None:
         raise ValueError("its server's URL contains a user name or password; use credentials= instead")
     return BaseURL(origin, url.raw_path.removesuffix("/"), url.raw_query_string)

@@ -48,7 +48,7 @@ from opwire.errors import (
     check_not_below_zero,
 )
 from opwire.http_client import REDIRECTS, ClientKeywords, ClientOptions, HTTPClient, HTTPRequest, redirected
-from opwire.names import UniqueNames
+from opwire.names import UniqueNames, counted
 from opwire.oauth.login import LoginOptions
 from opwire.oauth.store import TokenStore
 from opwire.oauth.tokens import json_fetcher
@@ -448,7 +448,7 @@ class OpenAPISource(AdapterSource):
         return sum(1 for _ in self)
 
     def __repr__(self) -> str:
-        state = "not loaded" if self._operations is None else f"{len(self._operations)} operations"
+        state = "not loaded" if self._operations is None else counted(len(self._operations), "operation")
         return f"<OpenAPISource: {state}>"
 
     async def close(self) -> None:

@@ -19,12 +19,13 @@ from msgspec.structs import replace
 from opwire import __version__
 from opwire.cli import exit_codes
 from opwire.cli.options import BROKER_OPTIONS, json_option, shared_options, source_options, token_option
-from opwire.cli.screen import Screen, counted, one_line
+from opwire.cli.screen import Screen, one_line
 from opwire.cli.sources import Sources, opened, source_message
 from opwire.cli.text import cut
 from opwire.config.settings import Config, ProgramSource, missing_variables
 from opwire.config.views import view_of
 from opwire.errors import OpwireError
+from opwire.names import counted
 
 Status = Literal["ok", "note", "wrong"]
 _MARKS: dict[Status, tuple[str, str]] = {"ok": ("✓", "green"), "note": ("·", "yellow"), "wrong": ("✗", "red")}

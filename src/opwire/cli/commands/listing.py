@@ -9,11 +9,11 @@ import msgspec
 
 from opwire.cli.inputs import SchemaField, example_command, schema_summary, type_name
 from opwire.cli.options import json_option, namespace_option, operation_argument, shared_options, source_options
-from opwire.cli.screen import Line, Screen, counted
-from opwire.cli.sources import Sources, cache_fields, run
+from opwire.cli.screen import Line, Screen
+from opwire.cli.sources import Sources, cache_fields, run, unknown_namespace
 from opwire.cli.text import cells, cut, padded, rendered, summary, wrapped
 from opwire.config.views import served_view
-from opwire.names import similar_names, suggestion
+from opwire.names import counted
 from opwire.operation import AccessControl, OperationSpec, OperationType
 from opwire.registry import OperationRegistry
 from opwire.schema import Schema
@@ -82,7 +82,10 @@ def ls_command(
         rows = [(spec.id, spec.type.value, summary(spec.title or spec.description)) for spec in chosen]
         screen.table((), rows if costs is None else [(*row[:2], str(costs[row[0]]), row[2]) for row in rows])
     if not chosen and namespace is not None:
-        screen.note(_unknown_namespace(namespace, specs))
+        screen.note(unknown_namespace(namespace, specs))
+    elif not chosen and specs:
+        hint = "; a URL is the value of --url" if any("://" in word for word in search) else ""
+        screen.note(f"none of the {counted(len(specs), 'operation')} matches{hint}")
     elif screen.is_terminal or costs is not None:
         screen.note(_total(chosen, costs))
     if costs is not None:
@@ -90,21 +93,11 @@ def ls_command(
             screen.note(f"view {name}: {_total(each, {spec.id: token_cost(spec) for spec in each})}")
 
 
-def _unknown_namespace(given: str, specs: Sequence[OperationSpec]) -> str:
-    known = list(dict.fromkeys(spec.namespace for spec in specs))
-    if given in known:
-        return f"the namespace {given} has no such operations"
-    hint = suggestion(similar_names(given, known), f"there are {', '.join(known[:_MAX_CLOSEST]) or 'none'}")
-    return f"unknown namespace {given!r}{hint}"
-
-
 async def _load(
     sources: Sources, screen: Screen, source: str | None, view: str | None, *, all_views: bool
 ) -> tuple[Sequence[OperationSpec], dict[str, Sequence[OperationSpec]]]:
     """Return the operations, or those of a view, and the operations of all views."""
     async with sources.open(screen, source=source) as loaded:
-        if loaded.config is not None and not loaded.config.sources:
-            screen.warning(f"{loaded.config.file} has no sources of operations: add one, such as [sources.shop]")
         known = {} if loaded.config is None else loaded.config.views
         if view is not None and view not in known:
             raise click.UsageError(f"unknown view {view!r}: the configuration has {', '.join(known) or 'none'}")

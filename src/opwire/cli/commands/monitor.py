@@ -16,10 +16,11 @@ from msgspec import to_builtins
 
 from opwire.cli.commands.serve import ServeOptions, chosen_surfaces, serve, served_text, until_stopped, with_callers
 from opwire.cli.options import json_option, log_options, observed_source_options, shared_options, source_options
-from opwire.cli.screen import Screen, counted, one_line, open_browser, rich_console
-from opwire.cli.sources import Sources, check_variables, complete_url, token_hint
+from opwire.cli.screen import Screen, one_line, open_browser, rich_console
+from opwire.cli.sources import Sources, check_variables, complete_url, served_tables
 from opwire.cli.text import cells, cut, padded
 from opwire.errors import CallError, ErrorCode, needs_extra
+from opwire.names import counted
 
 if TYPE_CHECKING:
     from opwire.hub.observer import ObservedServer, Observer
@@ -59,7 +60,7 @@ def _observer(sources: Sources) -> "Observer":
 @asynccontextmanager
 async def _observing(sources: Sources) -> "AsyncGenerator[Observer]":
     """Connect the observer for the duration of the block; an error that demands a token says where it comes from."""
-    with token_hint(sources.token_env, sources.url):
+    with sources.token_hint():
         async with _observer(sources) as observer:
             yield observer
 
@@ -480,7 +481,7 @@ def console_command(screen: Screen, sources: Sources, port: int, no_open: bool) 
         return
     chosen = ServeOptions(http=True, host="127.0.0.1", port=port, console=True)
     callers = with_callers(chosen_surfaces(sources.read(), chosen), screen, is_open=False)
-    check_variables(callers.config)
+    check_variables(callers.config, *served_tables(callers.config))
     asyncio.run(serve(callers, screen, on_link=open_page))
 
 

@@ -19,8 +19,8 @@ import click
 from msgspec.structs import replace
 
 from opwire.cli.options import BROKER_OPTIONS, log_options, served_source_options, shared_options
-from opwire.cli.screen import Screen, counted
-from opwire.cli.sources import Sources, check_variables, opened, run, serving, token_hint
+from opwire.cli.screen import Screen
+from opwire.cli.sources import Sources, check_variables, opened, run, served_tables, serving, token_hint
 from opwire.config.reading import load_config
 from opwire.config.runtime import OpenedConfig, watch
 from opwire.config.settings import (
@@ -39,6 +39,7 @@ from opwire.config.settings import (
 )
 from opwire.errors import CallError, ConfigError, needs_extra
 from opwire.monitor import CallMonitor
+from opwire.names import counted
 from opwire.signals import stop_signals
 from opwire.version import VERSION
 
@@ -217,7 +218,7 @@ def serve_command(
         callers = with_callers(config, screen, is_open=options["is_open"])
         config = callers.config
         warn_if_exposed(screen, (each.host for each in (config.serve.mcp, config.serve.http) if each), **options)
-    check_variables(config)
+    check_variables(config, *served_tables(config))
     if reload and config.serve.mcp is not None and config.serve.mcp.transport == "stdio":
         raise click.UsageError(
             "--reload restarts the process, which would end an MCP session over stdio: use --as mcp-http"
@@ -461,7 +462,7 @@ async def hub_command(
     config = chosen_hub(callers.config, url, is_open=is_open, broker=broker, cluster=cluster)
     if console:
         config = chosen_surfaces(config, ServeOptions(http=True, is_open=is_open, console=True))
-    check_variables(config)
+    check_variables(config, config.identities, config.auth, config.hub, *(served_tables(config) if console else ()))
     if config.hub is not None:
         warn_if_exposed(screen, [urlsplit(config.hub.url.resolve("hub.url")).hostname or ""], is_open=is_open)
 
@@ -521,7 +522,7 @@ async def spoke_command(
     config = chosen_spoke(sources.read(), **options)
     if durable is not None:
         config = chosen_durable(config, durable)
-    check_variables(config)
+    check_variables(config, config.spoke, config.durable)
     given = None if config.spoke is None else config.spoke.url
     urls = given if isinstance(given, tuple) else () if given is None else (given,)
     where = " and ".join(shown_url(each.resolve("spoke.url")) for each in urls)

@@ -9,6 +9,7 @@ are in single quotes. The type `field` is a word like `size=`, which no space fo
 import asyncio
 import os
 import re
+import shlex
 from pathlib import Path, PurePath
 from typing import Any
 
@@ -24,10 +25,11 @@ from click.shell_completion import (
 )
 
 from opwire.cli.options import CommandGroup, namespace_option, shared_options, source_options
-from opwire.cli.screen import Screen, counted
-from opwire.cli.sources import Sources
+from opwire.cli.screen import Screen
+from opwire.cli.sources import Sources, unknown_namespace
 from opwire.config.reading import TEMPLATE
 from opwire.errors import UsageError, needs_extra
+from opwire.names import counted
 from opwire.operation import Identity
 
 _MAX_KEY = 64 * 1024  # bytes of a key file
@@ -164,6 +166,8 @@ def client(
 
     found = sources.load(screen).specs.values()
     specs = [spec for spec in found if not namespace or spec.namespace in namespace]
+    for each in {*namespace} - {spec.namespace for spec in specs}:
+        raise click.UsageError(unknown_namespace(each, found))
     code = generate_client(specs, class_name=class_name, sync=sync)
     if output is None:
         click.echo(code, nl=False)
@@ -188,7 +192,9 @@ def init_command(screen: Screen, path: Path) -> None:
         raise click.UsageError(f"{path} already exists, and is not overwritten") from None
     except OSError as error:
         raise click.UsageError(f"{path}: cannot write the file: {error.strerror}") from None
-    screen.note(f"{path} written: add your sources, check them with `opwire doctor`, list them with `opwire ls`")
+    option = "" if path == Path("opwire.toml") else f" -c {shlex.quote(str(path))}"
+    commands = f"check them with `opwire doctor{option}`, list them with `opwire ls{option}`"
+    screen.note(f"{path} written: add your sources, {commands}")
 
 
 # --- keys -------------------------------------------------------------------------------------------------------------

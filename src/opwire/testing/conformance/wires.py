@@ -20,7 +20,7 @@ from websockets.exceptions import ConnectionClosed, InvalidHandshake, InvalidMes
 from websockets.typing import Subprotocol
 
 from opwire.call.transport import Address
-from opwire.errors import CallError, ErrorCode
+from opwire.errors import CallError, ErrorCode, system_message
 from opwire.schema import Schema
 from opwire.schemas import CALL_EVENT_SCHEMAS, SESSION_EVENT_SCHEMAS
 from opwire.transports.broker_connection import BrokerConnection
@@ -257,7 +257,7 @@ async def open_websocket(url: str, problems: Problems, *, subprotocol: bool = Tr
             close_timeout=1,
         )
     except (OSError, TimeoutError, InvalidHandshake, InvalidMessage) as error:
-        reason = str(error) or type(error).__name__
+        reason = system_message(error) if isinstance(error, OSError) else str(error) or type(error).__name__
         raise CallError(ErrorCode.UNAVAILABLE, f"no WebSocket connection: {reason[:_MAX_SHOWN]}") from error
     return WebSocketWire(connection, problems)
 

@@ -45,6 +45,7 @@ from opwire.call.events import (
 )
 from opwire.call.transport import Address, Receiver
 from opwire.errors import CallError, ErrorCode, check_above_zero, check_choice, system_message
+from opwire.names import counted
 from opwire.operation import Identity
 from opwire.transports.link import MAX_BACKLOG, Backlogs, Link
 from opwire.transports.websocket.admission import TOO_MUCH, Admission, AdmissionPolicy
@@ -220,7 +221,7 @@ class WebSocketServer:
         return f"{'wss' if self._ssl else 'ws'}://{host}:{self._port}"
 
     def __repr__(self) -> str:
-        state = "closed" if self._listener is None else f"{len(self.peers)} clients"
+        state = "closed" if self._listener is None else counted(len(self.peers), "client")
         return f"<WebSocketServer at {self.url}, {state}>"
 
     @property
