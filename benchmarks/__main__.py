@@ -1,4 +1,4 @@
-"""Run the ladders that are named, or all, and print their tables.
+"""Run the ladders that are named, or all, and print their tables, and at the end a line for each.
 
 Exit status 1 if a comparator did not run. A missed limit is printed and does not fail: machines are noisy.
 """
@@ -14,7 +14,7 @@ from benchmarks import call, execute, github, hostile, imports, scale, schemas, 
 from benchmarks.http import documents
 from benchmarks.http import ladder as http
 from benchmarks.mcp_tools import ladder as mcp
-from benchmarks.measure import NotMeasuredError
+from benchmarks.measure import NotMeasuredError, Table, in_short
 from benchmarks.transports import ladder as transports
 
 LADDERS = {
@@ -41,15 +41,17 @@ def main(names: list[str]) -> int:
         return 2
     began = perf_counter()
     print(_machine(), end="\n\n")
-    missed: list[str] = []
+    tables: list[Table] = []
     failed: list[str] = []
     for name in names or LADDERS:
         try:
             for table in LADDERS[name]():
                 print(table, end="\n\n", flush=True)
-                missed += [f"{table.title}: {row.name}" for row in table.rows if row.reached is False]
+                tables.append(table)
         except NotMeasuredError as error:
             failed.append(f"{name}: {error}")
+    print(in_short(tables), end="\n\n")
+    missed = [f"{table.title}: {row.name}" for table in tables for row in table.rows if row.reached is False]
     print(f"{perf_counter() - began:.0f} s. Limits missed: {'; '.join(missed) or 'none'}.")
     for failure in failed:
         print(f"NOT MEASURED: {failure}")

@@ -77,6 +77,31 @@ class Table(NamedTuple):
         return "\n".join([head, "-" * len(head), *map(_line, self.rows)])
 
 
+def in_short(tables: Sequence[Table]) -> str:
+    """A line for each table with a limit or a peer: opwire's ratio, its limit, and the peer that comes closest."""
+    head = f"{'in short':<62}{'opwire':>20}  {'must reach':<18}closest peer"
+    return "\n".join([head, "-" * len(head), *filter(None, map(_short_line, tables))])
+
+
+def _short_line(table: Table) -> str:
+    peers = [row for row in table.rows if row.must_reach.endswith("ahead") and row.ratio is not None]
+    limits = [row for row in table.rows if row.reached is not None and row not in peers]
+    ours = limits or [row for row in table.rows if row.name.startswith("opwire")]
+    if not limits and not peers:
+        return ""
+    if len(ours) == 1:
+        (row,) = ours
+        is_amount = row.ratio is None or row.must_reach.endswith(table.unit)
+        ratio = f"{_figure(row.amount)} {table.unit}" if is_amount else f"{row.ratio:.2f} × {table.control}"
+        reached = f"{row.must_reach} {'ok' if row.reached else 'MISSED'}" if limits else ""
+    else:
+        ratio, reached = "", f"{sum(row.reached is True for row in ours)} of {len(ours)}"
+    is_rate = table.unit.endswith("/s")  # of which a larger one is better
+    closest = sorted(peers, key=lambda row: row.ratio or 0.0, reverse=is_rate)[:1]
+    peer = "".join(f"{row.ratio:.2f} × {row.name}" for row in closest)
+    return f"{table.title:<62}{ratio:>20}  {reached:<18}{peer}".rstrip()
+
+
 async def race(contenders: Sequence[Contender], *, rounds: int = ROUNDS) -> list[float]:
     """The seconds that each contender takes for one call, in the median of the rounds.
 

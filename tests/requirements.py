@@ -1548,7 +1548,7 @@ DOCS: dict[str, str] = {
     "docs.made": "Tables and schemas in the documentation are made from the code, and every public name is in the "
     "reference.",
     "docs.clients": "Client configurations in the documentation start or reach opwire as they are.",
-    "docs.numbers": "Numbers in the comparison's tables are those of the benchmarks' last run.",
+    "docs.numbers": "Numbers in the tables of the comparison and of the README are those of the benchmarks' last run.",
 }
 
 CLI: dict[str, str] = {

@@ -128,7 +128,7 @@ async def many_sessions(tools: list[ServedTool], opwire: str, revision: str) -> 
             each.name,
             rate,
             rate / medians[0],
-            f">= {LEAST:,}" if each.name == opwire else "",
+            f">= {LEAST:,} calls/s" if each.name == opwire else "",
             rate >= LEAST if each.name == opwire else None,
             f"CPU server {median(cost) * 1e6:.0f} µs per call",
         )

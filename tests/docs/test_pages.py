@@ -5,6 +5,8 @@ from pathlib import PurePosixPath
 from posixpath import normpath
 from typing import Any
 
+import pytest
+
 from opwire.config.reading import parse_config
 from tests.docs.pages import DOCS, FENCE, OWN_PAGES, PAGES, RECORDS, ROOT, SNIPPETS, settings, shown, text_of
 from tests.requirements import requirement
@@ -120,10 +122,14 @@ def test_pages_do_not_speak_of_programs_as_persons() -> None:
 
 
 @requirement("docs.numbers")
-def test_every_number_of_the_comparison_was_measured() -> None:
-    numbers = text_of("comparison.md").partition("## Numbers")[2].partition("## FastMCP")[0]
-    cells = [cell.strip() for row in re.findall(r"^\| .+", numbers, re.MULTILINE) for cell in row.split("|")]
-    given = [cell for cell in cells if re.fullmatch(r"[\d.,]+", cell)]
+@pytest.mark.parametrize(
+    ("page", "begin", "end"),
+    [("comparison.md", "## Numbers", "## FastMCP"), ("../README.md", "## Performance", "## Documentation")],
+)
+def test_every_number_of_a_comparison_was_measured(page: str, begin: str, end: str) -> None:
+    numbers = text_of(page).partition(begin)[2].partition(end)[0]
+    cells = [cell for row in re.findall(r"^\| .+", numbers, re.MULTILINE) for cell in row.split("|")[2:]]
+    given = [number.rstrip(".,") for cell in cells for number in re.findall(r"\d[\d.,]*", cell)]
     measured = (ROOT / "benchmarks" / "README.md").read_text(encoding="utf-8")
     assert len(given) > 20
     assert [each for each in given if not re.search(rf"(?<![\d.,]){re.escape(each)}(?![\d.,]*\d)", measured)] == []
