@@ -39,6 +39,8 @@ MAX_WAIT = 30 * 24 * 60 * 60.0
 """Seconds, at most, of a `retry_after`: a longer delay means never."""
 
 REDIRECTS = frozenset({301, 302, 303, 307, 308})
+RETRYABLE = frozenset({408, 425, 429, 500, 502, 503, 504})
+"""Statuses of a server that was busy, slow or briefly broken."""
 
 _LARGE_BODY = 1024 * 1024  # above this, aiohttp wants a body that it can send in chunks
 _MAX_HEADER = 64 * 1024  # bytes of one response header; aiohttp's default of 8 KiB is too small for some policies

@@ -28,9 +28,6 @@ from opwire.tools import ToolSchema, input_schema
 from opwire.typed.plain import as_dict
 from opwire.view import Pattern
 
-TOKEN_BUDGET = 10_000
-"""Tokens of tool definitions above which `search_mode` takes effect, if it is to decide by itself."""
-
 _MAX_FOUND = 50  # operations of one search
 _MAX_DESCRIBED = 10
 _MAX_OPTIONAL = 4  # optional parameters in a signature

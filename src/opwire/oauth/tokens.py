@@ -23,7 +23,7 @@ from yarl import URL
 from opwire.caching import BoundedDict
 from opwire.caller import caller_token
 from opwire.errors import CallError, ErrorCode, UsageError
-from opwire.http_client import MAX_WAIT, HTTPClient, HTTPRequest, bounded_number, host_of
+from opwire.http_client import MAX_WAIT, RETRYABLE, HTTPClient, HTTPRequest, bounded_number, host_of
 from opwire.oauth.store import TokenSet
 from opwire.operation import Context
 from opwire.typed.plain import as_dict, read_peer_json
@@ -47,7 +47,6 @@ _MAX_TOKENS = 1000  # each identity may have its own
 _EXCHANGE = "urn:ietf:params:oauth:grant-type:token-exchange"
 _ACCESS_TOKEN = "urn:ietf:params:oauth:token-type:access_token"  # noqa: S105 - a type
 _JWT = "urn:ietf:params:oauth:token-type:jwt"
-_RETRYABLE = frozenset({408, 425, 429, 500, 502, 503, 504})
 _ERROR_CODE = re.compile(r"[a-z_]{1,50}")
 _LOOPBACK = frozenset({"localhost", "127.0.0.1", "::1"})
 _json = msgspec.json.Decoder()
@@ -244,7 +243,7 @@ def json_fetcher(client: HTTPClient) -> FetchJSON:
                     ErrorCode.EXECUTION_ERROR,
                     f"HTTP {response.status} from {endpoint}{f': {code}' if code else ''}",
                     {"status": response.status, "error": code},
-                    retryable=response.status in _RETRYABLE,
+                    retryable=response.status in RETRYABLE,
                     retry_after=bounded_number(response.headers.get("Retry-After"), MAX_WAIT),
                 )
             if answer is None:

@@ -124,14 +124,14 @@ async def is_empty(session: MCPSession, method: str, key: str, *, deadline: floa
 
 
 def list_operation(
-    sessions: MCPSessions, namespace: str, role: Role, key: str, description: str, *, method: str | None = None
+    sessions: MCPSessions, namespace: str, role: Role, key: str, description: str, *, method: str = ""
 ) -> Operation:
     """Return a query for a whole list, in the protocol's form: `{key: [...]}`. The method is its role by default."""
-    name = role
+    method = method or role
     entries = {"type": "array", "items": {"type": "object"}}
     spec = OperationSpec(
         namespace=namespace,
-        name=name,
+        name=role,
         description=description,
         input_schema=_NO_INPUT,
         output_schema=Schema({"type": "object", "properties": {key: entries}, "required": [key]}),
@@ -141,15 +141,13 @@ def list_operation(
     async def list_entries(_: Any, context: Context) -> ResponseEnvelope[Any]:
         report = Report(MAX_REPORTED)
         session = await sessions.of(context)
-        entries = await list_all(
-            session, method or name, key, report, deadline=context.deadline, max_entries=MAX_ENTRIES
-        )
+        entries = await list_all(session, method, key, report, deadline=context.deadline, max_entries=MAX_ENTRIES)
         for line in report:
             logger.warning("%s: %s", spec.id, line)
         return structured_envelope({key: entries}, spec.id)
 
     async def preview(_: Any, context: Context, reveal: bool) -> PreparedRequest:
-        return await (await sessions.of(context)).preview(method or name, {}, Context())
+        return await (await sessions.of(context)).preview(method, {}, Context())
 
     return Operation(spec, list_entries, preview=preview)
 

@@ -574,7 +574,7 @@ class CallerSessions:
     async def _headers(self, auth: Callable[[Context], Any], context: Context) -> dict[str, str]:
         try:
             given = auth(context)
-            return _headers(await given if inspect.isawaitable(given) else given)
+            return credential_headers(await given if inspect.isawaitable(given) else given)
         except CallError:
             raise
         except Exception as error:  # it may contain a secret
@@ -595,7 +595,7 @@ class CallerSessions:
         spawn(self._sessions.pop(key).close(), self._closing)
 
 
-def _headers(credential: Any) -> dict[str, str]:
+def credential_headers(credential: Any) -> dict[str, str]:
     """Return the headers of a credential: a token, a complete value of Authorization, headers, or None."""
     if credential is None:
         return {}

@@ -29,7 +29,7 @@ from opwire.adapters.openapi.plan import CallPlan, MediaType, ResponseMedia, Str
 from opwire.adapters.openapi.xml_text import read_xml
 from opwire.envelope import HTTPResponseMeta, http_envelope
 from opwire.errors import CallError, ErrorCode, SchemaError
-from opwire.http_client import MAX_WAIT, bounded_number
+from opwire.http_client import MAX_WAIT, RETRYABLE, bounded_number
 from opwire.logs import LimitedLog
 from opwire.operation import ShapedResult
 from opwire.schema import UNKNOWN
@@ -48,7 +48,6 @@ _CUT = "…"  # at the end of a body that was read in part
 _MIN_CUT = 3  # characters of a secret at the end of a body that was cut off
 _BOM = b"\xef\xbb\xbf"
 _EMPTY = frozenset({204, 205, 304})
-_RETRYABLE = frozenset({408, 425, 429, 500, 502, 503, 504})
 _SECRET_HEADERS = frozenset({"set-cookie", "set-cookie2", "authorization", "cookie"})
 _MAX_REASON = 200
 _MAX_EXPLANATION = 300
@@ -211,7 +210,7 @@ def error_of(
         ErrorCode.EXECUTION_ERROR,
         harmless(message),
         details,
-        retryable=head.status in _RETRYABLE or (delay is not None and head.status >= 400),
+        retryable=head.status in RETRYABLE or (delay is not None and head.status >= 400),
         retry_after=delay,
     )
 

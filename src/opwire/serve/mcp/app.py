@@ -212,7 +212,7 @@ class MCPSurface:
 
         Without `authenticate` and without `anonymous` only public operations can be called.
         """
-        return MCPApp(RegistryServer(self._info, self._served), self._served.catalogue, **options)
+        return MCPApp(RegistryServer(self._info, self._served), **options)
 
 
 class MCPApp(ListeningApp):
@@ -221,7 +221,6 @@ class MCPApp(ListeningApp):
     def __init__(
         self,
         server: RegistryServer,
-        catalogue: ToolCatalogue,
         *,
         path: str = "/mcp",
         max_sessions: int = 1_000,
@@ -234,7 +233,6 @@ class MCPApp(ListeningApp):
         check_counts(max_sessions=max_sessions, max_sessions_per_identity=max_sessions_per_identity)
         check_above_zero(session_idle=session_idle, poll_after=poll_after)
         self._server = server
-        self._catalogue = catalogue
         self._path = path.rstrip("/") or "/"
         self._guarded = RequestGuard(self._handle, surface="mcp", **guard)
         each = max_sessions_per_identity or ceil(max_sessions / 2)
@@ -274,7 +272,7 @@ class MCPApp(ListeningApp):
         request: AdmittedRequest = scope[ADMITTED]
         try:
             self._check_path(scope)
-            if request.identity is None and not self._catalogue.has_public():
+            if request.identity is None and not self._server.catalogue.has_public():
                 needed = CallError(ErrorCode.UNAUTHENTICATED, "a token is needed, as Authorization: Bearer")
                 raise HTTPStatusError(HTTPStatus.UNAUTHORIZED, needed, (b"www-authenticate", b"Bearer"))
         except HTTPStatusError as error:

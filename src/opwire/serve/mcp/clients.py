@@ -19,7 +19,7 @@ from collections.abc import Awaitable, Callable, Collection, Mapping
 from contextlib import suppress
 from functools import partial
 from hashlib import sha256
-from typing import Any, cast
+from typing import Any, Self, cast
 
 import msgspec
 from msgspec import Struct
@@ -36,6 +36,7 @@ from opwire.mcp.messages import (
     RPCNotification,
     RPCRequest,
     RPCResponse,
+    encode_message,
     max_values,
 )
 from opwire.mcp.peer import Answer, JsonRpcPeer
@@ -135,15 +136,18 @@ class PendingNotifications:
         self.put(_UPDATED, uri=uri)
 
     def end(self) -> None:
-        """Let `next` return None."""
+        """End the iteration."""
         self._is_ended = True
         self._awake.set()
 
-    async def next(self) -> RPCNotification | None:
-        """Wait for a notification; return None at the end."""
+    def __aiter__(self) -> Self:
+        return self
+
+    async def __anext__(self) -> RPCNotification:
+        """Wait for a notification."""
         while not self._pending or self._is_ended:
             if self._is_ended:
-                return None
+                raise StopAsyncIteration
             self._awake.clear()
             await self._awake.wait()
         return self._pending.pop(next(iter(self._pending)))
@@ -230,6 +234,11 @@ class ClientState:
         self.is_accepted = True
         if self._unsubscribe is None:
             self._unsubscribe = bus.subscribe(self.pending.list_changed)
+
+    async def announce(self, send: Callable[[bytes], Awaitable[None]]) -> None:
+        """Notify the client of changes, each once until it has read the notification."""
+        async for notification in self.pending:
+            await send(encode_message(notification))
 
     def rejection(
         self, request: RPCRequest, running: Collection[RequestId], *, is_stateless: bool = False

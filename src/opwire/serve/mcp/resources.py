@@ -104,7 +104,12 @@ class ResourceCatalogue:
         visible = self._dispatcher.visible(identity)
         found = [entry for spec in visible if spec.role == "resource" and (entry := self._entry(spec, key)) is not None]
         servers = [spec for spec in visible if spec.role == _LISTED_BY[key]]
-        lists = await asyncio.gather(*(self._listed(call(spec), key) for spec in servers), return_exceptions=True)
+
+        async def listed(spec: OperationSpec) -> list[Result]:
+            result = await call(spec).read({}, lambda envelope: as_dict(envelope.data))
+            return [as_dict(each) for each in as_list(result.get(key))]
+
+        lists = await asyncio.gather(*map(listed, servers), return_exceptions=True)
         errors: list[RPCError] = []
         name = "uri" if key == "resources" else "uriTemplate"
         known = {entry[name] for entry in found}
@@ -133,10 +138,6 @@ class ResourceCatalogue:
         entry = definition_of(spec, **{"uriTemplate" if template.names else "uri": spec.uri}, name=spec.name)
         more = {"mimeType": spec.mime_type, "annotations": dict(spec.annotations.extra)}
         return {**entry, **{key: value for key, value in more.items() if value}}
-
-    async def _listed(self, call: ServedCall, key: ListKey) -> list[Result]:
-        result = await call.read({}, lambda envelope: as_dict(envelope.data))
-        return [as_dict(each) for each in as_list(result.get(key))]
 
     # --- reading ------------------------------------------------------------------------------------------------------
 
@@ -239,9 +240,12 @@ class ResourceCatalogue:
                 opened.set_result(None)
 
         async def run() -> None:
-            watch = self._watch_function if watching.spec.role == "resource" else self._watch_server
             try:
-                await watch(watching, uri, updated, is_open)
+                await (
+                    self._watch_function(uri, updated, is_open)
+                    if watching.spec.role == "resource"
+                    else self._watch_server(watching, uri, updated, is_open)
+                )
             except Exception as raised:
                 error = failure(raised, watching.spec.id)
                 if opened.done():
@@ -263,9 +267,7 @@ class ResourceCatalogue:
             raise rpc_error(CallError(ErrorCode.TIMEOUT, late)) from None
         return task
 
-    async def _watch_function(
-        self, call: ServedCall, uri: str, updated: Callable[[str], object], opened: Callable[[], None]
-    ) -> None:
+    async def _watch_function(self, uri: str, updated: Callable[[str], object], opened: Callable[[], None]) -> None:
         loop = asyncio.get_running_loop()
 
         def changed(changed_uri: str) -> None:  # called on any thread

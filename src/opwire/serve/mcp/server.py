@@ -334,7 +334,7 @@ class RegistryServer:
     async def _call_tool(self, params: _CallParams, request: ServedRequest) -> Result:
         tool = self.catalogue.find(params.name)
         if tool is None:
-            self._reject(params.name, request)
+            self._log_unknown(params.name, request)
             hint = suggestion(self.catalogue.similar(params.name, request.identity))
             raise RPCError(RPCCode.INVALID_PARAMS, f"Unknown tool: {params.name[:100]}{hint}")
         kind, durable = ToolCall, self._served.durable
@@ -381,7 +381,7 @@ class RegistryServer:
             self._served.tasks.find(params.task_id, request.identity).cancel()
         return {}
 
-    def _reject(self, name: str, request: ServedRequest) -> None:
+    def _log_unknown(self, name: str, request: ServedRequest) -> None:
         """Write the entry of the access log for an unknown tool, resource or prompt."""
         entry = begin_access("mcp", operation=name, identity=request.identity)
         if entry is not None:
@@ -399,7 +399,7 @@ class RegistryServer:
     async def _read_resource(self, params: _ResourceParams, request: ServedRequest) -> Result:
         result = await self.resources.read(params.uri, request, self._calls(request))
         if result is None:
-            self._reject(params.uri[:_MAX_SHOWN], request)
+            self._log_unknown(params.uri[:_MAX_SHOWN], request)
             raise not_found(params.uri, request)
         return {**_STALE, **result} if request.client is None else result
 
@@ -422,7 +422,7 @@ class RegistryServer:
     async def _get_prompt(self, params: _CallParams, request: ServedRequest) -> Result:
         spec = self.prompts.find(params.name)
         if spec is None:
-            self._reject(params.name, request)
+            self._log_unknown(params.name, request)
             known = (entry["name"] for entry in self.prompts.entries(request.identity))
             hint = suggestion(similar_names(params.name, known))
             raise RPCError(RPCCode.INVALID_PARAMS, f"Unknown prompt: {params.name[:100]}{hint}")
@@ -504,7 +504,7 @@ class RegistryServer:
             if watches:
                 honoured["resourceSubscriptions"] = list(watches)
             await request.notify("notifications/subscriptions/acknowledged", {"notifications": honoured, **own})
-            while (found := await pending.next()) is not None:
+            async for found in pending:
                 await request.notify(found.method, {**(found.params or {}), **own})
             return own
         finally:

@@ -457,7 +457,7 @@ class HTTPSession:
         writer = EventWriter(send, self.headers)
         stream.attach(writer)
         left = stream.left()
-        sending = spawn(self._send_changes(), self._tasks) if stream is self.notices else None
+        sending = spawn(self._client.announce(self.notices.event), self._tasks) if stream is self.notices else None
         limits = [each for each in (remaining(request.expires), self._poll_after()) if each is not None]
         try:
             await stream.resume(writer, after)
@@ -467,10 +467,6 @@ class HTTPSession:
             stream.detach(writer)
             if sending is not None:
                 sending.cancel()
-
-    async def _send_changes(self) -> None:
-        while (notification := await self._client.pending.next()) is not None:
-            await self.notices.event(encode_message(notification))
 
 
 class Sessions:

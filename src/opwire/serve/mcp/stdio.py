@@ -108,7 +108,7 @@ class DuplexConnection:
                     spawn(found.stop(), self._tasks)
             case RPCNotification(method="notifications/initialized") if not self._is_stateless:
                 self._client.follow(self._server.bus)
-                self._announcing = self._announcing or spawn(self._announce(), self._tasks)
+                self._announcing = self._announcing or spawn(self._client.announce(self.send), self._tasks)
             case _:
                 self._client.receive(message)
         return None
@@ -191,11 +191,6 @@ class DuplexConnection:
             self._unread -= 1
             if self._unread < MAX_UNREAD:
                 self._keeps_up.set()
-
-    async def _announce(self) -> None:
-        """Notify the client of changes, each once until it has read the notification."""
-        while (notification := await self._client.pending.next()) is not None:
-            await self.send(encode_message(notification))
 
 
 def _error_of(error: InvalidMessageError) -> RPCError:

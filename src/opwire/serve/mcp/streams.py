@@ -27,7 +27,7 @@ from opwire.serve.problem import Header, Send
 PING = 15.0
 """Seconds without an event, after which a comment is sent."""
 
-EVENTS: tuple[Header, ...] = (
+_HEADERS: tuple[Header, ...] = (
     (b"content-type", b"text/event-stream"),
     (b"cache-control", b"no-cache, no-transform"),
     (b"x-accel-buffering", b"no"),  # nginx buffers events otherwise
@@ -90,7 +90,7 @@ class EventWriter:
         async with self._lock:
             if not self.is_started:
                 self.is_started = True
-                headers = [*EVENTS, *self._headers]
+                headers = [*_HEADERS, *self._headers]
                 chunk = chunk if self._preface is None else self._preface() + chunk
                 await self._send({"type": "http.response.start", "status": 200, "headers": headers})
             await self._send({"type": "http.response.body", "body": chunk, "more_body": True})
