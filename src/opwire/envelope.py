@@ -193,6 +193,9 @@ U = TypeVar("U")
 Number = int | float
 """A JSON number: integral ones are int, so that `200.0` is read as 200, and others are float."""
 
+MAX_TOOL_TEXT = 2_000
+"""Characters of a tool's text in the message of an error; the data has all of it."""
+
 MAX_CURSOR = 4_096
 """Bytes of a cursor: the position of an item in a subscription."""
 
@@ -352,6 +355,12 @@ def mcp_envelope(
     """Return the envelope of an MCP tool's result; see `content_blocks` for blocks of unknown types."""
     extensions = _meta if isinstance(_meta, UnsetType) else dict(_meta)
     return ResponseEnvelope(data, MCPResponseMeta(is_error, content_blocks(content), structured_content, extensions))
+
+
+def tool_error_text(meta: MCPResponseMeta, default: str) -> str:
+    """Return the texts of a tool's error, truncated: the message of a `CallError`."""
+    texts = [str(block["text"]) for block in meta.content if block["type"] == "text"]
+    return "\n".join(texts)[:MAX_TOOL_TEXT] or default
 
 
 @overload

@@ -26,7 +26,7 @@ from opwire.call.transport import Transport
 from opwire.client.backends import Backend, CallsBackend, RegistryBackend, resuming
 from opwire.client.pages import Cursor, Pagination
 from opwire.deadlines import Deadlines, back_off
-from opwire.envelope import MCPResponseMeta, ResponseEnvelope, ToolErrorPolicy
+from opwire.envelope import MCPResponseMeta, ResponseEnvelope, ToolErrorPolicy, tool_error_text
 from opwire.errors import (
     CallError,
     ErrorCode,
@@ -132,7 +132,6 @@ class PageOptions(RequestOptions, total=False):
     output_type: Any
 
 
-_MAX_TEXT = 2_000
 _RESUME, _VERSION = "opwire.resume", "opwire.version"  # in the metadata of a context
 _MAX_INTERCEPTED = 10_000  # cached intercepted calls
 
@@ -571,8 +570,7 @@ class Client(AsyncResource):
     def _data(self, envelope: ResponseEnvelope[Any], output_type: Any, operation_id: str) -> Any:
         meta = envelope.meta
         if isinstance(meta, MCPResponseMeta) and meta.is_error and self._is_error == "raise":
-            texts = [str(block["text"]) for block in meta.content if block["type"] == "text"]
-            message = "\n".join(texts)[:_MAX_TEXT] or f"{operation_id} returned isError without a message"
+            message = tool_error_text(meta, f"{operation_id} returned isError without a message")
             raise CallError(ErrorCode.EXECUTION_ERROR, message, {"content": meta.content})
         return envelope.data if output_type is None else typed_envelope(envelope, output_type, operation_id).data
 

@@ -291,7 +291,7 @@ def result_envelope(result: Mapping[str, Any], label: str, *, declared: bool) ->
         structured = UNSET  # some servers write null for fields that they do not use
     origin = None if meta is UNSET or RESULT_META not in meta else read_result_origin(meta)
     if structured is not UNSET:
-        data = unwrapped(structured, origin, label)
+        data = structured if origin is None else unwrapped(structured, origin, label)
     elif origin is not None and len(blocks) == 1 and "data" in blocks[0]:  # an image or sound of another opwire
         data = decode_bytes(blocks[0]["data"], origin.encoding, label)
     else:

@@ -28,6 +28,7 @@ from opwire.envelope import (
     ResponseEnvelope,
     ToolErrorPolicy,
     encode_envelope,
+    tool_error_text,
     warn_of_nulls,
 )
 from opwire.errors import CallError, ConversionError, ErrorCode
@@ -43,9 +44,6 @@ from opwire.serve.problem import (
     send_problem,
 )
 from opwire.typed.plain import write_json
-
-MAX_TOOL_TEXT = 2_000
-"""Characters of a tool's text in the `detail` of a problem; `data` has all of it."""
 
 UPSTREAM = "opwire-upstream-"
 
@@ -88,8 +86,7 @@ def encode_response(
     elif isinstance(meta, MCPResponseMeta) and meta.is_error:
         headers = [(b"opwire-is-error", b"true")]
         if is_error == "raise":
-            texts = [str(block["text"]) for block in meta.content if block["type"] == "text"]
-            message = "\n".join(texts)[:MAX_TOOL_TEXT] or "the tool returned an error without a text"
+            message = tool_error_text(meta, "the tool returned an error without a text")
             problem = problem_details(CallError(ErrorCode.EXECUTION_ERROR, message), request_id=request_id)
             problem.data = msgspec.Raw(encode_data(envelope.data))
             return EncodedResponse(problem.status, PROBLEM_JSON.encode(), encode_problem(problem), headers)
