@@ -2,9 +2,10 @@
 
 import { compact } from "./json";
 
-// Controls, and characters that reorder or hide text: a name with one of them could look like another name.
+// Controls, and characters that reorder or hide text: a name with one of them could look like another name. The tags
+// of the last range are invisible, and a model reads them as letters.
 // eslint-disable-next-line no-control-regex
-const HIDDEN = /[\u0000-\u0008\u000b-\u001f\u007f-\u009f\u061c\u200b\u200e\u200f\u2028-\u202e\u2060-\u206f\ufeff\ufff9-\ufffb]/g;
+export const HIDDEN = /[\u0000-\u0008\u000b-\u001f\u007f-\u009f\u061c\u200b\u200e\u200f\u2028-\u202e\u2060-\u206f\ufeff\ufff9-\ufffb\u{e0000}-\u{e007f}]/gu;
 
 /** Text of a peer: a value of another type, where text is expected, is shown as JSON. */
 export function textOf(value: unknown): string {
@@ -13,7 +14,7 @@ export function textOf(value: unknown): string {
 
 /** Show hidden characters as their code points. */
 export function visible(text: unknown): string {
-  return textOf(text).replace(HIDDEN, (found) => `⟨${found.charCodeAt(0).toString(16).toUpperCase().padStart(4, "0")}⟩`);
+  return textOf(text).replace(HIDDEN, (found) => `⟨${found.codePointAt(0)!.toString(16).toUpperCase().padStart(4, "0")}⟩`);
 }
 
 /** One line of visible text. */

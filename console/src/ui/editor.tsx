@@ -12,6 +12,8 @@ import { drawSelection, EditorView, highlightSpecialChars, keymap, lineNumbers }
 import { tags } from "@lezer/highlight";
 import { type ReactNode, useEffect, useRef } from "react";
 
+import { HIDDEN } from "../text";
+
 export interface EditorProps {
   value: string;
   onChange?: (text: string) => void;
@@ -73,7 +75,7 @@ export default function Editor(props: EditorProps): ReactNode {
     const root = element.shadowRoot ?? element.attachShadow({ mode: "open" });
     const editable = new Compartment();
     const extensions: Extension[] = [
-      lineNumbers(), foldGutter(), highlightSpecialChars(), drawSelection(), bracketMatching(), json(), replaceSelection, syntaxHighlighting(colours), look,
+      lineNumbers(), foldGutter(), highlightSpecialChars({ addSpecialChars: HIDDEN }), drawSelection(), bracketMatching(), json(), replaceSelection, syntaxHighlighting(colours), look,
       EditorView.contentAttributes.of({ "aria-label": props.label }),
       editable.of([EditorState.readOnly.of(readOnly)]),
       Prec.highest(keymap.of([{ key: "Mod-Enter", run: () => (current.current.onRun?.(), true) }])),

@@ -48,6 +48,7 @@ timed("blocks of odd values", () => {
   if (!texts.every((each) => each === undefined || typeof each === "string")) throw new Error("not text");
 });
 timed("text of odd values", () => [odd, 5, null, [], 10n ** 400n].forEach((each) => [line(each), visible(each)]));
+found.hidden = visible("a\u202eb\u{e0041}\u{e007f}c 👍");
 found.addresses = ["javascript:alert(1)", "JAVASCRIPT:x", " javascript:x", "data:text/html,x", "vbscript:x", "//evil", "blob:x"].map(safeAddress);
 console.log(JSON.stringify(found));
 await server.close();

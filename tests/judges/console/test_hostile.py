@@ -23,5 +23,6 @@ async def test_schemas_without_end_and_values_of_wrong_types_are_drawn_and_no_sc
     assert result.code == 0, result.complaints
     found = json.loads(result.output)
     assert found.pop("addresses") == [None] * 7
+    assert found.pop("hidden") == "a⟨202E⟩b⟨E0041⟩⟨E007F⟩c 👍"
     assert len(found) == 10
     assert set(found.values()) == {"drawn"}, found
