@@ -56,13 +56,10 @@ def fill(markdown: str) -> str:
 
 
 def snippet(name: str, indent: str) -> str:
-    """Return a file of docs/snippets, or else of the repository, indented.
-
-    Tabs of output become columns of 16 characters; Markdown would make them 4.
-    """
+    """Return a file of docs/snippets, or else of the repository, indented."""
     path = SNIPPETS / name if (SNIPPETS / name).exists() else DOCS.parent / name
     lines = path.read_text(encoding="utf-8").splitlines()
-    return "".join(f"{indent}{line.expandtabs(16)}".rstrip() + "\n" for line in lines)
+    return "".join(f"{indent}{line}".rstrip() + "\n" for line in lines)
 
 
 def error_table() -> str:

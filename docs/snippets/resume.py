@@ -39,4 +39,5 @@ async def main() -> None:
             print(error, is_resume_error(error))
 
 
-asyncio.run(main())
+if __name__ == "__main__":
+    asyncio.run(main())

@@ -109,7 +109,13 @@ class OnTerminal:
     """A command on a terminal of this size: what it shows can be waited for, and answered."""
 
     def __init__(
-        self, *arguments: str, columns: int = 100, rows: int = 40, command: Sequence[str] = COMMAND, **env: str
+        self,
+        *arguments: str,
+        columns: int = 100,
+        rows: int = 40,
+        command: Sequence[str] = COMMAND,
+        cwd: Path = ROOT,
+        **env: str,
     ) -> None:
         self._master, slave = pty.openpty()
         fcntl.ioctl(slave, termios.TIOCSWINSZ, struct.pack("HHHH", rows, columns, 0, 0))
@@ -120,7 +126,7 @@ class OnTerminal:
             stdin=slave,
             stdout=slave,
             stderr=slave,
-            cwd=ROOT,
+            cwd=cwd,
             env={**_without_size(), "TERM": "xterm", **env},
             start_new_session=True,
         )

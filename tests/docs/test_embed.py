@@ -57,13 +57,6 @@ def test_pages_show_their_snippets_and_tables_as_they_are_now() -> None:
         assert text == embed().fill(text), f"{page} is stale: run `python docs/embed.py`"
 
 
-@requirement("docs.snippets")
-def test_columns_of_output_are_aligned() -> None:
-    block = embed().fill("<!-- snippet: command_line.console -->\n```console\n```\n")
-    starts = {line.index(kind) for line in block.splitlines() for kind in (" mutation ", " query ") if kind in line}
-    assert starts == {15}
-
-
 @requirement("docs.made")
 def test_the_configuration_that_init_writes_is_in_a_page() -> None:
     assert any(TEMPLATE in text_of(page) for page in OWN_PAGES)

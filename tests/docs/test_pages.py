@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from opwire.config.reading import parse_config
-from tests.docs.pages import DOCS, FENCE, OWN_PAGES, PAGES, RECORDS, ROOT, SNIPPETS, settings, shown, text_of
+from tests.docs.pages import DOCS, FENCE, OWN_PAGES, PAGES, RECORDS, ROOT, SNIPPET, SNIPPETS, settings, shown, text_of
 from tests.requirements import requirement
 
 LINK = re.compile(r"\]\(([^)\s]+)\)")
@@ -88,6 +88,23 @@ def test_every_snippet_is_shown_by_a_page() -> None:
     files = (path for path in SNIPPETS.rglob("*.*") if "__pycache__" not in path.parts and path.name != "ruff.toml")
     shipped = {path.relative_to(SNIPPETS).as_posix() for path in files}
     assert shipped <= shown()
+
+
+@requirement("docs.snippets")
+def test_a_page_says_where_the_files_are_that_its_programs_use() -> None:
+    files = {path.name for path in SNIPPETS.iterdir() if path.suffix in (".py", ".toml", ".json", ".yaml")}
+    for page in OWN_PAGES:
+        shown = set(SNIPPET.findall(text_of(page)))
+        used: set[str] = set()
+        for name in (
+            each for each in shown if (SNIPPETS / each).is_file() and each.endswith((".py", ".json", ".console"))
+        ):
+            code = (SNIPPETS / name).read_text(encoding="utf-8")
+            modules = re.findall(r"^from (\w+) import|^import (\w+)$|--python (\w+):", code, re.MULTILINE)
+            used |= {f"{module}.py" for found in modules for module in found}
+            used |= set(re.findall(r'"(\w+\.(?:py|toml|json|yaml))"', code))
+        linked = set(re.findall(r"\[`([\w.]+)`\]\(", prose_of(page)))
+        assert (used & files) <= shown | linked, page
 
 
 @requirement("docs.snippets")

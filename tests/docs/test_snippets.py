@@ -23,6 +23,7 @@ from opwire.client import Client, generate_client
 from opwire.operation import Identity
 from opwire.serve.listener import listening
 from opwire.serve.mcp import serve_mcp
+from tests.cli.process import OnTerminal, unstyled
 from tests.docs.pages import SNIPPETS
 from tests.properties import is_thorough
 from tests.requirements import requirement
@@ -202,9 +203,10 @@ async def test_commands_print_what_the_page_says(console: str, tmp_path: Path) -
 
 
 async def run(command: str, **env: str) -> str:
-    async with started("sh", "-c", command, **env) as process:
-        printed, _ = await asyncio.wait_for(process.communicate(), 30)
-    return printed.decode()
+    """Return what a reader sees who types a command at a terminal."""
+    with OnTerminal(command, command=["/bin/sh", "-c"], columns=80, rows=40, cwd=SNIPPETS, **env) as terminal:
+        _, shown = await asyncio.to_thread(terminal.end)
+    return unstyled(shown)
 
 
 def servers_of(name: str, address: str = "") -> dict[str, MCPServer]:

@@ -209,7 +209,7 @@ def keys_command() -> None:
     \b
       opwire keys new authority
       opwire keys new shop
-      opwire keys certify shop.pem --authority authority.key --scope orders:read
+      opwire keys certify shop.pem --authority authority.key --scope shop:read
       opwire spoke redis://… --authority authority.pem
       opwire ls --url redis://… --signing-key shop.key \\
           --certificate shop.certificate
