@@ -1462,6 +1462,7 @@ TELEMETRY: dict[str, str] = {
     "trace.optional": "Without a trace requests are written as before; without OpenTelemetry a trace still passes.",
     "telemetry.spans": "`instrument` makes a span of every call, below what caused it.",
     "telemetry.prometheus": "Calls, those that a hub relays included, are counted and timed for Prometheus.",
+    "telemetry.prometheus-bounded": "Connections to the metrics hold a bounded number of threads, and fill no log.",
     "telemetry.across": "A call that crosses a transport, MCP or HTTP stays one trace.",
     "telemetry.lineage": "The nearest span is the parent: a handler's own before its context's, a peer's before a "
     "stranger's.",

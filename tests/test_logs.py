@@ -11,7 +11,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 import opwire
-from opwire import CallError, Identity, local_envelope, logs
+from opwire import CallError, Identity, OperationRegistry, local_envelope, logs
 from opwire.logs import AccessEntry, JSONFormatter, LimitedLog, begin_access, traceback_of
 from tests.requirements import requirement
 
@@ -120,6 +120,22 @@ def test_text_of_peers_in_a_log_is_escaped_and_forges_no_record(name: str, caplo
     shown = r"no\x1b]52;c;eA==\x07\u202e"
     assert caplog.messages[0].startswith(f"a {shown}\n    ERROR forged b INTERNAL: {shown}\n    ERROR forged c 7 {{")
     assert not set(caplog.messages[0]) & set("\x1b\x07\u202e")
+
+
+@requirement("log.peer-text")
+async def test_text_of_peers_in_a_traceback_is_escaped_and_forges_no_record(caplog: pytest.LogCaptureFixture) -> None:
+    registry = OperationRegistry()
+
+    @registry.query("shop.parse")
+    def parse(text: str) -> str:
+        raise RuntimeError(f"cannot parse {text}")
+
+    with pytest.raises(CallError, match="error id"):
+        await registry.execute("shop.parse", {"text": "no\x1b]52;c;eA==\x07\u202e\nERROR forged"})
+    [record] = [each for each in caplog.records if each.exc_info]
+    shown = logging.Formatter("%(levelname)s %(message)s").format(record).splitlines()
+    assert shown[-2:] == ["    RuntimeError: cannot parse no\\x1b]52;c;eA==\\x07\\u202e", "    ERROR forged"]
+    assert [line for line in shown if not line.startswith(" ")] == [shown[0], "Traceback (most recent call last):"]
 
 
 @requirement("log.peer-text")

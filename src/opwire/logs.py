@@ -177,18 +177,21 @@ class LimitedLog:
 
 
 class PeerTextFilter(logging.Filter):
-    """Escape control characters in the arguments of log records: they quote peers, and a handler may be a terminal.
+    """Escape control characters in log records where they quote peers: a handler may be a terminal.
 
-    Lines after the first are indented, so that none of them looks like a record of its own. What is longer than a
-    traceback is cut: a megabyte of control characters takes 0.6 s.
+    That is in their arguments and in tracebacks, whose text formatters take from `exc_text` if it is set. Lines after
+    the first are indented, so that none of them looks like a record of its own. What is longer than a traceback is cut:
+    a megabyte of control characters takes 0.6 s.
     """
 
     def filter(self, record: logging.LogRecord) -> bool:
-        """Change the arguments, and accept the record."""
+        """Change the arguments and the traceback, and accept the record."""
         if isinstance(record.args, tuple):
             record.args = tuple(
                 _quoted(str(each)) if isinstance(each, str | BaseException) else each for each in record.args
             )
+        if record.exc_text is None and (found := traceback_of(record)) is not None:
+            record.exc_text = _quoted(found)
         return True
 
 
@@ -199,8 +202,8 @@ def _quoted(text: str) -> str:
 # A filter counts for the logger that it was added to, and not for those below it.
 _LOGGERS = (
     "access adapters adapters.openapi auth call client config durable envelope hub invoke llm mcp oauth pipeline "
-    "policies registry search serve serve.console serve.http tool_envelope tools transports transports.nats view "
-    "webhooks workers"
+    "policies registry search serve serve.console serve.http telemetry tool_envelope tools transports "
+    "transports.nats view webhooks workers"
 )
 
 

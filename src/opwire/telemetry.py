@@ -12,12 +12,14 @@ before. `serve_metrics` shows the metrics to Prometheus.
 """
 
 import asyncio
+import logging
 from collections.abc import AsyncGenerator, Callable, Generator, Iterator, Mapping
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from functools import partial
 from http import HTTPStatus
 from importlib.metadata import version
 from inspect import iscoroutinefunction
+from socket import SHUT_RDWR
 from time import perf_counter
 from typing import Any, Literal, NamedTuple, Protocol, cast
 from weakref import WeakSet
@@ -49,8 +51,11 @@ with needs_extra("otel"):
     )
     from opentelemetry.trace.propagation.tracecontext import TraceContextTextMapPropagator
 
+logger = logging.getLogger("opwire.telemetry")
+
 _w3c = TraceContextTextMapPropagator()
 _SCRAPE_TIMEOUT = 10  # seconds; each connection holds a thread
+_MAX_SCRAPES = 32  # connections, above which a new one replaces the oldest
 _SERVED = create_key("opwire-served")  # the traceparent of the call that is served in this OpenTelemetry context
 
 
@@ -405,6 +410,7 @@ def serve_metrics(*targets: Instrumentable, host: str = "127.0.0.1", port: int =
         message = f"cannot listen on {host}:{port} for metrics: {system_message(error)}"
         raise CallError(ErrorCode.UNAVAILABLE, message) from error
     server.RequestHandlerClass = _scrape_handler(server.RequestHandlerClass, host)
+    _bound_scrapes(server)
     meters = ExportedMeters([PrometheusMetricReader()])
     end = instrument(*targets, meter_provider=meters)
     try:
@@ -431,6 +437,30 @@ def _scrape_handler(base: Any, host: str) -> Any:
         return is_accepted
 
     return type("_Scrape", (base,), {"timeout": _SCRAPE_TIMEOUT, "parse_request": parse_request})
+
+
+def _bound_scrapes(server: Any) -> None:
+    """Limit the connections, of which each holds a thread. One that breaks is logged at level DEBUG."""
+    scrapes: dict[Any, None] = {}  # sockets; those of ended connections are removed by their threads
+    begin, end = server.process_request, server.shutdown_request
+
+    def process_request(connection: Any, client: Any) -> None:
+        for oldest in list(scrapes)[: max(0, len(scrapes) - _MAX_SCRAPES + 1)]:
+            scrapes.pop(oldest, None)
+            with suppress(OSError):  # it has ended
+                oldest.shutdown(SHUT_RDWR)
+        scrapes[connection] = None
+        begin(connection, client)
+
+    def shutdown_request(connection: Any) -> None:
+        scrapes.pop(connection, None)
+        end(connection)
+
+    def handle_error(_: Any, client: Any) -> None:  # by default a traceback on stderr
+        logger.debug("a connection for metrics from %s failed", client, exc_info=True)
+
+    server.process_request, server.shutdown_request = process_request, shutdown_request
+    server.handle_error = handle_error
 
 
 def _parts(target: Instrumentable) -> Iterator[OperationRegistry | PendingRequestMap | Calling]:

@@ -1,6 +1,10 @@
 """Metrics for Prometheus."""
 
 import socket
+import struct
+import threading
+import time
+from contextlib import ExitStack
 from urllib.error import HTTPError
 from urllib.parse import urlsplit
 from urllib.request import Request, urlopen
@@ -76,6 +80,29 @@ def test_a_silent_connection_is_closed(monkeypatch: pytest.MonkeyPatch) -> None:
         socket.create_connection(("127.0.0.1", urlsplit(url).port or 0), timeout=20) as silent,
     ):
         assert silent.recv(1) == b""
+
+
+@requirement("telemetry.prometheus-bounded")
+def test_silent_connections_hold_a_bounded_number_of_threads_and_fill_no_log(
+    monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr(telemetry, "_MAX_SCRAPES", 3)
+    with serve_metrics(shop(), port=0) as url, ExitStack() as stack:
+        address, before = ("127.0.0.1", urlsplit(url).port or 0), threading.active_count()
+        silent = [stack.enter_context(socket.create_connection(address, timeout=20)) for _ in range(20)]
+        for each in silent:
+            each.sendall(b"GET /metrics HTTP/1.1\r\nhost: ")
+        for each in silent[:17]:
+            try:
+                assert each.recv(1) == b""
+            except ConnectionResetError:
+                pass
+        scraped(url)
+        while threading.active_count() > before + 3:  # they end soon
+            time.sleep(0.01)
+        for each in silent:
+            each.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))  # ends by a reset
+    assert capfd.readouterr().err == ""
 
 
 @requirement("telemetry.prometheus")
