@@ -8,6 +8,12 @@ from opwire.call import CallRequested, CallResponded, encode_event
 from opwire.durable import Claim, Journal, Outcome, Task
 from opwire.envelope import LocalResponseMeta, ResponseEnvelope
 
+DEEP = b"\x81\xa1x" + b"\x91" * 5_000
+"""MessagePack of another program that is nested too deeply to be decoded."""
+
+NOT_TEXT = b"\x82\xa3key\xa2\xff\xfe\xabfingerprint\xa2\xff\xfe"
+"""MessagePack of another program with texts that are not UTF-8."""
+
 PUBLIC = AccessControl(public=True)
 
 

@@ -15,7 +15,7 @@ from opwire.transports.nats import journal as nats_journal
 from opwire.transports.nats.jetstream_api import TaskLog, token
 from opwire.transports.nats.journal import NatsJournal
 from opwire.transports.nats.journal_claims import JetStreamClaims
-from tests.durable.samples import Shop, lists_buried_tasks_by_pages, outcome, task
+from tests.durable.samples import DEEP, NOT_TEXT, Shop, lists_buried_tasks_by_pages, outcome, task
 from tests.requirements import requirement
 from tests.servers.brokers import HOST, NatsServer
 from tests.transports.nats.ends import flushed, plain_client
@@ -51,7 +51,7 @@ async def test_what_another_program_has_written_hides_no_task_from_an_operator(
         claim = await begun(made, task("buried"))
         await made.record(claim, outcome(claim, buried=True))
         root, operation = made._names.log("x").removesuffix("x.>"), token(ORDER)
-        for number, wrong in enumerate((b"", b"not ours", b"\xc1", b"\x80")):
+        for number, wrong in enumerate((b"", b"not ours", b"\xc1", b"\x80", DEEP, NOT_TEXT)):
             made._session.send(f"{root}odd{number}.task.{operation}", wrong)
             made._session.send(f"{root}odd{number}.since.ended.buried.{operation}.-.{number}", wrong)
         made._session.send(f"{root}odd.since.ended.buried.{operation}.-.yesterday", b"")
@@ -160,12 +160,12 @@ async def test_published_messages_that_are_not_outcomes_are_ignored(
         claim = await begun(made, task())
         waiting = asyncio.create_task(made.wait("k", 60))
         await asyncio.sleep(0.05)
-        for message in (b"", b"nonsense", b"\x81\xabfingerprint\xa1f"):
+        for message in (b"", b"nonsense", b"\x81\xabfingerprint\xa1f", DEEP, NOT_TEXT):
             await stranger.publish("any.ended.-.k".replace("any", made._names._root.split(".")[0]), message)
         await flushed(stranger)
         await made.record(claim, outcome(claim))
         assert await soon("it is told", waiting) == outcome(claim)
-    assert caplog.text.count("ignored a message") == 2
+    assert caplog.text.count("ignored a message") == 4
 
 
 @requirement("durable.inspection")

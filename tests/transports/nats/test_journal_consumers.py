@@ -14,7 +14,7 @@ from opwire.transports.nats import journal_claims
 from opwire.transports.nats.jetstream_api import JetStreamSession, TaskLog, token
 from opwire.transports.nats.journal import NatsJournal
 from opwire.transports.nats.journal_claims import _ConsumerPage, parse_ack
-from tests.durable.samples import outcome, task
+from tests.durable.samples import DEEP, NOT_TEXT, outcome, task
 from tests.requirements import requirement
 from tests.servers.brokers import HOST, NatsServer
 from tests.servers.faults import FaultProxy
@@ -150,7 +150,7 @@ async def test_foreign_entries_among_the_tasks_are_removed(
     jetstream_server: NatsServer, caplog: pytest.LogCaptureFixture
 ) -> None:
     async with journal(jetstream_server) as made, plain_client(jetstream_server.url) as stranger:
-        for key, message in (("a", b"what is this?"), ("b", b"\x81\xabfingerprint\xa1f")):
+        for key, message in zip("abcd", (b"what is this?", b"\x81\xabfingerprint\xa1f", DEEP, NOT_TEXT), strict=True):
             await stranger.jetstream().publish(made._names.task(key, ORDER), message)
         await made.submit(task())
         (claim,) = await made.claim([ORDER], lease=9, wait=1, limit=9)
@@ -160,7 +160,7 @@ async def test_foreign_entries_among_the_tasks_are_removed(
             return await entries(made) == ["k task"]
 
         await until(removed)
-    assert caplog.text.count("removed an invalid task") == 2
+    assert caplog.text.count("removed an invalid task") == 4
 
 
 @requirement("durable.nats.reconnects")

@@ -17,7 +17,7 @@ from opwire.testing.harness import soon
 from opwire.transports.redis import journal as redis_journal
 from opwire.transports.redis.connection import Script
 from opwire.transports.redis.journal import RedisJournal
-from tests.durable.samples import PUBLIC, lists_buried_tasks_by_pages, outcome, task
+from tests.durable.samples import DEEP, NOT_TEXT, PUBLIC, lists_buried_tasks_by_pages, outcome, task
 from tests.requirements import requirement
 from tests.servers.brokers import HOST, RedisServer
 from tests.servers.faults import FaultProxy
@@ -135,12 +135,12 @@ async def test_foreign_messages_affect_no_peer(redis_server: RedisServer, caplog
         await made.submit(task())
         waiting = asyncio.create_task(made.wait("k", 60))
         await asyncio.sleep(0.05)
-        for message in (b"", b"nonsense", b"\x91\x81\xa3key\xa1k"):
+        for message in (b"", b"nonsense", b"\x91\x81\xa3key\xa1k", b"\x91" + DEEP, b"\x91" + NOT_TEXT):
             ask(redis_server, "PUBLISH", made._names.channels + made._end.encode(), message)
         claim = await claimed(made)
         await made.record(claim, outcome(claim))
         assert await soon("it is told", waiting) == outcome(claim)
-    assert caplog.text.count("ignored a message") == 3
+    assert caplog.text.count("ignored a message") == 5
 
 
 # --- batches ----------------------------------------------------------------------------------------------------------
@@ -371,9 +371,10 @@ async def test_an_outcome_that_another_program_has_written_is_a_protocol_error_a
             await made.submit(task(key))
             claim = await claimed(made)
             await made.record(claim, outcome(claim, buried=True))
-        ask(redis_server, "SET", made._names.task("odd"), b"f\n\xff not ours")
-        with pytest.raises(CallError, match="PROTOCOL_ERROR: an outcome in the journal is invalid"):
-            await made.outcome("odd")
+        for wrong in (b"\xff not ours", DEEP, NOT_TEXT):
+            ask(redis_server, "SET", made._names.task("odd"), b"f\n" + wrong)
+            with pytest.raises(CallError, match="PROTOCOL_ERROR: an outcome in the journal is invalid"):
+                await made.outcome("odd")
         assert [each.key async for each in made.buried()] == ["good"]
         assert "ignored a buried task" in caplog.text
 

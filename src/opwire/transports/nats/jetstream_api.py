@@ -271,7 +271,7 @@ class JetStreamSession:
             raise _unavailable(f"JetStream does not answer at {self.name}: {_NO_JETSTREAM}")
         try:
             response: R = _decoder(kind).decode(reply.payload)
-        except msgspec.MsgspecError as error:
+        except (ValueError, RecursionError) as error:
             raise _unavailable(f"invalid response from {self.name}: {error}") from error
         error = response.error
         if error is not None and error.err_code == NO_STREAM:
@@ -716,5 +716,5 @@ def decode_entry(data: bytes) -> EntryBody:
     """
     try:
         return _decode(data)
-    except msgspec.MsgspecError as error:
+    except (ValueError, RecursionError) as error:
         raise CallError(ErrorCode.PROTOCOL_ERROR, f"an entry of the journal is invalid: {error}") from error

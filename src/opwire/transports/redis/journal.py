@@ -448,7 +448,7 @@ class RedisJournal(BrokerJournal[StreamClaims]):
     def _pushed(self, message: bytes) -> None:
         try:
             outcomes = _published.decode(message)
-        except msgspec.MsgspecError as error:  # any client can publish to the channel
+        except (ValueError, RecursionError) as error:  # any client can publish to the channel
             logger.warning("ignored a message for %s: it does not hold outcomes: %s", self.name, error)
             return
         for outcome in outcomes:
@@ -552,5 +552,5 @@ def _outcome(value: bytes | None) -> Outcome | None:
 def _decode(outcome: bytes) -> Outcome:
     try:
         return _decoder.decode(outcome)
-    except msgspec.MsgspecError as error:  # written by another program
+    except (ValueError, RecursionError) as error:  # written by another program
         raise CallError(ErrorCode.PROTOCOL_ERROR, f"an outcome in the journal is invalid: {error}") from error
