@@ -9,13 +9,14 @@ from os import urandom
 from typing import Any, TypedDict, TypeVar, Unpack, overload
 
 import msgspec
+from msgspec.structs import replace
 
 from opwire.call.events import CallFailed, CallRequested, encode_event
 from opwire.call.pending import DEFAULT_TIMEOUT
 from opwire.durable.journal import MAX_SECONDS, Journal, JournalInfo, Outcome, Task, seconds_within
 from opwire.envelope import ResponseEnvelope
 from opwire.errors import CallError, ErrorCode, UsageError
-from opwire.operation import Context, Trace, trace_of
+from opwire.operation import Context, trace_of
 from opwire.pipeline import typed_envelope
 from opwire.typed.plain import json_form, write_json
 
@@ -200,24 +201,20 @@ async def _limited(work: Awaitable[Outcome | None], seconds: float, name: str) -
 
 
 def _task(operation_id: str, input: Any, context: Context, key: str | None) -> Task:
-    key = urandom(16).hex() if key is None else key
-    for what, name in (("an idempotency key", key), ("the id of an operation", operation_id)):  # names in the engine
-        try:
-            usable = 0 < len(name) <= MAX_NAME and (name.isascii() or bool(name.encode()))
-        except UnicodeEncodeError:
-            usable = False
-        if not usable:
-            message = f"{what} has 1 to {MAX_NAME} characters that UTF-8 can encode; {name!r:.80} is invalid"
-            raise CallError(ErrorCode.VALIDATION_ERROR, message)
-    trace: Trace = trace_of(context.metadata) if context.metadata else {}
+    _check_name(operation_id, "the id of an operation")
+    if key is None:
+        key = urandom(16).hex()
+    else:
+        _check_name(key, "an idempotency key")
     event = CallRequested(
         request_id=key,
         operation_id=operation_id,
         input=input,
         parent_request_id=context.parent_request_id if context.inbound is None else context.inbound.request_id,
         identity=context.identity,
-        **trace,
     )
+    if context.metadata and (trace := trace_of(context.metadata)):
+        event = replace(event, **trace)
     return Task(
         key=key,
         operation_id=operation_id,
@@ -225,6 +222,21 @@ def _task(operation_id: str, input: Any, context: Context, key: str | None) -> T
         fingerprint=_fingerprint(event),
         submitted=round(time.time() * 1000),
     )
+
+
+def _check_name(name: str, what: str) -> None:
+    """Check a name in the engine.
+
+    Raises:
+        CallError: VALIDATION_ERROR.
+    """
+    try:
+        usable = 0 < len(name) <= MAX_NAME and (name.isascii() or bool(name.encode()))
+    except UnicodeEncodeError:
+        usable = False
+    if not usable:
+        message = f"{what} has 1 to {MAX_NAME} characters that UTF-8 can encode; {name!r:.80} is invalid"
+        raise CallError(ErrorCode.VALIDATION_ERROR, message)
 
 
 def _fingerprint(event: CallRequested) -> str:
