@@ -1,7 +1,6 @@
 """`python -m opwire.cli` is the program."""
 
 import os
-import signal
 import subprocess
 import sys
 
@@ -49,24 +48,6 @@ main()
         env={**os.environ, **(completion if completes else {})},
     )
     assert (ended.returncode, ended.stdout, ended.stderr.strip()) == (130, "", "")
-
-
-@requirement("cli.interrupt")
-@pytest.mark.parametrize("imported", ["opwire", "opwire.registry"])
-def test_an_interrupt_while_the_package_is_imported_ends_the_program_quietly(imported: str) -> None:
-    code = f"""
-import os, signal, sys
-signal.signal(signal.SIGINT, signal.default_int_handler)
-class Interrupting:
-    def find_spec(self, name, path=None, target=None):
-        if name == {imported!r}:
-            os.kill(os.getpid(), signal.SIGINT)
-sys.meta_path.insert(0, Interrupting())
-from opwire_program import main
-main()
-"""
-    ended = subprocess.run([sys.executable, "-c", code, "ls"], capture_output=True, text=True, check=False, timeout=60)
-    assert (ended.returncode, ended.stdout, ended.stderr) == (-signal.SIGINT, "", "")
 
 
 def test_without_click_it_says_what_to_install() -> None:
