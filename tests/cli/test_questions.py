@@ -10,7 +10,14 @@ ASKING = ("--python", "tests.cli.asking:registry")
 
 @requirement("cli.questions")
 @pytest.mark.parametrize(
-    ("keys", "shown"), [("y\n", "deleted"), ("n\n", "kept: accept"), ("\x04", "kept: cancel"), ("what\ny\n", "deleted")]
+    ("keys", "shown"),
+    [
+        ("y\n", "deleted"),
+        ("n\n", "kept: accept"),
+        ("!\n", "kept: decline"),
+        ("\x04", "kept: cancel"),
+        ("what\ny\n", "deleted"),
+    ],
 )
 def test_a_confirmation_is_asked_for_at_the_terminal(keys: str, shown: str) -> None:
     with OnTerminal("call", *ASKING, "ask.delete") as terminal:

@@ -2,6 +2,7 @@
 
 import re
 from pathlib import PurePosixPath
+from pkgutil import resolve_name
 from posixpath import normpath
 from typing import Any
 
@@ -81,6 +82,16 @@ def test_every_message_in_the_list_of_problems_is_one_of_opwire() -> None:
         parts = [part.strip() for part in message.split("…")]
         missing = [part for part in parts if len(part) > 3 and part not in source]
         assert not missing, f"{message}: {missing}"
+
+
+@requirement("docs.links")
+def test_every_qualified_name_in_the_pages_exists() -> None:
+    for page in (*OWN_PAGES, "../README.md"):
+        for name in re.findall(r"\bopwire(?:\.[A-Za-z]\w*){2,}", text_of(page)):
+            try:
+                resolve_name(name)
+            except (ImportError, AttributeError):
+                pytest.fail(f"{page}: {name}")
 
 
 @requirement("docs.snippets")

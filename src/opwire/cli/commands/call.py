@@ -282,12 +282,15 @@ async def _read_line(words: str) -> str:
     return line.decode(errors="replace").strip()
 
 
-async def _confirm(message: str, default: bool | None = None) -> bool:
+async def _confirm(message: str, default: bool | None = None) -> bool | None:
+    """Return the decision of a person, or None if the question is declined."""
     choices = {None: "y/n", True: "Y/n", False: "y/N"}[default]
     while True:
         text = (await _read_line(f"{message} [{choices}]: ")).lower()
         if text in ("y", "yes", "n", "no"):
             return text[0] == "y"
+        if text == DECLINE:
+            return None
         if not text and default is not None:
             return default
 
@@ -301,10 +304,8 @@ async def _ask_form(params: dict[str, Any]) -> dict[str, Any]:
     (name, field), *others = form.fields.items()
     if not others and field.kinds == ["boolean"]:
         default = field.first("default")
-        return {
-            "action": "accept",
-            "content": {name: await _confirm(message, default if default in (True, False) else None)},
-        }
+        decided = await _confirm(message, default if default in (True, False) else None)
+        return _DECLINED if decided is None else {"action": "accept", "content": {name: decided}}
     click.echo(f"{message}\n({DECLINE} declines, ^D cancels)", err=True)
     schema, content = Schema({**json, "required": []}), dict[str, Any]()
     for name, field in form.fields.items():
