@@ -104,7 +104,7 @@ async def open_config(
 class OpenedConfig:
     """A configuration with loaded sources. Returned by `open_config`."""
 
-    def __init__(self, config: Config, on_event: Callable[[LoadEvent], object] = lambda event: None) -> None:
+    def __init__(self, config: Config, on_event: Callable[[LoadEvent], object]) -> None:
         settings = config.registry
         self.config = config
         self.registry = ConfigRegistry(

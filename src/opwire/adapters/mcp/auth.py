@@ -34,7 +34,7 @@ LOGIN_NAME = "mcp"
 class MCPAuth(httpx2.Auth):
     """The `auth` of an HTTP client for one server. A rejected token is refreshed once."""
 
-    def __init__(self, url: str, client: Any, store: TokenStore | None = None) -> None:
+    def __init__(self, url: str, client: Any, store: TokenStore | None) -> None:
         try:
             self._client = read_client(client)
         except ValueError as error:

@@ -116,7 +116,7 @@ class MCPConnection:
         options: MCPOptions,
         on_notification: Callable[[str, dict[str, Any]], object],
         *,
-        discover: bool = True,
+        discover: bool,
     ) -> None:
         self._server = server
         self._name = server.name

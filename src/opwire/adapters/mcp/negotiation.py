@@ -120,7 +120,7 @@ async def negotiate(
         CallError: PROTOCOL_ERROR, without a common revision, or for an invalid response.
     """
     if revision in HANDSHAKE_VERSIONS:
-        return await _initialize(peer, callbacks, revision)
+        return await _initialize(peer, revision)
     if revision is not None:
         agreement = await _discover(peer, callbacks, revision, patience)
         if agreement is None or agreement.info.protocol != revision:
@@ -128,9 +128,9 @@ async def negotiate(
             raise CallError(ErrorCode.PROTOCOL_ERROR, message)
         return agreement
     if not discover:
-        return await _initialize(peer, callbacks)
+        return await _initialize(peer)
     try:
-        return await _discover(peer, callbacks, STATELESS_VERSIONS[-1], patience) or await _initialize(peer, callbacks)
+        return await _discover(peer, callbacks, STATELESS_VERSIONS[-1], patience) or await _initialize(peer)
     except RPCError as refusal:
         # Only modern servers use this code. It also answers `initialize`, if the server started so slowly that the
         # discovery timed out.
@@ -168,7 +168,7 @@ async def _discover(peer: Outbound, callbacks: Callbacks, version: str, patience
     return Agreement(MCPServerInfo.parse(found, server, mutual[-1]), _request_meta(callbacks, mutual[-1]), modern=True)
 
 
-async def _initialize(peer: Outbound, callbacks: Callbacks, revision: str | None = None) -> Agreement:
+async def _initialize(peer: Outbound, revision: str | None = None) -> Agreement:
     params = {
         "protocolVersion": revision or HANDSHAKE_VERSIONS[-1],
         "capabilities": _ANSWERS,  # some callers answer questions, and each call may have another caller

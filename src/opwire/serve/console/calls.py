@@ -128,7 +128,7 @@ class KeptResults:
 class ConsoleCalls:
     """Runs the calls of a console."""
 
-    def __init__(self, dispatcher: Dispatcher, streams: Streams, *, timeout: float | None, acts: bool = True) -> None:
+    def __init__(self, dispatcher: Dispatcher, streams: Streams, *, timeout: float | None, acts: bool) -> None:
         self.results = KeptResults()
         self._dispatcher = dispatcher
         self._streams = streams

@@ -194,7 +194,7 @@ class HTTPApp(ListeningApp):
         if request.access is not None:
             request.access.request_id = request.request_id
         try:
-            if not (self._options.webhooks and await self._take_webhook(request, receive, send)):
+            if not (self._options.webhooks and await self._take_webhook(request, send)):
                 await self._respond(request, receive, send)
         except Exception as error:
             await send_error(send, request, error, logger)
@@ -269,7 +269,7 @@ class HTTPApp(ListeningApp):
             elif running.interrupted:
                 request.access.outcome = CANCELLED
 
-    async def _take_webhook(self, request: Request, receive: Receive, send: Send) -> bool:
+    async def _take_webhook(self, request: Request, send: Send) -> bool:
         """Respond to a webhook, and return whether it is one. Nothing of it is parsed before it is verified."""
         name, _, webhook = request.path.removeprefix(_WEBHOOKS).partition("/")
         receiver = self._options.webhooks.get(name)

@@ -44,6 +44,7 @@ _LISTED_BY: dict[ListKey, str] = {"resources": "resources/list", "resourceTempla
 _OTHERS = frozenset({RPCCode.RESOURCE_NOT_FOUND, RPCCode.INVALID_PARAMS, RPCCode.METHOD_NOT_FOUND})
 _BEFORE_NAME = "prompts/"  # in the names of operations that are prompts of another server
 _ROLES = ("user", "assistant")
+_OPEN_TIMEOUT = 30.0  # seconds until another server has accepted a subscription
 _MAX_META = 4_096  # bytes of the `_meta` of a subscription, which is kept as long
 
 MakeCall = Callable[[OperationSpec], ServedCall]
@@ -75,9 +76,8 @@ def definition_of(spec: OperationSpec, **fields: Any) -> Result:
 class ResourceCatalogue:
     """The resources of a surface."""
 
-    def __init__(self, dispatcher: Dispatcher, *, open_timeout: float = 30.0) -> None:
+    def __init__(self, dispatcher: Dispatcher) -> None:
         self._dispatcher = dispatcher
-        self._open_timeout = open_timeout
         self._templates: dict[str, tuple[OperationSpec, URITemplate | None]] = {}  # by id
         self._owners: dict[str, str] = {}  # the namespace that has listed a URI or template
 
@@ -257,13 +257,13 @@ class ResourceCatalogue:
 
         task = spawn(run())
         try:
-            async with asyncio.timeout(self._open_timeout):
+            async with asyncio.timeout(_OPEN_TIMEOUT):
                 await opened
         except BaseException as error:
             task.cancel()
             if not isinstance(error, TimeoutError):
                 raise
-            late = f"the subscription was not opened within {self._open_timeout:g} seconds"
+            late = f"the subscription was not opened within {_OPEN_TIMEOUT:g} seconds"
             raise rpc_error(CallError(ErrorCode.TIMEOUT, late)) from None
         return task
 

@@ -106,7 +106,7 @@ async def send_json(send: Send, status: int, body: bytes = b"", headers: Iterabl
     await send({"type": "http.response.body", "body": body})
 
 
-async def send_batch(send: Send, replies: list[bytes], headers: Iterable[Header] = ()) -> None:
+async def send_batch(send: Send, replies: list[bytes], headers: Iterable[Header]) -> None:
     """Send the responses to a batch, one by one: joining 200 MB would stop the event loop for a second."""
     length = (b"content-length", str(sum(map(len, replies)) + len(replies) + 1).encode())
     await send({"type": "http.response.start", "status": 200, "headers": [_JSON_TYPE, length, *headers]})

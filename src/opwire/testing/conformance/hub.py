@@ -57,9 +57,9 @@ class HubUnderTest:
                 raise CallError(ErrorCode.UNAUTHENTICATED, f"the hub refuses the token: {answer.get('message')}")
         await self.close()
 
-    async def connect(self, *, subprotocol: bool = True) -> WebSocketWire:
+    async def connect(self) -> WebSocketWire:
         """Open a connection that has not sent anything."""
-        wire = await open_websocket(self._url, self._problems, subprotocol=subprotocol)
+        wire = await open_websocket(self._url, self._problems)
         self._stack.push_async_callback(wire.connection.close)
         reading = asyncio.create_task(wire.read())
         self._stack.push_async_callback(asyncio.wait, [reading])  # after its cancellation

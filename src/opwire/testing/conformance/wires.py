@@ -240,7 +240,7 @@ class WebSocketWire(Wire):
             broken(f"the connection was closed: {closed}")
 
 
-async def open_websocket(url: str, problems: Problems, *, subprotocol: bool = True) -> WebSocketWire:
+async def open_websocket(url: str, problems: Problems) -> WebSocketWire:
     """Connect to a hub.
 
     Raises:
@@ -249,7 +249,7 @@ async def open_websocket(url: str, problems: Problems, *, subprotocol: bool = Tr
     try:
         connection = await connect(
             url,
-            subprotocols=[SUBPROTOCOL] if subprotocol else None,
+            subprotocols=[SUBPROTOCOL],
             compression=None,
             max_size=_MAX_MESSAGE,
             ping_interval=None,
