@@ -20,4 +20,4 @@ async def main(url: str) -> None:
 
 
 if __name__ == "__main__":
-    asyncio.run(main(sys.argv[1]))
+    sys.exit(__doc__) if len(sys.argv) < 2 else asyncio.run(main(sys.argv[1]))

@@ -147,7 +147,9 @@ def listing_lines(specs: Sequence[OperationSpec], width: int, costs: dict[str, i
             id = padded(spec.id, column)
             left = width - cells(start) - cells(id) - 2
             about = cut(summary(spec.title or spec.description), left) if left >= _MIN_WORDS else ""
-            lines.append(Line(((start, "dim"), (id, "bold"), (f"  {about}" if about else "", ""))))
+            lines.append(
+                Line(((start, "dim"), (id if about else spec.id, "bold"), (f"  {about}" if about else "", "")))
+            )
     return lines
 
 

@@ -116,7 +116,7 @@ class Server(NamedTuple):
         """
         id = f"{NAMESPACE}.{name}"
         if id not in self.operations:
-            raise NotChecked(f"{id} is not served")
+            raise NotChecked(f"the peer itself does not serve {id}")
         return id
 
 
