@@ -96,6 +96,13 @@ def test_tap_prints_a_line_per_call_in_80_columns_until_control_c(hub: str) -> N
 
 
 @requirement("cli.tap")
+def test_tap_rejects_an_outcome_that_no_call_can_have(capsys: pytest.CaptureFixture[str]) -> None:
+    assert run(["tap", "--url", "ws://127.0.0.1:1", "--outcome", "timeuot"]) == 2
+    assert "'timeuot' is not one of 'ok', 'error', " in capsys.readouterr().err
+    assert run(["tap", "--url", "ws://127.0.0.1:1", "--outcome", "timeout"]) == 6  # unreachable
+
+
+@requirement("cli.tap")
 def test_tap_prints_json_and_stops_after_a_number_of_calls(hub: str) -> None:
     with Calls(hub, "math.add", "a=1", "b=2"):
         tapped = opwire("tap", "--url", hub, "--operation", "math.*", "--count", "2", "--json", OPWIRE_TOKEN=TOKEN)

@@ -328,7 +328,14 @@ def top_lines(sample: Sample, width: int) -> list[str]:
 @click.command(name="tap")
 @click.option("--id", metavar="START", help="Only calls whose request id starts with this.")
 @click.option("--operation", metavar="PATTERN", help="Only these operations: shop.order, or shop.*")
-@click.option("--outcome", metavar="OUTCOME", help="Only this outcome: OK, ERROR, or a code such as TIMEOUT.")
+@click.option(
+    "--outcome",
+    type=click.Choice(
+        ["OK", "ERROR", "TOOL_ERROR", "CANCELLED", *(code.value for code in ErrorCode)], case_sensitive=False
+    ),
+    metavar="OUTCOME",
+    help="Only this outcome: OK, ERROR, or a code such as TIMEOUT.",
+)
 @click.option("--caller", metavar="NAME", help="Only calls of this identity.")
 @click.option("--count", type=click.IntRange(min=1), help="Stop after this number of calls.")
 @observed_source_options
