@@ -283,7 +283,7 @@ async def _read_line(words: str) -> str:
 
 
 async def _confirm(message: str, default: bool | None = None) -> bool | None:
-    """Return the decision of a person, or None if the question is declined."""
+    """Return the answer to a question of yes or no; None if it is declined."""
     choices = {None: "y/n", True: "Y/n", False: "y/N"}[default]
     while True:
         text = (await _read_line(f"{message} [{choices}]: ")).lower()
