@@ -534,6 +534,7 @@ CALL: dict[str, str] = {
     "call.session.refused": "A refusal is raised as the error that it names; an unknown code is UNAVAILABLE.",
     "call.session.malformed": "What is not a session event is a PROTOCOL_ERROR, and nothing else.",
     "call.discovery": "All servers can be found, with schemas, health and version, for any size of their registries.",
+    "call.discovery.silent": "Servers that are silent, or invented, delay a discovery together as long as one of them.",
     "call.discovery.statistics": "A server counts calls, errors and time per operation; of an error it keeps the code.",
     "call.discovery.access": "Discovery shows a caller the operations that it may call.",
     "call.directed": "A call can be directed at one of several servers.",

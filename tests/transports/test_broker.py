@@ -8,6 +8,7 @@ import json
 import random
 from collections import Counter, deque
 from collections.abc import AsyncGenerator, Callable, Coroutine, Iterable
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -64,6 +65,18 @@ class Orderly(MemoryBroker):
 
     def _arrive(self) -> None:
         self._on_the_way.popleft()()
+
+
+class Overcrowded(dict[int, dict[str, None]]):
+    """The replies to queries for servers, each of which has some that were invented before the others."""
+
+    def __init__(self, invented: list[str]) -> None:
+        super().__init__()
+        self._invented = invented
+
+    def __setitem__(self, query: int, found: dict[str, None]) -> None:
+        found |= dict.fromkeys(self._invented)
+        super().__setitem__(query, found)
 
 
 class Stage:
@@ -1051,6 +1064,24 @@ async def test_servers_with_different_operations_are_found_each_with_its_own(sta
     assert await caller.transport.servers() == [found[first_handler.about().id].address]
     ends: list[Any] = [first.transport, second.transport, caller.transport]
     assert [len(end._leases) for end in ends] == [0, 0, 0]
+
+
+@virtual
+@requirement("call.discovery.silent")
+async def test_invented_servers_delay_a_discovery_no_longer_than_one_silent_server(stage: Stage) -> None:
+    await stage.server()
+    caller = await stage.caller()
+    silent = MemoryBrokerConnection(stage.broker)
+    ignoring: Any = SimpleNamespace(arrived=lambda *_: None, overheard=lambda *_: None)
+    await silent.connect("silent", ignoring)
+    invented = [f"invented{number}" for number in range(500)]
+    stage.broker.ends.update(dict.fromkeys(invented, silent))
+    transport: Any = caller.transport
+    transport._found = Overcrowded(invented)
+    began = now()
+    (found,) = await discover(caller)
+    assert [each.id for each in found.operations] == ["work.echo", "work.hang", "work.items"]
+    assert now() - began < 0.5 + 5 * BEAT
 
 
 @virtual

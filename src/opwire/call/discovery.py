@@ -20,11 +20,13 @@ from opwire.call.pending import PendingRequestMap
 from opwire.call.transport import Address, Transport
 from opwire.dispatch import Dispatcher
 from opwire.errors import CallError, ErrorCode
+from opwire.logs import LimitedLog
 from opwire.monitor import json_size
 from opwire.operation import AccessControl, Change, Context, Identity, OperationSpec, may_access
 from opwire.registry import OperationRegistry
 
 logger = logging.getLogger("opwire.call")
+_failures = LimitedLog(logger, per_second=10)
 
 ABOUT = "opwire.about"
 OPERATIONS = "opwire.operations"
@@ -222,23 +224,21 @@ async def discover(calls: PendingRequestMap, *, wait: float = 0.5, timeout: floa
     """
     addresses = await calls.transport.servers(wait)
     turns = asyncio.Semaphore(_AT_ONCE)
-
-    async def describe(address: Address) -> FoundServer | None:
-        async with turns:
-            return await _describe(calls, address, timeout)
-
-    found = await asyncio.gather(*map(describe, addresses))
+    found = await asyncio.gather(*(_describe(calls, address, timeout, turns) for address in addresses))
     return [server for server in found if server is not None]
 
 
-async def _describe(calls: PendingRequestMap, address: Address, timeout: float) -> FoundServer | None:
+async def _describe(
+    calls: PendingRequestMap, address: Address, timeout: float, turns: asyncio.Semaphore
+) -> FoundServer | None:
     operations: list[OperationInfo] = []
     room, is_warned = _MAX_DESCRIBED, False
     try:
+        # Of all servers at once: any client of a broker can invent thousands of addresses, which never respond.
         server = await _server_info(calls, address, timeout)
         # 100,000 operations take ten seconds: what counts is that they keep coming.
         items = calls.subscribe(OPERATIONS, to=address, idle_timeout=timeout, timeout=_LONGEST * timeout)
-        async with aclosing(items):
+        async with turns, aclosing(items):
             async for each in items:
                 room -= max(json_size(each.data) or 0, _MIN_SIZE)
                 if room < 0:
@@ -253,7 +253,7 @@ async def _describe(calls: PendingRequestMap, address: Address, timeout: float) 
                     is_warned = True
         return FoundServer(address, server, operations)
     except CallError as error:
-        logger.warning("the server at %s did not describe itself: %s", address, error)
+        _failures.write(logging.WARNING, "the server at %s did not describe itself: %s", address, error)
         return None
 
 
