@@ -20,6 +20,7 @@ from opwire.cli.screen import Screen, one_line, open_browser, rich_console
 from opwire.cli.sources import Sources, check_variables, complete_url, served_tables
 from opwire.cli.text import cells, cut, padded
 from opwire.errors import CallError, ErrorCode, needs_extra
+from opwire.monitor import OUTCOMES
 from opwire.names import counted
 
 if TYPE_CHECKING:
@@ -330,9 +331,7 @@ def top_lines(sample: Sample, width: int) -> list[str]:
 @click.option("--operation", metavar="PATTERN", help="Only these operations: shop.order, or shop.*")
 @click.option(
     "--outcome",
-    type=click.Choice(
-        ["OK", "ERROR", "TOOL_ERROR", "CANCELLED", *(code.value for code in ErrorCode)], case_sensitive=False
-    ),
+    type=click.Choice(["ERROR", *sorted(OUTCOMES)], case_sensitive=False),
     metavar="OUTCOME",
     help="Only this outcome: OK, ERROR, or a code such as TIMEOUT.",
 )

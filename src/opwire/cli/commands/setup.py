@@ -166,8 +166,8 @@ def client(
 
     found = sources.load(screen).specs.values()
     specs = [spec for spec in found if not namespace or spec.namespace in namespace]
-    for each in {*namespace} - {spec.namespace for spec in specs}:
-        raise click.UsageError(unknown_namespace(each, found))
+    if unknown := {*namespace} - {spec.namespace for spec in specs}:
+        raise click.UsageError(unknown_namespace(min(unknown), found))
     code = generate_client(specs, class_name=class_name, sync=sync)
     if output is None:
         click.echo(code, nl=False)
