@@ -631,6 +631,7 @@ CALL: dict[str, str] = {
     "handler.dispatch": "The CallHandler dispatches on the operation's type.",
     "handler.max-calls": "Calls above the bound on concurrent calls are refused at once with RATE_LIMITED.",
     "handler.max-per-identity": "One identity cannot have more calls in flight than its limit.",
+    "handler.max-inputs": "The large inputs of calls in flight are bounded in bytes, of which one identity gets half.",
     "handler.close": "A server that closes ends the calls in flight at once and takes no more.",
     "handler.close.stubborn": "A handler that ignores its cancellation blocks neither the close nor its caller.",
     "handler.announces": "What is announced is what the registry holds, while it changes.",
@@ -1455,6 +1456,7 @@ CACHING: dict[str, str] = {
     "cache.revalidated": "An old result is revalidated with its ETag or date; a 304 makes it fresh again.",
     "cache.invalidated": "A mutation invalidates its namespace, also for what is being read.",
     "cache.bounded": "A cache is bounded in bytes and entries.",
+    "bounded.collections": "Dicts, numbers by key and bytes by owner stay within limits, and forget what is gone.",
 }
 
 TELEMETRY: dict[str, str] = {

@@ -8,7 +8,7 @@ import pytest
 
 from opwire import CallError, Context, Identity, OperationRegistry
 from opwire.adapters.openapi import from_openapi
-from opwire.caching import BoundedDict, ResponseCache, Tally
+from opwire.caching import ResponseCache
 from opwire.errors import UsageError
 from tests.adapters.openapi.documents import document
 from tests.adapters.openapi.echo import EchoServer, Exchange, answer, json_answer
@@ -190,17 +190,6 @@ async def test_what_was_read_before_a_mutation_is_not_stored_after_it(stage: Sta
 
 
 @requirement("cache.bounded")
-def test_a_tally_forgets_the_keys_that_fall_to_zero() -> None:
-    tally: Tally[str] = Tally()
-    tally["a"] += 2
-    tally.subtract("a")
-    assert (tally["a"], tally["b"], dict(tally)) == (1, 0, {"a": 1})
-    tally.subtract("a")
-    tally.subtract("b")
-    assert not tally
-
-
-@requirement("cache.bounded")
 async def test_a_cache_is_bounded_in_entries_and_bytes(stage: Stage) -> None:
     stage.says("x" * 5_000, Cache_Control="max-age=60")
     for number in range(30):
@@ -250,12 +239,3 @@ async def test_functions_are_cached_for_a_time_if_that_is_given() -> None:
 def test_numbers_are_checked(options: dict[str, Any]) -> None:
     with pytest.raises(UsageError):
         ResponseCache(**options)
-
-
-def test_a_bounded_dict_replaces_its_oldest_entry() -> None:
-    known: BoundedDict[str, int] = BoundedDict(2)
-    known["a"], known["b"] = 1, 2
-    known["a"] = 3  # not a new entry
-    assert known == {"a": 3, "b": 2}
-    known["c"] = 4
-    assert known == {"b": 2, "c": 4}

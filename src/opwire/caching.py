@@ -1,4 +1,4 @@
-"""`BoundedDict`: a dict of limited size. `Tally`: numbers by key. `ResponseCache`: an interceptor that caches queries.
+"""`ResponseCache`: an interceptor that caches the results of queries.
 
 The results of HTTP APIs are cached as RFC 9111 says for a private cache: `no-store` and `Vary: *` are not stored,
 `max-age` and `Expires` are fresh, anything older is revalidated with its `ETag` or `Last-Modified`. The key has the
@@ -13,7 +13,7 @@ from collections.abc import Callable
 from email.utils import parsedate_to_datetime
 from hashlib import sha256
 from math import inf
-from typing import Any, TypeVar, cast
+from typing import Any, cast
 
 import msgspec
 from msgspec import Struct
@@ -33,36 +33,6 @@ _OVERHEAD = 512  # bytes of an entry besides its data
 _SHARE = 8  # a result that takes more than this part of the cache is not stored
 _DIRECTIVE = re.compile(r'([a-z-]+)(?:\s*=\s*"?([^",]*)"?)?', re.IGNORECASE)
 _OK, _NOT_MODIFIED = 200, 304
-K = TypeVar("K")
-V = TypeVar("V")
-
-
-class BoundedDict(dict[K, V]):
-    """A dict of at most `longest` entries: a new one replaces the oldest."""
-
-    def __init__(self, longest: int) -> None:
-        super().__init__()
-        self._longest = longest
-
-    def __setitem__(self, key: K, value: V) -> None:
-        if len(self) >= self._longest and key not in self:
-            del self[next(iter(self))]
-        super().__setitem__(key, value)
-
-
-class Tally(dict[K, int]):
-    """Numbers by key, zero by default; one that falls to zero is forgotten, so that keys do not accumulate."""
-
-    def __missing__(self, key: K) -> int:
-        return 0
-
-    def subtract(self, key: K, number: int = 1) -> None:
-        """Reduce the number of a key."""
-        left = self[key] - number
-        if left > 0:
-            self[key] = left
-        else:
-            self.pop(key, None)
 
 
 class Condition(Struct, frozen=True):

@@ -24,7 +24,7 @@ from urllib.request import getproxies, proxy_bypass
 from msgspec import Struct
 from msgspec.structs import replace
 
-from opwire.caching import BoundedDict
+from opwire.bounded import BoundedDict
 from opwire.deadlines import Deadlines
 from opwire.errors import CallError, ErrorCode, UsageError, check_above_zero, check_counts, needs_extra, system_message
 from opwire.tls import client_context

@@ -28,7 +28,7 @@ from msgspec import Struct
 from msgspec.structs import replace
 
 from opwire.auth.tokens import TokenBucket
-from opwire.caching import BoundedDict
+from opwire.bounded import BoundedDict
 from opwire.envelope import ResponseEnvelope
 from opwire.errors import (
     CallError,

@@ -26,7 +26,7 @@ from typing import Any, Literal, NamedTuple
 
 import msgspec
 
-from opwire.caching import BoundedDict
+from opwire.bounded import BoundedDict
 from opwire.envelope import ResponseEnvelope, http_envelope
 from opwire.errors import CallError, ErrorCode, UsageError, check_above_zero, check_counts, check_list
 from opwire.names import counted

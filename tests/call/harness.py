@@ -60,8 +60,8 @@ class Ends:
     @property
     def at_rest(self) -> bool:
         """Whether no book of either end holds a call."""
-        books = len(self.handler), self.server.open_calls, self.client.open_calls, len(self.handler._by_identity)
-        return not any(books)
+        books = self.handler._by_identity, self.handler._inputs.held
+        return not any((len(self.handler), self.server.open_calls, self.client.open_calls, *books))
 
 
 @asynccontextmanager

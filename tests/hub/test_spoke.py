@@ -12,7 +12,8 @@ from opwire.operation import Identity
 from opwire.registry import OperationRegistry
 from opwire.testing.harness import soon
 from opwire.transports.memory import MemoryBus, MemoryTransport
-from tests.hub.meeting import BEAT, Meeting, Waiting, adding
+from tests.call.harness import until
+from tests.hub.meeting import AUTH, BEAT, Meeting, Waiting, adding
 from tests.requirements import requirement
 
 EVERYBODY = Identity(id="everybody", scopes=("*",))
@@ -88,6 +89,40 @@ async def test_a_hub_that_is_not_there_is_unavailable() -> None:
 def test_an_option_that_cannot_work_is_refused(option: dict[str, Any]) -> None:
     with pytest.raises(UsageError, match=next(iter(option))):
         Spoke(None, "ws://127.0.0.1:1", **option)
+
+
+@requirement("handler.max-inputs")
+async def test_large_inputs_in_flight_are_bounded_and_one_identity_gets_half(
+    meeting: Meeting, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("opwire.call.handler._MAX_INPUTS", 400_000)
+    registry, go = OperationRegistry(), asyncio.Event()
+
+    @registry.query("shop.length", timeout=60)
+    async def length(text: Any) -> int:
+        await go.wait()
+        return len(text)
+
+    hub = await meeting.hub(authenticate=AUTH)
+    shop = await meeting.spoke(hub.url, registry, token="shop")
+    alice, mallory = [await meeting.spoke(hub.url, token=each) for each in ("alice", "mallory")]
+    large, small, lists = "x" * 150_000, "x" * 1_000, [[]] * 3_000  # which take 200 kB and more in memory
+
+    def begin(caller: Spoke, text: Any) -> asyncio.Task[Any]:
+        return asyncio.create_task(caller.call("shop.length", {"text": text}))
+
+    calls = [begin(alice, large), begin(mallory, large)]
+    await until(lambda: len(shop.handler) == 2)
+    for text in (large, lists):
+        with pytest.raises(CallError) as failure:
+            await alice.call("shop.length", {"text": text})
+        assert (failure.value.code, failure.value.retryable) == (ErrorCode.RATE_LIMITED, True)
+    calls.append(begin(alice, small))
+    await until(lambda: len(shop.handler) == 3)
+    go.set()
+    assert await asyncio.gather(*calls) == [150_000, 150_000, 1_000]
+    assert await alice.call("shop.length", {"text": large}) == 150_000
+    assert not shop.handler._inputs.held
 
 
 @requirement("hub.repr")

@@ -460,7 +460,7 @@ async def test_large_bodies_share_a_limit_of_which_callers_without_a_token_get_h
     client = house.behind(guard)
 
     async def reserved(*shares: tuple[str | None, int]) -> None:
-        while guard._reserved != {share: number * len(large) for share, number in shares}:
+        while guard._bodies.held != {share: number * len(large) for share, number in shares}:
             await asyncio.sleep(0.01)
 
     def begin(body: bytes, **headers: str) -> asyncio.Task[Reply]:
@@ -477,7 +477,7 @@ async def test_large_bodies_share_a_limit_of_which_callers_without_a_token_get_h
         gate.open()
         assert [(await each).json["size"] for each in open_requests] == [*[len(large)] * 3, 1000]
         assert (await client("POST", "/", data=large)).json["size"] == len(large)
-    assert not guard._reserved
+    assert not guard._bodies.held
 
 
 @requirement("serve.limits")
@@ -505,12 +505,12 @@ async def test_without_authentication_large_bodies_of_all_callers_share_the_whol
     client = house.behind(guard)
     async with asyncio.timeout(20):
         open_requests = [asyncio.create_task(client("POST", "/", data=large)) for _ in range(4)]
-        while guard._reserved.get(None) != 4 * len(large):
+        while guard._bodies.held.get(None) != 4 * len(large):
             await asyncio.sleep(0.01)
         refused(await client("POST", "/", data=large), 503, "UNAVAILABLE")
         gate.open()
         assert [(await each).status for each in open_requests] == [200] * 4
-    assert not guard._reserved
+    assert not guard._bodies.held
 
 
 @requirement("serve.limits")

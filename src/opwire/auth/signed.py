@@ -40,7 +40,7 @@ from msgspec import Meta, Struct
 from msgspec.structs import replace
 
 from opwire.auth.tokens import Grant, as_grant, grant_of, not_delegated, rejected
-from opwire.caching import Tally
+from opwire.bounded import ByteBudget, Tally
 from opwire.call.events import CallRequested
 from opwire.call.transport import Address
 from opwire.errors import CallError, ErrorCode, UsageError, check_above_zero, check_counts, check_not_below_zero
@@ -496,10 +496,8 @@ class HeldCredentials:
     """
 
     def __init__(self, max_bytes: int = 32 * 1024 * 1024) -> None:
-        self._max_bytes = max_bytes
         self._held: dict[str, _HeldCredential] = {}  # by request id, the oldest first
-        self._bytes = 0
-        self._by_identity: Tally[str] = Tally()
+        self._budget: ByteBudget[str] = ByteBudget(max_bytes, max_bytes // 4)  # by identity
 
     def __len__(self) -> int:
         return len(self._held)
@@ -525,19 +523,15 @@ class HeldCredentials:
             raise CallError(ErrorCode.PROTOCOL_ERROR, "the request id is in use by another caller")
         self.discard(request_id)
         size = len(credential) + 4 * len(request_id) + _OVERHEAD
-        if self._bytes + size > self._max_bytes or 4 * (self._by_identity[identity.id] + size) > self._max_bytes:
+        if not self._budget.take(identity.id, size):
             raise CallError(ErrorCode.RATE_LIMITED, "too many signed requests are in flight already", retry_after=1)
         self._held[request_id] = _HeldCredential(credential, identity, size, until)
-        self._bytes += size
-        self._by_identity[identity.id] += size
 
     def discard(self, request_id: str) -> None:
         """Remove the credential of a request, if there is one."""
         held = self._held.pop(request_id, None)
-        if held is None:
-            return
-        self._bytes -= held.size
-        self._by_identity.subtract(held.identity.id, held.size)
+        if held is not None:
+            self._budget.give_back(held.identity.id, held.size)
 
 
 def _signed_body(event: CallRequested) -> bytes:

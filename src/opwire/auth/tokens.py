@@ -21,7 +21,7 @@ from typing import Any, Protocol, TypedDict, cast, runtime_checkable
 from msgspec import Struct
 from msgspec.structs import force_setattr
 
-from opwire.caching import BoundedDict
+from opwire.bounded import BoundedDict
 from opwire.errors import CallError, ErrorCode, UsageError, check_above_zero, check_counts, check_not_below_zero
 from opwire.operation import Identity
 from opwire.workers import WorkerPool

@@ -7,15 +7,16 @@ never publish. An MCP result with `is_error` is an ordinary response; only raise
 import asyncio
 import logging
 import time
-from collections import Counter
 from collections.abc import AsyncGenerator, Awaitable, Callable
 from functools import partial
 from typing import Any
 
+import msgspec
 from msgspec import Struct
 from msgspec.structs import replace
 
 from opwire.bound import BoundOperation
+from opwire.bounded import ByteBudget, Tally
 from opwire.call.call_table import Credits
 from opwire.call.caller_callbacks import ProgressSender, RemoteCaller
 from opwire.call.description import Description, ServerInfo
@@ -51,6 +52,9 @@ _REMEMBERED = 10_000  # ended requests, at least, that are remembered to detect 
 _NOT_STARTED = -1.0  # instead of the deadline of a request that was rejected
 _leaving = partial(CallError, ErrorCode.UNAVAILABLE, "the server is shutting down and accepts no new calls")
 _expired = partial(CallError, ErrorCode.TIMEOUT, "the deadline passed before the call was started")
+_MAX_INPUTS = 256 * 1024 * 1024  # bytes of the large inputs of requests in flight; half of them for one identity
+_LARGE_INPUT = 16 * 1024  # bytes; the number of requests bounds smaller ones
+_CONTAINER = 128  # bytes, about, of an object or list beside its members
 _BREATH = 64  # items of a stream after which it yields to other tasks, regardless of credits
 
 
@@ -62,6 +66,7 @@ class _Served(Struct, eq=False):
     identity: Identity | None
     credits: Credits | None  # of a subscription
     arrived: float  # monotonic time
+    size: int  # bytes of its input in memory, about; 0 within one process
     deadline: float | None = None  # monotonic time
     task: asyncio.Task[None] | None = None
     begun: bool = False
@@ -90,10 +95,11 @@ class CallHandler(AsyncResource):
             ...
 
     `max_calls` limits the requests in flight, `max_calls_per_identity` those of one caller; requests above a limit are
-    rejected at once with RATE_LIMITED. `anonymous` is the identity of callers without one; the default is
-    `LOCAL_IDENTITY` on a transport within this process, and None elsewhere. `name` and `version` are shown by
-    `discover`. `serves` selects the operations that can be called, by default all, and `announces` those of them that
-    are announced to peers. `monitor` counts the calls and shows them to watchers.
+    rejected at once with RATE_LIMITED. So are large inputs, if those in flight take 256 MiB, or those of one identity
+    half of that. `anonymous` is the identity of callers without one; the default is `LOCAL_IDENTITY` on a transport
+    within this process, and None elsewhere. `name` and `version` are shown by `discover`. `serves` selects the
+    operations that can be called, by default all, and `announces` those of them that are announced to peers. `monitor`
+    counts the calls and shows them to watchers.
     """
 
     def __init__(
@@ -122,7 +128,8 @@ class CallHandler(AsyncResource):
         self._max_calls_per_identity = max_calls_per_identity
         self._timeout = timeout
         self._served: dict[str, _Served] = {}
-        self._by_identity: Counter[str | None] = Counter()
+        self._by_identity: Tally[str | None] = Tally()
+        self._inputs: ByteBudget[str | None] = ByteBudget(_MAX_INPUTS, _MAX_INPUTS // 2)  # by identity
         # The latest ended requests and their deadlines, and those that ended before. Two generations, since removing
         # the oldest one with each call takes 0.5 µs, and 3 µs in a dict, which skips over all deleted keys.
         self._ended: dict[tuple[Address, str], Milliseconds | None] = {}
@@ -249,10 +256,15 @@ class CallHandler(AsyncResource):
             self._remember(key, event.deadline)
             self._run_now(event, identity, bound)
             return
+        size = 0 if self._calls.transport.local else _memory(event.input)
+        if size > _LARGE_INPUT and not self._inputs.take(_id_of(identity), size):
+            full = "large inputs of other calls are in flight: call again when some of them have ended"
+            self._reject(event, CallError(ErrorCode.RATE_LIMITED, full))
+            return
         if most is not None:
             self._by_identity[_id_of(identity)] += 1
         credits = None if event.credits is None else Credits(event.credits)
-        served = self._served[event.request_id] = _Served(event, caller, identity, credits, time.monotonic())
+        served = self._served[event.request_id] = _Served(event, caller, identity, credits, time.monotonic(), size)
         self._start(event, served)
 
     def _start(self, event: CallRequested, served: _Served) -> None:
@@ -536,11 +548,10 @@ class CallHandler(AsyncResource):
             self._deadlines.discard(served, served.tick)
         if served.report is not None:
             served.report.closed = True
+        if served.size > _LARGE_INPUT:
+            self._inputs.give_back(_id_of(served.identity), served.size)
         if self._max_calls_per_identity is not None:
-            identity = _id_of(served.identity)
-            self._by_identity[identity] -= 1
-            if not self._by_identity[identity]:
-                del self._by_identity[identity]
+            self._by_identity.subtract(_id_of(served.identity))
         self._remember((served.caller, request_id), served.event.deadline)
 
     def _remember(self, key: tuple[Address, str], deadline: Milliseconds | None) -> None:
@@ -551,3 +562,9 @@ class CallHandler(AsyncResource):
 
 def _id_of(identity: Identity | None) -> str | None:
     return None if identity is None else identity.id
+
+
+def _memory(input: Any) -> int:
+    """Estimate the memory of an input that was received: it is decoded JSON. Takes 0.3 µs, and 1 ms for a megabyte."""
+    text = msgspec.json.encode(input)
+    return len(text) + _CONTAINER * (text.count(b"{") + text.count(b"["))

@@ -29,7 +29,7 @@ from msgspec import Struct, field
 from msgspec.structs import replace
 
 from opwire.auth.tokens import MIN_TOKEN, rejected
-from opwire.caching import BoundedDict
+from opwire.bounded import BoundedDict
 from opwire.call.description import OperationInfo
 from opwire.call.discovery import SelfDescription
 from opwire.call.events import (

@@ -12,7 +12,7 @@ from typing import Any, NamedTuple
 from msgspec import Struct, field
 from msgspec.structs import replace
 
-from opwire.caching import BoundedDict
+from opwire.bounded import BoundedDict
 from opwire.call.description import OperationInfo
 from opwire.call.pending import PendingRequestMap
 from opwire.call.transport import Address

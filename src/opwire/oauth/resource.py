@@ -27,7 +27,7 @@ from opwire.auth.tokens import (
     rejected,
     token_digest,
 )
-from opwire.caching import BoundedDict
+from opwire.bounded import BoundedDict
 from opwire.errors import CallError, ErrorCode, UsageError, check_list, needs_extra
 from opwire.typed.plain import as_dict, as_list
 

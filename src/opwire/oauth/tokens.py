@@ -20,7 +20,7 @@ from msgspec import Struct
 from msgspec.structs import replace
 from yarl import URL
 
-from opwire.caching import BoundedDict
+from opwire.bounded import BoundedDict
 from opwire.caller import caller_token
 from opwire.errors import CallError, ErrorCode, UsageError
 from opwire.http_client import MAX_WAIT, RETRYABLE, HTTPClient, HTTPRequest, bounded_number, host_of

@@ -20,7 +20,7 @@ import msgspec
 from msgspec import Struct
 
 from opwire.auth.tokens import EXPIRED, WELL_KNOWN_RESOURCE, Authenticator, Grant, ResourceMetadata
-from opwire.caching import BoundedDict, Tally
+from opwire.bounded import BoundedDict, ByteBudget, Tally
 from opwire.deadlines import Deadlines, resume
 from opwire.errors import CallError, ErrorCode, check_above_zero, check_counts, check_instance, check_list
 from opwire.logs import OK, AccessEntry, SurfaceName
@@ -163,7 +163,6 @@ class RequestGuard:
         self._accepted: BoundedDict[bytes, str] = BoundedDict(_MAX_ACCEPTED)  # host names, as sent: saves 1 µs
         self._origins = frozenset(origin.lower().rstrip("/") for origin in origins)
         self._max_body = max_body
-        self._max_bodies = max(_MAX_BODIES, 4 * max_body)
         self._max_headers = max_headers
         self._max_requests = max_requests
         self._max_share = ceil(max_requests / 2)
@@ -176,7 +175,9 @@ class RequestGuard:
         self._deadlines = Deadlines()
         self._open = 0
         self._shares: Tally[str | None] = Tally()  # open requests by the id of their identity; None: without a token
-        self._reserved: Tally[str | None] = Tally()  # bytes of their large bodies, in the same way
+        bodies = max(_MAX_BODIES, 4 * max_body)
+        each = bodies if self._authenticator is None else bodies // 2
+        self._bodies: ByteBudget[str | None] = ByteBudget(bodies, each)  # of their large bodies, in the same way
         self._checks = 0  # tokens in verification that were not seen before
         self._known: BoundedDict[int, None] = BoundedDict(_MAX_KNOWN)  # hashes of valid tokens
 
@@ -237,7 +238,7 @@ class RequestGuard:
             self._open -= 1
             request.body = b""  # the connection keeps the scope until its next request
             if request.reserved:
-                self._reserved.subtract(request.share, request.reserved)
+                self._bodies.give_back(request.share, request.reserved)
             if request.is_counted:
                 self._shares.subtract(request.share)
 
@@ -411,14 +412,10 @@ class RequestGuard:
 
         So one that is rejected makes room for the others, and of many at once as many as fit get through.
         """
-        share, held, request.reserved = request.share, request.reserved, 0
-        self._reserved.subtract(share, held)
-        taken = self._reserved[share] + size
-        room = self._max_bodies if self._authenticator is None else self._max_bodies // 2
-        if taken > room or sum(self._reserved.values()) + size > self._max_bodies:
-            return False
-        self._reserved[share], request.reserved = taken, size
-        return True
+        self._bodies.give_back(request.share, request.reserved)
+        has_room = self._bodies.take(request.share, size)
+        request.reserved = size if has_room else 0
+        return has_room
 
     def _too_large(self) -> HTTPStatusError:
         error = CallError(ErrorCode.PAYLOAD_TOO_LARGE, f"the body has more than {self._max_body:,} bytes")

@@ -33,7 +33,7 @@ from opwire.adapters.mcp.servers import (
     StdioServer,
 )
 from opwire.adapters.mcp.transport import with_output
-from opwire.caching import Tally
+from opwire.bounded import Tally
 from opwire.deadlines import back_off
 from opwire.errors import CallError, ErrorCode
 from opwire.mcp.messages import RPCError, RPCResponse

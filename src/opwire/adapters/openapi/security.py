@@ -42,7 +42,7 @@ from opwire.adapters.openapi.plan import (
 from opwire.adapters.openapi.request import base_url_of
 from opwire.adapters.openapi.serialize import encode
 from opwire.adapters.source import Report
-from opwire.caching import BoundedDict
+from opwire.bounded import BoundedDict
 from opwire.errors import CallError, ErrorCode, SchemaError
 from opwire.http_client import HTTPRequest
 from opwire.oauth.discovery import AuthorizationServer, discover, discover_openid

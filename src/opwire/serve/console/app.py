@@ -14,7 +14,7 @@ import msgspec
 from msgspec import Meta, Struct
 from starlette.responses import Response
 
-from opwire.caching import BoundedDict
+from opwire.bounded import BoundedDict
 from opwire.dispatch import Dispatcher, operation_filter
 from opwire.errors import CallError, ErrorCode, check_above_zero, check_known
 from opwire.monitor import OBSERVE, CallMonitor

@@ -15,7 +15,7 @@ from msgspec import Struct
 from msgspec.structs import replace
 
 from opwire.auth.tokens import Authenticator, Grant
-from opwire.caching import BoundedDict
+from opwire.bounded import BoundedDict
 from opwire.errors import CallError, ErrorCode
 from opwire.operation import Identity
 from opwire.serve.guard import FoundSession

@@ -10,7 +10,7 @@ from urllib.parse import parse_qs
 import msgspec
 from msgspec import Struct
 
-from opwire.caching import BoundedDict
+from opwire.bounded import BoundedDict
 from opwire.dispatch import Dispatcher
 from opwire.errors import CallError, ErrorCode
 from opwire.names import UniqueNames

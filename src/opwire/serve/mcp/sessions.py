@@ -12,7 +12,7 @@ from functools import lru_cache
 from typing import Any, NamedTuple, cast
 from uuid import uuid4
 
-from opwire.caching import Tally
+from opwire.bounded import Tally
 from opwire.errors import CallError, ErrorCode
 from opwire.mcp.messages import (
     InvalidMessageError,

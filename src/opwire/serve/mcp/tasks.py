@@ -28,7 +28,7 @@ import msgspec
 from msgspec import Struct
 from msgspec.structs import replace
 
-from opwire.caching import Tally
+from opwire.bounded import Tally
 from opwire.deadlines import CALL_TIMEOUT, MAX_SECONDS
 from opwire.dispatch import Dispatcher
 from opwire.durable.calls import MAX_NAME, DurableCalls, cancellation, outcome_envelope

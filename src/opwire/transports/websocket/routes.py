@@ -21,7 +21,7 @@ import msgspec
 from msgspec import Meta, Struct, field
 
 from opwire.auth.tokens import not_delegated
-from opwire.caching import BoundedDict
+from opwire.bounded import BoundedDict
 from opwire.call.discovery import OPERATIONS
 from opwire.call.events import MAX_ID, union_of
 from opwire.call.transport import Address

@@ -1,0 +1,58 @@
+"""Collections that peers cannot grow without limit: `BoundedDict`, `Tally`, `ByteBudget`."""
+
+from typing import Generic, TypeVar
+
+K = TypeVar("K")
+V = TypeVar("V")
+
+
+class BoundedDict(dict[K, V]):
+    """A dict of at most `longest` entries: a new one replaces the oldest."""
+
+    def __init__(self, longest: int) -> None:
+        super().__init__()
+        self._longest = longest
+
+    def __setitem__(self, key: K, value: V) -> None:
+        if len(self) >= self._longest and key not in self:
+            del self[next(iter(self))]
+        super().__setitem__(key, value)
+
+
+class Tally(dict[K, int]):
+    """Numbers by key, zero by default; one that falls to zero is forgotten, so that keys do not accumulate."""
+
+    def __missing__(self, key: K) -> int:
+        return 0
+
+    def subtract(self, key: K, number: int = 1) -> None:
+        """Reduce the number of a key."""
+        left = self[key] - number
+        if left > 0:
+            self[key] = left
+        else:
+            self.pop(key, None)
+
+
+class ByteBudget(Generic[K]):
+    """Bytes that owners hold: at most `most` in all, and `most_each` for one owner, who thus cannot lock out others."""
+
+    def __init__(self, most: int, most_each: int) -> None:
+        self._most = most
+        self._most_each = most_each
+        self._total = 0
+        self.held: Tally[K] = Tally()  # by owner
+
+    def take(self, owner: K, size: int) -> bool:
+        """Count bytes; if there is no room for them, return False, and count none."""
+        held = self.held[owner] + size
+        if held > self._most_each or self._total + size > self._most:
+            return False
+        self._total += size
+        self.held[owner] = held
+        return True
+
+    def give_back(self, owner: K, size: int) -> None:
+        """Count bytes no longer."""
+        self._total -= size
+        self.held.subtract(owner, size)
