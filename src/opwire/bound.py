@@ -157,7 +157,7 @@ class BoundOperation:
 
 
 class SourceOperation(BoundOperation):
-    """An operation of a source, whose results come from a peer: the event loop stays free while they are normalised."""
+    """An operation of a source. Its results come from a peer: the event loop stays free while they are normalised."""
 
     __slots__ = ("_inner",)
 

@@ -106,7 +106,7 @@ class Dispatcher:
         return spec
 
     def immediate(self, operation_id: str) -> BoundOperation | None:
-        """Return an operation whose calls cannot suspend: its handler contains no `await`, and nothing is around it."""
+        """Return an operation that cannot suspend: its handler contains no `await`, and nothing is around it."""
         bound = self.registry.get_bound(operation_id)
         if bound is None or bound.suspends or bound.intercepted is not None or bound.timeout is not None:
             return None

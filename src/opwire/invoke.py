@@ -55,7 +55,7 @@ def runner(handler: Handler, function: Callable[..., Any], pool: WorkerPool, lab
 
 
 class _FirstStep:
-    """Takes the step that a new task schedules. Not a nested function, whose annotations take 2 µs for each call.
+    """Takes the step that a new task schedules. Not a nested function: its annotations would take 2 µs for each call.
 
     Finalizers may run in the constructor of the task, and schedule something else, such as the end of a connection.
     """

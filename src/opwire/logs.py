@@ -28,13 +28,13 @@ logger = logging.getLogger("opwire.access")
 
 OK = "OK"
 TOOL_ERROR = "TOOL_ERROR"
-"""The outcome of a call whose tool returned an error as its result (`isError`)."""
+"""The outcome of a call with an error as the result of its tool (`isError`)."""
 
 CANCELLED = "CANCELLED"
-"""The outcome of a call whose caller disconnected or cancelled it."""
+"""The outcome of a call that its caller cancelled, or left by disconnecting."""
 
 INPUT_REQUIRED = "INPUT_REQUIRED"
-"""The outcome of a call whose client has to answer a question, and call again."""
+"""The outcome of a call that asks its client a question, which is answered by another call."""
 
 MAX_TEXT = 200
 """Characters of an id in a line."""
@@ -179,7 +179,7 @@ class LimitedLog:
 class PeerTextFilter(logging.Filter):
     """Escape control characters in log records where they quote peers: a handler may be a terminal.
 
-    That is in their arguments and in tracebacks, whose text formatters take from `exc_text` if it is set. Lines after
+    That is in their arguments and in tracebacks: formatters take their text from `exc_text` if it is set. Lines after
     the first are indented, so that none of them looks like a record of its own. What is longer than a traceback is cut:
     a megabyte of control characters takes 0.6 s.
     """

@@ -46,7 +46,7 @@ MAX_WATCHERS = 32
 """Watchers of one server."""
 
 MAX_TIMED = 20_000
-"""Operations whose durations a server keeps, if it keeps them."""
+"""The most operations of which a server keeps durations, if it keeps them."""
 
 MAX_BUSIEST = 100
 """Operations in one answer of `opwire.statistics`."""
@@ -420,7 +420,7 @@ class CallMonitor:
             watcher.put(replace(record, dropped=0) if record.dropped else record)
 
     def record_lazily(self, outcome: str, create: Callable[..., CallRecord], *arguments: Any) -> None:
-        """Show a call, not of `opwire.*`, whose record is created only if a watcher reads it: 0.3 µs instead of 3."""
+        """Show a call, not of `opwire.*`. Its record is created only if a watcher reads it: 0.3 µs instead of 3."""
         for watcher in self._watchers:
             if watcher.is_full and outcome == OK and not watcher.is_filtered:  # most calls of a busy server: 0.3 µs
                 watcher.dropped += 1

@@ -507,7 +507,7 @@ The wrapped handler returns an awaitable envelope or, for a subscription, an asy
 class ShapedResult(Struct, frozen=True):
     """A result with its own schema, such as that of an HTTP status.
 
-    `is_plain`: the value is an envelope whose data was just decoded from JSON and is not deep; it is not surveyed.
+    `is_plain`: the value is an envelope, its data was just decoded from JSON and is not deep; it is not surveyed.
     `size` is that of the JSON in bytes, or more, if it is known.
     """
 

@@ -87,7 +87,7 @@ class ResultPipeline:
         if self.mode != "off":
             self.kinds = frozenset() if deferred else self.schema.fitting_kinds()
         self.conforms: Callable[[Any], bool] = self._compile_and_test
-        self._records: frozenset[type] = frozenset()  # classes, such as dataclasses, whose instances become objects
+        self._records: frozenset[type] = frozenset()  # classes, such as dataclasses, with instances that become objects
 
     def envelope(self, result: Any) -> ResponseEnvelope[Any]:
         """Return the envelope of one result.
@@ -155,7 +155,7 @@ class ResultPipeline:
         return other
 
     def _learn(self, result: object, data: object) -> None:
-        """Remember the class of a result whose instances become objects, and can be nothing else."""
+        """Remember the class of a result, if its instances become objects, and can be nothing else."""
         if type(data) is dict and not isinstance(result, _DETECTED) and len(self._records) < _MAX_RECORDS:
             self._records |= {type(result)}
 
@@ -263,7 +263,7 @@ class ResultPipeline:
             self._warn(f"the data is kept as it is, because it cannot be cast: {error}")
             self._warn_problems(data)
             return data
-        problems = self.schema.problems(data, is_plain=True)  # whose parts the cast has replaced, silently
+        problems = self.schema.problems(data, is_plain=True)  # the cast has replaced parts of it, silently
         self._log(
             logging.WARNING,
             [f"cast {path or 'the data'}: {text}" for path, text in problems[:_MAX_WARNINGS]],
@@ -299,7 +299,7 @@ class _FinishedResults(ResultPipeline):
 
 
 FINISHED = _FinishedResults(OperationSpec(namespace="opwire", name="finished"), normalize="off", strip=False)
-"""Of every operation whose handler returns envelopes that need nothing more."""
+"""Of every operation with a handler that returns finished envelopes."""
 
 
 def _size_of(result: Any) -> int:

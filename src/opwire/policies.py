@@ -51,7 +51,7 @@ T = TypeVar("T")
 Key = Literal["identity", "operation", "namespace"]
 """What calls are counted by."""
 
-_MAX_KEYS = 10_000  # identities or operations whose counts are kept; the least recently used ones are dropped
+_MAX_KEYS = 10_000  # identities or operations with a count; the least recently used ones are dropped
 _MAX_VALUES = 16 * 1024  # bytes of an input in an audit log
 _MAX_SHOWN = 2_000  # characters of an input that a person is asked about
 _CLOCK_ERROR = 0.05  # seconds between the clock of timeouts and that of the day

@@ -3,7 +3,7 @@
 Params and answers have the shape of MCP, so that a proxy passes them on unchanged: `elicitation/create`,
 `sampling/createMessage` and `roots/list`. `Context.elicit`, `sample` and `roots` are the typed form.
 
-A form is flat: an object whose properties are strings, numbers, booleans, or choices of strings. That is what the
+A form is flat: the properties of its object are strings, numbers, booleans, or choices of strings. That is what the
 protocol allows, and what every client can show.
 """
 

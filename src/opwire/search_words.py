@@ -161,7 +161,7 @@ _READING = """check compare count describe display download explain export fetch
 DETERMINERS = frozenset("a all an another each every my on our some that the these this those your".split())
 """Words that follow the verb of an imperative."""
 
-# A request with one of these may remove something, and so does an operation whose name has one of the first.
+# A request with one of these may remove something, and so does an operation with one of the first in its name.
 _REMOVING = "delete remove destroy purge erase"
 _WANTING_REMOVAL = """abort cancel clean clear detach discard disconnect drop evict expire forget kick kill leave prune
     reset revoke rid rm stop tear terminate throw unassign unblock undo unfollow uninstall unlink unlock unstar

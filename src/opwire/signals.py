@@ -26,6 +26,6 @@ def stop_signals() -> Generator[asyncio.Event]:
                 try:
                     loop.add_signal_handler(each, stop.set)
                     handlers.callback(loop.remove_signal_handler, each)
-                except NotImplementedError:  # Windows, whose event loops wake up for Python's own handlers
+                except NotImplementedError:  # Windows: its event loops wake up for Python's own handlers
                     signal.signal(each, lambda _number, _frame: loop.call_soon_threadsafe(stop.set))
         yield stop

@@ -429,8 +429,8 @@ def unwrapped(function: Any) -> Any:
 def may_suspend(function: Callable[..., Any]) -> bool:
     """Return whether an async function contains an `await`: without one, it ends in its first step.
 
-    All that suspends, `async for` and `async with` included, is compiled to a YIELD_VALUE. A compiled function, whose
-    code is not known, or a wrapper that returns the coroutine of another one may suspend.
+    All that suspends, `async for` and `async with` included, is compiled to a YIELD_VALUE. A compiled function
+    without known code, or a wrapper that returns the coroutine of another one may suspend.
     """
     function = unwrapped(function)
     if not isinstance(function, FunctionType | MethodType) or not function.__code__.co_flags & inspect.CO_COROUTINE:

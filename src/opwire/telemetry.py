@@ -69,7 +69,7 @@ class Parent(NamedTuple):
 def parent_of(metadata: Mapping[str, Any]) -> Parent:
     """Return the parent of a call with this metadata.
 
-    The trace of the metadata is often that of a call served in this process, whose handler, or an instrumentation of
+    The trace of the metadata is often that of a call served in this process; its handler, or an instrumentation of
     the web server, may have opened spans since. The current span is nearer then. Otherwise the metadata is right: the
     task that reads from a socket runs in the context of the task that opened it.
     """

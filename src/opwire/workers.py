@@ -1,7 +1,7 @@
 """A bounded thread pool for sync handlers, in which a call that never returns blocks neither other calls nor the exit.
 
-The threads are daemons, because the executor of the standard library joins its threads at exit. A job whose caller is
-cancelled while it runs is abandoned: its thread counts as stuck until it returns, and another thread replaces it.
+The threads are daemons, because the executor of the standard library joins its threads at exit. If its caller is
+cancelled, a running job is abandoned: its thread counts as stuck until it returns, and another thread replaces it.
 """
 
 import asyncio

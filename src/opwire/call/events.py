@@ -289,7 +289,7 @@ _FINAL = frozenset({CallCompleted, CallFailed, CallAborted})
 
 
 def is_final(event: CallEvent, *, streams: bool = False) -> bool:
-    """Return whether an event ends its call. `streams`: that is a subscription, whose items may lack a `seq`."""
+    """Return whether an event ends its call. `streams`: that is a subscription, and its items may lack a `seq`."""
     return event.seq is None and not streams if type(event) is CallResponded else type(event) in _FINAL
 
 

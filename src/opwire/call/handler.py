@@ -289,7 +289,7 @@ class CallHandler(AsyncResource):
             served.tick = self._deadlines.add(served, served.deadline, self._time_out)
 
     def _repeated(self, event: CallRequested, key: tuple[Address, str]) -> None:
-        """Respond to a request whose id was used before. No request runs twice."""
+        """Respond to a request with an id that was used before. No request runs twice."""
         ended = self._ended.get(key, self._ended_before.get(key))
         if ended == _NOT_STARTED:
             # Its caller has sent it to another server, so that it is rejected after a restart too.

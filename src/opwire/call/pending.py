@@ -112,8 +112,8 @@ class PendingRequestMap(AsyncResource):
     def use(self, interceptor: Interceptor) -> Callable[[], None]:
         """Install an interceptor around every outgoing call, inside those already installed.
 
-        The returned function removes it. It runs for each call, whose options are its own; the spec has the id, and its
-        type says only whether it is a subscription.
+        The returned function removes it. It runs for each call, with its options; the spec has the id, and its type
+        says only whether it is a subscription.
         """
         return self._interceptors.use(interceptor)
 
@@ -521,7 +521,7 @@ class PendingRequestMap(AsyncResource):
             self._handler.aborted(CallAborted(request_id=request_id, reason="the caller is gone"), caller)
 
     def _unhandled(self, event: CallRequested, caller: Address) -> None:
-        """Reject a request whose id is in use, or while nothing is served; ignore a duplicate of one in flight."""
+        """Reject a request if its id is in use, or nothing is served; ignore a duplicate of one in flight."""
         other = self._callers.get(event.request_id)
         if other is None:
             self._callers[event.request_id] = caller

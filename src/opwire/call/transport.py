@@ -8,7 +8,7 @@ registries.
 - Events are delivered to the receiver one at a time, in the order in which a peer sent them.
 - Nothing is retransmitted: an event arrives once or not at all.
 - A transport authenticates senders, and only `CallTable` decides which of them may reply to a call: the one that
-  `request` returned, or else the sender of the first event. A transport whose `request` returns None therefore proves
+  `request` returned, or else the sender of the first event. If `request` returns None, the transport therefore proves
   that the first event comes from the peer that received the request: brokers by a token, a hub by its routes.
 
 `opwire.testing.check_transport` is the contract suite for implementations.
@@ -125,7 +125,7 @@ class Transport(Protocol):
 
 @runtime_checkable
 class MovableReceiver(Receiver, Protocol):
-    """A receiver whose calls in flight can go on over an old connection, while new ones use another."""
+    """A receiver with calls in flight that can go on over an old connection, while new ones use another."""
 
     def open_requests(self) -> list[str]:
         """Return the ids of the outgoing calls and received requests that have not ended."""
@@ -174,10 +174,10 @@ def on_behalf_of(
         return (context.parent_request_id if inbound is None else inbound.request_id), identity
     if identity is LOCAL_IDENTITY:  # this process: the peer identifies it by the connection
         return None, None
-    whose = "an anonymous caller" if identity is None else f"the identity {identity.id!r}"
+    caller = "an anonymous caller" if identity is None else f"the identity {identity.id!r}"
     raise CallError(
         ErrorCode.ACCESS_DENIED,
-        f"{operation_id} is called on behalf of {whose}, which this connection cannot carry: call over the "
+        f"{operation_id} is called on behalf of {caller}, which this connection cannot carry: call over the "
         "connection that delivered the request, or pass context.detached() to call as this process itself",
     )
 

@@ -21,7 +21,7 @@ F = TypeVar("F", bound=Callable[..., Any])
 
 
 class CommandGroup(click.Group):
-    """A group whose errors say where an option belongs, and which command is meant."""
+    """A group with errors that say where an option belongs, and which command is meant."""
 
     def parse_args(self, ctx: click.Context, args: list[str]) -> list[str]:
         """Override click's error for an option before the command with one that says where it belongs."""

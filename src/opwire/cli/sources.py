@@ -211,7 +211,7 @@ class LoadedOperations(NamedTuple):
         if not isinstance(self.target, OperationRegistry):
             return None
         http = getattr(self.target.get_handler(operation_id), "__self__", None)
-        plan = getattr(http, "plan", None)  # of an `HTTPOperation`, whose module is imported only if there is one
+        plan = getattr(http, "plan", None)  # of an `HTTPOperation`; its module is imported only if there is one
         return None if plan is None else f"{plan.method} {(plan.base_url or plan.server).rstrip('/')}{plan.path}"
 
 

@@ -408,7 +408,7 @@ class Client(AsyncResource):
 
         By default a subscription has no timeout: `timeout` limits all of it, `idle_timeout` the wait for the next item.
 
-        A subscription whose items have cursors can be resumed: with `resume`, whenever it is lost, behind the last item
+        A subscription to items with cursors can be resumed: with `resume`, whenever it is lost, behind the last item
         that the loop got, at any server of the operation; with `resume_from`, behind the item that has that cursor
         (`subscribe_envelopes` yields them). No item is left out, and none comes twice.
 

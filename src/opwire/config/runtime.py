@@ -339,7 +339,7 @@ class MountedSource:
         return () if self._rules is None else self._rules.problems(each.spec.id for each in self.source)
 
     def skipped(self) -> list[Skipped]:
-        """Return the operations whose ids another source has."""
+        """Return the operations with an id that another source has, too."""
         return [Skipped("operation", id, "another source has this id") for id in sorted(self.duplicates)]
 
     def unmount(self) -> None:

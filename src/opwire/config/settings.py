@@ -425,7 +425,7 @@ class MCPSurfaceSettings(SurfaceSettings, frozen=True, kw_only=True):
     max_output_schema: Annotated[int, Meta(ge=0)] = 4096
     tool_envelopes: bool = False
     task_after: Seconds = 10.0  # seconds after which a call becomes a task, for clients that support tasks
-    durable_tasks: tuple[str, ...] = ()  # ids of mutations whose calls are stored in the journal of `[durable]`
+    durable_tasks: tuple[str, ...] = ()  # ids of mutations; their calls are stored in the journal of `[durable]`
     state_key: Secret | None = None  # signs questions to clients, and ids; the same for all servers behind one address
     all_tools: bool = False  # resources and prompts are tools as well
     poll_after: Seconds | None = None  # seconds after which a stream of a session over HTTP ends, to be resumed
@@ -455,7 +455,7 @@ class SignedSettings(Settings, frozen=True, kw_only=True):
     """`[hub.signed]`, `[spoke.signed]`: sign requests over a broker and verify those of others; see `SignedRequests`.
 
     The key and its certificate prove the identity of this process. `authorities` are files with the public keys of the
-    authorities whose certificates are accepted; callers without a valid one are anonymous.
+    authorities of accepted certificates; callers without a valid one are anonymous.
     """
 
     key: Secret | None = None  # the private key as PEM

@@ -387,7 +387,7 @@ class ProjectModules:
                 raise ConfigError(message) from error
             message = f"{at}: {name} cannot be imported: {type(error).__name__}: {error}"
             ours = [each for each in frames if self._is_ours(each.filename)]
-            if ours and not isinstance(error, SyntaxError):  # whose message has the position
+            if ours and not isinstance(error, SyntaxError):  # its message has the position
                 file = Path(ours[-1].filename)
                 shown = file.relative_to(self._folder) if file.is_relative_to(self._folder) else file
                 message += f" ({shown}, line {ours[-1].lineno})"

@@ -138,7 +138,7 @@ class TaskRunner:
         )
 
     def _after(self, claim: Claim, error: CallError) -> Outcome | Retry:
-        """Return the result of an attempt whose handler has failed."""
+        """Return the result of an attempt with a failed handler."""
         if not error.retryable:
             return _failed(claim, error)
         failures, policy = claim.failures + 1, self._policy

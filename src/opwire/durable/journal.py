@@ -205,7 +205,7 @@ class Journal(Protocol):
         """End the task with the key of this outcome; return its outcome: this one, or the one that was recorded before.
 
         None: a worker has claimed it, or it does not exist. A released task is not claimed until its delay is over; one
-        whose lease has expired is, until another worker claims and releases it.
+        with an expired lease is, until another worker claims and releases it.
         """
         ...
 

@@ -61,7 +61,7 @@ class DurableStream(AsyncResource):
     async def append(self, data: Any) -> str:
         """Store an item, any value with a JSON form, and return its cursor.
 
-        An item whose append failed with UNAVAILABLE may be stored nevertheless: a retry can store it twice.
+        After UNAVAILABLE an item may be stored nevertheless: a retry can store it twice.
 
         Raises:
             CallError: UNAVAILABLE; VALIDATION_ERROR, it has no JSON form; PAYLOAD_TOO_LARGE.

@@ -12,7 +12,7 @@ from opwire.errors import CallError, ErrorCode
 from opwire.tasks import resolve
 
 RECHECK = 5.0
-"""Seconds between two lookups of an awaited outcome, in an engine whose notifications may get lost."""
+"""Seconds between two lookups of an awaited outcome, in an engine that may lose notifications."""
 
 Fetch = Callable[[], Awaitable[Outcome | None]]
 

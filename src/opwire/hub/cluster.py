@@ -6,7 +6,7 @@ call that crosses ends exactly once, and a hub that is gone is noticed like any 
 
 Rule 1: a hub announces what its own clients and its own registry serve, never what it learned from another hub, and a
 request from a hub goes to a client, never to a third hub: a call crosses at most once.
-Rule 2: the hub of a caller decides who the caller is and whether it may delegate; the others believe it. Therefore the
+Rule 2: the hub of a caller establishes its identity, and whether it may delegate; the others believe it. Therefore the
 prefix is for hubs alone: credentials of the broker, or a shared secret (`ClusterSecret`), keep others out.
 Rule 3: an operation counts as unknown after every other hub has said which change of its routes is the latest, and all
 changes up to these have arrived.
@@ -73,7 +73,7 @@ ROUTES, SYNC = "opwire.hub.routes", "opwire.hub.sync"
 _MAX_HUBS = 1_000  # and as many that have not proven yet that they are hubs
 _MAX_OPERATIONS = 200_000  # of one hub
 _MAX_DESCRIBED = 256 * 1024 * 1024  # bytes of their descriptions
-_MAX_REJECTED = 1_000  # operations whose rejection is logged
+_MAX_REJECTED = 1_000  # operations, the rejections of which are logged
 _MAX_IGNORED = 10_000  # addresses of ends that did not prove to be hubs
 _IGNORED = 60.0  # seconds for which such an end is not asked again
 _WAIT = 0.25  # seconds for the hubs that are there already to reply

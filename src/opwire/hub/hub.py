@@ -62,7 +62,7 @@ MAX_DESCRIBED = 64 * 1024 * 1024
 
 _MOVING = 5.0  # seconds for clients to connect to another hub
 _STATISTICS = 2.0  # seconds for the figures of a spoke
-_MAX_OBSERVED = 1_000  # spokes whose figures are requested
+_MAX_OBSERVED = 1_000  # spokes that are asked for their figures
 _DESCRIBE_TIMEOUT = 10.0  # seconds between two descriptions
 _MAX_DESCRIBING = 4  # spokes that describe themselves at the same time
 _TURN = 2.0  # seconds after which the next one may begin

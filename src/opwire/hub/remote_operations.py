@@ -28,7 +28,7 @@ HUB = Identity(id="hub", scopes=("*",))
 _MAX_VERSIONS = 16  # of one operation
 _MOMENT = 0.01  # seconds
 _BATCH = 5_000  # operations that expire in one turn of the event loop: 30 ms
-_MAX_ELIGIBLE = 1_000  # operations whose servers are cached by version
+_MAX_ELIGIBLE = 1_000  # operations with servers that are cached by version
 _NO_VERSIONS: dict[str | None, set[Address]] = {}
 
 

@@ -23,7 +23,7 @@ from opwire.version import VERSION
 
 logger = logging.getLogger("opwire.hub")
 
-_MAX_REJECTED = 1_000  # operations whose rejection is logged: any client of a broker can describe others
+_MAX_REJECTED = 1_000  # operations, the rejections of which are logged: any client of a broker can describe others
 
 
 class Spoke(Client):

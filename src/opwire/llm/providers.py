@@ -174,7 +174,7 @@ def openai_tools(
         response = client.responses.create(model=…, input=messages, tools=tools.definitions)
         messages += [await tools.handle(item) for item in response.output if item.type == "function_call"]
 
-    `strict` schemas guarantee arguments that match them; a tool whose schema cannot be strict is listed without. The
+    `strict` schemas guarantee arguments that match them; a schema that cannot be strict is listed without. The
     `options` are those of `ModelTools`: `identity`, `timeout` (60), `max_chars` (50,000), `max_items` (100) and
     `max_seconds` (30).
 

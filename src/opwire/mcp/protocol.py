@@ -260,7 +260,7 @@ def write_argument_headers(declared: Iterable[ArgumentHeader], arguments: Mappin
 def check_argument_headers(
     declared: Iterable[ArgumentHeader], arguments: Mapping[str, Any], headers: Mapping[str, str]
 ) -> None:
-    """Reject a call whose headers differ from its arguments: a proxy has routed it by another value.
+    """Reject a call if its headers differ from its arguments: a proxy has routed it by another value.
 
     Raises:
         RPCError: one differs, or only one of both is there.

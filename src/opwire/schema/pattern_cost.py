@@ -1,8 +1,8 @@
 """The time that a pattern may take for a text, beyond a few nanoseconds per character. No I/O.
 
 Patterns with lookarounds or back-references run on an engine that stops after `MAX_STEPS`; but each step may read the
-rest of the text, and a search begins at every character: `(?=a*b)c` took 20 s for 1 MB. Others run on a linear engine,
-whose time per character grows with counts, `[ab]*a[ab]{900}c` took 8 s, and with parts that may be absent, one after
+rest of the text, and a search begins at every character: `(?=a*b)c` took 20 s for 1 MB. Others run on a linear engine:
+their time per character grows with counts, `[ab]*a[ab]{900}c` took 8 s, and with parts that may be absent, one after
 the other: 5,000 times `a?` took 0.1 s for 1,000 characters.
 """
 

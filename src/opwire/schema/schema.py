@@ -289,7 +289,7 @@ _SEARCHED: Final = 30_000  # definitions of those that are considered for a grou
 
 
 class SchemaFamily:
-    """Schemas of one document, whose definitions are the same objects: the large ones are compiled in groups.
+    """Schemas of one document. Their definitions are the same objects: the large ones are compiled in groups.
 
     Each of 251 output schemas of Stripe's document refers to the same 411 definitions, which take 10 MB compiled. A
     group is one schema with a property per member; a value is checked as that property.

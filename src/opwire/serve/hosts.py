@@ -1,4 +1,4 @@
-"""The host names that a surface answers to. A page whose own name resolves to this machine sends another one."""
+"""The host names that a surface answers to. A page under a name that resolves to this machine sends another."""
 
 from collections.abc import Iterable
 

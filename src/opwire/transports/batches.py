@@ -6,8 +6,8 @@ A message costs an end and the broker more than the event in it: subject, token,
 Rules:
 
 1. A batch is a JSON array of `[token, event]`, and each event counts as if it had been sent by itself, with its token.
-2. Only ends whose address begins with `BATCHING` are sent batches. An event that is alone in its turn is sent as it is,
-   unless it is a request.
+2. Only ends with an address that begins with `BATCHING` are sent batches. An event that is alone in its turn is sent
+   unchanged, unless it is a request.
 3. The order of the events of a call is kept.
 4. Requests are batched for a server while it seems to be the only one of their operations (`Leases.sole_server`). Such
    a batch has a number in place of a token, by which the broker reports that it was not delivered. So has a probe: the

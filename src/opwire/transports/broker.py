@@ -58,7 +58,7 @@ class BrokerTransport:
 
     `heartbeat` is the interval, in seconds, at which a server reports its calls in flight. A call that is missing from
     three heartbeats fails with UNAVAILABLE: that is how long it takes to detect a server that is frozen or cut off. One
-    whose connection to the broker is closed is detected much earlier, by `Probes`. `max_message` is the limit of a
+    with a closed connection to the broker is detected much earlier, by `Probes`. `max_message` is the limit of a
     message in bytes; the broker's own limit applies as well. `signed` proves identities in both directions; without it,
     the identity on a request is ignored.
     """
@@ -423,7 +423,7 @@ class BrokerTransport:
         self._leases.routed(token, peer)
 
     def undelivered(self, token: str, reason: str) -> None:
-        """Fail the request that no server received; if it was a probe, those whose servers are gone."""
+        """Fail the request that no server received; if it was a probe, those of servers that are gone."""
         for asked in self._leases.undelivered(token):
             was_sent = asked.token != token or asked.probed
             self._fail(asked, f"{asked.operation_id}: {'no server is left; it may have run' if was_sent else reason}")

@@ -229,7 +229,7 @@ class Leases:
         return wanted, gone
 
     def watch(self, now: float) -> list[Asked]:
-        """Return the calls to probe now: the latest of each server, and of each operation whose server is unknown."""
+        """Return the calls to probe now: the latest of each server, and of each operation with an unknown server."""
         watched: dict[tuple[Address, str], Asked] = {}
         unnamed: Asked | None = None
         self._next = inf

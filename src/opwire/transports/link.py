@@ -56,7 +56,7 @@ class Backlogs:
             worst.abort(f"the peer does not read, and {self._total:,} bytes are buffered for it and others")
 
     def clear(self, link: "Link") -> None:
-        """Remove a link whose buffer is empty."""
+        """Remove a link with an empty buffer."""
         self._used -= self._waiting.pop(link, 0)
 
 

@@ -114,7 +114,7 @@ class Node(ABC):
     kinds: frozenset[str]
     """The JSON types that it accepts."""
     identity: frozenset[type] = frozenset()
-    """Python types whose values, if valid, are returned unchanged."""
+    """Python types of values that are returned unchanged if they are valid."""
     native: bool = False
     """Whether msgspec returns the same results, as far as this node alone is concerned."""
     run: Callable[[Any], Any]

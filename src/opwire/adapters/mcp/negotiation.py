@@ -80,7 +80,7 @@ class Agreement(Struct, frozen=True):
     modern: bool = False
 
     def meta_for(self, *, asks: bool, logs: bool) -> dict[str, Any]:
-        """Return the `meta` of a request whose caller answers questions, or filters log messages by their level."""
+        """Return the `meta` of a request: its caller answers questions, or filters log messages by their level."""
         meta = {**self.meta, CLIENT_CAPABILITIES_META: _ANSWERS} if asks else self.meta
         return {**meta, LOG_LEVEL_META: "debug"} if logs else meta
 

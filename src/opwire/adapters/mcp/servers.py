@@ -253,7 +253,7 @@ def _expand(value: str | float, key: str) -> str:
 def usable_namespace(name: str) -> str:
     """Return the name, cut, with underscores for dots and control characters, which a namespace cannot contain.
 
-    It is `mcp` for a server without a name, or with that of opwire itself, whose namespace is reserved.
+    It is `mcp` for a server without a name, or with that of opwire itself: its namespace is reserved.
     """
     given = name.strip()[:_MAX_NAMESPACE]
     usable = "".join(char if char.isprintable() and char != "." else "_" for char in given)
@@ -509,7 +509,7 @@ class SentRequest(Struct, eq=False):
 
 
 class ServerQuestions:
-    """The questions and log messages of one server, and the requests in flight whose callers get them."""
+    """The questions and log messages of one server, and the requests in flight with callers that get them."""
 
     def __init__(
         self, callbacks: Callbacks, server: str, spawn: Callable[[Coroutine[Any, Any, Any]], asyncio.Task[Any]]
@@ -522,7 +522,7 @@ class ServerQuestions:
         self._asking: dict[RequestId, SentRequest] = {}
 
     def add(self, id: RequestId, sent: SentRequest) -> None:
-        """Register a request whose caller answers questions, or gets log messages."""
+        """Register a request: its caller answers questions, or gets log messages."""
         self._asking[id] = sent
 
     def discard(self, id: RequestId, sent: SentRequest) -> None:

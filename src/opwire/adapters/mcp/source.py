@@ -334,7 +334,7 @@ class MCPSource(AdapterSource):
         await asyncio.gather(*(each.close() for each in self._servers.values()))
 
     async def sign_in(self, options: "LoginOptions") -> tuple[str, ...]:
-        """Sign in to each server whose `auth` has `login`."""
+        """Sign in to each server that has `login` in its `auth`."""
         auths = {name: each.auth for name, each in self._servers.items() if each.auth and each.auth.is_login}
         if not auths:
             raise UsageError("no server behind a URL has an OAuth client with `login` as its auth")

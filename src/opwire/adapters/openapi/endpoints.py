@@ -21,7 +21,7 @@ _LOCATIONS = frozenset({"path", "query", "header", "cookie", "querystring", "bod
 _NAMELESS = frozenset({"querystring", "body"})
 _SUCCESS = re.compile(r"2([0-9]{2}|XX)")
 _OPERATION = 10  # uses that an operation counts for by itself: it takes 60 µs and 3 kB
-_MAX_COUNTED = 50  # schemas of `allOf` whose properties are counted; more are not split
+_MAX_COUNTED = 50  # schemas of `allOf` with counted properties; more are not split
 _MAX_PARAMETERS = 1_000  # of one operation; thousands of paths can share one path item
 
 

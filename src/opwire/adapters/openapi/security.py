@@ -164,7 +164,7 @@ class _LoginToken(NamedTuple):
 
 
 class _Exchange(NamedTuple):
-    """A client, and the caller for whom it requests a token."""
+    """A client, and the caller for which it requests a token."""
 
     client: OAuthClient
     subject: Subject

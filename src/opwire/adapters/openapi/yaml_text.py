@@ -98,7 +98,7 @@ def read_yaml(text: str | bytes, warn: Callable[[str], None]) -> Any:
 
 
 def _repair(text: str) -> str:
-    """Repair a text whose rejected characters are replaced, at each error, as long as that is possible.
+    """Repair a text with replaced characters, at each error, as long as that is possible.
 
     Errors are found by the parser alone, without Python events: 15 times as fast as a builder.
     """

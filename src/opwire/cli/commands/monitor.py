@@ -327,7 +327,7 @@ def top_lines(sample: Sample, width: int) -> list[str]:
 
 
 @click.command(name="tap")
-@click.option("--id", metavar="START", help="Only calls whose request id starts with this.")
+@click.option("--id", metavar="START", help="Only calls with a request id that starts with this.")
 @click.option("--operation", metavar="PATTERN", help="Only these operations: shop.order, or shop.*")
 @click.option(
     "--outcome",

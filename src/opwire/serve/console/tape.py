@@ -60,7 +60,7 @@ MAX_VALUE = 64 * 1024
 
 MAX_CALLS = 1_000
 MAX_BYTES = 16 * 1024 * 1024
-"""Calls whose values are kept, and their bytes in all; the oldest make room."""
+"""Calls with values that are kept, and their bytes in all; the oldest make room."""
 
 _MAX_APPROVALS = 1_000  # changes that wait to be sent to one page
 _MAX_BATCHES = 10  # that wait to be sent to one page

@@ -49,7 +49,7 @@ _decoder = msgspec.json.Decoder()
 def is_spelled(scope: Scope, path: str) -> bool:
     """Return whether the path of a request, which begins with this one, came without percent-encoding so far.
 
-    %61 is an `a` to us, and may not be to a proxy, whose rules for a path could be evaded.
+    %61 is an `a` to us, and may not be to a proxy: its rules for a path could be evaded.
     """
     raw: bytes = scope.get("raw_path") or b""
     sent = raw.removeprefix(scope.get("root_path", "").encode())

@@ -237,7 +237,7 @@ class MCPApp(ListeningApp):
         self._guarded = RequestGuard(self._handle, surface="mcp", **guard)
         each = max_sessions_per_identity or ceil(max_sessions / 2)
         timing = SessionTiming(session_idle, poll_after)
-        calls = max(MAX_OPEN, guard.get("max_requests", 0))  # with those whose clients have disconnected
+        calls = max(MAX_OPEN, guard.get("max_requests", 0))  # with those of clients that have disconnected
         self._identified = Sessions(server, timing, max_sessions=max_sessions, max_each=each, max_calls=calls)
         # Separate, so that these cannot displace the others.
         self._anonymous = Sessions(server, timing, max_sessions=max_sessions, max_each=max_sessions, max_calls=calls)

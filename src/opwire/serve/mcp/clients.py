@@ -68,7 +68,7 @@ STATE_LIFETIME = 900.0
 """Seconds for a client to call again with its answers."""
 
 INPUT_METHODS = frozenset({"tools/call", "prompts/get", "resources/read"})
-"""Requests whose result may ask for input."""
+"""Requests that may ask for input in their result."""
 
 CAPABILITIES: dict[QuestionKind, str] = {"elicit": "elicitation", "sample": "sampling", "roots": "roots"}
 _MODES = ("form", "url")  # of elicitation

@@ -1,4 +1,4 @@
-"""Sessions over streamable HTTP, of the handshake era: whose they are, how many there may be, and when they end.
+"""Sessions over streamable HTTP, of the handshake era: their owners, their number, and their end.
 
 A dropped connection does not stop a call in this era; the end of its session does. Its client can resume the stream,
 with a GET that names the last event. Notifications that belong to no request are sent on the stream of a GET, one per
@@ -439,7 +439,7 @@ class HTTPSession:
     # --- the stream of the session ------------------------------------------------------------------------------------
 
     async def _get(self, request: AdmittedRequest, receive: Receive, send: Send) -> None:
-        """Send the notifications of the session, or the rest of the stream whose last event the client names."""
+        """Send the notifications of the session, or the rest of a stream, after the event that the client names."""
         headers = request.headers
         seen = headers.get(LAST_EVENT_HEADER.encode())
         found = (self.notices, None) if seen is None else self.events.find(seen.decode("latin-1"))

@@ -5,12 +5,12 @@ and JSON has a length. After 15 s without either, events start, with comments in
 connection.
 
 The events of a request are one stream, and so are those of the session itself. A stream outlives the HTTP responses
-that carry it: its events are kept for a while, with ids, and a client whose connection broke or was ended sends the
+that carry it: its events are kept for a while, with ids. After its connection broke or was ended, a client sends the
 last id that it has seen (`Last-Event-ID`) with a GET, and gets the later ones. Ids are valid in their session only.
 That is so in the handshake era; the stateless one has no sessions.
 
-What is kept is bounded in count, bytes and time for each session, and in bytes for all of them. A stream whose
-response is not kept any more cannot be resumed.
+What is kept is bounded in count, bytes and time for each session, and in bytes for all of them. A stream
+without a response that is kept cannot be resumed.
 """
 
 import asyncio
@@ -295,7 +295,7 @@ class ResumableStream:
     async def event(self, data: bytes) -> None:
         """Keep an event, and send it if there is a response, until that has to end."""
         if self.writer is not None and not self.writer.is_started:
-            await self.writer.write(b"")  # the preface, whose number comes first
+            await self.writer.write(b"")  # the preface: its number comes first
         if self.number is None:  # the client disconnected before it got an id
             return
         self._last += 1

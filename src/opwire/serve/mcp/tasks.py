@@ -316,7 +316,7 @@ class CallTasks:
 
 
 class DurableTasks:
-    """The mutations whose calls over MCP are durable: each is submitted to a journal, which workers serve.
+    """The mutations with durable calls over MCP: each is submitted to a journal, which workers serve.
 
         async with RedisJournal(url, trusted=True) as journal:
             server = serve_mcp(registry, state_key=key, durable_tasks=DurableTasks(journal, ["shop.order"]))
@@ -467,7 +467,7 @@ class DurableTaskStore:
     def find(self, id: str, identity: Identity | None) -> DurableTask | None:
         """Return a durable task of a caller; None if it is unknown, forged, has expired, or belongs to another caller.
 
-        So is one whose operation the caller may not call any more.
+        So is one of an operation that the caller may not call any more.
         """
         if not id.startswith(_PREFIX) or len(id) > MAX_TASK_ID:
             return None

@@ -57,7 +57,7 @@ from opwire.transports.nats.journal_claims import JetStreamClaims, JetStreamRece
 logger = logging.getLogger("opwire.durable")
 
 _PAGE = 50  # outcomes that are fetched concurrently
-_LATE = 1.0  # seconds after which tasks whose outcomes are being stored are delayed, well before `ACK_WAIT`
+_LATE = 1.0  # seconds after which tasks are delayed while their outcomes are being stored, well before `ACK_WAIT`
 
 
 class _KeyKnownError(Exception):

@@ -232,7 +232,7 @@ class Consumers(SessionListener):
             await self._wait(min(deadlines, default=end))
 
     def _drop_silent(self, numbers: set[str]) -> bool:
-        """Drop those of these pull requests whose consumer is silent; return whether there were any."""
+        """Drop those of these pull requests that have a silent consumer; return whether there were any."""
         now = time.monotonic()
         silent = [each for each, pull in self._pulls.items() if pull.number in numbers and pull.deadline <= now]
         for each in silent:
@@ -417,7 +417,7 @@ class JetStreamClaims(SessionListener):
         self._undelayed: dict[str, float] = {}  # leases of first claims in this turn, by the subject of acks
         self._ending: dict[str, float] = {}  # of tasks that were not delayed, while their outcomes are being stored
         self._owed: dict[str, float] = {}  # to delay as soon as there is a connection
-        self._tidied: deque[tuple[str, int]] = deque(maxlen=_MAX_TIDIED)  # tasks whose leases were removed
+        self._tidied: deque[tuple[str, int]] = deque(maxlen=_MAX_TIDIED)  # tasks with removed leases
         session.listeners.append(self)
 
     async def prepare(self) -> None:
@@ -469,12 +469,12 @@ class JetStreamClaims(SessionListener):
             self._owed[ack] = lease
 
     def ending(self, ack: str, lease: float) -> None:
-        """Do not delay a task whose outcome is being written."""
+        """Do not delay a task while its outcome is being written."""
         if self._undelayed.pop(ack, None) is not None:
             self._ending[ack] = lease
 
     def delay_ending(self) -> None:
-        """Delay tasks whose outcomes are not stored yet."""
+        """Delay tasks without a stored outcome."""
         ending, self._ending = self._ending, {}
         for ack, lease in ending.items():
             self._delay_or_owe(ack, lease)

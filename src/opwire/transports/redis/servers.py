@@ -1,6 +1,6 @@
-"""The servers behind a URL: one server, a service whose primary Sentinels elect, or a cluster.
+"""The servers behind a URL: one server, a service with a primary that Sentinels elect, or a cluster.
 
-In a cluster, the keys with one prefix have one hash tag: they are in one slot, whose server is the primary.
+In a cluster, the keys with one prefix have one hash tag: they are in one slot, and its server is the primary.
 
 A primary may change at any time, so its address is looked up before each connection: all servers that know it are asked
 at the same time, and the address of the latest election is used. A server that was cut off knows an earlier one. The
@@ -57,7 +57,7 @@ class Election(NamedTuple):
 
 
 class ElectedPrimary(RedisServers, ABC):
-    """A primary whose address `servers` know; `primary` has the credentials for it."""
+    """A primary at an address that `servers` know; `primary` has the credentials for it."""
 
     def __init__(self, name: str, servers: Iterable[Target], primary: Target) -> None:
         self._servers: list[Target] = list(servers)

@@ -174,7 +174,7 @@ _GRACE = 1.0  # seconds for an orderly close
 _PING = command(b"PING")
 _EVALSHA = b"*7\r\n$7\r\nEVALSHA\r\n%b" % _bulk(ROUTE.digest)  # of ROUTE without a sticky key
 _MAX_ROUTES = 100  # times that a request is routed again, each time past a thousand servers that are gone
-_MAX_RECEIVERS = 4096  # ends whose commands are cached
+_MAX_RECEIVERS = 4096  # ends with cached commands
 
 
 class _Route(Struct):

@@ -152,8 +152,8 @@ Balance = Literal["round_robin", "least_busy"]
 Dropped = Literal["duplicate", "flood", "foreign", "malformed", "unknown"]
 
 _MAX_COMPARED = 16  # servers to compare the loads of, for a call
-_MAX_VERSIONS = 4  # whose servers are cached, of an operation
-_MAX_STICKY, _MAX_KEY = 10_000, 200  # keys whose servers are cached, and characters of one
+_MAX_VERSIONS = 4  # of an operation, with cached servers
+_MAX_STICKY, _MAX_KEY = 10_000, 200  # keys with cached servers, and characters of one
 _states = count()
 _OWN_STREAMS = frozenset({OPERATIONS, CALLS})
 _CALLS_OF_HUB = 10  # times as many open calls as of another peer, which its callers share
