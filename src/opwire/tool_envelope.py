@@ -38,7 +38,7 @@ from opwire.envelope import (
     mcp_envelope,
 )
 from opwire.errors import ERROR_TABLE, CallError, ConversionError, ErrorCode, NotPlainError, ToolEnvelopeError
-from opwire.typed.plain import check_containers, replace_surrogates, to_plain
+from opwire.typed.plain import check_density, replace_surrogates, to_plain
 
 T = TypeVar("T")
 
@@ -156,7 +156,7 @@ def parse(text: str) -> ToolEnvelope:
         digits = digits[:-1]  # six bits are not a byte
     try:
         content = a2b_base64(digits + "=" * (-len(digits) % 4))
-        check_containers(content)
+        check_density(content)
         members = json.loads(content.decode(), parse_constant=_refuse_constant)
     except UnicodeDecodeError as error:
         raise ToolEnvelopeError(f"the envelope block is not UTF-8: {error.reason} at byte {error.start}") from None

@@ -439,16 +439,17 @@ def test_no_nesting_breaks_the_reader(place: str, depth: int, suffix: str) -> No
     protocol_error("[" * depth + suffix)
 
 
-@requirement("peers.containers")
-@pytest.mark.parametrize("item", ["[]", "{}", '[{"a":[]}]'])
-def test_a_message_of_too_many_objects_and_lists_is_rejected_in_either_direction(item: str) -> None:
+@requirement("peers.containers", "peers.numbers")
+@pytest.mark.parametrize("item", ["[]", "{}", '[{"a":[]}]', "1e308"])
+def test_a_message_of_too_many_objects_lists_or_extreme_numbers_is_rejected_in_either_direction(item: str) -> None:
     values = json.loads(f"[{','.join([item] * 120_000)}]")
+    wrong = r"(objects and lists|three digits).*send the value in parts"
     message = json.dumps({"type": "call.requested", "requestId": "r", "operationId": "a.b", "input": values})
     for decode in (partial(decode_event, limit=10**7), partial(decode_message, limit=10**7)):
-        with pytest.raises(CallError, match=r"objects and lists.*send the value in parts") as caught:
+        with pytest.raises(CallError, match=wrong) as caught:
             decode(message.replace(" ", "").encode())
         assert (caught.value.code, caught.value.details) == (ErrorCode.PAYLOAD_TOO_LARGE, {"requestId": "r"})
-    with pytest.raises(CallError, match=r"objects and lists.*send the value in parts") as caught:
+    with pytest.raises(CallError, match=wrong) as caught:
         encode_event(request(values), limit=10**7)
     assert (caught.value.code, caught.value.details) == (ErrorCode.PAYLOAD_TOO_LARGE, None)
 

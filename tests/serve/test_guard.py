@@ -347,6 +347,19 @@ async def test_a_body_has_a_limited_number_of_objects_and_lists(house: House) ->
     assert (await client("POST", "/", data=b"[1,2]" * 100)).status == 200
 
 
+@requirement("serve.limits", "peers.numbers")
+@on_one_loop
+@pytest.mark.parametrize("number", [b"1e308", b"5e-324", b"-1E+0300"])
+async def test_a_body_has_a_limited_number_of_numbers_that_take_long_to_decode(house: House, number: bytes) -> None:
+    client = house.behind(RequestGuard(echo))
+    few, many = (b"[" + b",".join([number] * count) + b"]" for count in (1_024, 100_000))
+    assert (await client("POST", "/", data=few + b" " * 100_000)).status == 200
+    rejected = await client("POST", "/", data=many)
+    refused(rejected, 413, "PAYLOAD_TOO_LARGE")
+    assert "numbers with an exponent of three digits, too many for its size: send it in" in rejected.json["detail"]
+    assert (await client("POST", "/", data=b'["' + number * 100_000 + b'"]')).status == 200  # in a text
+
+
 @requirement("serve.limits")
 @on_one_loop
 async def test_a_body_of_unknown_length_is_counted_as_it_comes(house: House) -> None:

@@ -68,7 +68,7 @@ from opwire.typed import json_schema_of
 from opwire.typed.plain import (
     LARGE_JSON,
     MAX_DEPTH,
-    check_containers,
+    check_density,
     collection_paused,
     json_form,
     one_line,
@@ -417,7 +417,7 @@ def encode_event(event: CallEvent, *, limit: int = MAX_MESSAGE) -> bytes:
     """Encode an event as JSON.
 
     Raises:
-        CallError: PAYLOAD_TOO_LARGE above the limit of bytes, or of objects and lists (see `check_containers`);
+        CallError: PAYLOAD_TOO_LARGE above the limit of bytes, or of what takes long to decode (`check_density`);
             VALIDATION_ERROR if a value cannot be encoded.
     """
     if type(event) is CallResponded and isinstance(event.output.data, bytes):
@@ -439,9 +439,9 @@ def encode_event(event: CallEvent, *, limit: int = MAX_MESSAGE) -> bytes:
         raise CallError(ErrorCode.PAYLOAD_TOO_LARGE, size, {"bytes": len(message), "limit": limit})
     if len(message) > LARGE_JSON:
         try:
-            check_containers(message)
+            check_density(message)
         except ValueError as error:
-            raise _too_many_containers(error) from None
+            raise _too_dense(error) from None
     if message.rfind(b"null") >= 0:  # in 0.1 µs, and 0.25 ms of a megabyte: `in` takes twice that
         warn_of_nulls(message, *_payloads(event))
     return message
@@ -451,15 +451,15 @@ def decode_event(message: bytes | str, *, limit: int = MAX_MESSAGE) -> CallEvent
     """Decode an event of a call.
 
     Raises:
-        CallError: PROTOCOL_ERROR if the message is invalid, too large or too deeply nested; PAYLOAD_TOO_LARGE if it has
-            too many objects and lists.
+        CallError: PROTOCOL_ERROR if the message is invalid, too large or too deeply nested; PAYLOAD_TOO_LARGE if it
+            takes long to decode (`check_density`).
     """
     data = message if isinstance(message, bytes) else message.encode("utf-8", "surrogatepass")
     if len(data) > limit:
         raise _too_large(data, limit)
     if len(data) <= LARGE_JSON:
         return _decode_event(message, data)
-    _check_containers(data)
+    _check_density(data)
     with collection_paused():
         return _decode_event(message, data)
 
@@ -501,14 +501,14 @@ def _call_of(message: bytes) -> dict[str, Any] | None:
         return None
 
 
-def _check_containers(message: bytes) -> None:
+def _check_density(message: bytes) -> None:
     try:
-        check_containers(message)
+        check_density(message)
     except ValueError as error:
-        raise _too_many_containers(error, _call_of(message)) from None
+        raise _too_dense(error, _call_of(message)) from None
 
 
-def _too_many_containers(error: ValueError, details: dict[str, Any] | None = None) -> CallError:
+def _too_dense(error: ValueError, details: dict[str, Any] | None = None) -> CallError:
     wrong = f"the message has {error}, too many for its size: send the value in parts, or as text"
     return CallError(ErrorCode.PAYLOAD_TOO_LARGE, wrong, details)
 
@@ -745,7 +745,7 @@ def decode_message(message: bytes, *, limit: int = MAX_MESSAGE) -> CallEvent | S
 def _decode_session(message: bytes, limit: int) -> SessionEvent:
     if len(message) > limit:
         raise _too_large(message, limit)
-    _check_containers(message)
+    _check_density(message)
     try:
         return _read(_session_decoder, message)
     except (ValueError, RecursionError) as error:

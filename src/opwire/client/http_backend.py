@@ -30,7 +30,7 @@ from opwire.http_client import MAX_WAIT, ChunkReader, ClientOptions, HTTPClient,
 from opwire.operation import LOCAL_IDENTITY, Context, OperationSpec, OperationType, trace_of
 from opwire.origin import ENVELOPE_JSON, RESUMED, path_of
 from opwire.sse import SSEParser
-from opwire.typed.plain import check_containers, read_json, to_plain, write_json
+from opwire.typed.plain import check_density, read_json, to_plain, write_json
 
 if TYPE_CHECKING:
     from aiohttp import ClientResponse
@@ -209,9 +209,9 @@ class HTTPBackend:
 
     def _decode(self, text: bytes | str) -> ResponseEnvelope[Any]:
         try:
-            check_containers(text)
+            check_density(text)
             return decode_envelope(text)
-        except (ConversionError, ValueError) as error:  # ValueError: too many objects and lists
+        except (ConversionError, ValueError) as error:  # ValueError: see `check_density`
             raise CallError(ErrorCode.PROTOCOL_ERROR, f"{self._host}: {error}") from error
 
     def _unexpected(self, response: "ClientResponse") -> CallError:

@@ -130,7 +130,7 @@ class DurableStream(AsyncResource):
 def decode_item(encoded: bytes) -> Any:
     """Decode the data of an item; what another program stored as text or bytes is returned as it is.
 
-    So is JSON that is nested deeper, or has more objects and lists, than a message may: readers could not get past it.
+    So is JSON that is nested deeper, or takes longer to decode, than a message may: readers could not get past it.
     """
     try:
         data = read_peer_json(_decoder, encoded)

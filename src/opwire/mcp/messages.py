@@ -20,7 +20,7 @@ from opwire.typed.plain import (
     LARGE_JSON,
     MAX_DEPTH,
     as_dict,
-    check_containers,
+    check_density,
     collection_paused,
     has_duplicate_keys,
     read_json,
@@ -230,16 +230,16 @@ def decode_message(raw: bytes, *, is_checked: bool = False) -> RPCMessage:
     """Decode a message; repair a byte order mark, invalid UTF-8, lone surrogates and ids that became floats.
 
     A response may have numbers that JSON lacks (NaN). A request may not, and its keys are unique: a proxy that inspects
-    it, and this end, could read different values. `is_checked`: the reader has counted its objects and lists already.
+    it, and this end, could read different values. `is_checked`: the reader has checked its density already.
 
     Raises:
-        InvalidMessageError: it is not a message, or has too many objects and lists (see `check_containers`).
+        InvalidMessageError: it is not a message, or takes long to decode (see `check_density`).
     """
     if len(raw) <= LARGE_JSON:
         return _decode_message(raw)
     try:
         if not is_checked:
-            check_containers(raw)
+            check_density(raw)
     except ValueError as error:
         id = _head_of(raw).id
         raise InvalidMessageError(is_json=True, id=id if _is_usable_id(id) else None, excess=str(error)) from None

@@ -28,7 +28,7 @@ from opwire.logs import logger as access_logger
 from opwire.operation import Identity
 from opwire.serve.hosts import LOOPBACK, HostNames
 from opwire.serve.problem import SCOPES, Header, HTTPStatusError, Send, send_problem
-from opwire.typed.plain import LARGE_JSON, check_containers
+from opwire.typed.plain import LARGE_JSON, check_density
 
 Scope = MutableMapping[str, Any]
 Receive = Callable[[], Awaitable[MutableMapping[str, Any]]]
@@ -120,8 +120,8 @@ class RequestGuard:
     Requests from other pages are rejected, whether they fetch, submit a form, link to this server or embed it as an
     image: browsers send `Origin`, `Sec-Fetch-Site` or `Referer`.
 
-    `max_body` and `max_headers` are in bytes. A body has at most 65,536 objects and lists, and one more per 16 bytes,
-    because these take longest to parse. The bodies of open requests with more than 64 KiB may take 256 MiB, or four
+    `max_body` and `max_headers` are in bytes. What takes longest to parse in a body is limited (`check_density`). The
+    bodies of open requests with more than 64 KiB may take 256 MiB, or four
     times `max_body`. `max_requests` bounds concurrent requests, open streams included, and `body_timeout` is the
     timeout for receiving a body, in seconds. With `authenticate`, all requests without a token share half of
     `max_requests` and of the memory for bodies, one identity gets at most half, and tokens that were not seen before
@@ -513,7 +513,7 @@ def _check_body(body: bytes, headers: Mapping[bytes, bytes]) -> None:
         raise HTTPStatusError(HTTPStatus.UNSUPPORTED_MEDIA_TYPE, error, (b"accept-encoding", b"identity"))
     if len(body) > LARGE_JSON:
         try:
-            check_containers(body)
+            check_density(body)
         except ValueError as error:
             wrong = f"the body has {error}, too many for its size: send it in parts, or values as text"
             raise CallError(ErrorCode.PAYLOAD_TOO_LARGE, wrong) from None

@@ -11,7 +11,7 @@ import gc
 import re
 import sys
 from collections import deque
-from collections.abc import Callable, Generator, Iterable, Mapping, Sequence
+from collections.abc import Callable, Generator, Iterable, Iterator, Mapping, Sequence
 from collections.abc import Set as AbstractSet
 from contextlib import contextmanager
 from gc import get_referents
@@ -28,8 +28,8 @@ from opwire.errors import NotPlainError
 MAX_DEPTH = 200
 """The deepest nesting of a value: jsonschema-rs crashes the process on a value nested 30,000 deep."""
 
-LARGE_JSON = 64 * 1024
-"""Bytes of JSON from which `collection_paused` is worth its cost, and `check_containers` may fail."""
+LARGE_JSON = 16 * 1024
+"""Bytes of JSON from which `collection_paused` is worth its cost, and `check_density` may fail."""
 
 SCALARS = frozenset({NoneType, bool, int, float, str})
 _CONTAINERS = frozenset({dict, list})
@@ -41,7 +41,9 @@ _FEW = 64  # values that are not worth the search for rows
 _ROWS = 32  # containers of one length that are checked as the rows of a table
 _BLOCK = 2_048  # containers in one step: they are still in the processor's cache in the next one, which halves the time
 _WIDE = 200_000  # a level this wide may hold the same containers many times over: each is visited once
-_FREE_CONTAINERS, _BYTES_PER_CONTAINER = LARGE_JSON, 16  # of JSON from a peer
+_FREE_CONTAINERS, _BYTES_PER_CONTAINER = 65_536, 16  # of JSON from a peer
+_FREE_EXPONENTS, _BYTES_PER_EXPONENT = 1_024, 128
+_FOLDED = bytes.maketrans(b"123456789E+", b"000000000e-")  # every digit becomes a zero
 _BRACKET = re.compile(rb"[\[{]")
 _MAX_CONTAINERS = 10_000_000  # jsonschema-rs unfolds a value, and aborts the process when memory is exhausted
 
@@ -434,49 +436,60 @@ def read_outline(decoder: msgspec.json.Decoder[T], message: bytes) -> T:
 
 
 def read_peer_json(decoder: msgspec.json.Decoder[T], message: bytes | str) -> T:
-    """Decode JSON as `read_json`, after `check_containers`.
+    """Decode JSON as `read_json`, after `check_density`.
 
     Raises:
-        ValueError, RecursionError: as `read_json`, or it has too many objects and lists.
+        ValueError, RecursionError: as `read_json`, or `check_density`.
     """
     if len(message) <= LARGE_JSON:
         return read_json(decoder, message)
-    check_containers(message)
+    check_density(message)
     with collection_paused():
         return read_json(decoder, message)
 
 
-def check_containers(json: bytes | str) -> None:
-    """Check that JSON of a peer has at most 65,536 objects and lists, and one more per 16 bytes.
+def check_density(json: bytes | str) -> None:
+    """Check that large JSON of a peer does not consist of what takes long to decode.
 
-    These take longest to decode, to survey and to validate: 1 MB of `[],` took 0.4 s, and 16 MB, which are 16 kB when
-    compressed, 2 s and 700 MB.
+    It has at most 65,536 objects and lists, and one more per 16 bytes: 1 MB of `[],` took 0.4 s to decode, to survey
+    and to validate, and 16 MB, which are 16 kB when compressed, 2 s and 700 MB. It has at most 1,024 numbers with an
+    exponent of three digits, and one more per 128 bytes: msgspec takes 7 µs for each that is close to the limits of a
+    float, and 1.5 s for 1 MB of `1e308,`.
 
     Raises:
         ValueError: it has more.
     """
-    if len(json) <= _FREE_CONTAINERS:
+    if len(json) <= LARGE_JSON:
         return
-    most = _FREE_CONTAINERS + len(json) // _BYTES_PER_CONTAINER
-    if _brackets(json) > most and _containers(json.encode(errors="replace") if isinstance(json, str) else json) > most:
+    text = json.encode(errors="replace") if isinstance(json, str) else json
+    most = _FREE_CONTAINERS + len(text) // _BYTES_PER_CONTAINER
+    if _brackets(text) > most and sum(map(_brackets, _outside_strings(text))) > most:
         raise ValueError(f"more than {most:,} objects and lists")
+    most = _FREE_EXPONENTS + len(text) // _BYTES_PER_EXPONENT
+    if text.count(b"e") + text.count(b"E") <= most:  # most rows of numbers: a tenth of the time
+        return
+    if _exponents(text) > most and sum(map(_exponents, _outside_strings(text))) > most:
+        raise ValueError(f"more than {most:,} numbers with an exponent of three digits")
 
 
-def _brackets(json: bytes | str) -> int:
-    if isinstance(json, str):
-        return json.count("[") + json.count("{")
+def _brackets(json: bytes) -> int:
     return json.count(b"[") + json.count(b"{")
 
 
-def _containers(json: bytes) -> int:
-    """Count the brackets outside of strings, in slices: each quote is a part, which takes 40 times its size."""
+def _exponents(json: bytes) -> int:
+    """Count the exponents of three or more digits: 2 ms for 1 MB of objects, a fifth of a regular expression."""
+    folded = json.translate(_FOLDED)
+    return folded.count(b"0e000") + folded.count(b"0e-000")
+
+
+def _outside_strings(json: bytes) -> Iterator[bytes]:
+    """Yield what is outside of strings, in slices: each quote is a part, which takes 40 times its size."""
     plain = json.replace(rb"\\", b"").replace(rb"\"", b"")  # every remaining quote starts or ends a string
-    found, inside = 0, 0
+    inside = 0
     for start in range(0, len(plain), LARGE_JSON):
         parts = plain[start : start + LARGE_JSON].split(b'"')
-        found += _brackets(b"".join(parts[inside::2]))
+        yield b"".join(parts[inside::2])
         inside ^= (len(parts) - 1) & 1
-    return found
 
 
 @contextmanager
