@@ -42,7 +42,7 @@ ADMITTED = "opwire.request"
 _BODY_HEADERS = b"content-length content-type content-encoding transfer-encoding".split()
 _UNIQUE_HEADERS = b"host origin referer sec-fetch-site authorization x-api-key mcp-session-id".split() + _BODY_HEADERS
 _CLOSE = (b"connection", b"close")  # the rest of the connection is not read
-_CHUNKED, _UPGRADE = b"transfer-encoding", b"upgrade"
+_CHUNKED, UPGRADE = b"transfer-encoding", b"upgrade"
 _WITHOUT_BODY = frozenset({"GET", "HEAD", "OPTIONS"})
 _MAX_KNOWN = 10_000
 _MAX_ACCEPTED = 256
@@ -209,7 +209,7 @@ class RequestGuard:
 
     async def _serve(self, request: AdmittedRequest, scope: Scope, receive: Receive, send: Send) -> None:
         self._open += 1
-        send = _closing(send) if _UPGRADE in request.headers else send
+        send = closing(send) if UPGRADE in request.headers else send
         try:
             if self._resource is not None:
                 if self._resource.is_at(scope):
@@ -477,7 +477,7 @@ class _PublishedResource:
         return name, f'Bearer resource_metadata="{url}"{scope}{f", {given}" if given else ""}'.encode("latin-1")
 
 
-def _closing(send: Send) -> Send:
+def closing(send: Send) -> Send:
     """Return `send` with a response that ends the connection, for a request that asks for another protocol.
 
     httptools reads no body of such a request, and would take it for the next one: request smuggling behind a proxy that
@@ -496,6 +496,15 @@ class _DisconnectedError(Exception):
     """The client disconnected before its body was complete."""
 
 
+def is_plain(scope: Scope) -> bool:
+    """Return whether the path of a request came without percent-encoding, as that of the mounted app needs it.
+
+    %61 is an `a` to us, and may not be to a proxy: its rules for a path could be evaded.
+    """
+    raw: bytes = scope.get("raw_path") or b""
+    return b"%" not in raw or b"%" not in raw.removeprefix(quote(scope.get("root_path", "")).encode())
+
+
 def _overloaded(limit: int) -> CallError:
     return CallError(ErrorCode.UNAVAILABLE, f"{limit} requests are open already: try again", retry_after=1)
 
@@ -505,7 +514,7 @@ def _malformed(message: str) -> HTTPStatusError:
 
 
 def _check_body(body: bytes, headers: Mapping[bytes, bytes]) -> None:
-    if not body and _UPGRADE in headers and (_CHUNKED in headers or int(headers.get(b"content-length", b"0"))):
+    if not body and UPGRADE in headers and (_CHUNKED in headers or int(headers.get(b"content-length", b"0"))):
         raise _malformed("this server speaks no other protocol: send the body without the header upgrade")
     if body and (coding := headers.get(b"content-encoding", b"identity").lower()) != b"identity":
         wrong = f"send the body uncompressed, not as {coding.decode('latin-1')[:40]!r}"

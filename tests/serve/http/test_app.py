@@ -1,20 +1,23 @@
 """The whole surface, over real connections."""
 
 import asyncio
+import contextlib
 import logging
 import re
 import threading
 from typing import Any
+from urllib.parse import unquote
 
 import aiohttp
 import pytest
 from starlette.applications import Starlette
 from starlette.routing import Mount
 
-from opwire import AccessControl, Context, Identity, OperationRegistry, OperationSpec, decode_envelope
+from opwire import AccessControl, CallError, Context, Identity, OperationRegistry, OperationSpec, decode_envelope
 from opwire.auth import StaticTokens
 from opwire.deadlines import CALL_TIMEOUT
 from opwire.errors import UsageError
+from opwire.policies import Approval, ApprovalQueue, CircuitBreaker
 from opwire.serve.http import serve_http
 from opwire.serve.http.document import NEEDS_TOKEN
 from opwire.serve.listener import listening
@@ -427,6 +430,28 @@ async def test_health_is_reported_to_probes_without_name_and_token() -> None:
         assert (await client.get("/a/healthz")).status == 404
 
 
+@requirement("serve.smuggling", "http.health", "http.cors")
+@pytest.mark.parametrize(
+    "line", [b"GET %s/healthz", b"GET %s/readyz", b"OPTIONS %s/math/add", b"OPTIONS %s/math/add\nOrigin: %s"]
+)
+async def test_what_is_answered_before_the_guard_does_not_take_a_body_for_the_next_request(line: bytes) -> None:
+    page = b"https://shop.example"
+    async with served(make_registry(), cors_origins=[page.decode()]) as client:
+        target, _, more = (line % ((client.path, page) if line.count(b"%s") == 2 else client.path)).partition(b"\n")
+        head = [target + b" HTTP/1.1", b"Host: localhost", b"Connection: upgrade", b"Upgrade: websocket"]
+        head += [more, b"Access-Control-Request-Method: POST"] if more else []
+        inner = b"GET %s/math/add?a=1 HTTP/1.1\r\nHost: localhost\r\n\r\n" % client.path
+        reader, writer = await client.connect()
+        try:
+            writer.write(b"\r\n".join([*head, b"Content-Length: %d\r\n\r\n" % len(inner)]))
+            assert (await asyncio.wait_for(reader.readline(), 5)).startswith(b"HTTP/1.1 ")
+            writer.write(inner)  # in a packet of its own, as a proxy sends it
+            with contextlib.suppress(ConnectionResetError):
+                assert b"HTTP/1.1 " not in await asyncio.wait_for(reader.read(), 5)  # until the server closes
+        finally:
+            writer.close()
+
+
 @requirement("http.cors")
 async def test_pages_of_other_hosts_may_read_answers_only_where_that_is_said() -> None:
     page = "https://shop.example"
@@ -472,6 +497,64 @@ async def test_it_can_be_mounted_into_another_application() -> None:
         assert (await client.get("/readyz")).status == 200
         assert (await client.get("/openapi.json")).json["servers"] == [{"url": "/api"}]
         assert (await client.post("/math/add/")).headers["location"] == "/api/math/add"
+
+
+@requirement("http.mounted", "http.one-path")
+@pytest.mark.parametrize(("root", "other"), [("/api", "/%61pi"), ("/%C3%A9", "/%c3%a9")])
+async def test_where_an_app_is_mounted_has_one_spelling_too(root: str, other: str) -> None:
+    app = Starlette(routes=[Mount(unquote(root), serve_http(make_registry(), anonymous=ME))])
+    async with listening(app, drain_timeout=1) as address, aiohttp.ClientSession() as session:
+        client = Client(session, address)
+        assert (await client.get(f"{root}/math/add?a=1")).json == 3
+        assert (await client.get(f"{other}/math/add?a=1")).headers["location"] == f"{root}/math/add?a=1"
+
+
+@requirement("policies.breaker")
+async def test_a_caller_that_does_not_wait_does_not_open_a_circuit_for_others() -> None:
+    registry = OperationRegistry()
+    registry.use(CircuitBreaker(2))
+
+    @registry.query("slow.work")
+    async def work(fails: bool = False) -> None:
+        if fails:
+            raise CallError("TIMEOUT", "the service did not answer")
+        await asyncio.Event().wait()
+
+    @registry.query("slow.ping")
+    async def ping() -> str:
+        return "pong"
+
+    async with served(registry) as client:
+        for _ in range(3):
+            refused(await client.post("/slow/work", {}, x_deadline_ms="20"), 504, "TIMEOUT")
+        assert (await client.post("/slow/ping")).json == "pong"
+        for _ in range(2):  # that of the service counts, whatever the deadline of the caller
+            refused(await client.post("/slow/work", {"fails": True}, x_deadline_ms="20000"), 504, "TIMEOUT")
+        assert "the last 2 calls failed" in refused(await client.post("/slow/ping"), 503, "UNAVAILABLE")
+
+
+@requirement("policies.queue")
+async def test_one_caller_cannot_use_up_the_room_of_calls_that_wait_for_approval() -> None:
+    registry, queue = OperationRegistry(), ApprovalQueue()
+    registry.use(Approval(queue, max_waiting=4))
+
+    @registry.mutation("shop.order")
+    async def order() -> str:
+        return "ordered"
+
+    users = {f"token-of-{name}-0123456": Identity(id=name) for name in ("ann", "bob")}
+    async with served(registry, anonymous=None, authenticate=StaticTokens(users)) as client, asyncio.timeout(30):
+        held = [asyncio.create_task(client.post("/shop/order", x_api_key="token-of-ann-0123456")) for _ in range(2)]
+        while len(queue.waiting) < 2:
+            await asyncio.sleep(0.01)
+        third = await client.post("/shop/order", x_api_key="token-of-ann-0123456")
+        assert "2 calls of this caller wait for approval" in refused(third, 429, "RATE_LIMITED")
+        other = asyncio.create_task(client.post("/shop/order", x_api_key="token-of-bob-0123456"))
+        while len(queue.waiting) < 3:
+            await asyncio.sleep(0.01)
+        for each in queue.waiting:
+            queue.approve(each.id)
+        assert [reply.json for reply in await asyncio.gather(*held, other)] == ["ordered"] * 3
 
 
 async def test_the_lifespan_of_a_server_begins_and_ends_with_it() -> None:

@@ -479,6 +479,13 @@ async def test_it_runs_inside_another_app_from_its_first_request() -> None:
         await app.close()
 
 
+@requirement("serve-mcp.mounted", "serve-mcp.one-path")
+async def test_it_runs_at_a_path_that_has_to_be_encoded() -> None:
+    outer = Starlette(routes=[Mount("/é", serve_mcp(shop()).asgi(anonymous=GUEST))])
+    async with listening(outer) as address, aiohttp.ClientSession() as http:
+        assert await _adds(Browser(http, f"{address}/%C3%A9/mcp"))
+
+
 @requirement("serve-mcp.mounted")
 async def test_it_runs_within_the_lifespan_of_another_app() -> None:
     app = serve_mcp(shop()).asgi(anonymous=GUEST)

@@ -27,7 +27,17 @@ from opwire.names import suggestion
 from opwire.operation import Context, Interceptor, OperationType, check_access
 from opwire.origin import RESUMED, id_of, path_of
 from opwire.registry import OperationRegistry
-from opwire.serve.guard import ADMITTED, AdmittedRequest, App, GuardOptions, Receive, RequestGuard, Scope
+from opwire.serve.guard import (
+    ADMITTED,
+    UPGRADE,
+    AdmittedRequest,
+    App,
+    GuardOptions,
+    Receive,
+    RequestGuard,
+    Scope,
+    closing,
+)
 from opwire.serve.http.document import DocumentCache, DocumentInfo
 from opwire.serve.http.request import API_ROOT, READS, CancelOnDisconnect, Request, Route, is_spelled, parse_body
 from opwire.serve.http.responses import EventStream, encode_response, send_error
@@ -161,7 +171,10 @@ class HTTPApp(ListeningApp):
                 if (inner == path or inner.startswith(f"{path}/")) and is_spelled(scope, path):
                     await app({**scope, "root_path": root + path, API_ROOT: root}, receive, send)
                     return
-        if scope["type"] == "http" and scope["path"].endswith(("/healthz", "/readyz")):
+        is_probe = scope["type"] == "http" and scope["path"].endswith(("/healthz", "/readyz"))
+        if is_probe or (self._options.cors and scope["type"] == "http"):  # answered before the guard
+            send = closing(send) if any(name == UPGRADE for name, _ in scope["headers"]) else send
+        if is_probe:
             request = Request(scope, AdmittedRequest.of(scope))
             if request.path in ("/healthz", "/readyz") and request.is_plain:
                 # With any host name: probes use the address, and learn nothing.

@@ -15,7 +15,7 @@ from http import HTTPStatus
 from math import isfinite
 from types import NoneType, TracebackType
 from typing import Any, NamedTuple, Self
-from urllib.parse import unquote_to_bytes
+from urllib.parse import quote, unquote_to_bytes
 
 import msgspec
 from msgspec import UNSET
@@ -28,7 +28,7 @@ from opwire.origin import ENVELOPE_JSON
 from opwire.schema import Problem, Schema
 from opwire.schema.dialect import References
 from opwire.schema.shape import type_names
-from opwire.serve.guard import AdmittedRequest, Receive, Scope
+from opwire.serve.guard import AdmittedRequest, Receive, Scope, is_plain
 from opwire.serve.problem import HTTPStatusError
 from opwire.typed.plain import LARGE_JSON, as_dict, as_list, has_duplicate_keys, read_peer_json
 
@@ -47,12 +47,9 @@ _decoder = msgspec.json.Decoder()
 
 
 def is_spelled(scope: Scope, path: str) -> bool:
-    """Return whether the path of a request, which begins with this one, came without percent-encoding so far.
-
-    %61 is an `a` to us, and may not be to a proxy: its rules for a path could be evaded.
-    """
+    """Return whether the path of a request, which begins with this one, came without percent-encoding so far."""
     raw: bytes = scope.get("raw_path") or b""
-    sent = raw.removeprefix(scope.get("root_path", "").encode())
+    sent = raw.removeprefix(quote(scope.get("root_path", "")).encode())
     return b"%" not in raw or sent.startswith(path.encode() + b"/")
 
 
@@ -82,9 +79,7 @@ class Request:
         if self.root_path and path.startswith(f"{self.root_path}/"):
             path = path[len(self.root_path) :]
         self.path = path  # within this app
-        # Whether the path came without percent-encoding; see `is_spelled`.
-        raw: bytes = scope.get("raw_path") or b""
-        self.is_plain = b"%" not in raw or raw.endswith(path.encode("utf-8", "replace"))
+        self.is_plain = is_plain(scope)
         self.query: bytes = scope["query_string"]
         self.headers = admitted.headers
         self.identity = admitted.identity

@@ -39,7 +39,7 @@ from opwire.mcp.protocol import (
 )
 from opwire.operation import Identity, Interceptor
 from opwire.registry import OperationRegistry
-from opwire.serve.guard import ADMITTED, AdmittedRequest, GuardOptions, Receive, RequestGuard, Scope
+from opwire.serve.guard import ADMITTED, AdmittedRequest, GuardOptions, Receive, RequestGuard, Scope, is_plain
 from opwire.serve.listener import ListeningApp, ListenOptions
 from opwire.serve.mcp.calls import CallLimits, ServedRequest, ServedTools
 from opwire.serve.mcp.clients import MAX_OPEN, RequestStates
@@ -288,11 +288,10 @@ class MCPApp(ListeningApp):
     def _check_path(self, scope: Scope) -> None:
         root: str = scope.get("root_path", "")
         path: str = scope["path"].removeprefix(root)
-        is_plain = b"%" not in (scope.get("raw_path") or b"").removeprefix(root.encode())
-        if path == self._path and is_plain:  # one spelling only: a proxy's rule for it cannot be evaded
+        if path == self._path and is_plain(scope):  # one spelling only: a proxy's rule for it cannot be evaded
             return
         wrong = CallError(ErrorCode.OPERATION_NOT_FOUND, f"unknown path; MCP is at {self._path}")
-        if path.rstrip("/") != self._path.rstrip("/") or not is_plain:
+        if path.rstrip("/") != self._path.rstrip("/") or not is_plain(scope):
             raise HTTPStatusError(HTTPStatus.NOT_FOUND, wrong)
         root = root.strip("/")
         location = quote(f"/{root}{self._path}" if root else self._path, safe="/~")
