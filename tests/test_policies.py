@@ -193,7 +193,7 @@ async def test_a_decision_has_a_deadline_and_few_calls_wait_for_one() -> None:
     async def ask(_: ApprovalRequest) -> bool:
         return await forever.wait()
 
-    registry = shop(Approval(ask, timeout=0.05, max_waiting=2))
+    registry = shop(Approval(ask, timeout=0.05, max_waiting=4))
     outcomes = await asyncio.gather(*(refused(registry, "shop.order", {"article": "tea"}) for _ in range(3)))
     assert sorted(error.code for error in outcomes) == ["ACCESS_DENIED", "ACCESS_DENIED", "RATE_LIMITED"]
     assert "no decision within 0.05 s" in max(error.message for error in outcomes)

@@ -19,6 +19,7 @@ from contextlib import AbstractAsyncContextManager, aclosing, asynccontextmanage
 from datetime import UTC, datetime
 from functools import partial
 from inspect import isawaitable
+from math import ceil
 from pathlib import Path
 from typing import Any, Generic, Literal, NamedTuple, TypedDict, TypeVar, Unpack, cast
 from uuid import uuid4
@@ -28,7 +29,7 @@ from msgspec import Struct
 from msgspec.structs import replace
 
 from opwire.auth.tokens import TokenBucket
-from opwire.bounded import BoundedDict
+from opwire.bounded import BoundedDict, Tally
 from opwire.envelope import ResponseEnvelope
 from opwire.errors import (
     CallError,
@@ -55,6 +56,7 @@ _MAX_KEYS = 10_000  # identities or operations with a count; the least recently 
 _MAX_VALUES = 16 * 1024  # bytes of an input in an audit log
 _MAX_SHOWN = 2_000  # characters of an input that a person is asked about
 _CLOCK_ERROR = 0.05  # seconds between the clock of timeouts and that of the day
+_PATIENCE = 30.0  # seconds, the timeout of a `Client`: a caller that waits for less says nothing of the service
 _FAULTS = frozenset({ErrorCode.PROTOCOL_ERROR, ErrorCode.INTERNAL})  # of a service, though they are not retryable
 _encoder = msgspec.json.Encoder(enc_hook=repr)
 
@@ -380,8 +382,8 @@ class Approval(Policy):
 
     `ask` returns True to approve, and False or a reason to deny; a plain function runs on the event loop. The caller of
     a denied call gets ACCESS_DENIED with the reason. A decision takes at most `timeout` seconds, and no longer than the
-    deadline of the call; at most `max_waiting` calls wait at the same time. `include`, by default mutations, and
-    `exclude` select operations.
+    deadline of the call; at most `max_waiting` calls wait at the same time, half of them of one caller.
+    `include`, by default mutations, and `exclude` select operations.
     """
 
     def __init__(
@@ -398,20 +400,24 @@ class Approval(Policy):
         self._ask = ask
         self._timeout = timeout
         self._max_waiting = max_waiting
-        self._waiting = 0
+        self._waiting: Tally[str | None] = Tally()  # by the id of the caller
 
     @asynccontextmanager
     async def _around(self, spec: OperationSpec, input: Any, context: Context) -> AsyncGenerator[PolicyCall]:
-        if self._waiting >= self._max_waiting:
-            raise CallError(ErrorCode.RATE_LIMITED, f"{self._waiting} calls wait for approval already")
+        caller = None if context.identity is None else context.identity.id
+        own, total = self._waiting[caller], sum(self._waiting.values())
+        if total >= self._max_waiting:
+            raise CallError(ErrorCode.RATE_LIMITED, f"{total} calls wait for approval already")
+        if own >= ceil(self._max_waiting / 2):  # otherwise one caller could keep all others out
+            raise CallError(ErrorCode.RATE_LIMITED, f"{own} calls of this caller wait for approval already")
         shown = _encoded_plain(input)
         if shown is None:  # what a person does not see is not approved
             raise CallError(ErrorCode.VALIDATION_ERROR, f"{spec.id}: the input has no JSON form to ask a person about")
-        self._waiting += 1
+        self._waiting[caller] += 1
         try:
             decision = await self._decide(spec, input, context)
         finally:
-            self._waiting -= 1
+            self._waiting.subtract(caller)
         if decision is True and _encoded_plain(input) != shown:
             decision = "its input has changed since the person was asked"
         if decision is not True:
@@ -529,8 +535,10 @@ class CircuitBreaker(Policy):
     """Stop calling what keeps failing: after `failures` in a row, calls fail at once for `pause` seconds.
 
     Then one call is let through: if it succeeds, all are again. Failures are those of the service: errors that may be
-    retried, except RATE_LIMITED, and PROTOCOL_ERROR and INTERNAL. `by`, `include` and `exclude` are as for `RateLimit`;
-    the default of `by` is the namespace, which is one source. The error is UNAVAILABLE, with the remaining time.
+    retried, except RATE_LIMITED, and PROTOCOL_ERROR and INTERNAL. A call that was not answered by its deadline counts
+    if its caller waited for 30 seconds, or the timeout of the operation: others could open the circuit for everyone.
+    `by`, `include` and `exclude` are as for `RateLimit`; the default of `by` is the namespace, which is one source. The
+    error is UNAVAILABLE, with the remaining time.
 
     Raises:
         UsageError: a number is not above zero, or `by` is unknown.
@@ -558,6 +566,8 @@ class CircuitBreaker(Policy):
     @asynccontextmanager
     async def _around(self, spec: OperationSpec, input: Any, context: Context) -> AsyncGenerator[PolicyCall]:
         circuit, now = self._circuits[_key(self._by, spec, context)], self._clock()
+        given = context.remaining
+        is_short = given is not None and given < min(spec.timeout or _PATIENCE, _PATIENCE) - _CLOCK_ERROR
         is_trial = circuit.failures >= self._failures
         if is_trial and (now < circuit.open_until or circuit.is_tried):
             left = max(circuit.open_until - now, 0.0)
@@ -567,7 +577,9 @@ class CircuitBreaker(Policy):
         try:
             yield PolicyCall(context)
         except CallError as error:
-            if error.code in _FAULTS or (error.retryable and error.code is not ErrorCode.RATE_LIMITED):
+            if error.code is ErrorCode.TIMEOUT and is_short and (context.remaining or 0) <= 0:
+                pass  # the caller did not wait
+            elif error.code in _FAULTS or (error.retryable and error.code is not ErrorCode.RATE_LIMITED):
                 circuit.failures += 1
                 circuit.open_until = self._clock() + self._pause
             else:
