@@ -120,6 +120,7 @@ async def test_a_failure_tells_a_model_how_to_correct_its_program(code: str, tol
         ("await shop_issues_comment(id='x', text='a')", "Correct the program and run it again."),
         ("shop_ticks()", "Correct the program and run it again."),
         ("await shop_secret()", "The operation failed, not the program."),
+        ("await shop_tool()", "The operation failed, not the program."),
         ("try:\n    await shop_secret()\nexcept RuntimeError:\n    1 / 0", "Correct the program and run it again."),
     ],
 )

@@ -1,9 +1,11 @@
-"""Names that are given once each."""
+"""Names that are given once each, and limits in messages."""
 
+import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from opwire.names import UniqueNames
+from opwire.names import UniqueNames, limit_text
+from tests.requirements import requirement
 
 
 def test_no_name_is_given_twice() -> None:
@@ -48,3 +50,27 @@ def test_numbering_is_linear_however_names_collide() -> None:
     chained = ["a" + "_2" * (number % 10) for number in range(count)]
     for wishes in (equal, in_the_way, alike_at_the_start, chained):
         assert lookups(wishes) <= 4 * len(wishes)
+
+
+@requirement("deadlines.limit")
+@pytest.mark.parametrize(
+    ("left", "limit"),
+    [
+        (0.997, "1"),
+        (0.985, "1"),
+        (1.0, "1"),
+        (1.1, "1.1"),
+        (1.247, "1.25"),
+        (2.4999, "2.5"),
+        (29.98, "30"),
+        (17.3, "17.3"),
+        (86_399.5, "86400"),
+        (1e9, "1000000000"),
+        (0.0497, "0.05"),
+        (0.0012, "0.0012"),
+        (0.0, "0"),
+        (-3.0, "0"),
+    ],
+)
+def test_a_message_names_the_limit_and_not_the_time_that_was_left_of_it(left: float, limit: str) -> None:
+    assert limit_text(left) == limit

@@ -26,7 +26,7 @@ from msgspec.structs import replace
 from opwire.envelope import MCPResponseMeta, ResponseEnvelope
 from opwire.errors import CallError, ErrorCode, check_above_zero, check_counts, needs_extra
 from opwire.invoke import CLOSE_GRACE
-from opwire.names import similar_names
+from opwire.names import limit_text, similar_names
 from opwire.operation import REQUEST_STATE, Context
 from opwire.registry import OperationRegistry
 from opwire.search_mode import HINT, NOTHING_FOUND, PUBLIC, Limit, Query, ToolSearch, nothing, signature
@@ -160,7 +160,7 @@ class _CodeTools:
                 value = await session.feed_run(code, external_lookup=functions, print_callback=printed.add)
                 calls.check(value)
         except TimeoutError:
-            message = f"the program did not end within {remaining:.3g} s"
+            message = f"the program did not end within {limit_text(remaining)} s"
             raise CallError(ErrorCode.TIMEOUT, message, retryable=False) from None
         except MontyCrashedError as error:
             raise CallError(ErrorCode.EXECUTION_ERROR, f"the program was ended: {str(error)[:_MAX_FAULT]}") from None
@@ -204,7 +204,8 @@ class _CodeTools:
             envelope = cast("ResponseEnvelope[Any]", result)
             if isinstance(envelope.meta, MCPResponseMeta) and envelope.meta.is_error:
                 shown = await asyncio.to_thread(_shown, envelope.data, _MAX_FAULT, self._limits.longest)
-                raise RuntimeError(f"{name}: {shown}")
+                calls.failure = f"{name}: {shown}"
+                raise RuntimeError(calls.failure)
             return envelope.data
 
         return call

@@ -15,6 +15,7 @@ from types import coroutine
 from typing import Any, TypeVar
 
 from opwire.errors import CallError, ErrorCode
+from opwire.names import limit_text
 
 K = TypeVar("K")
 T = TypeVar("T")
@@ -189,7 +190,7 @@ class _Scope:
 
 
 def _timeout(complaint: str, seconds: float) -> CallError:
-    return CallError(ErrorCode.TIMEOUT, f"{complaint} within {max(seconds, 0):.3g} s")
+    return CallError(ErrorCode.TIMEOUT, f"{complaint} within {limit_text(seconds)} s")
 
 
 @coroutine

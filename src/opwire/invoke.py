@@ -13,6 +13,7 @@ from uuid import uuid4
 from opwire.deadlines import Deadlines
 from opwire.envelope import ResponseEnvelope
 from opwire.errors import CallError, ErrorCode, RegistrationError
+from opwire.names import limit_text
 from opwire.operation import Context, Handler, Interceptor, OperationSpec, OperationType, split_id
 from opwire.pipeline import ResultPipeline
 from opwire.signature import unwrapped
@@ -166,7 +167,7 @@ async def run_within(
             return value
         if not (run.expired and isinstance(error, asyncio.CancelledError)):
             raise error
-    raise CallError(ErrorCode.TIMEOUT, f"{label} did not answer within {max(seconds, 0):.3g} s")
+    raise CallError(ErrorCode.TIMEOUT, f"{label} did not answer within {limit_text(seconds)} s")
 
 
 class _LimitedRun:

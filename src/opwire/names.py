@@ -1,4 +1,4 @@
-"""Names that are given once each, names similar to an unknown one, and nouns with a number. No I/O.
+"""Names that are given once each, names similar to an unknown one, nouns with a number, and limits. No I/O.
 
 Names come from documents and peers, so numbering must stay linear however they collide: trying `name_2`, `name_3`, …
 from the start for each of 8,000 equal names took 6 s.
@@ -7,6 +7,7 @@ from the start for each of 8,000 equal names took 6 s.
 from collections.abc import Callable, Iterable
 from heapq import nlargest
 from itertools import islice
+from math import ceil
 
 # Limits of the search for similar names: characters compared, substrings, names scanned, names compared in full.
 MAX_COMPARED_NAME = 200
@@ -81,3 +82,14 @@ def suggestion(close: Iterable[str], otherwise: str = "") -> str:
 def counted(number: int, noun: str) -> str:
     """Return `1 operation`, `1,223 operations`."""
     return f"{number:,} {noun}{'' if number == 1 else 's'}"
+
+
+def limit_text(seconds: float) -> str:
+    """Return the limit that most probably left these seconds, for a message: "1" for 0.997.
+
+    It is the shortest number that is greater by at most 20 ms or 2 %: time passes between setting a limit and using it.
+    """
+    if seconds < 0.02:
+        return f"{max(seconds, 0):.3g}"
+    limits = (ceil(round(seconds * 10**digits, 6)) / 10**digits for digits in range(3))
+    return next(f"{each:.10g}" for each in limits if each <= seconds + max(0.02, seconds / 50))

@@ -41,6 +41,7 @@ from opwire.errors import (
     check_not_below_zero,
 )
 from opwire.logs import masked
+from opwire.names import limit_text
 from opwire.operation import REQUEST_STATE, Context, Handler, Identity, OperationSpec, OperationType
 from opwire.typed.plain import harmless, replace_surrogates, survey, to_plain, write_json
 from opwire.view import Pattern, Selection
@@ -436,7 +437,7 @@ class Approval(Policy):
                 decision = self._ask(request)
                 return await decision if isawaitable(decision) else decision
         except TimeoutError:
-            return f"no decision within {seconds:.3g} s"
+            return f"no decision within {limit_text(seconds)} s"
 
 
 # --- limits -----------------------------------------------------------------------------------------------------------

@@ -18,6 +18,7 @@ from msgspec import Struct
 from msgspec.structs import replace
 
 from opwire.errors import CallError, ConversionError, ErrorCode, UsageError
+from opwire.names import limit_text
 from opwire.schema import Schema
 from opwire.typed import converter, json_schema_of
 from opwire.typed.plain import as_dict, as_list, shorten
@@ -112,7 +113,7 @@ async def ask(question: Question, callback: QuestionCallback | None, seconds: fl
     except TimeoutError:
         if not timer.expired():
             raise
-        message = f"the operation asked {question.text}, and was not answered within {max(seconds, 0):.3g} seconds"
+        message = f"the operation asked {question.text}, and was not answered within {limit_text(seconds)} seconds"
         raise CallError(ErrorCode.TIMEOUT, message, retryable=False) from None
     if not isinstance(answer, dict):  # pyright: ignore[reportUnnecessaryIsInstance] - of a user's function
         raise invalid_answer(question, f"an answer is a dict, not {type(answer).__name__}")

@@ -8,6 +8,7 @@ from collections.abc import Iterator
 import click
 import pytest
 
+from opwire.cli import exit_codes
 from opwire.cli.program import COMMANDS, program, run
 from tests.cli.process import COMMAND, ROOT, SHOP, OnTerminal, opwire, unstyled
 from tests.requirements import requirement
@@ -115,6 +116,24 @@ def test_a_peer_that_stops_reading_gets_no_error() -> None:
         listing.stdout.close()
         assert listing.wait(60) == 141
         assert listing.stderr.read() == b""
+
+
+@requirement("cli.pipes")
+@pytest.mark.parametrize("descriptor", [0, 1, 2])
+@pytest.mark.parametrize(("operation", "code"), [("shop.text", exit_codes.OK), ("shop.unknown", exit_codes.NOT_FOUND)])
+def test_a_command_works_although_a_stream_is_closed(descriptor: int, operation: str, code: int) -> None:
+    closing = [sys.executable, "-c", f"import os, sys; os.close({descriptor}); os.execv(sys.argv[1], sys.argv[1:])"]
+    ended = subprocess.run(
+        [*closing, *COMMAND, "call", *SHOP, operation], capture_output=True, timeout=60, check=False, cwd=ROOT
+    )
+    assert ended.returncode == code
+
+
+@requirement("cli.errors")
+@pytest.mark.parametrize("command", [["call", "--timeout"], ["ps", "--interval"], ["conformance", "--wait"]])
+def test_nan_is_not_a_number_of_seconds(command: list[str], capsys: pytest.CaptureFixture[str]) -> None:
+    assert run([*command, "nan", "ws://127.0.0.1:1"]) == exit_codes.USAGE
+    assert f"Invalid value for '{command[1]}': nan is not a number." in capsys.readouterr().err
 
 
 @requirement("cli.interrupt")

@@ -6,6 +6,7 @@ import functools
 import inspect
 import io
 from collections.abc import Callable
+from math import isnan
 from typing import TYPE_CHECKING, Any, TypeVar
 
 import click
@@ -45,6 +46,15 @@ class CommandGroup(click.Group):
     def similar_commands(self, ctx: click.Context, name: str) -> list[str]:
         """Return the commands that an unknown name may mean."""
         return similar_names(name, self.list_commands(ctx))
+
+
+class NumberRange(click.FloatRange):
+    """A range without NaN, which click accepts: it is neither below nor above a bound."""
+
+    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> float:
+        """Return the number."""
+        number = super().convert(value, param, ctx)
+        return self.fail(f"{value} is not a number.", param, ctx) if isnan(number) else number
 
 
 _SOURCES = {

@@ -8,6 +8,7 @@ import io
 import os
 import sys
 from collections.abc import Sequence
+from pathlib import Path
 from typing import Any
 
 import click
@@ -132,12 +133,20 @@ def program() -> None:
     """Call anything, get one envelope: Python functions, MCP tools and HTTP APIs."""
 
 
+def _prepare_streams() -> None:
+    """Replace streams that are closed, as by `opwire serve <&- >&-`, and escape what a terminal cannot encode."""
+    for name, mode in (("stdin", "r"), ("stdout", "w"), ("stderr", "w")):  # the order of their descriptors, the lowest
+        if getattr(sys, name) is None:
+            setattr(sys, name, Path(os.devnull).open(mode))  # noqa: SIM115
+    for stream in (sys.stdout, sys.stderr):
+        if isinstance(stream, io.TextIOWrapper):
+            stream.reconfigure(errors="backslashreplace")
+
+
 def run(arguments: Sequence[str] | None = None) -> int:
     """Run a command and return its exit code."""
     screen = Screen()
-    for stream in (sys.stdout, sys.stderr):
-        if isinstance(stream, io.TextIOWrapper):
-            stream.reconfigure(errors="backslashreplace")  # not every terminal can encode every character
+    _prepare_streams()
     if "_OPWIRE_COMPLETE" in os.environ:
         importlib.import_module("opwire.cli.commands.setup").use_own_scripts()
     try:

@@ -123,7 +123,7 @@ class Screen:
 
     def marked(self, mark: str, colour: str, text: str) -> None:
         """Print a line after a coloured mark."""
-        shown = folded(f"{mark} {harmless(text)}", sys.stdout).removeprefix(mark)
+        shown = folded(f"{mark} {harmless(text)}", sys.stdout, hanging="  ").removeprefix(mark)
         click.echo(f"{click.style(mark, fg=colour)}{shown}", color=_has_colour(sys.stdout))
 
     def json(self, value: Any) -> None:
@@ -218,7 +218,7 @@ class Screen:
         """
         logger = logging.getLogger("opwire")
         handler, before = _LogHandler(self), logging.lastResort
-        children = (logging.getLogger("opwire.access"), logging.getLogger("opwire.transports"))
+        children = [logging.getLogger(f"opwire.{name}") for name in ("access", "transports", "view")]
         servers = logging.getLogger("opwire.mcp")  # what MCP servers print on standard error, which is shown with `-v`
         levels = [(each, each.level) for each in (logger, servers, *children)]
         logger.addHandler(handler)
@@ -285,16 +285,19 @@ def rich_console(stream: TextIO) -> Any:
     return Console(file=stream, highlight=False, no_color=not _has_colour(stream))
 
 
-def folded(text: str, stream: TextIO | None = None) -> str:
-    """Return a message with the lines that are longer than the terminal broken between words, not within them."""
+def folded(text: str, stream: TextIO | None = None, *, hanging: str = "") -> str:
+    """Return a message with the lines that are longer than the terminal broken between words, not within them.
+
+    `hanging` indents what follows a break.
+    """
     if not (stream or sys.stderr).isatty():
         return text
     width = max(shutil.get_terminal_size().columns, 20)
-    return "\n".join(
-        part
-        for line in text.split("\n")
-        for part in ([line] if cells(line) <= width else wrapped(line, width, " " * (len(line) - len(line.lstrip()))))
-    )
+    lines = list[str]()
+    for line in text.split("\n"):
+        indent = " " * (len(line) - len(line.lstrip()))
+        lines += [line] if cells(line) <= width else wrapped(line, width, indent, indent + hanging)
+    return "\n".join(lines)
 
 
 def _has_colour(stream: TextIO) -> bool:

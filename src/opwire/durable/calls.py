@@ -16,6 +16,7 @@ from opwire.call.pending import DEFAULT_TIMEOUT
 from opwire.durable.journal import MAX_SECONDS, Journal, JournalInfo, Outcome, Task, seconds_within
 from opwire.envelope import ResponseEnvelope
 from opwire.errors import CallError, ErrorCode, UsageError
+from opwire.names import limit_text
 from opwire.operation import Context, trace_of
 from opwire.pipeline import typed_envelope
 from opwire.typed.plain import json_form, write_json
@@ -96,7 +97,9 @@ class DurableCalls:
                 raise _with_key(error, task.key) from error
             outcome = None
         if outcome is None:
-            message = f"{operation_id} has no outcome after {wait:.3g} s, and continues: retry with the same key"
+            message = (
+                f"{operation_id} has no outcome after {limit_text(wait)} s, and continues: retry with the same key"
+            )
             raise CallError(ErrorCode.TIMEOUT, message, {"key": task.key})
         return outcome_envelope(outcome, output_type)
 
@@ -197,7 +200,7 @@ async def _limited(work: Awaitable[Outcome | None], seconds: float, name: str) -
         async with asyncio.timeout(seconds + _GRACE):
             return await work
     except TimeoutError:
-        raise CallError(ErrorCode.UNAVAILABLE, f"{name} did not return within {seconds:.3g} s") from None
+        raise CallError(ErrorCode.UNAVAILABLE, f"{name} did not return within {limit_text(seconds)} s") from None
 
 
 def _task(operation_id: str, input: Any, context: Context, key: str | None) -> Task:

@@ -9,6 +9,7 @@ from msgspec import Struct
 from opwire.deadlines import Deadlines
 from opwire.durable.journal import Outcome
 from opwire.errors import CallError, ErrorCode
+from opwire.names import limit_text
 from opwire.tasks import resolve
 
 RECHECK = 5.0
@@ -138,5 +139,5 @@ class OutcomeWaiters:
 
 def _expired(waiter: OutcomeWaiter, key: str, timeout: float) -> None:
     if not waiter.stored:
-        message = f"the engine has not confirmed within {timeout:.3g} s that the task {key!r:.80} is stored"
+        message = f"the engine has not confirmed within {limit_text(timeout)} s that the task {key!r:.80} is stored"
         raise CallError(ErrorCode.TIMEOUT, message, {"key": key})

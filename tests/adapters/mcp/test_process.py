@@ -1,10 +1,12 @@
 """A server's process, from its start to the end of its children."""
 
 import asyncio
+import gc
 import logging
 import os
 import re
 import sys
+import threading
 from pathlib import Path
 from typing import Any
 
@@ -12,6 +14,7 @@ import pytest
 
 from opwire.adapters.mcp import from_mcp
 from opwire.adapters.mcp.servers import StdioServer
+from opwire.adapters.mcp.session import MCPSession
 from opwire.adapters.mcp.transport import ServerProcess
 from opwire.errors import CallError, ErrorCode
 from tests.adapters.mcp.connections import PATIENCE, call, connected, rogue, until
@@ -78,6 +81,15 @@ async def test_what_a_server_prints_between_its_messages_is_logged_once_and_pass
             assert await call(session, "echo", n=number) == {"arguments": {"n": number}}
     assert caplog.text.count("writes to stdout what is not a message") == 1
     assert "'Listening on stdio...'" in caplog.text
+
+
+@requirement("mcp.in.garbage")
+async def test_what_a_server_prints_is_logged_once_although_it_is_started_twice(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    async with connected(rogue("noisy", "picky")) as session:
+        assert await call(session, "echo") == {"arguments": {}}
+    assert caplog.text.count("writes to stdout what is not a message") == 1
 
 
 @requirement("mcp.in.garbage")
@@ -248,3 +260,25 @@ async def test_what_cannot_be_started_is_said_with_the_reason(server: StdioServe
         with pytest.raises(CallError, match=words) as failure:
             await session.start()
         assert failure.value.code is ErrorCode.UNAVAILABLE
+
+
+@requirement("mcp.in.stop")
+def test_a_stop_that_is_interrupted_leaves_no_open_pipes(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    async def interrupted() -> None:
+        session = MCPSession(rogue("stubborn"))
+        await call(session, "echo")
+        closing = asyncio.create_task(session.close())
+        await asyncio.sleep(0.1)  # its input is closed, which it ignores; the end of `asyncio.run` cancels the rest
+        assert not closing.done()
+
+    reported: list[Any] = []
+    monkeypatch.setattr(sys, "unraisablehook", reported.append)
+    asyncio.run(interrupted())
+    for thread in threading.enumerate():
+        if thread.name.startswith("asyncio-waitpid"):  # refers to the process, before Python 3.12
+            thread.join(PATIENCE)
+    gc.collect()
+    assert reported == []
+    assert "is closed" not in caplog.text

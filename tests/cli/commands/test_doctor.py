@@ -34,6 +34,7 @@ def test_findings_are_broken_between_words_on_a_terminal() -> None:
     assert code == 1
     lines = unstyled(shown).splitlines()
     assert any(line.startswith("✗ source nowhere.py:") for line in lines)
+    assert all(line.startswith(("✓ ", "✗ ", "· ", "  ")) for line in lines if line)
     assert all(len(line) <= 40 or " " not in line.strip("✓✗· ") for line in lines)
 
 
@@ -110,6 +111,18 @@ def test_a_policy_for_an_operation_that_does_not_exist_is_reported(
     _, found = findings(capsys, "-c", str(tmp_path / "opwire.toml"))
     (told,) = [each for each in found if each["check"] == "policies"]
     assert (told["status"], "did you mean a.find?" in told["message"]) == ("note", True)
+
+
+@requirement("cli.doctor")
+def test_a_pattern_of_a_view_that_matches_nothing_is_reported_once(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    file = tmp_path / "opwire.toml"
+    file.write_text('[sources.shop]\npython = "tests.cli.shop:registry"\n[views.small]\ninclude = ["nothing.*"]\n')
+    assert run(["doctor", "-c", str(file)]) == 0
+    shown = capsys.readouterr()
+    assert "· view small: include: 'nothing.*' matches nothing\n" in shown.out
+    assert shown.err == ""
 
 
 @requirement("cli.doctor")

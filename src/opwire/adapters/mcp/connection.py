@@ -117,12 +117,14 @@ class MCPConnection:
         on_notification: Callable[[str, dict[str, Any]], object],
         *,
         discover: bool,
+        on_ignored: Callable[[bytes], None] = lambda line: None,
     ) -> None:
         self._server = server
         self._name = server.name
         self._options = options
         self._on_notification = on_notification
         self._discover = discover
+        self.ignored = on_ignored
         self._agreement: Agreement | None = None
         self._loop = asyncio.get_running_loop()
         self._over = asyncio.Event()  # the connection has ended, or has to

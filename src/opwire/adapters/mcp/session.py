@@ -96,6 +96,7 @@ class MCPSession:
         self._watched: Tally[str] = Tally()
         self._background: set[asyncio.Task[None]] = set()
         self._requests = 0  # in flight
+        self._warned = False
         self._closed = False
         self.tools: list[Any] = []
         """The tools that the server lists."""
@@ -315,7 +316,9 @@ class MCPSession:
         return task.result()
 
     async def _open(self, timeout: float, *, discover: bool) -> MCPConnection:
-        new = MCPConnection(self._server, self._options, self._on_notification, discover=discover)
+        new = MCPConnection(
+            self._server, self._options, self._on_notification, discover=discover, on_ignored=self._ignored
+        )
         ends = time.monotonic() + timeout
         try:
             await new.open(timeout)
@@ -327,6 +330,12 @@ class MCPSession:
             new = await self._open(ends - time.monotonic(), discover=False)
             self._discover = False
         return new
+
+    def _ignored(self, line: bytes) -> None:
+        if line.strip() and not self._warned:  # once: a server that prints to stdout does so all the time
+            self._warned = True
+            shown = line[:200].decode("utf-8", "replace")
+            logger.warning("%s writes to stdout what is not a message, for example: %r", self._server.name, shown)
 
     async def _connect(self) -> MCPConnection:
         try:

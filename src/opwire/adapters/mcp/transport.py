@@ -80,6 +80,10 @@ class TransportEvents(Protocol):
         """Fail one request; the transport itself works."""
         ...
 
+    def ignored(self, line: bytes, /) -> None:
+        """Report a line of a server's output that is not a message."""
+        ...
+
     def ended(self) -> None:
         """Handle the end; `failure` is its reason."""
         ...
@@ -260,7 +264,6 @@ class ServerProcess(ClientTransport, asyncio.SubprocessProtocol):
         self._over = asyncio.Event()
         self._output_ended = False
         self._reported = False  # the end
-        self._warned = False
 
     # --- callbacks of asyncio -----------------------------------------------------------------------------------------
 
@@ -411,7 +414,7 @@ class ServerProcess(ClientTransport, asyncio.SubprocessProtocol):
                 continue
             try:
                 message = read_message(line, self._max_values)
-                wait_for = self._ignored(line) if message is None else self._events.received(message)
+                wait_for = self._events.ignored(line) if message is None else self._events.received(message)
             except CallError as error:
                 self._lines.clear()
                 self.fail(error.code, f"broke the protocol: {error.message}")
@@ -443,12 +446,6 @@ class ServerProcess(ClientTransport, asyncio.SubprocessProtocol):
             self._held = None
             self._handle_lines()
 
-    def _ignored(self, line: bytes) -> None:
-        if line.strip() and not self._warned:  # once: a server that prints to stdout does so all the time
-            self._warned = True
-            shown = line[:200].decode("utf-8", "replace")
-            logger.warning("%s writes to stdout what is not a message, for example: %r", self._server.name, shown)
-
     # --- shutdown -----------------------------------------------------------------------------------------------------
 
     async def stop(self) -> None:
@@ -464,11 +461,13 @@ class ServerProcess(ClientTransport, asyncio.SubprocessProtocol):
                     await asyncio.sleep(_POLL)
                     if not _signal_group(pid, 0):
                         break
-        finally:  # also when this is cancelled
+        finally:  # also when this is cancelled, as by ^C
             _signal_group(pid, _KILL)
             self._orphaned.detach()
-        await self._wait_for_exit(patience)
-        self._transport.close()
+            try:
+                await self._wait_for_exit(patience)
+            finally:
+                self._transport.close()
 
     async def _wait_for_exit(self, seconds: float) -> None:
         try:

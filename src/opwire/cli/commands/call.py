@@ -14,7 +14,14 @@ from msgspec import structs
 
 from opwire.cli import exit_codes
 from opwire.cli.inputs import SchemaField, complete_input, from_text, read_input, type_name, value_text
-from opwire.cli.options import input_argument, operation_argument, result_options, shared_options, source_options
+from opwire.cli.options import (
+    NumberRange,
+    input_argument,
+    operation_argument,
+    result_options,
+    shared_options,
+    source_options,
+)
 from opwire.cli.screen import OutputFormat, Screen, Spinner, is_error, json_text, save, show
 from opwire.cli.sources import Sources, cache_fields, run
 from opwire.deadlines import CALL_TIMEOUT
@@ -34,7 +41,7 @@ _version = click.option(
 @operation_argument(subscriptions=False)
 @input_argument
 @click.option("-o", "--output", type=click.Path(path_type=Path, dir_okay=False), help="Save the result to a file.")
-@click.option("--timeout", type=click.FloatRange(min=0, min_open=True), help="Seconds to wait for the result.")
+@click.option("--timeout", type=NumberRange(min=0, min_open=True), help="Seconds to wait for the result.")
 @_version
 @click.option("--no-input", is_flag=True, help="Do not prompt for missing fields, or for answers.")
 @click.option("--dry-run", is_flag=True, help="Print the request instead of sending it.")

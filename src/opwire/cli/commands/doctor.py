@@ -6,6 +6,7 @@ against a hub, a spoke, a caller or a server on a broker.
 
 import asyncio
 import importlib.metadata
+import logging
 import os
 import platform
 from collections.abc import Iterator
@@ -18,7 +19,14 @@ from msgspec.structs import replace
 
 from opwire import __version__
 from opwire.cli import exit_codes
-from opwire.cli.options import BROKER_OPTIONS, json_option, shared_options, source_options, token_option
+from opwire.cli.options import (
+    BROKER_OPTIONS,
+    NumberRange,
+    json_option,
+    shared_options,
+    source_options,
+    token_option,
+)
 from opwire.cli.screen import Screen, one_line
 from opwire.cli.sources import Sources, opened, source_message
 from opwire.cli.text import cut
@@ -137,6 +145,7 @@ def _check_callers(config: Config) -> Iterator[CheckResult]:
 
 async def _check_sources(config: Config, screen: Screen) -> list[CheckResult]:
     """Load every source; a required one that fails does not hide the others."""
+    logging.getLogger("opwire.view").setLevel(logging.ERROR)  # its warnings are among the results
     optional = {name: replace(source, required=False) for name, source in config.sources.items()}
     async with opened(replace(config, sources=optional), screen, quiet=True) as running:
         results = [
@@ -160,9 +169,21 @@ async def _check_sources(config: Config, screen: Screen) -> list[CheckResult]:
 @click.command(name="conformance")
 @click.argument("url")
 @click.option("--listen", is_flag=True, help="Listen at URL as a hub, and check the peer that connects.")
-@click.option("--wait", default=30.0, show_default=True, help="Seconds to wait for it, and to watch its calls.")
+@click.option(
+    "--wait",
+    type=NumberRange(min=0),
+    default=30.0,
+    show_default=True,
+    help="Seconds to wait for it, and to watch its calls.",
+)
 @click.option("--only", default="", metavar="TEXT", help="Check only the promises that contain a text.")
-@click.option("--timeout", default=120.0, show_default=True, help="Seconds of the whole run.")
+@click.option(
+    "--timeout",
+    type=NumberRange(min=0, min_open=True),
+    default=120.0,
+    show_default=True,
+    help="Seconds of the whole run.",
+)
 @token_option("a hub")
 @BROKER_OPTIONS["prefix"]
 @json_option

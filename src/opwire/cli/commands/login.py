@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 import click
 from msgspec.structs import replace
 
-from opwire.cli.options import served_source_options, shared_options
+from opwire.cli.options import NumberRange, served_source_options, shared_options
 from opwire.cli.screen import Screen, open_browser
 from opwire.cli.sources import Sources
 
@@ -22,9 +22,7 @@ if TYPE_CHECKING:
 @click.argument("source", required=False)
 @click.option("--device", is_flag=True, help="Sign in with a code on another device.")
 @click.option("--no-browser", is_flag=True, help="Print the address, and ask for the one at which the browser ends.")
-@click.option(
-    "--timeout", type=click.FloatRange(min=1, max=3600), default=300.0, help="Seconds to sign in.  [default: 300]"
-)
+@click.option("--timeout", type=NumberRange(min=1, max=3600), default=300.0, help="Seconds to sign in.  [default: 300]")
 @served_source_options
 @shared_options
 @click.pass_obj
@@ -83,7 +81,7 @@ async def _opened(sources: Sources, wanted: str | None) -> "AsyncGenerator[tuple
     able = {name: each for name, each in config.sources.items() if isinstance(each, ServerSource | OpenAPISettings)}
     names = ", ".join(able) or "none"
     if wanted is None and len(able) != 1:
-        raise click.UsageError(f"name the source to sign in to; HTTP APIs and MCP servers with a URL: {names}")
+        raise click.UsageError(f"name the source; HTTP APIs and MCP servers with a URL: {names}")
     name = next(iter(able)) if wanted is None else wanted
     if name not in able:
         raise click.UsageError(f"unknown source {name!r}; HTTP APIs and MCP servers with a URL: {names}")

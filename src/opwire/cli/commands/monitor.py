@@ -15,7 +15,14 @@ import click
 from msgspec import to_builtins
 
 from opwire.cli.commands.serve import ServeOptions, chosen_surfaces, serve, served_text, until_stopped, with_callers
-from opwire.cli.options import json_option, log_options, observed_source_options, shared_options, source_options
+from opwire.cli.options import (
+    NumberRange,
+    json_option,
+    log_options,
+    observed_source_options,
+    shared_options,
+    source_options,
+)
 from opwire.cli.screen import Screen, one_line, open_browser, rich_console
 from opwire.cli.sources import Sources, check_variables, complete_url, served_tables
 from opwire.cli.text import cells, cut, padded
@@ -149,7 +156,7 @@ def _explained(error: CallError) -> CallError:
 
 @click.command(name="ps")
 @click.option(
-    "--interval", type=click.FloatRange(0.1, 60), default=1.0, show_default=True, help="Seconds to measure the rates."
+    "--interval", type=NumberRange(0.1, 60), default=1.0, show_default=True, help="Seconds to measure the rates."
 )
 @observed_source_options
 @json_option
@@ -184,7 +191,7 @@ async def ps_command(screen: Screen, sources: Sources, interval: float) -> None:
 
 @click.command(name="top")
 @click.option(
-    "--interval", type=click.FloatRange(0.1, 3600), default=2.0, show_default=True, help="Seconds between two updates."
+    "--interval", type=NumberRange(0.1, 3600), default=2.0, show_default=True, help="Seconds between two updates."
 )
 @click.option("--count", type=click.IntRange(min=1), help="Stop after this number of updates.")
 @observed_source_options

@@ -24,7 +24,7 @@ from click.shell_completion import (
     split_arg_string,
 )
 
-from opwire.cli.options import CommandGroup, namespace_option, shared_options, source_options
+from opwire.cli.options import CommandGroup, NumberRange, namespace_option, shared_options, source_options
 from opwire.cli.screen import Screen
 from opwire.cli.sources import Sources, unknown_namespace
 from opwire.config.reading import TEMPLATE
@@ -252,7 +252,7 @@ def new(screen: Screen, name: Path) -> None:
 @click.option("--delegates", is_flag=True, help="The holder may make calls with the identity of its callers.")
 @click.option(
     "--days",
-    type=click.FloatRange(0, 3650, min_open=True),
+    type=NumberRange(0, 3650, min_open=True),
     default=30.0,
     show_default=True,
     help="How long it is valid. It cannot be revoked.",
