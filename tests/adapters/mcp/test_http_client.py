@@ -281,6 +281,31 @@ async def test_the_event_loop_runs_while_a_small_stream_is_unpacked(flood: bytes
 
 
 @requirement("mcp.in.limits")
+@pytest.mark.parametrize(("kind", "start"), [("application/json", b""), ("text/event-stream", b"data: ")])
+async def test_the_event_loop_runs_while_a_body_is_read_that_consists_of_tiny_chunks(kind: str, start: bytes) -> None:
+    turns = 0
+
+    async def count() -> None:
+        nonlocal turns
+        while True:
+            turns += 1
+            await asyncio.sleep(0)
+
+    def answer(_: dict[str, str], body: bytes) -> Answer:
+        rest = result(body, {"n": 1})[2] + b"\n\n"
+        chunks = start and b"%x\r\n%b\r\n" % (len(start), start)
+        chunks += b"1\r\n \r\n" * 20_000 + b"%x\r\n%b\r\n0\r\n\r\n" % (len(rest), rest)
+        return 200, {"content-type": kind, "transfer-encoding": "chunked"}, chunks
+
+    async with http_server(Old(answer)) as address, connected(at(address)) as session:
+        assert await session.start()
+        counting = asyncio.create_task(count())
+        assert await call(session, "any") == {"n": 1}
+        counting.cancel()
+    assert turns >= 30
+
+
+@requirement("mcp.in.limits")
 @pytest.mark.parametrize("codings", ["gzip, gzip", "gzip,,deflate", "gzip, identity, br"])
 async def test_an_answer_that_is_compressed_twice_is_not_unpacked(codings: str) -> None:
     def answer(_: dict[str, str], body: bytes) -> Answer:

@@ -67,6 +67,7 @@ _MAX_COOKIES, _MAX_COOKIE = 50, 4096  # of one server, and bytes of one with its
 _RETRY, _SHORTEST_RETRY, _LONGEST_RETRY = 1000, 100, 60_000  # milliseconds until a stream is resumed
 _JSON, _EVENTS = "application/json", "text/event-stream"
 _CHUNK = 16 * 1024  # bytes of events that are parsed at a time, before other tasks run: 400 small messages
+_LEAST_COST = 32  # bytes of a body that take as long as a chunk of HTTP, 30 µs
 
 
 class BoundedCookies(CookieJar):
@@ -197,14 +198,34 @@ async def read_body(response: httpx2.Response, limit: int) -> bytes | None:
         HTTPExchangeError: it was cut off.
     """
     body = bytearray()
+    async for chunk in _chunks(response):
+        body += chunk
+        if len(body) > limit:
+            return None
+    return bytes(body)
+
+
+async def _chunks(response: httpx2.Response) -> AsyncIterator[bytes]:
+    """Yield the body in chunks of at most `_CHUNK` bytes, and let the event loop run after as many.
+
+    What was received or is decompressed does not await: 20 kB of gzip, 20 MB of comments, blocked the loop for 3 s, and
+    64 kB in chunks of one byte for 0.3 s.
+
+    Raises:
+        HTTPExchangeError: it was cut off.
+    """
+    unyielded = 0  # bytes since the event loop last ran; the smallest chunk costs as much as `_LEAST_COST`
     try:
-        async for chunk in response.aiter_bytes():
-            body += chunk
-            if len(body) > limit:
-                return None
+        async for chunk in response.aiter_bytes():  # without a size, which would wait until a chunk is full
+            for start in range(0, len(chunk), _CHUNK):
+                if unyielded >= _CHUNK:
+                    unyielded = 0
+                    await asyncio.sleep(0)
+                piece = chunk[start : start + _CHUNK]
+                unyielded += max(len(piece), _LEAST_COST)
+                yield piece
     except (httpx2.HTTPError, httpx2.StreamError) as error:
         raise no_response(error) from error
-    return bytes(body)
 
 
 async def failure_in(response: httpx2.Response, *, has_session: bool) -> RPCError | HTTPExchangeError:
@@ -286,19 +307,10 @@ class HTTPTransport(ClientTransport):
             HTTPExchangeError: the stream was cut off.
             CallError: PAYLOAD_TOO_LARGE, an event exceeds the limit.
         """
-        parsed = 0  # bytes since the event loop last ran: what is decompressed from one chunk does not await
-        try:
-            async for chunk in response.aiter_bytes():  # without a size, which would wait until a chunk is full
-                for start in range(0, len(chunk), _CHUNK):
-                    if parsed >= _CHUNK:  # 20 kB of gzip, 20 MB of comments, blocked the loop for 3 s
-                        parsed = 0
-                        await asyncio.sleep(0)
-                    parsed += min(_CHUNK, len(chunk) - start)
-                    for event in parser.feed(chunk[start : start + _CHUNK]):
-                        if event.data:
-                            yield event.event, event.data.encode()
-        except (httpx2.HTTPError, httpx2.StreamError) as error:
-            raise no_response(error) from error
+        async for chunk in _chunks(response):
+            for event in parser.feed(chunk):
+                if event.data:
+                    yield event.event, event.data.encode()
 
     async def _deliver(self, message: ReceivedMessage, request: RequestId | None = None) -> None:
         wait_for = self._events.received(message, request)
