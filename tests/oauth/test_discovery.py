@@ -1,16 +1,17 @@
 """Endpoints from metadata, and what is wrong with some."""
 
+import asyncio
 from typing import Any
 
 import pytest
 
 from opwire.errors import CallError, ErrorCode
-from opwire.http_client import HTTPClient, HTTPRequest
+from opwire.http_client import ClientOptions, HTTPClient, HTTPRequest
 from opwire.oauth.discovery import AuthorizationServer as Endpoints
 from opwire.oauth.discovery import discover, discover_openid, discover_resource, register
 from opwire.oauth.store import resource_of
 from opwire.oauth.tokens import FetchJSON, OAuthClient, is_secure, json_fetcher
-from tests.adapters.openapi.echo import EchoServer, answer, json_answer, redirect
+from tests.adapters.openapi.echo import EchoServer, answer, json_answer, redirect, silence
 from tests.oauth.authorization_server import AuthorizationServer
 from tests.requirements import requirement
 
@@ -198,6 +199,17 @@ async def test_metadata_at_another_origin_is_not_fetched_and_redirects_are_not_f
         found = await discover_resource(client, json_fetcher(client), f"{server.url}/mcp")
         assert (found.resource, found.issuer) == (f"{server.url}/mcp", server.url)
         assert not other.arrived
+        await client.close()
+
+
+@requirement("oauth.discovery")
+async def test_a_server_that_does_not_respond_is_given_up() -> None:
+    client = HTTPClient(ClientOptions(timeout=0.1))
+    async with EchoServer() as server, asyncio.timeout(5):
+        server.on("/mcp", silence)
+        with pytest.raises(CallError, match=r"did not respond within 0\.1 s") as caught:
+            await discover_resource(client, json_fetcher(client), f"{server.url}/mcp")
+        assert caught.value.code is ErrorCode.TIMEOUT
         await client.close()
 
 

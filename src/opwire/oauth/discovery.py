@@ -5,7 +5,9 @@ protected resource describes itself, and no endpoint is plain http, except on th
 """
 
 import re
+import time
 from collections.abc import Iterable, Mapping
+from functools import partial
 from typing import Any, Literal
 from urllib.parse import urlsplit, urlunsplit
 
@@ -160,7 +162,12 @@ async def discover_resource(client: HTTPClient, fetch: FetchJSON, url: str) -> P
     challenge = ""
     headers = [("Accept", "application/json, text/event-stream"), ("Content-Type", "application/json")]
     for method, body in (("POST", _PING), ("GET", None)):  # GET as in the transport of 2024
-        response = await client.open(HTTPRequest(method=method, url=url, headers=headers, body=body), bare=True)
+        ping = HTTPRequest(method=method, url=url, headers=headers, body=body)
+        seconds = client.options.timeout
+        ends = None if seconds is None else time.monotonic() + seconds
+        response = await client.deadlines.limit(
+            partial(client.open, ping, bare=True), ends, f"{host_of(url)} did not respond"
+        )
         response.close()
         if response.status == 401:
             challenge = ", ".join(response.headers.getall("WWW-Authenticate", ()))
