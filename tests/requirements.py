@@ -1236,6 +1236,8 @@ OPENAPI: dict[str, str] = {
     "openapi.oauth": "A token is asked for once however many calls need it, renewed in time and after a 401.",
     "openapi.login": "An OAuth client with `login` signs in by the flows, the metadata or the client's own endpoints, "
     "and calls are made with its stored login.",
+    "openapi.unrequested": "Data that a server sends after its response end the connection, and are no other response.",
+    "openapi.charsets": "The event loop runs while a large response is decoded, whatever its charset, valid or not.",
     "openapi.secrets-hidden": "No credential is shown in an error, a repr or a log.",
     "adapters.preview": "A preview shows the request that a call sends, without sending it and without credentials.",
     "openapi.call": "A call gives the envelope of what the API answered.",

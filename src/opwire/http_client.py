@@ -16,6 +16,7 @@ import weakref
 from base64 import b64decode
 from collections.abc import AsyncGenerator, Mapping
 from contextlib import suppress
+from functools import partial
 from ssl import SSLContext
 from typing import Any, TypedDict
 from urllib.parse import unquote
@@ -31,7 +32,9 @@ from opwire.tls import client_context
 
 with needs_extra("openapi"):
     import aiohttp
-    from aiohttp import ClientResponse, ClientSession, hdrs
+    from aiohttp import ClientResponse, ClientSession, StreamReader, hdrs
+    from aiohttp.client_proto import ResponseHandler
+    from aiohttp.http import RawResponseMessage
     from aiohttp.http_exceptions import ContentEncodingError, HttpProcessingError
     from yarl import URL
 
@@ -56,6 +59,7 @@ _BODY_HEADERS = frozenset({"content-type", "content-length", "content-encoding",
 _CREDENTIAL = re.compile(r"^((?:basic|bearer|digest|token) )?.*$", re.IGNORECASE | re.DOTALL)
 _SHORTEST_SECRET = 4  # characters; a shorter one would replace parts of words
 _ALWAYS_SECRET = frozenset({"authorization", "cookie", "proxy-authorization"})
+_NEVER_SECRET = re.compile(r"accept.*|content-type|user-agent|.*version")  # headers whose values errors may quote
 
 # What aiohttp raises; RuntimeError means that a connection or session was closed meanwhile.
 _FOREIGN = (aiohttp.ClientError, HttpProcessingError, OSError, RuntimeError, ValueError)
@@ -110,7 +114,7 @@ class HTTPRequest(Struct, frozen=True, kw_only=True):
         for name, value in self.headers:
             if name.lower() == "cookie" and name.lower() in self.secret_headers:
                 found += [each.partition("=")[2] for each in value.split("; ")]
-            elif name.lower() in self.secret_headers:
+            elif name.lower() in self.secret_headers and not _NEVER_SECRET.fullmatch(name.lower()):
                 scheme, _, text = value.rpartition(" ")
                 with suppress(ValueError):  # user and password
                     found += b64decode(text).decode().partition(":")[::2] if scheme.lower() == "basic" else []
@@ -198,6 +202,37 @@ class ClientOptions(Struct, frozen=True, kw_only=True):
 
     def __repr__(self) -> str:
         return f"<ClientOptions timeout={self.timeout} max_response={self.max_response}>"
+
+
+class _PooledConnection(ResponseHandler):
+    """A connection that is closed if the server sends data after its response and before the next request.
+
+    aiohttp would parse them as responses, without a limit (550 MB in 8 s), and return them for later requests.
+    """
+
+    _is_answered = False  # the response to the latest request has begun
+
+    def set_response_params(self, **params: Any) -> None:
+        self._is_answered = False  # before a request is sent
+        super().set_response_params(**params)
+
+    def data_received(self, data: bytes) -> None:
+        # Without data, aiohttp continues to decompress what it has received.
+        if data and self._is_answered and (self._payload is None or self._payload.is_eof()):
+            if self.transport is not None:
+                self.transport.abort()
+            return
+        super().data_received(data)
+
+    def feed_data(self, data: tuple[RawResponseMessage, StreamReader], size: int = 0) -> None:
+        self._is_answered = data[0].code >= 200  # others precede the response
+        super().feed_data(data, size)
+
+
+class _PoolConnector(aiohttp.TCPConnector):
+    def __init__(self, **options: Any) -> None:
+        super().__init__(**options)  # pyright: ignore[reportUnknownMemberType]
+        self._factory = partial(_PooledConnection, loop=self._loop)
 
 
 class HTTPClient:
@@ -292,7 +327,7 @@ class HTTPClient:
             raise _closed()
         options, loop = self.options, asyncio.get_running_loop()
         session = ClientSession(
-            connector=aiohttp.TCPConnector(limit=options.max_connections, limit_per_host=options.max_per_host),
+            connector=_PoolConnector(limit=options.max_connections, limit_per_host=options.max_per_host),
             cookie_jar=aiohttp.DummyCookieJar(),
             headers={hdrs.USER_AGENT: "opwire"},
             timeout=aiohttp.ClientTimeout(total=None, sock_connect=options.connect_timeout),

@@ -547,6 +547,42 @@ def test_options_that_mean_nothing_are_refused(option: str, wrong: Any) -> None:
         from_openapi({}, **{option: wrong})
 
 
+@requirement("openapi.unrequested")
+async def test_a_response_that_was_not_requested_ends_its_connection_and_is_not_that_of_the_next_request(
+    server: EchoServer, client: HTTPClient
+) -> None:
+    is_read = asyncio.Event()
+
+    async def script(exchange: Exchange) -> None:
+        await exchange.send(answer(200, b"first"))
+        await is_read.wait()
+        await exchange.send(answer(200, b"not requested"))
+        await exchange.left()
+
+    server.on("/", script, answer(200, b"second"))
+    async with asyncio.timeout(5):
+        assert await fetch(client, request(f"{server.url}/")) == b"first"
+        is_read.set()
+        await server.connections(0)
+        assert await fetch(client, request(f"{server.url}/")) == b"second"
+    assert server.accepted == 2
+
+
+@requirement("openapi.unrequested")
+async def test_what_precedes_a_response_and_a_body_in_pieces_is_part_of_it(
+    server: EchoServer, client: HTTPClient
+) -> None:
+    async def script(exchange: Exchange) -> None:
+        for piece in (b"HTTP/1.1 103 Early Hints\r\n\r\n", b"HTTP/1.1 200 OK\r\nContent-Length: 2\r\n\r\n", b"o", b"k"):
+            await exchange.send(piece)
+            await asyncio.sleep(0.01)
+
+    server.on("/", script)
+    async with asyncio.timeout(5):
+        assert [await fetch(client, request(f"{server.url}/")) for _ in range(2)] == [b"ok", b"ok"]
+    assert server.accepted == 1
+
+
 @requirement("openapi.broken-answers")
 async def test_headers_are_bounded_all_together(server: EchoServer, client: HTTPClient) -> None:
     lines = "".join(f"X-{number}: {'x' * 60_000}\r\n" for number in range(5))

@@ -1,10 +1,11 @@
 """Content types: what is JSON, what is text, and which of the declared kinds an answer is."""
 
 import encodings
+from random import Random
 
 import pytest
 
-from opwire.adapters.openapi.plan import ResponseMedia, choose, media_type
+from opwire.adapters.openapi.plan import ResponseMedia, choose, decode_text, media_type
 from tests.requirements import requirement
 
 
@@ -50,6 +51,7 @@ def test_everything_else_is_binary(header: str) -> None:
         ("text/plain; charset=zlib", None),  # a codec of Python, not of text
         ("text/plain; charset=punycode", None),  # of text, but takes time in the square of its length
         ("text/plain; charset=unicode_escape", None),
+        ("text/plain; charset=utf-7", None),
         ("text/plain; charset=" + "x" * 10_000, None),
         ("text/plain; charset=\udc80", None),
         ("text/plain; charset=--", None),
@@ -109,3 +111,29 @@ def test_charsets_that_an_api_invents_are_not_remembered() -> None:
     for n in range(300):
         assert media_type(f"text/plain; charset=invented-{n}.{n}").charset is None
     assert len(remembered) == before
+
+
+@requirement("openapi.charsets")
+@pytest.mark.parametrize(
+    "charset",
+    [
+        "utf-8",
+        "utf-8-sig",
+        "utf-16",
+        "utf-32",
+        "utf-32-be",
+        "cp1252",
+        "gb18030",
+        "shift_jis",
+        "euc_jis_2004",
+        "iso2022_jp",
+        "hz",
+    ],
+)
+def test_a_large_text_is_decoded_as_if_at_once(charset: str) -> None:
+    valid = ("Grüße, 世界 " * 20_000).encode(charset, errors="ignore")
+    assert decode_text(valid, charset) == valid.decode(charset)
+    invalid = Random(7).randbytes(300_000)
+    assert decode_text(invalid, charset, errors="replace") == invalid.decode(charset, errors="replace")
+    with pytest.raises(UnicodeError):
+        decode_text(invalid, charset)

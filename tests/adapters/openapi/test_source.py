@@ -2,6 +2,7 @@
 
 import asyncio
 import gc
+import gzip
 import json
 from base64 import b64decode
 from pathlib import Path
@@ -16,7 +17,7 @@ from opwire.adapters.source import Report
 from opwire.errors import CallError, ErrorCode, UsageError
 from opwire.operation import OperationType
 from tests.adapters.openapi.documents import answers, document, json_body, parameter
-from tests.adapters.openapi.echo import EchoServer, answer, events, json_answer
+from tests.adapters.openapi.echo import EchoServer, Exchange, answer, events, json_answer, stream_head
 from tests.properties import is_thorough
 from tests.requirements import requirement
 
@@ -258,3 +259,67 @@ def test_githubs_answers_are_read_with_the_definitions_that_they_need(shared: Pa
     assert 5 < len(json_schema["$defs"]) < 20
     assert operations["repos/get"].input_schema.is_valid({"owner": "a", "repo": "b"})
     assert not operations["repos/get"].input_schema.is_valid({"owner": "a"})
+
+
+@requirement("openapi.secrets-hidden")
+async def test_neither_configured_headers_nor_credentials_are_told_if_the_api_repeats_them(server: EchoServer) -> None:
+    async def script(exchange: Exchange) -> None:
+        names = ("authorization", "x-token", "accept-language")
+        problem = {
+            "status": 403,
+            "title": "No",
+            "detail": " ".join(f"{exchange.request.header(each)}" for each in names),
+        }
+        if exchange.request.path == "/plain":
+            await exchange.send(json_answer(problem, 403))
+        else:
+            body = f"event: error\ndata: {json.dumps(problem)}\n\n".encode()
+            await exchange.send(stream_head(**{"Content-Length": str(len(body))}) + body)
+
+    api = document(
+        {
+            "/plain": {"get": {"operationId": "plain", "responses": answers({})}},
+            "/stream": {"get": {"operationId": "stream", "responses": answers({}, content_type=SSE)}},
+        },
+        components={"securitySchemes": {"login": {"type": "http", "scheme": "bearer"}}},
+        security=[{"login": []}],
+    )
+    server.on("/plain", script)
+    server.on("/stream", script)
+    given = {"X-Token": "s3cret-of-the-file", "Accept-Language": "de-CH"}
+    registry = OperationRegistry()
+    async with from_openapi(
+        api, base_url=server.url, credentials={"login": "s3cret-of-the-login"}, headers=given
+    ) as own:
+        registry.register_all(own)
+        with pytest.raises(CallError) as plain:
+            await registry.execute("test.plain", {})
+        with pytest.raises(CallError) as stream:
+            await anext(registry.subscribe("test.stream", {}))
+    for failure in (plain.value, stream.value):
+        assert failure.details["body"]["detail"] == "*** *** de-CH"
+        assert "s3cret" not in f"{failure.message}{failure.details}"
+
+
+@requirement("openapi.charsets")
+@pytest.mark.parametrize("kind", ["text/plain", "application/json"])
+async def test_the_event_loop_runs_while_a_large_invalid_text_is_decoded(kind: str, server: EchoServer) -> None:
+    turns = 0
+
+    async def count() -> None:
+        nonlocal turns
+        while True:
+            turns += 1
+            await asyncio.sleep(0)
+
+    size = 4 * 1024 * 1024
+    headers = {"Content-Type": f"{kind}; charset=windows-1252", "Content-Encoding": "gzip"}
+    server.on("/pets/7", answer(200, gzip.compress(b"\x81" * size), headers))
+    registry = OperationRegistry()
+    async with from_openapi(PETS, namespace="pets", base_url=server.url, normalize="off") as pets:
+        registry.register_all(pets)
+        counting = asyncio.create_task(count())
+        envelope = await registry.execute("pets.pet", {"id": 7})
+        counting.cancel()
+    assert envelope.data == "\ufffd" * size
+    assert turns >= 60  # 10 of them while the response is received

@@ -19,7 +19,7 @@ from aiohttp import ClientResponse
 from msgspec import Struct
 from msgspec.structs import replace
 
-from opwire.adapters.openapi.plan import CallPlan, StreamKind, header_value, is_visible_ascii
+from opwire.adapters.openapi.plan import FAST_CHARSETS, CallPlan, StreamKind, header_value, is_visible_ascii
 from opwire.adapters.openapi.request import compile_request
 from opwire.adapters.openapi.responses import (
     MAX_ERROR_BODY,
@@ -44,7 +44,8 @@ from opwire.typed.plain import as_dict
 
 logger = logging.getLogger("opwire.adapters.openapi")
 
-_LARGE_XML = 64 * 1024  # bytes: parsing them takes about 20 ms, 50 times as long as JSON
+_LARGE_BODY = 1024 * 1024  # bytes that are decoded in a thread: invalid UTF-8 takes 20 ms
+_SLOW_BODY = 64 * 1024  # bytes of XML, 50 times as slow as JSON, or in a charset with a slow codec: 10 to 20 ms
 T = TypeVar("T")
 
 
@@ -135,7 +136,7 @@ class HTTPOperation(Struct, eq=False, dict=True):
             attempt = 1
             while True:
                 try:
-                    response = await self.open(request, context)
+                    response, _ = await self.open(request, context)
                     body = await client.read(response)
                     break
                 except CallError as error:
@@ -146,7 +147,9 @@ class HTTPOperation(Struct, eq=False, dict=True):
                 await asyncio.sleep(delay)
                 attempt += 1
             head = head_of(response)
-            if len(body) > _LARGE_XML and head.media_type.is_xml:
+            kind = head.media_type
+            is_slow = len(body) > _SLOW_BODY and (kind.is_xml or kind.charset not in FAST_CHARSETS)
+            if is_slow or len(body) > _LARGE_BODY:
                 return await asyncio.to_thread(self.responses.read, head, body)
             return self.responses.read(head, body)
 
@@ -199,10 +202,10 @@ class HTTPOperation(Struct, eq=False, dict=True):
             return request
         return await self.credentials.apply(self.plan, request, context, offline=offline)
 
-    async def open(self, request: HTTPRequest, context: Context) -> ClientResponse:
-        """Send a request, and return the response with its body unread; the caller closes it.
+    async def open(self, request: HTTPRequest, context: Context) -> tuple[ClientResponse, HTTPRequest]:
+        """Return the response to a request with its body unread, and the request with its credentials.
 
-        A token that the API rejects is refreshed once.
+        The caller closes the response. A token that the API rejects is refreshed once.
 
         Raises:
             CallError: EXECUTION_ERROR for an HTTP error; else as `HTTPClient.open`.
@@ -215,10 +218,10 @@ class HTTPOperation(Struct, eq=False, dict=True):
             signed = await self._signed(request, context)
             response = await client.open(signed)
         if 200 <= response.status < 300 or response.status == 304:
-            return response
+            return response, signed
         body, is_whole = await client.read_start(response, MAX_ERROR_BODY)
         hint = credentials.missing(plan, signed) if response.status in (401, 403) else ""
-        raise error_of(head_of(response), body, is_whole=is_whole, hint=hint, secrets=signed.secrets())
+        raise error_of(head_of(response), body, is_whole=is_whole, hint=hint, secrets=client.prepared(signed).secrets())
 
 
 class StreamSubscription:
@@ -273,7 +276,7 @@ class StreamSubscription:
                 logger.warning("%s: the last event id is not a valid header: resuming without it", operation_id)
             request = replace(request, headers=headers)
         try:
-            response = await limit(lambda: operation.open(request, self._context), deadline, complaint)
+            response, sent = await limit(lambda: operation.open(request, self._context), deadline, complaint)
         except CallError as error:
             if self._parser is None or not error.retryable or error.code is ErrorCode.TIMEOUT:
                 raise
@@ -287,7 +290,7 @@ class StreamSubscription:
             return []
         if kind is not None:
             self._response = response
-            self._stream = ChunkReader(operation.client, response), self._decoder(head, kind)
+            self._stream = ChunkReader(operation.client, response), self._decoder(head, kind, sent)
             return []
         if not head.media_type.is_json:
             response.close()
@@ -299,7 +302,7 @@ class StreamSubscription:
         self._finish()
         return [operation.responses.read(head, body)]
 
-    def _decoder(self, head: ResponseHead, kind: StreamKind) -> ItemDecoder:
+    def _decoder(self, head: ResponseHead, kind: StreamKind, sent: HTTPRequest) -> ItemDecoder:
         plan, max_item = self._operation.plan, self._operation.client.options.max_item
         if kind != "sse" and self._context.resume_from is not None:
             raise resume_error(f"{plan.operation_id} cannot be resumed: its items have no ids")
@@ -309,7 +312,7 @@ class StreamSubscription:
         last_event_id = last.last_event_id if last else self._context.resume_from or ""
         self._parser = SSEParser(last_event_id=last_event_id, max_event=max_item)
         self._parser.retry = last.retry if last else None
-        return EventDecoder(plan, head, self._parser)
+        return EventDecoder(plan, head, self._parser, self._operation.client.prepared(sent).secrets())
 
     async def _advance(self, chunks: ChunkReader, decoder: ItemDecoder) -> list[ShapedResult]:
         """Return the items of the next chunk, which may be none."""

@@ -25,7 +25,16 @@ import msgspec
 from msgspec import Struct
 from msgspec.structs import replace
 
-from opwire.adapters.openapi.plan import CallPlan, MediaType, ResponseMedia, StreamKind, choose, media_type
+from opwire.adapters.openapi.plan import (
+    FAST_CHARSETS,
+    CallPlan,
+    MediaType,
+    ResponseMedia,
+    StreamKind,
+    choose,
+    decode_text,
+    media_type,
+)
 from opwire.adapters.openapi.xml_text import read_xml
 from opwire.envelope import HTTPResponseMeta, http_envelope
 from opwire.errors import CallError, ErrorCode, SchemaError
@@ -57,7 +66,6 @@ _MAX_CACHED = 64  # an API may invent a content type for each response: it conta
 _MAX_DATE = 100  # characters
 _FAR = 1e12  # seconds; larger than any timestamp
 _EPOCH = 1_000_000_000  # a larger number of seconds is a timestamp, not a delay
-_ASCII_BRACKETS = (None, "utf-8", "ascii")  # charsets in which a bracket is its ASCII byte
 _json = msgspec.json.Decoder()
 
 
@@ -128,7 +136,7 @@ class ResponseReader:
                     if xml is None:
                         data = _read_json(kind, body)
                         # JSON with fewer brackets than MAX_DEPTH cannot be nested too deeply.
-                        is_plain = kind.charset in _ASCII_BRACKETS and body.count(b"[") + body.count(b"{") <= MAX_DEPTH
+                        is_plain = kind.charset in FAST_CHARSETS and body.count(b"[") + body.count(b"{") <= MAX_DEPTH
                     else:
                         data = read_xml(body, xml, kind.charset)
                 except (ValueError, RecursionError) as error:
@@ -148,10 +156,10 @@ class ResponseReader:
         charset = kind.charset or "utf-8"
         body = body.removeprefix(_BOM) if charset == "utf-8" else body
         try:
-            return body.decode(charset)
+            return decode_text(body, charset)
         except UnicodeError:
             logger.warning("%s: invalid %s in the response is replaced", self._plan.operation_id, charset)
-            return body.decode(charset, errors="replace")
+            return decode_text(body, charset, errors="replace")
 
 
 def declared_for(plan: CallPlan, status: int) -> tuple[ResponseMedia, ...]:
@@ -167,8 +175,8 @@ def declared_for(plan: CallPlan, status: int) -> tuple[ResponseMedia, ...]:
 
 
 def _read_json(kind: MediaType, body: bytes) -> Any:
-    if kind.charset not in _ASCII_BRACKETS:
-        return read_peer_json(_json, body.decode(kind.charset).removeprefix("\ufeff"))
+    if kind.charset not in FAST_CHARSETS:
+        return read_peer_json(_json, decode_text(body, kind.charset).removeprefix("\ufeff"))
     return read_peer_json(_json, body.removeprefix(_BOM))
 
 
@@ -478,9 +486,10 @@ class EventDecoder(ItemDecoder):
     details (RFC 9457) raises that error; any other is an ordinary item.
     """
 
-    def __init__(self, plan: CallPlan, head: ResponseHead, parser: SSEParser) -> None:
+    def __init__(self, plan: CallPlan, head: ResponseHead, parser: SSEParser, secrets: Iterable[str] = ()) -> None:
         super().__init__(plan, head)
         self._parser = parser
+        self._secrets = secrets  # of the request, which an error may quote
         self._log = LimitedLog(logger, per_second=_LINES)
 
     def feed(self, chunk: bytes) -> list[ShapedResult]:
@@ -499,7 +508,8 @@ class EventDecoder(ItemDecoder):
                 case "error", {"status": int(status), "title": str(title)} if 400 <= status <= 599:
                     head = replace(self._head, status=status, reason=title, headers=[], content_type=_PROBLEM)
                     is_whole = len(event.data) <= MAX_ERROR_BODY
-                    self.failure = error_of(head, event.data.encode(errors="replace"), is_whole=is_whole)
+                    body = event.data.encode(errors="replace")
+                    self.failure = error_of(head, body, is_whole=is_whole, secrets=self._secrets)
                     break
                 case kind, _:
                     last_id = event.last_event_id or None
