@@ -5,8 +5,10 @@ import threading
 from collections.abc import AsyncIterator
 from typing import Any
 
+import aiohttp
 import pytest
 
+from opwire.auth import StaticTokens
 from opwire.code_mode import CodeLimits, code_mode, is_longer
 from opwire.envelope import mcp_envelope
 from opwire.errors import CallError, ErrorCode, UsageError
@@ -14,6 +16,7 @@ from opwire.llm import anthropic_tools
 from opwire.operation import AccessControl, Context, Identity
 from opwire.policies import CallBudget
 from opwire.registry import OperationRegistry
+from opwire.serve.http import serve_http
 from tests.requirements import requirement
 
 STAFF = Identity(id="ann", scopes=("staff",))
@@ -215,6 +218,29 @@ async def test_a_program_that_waits_is_ended_at_its_deadline_and_others_run_mean
         await waiting
     assert late.value.code is ErrorCode.TIMEOUT
     assert (await mode.execute("tools.run", {"code": "1"})).data == "1"
+
+
+@requirement("code-mode.limits")
+async def test_the_programs_of_one_caller_do_not_keep_those_of_others_out() -> None:
+    started = asyncio.Event()
+    registry = OperationRegistry()
+
+    @registry.query("shop.wait", access=AccessControl(public=True))
+    async def wait() -> None:
+        started.set()
+        await asyncio.Event().wait()
+
+    users, ann = StaticTokens({"token-of-ann-0123456": Identity(id="ann")}), {"x-api-key": "token-of-ann-0123456"}
+    app = serve_http(code_mode(registry, limits=CodeLimits(programs=2)), authenticate=users)
+    async with app.listening(drain_timeout=1) as address, aiohttp.ClientSession(address) as http, asyncio.timeout(60):
+        waiting = asyncio.create_task(http.post("/tools/run", json={"code": "await shop_wait()"}))
+        await started.wait()
+        async with http.post("/tools/run", json={"code": "1"}) as refused:
+            assert refused.status == 429
+            assert "1 programs are running already, 1 of this caller" in (await refused.json())["detail"]
+        async with http.post("/tools/run", json={"code": "1"}, headers=ann) as served:
+            assert await served.json() == "1"
+        waiting.cancel()
 
 
 @requirement("code-mode.limits")

@@ -35,7 +35,7 @@ class Tally(dict[K, int]):
 
 
 class ByteBudget(Generic[K]):
-    """Bytes that owners hold: at most `most` in all, and `most_each` for one: none can lock out others."""
+    """Bytes, or places, that owners hold: at most `most` in all, and `most_each` for one: none can lock out others."""
 
     def __init__(self, most: int, most_each: int) -> None:
         self._most = most

@@ -16,6 +16,7 @@ import re
 from collections.abc import Awaitable, Callable, Generator, Iterable
 from contextlib import contextmanager
 from importlib import import_module
+from math import ceil
 from types import NoneType
 from typing import Annotated, Any, cast
 
@@ -23,6 +24,7 @@ import msgspec
 from msgspec import Meta, Struct
 from msgspec.structs import replace
 
+from opwire.bounded import ByteBudget
 from opwire.envelope import MCPResponseMeta, ResponseEnvelope
 from opwire.errors import CallError, ErrorCode, check_above_zero, check_counts, needs_extra
 from opwire.invoke import CLOSE_GRACE
@@ -58,8 +60,8 @@ class CodeLimits(Struct, frozen=True, kw_only=True):
     """What one program may use.
 
     `seconds` of its own computing, `total_seconds` with the calls that it waits for, `memory` in bytes, `calls` of
-    operations, and `output` characters of result and printed text. At most `programs` run at the same time. The
-    arguments of a call, and a result, may have a sixteenth of `memory` as JSON.
+    operations, and `output` characters of result and printed text. At most `programs` run at the same time, half of
+    them of one caller. The arguments of a call, and a result, may have a sixteenth of `memory` as JSON.
 
     Raises:
         UsageError: a number is not above zero.
@@ -117,7 +119,7 @@ class _CodeTools:
         self._limits = limits
         self._search = search  # the name of the tool
         self._tools = ToolSearch(registry)
-        self._running = 0
+        self._places: ByteBudget[str | None] = ByteBudget(limits.programs, ceil(limits.programs / 2))  # by identity
 
     async def search(self, query: Query, context: Context, limit: Limit = 5) -> str:
         """Find functions by what they do, in plain words."""
@@ -128,13 +130,15 @@ class _CodeTools:
 
     async def run(self, code: Code, context: Context) -> str:
         """Run a program."""
-        if self._running >= self._limits.programs:
-            raise CallError(ErrorCode.RATE_LIMITED, f"{self._running} programs are running already")
-        self._running += 1
+        caller = None if context.identity is None else context.identity.id
+        if not self._places.take(caller, 1):
+            running = self._places.held
+            message = f"{sum(running.values())} programs are running already, {running[caller]} of this caller"
+            raise CallError(ErrorCode.RATE_LIMITED, message)
         try:
             return await self._run(code, context)
         finally:
-            self._running -= 1
+            self._places.give_back(caller, 1)
 
     async def _run(self, code: str, context: Context) -> str:
         from pydantic_monty import AsyncMonty, MontyCrashedError, MontyError

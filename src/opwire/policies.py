@@ -29,7 +29,7 @@ from msgspec import Struct
 from msgspec.structs import replace
 
 from opwire.auth.tokens import TokenBucket
-from opwire.bounded import BoundedDict, Tally
+from opwire.bounded import BoundedDict, ByteBudget
 from opwire.envelope import ResponseEnvelope
 from opwire.errors import (
     CallError,
@@ -400,25 +400,22 @@ class Approval(Policy):
         check_counts(max_waiting=max_waiting)
         self._ask = ask
         self._timeout = timeout
-        self._max_waiting = max_waiting
-        self._waiting: Tally[str | None] = Tally()  # by the id of the caller
+        self._places: ByteBudget[str | None] = ByteBudget(max_waiting, ceil(max_waiting / 2))  # by identity
 
     @asynccontextmanager
     async def _around(self, spec: OperationSpec, input: Any, context: Context) -> AsyncGenerator[PolicyCall]:
         caller = None if context.identity is None else context.identity.id
-        own, total = self._waiting[caller], sum(self._waiting.values())
-        if total >= self._max_waiting:
-            raise CallError(ErrorCode.RATE_LIMITED, f"{total} calls wait for approval already")
-        if own >= ceil(self._max_waiting / 2):  # otherwise one caller could keep all others out
-            raise CallError(ErrorCode.RATE_LIMITED, f"{own} calls of this caller wait for approval already")
         shown = _encoded_plain(input)
         if shown is None:  # what a person does not see is not approved
             raise CallError(ErrorCode.VALIDATION_ERROR, f"{spec.id}: the input has no JSON form to ask a person about")
-        self._waiting[caller] += 1
+        if not self._places.take(caller, 1):
+            waiting = self._places.held
+            message = f"{sum(waiting.values())} calls wait for approval already, {waiting[caller]} of this caller"
+            raise CallError(ErrorCode.RATE_LIMITED, message)
         try:
             decision = await self._decide(spec, input, context)
         finally:
-            self._waiting.subtract(caller)
+            self._places.give_back(caller, 1)
         if decision is True and _encoded_plain(input) != shown:
             decision = "its input has changed since the person was asked"
         if decision is not True:

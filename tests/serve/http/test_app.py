@@ -548,7 +548,7 @@ async def test_one_caller_cannot_use_up_the_room_of_calls_that_wait_for_approval
         while len(queue.waiting) < 2:
             await asyncio.sleep(0.01)
         third = await client.post("/shop/order", x_api_key="token-of-ann-0123456")
-        assert "2 calls of this caller wait for approval" in refused(third, 429, "RATE_LIMITED")
+        assert "2 calls wait for approval already, 2 of this caller" in refused(third, 429, "RATE_LIMITED")
         other = asyncio.create_task(client.post("/shop/order", x_api_key="token-of-bob-0123456"))
         while len(queue.waiting) < 3:
             await asyncio.sleep(0.01)
