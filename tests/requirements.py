@@ -1199,7 +1199,8 @@ SERVE_MCP: dict[str, str] = {
     "serve-mcp.http-limits": "Bodies and sessions are limited, those of clients without identity apart; idle ones end. "
     "So are the calls of all sessions of an identity, also after their clients have disconnected.",
     "serve-mcp.sessions": "A session is open only to the identity that opened it; a stream ends with its token.",
-    "serve-mcp.batches": "In revision 2025-03-26 batches are served, of bounded length; in others they are rejected.",
+    "serve-mcp.batches": "In revision 2025-03-26 batches are served, of bounded length, and with responses of bounded "
+    "size; in others they are rejected.",
     "serve-mcp.resumption": "A client whose stream breaks or is ended by the server gets what it has missed, once, of "
     "its own session.",
     "serve-mcp.resumption.bounds": "Events for resumption are bounded in count, bytes and time.",

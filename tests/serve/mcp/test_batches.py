@@ -74,6 +74,29 @@ async def test_the_event_loop_runs_between_the_calls_of_a_batch() -> None:
 
 
 @requirement("serve-mcp.batches")
+async def test_responses_to_batches_that_clients_do_not_read_take_bounded_memory() -> None:
+    large = OperationRegistry()
+
+    @large.query("a.page")
+    async def page() -> str:
+        return "x" * 2_000_000  # which is in a response twice
+
+    def refused(replies: list[Any]) -> list[bool]:
+        return ["send it alone" in each.get("error", {}).get("message", "") for each in replies]
+
+    async with browsing(large, anonymous=GUEST) as browser:
+        session = await opened(browser, "2025-03-26")
+        batch = [call("a_page", id=n) for n in range(10)]
+        async with browser.post(batch, Mcp_Session_Id=session) as unread:
+            assert unread.status == 200  # the rest is not read before the next batch is answered
+            async with browser.post(batch, Mcp_Session_Id=session) as response:
+                assert refused(await response.json()) == [True] * 10
+            assert refused(await unread.json()) == [False] * 8 + [True] * 2
+        async with browser.post(batch[:2], Mcp_Session_Id=session) as response:
+            assert refused(await response.json()) == [False, False]
+
+
+@requirement("serve-mcp.batches")
 @pytest.mark.parametrize(
     ("version", "batch"),
     [("2025-06-18", doubled(1, 2)), ("2025-03-26", []), ("2025-03-26", doubled(*range(MAX_BATCH + 1)))],

@@ -12,7 +12,7 @@ from functools import lru_cache
 from typing import Any, NamedTuple, cast
 from uuid import uuid4
 
-from opwire.bounded import Tally
+from opwire.bounded import ByteBudget, Tally
 from opwire.errors import CallError, ErrorCode
 from opwire.mcp.messages import (
     InvalidMessageError,
@@ -51,6 +51,9 @@ PRIMED = "2025-11-25"
 
 PRIME_AFTER = 5.0
 """Seconds after which a call has a stream that its client can resume; before, its response is JSON."""
+
+MAX_REPLIES = 64 * 1024 * 1024
+"""Bytes of the responses to batches that clients have not read, half of them of one identity."""
 
 JSON, EVENTS = "application/json", "text/event-stream"
 _JSON_TYPE: Header = (b"content-type", JSON.encode())
@@ -155,6 +158,8 @@ class RunningCalls:
     def __init__(self, max_each: int) -> None:
         self._max_each = max_each
         self._by_owner: Tally[str | None] = Tally()
+        # Bytes of the responses to batches that are not sent yet: those of one are complete before the first is sent.
+        self.replies: ByteBudget[str | None] = ByteBudget(MAX_REPLIES, MAX_REPLIES // 2)
 
     def is_full(self, owner: str | None) -> bool:
         """Return whether an owner can start no more."""
@@ -175,6 +180,7 @@ class SessionRequest(ServedRequest, kw_only=True):
     writer: EventWriter | None = None  # the response to its POST as events
     is_cancelled: bool = False
     is_ended: bool = False
+    held: int = 0  # bytes of its response that count, in a batch
 
     def events(self) -> ResumableStream:
         """Return the stream of its events."""
@@ -401,16 +407,17 @@ class HTTPSession:
                 calls.append(asyncio.create_task(self._reply(request)))
                 await asyncio.sleep(0)  # all at once would stop the event loop for as long as all of them take
             replies += await asyncio.gather(*calls)
+            if replies:
+                await send_batch(send, replies, self.headers)
+            else:
+                await send_json(send, 202, headers=self.headers)
         finally:
             for call in calls:
                 call.cancel()  # unless it has ended
             for request in requests:
                 if request.task is None and self._running.get(request.message.id) is request:
                     del self._running[request.message.id]
-        if replies:
-            await send_batch(send, replies, self.headers)
-        else:
-            await send_json(send, 202, headers=self.headers)
+            self._calls.replies.give_back(self.owner, sum(request.held for request in requests))
 
     async def _reply(self, request: SessionRequest) -> bytes:
         try:
@@ -422,7 +429,12 @@ class HTTPSession:
         except asyncio.CancelledError:  # the client has left; the call goes on
             task.add_done_callback(lambda _: self._outcome(request, task))
             raise
-        return self._outcome(request, task)
+        reply, request.task = self._outcome(request, task), None  # which keeps its result
+        if self._calls.replies.take(self.owner, len(reply)):
+            request.held = len(reply)
+            return reply
+        message = "the request was served, and its response is too large beside others of batches: send it alone"
+        return encode_message(RPCFailure.of(request.message.id, RPCError(RPCCode.INTERNAL_ERROR, message)))
 
     def _take(self, message: RPCMessage) -> None:
         """Handle what has no response."""
