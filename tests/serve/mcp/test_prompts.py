@@ -12,6 +12,7 @@ from tests.requirements import requirement
 from tests.serve.mcp.library import library
 from tests.serve.mcp.raw import call, raw, request
 from tests.serve.mcp.shop import ERAS, NEWEST, connected
+from tests.serve.mcp.test_app import Browser, browsing
 
 READER = Identity(id="reader")
 
@@ -37,6 +38,25 @@ async def test_prompts_are_listed_with_their_arguments_and_take_text(era: str) -
         (message,) = found.messages
         assert isinstance(message.content, TextContent)
         assert (message.role, message.content.text) == ("user", "Write a kind review of Dune with 3 stars.")
+
+
+@requirement("serve-mcp.prompts", "peers.containers", "peers.numbers")
+@pytest.mark.parametrize("item", ["[]", "1e308"])
+async def test_an_argument_that_takes_long_to_decode_stays_text(item: str) -> None:
+    registry = OperationRegistry()
+
+    @registry.prompt("books.ratings")
+    def ratings(values: list[Any]) -> str:
+        return f"{len(values)} values"
+
+    async def asked(browser: Browser, values: str) -> str:
+        params = {"name": "books_ratings", "arguments": {"values": values}}
+        async with browser.post(request("prompts/get", params, era=NEWEST), era=NEWEST) as response:
+            return await response.text()
+
+    async with browsing(registry, anonymous=READER) as browser:
+        assert "3 values" in await asked(browser, f"[{item},{item},{item}]")
+        assert "is not of type" in await asked(browser, f"[{','.join([item] * 150_000)}]")
 
 
 @requirement("serve-mcp.prompts")

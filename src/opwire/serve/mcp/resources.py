@@ -26,7 +26,7 @@ from opwire.serve.mcp.calls import ServedCall, ServedRequest
 from opwire.serve.mcp.clients import MAX_SUBSCRIPTIONS, ClientState
 from opwire.serve.mcp.tools import Result, forwarded_fields, rpc_error
 from opwire.tools import ToolNames, data_block, encode_data, media_type
-from opwire.typed.plain import as_dict, as_list
+from opwire.typed.plain import as_dict, as_list, read_peer_json
 from opwire.uri_template import MAX_URI, URITemplate
 
 logger = logging.getLogger("opwire.serve")
@@ -47,6 +47,8 @@ _ROLES = ("user", "assistant")
 _OPEN_TIMEOUT = 30.0  # seconds until another server has accepted a subscription
 _MAX_META = 4_096  # bytes of the `_meta` of a subscription, which is kept as long
 
+_decoder = msgspec.json.Decoder()
+
 MakeCall = Callable[[OperationSpec], ServedCall]
 
 
@@ -57,7 +59,7 @@ def typed_arguments(spec: OperationSpec, given: dict[str, Any]) -> dict[str, Any
         name = path[1:].partition("/")[0].replace("~1", "/").replace("~0", "~")
         if isinstance(given.get(name), str):
             try:
-                typed[name] = msgspec.json.decode(given[name])
+                typed[name] = read_peer_json(_decoder, given[name])
             except (ValueError, RecursionError):
                 pass  # the validation of the operation says what is wrong
     return typed
