@@ -447,8 +447,8 @@ TRANSPORT: dict[str, str] = {
     "transport.batches.requests": "Requests are batched for the only server of an operation; a second one gets its "
     "share, and a batch that was not delivered is sent again, and no other.",
     "transport.link.order": "What is written to a connection arrives in order.",
-    "transport.link.bound": "A peer that does not read costs memory up to a bound; above it requests and answers fail, "
-    "each its own call, and what ends or steers calls still passes.",
+    "transport.link.bound": "A peer that does not read costs memory up to a bound; above it requests and answers wait "
+    "or fail, each its own call, and what ends or steers calls still passes.",
     "transport.link.fair": "A peer that sends thousands of requests at once has a hundredth of a second per turn of "
     "the event loop.",
     "transport.link.urgent": "Signs of life go past what waits to be sent.",
@@ -588,6 +588,8 @@ CALL: dict[str, str] = {
     "subscribe.lost-items": "A lost item ends the stream with an error on both sides.",
     "subscribe.errors": "An error in the middle of a stream comes after the items before it.",
     "subscribe.credits": "A producer is never advanced beyond the credits that its consumer gave.",
+    "subscribe.window-bytes": "A consumer grants few items in advance if they are large, and never none.",
+    "call.waits-for-room": "Large requests, responses and items wait for room in the queue of a connection.",
     "subscribe.credits.repeatable": "Grants are totals: a repeated one changes nothing, a lost one is made up for, and "
     "a consumer that waits repeats its own.",
     "subscribe.bounded": "The buffer of a consumer is bounded for any producer.",
@@ -701,8 +703,9 @@ REDIS: dict[str, str] = {
     "replaced or killed, and each call has one outcome.",
     "transport.redis.cluster": "In a cluster, ends find the server of their prefix, follow it when it is replaced or "
     "killed, and each call has one outcome.",
-    "transport.redis.backlog": "What Redis does not take is refused above a bound; what ends or steers calls has room "
-    "of its own.",
+    "transport.redis.backlog": "What Redis does not take waits above a bound, until the deadline; what ends or steers "
+    "calls has room of its own.",
+    "transport.redis.pace": "Large messages are paced: Redis disconnects an end for which it has buffered too much.",
     "transport.redis.slow-reader": "An end that Redis closes for reading too slowly comes back; each call has one "
     "outcome.",
     "transport.redis.prefix": "Ends with another prefix or database do not meet.",

@@ -3,7 +3,7 @@
 import asyncio
 import logging
 from collections.abc import AsyncIterator
-from typing import Any
+from typing import Any, cast
 
 import msgspec
 import pytest
@@ -280,18 +280,32 @@ async def test_a_request_that_reaches_a_draining_server_is_answered_by_another()
         await calls.close()
 
 
-@requirement("transport.link.bound")
-async def test_an_answer_that_the_transport_has_no_room_for_is_an_error_that_is_not_to_be_tried_again() -> None:
-    class Full(MemoryTransport):
-        def send(self, event: Any, to: Any) -> None:
-            if type(event).__name__ == "CallResponded":
-                raise CallError("RATE_LIMITED", "the peer does not keep up")
-            super().send(event, to)
+class Full(MemoryTransport):
+    """Has no room for responses, at first."""
 
-    bus = MemoryBus()
-    calls = PendingRequestMap(Full(bus))
-    async with calls, CallHandler(shop(), calls), PendingRequestMap(MemoryTransport(bus)) as client:
-        error = await call_error(client.call("shop.price", {"article": "tea"}))
+    rejected = 0
+
+    def send(self, event: Any, to: Any) -> None:
+        if type(event).__name__ == "CallResponded" and self.rejected < 3:
+            self.rejected += 1
+            raise CallError("RATE_LIMITED", "the peer does not keep up")
+        super().send(event, to)
+
+
+@requirement("call.waits-for-room")
+async def test_an_answer_waits_until_the_transport_has_room_for_it() -> None:
+    async with connected_ends(shop(), transport=Full) as here:
+        envelope = await here.client.call("shop.price", {"article": "tea"})
+        assert (envelope.meta.source, cast("Full", here.server.transport).rejected) == ("local", 3)
+
+
+@requirement("transport.link.bound")
+async def test_above_the_memory_for_waiting_answers_one_is_an_error_that_is_not_to_be_tried_again(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr("opwire.call.outbox._MAX_WAITING", 0)
+    async with connected_ends(shop(), transport=Full) as here:
+        error = await call_error(here.client.call("shop.price", {"article": "tea"}))
     assert (error.code, error.retryable) == ("RATE_LIMITED", False)
 
 

@@ -2,6 +2,7 @@
 
 import asyncio
 from typing import Any
+from unittest.mock import patch
 
 import pytest
 from hypothesis import given
@@ -9,7 +10,7 @@ from hypothesis import strategies as st
 
 from opwire import CallError, ErrorCode, local_envelope
 from opwire.call import CallCredit
-from opwire.call.call_table import EVERYTHING, MAX_EXCESS, Credits, Inbox, Overflow, Window
+from opwire.call.call_table import EVERYTHING, MAX_EXCESS, MAX_WINDOW, Credits, Inbox, Overflow, Window
 from tests.call.harness import settled, within
 from tests.requirements import requirement
 
@@ -263,8 +264,33 @@ async def test_items_that_may_be_on_their_way_are_not_lost() -> None:
 
 
 def test_a_window_is_granted_again_by_halves() -> None:
-    window = Window(4, "block")
-    assert (window.granted, [window.take() for _ in range(5)], window.granted) == (4, [0, 2, 0, 2, 0], 8)
-    assert Window(1, "block").take() == 1
+    window, item = Window(4, "block"), local_envelope(1, "a.b")
+    assert (window.granted, [window.take(item) for _ in range(5)], window.granted) == (4, [0, 2, 0, 2, 0], 8)
+    assert Window(1, "block").take(item) == 1
     endless = Window(4, "drop_oldest")
-    assert (endless.granted, endless.take(), endless.take()) == (EVERYTHING, 0, 0)
+    assert (endless.granted, endless.take(item), endless.take(item)) == (EVERYTHING, 0, 0)
+
+
+@requirement("subscribe.window-bytes")
+def test_a_window_opens_for_small_items_and_closes_for_large_ones() -> None:
+    small, large = local_envelope("x", "a.b"), local_envelope("x" * (MAX_WINDOW // 4), "a.b")
+    window = Window(64, "block")
+    assert window.granted == 8  # before the size of an item is known
+    assert [window.take(small) for _ in range(4)] == [0, 0, 0, 60]
+    outstanding = 64
+    for _ in range(100):
+        outstanding += window.take(large) - 1
+    assert outstanding in (2, 3)  # of which a fourth would be more than the limit
+    grants = [window.take(small) for _ in range(200)]
+    assert outstanding + sum(grants) - len(grants) > 32
+    assert Window(64, "block", is_local=True).granted == 64
+
+
+@requirement("subscribe.window-bytes")
+@given(sizes=st.lists(st.sampled_from([1, 1000, MAX_WINDOW // 8, MAX_WINDOW, 2 * MAX_WINDOW]), max_size=200))
+def test_a_consumer_that_reads_never_stalls_its_producer(sizes: list[int]) -> None:
+    with patch("opwire.call.call_table._wire_size", lambda item: item.data):
+        window = Window(16, "block")
+        for consumed, size in enumerate(sizes, 1):
+            window.take(local_envelope(size, "a.b"))
+            assert consumed < window.granted <= consumed + 16

@@ -125,6 +125,49 @@ async def test_large_inputs_in_flight_are_bounded_and_one_identity_gets_half(
     assert not shop.handler._inputs.held
 
 
+@pytest.fixture(params=["hub", "redis", "nats"])
+def engine(request: pytest.FixtureRequest) -> str | None:
+    """The URL of a broker; None: a hub."""
+    return None if request.param == "hub" else request.getfixturevalue(f"{request.param}_server").url
+
+
+@requirement("call.waits-for-room")
+async def test_many_large_messages_at_once_all_arrive(engine: str | None, meeting: Meeting) -> None:
+    large = "x" * 900_000  # of which some twenty fill the queue of a connection
+    registry = OperationRegistry()
+
+    @registry.query("large.length")
+    async def length(text: str) -> int:
+        await asyncio.sleep(0)
+        return len(text)
+
+    @registry.query("large.text")
+    async def text() -> str:
+        await asyncio.sleep(0)
+        return large
+
+    @registry.query("large.at_once")
+    async def at_once() -> str:  # without a task of its own
+        return large
+
+    @registry.subscription("large.texts")
+    async def texts() -> AsyncIterator[str]:
+        for _ in range(40):
+            yield large
+
+    url = engine or (await meeting.hub()).url
+    options = {} if engine is None else {"prefix": "large", "anonymous": EVERYBODY}
+    spoke = await meeting.spoke(url, registry, **options)
+    caller = await meeting.spoke(url, **options)
+    async with asyncio.timeout(60):
+        for id in ("large.text", "large.at_once"):
+            assert await asyncio.gather(*(caller.call(id) for _ in range(30))) == [large] * 30
+        calls = (caller.call("large.length", {"text": large}) for _ in range(30))
+        assert await asyncio.gather(*calls) == [len(large)] * 30
+        assert [item async for item in caller.subscribe("large.texts")] == [large] * 40
+    assert not spoke.handler._outbox.waiting.held
+
+
 @requirement("hub.repr")
 @pytest.mark.parametrize(
     ("url", "shown"),

@@ -58,7 +58,7 @@ _MAX_TIME = 2**53  # seconds: excludes NaN, infinities and an integer of 400 dig
 
 
 class TokenBucket:
-    """A token bucket: up to `burst` calls at once, refilled at `per_second`. Use one per connection.
+    """A token bucket: up to `burst` calls or bytes at once, refilled at `per_second`. Use one per connection.
 
         if wait := limit.take(time.monotonic()):
             raise CallError(ErrorCode.RATE_LIMITED, retry_after=wait)
@@ -77,15 +77,15 @@ class TokenBucket:
         self._left = float(burst)
         self._time = -inf  # of the last call
 
-    def take(self, now: float) -> float:
-        """Consume one call: return 0 if it may pass, else the seconds after which to retry."""
+    def take(self, now: float, amount: int = 1) -> float:
+        """Consume one call, or an amount up to `burst`: return 0 if it may pass, else the seconds to wait for it."""
         if now > self._time:
             self._left = min(self._burst, self._left + (now - self._time) * self._per_second)
             self._time = now
-        if self._left >= 1:
-            self._left -= 1
+        if self._left >= amount:
+            self._left -= amount
             return 0.0
-        return (1 - self._left) / self._per_second
+        return (amount - self._left) / self._per_second
 
 
 class LogLimit(logging.Filter):

@@ -243,9 +243,13 @@ Overflow = Literal["block", "error", "drop_oldest", "drop_newest", "latest"]
 MAX_EXCESS = 4 * 1024 * 1024
 """Bytes buffered beyond the window for a producer that ignores credits."""
 
+MAX_WINDOW = 4 * 1024 * 1024
+"""Bytes, about, that a consumer grants in advance."""
+
 EVERYTHING = 2**53 - 1
 """Credits of an unlimited stream: JavaScript's largest safe integer."""
 
+_FIRST_WINDOW = 8  # items, before the size of one is known
 _STALL = 1.0  # seconds without an item after which a consumer first repeats its grant
 _MAX_STALL = 4.0  # seconds between two repetitions, at most
 _ITEM = 512  # bytes of overhead per item
@@ -362,23 +366,37 @@ class Inbox:
 
 
 class Window:
-    """The consumer's side of flow control: how many items it has granted, and when to grant more."""
+    """The consumer's side of flow control: how many items it has granted, and when to grant more.
 
-    __slots__ = ("_blocks", "_size", "_taken", "granted", "unsent")
+    `size` are items, fewer if they are large: what is granted and not consumed takes about `MAX_WINDOW` bytes, since it
+    is buffered on the way, by hubs and brokers that close a connection above a limit. Not so within one process, where
+    items are not measured.
+    """
 
-    def __init__(self, size: int, overflow: Overflow) -> None:
+    __slots__ = ("_blocks", "_consumed", "_is_local", "_item", "_now", "_size", "_taken", "granted", "unsent")
+
+    def __init__(self, size: int, overflow: Overflow, *, is_local: bool = False) -> None:
         self._size = size
+        self._is_local = is_local
+        self._now = size if is_local else min(size, _FIRST_WINDOW)  # the window in items, at the moment
+        self._item = 0  # bytes of a large item
         self._blocks = overflow == "block"
-        self._taken = 0  # items consumed since the last grant
-        self.granted = size if self._blocks else EVERYTHING
+        self._taken = 0  # items consumed since the window was last measured
+        self._consumed = 0  # before that
+        self.granted = self._now if self._blocks else EVERYTHING
         self.unsent = False  # the transport rejected the last grant
 
-    def take(self) -> int:
+    def take(self, item: ResponseEnvelope[Any]) -> int:
         """Count a consumed item. Return how many items to grant now: half a window at a time, otherwise 0."""
         self._taken += 1
-        if not self._blocks or self._taken * 2 < self._size:
+        if not self._blocks or self._taken * 2 < self._now:
             return 0
-        more, self._taken = self._taken, 0
+        self._consumed += self._taken
+        self._taken = 0
+        if not self._is_local:  # one item of many, since it takes as long as to encode it
+            self._item = max(_wire_size(item), self._item // 2)
+            self._now = min(self._size, max(2, MAX_WINDOW // self._item))
+        more = max(0, self._consumed + self._now - self.granted)
         self.granted += more
         return more
 

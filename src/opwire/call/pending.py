@@ -28,12 +28,13 @@ from opwire.call.events import (
     CallRequested,
     CallResponded,
 )
-from opwire.call.transport import Address, CallRoute, RemoteCallOptions, Transport, on_behalf_of, random_ids
+from opwire.call.outbox import Outbox, is_full
+from opwire.call.transport import Address, CallRoute, RemoteCallOptions, Transport, random_ids, request_event
 from opwire.deadlines import MAX_SECONDS, Deadlines
 from opwire.envelope import ResponseEnvelope, is_response_envelope, read_envelope
 from opwire.errors import CallError, ConversionError, ErrorCode, check_above_zero, check_counts
 from opwire.invoke import Interceptors, Run
-from opwire.operation import Context, Interceptor, OperationType, Progress, trace_of
+from opwire.operation import Context, Interceptor, OperationType, Progress
 from opwire.pipeline import typed_envelope
 from opwire.tasks import AsyncResource, in_turns
 
@@ -71,6 +72,7 @@ class PendingRequestMap(AsyncResource):
         check_above_zero(timeout=timeout)
         self.transport = transport
         self._timeout, self._window = timeout, window
+        self._outbox = Outbox()
         self._table: CallTable[_Sink] = CallTable()
         self._deadlines, self._ids = Deadlines(), random_ids(12)
         self._callers: dict[str, Address] = {}  # of received requests, by request id
@@ -175,7 +177,12 @@ class PendingRequestMap(AsyncResource):
             deadline = context.deadline
         # `get_running_loop` is a system call on Python 3.11: 0.2 µs.
         response: asyncio.Future[ResponseEnvelope[Any]] = (self._loop or asyncio.get_running_loop()).create_future()
-        request_id = self._request(operation_id, input, context, response, remaining=deadline - began, **route)
+        try:
+            request_id = self._request(operation_id, input, context, response, remaining=deadline - began, **route)
+        except CallError as error:
+            if not is_full(error):
+                raise
+            request_id = await self._request_later(operation_id, input, context, response, deadline, **route)
         if response.done():  # a handler in this process that did not suspend
             self._immediate += 1
             if self._immediate % _BREATH == 0:
@@ -241,13 +248,18 @@ class PendingRequestMap(AsyncResource):
         overflow: Overflow,
         **route: Unpack[CallRoute],
     ) -> AsyncGenerator[ResponseEnvelope[Any]]:
-        inbox, window = Inbox(self._window, overflow), Window(self._window, overflow)
+        inbox = Inbox(self._window, overflow)
+        window = Window(self._window, overflow, is_local=self.transport.local)
         remaining = context.remaining
         if remaining is not None and not remaining < MAX_SECONDS:
             remaining = None  # servers count a day at most: it is enforced at this end only
-        request_id = self._request(
-            operation_id, input, context, inbox, remaining=remaining, credits=window.granted, **route
-        )
+        options: dict[str, Any] = {"credits": window.granted, **route}
+        try:
+            request_id = self._request(operation_id, input, context, inbox, remaining=remaining, **options)
+        except CallError as error:
+            if not is_full(error):
+                raise
+            request_id = await self._request_later(operation_id, input, context, inbox, context.deadline, **options)
         watch = StallWatch(request_id, inbox, window)
         if self.transport.lossy:
             self._check_later(watch)
@@ -258,7 +270,7 @@ class PendingRequestMap(AsyncResource):
                 if item is None:
                     return
                 yield item
-                if more := window.take():
+                if more := window.take(item):
                     self._grant(watch, more)
         finally:
             self._deadlines.discard(watch, watch.tick)
@@ -306,59 +318,44 @@ class PendingRequestMap(AsyncResource):
         return True
 
     def _request(
-        self,
-        operation_id: str,
-        input: Any,
-        context: Context,
-        sink: _Sink,
-        *,
-        remaining: float | None,
-        credits: int | None = None,
-        to: Address | None = None,
-        sticky_key: str | None = None,
-        version: str | None = None,
+        self, operation_id: str, input: Any, context: Context, sink: _Sink, *, to: Address | None = None, **options: Any
     ) -> str:
-        if remaining is not None and remaining <= 0:
-            raise CallError(ErrorCode.TIMEOUT, f"the deadline of {operation_id} passed before it was called")
-        parent, identity = context.parent_request_id if self.transport.vouches else None, None
-        if context.inbound is not None or context.identity is not None:
-            parent, identity = on_behalf_of(context, operation_id, self, vouches=self.transport.vouches)
+        """Send a request with the `options` of `request_event`; return its id."""
+        event = request_event(next(self._ids), operation_id, input, context, self, **options)
         # A call with the context of a served call is its child, as by `Context.child`.
         wanted = context.request_id if context.inbound is None else None
-        on_progress = None if context.on_progress is None or context.is_served else context.on_progress
-        request_id = next(self._ids)
         if wanted is not None and wanted not in self._used and wanted not in self._table:
-            request_id, self._used[wanted] = wanted, None  # a used one would be a duplicate for servers
+            event, self._used[wanted] = replace(event, request_id=wanted), None  # a used one is a duplicate for servers
             if len(self._used) > _REMEMBERED:
                 self._used.popitem(last=False)
-        event = CallRequested(
-            request_id=request_id,
-            operation_id=operation_id,
-            input=input,
-            parent_request_id=parent,
-            identity=identity,
-            deadline=None if remaining is None else round((time.time() + remaining) * 1000),
-            timeout_ms=None if remaining is None else int(remaining * 1e6) / 1e3,  # `round` to digits costs 0.3 µs more
-            credits=credits,
-            sticky_key=sticky_key,
-            version=version,
-            progress=None if on_progress is None else True,
-            questions=None if context.on_question is None else True,
-            resume_from=None if context.resume_from is None or context.is_served else context.resume_from,
-        )
-        if context.metadata:
-            event = replace(event, **trace_of(context.metadata))
+        request_id = event.request_id
+        on_progress = context.on_progress if event.progress else None
         if self._closed:
             raise CallError(ErrorCode.UNAVAILABLE, "the connection is closed")
-        self._table.open(event, sink, on_progress, context.on_question, streams=credits is not None, movable=to is None)
+        self._table.open(
+            event, sink, on_progress, context.on_question, streams=event.credits is not None, movable=to is None
+        )
         try:
             to = self._send(event, to) if to is not None or self._observers.added else self.transport.request(event)
         except BaseException:
             self._table.settle(request_id)
+            self._used.pop(request_id, None)
             raise
         if to is not None:
             self._table.routed(request_id, to)
         return request_id
+
+    async def _request_later(
+        self, operation_id: str, input: Any, context: Context, sink: _Sink, deadline: float | None, **options: Any
+    ) -> str:
+        """Send a request that does not fit into the queue of the connection as soon as it does."""
+
+        def send() -> str:
+            remaining = None if deadline is None else deadline - time.monotonic()
+            return self._request(operation_id, input, context, sink, remaining=remaining, **options)
+
+        wait = partial(self._outbox.send, options.get("to"), send)
+        return await self._deadlines.limit(wait, deadline, f"the request for {operation_id} could not be sent")
 
     # --- replies ------------------------------------------------------------------------------------------------------
 

@@ -171,13 +171,13 @@ async def test_when_too_much_is_waiting_there_is_still_room_for_what_ends_or_ste
 
         def pour() -> None:
             for _ in range(1_000):
-                one.connection.send("two", "", b"x" * 100_000, control=False)
+                one.connection.send("two", "", b"x" * 60_000, control=False)
 
         with pytest.raises(CallError, match="does not keep up") as caught:
             pour()
         assert caught.value.code is ErrorCode.RATE_LIMITED
         with pytest.raises(CallError, match="does not keep up"):
-            one.connection.request("a.b", "t", b"x" * 100_000)
+            one.connection.request("a.b", "t", b"x" * 60_000)
         one.connection.send("two", "", b"y" * 100_000, control=True)
         one.connection.broadcast("", b"z" * 100_000)
         one.connection.beat(BEAT)
@@ -185,6 +185,24 @@ async def test_when_too_much_is_waiting_there_is_still_room_for_what_ends_or_ste
         await two.log.until(lambda: two.log.rumours)
         assert two.log.messages[-1] == b"y" * 100_000
         assert one.log.failures == one.log.ends == []
+
+
+@requirement("transport.redis.pace")
+async def test_large_messages_are_paced_so_that_redis_need_not_buffer_them(own_redis: Redis) -> None:
+    server, large = own_redis(), b"x" * 1_000_000
+    async with end(server.url, "one") as one, end(server.url, "two") as two:
+
+        def pour(count: int, message: bytes = large, *, control: bool = False) -> None:
+            for _ in range(count):
+                one.connection.send("two", "", message, control=control)
+
+        for send in (lambda: pour(100), lambda: one.connection.request("a.b", "t", large)):
+            with pytest.raises(CallError, match="large messages") as caught:
+                send()
+            assert caught.value.code is ErrorCode.RATE_LIMITED
+        pour(1, b"small")
+        pour(1, large, control=True)
+        await two.log.until(lambda: large in two.log.messages and b"small" in two.log.messages)
 
 
 @requirement("transport.redis.backlog")

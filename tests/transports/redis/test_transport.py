@@ -179,24 +179,21 @@ async def test_a_frozen_redis_is_noticed_and_calls_go_on_when_it_thaws(own_redis
 
 
 @requirement("transport.redis.backlog")
-async def test_what_redis_does_not_take_is_refused_above_a_bound_and_the_rest_is_answered(own_redis: Redis) -> None:
+async def test_what_redis_does_not_take_waits_until_it_does_or_the_deadline_of_the_call(own_redis: Redis) -> None:
     server, filling = own_redis(), "x" * 900_000
     async with serving(server.url, heartbeat=5) as counted, calling(server.url, heartbeat=5) as calls:
         counted.may.set()
         server.freeze()
         running = [
-            asyncio.create_task(calls.call("work.wait", {"number": number, "filling": filling})) for number in range(60)
+            asyncio.create_task(calls.call("work.wait", {"number": number, "filling": filling})) for number in range(30)
         ]
-        await asyncio.wait(running, timeout=5, return_when=asyncio.FIRST_COMPLETED)
-        refused = [number for number, task in enumerate(running) if task.done()]
-        assert refused
+        with pytest.raises(CallError) as late:
+            await calls.call("work.wait", {"number": 30, "filling": filling}, timeout=0.5)
+        assert late.value.code is ErrorCode.TIMEOUT
+        assert not any(each.done() for each in running)
         server.thaw()
-        ended = await soon("all end", asyncio.gather(*running, return_exceptions=True))
-        for number, each in enumerate(ended):
-            assert getattr(each, "code", None) == (ErrorCode.RATE_LIMITED if number in refused else None), each
-        assert sorted(number for number in counted.runs if number >= 0) == [
-            number for number in range(60) if number not in refused
-        ]
+        await soon("all end", asyncio.gather(*running))
+        assert sorted(number for number in counted.runs if 0 <= number < 30) == list(range(30))
         await answered(calls)
 
 

@@ -47,7 +47,7 @@ from opwire.call.transport import Address, Receiver
 from opwire.errors import CallError, ErrorCode, check_above_zero, check_choice, system_message
 from opwire.names import counted
 from opwire.operation import Identity
-from opwire.transports.link import MAX_BACKLOG, Backlogs, Link
+from opwire.transports.link import Backlogs, Link
 from opwire.transports.websocket.admission import TOO_MUCH, Admission, AdmissionPolicy
 from opwire.transports.websocket.connection import SUBPROTOCOL, WebSocketConnection
 from opwire.transports.websocket.relay import MARGIN, Peer, Relay, identity_json, read_identity
@@ -73,7 +73,8 @@ PROBES = ("/healthz", "/readyz")
 HEARTBEAT = 3.0  # seconds between pings: a frozen peer is detected after 6 to 9 s
 
 _GOING_AWAY = 1001
-_KNOWN_BACKLOGS = 16  # full backlogs in total, of peers with a grant that do not read
+_MAX_BACKLOG = 64 * 1024 * 1024  # of a peer with a grant, by default: a relay cannot wait, as the end of a call does
+_KNOWN_BACKLOGS = 4  # full backlogs in total, of these peers
 _ANONYMOUS_BACKLOG = 2 * 1024 * 1024  # bytes that may be queued for a peer without a grant
 _ANONYMOUS_BACKLOGS = 32  # full backlogs in total, of these
 _POLL = 0.01  # seconds between two checks for open calls
@@ -116,7 +117,7 @@ class WebSocketServer:
     No identity can use up `max_connections`: when they are all in use, a new connection replaces one of the identity
     with the most, preferably one without a token. Up to `max_pending` connections wait for admission; above that, the
     oldest of them is dropped. Up to `max_backlog` bytes are queued for a peer that does not read, or 2 MB if the policy
-    has admitted it without a grant; in total, 16 and 32 times as many.
+    has admitted it without a grant; in total, 4 and 32 times as many.
 
     This is a building block: without an `admission` policy, every connection is anonymous and may announce anything.
     `Hub` is the complete product. Identities can be trusted, since the server writes them itself. `own` is the identity
@@ -145,7 +146,7 @@ class WebSocketServer:
         max_pending: int = 500,
         max_calls: int = 10_000,
         max_operations: int = 20_000,
-        max_backlog: int = MAX_BACKLOG,
+        max_backlog: int = _MAX_BACKLOG,
         hello_timeout: float = 5.0,
         balance: Balance = "least_busy",
         rate: float | None = None,
