@@ -53,6 +53,8 @@ CONSOLE: dict[str, str] = {
     "console.browser.operations": "10,000 operations are listed, searched and described without lag.",
     "console.browser.input": "Form and JSON editor stay equal: unions, lists, files and values without a type "
     "are entered, and problems stand at their fields.",
+    "console.browser.exact": "Integers of any size and fields of any name are sent as they are written: in the form, "
+    "as JSON, by defaults and examples, and from the history; a number that cannot be sent is an error.",
     "console.browser.results": "Results are shown as tree, table, envelope, difference and media; large ones saved.",
     "console.browser.calls": "Calls are run, cancelled, limited, made as another identity, and copied as programs.",
     "console.browser.streams": "Streams are paused by back-pressure, filtered, and kept in a bounded buffer.",

@@ -61,7 +61,7 @@ export async function send(path: string, options: Options = {}): Promise<Respons
   }
   if (response.ok) return response;
   const problem = await readProblem(response);
-  if (response.status === 401 && path !== "session") loginReason.set(ENDED);
+  if (response.status === 401 && path !== "session") loginReason.update((reason) => reason ?? (session.value?.identity ? ENDED : ""));
   throw problem;
 }
 

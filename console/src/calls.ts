@@ -1,7 +1,7 @@
 /** Calls that this page has started. They go on while other pages are shown. */
 
 import { address, Problem, send } from "./api";
-import { compact } from "./json";
+import { compact, parseJson } from "./json";
 import { serverEvents } from "./sse";
 import { Pulse, Store, stored } from "./store";
 import type { CallFailure, Envelope, Identity, OperationType, Progress, Question } from "./types";
@@ -239,13 +239,12 @@ const SECRET = /passw(or)?d|passphrase|secret|token|api[-_]?key|authorization|cr
 
 /** What is stored stays readable for everyone who uses this browser: secrets are not. */
 function withoutSecrets(key: string, value: unknown): unknown {
-  if (typeof value === "string" && SECRET.test(key)) return "***";
-  return typeof value === "bigint" ? Number(value) : value;
+  return typeof value === "string" && SECRET.test(key) ? "***" : value;
 }
 
 function remember(run: Run): void {
   const text = JSON.stringify(run.input ?? null, withoutSecrets);
-  const input = text.length > MAX_REMEMBERED_INPUT ? null : JSON.parse(text);
+  const input = text.length > MAX_REMEMBERED_INPUT ? null : parseJson(text);
   const outcome = run.state === "done" ? (run.envelope?.meta?.isError ? "TOOL_ERROR" : "OK") : run.state === "cancelled" ? "CANCELLED" : (run.failure?.code ?? "ERROR");
   const entry = { operationId: run.operationId, input, at: run.startedAt, outcome, ms: run.ms };
   remembered.update((list) => [entry, ...list].slice(0, MAX_REMEMBERED));

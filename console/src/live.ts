@@ -2,6 +2,7 @@
 
 import { address, ENDED, get, loginReason, logins, Problem, session } from "./api";
 import { loadCatalogue } from "./catalogue";
+import { parseJson } from "./json";
 import { Pulse, Store } from "./store";
 import type { Approval, CallRecord, Statistics } from "./types";
 
@@ -124,7 +125,7 @@ function open(): void {
   };
   for (const [name, handle] of Object.entries(handlers)) {
     stream.addEventListener(name, (event) => {
-      if (stream === source) handle(JSON.parse((event as MessageEvent<string>).data));
+      if (stream === source) handle(parseJson((event as MessageEvent<string>).data));
     });
   }
 }

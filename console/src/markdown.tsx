@@ -1,6 +1,7 @@
 /**
- * Markdown of descriptions, as elements. HTML in it is text, images are links, and only web and mail addresses become
- * links: nothing is loaded and nothing runs. Every rule reads its text once, so that long input stays cheap.
+ * Markdown of descriptions, as elements. HTML that only formats text becomes Markdown, other HTML is text, images are
+ * links, and only web and mail addresses become links: nothing is loaded and nothing runs. Every rule reads its text
+ * once, so that long input stays cheap.
  */
 
 import { Fragment, type ReactNode } from "react";
@@ -13,7 +14,7 @@ const MAX_DEPTH = 6;
 export function Markdown({ text: given, inline = false }: { text: unknown; inline?: boolean }): ReactNode {
   const text = textOf(given);
   const cut = text.length > MAX_LENGTH;
-  const shown = visible(cut ? text.slice(0, MAX_LENGTH) : text);
+  const shown = visible(fromHtml(cut ? text.slice(0, MAX_LENGTH) : text));
   if (inline) return <>{spans(shown.replace(/\s+/g, " "), 0)}</>;
   return (
     <div className="markdown">
@@ -21,6 +22,30 @@ export function Markdown({ text: given, inline = false }: { text: unknown; inlin
       {cut && <p className="muted">… {text.length - MAX_LENGTH} more characters</p>}
     </div>
   );
+}
+
+const TAG = /(`[^`\n]+`)|<(\/?)([a-z][a-z0-9]{0,9})((?:\s[^<>]*)?)\/?>|&(amp|lt|gt|quot|#39|nbsp);/gi;
+const CHARACTERS: Record<string, string> = { amp: "&", lt: "<", gt: ">", quot: '"', "#39": "'", nbsp: " " };
+const BREAKS = new Set("blockquote dd div dl dt h1 h2 h3 h4 h5 h6 ol p section table tr ul".split(" "));
+const DROPPED = new Set("b big em font i s small span strong sub sup tbody td th thead u".split(" "));
+
+/** Replace tags that format text, as in Stripe's descriptions, by Markdown. Code, and tags such as `<owner>`, are kept. */
+export function fromHtml(text: string): string {
+  if (!/<[a-z/]|&/i.test(text)) return text;
+  const links: string[] = [];
+  const convert = (part: string): string =>
+    part.replace(TAG, (found, code, close, tag, attributes, character) => {
+      if (code) return found;
+      if (character) return CHARACTERS[character.toLowerCase()] ?? found;
+      const name = tag.toLowerCase();
+      if (name === "a" && !close) return links.push(/\bhref\s*=\s*["'](https?:\/\/[^\s()"']+)/i.exec(attributes)?.[1] ?? "") && links.at(-1) ? "[" : "";
+      if (name === "a") return ((link) => (link ? `](${link})` : ""))(links.pop());
+      if (name === "br") return "\n";
+      if (name === "li") return close ? "\n" : "\n- ";
+      if (name === "code") return "`";
+      return BREAKS.has(name) ? "\n\n" : DROPPED.has(name) ? "" : found;
+    });
+  return text.split(/(^```[^]*?^```)/m).map((part, index) => (index % 2 ? part : convert(part))).join("").trim();
 }
 
 const FENCE = /^\s{0,3}(```+|~~~+)\s*([\w-]*)/;

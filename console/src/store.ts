@@ -2,6 +2,8 @@
 
 import { useEffect, useReducer, useSyncExternalStore } from "react";
 
+import { parseJson } from "./json";
+
 export class Store<T> {
   #value: T;
   #listeners = new Set<() => void>();
@@ -67,7 +69,7 @@ export function stored<T>(key: string, initial: T): Store<T> {
   let value = initial;
   try {
     const text = localStorage.getItem(name);
-    if (text !== null) value = JSON.parse(text) as T;
+    if (text !== null) value = parseJson(text) as T;
   } catch {
     value = initial;
   }

@@ -4,6 +4,7 @@ import { withTheme } from "@rjsf/core";
 import type { ErrorSchema, RJSFSchema, ValidatorType } from "@rjsf/utils";
 import { Component, type ReactNode, useId, useMemo } from "react";
 
+import { compact, rounded } from "../json";
 import type { Schema } from "../types";
 import { prepared } from "./prepare";
 import { theme } from "./theme";
@@ -34,6 +35,13 @@ function errorTree(problems: FieldProblem[]): ErrorSchema {
   return root as ErrorSchema;
 }
 
+/** Names of fields that the generator drops from a value, in silence. */
+const RESERVED = /"(__proto__|constructor|prototype)":/;
+
+function Undrawn({ reason }: { reason: string }): ReactNode {
+  return <p className="muted">No form can be drawn for this input: {reason}. Write it as JSON.</p>;
+}
+
 export interface SchemaFormProps {
   schema: Schema;
   value: unknown;
@@ -45,11 +53,12 @@ export interface SchemaFormProps {
 }
 
 export default function SchemaForm({ schema, value, onChange, onRun, problems, isTitled = false }: SchemaFormProps): ReactNode {
-  const shape = useMemo(() => prepared(schema, { named: !isTitled }) as RJSFSchema, [schema, isTitled]);
+  const shape = useMemo(() => prepared(rounded(schema), { named: !isTitled }) as RJSFSchema, [schema, isTitled]);
   const prefix = `form${useId().replace(/\W/g, "")}`; // a page may have several forms
   const errors = useMemo(() => errorTree(problems), [problems]);
+  if (RESERVED.test(JSON.stringify(shape)) || RESERVED.test(compact(value))) return <Undrawn reason="it has a field with a name of JavaScript" />;
   return (
-    <Fence key={JSON.stringify(schema).length}>
+    <Fence key={JSON.stringify(shape).length}>
       <Themed
         className="schema-form"
         idPrefix={prefix}
@@ -79,6 +88,6 @@ class Fence extends Component<{ children: ReactNode }, { problem: string | null 
 
   override render(): ReactNode {
     if (this.state.problem === null) return this.props.children;
-    return <p className="muted">No form can be drawn for this schema ({this.state.problem}). Write the input as JSON.</p>;
+    return <Undrawn reason={this.state.problem} />;
   }
 }

@@ -52,7 +52,7 @@ export function prepared(schema: any, how: Preparation, depth = 0): any {
     if (!isObject(result[keyword])) continue;
     const entries = Object.entries(result[keyword]).map(([name, each]): [string, any] => [name, prepared(each, how, depth + 1)]);
     const isNamed = how.named && keyword === "properties";
-    result[keyword] = Object.fromEntries(isNamed ? entries.map(([name, each]) => [name, isObject(each) ? { ...each, title: name } : each]) : entries);
+    result[keyword] = Object.fromEntries(isNamed ? entries.map(([name, each]) => [name, isObject(each) ? { ...each, title: name || '""' } : each]) : entries);
   }
   for (const keyword of SINGLE) {
     if (isObject(result[keyword])) result[keyword] = prepared(result[keyword], how, depth + 1);
@@ -98,5 +98,10 @@ export function isFile(schema: any): boolean {
 
 /** Whether an operation takes nothing. */
 export function isEmptyInput(schema: any): boolean {
-  return isObject(schema) && schema.additionalProperties === false && Object.keys(schema.properties ?? {}).length === 0 && !["$ref", "anyOf", "oneOf", "allOf", "patternProperties"].some((each) => each in schema);
+  return hasNoFields(schema) && schema.additionalProperties === false;
+}
+
+/** Whether a form for these objects would be empty, without a button to add a field. */
+export function hasNoFields(schema: any): boolean {
+  return isObject(schema) && (schema.type === "object" || schema.additionalProperties === false) && !schema.additionalProperties && Object.keys(schema.properties ?? {}).length === 0 && !["$ref", "anyOf", "oneOf", "allOf", "patternProperties"].some((each) => each in schema);
 }

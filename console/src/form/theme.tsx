@@ -4,7 +4,7 @@ import { getDefaultRegistry, type ThemeProps } from "@rjsf/core";
 import { ADDITIONAL_PROPERTY_FLAG, type RegistryFieldsType, type TemplatesType } from "@rjsf/utils";
 import { type ReactNode, useId, useState } from "react";
 
-import { compact, parseJson, pretty } from "../json";
+import { compact, parseInput, pretty } from "../json";
 import { Markdown } from "../markdown";
 import { bytes, line } from "../text";
 import { Icon, type IconName } from "../ui/icons";
@@ -189,7 +189,7 @@ function JsonField({ fieldPathId, formData, onChange, name, schema, required, hi
   let current = text;
   try {
     // The value was changed elsewhere, in the JSON editor for example.
-    const typed = text.trim() === "" ? undefined : parseJson(text);
+    const typed = text.trim() === "" ? undefined : parseInput(text);
     if (!isWrong && compact(typed) !== compact(formData)) current = formData === undefined ? "" : pretty(formData);
   } catch {
     // text that is being typed
@@ -197,7 +197,7 @@ function JsonField({ fieldPathId, formData, onChange, name, schema, required, hi
   const change = (next: string): void => {
     setText(next);
     try {
-      const value = next.trim() === "" ? undefined : parseJson(next);
+      const value = next.trim() === "" ? undefined : parseInput(next);
       setWrong(false);
       onChange(value, fieldPathId.path);
     } catch {
@@ -218,7 +218,21 @@ function JsonField({ fieldPathId, formData, onChange, name, schema, required, hi
 }
 
 const defaults = getDefaultRegistry();
-const DefaultSchemaField = defaults.fields.SchemaField as any;
+const { SchemaField: DefaultSchemaField, NumberField: DefaultNumberField, StringField: DefaultStringField } = defaults.fields as any;
+
+/** Integers that a number cannot hold stay exact: the generator's own field rounds them. */
+function NumberField(props: Props): ReactNode {
+  return <DefaultNumberField {...props} exactChange={props.onChange} />;
+}
+
+function StringField({ exactChange, ...props }: Props): ReactNode {
+  const change = (value: unknown, ...rest: unknown[]): void => {
+    const isLong = exactChange && typeof value === "string" && /^-?\d{16,}$/.test(value) && !Number.isSafeInteger(Number(value));
+    if (isLong) exactChange(BigInt(value), ...rest);
+    else props.onChange(value, ...rest);
+  };
+  return <DefaultStringField {...props} onChange={change} />;
+}
 
 /** Choose our own controls for files and for values without a type. */
 function SchemaField(props: Props): ReactNode {
@@ -235,7 +249,7 @@ function SchemaField(props: Props): ReactNode {
 }
 
 export const theme: ThemeProps = {
-  fields: { SchemaField, JsonField } as unknown as RegistryFieldsType,
+  fields: { SchemaField, JsonField, NumberField, StringField } as unknown as RegistryFieldsType,
   widgets: { CheckboxWidget, FileWidget } as any,
   templates: {
     FieldTemplate,

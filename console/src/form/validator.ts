@@ -2,7 +2,7 @@
 
 import { type OutputUnit, type SchemaDraft, Validator } from "@cfworker/json-schema";
 
-import { isObject } from "../json";
+import { isObject, rounded } from "../json";
 import type { Schema } from "../types";
 
 export interface FieldProblem {
@@ -26,7 +26,7 @@ function draftOf(schema: { [keyword: string]: any }): SchemaDraft {
 function validatorOf(schema: { [keyword: string]: any }): Validator {
   let found = validators.get(schema);
   if (!found) {
-    found = new Validator(schema, draftOf(schema), false);
+    found = new Validator(rounded(schema), draftOf(schema), false);
     validators.set(schema, found);
   }
   return found;
@@ -36,7 +36,7 @@ function validatorOf(schema: { [keyword: string]: any }): Validator {
 export function problemsOf(schema: Schema | null, value: unknown): FieldProblem[] {
   if (!isObject(schema)) return [];
   try {
-    const { valid, errors } = validatorOf(schema).validate(value);
+    const { valid, errors } = validatorOf(schema).validate(rounded(value));
     return valid ? [] : leaves(errors).slice(0, MAX_PROBLEMS).map(readable);
   } catch {
     return [];
@@ -47,7 +47,7 @@ export function matches(schema: any, value: unknown, root: any): boolean {
   if (typeof schema === "boolean") return schema;
   try {
     const whole = { ...schema, $defs: { ...root?.$defs, ...schema.$defs }, definitions: { ...root?.definitions, ...schema.definitions } };
-    return new Validator(whole, draftOf(root ?? {}), true).validate(value).valid;
+    return new Validator(whole, draftOf(root ?? {}), true).validate(rounded(value)).valid;
   } catch {
     return false;
   }

@@ -1,6 +1,6 @@
 /** The inputs that are being written, by operation. They outlive a change of the page, not a reload. */
 
-import { parseJson, pretty } from "../json";
+import { parseInput, pretty } from "../json";
 import { Store } from "../store";
 
 export interface Draft {
@@ -35,7 +35,7 @@ export function draftOf(id: string, all: ReadonlyMap<string, Draft>): Draft {
 
 export function typed(draft: Draft, text: string): Draft {
   try {
-    return { ...draft, text, value: parseJson(text), syntax: null };
+    return { ...draft, text, value: parseInput(text), syntax: null };
   } catch (error) {
     return { ...draft, text, syntax: (error as Error).message };
   }

@@ -5,7 +5,7 @@ import { type ReactNode, useState } from "react";
 import { remembered } from "../calls";
 import { useDetail } from "../catalogue";
 import { compact, isObject, pretty } from "../json";
-import { Markdown } from "../markdown";
+import { fromHtml, Markdown } from "../markdown";
 import { go } from "../router";
 import { useStore } from "../store";
 import { ago, count, duration, line } from "../text";
@@ -24,7 +24,7 @@ const TABS = [
 
 export function OperationPane({ id, tab }: { id: string; tab: string }): ReactNode {
   const { detail, problem } = useDetail(id);
-  const about = detail?.title || (detail?.description ?? "").trim().split(/\n\s*\n/, 1)[0];
+  const about = detail?.title || fromHtml(detail?.description ?? "").trim().split(/\n\s*\n/, 1)[0];
   return (
     <>
       <header className="detail-head">

@@ -5,6 +5,7 @@ import { type ReactNode, useEffect, useMemo, useState } from "react";
 import { session } from "../api";
 import { catalogue, loadCatalogue, useSearch } from "../catalogue";
 import { useKeys } from "../keys";
+import { fromHtml } from "../markdown";
 import { go, route } from "../router";
 import { Store, stored, useStore } from "../store";
 import { count, line, plural } from "../text";
@@ -219,7 +220,7 @@ function ListRow({ row, index, isActive, isSelected }: { row: Row; index: number
       aria-selected={isChosen}
       className={`row level${row.level}${isActive ? " active" : ""}${isChosen ? " chosen" : ""}`}
       onClick={() => go("operations", operation.id)}
-      title={`${line(operation.id)}\n${line(operation.summary ?? operation.title, 200)}`}
+      title={`${line(operation.id)}\n${line(fromHtml(operation.summary ?? operation.title ?? ""), 200)}`}
     >
       <TypeMark type={operation.type} />
       <bdi className="row-name">{line(row.label, 100)}</bdi>

@@ -44,14 +44,20 @@ export function SystemPage(): ReactNode {
   );
 }
 
+const MAX_SERVERS = 12;
+
 function Servers({ system }: { system: System }): ReactNode {
+  const [isAll, setAll] = useState(false);
   const latest = figures.latest;
+  // Those with a problem first, behind a hub itself: 50 spokes would hide them, and what follows.
+  const order = (each: System["servers"][number]): number => (each.kind !== "spoke" ? 0 : each.status !== "serving" ? 1 : 2);
+  const servers = [...system.servers].sort((a, b) => order(a) - order(b)).slice(0, isAll ? undefined : MAX_SERVERS);
   return (
     <section aria-label="Servers">
       <h2>Servers</h2>
       {system.servers.length === 0 && <p className="muted">No figures were received yet.</p>}
       <div className="cards">
-        {system.servers.map((each) => {
+        {servers.map((each) => {
           const isThis = latest !== null && each.id === latest.id;
           const series = isThis ? figures.server : null;
           const isGone = each.status === "gone";
@@ -84,6 +90,7 @@ function Servers({ system }: { system: System }): ReactNode {
           );
         })}
       </div>
+      {system.servers.length > servers.length && <Button kind="quiet" onClick={() => setAll(true)}>Show all {count(system.servers.length)} servers</Button>}
     </section>
   );
 }

@@ -3,6 +3,7 @@
 import { type ReactNode, useEffect, useMemo, useRef, useState } from "react";
 
 import { get, Problem, session } from "../api";
+import { compact } from "../json";
 import { useKeys } from "../keys";
 import { MAX_RECORDS, sentFilter, showValues, tape, watchProblem } from "../live";
 import { go } from "../router";
@@ -76,7 +77,7 @@ export function TapePage(): ReactNode {
         <span className="grow" />
         <SearchBox label="Filter, such as caller:alice" shortcut value={filter} onChange={setFilter} />
         <Button kind="quiet" onClick={() => { tape.clear(); setFrozen(null); setChosen(null); }}>Clear</Button>
-        <Button kind="quiet" icon="download" onClick={() => saveText(records.map((each) => JSON.stringify(each)).join("\n"), "calls.jsonl", "application/x-ndjson")}>JSON lines</Button>
+        <Button kind="quiet" icon="download" onClick={() => saveText(records.map(compact).join("\n"), "calls.jsonl", "application/x-ndjson")}>JSON lines</Button>
       </header>
       <div>
         {missing && <Notice tone="bad">{sentence(missing)}</Notice>}

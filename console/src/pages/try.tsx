@@ -4,7 +4,7 @@ import { type ReactNode, useEffect, useMemo, useRef } from "react";
 
 import { send, session } from "../api";
 import { type Run, runs, startRun } from "../calls";
-import { initialInput, isEmptyInput } from "../form/prepare";
+import { hasNoFields, initialInput, isEmptyInput } from "../form/prepare";
 import { type FieldProblem, problemsOf } from "../form/validator";
 import { compact, isObject, pretty } from "../json";
 import { Store, stored, useStore } from "../store";
@@ -66,7 +66,7 @@ export function TryIt({ detail }: { detail: OperationDetail }): ReactNode {
   const form = (
     <div className="input-form">
       {draft.syntax !== null && <p className="field-errors">The JSON is not valid: the form shows the last input that was.</p>}
-      {isEmpty ? <p className="muted">This operation takes no input.</p> : <SchemaForm schema={schema} value={draft.value} problems={known} onChange={(value) => put(id, { ...draftOf(id, drafts.value), value, text: pretty(value ?? {}), syntax: null })} onRun={() => start()} />}
+      {isEmpty ? <p className="muted">This operation takes no input.</p> : hasNoFields(schema) ? <p className="muted">This operation declares no fields. Write its input as JSON.</p> : <SchemaForm schema={schema} value={draft.value} problems={known} onChange={(value) => put(id, { ...draftOf(id, drafts.value), value, text: pretty(value ?? {}), syntax: null })} onRun={() => start()} />}
     </div>
   );
   const editor = (

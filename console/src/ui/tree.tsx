@@ -9,6 +9,8 @@ import { Icon } from "./icons";
 
 const PORTION = 100;
 const MAX_TEXT = 2_000;
+/** Texts that are quoted, since only their colour would tell them from a number, a word of JSON, or nothing. */
+const LIKE_ANOTHER = /^(true|false|null|-?\d{1,40}(\.\d{1,40})?(e[+-]?\d{1,3})?|\s{0,40})$/i;
 
 export function JsonTree({ value, open = 2 }: { value: unknown; open?: number }): ReactNode {
   return (
@@ -23,7 +25,7 @@ function Node({ name, value, level, open }: { name: string | number | null; valu
   const size = Array.isArray(value) ? value.length : isObject(value) ? Object.keys(value).length : 0;
   const [isOpen, setOpen] = useState(isBranch && level <= open && size <= PORTION);
   const [shown, setShown] = useState(PORTION);
-  const key = name === null ? null : <span className={typeof name === "number" ? "tree-index" : "tree-key"}>{typeof name === "number" ? name : visible(name)}</span>;
+  const key = name === null ? null : <span className={typeof name === "number" ? "tree-index" : "tree-key"}>{typeof name === "number" ? name : visible(name) || '""'}</span>;
   if (!isBranch) {
     return (
       <div className="tree-row" role="treeitem" aria-level={level}>
@@ -77,7 +79,7 @@ function Leaf({ value }: { value: unknown }): ReactNode {
     const cut = value.length > MAX_TEXT && !isWhole;
     return (
       <span className="tree-string">
-        {visible(cut ? value.slice(0, MAX_TEXT) : value.slice(0, 200_000))}
+        {LIKE_ANOTHER.test(value) ? compact(value) : visible(cut ? value.slice(0, MAX_TEXT) : value.slice(0, 200_000))}
         {cut && (
           <button type="button" className="link" onClick={() => setWhole(true)}>
             … {count(value.length - MAX_TEXT)} more characters

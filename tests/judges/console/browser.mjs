@@ -155,6 +155,7 @@ const scenarios = {
     writeFileSync(file, Buffer.from([1, 2, 3, 255]));
     await page.locator("input[type=file]").setInputFiles(file);
     await page.locator(".file-name", { hasText: "4 B" }).waitFor();
+    await page.locator(".input-json .cm-line", { hasText: "AQID/w==" }).waitFor();
     const input = await s.json();
     equal(input.lines, [{ article: "TEA-1", amount: 2 }, { article: "TEA-2" }]);
     equal([input.payment.kind, input.payment.email, input.priority, input.attachment], ["invoice", "ann@example.com", "express", "AQID/w=="]);
@@ -194,6 +195,47 @@ const scenarios = {
     await s.run();
     equal(await s.outcome(), "OK");
     await s.page.locator(".try-result .tree-number", { hasText: "9007199254740993" }).waitFor();
+  },
+
+  async exact(s) {
+    const { page } = s;
+    const sent = async (press) => {
+      const request = page.waitForRequest((each) => each.method() === "POST" && each.url().endsWith("/api/call"));
+      await press();
+      return /"input":(.*)}$/.exec((await request).postData())[1];
+    };
+    const run = () => sent(() => s.run());
+    const write = async (text) => {
+      await page.locator(".input-json .cm-content").click();
+      await page.keyboard.press("ControlOrMeta+a");
+      await page.keyboard.insertText(text);
+    };
+    await s.operation("exact.numbers");
+    await page.getByLabel("weight").waitFor();
+    equal(await run(), '{"number":1152921504606846977,"others":[],"weight":1.5}', "default");
+    await page.locator(".tree-string", { hasText: '"1152921504606846977"' }).waitFor(); // a text is not only green
+    await page.locator(".tree-string", { hasText: '"null"' }).waitFor();
+    await page.getByLabel("Use an example").selectOption({ index: 1 });
+    equal(await run(), '{"number":9007199254740993,"others":[18446744073709551615]}', "example");
+    await page.getByLabel("number").fill("123456789012345678901234567890");
+    await page.getByLabel("weight").fill("2.5");
+    equal(await run(), '{"number":123456789012345678901234567890,"others":[18446744073709551615],"weight":2.5}', "form");
+    await page.getByRole("tab", { name: "History" }).click();
+    await page.reload();
+    await s.button("Use").first().click();
+    equal(await run(), '{"number":123456789012345678901234567890,"others":[18446744073709551615],"weight":2.5}', "history");
+    await write('{"number": 1e400}');
+    await page.getByText("A number is too large.").waitFor();
+    await s.operation("exact.reserved");
+    await page.getByText("No form can be drawn for this input").waitFor();
+    await write('{"constructor": "c", "__proto__": 1, "a": "b"}');
+    equal(await run(), '{"constructor":"c","__proto__":1,"a":"b"}', "reserved names");
+    await s.operation("exact.open");
+    equal(await page.locator(".detail-title > span").innerText(), "Takes anything, see the page for <owner>.", "HTML of a description");
+    equal(await page.locator(".detail-title a").getAttribute("href"), "https://example.com/x");
+    await page.getByText("This operation declares no fields").waitFor();
+    await write('{"any": 1}');
+    equal(await run(), '{"any":1}', "without fields");
   },
 
   async results(s) {
@@ -405,6 +447,17 @@ const scenarios = {
     equal(await s.outcome(), "EXECUTION_ERROR");
     await page.getByRole("link", { name: "System" }).click();
     await page.locator(".card", { hasText: "tea shop" }).waitFor();
+    await page.route("**/api/system", async (route) => {
+      const reply = await route.fetch();
+      const found = await reply.json();
+      const spokes = Array.from({ length: 50 }, (_, number) => ({ ...found.servers[0], id: `s${number}`, name: `spoke ${number}`, kind: "spoke", status: number === 40 ? "draining" : "serving" }));
+      await route.fulfill({ response: reply, json: { ...found, servers: [...found.servers, ...spokes] } });
+    });
+    await page.locator(".card", { hasText: "spoke 40" }).waitFor(); // one with a problem is not hidden
+    check((await page.locator(".card").count()) === 12, "too many servers are drawn at once");
+    await s.button(`Show all ${50 + 1} servers`).click();
+    await page.locator(".card", { hasText: "spoke 49" }).waitFor();
+    await page.unroute("**/api/system");
     await page.locator(".sources", { hasText: "Connection refused" }).waitFor();
     await page.getByText("What was skipped, and why").click();
     await page.getByText("the body has no content type").waitFor();
@@ -422,7 +475,9 @@ const scenarios = {
     await s.go("");
     await page.locator(".operations .row", { hasText: "search" }).waitFor(); // public operations only
     check((await page.locator(".operations .row", { hasText: "order" }).count()) === 0, "too much is public");
-    await s.button("Log in").click();
+    await s.go("#/operations/shop.order");
+    await page.getByRole("dialog", { name: "Log in" }).waitFor();
+    check(!(await page.getByRole("dialog").innerText()).includes("has ended"), "a session that was not there has ended");
     await page.getByLabel("Token").fill("wrong");
     await page.getByLabel("Token").press("Enter");
     await page.getByText("does not accept this token").waitFor();

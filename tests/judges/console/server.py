@@ -239,6 +239,31 @@ async def clock(context: Context) -> dict[str, Any]:
 _counter = 0
 
 
+@registry.query("exact.numbers", examples=[{"number": 2**53 + 1, "others": [2**64 - 1]}])
+async def exact(number: int = 2**60 + 1, others: list[int] = [], weight: float = 1.5) -> dict[str, Any]:  # noqa: B006
+    """Return integers that a JavaScript number cannot hold."""
+    return {"number": number, "others": others, "text": str(number), "word": "null", "weight": weight}
+
+
+async def echo(input: Any, context: Context) -> Any:
+    return input
+
+
+for name, schema in (
+    ("exact.reserved", {"type": "object", "properties": {"constructor": {"type": "string"}, "a": {"type": "string"}}}),
+    ("exact.open", {"type": "object"}),
+):
+    namespace, _, short = name.partition(".")
+    spec = OperationSpec(
+        namespace=namespace,
+        name=short,
+        type=OperationType.QUERY,
+        description="<p>Takes <b>anything</b>, see <a href='https://example.com/x'>the page</a> for &lt;owner&gt;.</p>",
+        input_schema=schema,
+    )
+    registry.register(spec, echo)
+
+
 @registry.query("shop.anything")
 async def anything(value: Any = None) -> Any:
     """Return what was given: a value without a type."""

@@ -58,6 +58,11 @@ def test_an_input_is_written_as_a_form_and_as_json_with_messages_at_the_field(re
     check(results, "form", "editor", "untyped")
 
 
+@requirement("console.browser.exact")
+def test_integers_beyond_53_bits_and_reserved_names_are_sent_as_they_are_written(results: Results) -> None:
+    check(results, "exact")
+
+
 @requirement("console.browser.results")
 def test_results_are_shown_as_tree_table_envelope_difference_and_media(results: Results) -> None:
     check(results, "results", "media", "large", "secrets")
