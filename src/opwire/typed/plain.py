@@ -472,6 +472,17 @@ def check_density(json: bytes | str) -> None:
         raise ValueError(f"more than {most:,} numbers with an exponent of three digits")
 
 
+def has_few_values(json: bytes, limit: int) -> bool:
+    """Return whether JSON has at most `limit` values: each needs a comma or a bracket outside of strings."""
+    if len(json) <= limit or _separators(json) <= limit:
+        return True
+    return sum(map(_separators, _outside_strings(json))) <= limit
+
+
+def _separators(json: bytes) -> int:
+    return json.count(b",") + _brackets(json)
+
+
 def _brackets(json: bytes) -> int:
     return json.count(b"[") + json.count(b"{")
 

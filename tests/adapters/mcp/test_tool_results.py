@@ -19,7 +19,7 @@ from opwire.adapters.mcp.tools import (
     structured_envelope,
 )
 from opwire.errors import CallError, ErrorCode
-from opwire.tool_envelope import encode_blocks
+from opwire.tool_envelope import encode, encode_blocks
 from tests.adapters.mcp.listed_server import mcp_meta
 from tests.properties import examples
 from tests.requirements import requirement
@@ -143,6 +143,25 @@ def test_a_tool_envelope_that_cannot_be_read_stays_blocks_with_a_warning(
     blocks = [TEXT, {"type": "text", "text": text}]
     assert data_of({"content": blocks}) == blocks
     assert "ToolEnvelope" in caplog.text
+
+
+@requirement("mcp.in.limits")
+def test_of_many_tool_envelopes_that_cannot_be_read_one_is_logged(caplog: pytest.LogCaptureFixture) -> None:
+    blocks = [{"type": "text", "text": "__ENVELOPE_V1__:!!"}] * 1_000
+    assert data_of({"content": blocks}) == blocks
+    assert len(caplog.records) == 1
+
+
+@requirement("mcp.in.limits")
+@pytest.mark.parametrize("is_envelope", [True, False])
+def test_a_text_of_more_values_than_a_message_may_have_is_not_parsed(is_envelope: bool) -> None:
+    values = [0] * 262_145
+    text = encode(values, tool="count") if is_envelope else json.dumps(values)
+    blocks = [{"type": "text", "text": text}]
+    assert data_of({"content": blocks}, declared=True) == blocks
+    quoted = [",[{" * 100_000]
+    text = encode(quoted, tool="count") if is_envelope else json.dumps(quoted)
+    assert data_of({"content": [{"type": "text", "text": text}]}, declared=True) == quoted
 
 
 @requirement("mcp.in.structured-first")

@@ -41,7 +41,6 @@ from opwire.mcp.messages import (
     RPCResponse,
     decode_message,
     encode_message,
-    has_few_values,
     max_values,
     read_message,
     read_messages,
@@ -50,6 +49,7 @@ from opwire.mcp.peer import REPLIES
 from opwire.mcp.protocol import LAST_EVENT_HEADER, METHOD_HEADER, SESSION_HEADER, VERSION_HEADER
 from opwire.sse import SSEParser
 from opwire.tasks import spawn
+from opwire.typed.plain import has_few_values
 
 with needs_extra("mcp"):
     import httpx2

@@ -20,14 +20,14 @@ import msgspec
 from msgspec import UNSET, Meta, Struct, UnsetType
 
 from opwire.adapters.mcp.negotiation import as_text
-from opwire.adapters.mcp.servers import MCPOptions
+from opwire.adapters.mcp.servers import MAX_MESSAGE, MCPOptions
 from opwire.adapters.mcp.session import MCPSessions
 from opwire.adapters.mcp.transport import MAX_RETRY_AFTER
 from opwire.adapters.source import Report
 from opwire.annotations import Annotations
 from opwire.envelope import MCPContentBlock, MCPResponseMeta, ResponseEnvelope, content_blocks
 from opwire.errors import CallError, ConversionError, ErrorCode, RegistrationError, SchemaError, ToolEnvelopeError
-from opwire.mcp.messages import SMALL, SmallResponse
+from opwire.mcp.messages import SMALL, SmallResponse, max_values
 from opwire.operation import (
     Context,
     Operation,
@@ -51,7 +51,7 @@ from opwire.origin import (
 from opwire.schema import UNKNOWN, JSONSchema, Schema
 from opwire.schema.dialect import map_subschemas
 from opwire.tool_envelope import TOOL_ENVELOPE_PREFIX, block_texts, parse
-from opwire.typed.plain import as_dict, as_list, read_peer_json
+from opwire.typed.plain import as_dict, as_list, has_few_values, read_peer_json
 
 logger = logging.getLogger("opwire.mcp")
 
@@ -83,6 +83,7 @@ _PROTOCOL_FIELDS = frozenset({"content", "structuredContent", "isError", "_meta"
 _ENVELOPE_PREFIX = TOOL_ENVELOPE_PREFIX.partition("1")[0]  # of every version
 _DEFINITIONS = ("$defs", "definitions")
 _MAX_MESSAGE = 2000  # characters
+_MAX_VALUES = max_values(MAX_MESSAGE)  # of JSON in a text
 _YIELD_AFTER = 100  # items of a result, after which other tasks run
 _json = msgspec.json.Decoder()
 
@@ -370,14 +371,17 @@ def decode_bytes(data: Any, encoding: Any, label: str) -> Any:
 
 def _data_in_text(blocks: list[MCPContentBlock], label: str, *, parse_json: bool) -> Any:
     """Return the payload of the first valid ToolEnvelope, or the JSON of the only text, or the blocks."""
-    texts = block_texts(blocks)
+    texts, invalid = block_texts(blocks), None
     for text in texts:
         if text.startswith(_ENVELOPE_PREFIX):
             try:
                 return parse(text).payload
             except ToolEnvelopeError as error:
-                logger.warning("%s: an invalid ToolEnvelope is kept as text: %s", label, error)
-    if parse_json and len(texts) == 1:
+                invalid = invalid or error
+    if invalid is not None:  # the first of thousands
+        logger.warning("%s: an invalid ToolEnvelope is kept as text: %s", label, invalid)
+    # A message counts a text as one value.
+    if parse_json and len(texts) == 1 and has_few_values(texts[0].encode(errors="replace"), _MAX_VALUES):
         try:
             return read_peer_json(_json, texts[0])
         except (ValueError, RecursionError):
