@@ -7,6 +7,7 @@ from collections.abc import Iterator
 from typing import Any
 
 import pytest
+from msgspec.structs import replace
 
 from opwire.cli.commands.monitor import (
     Sample,
@@ -16,6 +17,7 @@ from opwire.cli.commands.monitor import (
     milliseconds_text,
     record_line,
     server_lines,
+    top_lines,
 )
 from opwire.cli.program import run
 from opwire.monitor import CallRecord, OperationStatistics, ServerStatistics
@@ -188,10 +190,30 @@ def test_names_shrink_and_figures_do_not(width: int) -> None:
     sample = Sample(1.0, [statistics(), statistics(name="\x1b[2Jevil")], {})
     lines = server_lines(sample, width)
     assert all(len(line) <= width for line in lines)
-    assert lines[0].split()[:2] == ["ID", "NAME"]
+    assert lines[0].split()[:2] == (["NAME", "STATUS"] if width == 40 else ["ID", "NAME"])
     assert lines[0].split()[-3:] == ["CALLS/S", "CALLS", "ERRORS"]
     assert all("123M" in line for line in lines[1:])
     assert "\x1b" not in "".join(lines)
+
+
+def spokes(number: int) -> list[ServerStatistics]:
+    return [statistics(id=f"{each:016}", name=f"spoke-{each:02}", in_flight=0, calls=20) for each in range(number)]
+
+
+@requirement("cli.ps")
+def test_servers_can_be_told_apart_by_their_names_on_a_narrow_terminal() -> None:
+    lines = server_lines(Sample(1.0, spokes(50), {}), 40)
+    assert all(f"spoke-{each:02} " in line for each, line in enumerate(lines[1:]))
+
+
+@requirement("cli.top")
+def test_many_servers_leave_room_for_the_busiest_operations() -> None:
+    before = {each.id: replace(each, busiest=[]) for each in spokes(50)}
+    lines = top_lines(Sample(1.0, spokes(50), before), 80, 24)
+    assert len(lines) == 24
+    assert lines[-1].startswith("a.b ")
+    assert "… 33 more: `opwire ps` lists all" in lines
+    assert len(top_lines(Sample(1.0, spokes(50), before), 80)) == 56
 
 
 @requirement("cli.ps")

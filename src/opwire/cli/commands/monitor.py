@@ -36,10 +36,11 @@ if TYPE_CHECKING:
 
 _RETRY = 1.0  # seconds between two attempts after a lost connection
 _MAX_NAME = 16
+_LEAST_NAME = 8  # spoke-01 and spoke-02 are not the same
 _MAX_BUSIEST = 10
 _MIN_WIDTH = 40
 _WORDS = ("ID", "NAME", "KIND", "STATUS", "VERSION")  # columns that are not figures
-_OPTIONAL = ("VERSION", "UP", "KIND", "OPS", "OPEN")  # columns that a narrow terminal leaves out, in this order
+_OPTIONAL = ("VERSION", "UP", "KIND", "OPS", "OPEN", "ID")  # columns that a narrow terminal leaves out, in this order
 
 
 def _observer(sources: Sources) -> "Observer":
@@ -247,7 +248,8 @@ class _TopScreen:
             for each in sample.data():
                 self._screen.json_line({"time": round(time.time() * 1000), **each})
             return
-        lines = top_lines(sample, _width(self._screen))
+        height = None if self._live is None else self._live.console.height
+        lines = top_lines(sample, _width(self._screen), height)
         if self._live is not None:
             self._shown = lines
             self._update(lines)
@@ -293,11 +295,11 @@ def server_lines(sample: Sample, width: int) -> list[str]:
         )
     widths = {name: max(cells(row[column]) for row in rows) for column, name in enumerate(header)}
     dropped = iter(_OPTIONAL)
-    while (excess := sum(widths.values()) + len(widths) - 1 - width) > widths["NAME"] - 4:
+    while (excess := sum(widths.values()) + len(widths) - 1 - width) > max(widths["NAME"] - _LEAST_NAME, 0):
         if (optional := next(dropped, None)) is None:
             break
         del widths[optional]
-    widths["NAME"] = max(widths["NAME"] - max(excess, 0), 4)
+    widths["NAME"] = max(widths["NAME"] - max(excess, 0), 4)  # wider than the terminal below 36 columns
     return [
         " ".join(
             padded(cut(text, widths[name]), widths[name]) if name in _WORDS else text.rjust(widths[name])
@@ -308,17 +310,20 @@ def server_lines(sample: Sample, width: int) -> list[str]:
     ]
 
 
-def top_lines(sample: Sample, width: int) -> list[str]:
-    """Return the screen of `top`: a summary, the servers, and the busiest operations."""
+def top_lines(sample: Sample, width: int, height: int | None = None) -> list[str]:
+    """Return the screen of `top`: a summary, the servers, and the busiest operations, for which servers leave room."""
     rates = [sample.rate(each, lambda found: found.calls - found.relayed) or 0.0 for each in sample.servers]
     open_calls = sum(each.in_flight for each in sample.servers if each.kind != "hub")
+    busiest = sample.busiest()
+    servers = server_lines(sample, width)
+    if height is not None and len(servers) > (room := max(height - 4 - len(busiest), 4)):
+        servers[room - 1 :] = [f"… {len(servers) - room + 1} more: `opwire ps` lists all"]
     lines = [
         f"{datetime.now():%H:%M:%S}  {counted(len(sample.servers), 'server')}, {figure(sum(rates))} calls/s, "
         f"{figure(open_calls)} open",
         "",
-        *server_lines(sample, width),
+        *servers,
     ]
-    busiest = sample.busiest()
     if busiest:
         size = max(width - 36, 9)
         lines += ["", f"{'OPERATION'.ljust(size)} {'CALLS/S':>8} {'MS/CALL':>8} {'CALLS':>8} {'ERRORS':>8}"]
