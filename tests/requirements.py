@@ -839,6 +839,7 @@ DURABLE: dict[str, str] = {
     "durable.contract-bites": "A journal that breaks a promise is caught by the check of that promise.",
     "durable.memory": "The journal in memory keeps the whole contract, in virtual time too.",
     "durable.redis": "The journal in Redis Streams keeps the whole contract on a real server.",
+    "durable.large": "Many large inputs and outcomes at once wait for room, and end no connection.",
     "durable.call": "A durable call gives the envelope that its handler answered with.",
     "durable.submit": "A submission does not wait, and its outcome can be asked for later.",
     "durable.duplicates": "A second call with the same key runs nothing and gets the recorded outcome.",

@@ -2,11 +2,13 @@
 
 import asyncio
 import logging
+import time
 from abc import abstractmethod
 from collections.abc import Sequence
 from typing import Any, Generic, Protocol, TypeVar
 
-from opwire.durable.journal import Claim
+from opwire.auth.tokens import TokenBucket
+from opwire.durable.journal import Claim, Outcome
 from opwire.durable.waiters import OutcomeWaiters
 from opwire.errors import CallError
 from opwire.tasks import AsyncResource, resolve
@@ -14,6 +16,8 @@ from opwire.tasks import AsyncResource, resolve
 logger = logging.getLogger("opwire.durable")
 
 _GRACE = 1.0  # seconds for an orderly close
+_LARGE = 64 * 1024  # bytes of an outcome that is paced
+_LARGE_AT_ONCE, _LARGE_PER_SECOND = 8 * 1024 * 1024, 32 * 1024 * 1024  # bytes of them
 
 
 class ClaimStore(Protocol):
@@ -69,10 +73,22 @@ class BrokerJournal(AsyncResource, Generic[C]):
         self.name = name
         self.trusted = trusted
         self._waiters = OutcomeWaiters()
+        self._large = TokenBucket(_LARGE_PER_SECOND, _LARGE_AT_ONCE)
         self._closed = False
 
     def __repr__(self) -> str:
         return f"<{type(self).__name__} at {self.name}>"
+
+    async def pace(self, *outcomes: Outcome) -> None:
+        """Wait before large outcomes are recorded.
+
+        They are sent to their callers at once, and the engine disconnects one for which it has to buffer too much.
+        """
+        for outcome in outcomes:
+            size, wait = min(len(outcome.event), _LARGE_AT_ONCE), 1.0
+            while size > _LARGE and wait:
+                wait = self._large.take(time.monotonic(), size)
+                await asyncio.sleep(wait)
 
     @abstractmethod
     async def disconnect(self) -> None:

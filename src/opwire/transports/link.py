@@ -184,6 +184,11 @@ class Link(asyncio.Protocol):
                 self._drained = asyncio.get_running_loop().create_future()
             await asyncio.shield(self._drained)
 
+    async def room(self) -> None:
+        """Wait while the buffer is more than half full, or until the connection is closed."""
+        while self.open and self.paused and self.backlog > self.max_backlog // 2:
+            await self.drain()
+
     # --- ending -------------------------------------------------------------------------------------------------------
 
     def abort(self, reason: str) -> None:

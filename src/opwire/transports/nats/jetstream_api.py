@@ -136,9 +136,8 @@ class JetStreamSession:
         self._security = security
         self._api = f"$JS.{domain}.API" if domain else "$JS.API"
         self._connection: NatsConnection | None = None
-        self._prepared = False
+        self._prepared = self._closed = False
         self._connecting = asyncio.Lock()
-        self._closed = False
         self._numbers = count(1)
         self._requests: dict[str, _Request] = {}  # by the token at the end of the response's subject
         self._deadlines = Deadlines()
@@ -155,12 +154,13 @@ class JetStreamSession:
         return self._api == "$JS.API" and self.info.jetstream and not self.info.cluster
 
     async def connect(self) -> None:
-        """Connect and prepare, unless connected.
+        """Connect and prepare, unless connected; wait while much is queued for the server.
 
         Raises:
             CallError: UNAVAILABLE, or the error of a listener's `prepare`.
         """
-        if self.is_ready:
+        if self.is_ready and self._connection is not None:
+            await self._connection.link.room()
             return
         async with self._connecting:
             if self._closed:
@@ -168,8 +168,8 @@ class JetStreamSession:
             if self._connection is None:
                 self._prepared = False
                 self._deadlines.bind()
-                subscription = subscribe(f"{self.inbox}*", _INBOX)
-                self._connection = await open_any(self._servers, self, self._security, subscription)
+                inbox = subscribe(f"{self.inbox}*", _INBOX)
+                self._connection = await open_any(self._servers, self, self._security, inbox)
                 self.on_info(self._connection.info)
                 self._timer = asyncio.get_running_loop().call_later(_BEAT, self._beat)
             if not self._prepared:

@@ -169,6 +169,7 @@ class NatsJournal(BrokerJournal[JetStreamClaims]):
             create = partial(consumers.create, [task.operation_id])
             await self._deadlines.limit(create, end, f"{self.name} was not ready")
             wait = end - time.monotonic()
+        await self._deadlines.limit(self._session.connect, end, f"{self.name} did not keep up")
         try:
             fetch, store = partial(self._log.outcome, task.key), partial(self._store, task)
             return await self._waiters.wait(task.key, wait, fetch, store)
@@ -213,6 +214,7 @@ class NatsJournal(BrokerJournal[JetStreamClaims]):
         Raises:
             CallError: UNAVAILABLE; PAYLOAD_TOO_LARGE, if the server rejects it.
         """
+        await self.pace(outcome)
         receipt = JetStreamReceipt.of(claim)
         after = receipt.birth
         for _ in range(TRIES):
@@ -233,6 +235,7 @@ class NatsJournal(BrokerJournal[JetStreamClaims]):
 
         An outcome that cannot be written right after its task is recorded by itself.
         """
+        await self.pace(*(outcome for _, outcome in ended))
         await self._session.connect()
         replies = GatheredReplies(len(ended))
         for index, (claim, outcome) in enumerate(ended):

@@ -28,7 +28,7 @@ Redis does not signal when they are due.
 import asyncio
 import logging
 import time
-from collections.abc import AsyncIterator, Callable, Iterable, Sequence
+from collections.abc import AsyncIterator, Callable, Coroutine, Iterable, Sequence
 from functools import partial
 from math import ceil, inf
 from secrets import token_hex
@@ -188,7 +188,7 @@ class _StreamEntry(NamedTuple):
 
 
 class StreamClaims:
-    """The claims of one end. Scripts run on `session`; `connect` opens the sessions on which claims block.
+    """The claims of one end. Scripts run on `session`; `connect` opens the sessions of claims.
 
     Its methods raise `CallError(UNAVAILABLE)`.
     """
@@ -197,7 +197,7 @@ class StreamClaims:
         self._names = keys
         self._session = session
         self._connect = connect
-        self._idle: list[RedisSession] = []  # sessions on which no claim blocks
+        self._idle: list[RedisSession] = []  # sessions that no claim uses
         self._token = token_hex(8)
         self._consumers: dict[bytes, str] = {}  # the latest, by stream
         self._polled: dict[tuple[tuple[str, ...], bool], float] = {}  # by operations, and whether for suspects
@@ -246,7 +246,7 @@ class StreamClaims:
         for each in operations:
             keys += (names.stream(each), names.later(each), names.suspects(each), names.history(each))
         arguments = (consumer, limit, int(poll), self._turn, _IDLE_CONSUMER, int(suspects), *operations)
-        taken = await self._session.run(scripts.TAKE, keys, *arguments)
+        taken = await self._borrow(lambda session: session.run(scripts.TAKE, keys, *arguments))
         return [_StreamEntry(operations[place], *rest) for place, *rest in taken]
 
     async def _read(self, operations: tuple[str, ...], consumer: str, limit: int, wait: float) -> list[_StreamEntry]:
@@ -263,21 +263,30 @@ class StreamClaims:
             share -= 1
         if share > 0:
             reads.append(command(b"XREADGROUP", *group, share, *ids))
-        session = self._idle.pop() if self._idle else self._connect()
-        try:
-            replies: list[dict[bytes, list[Any]] | None] = await session.ask(*reads, patience=wait + PATIENCE)
-        except BaseException:
-            await session.close()  # a task that it receives all the same is claimed again when its lease expires
-            raise
-        self._idle.append(session)
-        if self._closed:
-            await self._close_idle()
+        replies: list[dict[bytes, list[Any]] | None]
+        replies = await self._borrow(lambda session: session.ask(*reads, patience=wait + PATIENCE))
         return [
             _StreamEntry(streams[stream], id, 1, fields)
             for found in replies
             for stream, new in (found or {}).items()
             for id, fields in new
         ]
+
+    async def _borrow(self, ask: Callable[[RedisSession], Coroutine[Any, Any, Any]]) -> Any:
+        """Return the reply to a claim, on a session that no other claim uses.
+
+        Not on the session of the scripts: that is subscribed to outcomes, and Redis buffers 32 MiB for a subscriber.
+        """
+        session = self._idle.pop() if self._idle else self._connect()
+        try:
+            reply = await ask(session)
+        except BaseException:
+            await session.close()  # a task that it receives all the same is claimed again when its lease expires
+            raise
+        self._idle.append(session)
+        if self._closed:
+            await self._close_idle()
+        return reply
 
     async def _remove(self, entry: _StreamEntry, error: ValueError) -> None:
         """Remove an invalid entry, which another program wrote."""
@@ -409,6 +418,7 @@ class RedisJournal(BrokerJournal[StreamClaims]):
 
     async def record_all(self, ended: Sequence[tuple[Claim, Outcome]]) -> Sequence[Outcome | Exception | None]:
         """Record the outcomes of tasks together; return for each the first recorded one, None, or its error."""
+        await self.pace(*(outcome for _, outcome in ended))
         replies = GatheredReplies(len(ended))
         for index, (claim, outcome) in enumerate(ended):
             task, id = claim.task, claim.receipt.partition(" ")[0]

@@ -43,6 +43,7 @@ class RedisSession:
         connection = self._connection or await self._connect()
         try:
             async with asyncio.timeout(patience):
+                await connection.link.room()
                 return await connection.ask(*commands)
         except TimeoutError:
             self._abandon(connection, "it does not answer")
