@@ -351,6 +351,7 @@ OPERATIONS: dict[str, str] = {
     "tasks.held": "Tasks in the background are held until they end; a future that is done stays unchanged.",
     "handlers.fork": "A forked process starts threads of its own for sync handlers.",
     "handlers.all-stuck": "When as many threads are stuck as there may be, calls are refused until one returns.",
+    "handlers.stuck-share": "A caller whose calls have left all threads stuck is refused, and others are served.",
     "handlers.exit": "A handler that never returns does not keep the process from ending.",
     "deadlines.per-operation": "An operation's own timeout ends its calls with TIMEOUT.",
     "deadlines.at-once": "A handler with a deadline executes its first step at once, in a task of its own; calls that "

@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 
 from opwire import CallError, ErrorCode
-from opwire.workers import WorkerPool
+from opwire.workers import MAX_STUCK, WorkerPool
 from tests.requirements import requirement
 
 PATIENCE = 10
@@ -185,6 +185,29 @@ async def test_a_pool_with_all_threads_stuck_rejects_until_one_returns() -> None
     assert await pool.run(lambda: "served again", "a.c") == "served again"
     blockers[1].let_go.set()
     await until(lambda: pool.stuck == 0)
+
+
+@requirement("handlers.stuck-share")
+async def test_a_caller_with_all_threads_stuck_is_rejected_and_others_are_served() -> None:
+    pool, blockers = WorkerPool(max_workers=1), [Blocker() for _ in range(MAX_STUCK)]
+    for number, blocker in enumerate(blockers):
+        running = asyncio.create_task(pool.run(blocker, "a.b", f"caller {number}"))
+        await asyncio.wait_for(blocker.started.wait(), PATIENCE)
+        queued = asyncio.create_task(pool.run(lambda: "never", "a.c", f"caller {number}"))
+        await asyncio.sleep(0)
+        await abandon(running)
+        with pytest.raises(CallError, match="outlived their deadline"):
+            await asyncio.wait_for(queued, PATIENCE)
+        with pytest.raises(CallError, match="outlived their deadline"):
+            await pool.run(lambda: None, "a.c", f"caller {number}")
+        if number + 1 < MAX_STUCK:
+            assert await pool.run(lambda: "served", "a.c") == "served"
+    with pytest.raises(CallError, match="4 worker threads run handlers"):  # the number of threads is bounded in all
+        await pool.run(lambda: None, "a.c")
+    for blocker in blockers:
+        blocker.let_go.set()
+    await until(lambda: pool.stuck == 0)
+    assert await pool.run(lambda: "served", "a.c", "caller 0") == "served"
 
 
 @requirement("handlers.threads")

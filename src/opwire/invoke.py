@@ -7,6 +7,7 @@ import sys
 import time
 from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Callable, Coroutine, Generator
 from contextvars import Context as ContextVars
+from functools import partial
 from typing import Any, NoReturn, TypeVar, cast
 from uuid import uuid4
 
@@ -49,10 +50,17 @@ def runner(handler: Handler, function: Callable[..., Any], pool: WorkerPool, lab
         if inline:
             result = handler(input, context)
         else:
-            result = await pool.run(lambda: handler(input, context), label)
+            result = await pool.run(lambda: handler(input, context), label, _remote_caller(context))
         return await result if inspect.isawaitable(result) else result
 
     return run
+
+
+def _remote_caller(context: Context) -> str | None:
+    """Return whose call this is, for a fair share of the worker threads; None: of this process."""
+    if context.inbound is None:
+        return None
+    return "" if context.identity is None else context.identity.id
 
 
 class _FirstStep:
@@ -302,7 +310,8 @@ def opener(handler: Handler, pool: WorkerPool, label: str) -> Open:
         if inspect.isawaitable(items):
             items = await items
         if inspect.isgenerator(items):
-            items = _drive(cast("Generator[Any]", items), pool, label)
+            run = partial(pool.run, label=label, caller=_remote_caller(context))
+            items = _drive(cast("Generator[Any]", items), run)
         if not hasattr(items, "__aiter__"):
             raise CallError(ErrorCode.EXECUTION_ERROR, f"{label}: the handler of a subscription must yield its items")
         try:
@@ -314,7 +323,7 @@ def opener(handler: Handler, pool: WorkerPool, label: str) -> Open:
     return stream
 
 
-async def _drive(items: Generator[Any], pool: WorkerPool, label: str) -> AsyncGenerator[Any]:
+async def _drive(items: Generator[Any], run: Callable[[Callable[[], Any]], Awaitable[Any]]) -> AsyncGenerator[Any]:
     """Advance a sync generator on worker threads, and close it on one."""
     left = False
 
@@ -325,14 +334,14 @@ async def _drive(items: Generator[Any], pool: WorkerPool, label: str) -> AsyncGe
         return item
 
     try:
-        while (item := await pool.run(advance, label)) is not END:
+        while (item := await run(advance)) is not END:
             yield item
     except asyncio.CancelledError:
         left = True
         raise
     finally:
         if not left:
-            await pool.run(items.close, label)
+            await run(items.close)
 
 
 async def close_stream(stream: Any, label: str) -> None:

@@ -2,6 +2,7 @@
 
 The threads are daemons, because the executor of the standard library joins its threads at exit. If its caller is
 cancelled, a running job is abandoned: its thread counts as stuck until it returns, and another thread replaces it.
+A caller with `max_workers` stuck threads gets no others: it may have set a short deadline on purpose.
 """
 
 import asyncio
@@ -14,6 +15,7 @@ from contextvars import copy_context
 from queue import Empty, SimpleQueue
 from typing import Any, TypeVar
 
+from opwire.bounded import Tally
 from opwire.errors import CallError, ErrorCode
 from opwire.tasks import resolve
 
@@ -25,12 +27,17 @@ IDLE = 30.0
 """Seconds after which a thread that got no job ends, so that a registry that is dropped leaves none behind."""
 
 
+MAX_STUCK = 4
+"""How many times `max_workers` threads may be stuck in all, before every call is rejected."""
+
+
 class _Job:
     """One call: created on the event loop, run on a thread, resolved on the event loop."""
 
-    def __init__(self, call: Callable[[], Any], label: str) -> None:
+    def __init__(self, call: Callable[[], Any], label: str, caller: str | None) -> None:
         self.call = call
         self.label = label
+        self.caller = caller
         self.vars: ContextVars = copy_context()
         self.loop = asyncio.get_running_loop()
         self.future: asyncio.Future[tuple[Any, BaseException | None]] = self.loop.create_future()
@@ -66,18 +73,19 @@ class WorkerPool:
         self._waiting = 0  # idle threads; below zero: queued jobs
         self.stuck = 0
         """The number of threads that run an abandoned call."""
+        self._stuck_of: Tally[str | None] = Tally()  # by caller
 
-    async def run(self, call: Callable[[], Any], label: str) -> Any:
-        """Run a call on a thread, with the caller's context variables.
+    async def run(self, call: Callable[[], Any], label: str, caller: str | None = None) -> Any:
+        """Run a call on a thread, with the caller's context variables. `caller` is a remote one; None: this process.
 
         Raises:
-            CallError: UNAVAILABLE, if `max_workers` threads are stuck.
+            CallError: UNAVAILABLE, if `max_workers` threads are stuck in calls of this caller, or far more in all.
         """
-        job = _Job(call, label)
+        job = _Job(call, label, caller)
         if self._process != os.getpid():  # forked: the threads that are counted do not exist here
             self._reset()
         with self._lock:
-            if self.stuck >= self.max_workers:
+            if self._is_exhausted(caller):
                 raise self._exhausted()
             self._jobs.put(job)
             self._waiting -= 1
@@ -97,7 +105,8 @@ class WorkerPool:
             if not job.running:
                 return
             self.stuck += 1
-            if self.stuck < self.max_workers:
+            self._stuck_of[job.caller] += 1
+            if self.stuck < MAX_STUCK * self.max_workers:
                 self._grow()
             elif self.stuck == self._threads:  # every thread is: fail the queued jobs
                 while self._waiting < 0:
@@ -109,6 +118,9 @@ class WorkerPool:
                     queued.outcome = (None, self._exhausted())
                     queued.settle()
         logger.warning("%s did not return in time: its thread is left to itself", job.label)
+
+    def _is_exhausted(self, caller: str | None) -> bool:
+        return self._stuck_of[caller] >= self.max_workers or self.stuck >= MAX_STUCK * self.max_workers
 
     def _exhausted(self) -> CallError:
         reason = f"{self.stuck} worker threads run handlers that outlived their deadline and do not return"
@@ -136,7 +148,11 @@ class WorkerPool:
                     self._threads -= 1
             return not ends
         with self._lock:
-            job.running = not job.abandoned
+            is_rejected = not job.abandoned and self._is_exhausted(job.caller)  # since it was queued
+            job.running = not (job.abandoned or is_rejected)
+        if is_rejected:
+            job.outcome = (None, self._exhausted())
+            job.settle()
         if not job.running:
             return self._goes_on(job)
         job.run()
@@ -151,6 +167,7 @@ class WorkerPool:
             job.running = False
             if was_stuck:
                 self.stuck -= 1
+                self._stuck_of.subtract(job.caller)
                 if self._threads - self.stuck > self.max_workers:
                     self._threads -= 1
                     return False

@@ -5,6 +5,7 @@ import contextlib
 import logging
 import re
 import threading
+from collections.abc import Iterator
 from typing import Any
 from urllib.parse import unquote
 
@@ -507,6 +508,42 @@ async def test_where_an_app_is_mounted_has_one_spelling_too(root: str, other: st
         client = Client(session, address)
         assert (await client.get(f"{root}/math/add?a=1")).json == 3
         assert (await client.get(f"{other}/math/add?a=1")).headers["location"] == f"{root}/math/add?a=1"
+
+
+@requirement("handlers.stuck-share")
+@pytest.mark.parametrize("kind", ["query", "subscription"])
+async def test_a_caller_that_does_not_wait_does_not_use_up_the_threads_of_others(kind: str) -> None:
+    registry, go_on = OperationRegistry(max_workers=2), threading.Event()
+
+    if kind == "query":
+
+        @registry.query("slow.report", access=AccessControl(public=True))
+        def report() -> None:
+            go_on.wait(30)
+    else:
+
+        @registry.subscription("slow.report", access=AccessControl(public=True))
+        def reports() -> Iterator[int]:
+            go_on.wait(30)
+            yield 1
+
+    @registry.query("fast.price", access=AccessControl(public=True))
+    def price() -> int:
+        return 5
+
+    async def leave(client: Client) -> None:
+        with contextlib.suppress(TimeoutError):
+            await asyncio.wait_for(client.post("/slow/report"), 0.3)
+
+    users = StaticTokens({"token-of-ann-0123456": ME})
+    async with served(registry, anonymous=None, authenticate=users) as client:
+        try:
+            async with asyncio.timeout(30):
+                while (await client.post("/fast/price")).status == 200:
+                    await asyncio.gather(*(leave(client) for _ in range(3)))
+            assert (await client.post("/fast/price", x_api_key="token-of-ann-0123456")).json == 5
+        finally:
+            go_on.set()
 
 
 @requirement("policies.breaker")

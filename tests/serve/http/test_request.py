@@ -117,11 +117,14 @@ def test_a_deadline_is_at_most_a_day_away(text: str) -> None:
 
 
 @pytest.mark.parametrize(
-    ("raw", "plain"),
-    [(b"/math/add", True), (b"/m%61th/add", False), (b"/%C3%A9/math/add", True), (b"", True), (b"/math%2Fadd", False)],
+    ("root", "raw", "plain"),
+    [
+        *(("", b"/math/add", True), ("", b"/m%61th/add", False), ("", b"", True), ("", b"/math%2Fadd", False)),
+        *(("/é", b"/%C3%A9/math/add", True), ("/é", b"/%c3%a9/math/add", False), ("/a", b"/%61/math/add", False)),
+    ],
 )
-def test_a_path_that_came_percent_encoded_is_known_as_such(raw: bytes, plain: bool) -> None:
-    scope = {"type": "http", "path": "/math/add", "query_string": b""}
+def test_a_path_that_came_percent_encoded_is_known_as_such(root: str, raw: bytes, plain: bool) -> None:
+    scope = {"type": "http", "path": f"{root}/math/add", "root_path": root, "query_string": b""}
     admitted = AdmittedRequest("GET", [], {})
     assert Request({**scope, "raw_path": raw}, admitted).is_plain is plain
     assert Request(scope, admitted).is_plain
