@@ -1,6 +1,6 @@
 /** Requests to the server. A rejected session opens the login box and leaves the page as it is. */
 
-import { compact } from "./json";
+import { compact, parseJson } from "./json";
 import { Store } from "./store";
 import type { Session } from "./types";
 
@@ -77,7 +77,7 @@ async function readProblem(response: Response): Promise<Problem> {
 }
 
 export async function get<T>(path: string, signal?: AbortSignal): Promise<T> {
-  return (await (await send(path, { signal })).json()) as T;
+  return parseJson(await (await send(path, { signal })).text()) as T;
 }
 
 /** Send a command whose answer does not matter. */
@@ -91,9 +91,20 @@ export async function loadSession(): Promise<void> {
 
 export async function login(credentials: { token: string } | { link: string }): Promise<void> {
   await send("session", { body: credentials });
-  session.set(await get<Session>("session"));
+  enter(await get<Session>("session"));
+}
+
+function enter(found: Session): void {
+  session.set(found);
   loginReason.set(null);
   logins.update((value) => value + 1);
+}
+
+/** Close the login box if another tab has logged in: they share the session. */
+export async function enterWithOthers(): Promise<void> {
+  if (loginReason.value === null) return;
+  const found = await get<Session>("session").catch(() => null);
+  if (found?.identity) enter(found);
 }
 
 export async function logout(): Promise<void> {

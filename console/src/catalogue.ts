@@ -2,8 +2,7 @@
 
 import { useEffect, useState } from "react";
 
-import { get, logins, Problem, send } from "./api";
-import { parseJson } from "./json";
+import { get, logins, Problem } from "./api";
 import { Store, useStore } from "./store";
 import type { OperationDetail, OperationSummary, OperationType } from "./types";
 
@@ -37,8 +36,7 @@ export async function loadCatalogue(): Promise<void> {
 }
 
 async function loadDetail(id: string, signal: AbortSignal): Promise<OperationDetail> {
-  const response = await send(`operations/${encodeURIComponent(id)}`, { signal });
-  const found = parseJson(await response.text()) as OperationDetail; // its examples and defaults are exact
+  const found = await get<OperationDetail>(`operations/${encodeURIComponent(id)}`, signal);
   const detail = { ...found, type: lowered(found.type) };
   if (details.size >= MAX_DETAILS) details.delete(details.keys().next().value as string);
   details.set(id, detail);

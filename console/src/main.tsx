@@ -2,7 +2,7 @@
 
 import { createRoot } from "react-dom/client";
 
-import { loadSession, login, loginReason, logins, session } from "./api";
+import { enterWithOthers, loadSession, login, loginReason, logins, session } from "./api";
 import { App } from "./app";
 import { catalogue, loadCatalogue } from "./catalogue";
 import { startLive } from "./live";
@@ -30,4 +30,5 @@ async function start(): Promise<void> {
   startLive();
 }
 
+window.addEventListener("focus", () => void enterWithOthers());
 void start();

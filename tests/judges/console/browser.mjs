@@ -236,6 +236,17 @@ const scenarios = {
     await page.getByText("This operation declares no fields").waitFor();
     await write('{"any": 1}');
     equal(await run(), '{"any":1}', "without fields");
+    await s.go("#/tape");
+    await s.button("Values").click();
+    await page.locator(".connection.open").waitFor();
+    await s.button("Clear").click();
+    await s.operation("exact.numbers");
+    await s.button("Reset").click();
+    await run();
+    equal(await s.outcome(), "OK");
+    await s.go("#/tape");
+    await page.locator(".row.call", { hasText: "exact.numbers" }).last().click();
+    await page.locator(".tree-number", { hasText: "1152921504606846977" }).first().waitFor();
   },
 
   async results(s) {
@@ -493,6 +504,17 @@ const scenarios = {
     await page.getByLabel("Token").press("Enter");
     await page.getByRole("dialog").waitFor({ state: "detached" });
     equal(await s.json(), { value: "kept" }, "input");
+    await s.context.clearCookies();
+    await s.run();
+    await page.getByText("Your session has ended").waitFor();
+    const tab = await s.context.newPage(); // a login there is one here as well
+    await tab.goto(`${address}/console/#/operations/shop.order`);
+    await tab.getByLabel("Token").fill(CLERK);
+    await tab.getByLabel("Token").press("Enter");
+    await tab.getByRole("dialog").waitFor({ state: "detached" });
+    await tab.close();
+    await page.evaluate(() => window.dispatchEvent(new Event("focus"))); // a headless browser focuses all of its tabs
+    await page.getByRole("dialog").waitFor({ state: "detached" });
     await s.run();
     await page.locator(".tree-string", { hasText: "kept" }).waitFor();
     await page.getByRole("link", { name: "Tape" }).click();
