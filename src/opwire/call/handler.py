@@ -361,8 +361,11 @@ class CallHandler(AsyncResource):
 
     async def _send(self, envelope: ResponseEnvelope[Any], served: ServedRequest, **item: Any) -> bool:
         """Send a response or an item, waiting while the queue of the connection is full. Return False if it is gone."""
-        send = partial(self._calls.respond, served.event.request_id, envelope, **item)
-        return await self._outbox.respond(served.caller, _id_of(served.identity), envelope.data, send)
+        try:
+            return self._calls.respond(served.event.request_id, envelope, **item)
+        except CallError as error:
+            send = partial(self._calls.respond, served.event.request_id, envelope, **item)
+            return await self._outbox.respond(error, served.caller, _id_of(served.identity), envelope.data, send)
 
     def _context(
         self,

@@ -63,18 +63,15 @@ class Outbox:
                 await asyncio.sleep(pause)
                 pause = min(2 * pause, _LONGEST_PAUSE)
 
-    async def respond(self, to: Address, identity: str | None, data: Any, send: Callable[[], T]) -> T:
-        """Send a response with this data, now or when there is room, as long as those that wait take bounded memory.
+    async def respond(self, error: CallError, to: Address, identity: str | None, data: Any, send: Callable[[], T]) -> T:
+        """Send a response with this data, which failed with an error, when there is room.
 
         Raises:
-            CallError: RATE_LIMITED, other responses wait already; `send` failed for another reason.
+            CallError: the error, if it has another reason, or other responses that wait take too much memory already.
         """
-        try:
-            return send()
-        except CallError as error:
-            size = memory_of(data)
-            if not is_full(error) or not self.waiting.take(identity, size):
-                raise
+        size = memory_of(data)
+        if not is_full(error) or not self.waiting.take(identity, size):
+            raise error
         try:
             return await self.send(to, send)
         finally:
