@@ -22,7 +22,7 @@ from opwire.call.discovery import ABOUT, OPERATIONS, AnnouncedDispatcher, Announ
 from opwire.call.events import CallAborted, CallAnswer, CallCredit, CallRequested, Milliseconds
 from opwire.call.outbox import Outbox, is_full, memory_of
 from opwire.call.pending import DEFAULT_TIMEOUT, PendingRequestMap
-from opwire.call.served import ServedRequest
+from opwire.call.running import RunningRequest
 from opwire.call.transport import Address, Announcing
 from opwire.deadlines import Deadlines, HoldUps
 from opwire.dispatch import Dispatcher
@@ -96,7 +96,7 @@ class CallHandler(AsyncResource):
         self._max_calls = max_calls
         self._max_calls_per_identity = max_calls_per_identity
         self._timeout = timeout
-        self._served: dict[str, ServedRequest] = {}
+        self._served: dict[str, RunningRequest] = {}
         self._by_identity: Tally[str | None] = Tally()
         self._inputs: ByteBudget[str | None] = ByteBudget(_MAX_INPUTS, _MAX_INPUTS // 2)  # by identity
         # The latest ended requests and their deadlines, and those that ended before. Two generations, since removing
@@ -234,12 +234,12 @@ class CallHandler(AsyncResource):
         if most is not None:
             self._by_identity[_id_of(identity)] += 1
         credits = None if event.credits is None else Credits(event.credits)
-        served = self._served[event.request_id] = ServedRequest(
+        served = self._served[event.request_id] = RunningRequest(
             event, caller, identity, credits, time.monotonic(), size
         )
         self._start(event, served)
 
-    def _start(self, event: CallRequested, served: ServedRequest) -> None:
+    def _start(self, event: CallRequested, served: RunningRequest) -> None:
         """Run a request in a task of its own, which executes its first step at once.
 
         A handler that does not suspend has then responded when this returns: 4 µs less than a turn of the event loop.
@@ -303,7 +303,7 @@ class CallHandler(AsyncResource):
         if served is not None and served.caller == caller:
             self._stop(event.request_id, served, event.reason or "the caller aborted the call")
 
-    def _stop(self, request_id: str, served: ServedRequest, reason: str) -> None:
+    def _stop(self, request_id: str, served: RunningRequest, reason: str) -> None:
         self._calls.stopped(request_id, reason)  # at once: the handler may take a while to end
         served.cancel(reason)
         if not served.begun:  # a task that is cancelled before its first step never runs its `finally`
@@ -337,7 +337,7 @@ class CallHandler(AsyncResource):
             self._calls.respond(event.request_id, envelope)
         except Exception as error:
             if context is not None and envelope is not None and is_full(error):
-                served = self._served[event.request_id] = ServedRequest(
+                served = self._served[event.request_id] = RunningRequest(
                     event, caller, identity, None, began, 0, begun=True
                 )
                 served.task = asyncio.get_running_loop().create_task(self._respond_later(envelope, served))
@@ -349,7 +349,7 @@ class CallHandler(AsyncResource):
                 del failed  # its traceback refers to this frame
         self.monitor.count(event.operation_id, time.monotonic() - began, outcome)
 
-    async def _respond_later(self, envelope: ResponseEnvelope[Any], served: ServedRequest) -> None:
+    async def _respond_later(self, envelope: ResponseEnvelope[Any], served: RunningRequest) -> None:
         """Send the response of a handler that has run where its request was received."""
         request_id = served.event.request_id
         try:
@@ -359,7 +359,7 @@ class CallHandler(AsyncResource):
         finally:
             self._done(request_id, served)
 
-    async def _send(self, envelope: ResponseEnvelope[Any], served: ServedRequest, **item: Any) -> bool:
+    async def _send(self, envelope: ResponseEnvelope[Any], served: RunningRequest, **item: Any) -> bool:
         """Send a response or an item, waiting while the queue of the connection is full. Return False if it is gone."""
         try:
             return self._calls.respond(served.event.request_id, envelope, **item)
@@ -373,7 +373,7 @@ class CallHandler(AsyncResource):
         identity: Identity | None,
         arrived: float,
         timeout: float | None,
-        served: ServedRequest | None = None,
+        served: RunningRequest | None = None,
     ) -> Context:
         """Return the context of a call, with its deadline; `timeout` is that of a request without one.
 
@@ -398,7 +398,7 @@ class CallHandler(AsyncResource):
             resume_from=event.resume_from,
         )
 
-    async def _serve(self, event: CallRequested, served: ServedRequest) -> None:
+    async def _serve(self, event: CallRequested, served: RunningRequest) -> None:
         served.begun, began, outcome, error = True, time.perf_counter(), OK, None
         try:
             dispatcher = self._dispatcher
@@ -438,7 +438,7 @@ class CallHandler(AsyncResource):
             self._end_call(served, outcome, error, time.perf_counter() - began)
             error = None  # its traceback refers to this frame: a cycle that only the garbage collector would free
 
-    async def _respond(self, envelope: ResponseEnvelope[Any], served: ServedRequest) -> str:
+    async def _respond(self, envelope: ResponseEnvelope[Any], served: RunningRequest) -> str:
         """Send the response of a query or mutation. Return its outcome for watchers."""
         if served.report is not None:
             served.report.flush()  # after the response it would be late
@@ -453,7 +453,7 @@ class CallHandler(AsyncResource):
         served.output = json_size(envelope.data)
         return outcome_of(envelope, None)
 
-    def _end_call(self, served: ServedRequest, outcome: str, error: CallError | None, seconds: float) -> None:
+    def _end_call(self, served: RunningRequest, outcome: str, error: CallError | None, seconds: float) -> None:
         """Log and count a call, show it to watchers, and forget it."""
         event, monitor = served.event, self.monitor
         if (entry := served.access) is not None:
@@ -479,7 +479,7 @@ class CallHandler(AsyncResource):
             )
         self._done(event.request_id, served)
 
-    def _watch(self, served: ServedRequest, deadline: float | None) -> None:
+    def _watch(self, served: RunningRequest, deadline: float | None) -> None:
         """Enforce the deadline of a request.
 
         During the first step of the handler nothing can be enforced: `_start` does it after that.
@@ -493,11 +493,11 @@ class CallHandler(AsyncResource):
                 raise _expired()
             served.tick = self._deadlines.add(served, deadline, self._time_out)
 
-    def _time_out(self, served: ServedRequest) -> None:
+    def _time_out(self, served: RunningRequest) -> None:
         late = f"{served.event.operation_id} did not respond before its deadline"
         self._fail_served(served, CallError(ErrorCode.TIMEOUT, late))
 
-    def _fail_served(self, served: ServedRequest, error: CallError) -> None:
+    def _fail_served(self, served: RunningRequest, error: CallError) -> None:
         if served.access is not None:
             served.access.failed(error)
         served.failed = error.code.value
@@ -505,7 +505,7 @@ class CallHandler(AsyncResource):
         served.cancel(error.message)
 
     async def _stream(
-        self, items: AsyncGenerator[ResponseEnvelope[Any]], event: CallRequested, served: ServedRequest
+        self, items: AsyncGenerator[ResponseEnvelope[Any]], event: CallRequested, served: RunningRequest
     ) -> None:
         seq, resumed = 0, None if event.resume_from is None else True
         credits = served.credits = served.credits or Credits(None)
@@ -537,7 +537,7 @@ class CallHandler(AsyncResource):
         is_hub = isinstance(transport, Announcing) and transport.hub == caller
         return self._about.announced if is_hub else self._about.operations
 
-    def _done(self, request_id: str, served: ServedRequest) -> None:
+    def _done(self, request_id: str, served: RunningRequest) -> None:
         del self._served[request_id]
         if self._idle is not None and not self._served:
             self._idle.set()

@@ -1,4 +1,4 @@
-"""`ServedRequest`: a request that a `CallHandler` has in flight."""
+"""`RunningRequest`: a request that a `CallHandler` has in flight."""
 
 import asyncio
 
@@ -12,7 +12,7 @@ from opwire.logs import AccessEntry
 from opwire.operation import Identity
 
 
-class ServedRequest(Struct, eq=False):
+class RunningRequest(Struct, eq=False):
     """A request in flight."""
 
     event: CallRequested
