@@ -294,7 +294,7 @@ class Full(MemoryTransport):
 
 @requirement("call.waits-for-room")
 async def test_an_answer_waits_until_the_transport_has_room_for_it() -> None:
-    async with connected_ends(shop(), transport=Full) as here:
+    async with connected_ends(shop(), transport=Full, max_calls_per_identity=1) as here:
         envelope = await here.client.call("shop.price", {"article": "tea"})
         assert (envelope.meta.source, cast("Full", here.server.transport).rejected) == ("local", 3)
 

@@ -231,13 +231,15 @@ class CallHandler(AsyncResource):
             full = "large inputs of other calls are in flight: call again when some of them have ended"
             self._reject(event, CallError(ErrorCode.RATE_LIMITED, full))
             return
-        if most is not None:
+        self._start(event, self._admit(event, caller, identity, size))
+
+    def _admit(self, event: CallRequested, caller: Address, identity: Identity | None, size: int) -> RunningRequest:
+        if self._max_calls_per_identity is not None:
             self._by_identity[_id_of(identity)] += 1
         credits = None if event.credits is None else Credits(event.credits)
-        served = self._served[event.request_id] = RunningRequest(
-            event, caller, identity, credits, time.monotonic(), size
-        )
-        self._start(event, served)
+        served = RunningRequest(event, caller, identity, credits, time.monotonic(), size)
+        self._served[event.request_id] = served
+        return served
 
     def _start(self, event: CallRequested, served: RunningRequest) -> None:
         """Run a request in a task of its own, which executes its first step at once.
@@ -337,9 +339,8 @@ class CallHandler(AsyncResource):
             self._calls.respond(event.request_id, envelope)
         except Exception as error:
             if context is not None and envelope is not None and is_full(error):
-                served = self._served[event.request_id] = RunningRequest(
-                    event, caller, identity, None, began, 0, begun=True
-                )
+                served = self._admit(event, caller, identity, 0)
+                served.begun = True
                 served.task = asyncio.get_running_loop().create_task(self._respond_later(envelope, served))
                 self._watch(served, context.deadline)
             else:

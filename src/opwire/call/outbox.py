@@ -69,8 +69,10 @@ class Outbox:
         Raises:
             CallError: the error, if it has another reason, or other responses that wait take too much memory already.
         """
+        if not is_full(error):
+            raise error
         size = memory_of(data)
-        if not is_full(error) or not self.waiting.take(identity, size):
+        if not self.waiting.take(identity, size):
             raise error
         try:
             return await self.send(to, send)
