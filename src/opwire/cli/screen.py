@@ -218,7 +218,7 @@ class Screen:
         """
         logger = logging.getLogger("opwire")
         handler, before = _LogHandler(self), logging.lastResort
-        children = [logging.getLogger(f"opwire.{name}") for name in ("access", "transports", "view")]
+        children = list(map(logging.getLogger, ("opwire.access", "opwire.transports", "opwire.view")))
         servers = logging.getLogger("opwire.mcp")  # what MCP servers print on standard error, which is shown with `-v`
         levels = [(each, each.level) for each in (logger, servers, *children)]
         logger.addHandler(handler)

@@ -33,6 +33,7 @@ _MAX_MESSAGE = 1_032_192
 _MARGIN = 4_352
 _NORMAL = 1000  # the close code of a peer that is done
 _MAX_ITEMS = 1_000
+_WINDOW = 256  # items that a consumer may grant in advance when it knows how small they are
 _MAX_CONNECTIONS = 10  # only the first is checked
 _MAX_CALLS = 1_000  # of a peer that are watched
 
@@ -183,7 +184,7 @@ class ConnectedPeer:
             call.complaints.append(f"{shown(event)} makes {expected} in total")
         if isinstance(received, int) and received > call.sent:
             call.complaints.append(f"{shown(event)}: only {call.sent} items were sent")
-        if expected > call.sent + call.window:
+        if expected > call.sent + max(call.window, _WINDOW):
             call.complaints.append(f"{shown(event)}: the window is {call.window}, and {call.sent} items were sent")
         call.granted = expected
         if not call.ended:
