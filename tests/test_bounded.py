@@ -1,6 +1,6 @@
 """Collections that peers cannot grow without limit."""
 
-from opwire.bounded import BoundedDict, ByteBudget, Tally
+from opwire.bounded import BoundedDict, SharedLimit, Tally
 from tests.requirements import requirement
 
 
@@ -26,16 +26,16 @@ def test_a_tally_forgets_the_keys_that_fall_to_zero() -> None:
 
 
 @requirement("bounded.collections")
-def test_one_owner_cannot_take_the_whole_budget_and_what_is_given_back_can_be_taken_again() -> None:
-    budget: ByteBudget[str] = ByteBudget(100, 60)
-    assert budget.take("ann", 60)
-    assert not budget.take("ann", 1)
-    assert budget.take("bob", 40)
-    assert not budget.take("carl", 1)  # although it holds nothing
-    assert budget.held == {"ann": 60, "bob": 40}
-    budget.give_back("ann", 50)
-    assert budget.take("carl", 50)
+def test_one_owner_cannot_take_all_and_what_is_given_back_can_be_taken_again() -> None:
+    limit: SharedLimit[str] = SharedLimit(100, 60)
+    assert limit.take("ann", 60)
+    assert not limit.take("ann", 1)
+    assert limit.take("bob", 40)
+    assert not limit.take("carl", 1)  # although it holds nothing
+    assert limit.held == {"ann": 60, "bob": 40}
+    limit.give_back("ann", 50)
+    assert limit.take("carl", 50)
     for owner, size in (("ann", 10), ("bob", 40), ("carl", 50)):
-        budget.give_back(owner, size)
-    assert not budget.held
-    assert budget.take("bob", 60)
+        limit.give_back(owner, size)
+    assert not limit.held
+    assert limit.take("bob", 60)

@@ -1,4 +1,4 @@
-"""Collections that peers cannot grow without limit: `BoundedDict`, `Tally`, `ByteBudget`."""
+"""Collections that peers cannot grow without limit: `BoundedDict`, `Tally`, `SharedLimit`."""
 
 from typing import Generic, TypeVar
 
@@ -34,8 +34,8 @@ class Tally(dict[K, int]):
             self.pop(key, None)
 
 
-class ByteBudget(Generic[K]):
-    """Bytes, or places, that owners hold: at most `most` in all, and `most_each` for one: none can lock out others."""
+class SharedLimit(Generic[K]):
+    """A limit of bytes or places that owners share: `most` in all, and `most_each` for one of them."""
 
     def __init__(self, most: int, most_each: int) -> None:
         self._most = most
@@ -43,16 +43,16 @@ class ByteBudget(Generic[K]):
         self._total = 0
         self.held: Tally[K] = Tally()  # by owner
 
-    def take(self, owner: K, size: int) -> bool:
-        """Count bytes; if there is no room for them, return False, and count none."""
-        held = self.held[owner] + size
-        if held > self._most_each or self._total + size > self._most:
+    def take(self, owner: K, amount: int) -> bool:
+        """Count what an owner takes; if there is no room for it, return False, and count nothing."""
+        held = self.held[owner] + amount
+        if held > self._most_each or self._total + amount > self._most:
             return False
-        self._total += size
+        self._total += amount
         self.held[owner] = held
         return True
 
-    def give_back(self, owner: K, size: int) -> None:
-        """Count bytes no longer."""
-        self._total -= size
-        self.held.subtract(owner, size)
+    def give_back(self, owner: K, amount: int) -> None:
+        """Count what an owner has taken no longer."""
+        self._total -= amount
+        self.held.subtract(owner, amount)

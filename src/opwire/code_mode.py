@@ -24,7 +24,7 @@ import msgspec
 from msgspec import Meta, Struct
 from msgspec.structs import replace
 
-from opwire.bounded import ByteBudget
+from opwire.bounded import SharedLimit
 from opwire.envelope import MCPResponseMeta, ResponseEnvelope
 from opwire.errors import CallError, ErrorCode, check_above_zero, check_counts, needs_extra
 from opwire.invoke import CLOSE_GRACE
@@ -119,7 +119,7 @@ class _CodeTools:
         self._limits = limits
         self._search = search  # the name of the tool
         self._tools = ToolSearch(registry)
-        self._places: ByteBudget[str | None] = ByteBudget(limits.programs, ceil(limits.programs / 2))  # by identity
+        self._places: SharedLimit[str | None] = SharedLimit(limits.programs, ceil(limits.programs / 2))  # by identity
 
     async def search(self, query: Query, context: Context, limit: Limit = 5) -> str:
         """Find functions by what they do, in plain words."""

@@ -29,7 +29,7 @@ from msgspec import Struct
 from msgspec.structs import replace
 
 from opwire.auth.tokens import TokenBucket
-from opwire.bounded import BoundedDict, ByteBudget
+from opwire.bounded import BoundedDict, SharedLimit
 from opwire.envelope import ResponseEnvelope
 from opwire.errors import (
     CallError,
@@ -400,7 +400,7 @@ class Approval(Policy):
         check_counts(max_waiting=max_waiting)
         self._ask = ask
         self._timeout = timeout
-        self._places: ByteBudget[str | None] = ByteBudget(max_waiting, ceil(max_waiting / 2))  # by identity
+        self._places: SharedLimit[str | None] = SharedLimit(max_waiting, ceil(max_waiting / 2))  # by identity
 
     @asynccontextmanager
     async def _around(self, spec: OperationSpec, input: Any, context: Context) -> AsyncGenerator[PolicyCall]:

@@ -40,7 +40,7 @@ from msgspec import Meta, Struct
 from msgspec.structs import replace
 
 from opwire.auth.tokens import Grant, as_grant, grant_of, not_delegated, rejected
-from opwire.bounded import ByteBudget, Tally
+from opwire.bounded import SharedLimit, Tally
 from opwire.call.events import CallRequested
 from opwire.call.transport import Address
 from opwire.errors import CallError, ErrorCode, UsageError, check_above_zero, check_counts, check_not_below_zero
@@ -497,7 +497,7 @@ class HeldCredentials:
 
     def __init__(self, max_bytes: int = 32 * 1024 * 1024) -> None:
         self._held: dict[str, _HeldCredential] = {}  # by request id, the oldest first
-        self._budget: ByteBudget[str] = ByteBudget(max_bytes, max_bytes // 4)  # by identity
+        self._limit: SharedLimit[str] = SharedLimit(max_bytes, max_bytes // 4)  # by identity
 
     def __len__(self) -> int:
         return len(self._held)
@@ -523,7 +523,7 @@ class HeldCredentials:
             raise CallError(ErrorCode.PROTOCOL_ERROR, "the request id is in use by another caller")
         self.discard(request_id)
         size = len(credential) + 4 * len(request_id) + _OVERHEAD
-        if not self._budget.take(identity.id, size):
+        if not self._limit.take(identity.id, size):
             raise CallError(ErrorCode.RATE_LIMITED, "too many signed requests are in flight already", retry_after=1)
         self._held[request_id] = _HeldCredential(credential, identity, size, until)
 
@@ -531,7 +531,7 @@ class HeldCredentials:
         """Remove the credential of a request, if there is one."""
         held = self._held.pop(request_id, None)
         if held is not None:
-            self._budget.give_back(held.identity.id, held.size)
+            self._limit.give_back(held.identity.id, held.size)
 
 
 def _signed_body(event: CallRequested) -> bytes:

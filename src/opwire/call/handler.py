@@ -14,7 +14,7 @@ from typing import Any
 from msgspec.structs import replace
 
 from opwire.bound import BoundOperation
-from opwire.bounded import ByteBudget, Tally
+from opwire.bounded import SharedLimit, Tally
 from opwire.call.call_table import Credits
 from opwire.call.caller_callbacks import ProgressSender, RemoteCaller
 from opwire.call.description import Description, ServerInfo
@@ -98,7 +98,7 @@ class CallHandler(AsyncResource):
         self._timeout = timeout
         self._served: dict[str, RunningRequest] = {}
         self._by_identity: Tally[str | None] = Tally()
-        self._inputs: ByteBudget[str | None] = ByteBudget(_MAX_INPUTS, _MAX_INPUTS // 2)  # by identity
+        self._inputs: SharedLimit[str | None] = SharedLimit(_MAX_INPUTS, _MAX_INPUTS // 2)  # by identity
         # The latest ended requests and their deadlines, and those that ended before. Two generations, since removing
         # the oldest one with each call takes 0.5 µs, and 3 µs in a dict, which skips over all deleted keys.
         self._ended: dict[tuple[Address, str], Milliseconds | None] = {}

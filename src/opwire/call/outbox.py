@@ -12,7 +12,7 @@ from weakref import WeakValueDictionary
 
 import msgspec
 
-from opwire.bounded import ByteBudget
+from opwire.bounded import SharedLimit
 from opwire.call.transport import Address
 from opwire.errors import CallError, ErrorCode
 from opwire.typed.plain import write_json
@@ -40,7 +40,7 @@ class Outbox:
     """Events that wait for room, in the order in which they were made; those to one peer do not wait for another."""
 
     def __init__(self) -> None:
-        self.waiting: ByteBudget[str | None] = ByteBudget(_MAX_WAITING, _MAX_WAITING // 2)  # by identity
+        self.waiting: SharedLimit[str | None] = SharedLimit(_MAX_WAITING, _MAX_WAITING // 2)  # by identity
         self._turns: WeakValueDictionary[Address | None, asyncio.Lock] = WeakValueDictionary()
 
     async def send(self, to: Address | None, send: Callable[[], T]) -> T:

@@ -20,7 +20,7 @@ import msgspec
 from msgspec import Struct
 
 from opwire.auth.tokens import EXPIRED, WELL_KNOWN_RESOURCE, Authenticator, Grant, ResourceMetadata
-from opwire.bounded import BoundedDict, ByteBudget, Tally
+from opwire.bounded import BoundedDict, SharedLimit, Tally
 from opwire.deadlines import Deadlines, resume
 from opwire.errors import CallError, ErrorCode, check_above_zero, check_counts, check_instance, check_list
 from opwire.logs import OK, AccessEntry, SurfaceName
@@ -177,7 +177,7 @@ class RequestGuard:
         self._shares: Tally[str | None] = Tally()  # open requests by the id of their identity; None: without a token
         bodies = max(_MAX_BODIES, 4 * max_body)
         each = bodies if self._authenticator is None else bodies // 2
-        self._bodies: ByteBudget[str | None] = ByteBudget(bodies, each)  # of their large bodies, in the same way
+        self._bodies: SharedLimit[str | None] = SharedLimit(bodies, each)  # of their large bodies, in the same way
         self._checks = 0  # tokens in verification that were not seen before
         self._known: BoundedDict[int, None] = BoundedDict(_MAX_KNOWN)  # hashes of valid tokens
 

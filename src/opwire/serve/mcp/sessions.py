@@ -12,7 +12,7 @@ from functools import lru_cache
 from typing import Any, NamedTuple, cast
 from uuid import uuid4
 
-from opwire.bounded import ByteBudget, Tally
+from opwire.bounded import SharedLimit, Tally
 from opwire.errors import CallError, ErrorCode
 from opwire.mcp.messages import (
     InvalidMessageError,
@@ -159,7 +159,7 @@ class RunningCalls:
         self._max_each = max_each
         self._by_owner: Tally[str | None] = Tally()
         # Bytes of the responses to batches that are not sent yet: those of one are complete before the first is sent.
-        self.replies: ByteBudget[str | None] = ByteBudget(MAX_REPLIES, MAX_REPLIES // 2)
+        self.replies: SharedLimit[str | None] = SharedLimit(MAX_REPLIES, MAX_REPLIES // 2)
 
     def is_full(self, owner: str | None) -> bool:
         """Return whether an owner can start no more."""
