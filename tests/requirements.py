@@ -708,7 +708,7 @@ REDIS: dict[str, str] = {
     "killed, and each call has one outcome.",
     "transport.redis.backlog": "What Redis does not take waits above a bound, until the deadline; what ends or steers "
     "calls has room of its own.",
-    "transport.redis.pace": "Large messages are paced: Redis disconnects an end for which it has buffered too much.",
+    "transport.redis.pace": "Large messages are paced: a broker disconnects an end for which it has buffered too much.",
     "transport.redis.slow-reader": "An end that Redis closes for reading too slowly comes back; each call has one "
     "outcome.",
     "transport.redis.prefix": "Ends with another prefix or database do not meet.",

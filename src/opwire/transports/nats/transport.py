@@ -51,6 +51,7 @@ from opwire.transports.broker_connection import BrokerListener, RequestSigner
 from opwire.transports.link import Link
 from opwire.transports.nats.connection import NatsConnection, NatsCredentials, NatsServers, Security, open_any
 from opwire.transports.nats.protocol import MAX_PAYLOAD, Info, Message, subscribe, unsubscribe
+from opwire.transports.pacing import LARGE, LargeMessages
 
 logger = logging.getLogger("opwire.transports.nats")
 
@@ -266,6 +267,7 @@ class NatsBrokerConnection:
         self._listener: BrokerListener | None = None
         self._connection: NatsConnection | None = None
         self.link: Link | None = None  # of the connection
+        self._large = LargeMessages("NATS", 16 * 1024 * 1024, 64 * 1024 * 1024)
         self._mine = ""  # the prefix of the subjects of our inbox
         # What precedes and follows the token in the line of a message, for each operation and each receiver.
         self._calls: dict[str, bytes] = {}
@@ -345,6 +347,8 @@ class NatsBrokerConnection:
             if len(self._calls) >= _MAX_CACHED:
                 self._calls.clear()
             line = self._calls[operation_id] = self._line(self._subjects.call(operation_id))
+        if len(message) > LARGE:
+            self._large.pace(operation_id, len(message), self.link)
         self._publish(line, token, b"", message, control=False)
 
     def send(self, to: Address, token: str, message: bytes, *, control: bool) -> None:
@@ -356,6 +360,8 @@ class NatsBrokerConnection:
             if len(self._receivers) >= _MAX_CACHED:
                 self._receivers.clear()
             known = self._receivers[to] = line, receipt.encode("latin-1")
+        if len(message) > LARGE and not control:
+            self._large.pace(to, len(message), self.link)
         self._publish(known[0], token, known[1], message, control=control)
 
     def broadcast(self, token: str, message: bytes) -> None:

@@ -8,7 +8,6 @@ has arrived. The one exception is a script that Redis reports as unknown: it did
 """
 
 import logging
-import time
 from asyncio import timeout
 from collections.abc import Iterable
 from functools import partial
@@ -19,14 +18,13 @@ from typing import Any
 
 from msgspec import Struct
 
-from opwire.auth.tokens import TokenBucket
-from opwire.bounded import BoundedDict
 from opwire.call.events import MAX_MESSAGE
 from opwire.call.transport import Address
 from opwire.errors import CallError, ErrorCode
 from opwire.transports.broker import BrokerTransport
 from opwire.transports.broker_connection import BrokerListener, RequestSigner
 from opwire.transports.link import Link
+from opwire.transports.pacing import LARGE, LargeMessages
 from opwire.transports.redis.connection import (
     SETTINGS,
     Done,
@@ -177,9 +175,6 @@ _GRACE = 1.0  # seconds for an orderly close
 _PING = command(b"PING")
 _EVALSHA = b"*7\r\n$7\r\nEVALSHA\r\n%b" % _bulk(ROUTE.digest)  # of ROUTE without a sticky key
 _MAX_ROUTES = 100  # times that a request is routed again, each time past a thousand servers that are gone
-# Redis buffers 32 MiB for a subscriber, by default, and then closes its connection, which ends all its calls.
-_LARGE = 64 * 1024  # bytes of a message that is paced; batches of small ones have no more
-_LARGE_AT_ONCE, _LARGE_PER_SECOND = 8 * 1024 * 1024, 32 * 1024 * 1024  # bytes of them, to one receiver
 _MAX_RECEIVERS = 4096  # ends with cached commands
 
 
@@ -213,7 +208,7 @@ class RedisBrokerConnection:
         self._receivers: dict[Address, bytes] = {}
         self._addresses: dict[bytes, Address] = {}
         self._prefix_bulk = b""  # the last argument of a request
-        self._large: BoundedDict[str, TokenBucket] = BoundedDict(_MAX_RECEIVERS)  # bytes, by receiver or operation
+        self._large = LargeMessages("Redis", 8 * 1024 * 1024, 32 * 1024 * 1024)
 
     async def connect(self, address: Address, listener: BrokerListener) -> None:
         """Connect, and subscribe to our own channel and to the one for all."""
@@ -324,7 +319,8 @@ class RedisBrokerConnection:
 
     def request(self, operation_id: str, token: str, message: bytes, sticky_key: str | None = None) -> None:
         """Route a message to the next server of an operation, or to the one for a sticky key."""
-        self._pace(operation_id, message)
+        if len(message) > LARGE:
+            self._large.pace(operation_id, len(message), self.link)
         route = self._routes.get(operation_id)
         if route is None:
             servers = self._names.serving(operation_id)
@@ -376,8 +372,8 @@ class RedisBrokerConnection:
 
     def send(self, to: Address, token: str, message: bytes, *, control: bool) -> None:
         """Publish a message to one end."""
-        if not control:
-            self._pace(to, message)
+        if len(message) > LARGE and not control:
+            self._large.pace(to, len(message), self.link)
         known = self._receivers.get(to)
         if known is None:
             if len(self._receivers) >= _MAX_RECEIVERS:
@@ -387,18 +383,6 @@ class RedisBrokerConnection:
         size = len(sender) + len(shown) + len(message) + 2
         published = b"%b$%d\r\n%b %b\n%b\r\n" % (known, size, sender, shown, message)
         (self._connection or self._open()).send(published, partial(self._published, to, token), control=control)
-
-    def _pace(self, to: str, message: bytes) -> None:
-        size = min(len(message), _LARGE_AT_ONCE)
-        if size <= _LARGE:
-            return
-        bucket = self._large.get(to)
-        if bucket is None:
-            bucket = self._large[to] = TokenBucket(_LARGE_PER_SECOND, _LARGE_AT_ONCE)
-        is_behind = self.link is not None and self.link.paused  # then it would get all of them at once, later
-        if is_behind or bucket.take(time.monotonic(), size):
-            full = "Redis closes the connection of an end that does not keep up: large messages are sent at 32 MiB/s"
-            raise CallError(ErrorCode.RATE_LIMITED, full)
 
     def _published(self, to: Address, token: str, reply: Any) -> None:
         if reply == 0 and self._listener is not None:
