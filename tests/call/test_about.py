@@ -3,7 +3,7 @@
 import asyncio
 import logging
 from collections.abc import AsyncIterator
-from typing import Any, cast
+from typing import Any
 
 import msgspec
 import pytest
@@ -278,35 +278,6 @@ async def test_a_request_that_reaches_a_draining_server_is_answered_by_another()
     for calls, handler in ends:
         await handler.close()
         await calls.close()
-
-
-class Full(MemoryTransport):
-    """Has no room for responses, at first."""
-
-    rejected = 0
-
-    def send(self, event: Any, to: Any) -> None:
-        if type(event).__name__ == "CallResponded" and self.rejected < 3:
-            self.rejected += 1
-            raise CallError("RATE_LIMITED", "the peer does not keep up")
-        super().send(event, to)
-
-
-@requirement("call.waits-for-room")
-async def test_an_answer_waits_until_the_transport_has_room_for_it() -> None:
-    async with connected_ends(shop(), transport=Full, max_calls_per_identity=1) as here:
-        envelope = await here.client.call("shop.price", {"article": "tea"})
-        assert (envelope.meta.source, cast("Full", here.server.transport).rejected) == ("local", 3)
-
-
-@requirement("transport.link.bound")
-async def test_above_the_memory_for_waiting_answers_one_is_an_error_that_is_not_to_be_tried_again(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    monkeypatch.setattr("opwire.call.outbox._MAX_WAITING", 0)
-    async with connected_ends(shop(), transport=Full) as here:
-        error = await call_error(here.client.call("shop.price", {"article": "tea"}))
-    assert (error.code, error.retryable) == ("RATE_LIMITED", False)
 
 
 @requirement("call.discovery")

@@ -340,9 +340,8 @@ class CallHandler(AsyncResource):
         except Exception as error:
             if context is not None and envelope is not None and is_full(error):
                 served = self._admit(event, caller, identity, 0)
-                served.begun = True
-                served.task = asyncio.get_running_loop().create_task(self._respond_later(envelope, served))
-                self._watch(served, context.deadline)
+                waiting = self._respond_later(envelope, served, context.deadline)
+                served.task = asyncio.get_running_loop().create_task(waiting)
             else:
                 failed = error if isinstance(error, CallError) else failure(error, event.operation_id)
                 outcome = failed.code.value
@@ -350,9 +349,13 @@ class CallHandler(AsyncResource):
                 del failed  # its traceback refers to this frame
         self.monitor.count(event.operation_id, time.monotonic() - began, outcome)
 
-    async def _respond_later(self, envelope: ResponseEnvelope[Any], served: RunningRequest) -> None:
+    async def _respond_later(
+        self, envelope: ResponseEnvelope[Any], served: RunningRequest, deadline: float | None
+    ) -> None:
         """Send the response of a handler that has run where its request was received."""
-        request_id = served.event.request_id
+        served.begun, request_id = True, served.event.request_id
+        if deadline is not None:
+            served.tick = self._deadlines.add(served, deadline, self._time_out)
         try:
             await self._send(envelope, served)
         except CallError as error:
