@@ -48,6 +48,7 @@ from opwire.transports.memory import MemoryBus, MemoryTransport
 from tests.call.harness import SHORT, call_error, connected_ends, peer, settled, until, within
 from tests.properties import examples
 from tests.requirements import requirement
+from tests.turns import counted_turns
 
 ANN = Identity(id="ann", scopes=("read",))
 BOB = Identity(id="bob", scopes=("read", "write"))
@@ -616,19 +617,10 @@ async def test_a_handler_that_aborts_its_own_request_in_its_first_step_is_cancel
 @requirement("call.concurrent")
 async def test_calls_that_end_at_once_let_other_tasks_run(handlers: Handlers) -> None:
     async with connected_ends(handlers.registry) as here:
-        turns = 0
-
-        async def count() -> None:
-            nonlocal turns
-            while True:
-                turns += 1
-                await asyncio.sleep(0)
-
-        counting = asyncio.ensure_future(count())
-        for each in range(500):
-            assert await here.call("math.add", {"a": each, "b": 1}) == each + 1
-        counting.cancel()
-        assert turns >= 7
+        async with counted_turns() as turns:
+            for each in range(500):
+                assert await here.call("math.add", {"a": each, "b": 1}) == each + 1
+        assert turns.count >= 7
 
 
 @requirement("call.concurrent")

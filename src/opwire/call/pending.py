@@ -330,14 +330,17 @@ class PendingRequestMap(AsyncResource):
     ) -> str:
         # A call with the context of a served call is its child, as by `Context.child`.
         wanted = context.request_id if context.inbound is None else None
-        request_id = next(self._ids)
-        if wanted is not None and wanted not in self._used and wanted not in self._table:
-            request_id, self._used[wanted] = wanted, None  # a used one would be a duplicate for servers
-            if len(self._used) > _REMEMBERED:
-                self._used.popitem(last=False)
+        if wanted is None or wanted in self._used or wanted in self._table:  # it would be a duplicate for servers
+            wanted, request_id = None, next(self._ids)
+        else:
+            request_id = wanted
         event = request_event(request_id, operation_id, input, context, self, remaining, credits, route)
         if self._closed:
             raise CallError(ErrorCode.UNAVAILABLE, "the connection is closed")
+        if wanted is not None:
+            self._used[wanted] = None
+            if len(self._used) > _REMEMBERED:
+                self._used.popitem(last=False)
         to, on_progress = route.get("to"), context.on_progress if event.progress else None
         self._table.open(event, sink, on_progress, context.on_question, streams=credits is not None, movable=to is None)
         try:

@@ -21,6 +21,7 @@ from opwire.sse import SSEParser
 from tests.adapters.mcp.connections import PATIENCE, Answer, at, call, connected, http_server
 from tests.requirements import requirement
 from tests.servers.certificates import self_signed
+from tests.turns import counted_turns
 
 JSON = {"content-type": "application/json"}
 
@@ -260,37 +261,20 @@ async def test_an_answer_above_the_limit_is_an_error_for_its_caller_alone(encodi
 @requirement("mcp.in.limits")
 @pytest.mark.parametrize("flood", [b":\n" * 1_000_000, b'data: {"jsonrpc":"2.0","method":"x"}\n\n' * 20_000])
 async def test_the_event_loop_runs_while_a_small_stream_is_unpacked(flood: bytes) -> None:
-    turns = 0
-
-    async def count() -> None:
-        nonlocal turns
-        while True:
-            turns += 1
-            await asyncio.sleep(0)
-
     def answer(_: dict[str, str], body: bytes) -> Answer:
         content = flood + b"data: " + result(body, {"n": 1})[2] + b"\n\n"
         return 200, {"content-type": "text/event-stream", "content-encoding": "gzip"}, gzip.compress(content)
 
     async with http_server(Old(answer)) as address, connected(at(address)) as session:
         assert await session.start()
-        counting = asyncio.create_task(count())
-        assert await call(session, "any") == {"n": 1}
-        counting.cancel()
-    assert turns >= len(flood) / (32 * 1024)
+        async with counted_turns() as turns:
+            assert await call(session, "any") == {"n": 1}
+    assert turns.count >= len(flood) / (32 * 1024)
 
 
 @requirement("mcp.in.limits")
 @pytest.mark.parametrize(("kind", "start"), [("application/json", b""), ("text/event-stream", b"data: ")])
 async def test_the_event_loop_runs_while_a_body_is_read_that_consists_of_tiny_chunks(kind: str, start: bytes) -> None:
-    turns = 0
-
-    async def count() -> None:
-        nonlocal turns
-        while True:
-            turns += 1
-            await asyncio.sleep(0)
-
     def answer(_: dict[str, str], body: bytes) -> Answer:
         rest = result(body, {"n": 1})[2] + b"\n\n"
         chunks = start and b"%x\r\n%b\r\n" % (len(start), start)
@@ -299,10 +283,9 @@ async def test_the_event_loop_runs_while_a_body_is_read_that_consists_of_tiny_ch
 
     async with http_server(Old(answer)) as address, connected(at(address)) as session:
         assert await session.start()
-        counting = asyncio.create_task(count())
-        assert await call(session, "any") == {"n": 1}
-        counting.cancel()
-    assert turns >= 30
+        async with counted_turns() as turns:
+            assert await call(session, "any") == {"n": 1}
+    assert turns.count >= 30
 
 
 @requirement("mcp.in.limits")

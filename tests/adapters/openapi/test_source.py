@@ -20,6 +20,7 @@ from tests.adapters.openapi.documents import answers, document, json_body, param
 from tests.adapters.openapi.echo import EchoServer, Exchange, answer, events, json_answer, stream_head
 from tests.properties import is_thorough
 from tests.requirements import requirement
+from tests.turns import counted_turns
 
 SSE = "text/event-stream"
 PET = {
@@ -304,22 +305,13 @@ async def test_neither_configured_headers_nor_credentials_are_told_if_the_api_re
 @requirement("openapi.charsets")
 @pytest.mark.parametrize("kind", ["text/plain", "application/json"])
 async def test_the_event_loop_runs_while_a_large_invalid_text_is_decoded(kind: str, server: EchoServer) -> None:
-    turns = 0
-
-    async def count() -> None:
-        nonlocal turns
-        while True:
-            turns += 1
-            await asyncio.sleep(0)
-
     size = 2 * 1024 * 1024
     headers = {"Content-Type": f"{kind}; charset=utf-16", "Content-Encoding": "gzip"}
     server.on("/pets/7", answer(200, gzip.compress(b"\x00\xd8" * size), headers))
     registry = OperationRegistry()
     async with from_openapi(PETS, namespace="pets", base_url=server.url, normalize="off") as pets:
         registry.register_all(pets)
-        counting = asyncio.create_task(count())
-        envelope = await registry.execute("pets.pet", {"id": 7})
-        counting.cancel()
+        async with counted_turns() as turns:
+            envelope = await registry.execute("pets.pet", {"id": 7})
     assert envelope.data == "\ufffd" * size
-    assert turns >= 60  # 10 of them while the response is received
+    assert turns.count >= 60  # 10 of them while the response is received

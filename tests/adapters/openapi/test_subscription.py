@@ -21,6 +21,7 @@ from tests.adapters.openapi import echo
 from tests.adapters.openapi.echo import EchoServer, answer, chunk, events, json_answer, silence, stream_head
 from tests.adapters.openapi.plans import stream_plan
 from tests.requirements import requirement
+from tests.turns import counted_turns
 
 FAST = b"retry: 0\n\n"  # so that tests need not wait
 
@@ -376,21 +377,12 @@ async def test_the_event_loop_runs_while_a_small_stream_is_unpacked(
 ) -> None:
     packed = gzip.compress(content + b"data: [DONE]\n\n")
     server.on("/stream", stream_head(**{"Content-Encoding": "gzip", "Content-Length": str(len(packed))}) + packed)
-    turns = 0
-
-    async def count() -> None:
-        nonlocal turns
-        while True:
-            turns += 1
-            await asyncio.sleep(0)
-
     subscription = subscribed(stream_plan(server.url), client)
-    counting = asyncio.create_task(count())
-    while await subscription.read() is not None:
-        pass
-    counting.cancel()
+    async with counted_turns() as turns:
+        while await subscription.read() is not None:
+            pass
     subscription.close()
-    assert turns >= len(content) / (32 * 1024)
+    assert turns.count >= len(content) / (32 * 1024)
 
 
 @requirement("openapi.flood")
