@@ -12,6 +12,7 @@ from collections.abc import Coroutine, Iterable, Iterator, Mapping
 from itertools import count
 from secrets import randbits, token_hex
 
+from opwire.call.batch import decode_batch
 from opwire.call.events import (
     BULK,
     MAX_ID,
@@ -36,7 +37,7 @@ from opwire.call.events import (
 from opwire.call.transport import Address, Receiver
 from opwire.deadlines import back_off
 from opwire.errors import CallError, ErrorCode, check_above_zero, check_counts
-from opwire.transports.batches import BATCHING, Batches, batch_number, decode_batch
+from opwire.transports.batches import BATCHING, Batches, batch_number
 from opwire.transports.broker_connection import BrokerConnection, RequestSigner
 from opwire.transports.leases import MOMENT, Asked, Leases, Probes
 from opwire.transports.link import keep_running
