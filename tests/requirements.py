@@ -842,6 +842,8 @@ DURABLE: dict[str, str] = {
     "durable.redis": "The journal in Redis Streams keeps the whole contract on a real server.",
     "durable.large": "Many large inputs and outcomes at once wait for room, and end no connection.",
     "durable.call": "A durable call gives the envelope that its handler answered with.",
+    "durable.shared-tasks": "Concurrent calls without keys share a task, and each has its own key, attempts, deadline "
+    "and outcome.",
     "durable.submit": "A submission does not wait, and its outcome can be asked for later.",
     "durable.duplicates": "A second call with the same key runs nothing and gets the recorded outcome.",
     "durable.one-call-a-key": "A key stands for one operation, one input and one caller.",

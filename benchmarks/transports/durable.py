@@ -2,6 +2,8 @@
 
 from collections.abc import AsyncGenerator, Callable
 from contextlib import AbstractAsyncContextManager, asynccontextmanager
+from functools import partial
+from secrets import token_hex
 
 from benchmarks.transports.ends import add, calling, responding
 from benchmarks.transports.messages import NOTE, OPERATION
@@ -26,16 +28,17 @@ def _working(journal: Journal) -> DurableWorker:
     return DurableWorker(_registry, journal, concurrency=_AT_ONCE, anonymous=LOCAL_IDENTITY)
 
 
-def _submitting(journal: Journal) -> Call:
+def _submitting(journal: Journal, *, keys: bool = False) -> Call:
     durable = DurableCalls(journal)
 
     async def call(a: int) -> int:
-        return (await durable.call(OPERATION, {"a": a, "b": 1, "note": NOTE})).data
+        key = token_hex(16) if keys else None
+        return (await durable.call(OPERATION, {"a": a, "b": 1, "note": NOTE}, key=key)).data
 
     return call
 
 
-def _scenario(engine: str, opened: Opening) -> Scenario:
+def _scenario(engine: str, opened: Opening, *, keys: bool = False) -> Scenario:
     @asynccontextmanager
     async def worker(url: str) -> AsyncGenerator[str]:
         async with opened(url) as journal, _working(journal):
@@ -44,15 +47,16 @@ def _scenario(engine: str, opened: Opening) -> Scenario:
     @asynccontextmanager
     async def caller(url: str) -> AsyncGenerator[Call]:
         async with opened(url) as journal:
-            yield _submitting(journal)
+            yield _submitting(journal, keys=keys)
 
-    return Scenario(f"opwire, durable over {engine}", __name__, worker, caller, library="opwire")
+    name = f"opwire, durable over {engine}{', with keys' if keys else ''}"
+    return Scenario(name, __name__, worker, caller, library="opwire")
 
 
 @asynccontextmanager
-async def _in_memory(_: str) -> AsyncGenerator[Call]:
+async def _in_memory(_: str, *, keys: bool = False) -> AsyncGenerator[Call]:
     async with MemoryJournal(keep=_KEEP) as journal, _working(journal):
-        yield _submitting(journal)
+        yield _submitting(journal, keys=keys)
 
 
 @asynccontextmanager
@@ -64,6 +68,21 @@ async def _plain_in_memory(_: str) -> AsyncGenerator[Call]:
 
 PLAIN_MEMORY = Scenario("opwire, codec=True", __name__, None, _plain_in_memory, library="opwire")
 MEMORY = Scenario("opwire, durable in memory", __name__, None, _in_memory, library="opwire")
-REDIS = _scenario("Redis Streams", lambda url: RedisJournal(url, keep=_KEEP))
-NATS = _scenario("JetStream", lambda url: NatsJournal(url, keep=_KEEP))
-SCENARIOS = [PLAIN_MEMORY, MEMORY, REDIS, NATS]
+MEMORY_KEYS = Scenario(
+    "opwire, durable in memory, with keys", __name__, None, partial(_in_memory, keys=True), library="opwire"
+)
+
+
+def _over_redis(url: str) -> RedisJournal:
+    return RedisJournal(url, keep=_KEEP)
+
+
+def _over_nats(url: str) -> NatsJournal:
+    return NatsJournal(url, keep=_KEEP)
+
+
+REDIS = _scenario("Redis Streams", _over_redis)
+REDIS_KEYS = _scenario("Redis Streams", _over_redis, keys=True)
+NATS = _scenario("JetStream", _over_nats)
+NATS_KEYS = _scenario("JetStream", _over_nats, keys=True)
+SCENARIOS = [PLAIN_MEMORY, MEMORY, MEMORY_KEYS, REDIS, REDIS_KEYS, NATS, NATS_KEYS]

@@ -38,17 +38,24 @@ _ENGINES = (
     ),
     _Engine("Redis", redis.RAW, redis.OPWIRE, 1.5, RedisServer, [faststream_rpc.REDIS]),
     _Engine("NATS", nats.RAW, nats.OPWIRE, 1.5, NatsServer, [faststream_rpc.NATS]),
-    _Engine("durable, in one process", [durable.PLAIN_MEMORY], durable.MEMORY, 0.5),
+    _Engine("durable, in one process", [durable.PLAIN_MEMORY, durable.MEMORY_KEYS], durable.MEMORY, 0.5),
     _Engine(
         "durable",
-        [redis.OPWIRE],
+        [redis.OPWIRE, durable.REDIS_KEYS],
         durable.REDIS,
         0.5,
         RedisServer,
         [task_queues.ARQ, task_queues.TASKIQ],
         {"appendonly": "yes"},
     ),
-    _Engine("durable", [nats.OPWIRE], durable.NATS, 0.5, NatsServer, settings={"jetstream": True}),
+    _Engine(
+        "durable",
+        [nats.OPWIRE, durable.NATS_KEYS],
+        durable.NATS,
+        0.5,
+        NatsServer,
+        settings={"jetstream": True},
+    ),
 )
 
 

@@ -26,7 +26,7 @@ def attempts(shop: Shop, **options: Any) -> TaskRunner:
     return TaskRunner(shop.registry, patience, **{"anonymous": LOCAL_IDENTITY, "trusted": True} | options)
 
 
-def failed(result: Outcome | Retry) -> CallFailed:
+def failed(result: object) -> CallFailed:
     assert isinstance(result, Outcome)
     event = result.read()
     assert isinstance(event, CallFailed)

@@ -11,9 +11,10 @@ from typing import Any, TypedDict, TypeVar, Unpack, overload
 import msgspec
 from msgspec.structs import replace
 
-from opwire.call.events import CallFailed, CallRequested, encode_event
+from opwire.call.events import CallFailed, CallRequested, CallResponded, encode_event
 from opwire.call.pending import DEFAULT_TIMEOUT
-from opwire.durable.journal import MAX_SECONDS, Journal, JournalInfo, Outcome, Task, seconds_within
+from opwire.durable.batches import BatchedKey, CallBatches, OperationCalls, SharedCall, call_outcome, task_key
+from opwire.durable.journal import MAX_SECONDS, Journal, JournalInfo, Outcome, Task, key_in_use, seconds_within
 from opwire.envelope import ResponseEnvelope
 from opwire.errors import CallError, ErrorCode, UsageError
 from opwire.names import limit_text
@@ -54,6 +55,7 @@ class DurableCalls:
     def __init__(self, journal: Journal) -> None:
         self._journal = journal
         self._is_punctual = getattr(journal, "punctual", False)
+        self._batches = CallBatches(self._submit)
 
     def __repr__(self) -> str:
         return f"<DurableCalls in {self._journal!r}>"
@@ -89,19 +91,44 @@ class DurableCalls:
         wait = timeout if remaining is None else min(timeout, remaining)
         if wait <= 0:
             raise CallError(ErrorCode.TIMEOUT, f"the deadline of {operation_id} had passed before it was submitted")
-        task = _task(operation_id, input, context or _NO_CONTEXT, key)
+        request = _request(operation_id, input, context or _NO_CONTEXT, key)
+        calls = self._batches.of(operation_id)
+        shared = self._share(calls, request, wait)
+        if shared is None and key is None:
+            request = replace(request, request_id=_new_key())
+        calls.in_flight += 1
         try:
-            outcome = await self._in_time(self._journal.submit(task, wait=wait), wait)
+            response = None if shared is None else await self._batches.response(shared)
+            if response is None:
+                task, left = (_task(request), wait) if shared is None else (shared.task(), shared.seconds_left)
+                outcome = await self._submit(task, left)
+                response = None if outcome is None else outcome.read()
         except CallError as error:
             if error.code is not ErrorCode.TIMEOUT:
-                raise _with_key(error, task.key) from error
-            outcome = None
-        if outcome is None:
+                raise _with_key(error, _key(request, shared)) from error
+            response = None
+        finally:
+            calls.in_flight -= 1
+        if response is None:
             message = (
                 f"{operation_id} has no outcome after {limit_text(wait)} s, and continues: retry with the same key"
             )
-            raise CallError(ErrorCode.TIMEOUT, message, {"key": task.key})
-        return outcome_envelope(outcome, output_type)
+            raise CallError(ErrorCode.TIMEOUT, message, {"key": _key(request, shared)})
+        return _envelope(response, operation_id, output_type)
+
+    def _share(self, calls: OperationCalls, request: CallRequested, wait: float) -> SharedCall | None:
+        """Submit a call in a batch, if others are in flight; or again, if its key is that of a call in a batch."""
+        if not request.request_id:
+            return self._batches.add(calls, request, wait)
+        key = BatchedKey.parse(request.request_id)
+        if key is None:
+            return None
+        if not _fingerprint(request).startswith(key.digest):
+            raise key_in_use(request.request_id)
+        return self._batches.again(calls, key, request, wait)
+
+    def _submit(self, task: Task, wait: float) -> Awaitable[Outcome | None]:
+        return self._in_time(self._journal.submit(task, wait=wait), wait)
 
     async def submit(
         self, operation_id: str, input: Any = None, *, context: Context | None = None, key: str | None = None
@@ -112,7 +139,11 @@ class DurableCalls:
             CallError: UNAVAILABLE; a retry with the same key (it is in the details) is safe. VALIDATION_ERROR: the key
                 belongs to another call, or is invalid.
         """
-        task = _task(operation_id, input, context or _NO_CONTEXT, key)
+        request = _request(operation_id, input, context or _NO_CONTEXT, _new_key() if key is None else key)
+        if BatchedKey.parse(request.request_id) is not None:
+            message = f"the idempotency key {key!r:.80} is that of a call in a batch: repeat it by `call`"
+            raise CallError(ErrorCode.VALIDATION_ERROR, message, {"key": key})
+        task = _task(request)
         try:
             await self._in_time(self._journal.submit(task), DEFAULT_TIMEOUT)
         except CallError as error:
@@ -132,22 +163,29 @@ class DurableCalls:
             CallError: the recorded error of the mutation; UNAVAILABLE.
             UsageError: the timeout is NaN.
         """
-        journal, timeout = self._journal, _seconds(timeout)
-        if timeout > 0:
-            outcome = await self._in_time(journal.wait(key, timeout), timeout)
-        else:
-            outcome = await self._in_time(journal.outcome(key), DEFAULT_TIMEOUT)
+        timeout, batched = _seconds(timeout), BatchedKey.parse(key)
+        end = time.monotonic() + timeout
+        outcome = await self._outcome(key if batched is None else batched.batch, timeout)
+        if batched is not None:
+            outcome = None if outcome is None else call_outcome(outcome, batched)
+            outcome = outcome or await self._outcome(batched.own, end - time.monotonic())
         return None if outcome is None else outcome_envelope(outcome, output_type)
+
+    def _outcome(self, key: str, timeout: float) -> Awaitable[Outcome | None]:
+        if timeout > 0:
+            return self._in_time(self._journal.wait(key, timeout), timeout)
+        return self._in_time(self._journal.outcome(key), DEFAULT_TIMEOUT)
 
     async def cancel(self, operation_id: str, key: str) -> bool:
         """Cancel a mutation that no worker has begun; its outcome is then ABORTED, and it never runs.
 
-        Return False if a worker has begun it, which cannot be cancelled, if it has ended, or if it does not exist.
+        Return False if a worker has begun it, which cannot be cancelled, if it has ended, or if it does not exist. So
+        does a call without a key of its own, which may be stored together with others: `submit` it, or give it a key.
 
         Raises:
             CallError: UNAVAILABLE.
         """
-        outcome = await self._journal.cancel(cancellation(operation_id, key))
+        outcome = await self._journal.cancel(cancellation(operation_id, task_key(key)))
         return outcome is not None and outcome.cancelled
 
     def _in_time(self, work: Awaitable[Outcome | None], seconds: float) -> Awaitable[Outcome | None]:
@@ -170,7 +208,7 @@ class DurableCalls:
         Raises:
             CallError: UNAVAILABLE.
         """
-        return await self._journal.replay(key)
+        return await self._journal.replay(task_key(key))
 
     async def purge(self, key: str) -> bool:
         """Delete an ended mutation with its outcome, so that its key can be reused. Return False if it does not exist.
@@ -178,7 +216,7 @@ class DurableCalls:
         Raises:
             CallError: UNAVAILABLE.
         """
-        return await self._journal.purge(key)
+        return await self._journal.purge(task_key(key))
 
     async def info(self) -> list[JournalInfo]:
         """Return how many mutations are waiting, claimed and buried, by operation.
@@ -203,28 +241,40 @@ async def _limited(work: Awaitable[Outcome | None], seconds: float, name: str) -
         raise CallError(ErrorCode.UNAVAILABLE, f"{name} did not return within {limit_text(seconds)} s") from None
 
 
-def _task(operation_id: str, input: Any, context: Context, key: str | None) -> Task:
+def _new_key() -> str:
+    return urandom(16).hex()
+
+
+def _request(operation_id: str, input: Any, context: Context, key: str | None) -> CallRequested:
+    """Return the request of a call; without a key, its id is empty."""
     _check_name(operation_id, "the id of an operation")
-    if key is None:
-        key = urandom(16).hex()
-    else:
+    if key is not None:
         _check_name(key, "an idempotency key")
-    event = CallRequested(
-        request_id=key,
+    request = CallRequested(
+        request_id=key or "",
         operation_id=operation_id,
         input=input,
         parent_request_id=context.parent_request_id if context.inbound is None else context.inbound.request_id,
         identity=context.identity,
     )
     if context.metadata and (trace := trace_of(context.metadata)):
-        event = replace(event, **trace)
+        request = replace(request, **trace)
+    return request
+
+
+def _task(request: CallRequested) -> Task:
     return Task(
-        key=key,
-        operation_id=operation_id,
-        request=encode_event(event),
-        fingerprint=_fingerprint(event),
+        key=request.request_id,
+        operation_id=request.operation_id,
+        request=encode_event(request),
+        fingerprint=_fingerprint(request),
         submitted=round(time.time() * 1000),
     )
+
+
+def _key(request: CallRequested, shared: SharedCall | None) -> str:
+    """Return the key with which a call can be repeated."""
+    return request.request_id if shared is None else shared.key(_fingerprint(request))
 
 
 def _check_name(name: str, what: str) -> None:
@@ -282,8 +332,11 @@ def outcome_envelope(outcome: Outcome, output_type: Any = None) -> ResponseEnvel
     Raises:
         CallError: the recorded error.
     """
-    event = outcome.read()
-    if isinstance(event, CallFailed):
-        raise event.error()
-    envelope = event.output
-    return envelope if output_type is None else typed_envelope(envelope, output_type, outcome.operation_id)
+    return _envelope(outcome.read(), outcome.operation_id, output_type)
+
+
+def _envelope(response: CallResponded | CallFailed, operation_id: str, output_type: Any) -> ResponseEnvelope[Any]:
+    if isinstance(response, CallFailed):
+        raise response.error()
+    envelope = response.output
+    return envelope if output_type is None else typed_envelope(envelope, output_type, operation_id)

@@ -39,7 +39,11 @@ MAX_SECONDS = 10 * 365 * 24 * 3600.0
 
 
 class Task(Struct, frozen=True, kw_only=True, gc=False):
-    """A submitted mutation. `request` is the `call.requested` event as JSON, opaque to the journal."""
+    """A submitted mutation, or a batch of them. `request` is opaque to the journal.
+
+    It is the `call.requested` event as JSON; if the call was run in a batch, with its result in a second line. That of
+    a batch is an array: see `batches`.
+    """
 
     key: str
     """The idempotency key: a second submission with it is the same task."""
@@ -56,10 +60,19 @@ class Task(Struct, frozen=True, kw_only=True, gc=False):
         Raises:
             CallError: PROTOCOL_ERROR, it is not a request for this operation.
         """
-        event = decode_event(self.request)
+        event = decode_event(self.request.partition(b"\n")[0])
         if type(event) is not CallRequested or event.operation_id != self.operation_id:
             raise CallError(ErrorCode.PROTOCOL_ERROR, f"the task does not hold a request for {self.operation_id}")
         return event
+
+    def result(self) -> "CallResponded | CallFailed | None":
+        """Decode the result of a call that was run in a batch; None for other tasks.
+
+        Raises:
+            CallError: PROTOCOL_ERROR, it is not a response or an error.
+        """
+        line = self.request.partition(b"\n")[2]
+        return _read_response(line, self.operation_id) if line else None
 
 
 class Claim(Struct, frozen=True, kw_only=True, gc=False):
@@ -80,7 +93,10 @@ class Claim(Struct, frozen=True, kw_only=True, gc=False):
 
 
 class Outcome(Struct, frozen=True, kw_only=True, gc=False, omit_defaults=True, rename="camel"):
-    """The outcome of a task. `event` is the `call.responded` or `call.error` that its caller gets, as JSON."""
+    """The outcome of a task. `event` is the `call.responded` or `call.error` that its caller gets, as JSON.
+
+    That of a batch is an array of such events: see `batches`.
+    """
 
     key: str
     operation_id: str
@@ -99,10 +115,7 @@ class Outcome(Struct, frozen=True, kw_only=True, gc=False, omit_defaults=True, r
         Raises:
             CallError: PROTOCOL_ERROR, it is not a response or an error.
         """
-        event = decode_event(self.event)
-        if type(event) is not CallResponded and type(event) is not CallFailed:
-            raise CallError(ErrorCode.PROTOCOL_ERROR, f"the recorded event of {self.operation_id} is not a response")
-        return event
+        return _read_response(self.event, self.operation_id)
 
 
 class JournalInfo(Struct, frozen=True, kw_only=True):
@@ -240,6 +253,13 @@ class Journal(Protocol):
     async def close(self) -> None:
         """Disconnect; idempotent."""
         ...
+
+
+def _read_response(line: bytes, operation_id: str) -> CallResponded | CallFailed:
+    event = decode_event(line)
+    if type(event) is not CallResponded and type(event) is not CallFailed:
+        raise CallError(ErrorCode.PROTOCOL_ERROR, f"the recorded event of {operation_id} is not a response")
+    return event
 
 
 def seconds_within(value: object, most: float) -> float:

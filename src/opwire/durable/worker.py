@@ -23,6 +23,7 @@ from opwire.durable.attempt import (
     AttemptPolicy,
     Isolation,
     Retry,
+    Split,
     TaskRunner,
     isolation_of_loop,
     quiet_time,
@@ -304,20 +305,20 @@ class DurableWorker(AsyncResource):
                 self._running.discard(running)
         self._isolation.leave(task)  # sets `_changed`
 
-    async def _store(self, running: _RunningTask, result: Outcome | Retry | None) -> None:
+    async def _store(self, running: _RunningTask, result: Outcome | Retry | Split | None) -> None:
         """Store the result of an attempt; None: it was stopped."""
         claim, name = running.claim, running.claim.task.operation_id
         try:
             match result:
-                case Outcome():
+                case Outcome() | Split():
                     try:
-                        await self._insist(name, lambda: self._journal.record(claim, result))
+                        await self._end(claim, result)
                     except CallError as error:
                         if error.code is not ErrorCode.PAYLOAD_TOO_LARGE:
                             raise
                         # A retry would lead to the same outcome.
-                        instead = too_large(claim, result, error)
-                        await self._insist(name, lambda: self._journal.record(claim, instead))
+                        outcome = result if isinstance(result, Outcome) else result.outcome
+                        await self._end(claim, too_large(claim, outcome, error))
                 case Retry():
                     logger.info("%s is retried in %.3g s: %s", name, result.delay, result.error)
                     await self._insist(name, lambda: self._journal.release(claim, result.delay, failed=result.failed))
@@ -337,7 +338,15 @@ class DurableWorker(AsyncResource):
             logger.exception("%s with the key %r has no outcome, and is retried", name, claim.task.key)
             await self._insist(name, lambda: self._journal.release(claim, delay, failed=True))
 
-    async def _run(self, running: _RunningTask) -> Outcome | Retry | None:
+    async def _end(self, claim: Claim, result: Outcome | Split) -> None:
+        """Record an outcome; that of a batch after its tasks were submitted."""
+        name, journal = claim.task.operation_id, self._journal
+        if isinstance(result, Split):
+            tasks, result = result.tasks, result.outcome
+            await self._insist(name, lambda: asyncio.gather(*map(journal.submit, tasks)))
+        await self._insist(name, lambda: journal.record(claim, result))
+
+    async def _run(self, running: _RunningTask) -> Outcome | Retry | Split | None:
         """Return the result of an attempt; None if it was stopped."""
         if self._closing:
             return None
