@@ -195,16 +195,51 @@ class DurableCaller:
                 self._diary.note("seen", key, code=code)
 
 
+class BatchedCaller:
+    """Makes durable calls without keys, many at once, and repeats those that fail with the key of the error."""
+
+    def __init__(self, durable: DurableCalls, diary: Diary, pause: float) -> None:
+        self._durable = durable
+        self._diary = diary
+        self._pause = pause
+        self.over = False
+
+    async def go_on(self) -> None:
+        while not self.over:
+            await asyncio.gather(*(self._call() for _ in range(random.randint(1, 40))))
+            await asyncio.sleep(random.uniform(0, 10 * self._pause))
+
+    async def _call(self) -> None:
+        kind, key = random.random(), None
+        input = {"fail": int(kind < 0.05), "refuse": kind > 0.95}
+        for _ in range(random.randint(1, 5)):
+            timeout = random.uniform(0.1, 5)
+            try:
+                result = (await self._durable.call("soak.stamp", input, key=key, timeout=timeout)).data
+            except CallError as error:
+                if error.retryable:
+                    key = error.details["key"]
+                    await asyncio.sleep(_BREATH)
+                    continue
+                result = error.message
+            known = result.rpartition(" ")[2]
+            self._diary.note("accepted", known)
+            self._diary.note("seen", known, code=result)
+
+
 async def main(url: str, folder: str, name: str, pause: str) -> None:
     diary, rest = Diary(Path(folder), name), float(pause)
     async with AsyncExitStack() as stack:
         spoke = await connected(url, wrap=LosesCredits)
         stack.push_async_callback(spoke.close)
         found = await opened(url, stack)
-        callers: list[Caller | DurableCaller] = [Caller(spoke, diary, f"{name}-{n}", rest) for n in range(CALLERS)]
+        callers: list[Caller | DurableCaller | BatchedCaller] = [
+            Caller(spoke, diary, f"{name}-{n}", rest) for n in range(CALLERS)
+        ]
         if found is not None:
             durable = DurableCalls(found)
             callers += [DurableCaller(durable, diary, f"{name}-{n}", rest) for n in range(DURABLE_CALLERS)]
+            callers.append(BatchedCaller(durable, diary, rest))
         async with asyncio.TaskGroup() as group:
             for each in callers:
                 group.create_task(each.go_on())

@@ -110,6 +110,18 @@ def mutations(diary: Diary) -> OperationRegistry:
             raise CallError(ErrorCode.VALIDATION_ERROR, result)
         return result
 
+    @registry.mutation("soak.stamp", access=PUBLIC)
+    async def stamp(context: Context, fail: int = 0, refuse: bool = False) -> str:
+        """Return a result at once, with the key, which its caller does not know."""
+        key = context.metadata["idempotency_key"]
+        result = f"{token_hex(8)} {key}"
+        diary.note("ran", key, code=result)
+        if context.metadata["attempt"] <= fail:
+            raise CallError(ErrorCode.UNAVAILABLE, "not yet")
+        if refuse:
+            raise CallError(ErrorCode.VALIDATION_ERROR, result)
+        return result
+
     return registry
 
 

@@ -41,7 +41,9 @@ from opwire.registry import OperationRegistry
 MAX_DELAY = 24 * 3600.0
 """The longest delay before the next attempt, in seconds, even if an error asks for more."""
 
-_BATCH_TIME = 0.02  # seconds for which the calls of a batch are run, one after the other: the event loop waits
+RUN_TIME = 0.02
+"""Seconds after which the event loop has its turn while handlers are run at once; the next one begins later."""
+
 _SHORT = 200  # characters of an error's message that fit into any event
 _FIRST_QUIET = 30.0  # seconds; most jobs are shorter, so that most suspects run alone from the first time on
 _MAX_DOUBLINGS = 12  # a day and a half
@@ -141,7 +143,7 @@ class TaskRunner:
 
     def _run_batch(self, claim: Claim) -> Outcome | Split:
         """Run the calls of a batch, at its first attempt; those without a small response become tasks."""
-        task, until = claim.task, time.monotonic() + _BATCH_TIME
+        task, until = claim.task, time.monotonic() + RUN_TIME
         try:
             if claim.failures >= self._policy.max_attempts:
                 raise CallError(ErrorCode.UNAVAILABLE, f"a batch of {task.operation_id} cannot be split into tasks")

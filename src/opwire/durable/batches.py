@@ -209,14 +209,14 @@ class OperationCalls(Struct, eq=False):
     in_flight: int = 0
     batch: _Batch | None = None  # that is not submitted yet
     is_proven: bool = False  # workers run its batches
-    is_tried: bool = False  # a batch is in flight, and it is unknown whether they do
+    on_trial: bool = False  # the batch in flight shows whether they do
     paused_until: float = 0.0  # a monotonic time
 
     def batches(self, now: float) -> bool:
         """Return whether the next call may be batched. The first batch of an operation is alone in flight."""
         if self.batch is not None:
             return True
-        return self.in_flight > 0 and now >= self.paused_until and (self.is_proven or not self.is_tried)
+        return self.in_flight > 0 and now >= self.paused_until and (self.is_proven or not self.on_trial)
 
 
 class CallBatches:
@@ -254,7 +254,7 @@ class CallBatches:
             return None
         if batch is None:
             batch = calls.batch = self._new(f"batch-{urandom(16).hex()}", identity)
-            calls.is_tried = True
+            calls.on_trial = True
             batch.loop.call_soon(self._begin, calls, batch)
         shared = batch.join(_TOKENS[len(batch.calls)], request, event, now + wait)
         if len(batch.calls) == _MAX_CALLS:
@@ -316,7 +316,7 @@ class CallBatches:
                     shared.fail(error)
                 return
         finally:
-            calls.is_tried = False
+            calls.on_trial = False
         calls.is_proven = len(responses) * 2 >= len(batch.calls)
         if not calls.is_proven:
             logger.debug("calls of %s are not batched for %g s", task.operation_id, _PAUSE)

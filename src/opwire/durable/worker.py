@@ -10,6 +10,7 @@ other tasks for as long as that took: suspects cost others half of the time, at 
 import asyncio
 import logging
 import time
+from collections import deque
 from collections.abc import Awaitable, Callable, Coroutine, Iterable
 from functools import partial
 from math import inf
@@ -20,6 +21,7 @@ from msgspec import Struct
 from opwire.deadlines import back_off as growing_delay
 from opwire.durable.attempt import (
     MAX_DELAY,
+    RUN_TIME,
     AttemptPolicy,
     Isolation,
     Retry,
@@ -211,13 +213,19 @@ class DurableWorker(AsyncResource):
                 failures += 1
                 await _pause(failures, f"claiming tasks from {self._journal.name} failed", error)
                 continue
-            self._begin(claims)
-            await asyncio.sleep(0)  # a journal in memory may have more, and neither it nor the handlers suspend
+            left = deque(claims)
+            while left:
+                self._begin(left)
+                await asyncio.sleep(0)  # also since a journal in memory may have more, and does not suspend
 
-    def _begin(self, claims: list[Claim]) -> None:
-        """Run tasks: handlers that cannot suspend at once, 12 µs less each, the others in tasks of asyncio."""
+    def _begin(self, claims: deque[Claim]) -> None:
+        """Run tasks: handlers that cannot suspend at once, 12 µs less each, the others in tasks of asyncio.
+
+        What is left after some time has to wait for the next turn of the event loop.
+        """
         now, ended = time.monotonic(), list[tuple[_RunningTask, Outcome]]()
-        for claim in claims:
+        while claims and time.monotonic() < now + RUN_TIME:
+            claim = claims.popleft()
             running = _RunningTask(claim, now)
             self._running.add(running)
             result = None if self._closing or self._isolation.closed else self._runner.run_at_once(claim)
