@@ -369,7 +369,9 @@ def test_a_batch_that_cannot_be_decoded_is_buried(request_: bytes) -> None:
 def test_a_result_that_cannot_be_decoded_buries_its_task() -> None:
     async def run(desk: Desk, _: DurableCalls, journal: WatchedJournal) -> None:
         plain = task("k", "desk.stamp", {"number": 1})
-        broken = Task(key="k", operation_id="desk.stamp", request=plain.request + b"\n{}", fingerprint="f", submitted=1)
+        broken = Task(
+            key="k", operation_id="desk.stamp", request=plain.request + b"\x1e{}", fingerprint="f", submitted=1
+        )
         found = await journal.submit(broken, wait=30)
         assert found is not None
         assert (found.buried, desk.runs) == (True, [])

@@ -34,7 +34,7 @@ from opwire.bounded import BoundedDict
 from opwire.call.batch import decode_batch, encode_batch
 from opwire.call.events import MAX_MESSAGE, CallFailed, CallRequested, CallResponded, encode_event
 from opwire.deadlines import Deadlines
-from opwire.durable.journal import Outcome, Task
+from opwire.durable.journal import SEPARATOR, Outcome, Task
 from opwire.errors import CallError, ErrorCode
 from opwire.invoke import eager_task
 from opwire.tasks import resolve
@@ -90,7 +90,7 @@ def own_task(batch: Task, token: str, request: CallRequested, result: bytes = b"
     """Return a call in a batch as a task of its own, with its encoded result if it was run."""
     key = own_key(batch.key, token)
     event = encode_event(replace(request, request_id=key))
-    return replace(batch, key=key, request=event + b"\n" + result if result else event)
+    return replace(batch, key=key, request=event + SEPARATOR + result if result else event)
 
 
 def is_batch(task: Task) -> bool:
@@ -185,7 +185,7 @@ class SharedCall(Struct, eq=False):
             self.response.set_exception(error)
 
 
-class _Batch(Struct, eq=False):
+class _CallBatch(Struct, eq=False):
     """Calls of one operation and identity."""
 
     loop: asyncio.AbstractEventLoop
@@ -207,7 +207,7 @@ class OperationCalls(Struct, eq=False):
     """The calls of one operation at this end."""
 
     in_flight: int = 0
-    batch: _Batch | None = None  # that is not submitted yet
+    batch: _CallBatch | None = None  # that is not submitted yet
     is_proven: bool = False  # workers run its batches
     on_trial: bool = False  # the batch in flight shows whether they do
     paused_until: float = 0.0  # a monotonic time
@@ -272,12 +272,12 @@ class CallBatches:
         self._begin(calls, batch)
         return shared
 
-    def _new(self, key: str, identity: str | None = None) -> _Batch:
+    def _new(self, key: str, identity: str | None = None) -> _CallBatch:
         loop = asyncio.get_running_loop()
         if loop is not self._loop:  # the journal was started again in another one
             self._loop = loop
             self._deadlines.bind()
-        return _Batch(loop, key, identity)
+        return _CallBatch(loop, key, identity)
 
     async def response(self, shared: SharedCall) -> Response | None:
         """Wait for the response to a call; return None if it is a task of its own.
@@ -291,7 +291,7 @@ class CallBatches:
         finally:
             self._deadlines.discard(shared, tick)
 
-    def _begin(self, calls: OperationCalls, batch: _Batch) -> None:
+    def _begin(self, calls: OperationCalls, batch: _CallBatch) -> None:
         if batch.is_submitted:
             return
         batch.is_submitted = True
@@ -301,7 +301,7 @@ class CallBatches:
         self._running.add(task)
         task.add_done_callback(self._running.discard)
 
-    async def _run(self, calls: OperationCalls, batch: _Batch) -> None:
+    async def _run(self, calls: OperationCalls, batch: _CallBatch) -> None:
         end = max(shared.end for shared in batch.calls)
         task = batch.calls[0].batch_task(encode_batch(batch.requests))
         responses: Mapping[str, Response] = {}

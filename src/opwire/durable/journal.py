@@ -37,12 +37,15 @@ KEEP = 7 * 24 * 3600.0
 MAX_SECONDS = 10 * 365 * 24 * 3600.0
 """The longest lease, delay or retention of an outcome: engines count these in 64-bit nanoseconds."""
 
+SEPARATOR = b"\x1e"
+"""The record separator of RFC 7464, which JSON cannot contain."""
+
 
 class Task(Struct, frozen=True, kw_only=True, gc=False):
     """A submitted mutation, or a batch of them. `request` is opaque to the journal.
 
-    It is the `call.requested` event as JSON; if the call was run in a batch, with its result in a second line. That of
-    a batch is an array: see `batches`.
+    It is the `call.requested` event as JSON; if the call was run in a batch, followed by `SEPARATOR` and its result.
+    That of a batch is an array: see `batches`.
     """
 
     key: str
@@ -60,7 +63,7 @@ class Task(Struct, frozen=True, kw_only=True, gc=False):
         Raises:
             CallError: PROTOCOL_ERROR, it is not a request for this operation.
         """
-        event = decode_event(self.request.partition(b"\n")[0])
+        event = decode_event(self.request.partition(SEPARATOR)[0])
         if type(event) is not CallRequested or event.operation_id != self.operation_id:
             raise CallError(ErrorCode.PROTOCOL_ERROR, f"the task does not hold a request for {self.operation_id}")
         return event
@@ -71,8 +74,8 @@ class Task(Struct, frozen=True, kw_only=True, gc=False):
         Raises:
             CallError: PROTOCOL_ERROR, it is not a response or an error.
         """
-        line = self.request.partition(b"\n")[2]
-        return _read_response(line, self.operation_id) if line else None
+        event = self.request.partition(SEPARATOR)[2]
+        return _read_response(event, self.operation_id) if event else None
 
 
 class Claim(Struct, frozen=True, kw_only=True, gc=False):
@@ -255,8 +258,8 @@ class Journal(Protocol):
         ...
 
 
-def _read_response(line: bytes, operation_id: str) -> CallResponded | CallFailed:
-    event = decode_event(line)
+def _read_response(message: bytes, operation_id: str) -> CallResponded | CallFailed:
+    event = decode_event(message)
     if type(event) is not CallResponded and type(event) is not CallFailed:
         raise CallError(ErrorCode.PROTOCOL_ERROR, f"the recorded event of {operation_id} is not a response")
     return event
