@@ -591,3 +591,17 @@ async def test_headers_are_bounded_all_together(server: EchoServer, client: HTTP
         await client.open(request(f"{server.url}/large"))
     assert caught.value.code is ErrorCode.PROTOCOL_ERROR
     await server.connections(0)
+
+
+@requirement("openapi.broken-answers")
+async def test_interim_responses_before_a_response_are_bounded(server: EchoServer, client: HTTPClient) -> None:
+    interim = b"HTTP/1.1 100 \r\n\r\n"
+    server.on("/some", interim * 1_000 + answer(200, b"x" * 100_000))
+    server.on("/many", interim * 50_000 + answer(200, b"never read"))
+    async with asyncio.timeout(5):
+        for _ in range(2):  # they are counted for each request
+            assert await fetch(client, request(f"{server.url}/some")) == b"x" * 100_000
+        failed = await failure(client.open(request(f"{server.url}/many")))
+        await server.connections(0)
+    assert (failed.code, "more than 1,000 interim responses" in failed.message) == (ErrorCode.PROTOCOL_ERROR, True)
+    assert server.accepted == 1
