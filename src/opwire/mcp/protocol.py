@@ -56,7 +56,9 @@ NAMED_BY = {
 }
 """The param that the name header repeats, by method."""
 
-_SCHEMA_KEYWORD = "x-mcp-header"
+SCHEMA_KEYWORD = "x-mcp-header"
+"""In the schema of an argument, the header that it is sent in too."""
+
 _ENCODED = re.compile(r"=\?base64\?(.*)\?=")
 _PLAIN = re.compile(r"[\x20-\x7e]*")
 _TOKEN = re.compile(r"[!#$%&'*+\-.^_`|~0-9A-Za-z]+")
@@ -192,6 +194,10 @@ class ArgumentHeader(NamedTuple):
         return arguments
 
 
+ToolHeaders = Mapping[str, list[ArgumentHeader]]
+"""The arguments that are sent as headers, by tool."""
+
+
 def argument_headers(schema: Any) -> list[ArgumentHeader]:
     """Return the arguments of a tool that are sent as headers.
 
@@ -201,19 +207,19 @@ def argument_headers(schema: Any) -> list[ArgumentHeader]:
     found: list[ArgumentHeader] = []
     names: set[str] = set()
     for path, position in _schema_positions(schema):
-        if _SCHEMA_KEYWORD not in position:
+        if SCHEMA_KEYWORD not in position:
             continue
         if not path:
             raise ValueError(
-                f"{_SCHEMA_KEYWORD} is only allowed on properties of the arguments, not below other keywords"
+                f"{SCHEMA_KEYWORD} is only allowed on properties of the arguments, not below other keywords"
             )
-        at, token, kind = ".".join(path)[:200], position[_SCHEMA_KEYWORD], position.get("type")
+        at, token, kind = ".".join(path)[:200], position[SCHEMA_KEYWORD], position.get("type")
         if not isinstance(token, str) or not _TOKEN.fullmatch(token) or len(token) > 200:
-            raise ValueError(f"the {_SCHEMA_KEYWORD} of {at!r} is not the name of a header")
+            raise ValueError(f"the {SCHEMA_KEYWORD} of {at!r} is not the name of a header")
         if kind not in _HEADER_TYPES:
-            raise ValueError(f"{_SCHEMA_KEYWORD} is only allowed for strings, integers and booleans, unlike {at!r}")
+            raise ValueError(f"{SCHEMA_KEYWORD} is only allowed for strings, integers and booleans, unlike {at!r}")
         if token.lower() in names:
-            raise ValueError(f"the {_SCHEMA_KEYWORD} of {at!r} is a duplicate")
+            raise ValueError(f"the {SCHEMA_KEYWORD} of {at!r} is a duplicate")
         names.add(token.lower())
         found.append(ArgumentHeader(path, token, kind))
     return found

@@ -12,6 +12,7 @@ from opwire.adapters.mcp.connection import MCPConnection
 from opwire.adapters.mcp.servers import MCPOptions
 from opwire.adapters.mcp.transport import read_message
 from opwire.errors import CallError, ErrorCode
+from opwire.mcp.protocol import argument_headers
 from tests.adapters.mcp.connections import PATIENCE, at, call, connected, rogue, until
 from tests.requirements import requirement
 from tests.servers.leaks import Leaks
@@ -230,22 +231,14 @@ async def test_log_messages_go_to_the_callback_or_to_our_log(caplog: pytest.LogC
 
 
 async def test_arguments_travel_as_headers_where_the_tool_says_so(sdk_address: str) -> None:
-    tools = [
-        {"name": "headers", "inputSchema": {"properties": {"region": {"type": "string", "x-mcp-header": "Region"}}}},
-        {"name": "bad", "inputSchema": {"properties": {"x": {"type": "object", "x-mcp-header": "X"}}}},
-        5,
-    ]
+    declared = argument_headers({"properties": {"region": {"type": "string", "x-mcp-header": "Region"}}})
     async with connected(at(sdk_address, headers={"X-Ours": "1"})) as session:
         await session.start()
-        refused = session.remember_tools(tools)
-        assert list(refused) == ["bad"]
+        session.send_headers({"headers": declared})
         seen = (await call(session, "headers", region="eu"))["structuredContent"]
     assert seen["mcp-param-region"] == "eu"
     assert seen["x-ours"] == "1"
     assert (seen["mcp-method"], seen["mcp-name"]) == ("tools/call", "headers")
-    async with connected(rogue()) as session:
-        await session.start()
-        assert session.remember_tools(tools) == {}
 
 
 async def test_a_call_that_ends_leaves_at_once_also_where_the_clock_is_far() -> None:

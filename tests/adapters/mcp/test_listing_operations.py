@@ -108,6 +108,27 @@ async def test_a_tool_that_the_protocol_tells_clients_to_leave_out_is_left_out(t
     assert [each.name for each in listing.report.skipped] == ["ns.twice"]
 
 
+@requirement("mcp.in.limits")
+async def test_a_large_schema_is_not_searched_for_headers(tmp_path: Path) -> None:
+    properties = {f"p{number}": {"type": "string", "x-mcp-header": f"H{number}"} for number in range(6_000)}
+    tools = [tool("large", inputSchema={"type": "object", "properties": properties}), tool("small")]
+    listing = await read(Stage(tmp_path, tools=tools, answers=MODERN))
+    assert list(listing.by_id) == ["ns.small"]
+    assert "x-mcp-header exceeds the limit of 262,144 bytes" in listing.report.skipped[0].reason
+    (tmp_path / "older").mkdir()
+    assert list((await read(Stage(tmp_path / "older", tools=tools))).by_id) == ["ns.large", "ns.small"]
+
+
+@requirement("mcp.in.limits")
+async def test_entries_that_are_not_objects_count_as_entries(tmp_path: Path) -> None:
+    listing = await read(Stage(tmp_path, tools=[None] * 15_000 + [tool("late")], page=20_000))
+    assert list(listing.by_id) == []
+    assert listing.report.warnings == [
+        "tools/list: more than 10,000 entries; the rest is ignored",
+        "9,900 more entries are not listed",
+    ]
+
+
 @requirement("mcp.in.every-page")
 async def test_a_list_that_takes_too_long_is_a_timeout(tmp_path: Path) -> None:
     with pytest.raises(CallError) as why:

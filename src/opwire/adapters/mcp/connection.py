@@ -10,7 +10,7 @@ read the rejections is disconnected.
 import asyncio
 import logging
 import time
-from collections.abc import Awaitable, Callable, Coroutine, Iterable, Mapping
+from collections.abc import Awaitable, Callable, Coroutine, Mapping
 from contextlib import AbstractAsyncContextManager
 from copy import copy
 from types import ModuleType
@@ -21,7 +21,6 @@ from opwire.adapters.mcp.negotiation import (
     ListenStreams,
     MCPServerInfo,
     announced_changes,
-    as_text,
     negotiate,
 )
 from opwire.adapters.mcp.servers import (
@@ -64,7 +63,7 @@ from opwire.mcp.peer import (
     Reported,
     with_meta,
 )
-from opwire.mcp.protocol import ArgumentHeader, argument_headers, write_argument_headers
+from opwire.mcp.protocol import ToolHeaders, write_argument_headers
 from opwire.tasks import resolve
 from opwire.typed.plain import as_dict
 
@@ -135,12 +134,13 @@ class MCPConnection:
         self._transport: ClientTransport | None = None
         self._questions = ServerQuestions(options, self._name, self._spawn)
         self._wants_logs = False  # the server was asked for them
-        self._headers: dict[str, list[ArgumentHeader]] = {}  # arguments that are sent as headers, by tool
         self._listening = ListenStreams(
             lambda params, id: self._send("subscriptions/listen", params, id=id), self._on_notification
         )
         self._watches: dict[str, asyncio.Task[None]] = {}  # of resources, by URI
         self._is_closing = False
+        self.argument_headers: ToolHeaders = {}
+        """Which arguments are sent as headers too."""
         self.lost = False
         """Whether nothing can be sent any more."""
         self.failure: CallError | None = None
@@ -335,8 +335,8 @@ class MCPConnection:
                 self._wants_logs = True
                 self._spawn(self._send("logging/setLevel", {"level": "debug"}))
         headers = agreement.headers(method, params) if transport.has_headers else None
-        if headers is not None and method == "tools/call" and self._headers:
-            declared = self._headers.get(params.get("name", ""), [])
+        if headers is not None and method == "tools/call" and agreement.modern:
+            declared = self.argument_headers.get(params.get("name", ""), [])
             headers |= write_argument_headers(declared, params.get("arguments") or {})
         try:
             return await self._exchange(
@@ -410,21 +410,6 @@ class MCPConnection:
         if known is not None:
             return copy(known)
         return CallError(ErrorCode.UNAVAILABLE, f"the connection to the MCP server {self._name} is closed")
-
-    def remember_tools(self, tools: Iterable[Any]) -> dict[str, str]:
-        """Store which arguments are sent as headers too, from 2026-07-28 on; return tools with invalid headers."""
-        self._headers = {}
-        invalid: dict[str, str] = {}
-        for tool in map(as_dict, tools if self._agreement is not None and self._agreement.modern else ()):
-            name, schema = as_text(tool.get("name")), tool.get("inputSchema")
-            try:
-                declared = argument_headers(schema)
-            except ValueError as error:
-                invalid[name] = str(error)
-            else:
-                if declared:
-                    self._headers[name] = declared
-        return invalid
 
     # --- what the transport reports -----------------------------------------------------------------------------------
 

@@ -88,14 +88,15 @@ async def list_all(
         page = result.get(key)
         if not isinstance(page, list):
             report.warn(f"{method}: a page is not a list, but {type(page).__name__}")
-        for each in as_list(page):
+        room = max_entries - len(entries)
+        for each in as_list(page)[:room]:
             if isinstance(each, dict):
                 entries.append(cast("dict[str, Any]", each))
             else:
                 skip(report, "entry", method, each, "it is not an object")
-        if len(entries) > max_entries:
+        if len(as_list(page)) > room:
             report.warn(f"{method}: more than {max_entries:,} entries; the rest is ignored")
-            return entries[:max_entries]
+            return entries
         cursor = result.get("nextCursor")
         if cursor is None:
             return entries

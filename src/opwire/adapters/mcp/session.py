@@ -38,7 +38,7 @@ from opwire.deadlines import back_off
 from opwire.errors import CallError, ErrorCode
 from opwire.mcp.messages import RPCError, RPCResponse
 from opwire.mcp.peer import with_meta
-from opwire.mcp.protocol import REQUEST_META
+from opwire.mcp.protocol import REQUEST_META, ToolHeaders
 from opwire.operation import Context, PreparedRequest, Progress, trace_of
 from opwire.tasks import spawn
 
@@ -98,8 +98,8 @@ class MCPSession:
         self._requests = 0  # in flight
         self._warned = False
         self._closed = False
-        self.tools: list[Any] = []
-        """The tools that the server lists."""
+        self.argument_headers: ToolHeaders = {}
+        """Which arguments are sent as headers too."""
         self.updates = ResourceUpdates()
         """The updates of the resources that are watched."""
         self.info: MCPServerInfo | None = None
@@ -185,13 +185,11 @@ class MCPSession:
                 error.__cause__.request_id = context.request_id
             raise
 
-    def remember_tools(self, tools: list[Any]) -> dict[str, str]:
-        """Store the listed tools: from 2026-07-28 on, some of their arguments are sent as headers too.
-
-        Return the tools that clients must leave out according to the protocol, by name, each with the reason.
-        """
-        self.tools = tools
-        return {} if self._connection is None else self._connection.remember_tools(tools)
+    def send_headers(self, declared: ToolHeaders) -> None:
+        """Send these arguments of tools as headers too, from 2026-07-28 on."""
+        self.argument_headers = declared
+        if self._connection is not None:
+            self._connection.argument_headers = declared
 
     async def watch_resource(self, uri: str) -> None:
         """Pass `notifications/resources/updated` of a resource to `on_notification`, also after a reconnect.
@@ -348,7 +346,7 @@ class MCPSession:
         if self.info is not None:
             logger.info("the MCP server %s is connected again", self._server.name)
         self._connection, self.info = new, new.info
-        new.remember_tools(self.tools)
+        new.argument_headers = self.argument_headers
 
         async def watch_again() -> None:
             for uri in tuple(self._watched):
@@ -563,8 +561,7 @@ class CallerSessions:
                     self._drop(idle)
                 self._sessions[key] = MCPSession(server, self._options)
         session = self._sessions[key]
-        if session.tools is not self._shared.tools:  # some of their arguments are sent as headers
-            session.remember_tools(self._shared.tools)
+        session.send_headers(self._shared.argument_headers)
         self._sessions.move_to_end(key)
         self._used[key] = time.monotonic()
         if self._timer is None:

@@ -33,7 +33,7 @@ from opwire.adapters.mcp.servers import (
     usable_namespaces,
 )
 from opwire.adapters.mcp.session import CallerSessions, MCPSession, MCPSessions
-from opwire.adapters.mcp.tools import ToolReader, skip
+from opwire.adapters.mcp.tools import ToolReader, declared_headers, skip
 from opwire.adapters.mcp.transport import with_output
 from opwire.adapters.source import AdapterSource, Report
 from opwire.errors import (
@@ -45,6 +45,7 @@ from opwire.errors import (
     check_choice,
     check_known,
 )
+from opwire.mcp.protocol import STATELESS_VERSIONS, ArgumentHeader
 from opwire.operation import NormalizeMode, Operation, OperationSpec, SourceChange
 from opwire.typed.plain import as_dict
 
@@ -116,13 +117,19 @@ class ListingReader:
         deadline = time.monotonic() + timeout
         # Always requested: some servers have tools without announcing them.
         tools = await self._list("tools/list", "tools", listing.report, deadline, announced="tools" in capabilities)
-        invalid = self._session.remember_tools(tools)
+        is_modern = self._session.info is not None and self._session.info.protocol in STATELESS_VERSIONS
+        headers: dict[str, list[ArgumentHeader]] = {}
         reader = ToolReader(self._sessions, self._options, namespace, listing.report)
         async for tool in _in_slices(tools):
-            if (name := as_text(tool.get("name"))) in invalid:
-                skip(listing.report, "tool", namespace, name, invalid[name])
+            name = as_text(tool.get("name"))
+            try:
+                if is_modern and (declared := declared_headers(tool)):
+                    headers[name] = declared
+            except ValueError as error:  # the protocol has clients leave out such tools
+                skip(listing.report, "tool", namespace, name, str(error))
             else:
                 listing.put(reader.read(tool), tool)
+        self._session.send_headers(headers)
         completes = self._session.info is not None and can_complete(self._session.info)
         if self._options.resources and "resources" in capabilities and await self._has_resources(deadline):
             watchable = as_dict(capabilities["resources"]).get("subscribe") is True

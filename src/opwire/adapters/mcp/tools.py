@@ -28,6 +28,7 @@ from opwire.annotations import Annotations
 from opwire.envelope import MCPContentBlock, MCPResponseMeta, ResponseEnvelope, content_blocks
 from opwire.errors import CallError, ConversionError, ErrorCode, RegistrationError, SchemaError, ToolEnvelopeError
 from opwire.mcp.messages import SMALL, SmallResponse, max_values
+from opwire.mcp.protocol import SCHEMA_KEYWORD, ArgumentHeader, argument_headers
 from opwire.operation import (
     Context,
     Operation,
@@ -110,6 +111,21 @@ def icons_of(definition: Mapping[str, Any]) -> list[dict[str, Any]]:
 def meta_of(definition: Mapping[str, Any]) -> dict[str, Any]:
     """Return the `_meta` of a tool or prompt, without what opwire itself has put there."""
     return {key: value for key, value in as_dict(definition.get("_meta")).items() if key != ORIGIN_META}
+
+
+def declared_headers(tool: Mapping[str, Any]) -> list[ArgumentHeader]:
+    """Return the arguments of a tool that are sent as headers too. Most schemas are searched as text only.
+
+    Raises:
+        ValueError: the schema declares an invalid one, or is too large to be searched: 8 MB took 0.3 s.
+    """
+    schema: Any = tool.get("inputSchema")
+    text = msgspec.json.encode(schema)
+    if SCHEMA_KEYWORD.encode() not in text:
+        return []
+    if len(text) > MAX_SCHEMA:
+        raise ValueError(f"its inputSchema with {SCHEMA_KEYWORD} exceeds the limit of {MAX_SCHEMA:,} bytes")
+    return argument_headers(schema)
 
 
 class ToolReader:
