@@ -517,7 +517,8 @@ CALL: dict[str, str] = {
     "peers.containers": "A message or body with more than 65,536 objects and lists, and one more per 16 bytes, is "
     "rejected before it is decoded, and before it is sent; the error says what to do.",
     "peers.numbers": "So is one of more than 16 KiB with more than 1,024 numbers whose exponent has three digits, and "
-    "one more per 128 bytes: these take longest to decode.",
+    "one more per 128 bytes, or more than 512 blocks of 512 digits in numbers, and one more per 32 KiB: these take "
+    "longest to decode.",
     "call.wire.no-json": "An event without a JSON form fails at its sender.",
     "call.wire.surrogates": "Lone surrogates anywhere in an event are replaced, when it is sent and when it arrives.",
     "call.wire.nonfinite": "NaN and infinities anywhere in an event are sent as null, with a warning.",

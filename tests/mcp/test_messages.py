@@ -101,6 +101,16 @@ def test_bytes_and_surrogates_that_utf_8_cannot_carry_are_replaced() -> None:
     assert read(b'{"jsonrpc": "2.0", "id": 1, "result": {"a": "\\ud800"}}').result == {"a": "\ufffd"}
 
 
+@requirement("mcp.in.limits")
+def test_a_message_has_a_limited_number_of_invalid_characters() -> None:
+    start, end = b'{"jsonrpc": "2.0", "id": 1, "result": {"a": "', b'"}}'
+    split = "€".encode() * 200_000  # between the pieces that are repaired
+    assert read(start + split + b"\xff" * 1_000_000 + end).result == {"a": "€" * 200_000 + "\ufffd" * 1_000_000}
+    with pytest.raises(CallError) as caught:
+        read(start + b"\xff" * 2_000_000 + end)
+    assert caught.value.code is ErrorCode.PROTOCOL_ERROR
+
+
 @requirement("mcp.engine.unambiguous")
 @pytest.mark.parametrize(
     "fields",

@@ -360,6 +360,18 @@ async def test_a_body_has_a_limited_number_of_numbers_that_take_long_to_decode(h
     assert (await client("POST", "/", data=b'["' + number * 100_000 + b'"]')).status == 200  # in a text
 
 
+@requirement("serve.limits", "peers.numbers")
+@on_one_loop
+async def test_a_body_has_a_limited_number_of_long_numbers(house: House) -> None:
+    client = house.behind(RequestGuard(echo))
+    few, many = (b"[" + b",".join([b"9" * 4_000] * count) + b"]" for count in (70, 200))
+    assert (await client("POST", "/", data=few)).status == 200
+    rejected = await client("POST", "/", data=many)
+    refused(rejected, 413, "PAYLOAD_TOO_LARGE")
+    assert "more than 536 blocks of 512 digits in numbers, too many for its size" in rejected.json["detail"]
+    assert (await client("POST", "/", data=b'["' + b"9" * 800_000 + b'"]')).status == 200  # in a text
+
+
 @requirement("serve.limits")
 @on_one_loop
 async def test_a_body_of_unknown_length_is_counted_as_it_comes(house: House) -> None:
@@ -532,7 +544,7 @@ async def test_of_many_large_bodies_at_once_as_many_as_fit_get_through(
     house: House, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("opwire.serve.guard._MAX_BODIES", 0)
-    large = b"0" * 1024 * 1024
+    large = b"x" * 1024 * 1024
 
     async def slowly() -> AsyncGenerator[bytes]:
         for start in range(0, len(large), 64 * 1024):
@@ -554,7 +566,7 @@ async def test_large_bodies_that_were_announced_and_do_not_arrive_keep_no_others
     house: House, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("opwire.serve.guard._MAX_BODIES", 0)
-    large, reads = b"0" * 1024 * 1024, asyncio.Semaphore(0)
+    large, reads = b"x" * 1024 * 1024, asyncio.Semaphore(0)
     guard = RequestGuard(echo, max_body=len(large))
 
     async def counted(scope: Any, receive: Any, send: Any) -> None:

@@ -7,6 +7,7 @@ The size in bytes bounds the cost of a message only if it has few values: 16 MB 
 So the values are bounded too, and counted before anything is decoded.
 """
 
+import codecs
 import json
 import logging
 from collections.abc import Callable
@@ -67,6 +68,10 @@ MAX_BATCH = 100
 
 _MAX_REPAIRED = 262_144  # values of a response with numbers that JSON lacks
 _MAX_SERVED_REPAIRED = 16_384  # of one to a server: with a long request, which is rejected, it took half a second
+
+_MAX_REPLACED = 1_048_576  # invalid characters of a message, which take 20 ms
+_PIECE = 256 * 1024  # bytes of a message that are repaired at a time
+_utf8_decoder = codecs.getincrementaldecoder("utf-8-sig")
 
 SMALL = 16 * 1024
 """Bytes of a `SmallResponse`."""
@@ -288,8 +293,8 @@ def _is_usable_id(id: object) -> bool:
 
 
 def _repaired(raw: bytes, max_repaired: int) -> RPCMessage:
-    raw = raw.decode("utf-8-sig", "replace").encode()
     try:
+        raw = _as_utf8(raw)
         found = _decode_any(raw, max_repaired)
     except (ValueError, RecursionError):
         raise InvalidMessageError(is_json=False) from None
@@ -314,6 +319,21 @@ def _repaired(raw: bytes, max_repaired: int) -> RPCMessage:
     if message is None:
         raise _invalid(fields)
     return message
+
+
+def _as_utf8(raw: bytes) -> bytes:
+    """Replace invalid UTF-8, and drop a byte order mark.
+
+    Raises:
+        ValueError: more than `_MAX_REPLACED` characters are invalid: 16 MB took 0.27 s.
+    """
+    decoder, parts, replaced = _utf8_decoder("replace"), list[str](), 0
+    for start in range(0, len(raw), _PIECE):
+        parts.append(decoder.decode(raw[start : start + _PIECE], start + _PIECE >= len(raw)))
+        replaced += parts[-1].count("\ufffd")
+        if replaced > _MAX_REPLACED:
+            raise ValueError(f"more than {_MAX_REPLACED:,} characters are invalid")
+    return "".join(parts).encode()
 
 
 def _decode_any(raw: bytes, max_repaired: int) -> Any:

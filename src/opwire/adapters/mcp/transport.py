@@ -36,7 +36,7 @@ from opwire.mcp.messages import (
     read_message,
     split_batch,
 )
-from opwire.typed.plain import harmless, replace_surrogates
+from opwire.typed.plain import harmless, replace_surrogates, write_json
 
 logger = logging.getLogger("opwire.mcp")
 
@@ -52,6 +52,8 @@ _HTTP_MESSAGES = {
     403: "denied access (HTTP 403): check the rights of the credentials",
     404: "has nothing at this address (HTTP 404)",
 }
+
+_encoder = msgspec.json.Encoder()
 
 _READ_AHEAD = 256 * 1024  # buffered bytes of whole lines: short lines take a multiple of that in memory
 _SLICE = 0.01  # seconds of reading until other tasks run: a server can always have one more line ready
@@ -170,7 +172,7 @@ def call_error(error: RPCError | HTTPExchangeError, server: str, method: str) ->
             retryable=not error.too_long and (status in (0, 408, 425, 429) or status >= 500),
             retry_after=error.retry_after,
         )
-    code, text = error.code, str(replace_surrogates(error.message))[:_MAX_TEXT]
+    code, text = error.code, str(replace_surrogates(error.message[:_MAX_TEXT]))
     details = {"code": code, "data": _shortened(error.data)}
     message = f"the MCP server {server} answered {method} with an error: {text}"
     if code == RPCCode.METHOD_NOT_FOUND or (method == "tools/call" and _UNKNOWN_TOOL.search(text)):
@@ -187,7 +189,7 @@ def _shortened(data: Any) -> Any:
     if data is None:
         return None
     try:
-        raw = msgspec.json.encode(replace_surrogates(data))
+        raw = write_json(_encoder, data)
     except (TypeError, ValueError, RecursionError):
         return "(data that cannot be encoded)"
     return data if len(raw) <= _MAX_DATA else raw[:_MAX_DATA].decode("utf-8", "ignore") + "…"
