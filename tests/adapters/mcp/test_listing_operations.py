@@ -120,6 +120,17 @@ async def test_a_large_schema_is_not_searched_for_headers(tmp_path: Path) -> Non
 
 
 @requirement("mcp.in.limits")
+async def test_a_prompt_with_very_many_arguments_is_left_out(tmp_path: Path) -> None:
+    prompts = [
+        {"name": name, "arguments": [{"name": f"a{number}"} for number in range(count)]}
+        for name, count in (("large", 20_000), ("small", 1_000))
+    ]
+    listing = await read(Stage(tmp_path, tools=[], capabilities={"prompts": {}}, prompts=prompts))
+    assert list(listing.by_id) == ["ns.prompts/list", "ns.prompts/small"]
+    assert listing.report.skipped[0].reason == "its arguments exceed the limit of 262,144 bytes"
+
+
+@requirement("mcp.in.limits")
 async def test_entries_that_are_not_objects_count_as_entries(tmp_path: Path) -> None:
     listing = await read(Stage(tmp_path, tools=[None] * 15_000 + [tool("late")], page=20_000))
     assert list(listing.by_id) == []

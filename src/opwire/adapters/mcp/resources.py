@@ -18,6 +18,7 @@ from opwire.adapters.mcp.servers import MCPOptions
 from opwire.adapters.mcp.session import MCPSession, MCPSessions
 from opwire.adapters.mcp.tools import (
     MAX_NAME,
+    MAX_SCHEMA,
     blocks_envelope,
     icons_of,
     is_usable_name,
@@ -153,6 +154,21 @@ def list_operation(
     return Operation(spec, list_entries, preview=preview)
 
 
+def _arguments_schema(prompt: Mapping[str, Any], label: str, report: Report) -> Schema:
+    properties: dict[str, Any] = {}  # strings: prompts take nothing else
+    required: list[str] = []
+    for argument in map(as_dict, as_list(prompt.get("arguments"))):
+        key = argument.get("name")
+        if not isinstance(key, str):
+            report.warn(f"{label}: an argument without a name is ignored")
+            continue
+        described = {field: as_text(argument.get(field)) for field in ("title", "description")}
+        properties[key] = {"type": "string", **{field: text for field, text in described.items() if text}}
+        if argument.get("required") is True:
+            required.append(key)
+    return Schema({"type": "object", "properties": properties, "required": required})
+
+
 def read_prompt(
     prompt: Mapping[str, Any],
     sessions: MCPSessions,
@@ -167,19 +183,12 @@ def read_prompt(
     if not is_usable_name(name):
         skip(report, "prompt", namespace, name, f"a name is printable text of 1 to {MAX_NAME} characters")
         return None
+    if len(msgspec.json.encode(prompt.get("arguments"))) > MAX_SCHEMA:  # the schema of 80,000 took a second to compile
+        skip(report, "prompt", namespace, name, f"its arguments exceed the limit of {MAX_SCHEMA:,} bytes")
+        return None
     origin = read_origin(prompt.get("_meta"), ORIGIN_META) if options.trust_annotations else None
     id = f"{namespace}.prompts/{name}" if origin is None or options.namespace else origin.id
-    properties: dict[str, Any] = {}  # strings: prompts take nothing else
-    required: list[str] = []
-    for argument in map(as_dict, as_list(prompt.get("arguments"))):
-        key = argument.get("name")
-        if not isinstance(key, str):
-            report.warn(f"{namespace}.prompts/{name}: an argument without a name is ignored")
-            continue
-        described = {field: as_text(argument.get(field)) for field in ("title", "description")}
-        properties[key] = {"type": "string", **{field: text for field, text in described.items() if text}}
-        if argument.get("required") is True:
-            required.append(key)
+    schema = _arguments_schema(prompt, f"{namespace}.prompts/{name}", report)
     try:
         namespace, own_name = split_id(id)
         spec = OperationSpec(
@@ -187,7 +196,7 @@ def read_prompt(
             name=own_name,
             title=as_text(prompt.get("title")),
             description=as_text(prompt.get("description")),
-            input_schema=Schema({"type": "object", "properties": properties, "required": required}),
+            input_schema=schema,
             lenient_input=not options.strict_input,
             role="prompt",
             icons=icons_of(prompt),
