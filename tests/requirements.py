@@ -1592,6 +1592,8 @@ CLI: dict[str, str] = {
     "cli.files": "Python files are sources, as modules and as MCP servers; a URL needs no scheme on this machine.",
     "cli.forms": "A result is readable, JSON, the envelope or raw; binary data is described, saved or piped.",
     "cli.keys": "`opwire keys` writes keys and certificates, and calls over a broker are signed by them.",
+    "cli.full-disk": "A full disk is reported as such, for output and files, and leaves no new file that is not whole; "
+    "servers whose log is there go on.",
     "cli.gen": "A typed client of the operations is written as a module that compiles.",
     "cli.harmless": "Foreign text cannot send control sequences to the terminal.",
     "cli.hub": "A hub, a spoke and a caller are three commands that find each other.",

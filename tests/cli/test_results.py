@@ -113,7 +113,7 @@ def test_a_result_is_saved_and_each_part_of_it(tmp_path: Path, capsys: pytest.Ca
     save(tool(TEXT, IMAGE), tmp_path / "out.png", Screen())
     assert (tmp_path / "out.png").read_bytes() == b"\x89PNG"
     assert capsys.readouterr().out == "hello\\x1b\n"
-    with pytest.raises(click.UsageError, match="cannot write the file"):
+    with pytest.raises(click.ClickException, match="cannot write the file"):
         save(local_envelope("x", "x.y"), tmp_path / "nowhere" / "x", Screen())
 
 

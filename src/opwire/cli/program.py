@@ -3,6 +3,7 @@
 Rules: a command neither prints an error nor exits. It raises; `run` prints one line and returns the exit code.
 """
 
+import errno
 import importlib
 import io
 import os
@@ -17,6 +18,7 @@ from opwire import __version__
 from opwire.cli import exit_codes
 from opwire.cli.options import CommandGroup, shared_options
 from opwire.cli.screen import Screen, folded
+from opwire.errors import OpwireError
 from opwire.typed.plain import harmless
 
 COMMANDS = {
@@ -103,6 +105,10 @@ class Program(CommandGroup):
             raise _with_url_hint(error) from None
 
 
+# Of the disk, the user's quota, the largest file. Commands report the files that they write themselves.
+_FULL = {getattr(errno, name) for name in ("ENOSPC", "EDQUOT", "EFBIG") if hasattr(errno, name)}
+
+
 class _OutputClosedError(Exception):
     pass
 
@@ -143,6 +149,11 @@ def _prepare_streams() -> None:
             stream.reconfigure(errors="backslashreplace")
 
 
+def _discard_output() -> None:
+    """Close standard output, which the interpreter would flush at exit and report."""
+    os.dup2(os.open(os.devnull, os.O_WRONLY), 1)
+
+
 def run(arguments: Sequence[str] | None = None) -> int:
     """Run a command and return its exit code."""
     screen = Screen()
@@ -155,8 +166,7 @@ def run(arguments: Sequence[str] | None = None) -> int:
             sys.stdout.flush()
         return ended if isinstance(ended, int) else exit_codes.OK
     except (BrokenPipeError, _OutputClosedError):
-        # The reader closed the pipe. Without this the interpreter would report its own flush at exit.
-        os.dup2(os.open(os.devnull, os.O_WRONLY), 1)
+        _discard_output()  # the reader closed the pipe
         return exit_codes.BROKEN_PIPE
     except click.ClickException as error:
         if screen.as_json:
@@ -172,5 +182,8 @@ def run(arguments: Sequence[str] | None = None) -> int:
             click.echo(err=True)  # the terminal has echoed ^C; the shell's prompt starts on a new line
         return exit_codes.INTERRUPTED
     except Exception as error:
+        if isinstance(error, OSError) and error.errno in _FULL:
+            _discard_output()
+            error = OpwireError(f"cannot write the output: {error.strerror}")
         screen.failure(error)
         return exit_codes.of_error(error)

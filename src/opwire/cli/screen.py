@@ -18,7 +18,7 @@ import time
 import traceback
 from base64 import b64decode
 from collections.abc import Generator, Iterable, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from enum import StrEnum
 from math import isfinite
 from pathlib import Path
@@ -174,7 +174,7 @@ class Screen:
         if self.log_format == "json":
             self._log_line(logging.INFO, text)
         else:
-            click.echo(folded(harmless(text)), err=True)
+            _print_error(folded(harmless(text)))
 
     def detail(self, text: str) -> None:
         """Print a message with `-v` only."""
@@ -186,7 +186,7 @@ class Screen:
         if self.log_format == "json":
             self._log_line(logging.WARNING, text)
             return
-        click.secho(folded(f"warning: {harmless(text)}"), fg="yellow", err=True, color=_has_colour(sys.stderr))
+        _print_error(folded(f"warning: {harmless(text)}"), fg="yellow")
 
     def failure(self, error: Exception) -> None:
         """Print an error as one line or one JSON object, and its hint; `-v` adds details, `--debug` the traceback."""
@@ -194,20 +194,20 @@ class Screen:
             self._log_line(logging.ERROR, _error_text(error), error if self.debug else None)
             return
         if self.debug:
-            click.echo(harmless("".join(traceback.format_exception(error))), err=True)
+            _print_error(harmless("".join(traceback.format_exception(error))))
         if self.as_json:
-            click.echo(json_text({"error": _error_data(error)}, indent=False), err=True)
+            _print_error(json_text({"error": _error_data(error)}, indent=False))
             return
-        click.secho(folded(f"error: {_error_text(error)}"), fg="red", err=True, color=_has_colour(sys.stderr))
+        _print_error(folded(f"error: {_error_text(error)}"), fg="red")
         if self.verbose and isinstance(error, CallError) and error.details is not None:
-            click.echo(json_text(error.details, indent=True), err=True)
+            _print_error(json_text(error.details, indent=True))
         elif isinstance(error, CallError) and isinstance(hint := as_dict(error.details).get("hint"), str):
-            click.echo(folded(f"hint: {one_line(hint)[:_MAX_HINT]}"), err=True)
+            _print_error(folded(f"hint: {one_line(hint)[:_MAX_HINT]}"))
 
     def _log_line(self, level: int, text: str, error: Exception | None = None) -> None:
         caught = None if error is None else (type(error), error, error.__traceback__)
         record = logging.LogRecord("opwire.cli", level, __file__, 0, "%s", (text,), caught)
-        click.echo(JSONFormatter().format(record), err=True)
+        _print_error(JSONFormatter().format(record))
 
     @contextmanager
     def logging(self) -> Generator[None]:
@@ -256,7 +256,7 @@ class _LogHandler(logging.Handler):
     def emit(self, record: logging.LogRecord) -> None:
         screen = self._screen
         if screen.log_format == "json":
-            click.echo(JSONFormatter().format(record), err=True)
+            _print_error(JSONFormatter().format(record))
             return
         text, found = record.getMessage(), traceback_of(record)
         if screen.log_format is None and record.levelno < logging.WARNING:
@@ -271,9 +271,7 @@ class _LogHandler(logging.Handler):
         is_error, is_warning = record.levelno >= logging.ERROR, record.levelno >= logging.WARNING
         kind = "error: " if is_error else "warning: " if is_warning else ""
         line = f"{clock} {kind}{harmless(text)}"
-        if is_warning:
-            line = click.style(line, fg="red" if is_error else "yellow")
-        click.echo(line, err=True, color=_has_colour(sys.stderr))
+        _print_error(line, fg="red" if is_error else "yellow" if is_warning else None)
         if found is not None:
             screen.note(found)
 
@@ -298,6 +296,11 @@ def folded(text: str, stream: TextIO | None = None, *, hanging: str = "") -> str
         indent = " " * (len(line) - len(line.lstrip()))
         lines += [line] if cells(line) <= width else wrapped(line, width, indent, indent + hanging)
     return "\n".join(lines)
+
+
+def _print_error(text: str, fg: str | None = None) -> None:
+    with suppress(OSError):  # a log on a full disk, or that is not read any more, ends no server and no call
+        click.secho(text, fg=fg, err=True, color=_has_colour(sys.stderr))
 
 
 def _has_colour(stream: TextIO) -> bool:
@@ -462,11 +465,31 @@ def _block_part(block: MCPContentBlock) -> ResultPart:
         return _part(data, media_type)  # some servers declare base64 and send plain text
 
 
+def write_file(path: Path, content: bytes, *, new: bool = False, mode: int = 0o666) -> None:
+    """Write a file, and remove a new one that cannot be written whole. With `new`, an existing one is not overwritten.
+
+    Raises:
+        click.ClickException: the file cannot be written.
+    """
+    existed = path.exists()
+    try:
+        if new:
+            path.touch(mode, exist_ok=False)
+        path.write_bytes(content)
+    except FileExistsError:
+        raise click.UsageError(f"{path} already exists, and is not overwritten") from None
+    except OSError as error:
+        if not existed:
+            with suppress(OSError):
+                path.unlink()
+        raise click.ClickException(f"{path}: cannot write the file: {error.strerror}") from None
+
+
 def save(envelope: ResponseEnvelope[Any], path: Path, screen: Screen) -> None:
     """Write a result to a file. Texts around a single binary part are printed; otherwise several parts are numbered.
 
     Raises:
-        click.UsageError: a file cannot be written.
+        click.ClickException: a file cannot be written.
     """
     found = parts(envelope)
     binary = [part for part in found if part.text is None]
@@ -478,10 +501,7 @@ def save(envelope: ResponseEnvelope[Any], path: Path, screen: Screen) -> None:
     for number, part in enumerate(found, 1):
         suffix = mimetypes.guess_extension(part.media_type) or path.suffix
         target = path if len(found) == 1 else path.with_name(f"{path.stem}-{number}{suffix}")
-        try:
-            target.write_bytes(part.content)
-        except OSError as error:
-            raise click.UsageError(f"{harmless(str(target))}: cannot write the file: {error.strerror}") from None
+        write_file(target, part.content)
         screen.note(f"{part} saved to {target}")
 
 

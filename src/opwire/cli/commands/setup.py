@@ -25,7 +25,7 @@ from click.shell_completion import (
 )
 
 from opwire.cli.options import CommandGroup, NumberRange, namespace_option, shared_options, source_options
-from opwire.cli.screen import Screen
+from opwire.cli.screen import Screen, write_file
 from opwire.cli.sources import Sources, unknown_namespace
 from opwire.config.reading import TEMPLATE
 from opwire.errors import UsageError, needs_extra
@@ -172,10 +172,7 @@ def client(
     if output is None:
         click.echo(code, nl=False)
         return
-    try:
-        output.write_text(code, encoding="utf-8")
-    except OSError as error:
-        raise click.UsageError(f"{output}: cannot write the file: {error.strerror}") from None
+    write_file(output, code.encode())
     screen.note(f"{output}: {counted(len(specs), 'operation')}")
 
 
@@ -185,13 +182,7 @@ def client(
 @click.pass_obj
 def init_command(screen: Screen, path: Path) -> None:
     """Write a commented configuration to PATH, by default opwire.toml. An existing file is never overwritten."""
-    try:
-        with path.open("x", encoding="utf-8") as file:
-            file.write(TEMPLATE)
-    except FileExistsError:
-        raise click.UsageError(f"{path} already exists, and is not overwritten") from None
-    except OSError as error:
-        raise click.UsageError(f"{path}: cannot write the file: {error.strerror}") from None
+    write_file(path, TEMPLATE.encode(), new=True)
     option = "" if path == Path("opwire.toml") else f" -c {shlex.quote(str(path))}"
     commands = f"check them with `opwire doctor{option}`, list them with `opwire ls{option}`"
     screen.note(f"{path} written: add your sources, {commands}")
@@ -226,15 +217,12 @@ def new(screen: Screen, name: Path) -> None:
         from opwire.auth.signed import SigningKey
     key = SigningKey.generate()
     private, public = name.with_name(f"{name.name}.key"), name.with_name(f"{name.name}.pem")
+    write_file(public, key.public_pem.encode(), new=True)
     try:
-        public.touch(exist_ok=False)
-        private.touch(0o600, exist_ok=False)
-        public.write_text(key.public_pem, encoding="ascii")
-        private.write_text(key.to_pem(), encoding="ascii")
-    except FileExistsError as error:
-        raise click.UsageError(f"{error.filename} already exists, and is not overwritten") from None
-    except OSError as error:
-        raise click.UsageError(f"{error.filename}: cannot write the file: {error.strerror}") from None
+        write_file(private, key.to_pem().encode(), new=True, mode=0o600)
+    except click.ClickException:
+        public.unlink()
+        raise
     screen.note(f"{private} is the private key: keep it like a password. {public} is its public key")
 
 
@@ -283,11 +271,12 @@ def certify(
     try:
         issuer = Authority.from_pem(_read_key(authority))
         file = public_key
-        output.write_text(issuer.issue(grant, _read_key(public_key), lifetime=days * 86_400), encoding="ascii")
+        certificate = issuer.issue(grant, _read_key(public_key), lifetime=days * 86_400)
     except UsageError as error:
         raise click.UsageError(f"{file}: {error}") from None
     except OSError as error:
         raise click.UsageError(f"{error.filename}: {error.strerror}") from None
+    write_file(output, certificate.encode())
     screen.note(f"{output} names {identity.id}, for {days:g} days")
 
 
