@@ -2,6 +2,7 @@
 
 import asyncio
 import json
+import os
 import stat
 from collections.abc import AsyncIterator
 from pathlib import Path
@@ -144,6 +145,35 @@ async def test_an_audit_log_that_is_installed_first_has_the_calls_that_others_re
     registry = shop(AuditLog(lines.append), Approval(lambda _: False))
     await refused(registry, "shop.order", {"article": "tea"})
     assert json.loads(lines[0])["outcome"] == "ACCESS_DENIED"
+
+
+@requirement("policies.audit")
+@pytest.mark.skipif(not Path("/dev/full").exists(), reason="no device that is full")
+async def test_a_call_that_cannot_be_recorded_fails_and_says_why_and_one_that_failed_keeps_its_error(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    path = tmp_path / "audit.jsonl"
+    registry = shop(AuditLog(path))
+    path.unlink()
+    path.symlink_to("/dev/full")
+    error = await refused(registry, "shop.price", {"article": "tea"}, ANN)
+    assert (error.code, error.message, error.retryable) == (
+        "EXECUTION_ERROR",
+        "shop.price ran, but cannot be recorded: cannot write the audit log: No space left on device",
+        False,
+    )
+    assert caplog.messages == [f"cannot write the audit log: {path}: No space left on device; shop.price ended with OK"]
+    assert (await refused(registry, "shop.price", {"code": "RATE_LIMITED"})).code == "RATE_LIMITED"
+
+
+@requirement("policies.audit")
+async def test_a_line_that_is_written_in_part_is_not_taken_for_written(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    registry = shop(AuditLog(tmp_path / "audit.jsonl"))
+    write = os.write
+    monkeypatch.setattr(os, "write", lambda file, line: write(file, line[:10]))  # as on a disk with 10 bytes left
+    assert "cannot be recorded" in (await refused(registry, "shop.price", {"article": "tea"})).message
 
 
 # --- approval ---------------------------------------------------------------------------------------------------------

@@ -10,6 +10,7 @@ first also has the calls that the others reject.
 """
 
 import asyncio
+import errno
 import logging
 import os
 import time
@@ -156,7 +157,7 @@ class AuditLog(Policy):
     `target` is the path of a file, which is created for its owner alone, or a function that takes each line. With
     `values`, lines have the input, with the values of secret names (`password`, `token`, … and those in `redact`)
     replaced by "***". A subscription has one line, with the number of its items. `include` and `exclude` select
-    operations.
+    operations. A call that succeeded but cannot be recorded, as on a full disk, fails with EXECUTION_ERROR.
 
     Raises:
         OSError: the file cannot be opened.
@@ -215,14 +216,27 @@ class AuditLog(Policy):
             raise
         finally:
             line["ms"] = round(1_000 * (time.perf_counter() - start), 3)
+            self._record(line)
+
+    def _record(self, line: dict[str, Any]) -> None:
+        """Write a line. A call that succeeded and cannot be recorded fails; other outcomes are kept."""
+        try:
             self._write(write_json(_encoder, line) + b"\n")
+        except OSError as error:
+            operation, outcome = line["operation"], line["outcome"]
+            problem = f"cannot write the audit log{self._summary}: {error.strerror}"
+            logger.error("%s; %s ended with %s", problem, operation, outcome)
+            if outcome == "OK":
+                message = f"{operation} ran, but cannot be recorded: cannot write the audit log: {error.strerror}"
+                raise CallError(ErrorCode.EXECUTION_ERROR, message) from error
 
 
 def _append(path: Path, line: bytes) -> None:
     """Append in one write, so that processes may share a file; open it each time, so that it may be rotated."""
     descriptor = os.open(path, os.O_WRONLY | os.O_APPEND | os.O_CREAT, 0o600)
     try:
-        os.write(descriptor, line)
+        if os.write(descriptor, line) < len(line):
+            raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))  # it had room for a part of the line
     finally:
         os.close(descriptor)
 
