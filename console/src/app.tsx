@@ -5,7 +5,7 @@ import { Component, type ReactNode, useEffect, useRef, useState } from "react";
 import { loadSession, login, loginReason, logout, Problem, session } from "./api";
 import { runs } from "./calls";
 import { SHORTCUTS, useKeys } from "./keys";
-import { approvals, connection, lostSince, reconnect } from "./live";
+import { approvals, connection, lostSince, reconnect, watchProblem } from "./live";
 import { OperationsPage } from "./pages/operations";
 import { StreamsPage } from "./pages/streams";
 import { SystemPage } from "./pages/system";
@@ -13,7 +13,7 @@ import { TapePage } from "./pages/tape";
 import { useSeconds } from "./pages/stream";
 import { go, href, route } from "./router";
 import { useStore } from "./store";
-import { line } from "./text";
+import { line, sentence } from "./text";
 import { nextTheme, theme } from "./theme";
 import { Icon, type IconName } from "./ui/icons";
 import { Button, Dialog, Popover } from "./ui/parts";
@@ -106,6 +106,7 @@ function TopBar({ onHelp }: { onHelp: () => void }): ReactNode {
   const { page } = useStore(route);
   const me = useStore(session);
   const state = useStore(connection);
+  const missing = useStore(watchProblem);
   const mode = useStore(theme);
   const waiting = useWaiting();
   const icon = mode === "dark" ? "moon" : mode === "light" ? "sun" : "auto";
@@ -125,7 +126,7 @@ function TopBar({ onHelp }: { onHelp: () => void }): ReactNode {
         ))}
       </nav>
       <span className="grow" />
-      <span className={`connection ${state}`} role="status"><span className="dot" aria-hidden="true" /><span>{state === "open" ? "Live" : state === "lost" ? "Offline" : "Connecting"}</span></span>
+      <span className={`connection ${state}`} role="status" title={(state === "open" && missing && sentence(missing)) || undefined}><span className={`dot${missing ? " warn" : ""}`} aria-hidden="true" /><span>{state === "open" ? (missing ? "Not current" : "Live") : state === "lost" ? "Offline" : "Connecting"}</span></span>
       {me?.version && <span className="version muted" title={`Version of ${line(me.title, 60) || "the server"}`}>{line(me.version, 20)}</span>}
       <Button kind="quiet" icon={icon} label={`Theme: ${mode === "auto" ? "as the system" : mode}`} onClick={nextTheme} />
       <Button kind="quiet" icon="help" label="Keyboard shortcuts" onClick={onHelp} />

@@ -54,21 +54,21 @@ function record(batch: CallRecord[], dropped: number): void {
   tape.pulse.touch();
 }
 
-let before: { at: number; statistics: Statistics } | null = null;
+let before: Statistics | null = null;
 
 function push(series: number[], value: number): void {
   series.push(value);
   if (series.length > SAMPLES) series.shift();
 }
 
-/** Add the rates since the previous figures of the same server. */
+/** Add the rates since the previous figures of the same server. Those of a server elsewhere may come twice. */
 function measure(statistics: Statistics): void {
-  const at = Date.now();
-  const previous = before?.statistics.id === statistics.id ? before : null;
-  const seconds = previous ? Math.max(0.1, (at - previous.at) / 1000) : 2;
+  const previous = before?.id === statistics.id ? before : null;
+  if (previous?.measured === statistics.measured) return;
+  const seconds = previous ? Math.max(0.1, (statistics.measured - previous.measured) / 1000) : 2;
   const rate = (now: number, then: number | undefined): number => (then === undefined ? 0 : Math.max(0, (now - then) / seconds));
-  if (previous) push(figures.server, rate(statistics.calls, previous.statistics.calls));
-  const then = new Map((previous?.statistics.busiest ?? []).map((each) => [each.id, each]));
+  if (previous) push(figures.server, rate(statistics.calls, previous.calls));
+  const then = new Map((previous?.busiest ?? []).map((each) => [each.id, each]));
   for (const each of statistics.busiest ?? []) {
     let series = figures.operations.get(each.id);
     if (series === undefined) {
@@ -78,7 +78,7 @@ function measure(statistics: Statistics): void {
     }
     if (previous) push(series, rate(each.calls, then.get(each.id)?.calls));
   }
-  before = { at, statistics };
+  before = statistics;
   figures.latest = statistics;
   figures.pulse.touch();
 }

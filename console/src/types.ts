@@ -145,6 +145,8 @@ export interface ServerFigures {
 /** Counters since the start of the server; rates are differences. */
 export interface Statistics extends ServerFigures {
   busiest: { id: string; calls: number; errors: number }[];
+  /** When the server had these figures, in its time. */
+  measured: number;
 }
 
 export interface SourceReport {

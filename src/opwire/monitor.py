@@ -347,6 +347,8 @@ class CallMonitor:
         """The URL of the server that it monitors, without a password, if that is another one."""
         self.problem: str | None = None
         """What is missing in the calls and figures, and why, as a sentence for people."""
+        self.measured: float | None = None
+        """The time of `snapshot` in epoch seconds, if that is not now."""
         self.on_values: Callable[[str, Any, Any], object] | None = None
         """Called by `show_values`."""
 

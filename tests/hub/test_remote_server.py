@@ -16,7 +16,7 @@ from opwire.hub.remote_server import RemoteMonitor, RemoteServer
 from opwire.monitor import CallMonitor, CallRecord, CallWatcher
 from opwire.operation import Inbound, Progress
 from opwire.questions import Question
-from opwire.serve.console import serve_console
+from opwire.serve.console import serve_console, system
 from opwire.serve.console.system import KnownServers
 from opwire.serve.http import serve_http
 from tests.hub.meeting import Meeting, adding
@@ -148,9 +148,15 @@ async def test_a_lost_hub_is_explained_and_used_again(
     for name in ("_FIGURES", "_RETRY"):
         monkeypatch.setattr(remote_server, name, 0.02)
     hub = await meeting.hub(authenticate=AUTH)
+    monkeypatch.setattr(system, "REFRESH", 0.0)
     async with RemoteServer(hub.url, token=TOKENS["boss"]) as remote:
+        known = KnownServers(remote.monitor, remote.servers)
+        [shown] = await known.shown()
+        assert shown["status"] == "serving"
         await hub.close()
         await until(lambda: "not reachable" in (remote.monitor.problem or ""))
+        [lost] = await known.shown()
+        assert lost["status"] == "gone"  # the last figures would be shown as current
         assert sum("was lost" in each for each in caplog.messages) == 1  # calls and figures share a connection
         again = await meeting.hub(url=hub.url, authenticate=AUTH)
         await until(lambda: remote.monitor.problem is None and again.handler.monitor.watched)

@@ -14,6 +14,7 @@ import { saveText } from "../ui/media";
 import { Badge, Button, Empty, Notice, OperationId, Outcome, SearchBox, Segments } from "../ui/parts";
 import { JsonTree } from "../ui/tree";
 import { VirtualList } from "../ui/virtual";
+import { useSeconds } from "./stream";
 
 type Shown = "all" | "errors";
 
@@ -53,6 +54,7 @@ export function TapePage(): ReactNode {
     return filter.trim() === "" && shown === "all" ? source : source.filter(test);
   }, [source, newest, source.length, filter, shown]);
   const rate = useRate();
+  useSeconds(rate > 0); // it falls without calls, too
   const isSent = useSentFilter(filter);
   const missing = useStore(watchProblem);
   const flip = (): void => setFrozen(frozen === null ? [...tape.records] : null);

@@ -177,10 +177,16 @@ class RemoteServer:
         await asyncio.sleep(_OPERATIONS if error is not None and error.code in _DENIED else seconds)
 
     async def _measure(self) -> None:
-        observed = await self._observer.servers()
+        try:
+            observed = await self._observer.servers()
+        except CallError:
+            self.monitor.servers = ()  # they would be shown as if they were current
+            raise
         errors = [each.error for each in observed if each.error is not None]
         found = [each.statistics for each in observed if each.statistics is not None]
-        self.monitor.servers = found
+        # The hub first. Servers on a broker answer in any order, and the page compares the first with itself.
+        self.monitor.servers = sorted(found, key=lambda each: (each.kind == "spoke", each.started, each.id))
+        self.monitor.measured = time.time()
         self._note("figures", errors[0] if errors and not found else None)
 
     async def _follow_calls(self) -> None:

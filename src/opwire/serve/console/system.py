@@ -94,9 +94,9 @@ class KnownServers:
                 self._refreshed, self._present = time.monotonic(), set(found)
                 self._seen |= found
         own, now = self._monitor.snapshot(), time.time()
-        kept = [(id, each) for id, each in self._seen.items() if now - each[1] < FORGET and id != own.id]
+        kept = [(id, each) for id, each in self._seen.items() if now - each[1] < FORGET]
         self._seen = dict(kept[-MAX_SERVERS:])
-        others = [_server(*each, is_gone=id not in self._present) for id, each in self._seen.items()]
+        others = [_server(*each, is_gone=id not in self._present) for id, each in self._seen.items() if id != own.id]
         return [*([_server(own, now)] if self._monitor.has_figures else []), *others]
 
 

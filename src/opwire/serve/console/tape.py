@@ -254,7 +254,7 @@ class CallFeed:
             self._readers[words] = watcher, set()
         watcher, pages = self._readers[words]
         pages.add(page)
-        page.put("statistics", self._monitor.snapshot())
+        page.put("statistics", self._figures())
         page.put("problem", {"message": self._monitor.problem})
         if self._running is None:
             self._running = asyncio.create_task(self._run())
@@ -268,6 +268,11 @@ class CallFeed:
             if not self._readers:
                 self._running.cancel()
                 self._running = None
+
+    def _figures(self) -> dict[str, Any]:
+        """Return the figures with their time, which those of a server elsewhere are older than."""
+        measured = self._monitor.measured or time.time()
+        return msgspec.to_builtins(self._monitor.snapshot()) | {"measured": round(measured * 1000)}
 
     async def _run(self) -> None:
         next_statistics = time.monotonic() + STATISTICS_INTERVAL
@@ -285,7 +290,7 @@ class CallFeed:
                         page.put("calls", encoded, len(records) + dropped)
             if time.monotonic() >= next_statistics:
                 next_statistics = time.monotonic() + STATISTICS_INTERVAL
-                encoded = _encoder.encode(self._monitor.snapshot())
+                encoded = _encoder.encode(self._figures())
                 for page in chain.from_iterable(pages for _, pages in self._readers.values()):
                     page.put("statistics", encoded)
                     page.put("problem", {"message": self._monitor.problem})
