@@ -121,6 +121,18 @@ def test_what_cannot_be_read_is_explained(words: list[str], wrong: str) -> None:
         read(*words)
 
 
+@pytest.mark.parametrize("word", ["{'count': 1}", "filter:={since: 5}", "filter={since: 5}", "lines=[article:tea]"])
+def test_quotes_that_the_shell_removed_are_explained(word: str) -> None:
+    lines = {"lines": {"type": "array", "items": {"type": "object"}}}
+    with pytest.raises(click.UsageError, match=r"invalid JSON: .*; JSON has double quotes, .*: put single quotes"):
+        read(word, schema=SCHEMA | {"properties": SCHEMA["properties"] | lines})
+
+
+@pytest.mark.parametrize(("word", "value"), [("tags=[x]", ["[x]"]), ("text={x}", "{x}"), ("level=[x]", "[x]")])
+def test_text_may_begin_like_json(word: str, value: object) -> None:
+    assert read(word) == {word.partition("=")[0]: value}
+
+
 @requirement("cli.typed-input")
 @given(st.text(), st.sampled_from(["integer", "number", "boolean", "null", "array", "object", "string"]))
 def test_any_text_becomes_a_value_of_the_type_or_stays_unchanged(text: str, kind: str) -> None:

@@ -61,6 +61,11 @@ def test_an_error_says_where_a_url_belongs(arguments: list[str], said: str, caps
     assert capsys.readouterr().err.rstrip().endswith(said)
 
 
+def test_a_field_that_is_written_as_an_option_is_explained(capsys: pytest.CaptureFixture[str]) -> None:
+    assert run(["call", *SHOP, "math.add", "--first", "1"]) == 2
+    assert "No such option '--first'. A field of the input has no dashes: first=…\n" in capsys.readouterr().err
+
+
 @requirement("cli.exit-codes", "cli.errors")
 @pytest.mark.parametrize(
     ("arguments", "code", "said"),

@@ -41,6 +41,10 @@ _MAX_DEPTH = 4  # of summaries, examples and prompts; `describe --json` prints t
 _MAX_CHOICES = 12
 _MAX_DIGITS = 6  # of the index of an item
 _MAX_DEFAULT = 200  # characters of a default value in a prompt
+_QUOTES = (
+    "; JSON has double quotes, and a shell removes them: put single quotes around the whole argument, as in "
+    """'key={"a": "b"}'"""
+)
 _MISSING = object()
 _PAIR = re.compile(r"(?!:=)([^=]+?)(:?=)(.*)", re.DOTALL)
 _INTEGER = re.compile(r"[+-]?\d{1,4000}")  # int() raises above 4,300 digits
@@ -176,7 +180,7 @@ def read_input(words: Sequence[str], field: SchemaField, *, stdin: Callable[[], 
     elif first.startswith("@"):
         whole = _parse_json(_read_file(first[1:]), first[1:])
     elif first.startswith(("{", "[")):
-        whole = _parse_json(first.encode(), "the input")
+        whole = _parse_json(first.encode(), "the input", _QUOTES)
     given: dict[str, Any] = {}
     for word in words if whole is _MISSING else words[1:]:
         if pair := _PAIR.fullmatch(word):
@@ -221,7 +225,7 @@ def _assign(given: dict[str, Any], field: SchemaField, key: str, sign: str, text
         parent = inner
     field = field.items if isinstance(parent, list) else field.field(steps[-1])
     target = field.items if appends else field
-    value = _parse_json(text.encode(), key) if sign == ":=" else _read_value(text, target)
+    value = _parse_json(text.encode(), key, _QUOTES) if sign == ":=" else _read_value(text, target, key)
     value = [value] if appends else value
     before = _entry(parent, steps[-1], key)
     if before is _MISSING:
@@ -252,9 +256,14 @@ def _set_entry(container: Any, step: str, value: Any) -> None:
         container.append(value)
 
 
-def _read_value(text: str, field: SchemaField) -> Any:
+def _read_value(text: str, field: SchemaField, key: str) -> Any:
     if not text.startswith("@"):
-        return from_text(text, field)
+        value = item = from_text(text, field)
+        while isinstance(item, list) and item == [text]:  # a list with the text as its only item
+            item, field = text, field.items
+        if item == text and text.startswith(("{", "[")) and field.kinds and "string" not in field.kinds:
+            _parse_json(text.encode(), key, _QUOTES)
+        return value
     content = _read_file(text[1:])
     if field.first("contentEncoding") == "base64" or field.first("format") in ("byte", "binary"):
         return b64encode(content).decode()
@@ -286,11 +295,11 @@ def from_text(text: str, field: SchemaField) -> Any:
     return text
 
 
-def _parse_json(text: bytes, where: str) -> Any:
+def _parse_json(text: bytes, where: str, hint: str = "") -> Any:
     try:
         return read_json(_decoder, text)
     except (ValueError, RecursionError) as error:
-        raise click.UsageError(f"{where}: invalid JSON: {error}") from None
+        raise click.UsageError(f"{where}: invalid JSON: {error}{hint}") from None
 
 
 def _read_file(name: str) -> bytes:

@@ -102,7 +102,7 @@ class Program(CommandGroup):
         except BrokenPipeError as error:
             raise _OutputClosedError from error
         except click.UsageError as error:
-            raise _with_url_hint(error) from None
+            raise _with_hint(error) from None
 
 
 # Of the disk, the user's quota, the largest file. Commands report the files that they write themselves.
@@ -113,8 +113,11 @@ class _OutputClosedError(Exception):
     pass
 
 
-def _with_url_hint(error: click.UsageError) -> click.UsageError:
-    """Return an error that says where a URL belongs: some commands have `--url`, others take it as an argument."""
+def _with_hint(error: click.UsageError) -> click.UsageError:
+    """Return an error that says where a URL belongs, and how fields are written.
+
+    Some commands have `--url`, others take it as an argument.
+    """
     if isinstance(error, click.NoSuchOption) and error.option_name == "--url" and error.ctx is not None:
         names = {each.name for each in error.ctx.command.params}
         if "url" in names:
@@ -122,6 +125,9 @@ def _with_url_hint(error: click.UsageError) -> click.UsageError:
         else:
             hint = "; --mcp URL and --openapi URL name servers elsewhere" if "mcp" in names else ""
         return click.UsageError(f"unknown option --url{hint}", error.ctx)
+    if isinstance(error, click.NoSuchOption) and error.ctx and error.ctx.info_name in ("call", "watch"):
+        name = error.option_name.lstrip("-")
+        return click.UsageError(f"{error.format_message()} A field of the input has no dashes: {name}=…", error.ctx)
     if "unexpected extra argument" in error.message and "://" in error.message:
         return click.UsageError(f"{error.message}; a URL is the value of --url", error.ctx)
     return error
