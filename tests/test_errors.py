@@ -299,6 +299,9 @@ async def test_a_host_name_that_is_unknown_or_invalid_is_said_to_be() -> None:
             await asyncio.open_connection(host, 1)
         assert system_message(failed.value).startswith(says)
         assert "check its spelling" in system_message(failed.value)
+    with pytest.raises(OSError) as unbound:
+        socket.create_server(("nowhere.invalid", 0))
+    assert system_message(unbound.value).startswith("the host name cannot be resolved")
 
 
 @requirement("errors.system")

@@ -230,7 +230,7 @@ def system_message(error: Exception) -> str:
     kind = type(error)
     if isinstance(error, UnicodeError) and not isinstance(error, UnicodeDecodeError):  # of the codec for host names
         return "the host name is invalid; check its spelling"
-    if kind.__name__ == "gaierror":
+    if kind.__name__ == "gaierror" or (isinstance(error, OSError) and (error.errno or 0) < 0):  # of a listener
         return "the host name cannot be resolved; check its spelling, and the network"
     if kind.__module__ == "ssl":
         return _tls_message(error)

@@ -40,6 +40,7 @@ from tests.requirements import requirement
         (("--openapi", "README.md"), "README.md"),
         (("--openapi", "docs"), "docs is not a file"),
         (("--mcp", "nope.py"), "--mcp nope.py: no such file"),
+        (("--mcp", "nope.json"), "--mcp nope.json: no such file"),
         (("--mcp", "docs"), "--mcp docs is a folder"),
         (("-c", "nope.toml"), "nope.toml: no such file"),
         (("--url", "ftp://localhost"), "unknown URL scheme 'ftp'; expected one of http, https, ws, wss, redis"),
@@ -52,6 +53,39 @@ def test_a_source_that_cannot_be_used_is_a_mistake_of_the_command_line(
     printed = " ".join(capsys.readouterr().err.split())
     assert message in printed
     assert arguments[0] in printed or arguments[0] in ("-c", "--url")
+
+
+@requirement("cli.sources", "cli.exit-codes")
+@pytest.mark.parametrize(
+    ("id", "code", "error"),
+    [("down.x", 6, "error: UNAVAILABLE: the MCP server http://"), ("gone.x", 2, "error: sources.gone: ")],
+)
+def test_an_operation_of_a_source_that_failed_ends_the_command_with_the_error_of_the_source(
+    id: str, code: int, error: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    file = tmp_path / "opwire.toml"
+    file.write_text('[sources.down]\nurl = "http://127.0.0.1:9/mcp"\n[sources.gone]\nopenapi = "nope.yaml"\n')
+    assert run(["call", "-c", str(file), id]) == code
+    *warnings, last = capsys.readouterr().err.splitlines()
+    assert last.startswith(error)
+    assert sorted(each.split()[2] for each in warnings) == ["down", "gone"]  # each of them once
+
+
+@requirement("cli.sources")
+def test_operations_that_an_earlier_source_has_are_not_skipped_in_silence(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    code = """from opwire import OperationRegistry
+registry = OperationRegistry()
+@registry.query("shop.price")
+async def price() -> int:
+    return 1
+"""
+    for name in ("one", "two"):
+        (tmp_path / f"{name}_shop.py").write_text(code)
+    assert run(["ls", "--python", str(tmp_path / "one_shop.py"), "--python", str(tmp_path / "two_shop.py")]) == 0
+    [warning] = capsys.readouterr().err.splitlines()
+    assert warning.endswith(": 1 operation skipped, since an earlier source has the same ids: shop.price")
 
 
 @requirement("cli.sources")

@@ -67,7 +67,7 @@ def test_a_token_that_is_not_in_the_environment_is_named(tmp_path: Path, monkeyp
 @requirement("config.no-secret-is-shown")
 def test_an_invalid_token_is_named_and_not_shown(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("OPWIRE_ALICE", "hunter2")
-    with pytest.raises(ConfigError, match=r"^identities\.alice\.token: it has 7 characters") as caught:
+    with pytest.raises(ConfigError, match=r"^identities\.alice\.token: OPWIRE_ALICE has 7 characters") as caught:
         authenticator(tmp_path, ALICE)
     assert "hunter2" not in str(caught.value)
 

@@ -56,6 +56,7 @@ _BROKER_ONLY = "--prefix, --signing-key and --certificate are for brokers: redis
 _ANONYMOUS = "callers over a broker are anonymous: use --signing-key, or start the server with --open"
 _SIGNED = "check --prefix, the scopes and the expiry of --certificate, and --authority of the server"
 _SHOWN_NAMESPACES = 10
+_SHOWN_IDS = 5
 _BROKERS = ("redis", "unix:", "nats:", "tls:")
 _SOURCE_KEY = re.compile(r'^sources\.(?:"[^"]*"|[\w-]+)\.(\w+): ')
 # Words of a command line that start a server without naming it.
@@ -177,6 +178,8 @@ class LoadedOperations(NamedTuple):
     specs: dict[str, OperationSpec]
     target: "OperationRegistry | Client"
     config: Config | None = None
+    failures: Mapping[str, OpwireError] = MappingProxyType({})
+    """Of sources that failed to load."""
 
     @asynccontextmanager
     async def client(self) -> "AsyncGenerator[Client]":
@@ -194,9 +197,15 @@ class LoadedOperations(NamedTuple):
 
         Raises:
             CallError: OPERATION_NOT_FOUND, with similar ids.
+            OpwireError: the source of its namespace failed to load.
         """
         spec = self.specs.get(operation_id)
         if spec is None:
+            source = None if self.config is None else _source_of(self.config, operation_id)
+            if source is not None and (failure := self.failures.get(source)) is not None:
+                if isinstance(failure, CallError) and failure.code is not ErrorCode.VALIDATION_ERROR:
+                    raise failure
+                raise ConfigError(f"sources.{source}: {failure}")  # such as its document: not an invalid input
             if "://" in operation_id:
                 hint = "; a URL is the value of --url"
             elif any(each.namespace == operation_id for each in self.specs.values()):
@@ -315,8 +324,9 @@ class Sources(NamedTuple):
                 return
             config = self.read()
             selected = _select(config, wanted, source)
-            loaded = await stack.enter_async_context(_load(selected, screen))
-            if wanted is not None and wanted not in loaded.specs and selected is not config:
+            is_part = wanted is not None and selected is not config
+            loaded = await stack.enter_async_context(_load(selected, screen, quiet=is_part))
+            if is_part and wanted not in loaded.specs:
                 await stack.aclose()
                 loaded = await stack.enter_async_context(_load(config, screen))
                 selected = config
@@ -419,13 +429,18 @@ async def opened(config: Config, screen: Screen, *, quiet: bool = False) -> Asyn
                         raise ConfigError(f"--openapi: {cause.message}") from cause  # the document, not an input
                     raise cause from None
                 raise
+        for name, ids in ({} if quiet else running.duplicates).items():
+            shown = ", ".join(ids[:_SHOWN_IDS]) + (", …" if len(ids) > _SHOWN_IDS else "")
+            skipped = f"{counted(len(ids), 'operation')} skipped, since an earlier source has the same ids: {shown}"
+            screen.warning(f"source {name}: {skipped}")
         yield running
 
 
 @asynccontextmanager
-async def _load(config: Config, screen: Screen) -> AsyncGenerator[LoadedOperations]:
-    async with opened(config, screen) as running:
-        yield LoadedOperations({spec.id: spec for spec in running.registry.list()}, running.registry, config)
+async def _load(config: Config, screen: Screen, *, quiet: bool = False) -> AsyncGenerator[LoadedOperations]:
+    async with opened(config, screen, quiet=quiet) as running:
+        specs = {spec.id: spec for spec in running.registry.list()}
+        yield LoadedOperations(specs, running.registry, config, running.failures)
 
 
 def _select(config: Config, wanted: str | None, source: str | None) -> Config:
@@ -436,12 +451,18 @@ def _select(config: Config, wanted: str | None, source: str | None) -> Config:
     if source is not None and source not in config.sources:
         names = ", ".join(config.sources) or "none"
         raise click.UsageError(f"unknown source {source!r}; sources of the configuration: {names}")
-    namespace = None if wanted is None else wanted.partition(".")[0]
+    selected = _source_of(config, wanted) if source is None and wanted is not None else source
+    return config if selected is None else replace(config, sources={selected: config.sources[selected]})
+
+
+def _source_of(config: Config, operation_id: str) -> str | None:
+    """Return the name of the MCP server or HTTP API whose namespace is that of the operation."""
+    namespace = operation_id.partition(".")[0]
     for name, each in config.sources.items():
         own = getattr(each, "namespace", "")
-        if source == name or (source is None and namespace == (name if own is None else own)):
-            return replace(config, sources={name: each})
-    return config
+        if namespace == (name if own is None else own):
+            return name
+    return None
 
 
 def _default_name(target: str) -> str:
@@ -512,9 +533,9 @@ def _mcp_source(target: str) -> Any:
     command, *args = [target] if Path(target).is_file() else _split(target)
     if Path(command).is_dir():
         raise click.UsageError(f"--mcp {command} is a folder; expected a program, a Python file, a JSON file or a URL")
+    if command.endswith((".py", ".json")) and not Path(command).is_file():
+        raise click.UsageError(f"--mcp {command}: no such file")
     if command.endswith(".py"):
-        if not Path(command).is_file():
-            raise click.UsageError(f"--mcp {command}: no such file")
         command, args = sys.executable, [str(Path(command).absolute()), *args]
     return ProgramSource(command=EnvText(command), args=tuple(map(EnvText, args)), required=True)
 

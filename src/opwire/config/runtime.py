@@ -143,6 +143,11 @@ class OpenedConfig:
         """Return the name of an operation's source, or None."""
         return self.registry.sources.get(operation_id)
 
+    @property
+    def duplicates(self) -> dict[str, list[str]]:
+        """The ids that are skipped since an earlier source has them, by source."""
+        return {name: sorted(each.duplicates) for name, each in self._mounted.items() if each.duplicates}
+
     def notes_of(self, source: str) -> list[str]:
         """Return the report of a source: skipped items, warnings and duplicate ids."""
         mounted = self._mounted.get(source)

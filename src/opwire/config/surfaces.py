@@ -72,7 +72,8 @@ def build_authenticator(config: Config) -> Authenticator | None:
             StaticTokens({token: _grant(config, name)})
         except (CallError, UsageError, MissingExtraError) as error:
             message = error.message if isinstance(error, CallError) else str(error)
-            raise ConfigError(f"{at}: {message.replace('token number 1', 'it')}") from error
+            subject = ", ".join(settings.token.variables) or "it"
+            raise ConfigError(f"{at}: {message.replace('token number 1', subject)}") from error
         if token in grants:
             raise ConfigError(f"{at}: duplicate of the token of {grants[token].identity.id}; each needs its own")
         grants[token] = _grant(config, name)

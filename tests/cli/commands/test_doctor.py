@@ -28,6 +28,18 @@ def test_all_is_well(capsys: pytest.CaptureFixture[str]) -> None:
 
 
 @requirement("cli.doctor")
+def test_a_policy_that_cannot_be_installed_is_one_of_the_findings(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    file = tmp_path / "opwire.toml"
+    file.write_text('[policies.audit]\npath = "nowhere/audit.jsonl"\n')
+    code, found = findings(capsys, "-c", str(file))
+    assert code == 1
+    message = "policies.audit.path: nowhere/audit.jsonl: No such file or directory"
+    assert {"check": "configuration", "status": "wrong", "message": message} in found
+
+
+@requirement("cli.doctor")
 def test_findings_are_broken_between_words_on_a_terminal() -> None:
     with OnTerminal("doctor", "--python", "nowhere.py", columns=40) as terminal:
         code, shown = terminal.end()

@@ -115,7 +115,11 @@ async def _check(sources: Sources, screen: Screen) -> list[CheckResult]:
             number = counted(len(withheld), "environment variable")
             message = f"{number} not passed to the program, except by `env`{shown}"
             results.append(CheckResult(f"source {name}", "note", message))
-    results += [*_check_callers(config), *await _check_sources(config, screen)]
+    results += _check_callers(config)
+    try:
+        results += await _check_sources(config, screen)
+    except OpwireError as error:  # such as a policy that cannot be installed
+        results.append(CheckResult("configuration", "wrong", str(error)))
     if config.spoke is not None:
         from opwire.config.surfaces import spoke_of
 
