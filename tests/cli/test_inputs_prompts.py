@@ -69,6 +69,14 @@ def test_what_is_given_is_not_asked_for(answers: list[str]) -> None:
 
 
 @requirement("cli.prompts")
+def test_a_prompt_for_objects_says_that_it_takes_json(answers: list[str]) -> None:
+    lines = {"type": "array", "items": {"type": "object"}}
+    answers += ['[{"article": "tea"}]']
+    asked = complete_input(None, Schema({"type": "object", "properties": {"lines": lines}, "required": ["lines"]}))
+    assert (asked, answers) == ({"lines": [{"article": "tea"}]}, ["lines (list of object as JSON)"])
+
+
+@requirement("cli.prompts")
 def test_a_person_at_a_terminal_is_asked() -> None:
     with OnTerminal("call", *SHOP, "math.add", "a=1") as terminal:
         terminal.expect("b (integer): ")

@@ -462,7 +462,9 @@ def _prompt(field: SchemaField, schema: Schema, path: tuple[str, ...], siblings:
     # Not click's own display of the default: it would print control characters, and an escaped default must not become
     # the value.
     shown = f" [{default[:_MAX_DEFAULT]}]" if default is not None and not secret else ""
-    words = harmless(f"{'.'.join(path)} ({type_name(field)}){shown}").replace("\n", "\\n")
+    kind = type_name(field)
+    kind += " as JSON" if kind.endswith("object") else ""
+    words = harmless(f"{'.'.join(path)} ({kind}){shown}").replace("\n", "\\n")
     if about := summary(str(field.first("description") or "")):
         click.echo(harmless(about), err=True)
     while True:

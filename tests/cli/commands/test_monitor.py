@@ -3,6 +3,7 @@
 import json
 import re
 import threading
+import time
 from collections.abc import Iterator
 from typing import Any
 
@@ -115,6 +116,18 @@ def test_tap_prints_json_and_stops_after_a_number_of_calls(hub: str) -> None:
         ("math.add", "OK", "owner"),
         ("math.add", "OK", "owner"),
     ]
+
+
+@requirement("cli.tap")
+def test_tap_says_once_why_it_is_not_connected() -> None:
+    with NatsServer() as server, OnTerminal("tap", "--url", server.url, COLUMNS="200") as tap:
+        tap.expect("waiting for calls; ^C stops")
+        server.kill()
+        tap.expect("Connection refused")
+        time.sleep(2.5)  # two more attempts
+        _, rest = tap.interrupt()
+    assert "not connected" not in rest
+    assert "waiting for calls" not in rest
 
 
 @requirement("cli.top")

@@ -372,14 +372,16 @@ async def tap_command(
       opwire tap --url ws://127.0.0.1:8700
       opwire tap --url redis://localhost --operation 'shop.*' --outcome error
     """
+    said = None
     async with _observing(sources) as observer:
+        if screen.is_terminal and not screen.as_json:
+            screen.note("waiting for calls; ^C stops")
         while True:
-            if screen.is_terminal and not screen.as_json:
-                screen.note("waiting for calls; ^C stops")
             try:
                 wanted = observer.calls(id=id, operation=operation, outcome=outcome, caller=caller)
                 async with aclosing(wanted) as records:
                     async for record in records:
+                        said = None
                         _show_record(screen, record)
                         count = None if count is None else count - 1
                         if count == 0:
@@ -389,7 +391,9 @@ async def tap_command(
                 if error.code is not ErrorCode.UNAVAILABLE:
                     raise _explained(error) from None
                 message = error.message
-            screen.note(f"not connected: {one_line(message)}; retrying")
+            if message != said:  # otherwise an outage fills the screen
+                screen.note(f"not connected: {one_line(message)}; retrying")
+                said = message
             await asyncio.sleep(_RETRY)
 
 
