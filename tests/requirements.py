@@ -1341,6 +1341,8 @@ OPENAPI: dict[str, str] = {
 
 SERVE: dict[str, str] = {
     "serve.token": "A token gives its identity; a missing one is anonymous, an invalid one rejected; none is logged.",
+    "serve.revoked": "A stream ends within 15 s after its token was revoked or grants less, and goes on while that "
+    "cannot be checked.",
     "serve.hosts": "A server answers to the host names that it is given, by default to loopback names alone.",
     "serve.hosts.hint": "The answer to a host name that is refused names the options that allow it.",
     "serve.access-log": "Every call on every surface is one line of the access log: identity, operation, outcome, "

@@ -1,13 +1,16 @@
 """What a token is worth."""
 
+import asyncio
 import logging
+import time
 from typing import Any
 
 import pytest
+from msgspec.structs import replace
 
 from opwire import CallError, Identity
-from opwire.auth import Grant
-from opwire.auth.tokens import MAX_TOKEN, as_grant, presented, rejected
+from opwire.auth import Grant, tokens
+from opwire.auth.tokens import MAX_TOKEN, as_grant, grant_ended, presented, rejected
 from tests.auth.refusals import logged, refusal_of, unauthenticated, wrong_use
 from tests.requirements import requirement
 
@@ -44,6 +47,64 @@ def test_an_identity_alone_announces_nothing() -> None:
     assert as_grant(ANN) == Grant(ANN)
     grant = Grant(ANN, ("shop",), 12.0)
     assert as_grant(grant) is grant
+
+
+WHOLE = Grant(Identity(id="ann", scopes=("a", "b"), resources={"file": ("read", "write")}), ("shop",), 9.0, True, True)
+
+
+@requirement("serve.revoked")
+@pytest.mark.parametrize(
+    "other",
+    [
+        replace(WHOLE, expires=None),
+        replace(WHOLE, announces=("*",)),
+        replace(WHOLE, identity=replace(WHOLE.identity, scopes=("c", "b", "a"))),
+        replace(WHOLE, identity=replace(WHOLE.identity, scopes=("*",))),
+    ],
+)
+def test_a_grant_covers_one_that_grants_as_much_or_less(other: Grant) -> None:
+    assert other.covers(WHOLE)
+    assert other.covers(Grant(ANN))
+
+
+@requirement("serve.revoked")
+@pytest.mark.parametrize(
+    "other",
+    [
+        replace(WHOLE, announces=()),
+        replace(WHOLE, delegates=False),
+        replace(WHOLE, undescribed=False),
+        replace(WHOLE, identity=replace(WHOLE.identity, id="bob")),
+        replace(WHOLE, identity=replace(WHOLE.identity, scopes=("a",))),
+        replace(WHOLE, identity=replace(WHOLE.identity, resources={"file": ("read",)})),
+        replace(WHOLE, identity=replace(WHOLE.identity, resources={})),
+    ],
+)
+def test_a_grant_that_lacks_anything_does_not_cover_it(other: Grant) -> None:
+    assert not other.covers(WHOLE)
+
+
+@requirement("serve.revoked")
+async def test_a_grant_that_is_renewed_lasts_and_one_that_cannot_be_checked_expires(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    monkeypatch.setattr(tokens, "RECHECK", 0.01)
+    checks = 0
+
+    async def check() -> Grant:
+        nonlocal checks
+        checks += 1
+        if checks < 4:
+            return Grant(ANN, expires=time.time() + 0.2)
+        if checks == 4:
+            raise LookupError("s3cret")
+        return await asyncio.get_running_loop().create_future()  # out of reach
+
+    async with asyncio.timeout(5):
+        ended = await grant_ended(Grant(ANN, expires=time.time() + 5), check)
+    assert (ended.message, checks) == ("the token has expired", 5)
+    assert "LookupError" in caplog.text
+    assert "s3cret" not in caplog.text
 
 
 @pytest.mark.parametrize("token", [None, ""])

@@ -9,6 +9,8 @@ the token itself never does. `TokenBucket` and `LogLimit` read no clock: the tim
 
 import asyncio
 import logging
+import random
+import time
 import traceback
 from collections.abc import Awaitable, Callable, Mapping
 from functools import partial
@@ -23,7 +25,7 @@ from msgspec.structs import force_setattr
 
 from opwire.bounded import BoundedDict
 from opwire.errors import CallError, ErrorCode, UsageError, check_above_zero, check_counts, check_not_below_zero
-from opwire.operation import Identity
+from opwire.operation import Identity, holds
 from opwire.workers import WorkerPool
 
 MAX_TOKEN = 16 * 1024
@@ -44,12 +46,16 @@ MAX_KNOWN = 10_000
 LOOKUP_TIMEOUT = 30.0
 """Seconds for a callback, including the time in the queue."""
 
+RECHECK = 15.0
+"""Seconds at most between two checks of the token of an open stream."""
+
 WELL_KNOWN_RESOURCE = "/.well-known/oauth-protected-resource"
 """Where a surface publishes its `ResourceMetadata`."""
 
 NEEDED = "a token is needed"
 NOT_VALID = "the token is not valid"
 EXPIRED = "the token has expired"
+GRANTS_LESS = "the token grants less than before: connect again"
 
 _MAX_TIME = 2**53  # seconds: excludes NaN, infinities and an integer of 400 digits
 
@@ -154,6 +160,18 @@ class Grant(Struct, frozen=True):
     def may_announce(self, operation_id: str) -> bool:
         """Return whether an operation of this id may be announced."""
         return "*" in self.announces or operation_id.partition(".")[0] in self.announces
+
+    def covers(self, other: "Grant") -> bool:
+        """Return whether this grants all that another one grants, to the same identity."""
+        new, old = self.identity, other.identity
+        return (
+            new.id == old.id
+            and all(holds(new, scope) for scope in old.scopes)
+            and all({*actions} <= {*new.resources.get(kind, ())} for kind, actions in old.resources.items())
+            and ("*" in self.announces or {*other.announces} <= {*self.announces})
+            and self.delegates >= other.delegates
+            and self.undescribed >= other.undescribed
+        )
 
 
 def as_grant(given: Grant | Identity) -> Grant:
@@ -274,6 +292,34 @@ def rejected(message: str, reason: str) -> CallError:
     return CallError(ErrorCode.UNAUTHENTICATED, message)
 
 
+async def grant_ended(grant: Grant, check: Callable[[], Awaitable[Grant | None]]) -> CallError:
+    """Wait until a grant ends, and return the error for its holder, whose stream has to end.
+
+    It has expired, or `check` rejects its token now, or returns a lesser grant, or None. A check that fails otherwise
+    decides nothing, so that a database or an issuer that is out of reach does not end all streams: the grant lasts
+    until it expires. Checks are at random intervals, since thousands of streams may begin together, after a restart.
+    """
+    expires = grant.expires
+    while True:
+        left = None if expires is None else expires - time.time()
+        if left is not None and left <= 0:
+            return CallError(ErrorCode.UNAUTHENTICATED, EXPIRED)
+        try:
+            async with asyncio.timeout(left):
+                await asyncio.sleep(RECHECK * random.uniform(2 / 3, 1))  # noqa: S311 - not a secret
+                found = await check()
+            if found is None or not found.covers(grant):
+                return CallError(ErrorCode.UNAUTHENTICATED, GRANTS_LESS)
+            expires = found.expires
+        except TimeoutError:
+            continue
+        except CallError as error:
+            if error.code in (ErrorCode.UNAUTHENTICATED, ErrorCode.ACCESS_DENIED):
+                return error
+        except Exception as error:  # an authenticator of the application; the text of its error may show the token
+            logger.error("a token could not be checked again: %s", type(error).__name__)
+
+
 class StaticTokens:
     """Accept a fixed set of tokens.
 
@@ -346,8 +392,9 @@ def callback(function: Callable[[str], LookupResult | Awaitable[LookupResult]]) 
 
         callback(lambda token: users.get(token))
 
-    A sync function runs on a worker thread, so that it may wait for a database. Every request calls it again, so that
-    a token can be revoked; tokens that were valid before do not wait in the queue of unknown ones.
+    A sync function runs on a worker thread, so that it may wait for a database. Every request calls it again, and
+    every 15 s an open stream, so that a token can be revoked; tokens that were valid before do not wait in the queue of
+    unknown ones.
     """
     return _CallbackAuthenticator(function)
 

@@ -19,7 +19,14 @@ from urllib.parse import quote, urlsplit
 import msgspec
 from msgspec import Struct
 
-from opwire.auth.tokens import EXPIRED, WELL_KNOWN_RESOURCE, Authenticator, Grant, ResourceMetadata
+from opwire.auth.tokens import (
+    EXPIRED,
+    WELL_KNOWN_RESOURCE,
+    Authenticator,
+    Grant,
+    ResourceMetadata,
+    grant_ended,
+)
 from opwire.bounded import BoundedDict, SharedLimit, Tally
 from opwire.deadlines import Deadlines, resume
 from opwire.errors import CallError, ErrorCode, check_above_zero, check_counts, check_instance, check_list
@@ -61,7 +68,8 @@ class AdmittedRequest(Struct):
     access: AccessEntry | None = None  # None if the access log is disabled
     identity: Identity | None = None
     token: str | None = None  # the verified token of its caller
-    expires: float | None = None  # when that expires (Unix epoch, in seconds) and a stream has to end
+    expires: float | None = None  # when that expires (Unix epoch, in seconds)
+    guard: "RequestGuard | None" = None  # that can check its token again
     offers_oauth: bool = False  # clients can get a token, or one with more scopes
     body: bytes = b""  # complete
     is_counted: bool = False  # in the share of its identity
@@ -73,6 +81,12 @@ class AdmittedRequest(Struct):
         """Return a request before anything of it is checked."""
         lines: list[Header] = scope["headers"]
         return cls(scope["method"], lines, dict(lines))
+
+    async def ended(self) -> CallError:
+        """Wait until its caller may not read a stream any longer, and return the reason; forever without a token."""
+        if self.guard is None or self.identity is None:
+            return await asyncio.get_running_loop().create_future()
+        return await grant_ended(Grant(self.identity, expires=self.expires), partial(self.guard.regrant, self))
 
     def take_body(self) -> bytes:
         """Return the body, and drop it: a stream would keep it."""
@@ -297,6 +311,19 @@ class RequestGuard:
             request.identity = self._anonymous
         else:
             request.identity, request.token, request.expires = grant.identity, token, grant.expires
+            request.guard = self
+
+    async def regrant(self, request: AdmittedRequest) -> Grant | None:
+        """Return what the token or the session of an admitted request grants now; None: the session has ended.
+
+        Raises:
+            CallError: UNAUTHENTICATED, it is not valid any more; or it cannot be checked at the moment.
+        """
+        token = None if self._authenticator is None else self._token(request.headers)
+        found = None if token is not None or self._session is None else await self._session(request.headers)
+        if found is not None or self._authenticator is None:
+            return found and found.grant
+        return await self._authenticator.authenticate(token)
 
     def _check_page(self, headers: Mapping[bytes, bytes], host: str) -> None:
         """Reject requests that a page of another host makes a browser send.

@@ -8,9 +8,10 @@ import aiohttp
 import pytest
 
 from opwire import AccessControl, CallError, Context, Identity, OperationRegistry
+from opwire.auth import tokens
 from opwire.monitor import CallMonitor, CallRecord
 from opwire.policies import Approval, ApprovalQueue
-from opwire.serve.console import ConsoleSystem, tape, web
+from opwire.serve.console import ConsoleSystem, tape
 from opwire.serve.console.tape import ValueTape
 from tests.requirements import requirement
 from tests.serve.console.served import CLERK, Page, Revocable, make_registry, page_of
@@ -331,13 +332,16 @@ async def test_logging_out_ends_the_streams_of_the_session_and_no_others() -> No
             assert await until(others, "statistics")
 
 
-@requirement("console.login", "console.tape")
-async def test_a_stream_ends_soon_after_its_token_was_revoked(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(web, "HEARTBEAT", 0.01)
-    monkeypatch.setattr(tape, "STATISTICS_INTERVAL", 0.01)
+@requirement("console.login", "console.tape", "serve.revoked")
+@pytest.mark.parametrize("by_cookie", [True, False])
+async def test_a_stream_ends_soon_after_its_token_was_revoked(monkeypatch: pytest.MonkeyPatch, by_cookie: bool) -> None:
+    monkeypatch.setattr(tokens, "RECHECK", 0.01)
     auth = Revocable()
     async with page_of(authenticate=auth) as page:
-        await page.log_in()
+        if by_cookie:
+            await page.log_in()
+        else:
+            page.session.headers["authorization"] = "Bearer of-a-program"
         async with page.stream("GET", "events") as events:
             await until(events, "hello")
             auth.valid = False

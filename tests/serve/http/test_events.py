@@ -11,7 +11,7 @@ import msgspec
 import pytest
 
 from opwire import CallError, Identity, OperationRegistry, decode_envelope
-from opwire.auth import Grant, callback
+from opwire.auth import Grant, callback, tokens
 from opwire.serve.http import responses, serve_http
 from tests.requirements import requirement
 from tests.serve.http.served import Client, client_of, served
@@ -201,6 +201,44 @@ async def test_a_stream_ends_when_its_token_expires() -> None:
             "the token has expired",
         )
         await tap.closed.wait()
+
+
+@requirement("serve.revoked")
+@pytest.mark.parametrize("now", [None, Identity(id="you", scopes=("read",)), Identity(id="me")])
+async def test_a_stream_ends_soon_after_its_token_was_revoked_or_grants_less(
+    monkeypatch: pytest.MonkeyPatch, now: Identity | None
+) -> None:
+    monkeypatch.setattr(tokens, "RECHECK", 0.01)
+    tap, granted = Tap(), {"a-token": Identity(id="me", scopes=("read",))}
+    app = serve_http(tap.registry, authenticate=callback(granted.get))
+    headers = {"authorization": "Bearer a-token"}
+    async with client_of(app) as client, opened_when_it_runs(client, tap, **headers) as reply:
+        if now is None:
+            granted.clear()
+        else:
+            granted["a-token"] = now
+        event = parsed(await reply.content.read())[-1]
+        assert (event["event"], msgspec.json.decode(event["data"])["code"]) == ("error", "UNAUTHENTICATED")
+        await tap.closed.wait()
+
+
+@requirement("serve.revoked")
+async def test_a_stream_goes_on_while_its_token_cannot_be_checked(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(tokens, "RECHECK", 0.01)
+    tap, checked = Tap(), 0
+
+    async def look_up(token: str) -> Identity | None:
+        nonlocal checked
+        checked += 1
+        if 1 < checked < 5:
+            raise OSError("the database is down")
+        return Identity(id="me") if checked < 8 else None
+
+    app = serve_http(tap.registry, authenticate=callback(look_up))
+    headers = {"authorization": "Bearer a-token"}
+    async with client_of(app) as client, opened_when_it_runs(client, tap, **headers) as reply:
+        await reply.content.read()
+    assert checked == 8
 
 
 @requirement("http.events")

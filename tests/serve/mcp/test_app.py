@@ -15,7 +15,7 @@ from starlette.routing import Mount
 from yarl import URL
 
 from opwire import Identity, OperationRegistry
-from opwire.auth import Grant, StaticTokens, callback
+from opwire.auth import Grant, StaticTokens, callback, tokens
 from opwire.serve.listener import listening
 from opwire.serve.mcp import serve_mcp
 from opwire.serve.mcp.app import MCPApp
@@ -458,6 +458,17 @@ async def test_a_stream_ends_with_the_token_that_opened_it(era: str) -> None:
         async with asyncio.timeout(PATIENCE):
             await stream.read()
         assert time.time() >= (granted[-1].expires or 0) - 0.01
+
+
+@requirement("serve-mcp.sessions", "serve.revoked")
+@pytest.mark.parametrize("era", ERAS)
+async def test_a_stream_ends_soon_after_its_token_was_revoked(era: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(tokens, "RECHECK", 0.01)
+    granted = {ANN: GUEST}
+    async with browsing(authenticate=callback(granted.get)) as browser, _listening(browser, era, ANN) as stream:
+        granted.clear()
+        async with asyncio.timeout(PATIENCE):
+            await stream.read()
 
 
 # --- inside other apps ------------------------------------------------------------------------------------------------

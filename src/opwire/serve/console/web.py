@@ -20,7 +20,6 @@ from typing import Any, NamedTuple, TypeVar
 import msgspec
 from starlette.responses import Response
 
-from opwire.auth.tokens import EXPIRED
 from opwire.deadlines import Deadlines
 from opwire.errors import CallError, ErrorCode
 from opwire.operation import Identity, holds
@@ -217,7 +216,7 @@ class Streams:
         writer = ConsoleEvents(send, running, [*SECURITY, (b"x-request-id", request.request_id.encode())])
         identity = request.identity
         counts_for = (None if identity is None else identity.id,) if counted else None
-        stream = self._open[running] = OpenStream(self._sessions.key(request.headers), counts_for)
+        self._open[running] = OpenStream(self._sessions.key(request.headers), counts_for)
         beating: asyncio.Task[None] | None = None
 
         async def beat() -> None:
@@ -225,13 +224,10 @@ class Streams:
                 await asyncio.sleep(HEARTBEAT)
                 if time.monotonic() - writer.last_sent >= HEARTBEAT:
                     await writer.write(COMMENT)
-                with contextlib.suppress(CallError):  # the authenticator cannot say: the session goes on
-                    if stream.session is not None and await self._sessions.find(request.headers) is None:
-                        running.interrupt(signed_out())  # or its token was revoked
 
         try:
             with running:
-                running.interrupt_at(request.expires, CallError(ErrorCode.UNAUTHENTICATED, EXPIRED))
+                running.interrupt_when(request.ended)
                 await writer.write(b"")  # the headers
                 beating = asyncio.create_task(beat())
                 yield writer

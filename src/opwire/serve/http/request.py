@@ -10,7 +10,7 @@ import json
 import os
 import re
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Awaitable, Callable, Mapping
 from http import HTTPStatus
 from math import isfinite
 from types import NoneType, TracebackType
@@ -111,6 +111,10 @@ class Request:
     def expires(self) -> float | None:
         """When its token expires (Unix epoch, in seconds)."""
         return self._admitted.expires
+
+    async def ended(self) -> CallError:
+        """Wait until its caller may not read a stream any longer, and return the reason."""
+        return await self._admitted.ended()
 
     @property
     def wants_envelope(self) -> bool:
@@ -447,8 +451,7 @@ class CancelOnDisconnect:
         self._tick = 0
         self._loop = asyncio.get_running_loop()
         self._task: asyncio.Task[object] | None = None
-        self._watcher: asyncio.Task[None] | None = None
-        self._timers: list[asyncio.TimerHandle] = []
+        self._watchers: list[asyncio.Task[None]] = []
         self.interrupted = False
         self.reason: CallError | None = None
 
@@ -461,10 +464,8 @@ class CancelOnDisconnect:
         self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
     ) -> bool:
         self._deadlines.discard(self, self._tick)
-        for timer in self._timers:
-            timer.cancel()
-        if self._watcher is not None:
-            self._watcher.cancel()
+        for watcher in self._watchers:
+            watcher.cancel()
         task, self._task = self._task, None
         # The task may have been cancelled from outside as well, and then has to end.
         others = self.interrupted and task is not None and task.uncancel() > 0
@@ -476,10 +477,13 @@ class CancelOnDisconnect:
             self.interrupted, self.reason = True, reason
             self._task.cancel()
 
-    def interrupt_at(self, when: float | None, reason: CallError) -> None:
-        """End the block at a time (Unix epoch, in seconds), or never."""
-        if when is not None:
-            self._timers.append(self._loop.call_later(max(0, when - time.time()), self.interrupt, reason))
+    def interrupt_when(self, ended: Callable[[], Awaitable[CallError]]) -> None:
+        """End the block when a function returns the reason."""
+
+        async def wait() -> None:
+            self.interrupt(await ended())
+
+        self._watchers.append(self._loop.create_task(wait()))
 
     def _watch(self) -> None:
         async def wait_for_disconnect() -> None:
@@ -487,4 +491,4 @@ class CancelOnDisconnect:
                 pass
             self.interrupt()
 
-        self._watcher = self._loop.create_task(wait_for_disconnect())
+        self._watchers.append(self._loop.create_task(wait_for_disconnect()))

@@ -21,7 +21,6 @@ from typing import Any
 import msgspec
 from msgspec import Struct
 
-from opwire.auth.tokens import EXPIRED
 from opwire.envelope import (
     HTTPResponseMeta,
     MCPResponseMeta,
@@ -246,7 +245,7 @@ class EventStream:
         beating = asyncio.create_task(self._beat())
         try:
             with running:
-                running.interrupt_at(self._request.expires, CallError(ErrorCode.UNAUTHENTICATED, EXPIRED))
+                running.interrupt_when(self._request.ended)
                 count = 0
                 try:
                     async for envelope in items:

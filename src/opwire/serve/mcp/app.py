@@ -55,7 +55,7 @@ from opwire.serve.mcp.sessions import (
     send_json,
 )
 from opwire.serve.mcp.stdio import DuplexConnection, serve_files, standard_files
-from opwire.serve.mcp.streams import EventWriter, follow, remaining
+from opwire.serve.mcp.streams import EventWriter, follow
 from opwire.serve.mcp.tasks import TASK_AFTER, CallTasks, DurableTasks, DurableTaskStore
 from opwire.serve.mcp.tools import MAX_OUTPUT_SCHEMA, MAX_PAGE, ToolCatalogue
 from opwire.serve.problem import Header, HTTPStatusError, Send, send_problem
@@ -337,9 +337,9 @@ async def serve_stateless(server: RegistryServer, post: AdmittedRequest, receive
     writer = EventWriter(send)
     request = StatelessRequest(message, post.identity, token=post.token, writer=writer)
     request.task = task = server.tasks.start(server.respond(request))
-    within = remaining(post.expires) if message.method == "subscriptions/listen" else None
+    ended = post.ended if message.method == "subscriptions/listen" else None
     try:
-        is_done = task.done() or await follow(task, writer, receive, within=within)
+        is_done = task.done() or await follow(task, writer, receive, ended=ended)
     except asyncio.CancelledError:
         task.cancel()
         raise

@@ -42,7 +42,7 @@ from opwire.serve.guard import AdmittedRequest, Receive
 from opwire.serve.mcp.calls import Params, ServedRequest
 from opwire.serve.mcp.clients import MAX_BATCH_VALUES, MAX_OPEN, ClientState
 from opwire.serve.mcp.server import RegistryServer
-from opwire.serve.mcp.streams import PING, EventLog, EventStore, EventWriter, ResumableStream, follow, remaining
+from opwire.serve.mcp.streams import PING, EventLog, EventStore, EventWriter, ResumableStream, follow
 from opwire.serve.problem import Header, Send, challenge_of
 from opwire.tasks import spawn
 
@@ -470,10 +470,9 @@ class HTTPSession:
         stream.attach(writer)
         left = stream.left()
         sending = spawn(self._client.announce(self.notices.event), self._tasks) if stream is self.notices else None
-        limits = [each for each in (remaining(request.expires), self._poll_after()) if each is not None]
         try:
             await stream.resume(writer, after)
-            await follow(left, writer, receive, within=min(limits, default=None))
+            await follow(left, writer, receive, ended=request.ended, within=self._poll_after())
             await writer.end()
         finally:
             stream.detach(writer)

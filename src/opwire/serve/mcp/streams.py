@@ -18,7 +18,7 @@ import itertools
 import re
 import time
 from collections import deque
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Coroutine, Iterable
 from typing import Any, NamedTuple, cast
 
 from opwire.serve.guard import Receive
@@ -102,12 +102,14 @@ async def follow(
     receive: Receive,
     *,
     left: "Callable[[], asyncio.Future[None]] | None" = None,
+    ended: Callable[[], Coroutine[Any, Any, object]] | None = None,
     within: float | None = None,
     starts: float = PING,
 ) -> bool:
     """Wait for a task, with pings, the first after `starts` seconds.
 
-    Return False if the client disconnects, the future of `left` is done, or `within` seconds have passed before.
+    Return False if the client disconnects, the future of `left` is done, `ended` returns, or `within` seconds have
+    passed before.
     """
     for _ in range(_STEPS):  # many calls end within these: watching the client takes 60 µs
         await asyncio.sleep(0)
@@ -119,10 +121,12 @@ async def follow(
             pass
 
     leaving = asyncio.ensure_future(disconnected())
+    loop = asyncio.get_running_loop()
+    ending: asyncio.Future[object] = loop.create_future() if ended is None else loop.create_task(ended())
     ends = None if within is None else time.monotonic() + within
     pause = starts
     replaced = None if left is None else left()
-    awaited = (task, leaving) if replaced is None else (task, leaving, replaced)
+    awaited = (task, leaving, ending) if replaced is None else (task, leaving, ending, replaced)
     try:
         while True:
             wait = pause if ends is None else max(min(pause, ends - time.monotonic()), 0)
@@ -131,7 +135,7 @@ async def follow(
                 return True
             if leaving.done() or (replaced is not None and replaced.done()):
                 return False
-            is_over = ends is not None and time.monotonic() >= ends
+            is_over = ending.done() or (ends is not None and time.monotonic() >= ends)
             if not is_over or not writer.is_started:  # a busy process may be late, and a response has to begin
                 await writer.ping()
             if is_over:
@@ -139,11 +143,7 @@ async def follow(
             pause = PING
     finally:
         leaving.cancel()
-
-
-def remaining(expires: float | None) -> float | None:
-    """Return the seconds until a token expires, or None."""
-    return None if expires is None else expires - time.time()
+        ending.cancel()
 
 
 # --- streams that can be resumed --------------------------------------------------------------------------------------
