@@ -941,6 +941,7 @@ AUTH: dict[str, str] = {
     "auth.announce": "A grant allows announcements in its own namespaces alone, by default in none.",
     "auth.huge": "A token or credential above its limit of size is refused unread.",
     "auth.quiet": "Peers learn a category, the log the reason; no token, key or secret is in a message, log or repr.",
+    "auth.log": "Made-up tokens do not flood the log, even while none can be checked.",
     "auth.concurrent": "Authenticators and verifiers may be used by many tasks and threads at once.",
     "auth.static": "Static tokens give their own grants, and nothing else passes.",
     "auth.static.constant-time": "A static token is compared by digest with every known one, in constant time.",

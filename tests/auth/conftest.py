@@ -9,6 +9,9 @@ from opwire.auth import tokens
 
 @pytest.fixture(autouse=True)
 def whole_log() -> Generator[None]:
-    tokens.logger.removeFilter(tokens.log_limit)
+    limits = tokens.log_limit, tokens.failure_limit
+    for each in limits:
+        tokens.logger.removeFilter(each)
     yield
-    tokens.logger.addFilter(tokens.log_limit)
+    for each in limits:
+        tokens.logger.addFilter(each)

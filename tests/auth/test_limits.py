@@ -7,7 +7,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from opwire.auth import TokenBucket
+from opwire import CallError
+from opwire.auth import TokenBucket, tokens
 from opwire.auth.tokens import LogLimit
 from tests.auth.refusals import wrong_use
 from tests.requirements import requirement
@@ -90,6 +91,32 @@ def test_of_many_lines_some_are_written_and_the_others_counted() -> None:
     record = line("refused", 104.0)
     assert limit.filter(record)
     assert record.getMessage() == "refused"
+
+
+def test_failures_have_a_limit_of_their_own() -> None:
+    peers, failures = LogLimit(most=logging.INFO, burst=1), LogLimit(least=logging.WARNING, most=logging.ERROR, burst=2)
+
+    def is_written(level: int) -> bool:
+        return all(each.filter(line("token", 1.0, level)) for each in (peers, failures))
+
+    assert [is_written(logging.INFO) for _ in range(3)] == [True, False, False]
+    assert [is_written(logging.ERROR) for _ in range(4)] == [True, True, False, False]
+    assert is_written(logging.CRITICAL)
+
+
+@requirement("auth.log")
+async def test_tokens_that_cannot_be_checked_do_not_flood_the_log(
+    caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async def look_up(token: str) -> None:
+        raise OSError("the database is down")
+
+    monkeypatch.setattr(tokens.logger, "filters", [tokens.log_limit, tokens.failure_limit])
+    check = tokens.callback(look_up)
+    for number in range(1_000):
+        with pytest.raises(CallError, match="UNAVAILABLE"):
+            await check.authenticate(f"made-up-{number}")
+    assert 0 < len(caplog.records) < 500
 
 
 def test_graver_lines_and_other_lines_are_not_limited() -> None:

@@ -99,13 +99,20 @@ class LogLimit(logging.Filter):
 
         logging.getLogger("uvicorn.error").addFilter(LogLimit())
 
-    Lines above the level `most`, and lines that do not begin with `start`, always pass.
+    Lines below the level `least` or above `most`, and lines that do not begin with `start`, always pass.
     """
 
     def __init__(
-        self, *, most: int = logging.WARNING, start: str = "", per_second: float = 5.0, burst: int = 500
+        self,
+        *,
+        least: int = logging.NOTSET,
+        most: int = logging.WARNING,
+        start: str = "",
+        per_second: float = 5.0,
+        burst: int = 500,
     ) -> None:
         super().__init__()
+        self._least = least
         self._most = most
         self._start = start
         self._limit = TokenBucket(per_second, burst)
@@ -113,7 +120,7 @@ class LogLimit(logging.Filter):
 
     def filter(self, record: logging.LogRecord) -> bool:
         """Return whether the line is written."""
-        if record.levelno > self._most or not str(record.msg).startswith(self._start):
+        if not self._least <= record.levelno <= self._most or not str(record.msg).startswith(self._start):
             return True
         if self._limit.take(record.created):
             self._dropped += 1
@@ -128,6 +135,9 @@ class LogLimit(logging.Filter):
 logger = logging.getLogger("opwire.auth")
 log_limit = LogLimit(most=logging.INFO)  # any peer can send invalid tokens
 logger.addFilter(log_limit)
+# And each of them is an error while a database or an issuer is out of reach.
+failure_limit = LogLimit(least=logging.WARNING, most=logging.ERROR, burst=50)
+logger.addFilter(failure_limit)
 
 
 # --- grants -----------------------------------------------------------------------------------------------------------
