@@ -153,6 +153,28 @@ async def test_an_issuer_that_does_not_answer_is_not_waited_for_long(
     assert logged(caplog) == ["WARNING the issuer's keys could not be fetched: TimeoutError"]
 
 
+@requirement("auth.jwt.published")
+async def test_an_issuer_that_hangs_does_not_delay_tokens_with_known_keys_for_long(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(jwt, "MAX_DELAY", 0.01)
+    issuer = Issuer(published("RS256", "a"))
+    keys = issuer.keys()
+    known = await keys.find("a", "RS256")
+    issuer.answering.clear()
+    issuer.now += MAX_AGE
+    for _ in range(3):
+        assert await asyncio.wait_for(keys.find("a", "RS256"), 5) is known
+    issuer.now += 0.01
+    assert await asyncio.wait_for(keys.find("a", "RS256"), 5) is known  # without any delay
+    unknown = asyncio.ensure_future(keys.find("b", "RS256"))
+    issuer.document = {"keys": [published("RS256", "b")]}
+    issuer.answering.set()
+    assert await asyncio.wait_for(unknown, 5) is not None
+    assert await keys.find("a", "RS256") is None
+    assert issuer.asked == 2
+
+
 UNUSABLE: dict[str, Any] = {
     "for another algorithm": published("RS256", "a", alg="RS512"),
     "for encryption": published("RS256", "a", use="enc"),

@@ -41,6 +41,9 @@ RETRY_INTERVAL = 5.0
 FETCH_TIMEOUT = 10.0
 """Seconds for one fetch."""
 
+MAX_DELAY = 1.0
+"""Seconds of a fetch in which tokens with known keys wait for it; then the old keys are used until it has ended."""
+
 MAX_KEYS = 100
 """Keys of a key set; the rest is ignored, because parsing a key takes up to 0.1 ms."""
 
@@ -94,7 +97,8 @@ class PublishedKeys:
         self._clock = clock
         self._keys: dict[KeyName, VerificationKey] = {}
         self._stale = self._not_before = -inf  # times of the next fetch
-        self._fetching = asyncio.Lock()
+        self._fetching: asyncio.Task[None] | None = None
+        self._use_old = -inf  # from this time on, while fetching
 
     async def find(self, id: str | None, algorithm: str) -> VerificationKey | None:
         """Return the key of this id for this algorithm, or None.
@@ -103,26 +107,30 @@ class PublishedKeys:
             CallError: UNAVAILABLE, if no keys could be fetched yet.
         """
         name = id, algorithm
-        if self._is_due(name):
-            async with self._fetching:
-                if self._is_due(name):  # not fetched by another task in the meantime
-                    keys: dict[KeyName, VerificationKey] = {}
-                    try:
-                        async with asyncio.timeout(FETCH_TIMEOUT):
-                            keys = dict(_usable_keys(await self._fetch(), self._algorithms))
-                    except (CallError, TimeoutError) as error:
-                        logger.warning("the issuer's keys could not be fetched: %s", type(error).__name__)
-                    now = self._clock()
-                    self._not_before = now + (MIN_INTERVAL if keys else RETRY_INTERVAL)
-                    if keys:  # otherwise the old ones are kept
-                        self._keys, self._stale = keys, now + MAX_AGE
+        now = self._clock()
+        if now >= self._not_before and (name not in self._keys or now >= self._stale):
+            fetching, loop = self._fetching, asyncio.get_running_loop()
+            if fetching is None or fetching.done() or fetching.get_loop() is not loop:  # that of another thread
+                fetching = self._fetching = loop.create_task(self._refresh())
+                self._use_old = now + MAX_DELAY
+            # An issuer that hangs would delay every token, by up to 10 s during 10 of every 15 s.
+            patience = max(0.0, self._use_old - now) if name in self._keys else None
+            await asyncio.wait((fetching,), timeout=patience)
         if not self._keys:
             raise self._fetch.failed()
         return self._keys.get(name)
 
-    def _is_due(self, name: KeyName) -> bool:
+    async def _refresh(self) -> None:
+        keys: dict[KeyName, VerificationKey] = {}
+        try:
+            async with asyncio.timeout(FETCH_TIMEOUT):
+                keys = dict(_usable_keys(await self._fetch(), self._algorithms))
+        except (CallError, TimeoutError) as error:
+            logger.warning("the issuer's keys could not be fetched: %s", type(error).__name__)
         now = self._clock()
-        return now >= self._not_before and (name not in self._keys or now >= self._stale)
+        self._not_before = now + (MIN_INTERVAL if keys else RETRY_INTERVAL)
+        if keys:  # otherwise the old ones are kept
+            self._keys, self._stale = keys, now + MAX_AGE
 
 
 def prepare_key(key: Any, algorithm: str) -> VerificationKey:
