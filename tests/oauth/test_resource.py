@@ -1,5 +1,6 @@
 """Surfaces as OAuth resource servers: real tokens of a real authorization server, and forged ones."""
 
+import asyncio
 import socket
 import time
 from collections.abc import AsyncIterator, Callable
@@ -246,8 +247,33 @@ async def test_a_revoked_token_is_valid_no_longer_than_the_cache(
     server.introspections["opaque"] = {"active": True, "sub": "ann", "aud": API}
     await accept.authenticate("opaque")
     del server.introspections["opaque"]
+    for _ in range(2):
+        with pytest.raises(CallError, match="not valid"):
+            await accept.authenticate("opaque")
+
+
+@requirement("oauth.introspection")
+async def test_a_token_is_not_cached_beyond_its_expiry(server: AuthorizationServer) -> None:
+    accept = tokens(server, client=ROBOT, leeway=0)
+    until = time.time() + 0.3
+    server.introspections["opaque"] = {"active": True, "sub": "ann", "aud": API, "exp": until}
+    assert (await accept.authenticate("opaque")).expires == until
+    await asyncio.sleep(until - time.time())
     with pytest.raises(CallError, match="not valid"):
         await accept.authenticate("opaque")
+
+
+@requirement("oauth.introspection")
+async def test_many_requests_with_one_token_introspect_it_once_when_the_cache_is_old(
+    server: AuthorizationServer, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    accept = tokens(server, client=ROBOT)
+    server.introspections["opaque"] = {"active": True, "sub": "ann", "aud": API}
+    monkeypatch.setattr(resource, "INTROSPECTED_AGE", 0.0)
+    await accept.authenticate("opaque")
+    monkeypatch.undo()
+    await asyncio.gather(*(accept.authenticate("opaque") for _ in range(50)))
+    assert server.count("/introspect") == 2
 
 
 @requirement("oauth.introspection")

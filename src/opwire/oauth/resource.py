@@ -14,6 +14,7 @@ import logging
 import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from functools import partial
+from math import inf
 from typing import Any
 
 from opwire.auth.tokens import (
@@ -132,10 +133,19 @@ class OAuthTokens:
         """Return the grant of an opaque token; `callback` bounds how many run at once."""
         key = token_digest(token)
         grant, until = self._known.pop(key, (None, 0.0))
-        if grant is None or time.monotonic() >= until:
+        now = time.monotonic()
+        if grant is None or now >= until:
+            if grant is not None:  # for other requests meanwhile: 500 at once would send 500 introspections
+                self._known[key] = grant, now + FETCH_TIMEOUT
             fields = {"token": token, "token_type_hint": "access_token"}
-            answer = await self._ask("introspection_url", lambda url: token_request(client, url, fields))
-            grant, until = self._grant(answer), time.monotonic() + INTROSPECTED_AGE
+            try:
+                answer = await self._ask("introspection_url", lambda url: token_request(client, url, fields))
+                grant = self._grant(answer)
+            except BaseException:
+                self._known.pop(key, None)
+                raise
+            lasts = (grant.expires or inf) + self._leeway - time.time()
+            until = time.monotonic() + min(INTROSPECTED_AGE, lasts)
         self._known[key] = (grant, until)
         return grant
 
