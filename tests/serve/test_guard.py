@@ -749,6 +749,25 @@ async def test_the_start_of_the_server_passes_and_websockets_do_not(house: House
     assert answers == [{"type": "websocket.close", "code": 1008}]
 
 
+@requirement("serve.revoked")
+async def test_few_streams_have_their_tokens_checked_at_the_same_time() -> None:
+    checking = most = 0
+
+    async def look_up(token: str) -> Identity:
+        nonlocal checking, most
+        checking += 1
+        most = max(most, checking)
+        for _ in range(10):
+            await asyncio.sleep(0)
+        checking -= 1
+        return Identity(id="me")
+
+    guard = RequestGuard(echo, authenticate=callback(look_up))
+    request = AdmittedRequest("GET", [], {b"authorization": b"Bearer a-token"})
+    assert await asyncio.gather(*(guard.regrant(request) for _ in range(20))) == 20 * [Grant(Identity(id="me"))]
+    assert most == 4
+
+
 @pytest.mark.parametrize("option", ["hosts", "origins"])
 def test_a_name_alone_is_not_taken_for_a_list_of_letters(option: str) -> None:
     with pytest.raises(UsageError, match=rf"{option} is a list of names: write \['a.example'\]"):

@@ -56,6 +56,7 @@ _MAX_ACCEPTED = 256
 _MAX_HOST = 253  # characters of a host name
 _MAX_BODIES = 256 * 1024 * 1024  # bytes of the large bodies of open requests, or four of the largest
 _LARGE_BODY = 64 * 1024  # bytes; the number of requests bounds smaller ones
+_MAX_RECHECKS = 4  # at the same time: of 400 streams with lookups of 0.25 s, they delayed requests by 7 s
 _DISCARD_BYTES, _DISCARD_SECONDS = 16 * 1024 * 1024, 2.0
 
 
@@ -194,6 +195,7 @@ class RequestGuard:
         self._bodies: SharedLimit[str | None] = SharedLimit(bodies, each)  # of their large bodies, in the same way
         self._checks = 0  # tokens in verification that were not seen before
         self._known: BoundedDict[int, None] = BoundedDict(_MAX_KNOWN)  # hashes of valid tokens
+        self._rechecks = asyncio.Semaphore(_MAX_RECHECKS)
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Admit or reject a request. Other events, such as the server's lifespan, pass."""
@@ -320,10 +322,11 @@ class RequestGuard:
             CallError: UNAUTHENTICATED, it is not valid any more; or it cannot be checked at the moment.
         """
         token = None if self._authenticator is None else self._token(request.headers)
-        found = None if token is not None or self._session is None else await self._session(request.headers)
-        if found is not None or self._authenticator is None:
-            return found and found.grant
-        return await self._authenticator.authenticate(token)
+        async with self._rechecks:
+            found = None if token is not None or self._session is None else await self._session(request.headers)
+            if found is not None or self._authenticator is None:
+                return found and found.grant
+            return await self._authenticator.authenticate(token)
 
     def _check_page(self, headers: Mapping[bytes, bytes], host: str) -> None:
         """Reject requests that a page of another host makes a browser send.
