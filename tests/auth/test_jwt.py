@@ -51,7 +51,7 @@ async def test_claims_become_the_grant() -> None:
     exp = int(time.time()) + 60
     shown = token(scope="read write", announce=["shop"], resources={"file": ["read"]}, exp=exp)
     identity = Identity(id="ann", scopes=("read", "write"), resources={"file": ("read",)})
-    assert await jwts().authenticate(shown) == Grant(identity, ("shop",), exp)
+    assert await jwts(leeway=5).authenticate(shown) == Grant(identity, ("shop",), exp + 5)
 
 
 @requirement("auth.jwt")

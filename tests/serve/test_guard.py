@@ -8,6 +8,7 @@ from collections.abc import AsyncGenerator
 from typing import Any
 
 import aiohttp
+import jwt
 import msgspec
 import pytest
 import pytest_asyncio
@@ -15,7 +16,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from opwire import Identity
-from opwire.auth import Grant, StaticTokens, allow_anonymous, callback
+from opwire.auth import Grant, JWTs, StaticTokens, allow_anonymous, callback
 from opwire.errors import UsageError
 from opwire.serve.guard import ADMITTED, AdmittedRequest, App, RequestGuard
 from opwire.serve.hosts import LOOPBACK, HostNames, without_port
@@ -747,6 +748,19 @@ async def test_the_start_of_the_server_passes_and_websockets_do_not(house: House
     await guard({"type": "websocket", "path": "/", "headers": []}, _never, send)
     assert passed == ["lifespan"]
     assert answers == [{"type": "websocket.close", "code": 1008}]
+
+
+@requirement("serve.token")
+async def test_the_leeway_of_signed_tokens_counts_here_too() -> None:
+    def signed(age: float) -> str:
+        return jwt.encode({"sub": "me", "exp": time.time() - age}, 2 * TOKEN, "HS256")
+
+    accept = JWTs(key=2 * TOKEN, algorithms=["HS256"], audience=None, issuer=None, leeway=60)
+    guard = RequestGuard(echo, authenticate=accept)
+    async with aiohttp.ClientSession() as session, listening(guard) as address:
+        client = Client(session, address)
+        statuses = [(await client.get("/", authorization=f"Bearer {signed(age)}")).status for age in (30, 90)]
+    assert statuses == [200, 401]
 
 
 @requirement("serve.revoked")

@@ -259,6 +259,6 @@ class JWTs:
         if "cnf" in claims:
             raise rejected(NOT_VALID, "it is bound to a key, and came without a proof of that key")
         try:
-            return grant_of(claims, self._claims)
+            return grant_of(claims, self._claims, self._leeway)
         except ValueError as error:
             raise rejected(NOT_VALID, str(error)) from None

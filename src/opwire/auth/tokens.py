@@ -207,8 +207,10 @@ class ClaimNames(TypedDict, total=False):
     delegates: str
 
 
-def grant_of(claims: Mapping[str, Any], names: ClaimNames) -> Grant:
+def grant_of(claims: Mapping[str, Any], names: ClaimNames, leeway: float = 0.0) -> Grant:
     """Return the grant that these claims describe. A list may also be one string of words separated by spaces.
+
+    It expires `leeway` seconds after `exp`, for surfaces that compare that with their clock.
 
     Raises:
         ValueError: a claim is missing or invalid. The message names the claim without its value.
@@ -232,7 +234,7 @@ def grant_of(claims: Mapping[str, Any], names: ClaimNames) -> Grant:
         resources={type: _words(types, type) for type in types},
     )
     delegates = claims.get(names.get("delegates", "delegates")) is True
-    return Grant(identity, _words(claims, names.get("announces", "announce")), float(expires), delegates)
+    return Grant(identity, _words(claims, names.get("announces", "announce")), expires + leeway, delegates)
 
 
 def _words(claims: Mapping[str, Any], name: str) -> tuple[str, ...]:

@@ -144,8 +144,7 @@ class OAuthTokens:
             except BaseException:
                 self._known.pop(key, None)
                 raise
-            lasts = (grant.expires or inf) + self._leeway - time.time()
-            until = time.monotonic() + min(INTROSPECTED_AGE, lasts)
+            until = time.monotonic() + min(INTROSPECTED_AGE, (grant.expires or inf) - time.time())
         self._known[key] = (grant, until)
         return grant
 
@@ -185,8 +184,8 @@ class OAuthTokens:
             reason = "it is bound to a key, and came without a proof of that key"
         else:
             try:
-                grant = grant_of({"exp": now + UNLIMITED_AGE, **answer}, self._claims)
-                if (grant.expires or 0) + self._leeway > now:
+                grant = grant_of({"exp": now + UNLIMITED_AGE, **answer}, self._claims, self._leeway)
+                if (grant.expires or 0) > now:
                     return grant
                 reason = "exp has passed"
             except ValueError as error:
