@@ -3,6 +3,7 @@
 import asyncio
 import logging
 import time
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -88,23 +89,31 @@ def test_a_grant_that_lacks_anything_does_not_cover_it(other: Grant) -> None:
 async def test_a_grant_that_is_renewed_lasts_and_one_that_cannot_be_checked_expires(
     monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
-    monkeypatch.setattr(tokens, "RECHECK", 0.01)
-    checks = 0
+    now, checks = 0, 0
 
     async def check() -> Grant:
-        nonlocal checks
-        checks += 1
+        nonlocal now, checks
+        now, checks = now + 50, checks + 1
         if checks < 4:
-            return Grant(ANN, expires=time.time() + 0.2)
-        if checks == 4:
-            raise LookupError("s3cret")
-        return await asyncio.get_running_loop().create_future()  # out of reach
+            return Grant(ANN, expires=now + 60)
+        raise LookupError("s3cret")
 
-    async with asyncio.timeout(5):
-        ended = await grant_ended(Grant(ANN, expires=time.time() + 5), check)
+    monkeypatch.setattr(tokens, "RECHECK", 0.001)
+    monkeypatch.setattr(tokens, "time", SimpleNamespace(time=lambda: now))
+    ended = await asyncio.wait_for(grant_ended(Grant(ANN, expires=60), check), 5)
     assert (ended.message, checks) == ("the token has expired", 5)
     assert "LookupError" in caplog.text
     assert "s3cret" not in caplog.text
+
+
+@requirement("serve.revoked")
+async def test_a_check_that_hangs_does_not_prolong_a_grant(monkeypatch: pytest.MonkeyPatch) -> None:
+    async def check() -> Grant:
+        return await asyncio.get_running_loop().create_future()
+
+    monkeypatch.setattr(tokens, "RECHECK", 0.001)
+    ended = await asyncio.wait_for(grant_ended(Grant(ANN, expires=time.time() + 0.05), check), 5)
+    assert ended.message == "the token has expired"
 
 
 @pytest.mark.parametrize("token", [None, ""])
