@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from opwire.auth import Grant, callback
+from opwire.auth import Grant, callback, tokens
 from opwire.call.discovery import OPERATIONS
 from opwire.errors import CallError, ErrorCode, UsageError
 from opwire.hub import Hub, Spoke
@@ -69,6 +69,21 @@ async def test_a_connection_ends_with_its_token_and_the_same_token_does_not_open
     assert (await plain.hear())["type"] == "session.goaway"
     assert (await plain.closed())[0] == 4401
     assert (await refusal(Spoke(None, hub.url, token="any-token"))).code is ErrorCode.UNAUTHENTICATED
+
+
+@requirement("hub.expiry")
+@pytest.mark.parametrize("now", [None, Grant(Identity(id="shop"))])
+async def test_a_connection_ends_soon_after_its_token_was_revoked_or_grants_less(
+    meeting: Meeting, monkeypatch: pytest.MonkeyPatch, now: Grant | None
+) -> None:
+    monkeypatch.setattr(tokens, "RECHECK", 0.01)
+    granted = Grant(Identity(id="shop"), ("shop",))
+    found: Grant | None = granted
+    hub = await meeting.hub(authenticate=callback(lambda _: found), linger=0.1)
+    plain = await meeting.welcome(hub.url, "any-token")
+    found = now
+    assert (await plain.hear())["type"] == "session.goaway"
+    assert (await plain.closed())[0] == 4401
 
 
 @requirement("hub.expiry")

@@ -47,8 +47,7 @@ logger = logging.getLogger("opwire.transports")
 PATIENCE = 5.0
 """Timeout of a broker's confirmations, in seconds."""
 
-_MAX_SERVERS = 10_000  # found by one query: any client can reply to it
-_MAX_REASON = 200  # characters of a peer's reason for leaving
+_MAX_SERVERS, _MAX_REASON = 10_000, 200  # replies to one query, which any client can send; characters of a reason
 _TURN = 0.01  # seconds of a heartbeat, after which other tasks have their turn
 _TOKEN_BYTES = 19  # of a token in JSON: 16 digits, two quotes, a comma
 _FIRST_PAUSE, _LONGEST_PAUSE = 0.1, 5.0  # seconds before a reconnection; the first attempt follows at once

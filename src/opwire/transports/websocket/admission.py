@@ -6,7 +6,6 @@ and withdrawals of one client keep their order.
 
 import asyncio
 import logging
-import time
 from collections import Counter, OrderedDict
 from collections.abc import AsyncGenerator, Callable, Collection, Iterable, Mapping, Sequence
 from contextlib import asynccontextmanager
@@ -18,7 +17,7 @@ from typing import Protocol
 from msgspec import Raw
 from msgspec.structs import replace
 
-from opwire.auth.tokens import Grant
+from opwire.auth.tokens import Grant, grant_ended
 from opwire.call import events
 from opwire.call.transport import Address
 from opwire.errors import CallError, ErrorCode
@@ -36,6 +35,7 @@ _MAX_PENDING_IDS = 1_000  # announcements in one of these
 _MAX_CARRIED = 4 * 1024 * 1024  # bytes of descriptions in the undecided announcements of one peer, and
 _MAX_ALL_CARRIED = 64 * 1024 * 1024  # of all peers
 _MAX_CHECKS = 64  # concurrent token checks: of unknown tokens, and as many of known ones
+_MAX_RECHECKS = 4  # of tokens of open connections, at a time: those of new ones do not wait for them
 _MAX_KNOWN = 10_000  # tokens that were valid
 
 
@@ -143,6 +143,7 @@ class Admission:
         self._carried = 0  # bytes of descriptions in undecided announcements
         self._unknown, self._known = _TokenChecks(_MAX_CHECKS), _TokenChecks(_MAX_CHECKS)
         self._valid: OrderedDict[bytes, None] = OrderedDict()  # digests of tokens that were valid
+        self._rechecks = asyncio.Semaphore(_MAX_RECHECKS)
         self._secret = token_bytes(16)
 
     async def close(self, peers: Iterable[Peer]) -> None:
@@ -193,15 +194,19 @@ class Admission:
             self._reject(peer, _public_error(error))
             return
         self._welcome(peer, hello)
-        if grant is not None and grant.expires is not None:
+        if grant is not None:
+            peer.expiry = spawn(self._end_with(grant, peer, hello.token, policy), self._tasks)
 
-            def expire() -> None:
-                reason = "the token has expired"
-                peer.notify(events.GoAway(reason=reason))
-                peer.connection.end(UNAUTHENTICATED, reason)
+    async def _end_with(self, grant: Grant, peer: Peer, token: str | None, policy: AdmissionPolicy) -> None:
+        """End a connection when its token has expired, was revoked, or grants less."""
 
-            left = max(0.0, grant.expires - time.time())
-            peer.expiry = asyncio.get_running_loop().call_later(left, expire)
+        async def check() -> Grant | None:
+            async with self._rechecks:
+                return await policy.admit(token)
+
+        reason = (await grant_ended(grant, check)).message
+        peer.notify(events.GoAway(reason=reason))
+        peer.connection.end(UNAUTHENTICATED, reason)
 
     def _reject(self, peer: Peer, error: CallError) -> None:
         peer.refuse(error)

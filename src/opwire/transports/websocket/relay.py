@@ -151,7 +151,7 @@ class Peer:
         self.grant: Grant | None = None
         self.identity = ANONYMOUS  # as JSON
         self.turn: asyncio.Future[None] | None = None  # to have its token checked
-        self.expiry: asyncio.TimerHandle | None = None  # of its grant
+        self.expiry: asyncio.Task[None] | None = None  # of its grant
         self.changes: deque[WireAnnounce | Withdraw] = deque()  # undecided
         self.changing = 0  # operations in these
         self.carried = 0  # bytes of descriptions in these
