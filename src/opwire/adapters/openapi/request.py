@@ -1,7 +1,7 @@
 """An HTTP request from a call plan and an input. No I/O, no clock."""
 
 import re
-from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from typing import Any, NamedTuple, cast
 from urllib.parse import quote
 
@@ -68,6 +68,10 @@ def _is_dots(segment: str) -> bool:
     return segment.lower().replace("%2e", ".").partition(";")[0] in (".", "..")
 
 
+def _joined(pieces: Sequence[str], texts: Mapping[str, str]) -> str:
+    return "".join([texts[piece] if index % 2 else piece for index, piece in enumerate(pieces)])
+
+
 class PathTemplate:
     """A path of a document, `/pets/{petId}/toys/{kind}.{format}`. Its query is kept, its fragment dropped.
 
@@ -114,8 +118,9 @@ class PathTemplate:
             if isinstance(pieces, str):
                 path += f"/{pieces}"
                 continue
-            segment = "".join([texts[piece] if index % 2 else piece for index, piece in enumerate(pieces)])
-            if not segment or _is_dots(segment):
+            # One variable, as nearly always, takes a third of the time.
+            segment = f"{pieces[0]}{texts[pieces[1]]}{pieces[2]}" if len(pieces) == 3 else _joined(pieces, texts)
+            if not segment or (segment[0] in ".%" and _is_dots(segment)):
                 variables = " and ".join(f"{{{name}}}" for name in pieces[1::2])
                 raise ValueError(f"{variables} would make a path segment {segment!r}, which is another path")
             path += f"/{segment}"
@@ -203,9 +208,10 @@ class _RequestBuilder:
 
     def _written(
         self, writers: Iterable[tuple[RequestParameter, Write]], input: Any
-    ) -> Iterator[tuple[RequestParameter, str]]:
-        """Iterate over the given parameters, serialized."""
+    ) -> list[tuple[RequestParameter, str]]:
+        """Return the given parameters, serialized."""
         given = cast("dict[str, Any]", input) if isinstance(input, dict) else {}
+        written: list[tuple[RequestParameter, str]] = []
         for parameter, write in writers:
             path, location = parameter.input_path, parameter.location
             value = given.get(path[0], MISSING) if len(path) == 1 else value_at(given, path)
@@ -226,7 +232,8 @@ class _RequestBuilder:
             except ValueError as error:
                 message = f"as a {location} parameter: {error}"
                 raise invalid_input(self._plan.operation_id, path, message) from error
-            yield parameter, text
+            written.append((parameter, text))
+        return written
 
 
 class _BodyBuilder:
