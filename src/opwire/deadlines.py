@@ -143,50 +143,69 @@ class Deadlines:
                     context = {"message": "a callback of a deadline failed", "exception": error}
                     asyncio.get_running_loop().call_exception_handler(context)
 
+    def within(self, when: float | None, complaint: str) -> "DeadlineScope":
+        """Return a context manager that limits the time of its block, in the task that enters it.
+
+            with deadlines.within(context.deadline, "api.example did not respond"):
+                ...
+
+        Raises:
+            CallError: TIMEOUT, when the block is left, or entered too late; the message contains `complaint` and the
+                time available.
+        """
+        return DeadlineScope(self._here(), when, complaint)
+
     async def limit(self, call: Callable[[], Awaitable[Any]], when: float | None, complaint: str) -> Any:
         """Await a call until a monotonic time; if that has passed, do not start it.
 
         Raises:
-            CallError: TIMEOUT; the message contains `complaint` and the time available.
+            CallError: TIMEOUT, as `within`.
         """
-        if when is None:
+        with self.within(when, complaint):
             return await call()
-        seconds = when - time.monotonic()
-        task = asyncio.current_task()
-        if seconds <= 0 or task is None:
-            raise _timeout(complaint, seconds)
-        scope, here = _Scope(task), self._here()
-        tick = here.add(scope, when, _Scope.expire)
-        try:
-            return await call()
-        except asyncio.CancelledError:
-            if scope.leave():
-                raise _timeout(complaint, seconds) from None
-            raise
-        finally:
-            scope.leave()
-            here.discard(scope, tick)
 
 
-class _Scope:
-    """Cancels a task at its deadline, unless it leaves before."""
+class DeadlineScope:
+    """Cancels a task at its deadline, unless the task leaves before."""
 
-    __slots__ = ("_before", "_expired", "_task")
+    __slots__ = ("_before", "_complaint", "_deadlines", "_expired", "_seconds", "_task", "_tick", "_when")
 
-    def __init__(self, task: asyncio.Task[Any]) -> None:
-        self._task: asyncio.Task[Any] | None = task
-        self._before = task.cancelling()
+    def __init__(self, deadlines: Deadlines, when: float | None, complaint: str) -> None:
+        self._deadlines = deadlines
+        self._when = when
+        self._complaint = complaint
+        self._task: asyncio.Task[Any] | None = None
         self._expired = False
 
+    def __enter__(self) -> None:
+        if self._when is None:
+            return
+        self._seconds = self._when - time.monotonic()
+        task = asyncio.current_task()
+        if self._seconds <= 0 or task is None:
+            raise _timeout(self._complaint, self._seconds)
+        self._task, self._before = task, task.cancelling()
+        self._tick = self._deadlines.add(self, self._when, DeadlineScope.expire)
+
+    def __exit__(self, kind: type[BaseException] | None, *_: object) -> None:
+        task, self._task = self._task, None
+        if task is None:
+            return
+        self._deadlines.discard(self, self._tick)
+        # Undo the cancellation, if only this deadline has cancelled the task.
+        if (
+            self._expired
+            and task.uncancel() <= self._before
+            and kind is not None
+            and issubclass(kind, asyncio.CancelledError)
+        ):
+            raise _timeout(self._complaint, self._seconds) from None
+
     def expire(self) -> None:
+        """Cancel the task."""
         if self._task is not None:
             self._expired = True
             self._task.cancel()
-
-    def leave(self) -> bool:
-        """Undo the cancellation. Return True if only this deadline cancelled the task."""
-        task, self._task = self._task, None
-        return task is not None and self._expired and task.uncancel() <= self._before
 
 
 def _timeout(complaint: str, seconds: float) -> CallError:

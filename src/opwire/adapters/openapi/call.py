@@ -132,7 +132,7 @@ class HTTPOperation(Struct, eq=False, dict=True):
             key = durable if isinstance(durable, str) and is_visible_ascii(durable) else str(uuid4())
             request = replace(request, headers=[*request.headers, (name, key)])
 
-        async def result() -> ShapedResult:
+        with client.deadlines.within(deadline, self.complaint):
             attempt = 1
             while True:
                 try:
@@ -152,8 +152,6 @@ class HTTPOperation(Struct, eq=False, dict=True):
             if is_slow or len(body) > _LARGE_BODY:
                 return await asyncio.to_thread(self.responses.read, head, body)
             return self.responses.read(head, body)
-
-        return await client.deadlines.limit(result, deadline, self.complaint)
 
     def _retry_delay(
         self, error: CallError, request: HTTPRequest, attempt: int, deadline: float | None
