@@ -14,6 +14,7 @@ import pytest
 
 from tests.cli.process import COMMAND, SHOP
 from tests.requirements import requirement
+from tests.servers.processes import unmeasured
 
 pytestmark = pytest.mark.skipif(not Path("/dev/full").exists(), reason="no device that is full")
 BUFFERED = {name: value for name, value in os.environ.items() if name != "PYTHONUNBUFFERED"}
@@ -64,6 +65,7 @@ def test_a_new_file_that_cannot_be_written_whole_is_named_and_removed(
         text=True,
         check=False,
         timeout=60,
+        env=unmeasured(),  # coverage writes a file, too
         preexec_fn=lambda: resource.setrlimit(resource.RLIMIT_FSIZE, (50, 50)),
     )
     message = f"Error: {tmp_path / file}: cannot write the file: File too large\n"
