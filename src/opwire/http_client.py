@@ -14,7 +14,7 @@ import io
 import re
 import weakref
 from base64 import b64decode
-from collections.abc import AsyncGenerator, Mapping
+from collections.abc import AsyncGenerator, Awaitable, Mapping
 from contextlib import suppress
 from functools import partial
 from ssl import SSLContext
@@ -48,7 +48,7 @@ RETRYABLE = frozenset({408, 425, 429, 500, 502, 503, 504})
 _LARGE_BODY = 1024 * 1024  # above this, aiohttp wants a body that it can send in chunks
 _MAX_HEADER = 64 * 1024  # bytes of one response header; aiohttp's default of 8 KiB is too small for some policies
 _MAX_HEADERS = 256
-_MAX_HEAD = 256 * 1024  # bytes of all response headers, which go into the meta of every result
+_MAX_HEAD = 256 * 1024  # bytes before the body: headers, which go into the meta of every result, and interim responses
 _MAX_INTERIM = 1_000  # responses with a status of 1xx before the response: those of one chunk take 10 ms
 _CHUNK = 16 * 1024  # bytes of a stream that are parsed at a time: 1,800 of the smallest events, 40 ms
 _MAX_NUMBER_TEXT = 100  # characters; a longer number has no meaning
@@ -206,41 +206,48 @@ class ClientOptions(Struct, frozen=True, kw_only=True):
 
 
 class _PooledConnection(ResponseHandler):
-    """A connection that is closed if the server sends data after its response and before the next request.
+    """A connection that bounds what the server sends before and after its response.
 
-    aiohttp would parse them as responses, without a limit (550 MB in 8 s), and return them for later requests. Before
-    the response, it would parse any number of interim ones: 15,000 in one read of the socket, which took 90 ms.
+    After it and before the next request, data closes the connection: aiohttp would parse them as responses, without a
+    limit (550 MB in 8 s), and return them for later requests. Before it, aiohttp would parse any number of interim
+    responses: 15,000 in one read of the socket, which took 90 ms.
     """
 
     _is_answered = False  # the response to the latest request has begun
     _interim = 0  # responses before it
+    _received = 0  # bytes before it
 
     def set_response_params(self, **params: Any) -> None:
-        self._is_answered, self._interim = False, 0  # before a request is sent
+        self._is_answered, self._interim, self._received = False, 0, 0  # before a request is sent
         super().set_response_params(**params)
 
     def data_received(self, data: bytes) -> None:
-        while len(data) > _CHUNK and not self._is_answered:
-            super().data_received(data[:_CHUNK])
-            data = data[_CHUNK:]
-            if self._interim > _MAX_INTERIM:
+        while not self._is_answered:
+            chunk, data = data[:_CHUNK], data[_CHUNK:]
+            self._received += len(chunk)
+            if self._received > _MAX_HEAD + _CHUNK:  # the last chunk may contain the start of the body
+                self._reject(f"more than {_MAX_HEAD:,} bytes of headers")
                 return
-        # Without data, aiohttp continues to decompress what it has received.
-        if data and self._is_answered and (self._payload is None or self._payload.is_eof()):
-            if self.transport is not None:
-                self.transport.abort()
-            return
-        super().data_received(data)
+            super().data_received(chunk)
+            if not data or self.exception() is not None:
+                return
+        if self._payload is not None and not self._payload.is_eof():
+            super().data_received(data)  # without data, aiohttp continues to decompress what it has received
+        elif data and self.transport is not None:
+            self.transport.abort()
 
     def feed_data(self, data: tuple[RawResponseMessage, StreamReader], size: int = 0) -> None:
         self._is_answered = data[0].code >= 200  # others precede the response
         self._interim += not self._is_answered
         if self._interim > _MAX_INTERIM:
-            self.set_exception(HttpProcessingError(message=f"more than {_MAX_INTERIM:,} interim responses"))
-            if self.transport is not None:
-                self.transport.abort()
+            self._reject(f"more than {_MAX_INTERIM:,} interim responses")
         else:
             super().feed_data(data, size)
+
+    def _reject(self, problem: str) -> None:
+        self.set_exception(HttpProcessingError(message=problem))
+        if self.transport is not None:
+            self.transport.abort()
 
 
 class _PoolConnector(aiohttp.TCPConnector):
@@ -276,8 +283,19 @@ class HTTPClient:
         """
         request = self.prepared(request) if self.options.headers and not bare else request
         tls = self._tls
+        opened = self._sessions.get(asyncio.get_running_loop())
+        session = await self._start() if opened is None else opened[0]
         for _ in range(self.options.max_redirects + 1):
-            response = await self._send(request, tls)
+            try:
+                response = await self._send(session, request, tls)
+            except asyncio.CancelledError:
+                # A closing pool cancels its waiters, as if their own tasks had been cancelled.
+                task = asyncio.current_task()
+                if self._is_closed and not (task and task.cancelling()):
+                    raise _closed() from None
+                raise
+            except _FOREIGN as error:
+                raise self._failure(error, request.url) from None
             if response.status not in REDIRECTS or bare or not self.options.follow_redirects:
                 return response
             location = response.headers.get(hdrs.LOCATION)
@@ -301,40 +319,25 @@ class HTTPClient:
         secret = request.secret_headers.union(name.lower() for name, _ in added)
         return replace(request, headers=[*added, *request.headers], secret_headers=secret)
 
-    async def _send(self, request: HTTPRequest, tls: SSLContext | bool) -> ClientResponse:
+    def _send(self, session: ClientSession, request: HTTPRequest, tls: SSLContext | bool) -> Awaitable[ClientResponse]:
         body, digest = request.body, request.digest
         if digest is not None and digest not in self._digests:
             # It remembers the challenge, so that only the first request of a user is repeated.
             self._digests[digest] = aiohttp.DigestAuthMiddleware(*digest)
-        opened = self._sessions.get(asyncio.get_running_loop())
         # aiohttp adds a Content-Type to a body without one. Forbidding that takes 4 µs, so only where it would.
         has_body = body is not None or request.method != "GET"
-        is_untyped = has_body and all(name.lower() != "content-type" for name, _ in request.headers)
-        try:
-            response = await (await self._start() if opened is None else opened[0]).request(
-                request.method,
-                URL(request.url, encoded=True),
-                headers=request.headers,
-                data=io.BytesIO(body) if body is not None and len(body) > _LARGE_BODY else body,
-                allow_redirects=False,
-                ssl=tls,
-                skip_auto_headers=(hdrs.CONTENT_TYPE,) if is_untyped else None,
-                middlewares=() if digest is None else (self._digests[digest],),
-                proxy=self.options.proxy or (_env_proxy(request.url) if self.options.trust_env else None),
-            )
-        except asyncio.CancelledError:
-            # A closing pool cancels its waiters, as if their own tasks had been cancelled.
-            task = asyncio.current_task()
-            if self._is_closed and not (task and task.cancelling()):
-                raise _closed() from None
-            raise
-        except _FOREIGN as error:
-            raise self._failure(error, request.url) from None
-        if sum([len(name) + len(value) for name, value in response.raw_headers]) > _MAX_HEAD:
-            response.close()
-            message = f"{host_of(str(response.url))} sends more than {_MAX_HEAD:,} bytes of headers"
-            raise CallError(ErrorCode.PROTOCOL_ERROR, message)
-        return response
+        is_untyped = has_body and "content-type" not in [name.lower() for name, _ in request.headers]
+        return session.request(
+            request.method,
+            URL(request.url, encoded=True),
+            headers=request.headers,
+            data=io.BytesIO(body) if body is not None and len(body) > _LARGE_BODY else body,
+            allow_redirects=False,
+            ssl=tls,
+            skip_auto_headers=(hdrs.CONTENT_TYPE,) if is_untyped else None,
+            middlewares=() if digest is None else (self._digests[digest],),
+            proxy=self.options.proxy or (_env_proxy(request.url) if self.options.trust_env else None),
+        )
 
     async def _start(self) -> ClientSession:
         if self._is_closed:
@@ -416,10 +419,13 @@ class HTTPClient:
         Raises:
             CallError: UNAVAILABLE or PROTOCOL_ERROR.
         """
-        self._reading[response] = asyncio.get_running_loop()
+        content = response.content
         try:
+            if content.is_eof():  # and buffered, as most small bodies are
+                return content.read_nowait()
+            self._reading[response] = asyncio.get_running_loop()
             # Not `read`, which decompresses without a limit; `readany` decompresses one chunk at a time.
-            return await response.content.readany()
+            return await content.readany()
         except _FOREIGN as error:
             raise self._failure(error, str(response.url)) from None
         finally:

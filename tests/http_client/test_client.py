@@ -594,6 +594,25 @@ async def test_headers_are_bounded_all_together(server: EchoServer, client: HTTP
 
 
 @requirement("openapi.broken-answers")
+async def test_headers_that_arrive_in_pieces_are_bounded_before_they_end(
+    server: EchoServer, client: HTTPClient
+) -> None:
+    async def endless(exchange: Exchange) -> None:
+        await exchange.send(b"HTTP/1.1 103 Early Hints\r\n")
+        for _ in range(100):
+            await exchange.send(b"X: " + b"x" * 10_000 + b"\r\n")
+
+    server.on("/endless", endless)
+    lines = "".join(f"X-{number}: {'x' * 50_000}\r\n" for number in range(5))
+    server.on("/large", f"HTTP/1.1 200 OK\r\nContent-Length: 60000\r\n{lines}\r\n{'x' * 60_000}".encode())
+    async with asyncio.timeout(5):
+        failed = await failure(client.open(request(f"{server.url}/endless")))
+        await server.connections(0)
+        assert await fetch(client, request(f"{server.url}/large")) == b"x" * 60_000
+    assert (failed.code, "262,144 bytes of headers" in failed.message) == (ErrorCode.PROTOCOL_ERROR, True)
+
+
+@requirement("openapi.broken-answers")
 async def test_interim_responses_before_a_response_are_bounded(server: EchoServer, client: HTTPClient) -> None:
     interim = b"HTTP/1.1 100 \r\n\r\n"
     server.on("/some", interim * 1_000 + answer(200, b"x" * 100_000))

@@ -3,7 +3,7 @@
 import json
 from pathlib import Path
 from typing import Any
-from urllib.parse import parse_qsl, unquote
+from urllib.parse import parse_qsl, quote, unquote
 
 import pytest
 from hypothesis import given
@@ -93,6 +93,12 @@ def test_every_style_writes_every_kind_of_value(
     location: str, style: Style, explode: bool, value: Any, text: str
 ) -> None:
     assert written(location, "size", style, explode, value) == text
+
+
+@requirement("openapi.values")
+@given(st.text(st.characters(max_codepoint=255), max_size=60) | st.text("a b%;,/+~", max_size=60))
+def test_texts_of_every_length_are_percent_encoded_as_the_standard_library_does(text: str) -> None:
+    assert encode(text) == quote(text, safe="")
 
 
 @requirement("openapi.values")

@@ -254,7 +254,7 @@ class _BodyBuilder:
         else:  # the properties are among the parameters
             given = as_dict(input)
             value = {name: given[name] for name in body.properties if name in given}
-            if body.open:
+            if body.open and len(value) < len(given):
                 extras = given.keys() - value.keys() - self._parameters
                 value |= {name: each for name, each in given.items() if name in extras}
             value = value if value or body.required else MISSING

@@ -58,13 +58,25 @@ T = TypeVar("T")
 _DELIMITERS = {"spaceDelimited": " ", "pipeDelimited": "|", "tabDelimited": "\t"}
 _LONE_PERCENT = re.compile(r"%(?![0-9A-Fa-f]{2})")
 _EXACT = 2**53  # above this, not every integer is a float
-_ENCODED = {code: quote(chr(code), safe="") for code in range(128)}  # twice as fast as `quote` itself
+_ENCODED = {code: quote(chr(code), safe="") for code in range(128)}
+_RESERVED = re.compile(r"[^A-Za-z0-9_.~%-]")
+_SHORT = 24  # characters
 _json = msgspec.json.Encoder()
 
 
 def encode(text: str) -> str:
     """Percent-encode everything except RFC 3986's unreserved characters."""
-    return text.translate(_ENCODED) if text.isascii() else quote(text, safe="")
+    if not text.isascii():
+        return quote(text, safe="")
+    if text.isalnum():
+        return text
+    if len(text) < _SHORT:
+        return text.translate(_ENCODED)  # twice as fast as `quote`
+    # `translate` takes 40 ns for each character after the first encoded one: a sentence has few different ones.
+    text = text.replace("%", "%25").replace(" ", "%20")
+    for each in set(_RESERVED.findall(text)):
+        text = text.replace(each, _ENCODED[ord(each)])
+    return text
 
 
 def encode_reserved_in_query(text: str) -> str:
