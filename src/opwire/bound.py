@@ -175,12 +175,15 @@ class SourceOperation(BoundOperation):
         return SourceOperation(self._inner.under(spec, pipeline))
 
     async def _run(self, arguments: Any, context: Context) -> Any:
-        return await self._inner.pipeline.finished(await cast("Run", self._inner.run)(arguments, context))
+        run, pipeline = cast("Run", self._inner.run), self._inner.pipeline
+        result = await run(arguments, context)
+        return await pipeline.envelope_in_thread(result) if pipeline.is_slow(result) else pipeline.envelope(result)
 
     async def _open(self, arguments: Any, context: Context) -> AsyncGenerator[Any]:
+        pipeline = self._inner.pipeline
         async with aclosing(cast("Open", self._inner.open)(arguments, context)) as items:
             async for item in items:
-                yield await self._inner.pipeline.finished(item)
+                yield await pipeline.envelope_in_thread(item) if pipeline.is_slow(item) else pipeline.envelope(item)
 
 
 class ReshapedOperation(BoundOperation):

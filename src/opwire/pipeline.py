@@ -121,29 +121,30 @@ class ResultPipeline:
                 data = self._normalize(data)
         return envelope if data is envelope.data else ResponseEnvelope(data, envelope.meta)
 
-    async def finished(self, result: Any) -> ResponseEnvelope[Any]:
-        """Return the envelope of one result of a peer, as `envelope`, and keep the event loop free meanwhile.
+    def is_slow(self, result: Any) -> bool:
+        """Return whether `envelope` of a result of a peer would block the event loop: use `envelope_in_thread`.
 
-        Where the schema is not compiled yet or the result is large, that is done in a thread: repairs of 600 kB take
-        up to a second, and a schema with a thousand definitions half of one.
+        The schema is not compiled yet, or the result is large: repairs of 600 kB take up to a second, and a schema with
+        a thousand definitions half of one.
         """
         used, value, size = self, result, None
-        finish: Callable[[Any], ResponseEnvelope[Any]] = self.envelope
         if type(result) is ShapedResult:
             used, value, size = self._for(result), result.value, result.size
-            finish = used._normalized if result.is_plain else used.envelope
-        is_off = used.mode == "off"
-        is_compiled = is_off or used.conforms != used._compile_and_test
-        if size is None and is_compiled and not is_off:
-            size = _size_of(value)
-        if is_compiled and (size or 0) <= (_LARGE_UNCHECKED if is_off else _LARGE):
-            return finish(value)
+        if used.mode == "off":
+            return (size or 0) > _LARGE_UNCHECKED
+        if used.conforms == used._compile_and_test:
+            return True
+        return (_size_of(value) if size is None else size) > _LARGE
+
+    async def envelope_in_thread(self, result: Any) -> ResponseEnvelope[Any]:
+        """Return the envelope of one result, as `envelope`, and keep the event loop free meanwhile."""
 
         def normalized() -> ResponseEnvelope[Any]:
-            if not is_compiled:
+            used = self._for(result) if type(result) is ShapedResult else self
+            if used.mode != "off":
                 with _compiling:
                     used._compile()
-            return finish(value)
+            return self.envelope(result)
 
         return await asyncio.to_thread(normalized)
 

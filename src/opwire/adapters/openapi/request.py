@@ -174,7 +174,8 @@ class _RequestBuilder:
         self._body = None if plan.body is None else _BodyBuilder(plan.body, plan.parameters)
 
     def build(self, input: Any) -> HTTPRequest:
-        url, texts = self._fixed_url, dict[str, str]()
+        url = self._fixed_url
+        texts: dict[str, str] = {}  # `dict[str, str]()` takes 0.5 µs
         if self._variables:
             texts = {parameter.name: text for parameter, text in self._written(self._variables, input)}
             try:
