@@ -2,7 +2,6 @@
 
 import json
 import logging
-import re
 import sys
 import unicodedata
 from typing import Any
@@ -67,38 +66,9 @@ def test_one_line_is_the_first_that_says_something() -> None:
 
 
 @requirement("cli.plain")
-def test_a_table_in_a_pipe_is_lines_with_tabs(capsys: pytest.CaptureFixture[str]) -> None:
-    Screen().table(("id", ""), [("math.add", "Add.\nTwo."), ("x.y", "a\tb\x1b")])
+def test_rows_are_lines_with_tabs(capsys: pytest.CaptureFixture[str]) -> None:
+    Screen().rows([("math.add", "Add.\nTwo."), ("x.y", "a\tb\x1b")])
     assert capsys.readouterr().out == "math.add\tAdd.\nx.y\ta\tb\\x1b\n"
-
-
-@requirement("cli.plain")
-def test_a_table_on_a_terminal_is_drawn_and_its_text_is_not_markup(
-    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
-    pretend_terminal(monkeypatch)
-    Screen().table(("id", ""), [("math.add", "[red]Add[/red]")])
-    drawn = capsys.readouterr().out
-    assert "[red]Add[/red]" in drawn
-    assert "\x1b[" in drawn
-
-
-@requirement("cli.ls", "cli.plain")
-def test_a_narrow_table_truncates_the_last_column_and_never_the_first(
-    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
-    pretend_terminal(monkeypatch)
-    monkeypatch.setenv("COLUMNS", "80")
-    monkeypatch.setenv("NO_COLOR", "1")
-    ids = [f"github.{'x' * 40}", f"github.{'y' * 90}"]
-    Screen().table(("operation", "type", ""), [(id, "query", "A description of many words. " * 5) for id in ids])
-    lines = [re.sub(r"\x1b\[\d*m", "", line) for line in capsys.readouterr().out.splitlines()]
-    assert [line.split()[0] for line in lines] == ["operation", *ids]
-    assert lines[2].endswith("query")
-    ids[1] = "x.y"
-    Screen().table(("operation", "type", ""), [(id, "query", "A description of many words. " * 5) for id in ids])
-    lines = capsys.readouterr().out.splitlines()
-    assert [len(line.rstrip("… ")) <= 80 and "query  A desc" in line for line in lines[1:]] == [True, True]
 
 
 @requirement("cli.plain")

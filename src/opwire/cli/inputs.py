@@ -211,8 +211,7 @@ def _assign(given: dict[str, Any], field: SchemaField, key: str, sign: str, text
     steps[-1] = steps[-1].removesuffix("[]") if appends else steps[-1]
     parent: Any = given
     for step, following in pairwise(steps):
-        is_list = isinstance(parent, list)
-        field = field.items if is_list else field.field(step)
+        field = field.items if isinstance(parent, list) else field.field(step)
         is_index = following.isdecimal() and following.isascii() and following not in field.fields
         empty: Any = [] if is_index and field.kinds in ([], ["array"]) else {}
         inner = _entry(parent, step, key)

@@ -165,24 +165,26 @@ def result_options(function: Callable[..., Any]) -> Callable[..., Any]:
 
 def source_options(function: F) -> F:
     """Add the options that name sources to call; the command receives `sources`."""
-    return _with_sources(function, {**_SOURCES, **_REMOTE})
+    return grouped_options(function, "sources", Sources, {**_SOURCES, **_REMOTE})
 
 
 def served_source_options(function: F) -> F:
     """Add the options that name sources to serve; the command receives `sources`."""
-    return _with_sources(function, _SOURCES)
+    return grouped_options(function, "sources", Sources, _SOURCES)
 
 
 def observed_source_options(function: F) -> F:
     """Add the options that name a hub, a broker or an HTTP API; the command receives `sources`."""
-    return _with_sources(function, {"config": _SOURCES["config"], **_REMOTE})
+    return grouped_options(function, "sources", Sources, {"config": _SOURCES["config"], **_REMOTE})
 
 
-def _with_sources(function: Any, options: dict[str, Callable[[Any], Any]]) -> Any:
+def grouped_options(function: Any, name: str, kind: type, options: dict[str, Callable[[Any], Any]]) -> Any:
+    """Add options, which the command receives as the fields of one argument of this name."""
+
     @functools.wraps(function)
     def wrapped(*positional: Any, **arguments: Any) -> Any:
-        named = {name: arguments.pop(name) for name in options}
-        return function(*positional, sources=Sources(**named), **arguments)
+        fields = {each: arguments.pop(each) for each in options}
+        return function(*positional, **{name: kind(**fields)}, **arguments)
 
     decorated: Any = wrapped
     for option in reversed(options.values()):

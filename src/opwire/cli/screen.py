@@ -28,7 +28,7 @@ import click
 import msgspec
 from msgspec import UnsetType
 
-from opwire.cli.text import cells, cut, padded, wrapped
+from opwire.cli.text import cells, wrapped
 from opwire.envelope import MCPContentBlock, MCPResponseMeta, ResponseEnvelope, encode_envelope
 from opwire.errors import CallError, OpwireError
 from opwire.logs import JSONFormatter, traceback_of
@@ -134,22 +134,10 @@ class Screen:
         """Print a value as JSON on one line, for streams of values."""
         click.echo(json_text(value, indent=False))
 
-    def table(self, columns: Sequence[str], rows: Iterable[Sequence[str]]) -> None:
-        """Print rows as a table on a terminal, otherwise as lines separated by tabs.
-
-        On a terminal the last column is cut to the width; the others never are.
-        """
-        lines = [[one_line(text) for text in row] for row in rows]
-        if not self.is_terminal:
-            for line in lines:
-                click.echo("\t".join(line))
-            return
-        widths = [max(map(cells, column)) for column in zip(columns, *lines, strict=True)]
-        for number, line in enumerate([list(columns), *lines]):
-            *first, last = line
-            start = "".join(padded(text, width + 2) for text, width in zip(first, widths, strict=False))
-            shown = f"{start}{cut(last, self.width - cells(start))}".rstrip()
-            click.secho(shown, bold=number == 0, color=_has_colour(sys.stdout))
+    def rows(self, rows: Iterable[Sequence[str]]) -> None:
+        """Print rows as lines, with tabs between their columns."""
+        for row in rows:
+            click.echo("\t".join(map(one_line, row)))
 
     def lines(self, lines: Iterable[Line]) -> None:
         """Print lines, with their styles on a terminal."""
@@ -270,8 +258,7 @@ class _LogHandler(logging.Handler):
         clock = time.strftime("%H:%M:%S", time.localtime(record.created))
         is_error, is_warning = record.levelno >= logging.ERROR, record.levelno >= logging.WARNING
         kind = "error: " if is_error else "warning: " if is_warning else ""
-        line = f"{clock} {kind}{harmless(text)}"
-        _print_error(line, fg="red" if is_error else "yellow" if is_warning else None)
+        _print_error(f"{clock} {kind}{harmless(text)}", fg="red" if is_error else "yellow" if is_warning else None)
         if found is not None:
             screen.note(found)
 

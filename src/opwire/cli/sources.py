@@ -87,8 +87,7 @@ def known_operations(
     """Return what is completed of operations; `before` has the fields of those that are not parsed yet."""
     return {
         spec.id: KnownOperation(
-            spec.type.value,
-            before.get(spec.id, _UNKNOWN).fields if spec.input_schema.is_deferred else _fields(spec),
+            spec.type.value, before.get(spec.id, _UNKNOWN).fields if spec.input_schema.is_deferred else _fields(spec)
         )
         for spec in specs
     }
@@ -96,8 +95,7 @@ def known_operations(
 
 def cache_fields(key: str, spec: OperationSpec) -> None:
     """Cache the fields of one operation."""
-    known = cached_ids(key) or {}
-    _write_cache(key, {**known, spec.id: KnownOperation(spec.type.value, _fields(spec))})
+    _write_cache(key, {**(cached_ids(key) or {}), spec.id: KnownOperation(spec.type.value, _fields(spec))})
 
 
 def cached_ids(key: str) -> dict[str, KnownOperation] | None:
@@ -308,10 +306,7 @@ class Sources(NamedTuple):
             if self.url is not None:
                 from opwire.client.client import Client
 
-                if source or self.config or self.python or self.mcp or self.openapi:
-                    raise click.UsageError(
-                        "--url cannot be combined with other sources: its operations are loaded remotely"
-                    )
+                self.check_only_url(source)
                 client = Client(complete_url(self.url), **self.connection_options(self.url))
                 with self.token_hint():
                     await stack.enter_async_context(client)
@@ -333,6 +328,15 @@ class Sources(NamedTuple):
             if selected is config:
                 cache_ids(self.key, loaded.specs.values())
             yield loaded
+
+    def check_only_url(self, source: str | None = None) -> None:
+        """Check that no option names a source beside the URL.
+
+        Raises:
+            click.UsageError: one does.
+        """
+        if source or self.config or self.python or self.mcp or self.openapi:
+            raise click.UsageError("--url cannot be combined with other sources: its operations are loaded remotely")
 
     def load(self, screen: Screen, *, source: str | None = None) -> LoadedOperations:
         """Load the sources as `open` does and close them again, for commands that call no operation."""
@@ -383,9 +387,8 @@ class Sources(NamedTuple):
 
 def token_hint(variable: str) -> AbstractContextManager[None]:
     """Say in an error by which variable to authenticate."""
-    return unauthenticated_hint(
-        f"set {variable} to the token of the server: `opwire serve` and `opwire hub` print theirs"
-    )
+    origin = "`opwire serve` and `opwire hub` print theirs"
+    return unauthenticated_hint(f"set {variable} to the token of the server: {origin}")
 
 
 @contextlib.contextmanager
@@ -420,15 +423,15 @@ async def opened(config: Config, screen: Screen, *, quiet: bool = False) -> Asyn
             try:
                 running = await stack.enter_async_context(open_config(config, on_event=progress.event))
             except ConfigError as error:
+                cause = error.__cause__
+                if config.file is not None or not isinstance(cause, OpwireError):
+                    raise
                 # Without a file, "required" and the key of a source mean nothing to the user: raise the cause.
-                if config.file is None and isinstance(error.__cause__, ConfigError):
-                    raise ConfigError(source_message(config, error.__cause__)) from error.__cause__
-                if config.file is None and isinstance(error.__cause__, OpwireError):
-                    cause = error.__cause__
-                    if isinstance(cause, CallError) and cause.code is ErrorCode.VALIDATION_ERROR:
-                        raise ConfigError(f"--openapi: {cause.message}") from cause  # the document, not an input
-                    raise cause from None
-                raise
+                if isinstance(cause, ConfigError):
+                    raise ConfigError(source_message(config, cause)) from cause
+                if isinstance(cause, CallError) and cause.code is ErrorCode.VALIDATION_ERROR:
+                    raise ConfigError(f"--openapi: {cause.message}") from cause  # the document, not an input
+                raise cause from None
         for name, ids in ({} if quiet else running.duplicates).items():
             shown = ", ".join(ids[:_SHOWN_IDS]) + (", …" if len(ids) > _SHOWN_IDS else "")
             skipped = f"{counted(len(ids), 'operation')} skipped, since an earlier source has the same ids: {shown}"
@@ -522,10 +525,8 @@ def check_variables(config: Config, *tables: Any) -> None:
 
 def _mcp_source(target: str) -> Any:
     if target in ("stdio", "http"):
-        message = (
-            f"--mcp names a source, an MCP server; to serve as MCP over {target} use: opwire serve --as mcp-{target}"
-        )
-        raise click.UsageError(message)
+        advice = f"to serve as MCP over {target} use: opwire serve --as mcp-{target}"
+        raise click.UsageError(f"--mcp names a source, an MCP server; {advice}")
     if "://" in target and " " not in target:
         return ServerSource(url=EnvText(target), required=True)
     if target.endswith(".json") and Path(target).is_file():

@@ -73,8 +73,7 @@ def call_command(
       '{"count": 5}'   the whole input: JSON, @input.json, or - for standard input
     """
     if dry_run or curl:
-        request = run(_call(screen, **arguments, preview=True, reveal=show_credentials))
-        show_request(request, screen, curl=curl)
+        show_request(run(_call(screen, **arguments, preview=True, reveal=show_credentials)), screen, curl=curl)
         return exit_codes.OK
     envelope = run(_call(screen, **arguments))
     if output is None:
@@ -108,9 +107,8 @@ async def _call(
         input = _input(spec, words, screen, no_input=no_input)
         if preview:
             if not isinstance(loaded.target, OperationRegistry):
-                raise click.UsageError(
-                    "--dry-run needs the source of the operation: use it where the source is, not --url"
-                )
+                message = "--dry-run needs the source of the operation: use it where the source is, not --url"
+                raise click.UsageError(message)
             return await loaded.target.preview(operation_id, input, reveal=reveal)
         async with loaded.client() as client:
             with Spinner(operation_id) as spinner:
@@ -120,10 +118,8 @@ async def _call(
                     on_question=TerminalAnswers(spinner, operation_id) if can_ask else None,
                 )
                 # A person takes longer to answer than a call.
-                seconds = timeout or spec.timeout or (CALL_TIMEOUT if can_ask else None)
-                return await client.call_envelope(
-                    operation_id, input, timeout=seconds, context=context, version=version
-                )
+                limit = timeout or spec.timeout or (CALL_TIMEOUT if can_ask else None)
+                return await client.call_envelope(operation_id, input, timeout=limit, context=context, version=version)
 
 
 def show_request(request: PreparedRequest, screen: Screen, *, curl: bool) -> None:
@@ -140,8 +136,7 @@ def show_request(request: PreparedRequest, screen: Screen, *, curl: bool) -> Non
             lines += ["", f"[{len(request.body):,} bytes of binary data]" if body is None else body]
         screen.line(curl_command(request) if curl else "\n".join(lines))
     else:
-        target = f"to the MCP server {request.url}" if request.url else "a local function: nothing would be sent"
-        screen.note(target)
+        screen.note(f"to the MCP server {request.url}" if request.url else "a local function: nothing would be sent")
         screen.line(json_text(msgspec.Raw(request.body or b"null"), indent=True))
     if any("***" in value for value in (request.url, *dict(request.headers).values())):
         screen.note("credentials are shown as ***; --show-credentials prints them")

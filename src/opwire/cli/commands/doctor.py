@@ -19,14 +19,7 @@ from msgspec.structs import replace
 
 from opwire import __version__
 from opwire.cli import exit_codes
-from opwire.cli.options import (
-    BROKER_OPTIONS,
-    NumberRange,
-    json_option,
-    shared_options,
-    source_options,
-    token_option,
-)
+from opwire.cli.options import BROKER_OPTIONS, NumberRange, json_option, shared_options, source_options, token_option
 from opwire.cli.screen import Screen, one_line
 from opwire.cli.sources import Sources, opened, source_message
 from opwire.cli.text import cut
@@ -216,16 +209,13 @@ def conformance_command(
     if listen:
         if not url.startswith("ws://"):
             raise click.UsageError("--listen takes ws://host:port")
-
-        def listening_at(address: str) -> None:
-            screen.note(f"listening at {address}")
-
-        report = asyncio.run(
-            check_connecting_peer(url, listening_at=listening_at, wait=wait, timeout=timeout, only=only)
+        checking = check_connecting_peer(
+            url, listening_at=lambda at: screen.note(f"listening at {at}"), wait=wait, timeout=timeout, only=only
         )
     else:
         options = Sources(token_env=token_env, prefix=prefix).connection_options(url)
-        report = asyncio.run(check_peer(url, timeout=timeout, only=only, **options))
+        checking = check_peer(url, timeout=timeout, only=only, **options)
+    report = asyncio.run(checking)
     code = exit_codes.ERROR_RESULT if report.broken else exit_codes.OK
     if screen.as_json:
         screen.json(to_builtins(report.results))

@@ -135,9 +135,8 @@ def install_command(
         screen.note(f"{name} is in {path}{kept}")
         screen.note(f"next: {program.next_step}")
     if missing:
-        screen.warning(
-            f'{program.title} does not pass on {", ".join(missing)}: write the values into "env" of the entry'
-        )
+        names = ", ".join(missing)
+        screen.warning(f'{program.title} does not pass on {names}: write the values into "env" of the entry')
 
 
 def server_entry(sources: Sources, program: ClientProgram) -> tuple[dict[str, Any], list[str]]:
@@ -263,10 +262,9 @@ def _parse(text: str) -> dict[str, Any]:
     try:
         content = json.loads(text, object_pairs_hook=unique)
     except (ValueError, RecursionError) as error:
-        reason = (
-            "it has comments or trailing commas, which would be lost" if re.search(r"//|/\*|,\s*[}\]]", text) else ""
-        )
-        raise UneditableFileError(reason or f"not JSON: {error}") from error
+        is_extended = re.search(r"//|/\*|,\s*[}\]]", text)
+        reason = "it has comments or trailing commas, which would be lost" if is_extended else f"not JSON: {error}"
+        raise UneditableFileError(reason) from error
     if not isinstance(content, dict):
         raise UneditableFileError("not a JSON object")
     return cast("dict[str, Any]", content)

@@ -80,7 +80,7 @@ def ls_command(
         screen.pages(lines) if pager else screen.lines(lines)
     else:
         rows = [(spec.id, spec.type.value, summary(spec.title or spec.description)) for spec in chosen]
-        screen.table((), rows if costs is None else [(*row[:2], str(costs[row[0]]), row[2]) for row in rows])
+        screen.rows(rows if costs is None else [(*row[:2], str(costs[row[0]]), row[2]) for row in rows])
     if not chosen and namespace is not None:
         screen.note(unknown_namespace(namespace, specs))
     elif not chosen and specs:
@@ -136,9 +136,7 @@ def listing_lines(specs: Sequence[OperationSpec], width: int, costs: dict[str, i
     lines: list[Line] = []
     for namespace, group in groups.items():
         lines += [Line()] if lines else []
-        lines.append(
-            Line(((namespace, "bold"), (f"  {_total(group, costs and {s.id: costs[s.id] for s in group})}", "dim")))
-        )
+        lines.append(Line(((namespace, "bold"), (f"  {_total(group, costs)}", "dim"))))
         room = min(width - types - 6 - (9 if costs else 0) - _MIN_DESCRIPTION, width // 2)
         column = min(max(cells(spec.id) for spec in group), max(room, 0))
         for spec in group:

@@ -27,7 +27,7 @@ from opwire.cli.screen import Screen, one_line, open_browser, rich_console
 from opwire.cli.sources import Sources, check_variables, complete_url, served_tables
 from opwire.cli.text import cells, cut, padded
 from opwire.errors import CallError, ErrorCode, needs_extra
-from opwire.monitor import OUTCOMES
+from opwire.monitor import OUTCOMES, Statistics
 from opwire.names import counted
 
 if TYPE_CHECKING:
@@ -39,6 +39,7 @@ _MAX_NAME = 16
 _LEAST_NAME = 8  # spoke-01 and spoke-02 are not the same
 _MAX_BUSIEST = 10
 _MIN_WIDTH = 40
+_NOTHING = Statistics()  # of an operation without calls
 _WORDS = ("ID", "NAME", "KIND", "STATUS", "VERSION")  # columns that are not figures
 _OPTIONAL = ("VERSION", "UP", "KIND", "OPS", "OPEN", "ID")  # columns that a narrow terminal leaves out, in this order
 
@@ -91,23 +92,18 @@ class Sample(NamedTuple):
 
     def busiest(self) -> "list[tuple[OperationStatistics, float, float]]":
         """Return the operations with calls since the sample before: calls per second, and milliseconds per call."""
-        before = {(server, each.id): each for server, found in self.before.items() for each in found.busiest}
-        sums: dict[str, list[float]] = {}
-        found: dict[str, OperationStatistics] = {}
+        sums: dict[str, tuple[OperationStatistics, int, float]] = {}
         for server in self.servers:
+            if server.id not in self.before:
+                continue
+            before = {each.id: each for each in self.before[server.id].busiest}
             for each in server.busiest:
-                old = before.get((server.id, each.id))
-                if server.id not in self.before:
-                    continue
-                calls = each.calls - (0 if old is None else old.calls)
-                seconds = each.seconds - (0.0 if old is None else old.seconds)
-                if calls > 0:
-                    total = sums.setdefault(each.id, [0.0, 0.0])
-                    total[0] += calls
-                    total[1] += seconds
-                    found[each.id] = each
-        ranked = sorted(sums.items(), key=lambda entry: -entry[1][0])[:_MAX_BUSIEST]
-        return [(found[id], calls / self.seconds, 1000 * spent / calls) for id, (calls, spent) in ranked]
+                old = before.get(each.id, _NOTHING)
+                if (calls := each.calls - old.calls) > 0:
+                    _, known, spent = sums.get(each.id, (each, 0, 0.0))
+                    sums[each.id] = each, known + calls, spent + each.seconds - old.seconds
+        ranked = sorted(sums.values(), key=lambda entry: -entry[1])[:_MAX_BUSIEST]
+        return [(each, calls / self.seconds, 1000 * spent / calls) for each, calls, spent in ranked]
 
     def data(self) -> list[dict[str, Any]]:
         """Return the servers as JSON data, with their rates."""
@@ -438,19 +434,18 @@ def figure(number: float) -> str:
     """Return a figure in at most six characters: 0, 3.2, 812, 12.4k, 3.1M."""
     if number < 10 and number != int(number):
         return f"{number:.1f}"
-    for limit, unit in ((1e4, ""), (1e7, "k"), (1e10, "M")):
-        if number < limit:
-            scaled = number / {"": 1, "k": 1e3, "M": 1e6}[unit]
+    for scale, unit in ((1, ""), (1e3, "k"), (1e6, "M")):
+        if number < 1e4 * scale:
+            scaled = number / scale
             return f"{scaled:.0f}{unit}" if scaled >= 100 or not unit else f"{scaled:.1f}{unit}"
     return f"{number / 1e9:.0f}G"
 
 
 def bytes_text(size: int) -> str:
     """Return a size in the largest unit that it fills: 12 B, 12 kB, 12 MB."""
-    for limit, unit in ((1_000, " B"), (1_000_000, " kB")):
-        if size < limit:
-            return f"{size // (1 if unit == ' B' else 1_000)}{unit}"
-    return f"{size // 1_000_000} MB"
+    if size < 1_000:
+        return f"{size} B"
+    return f"{size // 1_000} kB" if size < 1_000_000 else f"{size // 1_000_000} MB"
 
 
 def milliseconds_text(ms: float) -> str:
@@ -511,8 +506,7 @@ async def _serve_remote(
     screen: Screen, sources: Sources, url: str, port: int, on_link: Callable[[str], object]
 ) -> None:
     """Serve the page of a server elsewhere. Only the link signs in, since the tokens of that server are not known."""
-    if sources.config or sources.python or sources.mcp or sources.openapi:
-        raise click.UsageError("--url cannot be combined with other sources: its operations are loaded remotely")
+    sources.check_only_url()
     if screen.log_format == "json":
         raise click.UsageError("use --log-format text: only the link signs in, and it would be in the JSON log")
     from opwire.hub.remote_server import RemoteServer

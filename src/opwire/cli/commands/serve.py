@@ -4,7 +4,6 @@ Every server requires authentication by default: see `with_callers`.
 """
 
 import asyncio
-import functools
 import os
 import secrets
 import sys
@@ -18,7 +17,7 @@ from urllib.parse import urlsplit
 import click
 from msgspec.structs import replace
 
-from opwire.cli.options import BROKER_OPTIONS, log_options, served_source_options, shared_options
+from opwire.cli.options import BROKER_OPTIONS, grouped_options, log_options, served_source_options, shared_options
 from opwire.cli.screen import Screen
 from opwire.cli.sources import Sources, check_variables, opened, run, served_tables, serving, token_hint
 from opwire.config.reading import load_config
@@ -220,9 +219,8 @@ def serve_command(
         warn_if_exposed(screen, (each.host for each in (config.serve.mcp, config.serve.http) if each), **options)
     check_variables(config, *served_tables(config))
     if reload and config.serve.mcp is not None and config.serve.mcp.transport == "stdio":
-        raise click.UsageError(
-            "--reload restarts the process, which would end an MCP session over stdio: use --as mcp-http"
-        )
+        reason = "--reload restarts the process, which would end an MCP session over stdio"
+        raise click.UsageError(f"{reason}: use --as mcp-http")
     if reload:
         # Python compares source files by second and size, and files are saved more often than that.
         sys.dont_write_bytecode = True
@@ -407,26 +405,13 @@ class BrokerOptions(NamedTuple):
 
 def broker_options(function: Any) -> Any:
     """Add the options that secure the connection to a broker; the command receives `broker`."""
-
-    @functools.wraps(function)
-    def wrapped(*positional: Any, **arguments: Any) -> Any:
-        broker = BrokerOptions(**{name: arguments.pop(name) for name in BrokerOptions._fields})
-        return function(*positional, broker=broker, **arguments)
-
-    decorated: Any = wrapped
-    for option in (
-        click.option(
-            "--authority",
-            type=click.Path(exists=True, dir_okay=False),
-            metavar="FILE",
-            multiple=True,
-            help="Verify callers on a broker by this public key.",
-        ),
-        *reversed(BROKER_OPTIONS.values()),
-        click.option("--name", help="The name that `opwire ps` shows."),
-    ):
-        decorated = option(decorated)
-    return decorated
+    file, help = click.Path(exists=True, dir_okay=False), "Verify callers on a broker by this public key."
+    options = {
+        "name": click.option("--name", help="The name that `opwire ps` shows."),
+        **BROKER_OPTIONS,
+        "authority": click.option("--authority", type=file, metavar="FILE", multiple=True, help=help),
+    }
+    return grouped_options(function, "broker", BrokerOptions, options)
 
 
 @click.command(name="hub")
@@ -466,11 +451,7 @@ async def hub_command(
     if config.hub is not None:
         warn_if_exposed(screen, [urlsplit(config.hub.url.resolve("hub.url")).hostname or ""], is_open=is_open)
 
-    async with (
-        opened(config, screen) as running,
-        hub_of(config, running.registry) as hub,
-        AsyncExitStack() as surfaces,
-    ):
+    async with opened(config, screen) as running, hub_of(config, running.registry) as hub, AsyncExitStack() as surfaces:
         surfaces.enter_context(metrics_at(metrics, screen, hub))
         if console:
             await serve_http(config, running, surfaces, screen, hub.handler.monitor, hub=hub)
@@ -481,12 +462,7 @@ async def hub_command(
 
 
 def chosen_hub(
-    config: Config,
-    url: str | None,
-    *,
-    is_open: bool,
-    broker: BrokerOptions | None = None,
-    cluster: str | None = None,
+    config: Config, url: str | None, *, is_open: bool, broker: BrokerOptions | None = None, cluster: str | None = None
 ) -> Config:
     """Return the configuration with the URLs and the anonymous identity that the options override."""
     hub = config.hub or HubSettings()
@@ -571,9 +547,8 @@ def chosen_spoke(
         token = Secret(f"${{{TOKEN}}}") if url.startswith("ws") and os.environ.get(TOKEN) else None
         spoke = replace(spoke, url=EnvText(url)) if spoke else SpokeSettings(url=EnvText(url), token=token)
     if spoke is None:
-        raise click.UsageError(
-            "missing URL: run `opwire spoke ws://127.0.0.1:8700`, or add [spoke] to the configuration"
-        )
+        advice = "run `opwire spoke ws://127.0.0.1:8700`, or add [spoke] to the configuration"
+        raise click.UsageError(f"missing URL: {advice}")
     if broker is not None:
         spoke = broker.override(spoke)
     if announce:
