@@ -10,7 +10,6 @@ import socket
 import ssl
 import subprocess
 import sys
-import threading
 from collections.abc import AsyncGenerator
 from contextlib import asynccontextmanager
 from pathlib import Path
@@ -24,14 +23,14 @@ from opwire.auth import StaticTokens
 from opwire.errors import UsageError
 from opwire.serve import listener
 from opwire.serve.guard import RequestGuard
-from opwire.serve.listener import listening, run_until_signalled
+from opwire.serve.listener import ListeningApp, listening
 from tests.requirements import requirement
 from tests.servers.certificates import self_signed
 
 TOKEN = "a-token-0123456789"
 
 
-class Slow:
+class Slow(ListeningApp):
     """Responds on command."""
 
     def __init__(self) -> None:
@@ -510,9 +509,7 @@ async def test_an_application_that_does_not_start_is_said_so() -> None:
 
 async def test_outside_the_main_thread_it_runs_without_signals(unused_tcp_port: int) -> None:
     async def run() -> None:
-        running = asyncio.create_task(
-            run_until_signalled(app, "127.0.0.1", unused_tcp_port, on_drain=drained.set, lifespan="off")
-        )
+        running = asyncio.create_task(app.run("127.0.0.1", unused_tcp_port, lifespan="off"))
         async with asyncio.timeout(30), aiohttp.ClientSession() as session:
             while not app.requests:
                 with contextlib.suppress(aiohttp.ClientError, TimeoutError):
@@ -520,9 +517,9 @@ async def test_outside_the_main_thread_it_runs_without_signals(unused_tcp_port: 
         running.cancel()
         await asyncio.wait([running])
 
-    app, drained = Slow(), threading.Event()
+    app = Slow()
     await asyncio.to_thread(asyncio.run, run())
-    assert drained.is_set()
+    assert app.draining.is_set()
 
 
 async def test_an_ipv6_address_is_shown_as_one() -> None:
@@ -558,7 +555,7 @@ async def test_a_signal_drains_and_then_the_runner_returns(number: signal.Signal
     with socket.create_server(("127.0.0.1", 0)) as free:
         port = free.getsockname()[1]
     async with asyncio.timeout(5):
-        running = asyncio.create_task(run_until_signalled(app, "127.0.0.1", port, on_drain=app.drain, lifespan="off"))
+        running = asyncio.create_task(app.run("127.0.0.1", port, lifespan="off"))
         await reached(port)
         os.kill(os.getpid(), number)
         await running
@@ -570,7 +567,7 @@ async def test_a_runner_that_is_cancelled_drains_too() -> None:
     with socket.create_server(("127.0.0.1", 0)) as free:
         port = free.getsockname()[1]
     async with asyncio.timeout(5):
-        running = asyncio.create_task(run_until_signalled(app, "127.0.0.1", port, on_drain=app.drain, lifespan="off"))
+        running = asyncio.create_task(app.run("127.0.0.1", port, lifespan="off"))
         await reached(port)
         running.cancel()
         with pytest.raises(asyncio.CancelledError):

@@ -19,14 +19,7 @@ from urllib.parse import quote, urlsplit
 import msgspec
 from msgspec import Struct
 
-from opwire.auth.tokens import (
-    EXPIRED,
-    WELL_KNOWN_RESOURCE,
-    Authenticator,
-    Grant,
-    ResourceMetadata,
-    grant_ended,
-)
+from opwire.auth.tokens import EXPIRED, WELL_KNOWN_RESOURCE, Authenticator, Grant, ResourceMetadata, grant_ended
 from opwire.bounded import BoundedDict, SharedLimit, Tally
 from opwire.deadlines import Deadlines, resume
 from opwire.errors import CallError, ErrorCode, check_above_zero, check_counts, check_instance, check_list

@@ -66,11 +66,16 @@ class ListenOptions(TypedDict, total=False):
 
 
 class ListeningApp(ABC):
-    """Base of ASGI apps that can listen without a server of the application."""
+    """Base of ASGI apps behind a guard that can listen without a server of the application."""
 
-    @abstractmethod
+    _guarded: App
+
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Serve one request, or follow the server's lifespan."""
+        if scope["type"] == "lifespan":
+            await self.follow_lifespan(receive, send)
+        else:
+            await self._guarded(scope, receive, send)
 
     @abstractmethod
     def drain(self) -> None:
@@ -93,10 +98,14 @@ class ListeningApp(ABC):
     async def run(self, host: str = "127.0.0.1", port: int = 8000, **options: Unpack[ListenOptions]) -> None:
         """Listen until SIGINT or SIGTERM, or until the task is cancelled, then drain; see `listening` for the options.
 
+        A second signal does not drain.
+
         Raises:
             CallError: UNAVAILABLE, if the address cannot be used.
         """
-        await run_until_signalled(self, host, port, on_drain=self.drain, **options)
+        async with self.listening(host, port, **options):
+            with stop_signals() as stop:
+                await stop.wait()
 
     def listening(
         self, host: str = "127.0.0.1", port: int = 0, **options: Unpack[ListenOptions]
@@ -168,24 +177,6 @@ async def listening(
         server.should_exit = True
         await asyncio.wait({running})
         listener.close()
-
-
-async def run_until_signalled(
-    app: App,
-    host: str,
-    port: int,
-    *,
-    on_drain: Callable[[], object] | None = None,
-    **options: Unpack[ListenOptions],
-) -> None:
-    """Listen until SIGINT or SIGTERM, or until the task is cancelled; see `listening`. A second signal does not drain.
-
-    Raises:
-        CallError: UNAVAILABLE, if the address cannot be used.
-    """
-    async with listening(app, host, port, on_drain=on_drain, **options):
-        with stop_signals() as stop:
-            await stop.wait()
 
 
 def _bind(host: str, port: int) -> socket.socket:

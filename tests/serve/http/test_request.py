@@ -40,7 +40,7 @@ def test_a_request_id_is_kept_if_it_is_sane_and_else_made() -> None:
 
 def test_identity_and_expiry_come_from_the_guard() -> None:
     request = request_with()
-    assert (request.identity, request.expires) == (Identity(id="me"), 5.0)
+    assert (request.identity, request.admitted.expires) == (Identity(id="me"), 5.0)
 
 
 @pytest.mark.parametrize(

@@ -113,8 +113,7 @@ def serve_console(
         called = called.source
     called.use(monitor.inner_interceptor())
     monitor.keep_timings()
-    info = ConsoleInfo(title, version, timeout)
-    return ConsoleApp(dispatcher, monitor, info, system or ConsoleSystem(), guard)
+    return ConsoleApp(dispatcher, monitor, ConsoleInfo(title, version, timeout), system or ConsoleSystem(), guard)
 
 
 class ConsoleInfo(NamedTuple):
@@ -168,10 +167,6 @@ class ConsoleApp(ListeningApp):
     def __repr__(self) -> str:
         return f"<ConsoleApp {self._title!r} of {self._registry!r}>"
 
-    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        """Serve one request, or follow the server's lifespan."""
-        await self._guarded(scope, receive, send)
-
     @property
     def revision(self) -> str:
         """The version of the list of operations."""
@@ -191,8 +186,6 @@ class ConsoleApp(ListeningApp):
         self._streams.interrupt(CallError(ErrorCode.UNAVAILABLE, "the server is shutting down", retry_after=1))
 
     async def _handle(self, scope: Scope, receive: Receive, send: Send) -> None:
-        if scope["type"] == "lifespan":
-            return await self.follow_lifespan(receive, send)
         request = Request(scope, scope[ADMITTED])
         try:
             response = await self._response(request)
@@ -288,8 +281,7 @@ class OperationRoutes:
     async def list(self, request: Request) -> Response:
         """Return the operations that the caller may see; the list has an ETag."""
         identity = request.identity
-        key = f"{self.revision} {identity!r}".encode("utf-8", "replace")
-        etag = etag_of(key)
+        etag = etag_of(f"{self.revision} {identity!r}".encode("utf-8", "replace"))
         file = self._listed.get(etag)
         if file is None:
             listed = [
@@ -359,7 +351,7 @@ class OperationRoutes:
 
     async def show_snippets(self, request: Request) -> Response:
         """Return code that calls an operation with an input."""
-        if len(request.body) > _MAX_SNIPPET:
+        if len(request.admitted.body) > _MAX_SNIPPET:
             raise CallError(ErrorCode.PAYLOAD_TOO_LARGE, f"snippets show inputs of at most {_MAX_SNIPPET:,} bytes")
         body = read_body(request, SnippetBody)
         spec = self._dispatcher.find(body.operation_id, request.identity)
@@ -393,7 +385,7 @@ class SessionRoutes:
 
     async def show(self, request: Request) -> Response:
         """Return the identity of the session, and what it may do."""
-        response = self._shown(request, request.identity, request.expires)
+        response = self._shown(request, request.identity, request.admitted.expires)
         if self._sessions.has_ended(request.headers):  # from now on it shows what is public
             self._set_cookie(request, response, "", 0)
         return response

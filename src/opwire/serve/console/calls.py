@@ -182,7 +182,7 @@ class ConsoleCalls:
             request_id=call.request_id,
             identity=identity,
             deadline=None if seconds is None else time.monotonic() + seconds,
-            metadata={**request.metadata, **caller_metadata(request.identity, request.token)},
+            metadata={**request.metadata, **caller_metadata(request.identity, request.admitted.token)},
             on_progress=call.progressed,
             on_question=call.ask,
             on_log=call.logged,

@@ -36,6 +36,10 @@ MAX_PENDING = 50
 _JOURNAL_TIMEOUT = 5.0  # seconds
 
 
+RequestServers = Callable[[], Awaitable[Iterable[ServerStatistics]]]
+"""Requests the figures of other servers."""
+
+
 class SourceStatus(Struct, frozen=True, kw_only=True, omit_defaults=True):
     """A source of operations."""
 
@@ -68,7 +72,7 @@ class ConsoleSystem(Struct, frozen=True, kw_only=True):
     """
 
     sources: SourceCatalog | None = None
-    servers: Callable[[], Awaitable[Iterable[ServerStatistics]]] | None = None
+    servers: RequestServers | None = None
     journal: Journal | None = None
     approvals: "ApprovalQueue | None" = None
 
@@ -76,9 +80,7 @@ class ConsoleSystem(Struct, frozen=True, kw_only=True):
 class KnownServers:
     """This server and those behind it. Servers that are gone are shown for a while."""
 
-    def __init__(
-        self, monitor: CallMonitor, request: Callable[[], Awaitable[Iterable[ServerStatistics]]] | None
-    ) -> None:
+    def __init__(self, monitor: CallMonitor, request: RequestServers | None) -> None:
         self._monitor = monitor
         self._request = request
         self._seen: dict[str, tuple[ServerStatistics, float]] = {}  # with the time of their figures

@@ -227,7 +227,7 @@ class Streams:
 
         try:
             with running:
-                running.interrupt_when(request.ended)
+                running.interrupt_when(request.admitted.ended)
                 await writer.write(b"")  # the headers
                 beating = asyncio.create_task(beat())
                 yield writer

@@ -12,15 +12,7 @@ from starlette.middleware.cors import CORSMiddleware
 from opwire.deadlines import CALL_TIMEOUT, Deadlines, resume
 from opwire.dispatch import Dispatcher, operation_filter
 from opwire.envelope import ResponseEnvelope, ToolErrorPolicy
-from opwire.errors import (
-    CallError,
-    ErrorCode,
-    UsageError,
-    check_above_zero,
-    check_choice,
-    check_known,
-    check_list,
-)
+from opwire.errors import CallError, ErrorCode, UsageError, check_above_zero, check_choice, check_known, check_list
 from opwire.logs import CANCELLED
 from opwire.monitor import CallMonitor
 from opwire.names import suggestion
@@ -31,7 +23,6 @@ from opwire.serve.guard import (
     ADMITTED,
     UPGRADE,
     AdmittedRequest,
-    App,
     GuardOptions,
     Receive,
     RequestGuard,
@@ -149,7 +140,7 @@ class HTTPApp(ListeningApp):
         self._documents = DocumentCache(dispatcher, info)
         if options.cors:
             guard["origins"] = [*guard.get("origins", ()), *options.cors]
-        self._guarded: App = RequestGuard(self._handle, surface="http", **guard)
+        self._guarded = RequestGuard(self._handle, surface="http", **guard)
         if options.cors:
             wildcard = ["*"]
             self._guarded = CORSMiddleware(
@@ -164,15 +155,18 @@ class HTTPApp(ListeningApp):
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Serve one request, or follow the server's lifespan."""
-        if self._options.mounts and scope["type"] == "http":
+        if scope["type"] != "http":
+            await super().__call__(scope, receive, send)
+            return
+        if self._options.mounts:
             root: str = scope.get("root_path", "")
             inner = scope["path"].removeprefix(root)
             for path, app in self._options.mounts.items():
                 if (inner == path or inner.startswith(f"{path}/")) and is_spelled(scope, path):
                     await app({**scope, "root_path": root + path, API_ROOT: root}, receive, send)
                     return
-        is_probe = scope["type"] == "http" and scope["path"].endswith(("/healthz", "/readyz"))
-        if is_probe or (self._options.cors and scope["type"] == "http"):  # answered before the guard
+        is_probe = scope["path"].endswith(("/healthz", "/readyz"))
+        if is_probe or self._options.cors:  # answered before the guard
             send = closing(send) if any(name == UPGRADE for name, _ in scope["headers"]) else send
         if is_probe:
             request = Request(scope, AdmittedRequest.of(scope))
@@ -201,8 +195,6 @@ class HTTPApp(ListeningApp):
             app.drain()
 
     async def _handle(self, scope: Scope, receive: Receive, send: Send) -> None:
-        if scope["type"] == "lifespan":
-            return await self.follow_lifespan(receive, send)
         request = Request(scope, scope[ADMITTED])
         if request.access is not None:
             request.access.request_id = request.request_id
@@ -295,7 +287,7 @@ class HTTPApp(ListeningApp):
             return True
         if self.draining:
             raise _shutting_down()
-        given = WebhookRequest(request.text_headers, request.body)
+        given = WebhookRequest(request.text_headers, request.admitted.body)
         delivery = await receiver.verify(given)
         request.check_json()
         id = id_of(f"/{name}/{webhook}")
@@ -321,8 +313,7 @@ class HTTPApp(ListeningApp):
             return None
         operation_id = id_of(request.path)
         if operation_id is None:
-            message = "operations are at /{namespace}/{name}: see /openapi.json"
-            raise CallError(ErrorCode.OPERATION_NOT_FOUND, message)
+            raise CallError(ErrorCode.OPERATION_NOT_FOUND, "operations are at /{namespace}/{name}: see /openapi.json")
         spec = self._dispatcher.get_spec(operation_id)
         is_plain = request.is_plain and spec is not None and path_of(spec.id) == request.path
         if spec is not None and is_plain and self._dispatcher.is_served(spec):

@@ -35,15 +35,12 @@ NEEDS_TOKEN = "send a token, as `Authorization: Bearer â€¦` or as `X-API-Key: â€
 MAX_SUMMARY = 120
 """Characters of a summary that is taken from a description."""
 
-_VERSIONS: dict[str, OpenAPIVersion] = {
-    given: version for version, full in VERSIONS.items() for given in (version, full)
-}
+_VERSIONS: dict[str, OpenAPIVersion] = {name: short for short, full in VERSIONS.items() for name in (short, full)}
 _MAX_FIELDS = 20
 _UNSAFE = re.compile(r"[^A-Za-z0-9]+")
 _BINARY = {"type": "string", "format": "binary"}
-_RESPONSES = {
-    "Problem": {"description": "The error", "content": {PROBLEM_JSON: {"schema": {"$ref": f"{PREFIX}Problem"}}}}
-}
+_PROBLEM = {"schema": {"$ref": f"{PREFIX}Problem"}}
+_RESPONSES = {"Problem": {"description": "The error", "content": {PROBLEM_JSON: _PROBLEM}}}
 _SCHEMES = {
     "bearer": {"type": "http", "scheme": "bearer"},
     "apiKey": {"type": "apiKey", "in": "header", "name": "x-api-key"},

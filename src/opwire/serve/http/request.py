@@ -57,9 +57,9 @@ class Request:
     """A request; its parts are parsed lazily."""
 
     __slots__ = (
-        "_admitted",
         "_scope",
         "access",
+        "admitted",
         "headers",
         "identity",
         "is_plain",
@@ -72,7 +72,7 @@ class Request:
 
     def __init__(self, scope: Scope, admitted: AdmittedRequest) -> None:
         self._scope = scope
-        self._admitted = admitted
+        self.admitted = admitted
         self.method = admitted.method
         self.root_path: str = scope.get("root_path", "")
         path: str = scope["path"]
@@ -101,20 +101,6 @@ class Request:
     def api_root(self) -> str | None:
         """The root path of the HTTP API beside which the app is mounted."""
         return self._scope.get(API_ROOT)
-
-    @property
-    def token(self) -> str | None:
-        """The verified token of its caller."""
-        return self._admitted.token
-
-    @property
-    def expires(self) -> float | None:
-        """When its token expires (Unix epoch, in seconds)."""
-        return self._admitted.expires
-
-    async def ended(self) -> CallError:
-        """Wait until its caller may not read a stream any longer, and return the reason."""
-        return await self._admitted.ended()
 
     @property
     def wants_envelope(self) -> bool:
@@ -173,7 +159,7 @@ class Request:
         Raises:
             CallError: see `deadline`.
         """
-        token = self._admitted.token
+        token = self.admitted.token
         metadata: Mapping[str, Any] = self.metadata if b"traceparent" in self.headers else {}
         return Context(
             request_id=self.request_id,
@@ -192,17 +178,12 @@ class Request:
             HTTPStatusError: its content type is not JSON.
             CallError: PROTOCOL_ERROR, if it is invalid.
         """
-        body = self._admitted.body
+        body = self.admitted.body
         if not body:
             return UNSET
         if self.headers.get(b"content-type") != b"application/json":
             self.check_json()
         return parse_body(body)
-
-    @property
-    def body(self) -> bytes:
-        """The body, which is complete: the guard has buffered it."""
-        return self._admitted.body
 
     @property
     def text_headers(self) -> dict[str, str]:

@@ -245,7 +245,7 @@ class EventStream:
         beating = asyncio.create_task(self._beat())
         try:
             with running:
-                running.interrupt_when(self._request.ended)
+                running.interrupt_when(self._request.admitted.ended)
                 count = 0
                 try:
                     async for envelope in items:

@@ -8,7 +8,7 @@ from collections.abc import AsyncGenerator, AsyncIterable, Awaitable, Callable, 
 from contextlib import asynccontextmanager
 from http import HTTPStatus
 from math import ceil
-from typing import Any, Unpack, cast
+from typing import Any, Unpack
 from urllib.parse import quote
 
 from opwire.call import LOCAL_IDENTITY
@@ -44,16 +44,7 @@ from opwire.serve.listener import ListeningApp, ListenOptions
 from opwire.serve.mcp.calls import CallLimits, ServedRequest, ServedTools
 from opwire.serve.mcp.clients import MAX_OPEN, RequestStates
 from opwire.serve.mcp.server import ImplementationInfo, RegistryServer
-from opwire.serve.mcp.sessions import (
-    EVENTS,
-    JSON,
-    Sessions,
-    SessionTiming,
-    accepts,
-    challenge,
-    send_error,
-    send_json,
-)
+from opwire.serve.mcp.sessions import EVENTS, JSON, Sessions, SessionTiming, accepts, challenge, send_error, send_json
 from opwire.serve.mcp.stdio import DuplexConnection, serve_files, standard_files
 from opwire.serve.mcp.streams import EventWriter, follow
 from opwire.serve.mcp.tasks import TASK_AFTER, CallTasks, DurableTasks, DurableTaskStore
@@ -199,11 +190,9 @@ class MCPSurface:
         Raises:
             CallError: UNAVAILABLE, if the address cannot be used.
         """
-        given = cast("dict[str, Any]", options)
-        listen = cast(
-            "ListenOptions", {name: given.pop(name) for name in ListenOptions.__annotations__ if name in given}
-        )
-        await self.asgi(**cast("MCPHTTPOptions", given)).run(host, port, **listen)
+        given: Any = options
+        listen: Any = {name: given.pop(name) for name in ListenOptions.__annotations__ if name in given}
+        await self.asgi(**given).run(host, port, **listen)
 
     def asgi(self, **options: Unpack[MCPHTTPOptions]) -> "MCPApp":
         """Return the server as an ASGI app, for any ASGI server or to be mounted into another app.
@@ -242,10 +231,6 @@ class MCPApp(ListeningApp):
         # Separate, so that these cannot displace the others.
         self._anonymous = Sessions(server, timing, max_sessions=max_sessions, max_each=max_sessions, max_calls=calls)
 
-    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        """Serve one request, or follow the server's lifespan."""
-        await self._guarded(scope, receive, send)
-
     def drain(self) -> None:
         """End the streams on which clients listen for changes: they would delay the shutdown."""
         self._server.end_streams()
@@ -266,9 +251,6 @@ class MCPApp(ListeningApp):
             await self.close()
 
     async def _handle(self, scope: Scope, receive: Receive, send: Send) -> None:
-        if scope["type"] == "lifespan":
-            await self.follow_lifespan(receive, send)
-            return
         request: AdmittedRequest = scope[ADMITTED]
         try:
             self._check_path(scope)

@@ -29,16 +29,7 @@ from opwire.logs import CANCELLED, INPUT_REQUIRED, TOOL_ERROR, AccessEntry, begi
 from opwire.logs import logger as access_logger
 from opwire.mcp.messages import RequestId, RPCError, RPCNotification, RPCRequest
 from opwire.mcp.protocol import CONNECTION_META, REQUEST_META, is_reserved_meta
-from opwire.operation import (
-    Context,
-    Identity,
-    Inbound,
-    OperationSpec,
-    OperationType,
-    Progress,
-    check_access,
-    trace_of,
-)
+from opwire.operation import Context, Identity, Inbound, OperationSpec, OperationType, Progress, check_access, trace_of
 from opwire.origin import ITEM_META
 from opwire.questions import Question
 from opwire.serve.mcp.clients import ClientState, RequestStates, StatelessQuestions

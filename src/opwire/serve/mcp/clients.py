@@ -423,9 +423,8 @@ class StatelessQuestions:
             error = unanswerable(question)
             self._missing = (error, question)
             raise error
-        params = {
-            name: value for name, value in question.params.items() if name != "elicitationId"
-        }  # of older revisions
+        # Without the id that older revisions have.
+        params = {name: value for name, value in question.params.items() if name != "elicitationId"}
         question = replace(question, params=params)
         digest = state_digest([question.method, params])
         key = question.key or f"{question.kind}-{digest[:12]}"

@@ -152,8 +152,7 @@ class ResourceCatalogue:
         found = self._function(uri)
         if found is not None:
             spec, values = found
-            given = typed_arguments(spec, values)
-            return await call(spec).read(given, partial(read_result, uri=uri, spec=spec))
+            return await call(spec).read(typed_arguments(spec, values), partial(read_result, uri=uri, spec=spec))
         servers = self._servers("resources/read", uri, request.identity)
         for number, spec in enumerate(servers, 1):
             try:

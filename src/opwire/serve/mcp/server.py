@@ -341,11 +341,8 @@ class RegistryServer:
             raise RPCError(RPCCode.INVALID_PARAMS, f"Unknown tool: {params.name[:100]}{hint}")
         kind, durable = ToolCall, self._served.durable
         if durable is not None and tool.spec.id in durable.operations:
-            timeout = self._served.limits.timeout
-            kind, request.submission = (
-                DurableToolCall,
-                durable.submission(tool.spec, request.identity, request.meta, timeout),
-            )
+            kind, timeout = DurableToolCall, self._served.limits.timeout
+            request.submission = durable.submission(tool.spec, request.identity, request.meta, timeout)
         call = kind(
             spec=tool.spec,
             tool=tool,
@@ -429,14 +426,12 @@ class RegistryServer:
             hint = suggestion(similar_names(params.name, known))
             raise RPCError(RPCCode.INVALID_PARAMS, f"Unknown prompt: {params.name[:100]}{hint}")
         given = typed_arguments(spec, params.arguments or {})
-        call = self._calls(request)(spec)
-        return await call.read(given, partial(prompt_result, spec=spec))
+        return await self._calls(request)(spec).read(given, partial(prompt_result, spec=spec))
 
     async def _complete(self, params: _CompleteParams, request: ServedRequest) -> Result:
         ref, argument = params.ref, params.argument
-        spec = self.prompts.find(ref.name) if ref.type == "ref/prompt" else None
-        if ref.type == "ref/resource":
-            spec = self.resources.completed_by(ref.uri, request.identity)
+        is_prompt = ref.type == "ref/prompt"
+        spec = self.prompts.find(ref.name) if is_prompt else self.resources.completed_by(ref.uri, request.identity)
         if len(argument.value) > _MAX_BEGINNING:
             raise RPCError(RPCCode.INVALID_PARAMS, f"the value has more than {_MAX_BEGINNING:,} characters")
         if spec is None:

@@ -505,9 +505,8 @@ class Sessions:
         header = request.headers.get(_SESSION)
         id = None if header is None else header.decode("latin-1")
         if request.method not in ("GET", "POST", "DELETE"):
-            await send_error(
-                send, 405, RPCCode.INVALID_REQUEST, "Method Not Allowed", [(b"allow", b"GET, POST, DELETE")]
-            )
+            allow = (b"allow", b"GET, POST, DELETE")
+            await send_error(send, 405, RPCCode.INVALID_REQUEST, "Method Not Allowed", [allow])
         elif id is None:
             await self._begin(owner, request, send)
         elif (session := self._by_id.get(id)) is None or session.owner != owner:  # exactly as if it did not exist

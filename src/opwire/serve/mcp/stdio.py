@@ -241,8 +241,10 @@ class LineSplitter:
 class LineFiles(ABC):
     """Both files of a connection. `ended` is set at the end of the input."""
 
-    def __init__(self) -> None:
+    def __init__(self, source: BinaryIO, sink: RawIOBase) -> None:
         self.ended = asyncio.Event()
+        self._source = source
+        self._sink = sink
         self._splitter = LineSplitter(MAX_LINE)
 
     @abstractmethod
@@ -278,9 +280,7 @@ class PipedFiles(LineFiles, asyncio.Protocol):
     """Pipes or sockets on the event loop."""
 
     def __init__(self, source: BinaryIO, sink: RawIOBase) -> None:
-        super().__init__()
-        self._source = source
-        self._sink = sink
+        super().__init__(source, sink)
         self._writable = asyncio.Event()
         self._writable.set()
         self._flushed = asyncio.Event()
@@ -366,9 +366,7 @@ class ThreadedFiles(LineFiles):
     """Any files, with a thread for each."""
 
     def __init__(self, source: BinaryIO, sink: RawIOBase) -> None:
-        super().__init__()
-        self._source = source
-        self._sink = sink
+        super().__init__(source, sink)
         self._loop = asyncio.get_running_loop()
         self._wanted: SimpleQueue[bool] = SimpleQueue()  # True: another chunk
         self._chunks: asyncio.Queue[bytes] = asyncio.Queue()

@@ -234,8 +234,7 @@ class EventLog:
         while self._events and self._events[0].at <= oldest:
             self.forget_oldest()
         if self._events:
-            wait = self._events[0].at - oldest
-            self._timer = asyncio.get_running_loop().call_later(wait, self._expire)
+            self._timer = asyncio.get_running_loop().call_later(self._events[0].at - oldest, self._expire)
 
     def clear(self) -> None:
         """Forget everything, and keep nothing more: the session has ended."""
