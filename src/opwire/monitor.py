@@ -293,16 +293,14 @@ class CallWatcher:
             self._refill()
 
     def _selects(self, record: CallRecord) -> bool:
-        if self._id is not None and not record.request_id.startswith(self._id):
-            return False
-        if self._operation is not None and self._operation.match(record.operation_id) is None:
-            return False
-        if self._caller is not None and record.caller != self._caller:
-            return False
-        if self._filter is not None and not self._filter(record):
-            return False
         wanted = self._outcome
-        return wanted is None or record.outcome == wanted or (wanted == "ERROR" and record.outcome != OK)
+        return (
+            (self._id is None or record.request_id.startswith(self._id))
+            and (self._operation is None or self._operation.match(record.operation_id) is not None)
+            and (self._caller is None or record.caller == self._caller)
+            and (self._filter is None or self._filter(record))
+            and (wanted is None or record.outcome == wanted or (wanted == "ERROR" and record.outcome != OK))
+        )
 
 
 _LazyRecord = tuple[Callable[..., CallRecord], tuple[Any, ...]]  # a function and its arguments
@@ -563,44 +561,42 @@ class CallMonitor:
                 yield record
 
 
-class _Observed:
+class _Observed(Struct):
     """A call of a surface, from its start to its end."""
 
-    def __init__(self, monitor: CallMonitor, spec: OperationSpec, input: Any, context: Context, via: str) -> None:
-        self._monitor = monitor
-        self._is_counted = via != _LOCAL
-        self._spec = spec
-        self._input = input
-        self._context = context
-        self._via = via
-        self._began = 0.0
-        self.items: int | None = None
-        self.result: Any = None
+    monitor: CallMonitor
+    spec: OperationSpec
+    input: Any
+    context: Context
+    via: str
+    began: float = 0.0
+    items: int | None = None
+    result: Any = None
 
     def __enter__(self) -> "_Observed":
-        self._began = time.perf_counter()
-        self._monitor.in_flight += self._is_counted
+        self.began = time.perf_counter()
+        self.monitor.in_flight += self.via != _LOCAL
         return self
 
     def __exit__(self, _: object, error: BaseException | None, __: object) -> None:
-        monitor, request_id = self._monitor, self._context.request_id
-        monitor.in_flight -= self._is_counted
-        seconds, outcome = time.perf_counter() - self._began, outcome_of(self.result, error)
-        (monitor.count if self._is_counted else monitor.time)(self._spec.id, seconds, outcome)
-        if request_id is not None:
-            monitor.show_values(request_id, self._input, self.result if error is None else error)
+        monitor, context, is_counted = self.monitor, self.context, self.via != _LOCAL
+        monitor.in_flight -= is_counted
+        seconds, outcome = time.perf_counter() - self.began, outcome_of(self.result, error)
+        (monitor.count if is_counted else monitor.time)(self.spec.id, seconds, outcome)
+        if context.request_id is not None:
+            monitor.show_values(context.request_id, self.input, self.result if error is None else error)
         if monitor.watched:
             monitor.record(
-                request_id,
-                self._spec.id,
+                context.request_id,
+                self.spec.id,
                 outcome,
                 seconds,
-                self._via,
-                caller=self._context.identity and self._context.identity.id,
-                input_bytes=json_size(self._input),
+                self.via,
+                caller=context.identity and context.identity.id,
+                input_bytes=json_size(self.input),
                 output_bytes=None if self.result is None else json_size(getattr(self.result, "data", self.result)),
                 items=self.items,
-                parent_request_id=self._context.parent_request_id,
+                parent_request_id=context.parent_request_id,
             )
 
 

@@ -194,8 +194,7 @@ class AuditLog(Policy):
             "outputBytes": 0,
         }
         if self._values:
-            is_short = (line["inputBytes"] or 0) <= _MAX_VALUES
-            if not is_short:
+            if (line["inputBytes"] or 0) > _MAX_VALUES:
                 line["input"] = "(too long)"
             elif _encoded_plain(input) is None:  # which must not prevent the line
                 line["input"] = "(no JSON form)"
@@ -536,11 +535,10 @@ class ConcurrencyLimit(Policy):
                 del self._users[key], self._running[key]
 
 
-class _Circuit:
-    def __init__(self) -> None:
-        self.failures = 0
-        self.open_until = 0.0
-        self.is_tried = False
+class _Circuit(Struct):
+    failures: int = 0
+    open_until: float = 0.0
+    is_tried: bool = False
 
 
 class CircuitBreaker(Policy):

@@ -18,16 +18,7 @@ from operator import mul
 from typing import NamedTuple
 
 from opwire.operation import OperationSpec, OperationType
-from opwire.search_words import (
-    DETERMINERS,
-    PARTICLES,
-    STOP_WORDS,
-    misspellings,
-    plain_text,
-    stem,
-    thesaurus,
-    words,
-)
+from opwire.search_words import DETERMINERS, PARTICLES, STOP_WORDS, misspellings, plain_text, stem, thesaurus, words
 
 logger = logging.getLogger("opwire.search")
 

@@ -7,10 +7,8 @@ request in plain words, as far as its caller may see them, and calls them by id:
 interceptors of the registry apply as to any call.
 """
 
-import asyncio
 import re
 from collections.abc import Callable, Iterable
-from contextlib import aclosing, suppress
 from functools import partial
 from itertools import islice
 from typing import Annotated, Any, cast
@@ -24,7 +22,7 @@ from opwire.names import UniqueNames
 from opwire.operation import AccessControl, Context, OperationSpec, OperationType
 from opwire.registry import OperationRegistry, RegistryView
 from opwire.reshape import MORE
-from opwire.tools import ToolSchema, input_schema
+from opwire.tools import ToolSchema, collect_items, input_schema
 from opwire.typed.plain import as_dict
 from opwire.view import Pattern
 
@@ -82,8 +80,7 @@ def search_mode(
     """
     if token_budget is not None and fits_budget(registry.list(), token_budget):
         return registry
-    pins = [*pinned]
-    mode = registry.view(include=pins or [nothing])
+    mode = registry.view(include=[*pinned] or [nothing])
     ToolSearch(registry).register(mode, namespace)
     return mode
 
@@ -191,14 +188,8 @@ class ToolSearch:
         try:
             if spec.type is not OperationType.SUBSCRIPTION:
                 return await self._dispatcher.execute(spec, given, context)
-            items: list[Any] = []
             stream = self._dispatcher.subscribe(spec, given, context)
-            with suppress(TimeoutError):
-                async with asyncio.timeout(_MAX_SECONDS), aclosing(stream):
-                    async for envelope in stream:
-                        items.append(envelope.data)
-                        if len(items) >= _MAX_ITEMS:
-                            break
+            items, _ = await collect_items(stream, _MAX_ITEMS, _MAX_SECONDS)
             return items
         except CallError as error:
             if error.code is not ErrorCode.VALIDATION_ERROR or "problems" not in as_dict(error.details):

@@ -87,8 +87,7 @@ class SyncClient:
         with self._lock:
             if self._client is None:
                 # Holds no reference to this object, so that it can be garbage-collected.
-                opening = partial(_open, self._target, self._options, self._interceptors, self._removers)
-                thread = _LoopThread(opening)
+                thread = _LoopThread(partial(_open, self._target, self._options, self._interceptors, self._removers))
                 try:
                     self._client = thread.opened.result()
                 except BaseException:
@@ -290,9 +289,8 @@ class _LoopThread:
             raise _closed()
         if threading.current_thread() is self._thread:
             call.close()
-            raise UsageError(
-                "a handler in the event loop of a SyncClient cannot wait for it: await `context.env` instead"
-            )
+            reason = "a handler in the event loop of a SyncClient cannot wait for it"
+            raise UsageError(f"{reason}: await `context.env` instead")
         pending = _ThreadCall(call)
         try:
             with self._lock:
@@ -312,14 +310,12 @@ class _LoopThread:
     def _run(self, opening: Callable[[AsyncExitStack], Awaitable[Client]], running: threading.Event) -> None:
         try:
             asyncio.run(self._main(opening, running))  # cancels the remaining tasks and closes generators at its end
-        except RuntimeError as error:
+        except BaseException as error:
             # Since Python 3.12 no thread starts at exit, and the last step of asyncio.run needs one, to stop its pool.
-            if self._has_closed:
+            if self._has_closed and isinstance(error, RuntimeError):
                 self._closed.set_result(None)
             else:
-                self._closed.set_exception(error)
-        except BaseException as error:  # raised by `close`
-            self._closed.set_exception(error)
+                self._closed.set_exception(error)  # raised by `close`
         else:
             self._closed.set_result(None)
         atexit.unregister(self.close)

@@ -175,10 +175,10 @@ class Recorder:
 
     @contextmanager
     def call(
-        self, operation_id: str, context: Context, *, type: OperationType | None = None, known: bool = True
+        self, operation_id: str, context: Context, *, type: OperationType | None = None
     ) -> Generator["RecordedCall"]:
         """Record a call while the block runs, with its result or exception."""
-        recorded = RecordedCall(self, operation_id, context, type=type, known=known)
+        recorded = RecordedCall(self, operation_id, context, type=type)
         try:
             yield recorded
         except GeneratorExit:  # the consumer closed the stream
@@ -196,10 +196,11 @@ class RecordedCall:
     __slots__ = ("_active", "_began", "_items", "_measured", "_recorder", "_span", "_surroundings", "context")
 
     def __init__(
-        self, recorder: Recorder, operation_id: str, context: Context, *, type: OperationType | None, known: bool
+        self, recorder: Recorder, operation_id: str, context: Context, *, type: OperationType | None, known: bool = True
     ) -> None:
         self._recorder = recorder
-        self._measured: Attributes = {"rpc.system.name": "opwire", "rpc.method": operation_id if known else _OTHER}
+        method = operation_id if known else _OTHER
+        self._measured: Attributes = {"rpc.system.name": "opwire", "rpc.method": method}
         if type is not None:
             self._measured["opwire.operation.type"] = type.value
         self._active = dict(self._measured)
@@ -214,9 +215,7 @@ class RecordedCall:
             said["opwire.request_id"] = context.request_id[:_LONGEST]
         if recorder.shows_identity and context.identity is not None:
             said["enduser.id"] = context.identity.id
-        self._span = recorder.tracer.start_span(
-            operation_id if known else _OTHER, parent.surroundings, kind=kind, attributes=said
-        )
+        self._span = recorder.tracer.start_span(method, parent.surroundings, kind=kind, attributes=said)
         self._surroundings = within(self._span, parent)
         trace = carried_trace(self._surroundings)
         if recorder.side == "server":
@@ -253,10 +252,9 @@ class RecordedCall:
 
     def failed(self, error: BaseException) -> None:
         """Record a failed call. In the span of a server it is an error only if the server caused it."""
-        code = error.code if isinstance(error, CallError) else ErrorCode.INTERNAL
         gave_up = isinstance(error, asyncio.CancelledError)
-        if gave_up:
-            code = ErrorCode.ABORTED
+        unexpected = ErrorCode.ABORTED if gave_up else ErrorCode.INTERNAL
+        code = error.code if isinstance(error, CallError) else unexpected
         self._measured["rpc.response.status_code"] = self._measured["error.type"] = code.value
         if ERROR_TABLE[code].http_status >= 500 or (self._recorder.side == "client" and not gave_up):
             self._span.set_status(StatusCode.ERROR)
@@ -282,20 +280,6 @@ class BothSides(Protocol):
 
     calls: PendingRequestMap
     handler: CallHandler
-
-
-class Relaying(Protocol):
-    """The transport of a `Hub`."""
-
-    @property
-    def relayed(self) -> tuple[int, int, int]:
-        """The calls between peers: ended, of these failed, and open ones."""
-        ...
-
-    @property
-    def peers(self) -> list[str]:
-        """The addresses of the peers."""
-        ...
 
 
 class Calling(Protocol):
@@ -338,7 +322,7 @@ def instrument(
             _instrumented.add(target)
             undo += [
                 partial(_instrumented.discard, target),
-                _observe_relay(cast("Relaying", transport), meter_provider),
+                _observe_relay(transport, meter_provider),
             ]
     for part in [part for target in targets for part in _parts(target)]:
         if part in _instrumented:
@@ -363,13 +347,13 @@ def instrument(
     return end
 
 
-def _observe_relay(hub: Relaying, meter_provider: MeterProvider | None) -> Callable[[], None]:
+def _observe_relay(transport: Any, meter_provider: MeterProvider | None) -> Callable[[], None]:
     """Report the calls that a hub relays and its peers; they pass no interceptor. Return a function that stops that."""
-    relays = [hub]  # instruments cannot be removed, so that they report nothing in the end
+    relays = [transport]  # instruments cannot be removed, so that they report nothing in the end
 
     def calls(_: CallbackOptions) -> Iterator[Observation]:
         for each in relays:
-            ended, failed, _open_calls = each.relayed
+            ended, failed, _ = each.relayed  # and those that are open
             yield Observation(ended - failed, {"outcome": "ok"})
             yield Observation(failed, {"outcome": "error"})
 

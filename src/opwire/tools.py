@@ -1,10 +1,12 @@
 """Operations as tools of a model: their names, their schemas, and what a model reads of a call. No I/O."""
 
+import asyncio
 import logging
 import re
 import unicodedata
 from base64 import b64encode
-from collections.abc import Collection, Iterable, Iterator, Mapping
+from collections.abc import AsyncGenerator, Collection, Iterable, Iterator, Mapping
+from contextlib import aclosing, suppress
 from hashlib import sha256
 from typing import Any, Literal, cast
 from urllib.parse import quote
@@ -12,7 +14,7 @@ from urllib.parse import quote
 import msgspec
 from msgspec import Struct
 
-from opwire.envelope import MCPContentBlock
+from opwire.envelope import MCPContentBlock, ResponseEnvelope
 from opwire.errors import CallError, ErrorCode, SchemaError, UsageError
 from opwire.schema import JSONSchema, Schema
 from opwire.schema.dialect import map_subschemas
@@ -223,9 +225,8 @@ def _checked(schema: JSONSchema) -> dict[str, Any]:
     checked = _as_object(schema)
     properties: Any = checked.get("properties", {})
     required: Any = checked.get("required", [])
-    if not isinstance(properties, dict) or not all(
-        isinstance(each, dict | bool) for each in as_dict(properties).values()
-    ):
+    schemas = as_dict(properties).values()
+    if not isinstance(properties, dict) or not all(isinstance(each, dict | bool) for each in schemas):
         raise SchemaError("its properties are not an object of schemas")
     if not isinstance(required, list) or not all(isinstance(each, str) for each in cast("list[Any]", required)):
         raise SchemaError("required is not a list of names")
@@ -337,6 +338,21 @@ def data_block(data: Any, json: bytes, operation_id: str, content_type: str | No
     namespace, _, name = operation_id.partition(".")
     uri = f"opwire://{quote(namespace, safe='')}/{quote(name, safe='')}"
     return {"type": "resource", "resource": {"uri": uri, "mimeType": mime, "blob": encoded}}
+
+
+async def collect_items(
+    stream: AsyncGenerator[ResponseEnvelope[Any]], max_items: int, max_seconds: float
+) -> tuple[list[Any], bool]:
+    """Return the first items of a subscription, and whether there are no more."""
+    items: list[Any] = []
+    with suppress(TimeoutError):
+        async with asyncio.timeout(max_seconds), aclosing(stream):
+            async for envelope in stream:
+                items.append(envelope.data)
+                if len(items) >= max_items:
+                    return items, False
+            return items, True
+    return items, False
 
 
 def error_text(error: CallError, operation_id: str = "", tool: str = "", *, advises: bool = True) -> str:

@@ -136,9 +136,8 @@ class ViewRules:
         self._renames = [(_Matcher(key), key, to) for key, to in options.get("rename", {}).items()]
         for _, key, to in self._renames:
             if key.count("*") != to.count("*") or key.count("*") > 1 or not all(to.split(".", 1)):
-                raise UsageError(
-                    f'rename: {key!r} to {to!r}: write "id": "id", "namespace": "namespace" or "a.*": "b.*"'
-                )
+                forms = '"id": "id", "namespace": "namespace" or "a.*": "b.*"'
+                raise UsageError(f"rename: {key!r} to {to!r}: write {forms}")
         self._reshapes = [(_Matcher(key), key, each) for key, each in options.get("reshape", {}).items()]
         self.shortens = any(each.max_chars is not None for _, _, each in self._reshapes)
         self.store = ResultStore()

@@ -10,13 +10,13 @@ the queues of its subscribers or can be repeated by the sender.
 """
 
 import asyncio
-import base64
 import binascii
 import hmac
 import inspect
 import logging
 import re
 import time
+from base64 import b64decode
 from collections import deque
 from collections.abc import AsyncGenerator, Awaitable, Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import suppress
@@ -204,9 +204,7 @@ class StandardSignature(_Signature):
 
     def __init__(self, secret: str | Sequence[str], *, tolerance: float = TOLERANCE) -> None:
         try:
-            self._keys = tuple(
-                base64.b64decode(each.removeprefix(b"whsec_"), validate=True) for each in _secrets(secret)
-            )
+            self._keys = tuple(b64decode(each.removeprefix(b"whsec_"), validate=True) for each in _secrets(secret))
         except binascii.Error:
             raise UsageError("the secret of a standard webhook is base64, optionally after whsec_") from None
         if not all(self._keys):
@@ -226,7 +224,7 @@ class StandardSignature(_Signature):
         for kind, _, value in (each.partition(",") for each in listed):
             if kind == "v1":
                 with suppress(ValueError):
-                    signatures.append(base64.b64decode(value, validate=True))
+                    signatures.append(b64decode(value, validate=True))
         if not _matches(self._keys, f"{id}.{sent}.".encode("utf-8", "replace") + request.body, signatures):
             raise _rejected("its signature does not match")
         return id
@@ -339,9 +337,8 @@ class WebhookReceiver:
         max_waiting: int = MAX_WAITING,
     ) -> None:
         if verify is None and not unsigned:
-            raise UsageError(
-                "webhooks need a signature: give verify=StripeSignature(…), or unsigned=True to accept all"
-            )
+            advice = "give verify=StripeSignature(…), or unsigned=True to accept all"
+            raise UsageError(f"webhooks need a signature: {advice}")
         if verify is not None and unsigned:
             raise UsageError("verify and unsigned=True exclude each other")
         check_list("patterns", events=events)
@@ -461,14 +458,13 @@ class WebhookReceiver:
             CallError: OPERATION_NOT_FOUND, VALIDATION_ERROR; UNAVAILABLE, if the sender has to repeat it.
         """
         webhooks = self._webhooks or {}
-        names = () if webhook is not None else tuple(_event_names(as_dict(payload), request.headers))
-        if webhook is not None:
-            declared = webhooks.get(webhook)
-        elif not names and len(webhooks) == 1:
-            (declared,) = webhooks.values()
-        else:
-            declared = next((webhooks[self._names[each]] for each in names if each in self._names), None)
-        if declared is None and webhook is not None:
+        if webhook is None:
+            names = tuple(_event_names(as_dict(payload), request.headers))
+            found = [webhooks[self._names[each]] for each in names if each in self._names]
+            if not names and len(webhooks) == 1:
+                found = [*webhooks.values()]
+            declared = found[0] if found else None
+        elif (declared := webhooks.get(webhook)) is None:
             raise CallError(ErrorCode.OPERATION_NOT_FOUND, f"unknown webhook {webhook[:100]!r}")
         key = None if delivery is None else sha256(delivery.encode("utf-8", "replace")).digest()
         if key in self._remembered:

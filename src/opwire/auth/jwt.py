@@ -9,7 +9,7 @@ import logging
 import time
 from collections.abc import Awaitable, Callable, Iterator, Mapping, Sequence
 from math import inf
-from typing import Any, Protocol, cast
+from typing import Any, cast
 
 from opwire.auth.tokens import EXPIRED, NOT_VALID, ClaimNames, Grant, UserFunction, grant_of, presented, rejected
 from opwire.errors import CallError, UsageError, check_not_below_zero, needs_extra
@@ -50,18 +50,6 @@ MAX_KEYS = 100
 VerificationKey = Any  # a key as PyJWT prepares it for one algorithm
 KeyName = tuple[str | None, str]  # a key's id and the algorithm
 Jwks = Callable[[], Mapping[str, Any] | Awaitable[Mapping[str, Any]]]
-
-
-class Keyring(Protocol):
-    """The source of verification keys."""
-
-    async def find(self, id: str | None, algorithm: str) -> VerificationKey | None:
-        """Return the key of this id for this algorithm, or None.
-
-        Raises:
-            CallError: UNAVAILABLE, if the keys cannot be fetched at the moment.
-        """
-        ...
 
 
 class OneKey:
@@ -210,7 +198,7 @@ class JWTs:
             raise UsageError(f"algorithms is a list of one or more of {', '.join(ALGORITHMS)}")
         if (key is None) == (jwks is None):
             raise UsageError("give either key= or jwks=")
-        self._keys: Keyring = OneKey(key, self._algorithms) if jwks is None else PublishedKeys(jwks, self._algorithms)
+        self._keys = OneKey(key, self._algorithms) if jwks is None else PublishedKeys(jwks, self._algorithms)
         self._audience = audience
         self._issuer = issuer
         self._leeway = leeway

@@ -101,9 +101,8 @@ class SigningKey:
         except (ValueError, TypeError, UnsupportedAlgorithm):  # TypeError: it is encrypted
             key = None
         if not isinstance(key, Ed25519PrivateKey):
-            raise UsageError(
-                "not an Ed25519 key in PEM without a password, which begins with -----BEGIN PRIVATE KEY-----"
-            )
+            expected = "an Ed25519 key in PEM without a password, which begins with -----BEGIN PRIVATE KEY-----"
+            raise UsageError(f"not {expected}")
         return cls(key)
 
     def to_pem(self) -> str:
@@ -343,9 +342,8 @@ class Verifier:
         check_above_zero(max_lifetime=max_lifetime)
         check_counts(remember=remember, max_certificates=max_certificates)
         keys = [public_key(pem) for pem in authorities]
-        self._read_certificate = lru_cache(maxsize=max_certificates)(
-            partial(read_certificate, authorities=keys, leeway=leeway)
-        )
+        read = partial(read_certificate, authorities=keys, leeway=leeway)
+        self._read_certificate = lru_cache(maxsize=max_certificates)(read)
         self._seen = SeenRequests(remember)
         self._leeway = leeway
         self._max_lifetime = max_lifetime

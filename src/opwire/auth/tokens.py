@@ -192,9 +192,8 @@ def as_grant(given: Grant | Identity) -> Grant:
 def not_delegated(operation_id: str, reason: str) -> CallError:
     """Return the error for a call on behalf of another caller that is not allowed."""
     instead = "Grant(…, delegates=True) allows it; context.detached() calls with the server's own identity"
-    return CallError(
-        ErrorCode.ACCESS_DENIED, f"{operation_id} is called on behalf of a caller, but {reason}. {instead}"
-    )
+    message = f"{operation_id} is called on behalf of a caller, but {reason}. {instead}"
+    return CallError(ErrorCode.ACCESS_DENIED, message)
 
 
 class ClaimNames(TypedDict, total=False):
@@ -346,10 +345,8 @@ class StaticTokens:
     def __init__(self, grants: Mapping[str, Grant | Identity]) -> None:
         for number, token in enumerate(grants, 1):
             if len(token) < MIN_TOKEN:
-                advice = "generate one with secrets.token_urlsafe()"
-                raise UsageError(
-                    f"token number {number} has {len(token)} characters, and needs at least {MIN_TOKEN}: {advice}"
-                )
+                needed = f"at least {MIN_TOKEN}: generate one with secrets.token_urlsafe()"
+                raise UsageError(f"token number {number} has {len(token)} characters, and needs {needed}")
             if token != token.strip():
                 problem = "begins or ends with white space, which headers and files do not preserve: strip it"
                 raise UsageError(f"token number {number} {problem}")

@@ -119,9 +119,8 @@ def check_version(spec: OperationSpec | None, version: str | None) -> None:
     """
     if spec is not None and version is not None and spec.version != version:
         served = f"as version {spec.version}" if spec.version else "without a version"
-        raise CallError(
-            ErrorCode.OPERATION_NOT_FOUND, f"{spec.id} is served here {served}, and not as version {version[:80]}"
-        )
+        message = f"{spec.id} is served here {served}, and not as version {version[:80]}"
+        raise CallError(ErrorCode.OPERATION_NOT_FOUND, message)
 
 
 class SpecCache:

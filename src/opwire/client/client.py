@@ -316,8 +316,7 @@ class Client(AsyncResource):
             CallError: the call failed; TIMEOUT, it did not end in time; UNAVAILABLE (over a hub or a broker) or
                 OPERATION_NOT_FOUND (in a registry), the requested version is not served.
         """
-        envelope = await self.call_envelope(operation_id, input, **options)
-        return self._data(envelope, output_type, operation_id)
+        return self._data(await self.call_envelope(operation_id, input, **options), output_type, operation_id)
 
     @overload
     async def call_envelope(
@@ -345,8 +344,7 @@ class Client(AsyncResource):
         within = self._context(context, self._timeout if timeout is None else timeout, version)
         self._budget.called()
         if self._interceptors:
-            call = self._through(operation_id, OperationType.QUERY, self._call)
-            envelope = await call.execute(input, within)
+            envelope = await self._through(operation_id, OperationType.QUERY, self._call).execute(input, within)
         else:
             envelope = await self._call(operation_id, input, within)
         return envelope if output_type is None else typed_envelope(envelope, output_type, operation_id)

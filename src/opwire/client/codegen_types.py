@@ -275,10 +275,8 @@ class TypeReader:
         is_map = isinstance(schema.get("additionalProperties"), dict)
         kind = schema.get("type") or ("array" if "items" in schema else "object" if is_map else None)
         if isinstance(kind, list):
-            kinds = cast("list[str]", kind)
-            return union(
-                self._by_type({**schema, "type": each}, wish, depth) for each in dict.fromkeys(map(str, kinds))
-            )
+            kinds = dict.fromkeys(map(str, cast("list[str]", kind)))
+            return union(self._by_type({**schema, "type": each}, wish, depth) for each in kinds)
         if kind == "array":
             first: list[JSONSchema] = schema.get("prefixItems") or []
             rest: list[JSONSchema] = [schema.get("items", True)] if schema.get("items") is not False else []

@@ -144,9 +144,8 @@ class HTTPBackend:
             specs = [operation.spec for operation in api]
         if self._trust_annotations:
             return specs
-        return [
-            replace(spec, type=OperationType.MUTATION) if spec.type is OperationType.QUERY else spec for spec in specs
-        ]
+        query, mutation = OperationType.QUERY, OperationType.MUTATION
+        return [replace(spec, type=mutation) if spec.type is query else spec for spec in specs]
 
     async def find(self, operation_id: str) -> OperationSpec | None:
         """Return the spec of one operation, or None."""

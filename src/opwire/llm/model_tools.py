@@ -4,7 +4,6 @@ Names, definitions and results are made here once; `opwire.llm.providers` brings
 `opwire.llm.frameworks` into that of an agent framework.
 """
 
-import asyncio
 import logging
 from collections.abc import Sequence
 from typing import Any, TypedDict, Unpack, cast
@@ -26,7 +25,7 @@ from opwire.errors import (
 from opwire.names import similar_names, suggestion
 from opwire.operation import Context, Identity, OperationSpec, OperationType
 from opwire.registry import OperationRegistry
-from opwire.tools import ToolNames, ToolSchema, data_block, encode_data, error_text, input_schema
+from opwire.tools import ToolNames, ToolSchema, collect_items, data_block, encode_data, error_text, input_schema
 
 logger = logging.getLogger("opwire.llm")
 
@@ -171,21 +170,8 @@ class ModelTools:
             self._tools[name] = tool
 
     async def _collect(self, spec: OperationSpec, input: Any, context: Context) -> ToolOutcome:
-        items: list[Any] = []
         stream = self._dispatcher.subscribe(spec, input, context)
-        is_complete = False
-        try:
-            async with asyncio.timeout(self._max_seconds):
-                async for envelope in stream:
-                    items.append(envelope.data)
-                    if len(items) >= self._max_items:
-                        break
-                else:
-                    is_complete = True
-        except TimeoutError:
-            pass
-        finally:
-            await stream.aclose()
+        items, is_complete = await collect_items(stream, self._max_items, self._max_seconds)
         encoded = encode_data({"items": items, "complete": is_complete}, spec.id)
         return ToolOutcome([self._truncated(encoded.json.decode())])
 

@@ -11,7 +11,7 @@ from abc import ABC, abstractmethod
 from collections.abc import Mapping
 from contextlib import suppress
 from graphlib import CycleError, TopologicalSorter
-from typing import Any, Literal, Unpack, cast
+from typing import Any, Literal, TypeGuard, Unpack, cast
 
 import msgspec
 from msgspec import Struct
@@ -38,9 +38,7 @@ _STRUCTURE = frozenset(
     "$ref $defs type properties required additionalProperties items enum const anyOf title description".split()
 )
 _FORMATS = frozenset("date-time time date duration email hostname ipv4 ipv6 uuid".split())
-_SILENT = frozenset(
-    {"$schema", "$id", "$comment", "$anchor", "example", "examples", "deprecated", "readOnly", "writeOnly"}
-)
+_SILENT = frozenset("$schema $id $comment $anchor example examples deprecated readOnly writeOnly".split())
 _NULL = {"type": "null"}
 _MAX_NOTE = 300  # characters of one keyword in a description
 
@@ -153,7 +151,7 @@ class OpenAITools(ProviderTools):
         if any(map(_is_image, outcome.parts)):
             output = []
             for part in outcome.parts:
-                if isinstance(part, Media) and _is_image(part):
+                if _is_image(part):
                     url = f"data:{part.media_type};base64,{part.data}"
                     output.append({"type": "input_image", "image_url": url, "detail": "auto"})
                 else:
@@ -209,7 +207,7 @@ class AnthropicTools(ProviderTools):
         outcome = await self.run(str(_field(call, "name")), _field(call, "input"), context)
         content: list[Message] = []
         for part in outcome.parts:
-            if isinstance(part, Media) and _is_image(part):
+            if _is_image(part):
                 source = {"type": "base64", "media_type": part.media_type, "data": part.data}
                 content.append({"type": "image", "source": source})
             else:
@@ -260,7 +258,7 @@ class GeminiTools(ProviderTools):
         if _field(call, "id") is not None:
             response["id"] = _field(call, "id")
         response["response"] = {"error" if outcome.is_error else "output": outcome.text}
-        images = [part for part in outcome.parts if isinstance(part, Media) and _is_image(part)]
+        images = [part for part in outcome.parts if _is_image(part)]
         if images:
             response["parts"] = [{"inline_data": {"mime_type": each.media_type, "data": each.data}} for each in images]
         return {"function_response": response}
@@ -284,7 +282,7 @@ def gemini_tools(registry: OperationRegistry, **options: Unpack[ModelToolOptions
     return GeminiTools(registry, **options)
 
 
-def _is_image(part: str | Media) -> bool:
+def _is_image(part: str | Media) -> TypeGuard[Media]:
     return isinstance(part, Media) and part.media_type in _IMAGES
 
 

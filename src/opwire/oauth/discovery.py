@@ -8,7 +8,7 @@ import re
 import time
 from collections.abc import Iterable, Mapping
 from functools import partial
-from typing import Any, Literal
+from typing import Any
 from urllib.parse import urlsplit, urlunsplit
 
 import msgspec
@@ -165,9 +165,8 @@ async def discover_resource(client: HTTPClient, fetch: FetchJSON, url: str) -> P
         ping = HTTPRequest(method=method, url=url, headers=headers, body=body)
         seconds = client.options.timeout
         ends = None if seconds is None else time.monotonic() + seconds
-        response = await client.deadlines.limit(
-            partial(client.open, ping, bare=True), ends, f"{host_of(url)} did not respond"
-        )
+        opening = partial(client.open, ping, bare=True)
+        response = await client.deadlines.limit(opening, ends, f"{host_of(url)} did not respond")
         response.close()
         if response.status == 401:
             challenge = ", ".join(response.headers.getall("WWW-Authenticate", ()))
@@ -224,19 +223,16 @@ async def register(
     }
     body = msgspec.json.encode({name: value for name, value in fields.items() if value})
     headers = [("Accept", "application/json"), ("Content-Type", "application/json")]
+    request = HTTPRequest(method="POST", url=server.registration_url, headers=headers, body=body)
     try:
-        answer = as_dict(
-            await fetch(HTTPRequest(method="POST", url=server.registration_url, headers=headers, body=body))
-        )
+        answer = as_dict(await fetch(request))
     except CallError as error:
         message = f"the registration as a client failed: {error.message}"
         raise CallError(error.code, message, error.details, retryable=error.retryable) from error
     client_id, secret = _text(answer, "client_id"), _text(answer, "client_secret")
     if not client_id:
         raise CallError(ErrorCode.PROTOCOL_ERROR, "the response to the registration as a client has no client_id")
-    auth: Literal["basic", "body"] = "basic"
-    if _text(answer, "token_endpoint_auth_method") == "client_secret_post":
-        auth = "body"
+    auth = "body" if _text(answer, "token_endpoint_auth_method") == "client_secret_post" else "basic"
     return replace(client, client_id=client_id, client_secret=secret or None, auth=auth)
 
 

@@ -22,7 +22,7 @@ from msgspec import Struct
 from msgspec.structs import replace
 
 from opwire.errors import CallError, ErrorCode, UsageError
-from opwire.http_client import HTTPRequest, bounded_number, host_of
+from opwire.http_client import bounded_number, host_of
 from opwire.oauth.discovery import AuthorizationServer, register
 from opwire.oauth.store import LoginKey, StoredLogin, TokenSet, TokenStore
 from opwire.oauth.tokens import FetchJSON, OAuthClient, is_secure, request_tokens, token_request
@@ -177,8 +177,7 @@ async def _receive(
     except OSError as error:
         message = f"cannot listen on port {parts.port} of 127.0.0.1 for the redirect: {error.strerror}"
         raise CallError(ErrorCode.UNAVAILABLE, message) from error
-    port = listener.sockets[0].getsockname()[1]
-    receiver.host = f"{parts.hostname}:{port}"
+    receiver.host = f"{parts.hostname}:{listener.sockets[0].getsockname()[1]}"
 
     async def response() -> Mapping[str, str]:
         if paste is None:
@@ -243,8 +242,7 @@ class _RedirectReceiver:
         """Return the status and the text for a request; decide the outcome of the login if it is the redirect."""
         first, *lines = head.split("\r\n")
         method, _, rest = first.partition(" ")
-        target = rest.partition(" ")[0]
-        path, _, query = target.partition("?")
+        path, _, query = rest.partition(" ")[0].partition("?")
         hosts = [line.partition(":")[2].strip() for line in lines if line.lower().startswith("host:")]
         if method != "GET" or path != self._path or hosts != [self.host]:
             return "404 Not Found", "Not found."
@@ -279,11 +277,11 @@ async def _device_flow(
     started = as_dict(await fetch(token_request(client, server.device_url, {**fields})))
     device_code, user_code = started.get("device_code"), started.get("user_code")
     url = started.get("verification_uri_complete") or started.get("verification_uri") or started.get("verification_url")
-    if (
-        not isinstance(device_code, str)
-        or not isinstance(user_code, str)
-        or not isinstance(url, str)
-        or not is_secure(url, server.device_url)
+    if not (
+        isinstance(device_code, str)
+        and isinstance(user_code, str)
+        and isinstance(url, str)
+        and is_secure(url, server.device_url)
     ):
         raise CallError(ErrorCode.PROTOCOL_ERROR, f"{host_of(server.device_url)} sent an invalid device authorization")
     interval = max(bounded_number(started.get("interval", 5), 60.0) or 0, 1.0)
@@ -410,9 +408,8 @@ class LoginTokens:
         if login.revocation_url:
             kind = "access_token" if login.tokens.refresh_token is None else "refresh_token"
             form = {"token": login.tokens.refresh_token or login.tokens.access_token, "token_type_hint": kind}
-            request: HTTPRequest = token_request(client_of(login), login.revocation_url, form)
             try:
-                await self._fetch(request)
+                await self._fetch(token_request(client_of(login), login.revocation_url, form))
             except CallError:  # it is forgotten here in any case, and most servers return an empty body
                 pass
         return True

@@ -141,9 +141,8 @@ def subject_of(client: OAuthClient, context: Context) -> Subject:
         token = caller_token(context)
         return Subject(token, lambda: token, _ACCESS_TOKEN)
     if context.identity is None:
-        raise CallError(
-            ErrorCode.UNAUTHENTICATED, "the operation is called on behalf of its caller, which is anonymous"
-        )
+        message = "the operation is called on behalf of its caller, which is anonymous"
+        raise CallError(ErrorCode.UNAUTHENTICATED, message)
     key = msgspec.msgpack.encode(context.identity, order="deterministic")
     return Subject(key, partial(client.subject, context.identity), _JWT)
 
