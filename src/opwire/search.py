@@ -17,6 +17,7 @@ from math import isfinite, log, sqrt
 from operator import mul
 from typing import NamedTuple
 
+from opwire.bounded import Tally
 from opwire.operation import OperationSpec, OperationType
 from opwire.search_words import DETERMINERS, PARTICLES, STOP_WORDS, misspellings, plain_text, stem, thesaurus, words
 
@@ -114,7 +115,7 @@ class SearchIndex:
         self._weights = weights or SearchWeights()
         self._entries: dict[str, _Entry] = {}
         self._postings: dict[str, dict[str, float]] = {}
-        self._forms: dict[str, int] = {}  # words of names and titles, and the number of operations that contain them
+        self._forms: Tally[str] = Tally()  # words of names and titles, and the number of operations that contain them
         for spec in specs:
             self.put(spec)
 
@@ -125,7 +126,7 @@ class SearchIndex:
         for term, weight in entry.terms.items():
             self._postings.setdefault(term, {})[spec.id] = weight
         for each in entry.forms:
-            self._forms[each] = self._forms.get(each, 0) + 1
+            self._forms[each] += 1
 
     def drop(self, operation_id: str) -> None:
         """Remove an operation, if it is known."""
@@ -137,9 +138,7 @@ class SearchIndex:
             if not self._postings[term]:
                 del self._postings[term]
         for each in entry.forms:
-            self._forms[each] -= 1
-            if not self._forms[each]:
-                del self._forms[each]
+            self._forms.subtract(each)
 
     def find(
         self, text: str, limit: int, *, visible: Callable[[OperationSpec], bool] | None = None

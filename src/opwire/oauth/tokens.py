@@ -20,7 +20,7 @@ from msgspec import Struct
 from msgspec.structs import replace
 from yarl import URL
 
-from opwire.bounded import BoundedDict
+from opwire.bounded import BoundedDict, Tally
 from opwire.caller import caller_token
 from opwire.errors import CallError, ErrorCode, UsageError
 from opwire.http_client import MAX_WAIT, RETRYABLE, HTTPClient, HTTPRequest, bounded_number, host_of
@@ -264,14 +264,14 @@ class SharedRequests:
 
     def __init__(self) -> None:
         self._tasks: dict[Any, asyncio.Task[Any]] = {}
-        self._waiting: dict[asyncio.Task[Any], int] = {}
+        self._waiting: Tally[asyncio.Task[Any]] = Tally()
 
     async def get(self, key: Any, request: Callable[[], Awaitable[Any]]) -> Any:
         """Return the result of the request in flight, or start one."""
         shared = self._tasks.get(key)
         if shared is None or shared.get_loop() is not asyncio.get_running_loop():
             shared = self._tasks[key] = asyncio.ensure_future(cast("Any", request()))
-        self._waiting[shared] = self._waiting.get(shared, 0) + 1
+        self._waiting[shared] += 1
         try:
             return await asyncio.shield(shared)
         except asyncio.CancelledError:
@@ -282,9 +282,8 @@ class SharedRequests:
                 raise CallError(ErrorCode.UNAVAILABLE, message, retryable=False) from None
             raise
         finally:
-            self._waiting[shared] -= 1
-            if not self._waiting[shared]:
-                del self._waiting[shared]
+            self._waiting.subtract(shared)
+            if shared not in self._waiting:
                 shared.cancel()
                 if self._tasks.get(key) is shared:
                     del self._tasks[key]

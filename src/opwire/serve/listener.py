@@ -350,13 +350,11 @@ class _UvicornTransport:
     call of a tool takes 280 µs of CPU time instead of 330. Reading is paused and resumed by the connection.
     """
 
-    def __init__(
-        self, transport: asyncio.Transport, connection: "_Connection", loop: asyncio.AbstractEventLoop
-    ) -> None:
+    def __init__(self, transport: asyncio.Transport, connection: "_Connection") -> None:
         self.is_paused = False
         self._transport = transport
         self._connection = connection
-        self._loop = loop
+        self._loop = asyncio.get_running_loop()
         self._held: bytes | None = None
 
     def __getattr__(self, name: str) -> Any:
@@ -436,7 +434,7 @@ class _Connection(asyncio.Protocol):
         self.transport = cast("asyncio.Transport", transport)
         with contextlib.suppress(AttributeError):  # exists on asyncio's own transports
             cast("Any", transport).max_size = _READ
-        self._inner_transport = _UvicornTransport(self.transport, self, self._loop)
+        self._inner_transport = _UvicornTransport(self.transport, self)
         self._inner.connection_made(cast("asyncio.Transport", self._inner_transport))
         self._start_header_timer()
         found = transport.get_extra_info("socket")

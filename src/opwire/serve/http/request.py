@@ -13,7 +13,7 @@ import time
 from collections.abc import Awaitable, Callable, Mapping
 from http import HTTPStatus
 from math import isfinite
-from types import NoneType, TracebackType
+from types import NoneType
 from typing import Any, NamedTuple, Self
 from urllib.parse import quote, unquote_to_bytes
 
@@ -441,9 +441,7 @@ class CancelOnDisconnect:
         self._tick = self._deadlines.add(self, time.monotonic() + GRACE, CancelOnDisconnect._watch)
         return self
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
-    ) -> bool:
+    def __exit__(self, _: object, error: BaseException | None, __: object) -> bool:
         self._deadlines.discard(self, self._tick)
         for watcher in self._watchers:
             watcher.cancel()
