@@ -4,7 +4,7 @@ import asyncio
 import gc
 import weakref
 
-from opwire.tasks import resolve, spawn
+from opwire.tasks import cancel_tasks, resolve, spawn
 from tests.requirements import requirement
 
 
@@ -34,3 +34,21 @@ async def test_a_future_that_is_done_stays_unchanged() -> None:
         resolve(future)
     assert pending.result() is None
     assert cancelled.cancelled()
+
+
+@requirement("tasks.held")
+async def test_tasks_that_are_cancelled_are_awaited() -> None:
+    ended: list[str] = []
+
+    async def work(name: str) -> None:
+        try:
+            await asyncio.Event().wait()
+        finally:
+            await asyncio.sleep(0)
+            ended.append(name)
+
+    tasks = [asyncio.create_task(work(name)) for name in ("one", "other")]
+    await asyncio.sleep(0)
+    await cancel_tasks(None, *tasks)
+    assert sorted(ended) == ["one", "other"]
+    await cancel_tasks(None)

@@ -16,6 +16,15 @@ def spawn(work: Coroutine[Any, Any, T], tasks: set[asyncio.Task[T]]) -> asyncio.
     return task
 
 
+async def cancel_tasks(*tasks: asyncio.Task[Any] | None) -> None:
+    """Cancel tasks, and wait until they have ended; those that were not started are None."""
+    started = [task for task in tasks if task is not None]
+    for task in started:
+        task.cancel()
+    if started:
+        await asyncio.wait(started)
+
+
 def in_turns(act: Callable[[T], object], items: list[T], portion: int = 500) -> None:
     """Call a function with each item: a portion of them at once, and one in each of the next turns of the event loop.
 
@@ -31,6 +40,12 @@ def resolve(future: "asyncio.Future[None] | asyncio.Future[Any]", value: Any = N
     """Resolve a future, unless it is done or cancelled."""
     if not future.done():
         future.set_result(value)
+
+
+def reject(future: "asyncio.Future[None] | asyncio.Future[Any]", error: BaseException) -> None:
+    """Raise an error where a future is awaited, unless it is done or cancelled."""
+    if not future.done():
+        future.set_exception(error)
 
 
 class AsyncResource(ABC):
