@@ -151,5 +151,4 @@ class Batches:
 def batch_number(token: str) -> int:
     """Return the number of the batch of requests that was sent with this token; 0 for other messages."""
     digits = token[len(_NUMBERED) :]
-    is_number = token.startswith(_NUMBERED) and digits.isdecimal() and len(digits) <= _DIGITS
-    return int(digits) if is_number else 0
+    return int(digits) if token.startswith(_NUMBERED) and digits.isdecimal() and len(digits) <= _DIGITS else 0

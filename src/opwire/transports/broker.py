@@ -37,6 +37,7 @@ from opwire.call.events import (
 from opwire.call.transport import Address, Receiver
 from opwire.deadlines import back_off
 from opwire.errors import CallError, ErrorCode, check_above_zero, check_counts
+from opwire.tasks import cancel_tasks
 from opwire.transports.batches import BATCHING, Batches, batch_number
 from opwire.transports.broker_connection import BrokerConnection, RequestSigner
 from opwire.transports.leases import MOMENT, Asked, Leases, Probes
@@ -243,11 +244,8 @@ class BrokerTransport:
         self._closed = True
         self._probes.stop()
         tasks, self._tasks = self._tasks, []
-        for task in tasks:
-            task.cancel()
         try:
-            if tasks:
-                await asyncio.wait(tasks)
+            await cancel_tasks(*tasks)
             await self.withdraw(list(self._operations))
         finally:  # also if the caller is cancelled while the broker is silent
             if self.connected:

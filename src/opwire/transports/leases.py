@@ -22,15 +22,7 @@ from typing import NamedTuple
 
 from msgspec import Struct
 
-from opwire.call.events import (
-    CallAborted,
-    CallAnswer,
-    CallCredit,
-    CallEvent,
-    CallFailed,
-    CallResponded,
-    is_final,
-)
+from opwire.call.events import CallAborted, CallAnswer, CallCredit, CallEvent, CallFailed, CallResponded, is_final
 from opwire.call.transport import Address, random_ids
 from opwire.errors import CallError
 

@@ -17,6 +17,7 @@ from typing import Any, cast
 
 from opwire.deadlines import back_off
 from opwire.errors import CallError, ErrorCode, system_message
+from opwire.tasks import resolve
 
 logger = logging.getLogger("opwire.transports")
 
@@ -69,11 +70,7 @@ class Link(asyncio.Protocol):
     """
 
     def __init__(
-        self,
-        receive: Callable[[bytes], None],
-        lost: Callable[[str], None],
-        *,
-        max_backlog: int = MAX_BACKLOG,
+        self, receive: Callable[[bytes], None], lost: Callable[[str], None], *, max_backlog: int = MAX_BACKLOG
     ) -> None:
         self._receive = receive
         self._lost = lost
@@ -286,9 +283,8 @@ class Link(asyncio.Protocol):
         self._waiting_bytes, self._unread = 0, b""
         if self.backlogs is not None:
             self.backlogs.clear(self)
-        for future in (self._drained, self._gone):
-            if future is not None and not future.done():
-                future.set_result(None)
+        for future in filter(None, (self._drained, self._gone)):
+            resolve(future)
         self._drained = None
         if not self._is_closing:
             self._lost(reason)

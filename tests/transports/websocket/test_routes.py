@@ -125,7 +125,8 @@ def test_the_reason_why_an_operation_has_no_server_is_looked_up() -> None:
         if operation_id == "a.later":
             raise CallError(ErrorCode.UNAVAILABLE, "not yet")
 
-    table = Routes(max_calls=100, max_operations=100, unserved=unserved)
+    table = Routes(max_calls=100, max_operations=100)
+    table.unserved = unserved
     table.join("c")
     assert opened(table, "c", ask()).server == SERVER
     assert error(table, "c", ask("other", "a.later")).message == "not yet"

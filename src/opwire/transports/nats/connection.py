@@ -25,6 +25,7 @@ from typing import Protocol
 from urllib.parse import unquote, urlsplit
 
 from opwire.errors import CallError, ErrorCode, UsageError, needs_extra, system_message
+from opwire.tasks import resolve
 from opwire.transports.link import Link
 from opwire.transports.nats.protocol import (
     PING,
@@ -362,9 +363,8 @@ class NatsConnection:
             case Ping():
                 self.link.urgent(PONG)
             case Pong():
-                barrier = self._pongs.popleft() if self._pongs else None
-                if barrier is not None and not barrier.passed.done():
-                    barrier.passed.set_result(None)
+                if self._pongs and (barrier := self._pongs.popleft()) is not None:
+                    resolve(barrier.passed)
             case Info():
                 self.info = event
                 if not self._greeting.done():

@@ -34,6 +34,7 @@ from ssl import SSLContext
 
 from msgspec.structs import replace
 
+from opwire.bounded import Tally
 from opwire.deadlines import Deadlines
 from opwire.durable.journal import KEEP, Claim, JournalInfo, Outcome, PendingTask, Task, check_seconds, key_in_use
 from opwire.durable.waiters import OutcomeWaiter, OutcomeWaiters
@@ -139,7 +140,7 @@ class NatsJournal(BrokerJournal[JetStreamClaims]):
         self._session = JetStreamSession(known, security, self._names.inboxes.inbox(token_hex(8)), domain)
         self._log = TaskLog(self._session, self._names, replicas)
         self._claims = JetStreamClaims(self._session, self._log)
-        self._listening: Counter[str] = Counter()  # calls of `wait`, by key
+        self._listening: Tally[str] = Tally()  # calls of `wait`, by key
         self._outcomes = _OutcomeListener(self._session, self._names, self._waiters)
         self._deadlines = Deadlines()
 
@@ -329,9 +330,8 @@ class NatsJournal(BrokerJournal[JetStreamClaims]):
         try:
             return await self._waiters.wait(key, timeout, lambda: self._log.outcome(key))
         finally:
-            self._listening[key] -= 1
-            if not self._listening[key]:
-                del self._listening[key]
+            self._listening.subtract(key)
+            if key not in self._listening:
                 self._session.forget(subject)
 
     async def buried(self, operation_id: str | None = None) -> AsyncIterator[Outcome]:
@@ -340,8 +340,7 @@ class NatsJournal(BrokerJournal[JetStreamClaims]):
         subjects = await self._log.subjects(f"since.ended.buried.{operation}.*.*")
         subjects.sort(key=_recorded)
         for start in range(0, len(subjects), _PAGE):
-            page = subjects[start : start + _PAGE]
-            for outcome in await asyncio.gather(*map(self._read_buried, page)):
+            for outcome in await asyncio.gather(*map(self._read_buried, subjects[start : start + _PAGE])):
                 if outcome is not None:  # else purged or replayed meanwhile
                     yield outcome
 
@@ -393,8 +392,7 @@ class NatsJournal(BrokerJournal[JetStreamClaims]):
                 return False
             task = last.body.task
             subject = self._names.task(key, task.operation_id)
-            body = EntryBody(fingerprint=task.fingerprint, task=task)
-            if await self._log.add(subject, body, last.seq):
+            if await self._log.add(subject, EntryBody(fingerprint=task.fingerprint, task=task), last.seq):
                 await self._log.delete(last.seq)
                 return True
         raise self._log.busy(key)

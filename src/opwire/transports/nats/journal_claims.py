@@ -32,6 +32,7 @@ from msgspec.structs import replace
 
 from opwire.durable.journal import MAX_SECONDS, Claim, Task, seconds_within
 from opwire.errors import CallError
+from opwire.tasks import reject, resolve
 from opwire.transports.nats.jetstream_api import (
     PATIENCE,
     TRIES,
@@ -268,8 +269,7 @@ class Consumers(SessionListener):
 
     def _wake(self, error: CallError | None = None) -> None:
         for future in self._waiting:
-            if not future.done():
-                future.set_result(None) if error is None else future.set_exception(error)
+            resolve(future) if error is None else reject(future, error)
 
     def arrived(self, token: str, message: Message) -> None:
         """Handle a delivery, or the end of a pull request."""

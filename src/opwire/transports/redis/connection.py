@@ -20,6 +20,7 @@ from urllib.parse import parse_qsl, unquote, urlsplit
 from hiredis import PushNotification, Reader, ReplyError, pack_command  # pyright: ignore[reportUnknownVariableType]
 
 from opwire.errors import CallError, ErrorCode, UsageError, system_message
+from opwire.tasks import reject
 from opwire.transports.link import Link
 
 Part = bytes | str | int
@@ -419,5 +420,4 @@ class RedisConnection:
         if self._attached is not None:
             self._attached.cancel()
         for future in self._waiting:
-            if not future.done():
-                future.set_exception(CallError(ErrorCode.UNAVAILABLE, message))
+            reject(future, CallError(ErrorCode.UNAVAILABLE, message))

@@ -242,9 +242,7 @@ class StreamClaims:
     ) -> list[_StreamEntry]:
         """Claim queued tasks, each time starting with another operation if there is no room for all."""
         self._turn += 1
-        keys, names = [self._names.operations], self._names
-        for each in operations:
-            keys += (names.stream(each), names.later(each), names.suspects(each), names.history(each))
+        keys = [self._names.operations, *(key for each in operations for key in self._names.queue(each))]
         arguments = (consumer, limit, int(poll), self._turn, _IDLE_CONSUMER, int(suspects), *operations)
         taken = await self._borrow(lambda session: session.run(scripts.TAKE, keys, *arguments))
         return [_StreamEntry(operations[place], *rest) for place, *rest in taken]
@@ -301,8 +299,7 @@ class StreamClaims:
 
     async def release(self, claim: Claim, delay: float, *, failed: bool = False, attempts: int | None = None) -> None:
         """Return a task to the queue; `attempts` overrides the number of attempts that count."""
-        names, operation_id = self._names, claim.task.operation_id
-        keys = [name(operation_id) for name in (names.stream, names.later, names.suspects, names.history)]
+        keys = self._names.queue(claim.task.operation_id)
         milliseconds = ceil(seconds_within(delay, MAX_SECONDS) * 1000)
         counted = claim.attempt if attempts is None else attempts
         arguments = (claim.attempt, milliseconds, counted, int(failed))
@@ -355,12 +352,11 @@ class RedisJournal(BrokerJournal[StreamClaims]):
         self._session = RedisSession(servers, channel=channel, pushed=self._pushed, lost=self._waiters.fail)
         self._claims = StreamClaims(self._names, self._session, lambda: RedisSession(servers))
         names = self._names
-        kinds = (names.stream, names.later, names.suspects, names.history, names.buried, names.requests)
         self._submitting = BatchedScript(
             self._session, scripts.SUBMIT, lambda each: ((names.stream(each), names.operations), (each,))
         )
         self._recording = BatchedScript(
-            self._session, scripts.RECORD, lambda each: ([name(each) for name in kinds], (self._keep, names.channels))
+            self._session, scripts.RECORD, lambda each: (names.every(each), (self._keep, names.channels))
         )
 
     async def start(self) -> None:
@@ -436,8 +432,7 @@ class RedisJournal(BrokerJournal[StreamClaims]):
     async def cancel(self, outcome: Outcome) -> Outcome | None:
         """End a task that is not claimed; return its outcome, or None if it is claimed or unknown."""
         names, operation_id = self._names, outcome.operation_id
-        kinds = (names.stream, names.later, names.suspects, names.history)
-        keys = [names.task(outcome.key), *(name(operation_id) for name in kinds)]
+        keys = [names.task(outcome.key), *names.queue(operation_id)]
         arguments = (outcome.key, _encode(outcome), self._keep, names.channels)
         ended = _ended(outcome, await self._session.run(scripts.CANCEL, keys, *arguments))
         return ended if ended is not None and ended.operation_id == operation_id else None
@@ -500,8 +495,7 @@ class RedisJournal(BrokerJournal[StreamClaims]):
         ended, names = await self.outcome(key), self._names
         if ended is None:
             return False
-        kinds = (names.stream, names.buried, names.requests)
-        keys = [names.task(key), *(name(ended.operation_id) for name in kinds)]
+        keys = [names.task(key), *(name(ended.operation_id) for name in (names.stream, names.buried, names.requests))]
         return bool(await self._session.run(scripts.REPLAY, keys, key))
 
     async def purge(self, key: str) -> bool:

@@ -45,6 +45,14 @@ class JournalKeys:
         self.buried = partial(name, "buried")  # a sorted set
         self.requests = partial(name, "requests")  # a hash: the entries of buried tasks
 
+    def queue(self, operation_id: str) -> list[bytes]:
+        """Return the keys of the unfinished tasks of an operation, in the order in which scripts take them."""
+        return [name(operation_id) for name in (self.stream, self.later, self.suspects, self.history)]
+
+    def every(self, operation_id: str) -> list[bytes]:
+        """Return all keys of an operation, in the order in which scripts take them."""
+        return [*self.queue(operation_id), self.buried(operation_id), self.requests(operation_id)]
+
     def read(self, name: bytes) -> str:
         """Decode a key or an id. Those of other programs may be invalid, and must not hide the others."""
         try:

@@ -135,10 +135,6 @@ class ElectedPrimary(RedisServers, ABC):
 
         connection.attach(abort())
 
-    async def is_primary(self, connection: RedisConnection) -> bool:
-        """Return whether a connection is to the primary."""
-        return (await self.primary()).address == connection.target.address
-
 
 class Sentinels(ElectedPrimary):
     """The Sentinels that monitor a service."""
@@ -187,7 +183,7 @@ class Sentinels(ElectedPrimary):
                 await sentinel.open()
                 await sentinel.hello()
                 await sentinel.ask(command(b"SUBSCRIBE", b"+switch-master"))
-            while await self.is_primary(connection):
+            while (await self.primary()).address == connection.target.address:
                 with suppress(TimeoutError):
                     async with asyncio.timeout(_RECHECK):
                         await news.wait()

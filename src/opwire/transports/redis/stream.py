@@ -19,6 +19,7 @@ import msgspec
 from opwire.deadlines import back_off
 from opwire.durable.streams import BATCH, MAX_ITEMS, DurableStream, StoredItem
 from opwire.errors import CallError, UsageError, check_counts
+from opwire.tasks import cancel_tasks
 from opwire.transports.redis.connection import command, load_script
 from opwire.transports.redis.servers import parse_servers
 from opwire.transports.redis.session import RedisSession
@@ -65,9 +66,7 @@ class RedisStream(DurableStream):
     async def close(self) -> None:
         """Disconnect. A second call is a no-op."""
         watching, self._watching = self._watching, None
-        if watching is not None:
-            watching.cancel()
-            await asyncio.wait([watching])
+        await cancel_tasks(watching)
         await self._blocking.close()
         await self._session.close()
 

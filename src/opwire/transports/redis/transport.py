@@ -134,8 +134,7 @@ class Presence:
 
     def entries(self, operation_ids: list[str]) -> list[bytes]:
         """Return the commands that add this end to the lists. Each replies 1 if the lease was missing."""
-        starts = range(0, len(operation_ids), _BATCH)
-        return [self._entry(operation_ids[start : start + _BATCH]) for start in starts]
+        return [self._entry(operation_ids[start : start + _BATCH]) for start in range(0, len(operation_ids), _BATCH)]
 
     def _entry(self, operation_ids: list[str]) -> bytes:
         lists = map(self._names.serving, operation_ids)

@@ -18,10 +18,11 @@ from msgspec import Raw
 from msgspec.structs import replace
 
 from opwire.auth.tokens import Grant, grant_ended
+from opwire.bounded import BoundedDict
 from opwire.call import events
 from opwire.call.transport import Address
 from opwire.errors import CallError, ErrorCode
-from opwire.tasks import spawn
+from opwire.tasks import cancel_tasks, spawn
 from opwire.transports.websocket.relay import MAX_IDENTITY, Peer, identity_json
 from opwire.transports.websocket.routes import Routes
 
@@ -142,7 +143,7 @@ class Admission:
         self._announcing: Counter[str] = Counter()  # announced operations, undecided
         self._carried = 0  # bytes of descriptions in undecided announcements
         self._unknown, self._known = _TokenChecks(_MAX_CHECKS), _TokenChecks(_MAX_CHECKS)
-        self._valid: OrderedDict[bytes, None] = OrderedDict()  # digests of tokens that were valid
+        self._valid: BoundedDict[bytes, None] = BoundedDict(_MAX_KNOWN)  # digests of tokens that were valid
         self._rechecks = asyncio.Semaphore(_MAX_RECHECKS)
         self._secret = token_bytes(16)
 
@@ -150,10 +151,7 @@ class Admission:
         """Cancel all decisions, and the expiry of these peers."""
         for peer in peers:
             peer.stop_timers()
-        for task in self._tasks:
-            task.cancel()
-        if self._tasks:
-            await asyncio.wait(self._tasks)
+        await cancel_tasks(*self._tasks)
 
     def enter(self, peer: Peer, hello: events.Hello) -> None:
         """Admit a peer that has sent hello, or refuse it."""
@@ -172,15 +170,12 @@ class Admission:
             # Tokens that were valid before do not wait for unknown ones.
             token = (hello.token or "").encode(errors="surrogatepass")
             digest = blake2b(token, key=self._secret, digest_size=16).digest()
-            known = digest in self._valid
-            checks, key = (self._known, digest.hex()) if known else (self._unknown, peer.host)
+            checks, key = (self._known, digest.hex()) if digest in self._valid else (self._unknown, peer.host)
             async with checks.turn(peer, key):
                 grant = await policy.admit(hello.token)
             if hello.token:
+                self._valid.pop(digest, None)  # the latest last
                 self._valid[digest] = None
-                self._valid.move_to_end(digest)
-                if len(self._valid) > _MAX_KNOWN:
-                    self._valid.popitem(last=False)
             if peer.connection.over:
                 return
             identity = identity_json(grant and grant.identity)

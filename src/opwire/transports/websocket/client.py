@@ -13,17 +13,10 @@ from websockets.exceptions import InvalidURI
 from websockets.uri import WebSocketURI, parse_uri
 
 from opwire import deadlines
-from opwire.call.events import (
-    MAX_MESSAGE,
-    CallEvent,
-    CallRequested,
-    Here,
-    Who,
-    Withdraw,
-    refusal_error,
-)
+from opwire.call.events import MAX_MESSAGE, CallEvent, CallRequested, Here, Who, Withdraw, refusal_error
 from opwire.call.transport import Address, MovableReceiver, Receiver
 from opwire.errors import CallError, ErrorCode, UsageError, check_above_zero, system_message
+from opwire.tasks import cancel_tasks
 from opwire.transports.link import MAX_BACKLOG
 from opwire.transports.websocket.routes import SERVER
 from opwire.transports.websocket.session import ClientSession, Dropped
@@ -215,9 +208,7 @@ class WebSocketTransport:
         if self._closed:
             return
         self._closed = True
-        if self._reconnecting is not None:
-            self._reconnecting.cancel()
-            await asyncio.wait([self._reconnecting])
+        await cancel_tasks(self._reconnecting)
         sessions = [*self._retired, *([] if self._session is None else [self._session])]
         self._session, self.connected = None, False
         self._retired.clear()

@@ -23,22 +23,8 @@ import msgspec
 from msgspec.structs import replace
 
 from opwire.auth.tokens import Grant, TokenBucket
-from opwire.call.events import (
-    MAX_ID,
-    MAX_MESSAGE,
-    CallAborted,
-    CallEvent,
-    CallFailed,
-    Left,
-    Refused,
-    SessionEvent,
-    SessionMessage,
-    WireAnnounce,
-    Withdraw,
-    encode_event,
-    encode_session,
-    too_deep,
-)
+from opwire.call import events
+from opwire.call.events import MAX_ID, CallAborted, CallEvent, CallFailed, SessionMessage, encode_event
 from opwire.call.transport import Address
 from opwire.errors import CallError, ErrorCode
 from opwire.logs import CANCELLED
@@ -152,12 +138,12 @@ class Peer:
         self.identity = ANONYMOUS  # as JSON
         self.turn: asyncio.Future[None] | None = None  # to have its token checked
         self.expiry: asyncio.Task[None] | None = None  # of its grant
-        self.changes: deque[WireAnnounce | Withdraw] = deque()  # undecided
+        self.changes: deque[events.WireAnnounce | events.Withdraw] = deque()  # undecided
         self.changing = 0  # operations in these
         self.carried = 0  # bytes of descriptions in these
         self.notice: asyncio.TimerHandle | None = None  # that changes are pending
         self.strikes = 0  # invalid messages
-        self.max_message = MAX_MESSAGE
+        self.max_message = events.MAX_MESSAGE
         self.header = relay_header(address)  # of the events that it sends
 
     @property
@@ -176,10 +162,10 @@ class Peer:
             raise CallError(ErrorCode.PAYLOAD_TOO_LARGE, size)
         self.connection.send(message, control=control)
 
-    def notify(self, event: CallEvent | SessionEvent, sender: Address = SERVER) -> None:
+    def notify(self, event: CallEvent | events.SessionEvent, sender: Address = SERVER) -> None:
         """Send an event without raising; an event of a call is sent on behalf of the call's other side."""
         if isinstance(event, SessionMessage):
-            message = encode_session(event)
+            message = events.encode_session(event)
         else:
             message = encode_event(event)
             message = message if sender == SERVER else message[:-1] + relay_header(sender)
@@ -190,7 +176,7 @@ class Peer:
 
     def refuse(self, error: CallError, number: int = 0) -> None:
         """Refuse a session request; 0 is the number of the hello."""
-        self.notify(Refused(id=number, code=error.code.value, message=error.message))
+        self.notify(events.Refused(id=number, code=error.code.value, message=error.message))
 
     def stop_timers(self) -> None:
         """Cancel the timers of its grant and of its changes."""
@@ -240,7 +226,7 @@ class Relay:
             elif connected:
                 peer.notify(CallAborted(request_id=call.request_id, reason=reason), call.caller)
         for server in {call.server for call in calls} - {gone, SERVER}:
-            self.peers[server].notify(Left(peer=gone, reason=reason))
+            self.peers[server].notify(events.Left(peer=gone, reason=reason))
         for call in calls:  # another hub cannot know which calls were made by the peer that left
             if call.server not in (gone, SERVER) and self.peers[call.server].hub:
                 self.peers[call.server].notify(CallAborted(request_id=call.request_id, reason=reason), gone)
@@ -268,7 +254,7 @@ class Relay:
         with suppress(CallError):
             head = read_head(message)
             if not head.steers and type(head) is not RequestedHead:
-                failed = CallFailed.of(head.request_id, too_deep())
+                failed = CallFailed.of(head.request_id, events.too_deep())
                 failure = FailedHead(request_id=head.request_id, peer=head.peer, code=failed.code)
                 self.pass_on(sender, encode_event(failed), failure)
         self._session_message(sender, message)  # last: it may end the connection

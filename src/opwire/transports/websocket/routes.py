@@ -21,7 +21,7 @@ import msgspec
 from msgspec import Meta, Struct, field
 
 from opwire.auth.tokens import not_delegated
-from opwire.bounded import BoundedDict
+from opwire.bounded import BoundedDict, Tally
 from opwire.call.discovery import OPERATIONS
 from opwire.call.events import MAX_ID, union_of
 from opwire.call.transport import Address
@@ -259,7 +259,7 @@ class _PeerRoutes(Struct, eq=False):
     asked: dict[str, RoutedCall] = field(default_factory=dict[str, RoutedCall])  # by request id
     held: dict[str, tuple[RoutedCall, ...]] = field(default_factory=dict[str, tuple[RoutedCall, ...]])  # one per caller
     doubtful: dict[str, RoutedCall] = field(default_factory=dict[str, RoutedCall])  # of those that it asked
-    callers: Counter[bytes] = field(default_factory=Counter[bytes])  # of a hub: the open calls of each identity
+    callers: Tally[bytes] = field(default_factory=Tally[bytes])  # of a hub: the open calls of each identity
 
 
 class Routes:
@@ -270,19 +270,13 @@ class Routes:
     """
 
     def __init__(
-        self,
-        *,
-        max_calls: int,
-        max_operations: int,
-        balance: Balance = "least_busy",
-        unserved: Callable[[str], None] | None = None,
-        identifies: bool = True,
+        self, *, max_calls: int, max_operations: int, balance: Balance = "least_busy", identifies: bool = True
     ) -> None:
         self._identifies = identifies
         self._max_calls = max_calls
         self._max_operations = max_operations
         self._balance = balance
-        self.unserved = unserved
+        self.unserved: Callable[[str], None] | None = None
         self._peers: dict[Address, _PeerRoutes] = {SERVER: _PeerRoutes()}
         self._serving: dict[str, _OperationServers] = {}  # by operation
         self._elsewhere: dict[str, _OperationServers] = {}  # other hubs, by operation
@@ -581,9 +575,7 @@ class Routes:
         request_id, caller, server = call.request_id, self._peers[call.caller], self._peers[call.server]
         del caller.asked[request_id]
         if caller.hub:
-            caller.callers[call.identity] -= 1
-            if not caller.callers[call.identity]:
-                del caller.callers[call.identity]
+            caller.callers.subtract(call.identity)
         if call.is_ambiguous:
             caller.doubtful.pop(request_id, None)
         server.load -= 1

@@ -19,30 +19,8 @@ from websockets.server import ServerProtocol
 from websockets.typing import Origin
 
 from opwire.auth.tokens import TokenBucket
-from opwire.call.events import (
-    BULK,
-    MAX_MESSAGE,
-    VERSION,
-    CallAborted,
-    CallCompleted,
-    CallEvent,
-    CallFailed,
-    CallProgress,
-    CallQuestion,
-    CallRequested,
-    CallResponded,
-    GoAway,
-    Hello,
-    Here,
-    Welcome,
-    Who,
-    WireAnnounce,
-    Withdraw,
-    decode_event,
-    decode_message,
-    encode_event,
-    is_final,
-)
+from opwire.call import events
+from opwire.call.events import BULK, CallAborted, CallEvent, CallRequested, decode_event, encode_event, is_final
 from opwire.call.transport import Address, Receiver
 from opwire.errors import CallError, ErrorCode, check_above_zero, check_choice, system_message
 from opwire.names import counted
@@ -81,7 +59,7 @@ _POLL = 0.01  # seconds between two checks for open calls
 _MAX_STRIKES = 100  # invalid messages, after which a connection is closed
 _MAX_SHOWN = 200  # characters of an error that its sender sees
 _closed = partial(CallError, ErrorCode.UNAVAILABLE, "this end is closed")
-_RESPONSES = (CallResponded, CallCompleted, CallFailed, CallProgress, CallQuestion)
+_RESPONSES = (events.CallResponded, events.CallCompleted, events.CallFailed, events.CallProgress, events.CallQuestion)
 
 
 class ServerOptions(TypedDict, total=False):
@@ -139,7 +117,7 @@ class WebSocketServer:
         port: int = 0,
         *,
         heartbeat: float = HEARTBEAT,
-        max_message: int = MAX_MESSAGE,
+        max_message: int = events.MAX_MESSAGE,
         ssl: SSLContext | None = None,
         origins: Sequence[str] = (),
         max_connections: int = 1_000,
@@ -344,7 +322,7 @@ class WebSocketServer:
             self._listener.close()
         for peer in self.relay.peers.values():
             if not peer.hub:
-                peer.notify(GoAway(reason=reason))
+                peer.notify(events.GoAway(reason=reason))
 
     async def moved(self, timeout: float) -> None:
         """Wait after `go_away` until all clients have moved elsewhere, or cannot; at most this many seconds."""
@@ -367,8 +345,7 @@ class WebSocketServer:
         self.go_away()
         self._listener = None
         await self._admission.close(self._connected)
-        closing = [peer.connection.close(_GOING_AWAY, "the server leaves") for peer in self._connected]
-        await asyncio.gather(*closing)
+        await asyncio.gather(*(peer.connection.close(_GOING_AWAY, "the server leaves") for peer in self._connected))
         self._connected.clear()
         self._pending.clear()
         self._reset()
@@ -428,7 +405,7 @@ class WebSocketServer:
         leaving = next((peer for peer in group if self.routes.idle(peer.address)), group[0])
         leaving.connection.end(TOO_MUCH, "its place is needed for others")
 
-    def _welcome(self, peer: Peer, hello: Hello) -> None:
+    def _welcome(self, peer: Peer, hello: events.Hello) -> None:
         peer.welcomed = True
         self._pending.pop(peer, None)
         peer.max_message = hello.max_message
@@ -440,7 +417,9 @@ class WebSocketServer:
         self.relay.join(peer)
         peer.connection.arrived = partial(self.relay.arrived, peer)
         beat = max(1, round(self._heartbeat * 1000))
-        peer.notify(Welcome(version=VERSION, peer=peer.address, max_message=self._max_message, heartbeat_ms=beat))
+        peer.notify(
+            events.Welcome(version=events.VERSION, peer=peer.address, max_message=self._max_message, heartbeat_ms=beat)
+        )
         peer.connection.beat(self._heartbeat)
 
     def _lost(self, peer: Peer, reason: str) -> None:
@@ -457,34 +436,34 @@ class WebSocketServer:
     def _first_message(self, peer: Peer, message: bytes) -> None:
         """Handle a message before the welcome; the relay gets those after it."""
         try:
-            event = decode_message(message, limit=self._max_message)
+            event = events.decode_message(message, limit=self._max_message)
         except CallError:
             peer.connection.end(MALFORMED, "invalid first message: expected session.hello")
             return
         match event:
-            case Hello(version=version) if version == VERSION and not peer.greeted:
+            case events.Hello(version=version) if version == events.VERSION and not peer.greeted:
                 peer.greeted = True
                 self._admission.enter(peer, event)
-            case Hello() if peer.greeted:
+            case events.Hello() if peer.greeted:
                 peer.connection.end(UNEXPECTED, "session.hello comes once")
-            case Hello():
-                peer.connection.end(MALFORMED, f"unknown version {event.version}: this server speaks {VERSION}")
+            case events.Hello():
+                peer.connection.end(MALFORMED, f"unknown version {event.version}: this server speaks {events.VERSION}")
             case _:
                 first = "nothing comes before session.welcome" if peer.greeted else "session.hello comes first"
                 peer.connection.end(UNEXPECTED, first)
 
     def _session_message(self, peer: Peer, message: bytes) -> None:
         try:
-            event = decode_message(message, limit=self._max_message + MARGIN)
+            event = events.decode_message(message, limit=self._max_message + MARGIN)
         except CallError as error:
             self._malformed(peer, error)
             return
         match event:
-            case WireAnnounce() | Withdraw():
+            case events.WireAnnounce() | events.Withdraw():
                 self._admission.change(peer, event)
-            case Who():
-                peer.notify(Here(id=event.id, peers=self.routes.servers()))
-            case GoAway():
+            case events.Who():
+                peer.notify(events.Here(id=event.id, peers=self.routes.servers()))
+            case events.GoAway():
                 peer.moved = True
                 self._admission.withdraw(peer, self.routes.operations(peer.address), moves=self._going)
             case _:
@@ -502,7 +481,7 @@ class WebSocketServer:
                 self._malformed(peer, error)
             else:  # fail the server's own call
                 self._malformed(peer, CallError(error.code, error.message))
-                self._receiver.received(CallFailed.of(head.request_id, error), peer.address)
+                self._receiver.received(events.CallFailed.of(head.request_id, error), peer.address)
                 if self.routes.asked(SERVER, head.request_id) is not None:  # neither the table nor the peer ended it
                     with suppress(CallError):
                         self.send(
@@ -527,6 +506,6 @@ class WebSocketServer:
             return
         match error.details:
             case {"requestId": str(request_id)}:
-                peer.notify(CallFailed.of(request_id, CallError(error.code, shown)))
+                peer.notify(events.CallFailed.of(request_id, CallError(error.code, shown)))
             case _:
                 pass

@@ -29,6 +29,7 @@ from opwire.call.events import (
 )
 from opwire.call.transport import Address, Receiver
 from opwire.errors import CallError, ErrorCode
+from opwire.tasks import resolve
 from opwire.transports.websocket.connection import SUBPROTOCOL, WebSocketConnection
 from opwire.transports.websocket.relay import MARGIN, read_origin, relay_header
 from opwire.transports.websocket.routes import SERVER, RequestedHead, read_head
@@ -95,8 +96,7 @@ class ClientSession:
             CallError: the server refuses, or speaks another protocol.
         """
         loop = asyncio.get_running_loop()
-        self._requests[_HELLO] = loop.create_future()
-        welcome = self._requests[_HELLO]
+        welcome = self._requests[_HELLO] = loop.create_future()
         secure = (ssl or True) if self._uri.secure else None
         await loop.create_connection(lambda: self._connection.link, self._uri.host, self._uri.port, ssl=secure)
         self._core.send_request(self._core.connect())
@@ -149,9 +149,8 @@ class ClientSession:
             self._resolve(number, CallError(ErrorCode.UNAVAILABLE, reason))
 
     def _resolve(self, number: int, response: _Response) -> None:
-        request = self._requests.pop(number, None)
-        if request is not None and not request.done():
-            request.set_result(response)
+        if (request := self._requests.pop(number, None)) is not None:
+            resolve(request, response)
 
     def request(self, event: CallRequested, to: Address | None) -> None:
         """Send a request to a peer, or (None) to a server of its operation."""
@@ -182,8 +181,7 @@ class ClientSession:
             async with asyncio.timeout(PATIENCE) as self._timeouts[number]:
                 response = await request
         except TimeoutError:
-            silent = f"the server did not answer for {PATIENCE:g} s"
-            raise CallError(ErrorCode.UNAVAILABLE, silent) from None
+            raise CallError(ErrorCode.UNAVAILABLE, f"the server did not answer for {PATIENCE:g} s") from None
         finally:
             self._requests.pop(number, None)
             self._timeouts.pop(number, None)
