@@ -118,7 +118,7 @@ class TaskRunner:
             return Retry(policy.delay(claim.attempt, gone), gone, failed=False)
         try:
             envelope = await self._dispatcher.execute(spec, event.input, context)
-            return _outcome(claim, CallResponded(request_id=event.request_id, output=envelope))
+            return _ended(claim, encode_event(CallResponded(request_id=event.request_id, output=envelope)))
         except Exception as error:
             return self._after(claim, failure(error, task.operation_id))
 
@@ -137,7 +137,7 @@ class TaskRunner:
             return event
         try:
             envelope = self._dispatcher.execute_at_once(bound, event.input, self._context(claim, event))
-            return _outcome(claim, CallResponded(request_id=event.request_id, output=envelope))
+            return _ended(claim, encode_event(CallResponded(request_id=event.request_id, output=envelope)))
         except Exception as error:
             return self._after(claim, failure(error, claim.task.operation_id))
 
@@ -182,7 +182,7 @@ class TaskRunner:
         try:
             result = claim.task.result()
             if type(result) is CallResponded:
-                return _outcome(claim, replace(result, request_id=claim.task.key))
+                return _ended(claim, encode_event(replace(result, request_id=claim.task.key)))
             if type(result) is CallFailed and claim.failures == 0:  # otherwise that attempt was counted
                 return self._after(claim, result.error())
             return claim.task.read()
@@ -249,10 +249,6 @@ def _encode_failure(request_id: str, error: CallError) -> bytes:
         return encode_event(event)
     except Exception:  # its details are too large or not plain, or its message is too large
         return encode_event(replace(event, message=event.message[:_SHORT], details=None))
-
-
-def _outcome(claim: Claim, response: CallResponded) -> Outcome:
-    return _ended(claim, encode_event(response))
 
 
 def _ended(claim: Claim, event: bytes) -> Outcome:

@@ -37,7 +37,7 @@ from opwire.deadlines import Deadlines
 from opwire.durable.journal import SEPARATOR, Outcome, Task
 from opwire.errors import CallError, ErrorCode
 from opwire.invoke import eager_task
-from opwire.tasks import resolve
+from opwire.tasks import reject, resolve
 
 logger = logging.getLogger("opwire.durable")
 
@@ -181,8 +181,7 @@ class SharedCall(Struct, eq=False):
 
     def fail(self, error: Exception) -> None:
         """Raise an error in the caller."""
-        if not self.response.done():
-            self.response.set_exception(error)
+        reject(self.response, error)
 
 
 class _CallBatch(Struct, eq=False):

@@ -35,7 +35,7 @@ from opwire.durable.journal import (
 )
 from opwire.durable.waiters import OutcomeWaiters
 from opwire.errors import CallError, ErrorCode
-from opwire.tasks import AsyncResource
+from opwire.tasks import AsyncResource, reject, resolve
 
 
 class _JournalEntry(Struct, eq=False, gc=False):
@@ -331,8 +331,7 @@ class MemoryJournal(AsyncResource):
         self._state.listeners.discard(self)
         self._waiters.fail(_closed())
         for future in self._claiming:
-            if not future.done():
-                future.set_exception(_closed())
+            reject(future, _closed())
 
     def _opened(self) -> MemoryJournalState:
         if not self._is_open:
@@ -434,8 +433,7 @@ class MemoryJournal(AsyncResource):
     def claimable(self) -> None:
         """Wake pending claims."""
         for future in self._claiming:
-            if not future.done():
-                future.set_result(None)
+            resolve(future)
 
     def ended(self, outcome: Outcome) -> None:
         """Wake pending waits for this outcome."""

@@ -15,6 +15,7 @@ import asyncio
 from abc import abstractmethod
 from collections import deque
 from collections.abc import AsyncGenerator
+from contextlib import suppress
 from typing import Any, Literal, NamedTuple
 
 import msgspec
@@ -95,11 +96,9 @@ class DurableStream(AsyncResource):
                 if len(encoded) > _LARGE:  # decoding one takes up to 0.1 s: other tasks run before the next
                     await asyncio.sleep(0)
             if not items:
-                try:
+                with suppress(TimeoutError):
                     async with asyncio.timeout(POLL):
                         await news.wait()
-                except TimeoutError:
-                    pass
 
     def notify(self) -> None:
         """Wake the readers that wait for an item."""
@@ -132,14 +131,12 @@ def decode_item(encoded: bytes) -> Any:
 
     So is JSON that is nested deeper, or takes longer to decode, than a message may: readers could not get past it.
     """
-    try:
+    with suppress(ValueError, RecursionError):
         data = read_peer_json(_decoder, encoded)
         # Nesting needs pairs of brackets: counting them is faster than walking the values.
         may_be_deep = len(encoded) <= MAX_MESSAGE and encoded.count(b"[") + encoded.count(b"{") > MAX_DEPTH
         if not may_be_deep or not survey(data).deep:
             return data
-    except (ValueError, RecursionError):
-        pass
     try:
         return encoded.decode()
     except UnicodeDecodeError:

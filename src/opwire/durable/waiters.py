@@ -10,7 +10,7 @@ from opwire.deadlines import Deadlines
 from opwire.durable.journal import Outcome
 from opwire.errors import CallError, ErrorCode
 from opwire.names import limit_text
-from opwire.tasks import resolve
+from opwire.tasks import reject, resolve
 
 RECHECK = 5.0
 """Seconds between two lookups of an awaited outcome, in an engine that may lose notifications."""
@@ -50,8 +50,7 @@ class OutcomeWaiter(Struct, eq=False):
 
     def fail(self, error: Exception) -> None:
         """Raise an error in the caller."""
-        if not self.future.done():
-            self.future.set_exception(error)
+        reject(self.future, error)
 
 
 class OutcomeWaiters:

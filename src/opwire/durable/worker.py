@@ -12,6 +12,7 @@ import logging
 import time
 from collections import deque
 from collections.abc import Awaitable, Callable, Coroutine, Iterable
+from contextlib import suppress
 from functools import partial
 from math import inf
 from typing import Any, Self
@@ -182,14 +183,12 @@ class DurableWorker(AsyncResource):
         """Stop claiming, and wait until no task is running."""
         self._draining = True
         self._changed.set()
-        try:
+        with suppress(TimeoutError):
             async with asyncio.timeout(seconds_within(timeout, MAX_SECONDS)):
                 await self._end_of_claiming()
                 while self._running:
                     self._changed.clear()
                     await self._changed.wait()
-        except TimeoutError:
-            pass
         return not self._running
 
     async def _end_of_claiming(self) -> None:
