@@ -53,7 +53,7 @@ from opwire.hub.remote_operations import DescribedOperation, RemoteOperations
 from opwire.monitor import Statistics
 from opwire.operation import AccessControl, Change, Context, OperationSpec, is_own
 from opwire.registry import OperationRegistry
-from opwire.tasks import spawn
+from opwire.tasks import cancel_tasks, spawn
 from opwire.transports.batches import BATCHING
 from opwire.transports.broker import BrokerTransport
 from opwire.transports.connect import TransportOptions, connect
@@ -391,10 +391,7 @@ class Cluster:
         """Disconnect."""
         self._stop_watching()
         self._remote.on_local = lambda _id, _version: None
-        for task in self._tasks:
-            task.cancel()
-        if self._tasks:
-            await asyncio.wait(self._tasks)
+        await cancel_tasks(*self._tasks)
         await self._handler.close()
         await self._calls.close()
 

@@ -88,12 +88,12 @@ class Observer:
     async def _observe(self, address: Address) -> ObservedServer:
         target = self.target
         try:
-            if isinstance(target, PendingRequestMap):
+            if not isinstance(target, PendingRequestMap):
+                figures = await target.call(STATISTICS, output_type=ServerStatistics, timeout=_TIMEOUT)
+            else:
                 found = await target.call(STATISTICS, to=address, output_type=ServerStatistics, timeout=_TIMEOUT)
-                return ObservedServer(address, found.data)
-            return ObservedServer(
-                address, await target.call(STATISTICS, output_type=ServerStatistics, timeout=_TIMEOUT)
-            )
+                figures = found.data
+            return ObservedServer(address, figures)
         except CallError as error:
             return ObservedServer(address, None, error)
 

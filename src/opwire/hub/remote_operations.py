@@ -7,6 +7,7 @@ import asyncio
 import re
 import time
 from collections.abc import AsyncGenerator, Awaitable, Callable, Container, Iterable
+from contextlib import aclosing
 from typing import Any, NamedTuple
 
 from msgspec import Struct, field
@@ -317,12 +318,9 @@ class RemoteOperations:
 
         async def stream(input: Any, context: Context) -> AsyncGenerator[ResponseEnvelope[Any]]:
             context = await self._forwarded(operation_id, context)
-            items = self._calls.subscribe(operation_id, input, context=context)
-            try:
+            async with aclosing(self._calls.subscribe(operation_id, input, context=context)) as items:
                 async for item in items:
                     yield item
-            finally:
-                await items.aclose()
 
         return stream if spec.type is OperationType.SUBSCRIPTION else call
 

@@ -114,8 +114,7 @@ class RemoteServer:
             await self._list()
             await self._measure()
             for loop in (self._follow_calls(), self._follow_figures()):
-                task = asyncio.create_task(loop)
-                stack.push_async_callback(_cancelled, task)
+                stack.push_async_callback(_cancelled, asyncio.create_task(loop))
             self._stack = stack.pop_all()
         return self
 

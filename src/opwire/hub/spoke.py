@@ -18,6 +18,7 @@ from opwire.hub.remote_operations import RemoteOperations
 from opwire.names import counted
 from opwire.operation import Identity, OperationSpec, may_access
 from opwire.registry import OperationRegistry
+from opwire.tasks import cancel_tasks
 from opwire.transports.connect import TransportOptions, connect
 from opwire.version import VERSION
 
@@ -194,9 +195,7 @@ class BrokerNode(Spoke):
 
     async def close(self) -> None:
         """Disconnect. Calls in flight are cancelled: `drain` finishes them first."""
-        if self._polling is not None:
-            self._polling.cancel()
-            await asyncio.wait([self._polling])
+        await cancel_tasks(self._polling)
         await super().close()
         self._remote.clear()
 
