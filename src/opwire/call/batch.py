@@ -6,13 +6,7 @@ from typing import Any
 
 import msgspec
 
-from opwire.call.events import (
-    CallEvent,
-    CallRequested,
-    CallResponded,
-    SessionEvent,
-    decode_message,
-)
+from opwire.call.events import CallEvent, CallRequested, CallResponded, SessionEvent, decode_message
 from opwire.envelope import arrived_envelope
 from opwire.errors import CallError, ConversionError, ErrorCode
 from opwire.typed.plain import MAX_DEPTH, one_line, read_json, survey

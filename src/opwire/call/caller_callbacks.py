@@ -11,7 +11,7 @@ from opwire.call.transport import Address
 from opwire.errors import CallError
 from opwire.operation import Progress
 from opwire.questions import METHODS, QUESTION_TIMEOUT, Question, QuestionCallback, QuestionKind, ask, unanswerable
-from opwire.tasks import spawn
+from opwire.tasks import resolve, spawn
 
 logger = logging.getLogger("opwire.call")
 
@@ -120,11 +120,7 @@ class RemoteCaller:
         self._last += 1
         number, answered = self._last, asyncio.get_running_loop().create_future()
         asked = CallQuestion(
-            request_id=self._request_id,
-            id=number,
-            kind=question.kind,
-            params=question.params,
-            key=question.key or None,
+            request_id=self._request_id, id=number, kind=question.kind, params=question.params, key=question.key or None
         )
         if len(self._open) >= MAX_QUESTIONS or not self._send(asked):
             raise unanswerable(question, "which cannot be sent to its caller")
@@ -139,9 +135,8 @@ class RemoteCaller:
 
     def answered(self, event: CallAnswer) -> None:
         """Resolve a question; unknown and repeated answers are ignored."""
-        waiting = self._open.get(event.id)
-        if waiting is not None and not waiting.done():
-            waiting.set_result(event)
+        if (waiting := self._open.get(event.id)) is not None:
+            resolve(waiting, event)
 
 
 class ProgressSender:

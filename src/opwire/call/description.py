@@ -115,8 +115,7 @@ class OperationInfo(Struct, rename="camel", kw_only=True):
 
 
 def _lazy_schema(json_schema: dict[str, Any] | bool) -> Schema:
-    encoded = json.encode(json_schema)
-    schema = Schema.deferred(partial(json.decode, encoded))
+    schema = Schema.deferred(partial(json.decode, json.encode(json_schema)))
     schema.dialect = dialect_of(json_schema)
     return schema
 

@@ -185,8 +185,7 @@ class SelfDescription:
 
     def describe(self) -> Description:
         """Return the description of this server with all its operations."""
-        specs = filter(self._serves, self._registry.list())
-        return Description(self._about(), [self._info(spec) for spec in specs])
+        return Description(self._about(), [self._info(spec) for spec in filter(self._serves, self._registry.list())])
 
     def _info(self, spec: OperationSpec) -> OperationInfo:
         return OperationInfo.of(spec, self._statistics.get(spec.id, _NO_CALLS))

@@ -293,23 +293,14 @@ def is_final(event: CallEvent, *, streams: bool = False) -> bool:
     return event.seq is None and not streams if type(event) is CallResponded else type(event) in _FINAL
 
 
-def _schema(type: str, required: dict[str, Any], optional: dict[str, Any] | None = None) -> dict[str, Any]:
-    return {
-        "type": "object",
-        "properties": {"type": {"const": type}, "requestId": {"type": "string"}, **required, **(optional or {})},
-        "required": ["type", "requestId", *required],
-    }
-
-
 _STRING = {"type": "string"}
 _NUMBER = {"type": "number"}
 _BOOLEAN = {"type": "boolean"}
 _NATURAL = {"type": "integer", "minimum": 0}
 _POSITIVE = {"type": "integer", "minimum": 1}
 
-CALL_EVENT_SCHEMAS: dict[str, dict[str, Any]] = {
-    "call.requested": _schema(
-        "call.requested",
+_CALL_FIELDS: dict[str, tuple[dict[str, Any], dict[str, Any]]] = {  # those that are required, and the optional ones
+    "call.requested": (
         {"operationId": _STRING},
         {
             "input": {"description": "Any JSON value; null by default"},
@@ -331,28 +322,31 @@ CALL_EVENT_SCHEMAS: dict[str, dict[str, Any]] = {
             "resumeFrom": {**_STRING, "description": "The cursor of the last item that the caller has"},
         },
     ),
-    "call.responded": _schema(
-        "call.responded", {"output": RESPONSE_ENVELOPE_SCHEMA}, {"seq": _POSITIVE, "resumed": _BOOLEAN}
-    ),
-    "call.completed": _schema("call.completed", {}, {"seq": _NATURAL}),
-    "call.error": _schema(
-        "call.error",
+    "call.responded": ({"output": RESPONSE_ENVELOPE_SCHEMA}, {"seq": _POSITIVE, "resumed": _BOOLEAN}),
+    "call.completed": ({}, {"seq": _NATURAL}),
+    "call.error": (
         {"code": _STRING, "message": _STRING},
         {"details": {}, "retryable": _BOOLEAN, "retryAfterMs": _NUMBER, "notStarted": _BOOLEAN},
     ),
-    "call.aborted": _schema("call.aborted", {}, {"reason": _STRING}),
-    "call.credit": _schema("call.credit", {"n": _NATURAL}, {"total": _NATURAL, "received": _NATURAL}),
-    "call.progress": _schema("call.progress", {"progress": _NUMBER}, {"total": _NUMBER, "message": _STRING}),
-    "call.question": _schema(
-        "call.question",
+    "call.aborted": ({}, {"reason": _STRING}),
+    "call.credit": ({"n": _NATURAL}, {"total": _NATURAL, "received": _NATURAL}),
+    "call.progress": ({"progress": _NUMBER}, {"total": _NUMBER, "message": _STRING}),
+    "call.question": (
         {"id": _POSITIVE, "kind": {"enum": ["elicit", "sample", "roots"]}},
         {"params": {"type": "object", "description": "As in the request of MCP"}, "key": _STRING},
     ),
-    "call.answer": _schema(
-        "call.answer",
+    "call.answer": (
         {"id": _POSITIVE},
         {"answer": {"type": "object", "description": "As in the result of MCP"}, "error": _STRING},
     ),
+}
+CALL_EVENT_SCHEMAS: dict[str, dict[str, Any]] = {
+    type: {
+        "type": "object",
+        "properties": {"type": {"const": type}, "requestId": _STRING, **required, **optional},
+        "required": ["type", "requestId", *required],
+    }
+    for type, (required, optional) in _CALL_FIELDS.items()
 }
 CALL_EVENT_SCHEMA: dict[str, Any] = {"oneOf": list(CALL_EVENT_SCHEMAS.values())}
 

@@ -8,6 +8,7 @@ import asyncio
 import logging
 import time
 from collections.abc import AsyncGenerator, Awaitable, Callable
+from contextlib import aclosing
 from functools import partial
 from typing import Any
 
@@ -513,7 +514,7 @@ class CallHandler(AsyncResource):
     ) -> None:
         seq, resumed = 0, None if event.resume_from is None else True
         credits = served.credits = served.credits or Credits(None)
-        try:
+        async with aclosing(items):
             await credits.ready()
             async for envelope in items:
                 served.items = credits.sent = seq = seq + 1
@@ -527,8 +528,6 @@ class CallHandler(AsyncResource):
                 await credits.ready()
                 if seq % _BREATH == 0:
                     await asyncio.sleep(0)
-        finally:
-            await items.aclose()
         self._calls.complete(event.request_id, seq)
 
     def _describing(self, operation_id: str, caller: Address) -> Dispatcher:

@@ -49,10 +49,7 @@ class Outbox:
         Raises:
             CallError: `send` failed for another reason.
         """
-        turn = self._turns.get(to)
-        if turn is None:
-            turn = self._turns[to] = asyncio.Lock()
-        async with turn:  # one attempt at a time: each encodes the event again
+        async with self._turns.setdefault(to, asyncio.Lock()):  # one attempt at a time: each encodes the event again
             pause = _FIRST_PAUSE
             while True:
                 try:

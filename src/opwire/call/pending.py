@@ -8,6 +8,7 @@ import logging
 import time
 from collections import OrderedDict
 from collections.abc import AsyncGenerator, Callable, Coroutine, Mapping
+from contextlib import aclosing
 from functools import partial
 from typing import Any, Self, TypeVar, Unpack, cast, overload
 
@@ -36,7 +37,7 @@ from opwire.errors import CallError, ConversionError, ErrorCode, check_above_zer
 from opwire.invoke import Interceptors, Run
 from opwire.operation import Context, Interceptor, OperationType, Progress
 from opwire.pipeline import typed_envelope
-from opwire.tasks import AsyncResource, in_turns
+from opwire.tasks import AsyncResource, in_turns, reject, resolve
 
 logger = logging.getLogger("opwire.call")
 
@@ -232,12 +233,9 @@ class PendingRequestMap(AsyncResource):
         bare = partial(self._stream, operation_id, idle_timeout=idle_timeout, overflow=overflow, **route)
         if self._interceptors.installed:
             bare = self._interceptors.remote(operation_id, OperationType.SUBSCRIPTION, bare).subscribe
-        items = bare(input, context)
-        try:
+        async with aclosing(bare(input, context)) as items:
             async for item in items:
                 yield item if output_type is None else typed_envelope(item, output_type, operation_id)
-        finally:
-            await items.aclose()
 
     async def _stream(
         self,
@@ -555,9 +553,9 @@ class PendingRequestMap(AsyncResource):
                 sink.end(sink.overflowed())
                 self._try_send(CallAborted(request_id=event.request_id, reason="the consumer is too slow"), sender)
         elif isinstance(value, CallError):
-            _fail(sink, value)
-        elif not sink.done():
-            sink.set_result(value)
+            reject(sink, value)
+        else:
+            resolve(sink, value)
 
     def _retry(self, event: CallRequested, sink: _Sink, move: int) -> None:
         """Send a request that was not started to another server, in the time that is left."""
@@ -606,5 +604,5 @@ class PendingRequestMap(AsyncResource):
 def _fail(sink: _Sink, error: CallError) -> None:
     if isinstance(sink, Inbox):
         sink.end(error)
-    elif not sink.done():
-        sink.set_exception(error)
+    else:
+        reject(sink, error)
