@@ -235,8 +235,7 @@ def _schema_positions(root: Any) -> Iterator[tuple[tuple[str, ...] | None, dict[
         yield path, cast("dict[str, Any]", schema)
         for keyword, value in cast("dict[str, Any]", schema).items():
             if keyword == "properties":
-                inner = as_dict(value).items()
-                stack += [(None if path is None else (*path, name), each) for name, each in inner]
+                stack += [(None if path is None else (*path, name), each) for name, each in as_dict(value).items()]
             elif keyword in _SCHEMAS:
                 stack.append((None, value))
             elif keyword in _SCHEMA_LISTS:

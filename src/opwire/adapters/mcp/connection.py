@@ -16,13 +16,7 @@ from copy import copy
 from types import ModuleType
 from typing import Any, cast
 
-from opwire.adapters.mcp.negotiation import (
-    Agreement,
-    ListenStreams,
-    MCPServerInfo,
-    announced_changes,
-    negotiate,
-)
+from opwire.adapters.mcp.negotiation import Agreement, ListenStreams, MCPServerInfo, announced_changes, negotiate
 from opwire.adapters.mcp.servers import (
     MCPOptions,
     MCPServer,
@@ -54,15 +48,7 @@ from opwire.mcp.messages import (
     RPCRequest,
     RPCResponse,
 )
-from opwire.mcp.peer import (
-    MAX_REQUESTS,
-    Answer,
-    CancelledRequest,
-    JsonRpcPeer,
-    Rejection,
-    Reported,
-    with_meta,
-)
+from opwire.mcp.peer import MAX_REQUESTS, Answer, CancelledRequest, JsonRpcPeer, Rejection, Reported, with_meta
 from opwire.mcp.protocol import ToolHeaders, write_argument_headers
 from opwire.tasks import resolve
 from opwire.typed.plain import as_dict
@@ -279,11 +265,7 @@ class MCPConnection:
         return {"jsonrpc": "2.0", "id": 1, "method": method, "params": with_meta(params, meta) if meta else params}
 
     async def _complete(
-        self,
-        method: str,
-        params: dict[str, Any],
-        on_progress: ProgressCallback | None,
-        caller: RequestCaller | None,
+        self, method: str, params: dict[str, Any], on_progress: ProgressCallback | None, caller: RequestCaller | None
     ) -> RPCResponse:
         """Send a request, and repeat it with the input that the server requests, until it returns a result."""
         response = await self._send(method, params, on_progress, caller=caller)

@@ -11,12 +11,14 @@ import asyncio
 import logging
 from abc import abstractmethod
 from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Mapping
-from contextlib import asynccontextmanager, suppress
+from contextlib import AsyncExitStack, asynccontextmanager, suppress
 from http.client import HTTPResponse
 from http.cookiejar import Cookie, CookieJar
 from typing import Any, cast
 from urllib.parse import urljoin, urlsplit
 from urllib.request import Request
+
+from msgspec.structs import replace
 
 from opwire.adapters.mcp.servers import HTTPServer
 from opwire.adapters.mcp.transport import (
@@ -504,10 +506,9 @@ class SSETransport(HTTPTransport):
                 if message is not None:
                     await self._deliver(message)
         except CallError as error:
+            words = f"broke the event stream: {error.message}; the connection is closed"
             is_final = error.code is ErrorCode.UNAVAILABLE
-            code = ErrorCode.UNAVAILABLE if is_final else ErrorCode.PROTOCOL_ERROR
-            words = error.message if is_final else f"broke the event stream: {error.message}"
-            self.failure = error if is_final else self._broken(f"{words}; the connection is closed", code)
+            self.failure = error if is_final else self._broken(words, ErrorCode.PROTOCOL_ERROR)
         except Exception:
             logger.exception("the event stream of the MCP server %s cannot be handled", self._server.name)
             self.failure = self._broken(
@@ -538,20 +539,13 @@ async def http_transport(
     Raises:
         CallError: UNAVAILABLE, PROTOCOL_ERROR, or VALIDATION_ERROR for invalid options.
     """
-    async with MCPHTTPClient(server) as client:
-        if server.kind == "sse":
-            transport = SSETransport(server, client, max_message, events)
-            async with transport.stream():
-                try:
-                    yield transport
-                finally:
-                    await transport.close()
-            return
-        transport = StreamableHTTP(server, client, max_message, events)
-        try:
-            yield transport
-        finally:
-            await transport.close()
+    async with AsyncExitStack() as stack:
+        kind = SSETransport if server.kind == "sse" else StreamableHTTP
+        transport = kind(server, await stack.enter_async_context(MCPHTTPClient(server)), max_message, events)
+        if isinstance(transport, SSETransport):
+            await stack.enter_async_context(transport.stream())
+        stack.push_async_callback(transport.close)
+        yield transport
 
 
 def _kind(response: httpx2.Response) -> str:
@@ -562,13 +556,7 @@ def _for_request(
     id: RequestId, message: RPCResponse | RPCFailure | InvalidReply
 ) -> RPCResponse | RPCFailure | InvalidReply:
     """Return a response with the id of its own POST's request: some servers repeat it incorrectly."""
-    if message.id == id:
-        return message
-    if isinstance(message, RPCResponse):
-        return RPCResponse(id, message.result)
-    if isinstance(message, RPCFailure):
-        return RPCFailure(id, message.error)
-    return InvalidReply(id, message.code, message.reason)
+    return message if message.id == id else replace(message, id=id)
 
 
 def _pause(parser: SSEParser) -> float:

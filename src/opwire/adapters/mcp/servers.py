@@ -29,6 +29,7 @@ from opwire.names import UniqueNames, counted
 from opwire.oauth.store import TokenStore
 from opwire.operation import Context, NormalizeMode, is_own
 from opwire.questions import KINDS, QUESTION_TIMEOUT, Question, QuestionCallback, ask
+from opwire.tasks import reject
 from opwire.typed.plain import as_dict, harmless
 
 if TYPE_CHECKING:
@@ -331,11 +332,7 @@ class Callbacks(Struct, frozen=True, kw_only=True):
         return {name: settings for name, (callback, settings) in announced.items() if callback is not None}
 
     async def answer(
-        self,
-        method: str,
-        params: Mapping[str, Any] | None,
-        on_question: QuestionCallback | None = None,
-        key: str = "",
+        self, method: str, params: Mapping[str, Any] | None, on_question: QuestionCallback | None = None, key: str = ""
     ) -> dict[str, Any]:
         """Return the result of a request of the server. `on_question` is that of the call it belongs to.
 
@@ -504,8 +501,7 @@ class SentRequest(Struct, eq=False):
 
     def fail(self, error: Exception) -> None:
         """Raise an error in the caller, unless it has an outcome or has left."""
-        if not self.response.done():
-            self.response.set_exception(error)
+        reject(self.response, error)
 
 
 class ServerQuestions:

@@ -24,14 +24,7 @@ from msgspec.structs import replace
 
 from opwire.adapters.mcp.connection import MCPConnection, SessionLostError, load_http
 from opwire.adapters.mcp.negotiation import MCPServerInfo
-from opwire.adapters.mcp.servers import (
-    HTTPServer,
-    MCPOptions,
-    MCPServer,
-    ProgressCallback,
-    RequestCaller,
-    StdioServer,
-)
+from opwire.adapters.mcp.servers import HTTPServer, MCPOptions, MCPServer, ProgressCallback, RequestCaller, StdioServer
 from opwire.adapters.mcp.transport import with_output
 from opwire.bounded import Tally
 from opwire.deadlines import back_off
@@ -40,7 +33,7 @@ from opwire.mcp.messages import RPCError, RPCResponse
 from opwire.mcp.peer import with_meta
 from opwire.mcp.protocol import REQUEST_META, ToolHeaders
 from opwire.operation import Context, PreparedRequest, Progress, trace_of
-from opwire.tasks import spawn
+from opwire.tasks import cancel_tasks, spawn
 
 if TYPE_CHECKING:
     from opwire.adapters.mcp.auth import MCPAuth
@@ -228,9 +221,7 @@ class MCPSession:
         self.updates.close()
         if self._loop is not None and self._loop.is_closed():
             self._forget_connection()
-        if self._connecting is not None:
-            self._connecting.cancel()
-            await asyncio.wait((self._connecting,))
+        await cancel_tasks(self._connecting)
         if self._connection is not None:
             self._leave(self._connection)
         if self._background:

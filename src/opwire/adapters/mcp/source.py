@@ -133,8 +133,7 @@ class ListingReader:
         completes = self._session.info is not None and can_complete(self._session.info)
         if self._options.resources and "resources" in capabilities and await self._has_resources(deadline):
             watchable = as_dict(capabilities["resources"]).get("subscribe") is True
-            operations = resource_operations(self._sessions, namespace, watchable=watchable, completes=completes)
-            for each in operations:
+            for each in resource_operations(self._sessions, namespace, watchable=watchable, completes=completes):
                 listing.put(each, changes=changes)
         if self._options.prompts and "prompts" in capabilities:
             prompts = await self._list("prompts/list", "prompts", listing.report, deadline, announced=True)
@@ -147,8 +146,7 @@ class ListingReader:
 
     async def _has_resources(self, deadline: float) -> bool:
         """Return whether the server has resources or templates: many announce them, and have none."""
-        lists = (("resources/list", "resources"), ("resources/templates/list", "resourceTemplates"))
-        for method, key in lists:
+        for method, key in (("resources/list", "resources"), ("resources/templates/list", "resourceTemplates")):
             if not await is_empty(self._session, method, key, deadline=deadline):
                 return True
         return False

@@ -14,6 +14,7 @@ import logging
 import reprlib
 from base64 import b64decode
 from collections.abc import AsyncGenerator, Iterable, Iterator, Mapping
+from contextlib import suppress
 from typing import Annotated, Any, TypeVar, cast
 
 import msgspec
@@ -29,15 +30,7 @@ from opwire.envelope import MCPContentBlock, MCPResponseMeta, ResponseEnvelope, 
 from opwire.errors import CallError, ConversionError, ErrorCode, RegistrationError, SchemaError, ToolEnvelopeError
 from opwire.mcp.messages import SMALL, SmallResponse, max_values
 from opwire.mcp.protocol import SCHEMA_KEYWORD, ArgumentHeader, argument_headers
-from opwire.operation import (
-    Context,
-    Operation,
-    OperationSpec,
-    OperationType,
-    PreparedRequest,
-    ShapedResult,
-    split_id,
-)
+from opwire.operation import Context, Operation, OperationSpec, OperationType, PreparedRequest, ShapedResult, split_id
 from opwire.origin import (
     ERROR_META,
     FIELDS_META,
@@ -104,8 +97,7 @@ def skip(report: Report, kind: str, namespace: str, name: object, reason: str) -
 
 def icons_of(definition: Mapping[str, Any]) -> list[dict[str, Any]]:
     """Return the usable icons of a tool or prompt."""
-    icons = map(as_dict, as_list(definition.get("icons")))
-    return [icon for icon in icons if isinstance(icon.get("src"), str)]
+    return [icon for icon in map(as_dict, as_list(definition.get("icons"))) if isinstance(icon.get("src"), str)]
 
 
 def meta_of(definition: Mapping[str, Any]) -> dict[str, Any]:
@@ -147,9 +139,8 @@ class ToolReader:
             return None
         declared = read_origin(tool.get("_meta"), ORIGIN_META)
         # The wrapping is trusted in any case: it only affects how the rest is parsed.
-        wraps_input, wraps_output = (
-            (False, False) if declared is None else (declared.wraps_input, declared.wraps_output)
-        )
+        wraps_input = declared is not None and declared.wraps_input
+        wraps_output = declared is not None and declared.wraps_output
         origin = declared if self._options.trust_annotations else None
         read_only = self._options.trust_annotations and as_dict(tool.get("annotations")).get("readOnlyHint") is True
         type = OperationType.QUERY if read_only else OperationType.MUTATION
@@ -406,10 +397,8 @@ def _data_in_text(blocks: list[MCPContentBlock], label: str, *, parse_json: bool
         logger.warning("%s: an invalid ToolEnvelope is kept as text: %s", label, invalid)
     # A message counts a text as one value.
     if parse_json and len(texts) == 1 and has_few_values(texts[0].encode(errors="replace"), _MAX_VALUES):
-        try:
+        with suppress(ValueError, RecursionError):
             return read_peer_json(_json, texts[0])
-        except (ValueError, RecursionError):
-            pass
     return blocks
 
 

@@ -17,7 +17,7 @@ import weakref
 from abc import ABC, abstractmethod
 from collections import deque
 from collections.abc import AsyncGenerator, Awaitable, Callable, Mapping
-from contextlib import asynccontextmanager
+from contextlib import asynccontextmanager, suppress
 from typing import Any, ClassVar, Protocol, cast
 
 import msgspec
@@ -472,10 +472,8 @@ class ServerProcess(ClientTransport, asyncio.SubprocessProtocol):
                 self._transport.close()
 
     async def _wait_for_exit(self, seconds: float) -> None:
-        try:
+        with suppress(TimeoutError):
             await asyncio.wait_for(self._exited.wait(), seconds)
-        except TimeoutError:
-            pass
 
 
 def _signal_group(pid: int, number: int) -> bool:
