@@ -1,8 +1,8 @@
 """OpenAPI documents as plain data: JSON and YAML text, the specification's version, and `$ref` resolution. No I/O."""
 
 import re
-from collections.abc import Mapping, Set
-from typing import Any, Literal, NamedTuple, cast
+from collections.abc import Callable, Mapping, Set
+from typing import Any, Literal, NamedTuple, TypeVar, cast
 from urllib.parse import unquote, urljoin
 
 import msgspec
@@ -12,6 +12,8 @@ from opwire.adapters.source import Report
 from opwire.errors import CallError, ErrorCode, NotPlainError, SchemaError
 from opwire.schema.dialect import objects_in, unescaped
 from opwire.typed.plain import as_dict, as_list, json_form, read_json, to_plain, write_json
+
+T = TypeVar("T")
 
 Version = Literal["2.0", "3.0", "3.1", "3.2"]
 
@@ -204,7 +206,7 @@ class DocumentSet:
             self.loaded[self.main.uri] = self.main
         # Parameters, or the error in them, by the identity of the lists that they come from.
         self.parameters: dict[tuple[int, ...], list[Located] | str] = {}
-        self.cache: dict[tuple[str, int], Any] = {}  # what operations share, by its kind and its identity in a document
+        self._shared: dict[tuple[str, int], Any] = {}  # by kind and identity
         self._resolved: dict[_Step, Located] = {}
         self._ends: dict[_Step, Located] = {}  # the end of each chain of references
         self._depth = 0
@@ -224,6 +226,13 @@ class DocumentSet:
         if count > self.uses_left:
             raise SchemaError("the operations share more of the document by references than its size allows")
         self.uses_left -= count
+
+    def shared(self, kind: str, given: Any, read: Callable[[], T]) -> T:
+        """Read a part of a document once: many operations may share it. `given` lives as long as the document."""
+        key = kind, id(given)
+        if key not in self._shared:
+            self._shared[key] = read()
+        return self._shared[key]
 
     def resolve(self, ref: str, document: SourceDocument) -> Located:
         """Return the target of a reference.
@@ -252,6 +261,14 @@ class DocumentSet:
         if not isinstance(found.value, dict):
             raise SchemaError(f"{what} is not an object")
         return found
+
+    def find_object(self, value: Any, document: SourceDocument) -> Located:
+        """Follow references to an object; return an empty one if there is none, which is reported where it is read."""
+        try:
+            found = self.follow(value, document)
+        except SchemaError:
+            return Located({}, document)
+        return found if isinstance(found.value, dict) else Located({}, document)
 
     def is_known(self, address: str) -> bool:
         """Return whether a document with this address is loaded, or a schema in the main one has it as `$id`."""

@@ -6,9 +6,10 @@ are not affected.
 
 import re
 from collections.abc import Callable, Iterable, Iterator, Mapping
+from functools import partial
 from typing import Any, Literal, NamedTuple, cast
 
-from opwire.adapters.openapi.document import DocumentSet, Located, SourceDocument, as_text, as_texts
+from opwire.adapters.openapi.document import DocumentSet, Located, as_text, as_texts
 from opwire.adapters.openapi.plan import RequestParameter, Style, is_token, media_type, without_fragment
 from opwire.adapters.source import Report
 from opwire.errors import SchemaError
@@ -93,33 +94,22 @@ def _count_uses(endpoint: HTTPEndpoint, documents: DocumentSet) -> None:
     Raises:
         SchemaError: see `DocumentSet.use`.
     """
-
-    def followed(given: Any, document: SourceDocument) -> Located:
-        try:
-            found = documents.follow(given, document)
-        except SchemaError:  # reported where it is read
-            return Located({}, document)
-        return Located(as_dict(found.value), found.document)
-
     own, root = endpoint.operation.value, documents.main.root
     lists = [endpoint.item.value.get("parameters"), own.get("parameters"), own.get("security", root.get("security"))]
     lists += [own.get(key, root.get(key)) for key in ("consumes", "produces")]
-    responses = followed(own.get("responses"), endpoint.operation.document)
+    responses = documents.find_object(own.get("responses"), endpoint.operation.document)
     documents.use(_OPERATION + len(responses.value) + sum(len(as_list(each)) for each in lists))
-    holders = [
-        Located(each, responses.document)
-        for key, each in responses.value.items()
-        if _SUCCESS.fullmatch(key) or key in ("default", "2xx")
-    ]
-    for holder in holders:
-        documents.use(len(as_dict(followed(*holder).value.get("content"))))
+    for key, each in responses.value.items():
+        if _SUCCESS.fullmatch(key) or key in ("default", "2xx"):
+            response = documents.find_object(each, responses.document)
+            documents.use(len(as_dict(response.value.get("content"))))
     if "requestBody" in own:
-        body = followed(own["requestBody"], endpoint.operation.document)
+        body = documents.find_object(own["requestBody"], endpoint.operation.document)
         documents.use(len(as_dict(body.value.get("content"))))
         for media in as_dict(body.value.get("content")).values():  # its properties become properties of the input
             queue = [Located(as_dict(media).get("schema"), body.document)]
             for number, each in enumerate(queue):  # grows during the iteration
-                schema = followed(*each)
+                schema = documents.find_object(*each)
                 documents.use(len(as_dict(schema.value.get("properties"))))
                 if number < _MAX_COUNTED:
                     queue += [
@@ -188,14 +178,8 @@ def request_body(endpoint: HTTPEndpoint, documents: DocumentSet) -> Located | No
 
 def contents(holder: Located, documents: DocumentSet) -> list[MediaContent]:
     """Return the `content` of a request, response or parameter. An unresolved reference counts as empty."""
-    found: list[MediaContent] = []
-    for content_type, given in as_dict(holder.value.get("content")).items():
-        try:
-            fields = documents.follow(given, holder.document)
-        except SchemaError:
-            fields = Located({}, holder.document)
-        found.append(MediaContent(content_type, Located(as_dict(fields.value), fields.document)))
-    return found
+    given = as_dict(holder.value.get("content")).items()
+    return [MediaContent(content_type, documents.find_object(each, holder.document)) for content_type, each in given]
 
 
 def offered(endpoint: HTTPEndpoint, documents: DocumentSet, key: Literal["consumes", "produces"]) -> list[str]:
@@ -290,7 +274,8 @@ def read_parameters(endpoint: HTTPEndpoint, documents: DocumentSet, report: Repo
         else:
             if location == "path":
                 variables.pop(name, None)
-            found.append(_shared_parameter(located, documents))
+            # `documents.parameters` keeps it.
+            found.append(documents.shared("parameter", located.value, partial(_parameter, located, documents)))
     for name in variables:
         report.warn(f"{endpoint}: no parameter describes {{{name}}}: it is a string")
         schema = Located({"type": "string"}, endpoint.operation.document)
@@ -315,14 +300,6 @@ def _query_variables(path: str) -> dict[str, Literal["path", "query"]]:
         for name in VARIABLE.findall(query)
         if name not in outside
     }
-
-
-def _shared_parameter(located: Located, documents: DocumentSet) -> DeclaredParameter:
-    """Return a parameter of `documents.parameters`, which keeps it: many operations may share it."""
-    key = ("parameter", id(located.value))
-    if key not in documents.cache:
-        documents.cache[key] = _parameter(located, documents)
-    return documents.cache[key]
 
 
 def _parameter(located: Located, documents: DocumentSet) -> DeclaredParameter:

@@ -13,7 +13,7 @@ import re
 import unicodedata
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from fnmatch import fnmatchcase
-from functools import cache, cached_property
+from functools import cache, cached_property, partial
 from itertools import count
 from typing import Any, NamedTuple
 from urllib.parse import urlsplit
@@ -356,16 +356,14 @@ def _operations(
     kind = OperationType.QUERY if endpoint.method in _READS else OperationType.MUTATION
     plain, streams = response_kinds(endpoint, api.documents)
     origin = api.origin_of(endpoint)
-    if origin is not None:
-        yield LazyOperation(api, endpoint, namespace, name, kind=origin.type, streams=None)
-    elif not streams:
+    if origin is not None or not streams:
+        kind = kind if origin is None else origin.type
         yield LazyOperation(api, endpoint, namespace, name, kind=kind, streams=None)
-    elif not plain:
-        yield LazyOperation(api, endpoint, namespace, name, kind=OperationType.SUBSCRIPTION, streams=True)
-    else:
+        return
+    if plain:
         yield LazyOperation(api, endpoint, namespace, name, kind=kind, streams=False)
-        twin = taken.take(stream_name(name))
-        yield LazyOperation(api, endpoint, namespace, twin, kind=OperationType.SUBSCRIPTION, streams=True)
+        name = taken.take(stream_name(name))
+    yield LazyOperation(api, endpoint, namespace, name, kind=OperationType.SUBSCRIPTION, streams=True)
 
 
 def _selected(found: list[HTTPEndpoint], options: ReadOptions, report: Report) -> list[HTTPEndpoint]:
@@ -499,10 +497,7 @@ def server_of(endpoint: HTTPEndpoint, documents: DocumentSet, variables: Mapping
     for owner in (endpoint.operation.value, endpoint.item.value, root):
         servers = [as_dict(each) for each in as_list(owner.get("servers"))[:_MAX_SERVERS]]
         if found := next((each for each in servers if isinstance(each.get("url"), str)), None):
-            key = ("server", id(found))  # most operations share that of the document
-            if key not in documents.cache:
-                documents.cache[key] = _expanded(found, variables, report)
-            url = documents.cache[key]
+            url = documents.shared("server", found, partial(_expanded, found, variables, report))
             break
     return url if _ABSOLUTE.match(url) or not is_remote else join_uri(base, url or "/")
 

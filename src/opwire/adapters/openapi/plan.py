@@ -196,13 +196,7 @@ def invalid_input(operation_id: str, path: Sequence[str], message: str) -> CallE
 _CHARSET = re.compile(r";\s*charset\s*=\s*[\"']?([\w.:+-]{1,40})[\s;\"']", re.IGNORECASE | re.ASCII)
 _JSON = frozenset({"application/json", "text/json", "application/x-json"})
 _TEXT = frozenset(
-    {
-        "application/yaml",
-        "application/x-yaml",
-        "application/javascript",
-        "application/x-www-form-urlencoded",
-        "application/graphql",
-    }
+    f"application/{name}" for name in ("yaml", "x-yaml", "javascript", "x-www-form-urlencoded", "graphql")
 )
 _STREAMS: dict[str, StreamKind] = {
     "text/event-stream": "sse",

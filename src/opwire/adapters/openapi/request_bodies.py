@@ -417,12 +417,7 @@ class FormReader(Struct, eq=False):
             if file is not None:
                 files[name] = file if name in fields.required else or_null(file)
             parts[name] = body.styles.get(name) or read_part(
-                f"the field {name!r}",
-                own,
-                self.documents,
-                self.warn,
-                binary=file is not None,
-                takes_style=takes_style,
+                f"the field {name!r}", own, self.documents, self.warn, binary=file is not None, takes_style=takes_style
             )
         patterns = {each: self._file(located, {}) for each, located in fields.patterns.items() if is_pattern(each)}
         extras = self._file(fields.extras, {})
@@ -457,8 +452,7 @@ class FormReader(Struct, eq=False):
 
     def _item(self, what: str, schemas: list[Located], encoding: Located) -> tuple[PartEncoding, JSONSchema | None]:
         file = self._file(schemas, encoding.value)
-        part = read_part(what, encoding, self.documents, self.warn, binary=file is not None, takes_style=False)
-        return part, file
+        return read_part(what, encoding, self.documents, self.warn, binary=file is not None, takes_style=False), file
 
     def _file(self, schemas: list[Located], encoding: dict[str, Any]) -> JSONSchema | None:
         """Return the input schema of a field, if one of its schemas declares a file.

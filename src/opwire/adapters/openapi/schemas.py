@@ -15,6 +15,7 @@ members of `allOf`, is dropped: it would apply to the properties of the others.
 
 import re
 from collections.abc import Callable, Collection, Iterator, Mapping
+from contextlib import suppress
 from functools import lru_cache
 from typing import Any, Literal, NamedTuple, cast
 from urllib.parse import unquote
@@ -75,13 +76,11 @@ class SchemaRewriter:
     def read(self, schema: Any, document: SourceDocument, direction: Direction, where: str) -> RewrittenSchema:
         """Rewrite a schema. Its references point to `$defs`, which `complete` adds. `where` prefixes warnings."""
         rewriting = _Rewriting(self, direction, lambda warning: self._report.warn(f"{where}: {warning}"))
-        try:
+        with suppress(RecursionError, SchemaError):
             schema = rewriting.rewrite(schema, document)
             schema = lower(schema, "openapi-3.0") if self.hides_siblings else schema
             if not survey(schema).deep:  # the compiler would reject it
                 return RewrittenSchema(schema, rewriting.uses)
-        except (RecursionError, SchemaError):
-            pass
         self._report.warn(f"{where}: the schema is nested too deeply, it is ignored")
         return RewrittenSchema(True, set())
 
@@ -113,11 +112,7 @@ class SchemaRewriter:
 
     def resolve(self, schema: Any, document: SourceDocument) -> Located:
         """Return a schema, or the target of its reference; {} if that is missing, which `read` warns of."""
-        try:
-            located = self._documents.follow(schema, document)
-        except SchemaError:
-            return Located({}, document)
-        return located if isinstance(located.value, dict) else Located({}, document)
+        return self._documents.find_object(schema, document)
 
     def name_of(self, ref: str, document: SourceDocument) -> str:
         """Return the name of the definition that a reference points to.

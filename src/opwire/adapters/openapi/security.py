@@ -343,8 +343,7 @@ class APICredentials:
             raise _unusable(plan, name, str(error)) from error
         if client.exchange:
             return _Exchange(client, subject_of(client, context))
-        key = _login_key(plan, name, client)
-        token = await self._login_tokens(key).get()
+        token = await self._login_tokens(_login_key(plan, name, client)).get()
         return None if token is None else _LoginToken(token)
 
     async def _proven(
@@ -494,16 +493,14 @@ def security_requirements(
 ) -> tuple[tuple[SecurityRequirement, ...], ...]:
     """Return the alternatives of which one has to be satisfied: the operation's own, else the document's."""
     given = endpoint.operation.value.get("security", documents.main.root.get("security"))
-    key = ("security", id(given))  # most operations share that of the document
-    if key not in documents.cache:
-        documents.cache[key] = tuple(
-            tuple(
-                SecurityRequirement(_scheme(name, documents, report), tuple(as_texts(scopes)))
-                for name, scopes in islice(as_dict(alternative).items(), _MAX_SCHEMES)
-            )
-            for alternative in as_list(given)
+
+    def alternative(declared: Any) -> tuple[SecurityRequirement, ...]:
+        return tuple(
+            SecurityRequirement(_scheme(name, documents, report), tuple(as_texts(scopes)))
+            for name, scopes in islice(as_dict(declared).items(), _MAX_SCHEMES)
         )
-    return documents.cache[key]
+
+    return documents.shared("security", given, lambda: tuple(map(alternative, as_list(given))))
 
 
 def _scheme(name: str, documents: DocumentSet, report: Report) -> SecurityScheme:

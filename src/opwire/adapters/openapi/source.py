@@ -285,8 +285,7 @@ class DocumentLoader:
                     raise CallError(ErrorCode.EXECUTION_ERROR, message)
                 return _without_user(str(response.url)), await self._client.read(response)
         except TimeoutError:
-            message = f"{_shown(url)} did not respond within {options.timeout:g} s"
-            raise CallError(ErrorCode.TIMEOUT, message) from None
+            raise CallError(ErrorCode.TIMEOUT, f"{_shown(url)} did not respond within {options.timeout:g} s") from None
 
 
 def _is_web(address: str) -> bool:
@@ -461,8 +460,7 @@ class OpenAPISource(AdapterSource):
     async def open(self) -> Self:
         """Load the document; idempotent."""
         if self._operations is None:
-            documents = await self._loader.load_with_network()
-            self._operations = await asyncio.to_thread(self._read, documents)
+            self._operations = await asyncio.to_thread(self._read, await self._loader.load_with_network())
         return self
 
     def _read(self, documents: DocumentSet) -> tuple[Operation, ...]:
@@ -505,12 +503,8 @@ class OpenAPISource(AdapterSource):
 
     async def logout(self) -> tuple[str, ...]:
         """Delete the stored logins for this API, and revoke them; return the names of their schemes."""
-        done = [
-            requirement.scheme.name
-            for operation, requirement in await self._schemes()
-            if await self._credentials.logout(operation.plan, requirement.scheme.name)
-        ]
-        return tuple(done)
+        schemes = [(operation.plan, requirement.scheme.name) for operation, requirement in await self._schemes()]
+        return tuple([name for plan, name in schemes if await self._credentials.logout(plan, name)])
 
     async def _schemes(self) -> list[tuple[LazyOperation, SecurityRequirement]]:
         """Return each security scheme with an operation that uses it, and the scopes that all operations need."""

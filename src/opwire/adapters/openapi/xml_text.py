@@ -60,15 +60,11 @@ class XMLPropertyIndex(NamedTuple):
 
     def add(self, path: tuple[str, ...], node: "XMLNode") -> None:
         """Add a property that is a part of the element."""
-        match node.node_type:
-            case "attribute":
-                self.attributes.setdefault(node.name or path[-1], (path, node))
-            case "element":
-                self.elements.setdefault(node.name or path[-1], (path, node))
-            case _ if len(self.texts) < _MAX_TEXTS:
-                self.texts.append((path, node))
-            case _:
-                pass
+        if node.node_type in ("attribute", "element"):
+            named = self.attributes if node.node_type == "attribute" else self.elements
+            named.setdefault(node.name or path[-1], (path, node))
+        elif len(self.texts) < _MAX_TEXTS:
+            self.texts.append((path, node))
 
 
 class XMLNode(Struct, kw_only=True, eq=False, dict=True):
