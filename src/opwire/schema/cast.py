@@ -10,29 +10,9 @@ from collections.abc import Iterator
 from typing import Any, cast
 
 from opwire.errors import CastError, SchemaError
+from opwire.schema import cast_kinds as kinds
 from opwire.schema.cast_javascript import MISSING, is_number
-from opwire.schema.cast_kinds import (
-    Array,
-    Boolean,
-    Bounds,
-    Condition,
-    Guarded,
-    Intersect,
-    Kind,
-    Literal,
-    Never,
-    Not,
-    Null,
-    Number,
-    Object,
-    Record,
-    Ref,
-    Run,
-    String,
-    Tuple,
-    Union,
-    Unknown,
-)
+from opwire.schema.cast_kinds import Condition, Kind, Run
 from opwire.schema.cost import Effort
 from opwire.schema.dialect import JSONSchema, References
 from opwire.typed.plain import as_dict, as_list
@@ -103,7 +83,7 @@ class Lowering:
 
     def kind(self, schema: Any) -> Kind:
         if isinstance(schema, bool):
-            return Unknown() if schema else Never()
+            return kinds.Unknown() if schema else kinds.Never()
         if not isinstance(schema, dict):
             raise CastError("a part of the schema is neither an object nor a boolean")
         keywords = cast("dict[str, Any]", schema)
@@ -111,19 +91,19 @@ class Lowering:
         conditions = list(self._conditions(keywords))
         if "not" in keywords:
             negated = keywords["not"]
-            negation = Never() if negated is True or negated == {} else Not(self.kind(negated))
+            negation = kinds.Never() if negated is True or negated == {} else kinds.Not(self.kind(negated))
             if parts:
                 conditions.append(negation.check)
             else:
                 parts = [negation]
         if len(parts) > 1:  # TypeBox's own constructors never wrap a single part
-            kind = Intersect(parts, self._rest(keywords, "unevaluatedProperties"))
+            kind = kinds.Intersect(parts, self._rest(keywords, "unevaluatedProperties"))
         else:
-            kind = parts[0] if parts else Unknown()
+            kind = parts[0] if parts else kinds.Unknown()
         if conditions:
-            kind = Guarded(kind, conditions)
+            kind = kinds.Guarded(kind, conditions)
         if keywords.get("nullable") is True:
-            kind = Union([kind, Null()])
+            kind = kinds.Union([kind, kinds.Null()])
         if "default" in keywords:
             kind.set_default(keywords["default"])
         return kind
@@ -137,7 +117,7 @@ class Lowering:
         parts.extend(map(self.kind, as_list(schema.get("allOf"))))
         for keyword in ("anyOf", "oneOf"):
             if isinstance(schema.get(keyword), list):
-                parts.append(Union([self.kind(variant) for variant in schema[keyword]]))
+                parts.append(kinds.Union([self.kind(variant) for variant in schema[keyword]]))
         return parts
 
     def _reference(self, ref: str) -> Kind:
@@ -146,17 +126,17 @@ class Lowering:
                 self._targets[ref] = self.kind(self._references.resolve(ref))
             return self._targets[ref]
 
-        return Ref(follow, is_pointer=ref.startswith("#"))
+        return kinds.Ref(follow, is_pointer=ref.startswith("#"))
 
     def _own(self, schema: dict[str, Any]) -> list[Kind]:
         """Return the kind, if any, that the schema names without its combinators."""
         if "const" in schema:
-            return [Literal(schema["const"])]
+            return [kinds.Literal(schema["const"])]
         types = schema.get("type")
         if isinstance(schema.get("enum"), list):
-            kinds: list[Kind] = [Literal(value) for value in schema["enum"]]
+            choices: list[Kind] = [kinds.Literal(value) for value in schema["enum"]]
         elif isinstance(types, list):
-            kinds = [self._typed(name, schema) for name in cast("list[Any]", types)]
+            choices = [self._typed(name, schema) for name in cast("list[Any]", types)]
         else:
             if types is None and not schema.keys().isdisjoint(_OBJECT_KEYWORDS):
                 types = "object"
@@ -165,7 +145,7 @@ class Lowering:
             # TypeBox writes `type: object` beside its `allOf`, even where the parts are not objects.
             empty = types == "object" and "allOf" in schema and schema.keys().isdisjoint(_OBJECT_KEYWORDS)
             return [] if types is None or empty else [self._typed(types, schema)]
-        return kinds if len(kinds) == 1 else [Union(kinds)]
+        return choices if len(choices) == 1 else [kinds.Union(choices)]
 
     def _typed(self, name: Any, schema: dict[str, Any]) -> Kind:
         match name:
@@ -174,15 +154,15 @@ class Lowering:
             case "array":
                 return self._array(schema)
             case "string":
-                return String(schema)
+                return kinds.String(schema)
             case "number" | "integer":
-                return Number(schema, integer=name == "integer")
+                return kinds.Number(schema, integer=name == "integer")
             case "boolean":
-                return Boolean()
+                return kinds.Boolean()
             case "null":
-                return Null()
+                return kinds.Null()
             case _:
-                return Unknown()
+                return kinds.Unknown()
 
     def _rest(self, schema: dict[str, Any], keyword: str) -> Kind | bool:
         """Return the kind of properties that nothing else names: by default True, which allows any."""
@@ -190,21 +170,21 @@ class Lowering:
         return self.kind(rest) if isinstance(rest, dict) else rest is not False
 
     def _object(self, schema: dict[str, Any]) -> Kind:
-        size = Bounds(schema, "minProperties", "maxProperties")
+        size = kinds.Bounds(schema, "minProperties", "maxProperties")
         additional = self._rest(schema, "additionalProperties")
         patterns = [(name, self.kind(each)) for name, each in as_dict(schema.get("patternProperties")).items()]
         if "properties" not in schema and (patterns or isinstance(additional, Kind)):
             pattern, values = patterns[0] if patterns else ("^(.*)$", cast("Kind", additional))
-            kind = Record(pattern, values, size)
+            kind = kinds.Record(pattern, values, size)
         else:
             properties = {name: self.kind(each) for name, each in as_dict(schema.get("properties")).items()}
-            kind = Object(properties, _names(schema.get("required")), size)
+            kind = kinds.Object(properties, _names(schema.get("required")), size)
             kind.patterns = patterns
         kind.additional = additional
         return kind
 
     def _array(self, schema: dict[str, Any]) -> Kind:
-        size = Bounds(schema, "minItems", "maxItems")
+        size = kinds.Bounds(schema, "minItems", "maxItems")
         prefix, rest = schema.get("prefixItems"), schema.get("items", True)
         if isinstance(rest, list):
             prefix, rest = cast("list[Any]", rest), schema.get("additionalItems", True)
@@ -212,8 +192,8 @@ class Lowering:
             rest = False
         if isinstance(prefix, list) or rest is False:
             rest = schema.get("unevaluatedItems", True) if "items" not in schema else rest
-            return Tuple([self.kind(each) for each in as_list(prefix)], self.kind(rest), size)
-        return Array(schema, self.kind(rest), self.kind(schema["contains"]) if "contains" in schema else None)
+            return kinds.Tuple([self.kind(each) for each in as_list(prefix)], self.kind(rest), size)
+        return kinds.Array(schema, self.kind(rest), self.kind(schema["contains"]) if "contains" in schema else None)
 
     def _conditions(self, schema: dict[str, Any]) -> Iterator[Condition]:
         """Yield what is checked and never repaired."""
@@ -230,10 +210,10 @@ class Lowering:
             names = self.kind(schema["propertyNames"])
             yield lambda value, run: all(names.check(name, run) for name in as_dict(value))
         if "type" not in schema and not schema.keys().isdisjoint(_STRING_KEYWORDS):
-            string = String(schema)
+            string = kinds.String(schema)
             yield lambda value, run: not isinstance(value, str) or string.check(value, run)
         if "type" not in schema and not schema.keys().isdisjoint(_NUMBER_KEYWORDS):
-            number = Number(schema)
+            number = kinds.Number(schema)
             yield lambda value, run: not is_number(value) or number.check(value, run)
 
     def _dependency(self, name: str, needed: Any) -> Condition:

@@ -42,11 +42,11 @@ from opwire.typed.nodes import (
     SCALAR_NODES,
     AliasNode,
     ChoiceNode,
-    Constant,
     Misfit,
     Node,
     Refs,
     SchemaDict,
+    WrapperNode,
     subclass_scalar,
 )
 from opwire.typed.plain import SCALARS, to_plain
@@ -66,7 +66,7 @@ _DOCUMENTATION = ("title", "description", "examples")
 _WORDS = (*_BOUNDS, *_LENGTHS, "multiple_of", "pattern", "tz", *_DOCUMENTATION, "extra_json_schema")
 
 
-class ConstrainedNode(Node):
+class ConstrainedNode(WrapperNode):
     """A node with constraints and documentation from `Annotated`."""
 
     def __init__(self, hint: Any, inner: Node, metadata: Iterable[Any]) -> None:
@@ -81,45 +81,41 @@ class ConstrainedNode(Node):
             for word, value in words.items():
                 self._add(word, value)
 
+    def _check(self, holds: Callable[[Any], bool], message: Callable[[Any], str]) -> None:
+        self._checks.append((holds, message))
+
     def _add(self, word: str, limit: Any) -> None:
         is_number = issubclass(type(limit), int | float) and math.isfinite(limit)
         if word in _BOUNDS:
             keyword, text, holds = _BOUNDS[word]
             if is_number and self.inner.hint is not Decimal:  # which is text in JSON
                 self._keywords[keyword] = limit
-            self._checks.append((lambda value: holds(value, limit), lambda _: f"is not {text} {limit}"))
+            self._check(lambda value: holds(value, limit), lambda _: f"is not {text} {limit}")
         elif word in _LENGTHS:
             keywords, text, holds = _LENGTHS[word]
             is_base64 = self.inner.hint is bytes or self.inner.hint is bytearray
             size = 4 * ((limit + 2) // 3) if is_base64 else limit
             self._keywords |= {keyword: size for kind, keyword in keywords.items() if kind in self.kinds}
-            self._checks.append(
-                (
-                    lambda value: holds(len(value), limit),
-                    lambda value: f"has a length of {len(value)}, not {text} {limit}",
-                )
+            self._check(
+                lambda value: holds(len(value), limit),
+                lambda value: f"has a length of {len(value)}, not {text} {limit}",
             )
         elif word == "multiple_of":
             self._keywords |= {"multipleOf": limit} if is_number else {}
-            self._checks.append((lambda value: _is_multiple(value, limit), lambda _: f"is not a multiple of {limit}"))
+            self._check(lambda value: _is_multiple(value, limit), lambda _: f"is not a multiple of {limit}")
         elif word == "pattern":
             pattern = self._keywords["pattern"] = getattr(limit, "pattern", limit)
-            self._checks.append(
-                (lambda value: re.search(limit, value) is not None, lambda _: f"does not match the pattern {pattern!r}")
+            self._check(
+                lambda value: re.search(limit, value) is not None, lambda _: f"does not match the pattern {pattern!r}"
             )
         elif word == "tz":
             self._keywords["format"] = "date-time" if limit else None
-            self._checks.append(
-                (
-                    lambda value: not hasattr(value, "tzinfo") or (value.tzinfo is not None) is limit,
-                    lambda _: f"is a time {'without' if limit else 'with'} an offset from UTC",
-                )
+            self._check(
+                lambda value: not hasattr(value, "tzinfo") or (value.tzinfo is not None) is limit,
+                lambda _: f"is a time {'without' if limit else 'with'} an offset from UTC",
             )
         else:
             self._keywords |= limit if word == "extra_json_schema" else {word: to_plain(limit)}
-
-    def parts(self) -> Iterable[Node]:
-        return (self.inner,)
 
     def schema(self, refs: Refs) -> SchemaDict:
         merged = refs.of(self.inner) | self._keywords
@@ -135,15 +131,6 @@ class ConstrainedNode(Node):
             if not is_met:
                 raise Misfit(message(converted))
         return converted
-
-    def options(self) -> list[Any]:
-        return self.inner.options()
-
-    def constants(self) -> dict[str, Constant]:
-        return self.inner.constants()
-
-    def known(self, value: dict[str, Any]) -> int:
-        return self.inner.known(value)
 
 
 def flatten(metadata: Iterable[Any]) -> Iterable[Any]:

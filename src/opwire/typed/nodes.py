@@ -255,7 +255,25 @@ def listed(values: Iterable[Any]) -> str:
     return ", ".join(texts[:10]) + (", ..." if len(texts) > 10 else "")
 
 
-class AliasNode(Node):
+class WrapperNode(Node):
+    """A node around another one, with the same values."""
+
+    inner: Node
+
+    def parts(self) -> Iterable[Node]:
+        return (self.inner,)
+
+    def options(self) -> list[Any]:
+        return self.inner.options()
+
+    def constants(self) -> dict[str, Constant]:
+        return self.inner.constants()
+
+    def known(self, value: dict[str, Any]) -> int:
+        return self.inner.known(value)
+
+
+class AliasNode(WrapperNode):
     """A PEP 695 alias: a name for another hint, which may refer back to it."""
 
     def __init__(self, hint: Any, name: str) -> None:
@@ -263,25 +281,13 @@ class AliasNode(Node):
         self.kinds = ALL_KINDS  # what is known while the alias refers to itself
 
     def aim(self, target: Node) -> None:
-        self._target, self.kinds, self.identity, self.native = target, target.kinds, target.identity, True
-
-    def parts(self) -> Iterable[Node]:
-        return (self._target,)
+        self.inner, self.kinds, self.identity, self.native = target, target.kinds, target.identity, True
 
     def schema(self, refs: Refs) -> SchemaDict:
-        return refs.of(self._target)
+        return refs.of(self.inner)
 
     def convert(self, value: Any) -> Any:
-        return self._target.run(value)
-
-    def options(self) -> list[Any]:
-        return self._target.options()
-
-    def constants(self) -> dict[str, Constant]:
-        return self._target.constants()
-
-    def known(self, value: dict[str, Any]) -> int:
-        return self._target.known(value)
+        return self.inner.run(value)
 
 
 # RFC 3339 has no time of day without an offset, and no fractions or signs in durations, so the formats "time" and
