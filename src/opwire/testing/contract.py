@@ -15,7 +15,6 @@ from typing import Any, cast
 
 from opwire.call.events import CallAborted, CallCompleted, CallCredit, CallFailed, CallRequested, CallResponded
 from opwire.envelope import LocalResponseMeta, ResponseEnvelope
-from opwire.errors import ErrorCode
 from opwire.testing import contract_calls as calls
 from opwire.testing.harness import Connect, TransportHarness, expect, item, named_checks, refused
 from opwire.typed.plain import MAX_DEPTH
@@ -183,17 +182,16 @@ async def a_closed_end_refuses(harness: TransportHarness) -> None:
     async def late(act: Callable[..., object], *arguments: object) -> None:
         act(*arguments)
 
-    unavailable = ErrorCode.UNAVAILABLE
     request = CallRequested(request_id="late", operation_id=harness.id("talk"))
     credit = CallCredit(request_id=request_id, n=1)
-    await refused("request on a closed end", late(caller.transport.request, request), unavailable)
-    await refused("send on a closed end", late(caller.transport.send, credit, to_server), unavailable)
+    await refused("request on a closed end", late(caller.transport.request, request))
+    await refused("send on a closed end", late(caller.transport.send, credit, to_server))
     await server.transport.close()
-    await refused("send on a closed end", late(server.transport.send, item(request_id, 1), to_caller), unavailable)
+    await refused("send on a closed end", late(server.transport.send, item(request_id, 1), to_caller))
     ended = CallAborted, request_id  # a transport may report the end of the request that the caller had open
     sent = [each for each in server.events[arrived:] if (type(each), each.request_id) != ended]
     expect(not sent, "a closed end still sends")
-    await refused("announce on a closed end", server.transport.announce([harness.id("talk")]), unavailable)
+    await refused("announce on a closed end", server.transport.announce([harness.id("talk")]))
 
 
 Check = Callable[[Connect], Awaitable[None]]

@@ -2,14 +2,14 @@
 
 import asyncio
 from collections import Counter
-from collections.abc import AsyncGenerator
+from collections.abc import AsyncGenerator, Awaitable
 from contextlib import aclosing
 from typing import Any
 
 from opwire.call.discovery import discover
 from opwire.call.events import CallAborted, CallCompleted, CallCredit, CallFailed, CallProgress
 from opwire.call.pending import PendingRequestMap
-from opwire.envelope import MAX_CURSOR, Item
+from opwire.envelope import MAX_CURSOR, Item, ResponseEnvelope
 from opwire.errors import CallError, ErrorCode, is_resume_error
 from opwire.operation import Context, Handler, Progress
 from opwire.questions import Question
@@ -60,6 +60,22 @@ async def _error(what: str, call: Any) -> CallError:
     except CallError as error:
         return error
     raise AssertionError(f"{what}, but it was answered with {answer}")
+
+
+async def _answered(what: str, call: Awaitable[ResponseEnvelope[Any]], data: Any) -> None:
+    """Check that a call returns this data."""
+    answer = await soon(what, call)
+    expect(answer.data == data, f"the answer was {answer.data}")
+
+
+def _finishing(event: asyncio.Event) -> Handler:
+    """Return a handler that waits for an event."""
+
+    async def finish(*_: Any) -> str:
+        await event.wait()
+        return "finished"
+
+    return finish
 
 
 async def a_call_is_answered(harness: TransportHarness) -> None:
@@ -118,9 +134,8 @@ async def questions_reach_the_caller(harness: TransportHarness) -> None:
         expect(question.params["message"] == "Delete 3?", f"the question was {question}")
         return {"action": "decline"}
 
-    context = Context(on_question=answer)
-    envelope = await soon("the question is answered", caller.call(harness.id("confirm"), 3, context=context))
-    expect(envelope.data == "decline", f"the answer was {envelope.data}")
+    call = caller.call(harness.id("confirm"), 3, context=Context(on_question=answer))
+    await _answered("the question is answered", call, "decline")
     error = await _error("a caller that cannot be asked gets an error", caller.call(harness.id("confirm"), 3))
     expect(error.code is ErrorCode.ABORTED and "Delete 3?" in error.message, f"the error was {error}")
 
@@ -289,8 +304,7 @@ async def an_end_may_call_while_it_serves(harness: TransportHarness) -> None:
 
     ends["server"], _ = await harness.server(nested=nested, echo=_echo)
     caller, _ = await harness.server(back=_echo)
-    answer = await soon("the nested calls are answered", caller.call(harness.id("nested"), 7))
-    expect(answer.data == [7, 7], f"the answer was {answer.data}")
+    await _answered("the nested calls are answered", caller.call(harness.id("nested"), 7), [7, 7])
 
 
 async def all_servers_are_found(harness: TransportHarness) -> None:
@@ -328,8 +342,7 @@ async def draining_loses_no_call(harness: TransportHarness) -> None:
     answers = await soon("every call is answered", asyncio.gather(*calls))
     expect([answer.data for answer in answers] == list(range(200)), "calls were lost while a server was draining")
     waiting.set()
-    answer = await soon("the call in flight is finished", in_flight)
-    expect(answer.data == "finished", f"the answer was {answer.data}")
+    await _answered("the call in flight is finished", in_flight, "finished")
     expect(await soon("the server has drained", draining), "the server did not finish what it had")
 
 
@@ -355,20 +368,14 @@ async def closing_a_server_ends_its_calls(harness: TransportHarness) -> None:
         ends = [await _error("the call ends", call), await _error("the subscription ends", anext(items))]
         expect(all(error.code in _GONE for error in ends), f"they ended with {ends}")
     await harness.server(wait=_echo)
-    answer = await soon("the next server answers", caller.call(harness.id("wait"), 1))
-    expect(answer.data == 1, f"the answer was {answer.data}")
+    await _answered("the next server answers", caller.call(harness.id("wait"), 1), 1)
 
 
 async def closing_a_caller_stops_its_handlers(harness: TransportHarness) -> None:
     """Close a caller; its handlers are stopped, and those of other callers are not."""
     waiting, streaming = _BlockingHandlers(), _BlockingHandlers()
     other = asyncio.Event()
-
-    async def finish(*_: Any) -> str:
-        await other.wait()
-        return "finished"
-
-    await harness.server(wait=waiting.call, stream=_streaming(streaming), finish=finish)
+    await harness.server(wait=waiting.call, stream=_streaming(streaming), finish=_finishing(other))
     leaving, staying = await harness.caller(), await harness.caller()
     stays = harness.begin(staying.call(harness.id("finish")))
     call = harness.begin(leaving.call(harness.id("wait")))
@@ -380,8 +387,7 @@ async def closing_a_caller_stops_its_handlers(harness: TransportHarness) -> None
         expect(error.code in _GONE, f"the call ended with {error}")
     await soon("the handlers are stopped", asyncio.gather(waiting.stopped.wait(), streaming.stopped.wait()))
     other.set()
-    answer = await soon("the other caller is answered", stays)
-    expect(answer.data == "finished", f"the answer was {answer.data}")
+    await _answered("the other caller is answered", stays, "finished")
 
 
 async def unknown_request_ids_are_ignored(harness: TransportHarness) -> None:
@@ -401,8 +407,7 @@ async def unknown_request_ids_are_ignored(harness: TransportHarness) -> None:
     await talk.caller.count(1 + len(strays))
     await talk.server.count(1 + len(strays))
     caller = await harness.caller()
-    answer = await soon("a call is answered", caller.call(harness.id("echo"), 1))
-    expect(answer.data == 1, f"the answer was {answer.data}")
+    await _answered("a call is answered", caller.call(harness.id("echo"), 1), 1)
 
 
 async def a_stranger_cannot_answer(harness: TransportHarness) -> None:
@@ -419,8 +424,7 @@ async def a_stranger_cannot_answer(harness: TransportHarness) -> None:
         except CallError as refused:
             expect(refused.code in (ErrorCode.UNAVAILABLE, ErrorCode.ACCESS_DENIED), f"the stranger got {refused}")
     server.transport.send(item(request_id, "genuine"), address)
-    answer = await soon("the call is answered", call)
-    expect(answer.data == "genuine", f"the answer was {answer.data}")
+    await _answered("the call is answered", call, "genuine")
     expect(not reports, f"the stranger reported {reports}")
 
 
@@ -450,10 +454,6 @@ async def too_large_messages_fail_alone(harness: TransportHarness, limit: int) -
     """Encode an input, a response and an item above the limit; each fails only its own call."""
     waiting = asyncio.Event()
 
-    async def finish(*_: Any) -> str:
-        await waiting.wait()
-        return "finished"
-
     async def large(*_: Any) -> str:
         return "x" * limit
 
@@ -463,7 +463,7 @@ async def too_large_messages_fail_alone(harness: TransportHarness, limit: int) -
     async def large_error(*_: Any) -> str:
         raise CallError(ErrorCode.EXECUTION_ERROR, "the details are large", "x" * limit)
 
-    await harness.server(echo=_echo, finish=finish, large=large, stream=large_item, error=large_error)
+    await harness.server(echo=_echo, finish=_finishing(waiting), large=large, stream=large_item, error=large_error)
     caller = await harness.caller()
     stays = harness.begin(caller.call(harness.id("finish")))
     errors = [
@@ -476,8 +476,7 @@ async def too_large_messages_fail_alone(harness: TransportHarness, limit: int) -
     error = await _error("a large error arrives without its details", caller.call(harness.id("error")))
     expect(error.code is ErrorCode.EXECUTION_ERROR, f"a large error arrived as {error}")
     waiting.set()
-    answer = await soon("the other call is answered", stays)
-    expect(answer.data == "finished", f"the answer was {answer.data}")
+    await _answered("the other call is answered", stays, "finished")
 
 
 async def large_messages_below_the_limit_pass(harness: TransportHarness, limit: int) -> None:

@@ -17,6 +17,7 @@ from opwire.envelope import local_envelope
 from opwire.errors import CallError, ErrorCode
 from opwire.operation import LOCAL_IDENTITY, Handler, OperationSpec, OperationType
 from opwire.registry import OperationRegistry
+from opwire.tasks import cancel_tasks
 
 Connect = Callable[[], Transport]
 """Returns a fresh end of the same bus, server or broker, not started."""
@@ -46,7 +47,7 @@ async def soon(what: str, awaitable: Awaitable[T]) -> T:
         raise AssertionError(f"timeout after {PATIENCE:g} s: {what}") from None
 
 
-async def refused(what: str, awaitable: Awaitable[object], code: ErrorCode) -> None:
+async def refused(what: str, awaitable: Awaitable[object], code: ErrorCode = ErrorCode.UNAVAILABLE) -> None:
     """Check that an awaitable raises a `CallError` with this code.
 
     Raises:
@@ -109,8 +110,7 @@ class Conversation(NamedTuple):
 
 
 async def _end(task: asyncio.Task[Any]) -> None:
-    task.cancel()
-    await asyncio.wait([task])
+    await cancel_tasks(task)
     if not task.cancelled():
         task.exception()  # retrieved, so that asyncio does not log it
 
@@ -180,8 +180,7 @@ class TransportHarness(Harness[Transport]):
             spec = OperationSpec(namespace=self._namespace, name=name, type=type, resumable=streams)
             registry.register(spec, handler)
         calls = await self.caller()
-        answers = CallHandler(registry, calls, anonymous=LOCAL_IDENTITY)
-        return calls, await self._stack.enter_async_context(answers)
+        return calls, await self._stack.enter_async_context(CallHandler(registry, calls, anonymous=LOCAL_IDENTITY))
 
     async def conversation(self) -> Conversation:
         """Connect two probes, and send a request from one to the other."""

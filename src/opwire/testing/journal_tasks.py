@@ -63,12 +63,17 @@ class JournalHarness(Harness[Journal]):
                 return claims[0]
         raise AssertionError(f"no task could be claimed within {PATIENCE:g} s")
 
-    async def nothing(self, journal: Journal, operation: str = "do", *, wait: float = 0.0) -> None:
+    async def submitted(self, journal: Journal, key: str, operation: str = "do", *, lease: float = LONG) -> Claim:
+        """Submit a task, and claim it."""
+        await journal.submit(self.task(key, operation))
+        return await self.claim(journal, operation, lease=lease)
+
+    async def nothing(self, journal: Journal, *, wait: float = 0.0) -> None:
         """Check that no task can be claimed."""
         end = time.monotonic() + wait
         while True:
             left = max(0.0, end - time.monotonic())
-            claims = await soon("claim returns", journal.claim([self.id(operation)], lease=LONG, wait=left, limit=9))
+            claims = await soon("claim returns", journal.claim([self.id()], lease=LONG, wait=left, limit=9))
             expect(not claims, f"{[claim.task.key for claim in claims]} could be claimed, and should not")
             if not left:
                 return
@@ -83,8 +88,7 @@ async def tasks_are_claimed_as_they_were_submitted(harness: JournalHarness) -> N
     """Submit and claim at different ends; every field decodes to the same value."""
     submitter, worker = await harness.end(), await harness.end()
     for number, odd in enumerate(ODD):
-        request = bytes(range(256)) * number
-        task = harness.task(odd, odd, request=request, fingerprint=odd)
+        task = harness.task(odd, odd, request=bytes(range(256)) * number, fingerprint=odd)
         expect(await submitter.submit(task) is None, "a new task has an outcome")
         claim = await harness.claim(worker, odd)
         expect(claim.task == task, f"submitted {task}, claimed {claim.task}")
@@ -190,8 +194,7 @@ async def a_lost_worker_loses_its_tasks(harness: JournalHarness) -> None:
 async def a_lease_is_as_long_as_its_claim_says(harness: JournalHarness) -> None:
     """Claim with short and long leases; a worker with short leases does not take a task with a long one."""
     patient, hasty = await harness.end(), await harness.end()
-    await patient.submit(harness.task("long"))
-    await harness.claim(patient, lease=LONG)
+    await harness.submitted(patient, "long")
     await patient.submit(harness.task("short"))
     await harness.claim(hasty, lease=SHORT)
     again = await harness.claim(hasty, lease=SHORT)
@@ -205,9 +208,8 @@ async def a_lease_is_as_long_as_its_claim_says(harness: JournalHarness) -> None:
 async def a_renewed_lease_is_kept(harness: JournalHarness) -> None:
     """Renew a lease beyond its original expiry."""
     worker, other = await harness.end(), await harness.end()
-    await worker.submit(harness.task("long"))
     lease = 3 * SHORT
-    claim = await harness.claim(worker, lease=lease)
+    claim = await harness.submitted(worker, "long", lease=lease)
 
     async def renew() -> None:
         while True:
@@ -225,8 +227,7 @@ async def a_renewed_lease_is_kept(harness: JournalHarness) -> None:
 async def a_lost_lease_cannot_be_renewed(harness: JournalHarness) -> None:
     """Renew an expired lease after the task was claimed again, by another end and by the same."""
     one, other = await harness.end(), await harness.end()
-    await one.submit(harness.task("lost"))
-    first = await harness.claim(one, lease=SHORT)
+    first = await harness.submitted(one, "lost", lease=SHORT)
     second = await harness.claim(other, lease=SHORT)
     third = await harness.claim(other, lease=SHORT)
     for end, claim in ((one, first), (other, second)):
@@ -237,8 +238,7 @@ async def a_lost_lease_cannot_be_renewed(harness: JournalHarness) -> None:
 async def a_released_task_comes_back_after_its_delay(harness: JournalHarness) -> None:
     """Release a task with a delay; the claim ends, and the task is queued again after the delay, or at once without."""
     one, other = await harness.end(), await harness.end()
-    await one.submit(harness.task("later"))
-    claim = await harness.claim(one)
+    claim = await harness.submitted(one, "later")
     began = time.monotonic()
     await one.release(claim, 0.6)
     expect(not await one.renew(claim), "a lease was renewed after the task was released")
@@ -255,8 +255,7 @@ async def a_released_task_comes_back_after_its_delay(harness: JournalHarness) ->
 async def a_lost_lease_releases_nothing(harness: JournalHarness) -> None:
     """Release a task without its lease; it stays with the current claim, or ended."""
     one, other = await harness.end(), await harness.end()
-    await one.submit(harness.task("lost"))
-    first = await harness.claim(one, lease=SHORT)
+    first = await harness.submitted(one, "lost", lease=SHORT)
     second = await harness.claim(one, lease=SHORT)
     await one.release(first, LONG)
     expect(await one.renew(second), "a worker released the task of its own later claim")
@@ -279,20 +278,18 @@ async def tasks_outlive_their_submitters(harness: JournalHarness) -> None:
 async def a_closed_end_refuses(harness: JournalHarness) -> None:
     """Close an end twice; every method raises UNAVAILABLE, also one that was waiting."""
     journal = await harness.end()
-    await journal.submit(harness.task("one"))
-    claim = await harness.claim(journal)
+    claim = await harness.submitted(journal, "one")
     waiting = asyncio.create_task(journal.wait(claim.task.key, PATIENCE))
     await asyncio.sleep(0.05)
     for _ in range(2):
         await journal.close()
-    unavailable = ErrorCode.UNAVAILABLE
-    await refused("waiting on an end that is closed", waiting, unavailable)
-    await refused("submit on a closed end", journal.submit(harness.task("two")), unavailable)
-    await refused("claim on a closed end", journal.claim([harness.id()], lease=1, wait=0), unavailable)
-    await refused("renew on a closed end", journal.renew(claim), unavailable)
-    await refused("release on a closed end", journal.release(claim, 0), unavailable)
-    await refused("record on a closed end", journal.record(claim, harness.outcome(claim)), unavailable)
-    await refused("outcome on a closed end", journal.outcome(claim.task.key), unavailable)
+    await refused("waiting on an end that is closed", waiting)
+    await refused("submit on a closed end", journal.submit(harness.task("two")))
+    await refused("claim on a closed end", journal.claim([harness.id()], lease=1, wait=0))
+    await refused("renew on a closed end", journal.renew(claim))
+    await refused("release on a closed end", journal.release(claim, 0))
+    await refused("record on a closed end", journal.record(claim, harness.outcome(claim)))
+    await refused("outcome on a closed end", journal.outcome(claim.task.key))
 
 
 async def _past(
@@ -322,8 +319,7 @@ async def losses_are_counted_apart_from_failures(harness: JournalHarness) -> Non
 async def only_a_lone_task_is_blamed(harness: JournalHarness) -> None:
     """Count a loss as a lone one if the last renewal stated that the worker had no other task."""
     journal = await harness.end()
-    await journal.submit(harness.task("unlucky"))
-    claim = await harness.claim(journal, lease=2 * SHORT)
+    claim = await harness.submitted(journal, "unlucky", lease=2 * SHORT)
     expect(await journal.renew(claim, alone=True), "a lease could not be renewed in time")
     claim, past = await _past(harness, journal, lease=2 * SHORT)
     expect(past == (0, 1, 1, True), f"a loss alone is counted as {past}")

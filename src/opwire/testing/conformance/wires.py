@@ -96,8 +96,7 @@ class Problems:
         if schema is None:
             self._add(f"unknown event {event['type'][:80]!r}")
             return event
-        problems = schema.problems({name: value for name, value in event.items() if value is not None})
-        for problem in problems[:1]:
+        for problem in schema.problems({name: value for name, value in event.items() if value is not None})[:1]:
             self._add(f"{event['type']}: {problem.path}: {problem.message}")
         return event
 
@@ -152,7 +151,7 @@ class Wire(ABC):
         """Return the kept messages with these fields; a tuple lists alternatives."""
         return [each for each in self._kept if _matches(each, wanted)]
 
-    async def take(self, what: str, *, patience: float = PATIENCE, **wanted: Any) -> Event:
+    async def take(self, what: str, **wanted: Any) -> Event:
         """Wait for a message with these fields, and remove it.
 
         Raises:
@@ -171,11 +170,11 @@ class Wire(ABC):
                 await self._news.wait()
 
         try:
-            async with asyncio.timeout(patience):
+            async with asyncio.timeout(PATIENCE):
                 return await wait()
         except TimeoutError:
             instead = f"; instead: {shown(self._kept[-1])}" if self._kept else ""
-            broken(f"{what} did not arrive within {patience:g} s{instead}")
+            broken(f"{what} did not arrive within {PATIENCE:g} s{instead}")
 
     async def closed(self, *codes: int) -> None:
         """Wait for the end of the connection, with one of these codes."""
@@ -366,9 +365,8 @@ class ServerLine:
         request_id = await self.request(operation_id, input, **fields)
         return await self.take(request_id, f"the outcome of {operation_id}", ("call.responded", "call.error"))
 
-    async def absent(self, request_id: str, why: str) -> None:
-        """Check that no further event of a call arrives."""
+    async def absent(self, request_id: str, why: str, but: str = "call.progress") -> None:
+        """Check that no further event of a call arrives, except for those of one type."""
         await asyncio.sleep(SETTLE)
-        late = self.wire.here(requestId=request_id)
-        late = [each for each in late if each["type"] != "call.progress"]
+        late = [each for each in self.wire.here(requestId=request_id) if each["type"] != but]
         expect(not late, f"{why}: {shown(late[0]) if late else ''}")
