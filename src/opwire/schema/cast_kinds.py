@@ -11,20 +11,8 @@ from math import inf
 from typing import Any, cast
 
 from opwire.errors import CastError
-from opwire.schema.cast_javascript import (
-    MISSING,
-    code_units,
-    fingerprint,
-    is_container,
-    is_integer,
-    is_multiple,
-    is_number,
-    is_same,
-    matches,
-    member,
-    own_names,
-    spread,
-)
+from opwire.schema import cast_javascript as js
+from opwire.schema.cast_javascript import MISSING
 
 # Values created in one cast. A schema can ask for 10 ** 9 items in one line, or for 2 ** 40 objects in forty.
 MAX_CREATED = 250_000
@@ -42,7 +30,7 @@ class Bounds:
 
 def _number(schema: Mapping[str, Any], keyword: str) -> float | None:
     value = schema.get(keyword)
-    return value if is_number(value) else None
+    return value if js.is_number(value) else None
 
 
 class Run:
@@ -171,7 +159,7 @@ class Literal(Kind):
         self.const = const
 
     def check(self, value: Any, run: Run) -> bool:
-        return value is not MISSING and is_same(value, self.const)
+        return value is not MISSING and js.is_same(value, self.const)
 
     def make(self, run: Run) -> Any:
         return run.clone(self.const)
@@ -197,7 +185,7 @@ class Number(Kind):
     """Number and Integer. Only the lower bound is used to create one."""
 
     def __init__(self, schema: Mapping[str, Any], *, integer: bool = False) -> None:
-        self.is_kind = is_integer if integer else is_number
+        self.is_kind = js.is_integer if integer else js.is_number
         self.minimum, self.maximum = _number(schema, "minimum"), _number(schema, "maximum")
         # In draft-04 and OpenAPI 3.0 `exclusive…` is a flag on the bound.
         low, high = schema.get("exclusiveMinimum") is True, schema.get("exclusiveMaximum") is True
@@ -212,7 +200,7 @@ class Number(Kind):
             and (self.maximum is None or value <= self.maximum)
             and (self.above is None or value > self.above)
             and (self.below is None or value < self.below)
-            and (self.multiple_of is None or is_multiple(value, self.multiple_of))
+            and (self.multiple_of is None or js.is_multiple(value, self.multiple_of))
         )
 
     def make(self, run: Run) -> Any:
@@ -227,9 +215,9 @@ class String(Kind):
         self.format = format if isinstance(format, str) else None
 
     def check(self, value: Any, run: Run) -> bool:
-        if not isinstance(value, str) or not self.length.allow(len(code_units(value))):
+        if not isinstance(value, str) or not self.length.allow(len(js.code_units(value))):
             return False
-        return (self.pattern is None and self.format is None) or matches(self.pattern, self.format, value)
+        return (self.pattern is None and self.format is None) or js.matches(self.pattern, self.format, value)
 
     def make(self, run: Run) -> Any:
         if self.pattern is not None or self.format is not None:
@@ -343,10 +331,10 @@ class Intersect(Kind):
             raise CastError("`unevaluatedProperties` cannot be checked on null")
         if self._pattern is None:
             self._pattern = "^({})$".format("|".join(f"({key})" for key in self.key_patterns()))
-        for name in own_names(value):
-            if matches(self._pattern, None, name):
+        for name in js.own_names(value):
+            if js.matches(self._pattern, None, name):
                 continue
-            if isinstance(self.unevaluated, bool) or not self.unevaluated.check(member(value, name), run):
+            if isinstance(self.unevaluated, bool) or not self.unevaluated.check(js.member(value, name), run):
                 return False
         return fits
 
@@ -354,7 +342,7 @@ class Intersect(Kind):
         merged: Any = {}
         for part in self.parts:
             made = part.create(run)
-            merged = {**spread(merged), **spread(made)} if made is None or is_container(made) else made
+            merged = {**js.spread(merged), **js.spread(made)} if made is None or js.is_container(made) else made
         if not self.check(merged, run):
             raise CastError("the parts of an `allOf` contradict each other, it needs a default")
         return merged
@@ -373,14 +361,14 @@ class Intersect(Kind):
 
 def _assign(correct: Any, value: Any) -> Any:
     """Return the keys of the created value, with the given values where both are containers or both are not."""
-    if is_container(correct) != is_container(value):
+    if js.is_container(correct) != js.is_container(value):
         return correct
-    if not is_container(correct):
+    if not js.is_container(correct):
         return value
-    given = set(own_names(value))
+    given = set(js.own_names(value))
     return {
-        name: _assign(member(correct, name), member(value, name)) if name in given else member(correct, name)
-        for name in own_names(correct)
+        name: _assign(js.member(correct, name), js.member(value, name)) if name in given else js.member(correct, name)
+        for name in js.own_names(correct)
     }
 
 
@@ -466,7 +454,7 @@ class Object(Kind):
 
     def _extra(self, name: str) -> Kind | bool:
         for pattern, kind in self.patterns:
-            if matches(pattern, None, name):
+            if js.matches(pattern, None, name):
                 return kind
         return self.additional
 
@@ -474,26 +462,26 @@ class Object(Kind):
         return {key: kind.create(run) for key, kind in self.properties.items() if key in self.required}
 
     def repair(self, value: Any, run: Run) -> Any:
-        if not is_container(value):
+        if not js.is_container(value):
             return self.create(run)
         result: dict[str, Any] = {}
         for key, kind in self.properties.items():
-            item = member(value, key)
+            item = js.member(value, key)
             if item is not MISSING or key in self.required:
                 result[key] = kind.cast(item, run)
         if self.patterns or isinstance(self.additional, Kind):
-            for name in own_names(value):
+            for name in js.own_names(value):
                 kind = True if name in self.properties else self._extra(name)
                 if isinstance(kind, Kind):
-                    result[name] = kind.cast(member(value, name), run)
+                    result[name] = kind.cast(js.member(value, name), run)
         return result
 
     def score(self, value: Any, run: Run) -> int:
-        if not is_container(value):
+        if not js.is_container(value):
             return super().score(value, run)
         total = 0
         for key, kind in self.properties.items():
-            item = member(value, key)
+            item = js.member(value, key)
             fits = kind.check(item, run)
             total += 100 * (fits and isinstance(kind, Literal)) + 10 * fits + (item is not MISSING)
         return total
@@ -568,7 +556,7 @@ class Array(Kind):
         for item in given:
             if not self.items.check(item, run):
                 return False
-        if self.unique and len(set(map(fingerprint, given))) < len(given):
+        if self.unique and len(set(map(js.fingerprint, given))) < len(given):
             return False
         if self.contains is None:  # then a bound of its own, `minContains`, can never be met
             return self.matching.low is None and self.matching.high is None
@@ -584,8 +572,8 @@ class Array(Kind):
         created: Any = cast("Any", value) if isinstance(value, list) else self.create(run)
         low, high = self.size.low, self.size.high
         # A default may be anything. JavaScript spreads a string, but only to pad it.
-        if isinstance(created, str) and low is not None and len(code_units(created)) < low:
-            lacking = int(low) - len(code_units(created))
+        if isinstance(created, str) and low is not None and len(js.code_units(created)) < low:
+            lacking = int(low) - len(js.code_units(created))
         elif isinstance(created, list):
             lacking = max(0, int(low or 0) - len(cast("list[Any]", created)))
         else:
@@ -599,7 +587,7 @@ class Array(Kind):
         distinct: list[Any] = []  # `[...new Set(items)]`, where objects and arrays are never equal
         seen: set[Any] = set()
         for item in result:
-            if is_container(item):
+            if js.is_container(item):
                 distinct.append(item)
             elif (key := (isinstance(item, bool), item)) not in seen:
                 seen.add(key)
