@@ -9,7 +9,7 @@ import aiohttp
 import pytest
 
 from opwire.auth import StaticTokens
-from opwire.code_mode import CodeLimits, code_mode, is_longer
+from opwire.code_mode import CodeLimits, code_mode, json_length
 from opwire.envelope import mcp_envelope
 from opwire.errors import CallError, ErrorCode, UsageError
 from opwire.llm import anthropic_tools
@@ -378,14 +378,43 @@ def instance(value):
 
 
 @requirement("code-mode.limits")
+async def test_a_list_of_many_small_lists_counts_as_what_it_costs() -> None:
+    assert "more than 4,194,304 characters" in await ran("[[]] * 300_000")
+    assert "PAYLOAD_TOO_LARGE" in (await failed("await shop_issues_list(repo=[[]] * 300_000)")).message
+    assert await ran("len([[]] * 300_000)") == "300000"
+
+
+@requirement("code-mode.limits")
+async def test_the_arguments_of_calls_at_the_same_time_are_bounded() -> None:
+    registry, may_end, held = OperationRegistry(), asyncio.Event(), list[int]()
+
+    @registry.query("shop.hold")
+    async def hold(text: str) -> None:
+        held.append(len(text))
+        await may_end.wait()
+
+    @registry.query("shop.size")
+    async def size(text: str) -> int:
+        return len(text)
+
+    mode = code_mode(registry)
+    at_once = "import asyncio\ntext = 'x' * 4_000_000\nawait asyncio.gather(*[shop_hold(text=text) for _ in range(20)])"
+    with pytest.raises(CallError, match=r"PAYLOAD_TOO_LARGE: the arguments of calls at the same time .*: await some"):
+        await mode.execute("tools.run", {"code": at_once})
+    assert len(held) <= 4
+    one_by_one = "text = 'x' * 4_000_000\n[await shop_size(text=text) for _ in range(20)]"
+    assert (await mode.execute("tools.run", {"code": one_by_one})).data == str([4_000_000] * 20).replace(" ", "")
+
+
+@requirement("code-mode.limits")
 async def test_large_values_are_measured_beside_the_event_loop(monkeypatch: pytest.MonkeyPatch) -> None:
     measured: list[tuple[int, threading.Thread]] = []
 
-    def measure(value: Any, most: int) -> bool:
+    def measure(value: Any, most: int) -> int:
         measured.append((len(value), threading.current_thread()))
-        return is_longer(value, most)
+        return json_length(value, most)
 
-    monkeypatch.setattr("opwire.code_mode.is_longer", measure)
+    monkeypatch.setattr("opwire.code_mode.json_length", measure)
     await ran("await shop_issues_list(label='x' * 10)\n[[n] for n in range(1_000)]")
     assert [size for size, _ in measured] == [1, 1_000]
     assert threading.main_thread() not in [thread for _, thread in measured]
@@ -394,15 +423,17 @@ async def test_large_values_are_measured_beside_the_event_loop(monkeypatch: pyte
 @pytest.mark.parametrize(
     ("value", "length"),
     [
-        (["ab", b"abc"], 2 + 5 + 6),
+        (["abcdefgh", b"abcdef"], 2 + 11 + 9),
         ([True, 2**30, 0], 2 + 6 + 31 // 3 + 1),
         ([1.5, None, "ab"], 2 + 8 + 8 + 5),
-        ([["ab"], ["ab"], 7], 2 + 7 + 7 + 3),
+        ([["abcdefghijkl"], ["abcdefghijkl"], 7], 2 + 17 + 17 + 3),
+        ([[], {}, ["ab"]], 2 + 16 + 16 + 16),  # each costs a server more than its characters
+        ([], 16),
     ],
 )
 def test_the_length_of_a_value_is_close_to_that_of_its_json(value: Any, length: int) -> None:
-    assert not is_longer(value, length + 1)
-    assert is_longer(value, length - 3)
+    assert length - 2 <= json_length(value, length) <= length
+    assert json_length(value, length - 3) > length - 3
 
 
 @requirement("code-mode.limits")

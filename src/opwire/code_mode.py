@@ -41,6 +41,7 @@ _UNKNOWN_NAME = re.compile(r"NameError: name '(\w{1,200})' is not defined", re.A
 _TIME_LIMIT = re.compile(r"feed time limit exceeded: \S+ > \S+")
 _NOT_AWAITED = re.compile(r"<coroutine external_future\(\d{1,10}\)>")
 _MAX_FAULT = 2_000  # characters of a traceback
+_AT_ONCE = 4  # calls at the same time that may have the longest arguments
 _MAX_TOLD = 200  # of a failure, which is found by them in a traceback
 _CORRECT = {"hint": "Correct the program and run it again."}
 _NO_RESULT = "(no result: end the program with an expression, or print what you want to see)"
@@ -61,7 +62,8 @@ class CodeLimits(Struct, frozen=True, kw_only=True):
 
     `seconds` of its own computing, `total_seconds` with the calls that it waits for, `memory` in bytes, `calls` of
     operations, and `output` characters of result and printed text. At most `programs` run at the same time, half of
-    them of one caller. The arguments of a call, and a result, may have a sixteenth of `memory` as JSON.
+    them of one caller. The arguments of a call, and a result, may have a sixteenth of `memory` as JSON, where an object
+    or list counts 16 characters at least; the arguments of all calls that run at the same time, a quarter.
 
     Raises:
         UsageError: a number is not above zero.
@@ -146,7 +148,7 @@ class _CodeTools:
         limits = self._limits
         if REQUEST_STATE not in context.metadata:  # the calls of a program are calls of one request
             context = replace(context, metadata={**context.metadata, REQUEST_STATE: {}})
-        printed, calls = _Printed(limits.output), _ProgramCalls(limits.calls)
+        printed, calls = _Printed(limits.output), _ProgramCalls(limits.calls, _AT_ONCE * limits.longest)
         ids = self._tools.names()[1]
         functions = {name: self._function(name, context, calls) for name in {*_NAME.findall(code)} & ids.keys()}
         remaining = limits.total_seconds if context.remaining is None else min(context.remaining, limits.total_seconds)
@@ -193,10 +195,11 @@ class _CodeTools:
                 raise TypeError(f"{name}() takes keyword arguments; {self._search} returns their names")
             try:
                 given = {**as_dict(arguments[0]), **named} if arguments else named
-                if await asyncio.to_thread(is_longer, given, most := self._limits.longest):
+                length = await asyncio.to_thread(json_length, given, most := self._limits.longest)
+                if length > most:
                     message = f"the arguments have more than {most:,} characters: pass less"
                     raise CallError(ErrorCode.PAYLOAD_TOO_LARGE, message)
-                with calls.running(name):
+                with calls.running(name, length):
                     result = await self._tools.call(context.child(), id, given)
             except CallError as error:
                 text = error_text(error, id, name, advises=False).replace(f"{HINT}{id}(", f"{HINT}{name}(")
@@ -232,26 +235,40 @@ class _CodeTools:
 
 
 class _ProgramCalls:
-    """The calls of a program: how many it may still make, and which are running."""
+    """The calls of a program: how many it may still make, which are running, and the characters of their arguments.
 
-    def __init__(self, limit: int) -> None:
+    Arguments are copied on their way here: 100 calls with one text of 4 MB take 400 MB, and 4 MB in the interpreter.
+    """
+
+    def __init__(self, limit: int, longest: int) -> None:
         self._limit = self._left = limit
+        self._longest = longest  # characters of the arguments of running calls
+        self._length = 0
         self.returned = 0
         self.failure = ""  # the last one that the program cannot correct
         self._running: dict[asyncio.Task[Any], str] = {}  # names of functions, by the task that runs each
 
     @contextmanager
-    def running(self, name: str) -> Generator[None]:
-        """Count a call."""
+    def running(self, name: str, length: int) -> Generator[None]:
+        """Count a call with this length of its arguments.
+
+        Raises:
+            CallError: PAYLOAD_TOO_LARGE, there is no room for them beside those of other calls.
+        """
         if self._left <= 0:
             raise RuntimeError(f"the program has made {self._limit} calls, and may not make more")
+        if self._length + length > self._longest:
+            message = f"the arguments of calls at the same time have more than {self._longest:,} characters: await some"
+            raise CallError(ErrorCode.PAYLOAD_TOO_LARGE, f"{message} before you call more")
         self._left -= 1
+        self._length += length
         task = cast("asyncio.Task[Any]", asyncio.current_task())
         self._running[task] = name
         try:
             yield
             self.returned += 1
         finally:
+            self._length -= length
             del self._running[task]
 
     def check(self, value: Any) -> None:
@@ -298,11 +315,11 @@ class _Printed:
         return text if not text or text.endswith("\n") else f"{text}\n"
 
 
-def is_longer(value: Any, most: int) -> bool:
-    """Return whether a value has more than about `most` characters as JSON, where shared parts are written each time.
+def json_length(value: Any, most: int) -> int:
+    """Return how many characters a value has as JSON, about, where shared parts are written each time.
 
-    A list with a thousand references to one text takes little memory, in the interpreter and on its way here. Takes
-    time for `most` different values at most, however often each occurs; one that contains itself counts once.
+    A list with a thousand references to one text takes little memory, in the interpreter and on its way here. Counting
+    ends above `most`, after as many different values, however often each occurs; one that contains itself counts once.
     """
     sizes: dict[int, int] = {}  # of containers, by id; 0 while their parts are being counted
     parts: dict[int, list[Any]] = {}  # of containers, by id
@@ -313,19 +330,21 @@ def is_longer(value: Any, most: int) -> bool:
             sizes[id(each)], parts[id(each)] = 0, _parts(each)
             seen += len(parts[id(each)])
             if not _FLAT.issuperset(map(type, parts[id(each)])):
-                unseen = (part for part in parts[id(each)] if id(part) not in sizes)
-                stack += [part for part in unseen if isinstance(part, _CONTAINERS) or hasattr(part, "attributes")]
+                inner = [part for part in parts[id(each)] if type(part) not in _FLAT]
+                if (least := _LEAST * len(inner)) > most:
+                    return least
+                stack += {id(part): part for part in inner if id(part) not in sizes}.values()
         else:
             stack.pop()
-            sizes[id(each)] = sizes[id(each)] or 2 + _total(parts[id(each)], sizes)
+            sizes[id(each)] = sizes[id(each)] or max(_LEAST, 2 + _total(parts[id(each)], sizes))
         if max(seen, sizes[id(each)]) > most:
-            return True
-    return False
+            return max(seen, sizes[id(each)])
+    return sizes[id(value)]
 
 
 _TEXTS, _NUMBERS = frozenset({str, bytes}), frozenset({int, bool})
-_CONTAINERS = (dict, list, tuple, set, frozenset)
 _FLAT = _TEXTS | _NUMBERS | {float, NoneType}
+_LEAST = 16  # characters of a container: JSON of a peer may have as many bytes for each, since it costs as much
 
 
 def _parts(value: Any) -> list[Any]:
@@ -356,7 +375,7 @@ def _length(value: Any) -> int:
 def _shown(value: Any, limit: int, longest: int) -> str:
     if value is None:
         return ""
-    if not isinstance(value, str) and is_longer(value, longest):
+    if not isinstance(value, str) and json_length(value, longest) > longest:
         return f"(not shown: the value has more than {longest:,} characters: return less)"
     try:
         if survey(value).deep:  # how deep the encoder can go depends on the version of Python

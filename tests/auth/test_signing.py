@@ -242,6 +242,33 @@ async def test_a_credential_is_forgotten_when_its_call_ends_and_a_busy_caller_is
         assert (set(held), len(shop._held)) == ({1}, 0)
 
 
+@requirement("auth.delegation")
+async def test_a_request_with_the_id_of_another_callers_request_does_not_end_its_delegation() -> None:
+    shop, bank, market, paid = OperationRegistry(), OperationRegistry(), MemoryBroker(), list[str]()
+
+    def end(signed: SignedRequests | None) -> PendingRequestMap:
+        return PendingRequestMap(BrokerTransport(MemoryBrokerConnection(market), heartbeat=0.2, signed=signed))
+
+    serving, paying, calling, strange = end(holder(SHOP, delegates=True)), end(holder(EVE)), end(holder(ANN)), end(None)
+
+    @shop.mutation("shop.order", access=AccessControl(public=True))
+    async def order(context: Context) -> None:
+        for _ in range(2):
+            await serving.call("bank.pay", context=context)
+
+    @bank.mutation("bank.pay")
+    async def pay(context: Context) -> None:
+        learned = Context(request_id=context.parent_request_id)
+        for calls in (strange, paying) if not paid else ():
+            with pytest.raises(CallError, match="in use by another caller"):
+                await calls.call("shop.order", context=learned)
+        paid.append(context.identity.id if context.identity else "")
+
+    async with serving, CallHandler(shop, serving), paying, CallHandler(bank, paying), calling, strange:
+        await calling.call("shop.order")
+    assert paid == ["ann", "ann"]
+
+
 async def test_a_request_with_a_bad_credential_is_refused_at_once() -> None:
     registry, market = OperationRegistry(), MemoryBroker()
 

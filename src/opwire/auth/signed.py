@@ -516,14 +516,25 @@ class HeldCredentials:
         """
         while self._held and next(iter(self._held.values())).until <= now:  # lifetimes are alike: the oldest go first
             self.discard(next(iter(self._held)))
-        if request_id in self._held and self._held[request_id].identity.id != identity.id:
-            # A server that is called on behalf of a caller learns the request id, and must not replace its credential.
-            raise CallError(ErrorCode.PROTOCOL_ERROR, "the request id is in use by another caller")
+        self.check_free(request_id, identity)
         self.discard(request_id)
         size = len(credential) + 4 * len(request_id) + _OVERHEAD
         if not self._limit.take(identity.id, size):
             raise CallError(ErrorCode.RATE_LIMITED, "too many signed requests are in flight already", retry_after=1)
         self._held[request_id] = _HeldCredential(credential, identity, size, until)
+
+    def check_free(self, request_id: str, identity: Identity | None) -> None:
+        """Reject the request id of another caller's request.
+
+        A server that is called on behalf of a caller learns it. Its own request with that id, also an anonymous one,
+        must not replace the credential, nor discard it by its end.
+
+        Raises:
+            CallError: PROTOCOL_ERROR.
+        """
+        held = self._held.get(request_id)
+        if held is not None and (identity is None or held.identity.id != identity.id):
+            raise CallError(ErrorCode.PROTOCOL_ERROR, "the request id is in use by another caller")
 
     def discard(self, request_id: str) -> None:
         """Remove the credential of a request, if there is one."""
@@ -589,14 +600,17 @@ class SignedRequests:
         """Return the incoming form of a request: with the identity that its credential proves.
 
         Raises:
-            CallError: UNAUTHENTICATED; RATE_LIMITED, if there are more in flight than can be remembered.
+            CallError: UNAUTHENTICATED; RATE_LIMITED, if there are more in flight than can be remembered;
+                PROTOCOL_ERROR, if the request of another caller has its id.
         """
         if self._verifier is None:
             return event
         if event.credential is None:  # anonymous: may call public operations
+            self._held.check_free(event.request_id, None)
             return replace(event, identity=None)
         body = _signed_body(event)
         identity = self._verifier.verify(event.credential, event, body=body)
+        self._held.check_free(event.request_id, identity)
         delegates = self._signer is not None and self._signer.delegates
         if delegates and not is_own(event.operation_id):  # a request for the server's description delegates nothing
             now = self._clock()
