@@ -15,6 +15,8 @@ from tests.requirements import requirement
 from tests.serve.mcp.library import BOOKS, ICON, PNG, library
 from tests.serve.mcp.raw import HANDSHAKE, raw, request
 from tests.serve.mcp.shop import ERAS, NEWEST, OLDER, PATIENCE, connected, http_client, served
+from tests.serve.mcp.test_app import browsing
+from tests.serve.mcp.test_streams import opened
 
 READER = Identity(id="reader")
 
@@ -96,6 +98,47 @@ async def test_a_subscribed_client_is_notified_of_updates_until_it_unsubscribes(
         assert error["code"] == -32002
         await client.ask(request("resources/subscribe", {"uri": "book://emma"}))
     assert registry._updated == []
+
+
+@requirement("serve-mcp.resource-updates")
+async def test_a_resource_that_is_subscribed_to_twice_at_once_is_followed_once_and_not_after_the_session() -> None:
+    registry = library()
+    async with browsing(registry, anonymous=READER) as browser:
+        session = await opened(browser, "2025-03-26")
+        uris = ["book://emma", "book://dune"] * 5
+        batch = [request("resources/subscribe", {"uri": uri}, id=n) for n, uri in enumerate(uris)]
+        async with browser.post(batch, Mcp_Session_Id=session) as response:
+            assert [each["result"] for each in await response.json()] == [{}] * 10
+        assert len(registry._updated) == 1  # the surface, however many clients it has
+        async with browser.delete(Mcp_Session_Id=session) as response:
+            assert response.status == 200
+        assert not registry._updated
+
+
+@requirement("serve-mcp.resource-updates")
+async def test_the_subscriptions_of_one_identity_are_bounded_over_all_of_its_sessions(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr("opwire.serve.mcp.resources.MAX_WATCHED", 4)
+    async with browsing(library(), anonymous=READER) as browser:
+        first, second = await opened(browser), await opened(browser)
+
+        async def ask(session: str, method: str, uri: str) -> Any:
+            async with browser.post(request(method, {"uri": uri}), Mcp_Session_Id=session) as response:
+                return await response.json()
+
+        for session in (first, second):
+            assert "result" in await ask(session, "resources/subscribe", "book://emma")
+        refused = await ask(second, "resources/subscribe", "book://dune")
+        assert "too many resources are subscribed to, 2 by this identity" in refused["error"]["message"]
+        wanted = {"notifications": {"resourceSubscriptions": ["book://emma"]}}
+        async with browser.post(request("subscriptions/listen", wanted, era=NEWEST), era=NEWEST) as response:
+            async for line in response.content:
+                if line.startswith(b"data:"):
+                    assert json.loads(line[5:])["params"]["notifications"] == {}
+                    break
+        assert "result" in await ask(first, "resources/unsubscribe", "book://emma")
+        assert "result" in await ask(second, "resources/subscribe", "book://dune")
 
 
 @requirement("serve-mcp.resource-updates")

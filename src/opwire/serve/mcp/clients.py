@@ -216,7 +216,7 @@ class ClientState:
         self.is_askable = False  # whether it can answer any questions
         self.log_level: LogLevel = "info"
         self.pending = PendingNotifications()
-        self.watches: dict[str, asyncio.Task[None]] = {}  # by URI
+        self.watches: dict[str, Callable[[], object]] = {}  # what cancels each, by URI
         self.tasks: set[asyncio.Task[None]] = set()
         self.spawn = partial(spawn, tasks=self.tasks)
         self._capabilities: Mapping[str, Any] = {}
@@ -290,8 +290,8 @@ class ClientState:
 
     def close(self) -> None:
         """Stop following changes, and end subscriptions."""
-        for task in self.watches.values():
-            task.cancel()
+        for cancel in tuple(self.watches.values()):
+            cancel()
         self.watches.clear()
         if self._unsubscribe is not None:
             self._unsubscribe()

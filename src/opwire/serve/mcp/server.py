@@ -48,6 +48,7 @@ from opwire.serve.mcp.resources import (
     MakeCall,
     PromptCatalogue,
     ResourceCatalogue,
+    ResourceWatch,
     not_found,
     prompt_result,
     typed_arguments,
@@ -409,9 +410,9 @@ class RegistryServer:
 
     async def _unsubscribe(self, params: _ResourceParams, request: ServedRequest) -> Result:
         client = cast("ClientState", request.client)
-        task = client.watches.pop(params.uri, None)
-        if task is not None:
-            task.cancel()
+        cancel = client.watches.pop(params.uri, None)
+        if cancel is not None:
+            cancel()
             await asyncio.sleep(0)  # it stops following before the client gets the response
         return {}
 
@@ -492,12 +493,15 @@ class RegistryServer:
         honoured: Params = {f"{name}ListChanged": True for name, is_wanted in lists.items() if is_wanted}
         unsubscribe = self.bus.subscribe(lambda name: pending.list_changed(name) if lists[name] else None)
         self._listeners.add(pending)
-        watches: dict[str, asyncio.Task[None]] = {}
+        watches: dict[str, ResourceWatch] = {}
         calls = self._calls(request)
         try:
             for uri in dict.fromkeys((wanted.resource_subscriptions or [])[:MAX_SUBSCRIPTIONS]):
                 with suppress(RPCError):  # it is not acknowledged
-                    watches[uri] = await self.resources.watch(uri, request, pending.updated, asyncio.create_task, calls)
+                    watch = self.resources.watch(uri, request, pending.updated, calls)
+                    await watch.opened()
+                    watches[uri] = watch
+                await asyncio.sleep(0)  # 1,000 of them take longer than a turn should
             if watches:
                 honoured["resourceSubscriptions"] = list(watches)
             await request.notify("notifications/subscriptions/acknowledged", {"notifications": honoured, **own})
@@ -507,8 +511,8 @@ class RegistryServer:
         finally:
             self._listeners.discard(pending)
             unsubscribe()
-            for task in watches.values():
-                task.cancel()
+            for watch in watches.values():
+                watch.cancel()
 
     async def close(self) -> None:
         """Cancel the tasks."""
