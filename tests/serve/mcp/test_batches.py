@@ -9,6 +9,7 @@ import pytest
 from opwire import Context, OperationRegistry
 from opwire.mcp.messages import MAX_BATCH
 from opwire.serve.mcp import serve_mcp
+from opwire.serve.mcp.sessions import HTTPSession, Sessions
 from tests.requirements import requirement
 from tests.serve.mcp.raw import HANDSHAKE, call, raw, request
 from tests.serve.mcp.test_app import GUEST, browsing
@@ -124,3 +125,30 @@ async def test_the_messages_of_a_batch_on_stdio_are_handled_in_order(version: st
             replies.append(await client.receive())
         assert results([each for each in replies if "id" in each]) == {1: 2, 2: 4}
         assert json.dumps(replies).count("notifications/progress") == 2
+
+
+@requirement("serve-mcp.batches")
+async def test_a_session_that_ends_during_a_batch_leaves_nothing_behind(monkeypatch: pytest.MonkeyPatch) -> None:
+    library, sessions, open_session = OperationRegistry(), list[HTTPSession](), Sessions._open
+
+    def remember(self: Sessions, owner: str | None) -> HTTPSession | None:
+        session = open_session(self, owner)
+        sessions.extend([session] if session is not None else [])
+        return session
+
+    @library.resource("book://{title}")
+    async def book(title: str) -> str:
+        return title
+
+    @library.query("a.leave")
+    async def leave() -> None:
+        sessions[0].end()
+
+    monkeypatch.setattr(Sessions, "_open", remember)
+    async with browsing(library, anonymous=GUEST) as browser:
+        session = await opened(browser, "2025-03-26")
+        later = [request("resources/subscribe", {"uri": f"book://{n}"}, id=n) for n in range(1, 10)]
+        async with browser.post([call("a_leave", id=0), *later], Mcp_Session_Id=session) as response:
+            replies = await response.json()
+        assert [each["error"]["message"] for each in replies[1:]] == ["rejected: the session has ended"] * 9
+        assert not library._updated

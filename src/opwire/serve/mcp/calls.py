@@ -125,8 +125,10 @@ class ServedRequest(Struct):
         return await cast("StatelessQuestions", self.questions)(question)
 
     async def stop(self) -> None:
-        """Cancel the request, which was started, and abandon it if it ignores that."""
-        task = cast("asyncio.Task[Any]", self.task)
+        """Cancel the request, and abandon it if it ignores that."""
+        task = self.task
+        if task is None:  # it has ended
+            return
         task.cancel()
         await asyncio.wait([task], timeout=1.2 * CLOSE_GRACE)  # a call with a deadline is abandoned before
         if not task.done():

@@ -232,6 +232,7 @@ class HTTPSession:
         self._client = ClientState()
         self._tasks = self._client.tasks
         self._running: dict[RequestId, SessionRequest] = {}  # with those that were cancelled, until they have ended
+        self._is_over = False
         self._last_used = time.monotonic()
         self._timer = asyncio.get_running_loop().call_later(timing.idle, self._expire)
 
@@ -242,6 +243,7 @@ class HTTPSession:
 
     def end(self) -> None:
         """Cancel the calls and end the streams; idempotent."""
+        self._is_over = True
         self._timer.cancel()
         self._client.close()
         self.notices.detach()
@@ -339,8 +341,10 @@ class HTTPSession:
         """Start a request that was admitted.
 
         Raises:
-            RPCError: too many calls of the owner are running.
+            RPCError: too many calls of the owner are running; the session has ended, as it may during a batch.
         """
+        if self._is_over:
+            raise RPCError(RPCCode.INVALID_REQUEST, "rejected: the session has ended")
         if request.message.method != "ping" and self._calls.is_full(self.owner):
             del self._running[request.message.id]
             raise RPCError(RPCCode.INTERNAL_ERROR, "rejected: too many requests of this identity are running")
