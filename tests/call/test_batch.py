@@ -2,9 +2,10 @@
 
 from typing import Any
 
+import msgspec
 import pytest
 
-from opwire.call.batch import MAX_BATCH, decode_batch, encode_batch
+from opwire.call.batch import MAX_BATCH, MAX_TOKEN, decode_batch, encode_batch
 from opwire.call.events import (
     CallCompleted,
     CallFailed,
@@ -95,3 +96,15 @@ def test_what_is_not_a_batch_is_a_protocol_error(message: bytes) -> None:
     with pytest.raises(CallError) as failed:
         decode_batch(message, 9_999)
     assert failed.value.code is ErrorCode.PROTOCOL_ERROR
+
+
+@requirement("transport.batches")
+@pytest.mark.parametrize("token", ["a 2\r\nPUB x 1", "a\nb", "a.b", "a b", "é", "a" * (MAX_TOKEN + 1), "\0"])
+@pytest.mark.parametrize("large", [False, True])
+def test_a_token_has_letters_and_digits_and_a_limited_length(token: str, large: bool) -> None:
+    event = {"type": "call.requested", "requestId": "r", "operationId": "a.b", "input": "x" * (MAX_BATCH * large)}
+    encoded = msgspec.json.encode([("t0", event), (token, event)][large:])
+    with pytest.raises(CallError, match="invalid batch") as invalid:
+        decode_batch(encoded, 10 * MAX_BATCH)
+    assert invalid.value.code is ErrorCode.PROTOCOL_ERROR
+    assert decode_batch(msgspec.json.encode([("", event)]), 10 * MAX_BATCH)[0][0] == ""

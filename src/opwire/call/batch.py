@@ -2,9 +2,10 @@
 
 from collections.abc import Iterable
 from contextlib import suppress
-from typing import Any
+from typing import Annotated, Any
 
 import msgspec
+from msgspec import Meta
 
 from opwire.call.events import CallEvent, CallRequested, CallResponded, SessionEvent, decode_message
 from opwire.envelope import arrived_envelope
@@ -14,9 +15,13 @@ from opwire.typed.plain import MAX_DEPTH, one_line, read_json, survey
 MAX_BATCH = 64 * 1024
 """Limit of a batch of several events in bytes."""
 
-_decoder = msgspec.json.Decoder(list[tuple[str, CallEvent]])
-_raw_decoder = msgspec.json.Decoder(list[tuple[str, msgspec.Raw]])
-_large_decoder = msgspec.json.Decoder(tuple[tuple[str, msgspec.Raw]])
+MAX_TOKEN = 64
+"""Characters of the token of a peer, which are letters and digits."""
+
+_Token = Annotated[str, Meta(max_length=MAX_TOKEN)]
+_decoder = msgspec.json.Decoder(list[tuple[_Token, CallEvent]])
+_raw_decoder = msgspec.json.Decoder(list[tuple[_Token, msgspec.Raw]])
+_large_decoder = msgspec.json.Decoder(tuple[tuple[_Token, msgspec.Raw]])
 
 
 def encode_batch(events: Iterable[tuple[str, bytes]]) -> bytes:
@@ -33,6 +38,15 @@ def decode_batch(batch: bytes, max_event: int) -> list[tuple[str, CallEvent | Se
         CallError: PROTOCOL_ERROR if it is not an array of tokens and objects, or several of them
             above 64 KiB.
     """
+    decoded = _decoded_batch(batch, max_event)
+    # A token goes into the lines of a broker's protocol: one with a line break would be a command of its own.
+    tokens = "".join([token for token, _ in decoded])
+    if tokens and not (tokens.isalnum() and tokens.isascii()):
+        raise CallError(ErrorCode.PROTOCOL_ERROR, "invalid batch: a token does not consist of letters and digits")
+    return decoded
+
+
+def _decoded_batch(batch: bytes, max_event: int) -> list[tuple[str, CallEvent | SessionEvent | CallError]]:
     if len(batch) > MAX_BATCH:
         return _each_by_itself(_large_decoder, batch, max_event)
     with suppress(ValueError, RecursionError, ConversionError):

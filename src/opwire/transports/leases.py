@@ -22,6 +22,7 @@ from typing import NamedTuple
 
 from msgspec import Struct
 
+from opwire.call.batch import MAX_TOKEN
 from opwire.call.events import CallAborted, CallAnswer, CallCredit, CallEvent, CallFailed, CallResponded, is_final
 from opwire.call.transport import Address, random_ids
 from opwire.errors import CallError
@@ -30,9 +31,6 @@ logger = logging.getLogger("opwire.transports")
 
 MOMENT = 0.02
 """Seconds after which a server reports a call, and the caller probes the server. Shorter calls cost nothing."""
-
-MAX_TOKEN = 64
-"""Longest accepted token of a peer, in characters."""
 
 _OFTEN = 0.025  # seconds between two probes of a call that is up to a minute old
 _SELDOM = 0.25  # of one that is ten minutes old or older

@@ -469,3 +469,30 @@ async def test_ends_at_a_leaf_node_and_at_its_hub_are_in_one_account_and_those_o
         assert await soon("the leaf node is connected", reached()) == "at the hub"
         with pytest.raises(CallError, match="no server available"):
             await stranger.call("trap.where")
+
+
+@requirement("transport.nats.no-deputy")
+async def test_the_tokens_of_a_batch_cannot_make_a_server_publish_elsewhere(nats_server: NatsServer) -> None:
+    registry, inbox, paid = OperationRegistry(), "opwire.in.batch0123456789abcdef", list[Any]()
+
+    @registry.query("trap.hello", access=PUBLIC)
+    async def hello() -> str:
+        return "hello"
+
+    async def pay(message: Any) -> None:
+        paid.append(message.data)
+
+    async with served(nats_server.url, registry), plain_client(nats_server.url) as client:
+        await client.subscribe("payroll.pay", cb=pay)
+        replies = await client.subscribe(f"{inbox}.*")
+        request = {"type": "call.requested", "requestId": "r", "operationId": "trap.hello", "input": {}}
+        token = "a 0\r\n\r\nPUB payroll.pay 3\r\neve\r\nPUB payroll.none "
+        for n, changes in enumerate(({}, {"operationId": "trap.none"}, {"input": "x" * 70_000}, {"input": 1})):
+            hostile = json.dumps([[token, {**request, **changes, "requestId": f"hostile{n}"}]]).encode()
+            await client.publish("opwire.call.trap.hello", hostile, reply=f"{inbox}.t0ken")
+        good = json.dumps([["t0ken", request]]).encode()
+        await client.publish("opwire.call.trap.hello", good, reply=f"{inbox}.t0ken")
+        reply = await replies.next_msg(timeout=30)  # of the last one: the others are ignored
+        assert json.loads(reply.data)["output"]["data"] == "hello"
+        await client.flush()
+        assert paid == []
