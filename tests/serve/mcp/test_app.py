@@ -14,7 +14,7 @@ from starlette.applications import Starlette
 from starlette.routing import Mount
 from yarl import URL
 
-from opwire import Identity, OperationRegistry
+from opwire import AccessControl, Identity, OperationRegistry
 from opwire.auth import Grant, StaticTokens, callback, tokens
 from opwire.serve.listener import listening
 from opwire.serve.mcp import serve_mcp
@@ -527,3 +527,33 @@ def _tasks_of(app: MCPApp) -> int:
 
 def _nothing() -> None:
     pass
+
+
+@requirement("serve-mcp.sessions")
+async def test_the_large_inputs_of_calls_that_go_on_are_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("opwire.serve.mcp.sessions.MAX_INPUTS", 200_000)
+    registry, began, may_end = OperationRegistry(), asyncio.Event(), asyncio.Event()
+
+    @registry.query("a.hold", access=AccessControl(public=True))
+    async def hold(text: str) -> int:
+        began.set()
+        await may_end.wait()
+        return len(text)
+
+    async with browsing(registry) as browser:
+        session = await browser.session()
+
+        async def ask(id: int, length: int) -> Any:
+            message = call("a_hold", {"text": "x" * length}, id=id)
+            async with browser.post(message, Mcp_Session_Id=session) as response:
+                return await response.json()
+
+        first = asyncio.create_task(ask(1, 80_000))
+        await asyncio.wait_for(began.wait(), PATIENCE)
+        refused = await ask(2, 90_000)
+        assert "large inputs" in refused["error"]["message"]
+        small = asyncio.create_task(ask(3, 1_000))
+        may_end.set()
+        assert "result" in await first
+        assert "result" in await small
+        assert "result" in await ask(4, 90_000)

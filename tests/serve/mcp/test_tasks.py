@@ -2,6 +2,7 @@
 
 import asyncio
 import gc
+from functools import partial
 from typing import Any
 from weakref import WeakSet
 
@@ -191,6 +192,30 @@ async def test_a_task_belongs_to_the_identity_of_its_caller_and_their_number_is_
     await tasks.close()
     with pytest.raises(RPCError, match="Unknown task"):
         tasks.find(handle["taskId"], ada)
+
+
+@requirement("serve-mcp.tasks.owner")
+async def test_a_call_with_a_large_input_becomes_no_task_if_others_have_as_large_ones(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(module, "MAX_INPUTS", 200_000)
+    release, ada = asyncio.Event(), Identity(id="ada")
+
+    async def work() -> dict[str, Any]:
+        await release.wait()
+        return {"n": 1}
+
+    tasks = CallTasks(0.001)
+    run = partial(tasks.run, identity=ada, capabilities=DECLARED, asked=lambda: None, detach=lambda task: None)
+    assert "taskId" in await run(work(), params={"text": "x" * 80_000})
+    waiting = asyncio.create_task(run(work(), params={"text": "x" * 80_000}))
+    assert "taskId" in await run(work(), params={"text": "x" * 1_000})
+    assert not waiting.done()
+    release.set()
+    assert await waiting == {"n": 1}
+    release.clear()
+    assert "taskId" in await run(work(), params={"text": "x" * 80_000})
+    await tasks.close()
 
 
 @requirement("serve-mcp.tasks")

@@ -52,6 +52,12 @@ SendMessage = Callable[[RPCRequest | RPCNotification], Awaitable[None]]
 MAX_OPEN = 1000
 """Requests of one client without a response."""
 
+MAX_INPUTS = 256 * 1024 * 1024
+"""Bytes of the large inputs of calls that go on without their HTTP request; half of them of one identity."""
+
+LARGE_INPUT = 16 * 1024
+"""Bytes of a large input; the number of calls bounds smaller ones."""
+
 MAX_BATCH_VALUES = max_values(16 * 1024 * 1024)
 """JSON values of a batch."""
 

@@ -275,8 +275,9 @@ class RegistryServer:
             durable, submission = self._served.durable, request.submission
             return None if durable is None or submission is None else await durable.handle(submission)
 
+        identity, params = request.identity, request.message.params
         return await self._served.tasks.run(
-            work, request.identity, capabilities, lambda: request.questions, detach, stored=stored
+            work, identity, capabilities, lambda: request.questions, detach, stored=stored, params=params
         )
 
     async def _result_or_questions(

@@ -13,6 +13,7 @@ from typing import Any, NamedTuple, cast
 from uuid import uuid4
 
 from opwire.bounded import SharedLimit, Tally
+from opwire.call.outbox import memory_of
 from opwire.errors import CallError, ErrorCode
 from opwire.mcp.messages import (
     InvalidMessageError,
@@ -40,7 +41,7 @@ from opwire.mcp.protocol import (
 from opwire.operation import Identity, check_access
 from opwire.serve.guard import AdmittedRequest, Receive
 from opwire.serve.mcp.calls import Params, ServedRequest
-from opwire.serve.mcp.clients import MAX_BATCH_VALUES, MAX_OPEN, ClientState
+from opwire.serve.mcp.clients import LARGE_INPUT, MAX_BATCH_VALUES, MAX_INPUTS, MAX_OPEN, ClientState
 from opwire.serve.mcp.server import RegistryServer
 from opwire.serve.mcp.streams import PING, EventLog, EventStore, EventWriter, ResumableStream, follow
 from opwire.serve.problem import Header, Send, challenge_of
@@ -158,6 +159,7 @@ class RunningCalls:
     def __init__(self, max_each: int) -> None:
         self._max_each = max_each
         self._by_owner: Tally[str | None] = Tally()
+        self.inputs: SharedLimit[str | None] = SharedLimit(MAX_INPUTS, MAX_INPUTS // 2)  # bytes of large ones
         # Bytes of the responses to batches that are not sent yet: those of one are complete before the first is sent.
         self.replies: SharedLimit[str | None] = SharedLimit(MAX_REPLIES, MAX_REPLIES // 2)
 
@@ -341,14 +343,21 @@ class HTTPSession:
         """Start a request that was admitted.
 
         Raises:
-            RPCError: too many calls of the owner are running; the session has ended, as it may during a batch.
+            RPCError: too many calls of the owner are running, or their inputs are too large; the session has ended, as
+                it may during a batch.
         """
         if self._is_over:
             raise RPCError(RPCCode.INVALID_REQUEST, "rejected: the session has ended")
         if request.message.method != "ping" and self._calls.is_full(self.owner):
             del self._running[request.message.id]
             raise RPCError(RPCCode.INTERNAL_ERROR, "rejected: too many requests of this identity are running")
+        size = memory_of(request.message.params)
+        if size > LARGE_INPUT and not self._calls.inputs.take(self.owner, size):
+            del self._running[request.message.id]
+            raise RPCError(RPCCode.INTERNAL_ERROR, "rejected: large inputs of other calls are in flight")
         request.task = task = self._server.tasks.start(self._server.respond(request))
+        if size > LARGE_INPUT:
+            task.add_done_callback(lambda _: self._calls.inputs.give_back(self.owner, size))
         if not task.done():  # as most are
             self._calls.add(self.owner, task)
         return task

@@ -28,7 +28,8 @@ import msgspec
 from msgspec import Struct
 from msgspec.structs import replace
 
-from opwire.bounded import Tally
+from opwire.bounded import SharedLimit, Tally
+from opwire.call.outbox import memory_of
 from opwire.deadlines import CALL_TIMEOUT, MAX_SECONDS
 from opwire.dispatch import Dispatcher
 from opwire.durable.calls import MAX_NAME, DurableCalls, cancellation, outcome_envelope
@@ -40,6 +41,8 @@ from opwire.mcp.messages import ErrorObject, RPCCode, RPCError
 from opwire.operation import Context, Identity, OperationSpec, OperationType
 from opwire.questions import Question, unanswerable
 from opwire.serve.mcp.clients import (
+    LARGE_INPUT,
+    MAX_INPUTS,
     MAX_QUESTIONS,
     RequestStates,
     StatelessQuestions,
@@ -217,6 +220,7 @@ class CallTasks:
         self.after = after
         self._tasks: dict[str, CallTask] = {}
         self._count: Tally[str | None] = Tally()
+        self._inputs: SharedLimit[str | None] = SharedLimit(MAX_INPUTS, MAX_INPUTS // 2)
 
     async def run(
         self,
@@ -227,8 +231,9 @@ class CallTasks:
         detach: Callable[[CallTask], None],
         *,
         stored: Callable[[], Awaitable[Result | None]] | None = None,
+        params: Mapping[str, Any] | None = None,
     ) -> Result:
-        """Return the result of a call, or the handle of a task if it takes too long.
+        """Return the result of a call with these params, or the handle of a task if it takes too long.
 
         `asked` returns the questions of the request itself, which end it; `detach` is called before it becomes a task.
         `stored` returns the handle of a task that is stored elsewhere, and not answered for by this process.
@@ -240,7 +245,7 @@ class CallTasks:
             while not running.done() and (round := asked()) is not None and round.is_asking:
                 await asyncio.wait((running,), timeout=_STEP)
             handle = None if running.done() or stored is None else await stored()
-            if not running.done() and handle is None and self._is_full(owner):
+            if not running.done() and handle is None and not self._admits(running, owner, params):
                 await asyncio.wait((running,))
         except asyncio.CancelledError:
             running.cancel()
@@ -251,7 +256,7 @@ class CallTasks:
         task = CallTask(owner, running, capabilities if handle is None else {})
         detach(task)
         if handle is not None:
-            if self._is_full(owner):
+            if not self._admits(running, owner, params):
                 task.cancel()
             else:  # it goes on for its interceptors, as long as there is room
                 self._add(task)
@@ -260,8 +265,16 @@ class CallTasks:
         self._add(task)
         return {"resultType": "task", **task.seed()}
 
-    def _is_full(self, owner: str | None) -> bool:
-        return len(self._tasks) >= MAX_TASKS or self._count[owner] >= MAX_TASKS_EACH
+    def _admits(self, running: asyncio.Task[Result], owner: str | None, params: Mapping[str, Any] | None) -> bool:
+        """Count the input of a call that goes on, until it has ended; return False if there is no room for the call."""
+        if len(self._tasks) >= MAX_TASKS or self._count[owner] >= MAX_TASKS_EACH:
+            return False
+        size = memory_of(params)
+        if size > LARGE_INPUT:
+            if not self._inputs.take(owner, size):
+                return False
+            running.add_done_callback(lambda _: self._inputs.give_back(owner, size))
+        return True
 
     def _add(self, task: CallTask) -> None:
         def ended(running: asyncio.Task[Result]) -> None:
