@@ -80,7 +80,8 @@ class _Entry:
                 counts[each] = counts.get(each, 0) + 1
         parts = [set(words(spec.name[:_MAX_NAME], joined=False)), set(words(title, joined=False)) - STOP_WORDS]
         self.heads = [frozenset(map(stem, field)) for field in parts if field]
-        body = [stem(word) for word in words(" ".join((description, *spec.tags[:_MAX_TAGS]))) if word not in STOP_WORDS]
+        tags = (tag[:_MAX_NAME] for tag in spec.tags[:_MAX_TAGS])
+        body = [stem(word) for word in words(" ".join((description, *tags))) if word not in STOP_WORDS]
         weight = 2 * weights.description / (1 + len(body) / _TYPICAL_LENGTH)
         for each in body:
             counts[each] = counts.get(each, 0) + weight

@@ -12,6 +12,7 @@ from typing import Any
 import pytest
 
 from opwire.adapters.openapi import from_openapi
+from opwire.webhooks import WebhookReceiver
 from tests.adapters.openapi.documents import Read, accepts, answers, document, input_of, json_body, parameter, read
 from tests.requirements import requirement
 
@@ -59,6 +60,87 @@ def test_what_operations_share_counts_for_each_of_them(item: Any, fields: Any) -
         found = read(document(paths, components={"pathItems": {"P": item}}, **fields))
     assert 50 <= len(found.operations) <= 150
     assert "than its size allows" in why_skipped(found)
+
+
+CHOICE: dict[str, Any] = {"type": "string", "enum": [f"e{number}" for number in range(50_000)]}
+
+
+@requirement("openapi.shared-parts")
+@pytest.mark.parametrize(
+    ("item", "shared"),
+    [
+        ({"description": "lorem ipsum " * 50_000, "get": {}}, {}),
+        ({"get": {"description": "lorem ipsum " * 50_000}}, {}),
+        ({"get": {"tags": ["lorem ipsum " * 50_000]}}, {}),
+        (
+            {"parameters": [{"$ref": "#/components/parameters/P"}], "get": {}},
+            {"parameters": {"P": parameter("p", schema=CHOICE)}},
+        ),
+        (
+            {"get": {"parameters": [{"$ref": "#/components/parameters/P"}]}},
+            {"parameters": {"P": parameter("p", schema=CHOICE)}},
+        ),
+        (
+            {"get": {"responses": {"200": {"$ref": "#/components/responses/R"}}}},
+            {"responses": {"R": answers(CHOICE)["200"]}},
+        ),
+        (
+            {"post": {"requestBody": {"$ref": "#/components/requestBodies/B"}}},
+            {"requestBodies": {"B": json_body({"properties": {"p": CHOICE}})}},
+        ),
+        (
+            {"post": {"requestBody": json_body({"allOf": [{"$ref": "#/components/schemas/S"}]})}},
+            {"schemas": {"S": {"properties": {"p": CHOICE}}}},
+        ),
+    ],
+    ids=["item", "description", "tags", "parameters of the path", "parameters", "response", "body", "allOf"],
+)
+def test_what_operations_share_counts_by_its_size(item: Any, shared: Any) -> None:
+    # 2,000 such operations took gigabytes when they were listed, and those of the first case when they were read.
+    paths = {f"/a{number}": SHARED for number in range(2_000)}
+    with cpu_seconds(5):
+        found = read(document(paths, components={"pathItems": {"P": item}, **shared}))
+    assert 10 <= len(found.operations) <= 40
+    assert "than its size allows" in why_skipped(found)
+
+
+@requirement("openapi.shared-parts")
+def test_an_operation_that_is_nested_too_deeply_to_be_measured_is_skipped() -> None:
+    deep: Any = "x"
+    for _ in range(5_000):
+        deep = [deep]
+    found = read(document({"/a": {"get": {"x-deep": deep}}, "/b": {"get": {}}}))
+    assert len(found.operations) == 1
+    assert why_skipped(found) == "it is nested too deeply"
+
+
+@requirement("openapi.shared-parts")
+@pytest.mark.parametrize(
+    "root",
+    [
+        document(
+            {f"/a{number}": SHARED for number in range(300)},
+            components={
+                "pathItems": {
+                    "P": {"post": {"callbacks": {f"c{n}": {"$ref": "#/components/callbacks/C"} for n in range(300)}}}
+                },
+                "callbacks": {"C": {f"e{number}": {"post": {}} for number in range(300)}},
+            },
+        ),
+        document(
+            {},
+            webhooks={f"w{number}": SHARED for number in range(2_000)},
+            components={"pathItems": {"P": {"post": {"description": "lorem ipsum " * 50_000}}}},
+        ),
+    ],
+    ids=["callbacks", "description"],
+)
+def test_webhooks_count_as_operations_do(root: Any) -> None:
+    with cpu_seconds(10):  # 10 kB with 80 of each were 512,000 subscriptions, after 20 s and in 1.8 GB
+        source = from_openapi(json.dumps(root), webhooks=WebhookReceiver(unsigned=True))
+        found = list(source)
+    assert 10 < len(found) < 10_000
+    assert any("than its size allows" in each for each in source.report.warnings)
 
 
 @requirement("openapi.shared-parts")

@@ -171,6 +171,16 @@ def test_a_few_lines_stand_for_no_more_than_a_multiple_of_their_size() -> None:
     assert len(load("a: &a [1, 2, 3]\nb: [" + "*a, " * 1_000 + "]")["b"]) == 1_000
 
 
+@requirement("openapi.yaml-safe")
+@pytest.mark.parametrize("anchored", ["&a {text}", "[&a {{k: {text}}}]", "{{k: &a [{text}]}}"])
+def test_aliases_of_a_long_text_stand_for_no_more_than_a_multiple_of_the_document(anchored: str) -> None:
+    text = anchored.format(text="x" * 100_000)
+    few, many = (f"a: {text}\nb: [{', '.join(['*a'] * times)}]" for times in (5, 50))
+    with pytest.raises(ValueError, match=r"expands to more than [12],[0-9]{3},[0-9]{3} characters, line 2"):
+        load(many)
+    assert len(load(few)["b"]) == 5
+
+
 @requirement("openapi.yaml-repaired")
 @pytest.mark.parametrize(
     ("text", "read"),

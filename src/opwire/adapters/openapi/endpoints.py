@@ -17,11 +17,12 @@ from opwire.typed.plain import as_dict, as_list
 
 METHODS = ("get", "put", "post", "delete", "options", "head", "patch", "trace")
 VARIABLE = re.compile(r"\{([^{}]*)\}")
+OPERATION_USES = 10
+"""Uses that an operation counts for by itself: it takes 60 µs and 3 kB."""
 
 _LOCATIONS = frozenset({"path", "query", "header", "cookie", "querystring", "body", "formData"})
 _NAMELESS = frozenset({"querystring", "body"})
 _SUCCESS = re.compile(r"2([0-9]{2}|XX)")
-_OPERATION = 10  # uses that an operation counts for by itself: it takes 60 µs and 3 kB
 _MAX_COUNTED = 50  # schemas of `allOf` with counted properties; more are not split
 _MAX_PARAMETERS = 1_000  # of one operation; thousands of paths can share one path item
 
@@ -94,27 +95,68 @@ def _count_uses(endpoint: HTTPEndpoint, documents: DocumentSet) -> None:
     Raises:
         SchemaError: see `DocumentSet.use`.
     """
-    own, root = endpoint.operation.value, documents.main.root
-    lists = [endpoint.item.value.get("parameters"), own.get("parameters"), own.get("security", root.get("security"))]
+    item, own, root = endpoint.item.value, endpoint.operation.value, documents.main.root
+    lists = [item.get("parameters"), own.get("parameters"), own.get("security", root.get("security"))]
     lists += [own.get(key, root.get(key)) for key in ("consumes", "produces")]
     responses = documents.find_object(own.get("responses"), endpoint.operation.document)
-    documents.use(_OPERATION + len(responses.value) + sum(len(as_list(each)) for each in lists))
+    count = OPERATION_USES + len(responses.value) + sum(len(as_list(each)) for each in lists)
+    documents.use(count, own, item.get("description"))
+    for parameters, document in zip(lists, (endpoint.item.document, endpoint.operation.document), strict=False):
+        documents.use(0, *(documents.find_object(each, document).value for each in as_list(parameters)))
     for key, each in responses.value.items():
         if _SUCCESS.fullmatch(key) or key in ("default", "2xx"):
             response = documents.find_object(each, responses.document)
-            documents.use(len(as_dict(response.value.get("content"))))
+            documents.use(len(as_dict(response.value.get("content"))), response.value)
     if "requestBody" in own:
         body = documents.find_object(own["requestBody"], endpoint.operation.document)
-        documents.use(len(as_dict(body.value.get("content"))))
+        documents.use(len(as_dict(body.value.get("content"))), body.value)
         for media in as_dict(body.value.get("content")).values():  # its properties become properties of the input
             queue = [Located(as_dict(media).get("schema"), body.document)]
             for number, each in enumerate(queue):  # grows during the iteration
                 schema = documents.find_object(*each)
-                documents.use(len(as_dict(schema.value.get("properties"))))
+                documents.use(len(as_dict(schema.value.get("properties"))), schema.value)
                 if number < _MAX_COUNTED:
                     queue += [
                         Located(part, schema.document) for part in as_list(schema.value.get("allOf"))[:_MAX_COUNTED]
                     ]
+
+
+def webhook_items(documents: DocumentSet) -> Iterator[tuple[str, Located]]:
+    """Iterate over the names and path items of webhooks, then of callbacks, which may be references.
+
+    Raises:
+        SchemaError: see `DocumentSet.use`: each operation of a path item that many paths share may share callbacks.
+    """
+    root, main = documents.main.root, documents.main
+    for key in ("webhooks", "x-webhooks"):
+        yield from ((name, Located(each, main)) for name, each in as_dict(root.get(key)).items())
+    for operation in _with_callbacks(documents):
+        callbacks = as_dict(operation.value.get("callbacks"))
+        documents.use(len(callbacks))
+        for name, given in callbacks.items():
+            try:
+                callback = documents.follow(given, operation.document)
+            except SchemaError:
+                continue
+            items = as_dict(callback.value)
+            documents.use(len(items))
+            for expression, each in items.items():
+                if not expression.startswith("x-"):
+                    yield name, Located(each, callback.document)
+
+
+def _with_callbacks(documents: DocumentSet) -> Iterator[Located]:
+    try:
+        paths = documents.follow(documents.main.root.get("paths"), documents.main)
+    except SchemaError:  # reported where the operations are read
+        return
+    for given in as_dict(paths.value).values():
+        try:
+            item = documents.follow(given, paths.document)
+        except SchemaError:
+            continue
+        documents.use(len(as_dict(item.value)))
+        yield from (Located(each, item.document) for each in as_dict(item.value).values() if as_dict(each))
 
 
 def parameters_of(endpoint: HTTPEndpoint, documents: DocumentSet) -> list[Located]:

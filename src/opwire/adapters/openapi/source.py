@@ -6,7 +6,6 @@ error: operations that need it are skipped with the reason.
 """
 
 import asyncio
-import contextlib
 from collections import deque
 from collections.abc import Collection, Iterable, Iterator, Mapping
 from pathlib import Path
@@ -30,7 +29,7 @@ from opwire.adapters.openapi.document import (
     references_in,
     version_of,
 )
-from opwire.adapters.openapi.endpoints import contents, preferred
+from opwire.adapters.openapi.endpoints import OPERATION_USES, contents, preferred, webhook_items
 from opwire.adapters.openapi.operations import LazyOperation, ReadOptions, namespace_of, printable_name, read_operations
 from opwire.adapters.openapi.plan import SecurityRequirement, media_type
 from opwire.adapters.openapi.schemas import SchemaRewriter
@@ -54,7 +53,7 @@ from opwire.oauth.store import TokenStore
 from opwire.oauth.tokens import json_fetcher
 from opwire.operation import NormalizeMode, Operation, OperationType
 from opwire.schema import UNKNOWN, Schema
-from opwire.typed.plain import as_dict, collection_paused
+from opwire.typed.plain import collection_paused
 from opwire.webhooks import DeclaredWebhook, WebhookReceiver
 
 DocumentLike = Mapping[str, Any] | str | bytes | Path
@@ -523,62 +522,44 @@ def read_webhooks(documents: DocumentSet, report: Report) -> list[DeclaredWebhoo
     schemas = SchemaRewriter(documents, report)
     names = UniqueNames()
     found: list[DeclaredWebhook] = []
-    for name, given in _path_items(documents):
-        where = f"the webhook {name!r:.100}"
-        try:
-            item = documents.follow_object(*given, where)
-            operation = documents.follow_object(item.value.get("post"), item.document, f"{where}, `post`")
-            schema = _schema(operation, documents, schemas, where)
-        except SchemaError as error:
-            report.warn(f"{where} is skipped: {error}")
-            continue
-        own = operation.value
-        found.append(
-            DeclaredWebhook(
-                name=names.take(printable_name(name) or "webhook"),
-                schema=schema,
-                title=as_text(own.get("summary")).strip(),
-                description=as_text(own.get("description")).strip(),
-                aliases=tuple(filter(None, [as_text(own.get("operationId"))])),
-                tags=tuple(as_texts(own.get("tags"))),
+    try:
+        for name, given in webhook_items(documents):
+            where = f"the webhook {name!r:.100}"
+            try:
+                item = documents.follow_object(*given, where)
+                operation = documents.follow_object(item.value.get("post"), item.document, f"{where}, `post`")
+                body = documents.follow(operation.value.get("requestBody"), operation.document)
+                schema = _schema(body, documents, schemas, where)
+            except SchemaError as error:
+                report.warn(f"{where} is skipped: {error}")
+                continue
+            own = operation.value
+            documents.use(OPERATION_USES, own, body.value)
+            found.append(
+                DeclaredWebhook(
+                    name=names.take(printable_name(name) or "webhook"),
+                    schema=schema,
+                    title=as_text(own.get("summary")).strip(),
+                    description=as_text(own.get("description")).strip(),
+                    aliases=tuple(filter(None, [as_text(own.get("operationId"))])),
+                    tags=tuple(as_texts(own.get("tags"))),
+                )
             )
-        )
+    except SchemaError as error:
+        report.warn(f"webhooks after the first {len(found):,} are skipped: {error}")
     return found
 
 
-def _path_items(documents: DocumentSet) -> Iterator[tuple[str, Located]]:
-    """Iterate over the names and path items of webhooks, then of callbacks, which may be references."""
-    root, main = documents.main.root, documents.main
-    for key in ("webhooks", "x-webhooks"):
-        yield from ((name, Located(each, main)) for name, each in as_dict(root.get(key)).items())
-    for operation in _operations(documents):
-        for name, given in as_dict(operation.value.get("callbacks")).items():
-            with contextlib.suppress(SchemaError):
-                callback = documents.follow(given, operation.document)
-                for expression, each in as_dict(callback.value).items():
-                    if not expression.startswith("x-"):
-                        yield name, Located(each, callback.document)
-
-
-def _operations(documents: DocumentSet) -> Iterator[Located]:
-    with contextlib.suppress(SchemaError):  # reported where the operations are read
-        paths = documents.follow(documents.main.root.get("paths"), documents.main)
-        for given in as_dict(paths.value).values():
-            with contextlib.suppress(SchemaError):
-                item = documents.follow(given, paths.document)
-                yield from (Located(each, item.document) for each in as_dict(item.value).values() if as_dict(each))
-
-
-def _schema(operation: Located, documents: DocumentSet, schemas: SchemaRewriter, where: str) -> Schema:
+def _schema(body: Located, documents: DocumentSet, schemas: SchemaRewriter, where: str) -> Schema:
     """Return the schema of the body, as the API sends it.
 
     Raises:
         SchemaError: it is not JSON, or a reference has no target.
     """
-    given: Any = operation.value.get("requestBody")
-    if given is None:
+    if body.value is None:
         return UNKNOWN
-    body = documents.follow_object(given, operation.document, "`requestBody`")
+    if not isinstance(body.value, dict):
+        raise SchemaError("`requestBody` is not an object")
     content = preferred(contents(body, documents))
     if content is None:
         return UNKNOWN

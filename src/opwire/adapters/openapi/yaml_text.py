@@ -24,6 +24,9 @@ MAX_VALUES = 5_000_000
 # cannot become the 615 MB that 5 million values of a schema take when they are used.
 _FREE_VALUES, _VALUES_PER_BYTE = 20_000, 4
 
+# Characters of its texts, likewise: 300 aliases of a text of 1 MB took 600 MB when they were used as a schema.
+_FREE_CHARACTERS, _CHARACTERS_PER_BYTE = 1_000_000, 8
+
 MAX_DEPTH = 400
 
 _INTEGER = re.compile(r"[-+]?(?:0|[1-9][0-9]*)", re.ASCII)
@@ -72,7 +75,8 @@ def read_yaml(text: str | bytes, warn: Callable[[str], None]) -> Any:
 
     def parse(text: str | bytes, *, restore: bool = False) -> Any:
         most = min(_FREE_VALUES + _VALUES_PER_BYTE * len(text), MAX_VALUES)
-        builder = _YAMLBuilder(warnings.append, most, restore=restore)
+        characters = _FREE_CHARACTERS + _CHARACTERS_PER_BYTE * len(text)
+        builder = _YAMLBuilder(warnings.append, most, characters, restore=restore)
         return builder.build(cast("Any", yaml).parse(text, Loader=_loader))
 
     try:
@@ -154,7 +158,7 @@ def _unescaped(escape: re.Match[str]) -> str:
 class _OpenContainer:
     """A mapping or sequence that is being parsed."""
 
-    __slots__ = ("anchor", "key", "merged", "size", "value")
+    __slots__ = ("anchor", "characters", "key", "merged", "size", "value")
 
     def __init__(self, value: Any, anchor: str | None) -> None:
         self.value = value
@@ -162,21 +166,23 @@ class _OpenContainer:
         self.key: str | None = None  # in a mapping, the key of the next value
         self.merged: list[Any] = []  # mappings from `<<`, overridden by the mapping's own keys
         self.size = 1
+        self.characters = 0
 
 
 class _YAMLBuilder:
-    def __init__(self, warn: Callable[[str], None], most: int, *, restore: bool) -> None:
+    def __init__(self, warn: Callable[[str], None], most: int, characters: int, *, restore: bool) -> None:
         self._warn = warn
         self._most = most
+        self._characters = characters  # the most of them
         self._restore = restore  # the characters that were replaced
         self._stack: list[_OpenContainer] = [_OpenContainer([], None)]  # the outermost collects the documents
-        self._anchors: dict[str, tuple[Any, int]] = {}
+        self._anchors: dict[str, tuple[Any, int, int]] = {}  # a value, its values and characters
 
     def build(self, events: Iterator[Any]) -> Any:
         for event in events:
             match event:
                 case yaml.ScalarEvent():
-                    self._add(event, self._scalar(event), 1)
+                    self._add(event, self._scalar(event), 1, len(event.value))
                 case yaml.MappingStartEvent():
                     self._enter({}, event)
                 case yaml.SequenceStartEvent():
@@ -208,8 +214,8 @@ class _YAMLBuilder:
             for name, each in as_dict(source).items():
                 done.value.setdefault(name, each)
         if done.anchor is not None:  # only now: an anchor that contains its own alias has no JSON form
-            self._anchors[done.anchor] = (done.value, done.size)
-        self._add(event, done.value, done.size)
+            self._anchors[done.anchor] = (done.value, done.size, done.characters)
+        self._add(event, done.value, done.size, done.characters)
 
     def _scalar(self, event: Any) -> Any:
         parent, value = self._stack[-1], event.value.translate(_RESTORED) if self._restore else event.value
@@ -223,14 +229,16 @@ class _YAMLBuilder:
                 elif isfinite(number := float(value) if _FLOAT.fullmatch(value) else inf):
                     value = number
         if event.anchor is not None:
-            self._anchors[event.anchor] = (value, 1)
+            self._anchors[event.anchor] = (value, 1, len(event.value))
         return value
 
-    def _add(self, event: Any, value: Any, size: int) -> None:
+    def _add(self, event: Any, value: Any, size: int, characters: int) -> None:
         parent = self._stack[-1]
         parent.size += size
-        if parent.size > self._most:
-            raise ValueError(f"it expands to more than {self._most:,} values, {_position(event.start_mark)}")
+        parent.characters += characters
+        if parent.size > self._most or parent.characters > self._characters:
+            most = f"{self._most:,} values" if parent.size > self._most else f"{self._characters:,} characters"
+            raise ValueError(f"it expands to more than {most}, {_position(event.start_mark)}")
         into, key = parent.value, parent.key
         if isinstance(into, list):
             cast("list[Any]", into).append(value)
