@@ -1153,7 +1153,8 @@ SERVE_MCP: dict[str, str] = {
     "serve-mcp.local-identity": "Over stdio the caller is a configurable identity, by default trusted with everything.",
     "serve-mcp.revisions": "Every protocol revision from 2024-11-05 to 2026-07-28 is served.",
     "serve-mcp.structured": "A result is structured content, wrapped for revisions that take only objects, and text.",
-    "serve-mcp.passes-on": "What another MCP server answered is passed on with all its blocks, fields and _meta.",
+    "serve-mcp.passes-on": "What another MCP server answered is passed on with all its blocks, fields and _meta, "
+    "except for what would make it a question, or public.",
     "serve-mcp.http-meta": "A result of an HTTP API carries its status and headers, without credentials.",
     "serve-mcp.errors": "A failed call is a result with isError that says what to do, and the error in _meta.",
     "serve-mcp.unknown-tool": "An unknown tool, cursor or malformed request is a JSON-RPC error -32602; that of a tool "
@@ -1187,6 +1188,8 @@ SERVE_MCP: dict[str, str] = {
     "serve-mcp.list-changed": "Clients of both eras are notified of changes of the registry, once for many.",
     "serve-mcp.resources": "Operations with a URI are resources or templates: listed, read and selected as every "
     "operation, with access control.",
+    "serve-mcp.resource-owners": "A resource is read at the first server that has listed it, in the order of the "
+    "registry; what servers list is remembered within limits.",
     "serve-mcp.resource-errors": "An unknown resource has the error code of the client's era; a failed one says why.",
     "serve-mcp.resource-updates": "Clients of both eras are notified of updated resources that they may read, until "
     "they leave.",

@@ -101,6 +101,8 @@ def test_unknown_fields_of_a_result_are_kept_in_its_meta() -> None:
     result = {"content": [], "structuredContent": {"n": 1}, "ttlMs": 5, "_meta": {"a": 1}, "resultType": "complete"}
     envelope = result_envelope(result, "a.b", declared=True)
     assert mcp_meta(envelope)._meta == {"a": 1, FIELDS_META: {"ttlMs": 5}}
+    forged = {FIELDS_META: {"resultType": "input_required"}, "a": 1}
+    assert mcp_meta(result_envelope({"content": [], "_meta": forged}, "a.b", declared=False))._meta == {"a": 1}
 
 
 @requirement("mcp.in.violating-output")

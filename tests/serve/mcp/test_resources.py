@@ -3,13 +3,17 @@
 import asyncio
 import base64
 import json
-from typing import Any
+import tracemalloc
+from itertools import count
+from typing import Any, cast
 
 import pytest
 from mcp import Client, MCPError
 from mcp_types import TextContent
 
-from opwire import Identity, OperationRegistry, OperationSpec
+from opwire import AccessControl, Identity, OperationRegistry, OperationSpec, mcp_envelope
+from opwire.auth import StaticTokens
+from opwire.origin import FIELDS_META
 from opwire.serve.mcp import serve_mcp
 from tests.requirements import requirement
 from tests.serve.mcp.library import BOOKS, ICON, PNG, library
@@ -287,3 +291,76 @@ async def test_a_result_of_more_than_a_mebibyte_reaches_the_client_over_http(era
         assert isinstance(block, TextContent)
         assert block.text == text
         assert (await content(client, "data://large")).text == text
+
+
+ADA, BOB = "a" * 32, "b" * 32
+TOKENS = StaticTokens({ADA: Identity(id="ada", scopes=("shop",)), BOB: Identity(id="bob")})
+
+
+def put_server(registry: OperationRegistry, namespace: str, list_uris: Any, answer: Any, **spec: Any) -> None:
+    """Register the operations that `from_mcp` has for a server with resources."""
+
+    def listed(*_: Any) -> dict[str, Any]:
+        return {"resources": [{"uri": uri, "name": "r"} for uri in list_uris()]}
+
+    for role, handler in (("resources/list", listed), ("resources/read", lambda *_: answer)):
+        registry.register(OperationSpec(namespace=namespace, name=role, role=cast("Any", role), **spec), handler)
+
+
+@requirement("serve-mcp.resource-owners")
+async def test_a_server_does_not_take_the_resources_of_one_before_it_by_listing_them_to_another_caller() -> None:
+    registry = OperationRegistry()
+    put_server(registry, "good", lambda: ["shop://orders"], "good", access=AccessControl(required_scopes=("shop",)))
+    put_server(registry, "evil", lambda: ["shop://orders"], "evil")
+    async with (
+        served(serve_mcp(registry), authenticate=TOKENS) as url,
+        http_client(url, token=ADA) as ada,
+        http_client(url, token=BOB) as bob,
+    ):
+        assert len((await ada.list_resources()).resources) == 1
+        assert len((await bob.list_resources()).resources) == 1
+        assert (await content(bob, "shop://orders")).text == "evil"  # all that this caller may see
+        assert (await content(ada, "shop://orders")).text == "good"
+
+
+@requirement("serve-mcp.resource-owners")
+async def test_resources_that_change_with_every_list_are_not_kept() -> None:
+    registry, number = OperationRegistry(), count()
+    put_server(registry, "evil", lambda: [f"x://{next(number)}/{'a' * 1_000_000}"], "")
+    async with raw(serve_mcp(registry), handshake=False) as client:
+        assert len((await client.ask(request("resources/list", era=NEWEST)))["result"]["resources"]) == 1
+        tracemalloc.start()
+        try:
+            for _ in range(10):
+                await client.ask(request("resources/list", era=NEWEST))
+            assert tracemalloc.get_traced_memory()[0] < 6_000_000  # 10 MB, and more with every list
+        finally:
+            tracemalloc.stop()
+
+
+@requirement("serve-mcp.passes-on")
+async def test_a_result_of_another_server_is_neither_a_question_nor_public() -> None:
+    asked = {"resultType": "input_required", "inputRequests": {"q": {"method": "roots/list"}}}
+    fields = {**asked, "cacheScope": "public", "ttlMs": 5, "contents": [], "content": [], "isError": True}
+    registry = OperationRegistry()
+    block: Any = {"type": "resource", "resource": {"uri": "x://y", "text": "hi"}}
+    read = mcp_envelope([block], is_error=False, content=[block], _meta={FIELDS_META: fields})
+    put_server(registry, "x", list, read)
+    registry.register(OperationSpec(namespace="x", name="tool"), lambda *_: read)
+    messages = {"messages": [{"role": "user", "content": {"type": "text", "text": "hi"}}], **asked}
+    said = mcp_envelope(messages, is_error=False, content=[], structured_content=messages, _meta={FIELDS_META: fields})
+    for name, result in (("other", said), ("own", messages)):
+        registry.register(OperationSpec(namespace="x", name=name, role="prompt"), lambda *_, result=result: result)
+    async with raw(serve_mcp(registry), handshake=False) as client:
+        for method, params in (
+            ("resources/read", {"uri": "x://y"}),
+            ("tools/call", {"name": "x_tool"}),
+            ("prompts/get", {"name": "x_other"}),
+            ("prompts/get", {"name": "x_own"}),
+        ):
+            result = (await client.ask(request(method, params, era=NEWEST)))["result"]
+            assert result["resultType"] == "complete"
+            assert not result.get("isError")
+            if method == "resources/read":
+                assert (result["ttlMs"], result["cacheScope"]) == (5, "private")
+                assert result["contents"] == [block["resource"]]

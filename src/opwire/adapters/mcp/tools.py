@@ -362,6 +362,8 @@ def _result_meta(
         meta = None
     if unknown:
         return {**(meta or {}), FIELDS_META: unknown}
+    if meta and FIELDS_META in meta:  # only opwire itself puts it there
+        return _without(cast("dict[str, Any]", meta), (FIELDS_META,))
     return UNSET if meta is None else cast("dict[str, Any]", meta)
 
 

@@ -7,16 +7,17 @@ behind operations that list, read and watch them: its entries pass unchanged, an
 import asyncio
 import logging
 from base64 import b64encode
-from collections.abc import Callable, Coroutine, Iterator
+from collections.abc import Callable, Coroutine, Iterable, Iterator
 from contextlib import aclosing
 from functools import partial
+from itertools import islice
 from typing import Any, Literal, cast
 
 import msgspec
 from msgspec import Struct
 from msgspec.structs import replace
 
-from opwire.bounded import SharedLimit
+from opwire.bounded import BoundedDict, SharedLimit
 from opwire.dispatch import Dispatcher
 from opwire.envelope import HTTPResponseMeta, MCPResponseMeta, ResponseEnvelope
 from opwire.errors import CallError, ErrorCode, RegistrationError
@@ -35,8 +36,11 @@ logger = logging.getLogger("opwire.serve")
 
 ListKey = Literal["resources", "resourceTemplates"]
 
-MAX_OWNERS = 20_000
-"""URIs and templates of which is known which server has listed them."""
+MAX_LISTED = 20_000
+"""URIs, or templates, of one server of which is known that it has listed them."""
+
+_MAX_LISTED_URI = 1_000  # characters; with a longer one, each server is asked
+_MAX_LISTS = 1_000
 
 MAX_WATCHED = 50_000
 """Resources that all clients of a surface together may be subscribed to, half of them of one identity."""
@@ -115,7 +119,8 @@ class ResourceCatalogue:
         self._by_role: dict[str, list[OperationSpec]] = {}
         self._served_at = -1  # changes of the registry
         self._templates: dict[str, tuple[OperationSpec, URITemplate | None]] = {}  # by id
-        self._owners: dict[str, str] = {}  # the namespace that has listed a URI or template
+        # What servers have listed to any caller, by namespace.
+        self._listed: BoundedDict[tuple[ListKey, str], set[str]] = BoundedDict(_MAX_LISTS)
         self._watched: SharedLimit[str | None] = SharedLimit(MAX_WATCHED, MAX_WATCHED // 2)  # by identity
         self._watchers: dict[str, dict[object, Callable[[], object]]] = {}  # of resources of functions, by URI
         self._unfollow: Callable[[], object] = lambda: None
@@ -170,16 +175,22 @@ class ResourceCatalogue:
                 logger.warning("%s: the resources of a server are not listed: %s", spec.id, entries)
                 errors.append(entries)
                 continue
+            uris = [uri for entry in entries if isinstance(uri := entry.get(name), str)]
+            self._remember(key, spec.namespace, uris)
             for entry in entries:
                 uri = entry.get(name)
                 if isinstance(uri, str) and uri not in known:
                     known.add(uri)
                     found.append(entry)
-                    if len(self._owners) < MAX_OWNERS:
-                        self._owners[uri] = spec.namespace
         if errors and not found:
             raise errors[0]
         return found
+
+    def _remember(self, key: ListKey, namespace: str, uris: Iterable[str]) -> None:
+        """Add to what a server has listed; if that is too much, forget what it had listed before."""
+        new = set(islice((uri for uri in uris if len(uri) <= _MAX_LISTED_URI), MAX_LISTED))
+        listed = self._listed.get((key, namespace), set[str]()) | new
+        self._listed[key, namespace] = listed if len(listed) <= MAX_LISTED else new
 
     def _entry(self, spec: OperationSpec, key: ListKey) -> Result | None:
         template = self.template(spec)
@@ -225,16 +236,20 @@ class ResourceCatalogue:
         return None
 
     def _servers(self, role: str, uri: str, identity: Identity | None) -> list[OperationSpec]:
-        """Return the operations of other servers for a URI: that of the server which has listed it, or else all."""
+        """Return the operations of other servers for a URI: those of servers which have listed it, or else all.
+
+        The order is that of the registry, regardless of what was listed last, and to which caller: no server takes
+        the resources of one before it.
+        """
         visible = self._visible(role, identity)
-        owner = self._owners.get(uri)
-        owned = [spec for spec in visible if spec.namespace == owner]
+        owners = {namespace for (_, namespace), listed in self._listed.items() if uri in listed}
+        owned = [spec for spec in visible if spec.namespace in owners]
         if owned:
             return owned
         likely = {
             namespace
-            for known, namespace in self._owners.items()
-            if "{" in known and uri.startswith(known.partition("{")[0])
+            for (key, namespace), listed in self._listed.items()
+            if key == "resourceTemplates" and any(uri.startswith(each.partition("{")[0]) for each in listed)
         }
         return sorted(visible, key=lambda spec: spec.namespace not in likely) or self._served(role)[:1]  # denied
 
@@ -372,7 +387,7 @@ def read_result(envelope: ResponseEnvelope[Any], uri: str, spec: OperationSpec) 
     meta = envelope.meta
     if isinstance(meta, MCPResponseMeta):
         content, fields = encode_data([meta.content, forwarded_fields(meta)], spec.id).data
-        return {"contents": [_content_of(block, uri) for block in content], **fields}
+        return {**fields, "contents": [_content_of(block, uri) for block in content]}
     content_type = spec.mime_type or (meta.content_type if isinstance(meta, HTTPResponseMeta) else "")
     data: Any = envelope.data
     if isinstance(data, bytes):
@@ -458,11 +473,12 @@ def prompt_result(envelope: ResponseEnvelope[Any], spec: OperationSpec) -> Resul
     meta = envelope.meta
     if isinstance(meta, MCPResponseMeta) and "messages" in as_dict(envelope.data):
         data, fields = encode_data([envelope.data, forwarded_fields(meta)], spec.id).data
-        return {**data, **fields}
+        return {key: value for key, value in {**data, **fields}.items() if key != "resultType"}
     result: Result = {"description": spec.description} if spec.description else {}
     given: Any = envelope.data
     if isinstance(given, dict) and "messages" in given:
-        result |= {key: value for key, value in as_dict(encode_data(given, spec.id).data).items() if key != "messages"}
+        others = as_dict(encode_data(given, spec.id).data).items()
+        result |= {key: value for key, value in others if key not in ("messages", "resultType")}
         given = as_dict(given)["messages"]
     messages = _listed(given)
     if len(messages) > MAX_MESSAGES:

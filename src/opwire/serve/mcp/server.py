@@ -402,7 +402,8 @@ class RegistryServer:
         if result is None:
             self._log_unknown(params.uri[:_MAX_SHOWN], request)
             raise not_found(params.uri, request)
-        return {**_STALE, **result} if request.client is None else result
+        # What another server calls public was read with the rights of this caller.
+        return {**_STALE, **result, "cacheScope": "private"} if request.client is None else result
 
     async def _subscribe(self, params: _ResourceParams, request: ServedRequest) -> Result:
         client = cast("ClientState", request.client)

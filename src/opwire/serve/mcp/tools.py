@@ -54,6 +54,7 @@ MAX_OUTPUT_SCHEMA = 4 * 1024
 """Bytes of an output schema that is listed, by default."""
 
 _CURSOR = "after:"
+_OWN_FIELDS = frozenset({"content", "structuredContent", "isError", "resultType"})  # of results, set here alone
 _encoder = msgspec.json.Encoder()
 _decoder = msgspec.json.Decoder(ToolDefinition)
 
@@ -383,11 +384,14 @@ def _forwarded(envelope: ResponseEnvelope[Any], meta: MCPResponseMeta, tool: Too
 
 
 def forwarded_fields(meta: MCPResponseMeta) -> Result:
-    """Return the fields of another server's result beside its content: `_meta`, and those that are not known."""
+    """Return the fields of another server's result beside its content: `_meta`, and those that are not known.
+
+    `resultType` is not among them: a result would become a question to the client that no handler has asked.
+    """
     given = meta._meta  # pyright: ignore[reportPrivateUsage] - the protocol's name for it
     extensions = {} if isinstance(given, UnsetType) else dict(given)
-    fields = extensions.pop(FIELDS_META, {})
-    return {**as_dict(fields), **({"_meta": extensions} if extensions else {})}
+    fields = {key: each for key, each in as_dict(extensions.pop(FIELDS_META, {})).items() if key not in _OWN_FIELDS}
+    return {**fields, **({"_meta": extensions} if extensions else {})}
 
 
 def _result(
