@@ -4,6 +4,7 @@ import json
 import random
 import string
 from collections.abc import Sequence
+from itertools import count
 from pathlib import Path
 
 import pytest
@@ -187,6 +188,26 @@ def test_long_tags_of_an_operation_are_cut() -> None:
     index = SearchIndex([OperationSpec(namespace="a", name="b", tags=("word " * 40_000 + "last", "parcel"))])
     assert ids(index.find("word", 5)) == ids(index.find("parcel", 5)) == ["a.b"]
     assert index.find("last", 5) == ()
+
+
+@requirement("search.bounded")
+def test_a_namespace_with_too_many_words_is_indexed_briefly_and_others_are_not() -> None:
+    number = count()
+
+    def made_up(words: int) -> str:
+        return " ".join(f"w{next(number):x}x" for _ in range(words))
+
+    index = SearchIndex(spec(f"evil.weigh_{at}", made_up(10), made_up(100)) for at in range(1_000))
+    good = spec("good.post", "Weigh a letter", "the " * 30 + "stamps")
+    index.put(good)
+    assert ids(index.find("stamps", 5)) == ["good.post"]
+    assert len(index.find("weigh", 2_000)) == 1_001
+    known = sum(bool(index.find(f"w{at * 110 + 109:x}x", 1)) for at in range(1_000))  # by the last word of each
+    assert 400 < known < 900
+    for at in range(1_000):
+        index.drop(f"evil.weigh_{at}")
+    index.put(spec("evil.post", good.title, good.description))
+    assert set(ids(index.find("stamps", 5))) == {"evil.post", "good.post"}
 
 
 @requirement("search.recall")

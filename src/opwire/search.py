@@ -34,6 +34,10 @@ _MAX_NAME = 200  # characters that are indexed
 _MAX_TITLE = 240
 _MAX_DESCRIPTION = 2_000
 _MAX_TAGS = 20
+_MAX_BRIEF = 60  # characters of a name or title, if the namespace has too many words
+# Words that all operations of a namespace may have: GitHub's have 25 on average. 10,000 tools of 450 words that
+# occur once, a list of 22 MB, took 15 s and 1.4 GB.
+_MIN_TERMS, _TERMS_PER_OPERATION = 50_000, 32
 _TYPICAL_LENGTH = 40  # words of a description
 _SHORTLIST = 120  # candidates that are scored twice
 _MAX_COMPLETIONS = 3  # words that start with an unknown one
@@ -62,25 +66,30 @@ class SearchWeights(NamedTuple):
 
 
 class _Entry:
-    """An operation of the index. `terms` are its stems, each with its weight; `heads` the stems of name and title."""
+    """An operation of the index. `terms` are its stems, each with its weight; `heads` the stems of name and title.
+
+    One that is `brief` is indexed by the beginning of its name and title only.
+    """
 
     __slots__ = ("forms", "heads", "namespace", "reads", "removes", "spec", "terms", "vector")
 
-    def __init__(self, spec: OperationSpec, weights: SearchWeights) -> None:
-        description = plain_text(spec.description[:_MAX_DESCRIPTION])
-        title = plain_text(spec.title[:_MAX_TITLE])
+    def __init__(self, spec: OperationSpec, weights: SearchWeights, *, brief: bool = False) -> None:
+        max_name, max_title = (_MAX_BRIEF, _MAX_BRIEF) if brief else (_MAX_NAME, _MAX_TITLE)
+        description = plain_text(spec.description[: _MAX_BRIEF if brief else _MAX_DESCRIPTION])
+        title = plain_text(spec.title[:max_title])
         if not title:
             end = _SENTENCE_END.search(description)
-            title = description[: end.start() if end else None][:_MAX_TITLE]
-        fields = [set(words(spec.name[:_MAX_NAME])), set(words(title)) - STOP_WORDS]
+            title = description[: end.start() if end else None][:max_title]
+        name = spec.name[:max_name]
+        fields = [set(words(name)), set(words(title)) - STOP_WORDS]
         self.namespace = frozenset(map(stem, words(spec.namespace[:_MAX_NAME])))
         counts: dict[str, float] = dict.fromkeys(self.namespace, weights.namespace)
         for field in fields:
             for each in set(map(stem, field)):
                 counts[each] = counts.get(each, 0) + 1
-        parts = [set(words(spec.name[:_MAX_NAME], joined=False)), set(words(title, joined=False)) - STOP_WORDS]
+        parts = [set(words(name, joined=False)), set(words(title, joined=False)) - STOP_WORDS]
         self.heads = [frozenset(map(stem, field)) for field in parts if field]
-        tags = (tag[:_MAX_NAME] for tag in spec.tags[:_MAX_TAGS])
+        tags = () if brief else (tag[:_MAX_NAME] for tag in spec.tags[:_MAX_TAGS])
         body = [stem(word) for word in words(" ".join((description, *tags))) if word not in STOP_WORDS]
         weight = 2 * weights.description / (1 + len(body) / _TYPICAL_LENGTH)
         for each in body:
@@ -116,6 +125,8 @@ class SearchIndex:
         self._weights = weights or SearchWeights()
         self._entries: dict[str, _Entry] = {}
         self._postings: dict[str, dict[str, float]] = {}
+        self._sizes: Tally[str] = Tally()  # operations, by namespace
+        self._terms: Tally[str] = Tally()  # and their words
         self._forms: Tally[str] = Tally()  # words of names and titles, and the number of operations that contain them
         for spec in specs:
             self.put(spec)
@@ -123,7 +134,11 @@ class SearchIndex:
     def put(self, spec: OperationSpec) -> None:
         """Add an operation, or replace the one with its id."""
         self.drop(spec.id)
-        entry = self._entries[spec.id] = _Entry(spec, self._weights)
+        namespace = spec.namespace
+        brief = self._terms[namespace] > _MIN_TERMS + _TERMS_PER_OPERATION * self._sizes[namespace]
+        entry = self._entries[spec.id] = _Entry(spec, self._weights, brief=brief)
+        self._sizes[namespace] += 1
+        self._terms[namespace] += len(entry.terms)
         for term, weight in entry.terms.items():
             self._postings.setdefault(term, {})[spec.id] = weight
         for each in entry.forms:
@@ -134,6 +149,8 @@ class SearchIndex:
         entry = self._entries.pop(operation_id, None)
         if entry is None:
             return
+        self._sizes.subtract(entry.spec.namespace)
+        self._terms.subtract(entry.spec.namespace, len(entry.terms))
         for term in entry.terms:
             del self._postings[term][operation_id]
             if not self._postings[term]:
