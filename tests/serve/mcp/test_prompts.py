@@ -1,12 +1,14 @@
 """Prompts of a registry, completions and log messages, with the SDK's client in both eras."""
 
+import time
 from typing import Any
 
 import pytest
 from mcp import MCPError
 from mcp_types import PromptReference, ResourceTemplateReference, TextContent
 
-from opwire import Annotations, CallError, Context, Identity, OperationRegistry
+from opwire import Annotations, CallError, Context, Identity, OperationRegistry, OperationSpec
+from opwire.schema import Schema
 from opwire.serve.mcp import serve_mcp
 from tests.requirements import requirement
 from tests.serve.mcp.library import library
@@ -190,3 +192,36 @@ async def test_in_the_newest_era_a_request_says_whether_it_wants_messages() -> N
         assert (await client.receive())["params"]["level"] == "warning"
         assert (await client.receive())["params"]["level"] == "info"
         assert "result" in await client.receive()
+
+
+@requirement("serve-mcp.prompts")
+async def test_only_the_prompts_of_a_page_are_written() -> None:
+    registry, written = OperationRegistry(), list[int]()
+    for number in range(100):
+
+        def schema(number: int = number) -> Any:
+            written.append(number)
+            return {"type": "object", "properties": {"text": {"type": "string", "description": "x" * 300}}}
+
+        spec = OperationSpec(namespace="a", name=f"p{number}", role="prompt", input_schema=Schema.deferred(schema))
+        registry.register(spec, lambda *_: "text")
+    async with raw(serve_mcp(registry, max_page=2000), handshake=False) as client:
+        error = (await client.ask(request("prompts/get", {"name": "a_p"}, era=NEWEST)))["error"]
+        assert "did you mean" in error["message"]
+        assert written == []
+        page = (await client.ask(request("prompts/list", era=NEWEST)))["result"]
+        assert 1 <= len(page["prompts"]) < 10
+        assert len(written) <= len(page["prompts"]) + 1
+
+
+@requirement("serve-mcp.prompts")
+async def test_a_prompt_of_thousands_of_required_arguments_is_listed() -> None:
+    names = [f"{number:x}" for number in range(20_000)]
+    schema = Schema({"type": "object", "properties": {name: {"type": "string"} for name in names}, "required": names})
+    registry = OperationRegistry()
+    registry.register(OperationSpec(namespace="a", name="p", role="prompt", input_schema=schema), lambda *_: "text")
+    async with raw(serve_mcp(registry), handshake=False) as client:
+        spent = time.thread_time()
+        (prompt,) = (await client.ask(request("prompts/list", era=NEWEST)))["result"]["prompts"]
+        assert time.thread_time() - spent < 1  # 2 s
+    assert all(each["required"] for each in prompt["arguments"])

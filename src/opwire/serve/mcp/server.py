@@ -395,7 +395,8 @@ class RegistryServer:
 
     async def _list_resources(self, params: _ListParams, request: ServedRequest, key: ListKey = "resources") -> Result:
         entries = await self.resources.entries(key, request.identity, self._calls(request))
-        return self._page(key, entries, params.cursor, request)
+        names = [str(each.get("uri") or each.get("uriTemplate")) for each in entries]
+        return self._page(key, names, entries.__getitem__, params.cursor, request)
 
     async def _read_resource(self, params: _ResourceParams, request: ServedRequest) -> Result:
         result = await self.resources.read(params.uri, request, self._calls(request))
@@ -419,14 +420,15 @@ class RegistryServer:
         return {}
 
     async def _list_prompts(self, params: _ListParams, request: ServedRequest) -> Result:
-        return self._page("prompts", self.prompts.entries(request.identity), params.cursor, request)
+        listed = list(self.prompts.listed(request.identity).items())
+        names = [name for name, _ in listed]
+        return self._page("prompts", names, lambda at: self.prompts.entry(*listed[at]), params.cursor, request)
 
     async def _get_prompt(self, params: _CallParams, request: ServedRequest) -> Result:
         spec = self.prompts.find(params.name)
         if spec is None:
             self._log_unknown(params.name, request)
-            known = (entry["name"] for entry in self.prompts.entries(request.identity))
-            hint = suggestion(similar_names(params.name, known))
+            hint = suggestion(similar_names(params.name, self.prompts.listed(request.identity)))
             raise RPCError(RPCCode.INVALID_PARAMS, f"Unknown prompt: {params.name[:100]}{hint}")
         given = typed_arguments(spec, params.arguments or {})
         return await self._calls(request)(spec).read(given, partial(prompt_result, spec=spec))
@@ -443,12 +445,13 @@ class RegistryServer:
         wanted = CompletionRequest(argument=argument.name, value=argument.value, arguments=known, uri=ref.uri)
         return await self._calls(request)(spec).complete(wanted)
 
-    def _page(self, key: str, entries: list[Result], cursor: str | None, request: ServedRequest) -> Result:
-        """Return the entries of one page: at least one, and as many as fit.
+    def _page(
+        self, key: str, names: list[str], entry_at: Callable[[int], Result], cursor: str | None, request: ServedRequest
+    ) -> Result:
+        """Return the entries of one page: at least one, and as many as fit. They are those of the names in the list.
 
         The cursor has the position of the last entry, and a digest to find it by if entries are added or removed.
         """
-        names = (str(each.get("uri") or each.get("uriTemplate") or each.get("name")) for each in entries)
         keys = [sha256(name.encode("utf-8", "surrogatepass")).hexdigest()[:16] for name in names]
         start = 0
         if cursor is not None:
@@ -458,13 +461,14 @@ class RegistryServer:
             start = keys.index(found[2]) + 1 if found[2] in keys else int(found[1])
         page: list[Result] = []
         left = self._served.max_page
-        for entry in entries[start:]:
+        for at in range(start, len(names)):
+            entry = entry_at(at)
             left -= len(write_json(_encoder, entry))
             if page and left < 0:
                 break
             page.append(entry)
         end = start + len(page)
-        more: Result = {"nextCursor": f"{end}:{keys[end - 1]}"} if 0 < end < len(entries) else {}
+        more: Result = {"nextCursor": f"{end}:{keys[end - 1]}"} if 0 < end < len(names) else {}
         return {key: page, **(_STALE if request.client is None else {}), **more}
 
     def operation_of(self, request: RPCRequest, identity: Identity | None) -> OperationSpec | None:
