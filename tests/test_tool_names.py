@@ -118,3 +118,12 @@ def test_many_ids_with_one_spelling_are_named_in_linear_time() -> None:
     names = names_of(*ids)
     assert len(set(names)) == len(ids)
     assert sum(bool(re.search(r"_[0-9a-f]{6,8}$", name)) for name in names) == len(ids) - 3
+
+
+@requirement("serve-mcp.names")
+@pytest.mark.parametrize("max_name", [SHORTEST_MAX_NAME, MAX_NAME])
+def test_long_names_of_one_word_that_are_shortened_alike_have_different_names(max_name: int) -> None:
+    # The third one was an error, and with it the names of all operations.
+    names = names_of(*(f"e.{'n' * 100}{number}{'m' * 100}" for number in range(1_000)), max_name=max_name)
+    assert len(set(names)) == 1_000
+    assert all(re.fullmatch(r"[A-Za-z_][A-Za-z0-9_-]*", name) and len(name) <= max_name for name in names)

@@ -141,8 +141,9 @@ def _started(name: str) -> str:
 def _shortened(name: str, longest: int) -> str:
     if len(name) <= longest:
         return name
-    first, *middle, last = name.split("_")
-    for length in _LENGTHS:
+    first, *others = name.split("_")
+    for length in _LENGTHS if others else ():
+        *middle, last = others
         short = "_".join([first[:_NAMESPACE], *(word[:length] for word in middle), last])
         if len(short) <= longest:
             return short
