@@ -100,6 +100,22 @@ def test_a_small_value_gets_the_same_problems_as_before_with_a_union_told_by_its
     ]
 
 
+@requirement("schema.problems")
+@pytest.mark.parametrize(
+    ("branch", "value", "expected"),
+    [
+        ({"enum": ["a", "b"]}, "c", ("", 'the value is not one of "a" or "b"')),
+        ({"type": "array", "items": {"type": "integer"}}, "x", ("", 'the value is not of type "array"')),
+        ({"properties": {"a": {"type": "null"}}}, {"a": 1}, ("/a", 'the value is not of type "null"')),
+        ({"type": "null"}, 1, ("", "the value is not valid under any of the schemas listed in the 'anyOf' keyword")),
+    ],
+)
+def test_an_invalid_value_that_may_be_null_gets_the_problems_of_the_other_branch(
+    branch: Any, value: Any, expected: Any
+) -> None:
+    assert problems({"anyOf": [branch, {"type": "null"}]}, value) == [expected]
+
+
 @requirement("schema.cost", "schema.problems-capped")
 def test_the_work_of_a_report_does_not_grow_with_the_number_of_wrong_items() -> None:
     schema = Schema({"type": "object", "properties": {"l": {"items": {"type": "string"}}}})

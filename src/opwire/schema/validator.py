@@ -166,10 +166,20 @@ def specific_errors(error: Any) -> list[Any]:
     if not context or not all(context):  # not a union, or one of which several branches match
         return [error]
     branches = [list(chain.from_iterable(map(specific_errors, branch))) for branch in context]
-    distances = [_Distance.of(branch, len(error.instance_path)) for branch in branches]
+    depth = len(error.instance_path)
+    wanted = [branch for branch in branches if not _is_null(branch, depth)]  # the value is not null
+    if len(wanted) == 1:
+        return wanted[0]
+    distances = [_Distance.of(branch, depth) for branch in branches]
     closest = min(distances)
     is_unique = not closest.is_other_kind and distances.count(closest) == 1
     return branches[distances.index(closest)] if is_unique else [error]
+
+
+def _is_null(branch: list[Any], depth: int) -> bool:
+    """Return whether a branch of a union accepts null only."""
+    kinds = [each.kind for each in branch if len(each.instance_path) == depth]
+    return any(kind.name == "type" and kind.types == ["null"] for kind in kinds)
 
 
 class _Distance(NamedTuple):
