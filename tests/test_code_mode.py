@@ -46,6 +46,11 @@ def shop(commented: list[tuple[int, str]] | None = None) -> OperationRegistry:
     async def tool() -> Any:
         return mcp_envelope("sold out", is_error=True, content=[])
 
+    @registry.query("shop.blocks")
+    async def blocks() -> Any:
+        content = [{"type": "text", "text": "closed"}, {"type": "text", "text": "until noon"}]
+        return mcp_envelope(content, is_error=True, content=content)
+
     @registry.subscription("shop.ticks")
     async def ticks() -> AsyncIterator[int]:
         for n in range(3):
@@ -102,6 +107,7 @@ async def test_subscriptions_give_their_items_and_dictionaries_their_arguments()
     [
         ("await shop_issues_comment(id='x', text='a')", "VALIDATION_ERROR"),
         ("await shop_tool()", "sold out"),
+        ("await shop_blocks()", "RuntimeError: shop_blocks: closed\nuntil noon"),
         ("await shop_issues_comment(1, 'a')", "takes keyword arguments"),
         ("await shop_issue()", "NameError"),
         ("def f(:", "Expected"),

@@ -165,6 +165,21 @@ async def test_an_error_about_the_input_writes_out_the_fields_of_objects() -> No
     assert found == "shop.order(lines: list[any], tree?: any, wide?: any)"
 
 
+@requirement("mode.tools")
+async def test_an_error_about_the_input_names_all_optional_parameters() -> None:
+    registry = OperationRegistry()
+
+    @registry.mutation("pay.refund")
+    def refund(a: int = 0, b: int = 0, c: int = 0, d: int = 0, reason: str = "", note: str = "") -> None: ...
+
+    with pytest.raises(CallError) as caught:
+        await call(search_mode(registry), "pay.refund", {"why": "x"})
+    shown = "pay.refund(a?: int, b?: int, c?: int, d?: int, "
+    assert as_dict(caught.value.details)["hint"] == f"Its parameters: {shown}reason?, note?)"
+    found = (await search_mode(registry).execute("tools.search", {"query": "refund"})).data
+    assert found == f"{shown}…)"
+
+
 @requirement("mode.access")
 async def test_a_caller_finds_and_calls_only_what_it_may(registry: OperationRegistry) -> None:
     mode = search_mode(registry)

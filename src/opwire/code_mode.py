@@ -25,7 +25,7 @@ from msgspec import Meta, Struct
 from msgspec.structs import replace
 
 from opwire.bounded import SharedLimit
-from opwire.envelope import MCPResponseMeta, ResponseEnvelope
+from opwire.envelope import MCPResponseMeta, ResponseEnvelope, tool_error_text
 from opwire.errors import CallError, ErrorCode, check_above_zero, check_counts, needs_extra
 from opwire.invoke import CLOSE_GRACE
 from opwire.names import limit_text, similar_names
@@ -210,8 +210,9 @@ class _CodeTools:
                 return result
             envelope = cast("ResponseEnvelope[Any]", result)
             if isinstance(envelope.meta, MCPResponseMeta) and envelope.meta.is_error:
-                shown = await asyncio.to_thread(_shown, envelope.data, _MAX_FAULT, self._limits.longest)
-                calls.failure = f"{name}: {shown}"
+                text = tool_error_text(envelope.meta, "")[:_MAX_FAULT]
+                text = text or await asyncio.to_thread(_shown, envelope.data, _MAX_FAULT, self._limits.longest)
+                calls.failure = f"{name}: {text}"
                 raise RuntimeError(calls.failure)
             return envelope.data
 

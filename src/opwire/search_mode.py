@@ -34,6 +34,7 @@ _MAX_MARKUP = 2_000  # characters of a description from which it is taken
 _MAX_TYPE = 40
 _MAX_NESTED = 400  # characters of a type that is written out with its fields
 _MAX_FIELDS = 8  # of an object in it
+_MAX_NAMES = 1_000  # characters of the names of further optional parameters
 _MAX_NESTED_DEPTH = 9  # of it, where objects and unions, which have several parts, count twice: some 4,000 parts
 _MAX_DEPTH = 3  # of references, unions and arrays in a type
 _MAX_PARTS = 4  # of a union
@@ -108,7 +109,8 @@ def fits_budget(specs: Iterable[OperationSpec], budget: int) -> bool:
 def signature(spec: OperationSpec, *, is_nested: bool = False) -> str:
     """Return an operation in a line of some 30 tokens: `shop.order(lines: list[str], note?: str)  Order articles.`
 
-    With `is_nested`, the fields of objects are written out: `to: {city: str, zip?: str}` instead of `to: object`.
+    With `is_nested`, the fields of objects are written out, `to: {city: str, zip?: str}` instead of `to: object`, and
+    all optional parameters are named.
     """
     schema = _schema(spec).schema
     definitions = as_dict(schema.get("$defs") or schema.get("definitions"))
@@ -118,7 +120,8 @@ def signature(spec: OperationSpec, *, is_nested: bool = False) -> str:
     type_of = partial(_type, definitions=definitions, is_nested=is_nested)
     parameters = [f"{name}: {type_of(properties[name])}" for name in required]
     parameters += [f"{name}?: {type_of(properties[name])}" for name in optional[:_MAX_OPTIONAL]]
-    parameters += ["…"] if len(optional) > _MAX_OPTIONAL else []
+    if others := ", ".join(f"{name}?" for name in optional[_MAX_OPTIONAL:]):
+        parameters.append(others if is_nested and len(others) <= _MAX_NAMES else "…")
     line = _HTML.sub("", (spec.title or spec.description)[:_MAX_MARKUP]).strip().partition("\n")[0]
     summary = line if len(line) <= _MAX_SUMMARY else f"{line[:_MAX_SUMMARY]}…"
     return f"{spec.id}({', '.join(parameters)})  {summary}".rstrip()
