@@ -263,6 +263,18 @@ def counters() -> tuple[OperationRegistry, type[Any]]:
     return registry, Counter
 
 
+@pytest.mark.parametrize(
+    ("options", "told"),
+    [
+        ({"name": "shop.order"}, r"unknown option 'name': the id is the first argument, query\('shop.order'\)"),
+        ({"timout": 3}, r"unknown option 'timout'; did you mean timeout\?"),
+    ],
+)
+def test_an_unknown_option_of_a_decorator_is_rejected_with_what_to_write(options: dict[str, Any], told: str) -> None:
+    with pytest.raises(RegistrationError, match=told):
+        OperationRegistry().query(**options)
+
+
 @requirement("signature.classes")
 async def test_the_decorated_methods_of_an_object_are_operations_that_share_it() -> None:
     registry, counter = counters()

@@ -10,6 +10,7 @@ from typing import Any, NamedTuple, TypeVar, Unpack, cast, overload
 
 from opwire.annotations import Completion, CompletionRequest
 from opwire.errors import RegistrationError
+from opwire.names import similar_names, suggestion
 from opwire.operation import Completer, Context, OperationOptions, OperationSpec, OperationType
 from opwire.schema.dialect import References
 from opwire.signature import Signature, check_kind, describe_function, is_method
@@ -177,6 +178,14 @@ class Decorators(ABC):
         marks: Mapping[str, Any] | None = None,
         check: Callable[[OperationSpec], None] = lambda spec: None,
     ) -> Any:
+        for name in options.keys() - OperationOptions.__optional_keys__:
+            if name in ("id", "name", "namespace"):
+                raise RegistrationError(
+                    f"unknown option {name!r}: the id is the first argument, {type.value}('shop.order')"
+                )
+            close = similar_names(name, OperationOptions.__optional_keys__)
+            raise RegistrationError(f"unknown option {name!r}{suggestion(close)}")
+
         def register(function: F) -> F:
             id: str = target if isinstance(target, str) else getattr(function, "__name__", "")
             if is_method(function):  # registered with its object
