@@ -248,12 +248,16 @@ async def test_a_server_that_does_not_read_delays_no_call_beyond_its_deadline() 
             StdioServer("no-such-program-anywhere"),
             "cannot be started: there is no program no-such-program-anywhere; check",
         ),
+        (
+            StdioServer("no-such-program-anywhere -y server"),
+            "there is no program no-such-program-anywhere -y server; its arguments belong in `args`",
+        ),
         (StdioServer("true", cwd="/no/such/folder"), "cannot be started in /no/such/folder: No such file"),
         (StdioServer("/tmp"), "cannot be started: Permission denied"),
         (StdioServer("tr\0ue"), "cannot be started: embedded null byte"),
         (StdioServer("true"), "ended with status 0"),
     ],
-    ids=["command", "cwd", "folder", "nul", "ends"],
+    ids=["command", "command line", "cwd", "folder", "nul", "ends"],
 )
 async def test_what_cannot_be_started_is_said_with_the_reason(server: StdioServer, words: str) -> None:
     async with connected(server) as session:

@@ -51,7 +51,7 @@ def test_a_text_cannot_clear_the_screen(capsys: pytest.CaptureFixture[str]) -> N
 
 @requirement("cli.call", "cli.exit-codes")
 def test_an_answer_that_is_an_error_is_printed_and_told_by_the_exit_code(capsys: pytest.CaptureFixture[str]) -> None:
-    assert run([*CALL, "shop.tool", "is_error=true", "-v"]) == 1
+    assert run([*CALL, "shop.tool", "is_error=true"]) == 1
     out, err = capsys.readouterr()
     assert out.startswith("hello\n[image/png, 4 bytes]")
     assert "the tool returned an error" in err

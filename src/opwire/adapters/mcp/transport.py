@@ -222,7 +222,8 @@ async def server_process(
     except (OSError, ValueError) as error:
         reason = error.strerror if isinstance(error, OSError) else str(error)
         if isinstance(error, FileNotFoundError) and error.filename != server.cwd:
-            reason = f"there is no program {server.command}; check its name, and PATH"
+            advice = "its arguments belong in `args`" if " " in server.command else "check its name, and PATH"
+            reason = f"there is no program {server.command}; {advice}"
         at = f" in {server.cwd}" if server.cwd else ""
         message = f"the MCP server {server.name} cannot be started{at}: {reason}"
         raise CallError(ErrorCode.UNAVAILABLE, message, retryable=False) from error

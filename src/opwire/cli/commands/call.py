@@ -81,7 +81,7 @@ def call_command(
     else:
         save(envelope, output, screen)
     if is_error(envelope):
-        screen.detail("the tool returned an error")
+        screen.note("the tool returned an error")
         return exit_codes.ERROR_RESULT
     return exit_codes.OK
 
