@@ -1,6 +1,7 @@
 """A hub and its spokes over real sockets: calls, loss, drain and restart."""
 
 import asyncio
+import re
 import ssl
 from collections import Counter
 from collections.abc import AsyncIterator, Awaitable, Callable
@@ -264,12 +265,15 @@ async def test_a_spoke_that_is_killed_ends_its_calls_at_once(meeting: Meeting) -
 
 
 @requirement("hub.linger")
-async def test_what_a_lost_spoke_served_is_shown_for_a_while(meeting: Meeting) -> None:
+async def test_what_a_lost_spoke_served_is_logged_and_shown_for_a_while(
+    meeting: Meeting, caplog: pytest.LogCaptureFixture
+) -> None:
     hub = await meeting.hub(linger=0.2)
     async with Worker("tests.servers.worker", "websocket", hub.url) as worker:
         assert "work.echo" in hub.registry
         worker.kill()
     await until("the loss is noticed", lambda: not peers(hub))
+    assert re.search(r"connection .*, which served \d+ operations such as work\..* was lost", caplog.text)
     await until("it is shown no longer", lambda: "work.echo" not in hub.registry)
 
 

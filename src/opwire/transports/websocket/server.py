@@ -39,6 +39,7 @@ from opwire.transports.websocket.routes import (
     RoutedCall,
     Routes,
 )
+from opwire.typed.plain import one_line
 
 logger = logging.getLogger("opwire.transports")
 
@@ -427,6 +428,10 @@ class WebSocketServer:
         self._pending.pop(peer, None)
         self._admission.leave(peer)
         if peer.welcomed:
+            if served := self.routes.operations(peer.address):
+                what = f"{counted(len(served), 'operation')} such as {one_line(served[0])}"
+                whose = f" of {one_line(peer.group)}" if peer.group else ""
+                logger.warning("connection %s%s, which served %s, was lost: %s", peer.address, whose, what, reason)
             self.relay.leave(peer, reason)
             if self._receiver is not None:
                 self._receiver.lost(peer.address, reason)
