@@ -132,6 +132,7 @@ WRONG: list[tuple[Callable[[], Any], str]] = [
     (late(Observer, "ws://127.0.0.1:1", foo=1), "ws:// has no option 'foo'"),
     (late(RemoteServer, 3), "url must be an instance of str, not int"),
     (late(serve_http, "shop"), "registry must be an instance of OperationRegistry, not str"),
+    (late(serve_http, None), "registry must be an instance of OperationRegistry, not None"),
     (late(serve_http, registry, max_boddy=1), "serve_http has no option 'max_boddy'; did you mean max_body?"),
     (late(serve_http, registry, anonymous="me"), "anonymous must be an instance of Identity, not str"),
     (late(serve_http, registry, cors_origins="x"), "cors_origins is a list of origins: write ['x']"),
@@ -153,6 +154,11 @@ WRONG: list[tuple[Callable[[], Any], str]] = [
     (late(from_mcp, "http://127.0.0.1:1", connect_timeout=-1), "connect_timeout must be a number above zero, not -1"),
     (late(from_mcp, "http://127.0.0.1:1", normalize="no"), "normalize must be one of"),
     (late(from_mcp, 3), "server must be an instance of"),
+    (late(from_mcp, ["npx"]), "HTTPServer | collections.abc.Mapping | pathlib.Path | str, not list"),
+    (
+        late(from_mcp, "npx -y server"),
+        'No such file or directory; to start a program, write {"command":"npx","args":["-y","server"]}',
+    ),
     (late(MemoryBus, max_message=0), "max_message must be a whole number above zero, not 0"),
     (late(instrument, "shop"), "can be instrumented, not str"),
 ]
@@ -163,6 +169,21 @@ WRONG: list[tuple[Callable[[], Any], str]] = [
 def test_a_wrong_argument_is_named_with_what_it_has_to_be(call: Callable[[], Any], message: str) -> None:
     with pytest.raises(UsageError, match=re.escape(message)):
         call()
+
+
+@requirement("api.wrong-arguments")
+async def test_arguments_of_a_call_that_are_not_an_id_or_a_context_are_not_failures_of_the_operation() -> None:
+    calls = OperationRegistry()
+
+    @calls.query("math.add")
+    async def add(a: int, b: int) -> int:
+        return a + b
+
+    execute: Any = calls.execute
+    with pytest.raises(UsageError, match="context must be an instance of Context, not int"):
+        await execute("math.add", 1, 2)
+    with pytest.raises(UsageError, match="operation_id must be an instance of str, not function"):
+        await execute(add, {"a": 1, "b": 2})
 
 
 @requirement("api.wrong-arguments")

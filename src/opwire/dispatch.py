@@ -11,11 +11,11 @@ here, and calls it here, so that lookup, access control and the interceptors of 
 from collections.abc import AsyncGenerator, Callable, Coroutine, Iterable
 from contextvars import copy_context
 from functools import partial
-from typing import Any
+from typing import Any, cast
 
 from opwire.bound import BoundOperation
 from opwire.envelope import ResponseEnvelope
-from opwire.errors import CallError, ErrorCode, check_instance
+from opwire.errors import CallError, ErrorCode, UsageError, check_instance
 from opwire.invoke import FAILURES, Interceptors, fail
 from opwire.operation import (
     OWN,
@@ -46,6 +46,9 @@ class Dispatcher:
         serves: Callable[[OperationSpec], bool] | None = None,
         own: Callable[[], OperationRegistry] | None = None,
     ) -> None:
+        given = cast("object", registry)
+        if given is None:  # a function that should return it does not
+            raise UsageError("registry must be an instance of OperationRegistry, not None")
         check_instance(OperationRegistry, registry=registry)
         self.registry = registry
         self._serves = serves

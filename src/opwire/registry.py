@@ -407,6 +407,7 @@ class OperationRegistry(Decorators):
             else:
                 envelope = await self._call(bound, input, context)
         except FAILURES as error:
+            check_instance(Context, context=context)  # here, where it costs a call nothing
             fail(error, operation_id)
         return envelope if output_type is None else typed_envelope(envelope, output_type, operation_id)
 
@@ -555,6 +556,7 @@ class OperationRegistry(Decorators):
 
     def not_found(self, operation_id: str, *, visible: Callable[[OperationSpec], bool] | None = None) -> CallError:
         """Return the error for an unknown id; its message suggests similar ones."""
+        check_instance(str, operation_id=operation_id)
         hint = suggestion(self.suggestions(operation_id, visible=visible))
         if visible is None and operation_id in self._methods:
             hint = f"; it is {self._methods[operation_id]}: call register_object with an object of the class"

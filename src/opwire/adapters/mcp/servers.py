@@ -196,12 +196,14 @@ def read_servers(source: Path | str | Mapping[str, Any]) -> dict[str, MCPServer]
     if isinstance(source, Mapping):
         content = source
     else:
-        check_instance(Path | str, server=source)
+        check_instance(StdioServer | HTTPServer | Mapping | Path | str, server=source)
         path = Path(source)
         try:
             content = msgspec.json.decode(path.expanduser().read_bytes(), type=dict[str, Any])
         except OSError as error:
-            raise UsageError(f"{path}: cannot be read: {error.strerror}") from error
+            command, *args = str(source).split() or [""]
+            hint = f"; to start a program, write {msgspec.json.encode({'command': command, 'args': args}).decode()}"
+            raise UsageError(f"{path}: cannot be read: {error.strerror}{hint if args else ''}") from error
         except msgspec.MsgspecError as error:
             raise UsageError(f"{path}: not a JSON object: {error}") from error
     key = next((key for key in ("mcpServers", "servers") if key in content), None)
