@@ -429,7 +429,7 @@ class WebSocketServer:
         self._admission.leave(peer)
         if peer.welcomed:
             if served := self.routes.operations(peer.address):
-                what = f"{counted(len(served), 'operation')} such as {one_line(served[0])}"
+                what = one_line(served[0]) + (f" and {len(served) - 1:,} more" if len(served) > 1 else "")
                 whose = f" of {one_line(peer.group)}" if peer.group else ""
                 logger.warning("connection %s%s, which served %s, was lost: %s", peer.address, whose, what, reason)
             self.relay.leave(peer, reason)
