@@ -7,6 +7,7 @@ import errno
 import importlib
 import io
 import os
+import re
 import sys
 from collections.abc import Sequence
 from pathlib import Path
@@ -114,22 +115,28 @@ class _OutputClosedError(Exception):
 
 
 def _with_hint(error: click.UsageError) -> click.UsageError:
-    """Return an error that says where a URL belongs, and how fields are written.
+    """Return an error that says where a URL or a port belongs, and how fields are written.
 
     Some commands have `--url`, others take it as an argument.
     """
+    params = {each.name: each for each in error.ctx.command.params} if error.ctx is not None else {}
     if isinstance(error, click.NoSuchOption) and error.option_name == "--url" and error.ctx is not None:
-        names = {each.name for each in error.ctx.command.params}
-        if "url" in names:
+        if "url" in params:
             hint = f"; write the URL without it: {error.ctx.command_path} ws://127.0.0.1:8700"
         else:
-            hint = "; --mcp URL and --openapi URL name servers elsewhere" if "mcp" in names else ""
+            hint = "; --mcp URL and --openapi URL name servers elsewhere" if "mcp" in params else ""
         return click.UsageError(f"unknown option --url{hint}", error.ctx)
     if isinstance(error, click.NoSuchOption) and error.ctx and error.ctx.info_name in ("call", "watch"):
         name = error.option_name.lstrip("-")
         return click.UsageError(f"{error.format_message()} A field of the input has no dashes: {name}=…", error.ctx)
+    if isinstance(error, click.NoSuchOption) and error.option_name in ("--host", "--port") and "url" in params:
+        url = "ws://127.0.0.1:8700" if isinstance(params["url"], click.Argument) else "--url ws://127.0.0.1:8700"
+        path = error.ctx.command_path if error.ctx is not None else ""
+        return click.UsageError(f"unknown option {error.option_name}; write the URL: {path} {url}", error.ctx)
     if "unexpected extra argument" in error.message and "://" in error.message:
         return click.UsageError(f"{error.message}; a URL is the value of --url", error.ctx)
+    if "port" in params and re.search(r"unexpected extra argument \(:?\d+\)", error.message):
+        return click.UsageError(f"{error.message}; a port is the value of --port", error.ctx)
     return error
 
 
