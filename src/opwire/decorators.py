@@ -53,6 +53,11 @@ class Decorators(ABC):
         self._methods: dict[str, str] = {}  # decorated ones by id, for a hint
         self._updated: list[Callable[[str], None]] = []
 
+    @property
+    def decorated_methods(self) -> list[str]:
+        """Return the qualified names of decorated methods, whether or not their objects are registered."""
+        return list(self._methods.values())
+
     @abstractmethod
     def register_function(self, function: Callable[..., Any], operation: DescribedFunction) -> None:
         """Add a decorated function."""

@@ -7,7 +7,8 @@ from pathlib import Path
 
 import pytest
 
-from opwire.config.sources import ProjectModules
+from opwire.config.settings import PythonSource
+from opwire.config.sources import ProjectModules, create_source
 from opwire.errors import ConfigError
 from tests.config.projects import shop, write
 
@@ -61,6 +62,21 @@ async def test_a_registry_may_be_an_attribute_of_something(tmp_path: Path) -> No
 async def test_a_module_alone_stands_for_all_its_registries_each_once(tmp_path: Path) -> None:
     write(tmp_path, shop_py=f"{shop()}\nagain = registry\nother = OperationRegistry()\n")
     assert len(await ProjectModules(tmp_path).registries("shop", "key")) == 2
+
+
+async def test_a_registry_with_methods_whose_object_is_not_registered_is_warned_about(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    lines = ["from opwire import OperationRegistry", "registry = OperationRegistry()", "class Shop:"]
+    lines += ["    @registry.query('shop.price')", "    def price(self) -> int:", "        return 3", ""]
+    for registered in ("", "registry.register_object(Shop())"):
+        write(tmp_path, methods_py="\n".join([*lines, registered]))
+        caplog.clear()
+        modules = ProjectModules(tmp_path)
+        await create_source("shop", PythonSource(python="methods.py"), tmp_path, modules)
+        modules.forget()
+        told = "methods.py: no operations: Shop.price needs register_object with an object of its class"
+        assert (told in caplog.text) == (registered == "")
 
 
 async def test_modules_of_installed_packages_are_found_too_and_are_not_the_projects(tmp_path: Path) -> None:

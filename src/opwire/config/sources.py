@@ -6,6 +6,7 @@ normalization. `ProjectModules` imports the Python modules of the project around
 
 import asyncio
 import importlib
+import logging
 import re
 import sys
 import threading
@@ -54,6 +55,8 @@ if TYPE_CHECKING:
     from opwire.adapters.mcp.servers import MCPKeywords, MCPServer
 
 
+logger = logging.getLogger("opwire.config")
+
 _PYTHON_FILE = re.compile(r"(.+\.py)(:(.*))?")
 _THREADS = 16  # concurrent imports, not counting those that hang
 
@@ -81,6 +84,10 @@ async def create_source(name: str, settings: AnySource, folder: Path, modules: "
     key: Key = ("sources", name)
     if isinstance(settings, PythonSource):
         registries = await modules.registries(settings.python, dotted((*key, "python")))
+        methods = list(chain.from_iterable(each.decorated_methods for each in registries))
+        if methods and not any(map(len, registries)):
+            told = "%s: no operations: %s needs register_object with an object of its class"
+            logger.warning(told, settings.python, methods[0])
         return RegistrySource(registries, normalize=settings.normalize, strip=settings.strip)
     extra = "openapi" if isinstance(settings, OpenAPISettings) else "mcp"
     with needs_extra(extra):
