@@ -249,6 +249,22 @@ async def test_a_stream_is_one_line_at_its_end(caplog: pytest.LogCaptureFixture)
 
 
 @requirement("serve.access-log")
+async def test_a_call_that_a_stopping_server_does_not_wait_for_is_logged_as_cancelled(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    caplog.set_level(logging.INFO, "opwire.access")
+    asleep = asyncio.Event()
+    app = serve_http(shop(asleep), anonymous=ALICE)
+    async with asyncio.timeout(20), aiohttp.ClientSession() as session:
+        async with app.listening(drain_timeout=0) as address:
+            request = asyncio.create_task(session.get(f"{address}/shop/sleep"))
+            await asleep.wait()
+        assert (await request).status == 503
+    assert [(each["operation"], each["outcome"]) for each in lines(caplog)] == [("shop.sleep", "CANCELLED")]
+    assert "Exception in ASGI application" not in caplog.text
+
+
+@requirement("serve.access-log")
 async def test_a_call_that_its_caller_abandons_or_that_times_out_is_logged_as_such(
     caplog: pytest.LogCaptureFixture,
 ) -> None:

@@ -210,6 +210,10 @@ class _Server(uvicorn.Server):
             connection.begin(scope)
             try:
                 await app(scope, receive, send)
+            except asyncio.CancelledError:  # the time to drain is over; uvicorn would log the traceback, and send 500
+                with contextlib.suppress(RuntimeError):  # a response has begun, and is cut off
+                    await send({"type": "http.response.start", "status": HTTPStatus.SERVICE_UNAVAILABLE, "headers": []})
+                    await send({"type": "http.response.body"})
             finally:
                 connection.end(scope)
 

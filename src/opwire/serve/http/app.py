@@ -1,5 +1,6 @@
 """The HTTP surface as an ASGI app: route, parse, dispatch, respond."""
 
+import asyncio
 import logging
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from functools import partial
@@ -201,6 +202,10 @@ class HTTPApp(ListeningApp):
         try:
             if not (self._options.webhooks and await self._take_webhook(request, send)):
                 await self._respond(request, receive, send)
+        except asyncio.CancelledError:  # the server stops, and does not wait any longer
+            if request.access is not None:
+                request.access.outcome = CANCELLED
+            raise
         except Exception as error:
             await send_error(send, request, error, logger)
 
