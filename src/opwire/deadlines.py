@@ -14,6 +14,8 @@ from math import inf
 from types import coroutine
 from typing import Any, TypeVar
 
+from msgspec import Struct
+
 from opwire.errors import CallError, ErrorCode
 from opwire.names import limit_text
 
@@ -165,17 +167,17 @@ class Deadlines:
             return await call()
 
 
-class DeadlineScope:
+class DeadlineScope(Struct, eq=False):
     """Cancels a task at its deadline, unless the task leaves before."""
 
-    __slots__ = ("_before", "_complaint", "_deadlines", "_expired", "_seconds", "_task", "_tick", "_when")
-
-    def __init__(self, deadlines: Deadlines, when: float | None, complaint: str) -> None:
-        self._deadlines = deadlines
-        self._when = when
-        self._complaint = complaint
-        self._task: asyncio.Task[Any] | None = None
-        self._expired = False
+    _deadlines: Deadlines
+    _when: float | None
+    _complaint: str
+    _task: asyncio.Task[Any] | None = None
+    _before: int = 0  # requests to cancel the task, before this one
+    _seconds: float = 0.0
+    _tick: int = 0
+    _expired: bool = False
 
     def __enter__(self) -> None:
         if self._when is None:

@@ -213,15 +213,14 @@ class _PooledConnection(ResponseHandler):
     responses: 15,000 in one read of the socket, which took 90 ms.
     """
 
-    _is_answered = False  # the response to the latest request has begun
+    _latest: object = None  # the parser of the latest request: aiohttp creates one for each
+    _is_answered = False  # the response to that request has begun
     _interim = 0  # responses before it
     _received = 0  # bytes before it
 
-    def set_response_params(self, **params: Any) -> None:
-        self._is_answered, self._interim, self._received = False, 0, 0  # before a request is sent
-        super().set_response_params(**params)
-
     def data_received(self, data: bytes) -> None:
+        if self._latest is not self._parser:
+            self._latest, self._is_answered, self._interim, self._received = self._parser, False, 0, 0
         while not self._is_answered:
             chunk, data = data[:_CHUNK], data[_CHUNK:]
             self._received += len(chunk)

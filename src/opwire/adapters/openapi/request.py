@@ -1,7 +1,7 @@
 """An HTTP request from a call plan and an input. No I/O, no clock."""
 
 import re
-from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from typing import Any, NamedTuple, cast
 from urllib.parse import quote
 
@@ -17,7 +17,7 @@ from opwire.adapters.openapi.plan import (
     media_type,
     without_fragment,
 )
-from opwire.adapters.openapi.serialize import EncodedBody, Write, body_encoder, parameter_writer
+from opwire.adapters.openapi.serialize import EncodedBody, body_encoder, parameter_writer
 from opwire.errors import CallError, ErrorCode
 from opwire.http_client import HTTPRequest
 from opwire.typed.plain import as_dict
@@ -25,6 +25,7 @@ from opwire.typed.plain import as_dict
 MISSING: Any = object()
 """The value of a missing key; None is a value."""
 
+_SENT = frozenset({str, int, float, bool})  # types of values that are sent, whatever the parameter
 _VARIABLE = re.compile(r"\{([^{}]*)\}")
 _IN_PATH = "/:@!$&'()*+,;=-._~%"  # characters that a template keeps unencoded
 _IN_QUERY = _IN_PATH + "?"
@@ -148,49 +149,69 @@ def compile_request(plan: CallPlan) -> Callable[[Any], HTTPRequest]:
         raise CallError(ErrorCode.EXECUTION_ERROR, f"{plan.operation_id} cannot be called: {error}") from error
 
 
+_TextOf = Callable[[dict[str, Any]], str | None]
+"""Serializes a parameter of an input; None if it is not to be sent."""
+
+
+def _text_of(parameter: RequestParameter, operation_id: str) -> _TextOf:
+    write, path, location = parameter_writer(parameter), parameter.input_path, parameter.location
+    key = path[0] if len(path) == 1 else None
+
+    def is_sent(value: Any) -> bool:
+        if value is MISSING or value is None:
+            # A path needs its values, even if the document does not declare them required.
+            if not parameter.required and location != "path":
+                return False
+            if value is MISSING:
+                raise invalid_input(operation_id, path, f"this {location} parameter is required")
+        elif location == "header" and not parameter.required and isinstance(value, list | dict):
+            # An optional header is omitted if nothing in it has a value.
+            items = cast("dict[str, Any]", value).values() if isinstance(value, dict) else cast("list[Any]", value)
+            return any(each is not None for each in items)
+        return True
+
+    def text_of(given: dict[str, Any]) -> str | None:
+        value = value_at(given, path) if key is None else given.get(key, MISSING)
+        if type(value) not in _SENT and not is_sent(value):  # most values are strings and numbers: 0.2 µs
+            return None
+        try:
+            return write(value)
+        except ValueError as error:
+            raise invalid_input(operation_id, path, f"as a {location} parameter: {error}") from error
+
+    return text_of
+
+
 class _RequestBuilder:
     def __init__(self, plan: CallPlan) -> None:
-        def writers(*locations: str) -> list[tuple[RequestParameter, Write]]:
-            return [(each, parameter_writer(each)) for each in plan.parameters if each.location in locations]
+        def texts(*locations: str) -> list[tuple[str, _TextOf]]:
+            """Return the names and texts of parameters."""
+            used = [each for each in plan.parameters if each.location in locations]
+            return [(each.name, _text_of(each, plan.operation_id)) for each in used]
 
         self._plan = plan
         base = base_url_of(plan)
         self._base = base.origin + base.path
-        self._variables = writers("path")
+        self._variables = texts("path")
         self._base_query = base.query
-        self._query = writers("query", "querystring")
-        self._path = PathTemplate(
-            plan.path,
-            {parameter.name for parameter, _ in self._variables},
-            {parameter.name for parameter, _ in self._query},
-        )
+        self._query = texts("query", "querystring")
+        self._path = PathTemplate(plan.path, {name for name, _ in self._variables}, {name for name, _ in self._query})
         self._has_query = bool(self._base_query or self._path.has_query)
         self._fixed_url = "" if self._variables else self._base + self._path.fill({})
-        self._headers = writers("header")
-        for parameter, _ in self._headers:
-            header_name(parameter.name)
+        self._headers = texts("header")
+        for name, _ in self._headers:
+            header_name(name)
         self._accept = ("Accept", header_value(plan.accept))
-        self._cookies = writers("cookie")
+        self._cookies = texts("cookie")
         self._body = None if plan.body is None else _BodyBuilder(plan.body, plan.parameters)
 
     def build(self, input: Any) -> HTTPRequest:
-        url = self._fixed_url
-        texts: dict[str, str] = {}  # `dict[str, str]()` takes 0.5 µs
-        if self._variables:
-            texts = {parameter.name: text for parameter, text in self._written(self._variables, input)}
-            try:
-                url = self._base + self._path.fill(texts)
-            except ValueError as error:
-                raise invalid_input(self._plan.operation_id, (), str(error)) from error
-        query = [text for _, text in self._written(self._query, input)] if self._query else []
-        if self._has_query:
-            query = [self._base_query, self._path.fill_query(texts), *query]
-        if joined := "&".join(filter(None, query)):
-            url = f"{url}?{joined}"
+        given = cast("dict[str, Any]", input) if isinstance(input, dict) else {}
+        url = self._url(given)
         headers: list[tuple[str, str]] = [self._accept]
         if self._headers:
-            headers += [(parameter.name, text) for parameter, text in self._written(self._headers, input)]
-        if self._cookies and (cookies := [text for _, text in self._written(self._cookies, input) if text]):
+            headers += [(name, text) for name, text_of in self._headers if (text := text_of(given)) is not None]
+        if self._cookies and (cookies := [text for _, text_of in self._cookies if (text := text_of(given))]):
             # A request has one Cookie line (RFC 6265, section 5.4): join those of a header parameter.
             own = [text for name, text in headers if name.lower() == "cookie" and text]
             headers = [header for header in headers if header[0].lower() != "cookie"]
@@ -207,34 +228,19 @@ class _RequestBuilder:
         headers.append(("Content-Type", body.content_type))
         return HTTPRequest(method=self._plan.method, url=url, headers=headers, body=body.data)
 
-    def _written(
-        self, writers: Iterable[tuple[RequestParameter, Write]], input: Any
-    ) -> list[tuple[RequestParameter, str]]:
-        """Return the given parameters, serialized."""
-        given = cast("dict[str, Any]", input) if isinstance(input, dict) else {}
-        written: list[tuple[RequestParameter, str]] = []
-        for parameter, write in writers:
-            path, location = parameter.input_path, parameter.location
-            value = given.get(path[0], MISSING) if len(path) == 1 else value_at(given, path)
-            if value is MISSING or value is None:
-                # A path needs its values, even if the document does not declare them required.
-                if not parameter.required and location != "path":
-                    continue
-                if value is MISSING:
-                    message = f"this {location} parameter is required"
-                    raise invalid_input(self._plan.operation_id, path, message)
-            elif location == "header" and not parameter.required and isinstance(value, list | dict):
-                # An optional header is omitted if nothing in it has a value.
-                items = cast("dict[str, Any]", value).values() if isinstance(value, dict) else cast("list[Any]", value)
-                if all(each is None for each in items):
-                    continue
+    def _url(self, given: dict[str, Any]) -> str:
+        url = self._fixed_url
+        texts: dict[str, str] = {}  # `dict[str, str]()` takes 0.4 µs
+        if self._variables:
+            texts = {name: text_of(given) or "" for name, text_of in self._variables}
             try:
-                text = write(value)
+                url = self._base + self._path.fill(texts)
             except ValueError as error:
-                message = f"as a {location} parameter: {error}"
-                raise invalid_input(self._plan.operation_id, path, message) from error
-            written.append((parameter, text))
-        return written
+                raise invalid_input(self._plan.operation_id, (), str(error)) from error
+        query = [text for _, text_of in self._query if (text := text_of(given))]
+        if self._has_query:
+            query = [*filter(None, (self._base_query, self._path.fill_query(texts))), *query]
+        return f"{url}?{'&'.join(query)}" if query else url
 
 
 class _BodyBuilder:

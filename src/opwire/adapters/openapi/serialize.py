@@ -188,7 +188,6 @@ def _deep_object(name: str, value: Any) -> Iterator[tuple[str, str]]:
 Write = Callable[[Any], str]
 """Serializes a value, "" if nothing is to be sent. Raises ValueError for a value that cannot be sent there."""
 
-_SCALAR = (str, int)  # most values: they skip the rules for arrays and objects
 _NOT_IN_COOKIE = re.compile(r"[^\x20-\x3a\x3c-\x7e]")  # control characters, the semicolon, and non-ASCII
 _FORM = "application/x-www-form-urlencoded"
 
@@ -208,17 +207,24 @@ def parameter_writer(parameter: RequestParameter) -> Write:
         return lambda value: join(pairs(name, value, style, explode, encode), "; ")
     if location == "path":
         escape = encode_reserved_in_path if parameter.allow_reserved else encode
-        if style != "simple":
-            return lambda value: expand(name, value, style, explode, escape)
-        return lambda value: (
-            escape(to_text(value)) if isinstance(value, _SCALAR) else expand(name, value, style, explode, escape)
-        )
+
+        def in_path(value: Any) -> str:
+            return expand(name, value, style, explode, escape)
+
+        return _scalar_writer("", escape, in_path) if style == "simple" else in_path
     escape = encode_reserved_in_query if parameter.allow_reserved else encode
-    return lambda value: (
-        f"{key}={escape(to_text(value))}"
-        if isinstance(value, _SCALAR)
-        else join(pairs(name, value, style, explode, escape))
-    )
+    return _scalar_writer(f"{key}=", escape, lambda value: join(pairs(name, value, style, explode, escape)))
+
+
+def _scalar_writer(start: str, escape: Escape, other: Write) -> Write:
+    """Return a writer in which integers and strings, as most values are, skip the rules for arrays and objects."""
+
+    def write(value: Any) -> str:
+        if type(value) is int:
+            return f"{start}{value}"  # digits need no escaping
+        return f"{start}{escape(value)}" if type(value) is str else other(value)
+
+    return write
 
 
 def _content_writer(parameter: RequestParameter) -> Write:
