@@ -96,6 +96,29 @@ def test_both_surfaces_are_called_back_with_the_token_that_was_shown() -> None:
         assert server.stop() == 0
 
 
+@requirement("cli.serve")
+@pytest.mark.parametrize("command", [("serve", "--http"), ("hub", "ws://127.0.0.1:0")])
+def test_garbage_collections_of_a_server_skip_what_it_has_loaded(command: tuple[str, ...], tmp_path: Path) -> None:
+    module = """
+import gc
+from opwire import OperationRegistry
+
+registry = OperationRegistry()
+
+@registry.query("process.frozen")
+def frozen() -> int:
+    return gc.get_freeze_count()
+"""
+    (tmp_path / "process.py").write_text(module)
+    port = ("--port", "0") if command[0] == "serve" else ()
+    with Running(*command, "--python", str(tmp_path / "process.py"), *port, "--open") as server:
+        url = server.says(r"((?:http|ws)://[^,;\s]+)")
+        called = opwire("call", "--url", url, "process.frozen")
+        assert called.returncode == 0, called.stderr
+        assert int(called.stdout) > 1_000
+        assert server.stop() == 0
+
+
 @requirement("cli.callers")
 def test_where_tokens_of_an_issuer_are_accepted_none_is_made_up(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("OPWIRE_TOKEN", "")  # removed again afterwards
