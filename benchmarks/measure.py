@@ -79,7 +79,7 @@ class Table(NamedTuple):
 
 def in_short(tables: Sequence[Table]) -> str:
     """A line for each table with a limit or a peer: opwire's ratio, its limit, and the peer that comes closest."""
-    head = f"{'in short':<62}{'opwire':>20}  {'must reach':<18}closest peer"
+    head = f"{'in short':<62}{'opwire':>20}  {'must reach':<16}  closest peer"
     return "\n".join([head, "-" * len(head), *filter(None, map(_short_line, tables))])
 
 
@@ -99,7 +99,7 @@ def _short_line(table: Table) -> str:
     is_rate = table.unit.endswith("/s")  # of which a larger one is better
     closest = sorted(peers, key=lambda row: row.ratio or 0.0, reverse=is_rate)[:1]
     peer = "".join(f"{row.ratio:.2f} × {row.name}" for row in closest)
-    return f"{table.title:<62}{ratio:>20}  {reached:<18}{peer}".rstrip()
+    return f"{table.title:<62}{ratio:>20}  {reached:<16}  {peer}".rstrip()
 
 
 async def race(contenders: Sequence[Contender], *, rounds: int = ROUNDS) -> list[float]:
