@@ -78,9 +78,13 @@ class Running:
         """Wait until it has ended; gives its exit code."""
         return self._process.wait(60)
 
+    def send(self, number: int) -> None:
+        """Send it a signal."""
+        self._process.send_signal(number)
+
     def stop(self, number: int = signal.SIGTERM) -> int:
         """Ask it to stop; gives its exit code."""
-        self._process.send_signal(number)
+        self.send(number)
         return self._process.wait(60)
 
 

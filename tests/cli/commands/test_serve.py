@@ -4,7 +4,7 @@ import socket
 import time
 from pathlib import Path
 from secrets import token_hex
-from signal import SIGKILL
+from signal import SIGINT, SIGKILL
 from typing import Any
 from urllib.request import urlopen
 
@@ -117,6 +117,30 @@ def frozen() -> int:
         assert called.returncode == 0, called.stderr
         assert int(called.stdout) > 1_000
         assert server.stop() == 0
+
+
+@requirement("cli.serve")
+def test_a_server_that_waits_for_calls_says_so_and_a_second_signal_ends_it(tmp_path: Path) -> None:
+    module = """
+import asyncio, sys
+from opwire import OperationRegistry
+
+registry = OperationRegistry()
+
+@registry.query("night.sleep")
+async def sleep() -> None:
+    print("it has begun", file=sys.stderr, flush=True)
+    await asyncio.sleep(60)
+"""
+    (tmp_path / "night.py").write_text(module)
+    with Running("serve", "--http", "--python", str(tmp_path / "night.py"), "--port", "0", "--open") as server:
+        url = server.says(r"(http://[^,;\s]+)")
+        with Running("call", "--url", url, "night.sleep") as call:
+            server.says("it has begun")
+            server.send(SIGINT)
+            server.says("waiting for calls in flight; .C stops at once")
+            assert server.stop(SIGINT) == 130
+            assert call.ends() != 0
 
 
 @requirement("cli.callers")

@@ -61,7 +61,7 @@ async def test_a_signal_stops_and_ends_what_runs(number: signal.Signals) -> None
             ended.set()
 
     async with asyncio.timeout(30):
-        await until_stopped(run(), ready=list)
+        await until_stopped(Screen(), run(), ready=list)
     assert ended.is_set()
     assert signal.getsignal(signal.SIGTERM) == signal.SIG_DFL
 
@@ -74,9 +74,9 @@ async def test_what_ends_by_itself_stops_too_and_its_failure_is_raised() -> None
         raise ZeroDivisionError
 
     async with asyncio.timeout(30):
-        await until_stopped(end(), ready=list)
+        await until_stopped(Screen(), end(), ready=list)
         with pytest.raises(ZeroDivisionError):
-            await until_stopped(fail(), ready=list)
+            await until_stopped(Screen(), fail(), ready=list)
 
 
 @requirement("cli.callers")

@@ -529,4 +529,4 @@ async def _serve_remote(
                 screen.note(f"showing {served_text(remote.registry)}; ^C stops")
                 on_link(link)
 
-            await until_stopped(ready=ready)
+            await until_stopped(screen, ready=ready)

@@ -51,6 +51,7 @@ if TYPE_CHECKING:
 TOKEN = "OPWIRE_TOKEN"  # noqa: S105 - its name
 CLUSTER_SECRET = "OPWIRE_CLUSTER_SECRET"  # noqa: S105 - its name
 ANONYMOUS = "anonymous"
+_LONG_END = 1.0  # seconds
 _SHOWN_NAMESPACES = 5
 
 
@@ -130,10 +131,11 @@ def metrics_at(address: str | None, screen: Screen, *targets: Any) -> Generator[
         yield
 
 
-async def until_stopped(*running: Awaitable[Any], ready: Callable[[], object]) -> None:
+async def until_stopped(screen: Screen, *running: Awaitable[Any], ready: Callable[[], object]) -> None:
     """Wait for SIGINT, SIGTERM or the end of an awaitable, and cancel the rest. A second signal acts at once.
 
-    `ready` is called once signals are handled: what it prints may be an orchestrator's cue.
+    `ready` is called once signals are handled: what it prints may be an orchestrator's cue. If a server then takes long
+    to end, because of calls in flight, it says so.
 
     Raises:
         Exception: the one that an awaitable raised.
@@ -147,6 +149,7 @@ async def until_stopped(*running: Awaitable[Any], ready: Callable[[], object]) -
         for each in ended:
             each.result()
     finally:
+        asyncio.get_running_loop().call_later(_LONG_END, screen.note, "waiting for calls in flight; ^C stops at once")
         for task in tasks:
             task.cancel()
         await asyncio.gather(*tasks, return_exceptions=True)
@@ -300,7 +303,7 @@ async def serve(
             if link is not None:
                 on_link(link)
 
-        await until_stopped(*waiting, ready=ready)
+        await until_stopped(screen, *waiting, ready=ready)
         return changed is not None and changed.done() and not changed.cancelled()
 
 
@@ -471,7 +474,7 @@ async def hub_command(
             await serve_http(config, running, surfaces, screen, hub.handler.monitor, hub=hub)
         callers.show_token(screen)
         ready = f"hub at {hub.url}; serving {served_text(running.registry)}; ^C stops"
-        await until_stopped(ready=lambda: screen.note(ready))
+        await until_stopped(screen, ready=lambda: screen.note(ready))
         await hub.drain()
 
 
@@ -529,7 +532,7 @@ async def spoke_command(
             worker = await stack.enter_async_context(pair[1])
             screen.note(f"durable mutations from {pair[0].name}")
         ready = f"serving {served_text(running.registry)} at {where}; ^C stops"
-        await until_stopped(ready=lambda: screen.note(ready))
+        await until_stopped(screen, ready=lambda: screen.note(ready))
         if worker is not None:
             await worker.drain()
         await spoke.drain()
