@@ -98,7 +98,8 @@ async def test_a_call_that_does_not_end_is_stopped_after_the_time_given(caplog: 
             request = asyncio.create_task(session.get(f"{address}/slow").__aenter__())
             await app.asked.wait()
         reply = await request
-        assert reply.status == 503
+        assert (reply.status, reply.content_type) == (503, "application/problem+json")
+        assert (await reply.json(content_type=None))["detail"] == "the server is shutting down"
         reply.close()
     assert "Exception in ASGI application" not in caplog.text
 

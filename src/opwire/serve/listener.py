@@ -31,7 +31,7 @@ from opwire.errors import (
     system_message,
 )
 from opwire.serve.guard import ADMITTED, AdmittedRequest, App, Receive, Scope, has_no_token
-from opwire.serve.problem import Send
+from opwire.serve.problem import Send, send_problem
 from opwire.signals import stop_signals
 
 with needs_extra("http"):
@@ -212,8 +212,7 @@ class _Server(uvicorn.Server):
                 await app(scope, receive, send)
             except asyncio.CancelledError:  # the time to drain is over; uvicorn would log the traceback, and send 500
                 with contextlib.suppress(RuntimeError):  # a response has begun, and is cut off
-                    await send({"type": "http.response.start", "status": HTTPStatus.SERVICE_UNAVAILABLE, "headers": []})
-                    await send({"type": "http.response.body"})
+                    await send_problem(send, CallError(ErrorCode.UNAVAILABLE, "the server is shutting down"))
             finally:
                 connection.end(scope)
 
