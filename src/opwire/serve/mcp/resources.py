@@ -275,9 +275,8 @@ class ResourceCatalogue:
                 del client.watches[uri]
 
         watch = self.watch(uri, request, client.pending.updated, call, spawn=client.spawn, ended=ended)
-        client.watches[uri] = (
-            watch.cancel
-        )  # before it is open: a second request, or the end of the client, has to find it
+        # Before it is open, so that a second request, and the end of the client, find it.
+        client.watches[uri] = watch.cancel
         await watch.opened()
 
     def watch(
