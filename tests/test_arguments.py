@@ -154,7 +154,7 @@ WRONG: list[tuple[Callable[[], Any], str]] = [
     (late(from_mcp, "http://127.0.0.1:1", connect_timeout=-1), "connect_timeout must be a number above zero, not -1"),
     (late(from_mcp, "http://127.0.0.1:1", normalize="no"), "normalize must be one of"),
     (late(from_mcp, 3), "server must be an instance of"),
-    (late(from_mcp, ["npx"]), "HTTPServer | collections.abc.Mapping | pathlib.Path | str, not list"),
+    (late(from_mcp, ["npx"]), "an instance of StdioServer | HTTPServer | Mapping | Path | str, not list"),
     (
         late(from_mcp, "npx -y server"),
         'No such file or directory; to start a program, write {"command":"npx","args":["-y","server"]}',

@@ -303,7 +303,8 @@ def check_instance(kind: type | UnionType, **options: object) -> None:
     """
     for option, value in options.items():
         if value is not None and not isinstance(value, kind):
-            wanted = kind.__name__ if isinstance(kind, type) else str(kind)
+            kinds: tuple[type, ...] = kind.__args__ if isinstance(kind, UnionType) else (kind,)
+            wanted = " | ".join(each.__name__ for each in kinds)
             raise UsageError(f"{option} must be an instance of {wanted}, not {type(value).__name__}")
 
 

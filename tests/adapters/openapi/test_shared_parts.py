@@ -107,7 +107,7 @@ def test_what_operations_share_counts_by_its_size(item: Any, shared: Any) -> Non
 @requirement("openapi.shared-parts")
 def test_an_operation_that_is_nested_too_deeply_to_be_measured_is_skipped() -> None:
     deep: Any = "x"
-    for _ in range(5_000):
+    for _ in range(100_000):  # Python 3.13 encodes 5,000
         deep = [deep]
     found = read(document({"/a": {"get": {"x-deep": deep}}, "/b": {"get": {}}}))
     assert len(found.operations) == 1
