@@ -22,7 +22,7 @@ coverage: .venv/.test  ## run the tests on every Python of this machine, on one 
 chaos: .venv/.demo  ## 100,000 calls through injected faults; another run with SEED=2
 	.venv/bin/python -m tests.chaos --calls 100000 --seed $(or $(SEED),1)
 soak: .venv/.test  ## ten minutes of calls and random kills over each engine in turn; another length with MINUTES=3
-	SUBSCRIPTIONS=10000 .venv/bin/pytest -q tests/call/test_handler.py -k subscriptions_at_once
+	SUBSCRIPTIONS=10000 .venv/bin/pytest -q tests/protocol/test_handler.py -k subscriptions_at_once
 	.venv/bin/python -m tests.soak.hubs && .venv/bin/python -m tests.soak --minutes $(or $(MINUTES),10) --seed $(or $(SEED),1)
 check: .venv/.check  ## format, lint, types, import layers
 	.venv/bin/ruff format --check . && .venv/bin/ruff check .

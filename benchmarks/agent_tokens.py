@@ -12,11 +12,11 @@ from pathlib import Path
 from typing import Any
 
 from opwire import Context, Handler, OperationRegistry, OperationSpec
-from opwire.adapters.openapi import from_openapi
-from opwire.code_mode import code_mode
-from opwire.envelope import local_envelope
-from opwire.llm import AnthropicTools, anthropic_tools
-from opwire.search_mode import search_mode
+from opwire.agents import AnthropicTools, anthropic_tools
+from opwire.agents.code_mode import code_mode
+from opwire.agents.search_mode import search_mode
+from opwire.model.envelope import local_envelope
+from opwire.openapi.client import from_openapi
 
 DOCUMENT = Path(__file__).parents[2] / "shared" / "openapi" / "github_api.json"
 ISSUES, UNLABELLED = 30, 10

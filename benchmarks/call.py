@@ -14,7 +14,7 @@ import msgspec
 from benchmarks.measure import Contender, NotMeasuredError, Row, Table, compared, ladder, race
 from benchmarks.work import INPUT, SUM, add, data_of, registry
 from opwire import ResponseEnvelope
-from opwire.call import CallHandler, PendingRequestMap
+from opwire.protocol import CallHandler, PendingRequestMap
 from opwire.transports.memory import MemoryBus, MemoryTransport
 
 _WORKERS = 64

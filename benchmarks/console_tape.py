@@ -18,8 +18,8 @@ from pathlib import Path
 
 from opwire import Identity, OperationRegistry
 from opwire.auth import Grant, allow_anonymous
+from opwire.console import ConsoleSystem, serve_console
 from opwire.hub import Hub, Spoke
-from opwire.serve.console import ConsoleSystem, serve_console
 
 ROUNDS, SECONDS, IN_FLIGHT, LIMIT = 9, 1.0, 64, 0.95
 EVERYTHING = Identity(id="owner", scopes=("*",))

@@ -24,12 +24,12 @@ from websockets.typing import Subprotocol
 
 from benchmarks.measure import NotMeasuredError, Row, Table, need_linux
 from opwire import CallError, OperationRegistry, OperationSpec, Schema
-from opwire.adapters.openapi import from_openapi
-from opwire.call import decode_event
 from opwire.hub import Hub
-from opwire.operation import AccessControl, NormalizeMode, Operation
-from opwire.serve.http import serve_http
-from opwire.serve.mcp import serve_mcp
+from opwire.mcp.server import serve_mcp
+from opwire.model.operation import AccessControl, NormalizeMode, Operation
+from opwire.openapi.client import from_openapi
+from opwire.openapi.server import serve_http
+from opwire.protocol import decode_event
 
 _MEMORY, _SECONDS = 3 * 2**30, 30
 _STALL, _STALL_PER_MEGABYTE = 100.0, 100.0  # milliseconds

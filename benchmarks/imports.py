@@ -38,7 +38,7 @@ def tables() -> Iterator[Table]:
             [
                 _Import(parts, here, parts),
                 _Import("import opwire", here, "import opwire", _LIMIT),
-                _Import("import opwire.call, opwire.transports.memory", here, "import opwire.transports.memory"),
+                _Import("import opwire.protocol, opwire.transports.memory", here, "import opwire.transports.memory"),
                 _Import("import pydantic_ai", python_of("pydantic-ai"), "import pydantic_ai"),
                 _Import("import fastmcp", python_of("fastmcp"), "import fastmcp"),
             ]

@@ -26,8 +26,8 @@ from tests.servers.worker import say, wait_for_the_end
 
 from benchmarks.measure import NotMeasuredError, Row, Table, need_linux, processor_time
 from opwire import Context, OperationRegistry, OperationSpec
-from opwire.call import CallHandler, PendingRequestMap
 from opwire.hub import Hub, Spoke
+from opwire.protocol import CallHandler, PendingRequestMap
 from opwire.schema import Schema
 from opwire.transports.memory import MemoryBus, MemoryTransport
 

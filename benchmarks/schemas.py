@@ -13,8 +13,8 @@ from benchmarks.measure import Contender, Row, Table, ladder
 from benchmarks.samples import ISSUE, SMALL, THOUSAND, TREE, Sample, three_bad
 from benchmarks.work import data_of
 from opwire import OperationSpec, Schema
-from opwire.operation import NormalizeMode
-from opwire.pipeline import ResultPipeline
+from opwire.model.operation import NormalizeMode
+from opwire.registry.pipeline import ResultPipeline
 
 _CHECK_LIMIT, _FIT_LIMIT = 1.1, 2.0  # times `is_valid`, for 1,000 conforming objects
 

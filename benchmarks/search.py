@@ -21,10 +21,10 @@ from typing import Any, NamedTuple
 from benchmarks.measure import NotMeasuredError, Row, Table
 from benchmarks.peers import ROOT, python_of
 from opwire import OperationRegistry, OperationSpec
-from opwire.adapters.openapi import from_openapi
-from opwire.search import SearchIndex, SearchWeights
-from opwire.search_mode import search_mode, signature, token_cost
-from opwire.tools import input_schema
+from opwire.agents.search_mode import search_mode, signature, token_cost
+from opwire.agents.tools import input_schema
+from opwire.openapi.client import from_openapi
+from opwire.registry.search import SearchIndex, SearchWeights
 
 _SHARED = ROOT.parent / "shared"
 _REQUESTS = _SHARED / "search" / "queries-dev.json"

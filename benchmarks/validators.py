@@ -11,7 +11,7 @@ from pathlib import Path
 from time import process_time
 
 from opwire import Schema
-from opwire.adapters.openapi import from_openapi
+from opwire.openapi.client import from_openapi
 
 
 def resident() -> float:

@@ -14,7 +14,7 @@ export default defineConfig({
     ],
   },
   build: {
-    outDir: "../src/opwire/serve/console/static",
+    outDir: "../src/opwire/console/static",
     emptyOutDir: true,
     target: "es2022",
     assetsInlineLimit: 0, // the policy has no `data:` for fonts and styles

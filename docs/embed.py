@@ -20,7 +20,7 @@ from opwire import ERROR_TABLE
 from opwire.cli.exit_codes import MEANINGS, OF_ERROR_CODE
 from opwire.cli.program import COMMANDS
 from opwire.config import TEMPLATE
-from opwire.schemas import (
+from opwire.protocol.schemas import (
     CALL_EVENT_SCHEMAS,
     HTTP_RESPONSE_META_SCHEMA,
     LOCAL_RESPONSE_META_SCHEMA,
@@ -134,7 +134,7 @@ def envelope_schemas() -> str:
     """Return the schemas of the envelope and the three kinds of meta, with their files."""
     names = {name: name.removesuffix("_SCHEMA").lower().replace("_", "-") for name in ENVELOPE_SCHEMAS}
     rows = ((f"`{name}`", f"[{file}.json](schemas/{file}.json)") for name, file in names.items())
-    return table(("in `opwire.schemas`", "file"), rows)
+    return table(("in `opwire.protocol.schemas`", "file"), rows)
 
 
 def call_schemas() -> str:

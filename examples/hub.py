@@ -10,7 +10,7 @@ import sys
 from opwire import Identity
 from opwire.auth import Grant, StaticTokens
 from opwire.hub import Hub
-from opwire.signals import stop_signals
+from opwire.runtime.signals import stop_signals
 
 
 async def main(url: str) -> None:

@@ -15,7 +15,7 @@ from typing import Any
 
 from opwire import Identity, OperationRegistry
 from opwire.hub import Spoke
-from opwire.signals import stop_signals
+from opwire.runtime.signals import stop_signals
 
 registry = OperationRegistry()
 

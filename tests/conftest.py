@@ -20,7 +20,7 @@ from tests.servers.fixtures import brokers_run_here, nats_server, own_nats, own_
 if sys.platform == "win32":  # these need signals, pseudo-terminals, resource limits or a broker
     collect_ignore = [
         *("chaos", "durable", "hub", "servers", "soak", "testing", "test_hostile.py", "test_layout.py"),
-        *("transports/faults", "transports/nats", "transports/redis", "cli", "adapters/mcp/test_process.py"),
+        *("transports/faults", "transports/nats", "transports/redis", "cli", "mcp/client/test_process.py"),
     ]
 
 ROOT = Path(__file__).parent.parent

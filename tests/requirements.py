@@ -734,7 +734,7 @@ WEBSOCKET: dict[str, str] = {
     "transport.websocket.duplicates": "A request that comes again while it is open goes nowhere.",
     "transport.websocket.plain": "A client with hand-written JSON and no `peer` can call and serve.",
     "transport.websocket.hello": "Hello comes first, in time and in our version, or the connection is closed.",
-    "protocol.schemas": "Every envelope and event of the protocol has its JSON Schema in opwire.schemas and as a file.",
+    "protocol.schemas": "Every envelope and event has its JSON Schema in opwire.protocol.schemas and as a file.",
     "peers.page-alone": "A peer in plain JavaScript, written from the page alone, keeps every promise of the protocol.",
     "conformance.own": "The conformance kit finds that our hub, spoke, client and ends on brokers keep every promise.",
     "conformance.broken": "The conformance kit finds every peer that breaks one promise.",

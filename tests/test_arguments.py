@@ -25,24 +25,24 @@ from opwire import (
     serve_http,
     serve_mcp,
 )
+from opwire.agents import openai_tools
 from opwire.auth import SignedRequests, SigningKey, Verifier
-from opwire.caching import ResponseCache
-from opwire.call import PendingRequestMap
 from opwire.client import ToolErrorPolicy
+from opwire.config.sync import SyncClient
+from opwire.console import serve_console
 from opwire.durable import DurableCalls, DurableWorker, MemoryJournal, MemoryStream
+from opwire.durable.jetstream import NatsJournal, NatsStream
+from opwire.durable.redis import RedisJournal, RedisStream
 from opwire.hub import Observer, RemoteServer
-from opwire.llm import openai_tools
-from opwire.monitor import CallMonitor
+from opwire.mcp.server import DurableTasks
+from opwire.observe.monitor import CallMonitor
+from opwire.observe.telemetry import instrument
+from opwire.openapi.webhooks import GitHubSignature, StripeSignature
 from opwire.policies import Approval, ApprovalQueue, AuditLog, CallBudget, CircuitBreaker, ConcurrencyLimit, RateLimit
-from opwire.serve.console import serve_console
-from opwire.serve.mcp import DurableTasks
-from opwire.sync import SyncClient
-from opwire.telemetry import instrument
+from opwire.policies.cache import ResponseCache
+from opwire.protocol import PendingRequestMap
 from opwire.transports.memory import MemoryBus, MemoryTransport
-from opwire.transports.nats import NatsJournal, NatsStream
-from opwire.transports.redis import RedisJournal, RedisStream
 from opwire.version import VERSION
-from opwire.webhooks import GitHubSignature, StripeSignature
 from tests.requirements import requirement
 
 SECRET = "hunter2-hunter2"
@@ -81,8 +81,8 @@ def test_every_keyword_that_is_passed_on_is_typed() -> None:
 def test_a_server_has_the_version_of_opwire_unless_it_states_its_own() -> None:
     stated = {name: each.default for name, each in parameters() if each.name == "version" and each.default is not None}
     servers = {name: default for name, default in stated.items() if default not in ("", inspect.Parameter.empty)}
-    assert {"opwire.hub.Spoke", "opwire.hub.Hub", "opwire.call.CallHandler"} <= set(servers)
-    assert {"opwire.serve.http.serve_http", "opwire.serve.mcp.serve_mcp"} <= set(servers)
+    assert {"opwire.hub.Spoke", "opwire.hub.Hub", "opwire.protocol.CallHandler"} <= set(servers)
+    assert {"opwire.openapi.server.serve_http", "opwire.mcp.server.serve_mcp"} <= set(servers)
     assert {
         name: default for name, default in servers.items() if default != VERSION and "tool_envelope" not in name
     } == {}
@@ -107,7 +107,7 @@ def test_times_are_seconds_and_limits_are_whole_numbers() -> None:
             assert "float" in annotation, (name, each.name)
         if each.name.startswith("max_") and each.name not in ("max_seconds", "max_back_off", "max_lifetime"):
             assert "int" in annotation, (name, each.name)
-        assert not each.name.endswith(("_ms", "_seconds")) or name.startswith("opwire.call.") or "max" in each.name
+        assert not each.name.endswith(("_ms", "_seconds")) or name.startswith("opwire.protocol.") or "max" in each.name
 
 
 def late(function: Any, *arguments: Any, **options: Any) -> Callable[[], Any]:

@@ -256,7 +256,7 @@ def test_a_module_of_opwire_that_is_missing_is_not_blamed_on_an_extra() -> None:
 @requirement("errors.extras")
 @pytest.mark.parametrize(
     ("module", "package", "extra"),
-    [("opwire.telemetry", "opentelemetry", "otel"), ("opwire.auth.jwt", "jwt", "auth")],
+    [("opwire.observe.telemetry", "opentelemetry", "otel"), ("opwire.auth.jwt", "jwt", "auth")],
 )
 def test_a_module_with_a_missing_dependency_names_the_extra(module: str, package: str, extra: str) -> None:
     program = f"import sys; sys.modules[{package!r}] = None; import {module}"

@@ -14,7 +14,7 @@ from typing import Any
 import pytest
 
 from opwire import Identity, Operation, OperationRegistry
-from opwire.serve.http import serve_http
+from opwire.openapi.server import serve_http
 from tests.requirements import requirement
 from tests.servers.brokers import NatsServer, RedisServer
 

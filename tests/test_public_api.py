@@ -9,7 +9,7 @@ import jsonschema_rs
 import pytest
 
 import opwire
-from opwire import schemas
+from opwire.protocol import schemas
 from tests.requirements import requirement
 
 # Written a second time on purpose: a name that comes or goes is a change of the public API.
@@ -65,7 +65,7 @@ def test_the_version_is_the_one_of_the_distribution() -> None:
 @requirement("api.core-only", "envelope.no-sdk")
 def test_importing_opwire_loads_no_optional_dependency() -> None:
     printed = in_a_fresh_python(
-        "import sys, opwire, opwire.tool_envelope; print(*{name.partition('.')[0] for name in sys.modules})"
+        "import sys, opwire, opwire.model.tool_envelope; print(*{name.partition('.')[0] for name in sys.modules})"
     )
     loaded = set(printed.split())
     assert {"opwire", "msgspec"} <= loaded

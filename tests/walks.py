@@ -20,9 +20,9 @@ import aiohttp
 
 import opwire
 from opwire import Client, Hub, Identity, OperationRegistry, Spoke, from_mcp, from_openapi, serve_http, serve_mcp
-from opwire.adapters.mcp import StdioServer
+from opwire.asgi.listener import listening
 from opwire.auth import Grant, StaticTokens
-from opwire.serve.listener import listening
+from opwire.mcp.client import StdioServer
 from tests.servers.brokers import NatsServer
 
 PACKAGE = str(Path(opwire.__file__).parent)

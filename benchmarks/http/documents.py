@@ -22,7 +22,7 @@ from benchmarks.exchanges import run_peer
 from benchmarks.http.loads import count_operations, measure_load
 from benchmarks.measure import NotMeasuredError, Row, Table
 from benchmarks.peers import ROOT
-from opwire.adapters.openapi import from_openapi
+from opwire.openapi.client import from_openapi
 
 _FOLDER = ROOT.parent / "shared" / "openapi"
 _DOCUMENTS = {"GitHub's": "github_api.json", "Stripe's": "stripe_spec3.json", "OpenAI's": "openai.yaml"}

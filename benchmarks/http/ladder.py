@@ -16,7 +16,7 @@ from benchmarks.http.bare_httpx2 import httpx2_calls
 from benchmarks.http.document import Calls, asked, document
 from benchmarks.measure import Row, Table
 from opwire import OperationRegistry
-from opwire.adapters.openapi import from_openapi
+from opwire.openapi.client import from_openapi
 
 _LIMIT = 1.15  # times bare aiohttp
 _SERVED_LIMITS = {1: 1.1, 32: 1.2}  # times bare Starlette, by requests in flight

@@ -5,8 +5,8 @@ from dataclasses import dataclass
 
 from benchmarks.http.uvicorn_server import run
 from opwire import OperationRegistry
-from opwire.call import LOCAL_IDENTITY
-from opwire.serve.http import serve_http
+from opwire.openapi.server import serve_http
+from opwire.protocol import LOCAL_IDENTITY
 
 registry = OperationRegistry()
 

@@ -10,7 +10,7 @@ from benchmarks.measure import NotMeasuredError
 from benchmarks.peers import ROOT
 from benchmarks.transports.messages import NOTE
 from opwire import OperationRegistry
-from opwire.adapters.mcp import StdioServer, from_mcp
+from opwire.mcp.client import StdioServer, from_mcp
 
 SDK_SERVER = ("-m", "benchmarks.mcp_tools.sdk_server", "stdio")
 REVISION = "2026-07-28"

@@ -4,8 +4,8 @@ import asyncio
 import sys
 
 from benchmarks.mcp_tools.registry import registry
-from opwire.call import LOCAL_IDENTITY
-from opwire.serve.mcp import serve_mcp
+from opwire.mcp.server import serve_mcp
+from opwire.protocol import LOCAL_IDENTITY
 
 surface = serve_mcp(registry, name="benchmark")
 

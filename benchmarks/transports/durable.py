@@ -9,11 +9,11 @@ from benchmarks.transports.ends import add, calling, responding
 from benchmarks.transports.messages import NOTE, OPERATION
 from benchmarks.transports.scenario import Call, Scenario
 from opwire import OperationRegistry
-from opwire.call import LOCAL_IDENTITY
 from opwire.durable import DurableCalls, DurableWorker, Journal, MemoryJournal
+from opwire.durable.jetstream.journal import NatsJournal
+from opwire.durable.redis import RedisJournal
+from opwire.protocol import LOCAL_IDENTITY
 from opwire.transports.memory import MemoryBus, MemoryTransport
-from opwire.transports.nats.journal import NatsJournal
-from opwire.transports.redis import RedisJournal
 
 Opening = Callable[[str], AbstractAsyncContextManager[Journal]]
 

@@ -6,7 +6,7 @@ from contextlib import asynccontextmanager
 from benchmarks.transports.messages import NOTE, OPERATION
 from benchmarks.transports.scenario import Call
 from opwire import OperationRegistry
-from opwire.call import LOCAL_IDENTITY, CallHandler, PendingRequestMap, Transport
+from opwire.protocol import LOCAL_IDENTITY, CallHandler, PendingRequestMap, Transport
 
 registry = OperationRegistry()
 

@@ -11,8 +11,8 @@ from benchmarks.transports.scenario import Call, Scenario
 from benchmarks.transports.websocket_libraries import HOST, LIBRARIES, Library, Send
 from opwire import Identity
 from opwire.auth import Grant, allow_anonymous
-from opwire.call import PendingRequestMap
 from opwire.hub import Hub
+from opwire.protocol import PendingRequestMap
 from opwire.transports.websocket import WebSocketServer, WebSocketTransport
 
 _SERVE = b"serve"  # what a responder says to a relay

@@ -3,7 +3,7 @@ import json
 from typing import Any
 
 from opwire import Identity
-from opwire.llm import anthropic_tools
+from opwire.agents import anthropic_tools
 
 from shop import registry
 

@@ -2,7 +2,7 @@ import asyncio
 from typing import Literal
 
 from opwire import Annotations, Context, OperationRegistry
-from opwire.serve.mcp import serve_mcp
+from opwire.mcp.server import serve_mcp
 
 registry = OperationRegistry(namespace="shop")
 articles = {"tea": 4.5, "cups": 12.0}

@@ -2,8 +2,8 @@ import asyncio
 import os
 
 from opwire.durable import DurableWorker
-from opwire.serve.mcp import DurableTasks, serve_mcp
-from opwire.transports.redis import RedisJournal
+from opwire.durable.redis import RedisJournal
+from opwire.mcp.server import DurableTasks, serve_mcp
 
 from shop import registry
 

@@ -3,7 +3,7 @@ import os
 
 from opwire import Identity
 from opwire.auth import StaticTokens
-from opwire.serve.http import serve_http
+from opwire.openapi.server import serve_http
 
 from shop import registry
 

@@ -1,6 +1,6 @@
 import asyncio
 
-from opwire.serve.mcp import serve_mcp
+from opwire.mcp.server import serve_mcp
 
 from shop import registry
 

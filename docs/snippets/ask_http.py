@@ -2,7 +2,7 @@ import asyncio
 
 import aiohttp
 from opwire import Identity
-from opwire.serve.http import serve_http
+from opwire.openapi.server import serve_http
 
 from shop import registry
 

@@ -1,8 +1,8 @@
 import asyncio
 
 from opwire import CallError, HTTPResponseMeta
-from opwire.adapters.openapi import from_openapi
-from opwire.serve.listener import listening
+from opwire.asgi.listener import listening
+from opwire.openapi.client import from_openapi
 
 from rates import app
 from shop import registry

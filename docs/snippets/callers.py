@@ -2,11 +2,11 @@ import asyncio
 import secrets
 
 from opwire import Context, Identity, OperationRegistry
-from opwire.adapters.openapi import from_openapi
 from opwire.auth import StaticTokens
-from opwire.caller import caller_token
 from opwire.client import Client
-from opwire.serve.http import serve_http
+from opwire.model.caller import caller_token
+from opwire.openapi.client import from_openapi
+from opwire.openapi.server import serve_http
 
 ada, bob = secrets.token_urlsafe(), secrets.token_urlsafe()
 TOKENS = StaticTokens({ada: Identity(id="ada"), bob: Identity(id="bob")})

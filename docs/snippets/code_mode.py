@@ -1,7 +1,7 @@
 import asyncio
 
 from opwire import OperationRegistry
-from opwire.code_mode import code_mode
+from opwire.agents.code_mode import code_mode
 
 registry = OperationRegistry()
 

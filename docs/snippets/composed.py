@@ -3,9 +3,9 @@ from collections.abc import AsyncGenerator
 from contextlib import asynccontextmanager
 
 from opwire import CallError, Context, OperationRegistry
-from opwire.adapters.mcp import StdioServer, from_mcp
-from opwire.adapters.openapi import from_openapi
-from opwire.serve.listener import listening
+from opwire.asgi.listener import listening
+from opwire.mcp.client import StdioServer, from_mcp
+from opwire.openapi.client import from_openapi
 
 from rates import app
 from shop import registry

@@ -4,9 +4,9 @@ import secrets
 import aiohttp
 from opwire import Identity
 from opwire.auth import StaticTokens
-from opwire.monitor import CallMonitor
-from opwire.serve.console import serve_console
-from opwire.serve.http import serve_http
+from opwire.console import serve_console
+from opwire.observe.monitor import CallMonitor
+from opwire.openapi.server import serve_http
 
 from shop import registry
 

@@ -3,7 +3,7 @@ import os
 
 from opwire import Identity
 from opwire.durable import DurableCalls, DurableWorker
-from opwire.transports.redis import RedisJournal
+from opwire.durable.redis import RedisJournal
 
 from shop import registry
 

@@ -3,7 +3,7 @@ from collections.abc import Callable
 from typing import Any
 
 from opwire import CallError, Context, Handler, OperationSpec, OperationType
-from opwire.caching import ResponseCache
+from opwire.policies.cache import ResponseCache
 
 from shop import registry
 

@@ -4,8 +4,8 @@ import sys
 
 from opwire import Identity
 from opwire.client import Client
-from opwire.logs import JSONFormatter
-from opwire.serve.http import serve_http
+from opwire.observe.logs import JSONFormatter
+from opwire.openapi.server import serve_http
 
 from shop import registry
 

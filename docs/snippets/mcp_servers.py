@@ -1,7 +1,7 @@
 import asyncio
 
 from opwire import OperationRegistry
-from opwire.adapters.mcp import from_mcp
+from opwire.mcp.client import from_mcp
 
 
 async def main() -> None:

@@ -1,6 +1,6 @@
 from opwire import Identity
-from opwire.serve.http import serve_http
-from opwire.serve.mcp import serve_mcp
+from opwire.mcp.server import serve_mcp
+from opwire.openapi.server import serve_http
 from starlette.applications import Starlette
 from starlette.routing import Mount
 

@@ -3,7 +3,7 @@ import asyncio
 from opentelemetry.sdk.trace import TracerProvider
 from opentelemetry.sdk.trace.export import SimpleSpanProcessor
 from opentelemetry.sdk.trace.export.in_memory_span_exporter import InMemorySpanExporter
-from opwire.telemetry import instrument
+from opwire.observe.telemetry import instrument
 
 from shop import registry
 

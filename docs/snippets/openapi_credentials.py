@@ -2,8 +2,8 @@ import asyncio
 import os
 
 from opwire import CallError, OperationRegistry
-from opwire.adapters.openapi import from_openapi
-from opwire.serve.listener import listening
+from opwire.asgi.listener import listening
+from opwire.openapi.client import from_openapi
 
 from invoices import app
 

@@ -1,8 +1,8 @@
 import asyncio
 
 from opwire import OperationRegistry
-from opwire.adapters.mcp import from_mcp
-from opwire.serve.mcp import serve_mcp
+from opwire.mcp.client import from_mcp
+from opwire.mcp.server import serve_mcp
 
 
 async def main() -> None:

@@ -2,7 +2,7 @@ import asyncio
 import sys
 
 from opwire import CompletionRequest, OperationRegistry
-from opwire.adapters.mcp import StdioServer, from_mcp
+from opwire.mcp.client import StdioServer, from_mcp
 
 
 async def main() -> None:

@@ -1,7 +1,7 @@
 import asyncio
 
 from opwire import OperationRegistry
-from opwire.search_mode import search_mode, token_cost
+from opwire.agents.search_mode import search_mode, token_cost
 
 registry = OperationRegistry()
 

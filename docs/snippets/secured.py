@@ -4,7 +4,7 @@ import secrets
 from opwire import AccessControl, CallError, Context, Identity, OperationRegistry
 from opwire.auth import StaticTokens
 from opwire.client import Client
-from opwire.serve.http import serve_http
+from opwire.openapi.server import serve_http
 
 registry = OperationRegistry()
 

@@ -2,12 +2,12 @@ import asyncio
 import secrets
 
 from opwire import Identity, OperationRegistry
-from opwire.adapters.mcp import HTTPServer, from_mcp
+from opwire.asgi.listener import listening
 from opwire.auth import StaticTokens
 from opwire.client import Client
-from opwire.serve.http import serve_http
-from opwire.serve.listener import listening
-from opwire.serve.mcp import serve_mcp
+from opwire.mcp.client import HTTPServer, from_mcp
+from opwire.mcp.server import serve_mcp
+from opwire.openapi.server import serve_http
 
 from composed import opened
 

@@ -3,9 +3,9 @@ import tempfile
 
 import aiohttp
 from opwire import CallError, OperationRegistry
-from opwire.adapters.openapi import from_openapi
-from opwire.oauth import LoginPrompt, OAuthClient, TokenStore
-from opwire.serve.listener import listening
+from opwire.asgi.listener import listening
+from opwire.auth.oauth import LoginPrompt, OAuthClient, TokenStore
+from opwire.openapi.client import from_openapi
 
 from calendar_api import app
 

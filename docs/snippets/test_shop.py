@@ -10,7 +10,7 @@ from opwire import (
     mcp_envelope,
 )
 from opwire.client import Client
-from opwire.serve.http import serve_http
+from opwire.openapi.server import serve_http
 
 from composed import offer
 from shop import Line, order, registry

@@ -7,9 +7,9 @@ from contextlib import aclosing
 
 import aiohttp
 from opwire import OperationRegistry
-from opwire.adapters.openapi import from_openapi
-from opwire.serve.http import serve_http
-from opwire.webhooks import StripeSignature, WebhookReceiver
+from opwire.openapi.client import from_openapi
+from opwire.openapi.server import serve_http
+from opwire.openapi.webhooks import StripeSignature, WebhookReceiver
 
 SECRET = os.environ.get("PAYMENTS_WEBHOOK_SECRET", "whsec_of_the_endpoint")
 

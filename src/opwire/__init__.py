@@ -10,27 +10,6 @@
 from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
-from opwire.annotations import Annotations, Completion, CompletionRequest, LogMessage
-from opwire.env import Env
-from opwire.envelope import (
-    RESPONSE_SOURCES,
-    HTTPResponseMeta,
-    Item,
-    LocalResponseMeta,
-    MCPContentBlock,
-    MCPResponseMeta,
-    ResponseEnvelope,
-    ResponseMeta,
-    ResponseSource,
-    decode_envelope,
-    encode_envelope,
-    http_envelope,
-    is_response_envelope,
-    local_envelope,
-    mcp_envelope,
-    read_envelope,
-    unwrap,
-)
 from opwire.errors import (
     ERROR_TABLE,
     CallError,
@@ -49,8 +28,27 @@ from opwire.errors import (
     is_resume_error,
     resume_error,
 )
-from opwire.logs import escape_peer_text
-from opwire.operation import (
+from opwire.model.annotations import Annotations, Completion, CompletionRequest, LogMessage
+from opwire.model.envelope import (
+    RESPONSE_SOURCES,
+    HTTPResponseMeta,
+    Item,
+    LocalResponseMeta,
+    MCPContentBlock,
+    MCPResponseMeta,
+    ResponseEnvelope,
+    ResponseMeta,
+    ResponseSource,
+    decode_envelope,
+    encode_envelope,
+    http_envelope,
+    is_response_envelope,
+    local_envelope,
+    mcp_envelope,
+    read_envelope,
+    unwrap,
+)
+from opwire.model.operation import (
     AccessControl,
     Change,
     Context,
@@ -67,21 +65,23 @@ from opwire.operation import (
     SourceChange,
     check_access,
 )
-from opwire.questions import Elicitation, Question, Root, SampledMessage
+from opwire.model.questions import Elicitation, Question, Root, SampledMessage
+from opwire.observe.logs import escape_peer_text
 from opwire.registry import OperationRegistry, RegistryView, build_env
-from opwire.reshape import Reshape
+from opwire.registry.env import Env
+from opwire.registry.reshape import Reshape
+from opwire.registry.signature import Depends
 from opwire.schema import UNKNOWN, Problem, Schema
-from opwire.signature import Depends
 from opwire.version import VERSION
 
 if TYPE_CHECKING:
-    from opwire.adapters.mcp import from_mcp
-    from opwire.adapters.openapi import from_openapi
     from opwire.client import Client
+    from opwire.config.sync import SyncClient
     from opwire.hub import Hub, Spoke
-    from opwire.serve.http import serve_http
-    from opwire.serve.mcp import serve_mcp
-    from opwire.sync import SyncClient
+    from opwire.mcp.client import from_mcp
+    from opwire.mcp.server import serve_mcp
+    from opwire.openapi.client import from_openapi
+    from opwire.openapi.server import serve_http
 
 __version__ = VERSION
 
@@ -165,11 +165,11 @@ _LAZY = {
     "Client": "opwire.client",
     "Hub": "opwire.hub",
     "Spoke": "opwire.hub",
-    "SyncClient": "opwire.sync",
-    "from_mcp": "opwire.adapters.mcp",
-    "from_openapi": "opwire.adapters.openapi",
-    "serve_http": "opwire.serve.http",
-    "serve_mcp": "opwire.serve.mcp",
+    "SyncClient": "opwire.config.sync",
+    "from_mcp": "opwire.mcp.client",
+    "from_openapi": "opwire.openapi.client",
+    "serve_http": "opwire.openapi.server",
+    "serve_mcp": "opwire.mcp.server",
 }
 
 

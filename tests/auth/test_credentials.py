@@ -14,7 +14,7 @@ from opwire import CallError, ErrorCode, Identity
 from opwire.auth import Authority, Grant, Signer, SigningKey, Verifier
 from opwire.auth import signed as credentials
 from opwire.auth.signed import MAX_CREDENTIAL, MAX_LINKS, read_certificate
-from opwire.call import CallRequested
+from opwire.protocol import CallRequested
 from tests.auth.refusals import logged, refusal_of, unauthenticated, wrong_use
 from tests.requirements import requirement
 

@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 
 from opwire import CallError
 from opwire.auth import TokenBucket, tokens
-from opwire.auth.tokens import LogLimit
+from opwire.runtime.limits import LogLimit
 from tests.auth.refusals import wrong_use
 from tests.requirements import requirement
 

@@ -7,8 +7,8 @@ import pytest
 
 import opwire.auth
 from opwire.auth import Authority, Grant, Signer, SigningKey, Verifier
-from opwire.call import CallRequested
-from opwire.operation import Identity
+from opwire.model.operation import Identity
+from opwire.protocol import CallRequested
 from tests.requirements import requirement
 
 

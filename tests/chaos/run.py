@@ -16,9 +16,9 @@ from contextlib import aclosing
 from functools import partial
 from typing import Any, NamedTuple
 
-from opwire.call import CallHandler, Overflow, PendingRequestMap, Transport
 from opwire.errors import CallError, ErrorCode
-from opwire.operation import Context, Handler, OperationSpec, OperationType
+from opwire.model.operation import Context, Handler, OperationSpec, OperationType
+from opwire.protocol import CallHandler, Overflow, PendingRequestMap, Transport
 from opwire.registry import OperationRegistry
 from opwire.testing.harness import expect
 from opwire.transports.memory import MemoryBus, MemoryTransport

@@ -8,9 +8,9 @@ from typing import Any
 import pytest
 from msgspec.structs import replace
 
-from opwire.call import CallHandler, PendingRequestMap
-from opwire.call.call_table import Arrival, CallTable
-from opwire.call.events import CallResponded
+from opwire.protocol import CallHandler, PendingRequestMap
+from opwire.protocol.call_table import Arrival, CallTable
+from opwire.protocol.events import CallResponded
 from opwire.transports.memory import MemoryBus, MemoryTransport
 from tests.chaos.run import ChaosReport, run_chaos
 from tests.chaos.transport import FAULTS, Chaos

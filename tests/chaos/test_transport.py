@@ -6,8 +6,8 @@ from typing import Any
 
 import pytest
 
-from opwire.call import Address, CallCredit, CallEvent, CallRequested
 from opwire.errors import CallError, ErrorCode
+from opwire.protocol import Address, CallCredit, CallEvent, CallRequested
 from opwire.testing import check_transport
 from opwire.transports.memory import MemoryBus, MemoryTransport
 from tests.chaos.transport import Chaos, ChaosTransport

@@ -10,8 +10,8 @@ from collections.abc import Callable, Iterable
 from random import Random
 from typing import Literal, Self, get_args
 
-from opwire.call import Address, CallEvent, CallRequested, Receiver, Transport
 from opwire.errors import CallError, ErrorCode
+from opwire.protocol import Address, CallEvent, CallRequested, Receiver, Transport
 
 Fault = Literal["drop", "duplicate", "delay", "reorder", "close"]
 FAULTS: tuple[Fault, ...] = get_args(Fault)

@@ -2,8 +2,8 @@
 
 import aiohttp
 
+from opwire.asgi.listener import listening
 from opwire.cli.demo_story import rates
-from opwire.serve.listener import listening
 
 
 async def test_it_answers_describes_itself_and_streams() -> None:

@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from opwire import Schema
-from opwire.schemas import RESPONSE_ENVELOPE_SCHEMA
+from opwire.protocol.schemas import RESPONSE_ENVELOPE_SCHEMA
 from tests.requirements import requirement
 
 DEMO = Path(__file__).parents[2] / "examples" / "demo.py"

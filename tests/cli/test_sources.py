@@ -10,7 +10,6 @@ import click
 import pytest
 
 from opwire import CallError, ConfigError
-from opwire.adapters.openapi import from_openapi
 from opwire.cli.program import run
 from opwire.cli.screen import Screen
 from opwire.cli.sources import Sources, check_variables, complete_url, serving
@@ -27,6 +26,7 @@ from opwire.config.settings import (
     ServersFileSource,
     ServerSource,
 )
+from opwire.openapi.client import from_openapi
 from tests.cli.process import SHOP
 from tests.requirements import requirement
 
@@ -264,7 +264,7 @@ def test_a_python_file_is_a_source(
 MCP_SERVER = """
 import asyncio
 from opwire import OperationRegistry
-from opwire.serve.mcp import serve_mcp
+from opwire.mcp.server import serve_mcp
 
 registry = OperationRegistry()
 

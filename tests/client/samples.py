@@ -8,10 +8,10 @@ from typing import Any
 
 from opwire import AccessControl, CallError, Context, Identity, OperationRegistry, http_envelope, mcp_envelope
 from opwire.auth import Grant, allow_anonymous
-from opwire.call import CallHandler, PendingRequestMap
 from opwire.client import Client
 from opwire.hub import Hub, Spoke
-from opwire.serve.http import serve_http
+from opwire.openapi.server import serve_http
+from opwire.protocol import CallHandler, PendingRequestMap
 from opwire.transports.memory import MemoryBus, MemoryTransport
 
 ME = Identity(id="me", scopes=("shop",))

@@ -8,9 +8,9 @@ from msgspec.structs import replace
 
 from opwire import CallError, ErrorCode, Identity, OperationRegistry
 from opwire.auth import Grant, StaticTokens, allow_anonymous
-from opwire.call import OperationInfo, Statistics
 from opwire.client import Client, Retries
 from opwire.hub import Hub, Spoke
+from opwire.protocol import OperationInfo, Statistics
 from opwire.transports.memory import MemoryBus, MemoryTransport
 from tests.client.samples import ME, Samples
 from tests.requirements import requirement

@@ -13,14 +13,14 @@ from starlette.responses import Response
 from starlette.routing import Route
 
 from opwire import CallError, Context, ErrorCode, Identity, OperationRegistry, OperationType, SyncClient
-from opwire.call import PendingRequestMap
+from opwire.asgi.listener import listening
 from opwire.client import Client, Retries
 from opwire.client.client import ClientParameters, ConnectionOptions
-from opwire.envelope import LocalResponseMeta, MCPResponseMeta
 from opwire.errors import UsageError
-from opwire.http_client import ClientOptions
+from opwire.http.client import ClientOptions
 from opwire.hub import Spoke
-from opwire.serve.listener import listening
+from opwire.model.envelope import LocalResponseMeta, MCPResponseMeta
+from opwire.protocol import PendingRequestMap
 from opwire.transports.connect import TransportOptions
 from opwire.transports.memory import MemoryBus, MemoryTransport
 from tests.chaos.virtual_time import run_virtually

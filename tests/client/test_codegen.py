@@ -20,9 +20,9 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from opwire import OperationRegistry, OperationSpec, OperationType, Schema
-from opwire.adapters.openapi import from_openapi
 from opwire.client import Client, generate_client
 from opwire.errors import UsageError
+from opwire.openapi.client import from_openapi
 from tests.properties import examples
 from tests.requirements import requirement
 

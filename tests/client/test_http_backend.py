@@ -12,11 +12,11 @@ from starlette.responses import PlainTextResponse, Response
 from starlette.routing import Mount, Route
 
 from opwire import CallError, Context, ErrorCode, Identity, OperationRegistry, OperationType
+from opwire.asgi.listener import listening
 from opwire.auth import StaticTokens
 from opwire.client import Client, Retries
 from opwire.errors import UsageError
-from opwire.serve.http import serve_http
-from opwire.serve.listener import listening
+from opwire.openapi.server import serve_http
 from tests.client.samples import ME, Samples
 from tests.requirements import requirement
 

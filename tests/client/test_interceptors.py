@@ -8,7 +8,7 @@ import pytest
 
 from opwire import CallError, Context, ErrorCode, Handler, OperationRegistry, OperationSpec, OperationType, SyncClient
 from opwire.client import Client, Retries
-from opwire.envelope import ResponseEnvelope, local_envelope
+from opwire.model.envelope import ResponseEnvelope, local_envelope
 from tests.client.samples import Samples, Way
 from tests.requirements import requirement
 

@@ -11,8 +11,8 @@ from hypothesis import strategies as st
 from opwire import CallError, ErrorCode, OperationRegistry, OperationSpec, Schema, http_envelope, mcp_envelope
 from opwire.client import Client
 from opwire.client.pages import Pagination
-from opwire.envelope import local_envelope
 from opwire.errors import UsageError
+from opwire.model.envelope import local_envelope
 from tests.requirements import requirement
 
 LETTERS = [*"abcdefg"]

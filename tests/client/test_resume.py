@@ -12,7 +12,7 @@ from opwire import Client, Context, Handler, Item, OperationRegistry, OperationS
 from opwire.client import Retries
 from opwire.errors import CallError, UsageError, is_resume_error
 from opwire.hub import Hub, Spoke
-from opwire.serve.http import serve_http
+from opwire.openapi.server import serve_http
 from opwire.testing.harness import soon
 from tests.client.samples import ME, WAYS, Way
 from tests.hub.meeting import OPEN

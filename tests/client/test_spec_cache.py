@@ -7,7 +7,7 @@ import pytest
 from opwire.client import backends
 from opwire.client.backends import SpecCache
 from opwire.errors import CallError
-from opwire.operation import OperationSpec
+from opwire.model.operation import OperationSpec
 from tests.requirements import requirement
 
 

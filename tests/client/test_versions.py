@@ -9,9 +9,9 @@ import pytest
 
 from opwire import AccessControl, CallError, Context, ErrorCode, OperationRegistry, OperationSpec
 from opwire.client import Client
+from opwire.config.sync import SyncClient
 from opwire.hub import Hub, Spoke
-from opwire.operation import Handler
-from opwire.sync import SyncClient
+from opwire.model.operation import Handler
 from tests.client.samples import WAYS, Way
 from tests.hub.meeting import OPEN
 from tests.requirements import requirement

@@ -10,10 +10,10 @@ from opwire import CallError, Identity
 from opwire.auth import Authenticator, Grant
 from opwire.config.surfaces import AnonymousGrant, AnyAuthenticator, build_authenticator, identity_of
 from opwire.errors import ConfigError, MissingExtraError
-from tests.adapters.openapi.echo import EchoServer, answer, redirect
 from tests.auth.issuers import published, token, verification_key
+from tests.auth.oauth.authorization_server import AuthorizationServer
 from tests.config.projects import project
-from tests.oauth.authorization_server import AuthorizationServer
+from tests.openapi.client.echo import EchoServer, answer, redirect
 from tests.requirements import requirement
 
 ALICE = """

@@ -10,10 +10,10 @@ from pathlib import Path
 import pytest
 
 from opwire import OperationRegistry
-from opwire.adapters.source import AdapterSource
 from opwire.config import LoadEvent, OpenedConfig, SourceFailed, SourceLoaded, SourceStarted, open_config
 from opwire.errors import CallError, ConfigError, ErrorCode
-from opwire.operation import Operation
+from opwire.model.operation import Operation
+from opwire.registry.source import AdapterSource
 from tests.config.projects import DOCUMENT, HANGING, TINY, project, shop
 from tests.requirements import requirement
 

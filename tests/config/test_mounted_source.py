@@ -3,11 +3,11 @@
 from collections.abc import Iterator
 
 from opwire import OperationRegistry, OperationSpec
-from opwire.adapters.source import AdapterSource
 from opwire.config.runtime import MountedSource
 from opwire.config.views import ConfigRegistry
-from opwire.operation import Operation, SourceChange
-from opwire.view import ViewRules
+from opwire.model.operation import Operation, SourceChange
+from opwire.registry.source import AdapterSource
+from opwire.registry.view import ViewRules
 from tests.requirements import requirement
 
 

@@ -8,7 +8,7 @@ import pytest
 
 from opwire.config import load_config, open_config
 from opwire.errors import CallError, ConfigError, ErrorCode
-from opwire.operation import Context
+from opwire.model.operation import Context
 from tests.requirements import requirement
 
 SHOP = """

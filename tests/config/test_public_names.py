@@ -21,5 +21,17 @@ def test_other_names_are_an_error() -> None:
 def test_reading_a_file_loads_no_optional_package_nor_what_only_serving_needs() -> None:
     code = "import sys, opwire.config; print(*sys.modules)"
     loaded = subprocess.run([sys.executable, "-c", code], check=True, capture_output=True, text=True).stdout.split()
-    heavy = {"mcp", "aiohttp", "yaml", "starlette", "uvicorn", "jwt", "urllib.request", "opwire.hub", "opwire.serve"}
+    heavy = {
+        "mcp",
+        "aiohttp",
+        "yaml",
+        "starlette",
+        "uvicorn",
+        "jwt",
+        "urllib.request",
+        "opwire.hub",
+        "opwire.asgi",
+        "opwire.mcp.server",
+    }
+    heavy |= {"opwire.openapi.server", "opwire.console"}
     assert heavy.intersection(loaded) == set()

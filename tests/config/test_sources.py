@@ -9,19 +9,19 @@ from typing import Any, cast
 import pytest
 
 from opwire import OperationRegistry
-from opwire.adapters.source import AdapterSource
+from opwire.asgi.listener import listening
 from opwire.auth import callback
-from opwire.caller import with_caller_token
 from opwire.config import load_config
 from opwire.config.settings import ServerClient, ServerSource
 from opwire.config.sources import ProjectModules, files_of, open_source
 from opwire.errors import CallError, ConfigError, MissingExtraError, OpwireError, UsageError
-from opwire.operation import Context, Identity
-from opwire.serve.listener import listening
-from opwire.serve.mcp import serve_mcp
-from tests.adapters.openapi.echo import EchoServer, answer
+from opwire.mcp.server import serve_mcp
+from opwire.model.caller import with_caller_token
+from opwire.model.operation import Context, Identity
+from opwire.registry.source import AdapterSource
+from tests.auth.oauth.authorization_server import AuthorizationServer
 from tests.config.projects import DOCUMENT, TINY, project, shop, write
-from tests.oauth.authorization_server import AuthorizationServer
+from tests.openapi.client.echo import EchoServer, answer
 from tests.requirements import requirement
 
 
@@ -76,9 +76,9 @@ async def test_a_program_runs_in_the_folder_of_the_file_with_the_variables_that_
 
 @requirement("config.sources")
 async def test_an_mcp_server_behind_a_url(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    from opwire.asgi.listener import listening
     from opwire.auth import StaticTokens
-    from opwire.operation import Identity
-    from opwire.serve.listener import listening
+    from opwire.model.operation import Identity
 
     monkeypatch.setenv("OPWIRE_TOKEN", "a-token-of-many-letters")
     registry = OperationRegistry()
@@ -248,7 +248,7 @@ async def test_a_package_that_is_not_installed_is_named_with_what_to_do(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, settings: str, module: str, extra: str
 ) -> None:
     def import_module(name: str) -> None:
-        assert name == f"opwire.adapters.{extra}"
+        assert name == f"opwire.{extra}.client"
         raise ModuleNotFoundError(name=f"{module}.inner")
 
     monkeypatch.setattr("opwire.config.sources.importlib.import_module", import_module)

@@ -10,11 +10,11 @@ from typing import Any
 import pytest
 
 from opwire import CallError, OperationRegistry
-from opwire.adapters.mcp import HTTPServer, from_mcp
+from opwire.asgi.listener import listening
 from opwire.config.surfaces import http_surface, hub_of, mcp_http_options, mcp_surface, spoke_of
 from opwire.errors import ConfigError, MissingExtraError
 from opwire.hub import Spoke
-from opwire.serve.listener import listening
+from opwire.mcp.client import HTTPServer, from_mcp
 from tests.config.projects import project
 from tests.requirements import requirement
 from tests.servers.certificates import self_signed
@@ -185,7 +185,9 @@ def test_a_package_that_is_not_installed_is_named_with_what_to_do(
         def __getattr__(self, name: str) -> Any:
             raise ModuleNotFoundError(name="starlette")
 
-    monkeypatch.setitem(sys.modules, f"opwire.serve.{surface}.app", Broken("broken"))
+    monkeypatch.setitem(
+        sys.modules, "opwire.mcp.server.app" if surface == "mcp" else "opwire.openapi.server.app", Broken("broken")
+    )
     build = mcp_surface if surface == "mcp" else http_surface
     with pytest.raises(MissingExtraError, match=rf"starlette is not installed; run: pip install 'opwire\[{surface}\]'"):
         build(project(tmp_path, ""), registry)

@@ -6,13 +6,13 @@ from typing import Any
 import pytest
 
 from opwire import CallError, Context, Identity, OperationRegistry
-from opwire.adapters.mcp import HTTPServer, from_mcp
+from opwire.asgi.listener import listening
 from opwire.client import Client
 from opwire.config import mcp_http_options, mcp_surface, open_config
 from opwire.config.reading import parse_config
 from opwire.config.surfaces import http_surface
 from opwire.config.views import served_view, view_of
-from opwire.serve.listener import listening
+from opwire.mcp.client import HTTPServer, from_mcp
 from tests.config.projects import SHOP, project
 from tests.requirements import requirement
 

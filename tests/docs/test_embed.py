@@ -10,7 +10,7 @@ import opwire.errors
 from opwire import ERROR_TABLE
 from opwire.cli.exit_codes import OF_ERROR_CODE
 from opwire.config import TEMPLATE
-from opwire.schemas import CALL_EVENT_SCHEMAS, RESPONSE_ENVELOPE_SCHEMA, SESSION_EVENT_SCHEMAS
+from opwire.protocol.schemas import CALL_EVENT_SCHEMAS, RESPONSE_ENVELOPE_SCHEMA, SESSION_EVENT_SCHEMAS
 from tests.docs.pages import DOCS, OWN_PAGES, embed, text_of
 from tests.requirements import requirement
 

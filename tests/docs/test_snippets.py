@@ -17,12 +17,12 @@ from pathlib import Path
 import pytest
 
 from opwire import CallError, OperationRegistry
-from opwire.adapters.mcp import MCPServer, StdioServer, from_mcp, read_servers
+from opwire.asgi.listener import listening
 from opwire.auth import StaticTokens
 from opwire.client import Client, generate_client
-from opwire.operation import Identity
-from opwire.serve.listener import listening
-from opwire.serve.mcp import serve_mcp
+from opwire.mcp.client import MCPServer, StdioServer, from_mcp, read_servers
+from opwire.mcp.server import serve_mcp
+from opwire.model.operation import Identity
 from tests.cli.process import OnTerminal, unstyled
 from tests.docs.pages import SNIPPETS
 from tests.properties import is_thorough

@@ -13,8 +13,8 @@ from typing import Any, Generic, TypeVar
 
 from opwire import CallError
 from opwire.durable import DurableWorker
-from opwire.transports.nats.journal import NatsJournal
-from opwire.transports.redis import RedisJournal
+from opwire.durable.jetstream.journal import NatsJournal
+from opwire.durable.redis import RedisJournal
 from opwire.transports.redis.connection import command
 from tests.durable.process import LEASE, operations
 from tests.servers.processes import Worker

@@ -26,8 +26,8 @@ from typing import Any, NoReturn, cast
 
 from opwire import AccessControl, CallError, Context, OperationRegistry
 from opwire.durable import DurableCalls, DurableWorker, Journal
-from opwire.transports.nats.journal import NatsJournal
-from opwire.transports.redis import RedisJournal
+from opwire.durable.jetstream.journal import NatsJournal
+from opwire.durable.redis import RedisJournal
 from tests.servers.worker import say, wait_for_the_end
 
 LEASE = 0.5

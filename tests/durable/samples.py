@@ -4,9 +4,9 @@ import asyncio
 from typing import Any
 
 from opwire import AccessControl, CallError, Context, OperationRegistry
-from opwire.call import CallRequested, CallResponded, encode_event
 from opwire.durable import Claim, Journal, Outcome, Task
-from opwire.envelope import LocalResponseMeta, ResponseEnvelope
+from opwire.model.envelope import LocalResponseMeta, ResponseEnvelope
+from opwire.protocol import CallRequested, CallResponded, encode_event
 
 DEEP = b"\x81\xa1x" + b"\x91" * 5_000
 """MessagePack of another program that is nested too deeply to be decoded."""

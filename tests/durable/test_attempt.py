@@ -10,10 +10,10 @@ from hypothesis import strategies as st
 from msgspec.structs import replace
 
 from opwire import CallError, Context, Identity, OperationRegistry
-from opwire.call import LOCAL_IDENTITY, CallFailed, CallRequested, CallResponded, encode_event
 from opwire.durable import Outcome
 from opwire.durable.attempt import MAX_DELAY, AttemptPolicy, Retry, TaskRunner
 from opwire.errors import ERROR_TABLE, ErrorCode
+from opwire.protocol import LOCAL_IDENTITY, CallFailed, CallRequested, CallResponded, encode_event
 from tests.durable.samples import Shop, claim, task
 from tests.requirements import requirement
 

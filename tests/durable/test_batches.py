@@ -11,10 +11,10 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from opwire import AccessControl, CallError, Context, Identity, OperationRegistry
-from opwire.call.batch import encode_batch
-from opwire.call.events import CallFailed, encode_event
 from opwire.durable import Claim, DurableCalls, DurableWorker, MemoryJournal, Outcome, Task
 from opwire.durable import batches as batches_module
+from opwire.protocol.batch import encode_batch
+from opwire.protocol.events import CallFailed, encode_event
 from tests.chaos.virtual_time import run_virtually
 from tests.durable.samples import outcome, task
 from tests.requirements import requirement

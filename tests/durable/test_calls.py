@@ -10,10 +10,10 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from opwire import CallError, Context, Identity, OperationRegistry
-from opwire.call import CallRequested
 from opwire.durable import DurableCalls, DurableWorker, MemoryJournal, MemoryJournalState, Task
 from opwire.durable.calls import MAX_NAME, _fingerprint
 from opwire.errors import UsageError
+from opwire.protocol import CallRequested
 from tests.chaos.virtual_time import run_virtually
 from tests.durable.samples import Shop
 from tests.requirements import requirement

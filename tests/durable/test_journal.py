@@ -4,8 +4,8 @@ import pytest
 from msgspec.structs import replace
 
 from opwire import CallError
-from opwire.call import CallAborted, CallFailed, CallResponded, encode_event
 from opwire.durable.journal import key_in_use
+from opwire.protocol import CallAborted, CallFailed, CallResponded, encode_event
 from tests.durable.samples import claim, outcome, task
 from tests.requirements import requirement
 

@@ -7,9 +7,9 @@ import pytest
 
 from opwire import OperationRegistry
 from opwire.durable import DurableCalls, DurableWorker
-from opwire.operation import LOCAL_IDENTITY
-from opwire.transports.nats.journal import NatsJournal
-from opwire.transports.redis import RedisJournal
+from opwire.durable.jetstream.journal import NatsJournal
+from opwire.durable.redis import RedisJournal
+from opwire.model.operation import LOCAL_IDENTITY
 from tests.requirements import requirement
 
 LARGE = "x" * 900_000

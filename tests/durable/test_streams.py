@@ -12,13 +12,13 @@ import pytest
 from opwire import Client, OperationRegistry
 from opwire.client import Retries
 from opwire.durable import DurableStream, MemoryStream, streams
+from opwire.durable.jetstream import NatsStream
+from opwire.durable.jetstream.api import ApiResponse
+from opwire.durable.redis import RedisStream
 from opwire.durable.streams import BATCH
 from opwire.errors import CallError, ErrorCode, UsageError, is_resume_error
 from opwire.hub import Hub, Spoke
 from opwire.testing.harness import soon
-from opwire.transports.nats import NatsStream
-from opwire.transports.nats.jetstream_api import ApiResponse
-from opwire.transports.redis import RedisStream
 from opwire.transports.redis.connection import command
 from tests.hub.meeting import OPEN
 from tests.requirements import requirement

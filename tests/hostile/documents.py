@@ -1,6 +1,6 @@
 """YAML of 300 kB that is repaired as often as possible, read twice: `python -m tests.hostile.documents CASE`."""
 
-from opwire.adapters.openapi.yaml_text import read_yaml
+from opwire.openapi.client.yaml_text import read_yaml
 from tests.hostile.limits import Case, run
 
 _LONG = "openapi: 3.1.0\npaths:\n" + "".join(f"  - a{number}: b\n" for number in range(25_000))

@@ -8,9 +8,9 @@ from websockets.asyncio.client import connect
 from websockets.typing import Subprotocol
 
 from opwire.auth import Authenticator, Grant, StaticTokens, allow_anonymous
-from opwire.call import Address
 from opwire.hub import BrokerNode, Hub, Spoke
-from opwire.operation import Context, Identity
+from opwire.model.operation import Context, Identity
+from opwire.protocol import Address
 from opwire.registry import OperationRegistry
 from opwire.transports.websocket import WebSocketServer, WebSocketTransport
 from tests.transports.websocket.ends import Plain

@@ -8,10 +8,10 @@ from typing import Any
 import pytest
 
 from opwire.auth import Grant, callback, tokens
-from opwire.call.discovery import OPERATIONS
 from opwire.errors import CallError, ErrorCode, UsageError
 from opwire.hub import Hub, Spoke
-from opwire.operation import AccessControl, Context, Identity, OperationType
+from opwire.model.operation import AccessControl, Context, Identity, OperationType
+from opwire.protocol.discovery import OPERATIONS
 from opwire.registry import OperationRegistry
 from opwire.testing.harness import soon
 from opwire.transports.websocket import WebSocketServer, WebSocketTransport

@@ -6,12 +6,12 @@ from typing import Any
 
 import pytest
 
-from opwire.call import CallHandler, PendingRequestMap
 from opwire.errors import CallError, ErrorCode, UsageError
 from opwire.hub import BrokerNode
 from opwire.hub.remote_operations import RemoteOperations
 from opwire.hub.spoke import DiscoveryPoller
-from opwire.operation import Identity
+from opwire.model.operation import Identity
+from opwire.protocol import CallHandler, PendingRequestMap
 from opwire.registry import OperationRegistry
 from opwire.testing.harness import soon
 from opwire.transports.memory import MemoryBus, MemoryTransport

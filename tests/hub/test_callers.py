@@ -7,18 +7,18 @@ from secrets import token_hex
 
 import pytest
 
-from opwire.adapters.openapi import from_openapi
 from opwire.auth import Authority, Grant, SignedRequests, Signer, SigningKey, StaticTokens, Verifier
-from opwire.caller import caller_token
+from opwire.auth.oauth import OAuthClient
 from opwire.durable import DurableCalls, DurableWorker, MemoryJournal
 from opwire.errors import CallError, ErrorCode
 from opwire.hub import Spoke
-from opwire.oauth import OAuthClient
-from opwire.operation import Context, Identity
+from opwire.model.caller import caller_token
+from opwire.model.operation import Context, Identity
+from opwire.openapi.client import from_openapi
 from opwire.registry import OperationRegistry
-from tests.adapters.openapi.documents import document
+from tests.auth.oauth.authorization_server import AuthorizationServer
 from tests.hub.meeting import Meeting
-from tests.oauth.authorization_server import AuthorizationServer
+from tests.openapi.client.documents import document
 from tests.requirements import requirement
 
 CALLERS = [Identity(id=f"caller-{n}") for n in range(5)]

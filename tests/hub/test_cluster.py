@@ -9,16 +9,16 @@ from typing import Any, Self
 import pytest
 from msgspec.structs import replace
 
-from opwire.call import PendingRequestMap
-from opwire.call.description import OperationInfo
-from opwire.call.events import CallAborted, CallEvent, CallFailed, CallRequested, CallResponded
-from opwire.envelope import local_envelope
 from opwire.errors import CallError, ErrorCode, UsageError
 from opwire.hub import Hub, Spoke, cluster
 from opwire.hub.cluster import ClusterSecret, cluster_transport
-from opwire.monitor import Statistics
-from opwire.operation import Context, Identity, OperationSpec, Progress
-from opwire.questions import Question
+from opwire.model.envelope import local_envelope
+from opwire.model.operation import Context, Identity, OperationSpec, Progress
+from opwire.model.questions import Question
+from opwire.observe.monitor import Statistics
+from opwire.protocol import PendingRequestMap
+from opwire.protocol.description import OperationInfo
+from opwire.protocol.events import CallAborted, CallEvent, CallFailed, CallRequested, CallResponded
 from opwire.registry import OperationRegistry
 from opwire.schema import Schema
 from opwire.testing.harness import soon

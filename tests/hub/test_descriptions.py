@@ -8,7 +8,7 @@ import pytest
 
 from opwire.auth import Grant, StaticTokens
 from opwire.hub import Hub, hub
-from opwire.operation import Identity, OperationType
+from opwire.model.operation import Identity, OperationType
 from opwire.registry import OperationRegistry
 from opwire.transports.websocket import admission
 from tests.hub.meeting import Meeting, answer, ids

@@ -12,11 +12,11 @@ from typing import Any
 
 import pytest
 
-from opwire.call.events import CallRequested
-from opwire.envelope import ResponseEnvelope
 from opwire.errors import CallError, ErrorCode, UsageError
 from opwire.hub import Hub, Spoke
-from opwire.operation import Context, Identity, Progress
+from opwire.model.envelope import ResponseEnvelope
+from opwire.model.operation import Context, Identity, Progress
+from opwire.protocol.events import CallRequested
 from opwire.registry import OperationRegistry
 from opwire.testing.harness import soon
 from opwire.version import VERSION

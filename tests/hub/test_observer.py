@@ -10,9 +10,9 @@ import pytest
 from opwire import CallError, Client, Context, OperationRegistry
 from opwire.auth import Grant, StaticTokens
 from opwire.hub import Hub, Observer, Spoke
-from opwire.monitor import CallMonitor, CallRecord, CallWatcher
-from opwire.operation import Identity, Inbound
-from opwire.serve.http import serve_http
+from opwire.model.operation import Identity, Inbound
+from opwire.observe.monitor import CallMonitor, CallRecord, CallWatcher
+from opwire.openapi.server import serve_http
 from tests.hub.meeting import Meeting, Waiting, adding
 from tests.requirements import requirement
 

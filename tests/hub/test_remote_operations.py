@@ -7,10 +7,10 @@ from typing import Any
 import pytest
 from msgspec.structs import replace
 
-from opwire.call import Address, OperationInfo, PendingRequestMap, Statistics
 from opwire.errors import CallError, ErrorCode
 from opwire.hub.remote_operations import RemoteOperations
-from opwire.operation import AccessControl, OperationType
+from opwire.model.operation import AccessControl, OperationType
+from opwire.protocol import Address, OperationInfo, PendingRequestMap, Statistics
 from opwire.registry import OperationRegistry
 from opwire.transports.memory import MemoryBus, MemoryTransport
 from tests.hub.meeting import adding, ids

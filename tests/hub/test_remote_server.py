@@ -10,15 +10,15 @@ from msgspec.structs import replace
 
 from opwire import CallError, Context, Identity, OperationRegistry
 from opwire.auth import Grant, StaticTokens
+from opwire.console import serve_console, system
+from opwire.console.system import KnownServers
 from opwire.errors import ErrorCode
 from opwire.hub import remote_server
 from opwire.hub.remote_server import RemoteMonitor, RemoteServer
-from opwire.monitor import CallMonitor, CallRecord, CallWatcher
-from opwire.operation import Inbound, Progress
-from opwire.questions import Question
-from opwire.serve.console import serve_console, system
-from opwire.serve.console.system import KnownServers
-from opwire.serve.http import serve_http
+from opwire.model.operation import Inbound, Progress
+from opwire.model.questions import Question
+from opwire.observe.monitor import CallMonitor, CallRecord, CallWatcher
+from opwire.openapi.server import serve_http
 from tests.hub.meeting import Meeting, adding
 from tests.requirements import requirement
 

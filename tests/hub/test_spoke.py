@@ -8,12 +8,12 @@ import pytest
 
 from opwire.errors import CallError, ErrorCode, UsageError
 from opwire.hub import Spoke
-from opwire.operation import Identity
+from opwire.model.operation import Identity
 from opwire.registry import OperationRegistry
 from opwire.testing.harness import soon
 from opwire.transports.memory import MemoryBus, MemoryTransport
-from tests.call.harness import until
 from tests.hub.meeting import AUTH, BEAT, Meeting, Waiting, adding
+from tests.protocol.harness import until
 from tests.requirements import requirement
 
 EVERYBODY = Identity(id="everybody", scopes=("*",))
@@ -95,7 +95,7 @@ def test_an_option_that_cannot_work_is_refused(option: dict[str, Any]) -> None:
 async def test_large_inputs_in_flight_are_bounded_and_one_identity_gets_half(
     meeting: Meeting, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("opwire.call.handler._MAX_INPUTS", 400_000)
+    monkeypatch.setattr("opwire.protocol.handler._MAX_INPUTS", 400_000)
     registry, go = OperationRegistry(), asyncio.Event()
 
     @registry.query("shop.length", timeout=60)

@@ -18,7 +18,12 @@ from tests.judges.programs import PYTHON_PROGRAMS
 from tests.requirements import requirement
 from tests.servers.processes import ROOT
 
-SUITES = ("tests/transports/redis", "tests/transports/faults/test_failover.py", "tests/durable/test_journal.py")
+SUITES = (
+    "tests/transports/redis",
+    "tests/durable/redis",
+    "tests/transports/faults/test_failover.py",
+    "tests/durable/test_journal.py",
+)
 _PATIENCE = 900  # seconds, on a busy machine
 
 

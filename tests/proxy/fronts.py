@@ -7,11 +7,11 @@ from contextlib import asynccontextmanager, contextmanager
 from pathlib import Path
 
 from opwire import OperationRegistry
-from opwire.adapters.mcp import from_mcp
-from opwire.serve.mcp import serve_mcp
+from opwire.mcp.client import from_mcp
+from opwire.mcp.server import serve_mcp
+from tests.mcp.server.shop import in_process
 from tests.proxy import behind
 from tests.proxy.features import Front
-from tests.serve.mcp.shop import in_process
 from tests.servers.processes import ROOT, mortal
 
 ERAS = (behind.HANDSHAKE, behind.STATELESS)

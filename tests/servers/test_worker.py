@@ -8,7 +8,7 @@ from contextlib import aclosing, asynccontextmanager
 import pytest
 
 from opwire import CallError, ErrorCode
-from opwire.call import CallHandler, PendingRequestMap
+from opwire.protocol import CallHandler, PendingRequestMap
 from opwire.transports.memory import MemoryBus, MemoryTransport
 from tests.servers.worker import connect, operations
 

@@ -16,7 +16,7 @@ from itertools import count
 from typing import Any
 
 from opwire import AccessControl, Context, OperationRegistry, OperationSpec, OperationType
-from opwire.call import CallHandler, PendingRequestMap, Transport
+from opwire.protocol import CallHandler, PendingRequestMap, Transport
 from opwire.transports.memory import MemoryBus, MemoryTransport
 
 PUBLIC = AccessControl(public=True)

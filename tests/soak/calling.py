@@ -12,9 +12,9 @@ from pathlib import Path
 from typing import Any
 
 from opwire import CallError, ErrorCode
-from opwire.call import Address, CallCredit, CallEvent, Transport
 from opwire.durable import DurableCalls
 from opwire.hub import Spoke
+from opwire.protocol import Address, CallCredit, CallEvent, Transport
 from tests.servers.worker import wait_for_the_end
 from tests.soak.history import Diary
 from tests.soak.serving import BULK, connected, opened

@@ -9,11 +9,11 @@ from secrets import token_hex
 from typing import Any
 
 from opwire import CallError, Context, ErrorCode, OperationRegistry
-from opwire.call import Transport
 from opwire.durable import DurableWorker, Journal
+from opwire.durable.jetstream.journal import NatsJournal
+from opwire.durable.redis import RedisJournal
 from opwire.hub import Spoke, connect
-from opwire.transports.nats.journal import NatsJournal
-from opwire.transports.redis import RedisJournal
+from opwire.protocol import Transport
 from tests.servers.worker import PUBLIC, say, wait_for_the_end
 from tests.soak.history import Diary
 

@@ -6,8 +6,8 @@ from typing import Any
 
 from msgspec.structs import replace
 
-from opwire.call import Address, CallAborted, CallCredit, CallEvent, CallFailed, CallRequested, CallResponded
 from opwire.errors import CallError
+from opwire.protocol import Address, CallAborted, CallCredit, CallEvent, CallFailed, CallRequested, CallResponded
 from opwire.transports.memory import MemoryBus, MemoryTransport
 
 LIMIT = 40_000

@@ -3,7 +3,7 @@
 import asyncio
 from collections.abc import Callable
 
-from opwire.call import Address, CallEvent, CallFailed, CallProgress, CallRequested, CallResponded
+from opwire.protocol import Address, CallEvent, CallFailed, CallProgress, CallRequested, CallResponded
 from opwire.transports.memory import MemoryTransport
 
 

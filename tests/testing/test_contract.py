@@ -5,7 +5,7 @@ from collections.abc import Callable
 
 import pytest
 
-from opwire.call import MAX_MESSAGE
+from opwire.protocol import MAX_MESSAGE
 from opwire.testing import LIMIT_CONTRACT, TRANSPORT_CONTRACT, Connect, check_transport
 from opwire.transports.broker import BrokerTransport
 from opwire.transports.memory import MemoryBus, MemoryTransport

@@ -5,8 +5,8 @@ from typing import Any
 
 import pytest
 
-from opwire.call import CallRequested
-from opwire.operation import Context
+from opwire.model.operation import Context
+from opwire.protocol import CallRequested
 from opwire.testing.harness import PATIENCE, TransportHarness, expect, item, soon
 from opwire.transports.memory import MemoryBus, MemoryTransport
 from tests.chaos.virtual_time import run_virtually

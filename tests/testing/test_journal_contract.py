@@ -6,8 +6,8 @@ from collections.abc import Callable
 import pytest
 
 from opwire.durable import Journal, MemoryJournal, MemoryJournalState
+from opwire.durable.redis.journal import RedisJournal
 from opwire.testing.journal import JOURNAL_CONTRACT, check_journal
-from opwire.transports.redis.journal import RedisJournal
 from tests.chaos.virtual_time import run_virtually
 from tests.durable import broken
 from tests.requirements import requirement

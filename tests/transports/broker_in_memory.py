@@ -7,8 +7,8 @@ import asyncio
 from collections import deque
 from collections.abc import Callable, Iterable
 
-from opwire.call import Address
 from opwire.errors import CallError, ErrorCode
+from opwire.protocol import Address
 from opwire.transports.broker_connection import BrokerListener
 
 

@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import Any
 from urllib.parse import urlsplit
 
-from opwire.call import Transport
+from opwire.protocol import Transport
 from tests.servers.brokers import HOST, ROOT, NatsServer, RedisServer, Server
 from tests.servers.faults import FaultProxy
 from tests.servers.worker import connect

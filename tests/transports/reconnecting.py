@@ -4,7 +4,7 @@ from functools import partial
 
 import pytest
 
-from opwire import deadlines
+from opwire.runtime import deadlines
 from opwire.transports import broker
 from opwire.transports.websocket import client
 

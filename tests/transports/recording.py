@@ -5,7 +5,7 @@ from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
 from typing import TypeVar
 
-from opwire.call import Address
+from opwire.protocol import Address
 from opwire.testing.harness import soon
 from opwire.transports.broker_connection import BrokerConnection
 

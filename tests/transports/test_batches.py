@@ -10,16 +10,16 @@ import msgspec
 import pytest
 
 from opwire import Context, OperationRegistry
-from opwire.call import LOCAL_IDENTITY, CallHandler, PendingRequestMap
-from opwire.call.batch import MAX_BATCH
-from opwire.call.events import (
+from opwire.errors import CallError, ErrorCode
+from opwire.model.envelope import local_envelope
+from opwire.protocol import LOCAL_IDENTITY, CallHandler, PendingRequestMap
+from opwire.protocol.batch import MAX_BATCH
+from opwire.protocol.events import (
     CallFailed,
     CallRequested,
     CallResponded,
     encode_event,
 )
-from opwire.envelope import local_envelope
-from opwire.errors import CallError, ErrorCode
 from opwire.testing.harness import soon
 from opwire.transports.batches import BATCHING, Batches
 from opwire.transports.broker import BrokerTransport

@@ -13,7 +13,9 @@ from typing import Any
 
 import pytest
 
-from opwire.call import (
+from opwire.errors import CallError, ErrorCode
+from opwire.model.operation import Context
+from opwire.protocol import (
     LOCAL_IDENTITY,
     MAX_MESSAGE,
     CallAborted,
@@ -25,9 +27,7 @@ from opwire.call import (
     discover,
     encode_event,
 )
-from opwire.call.events import Hello, Here, Left, Serving, Waiting, Who, encode_session
-from opwire.errors import CallError, ErrorCode
-from opwire.operation import Context
+from opwire.protocol.events import Hello, Here, Left, Serving, Waiting, Who, encode_session
 from opwire.registry import OperationRegistry
 from opwire.testing.harness import Probe, item
 from opwire.transports.broker import BrokerTransport

@@ -7,9 +7,9 @@ from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import Bundle, RuleBasedStateMachine, consumes, invariant, multiple, rule
 
-from opwire.call import CallAborted, CallCompleted, CallCredit, CallEvent, CallFailed, CallResponded
-from opwire.call.batch import MAX_TOKEN
-from opwire.envelope import local_envelope
+from opwire.model.envelope import local_envelope
+from opwire.protocol import CallAborted, CallCompleted, CallCredit, CallEvent, CallFailed, CallResponded
+from opwire.protocol.batch import MAX_TOKEN
 from opwire.transports.leases import MOMENT, Leases, is_final
 from tests.properties import examples
 from tests.requirements import requirement

@@ -4,9 +4,17 @@ from typing import Any
 
 import pytest
 
-from opwire.call import LOCAL_IDENTITY, Address, CallCredit, CallEvent, CallHandler, CallRequested, PendingRequestMap
 from opwire.errors import CallError, ErrorCode
-from opwire.operation import AccessControl, Context, Identity
+from opwire.model.operation import AccessControl, Context, Identity
+from opwire.protocol import (
+    LOCAL_IDENTITY,
+    Address,
+    CallCredit,
+    CallEvent,
+    CallHandler,
+    CallRequested,
+    PendingRequestMap,
+)
 from opwire.registry import OperationRegistry
 from opwire.transports.memory import MemoryBus, MemoryTransport
 from tests.requirements import requirement

@@ -6,9 +6,9 @@ from itertools import pairwise
 
 import pytest
 
-from opwire.call import Address, CallResponded
-from opwire.envelope import local_envelope
 from opwire.errors import CallError, ErrorCode
+from opwire.model.envelope import local_envelope
+from opwire.protocol import Address, CallResponded
 from opwire.transports.leases import MOMENT, Asked, Leases, Probes
 from tests.chaos.virtual_time import run_virtually
 from tests.requirements import requirement

@@ -10,10 +10,10 @@ from typing import Any, cast
 import pytest
 
 from opwire import OperationRegistry
-from opwire.call import LOCAL_IDENTITY, CallHandler, PendingRequestMap
-from opwire.call.events import CallFailed, CallRequested, CallResponded, encode_event
-from opwire.envelope import local_envelope
 from opwire.errors import CallError, ErrorCode
+from opwire.model.envelope import local_envelope
+from opwire.protocol import LOCAL_IDENTITY, CallHandler, PendingRequestMap
+from opwire.protocol.events import CallFailed, CallRequested, CallResponded, encode_event
 from opwire.testing.harness import soon
 from opwire.transports.batches import BATCHING, Batches, batch_number
 from opwire.transports.broker import BrokerTransport

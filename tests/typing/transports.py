@@ -3,10 +3,10 @@
 from typing import Any, assert_type
 
 from opwire import Client, SyncClient
-from opwire.call import Address, CallEvent, CallHandler, CallRequested, PendingRequestMap, Receiver, Transport
-from opwire.call.description import RequestHandler
-from opwire.envelope import ResponseEnvelope
 from opwire.hub import Observer, RemoteServer
+from opwire.model.envelope import ResponseEnvelope
+from opwire.protocol import Address, CallEvent, CallHandler, CallRequested, PendingRequestMap, Receiver, Transport
+from opwire.protocol.description import RequestHandler
 from opwire.registry import OperationRegistry
 from opwire.transports.memory import MemoryBus, MemoryTransport
 

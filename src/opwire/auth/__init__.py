@@ -22,8 +22,9 @@ Over a broker the server sees messages and no connections, so each request is si
 from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
-from opwire.auth.tokens import Authenticator, Grant, StaticTokens, TokenBucket, allow_anonymous, callback
+from opwire.auth.tokens import Authenticator, Grant, StaticTokens, allow_anonymous, callback
 from opwire.errors import needs_extra
+from opwire.runtime.limits import TokenBucket
 
 if TYPE_CHECKING:
     from opwire.auth.jwt import JWTs

@@ -40,12 +40,12 @@ from msgspec import Meta, Struct
 from msgspec.structs import replace
 
 from opwire.auth.tokens import Grant, as_grant, grant_of, not_delegated, rejected
-from opwire.bounded import SharedLimit, Tally
-from opwire.call.events import CallRequested
-from opwire.call.transport import Address
 from opwire.errors import CallError, ErrorCode, UsageError, check_above_zero, check_counts, check_not_below_zero
+from opwire.model.operation import Identity, is_own
 from opwire.names import counted
-from opwire.operation import Identity, is_own
+from opwire.protocol.events import CallRequested
+from opwire.protocol.transport import Address
+from opwire.runtime.bounded import SharedLimit, Tally
 from opwire.typed.plain import json_form, write_json
 
 LIFETIME = 60.0

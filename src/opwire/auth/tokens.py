@@ -4,7 +4,7 @@
 Signed tokens are in `opwire.auth.jwt`.
 
 Rules: a peer learns that its token is missing, invalid or expired, and nothing else. The reason goes to the log, and
-the token itself never does. `TokenBucket` and `LogLimit` read no clock: the time is an argument.
+the token itself never does.
 """
 
 import asyncio
@@ -17,16 +17,16 @@ from functools import partial
 from hashlib import sha256
 from hmac import compare_digest
 from inspect import isawaitable, iscoroutinefunction
-from math import inf
 from typing import Any, Protocol, TypedDict, cast, runtime_checkable
 
 from msgspec import Struct
 from msgspec.structs import force_setattr
 
-from opwire.bounded import BoundedDict
-from opwire.errors import CallError, ErrorCode, UsageError, check_above_zero, check_counts, check_not_below_zero
-from opwire.operation import Identity, holds
-from opwire.workers import WorkerPool
+from opwire.errors import CallError, ErrorCode, UsageError, check_not_below_zero
+from opwire.model.operation import Identity, holds
+from opwire.runtime.bounded import BoundedDict
+from opwire.runtime.limits import LogLimit
+from opwire.runtime.workers import WorkerPool
 
 MAX_TOKEN = 16 * 1024
 """Longest token, in characters; longer ones are rejected without being parsed."""
@@ -61,76 +61,6 @@ _MAX_TIME = 2**53  # seconds: excludes NaN, infinities and an integer of 400 dig
 
 
 # --- limits -----------------------------------------------------------------------------------------------------------
-
-
-class TokenBucket:
-    """A token bucket: up to `burst` calls or bytes at once, refilled at `per_second`. Use one per connection.
-
-        if wait := limit.take(time.monotonic()):
-            raise CallError(ErrorCode.RATE_LIMITED, retry_after=wait)
-
-    Raises:
-        UsageError: a number is not above zero.
-    """
-
-    __slots__ = ("_burst", "_left", "_per_second", "_time")
-
-    def __init__(self, per_second: float, burst: int = 1) -> None:
-        check_above_zero(per_second=per_second)
-        check_counts(burst=burst)
-        self._per_second = per_second
-        self._burst = burst
-        self._left = float(burst)
-        self._time = -inf  # of the last call
-
-    def take(self, now: float, amount: int = 1) -> float:
-        """Consume one call, or an amount up to `burst`: return 0 if it may pass, else the seconds to wait for it."""
-        if now > self._time:
-            self._left = min(self._burst, self._left + (now - self._time) * self._per_second)
-            self._time = now
-        if self._left >= amount:
-            self._left -= amount
-            return 0.0
-        return (amount - self._left) / self._per_second
-
-
-class LogLimit(logging.Filter):
-    """Limit the log lines that a remote peer can cause, and log how many were dropped.
-
-        logging.getLogger("uvicorn.error").addFilter(LogLimit())
-
-    Lines below the level `least` or above `most`, and lines that do not begin with `start`, always pass.
-    """
-
-    def __init__(
-        self,
-        *,
-        least: int = logging.NOTSET,
-        most: int = logging.WARNING,
-        start: str = "",
-        per_second: float = 5.0,
-        burst: int = 500,
-    ) -> None:
-        super().__init__()
-        self._least = least
-        self._most = most
-        self._start = start
-        self._limit = TokenBucket(per_second, burst)
-        self._dropped = 0
-
-    def filter(self, record: logging.LogRecord) -> bool:
-        """Return whether the line is written."""
-        if not self._least <= record.levelno <= self._most or not str(record.msg).startswith(self._start):
-            return True
-        if self._limit.take(record.created):
-            self._dropped += 1
-            return False
-        if self._dropped:
-            record.msg = f"{record.getMessage()} ({self._dropped:,} lines before this one were dropped)"
-            record.args = ()
-            self._dropped = 0
-        return True
-
 
 logger = logging.getLogger("opwire.auth")
 log_limit = LogLimit(most=logging.INFO)  # any peer can send invalid tokens

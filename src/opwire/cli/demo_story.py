@@ -25,17 +25,17 @@ from starlette.responses import JSONResponse, Response, StreamingResponse
 from starlette.routing import Route
 
 from opwire import CallError, Context, Identity, OperationRegistry, OperationSpec, ResponseEnvelope, encode_envelope
-from opwire.adapters.mcp.servers import HTTPServer, StdioServer
-from opwire.adapters.mcp.source import from_mcp
-from opwire.adapters.openapi.source import from_openapi
+from opwire.agents.providers import anthropic_tools
+from opwire.agents.search_mode import search_mode, token_cost
+from opwire.asgi.listener import listening
 from opwire.auth.tokens import StaticTokens
 from opwire.cli.text import cut
 from opwire.client.client import Client
-from opwire.llm.providers import anthropic_tools
-from opwire.search_mode import search_mode, token_cost
-from opwire.serve.http.app import serve_http
-from opwire.serve.listener import listening
-from opwire.serve.mcp.app import serve_mcp
+from opwire.mcp.client.servers import HTTPServer, StdioServer
+from opwire.mcp.client.source import from_mcp
+from opwire.mcp.server.app import serve_mcp
+from opwire.openapi.client.source import from_openapi
+from opwire.openapi.server.app import serve_http
 from opwire.typed.plain import indented_json
 
 _GAP = "  "

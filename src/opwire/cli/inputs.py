@@ -30,8 +30,8 @@ import msgspec
 from opwire.cli.screen import harmless, one_line
 from opwire.cli.text import summary
 from opwire.errors import SchemaError
+from opwire.model.operation import OperationSpec
 from opwire.names import similar_names, suggestion
-from opwire.operation import OperationSpec
 from opwire.schema import Schema
 from opwire.schema.dialect import References, escaped
 from opwire.typed.plain import as_dict, as_list, read_json

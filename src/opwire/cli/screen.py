@@ -29,9 +29,9 @@ import msgspec
 from msgspec import UnsetType
 
 from opwire.cli.text import cells, wrapped
-from opwire.envelope import MCPContentBlock, MCPResponseMeta, ResponseEnvelope, encode_envelope
 from opwire.errors import CallError, OpwireError
-from opwire.logs import JSONFormatter, traceback_of
+from opwire.model.envelope import MCPContentBlock, MCPResponseMeta, ResponseEnvelope, encode_envelope
+from opwire.observe.logs import JSONFormatter, traceback_of
 from opwire.typed.plain import as_dict, harmless, harmless_json, write_json
 
 _SPINNER_DELAY = 0.3  # seconds before a spinner appears: most calls have returned by then

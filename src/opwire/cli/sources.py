@@ -38,8 +38,8 @@ from opwire.config.settings import (
     missing_variables,
 )
 from opwire.errors import CallError, ConfigError, ErrorCode, OpwireError
+from opwire.model.operation import OperationSpec
 from opwire.names import UniqueNames, counted, similar_names, suggestion
-from opwire.operation import OperationSpec
 from opwire.registry import OperationRegistry
 
 if TYPE_CHECKING:

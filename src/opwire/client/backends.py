@@ -13,14 +13,14 @@ from typing import Any, Protocol
 
 from msgspec.structs import replace
 
-from opwire.call.discovery import discover
-from opwire.call.pending import PendingRequestMap
-from opwire.deadlines import back_off
-from opwire.dispatch import Dispatcher
-from opwire.envelope import ResponseEnvelope
 from opwire.errors import CallError, ErrorCode, RegistrationError, resume_error
-from opwire.operation import LOCAL_IDENTITY, Context, Identity, OperationSpec, may_access
+from opwire.model.envelope import ResponseEnvelope
+from opwire.model.operation import LOCAL_IDENTITY, Context, Identity, OperationSpec, may_access
+from opwire.protocol.discovery import discover
+from opwire.protocol.pending import PendingRequestMap
 from opwire.registry import OperationRegistry
+from opwire.registry.dispatch import Dispatcher
+from opwire.runtime.deadlines import back_off
 
 logger = logging.getLogger("opwire.client")
 

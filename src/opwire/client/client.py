@@ -21,12 +21,8 @@ from typing import TYPE_CHECKING, Any, Self, TypedDict, TypeVar, Unpack, overloa
 from msgspec import Struct
 from msgspec.structs import replace
 
-from opwire.call.pending import PendingRequestMap
-from opwire.call.transport import Transport
 from opwire.client.backends import Backend, CallsBackend, RegistryBackend, resuming
 from opwire.client.pages import Cursor, Pagination
-from opwire.deadlines import Deadlines, back_off
-from opwire.envelope import MCPResponseMeta, ResponseEnvelope, ToolErrorPolicy, tool_error_text
 from opwire.errors import (
     CallError,
     ErrorCode,
@@ -38,12 +34,16 @@ from opwire.errors import (
     check_not_below_zero,
     needs_extra,
 )
-from opwire.invoke import InterceptedCall, remote_spec
-from opwire.operation import Context, Identity, Interceptor, OperationSpec, OperationType
-from opwire.pipeline import typed_envelope
-from opwire.questions import Question, question_callback
+from opwire.model.envelope import MCPResponseMeta, ResponseEnvelope, ToolErrorPolicy, tool_error_text
+from opwire.model.operation import Context, Identity, Interceptor, OperationSpec, OperationType
+from opwire.model.questions import Question, question_callback
+from opwire.protocol.pending import PendingRequestMap
+from opwire.protocol.transport import Transport
 from opwire.registry import OperationRegistry
-from opwire.tasks import AsyncResource
+from opwire.registry.invoke import InterceptedCall, remote_spec
+from opwire.registry.pipeline import typed_envelope
+from opwire.runtime.deadlines import Deadlines, back_off
+from opwire.runtime.tasks import AsyncResource
 from opwire.transports.connect import connect
 
 if TYPE_CHECKING:

@@ -32,8 +32,8 @@ from opwire.client.codegen_types import (
     written,
 )
 from opwire.errors import UsageError
+from opwire.model.operation import OperationSpec, OperationType
 from opwire.names import UniqueNames, counted
-from opwire.operation import OperationSpec, OperationType
 from opwire.schema import Schema
 from opwire.typed.plain import as_dict, shorten
 

@@ -12,10 +12,7 @@ import msgspec
 from msgspec import Meta, Struct
 from msgspec.structs import replace
 
-from opwire.adapters.openapi.source import from_openapi
 from opwire.client.backends import SpecCache
-from opwire.deadlines import MAX_SECONDS
-from opwire.envelope import ResponseEnvelope, decode_envelope, is_cursor
 from opwire.errors import (
     ERROR_TABLE,
     CallError,
@@ -26,10 +23,13 @@ from opwire.errors import (
     check_known,
     resume_error,
 )
-from opwire.http_client import MAX_WAIT, ChunkReader, ClientOptions, HTTPClient, HTTPRequest, bounded_number, host_of
-from opwire.operation import LOCAL_IDENTITY, Context, OperationSpec, OperationType, trace_of
-from opwire.origin import ENVELOPE_JSON, RESUMED, path_of
-from opwire.sse import SSEParser
+from opwire.http.client import MAX_WAIT, ChunkReader, ClientOptions, HTTPClient, HTTPRequest, bounded_number, host_of
+from opwire.http.sse import SSEParser
+from opwire.model.envelope import ResponseEnvelope, decode_envelope, is_cursor
+from opwire.model.operation import LOCAL_IDENTITY, Context, OperationSpec, OperationType, trace_of
+from opwire.model.origin import ENVELOPE_JSON, RESUMED, path_of
+from opwire.openapi.client.source import from_openapi
+from opwire.runtime.deadlines import MAX_SECONDS
 from opwire.typed.plain import check_density, read_json, to_plain, write_json
 
 if TYPE_CHECKING:

@@ -14,9 +14,9 @@ from collections.abc import Mapping
 from typing import Any, cast
 from urllib.parse import parse_qsl, urlsplit
 
-from opwire.envelope import HTTPResponseMeta, ResponseEnvelope
 from opwire.errors import CallError, ErrorCode, UsageError, check_counts
-from opwire.operation import OperationSpec
+from opwire.model.envelope import HTTPResponseMeta, ResponseEnvelope
+from opwire.model.operation import OperationSpec
 from opwire.schema.shape import type_names
 from opwire.typed.plain import as_dict
 

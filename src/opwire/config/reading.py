@@ -35,7 +35,7 @@ from opwire.config.settings import (
 )
 from opwire.config.views import check_views
 from opwire.errors import ConfigError
-from opwire.origin import path_of
+from opwire.model.origin import path_of
 
 NAME = "opwire.toml"
 """The default name of the file."""

@@ -14,8 +14,6 @@ from typing import TYPE_CHECKING, Any
 from msgspec import UNSET, Struct
 from msgspec.structs import asdict, replace
 
-from opwire.adapters.source import AdapterSource
-from opwire.caching import ResponseCache
 from opwire.config.settings import (
     AnySource,
     Config,
@@ -28,8 +26,9 @@ from opwire.config.settings import (
 from opwire.config.sources import ProjectModules, files_of, open_source
 from opwire.config.views import ConfigRegistry, source_rules
 from opwire.errors import CallError, ConfigError, ErrorCode, OpwireError
+from opwire.model.operation import Handler, Interceptor, Operation, OperationSpec, OperationType, Skipped, SourceChange
 from opwire.names import counted
-from opwire.operation import Handler, Interceptor, Operation, OperationSpec, OperationType, Skipped, SourceChange
+from opwire.openapi.webhooks import WebhookReceiver
 from opwire.policies import (
     Approval,
     ApprovalQueue,
@@ -40,11 +39,12 @@ from opwire.policies import (
     RateLimit,
     ask_caller,
 )
-from opwire.view import Selection, ViewRules
-from opwire.webhooks import WebhookReceiver
+from opwire.policies.cache import ResponseCache
+from opwire.registry.source import AdapterSource
+from opwire.registry.view import Selection, ViewRules
 
 if TYPE_CHECKING:
-    from opwire.serve.console.system import SourceStatus
+    from opwire.console.system import SourceStatus
 
 logger = logging.getLogger("opwire.config")
 
@@ -157,7 +157,7 @@ class OpenedConfig:
 
     def statuses(self) -> "Iterator[SourceStatus]":
         """Yield the status of every source, for the console: what it has, what was skipped and why, and its error."""
-        from opwire.serve.console.system import SourceStatus
+        from opwire.console.system import SourceStatus
 
         for name, settings in self.config.sources.items():
             python, openapi = isinstance(settings, PythonSource), isinstance(settings, OpenAPISettings)

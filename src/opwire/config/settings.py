@@ -14,12 +14,12 @@ from typing import Annotated, Any, Literal, cast
 
 from msgspec import Meta, Struct
 
-from opwire.adapters.source import ENV_PLACEHOLDER
-from opwire.deadlines import CALL_TIMEOUT
-from opwire.envelope import ToolErrorPolicy
 from opwire.errors import ConfigError
+from opwire.model.envelope import ToolErrorPolicy
+from opwire.model.operation import NormalizeMode
 from opwire.names import did_you_mean, similar_names
-from opwire.operation import NormalizeMode
+from opwire.registry.source import ENV_PLACEHOLDER
+from opwire.runtime.deadlines import CALL_TIMEOUT
 from opwire.version import VERSION
 
 SECRET_IN_FILE = "secrets do not belong in a file"  # noqa: S105 - a message

@@ -23,8 +23,7 @@ from typing import TYPE_CHECKING, Any, cast
 
 import msgspec
 
-from opwire.adapters.source import AdapterSource
-from opwire.caller import caller_token
+from opwire.auth.oauth.store import LoginKey, TokenStore, resource_of
 from opwire.config.settings import (
     AnySource,
     CallerCredential,
@@ -42,17 +41,18 @@ from opwire.config.settings import (
     similar_keys,
 )
 from opwire.errors import ConfigError, UsageError, needs_extra
-from opwire.following import RegistryOperations
-from opwire.oauth.store import LoginKey, TokenStore, resource_of
-from opwire.operation import NormalizeMode, Operation, SourceChange
+from opwire.http.tls import client_context
+from opwire.model.caller import caller_token
+from opwire.model.operation import NormalizeMode, Operation, SourceChange
+from opwire.openapi.webhooks import GitHubSignature, StandardSignature, StripeSignature, Verify, WebhookReceiver
 from opwire.registry import OperationRegistry
-from opwire.tls import client_context
+from opwire.registry.following import RegistryOperations
+from opwire.registry.source import AdapterSource
+from opwire.runtime.workers import WorkerPool
 from opwire.typed.plain import as_dict
-from opwire.webhooks import GitHubSignature, StandardSignature, StripeSignature, Verify, WebhookReceiver
-from opwire.workers import WorkerPool
 
 if TYPE_CHECKING:
-    from opwire.adapters.mcp.servers import MCPKeywords, MCPServer
+    from opwire.mcp.client.servers import MCPKeywords, MCPServer
 
 
 logger = logging.getLogger("opwire.config")
@@ -92,7 +92,7 @@ async def create_source(name: str, settings: AnySource, folder: Path, modules: "
     extra = "openapi" if isinstance(settings, OpenAPISettings) else "mcp"
     with needs_extra(extra):
         # Adapters are imported on a thread, which takes up to a second: other sources are loaded meanwhile.
-        await asyncio.to_thread(importlib.import_module, f"opwire.adapters.{extra}")
+        await asyncio.to_thread(importlib.import_module, f"opwire.{extra}.client")
     values = resolve(settings, key)
     await _load_callers(values, key, modules)
     await _load_callers(values.get("credentials", {}), (*key, "credentials"), modules)
@@ -151,8 +151,8 @@ def files_of(settings: AnySource, folder: Path) -> list[Path]:
 def _mcp_source(
     name: str, settings: ProgramSource | ServerSource | ServersFileSource, values: dict[str, Any], folder: Path
 ) -> AdapterSource:
-    from opwire.adapters.mcp.servers import HTTPServer, StdioServer
-    from opwire.adapters.mcp.source import from_mcp
+    from opwire.mcp.client.servers import HTTPServer, StdioServer
+    from opwire.mcp.client.source import from_mcp
 
     options: MCPKeywords = {
         "trust_annotations": settings.trust_annotations,
@@ -223,7 +223,7 @@ async def _webhook_receiver(
 def _openapi_source(
     name: str, settings: OpenAPISettings, values: dict[str, Any], folder: Path, webhooks: WebhookReceiver | None
 ) -> AdapterSource:
-    from opwire.adapters.openapi.source import from_openapi
+    from opwire.openapi.client.source import from_openapi
 
     document = values["openapi"]
     return from_openapi(

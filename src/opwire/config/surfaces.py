@@ -33,20 +33,20 @@ from opwire.durable.journal import Journal
 from opwire.errors import CallError, ConfigError, ErrorCode, MissingExtraError, UsageError, needs_extra
 from opwire.hub.hub import Hub
 from opwire.hub.spoke import BrokerNode, Spoke
-from opwire.monitor import CallMonitor
-from opwire.operation import LOCAL_IDENTITY, Identity, OperationSpec
+from opwire.model.operation import LOCAL_IDENTITY, Identity, OperationSpec
+from opwire.observe.monitor import CallMonitor
+from opwire.openapi.webhooks import WebhookReceiver
 from opwire.registry import OperationRegistry
-from opwire.webhooks import WebhookReceiver
 
 if TYPE_CHECKING:
+    from opwire.asgi.guard import GuardOptions
     from opwire.auth.signed import SignedRequests
+    from opwire.console.app import ConsoleApp
+    from opwire.durable.jetstream.journal import NatsJournal
+    from opwire.durable.redis.journal import RedisJournal
     from opwire.durable.worker import DurableWorker
-    from opwire.serve.console.app import ConsoleApp
-    from opwire.serve.guard import GuardOptions
-    from opwire.serve.http.app import HTTPApp
-    from opwire.serve.mcp.app import MCPHTTPOptions, MCPSurface
-    from opwire.transports.nats.journal import NatsJournal
-    from opwire.transports.redis.journal import RedisJournal
+    from opwire.mcp.server.app import MCPHTTPOptions, MCPSurface
+    from opwire.openapi.server.app import HTTPApp
 
 
 CONSOLE = "/console"
@@ -152,8 +152,8 @@ def _jwts(settings: JWTSettings, folder: Path) -> Authenticator:
 
 
 def _oauth_tokens(settings: OAuthSettings) -> Authenticator:
-    from opwire.oauth.resource import OAuthTokens
-    from opwire.oauth.tokens import OAuthClient
+    from opwire.auth.oauth.resource import OAuthTokens
+    from opwire.auth.oauth.tokens import OAuthClient
 
     client = None
     if settings.client_id is not None and settings.client_secret is not None:
@@ -211,8 +211,8 @@ def mcp_surface(config: Config, registry: OperationRegistry, *, journal: Journal
         MissingExtraError: its package is not installed.
     """
     with needs_extra("mcp"):
-        from opwire.serve.mcp.app import serve_mcp
-        from opwire.serve.mcp.tasks import DurableTasks
+        from opwire.mcp.server.app import serve_mcp
+        from opwire.mcp.server.tasks import DurableTasks
     settings = config.serve.mcp or MCPSurfaceSettings()
     with _config_errors("serve.mcp"):
         durable_tasks = None
@@ -270,7 +270,7 @@ def http_surface(
         ConfigError: a token or key is missing in the environment, or invalid.
     """
     with needs_extra("http"):
-        from opwire.serve.http.app import serve_http
+        from opwire.openapi.server.app import serve_http
     settings = config.serve.http or HTTPSurfaceSettings()
     return serve_http(
         served_view(config, settings.view, registry),
@@ -304,7 +304,7 @@ def console_surface(
         ConfigError: a token or key is missing in the environment, or invalid.
     """
     with needs_extra("http"):
-        from opwire.serve.console.app import ConsoleSystem, serve_console
+        from opwire.console.app import ConsoleSystem, serve_console
     settings = config.serve.http or HTTPSurfaceSettings()
     return serve_console(
         served_view(config, settings.view, opened.registry),
@@ -427,11 +427,11 @@ def durable_of(
     with _config_errors("durable"):
         if url.startswith(("nats://", "tls://")):
             with needs_extra("nats"):
-                from opwire.transports.nats.journal import NatsJournal
+                from opwire.durable.jetstream.journal import NatsJournal
             journal = NatsJournal(url, **options)
         else:
             with needs_extra("redis"):
-                from opwire.transports.redis.journal import RedisJournal
+                from opwire.durable.redis.journal import RedisJournal
             journal = RedisJournal(url, **options)
         worker = DurableWorker(
             registry,

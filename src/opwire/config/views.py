@@ -5,7 +5,8 @@ from typing import Any
 
 from msgspec.structs import asdict
 
-from opwire.code_mode import code_mode
+from opwire.agents.code_mode import code_mode
+from opwire.agents.search_mode import search_mode
 from opwire.config.settings import (
     Config,
     ConfigProblem,
@@ -16,11 +17,10 @@ from opwire.config.settings import (
     similar_keys,
 )
 from opwire.errors import UsageError
-from opwire.operation import OperationSpec
+from opwire.model.operation import OperationSpec
 from opwire.registry import OperationRegistry, RegistryView
-from opwire.reshape import Reshape
-from opwire.search_mode import search_mode
-from opwire.view import Pattern, ViewOptions, ViewRules
+from opwire.registry.reshape import Reshape
+from opwire.registry.view import Pattern, ViewOptions, ViewRules
 
 _SOURCE = "source:"
 

@@ -26,17 +26,17 @@ from weakref import WeakKeyDictionary
 from msgspec import Struct
 from msgspec.structs import replace
 
-from opwire.bound import BoundOperation
-from opwire.call.batch import encode_batch
-from opwire.call.events import CallFailed, CallRequested, CallResponded, encode_event
-from opwire.deadlines import back_off
-from opwire.dispatch import Dispatcher
 from opwire.durable.batches import SMALL, batch_requests, batch_responses, is_batch, own_key, own_task
 from opwire.durable.journal import MAX_SECONDS, Claim, Outcome, Task, seconds_within
 from opwire.errors import CallError, ErrorCode
-from opwire.invoke import failure
-from opwire.operation import LOCAL_IDENTITY, Context, Identity, Inbound, OperationType
+from opwire.model.operation import LOCAL_IDENTITY, Context, Identity, Inbound, OperationType
+from opwire.protocol.batch import encode_batch
+from opwire.protocol.events import CallFailed, CallRequested, CallResponded, encode_event
 from opwire.registry import OperationRegistry
+from opwire.registry.bound import BoundOperation
+from opwire.registry.dispatch import Dispatcher
+from opwire.registry.invoke import failure
+from opwire.runtime.deadlines import back_off
 
 MAX_DELAY = 24 * 3600.0
 """The longest delay before the next attempt, in seconds, even if an error asks for more."""

@@ -6,8 +6,8 @@ turn of the event loop can share one.
 
 Rules:
 
-1. The request of a batch, and its outcome, is an array of `[token, event]` (`call.batch`). The key of a call in it is
-   `<key of the batch>-<token>`.
+1. The request of a batch, and its outcome, is an array of `[token, event]` (`protocol.batch`). The key of a call in it
+   is `<key of the batch>-<token>`.
 2. The outcome of a batch decides. A call without an event in it is a task of its own, under its own key: the worker has
    submitted it, and a caller that waits for it submits it as well, with the same fingerprint, so that it exists once.
    An outcome that is a single event is that of each call.
@@ -30,14 +30,14 @@ import msgspec
 from msgspec import Struct
 from msgspec.structs import replace
 
-from opwire.bounded import BoundedDict
-from opwire.call.batch import decode_batch, encode_batch
-from opwire.call.events import MAX_MESSAGE, CallFailed, CallRequested, CallResponded, encode_event
-from opwire.deadlines import Deadlines
 from opwire.durable.journal import SEPARATOR, Outcome, Task
 from opwire.errors import CallError, ErrorCode
-from opwire.invoke import eager_task
-from opwire.tasks import reject, resolve
+from opwire.protocol.batch import decode_batch, encode_batch
+from opwire.protocol.events import MAX_MESSAGE, CallFailed, CallRequested, CallResponded, encode_event
+from opwire.registry.invoke import eager_task
+from opwire.runtime.bounded import BoundedDict
+from opwire.runtime.deadlines import Deadlines
+from opwire.runtime.tasks import reject, resolve
 
 logger = logging.getLogger("opwire.durable")
 

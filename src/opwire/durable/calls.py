@@ -11,15 +11,15 @@ from typing import Any, TypedDict, TypeVar, Unpack, overload
 import msgspec
 from msgspec.structs import replace
 
-from opwire.call.events import CallFailed, CallRequested, CallResponded, encode_event
-from opwire.call.pending import DEFAULT_TIMEOUT
 from opwire.durable.batches import BatchedKey, CallBatches, OperationCalls, SharedCall, call_outcome, task_key
 from opwire.durable.journal import MAX_SECONDS, Journal, JournalInfo, Outcome, Task, key_in_use, seconds_within
-from opwire.envelope import ResponseEnvelope
 from opwire.errors import CallError, ErrorCode, UsageError
+from opwire.model.envelope import ResponseEnvelope
+from opwire.model.operation import Context, trace_of
 from opwire.names import limit_text
-from opwire.operation import Context, trace_of
-from opwire.pipeline import typed_envelope
+from opwire.protocol.events import CallFailed, CallRequested, CallResponded, encode_event
+from opwire.protocol.pending import DEFAULT_TIMEOUT
+from opwire.registry.pipeline import typed_envelope
 from opwire.typed.plain import json_form, write_json
 
 T = TypeVar("T")

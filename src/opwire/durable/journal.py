@@ -28,8 +28,8 @@ from typing import Protocol
 
 from msgspec import Struct
 
-from opwire.call.events import CallFailed, CallRequested, CallResponded, decode_event
 from opwire.errors import CallError, ErrorCode, UsageError
+from opwire.protocol.events import CallFailed, CallRequested, CallResponded, decode_event
 
 KEEP = 7 * 24 * 3600.0
 """Seconds for which an outcome is kept, by default."""

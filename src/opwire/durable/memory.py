@@ -35,7 +35,7 @@ from opwire.durable.journal import (
 )
 from opwire.durable.waiters import OutcomeWaiters
 from opwire.errors import CallError, ErrorCode
-from opwire.tasks import AsyncResource, reject, resolve
+from opwire.runtime.tasks import AsyncResource, reject, resolve
 
 
 class _JournalEntry(Struct, eq=False, gc=False):

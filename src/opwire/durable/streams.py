@@ -20,10 +20,10 @@ from typing import Any, Literal, NamedTuple
 
 import msgspec
 
-from opwire.call.events import MAX_MESSAGE
-from opwire.envelope import Item
 from opwire.errors import CallError, ErrorCode, NotPlainError, check_counts, resume_error
-from opwire.tasks import AsyncResource
+from opwire.model.envelope import Item
+from opwire.protocol.events import MAX_MESSAGE
+from opwire.runtime.tasks import AsyncResource
 from opwire.typed.plain import MAX_DEPTH, read_peer_json, survey, to_plain, write_json
 
 MAX_ITEMS = 100_000

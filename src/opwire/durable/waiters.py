@@ -6,11 +6,11 @@ from collections.abc import Awaitable, Callable
 
 from msgspec import Struct
 
-from opwire.deadlines import Deadlines
 from opwire.durable.journal import Outcome
 from opwire.errors import CallError, ErrorCode
 from opwire.names import limit_text
-from opwire.tasks import reject, resolve
+from opwire.runtime.deadlines import Deadlines
+from opwire.runtime.tasks import reject, resolve
 
 RECHECK = 5.0
 """Seconds between two lookups of an awaited outcome, in an engine that may lose notifications."""

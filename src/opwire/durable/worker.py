@@ -19,7 +19,6 @@ from typing import Any, Self
 
 from msgspec import Struct
 
-from opwire.deadlines import back_off as growing_delay
 from opwire.durable.attempt import (
     MAX_DELAY,
     RUN_TIME,
@@ -34,10 +33,11 @@ from opwire.durable.attempt import (
 )
 from opwire.durable.journal import MAX_SECONDS, Claim, Journal, Outcome, check_seconds, seconds_within
 from opwire.errors import CallError, ErrorCode, UsageError, check_counts
-from opwire.invoke import FAILURES, eager_task
-from opwire.operation import LOCAL_IDENTITY, Identity, OperationType
+from opwire.model.operation import LOCAL_IDENTITY, Identity, OperationType
 from opwire.registry import OperationRegistry
-from opwire.tasks import AsyncResource
+from opwire.registry.invoke import FAILURES, eager_task
+from opwire.runtime.deadlines import back_off as growing_delay
+from opwire.runtime.tasks import AsyncResource
 
 logger = logging.getLogger("opwire.durable")
 

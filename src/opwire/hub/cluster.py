@@ -29,10 +29,13 @@ from msgspec import Struct, field
 from msgspec.structs import replace
 
 from opwire.auth.tokens import MIN_TOKEN, rejected
-from opwire.bounded import BoundedDict
-from opwire.call.description import OperationInfo
-from opwire.call.discovery import SelfDescription
-from opwire.call.events import (
+from opwire.errors import CallError, ErrorCode, UsageError
+from opwire.hub.remote_operations import DescribedOperation, RemoteOperations
+from opwire.model.operation import AccessControl, Change, Context, OperationSpec, is_own
+from opwire.observe.monitor import Statistics
+from opwire.protocol.description import OperationInfo
+from opwire.protocol.discovery import SelfDescription
+from opwire.protocol.events import (
     MAX_ID,
     CallAborted,
     CallAnswer,
@@ -45,15 +48,12 @@ from opwire.call.events import (
     decode_event,
     encode_event,
 )
-from opwire.call.handler import CallHandler
-from opwire.call.pending import PendingRequestMap
-from opwire.call.transport import Address
-from opwire.errors import CallError, ErrorCode, UsageError
-from opwire.hub.remote_operations import DescribedOperation, RemoteOperations
-from opwire.monitor import Statistics
-from opwire.operation import AccessControl, Change, Context, OperationSpec, is_own
+from opwire.protocol.handler import CallHandler
+from opwire.protocol.pending import PendingRequestMap
+from opwire.protocol.transport import Address
 from opwire.registry import OperationRegistry
-from opwire.tasks import cancel_tasks, spawn
+from opwire.runtime.bounded import BoundedDict
+from opwire.runtime.tasks import cancel_tasks, spawn
 from opwire.transports.batches import BATCHING
 from opwire.transports.broker import BrokerTransport
 from opwire.transports.connect import TransportOptions, connect

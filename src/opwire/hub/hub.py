@@ -22,12 +22,6 @@ from msgspec import Raw, Struct, field, json
 from msgspec.structs import replace
 
 from opwire.auth.tokens import Authenticator, Grant
-from opwire.call.description import OperationInfo
-from opwire.call.discovery import OPERATIONS
-from opwire.call.events import id_batches
-from opwire.call.handler import CallHandler
-from opwire.call.pending import PendingRequestMap
-from opwire.call.transport import Address
 from opwire.errors import (
     CallError,
     ErrorCode,
@@ -39,12 +33,18 @@ from opwire.errors import (
     needs_extra,
 )
 from opwire.hub.remote_operations import HUB, DescribedOperation, RemoteOperations
-from opwire.logs import OK
-from opwire.monitor import STATISTICS, CallRecord, ServerStatistics
+from opwire.model.operation import Context, Identity, OperationType
 from opwire.names import counted
-from opwire.operation import Context, Identity, OperationType
+from opwire.observe.logs import OK
+from opwire.observe.monitor import STATISTICS, CallRecord, ServerStatistics
+from opwire.protocol.description import OperationInfo
+from opwire.protocol.discovery import OPERATIONS
+from opwire.protocol.events import id_batches
+from opwire.protocol.handler import CallHandler
+from opwire.protocol.pending import PendingRequestMap
+from opwire.protocol.transport import Address
 from opwire.registry import OperationRegistry
-from opwire.tasks import AsyncResource
+from opwire.runtime.tasks import AsyncResource
 from opwire.transports.connect import option_names
 from opwire.typed.plain import MAX_DEPTH, read_json, survey
 from opwire.version import VERSION

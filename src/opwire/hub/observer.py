@@ -6,11 +6,11 @@ from collections.abc import AsyncGenerator, Callable, Sequence
 from contextlib import aclosing
 from typing import Any, NamedTuple, Self, Unpack
 
-from opwire.call.pending import PendingRequestMap
-from opwire.call.transport import Address, Announcing, Transport
 from opwire.client.client import Client, ConnectionOptions, shown_target
 from opwire.errors import CallError, ErrorCode, check_instance
-from opwire.monitor import CALLS, STATISTICS, CallRecord, ServerStatistics
+from opwire.observe.monitor import CALLS, STATISTICS, CallRecord, ServerStatistics
+from opwire.protocol.pending import PendingRequestMap
+from opwire.protocol.transport import Address, Announcing, Transport
 from opwire.transports.connect import connect
 
 logger = logging.getLogger("opwire.hub")

@@ -13,14 +13,14 @@ from typing import Any, NamedTuple
 from msgspec import Struct, field
 from msgspec.structs import replace
 
-from opwire.bounded import BoundedDict
-from opwire.call.description import OperationInfo
-from opwire.call.pending import PendingRequestMap
-from opwire.call.transport import Address
-from opwire.envelope import ResponseEnvelope
 from opwire.errors import CallError, ErrorCode, RegistrationError, SchemaError
-from opwire.operation import Context, Handler, Identity, OperationSpec, OperationType, is_own
+from opwire.model.envelope import ResponseEnvelope
+from opwire.model.operation import Context, Handler, Identity, OperationSpec, OperationType, is_own
+from opwire.protocol.description import OperationInfo
+from opwire.protocol.pending import PendingRequestMap
+from opwire.protocol.transport import Address
 from opwire.registry import OperationRegistry
+from opwire.runtime.bounded import BoundedDict
 
 HUB = Identity(id="hub", scopes=("*",))
 """The identity of calls that the hub's own program makes without one. Peers cannot use it for calls of their own."""

@@ -19,14 +19,14 @@ from typing import Any, Self, Unpack
 
 from msgspec.structs import replace
 
-from opwire.call.pending import PendingRequestMap
 from opwire.client.client import Client, ConnectionOptions, shown_target
-from opwire.envelope import ResponseEnvelope
 from opwire.errors import CallError, ErrorCode, RegistrationError, SchemaError, check_instance
 from opwire.hub.observer import Observer
-from opwire.monitor import OBSERVE, OUTCOMES, CallMonitor, CallRecord, ServerStatistics
+from opwire.model.envelope import ResponseEnvelope
+from opwire.model.operation import Context, Handler, OperationSpec, OperationType
 from opwire.names import counted
-from opwire.operation import Context, Handler, OperationSpec, OperationType
+from opwire.observe.monitor import OBSERVE, OUTCOMES, CallMonitor, CallRecord, ServerStatistics
+from opwire.protocol.pending import PendingRequestMap
 from opwire.registry import OperationRegistry
 
 logger = logging.getLogger("opwire.hub")

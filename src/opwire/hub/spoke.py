@@ -8,17 +8,17 @@ import logging
 from collections.abc import Callable, Container, Sequence
 from typing import Self, Unpack
 
-from opwire.call.discovery import FoundServer, discover
-from opwire.call.handler import CallHandler
-from opwire.call.pending import PendingRequestMap
-from opwire.call.transport import Address, Transport
 from opwire.client.client import Client
 from opwire.errors import CallError, UsageError, check_above_zero, check_counts, check_instance, check_not_below_zero
 from opwire.hub.remote_operations import RemoteOperations
+from opwire.model.operation import Identity, OperationSpec, may_access
 from opwire.names import counted
-from opwire.operation import Identity, OperationSpec, may_access
+from opwire.protocol.discovery import FoundServer, discover
+from opwire.protocol.handler import CallHandler
+from opwire.protocol.pending import PendingRequestMap
+from opwire.protocol.transport import Address, Transport
 from opwire.registry import OperationRegistry
-from opwire.tasks import cancel_tasks
+from opwire.runtime.tasks import cancel_tasks
 from opwire.transports.connect import TransportOptions, connect
 from opwire.version import VERSION
 

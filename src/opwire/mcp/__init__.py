@@ -1,4 +1,4 @@
-"""The MCP engine: messages, peers and the rules of every revision, for client and server. No I/O.
+"""The MCP engine: messages, peers and the rules of every revision. No I/O.
 
-`adapters/mcp` and `serve/mcp` add the I/O. ADR 29 gives the reasons and the measurements.
+`client` (`from_mcp`) and `server` (`serve_mcp`) add the I/O. ADR 29 gives the reasons and the measurements.
 """

@@ -13,8 +13,8 @@ from collections.abc import Awaitable, Callable, Mapping
 from functools import reduce
 from typing import Any, cast
 
-from opwire.call.events import CallAborted, CallCompleted, CallCredit, CallFailed, CallRequested, CallResponded
-from opwire.envelope import LocalResponseMeta, ResponseEnvelope
+from opwire.model.envelope import LocalResponseMeta, ResponseEnvelope
+from opwire.protocol.events import CallAborted, CallCompleted, CallCredit, CallFailed, CallRequested, CallResponded
 from opwire.testing import contract_calls as calls
 from opwire.testing.harness import Connect, TransportHarness, expect, item, named_checks, refused
 from opwire.typed.plain import MAX_DEPTH

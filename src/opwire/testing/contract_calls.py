@@ -6,13 +6,13 @@ from collections.abc import AsyncGenerator, Awaitable
 from contextlib import aclosing
 from typing import Any
 
-from opwire.call.discovery import discover
-from opwire.call.events import CallAborted, CallCompleted, CallCredit, CallFailed, CallProgress
-from opwire.call.pending import PendingRequestMap
-from opwire.envelope import MAX_CURSOR, Item, ResponseEnvelope
 from opwire.errors import CallError, ErrorCode, is_resume_error
-from opwire.operation import Context, Handler, Progress
-from opwire.questions import Question
+from opwire.model.envelope import MAX_CURSOR, Item, ResponseEnvelope
+from opwire.model.operation import Context, Handler, Progress
+from opwire.model.questions import Question
+from opwire.protocol.discovery import discover
+from opwire.protocol.events import CallAborted, CallCompleted, CallCredit, CallFailed, CallProgress
+from opwire.protocol.pending import PendingRequestMap
 from opwire.testing.harness import PATIENCE, TransportHarness, expect, item, soon
 
 _GONE = (ErrorCode.UNAVAILABLE, ErrorCode.ABORTED)

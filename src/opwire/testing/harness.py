@@ -9,15 +9,15 @@ from secrets import token_hex
 from types import MappingProxyType
 from typing import Any, Generic, NamedTuple, Self, TypeVar
 
-from opwire.call.events import CallEvent, CallRequested, CallResponded
-from opwire.call.handler import CallHandler
-from opwire.call.pending import PendingRequestMap
-from opwire.call.transport import Address, Transport
-from opwire.envelope import local_envelope
 from opwire.errors import CallError, ErrorCode
-from opwire.operation import LOCAL_IDENTITY, Handler, OperationSpec, OperationType
+from opwire.model.envelope import local_envelope
+from opwire.model.operation import LOCAL_IDENTITY, Handler, OperationSpec, OperationType
+from opwire.protocol.events import CallEvent, CallRequested, CallResponded
+from opwire.protocol.handler import CallHandler
+from opwire.protocol.pending import PendingRequestMap
+from opwire.protocol.transport import Address, Transport
 from opwire.registry import OperationRegistry
-from opwire.tasks import cancel_tasks
+from opwire.runtime.tasks import cancel_tasks
 
 Connect = Callable[[], Transport]
 """Returns a fresh end of the same bus, server or broker, not started."""

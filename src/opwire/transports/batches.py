@@ -17,10 +17,10 @@ Rules:
 import logging
 from itertools import count
 
-from opwire.call.batch import MAX_BATCH, encode_batch
-from opwire.call.events import Waiting, encode_session
-from opwire.call.transport import Address
 from opwire.errors import CallError
+from opwire.protocol.batch import MAX_BATCH, encode_batch
+from opwire.protocol.events import Waiting, encode_session
+from opwire.protocol.transport import Address
 from opwire.transports.broker_connection import BatchingConnection, BrokerConnection
 from opwire.transports.leases import Asked, LatestServer
 

@@ -12,8 +12,9 @@ from collections.abc import Coroutine, Iterable, Iterator, Mapping
 from itertools import count
 from secrets import randbits, token_hex
 
-from opwire.call.batch import decode_batch
-from opwire.call.events import (
+from opwire.errors import CallError, ErrorCode, check_above_zero, check_counts
+from opwire.protocol.batch import decode_batch
+from opwire.protocol.events import (
     BULK,
     MAX_ID,
     MAX_MESSAGE,
@@ -34,10 +35,9 @@ from opwire.call.events import (
     encode_session,
     is_final,
 )
-from opwire.call.transport import Address, Receiver
-from opwire.deadlines import back_off
-from opwire.errors import CallError, ErrorCode, check_above_zero, check_counts
-from opwire.tasks import cancel_tasks
+from opwire.protocol.transport import Address, Receiver
+from opwire.runtime.deadlines import back_off
+from opwire.runtime.tasks import cancel_tasks
 from opwire.transports.batches import BATCHING, Batches, batch_number
 from opwire.transports.broker_connection import BrokerConnection, RequestSigner
 from opwire.transports.leases import MOMENT, Asked, Leases, Probes

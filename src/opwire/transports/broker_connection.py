@@ -8,8 +8,8 @@ beside it.
 from collections.abc import Callable, Iterable
 from typing import Protocol, runtime_checkable
 
-from opwire.call.events import CallRequested
-from opwire.call.transport import Address
+from opwire.protocol.events import CallRequested
+from opwire.protocol.transport import Address
 
 
 class BrokerListener(Protocol):

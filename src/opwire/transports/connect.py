@@ -7,8 +7,8 @@ from os import PathLike
 from ssl import SSLContext
 from typing import TYPE_CHECKING, Any, TypedDict, Unpack
 
-from opwire.call.transport import Transport
 from opwire.errors import UsageError, check_instance, check_known, needs_extra
+from opwire.protocol.transport import Transport
 
 if TYPE_CHECKING:
     from opwire.transports.broker_connection import RequestSigner

@@ -22,10 +22,10 @@ from typing import NamedTuple
 
 from msgspec import Struct
 
-from opwire.call.batch import MAX_TOKEN
-from opwire.call.events import CallAborted, CallAnswer, CallCredit, CallEvent, CallFailed, CallResponded, is_final
-from opwire.call.transport import Address, random_ids
 from opwire.errors import CallError
+from opwire.protocol.batch import MAX_TOKEN
+from opwire.protocol.events import CallAborted, CallAnswer, CallCredit, CallEvent, CallFailed, CallResponded, is_final
+from opwire.protocol.transport import Address, random_ids
 
 logger = logging.getLogger("opwire.transports")
 

@@ -15,9 +15,9 @@ from collections import deque
 from collections.abc import Awaitable, Callable
 from typing import Any, cast
 
-from opwire.deadlines import back_off
 from opwire.errors import CallError, ErrorCode, system_message
-from opwire.tasks import resolve
+from opwire.runtime.deadlines import back_off
+from opwire.runtime.tasks import resolve
 
 logger = logging.getLogger("opwire.transports")
 

@@ -3,9 +3,9 @@
 from collections.abc import Iterable
 from itertools import count
 
-from opwire.call.events import MAX_MESSAGE, CallAborted, CallEvent, CallRequested, decode_event, encode_event
-from opwire.call.transport import Address, Receiver
 from opwire.errors import CallError, ErrorCode, check_counts
+from opwire.protocol.events import MAX_MESSAGE, CallAborted, CallEvent, CallRequested, decode_event, encode_event
+from opwire.protocol.transport import Address, Receiver
 
 
 class MemoryBus:

@@ -6,9 +6,9 @@ which ends all its calls. The sender cannot see that buffer.
 
 import time
 
-from opwire.auth.tokens import TokenBucket
-from opwire.bounded import BoundedDict
 from opwire.errors import CallError, ErrorCode
+from opwire.runtime.bounded import BoundedDict
+from opwire.runtime.limits import TokenBucket
 from opwire.transports.link import Link
 
 LARGE = 64 * 1024

@@ -9,8 +9,8 @@ from pathlib import Path
 import pytest
 
 from opwire.cli.program import run
-from tests.adapters.openapi.echo import EchoServer
 from tests.cli.process import SHOP, OnTerminal, opwire
+from tests.openapi.client.echo import EchoServer
 from tests.requirements import requirement
 
 CALL = ("call", *SHOP)

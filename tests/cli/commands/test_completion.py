@@ -19,7 +19,7 @@ from opwire.cli import sources
 from opwire.cli.commands.setup import SHELLS
 from opwire.cli.program import run
 from opwire.cli.sources import Sources
-from opwire.operation import OperationSpec
+from opwire.model.operation import OperationSpec
 from tests.properties import is_thorough
 from tests.requirements import requirement
 

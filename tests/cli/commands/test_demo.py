@@ -13,7 +13,11 @@ from tests.requirements import requirement
 def test_without_its_packages_the_demo_says_what_to_install(
     package: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    for name in [name for name in sys.modules if name.startswith(("opwire.cli.demo_", "opwire.adapters"))]:
+    for name in [
+        name
+        for name in sys.modules
+        if name.startswith(("opwire.cli.demo_", "opwire.mcp.client", "opwire.openapi.client"))
+    ]:
         monkeypatch.delitem(sys.modules, name)
     monkeypatch.setitem(sys.modules, package, None)
     assert run(["demo"]) == 2

@@ -10,9 +10,9 @@ from typing import Any
 import pytest
 
 from opwire import OperationRegistry
-from opwire.adapters.mcp import from_mcp, read_servers
 from opwire.cli.commands.install import CLIENTS, config_path
 from opwire.cli.program import run
+from opwire.mcp.client import from_mcp, read_servers
 from tests.requirements import requirement
 
 SHOP = """

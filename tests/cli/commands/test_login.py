@@ -16,9 +16,9 @@ import click
 import pytest
 
 from opwire.cli.program import run
-from tests.adapters.openapi.documents import document
+from tests.auth.oauth.authorization_server import AuthorizationServer, get, redirect_of
 from tests.cli.process import OnTerminal
-from tests.oauth.authorization_server import AuthorizationServer, get, redirect_of
+from tests.openapi.client.documents import document
 from tests.requirements import requirement
 
 

@@ -21,7 +21,7 @@ from opwire.cli.commands.monitor import (
     top_lines,
 )
 from opwire.cli.program import run
-from opwire.monitor import CallRecord, OperationStatistics, ServerStatistics
+from opwire.observe.monitor import CallRecord, OperationStatistics, ServerStatistics
 from tests.cli.process import SHOP, OnTerminal, Running, opwire
 from tests.requirements import requirement
 from tests.servers.brokers import NatsServer

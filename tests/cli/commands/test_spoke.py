@@ -15,7 +15,7 @@ from opwire.cli.program import run
 from opwire.config import Config
 from opwire.config.settings import EnvText, Secret, SignedSettings, SpokeSettings
 from opwire.durable import DurableCalls
-from opwire.transports.redis import RedisJournal
+from opwire.durable.redis import RedisJournal
 from tests.cli.process import SHOP, Running, opwire
 from tests.requirements import requirement
 from tests.servers.brokers import RedisServer

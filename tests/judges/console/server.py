@@ -21,16 +21,16 @@ from opwire import (
     OperationType,
 )
 from opwire.auth import Grant, StaticTokens
-from opwire.call.events import CallFailed, encode_event
+from opwire.console import ConsoleSystem, serve_console
+from opwire.console.system import SourceStatus
 from opwire.durable import MemoryJournal
 from opwire.durable.journal import Outcome, Task
-from opwire.envelope import ResponseEnvelope, http_envelope, mcp_envelope
-from opwire.monitor import CallMonitor
-from opwire.operation import Skipped
+from opwire.model.envelope import ResponseEnvelope, http_envelope, mcp_envelope
+from opwire.model.operation import Skipped
+from opwire.observe.monitor import CallMonitor
+from opwire.openapi.server import serve_http
 from opwire.policies import Approval, ApprovalQueue
-from opwire.serve.console import ConsoleSystem, serve_console
-from opwire.serve.console.system import SourceStatus
-from opwire.serve.http import serve_http
+from opwire.protocol.events import CallFailed, encode_event
 
 OWNER, CLERK = "owner-token-0123456789", "clerk-token-0123456789"
 MANY = 10_000

@@ -25,10 +25,10 @@ from pathlib import Path
 
 import msgspec
 
-from tests.adapters.openapi.echo import EchoServer
 from tests.judges import programs
 from tests.judges.directory.calls import DocumentCalls, Verdict, no_content
 from tests.judges.directory.reading import newest
+from tests.openapi.client.echo import EchoServer
 
 MEMORY = 6 * 1024**3  # bytes of address space of a worker
 SECONDS = 300  # for one document, on a busy machine

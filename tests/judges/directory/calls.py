@@ -9,9 +9,8 @@ import msgspec
 from msgspec import Struct
 
 from opwire import CallError, OperationRegistry, Schema, SchemaError
-from opwire.adapters.openapi import from_openapi
-from opwire.operation import OperationType
-from tests.adapters.openapi.echo import Arrived, EchoServer, answer
+from opwire.model.operation import OperationType
+from opwire.openapi.client import from_openapi
 from tests.judges.directory.decoding import (
     Request,
     Wrong,
@@ -26,6 +25,7 @@ from tests.judges.directory.decoding import (
 )
 from tests.judges.directory.reading import Body, Document, Endpoint, Parameter, Unreadable, secret_place
 from tests.judges.directory.values import NoValue, Values
+from tests.openapi.client.echo import Arrived, EchoServer, answer
 
 BASE = "/base"
 FILE = "AAEC/2hlbGxv"  # base64

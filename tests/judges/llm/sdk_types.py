@@ -1,4 +1,4 @@
-# pyright: reportMissingImports=false, reportInvalidTypeForm=false
+# pyright: reportMissingImports=false, reportInvalidTypeForm=false, reportAttributeAccessIssue=false
 """Give the tools of a registry to the packages of providers and frameworks. Runs in the environment of the judges.
 
 Prints a line of JSON: what each of them was given and returned. A package that rejects something ends this program.
@@ -24,8 +24,8 @@ from pydantic_ai import Agent, ModelRequest
 from pydantic_ai.models.test import TestModel
 
 from opwire import OperationRegistry
-from opwire.llm import anthropic_tools, gemini_tools, openai_tools
-from opwire.llm.frameworks import langchain_tools, openai_agents_tools, pydantic_ai_toolset
+from opwire.agents import anthropic_tools, gemini_tools, openai_tools
+from opwire.agents.frameworks import langchain_tools, openai_agents_tools, pydantic_ai_toolset
 
 PNG = b64decode("iVBORw0KGgoAAAANSUhEUgAAAAEAAAABCAYAAAAfFcSJAAAADUlEQVR42mNk+M9QDwADhgGAWjR9awAAAABJRU5ErkJggg==")
 registry = OperationRegistry()

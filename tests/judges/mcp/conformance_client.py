@@ -12,7 +12,7 @@ from contextlib import suppress
 from typing import Any
 
 from opwire import CallError, OperationRegistry, ResponseEnvelope
-from opwire.adapters.mcp import from_mcp
+from opwire.mcp.client import from_mcp
 from tests.judges.mcp.oauth_user import use
 
 

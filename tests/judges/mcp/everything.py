@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from opwire import OperationRegistry
-from opwire.adapters.mcp import HTTPServer, MCPServer, StdioServer, from_mcp
+from opwire.mcp.client import HTTPServer, MCPServer, StdioServer, from_mcp
 from tests.judges.network import is_alone
 from tests.judges.programs import npm_program
 from tests.judges.serving import HOST, free_port, listening

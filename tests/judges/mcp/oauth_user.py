@@ -8,8 +8,8 @@ from urllib.parse import urlsplit
 import httpx2
 
 from opwire import CallError, OperationRegistry
-from opwire.adapters.mcp import from_mcp
-from opwire.oauth import LoginPrompt, OAuthClient, TokenStore
+from opwire.auth.oauth import LoginPrompt, OAuthClient, TokenStore
+from opwire.mcp.client import from_mcp
 
 LOGINS = 2
 

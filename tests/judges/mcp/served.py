@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from opwire import Identity, OperationRegistry
-from opwire.serve.mcp import serve_mcp
+from opwire.mcp.server import serve_mcp
 from tests.judges.serving import HOST, free_port, listening
 
 POLL_AFTER = 1.0

@@ -13,7 +13,7 @@ import pytest
 import pytest_asyncio
 
 from opwire import CallError, Context, ErrorCode, MCPResponseMeta, OperationType, Progress
-from opwire.adapters.mcp import MCPServer
+from opwire.mcp.client import MCPServer
 from tests.judges.mcp.everything import Everything, everything_server, following
 from tests.requirements import requirement
 from tests.servers.processes import PATIENCE

@@ -6,11 +6,11 @@ import pytest
 from mcp import Client, StdioServerParameters
 
 from opwire import OperationRegistry
-from opwire.adapters.mcp import StdioServer, from_mcp
-from opwire.serve.mcp import serve_mcp
+from opwire.mcp.client import StdioServer, from_mcp
+from opwire.mcp.server import serve_mcp
 from tests.judges.programs import npm_program
+from tests.mcp.server.shop import in_process
 from tests.requirements import requirement
-from tests.serve.mcp.shop import in_process
 
 CALLS: list[tuple[str, dict[str, Any]]] = [
     ("echo", {"message": "Grüße"}),

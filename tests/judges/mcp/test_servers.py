@@ -6,7 +6,7 @@ from pathlib import Path
 from typing import Any
 
 from opwire import OperationRegistry
-from opwire.adapters.mcp import StdioServer, from_mcp
+from opwire.mcp.client import StdioServer, from_mcp
 from tests.judges.programs import npm_program, python_program
 from tests.requirements import requirement
 

@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 
 from opwire import ErrorCode, OperationRegistry
-from opwire.adapters.mcp import from_mcp
+from opwire.mcp.client import from_mcp
 from tests.judges.programs import NODE, npm_program
 from tests.requirements import requirement
 

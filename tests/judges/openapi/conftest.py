@@ -8,7 +8,7 @@ import aiohttp
 import pytest_asyncio
 
 from opwire.auth import StaticTokens
-from opwire.serve.http import serve_http
+from opwire.openapi.server import serve_http
 from tests.judges.openapi.catalogue import ADMIN, GUEST, make_registry
 
 TOKEN = "the-token-of-ada-0123456789"

@@ -6,8 +6,8 @@ from pathlib import Path
 from typing import Any, get_args
 
 from opwire import CallError, OperationRegistry
-from opwire.adapters.openapi import from_openapi
-from opwire.adapters.openapi.security import GivenCredentials
+from opwire.openapi.client import from_openapi
+from opwire.openapi.client.security import GivenCredentials
 from tests.judges.openapi.examples import Extent, example
 from tests.judges.programs import npm_program
 from tests.judges.serving import HOST, free_port, listening

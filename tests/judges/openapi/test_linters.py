@@ -8,8 +8,8 @@ import aiohttp
 import pytest
 
 from opwire import Identity, OperationRegistry
-from opwire.adapters.openapi import from_openapi
-from opwire.serve.http import serve_http
+from opwire.openapi.client import from_openapi
+from opwire.openapi.server import serve_http
 from tests.judges.openapi.catalogue import make_registry
 from tests.judges.openapi.test_served_document import QUIET
 from tests.judges.programs import npm_program

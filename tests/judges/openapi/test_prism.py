@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 from opwire import OperationRegistry
-from opwire.adapters.openapi import from_openapi
+from opwire.openapi.client import from_openapi
 from tests.judges.openapi import styles
 from tests.judges.openapi.excerpt import write_excerpt
 from tests.judges.openapi.prism import complaint_about, prism, refused

@@ -7,8 +7,8 @@ from typing import Any
 from aiohttp import web
 
 from opwire import CallError, OperationRegistry, Schema
-from opwire.adapters.openapi import from_openapi
-from opwire.operation import OperationType
+from opwire.model.operation import OperationType
+from opwire.openapi.client import from_openapi
 from tests.judges.openapi.examples import NoExample, example
 from tests.judges.serving import HOST
 from tests.requirements import requirement

@@ -6,8 +6,8 @@ from typing import Any
 import pytest
 
 from opwire import Identity, OperationRegistry, Schema
-from opwire.adapters.openapi import from_openapi
-from opwire.serve.http import serve_http
+from opwire.openapi.client import from_openapi
+from opwire.openapi.server import serve_http
 from opwire.typed.plain import as_dict
 from tests.judges.openapi.examples import NoExample, example
 from tests.requirements import requirement

@@ -5,11 +5,11 @@ from pathlib import Path
 from typing import Any
 
 from opwire import OperationRegistry
-from opwire.adapters.openapi import from_openapi
-from tests.adapters.openapi.echo import EchoServer
+from opwire.openapi.client import from_openapi
 from tests.judges.openapi import styles
 from tests.judges.programs import NODE, NODE_MODULES
 from tests.judges.serving import finished
+from tests.openapi.client.echo import EchoServer
 from tests.requirements import requirement
 
 EXPAND = Path(__file__).parent / "expand.cjs"

@@ -14,7 +14,7 @@ from opwire.auth import Grant, StaticTokens
 from opwire.client import Client
 from opwire.errors import CallError, ErrorCode, UsageError
 from opwire.hub import Hub, Spoke
-from opwire.operation import Identity
+from opwire.model.operation import Identity
 from opwire.testing.conformance import (
     ConformanceReport,
     check_broker,

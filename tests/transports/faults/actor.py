@@ -11,7 +11,7 @@ import sys
 from collections.abc import AsyncIterator, Callable
 
 from opwire import Context, OperationRegistry
-from opwire.call import CallHandler, PendingRequestMap
+from opwire.protocol import CallHandler, PendingRequestMap
 from tests.servers.worker import PUBLIC, say, wait_for_the_end
 from tests.transports.engines import ENGINES
 

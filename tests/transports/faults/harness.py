@@ -8,7 +8,7 @@ from typing import Any, Literal, Protocol, get_args
 
 import pytest
 
-from opwire.call import CallHandler, PendingRequestMap
+from opwire.protocol import CallHandler, PendingRequestMap
 from opwire.testing.harness import soon
 from tests.properties import is_thorough
 from tests.servers.brokers import HOST, Server

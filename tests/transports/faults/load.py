@@ -9,7 +9,7 @@ from secrets import token_hex
 from typing import Self
 
 from opwire import CallError, Context, ErrorCode
-from opwire.call import PendingRequestMap
+from opwire.protocol import PendingRequestMap
 from tests.properties import is_thorough
 
 PATIENCE = 30.0

@@ -13,7 +13,7 @@ import signal
 import sys
 from pathlib import Path
 
-from opwire.call import PendingRequestMap
+from opwire.protocol import PendingRequestMap
 from opwire.transports.websocket import WebSocketServer
 from tests.servers.worker import say
 

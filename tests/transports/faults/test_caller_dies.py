@@ -5,7 +5,7 @@ from collections.abc import Callable
 
 import pytest
 
-from opwire.call import CallHandler, PendingRequestMap
+from opwire.protocol import CallHandler, PendingRequestMap
 from tests.requirements import requirement
 from tests.servers.brokers import Server
 from tests.servers.processes import Worker

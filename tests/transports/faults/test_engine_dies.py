@@ -5,7 +5,7 @@ import asyncio
 import pytest
 
 from opwire import CallError
-from opwire.call import CallRequested
+from opwire.protocol import CallRequested
 from opwire.transports import broker
 from opwire.transports.websocket import client
 from tests.requirements import requirement

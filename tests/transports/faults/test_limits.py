@@ -9,8 +9,8 @@ from typing import Any
 import pytest
 
 from opwire import CallError, ErrorCode, OperationRegistry, ResponseEnvelope
-from opwire.call import CallEvent, CallHandler, PendingRequestMap
-from opwire.call.events import encode_event
+from opwire.protocol import CallEvent, CallHandler, PendingRequestMap
+from opwire.protocol.events import encode_event
 from opwire.testing.harness import soon
 from tests.requirements import requirement
 from tests.servers.brokers import HOST, RedisServer, Server

@@ -6,8 +6,8 @@ from collections.abc import AsyncIterator
 import pytest
 
 from opwire import Client, Item, OperationRegistry
-from opwire.call import LOCAL_IDENTITY, CallHandler, PendingRequestMap
 from opwire.client import Retries
+from opwire.protocol import LOCAL_IDENTITY, CallHandler, PendingRequestMap
 from tests.requirements import requirement
 from tests.servers.brokers import HOST, Server
 from tests.servers.faults import FaultProxy

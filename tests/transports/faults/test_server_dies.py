@@ -5,8 +5,8 @@ import asyncio
 import pytest
 
 from opwire import Context
-from opwire.call import PendingRequestMap
 from opwire.errors import CallError, ErrorCode
+from opwire.protocol import PendingRequestMap
 from opwire.testing.harness import soon
 from tests.requirements import requirement
 from tests.servers.brokers import NatsServer, Server

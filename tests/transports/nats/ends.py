@@ -8,9 +8,9 @@ from typing import Any
 import nats
 from nats.aio.client import Client
 
-from opwire.call import Address, Description
-from opwire.call.description import OperationInfo, ServerInfo, Statistics
-from opwire.operation import OperationType
+from opwire.model.operation import OperationType
+from opwire.protocol import Address, Description
+from opwire.protocol.description import OperationInfo, ServerInfo, Statistics
 from opwire.testing.harness import soon
 from opwire.transports.nats.connection import NatsCredentials, NatsServers, Security
 from opwire.transports.nats.transport import NatsBrokerConnection, Subjects

@@ -17,9 +17,9 @@ from nats.errors import NoRespondersError
 from nats.errors import TimeoutError as NoAnswer
 from nats.micro.service import ServiceInfo as TheirInfo
 
-from opwire.call import Description
-from opwire.call.description import Statistics
 from opwire.errors import CallError, ErrorCode
+from opwire.protocol import Description
+from opwire.protocol.description import Statistics
 from opwire.testing.harness import soon
 from opwire.transports.nats import connection
 from opwire.transports.nats.connection import NatsServers

@@ -13,8 +13,8 @@ from typing import Any, cast
 import pytest
 
 from opwire import AccessControl, Context, OperationRegistry
-from opwire.call import LOCAL_IDENTITY, MAX_MESSAGE, CallHandler, PendingRequestMap
 from opwire.errors import CallError, ErrorCode, UsageError
+from opwire.protocol import LOCAL_IDENTITY, MAX_MESSAGE, CallHandler, PendingRequestMap
 from opwire.testing import LIMIT_CONTRACT, TRANSPORT_CONTRACT
 from opwire.testing.harness import soon
 from opwire.transports.broker import BrokerTransport

@@ -8,7 +8,7 @@ import pytest
 from nats.micro.service import ServiceInfo as TheirInfo
 from nats.micro.service import ServiceStats as TheirStats
 
-from opwire.call.description import Statistics
+from opwire.protocol.description import Statistics
 from opwire.transports.nats.transport import Subjects, service_response, service_subjects
 from tests.requirements import requirement
 from tests.transports.nats.ends import description

@@ -7,7 +7,7 @@ from typing import Any
 
 import hiredis
 
-from opwire.call import Address
+from opwire.protocol import Address
 from opwire.transports.redis.connection import command, parse_url
 from opwire.transports.redis.servers import parse_servers
 from opwire.transports.redis.transport import RedisBrokerConnection

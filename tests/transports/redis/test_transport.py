@@ -10,8 +10,8 @@ from typing import Any
 
 import pytest
 
-from opwire.call import LOCAL_IDENTITY, CallHandler, PendingRequestMap
 from opwire.errors import CallError, ErrorCode, UsageError
+from opwire.protocol import LOCAL_IDENTITY, CallHandler, PendingRequestMap
 from opwire.registry import OperationRegistry
 from opwire.testing import LIMIT_CONTRACT, TRANSPORT_CONTRACT, check_transport
 from opwire.testing.harness import soon

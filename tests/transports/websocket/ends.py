@@ -13,7 +13,8 @@ from websockets.frames import Frame, Opcode
 from websockets.typing import Subprotocol
 from websockets.uri import parse_uri
 
-from opwire.call import (
+from opwire.model.operation import Handler, OperationSpec, OperationType
+from opwire.protocol import (
     LOCAL_IDENTITY,
     Address,
     CallHandler,
@@ -21,7 +22,6 @@ from opwire.call import (
     PendingRequestMap,
     Transport,
 )
-from opwire.operation import Handler, OperationSpec, OperationType
 from opwire.registry import OperationRegistry
 from opwire.testing.harness import Probe, soon
 from opwire.transports.websocket import WebSocketServer, WebSocketTransport

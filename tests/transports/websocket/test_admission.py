@@ -8,9 +8,9 @@ import pytest
 from msgspec import Raw
 
 from opwire.auth import Grant
-from opwire.call import Address
 from opwire.errors import CallError, ErrorCode
-from opwire.operation import Identity
+from opwire.model.operation import Identity
+from opwire.protocol import Address
 from opwire.testing.harness import soon
 from opwire.transports.websocket import WebSocketServer, WebSocketTransport, admission, session
 from tests.requirements import requirement

@@ -9,9 +9,9 @@ from typing import Any
 import pytest
 from websockets.asyncio.server import ServerConnection
 
-from opwire.call import CallCredit, CallRequested
 from opwire.errors import CallError, ErrorCode, UsageError
-from opwire.operation import Context
+from opwire.model.operation import Context
+from opwire.protocol import CallCredit, CallRequested
 from opwire.testing.harness import item, soon
 from opwire.transports.websocket import WebSocketServer, WebSocketTransport, client
 from tests.requirements import requirement

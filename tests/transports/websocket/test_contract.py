@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from opwire.call import Address, CallEvent, Receiver, Transport
+from opwire.protocol import Address, CallEvent, Receiver, Transport
 from opwire.testing import LIMIT_CONTRACT, TRANSPORT_CONTRACT, Connect
 from opwire.transports.websocket import WebSocketServer, WebSocketTransport
 from tests.requirements import requirement

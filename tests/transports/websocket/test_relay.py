@@ -8,11 +8,11 @@ from typing import Any
 import pytest
 from websockets.frames import Opcode
 
-from opwire.call import CallAborted, CallFailed, CallProgress, CallRequested, CallResponded
-from opwire.call.events import Left
 from opwire.errors import CallError, ErrorCode
-from opwire.operation import Context, Progress
-from opwire.questions import Question
+from opwire.model.operation import Context, Progress
+from opwire.model.questions import Question
+from opwire.protocol import CallAborted, CallFailed, CallProgress, CallRequested, CallResponded
+from opwire.protocol.events import Left
 from opwire.testing.harness import item, soon
 from opwire.transports.websocket import WebSocketServer, WebSocketTransport
 from tests.requirements import requirement

@@ -8,7 +8,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from opwire.call import (
+from opwire.errors import CallError, ErrorCode
+from opwire.model.operation import Identity
+from opwire.protocol import (
     CallAborted,
     CallCompleted,
     CallCredit,
@@ -18,8 +20,6 @@ from opwire.call import (
     decode_event,
     encode_event,
 )
-from opwire.errors import CallError, ErrorCode
-from opwire.operation import Identity
 from opwire.testing.harness import item
 from opwire.transports.websocket import routes
 from opwire.transports.websocket.relay import (

@@ -20,9 +20,9 @@ from websockets.typing import Origin, Subprotocol
 from websockets.uri import parse_uri
 
 from opwire.auth import Grant
-from opwire.call import Address, CallAborted, CallFailed, CallRequested, CallResponded
 from opwire.errors import CallError, ErrorCode
-from opwire.operation import Context
+from opwire.model.operation import Context
+from opwire.protocol import Address, CallAborted, CallFailed, CallRequested, CallResponded
 from opwire.testing.harness import item, soon
 from opwire.transports.websocket import WebSocketServer, WebSocketTransport
 from opwire.transports.websocket import server as server_module

@@ -7,8 +7,8 @@ from typing import Any
 import pytest
 from websockets.asyncio.server import ServerConnection
 
-from opwire.call import CallAborted, CallFailed, CallResponded
 from opwire.errors import CallError, ErrorCode
+from opwire.protocol import CallAborted, CallFailed, CallResponded
 from opwire.testing.harness import item, soon
 from opwire.transports.websocket import WebSocketTransport, session
 from tests.requirements import requirement

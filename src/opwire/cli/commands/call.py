@@ -12,6 +12,7 @@ import click
 import msgspec
 from msgspec import structs
 
+from opwire.agents.snippets import curl_command, printable_body
 from opwire.cli import exit_codes
 from opwire.cli.inputs import SchemaField, complete_input, from_text, read_input, type_name, value_text
 from opwire.cli.options import (
@@ -24,12 +25,11 @@ from opwire.cli.options import (
 )
 from opwire.cli.screen import OutputFormat, Screen, Spinner, is_error, json_text, save, show
 from opwire.cli.sources import Sources, cache_fields, run
-from opwire.deadlines import CALL_TIMEOUT
-from opwire.operation import Context, OperationSpec, OperationType, PreparedRequest, Progress
-from opwire.questions import Question, unanswerable
+from opwire.model.operation import Context, OperationSpec, OperationType, PreparedRequest, Progress
+from opwire.model.questions import Question, unanswerable
 from opwire.registry import OperationRegistry
+from opwire.runtime.deadlines import CALL_TIMEOUT
 from opwire.schema import Schema
-from opwire.snippets import curl_command, printable_body
 from opwire.typed.plain import as_dict, harmless
 
 _version = click.option(

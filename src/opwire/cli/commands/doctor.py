@@ -101,7 +101,7 @@ async def _check(sources: Sources, screen: Screen) -> list[CheckResult]:
         results.append(CheckResult("environment", "wrong", message))
     for name, source in config.sources.items():
         if isinstance(source, ProgramSource):
-            from opwire.adapters.mcp.servers import StdioServer
+            from opwire.mcp.client.servers import StdioServer
 
             withheld = StdioServer("", env=dict.fromkeys(source.env, "")).withheld
             shown = ": " + ", ".join(withheld) if screen.verbose or screen.as_json else "; -v lists them"

@@ -7,18 +7,18 @@ from typing import Any
 import click
 import msgspec
 
+from opwire.agents.search_mode import token_cost
 from opwire.cli.inputs import SchemaField, example_command, schema_summary, type_name
 from opwire.cli.options import json_option, namespace_option, operation_argument, shared_options, source_options
 from opwire.cli.screen import Line, Screen
 from opwire.cli.sources import Sources, cache_fields, run, unknown_namespace
 from opwire.cli.text import cells, cut, padded, rendered, summary, wrapped
 from opwire.config.views import served_view
+from opwire.model.operation import AccessControl, OperationSpec, OperationType
 from opwire.names import counted
-from opwire.operation import AccessControl, OperationSpec, OperationType
 from opwire.registry import OperationRegistry
+from opwire.registry.search import SearchIndex
 from opwire.schema import Schema
-from opwire.search import SearchIndex
-from opwire.search_mode import token_cost
 
 _MAX_FIELDS = 60  # of a schema: some have thousands
 _MAX_COUNTED = 1_000  # fields; a charge of Stripe's has millions within four levels

@@ -14,8 +14,8 @@ from opwire.cli.screen import Screen, open_browser
 from opwire.cli.sources import Sources
 
 if TYPE_CHECKING:
-    from opwire.adapters.source import AdapterSource
-    from opwire.oauth.login import LoginPrompt
+    from opwire.model.login import LoginPrompt
+    from opwire.registry.source import AdapterSource
 
 
 @click.command(name="login")

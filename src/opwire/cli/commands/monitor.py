@@ -27,12 +27,12 @@ from opwire.cli.screen import Screen, one_line, open_browser, rich_console
 from opwire.cli.sources import Sources, check_variables, complete_url, served_tables
 from opwire.cli.text import cells, cut, padded
 from opwire.errors import CallError, ErrorCode, needs_extra
-from opwire.monitor import OUTCOMES, Statistics
 from opwire.names import counted
+from opwire.observe.monitor import OUTCOMES, Statistics
 
 if TYPE_CHECKING:
     from opwire.hub.observer import ObservedServer, Observer
-    from opwire.monitor import CallRecord, OperationStatistics, ServerStatistics
+    from opwire.observe.monitor import CallRecord, OperationStatistics, ServerStatistics
 
 _RETRY = 1.0  # seconds between two attempts after a lost connection
 _MAX_NAME = 16
@@ -512,7 +512,7 @@ async def _serve_remote(
     from opwire.hub.remote_server import RemoteServer
 
     with needs_extra("http"):
-        from opwire.serve.console import ConsoleSystem, serve_console
+        from opwire.console import ConsoleSystem, serve_console
     url = complete_url(url)
     name = urlsplit(url).netloc.rpartition("@")[2] or "remote"
     async with RemoteServer(url, name=name, **sources.connection_options(url)) as remote:

@@ -38,9 +38,9 @@ from opwire.config.settings import (
     SpokeSettings,
 )
 from opwire.errors import CallError, ConfigError, needs_extra
-from opwire.monitor import CallMonitor
 from opwire.names import counted
-from opwire.signals import stop_signals
+from opwire.observe.monitor import CallMonitor
+from opwire.runtime.signals import stop_signals
 from opwire.version import VERSION
 
 if TYPE_CHECKING:
@@ -121,7 +121,7 @@ def metrics_at(address: str | None, screen: Screen, *targets: Any) -> Generator[
         yield
         return
     with needs_extra("prometheus"):
-        from opwire.telemetry import serve_metrics
+        from opwire.observe.telemetry import serve_metrics
 
     host, _, port = address.rpartition(":")
     if not (port.isascii() and port.isdigit() and int(port) < 2**16):
@@ -326,7 +326,7 @@ async def _serve_mcp(
     if settings.transport == "stdio":
         screen.note("MCP server on standard input and output")
         return [surface.run_stdio()]
-    from opwire.serve.listener import listening
+    from opwire.asgi.listener import listening
 
     app = surface.asgi(**mcp_http_options(config))
     address = await surfaces.enter_async_context(listening(app, settings.host, settings.port, on_drain=app.drain))

@@ -29,8 +29,8 @@ from opwire.cli.screen import Screen, write_file
 from opwire.cli.sources import Sources, unknown_namespace
 from opwire.config.reading import TEMPLATE
 from opwire.errors import UsageError, needs_extra
+from opwire.model.operation import Identity
 from opwire.names import counted
-from opwire.operation import Identity
 
 _MAX_KEY = 64 * 1024  # bytes of a key file
 _UNSAFE = re.compile(r"[^\w@%+=:,./-]")

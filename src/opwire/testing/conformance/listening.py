@@ -11,7 +11,7 @@ from typing import Any, cast
 from msgspec import Struct, field
 from websockets.asyncio.server import ServerConnection, serve
 
-from opwire.tasks import spawn
+from opwire.runtime.tasks import spawn
 from opwire.testing.conformance.server import NAMESPACE, Server, describe
 from opwire.testing.conformance.wires import (
     PATIENCE,

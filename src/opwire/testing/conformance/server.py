@@ -19,9 +19,9 @@ from collections.abc import AsyncIterator, Awaitable, Callable, Mapping
 from secrets import randbelow, token_hex
 from typing import Any, NamedTuple, cast
 
-from opwire.envelope import read_envelope
 from opwire.errors import CallError, ConversionError, ErrorCode
-from opwire.operation import AccessControl, Context, OperationSpec, OperationType
+from opwire.model.envelope import read_envelope
+from opwire.model.operation import AccessControl, Context, OperationSpec, OperationType
 from opwire.registry import OperationRegistry
 from opwire.testing.conformance.wires import (
     PATIENCE,

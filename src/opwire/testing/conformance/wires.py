@@ -19,10 +19,10 @@ from websockets.asyncio.connection import Connection
 from websockets.exceptions import ConnectionClosed, InvalidHandshake, InvalidMessage
 from websockets.typing import Subprotocol
 
-from opwire.call.transport import Address
 from opwire.errors import CallError, ErrorCode, system_message
+from opwire.protocol.schemas import CALL_EVENT_SCHEMAS, SESSION_EVENT_SCHEMAS
+from opwire.protocol.transport import Address
 from opwire.schema import Schema
-from opwire.schemas import CALL_EVENT_SCHEMAS, SESSION_EVENT_SCHEMAS
 from opwire.transports.broker_connection import BrokerConnection
 from opwire.typed.plain import shorten
 

@@ -25,7 +25,7 @@ from typing import Protocol
 from urllib.parse import unquote, urlsplit
 
 from opwire.errors import CallError, ErrorCode, UsageError, needs_extra, system_message
-from opwire.tasks import resolve
+from opwire.runtime.tasks import resolve
 from opwire.transports.link import Link
 from opwire.transports.nats.protocol import (
     PING,

@@ -41,11 +41,11 @@ from urllib.parse import quote, unquote
 
 import msgspec
 
-from opwire.auth.tokens import TokenBucket
-from opwire.call.description import Describing, Description
-from opwire.call.events import MAX_MESSAGE
-from opwire.call.transport import Address
 from opwire.errors import CallError, ErrorCode, UsageError
+from opwire.protocol.description import Describing, Description
+from opwire.protocol.events import MAX_MESSAGE
+from opwire.protocol.transport import Address
+from opwire.runtime.limits import TokenBucket
 from opwire.transports.broker import BrokerTransport
 from opwire.transports.broker_connection import BrokerListener, RequestSigner
 from opwire.transports.link import Link

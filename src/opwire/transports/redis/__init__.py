@@ -1,4 +1,4 @@
-"""Calls, durable calls and durable streams over Redis 6.2 or newer, or Valkey: `pip install 'opwire[redis]'`.
+"""Calls over Redis 6.2 or newer, or Valkey: `pip install 'opwire[redis]'`.
 
 Requests and responses travel by publish/subscribe: at most once, and never over a disk.
 """
@@ -6,8 +6,6 @@ Requests and responses travel by publish/subscribe: at most once, and never over
 from opwire.errors import needs_extra
 
 with needs_extra("redis"):
-    from opwire.transports.redis.journal import RedisJournal
-    from opwire.transports.redis.stream import RedisStream
     from opwire.transports.redis.transport import RedisTransport
 
-__all__ = ["RedisJournal", "RedisStream", "RedisTransport"]
+__all__ = ["RedisTransport"]

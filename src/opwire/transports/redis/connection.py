@@ -20,7 +20,7 @@ from urllib.parse import parse_qsl, unquote, urlsplit
 from hiredis import PushNotification, Reader, ReplyError, pack_command  # pyright: ignore[reportUnknownVariableType]
 
 from opwire.errors import CallError, ErrorCode, UsageError, system_message
-from opwire.tasks import reject
+from opwire.runtime.tasks import reject
 from opwire.transports.link import Link
 
 Part = bytes | str | int
@@ -31,7 +31,6 @@ MAX_REPLY = 128 * 1024 * 1024  # bytes of one reply; a longer one ends the conne
 _pack = cast("Callable[[tuple[Part, ...]], bytes]", pack_command)
 _PUSH: Any = PushNotification
 _CONFIRMATIONS = (b"subscribe", b"unsubscribe")
-_SCRIPTS = Path(__file__).with_name("scripts")
 _MORE = object()  # returned for incomplete data: any plain value could be a reply
 
 # --- the URL ----------------------------------------------------------------------------------------------------------
@@ -240,9 +239,9 @@ class Script:
         self.digest = sha1(text.encode(), usedforsecurity=False).hexdigest().encode()
 
 
-def load_script(*files: str) -> Script:
+def load_script(folder: Path, *files: str) -> Script:
     """Load a script without its comments, after the functions that it shares with others."""
-    texts = ((_SCRIPTS / f"{file}.lua").read_text(encoding="utf-8") for file in files)
+    texts = ((folder / f"{file}.lua").read_text(encoding="utf-8") for file in files)
     return Script("".join(re.sub(r"^--.*\n", "", text, flags=re.MULTILINE) for text in texts))
 
 

@@ -19,8 +19,8 @@ from ssl import SSLContext
 from typing import Any, NamedTuple
 from urllib.parse import parse_qsl, unquote
 
-from opwire.deadlines import back_off
 from opwire.errors import CallError, ErrorCode, UsageError
+from opwire.runtime.deadlines import back_off
 from opwire.transports.redis.connection import INVALID_URL, RedisConnection, RedisServers, Target, command, parse_url
 
 logger = logging.getLogger("opwire.transports")

@@ -12,15 +12,16 @@ from asyncio import timeout
 from collections.abc import Iterable
 from functools import partial
 from math import ceil
+from pathlib import Path
 from random import randrange
 from ssl import SSLContext
 from typing import Any
 
 from msgspec import Struct
 
-from opwire.call.events import MAX_MESSAGE
-from opwire.call.transport import Address
 from opwire.errors import CallError, ErrorCode
+from opwire.protocol.events import MAX_MESSAGE
+from opwire.protocol.transport import Address
 from opwire.transports.broker import BrokerTransport
 from opwire.transports.broker_connection import BrokerListener, RequestSigner
 from opwire.transports.link import Link
@@ -91,7 +92,8 @@ def _bulk(argument: bytes) -> bytes:
 
 # --- presence ---------------------------------------------------------------------------------------------------------
 
-ROUTE, ENTER, PRUNE = load_script("route"), load_script("enter"), load_script("prune")
+_load = partial(load_script, Path(__file__).with_name("scripts"))
+ROUTE, ENTER, PRUNE = _load("route"), _load("enter"), _load("prune")
 
 _ROUND = 60.0  # seconds within which each of our lists is renewed, a share of them at each beat
 _LIST_TTL = 3_600_000  # milliseconds until a list expires that no end renews

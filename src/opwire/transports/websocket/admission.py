@@ -18,11 +18,11 @@ from msgspec import Raw
 from msgspec.structs import replace
 
 from opwire.auth.tokens import Grant, grant_ended
-from opwire.bounded import BoundedDict
-from opwire.call import events
-from opwire.call.transport import Address
 from opwire.errors import CallError, ErrorCode
-from opwire.tasks import cancel_tasks, spawn
+from opwire.protocol import events
+from opwire.protocol.transport import Address
+from opwire.runtime.bounded import BoundedDict
+from opwire.runtime.tasks import cancel_tasks, spawn
 from opwire.transports.websocket.relay import MAX_IDENTITY, Peer, identity_json
 from opwire.transports.websocket.routes import Routes
 

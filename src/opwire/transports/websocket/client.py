@@ -12,11 +12,11 @@ from ssl import SSLContext
 from websockets.exceptions import InvalidURI
 from websockets.uri import WebSocketURI, parse_uri
 
-from opwire import deadlines
-from opwire.call.events import MAX_MESSAGE, CallEvent, CallRequested, Here, Who, Withdraw, refusal_error
-from opwire.call.transport import Address, MovableReceiver, Receiver
 from opwire.errors import CallError, ErrorCode, UsageError, check_above_zero, system_message
-from opwire.tasks import cancel_tasks
+from opwire.protocol.events import MAX_MESSAGE, CallEvent, CallRequested, Here, Who, Withdraw, refusal_error
+from opwire.protocol.transport import Address, MovableReceiver, Receiver
+from opwire.runtime import deadlines
+from opwire.runtime.tasks import cancel_tasks
 from opwire.transports.link import MAX_BACKLOG
 from opwire.transports.websocket.routes import SERVER
 from opwire.transports.websocket.session import ClientSession, Dropped

@@ -22,13 +22,14 @@ from functools import lru_cache
 import msgspec
 from msgspec.structs import replace
 
-from opwire.auth.tokens import Grant, TokenBucket
-from opwire.call import events
-from opwire.call.events import MAX_ID, CallAborted, CallEvent, CallFailed, SessionMessage, encode_event
-from opwire.call.transport import Address
+from opwire.auth.tokens import Grant
 from opwire.errors import CallError, ErrorCode
-from opwire.logs import CANCELLED
-from opwire.operation import OWN, Identity
+from opwire.model.operation import OWN, Identity
+from opwire.observe.logs import CANCELLED
+from opwire.protocol import events
+from opwire.protocol.events import MAX_ID, CallAborted, CallEvent, CallFailed, SessionMessage, encode_event
+from opwire.protocol.transport import Address
+from opwire.runtime.limits import TokenBucket
 from opwire.transports.websocket.connection import WebSocketConnection
 from opwire.transports.websocket.routes import (
     ANONYMOUS,

@@ -21,14 +21,14 @@ import msgspec
 from msgspec import Meta, Struct, field
 
 from opwire.auth.tokens import not_delegated
-from opwire.bounded import BoundedDict, Tally
-from opwire.call.discovery import OPERATIONS
-from opwire.call.events import MAX_ID, union_of
-from opwire.call.transport import Address
 from opwire.errors import CallError, ErrorCode
-from opwire.logs import CANCELLED
-from opwire.monitor import CALLS
-from opwire.operation import is_own
+from opwire.model.operation import is_own
+from opwire.observe.logs import CANCELLED
+from opwire.observe.monitor import CALLS
+from opwire.protocol.discovery import OPERATIONS
+from opwire.protocol.events import MAX_ID, union_of
+from opwire.protocol.transport import Address
+from opwire.runtime.bounded import BoundedDict, Tally
 from opwire.typed.plain import one_line, read_outline
 
 SERVER: Address = "server"  # the address of the server itself, for its clients

@@ -18,13 +18,13 @@ from websockets.http11 import Request, Response
 from websockets.server import ServerProtocol
 from websockets.typing import Origin
 
-from opwire.auth.tokens import TokenBucket
-from opwire.call import events
-from opwire.call.events import BULK, CallAborted, CallEvent, CallRequested, decode_event, encode_event, is_final
-from opwire.call.transport import Address, Receiver
 from opwire.errors import CallError, ErrorCode, check_above_zero, check_choice, system_message
+from opwire.model.operation import Identity
 from opwire.names import counted
-from opwire.operation import Identity
+from opwire.protocol import events
+from opwire.protocol.events import BULK, CallAborted, CallEvent, CallRequested, decode_event, encode_event, is_final
+from opwire.protocol.transport import Address, Receiver
+from opwire.runtime.limits import TokenBucket
 from opwire.transports.link import Backlogs, Link
 from opwire.transports.websocket.admission import TOO_MUCH, Admission, AdmissionPolicy
 from opwire.transports.websocket.connection import SUBPROTOCOL, WebSocketConnection

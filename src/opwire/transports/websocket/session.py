@@ -17,8 +17,9 @@ from websockets.http11 import Request, Response
 from websockets.protocol import State
 from websockets.uri import WebSocketURI
 
-from opwire.call import events
-from opwire.call.events import (
+from opwire.errors import CallError, ErrorCode
+from opwire.protocol import events
+from opwire.protocol.events import (
     CallAborted,
     CallEvent,
     CallFailed,
@@ -27,9 +28,8 @@ from opwire.call.events import (
     decode_event,
     encode_event,
 )
-from opwire.call.transport import Address, Receiver
-from opwire.errors import CallError, ErrorCode
-from opwire.tasks import resolve
+from opwire.protocol.transport import Address, Receiver
+from opwire.runtime.tasks import resolve
 from opwire.transports.websocket.connection import SUBPROTOCOL, WebSocketConnection
 from opwire.transports.websocket.relay import MARGIN, read_origin, relay_header
 from opwire.transports.websocket.routes import SERVER, RequestedHead, read_head

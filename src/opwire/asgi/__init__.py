@@ -1,0 +1,1 @@
+"""What the surfaces share: the guard of requests, the listener, problem responses. Needs `opwire[http]`."""

@@ -1,0 +1,1 @@
+"""HTTP without a registry: the client, server-sent events, TLS, host names."""

@@ -1,0 +1,30 @@
+"""MCP servers as a source of operations; those over HTTP need the extra `mcp`."""
+
+from opwire.mcp.client.negotiation import MCPServerInfo
+from opwire.mcp.client.servers import (
+    Callbacks,
+    HTTPServer,
+    MCPKeywords,
+    MCPServer,
+    StdioServer,
+    read_server,
+    read_servers,
+)
+from opwire.mcp.client.source import MCPSource, from_mcp
+from opwire.model.operation import Skipped
+from opwire.registry.source import Report
+
+__all__ = [
+    "Callbacks",
+    "HTTPServer",
+    "MCPKeywords",
+    "MCPServer",
+    "MCPServerInfo",
+    "MCPSource",
+    "Report",
+    "Skipped",
+    "StdioServer",
+    "from_mcp",
+    "read_server",
+    "read_servers",
+]

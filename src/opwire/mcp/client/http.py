@@ -1,0 +1,565 @@
+"""HTTP transports: streamable HTTP, and the HTTP+SSE transport of 2024.
+
+Every request is a POST in a task of its own, so that one that fails costs no other. In streamable HTTP its response
+carries the messages of that request, as JSON or as events; a stream that breaks is resumed where the server supports
+that. In the transport of 2024, all messages arrive in one event stream, which names the address for POSTs.
+
+Redirects are followed within the server's origin only: headers may be secrets.
+"""
+
+import asyncio
+import logging
+from abc import abstractmethod
+from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Mapping
+from contextlib import AsyncExitStack, asynccontextmanager, suppress
+from http.client import HTTPResponse
+from http.cookiejar import Cookie, CookieJar
+from typing import Any, cast
+from urllib.parse import urljoin, urlsplit
+from urllib.request import Request
+
+from msgspec.structs import replace
+
+from opwire.errors import CallError, ErrorCode, needs_extra, system_message
+from opwire.http.sse import SSEParser
+from opwire.mcp.client.servers import HTTPServer
+from opwire.mcp.client.transport import (
+    MAX_RETRY_AFTER,
+    ClientTransport,
+    HTTPExchangeError,
+    TransportEvents,
+    call_error,
+)
+from opwire.mcp.messages import (
+    InvalidMessageError,
+    InvalidReply,
+    ReceivedMessage,
+    RequestId,
+    RPCCode,
+    RPCError,
+    RPCFailure,
+    RPCMessage,
+    RPCNotification,
+    RPCRequest,
+    RPCResponse,
+    decode_message,
+    encode_message,
+    max_values,
+    read_message,
+    read_messages,
+)
+from opwire.mcp.peer import REPLIES
+from opwire.mcp.protocol import LAST_EVENT_HEADER, METHOD_HEADER, SESSION_HEADER, VERSION_HEADER
+from opwire.runtime.tasks import spawn
+from opwire.typed.plain import has_few_values
+
+with needs_extra("mcp"):
+    import httpx2
+
+logger = logging.getLogger("opwire.mcp")
+
+PATIENCE = httpx2.Timeout(30.0, read=300.0, pool=None)  # a server may take long before it responds
+MAX_REDIRECTS = 5
+MAX_RESUMPTIONS = 2
+"""Attempts in a row, without an event, to resume a stream."""
+
+_DELETE_TIMEOUT = 2.0  # seconds for the request that ends a session
+_MAX_ERROR_BODY = 64 * 1024  # bytes that are read of a failed response
+_MAX_COOKIES, _MAX_COOKIE = 50, 4096  # of one server, and bytes of one with its name
+_RETRY, _SHORTEST_RETRY, _LONGEST_RETRY = 1000, 100, 60_000  # milliseconds until a stream is resumed
+_JSON, _EVENTS = "application/json", "text/event-stream"
+_CHUNK = 16 * 1024  # bytes of events that are parsed at a time, before other tasks run: 400 small messages
+_LEAST_COST = 32  # bytes of a body that take as long as a chunk of HTTP, 30 µs
+
+
+class BoundedCookies(CookieJar):
+    """The cookies of one server, as many as browsers keep (RFC 6265); others are ignored.
+
+    A server that sets 4,000 with each response would make each request 0.03 s slower than the one before.
+    """
+
+    def extract_cookies(self, response: HTTPResponse, request: Request) -> None:
+        """Store the cookies of a response, unless there are too many to parse."""
+        headers = response.info()  # pyright: ignore[reportDeprecated] - the response of the client has nothing else
+        if len(headers.get_all("set-cookie", ())) <= _MAX_COOKIES:
+            super().extract_cookies(response, request)
+
+    def set_cookie(self, cookie: Cookie) -> None:
+        """Store a cookie, if there is room for it."""
+        if len(cookie.name) + len(cookie.value or "") <= _MAX_COOKIE:
+            super().set_cookie(cookie)
+            if len(self) > _MAX_COOKIES:
+                self.clear(cookie.domain, cookie.path, cookie.name)
+
+
+class MCPHTTPClient(httpx2.AsyncClient):
+    """The HTTP client of one server.
+
+    Raises:
+        CallError: VALIDATION_ERROR, the server's options or headers are invalid.
+    """
+
+    def __init__(self, server: HTTPServer) -> None:
+        limits = httpx2.Limits(max_connections=None)  # calls are limited elsewhere; here they would wait unseen
+        options: dict[str, Any] = {"timeout": PATIENCE, "limits": limits, **server.options}
+        try:
+            super().__init__(**options, headers=server.headers)
+        except Exception as error:  # options raise anything; values are not repeated, since a header may be a secret
+            reason = str(error) if isinstance(error, (TypeError, OSError)) else type(error).__name__
+            message = f"the options or headers for the MCP server {server.name} cannot be used: {reason}"
+            raise CallError(ErrorCode.VALIDATION_ERROR, message) from error
+        if not isinstance(server.options.get("cookies"), CookieJar):  # otherwise the application has chosen its own
+            given, self.cookies.jar = self.cookies.jar, BoundedCookies()
+            for cookie in given:
+                self.cookies.jar.set_cookie(cookie)
+
+    @property
+    def silent_timeout(self) -> httpx2.Timeout:
+        """The timeouts of a stream that may be silent for any time."""
+        return httpx2.Timeout(**{**self.timeout.as_dict(), "read": None})
+
+    @asynccontextmanager
+    async def respond(
+        self, method: str, url: str, headers: Mapping[str, str], body: bytes | None = None, **options: Any
+    ) -> AsyncGenerator[httpx2.Response]:
+        """Send a request, follow redirects within its origin, and yield the response, which is not read yet.
+
+        Raises:
+            HTTPExchangeError: there is no response, it is compressed twice, or it is a redirect to another origin.
+        """
+        for left in reversed(range(MAX_REDIRECTS)):
+            try:
+                request = self.build_request(method, url, headers=headers, content=body, **options)
+                request.url = _QuietURL(request.url)
+                response = await self.send(request, stream=True, follow_redirects=False)
+            except (httpx2.HTTPError, OSError) as error:
+                raise no_response(error) from error
+            except Exception as error:  # of an auth flow of the user, for example; it may contain secrets
+                logger.debug("a request failed", exc_info=True)
+                raise HTTPExchangeError(0, f" ({type(error).__name__})") from error
+            try:
+                # Bytes that are compressed several times may unpack to terabytes within one step of the decoder.
+                codings = [each for each in response.headers.get("content-encoding", "").split(",") if each.strip()]
+                if len(codings) > 1:
+                    raise HTTPExchangeError(response.status_code, " in more than one content coding")
+                if not 300 <= response.status_code < 400:
+                    yield response
+                    return
+            finally:
+                await response.aclose()
+            location = ""
+            with suppress(ValueError):  # an invalid URL, which is not followed
+                location = urljoin(url, response.headers.get("location", ""))
+            keeps_method = method == "GET" or response.status_code in (307, 308)
+            if not left or not keeps_method or not _keeps_origin(url, location):
+                reason = ", a redirect that is not followed: use its target as the url"
+                raise HTTPExchangeError(response.status_code, reason)
+            url = location
+
+
+class _QuietURL(httpx2.URL):
+    """A URL that is shown without user, password and query: every request is logged with it."""
+
+    def __str__(self) -> str:
+        return f"{self.scheme}://{self.netloc.decode('ascii')}{self.path}"
+
+
+def _keeps_origin(url: str, location: str) -> bool:
+    try:
+        old, new = urlsplit(url), urlsplit(location)
+        is_upgrade = (
+            (old.scheme, new.scheme) == ("http", "https") and old.port in (None, 80) and new.port in (None, 443)
+        )
+        return old.hostname == new.hostname and (is_upgrade or (old.scheme, old.port) == (new.scheme, new.port))
+    except ValueError:
+        return False
+
+
+def no_response(error: Exception) -> HTTPExchangeError:
+    """Return the error of a request without a response. Its reason is that of the system, if that is the cause.
+
+    The HTTP client only says that all attempts failed where each address has refused the connection.
+    """
+    reasons: list[str] = []
+    cause: BaseException | None = error if isinstance(error, httpx2.TransportError) else None
+    while cause is not None and not reasons:
+        # Several addresses of a host fail as a group.
+        failures = (
+            cast("ExceptionGroup[Exception]", cause).exceptions if isinstance(cause, ExceptionGroup) else (cause,)
+        )
+        reasons = [system_message(each) for each in failures if isinstance(each, OSError) and each.errno]
+        cause = cause.__cause__ or cause.__context__
+    reason = "; ".join(dict.fromkeys(reasons)) or str(error) or type(error).__name__
+    return HTTPExchangeError(0, f" ({reason[:200]})")
+
+
+async def read_body(response: httpx2.Response, limit: int) -> bytes | None:
+    """Return the whole body, or None if it is longer than the limit.
+
+    Raises:
+        HTTPExchangeError: it was cut off.
+    """
+    body = bytearray()
+    async for chunk in _chunks(response):
+        body += chunk
+        if len(body) > limit:
+            return None
+    return bytes(body)
+
+
+async def _chunks(response: httpx2.Response) -> AsyncIterator[bytes]:
+    """Yield the body in chunks of at most `_CHUNK` bytes, and let the event loop run after as many.
+
+    What was received or is decompressed does not await: 20 kB of gzip, 20 MB of comments, blocked the loop for 3 s, and
+    64 kB in chunks of one byte for 0.3 s.
+
+    Raises:
+        HTTPExchangeError: it was cut off.
+    """
+    unyielded = 0  # bytes since the event loop last ran; the smallest chunk costs as much as `_LEAST_COST`
+    try:
+        async for chunk in response.aiter_bytes():  # without a size, which would wait until a chunk is full
+            for start in range(0, len(chunk), _CHUNK):
+                if unyielded >= _CHUNK:
+                    unyielded = 0
+                    await asyncio.sleep(0)
+                piece = chunk[start : start + _CHUNK]
+                unyielded += max(len(piece), _LEAST_COST)
+                yield piece
+    except (httpx2.HTTPError, httpx2.StreamError) as error:
+        raise no_response(error) from error
+
+
+async def failure_in(response: httpx2.Response, *, has_session: bool) -> RPCError | HTTPExchangeError:
+    """Return the JSON-RPC error in the body of a failed response, or an error for its status."""
+    status = response.status_code
+    body = await read_body(response, _MAX_ERROR_BODY)
+    found = None
+    with suppress(InvalidMessageError):
+        message = decode_message(body or b"")
+        if isinstance(message, RPCFailure):
+            found = message.error.exception()
+    # A dropped session is 404, regardless of the body.
+    lost = status == 404 and has_session and (found is None or found.code != RPCCode.METHOD_NOT_FOUND)
+    if found is not None and status not in (401, 403) and not lost:
+        return found
+    delay = response.headers.get("retry-after", "")
+    retry_after = min(float(delay[:20]), MAX_RETRY_AFTER) if delay.isascii() and delay.isdigit() else None
+    return HTTPExchangeError(status, retry_after=retry_after, lost=lost)
+
+
+class HTTPTransport(ClientTransport):
+    """The tasks of a connection over HTTP: a POST for each request, and streams."""
+
+    def __init__(self, server: HTTPServer, client: MCPHTTPClient, max_message: int, events: TransportEvents) -> None:
+        self._server = server
+        self._client = client
+        self._max_message = max_message
+        self._max_values = max_values(max_message)
+        self._events = events
+        self._posts: dict[RequestId, asyncio.Task[None]] = {}
+        self._tasks: set[asyncio.Task[None]] = set()
+
+    def write(self, message: RPCMessage, headers: Mapping[str, str] | None = None) -> Awaitable[None] | None:
+        if self.failure is not None:
+            raise self.failure
+        body = encode_message(message)
+        if not isinstance(message, RPCRequest):
+            return self._post_reply(message, body, headers or {})
+        self._posts[message.id] = task = spawn(self._attempt(message, body, headers or {}), self._tasks)
+        task.add_done_callback(lambda _: self._posts.pop(message.id, None))
+        return None
+
+    async def _post_reply(self, message: RPCMessage, body: bytes, headers: Mapping[str, str]) -> None:
+        try:
+            await self._post(message, body, headers)
+        except (HTTPExchangeError, RPCError) as error:
+            logger.debug("%s rejected a message: %s", self._server.name, error)
+
+    def cancel(self, id: RequestId, notification: RPCNotification | None) -> None:
+        task = self._posts.pop(id, None)
+        if task is not None:
+            task.cancel()
+        if notification is not None and self.failure is None:
+            spawn(self.send(notification), self._tasks)
+
+    async def close(self) -> None:
+        """End all requests and streams."""
+        for task in self._tasks:
+            task.cancel()
+        await asyncio.gather(*self._tasks, return_exceptions=True)
+
+    async def _attempt(self, request: RPCRequest, body: bytes, headers: Mapping[str, str]) -> None:
+        try:
+            await self._post(request, body, headers)
+        except (RPCError, HTTPExchangeError, CallError) as error:
+            self._events.failed(request.id, error)
+        except Exception as error:
+            logger.exception("a request to the MCP server %s failed unexpectedly", self._server.name)
+            self._events.failed(request.id, HTTPExchangeError(0, f" ({type(error).__name__})"))
+
+    @abstractmethod
+    async def _post(self, message: RPCMessage, body: bytes, headers: Mapping[str, str]) -> None:
+        """Send a message, and hand over its response."""
+
+    async def _parsed(self, response: httpx2.Response, parser: SSEParser) -> AsyncIterator[tuple[str, bytes]]:
+        """Yield kind and data of the events of a response.
+
+        Raises:
+            HTTPExchangeError: the stream was cut off.
+            CallError: PAYLOAD_TOO_LARGE, an event exceeds the limit.
+        """
+        async for chunk in _chunks(response):
+            for event in parser.feed(chunk):
+                if event.data:
+                    yield event.event, event.data.encode()
+
+    async def _deliver(self, message: ReceivedMessage, request: RequestId | None = None) -> None:
+        wait_for = self._events.received(message, request)
+        if wait_for is not None:
+            await wait_for
+
+    def _broken(self, words: str, code: ErrorCode) -> CallError:
+        return CallError(code, f"the MCP server {self._server.name} {words}")
+
+
+class StreamableHTTP(HTTPTransport):
+    """Streamable HTTP, of revision 2025-03-26 and later. Sessions exist up to 2025-11-25."""
+
+    _session: str | None = None
+    _version: str | None = None  # of the agreement
+
+    def cancel(self, id: RequestId, notification: RPCNotification | None) -> None:
+        # In the stateless era, the end of the connection is the cancellation.
+        super().cancel(id, None if self._version is None else notification)
+
+    async def close(self) -> None:
+        if self._session is not None and self.failure is None:
+            with suppress(HTTPExchangeError, TimeoutError):
+                async with (
+                    asyncio.timeout(_DELETE_TIMEOUT),
+                    self._client.respond("DELETE", self._server.url, self._headers({})),
+                ):
+                    pass
+        await super().close()
+
+    def _headers(self, headers: Mapping[str, str]) -> dict[str, str]:
+        known: dict[str, str] = {"accept": f"{_JSON}, {_EVENTS}", "content-type": _JSON}
+        if self._session is not None:
+            known[SESSION_HEADER] = self._session
+        if self._version is not None:
+            known[VERSION_HEADER] = self._version
+        return known | dict(headers)
+
+    async def _post(self, message: RPCMessage, body: bytes, headers: Mapping[str, str]) -> None:
+        request = message if isinstance(message, RPCRequest) else None
+        if request is not None and request.method == "initialize":
+            self._session = self._version = None
+        elif METHOD_HEADER not in headers:  # a message of the handshake era
+            self._version = headers.get(VERSION_HEADER, self._version)
+        has_session = self._session is not None
+        parser = SSEParser(max_event=self._max_message)
+        async with self._client.respond("POST", self._server.url, self._headers(headers), body) as response:
+            if response.status_code >= 400:
+                raise await failure_in(response, has_session=has_session)
+            self._session = response.headers.get(SESSION_HEADER, self._session)
+            if request is not None and await self._read_response(request, response, parser):
+                return
+        if request is not None:
+            await self._resume(request.id, parser)
+        elif isinstance(message, RPCNotification) and message.method == "notifications/initialized":
+            spawn(self._listen(), self._tasks)
+
+    async def _read_response(self, request: RPCRequest, response: httpx2.Response, parser: SSEParser) -> bool:
+        """Deliver the messages of a response; return False if it is a stream that ended early."""
+        kind = _kind(response)
+        if kind == _EVENTS:
+            return await self._read_events(request.id, response, parser)
+        if kind != _JSON:
+            words = f"answered {request.method} with {kind[:100] or 'nothing'!r}, which is neither JSON nor events"
+            raise self._broken(words, ErrorCode.PROTOCOL_ERROR)
+        body = await read_body(response, self._max_message)
+        if body is None or not has_few_values(body, self._max_values):
+            unit = f"{self._max_message} bytes" if body is None else f"{self._max_values:,} JSON values"
+            raise HTTPExchangeError(response.status_code, f" and more than {unit}", too_long=True)
+        messages = read_messages(body, self._max_values)
+        if not any(isinstance(message, REPLIES) for message in messages):
+            raise self._broken("answered with JSON that is not a JSON-RPC response", ErrorCode.PROTOCOL_ERROR)
+        id = request.id
+        for message in messages:
+            await self._deliver(_for_request(id, message) if isinstance(message, REPLIES) else message, id)
+        return True
+
+    async def _read_events(self, id: RequestId | None, response: httpx2.Response, parser: SSEParser) -> bool:
+        """Deliver the messages of a stream; return whether the response to a request was among them."""
+        try:
+            async for kind, data in self._parsed(response, parser):
+                is_answered = False
+                for message in read_messages(data, self._max_values) if kind == "message" else ():
+                    if id is not None and isinstance(message, REPLIES):
+                        is_answered = True
+                        await self._deliver(_for_request(id, message))
+                    else:
+                        await self._deliver(message, id)
+                if is_answered:
+                    return True
+        except HTTPExchangeError as error:
+            logger.debug("a stream of the MCP server %s was cut off: %s", self._server.name, error)
+        return False
+
+    async def _resume(self, id: RequestId, parser: SSEParser) -> None:
+        """Continue a stream that ended before the response, if its events had ids."""
+        attempt = 0
+        while parser.last_event_id and attempt < MAX_RESUMPTIONS:
+            attempt += 1
+            await asyncio.sleep(_pause(parser))
+            before = parser.last_event_id
+            with suppress(HTTPExchangeError):
+                async with self._open_stream(before) as response:
+                    parser = SSEParser(last_event_id=before, max_event=self._max_message)
+                    if await self._read_events(id, response, parser):
+                        return
+            if parser.last_event_id != before:
+                attempt = 0
+        raise self._broken("ended the stream without a response to the request", ErrorCode.UNAVAILABLE)
+
+    async def _listen(self) -> None:
+        """Read the messages that belong to no request, while the server offers a stream for them."""
+        attempt, parser = 0, SSEParser()
+        while self._session is not None and attempt < MAX_RESUMPTIONS:
+            attempt += 1
+            try:
+                async with self._open_stream(parser.last_event_id) as response:
+                    attempt = 0
+                    parser = SSEParser(last_event_id=parser.last_event_id, max_event=self._max_message)
+                    await self._read_events(None, response, parser)
+            except HTTPExchangeError as error:
+                if error.status in (400, 404, 405):  # the server has no such stream, or no such session
+                    return
+            except CallError as error:
+                logger.warning("the stream of the MCP server %s is closed: %s", self._server.name, error)
+                return
+            await asyncio.sleep(_pause(parser))
+
+    @asynccontextmanager
+    async def _open_stream(self, last_event_id: str) -> AsyncGenerator[httpx2.Response]:
+        resumed = {LAST_EVENT_HEADER: last_event_id} if last_event_id else {}
+        headers = self._headers({"accept": _EVENTS, **resumed})
+        async with self._client.respond(
+            "GET", self._server.url, headers, timeout=self._client.silent_timeout
+        ) as response:
+            if response.status_code >= 300 or _kind(response) != _EVENTS:
+                raise HTTPExchangeError(response.status_code if response.status_code >= 300 else 405)
+            yield response
+
+
+class SSETransport(HTTPTransport):
+    """The HTTP+SSE transport of 2024: one event stream, and an address for POSTs."""
+
+    _endpoint = ""
+
+    @asynccontextmanager
+    async def stream(self) -> AsyncGenerator[None]:
+        """Open the event stream, and wait for the address.
+
+        Raises:
+            CallError: UNAVAILABLE, or PROTOCOL_ERROR if the address is not at the server's own origin.
+        """
+        accept = {"accept": _EVENTS}
+        try:
+            async with self._client.respond(
+                "GET", self._server.url, accept, timeout=self._client.silent_timeout
+            ) as response:
+                if response.status_code >= 300:
+                    raise await failure_in(response, has_session=False)
+                kind = _kind(response)
+                if kind != _EVENTS:
+                    words = f"broke the event stream: its content type is {kind[:100]!r}"
+                    raise self._broken(words, ErrorCode.PROTOCOL_ERROR)
+                events = self._parsed(response, SSEParser(max_event=self._max_message))
+                event, data = await self._next(events)
+                if event != "endpoint" or not self._takes(data.decode()):
+                    words = "does not send an endpoint event for its own origin"
+                    raise self._broken(words, ErrorCode.PROTOCOL_ERROR)
+                reading = spawn(self._read(events), self._tasks)
+                try:
+                    yield
+                finally:
+                    reading.cancel()
+                    await asyncio.gather(reading, return_exceptions=True)
+        except (HTTPExchangeError, RPCError) as error:
+            raise call_error(error, self._server.name, "the event stream") from error
+
+    def _takes(self, endpoint: str) -> bool:
+        """Set the address for POSTs; return whether it is valid and of the server's origin."""
+        try:
+            self._endpoint = urljoin(self._server.url, endpoint)
+            return urlsplit(self._endpoint)[:2] == urlsplit(self._server.url)[:2]
+        except ValueError:  # an invalid URL
+            return False
+
+    async def _read(self, events: AsyncIterator[tuple[str, bytes]]) -> None:
+        try:
+            while True:
+                kind, data = await self._next(events)
+                message = read_message(data, self._max_values) if kind == "message" else None
+                if message is not None:
+                    await self._deliver(message)
+        except CallError as error:
+            words = f"broke the event stream: {error.message}; the connection is closed"
+            is_final = error.code is ErrorCode.UNAVAILABLE
+            self.failure = error if is_final else self._broken(words, ErrorCode.PROTOCOL_ERROR)
+        except Exception:
+            logger.exception("the event stream of the MCP server %s cannot be handled", self._server.name)
+            self.failure = self._broken(
+                "sent what could not be handled; the connection is closed", ErrorCode.UNAVAILABLE
+            )
+        self._events.ended()
+
+    async def _next(self, events: AsyncIterator[tuple[str, bytes]]) -> tuple[str, bytes]:
+        try:
+            return await anext(events)
+        except StopAsyncIteration:
+            raise self._broken("ended the event stream; the connection is closed", ErrorCode.UNAVAILABLE) from None
+        except HTTPExchangeError as error:
+            raise self._broken("was cut off; the connection is closed", ErrorCode.UNAVAILABLE) from error
+
+    async def _post(self, message: RPCMessage, body: bytes, headers: Mapping[str, str]) -> None:
+        async with self._client.respond("POST", self._endpoint, {"content-type": _JSON}, body) as response:
+            if response.status_code >= 300:
+                raise await failure_in(response, has_session=False)
+
+
+@asynccontextmanager
+async def http_transport(
+    server: HTTPServer, max_message: int, events: TransportEvents
+) -> AsyncGenerator[HTTPTransport]:
+    """Connect to a server. Streamable HTTP connects lazily: its first request fails.
+
+    Raises:
+        CallError: UNAVAILABLE, PROTOCOL_ERROR, or VALIDATION_ERROR for invalid options.
+    """
+    async with AsyncExitStack() as stack:
+        kind = SSETransport if server.kind == "sse" else StreamableHTTP
+        transport = kind(server, await stack.enter_async_context(MCPHTTPClient(server)), max_message, events)
+        if isinstance(transport, SSETransport):
+            await stack.enter_async_context(transport.stream())
+        stack.push_async_callback(transport.close)
+        yield transport
+
+
+def _kind(response: httpx2.Response) -> str:
+    return response.headers.get("content-type", "").partition(";")[0].strip().lower()
+
+
+def _for_request(
+    id: RequestId, message: RPCResponse | RPCFailure | InvalidReply
+) -> RPCResponse | RPCFailure | InvalidReply:
+    """Return a response with the id of its own POST's request: some servers repeat it incorrectly."""
+    return message if message.id == id else replace(message, id=id)
+
+
+def _pause(parser: SSEParser) -> float:
+    """Return the seconds until a stream is resumed: at 0 a server would be asked all the time."""
+    wanted = _RETRY if parser.retry is None else parser.retry
+    return min(max(wanted, _SHORTEST_RETRY), _LONGEST_RETRY) / 1000

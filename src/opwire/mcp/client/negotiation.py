@@ -1,0 +1,262 @@
+"""The handshake: agree on a protocol revision, and add to each request what that revision requires.
+
+`server/discover` (2026-07-28) is tried first, and the `initialize` handshake of 2024-11-05
+to 2025-11-25 is the fallback for servers that do not know it.
+
+Servers of 2026-07-28 report changes in the stream of a long-running request, `subscriptions/listen`; earlier ones send
+notifications. `ListenStreams` reopens broken streams, and both ways end in the same notifications.
+"""
+
+import asyncio
+import itertools
+import logging
+from collections.abc import Awaitable, Callable, Mapping
+from functools import partial
+from typing import Any, Protocol
+
+from msgspec import Struct
+
+from opwire.errors import CallError, ErrorCode
+from opwire.mcp.client.servers import Callbacks
+from opwire.mcp.client.transport import HTTPExchangeError
+from opwire.mcp.messages import RPCCode, RPCError
+from opwire.mcp.protocol import (
+    CLIENT_CAPABILITIES_META,
+    CLIENT_INFO_META,
+    HANDSHAKE_VERSIONS,
+    LOG_LEVEL_META,
+    SERVER_INFO_META,
+    STATELESS_VERSIONS,
+    SUBSCRIPTION_META,
+    VERSION_HEADER,
+    VERSION_META,
+    request_headers,
+)
+from opwire.runtime.deadlines import back_off
+from opwire.typed.plain import as_dict, as_list
+from opwire.version import VERSION
+
+logger = logging.getLogger("opwire.mcp")
+
+_CLIENT = {"name": "opwire", "version": VERSION}
+_PAUSE, _LONGEST_PAUSE = 1.0, 60.0  # seconds until an ended stream is reopened
+_LISTS = ("tools", "prompts", "resources")
+_ANSWERS: dict[str, Any] = {"elicitation": {"form": {}, "url": {}}, "sampling": {}, "roots": {}}
+_ids = itertools.count(1)
+
+
+def as_text(value: Any) -> str:
+    """Return a value that is a string, and an empty one for anything else."""
+    return value if isinstance(value, str) else ""
+
+
+class MCPServerInfo(Struct, frozen=True):
+    """The self-description of a server. Missing or invalid names and instructions are empty."""
+
+    name: str
+    version: str
+    protocol: str
+    capabilities: dict[str, Any]
+    instructions: str
+
+    @classmethod
+    def parse(cls, found: Mapping[str, Any], implementation: Any, protocol: str) -> "MCPServerInfo":
+        """Parse the result of a handshake."""
+        named = as_dict(implementation)
+        return cls(
+            name=as_text(named.get("name")),
+            version=as_text(named.get("version")),
+            protocol=protocol,
+            capabilities=as_dict(found.get("capabilities")),
+            instructions=as_text(found.get("instructions")),
+        )
+
+
+class Agreement(Struct, frozen=True):
+    """The outcome of a handshake. `modern`: sessions do not exist, and every request carries `meta`."""
+
+    info: MCPServerInfo
+    meta: dict[str, Any] = {}
+    modern: bool = False
+
+    def meta_for(self, *, asks: bool, logs: bool) -> dict[str, Any]:
+        """Return the `meta` of a request: its caller answers questions, or filters log messages by their level."""
+        meta = {**self.meta, CLIENT_CAPABILITIES_META: _ANSWERS} if asks else self.meta
+        return {**meta, LOG_LEVEL_META: "debug"} if logs else meta
+
+    def headers(self, method: str, params: Mapping[str, Any]) -> dict[str, str]:
+        """Return the HTTP headers of one request, without those of arguments."""
+        version = self.info.protocol
+        return request_headers(version, method, params) if self.modern else {VERSION_HEADER: version}
+
+
+class Outbound(Protocol):
+    """The requests and notifications of a connection before the agreement."""
+
+    async def request_once(
+        self, method: str, params: dict[str, Any], headers: Mapping[str, str], timeout: float | None = None
+    ) -> dict[str, Any]:
+        """Return the result of a request.
+
+        Raises:
+            RPCError, HTTPExchangeError, CallError: it failed; REQUEST_TIMEOUT after the timeout.
+        """
+        ...
+
+    async def notify(self, method: str, headers: Mapping[str, str]) -> None:
+        """Send a notification."""
+        ...
+
+
+async def negotiate(
+    peer: Outbound, callbacks: Callbacks, *, discover: bool, patience: float, revision: str | None = None
+) -> Agreement:
+    """Agree on a revision: `revision`, or the latest that both know.
+
+    `patience` is the timeout of `server/discover` in seconds.
+
+    Raises:
+        RPCError, HTTPExchangeError: the server rejected the handshake, or is gone.
+        CallError: PROTOCOL_ERROR, without a common revision, or for an invalid response.
+    """
+    if revision in HANDSHAKE_VERSIONS:
+        return await _initialize(peer, revision)
+    if revision is not None:
+        agreement = await _discover(peer, callbacks, revision, patience)
+        if agreement is None or agreement.info.protocol != revision:
+            message = f"the MCP server does not speak revision {revision}, which is the only one that is allowed"
+            raise CallError(ErrorCode.PROTOCOL_ERROR, message)
+        return agreement
+    if not discover:
+        return await _initialize(peer)
+    try:
+        return await _discover(peer, callbacks, STATELESS_VERSIONS[-1], patience) or await _initialize(peer)
+    except RPCError as refusal:
+        # Only modern servers use this code. It also answers `initialize`, if the server started so slowly that the
+        # discovery timed out.
+        supported = as_list(as_dict(refusal.data).get("supported"))
+        version = next((each for each in reversed(STATELESS_VERSIONS) if each in supported), None)
+        if refusal.code != RPCCode.UNSUPPORTED_PROTOCOL_VERSION or version is None:
+            raise
+    agreement = await _discover(peer, callbacks, version, patience)
+    if agreement is None:
+        raise CallError(ErrorCode.PROTOCOL_ERROR, "the MCP server offers a revision and then rejects it")
+    return agreement
+
+
+async def _discover(peer: Outbound, callbacks: Callbacks, version: str, patience: float) -> Agreement | None:
+    """Return None if the server is older than `server/discover`."""
+    headers = request_headers(version, "server/discover", {})
+    params = {"_meta": _request_meta(callbacks, version)}
+    try:
+        found = await peer.request_once("server/discover", params, headers, patience)
+    except HTTPExchangeError as refusal:
+        if refusal.status in (0, 401, 403, 407, 408, 429) or refusal.status >= 500:
+            raise  # unreachable or not authorized, which is unrelated to the server's age
+        return None
+    except RPCError as refusal:
+        versions = as_list(as_dict(refusal.data).get("supported"))
+        is_modern = refusal.code == RPCCode.UNSUPPORTED_PROTOCOL_VERSION and versions
+        if is_modern and not any(each in HANDSHAKE_VERSIONS for each in versions):
+            raise
+        return None
+    supported = as_list(found.get("supportedVersions"))
+    mutual = [each for each in STATELESS_VERSIONS if each in supported]
+    if not mutual:
+        return None
+    server = as_dict(found.get("_meta")).get(SERVER_INFO_META)
+    return Agreement(MCPServerInfo.parse(found, server, mutual[-1]), _request_meta(callbacks, mutual[-1]), modern=True)
+
+
+async def _initialize(peer: Outbound, revision: str | None = None) -> Agreement:
+    params = {
+        "protocolVersion": revision or HANDSHAKE_VERSIONS[-1],
+        "capabilities": _ANSWERS,  # some callers answer questions, and each call may have another caller
+        "clientInfo": _CLIENT,
+    }
+    found = await peer.request_once("initialize", params, {})
+    version: Any = found.get("protocolVersion")
+    allowed = HANDSHAKE_VERSIONS if revision is None else (revision,)
+    if version not in allowed:
+        known = f"known are {', '.join((*HANDSHAKE_VERSIONS, *STATELESS_VERSIONS))}"
+        wanted = known if revision is None else f"the source allows {revision} only"
+        message = f"the MCP server speaks revision {str(version)[:50]!r} of the protocol; {wanted}"
+        raise CallError(ErrorCode.PROTOCOL_ERROR, message)
+    await peer.notify("notifications/initialized", {VERSION_HEADER: version})
+    return Agreement(MCPServerInfo.parse(found, found.get("serverInfo"), version))
+
+
+def _request_meta(callbacks: Callbacks, version: str) -> dict[str, Any]:
+    meta: dict[str, Any] = {
+        VERSION_META: version,
+        CLIENT_INFO_META: _CLIENT,
+        CLIENT_CAPABILITIES_META: callbacks.capabilities,
+    }
+    return meta if callbacks.log is None else {**meta, LOG_LEVEL_META: "info"}
+
+
+def announced_changes(capabilities: Mapping[str, Any]) -> dict[str, bool]:
+    """Return the filter of `subscriptions/listen` for the list changes that a server announces."""
+    lists = {kind: as_dict(capabilities.get(kind)) for kind in _LISTS}
+    return {f"{kind}ListChanged": True for kind, settings in lists.items() if settings.get("listChanged") is True}
+
+
+class ListenStreams:
+    """The open `subscriptions/listen` requests. `listen` sends one under an id, and returns when it ends."""
+
+    def __init__(
+        self,
+        listen: Callable[[dict[str, Any], str], Awaitable[object]],
+        notify: Callable[[str, dict[str, Any]], object],
+    ) -> None:
+        self._listen = listen
+        self._notify = notify
+        self._unacknowledged: dict[str, Callable[[], object]] = {}
+        self._streams: dict[str, asyncio.Task[object]] = {}
+
+    async def run(self, wanted: Mapping[str, Any], opened: Callable[[], object]) -> None:
+        """Listen until cancelled; call `opened` when the server has acknowledged the first stream.
+
+        Raises:
+            CallError: the server does not support this, or the connection is lost.
+        """
+        attempt = 0
+        while True:
+            attempt += 1
+            name = f"listen-{next(_ids)}"
+            self._unacknowledged[name] = opened
+            # A task of its own, so that a cancelled stream is distinguished from a cancelled caller.
+            stream = self._streams[name] = asyncio.ensure_future(self._listen({"notifications": dict(wanted)}, name))
+            try:
+                await asyncio.wait((stream,))
+            finally:
+                del self._streams[name]
+                stream.cancel()
+            error = None if stream.cancelled() else stream.exception()
+            if isinstance(error, CallError) and error.code is ErrorCode.UNAVAILABLE and error.retryable:
+                logger.debug("a subscription broke: %s", error)
+            elif error is not None:
+                raise error
+            if self._unacknowledged.pop(name, None) is None:  # it was open
+                attempt = 1
+                opened = partial(self._notify_all, wanted)  # changes before the next stream is open are not reported
+            await asyncio.sleep(back_off(attempt, first=_PAUSE, longest=_LONGEST_PAUSE))
+
+    def _notify_all(self, wanted: Mapping[str, Any]) -> None:
+        for kind in _LISTS:
+            if wanted.get(f"{kind}ListChanged"):
+                self._notify(f"notifications/{kind}/list_changed", {})
+        for uri in wanted.get("resourceSubscriptions", ()):
+            self._notify("notifications/resources/updated", {"uri": uri})
+
+    def acknowledge(self, params: Mapping[str, Any]) -> None:
+        """Handle `notifications/subscriptions/acknowledged`."""
+        opened = self._unacknowledged.pop(as_text(as_dict(params.get("_meta")).get(SUBSCRIPTION_META)), None)
+        if opened is not None:
+            opened()
+
+    def end(self, params: Mapping[str, Any]) -> None:
+        """Handle `notifications/cancelled`: the server has ended a stream."""
+        stream = self._streams.get(as_text(params.get("requestId")))
+        if stream is not None:
+            stream.cancel()

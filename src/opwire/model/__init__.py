@@ -1,0 +1,1 @@
+"""What a call is: envelopes, operations, identities, questions. Data only."""

@@ -1,0 +1,1 @@
+"""See what happens: the access log, the figures of a server, OpenTelemetry."""

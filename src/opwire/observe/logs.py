@@ -1,0 +1,224 @@
+"""The access log, one line per call that a surface serves, a formatter that writes log records as JSON, and a filter.
+
+    logging.getLogger("opwire.access").setLevel(logging.INFO)
+
+The access log is the logger `opwire.access` at level INFO. A record has the message for a person, and the fields of
+`AccessEntry` as its attribute `access`. Without a handler for INFO nothing is measured.
+
+Rules: text of callers is bounded, and its control characters are escaped. Inputs, outputs and error messages, which may
+quote them, are not logged.
+"""
+
+import logging
+import re
+import time
+import traceback
+from collections.abc import Collection
+from datetime import UTC, datetime
+from typing import Any, Literal, cast
+
+import msgspec
+
+from opwire.errors import CallError, ConversionError
+from opwire.model.envelope import MCPResponseMeta, ResponseEnvelope, encode_envelope
+from opwire.model.operation import Identity, is_own
+from opwire.typed.plain import as_dict, harmless, harmless_json, one_line, shorten, write_json
+
+logger = logging.getLogger("opwire.access")
+
+OK = "OK"
+TOOL_ERROR = "TOOL_ERROR"
+"""The outcome of a call with an error as the result of its tool (`isError`)."""
+
+CANCELLED = "CANCELLED"
+"""The outcome of a call that its caller cancelled, or left by disconnecting."""
+
+INPUT_REQUIRED = "INPUT_REQUIRED"
+"""The outcome of a call that asks its client a question, which is answered by another call."""
+
+MAX_TEXT = 200
+"""Characters of an id in a line."""
+
+MAX_TRACEBACK = 64 * 1024
+"""Characters of a traceback in a log: the last ones, which have the exception."""
+
+_SECRET = "(?i)passw|secret|token|authorization|api[-_]?key|credential|cookie|private"  # noqa: S105 - of names
+_encoder = msgspec.json.Encoder()
+
+SurfaceName = Literal["http", "mcp", "call", "console"]
+
+
+class AccessEntry:
+    """A call in progress. `write` logs it, once, when it has ended.
+
+    `outcome` is "OK", an error code, "TOOL_ERROR", "CANCELLED" or "INPUT_REQUIRED". `bytes` is the size of the body of
+    a response over HTTP, and of the encoded results on the other surfaces. `operation` is None if the request names no
+    operation; one over HTTP then has its `path`.
+    """
+
+    __slots__ = (
+        "began",
+        "bytes",
+        "error_id",
+        "identity",
+        "operation",
+        "outcome",
+        "path",
+        "request_id",
+        "status",
+        "surface",
+    )
+
+    def __init__(self, surface: SurfaceName, *, operation: str | None = None, identity: Identity | None = None) -> None:
+        self.surface: SurfaceName = surface
+        self.operation = operation
+        self.identity = None if identity is None else identity.id
+        self.path: str | None = None
+        self.request_id: str | None = None
+        self.outcome = OK
+        self.error_id: str | None = None
+        self.status: int | None = None
+        self.bytes = 0
+        self.began = time.perf_counter()
+
+    def answered(self, envelope: ResponseEnvelope[Any]) -> None:
+        """Note whether a result is a tool's error."""
+        if isinstance(envelope.meta, MCPResponseMeta) and envelope.meta.is_error:
+            self.outcome = TOOL_ERROR
+
+    def measured(self, envelope: ResponseEnvelope[Any]) -> None:
+        """Note a result that is not encoded here, and its size."""
+        self.answered(envelope)
+        try:
+            self.bytes += len(encode_envelope(envelope))
+        except ConversionError:  # it has no JSON form; within a process it needs none
+            pass
+
+    def failed(self, error: CallError) -> None:
+        """Note an error."""
+        self.outcome = error.code.value
+        error_id = as_dict(error.details).get("errorId")
+        self.error_id = error_id if isinstance(error_id, str) else None
+
+    def write(self) -> None:
+        """Log the call; a successful one of `opwire.*` at level DEBUG, since `opwire top` makes one per second."""
+        is_routine = self.outcome == OK and self.operation is not None and is_own(self.operation)
+        fields = self.fields()
+        target, identity = fields["operation"] or fields.get("path") or "-", fields["identity"] or "-"
+        text = f"{self.surface} {target} {identity} {self.outcome} {fields['duration_ms']:.1f} ms {self.bytes:,} B"
+        if self.error_id is not None:
+            text += f" error id {fields['error_id']}"
+        logger.log(logging.DEBUG if is_routine else logging.INFO, "%s", text, extra={"access": fields})
+
+    def fields(self) -> dict[str, Any]:
+        """Return the call as data."""
+        fields: dict[str, Any] = {
+            "surface": self.surface,
+            "operation": _shown(self.operation),
+            "identity": _shown(self.identity),
+            "outcome": self.outcome,
+            "duration_ms": round((time.perf_counter() - self.began) * 1000, 3),
+            "bytes": self.bytes,
+            "request_id": _shown(self.request_id),
+        }
+        if self.operation is None and self.path is not None:
+            fields["path"] = _shown(self.path)
+        if self.status is not None:
+            fields["status"] = self.status
+        if self.error_id is not None:
+            fields["error_id"] = _shown(self.error_id)
+        return fields
+
+
+def begin_access(
+    surface: SurfaceName, *, operation: str | None = None, identity: Identity | None = None
+) -> AccessEntry | None:
+    """Return the entry of a call that begins now; None if it is not in the access log."""
+    if not logger.isEnabledFor(logging.INFO) or (operation or "").startswith("opwire.hub."):
+        return None
+    return AccessEntry(surface, operation=operation, identity=identity)
+
+
+def masked(value: Any, names: Collection[str] = ()) -> Any:
+    """Return plain data with "***" for the values of secret names, and of those in `names`, which are lower case."""
+    if isinstance(value, dict):
+        return {
+            name: "***" if re.search(_SECRET, name) or name.lower() in names else masked(each, names)
+            for name, each in cast("dict[str, Any]", value).items()
+        }
+    if isinstance(value, list):
+        return [masked(each, names) for each in cast("list[Any]", value)]
+    return value
+
+
+class PeerTextFilter(logging.Filter):
+    """Escape control characters in log records where they quote peers: a handler may be a terminal.
+
+    That is in their arguments and in tracebacks: formatters take their text from `exc_text` if it is set. Lines after
+    the first are indented, so that none of them looks like a record of its own. What is longer than a traceback is cut:
+    a megabyte of control characters takes 0.6 s.
+    """
+
+    def filter(self, record: logging.LogRecord) -> bool:
+        """Change the arguments and the traceback, and accept the record."""
+        if isinstance(record.args, tuple):
+            record.args = tuple(
+                _quoted(str(each)) if isinstance(each, str | BaseException) else each for each in record.args
+            )
+        if record.exc_text is None and (found := traceback_of(record)) is not None:
+            record.exc_text = _quoted(found)
+        return True
+
+
+def _quoted(text: str) -> str:
+    return harmless(shorten(text, MAX_TRACEBACK)).replace("\n", "\n    ")
+
+
+# A filter counts for the logger that it was added to, and not for those below it.
+_LOGGERS = (
+    "access adapters adapters.openapi auth call client config durable envelope hub invoke llm mcp oauth pipeline "
+    "policies registry search serve serve.console serve.http telemetry tool_envelope tools transports "
+    "transports.nats view webhooks workers"
+)
+
+
+def escape_peer_text() -> None:
+    """Add the filter to the loggers of this package."""
+    for name in _LOGGERS.split():
+        logging.getLogger(f"opwire.{name}").addFilter(_PEER_TEXT)
+
+
+_PEER_TEXT = PeerTextFilter()
+
+
+class JSONFormatter(logging.Formatter):
+    """Format log records as JSON, one object per line: `time`, `level`, `logger`, `message`.
+
+    A record of the access log has the fields of the call as well, one with an exception its `traceback`.
+    """
+
+    def format(self, record: logging.LogRecord) -> str:
+        """Return the line."""
+        line: dict[str, Any] = {
+            "time": datetime.fromtimestamp(record.created, UTC).isoformat(timespec="milliseconds"),
+            "level": record.levelname,
+            "logger": record.name,
+            "message": record.getMessage(),
+            **as_dict(getattr(record, "access", None)),
+        }
+        if (found := traceback_of(record)) is not None:
+            line["traceback"] = found
+        return harmless_json(write_json(_encoder, line).decode())
+
+
+def traceback_of(record: logging.LogRecord) -> str | None:
+    """Return the traceback of a record; a long one loses its beginning."""
+    if not record.exc_info or record.exc_info[1] is None:
+        return None
+    text = "".join(traceback.format_exception(record.exc_info[1])).rstrip()
+    return text if len(text) <= MAX_TRACEBACK else f"…{text[-MAX_TRACEBACK:]}"
+
+
+def _shown(text: str | None) -> str | None:
+    """Return text of a caller for one line of a log."""
+    return None if text is None else one_line(text[:MAX_TEXT], MAX_TEXT)

@@ -1,0 +1,12 @@
+"""HTTP APIs with an OpenAPI document, as operations. Needs `pip install 'opwire[openapi]'`."""
+
+from opwire.errors import needs_extra
+from opwire.model.operation import Skipped
+from opwire.registry.source import Report
+
+with needs_extra("openapi"):
+    from opwire.auth.oauth import OAuthClient
+    from opwire.openapi.client.security import AWSCredentials
+    from opwire.openapi.client.source import OpenAPISource, from_openapi
+
+__all__ = ["AWSCredentials", "OAuthClient", "OpenAPISource", "Report", "Skipped", "from_openapi"]

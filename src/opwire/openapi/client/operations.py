@@ -1,0 +1,532 @@
+"""Operations of a document: their names, types, servers and security, and the call plan, built lazily.
+
+Names are readable and stable: they depend on the operation, not on its position in the document.
+
+Response schemas of an operation: by status and content type, and one for all.
+
+The schema for all is that of the successful response, in JSON if there is a choice; a union of several that differ. The
+result of a call is validated against the schema of its actual status and content type.
+"""
+
+import logging
+import re
+import unicodedata
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from fnmatch import fnmatchcase
+from functools import cache, cached_property, partial
+from itertools import count
+from typing import Any, NamedTuple
+from urllib.parse import urlsplit
+
+import msgspec
+from msgspec import Struct
+
+from opwire.errors import RegistrationError
+from opwire.model.annotations import Annotations
+from opwire.model.operation import NormalizeMode, OperationSpec, OperationType, is_own, split_id
+from opwire.model.origin import ORIGIN_EXTENSION, Origin, read_origin
+from opwire.names import UniqueNames, similar_names, suggestion
+from opwire.openapi.client.document import DocumentSet, Located, as_text, as_texts, join_uri
+from opwire.openapi.client.endpoints import (
+    VARIABLE,
+    HTTPEndpoint,
+    MediaContent,
+    accept_header,
+    endpoints,
+    is_any,
+    is_text,
+    preferred,
+    success_contents,
+)
+from opwire.openapi.client.inputs import InputReader, OperationInput
+from opwire.openapi.client.plan import CallPlan, ResponseMedia, SecurityRequirement, StreamKind, media_type
+from opwire.openapi.client.schemas import RewrittenSchema, SchemaRewriter
+from opwire.openapi.client.security import security_requirements
+from opwire.registry.source import Report
+from opwire.schema import UNKNOWN, JSONSchema, Schema
+from opwire.typed.plain import as_dict, as_list, harmless, json_form, write_json
+
+logger = logging.getLogger("opwire.adapters")
+
+# What HTTP says about its methods (RFC 9110, 9.2).
+_ANNOTATIONS = {"DELETE": Annotations(destructive=True, idempotent=True), "PUT": Annotations(idempotent=True)}
+
+_EVENT_FIELDS = frozenset({"event", "data", "id", "retry"})
+_DEPTH = 3  # of unions that are searched for an event
+_MAX_EVENTS = 5_000  # schemas in these unions
+_ENCODER = msgspec.json.Encoder(order="deterministic", enc_hook=json_form)
+_NULL: JSONSchema = {"type": "null"}
+
+
+class OperationOutput(NamedTuple):
+    """The responses of an operation. `schema` builds the one for all."""
+
+    responses: dict[str, tuple[ResponseMedia, ...]]
+    schema: Callable[[], JSONSchema]
+    accept: str
+    stream: StreamKind | None
+
+
+def response_kinds(endpoint: HTTPEndpoint, documents: DocumentSet) -> tuple[bool, bool]:
+    """Return whether an operation has plain responses, and whether it has streams."""
+    contents = success_contents(endpoint, documents).values()
+    streams = [media_type(each.content_type).stream is not None for content in contents for each in content]
+    return not all(streams), any(streams)
+
+
+class OutputReader(Struct, eq=False):
+    """Reads the responses of one operation: either streams or plain ones."""
+
+    endpoint: HTTPEndpoint
+    documents: DocumentSet
+    schemas: SchemaRewriter
+    streams: bool
+
+    def read(self, output_schema: Schema) -> OperationOutput:
+        """Return the responses. `output_schema` is the operation's own, shared with the response that it comes from."""
+        if self.endpoint.method == "HEAD":
+            return OperationOutput({}, lambda: _NULL, "*/*", None)
+        contents = {
+            status: [each for each in types if bool(media_type(each.content_type).stream) is self.streams]
+            for status, types in success_contents(self.endpoint, self.documents).items()
+        }
+        chosen = {status: preferred(types) for status, types in contents.items()}
+        only = next(iter(chosen.values()), None) if len(chosen) == 1 else None
+        responses = {
+            status: tuple(self._media(each, output_schema if each is only else None) for each in types)
+            for status, types in contents.items()
+        }
+        first = next((each for each in chosen.values() if each is not None), None)
+
+        def overall() -> JSONSchema:
+            usable = [each for each in chosen.values() if each is not None or not self.streams]
+            rewritten = [RewrittenSchema(_NULL, set()) if each is None else self._schema(each) for each in usable]
+            if not rewritten or any(each.schema is True or each.schema == {} for each in rewritten):
+                return True
+            return self.schemas.complete(_union(rewritten), "output")
+
+        return OperationOutput(
+            responses=responses,
+            schema=overall,
+            accept=accept_header(
+                [each.content_type for each in chosen.values() if each is not None],
+                [each.content_type for types in contents.values() for each in types],
+            ),
+            stream=media_type(first.content_type).stream if self.streams and first is not None else None,
+        )
+
+    def _media(self, content: MediaContent, schema: Schema | None) -> ResponseMedia:
+        if schema is None:
+            is_declared = not {"schema", "itemSchema"}.isdisjoint(content.fields.value)
+            schema = UNKNOWN
+            if is_declared:
+                schema = Schema.deferred(
+                    lambda: self.schemas.complete(self._schema(content), "output"), family=self.schemas.outputs
+                )
+        kind, (fields, home) = media_type(content.content_type), content.fields
+        root = self.schemas.xml_root(fields.get("schema"), home) if kind.is_xml else None
+        xml = None if root is None else root.node
+        return ResponseMedia(content_type=content.content_type, schema=schema, stream=kind.stream, xml=xml)
+
+    def _schema(self, content: MediaContent) -> RewrittenSchema:
+        """Return the schema of a response; of a stream, that of one item."""
+        fields, home = content.fields
+        kind, where = media_type(content.content_type), f"{self.endpoint}, the response"
+        if kind.stream:
+            item = Located(fields.get("itemSchema", fields.get("schema", {})), home)
+            target = self.schemas.resolve(*item)
+            if "itemSchema" not in fields and target.value.get("type") == "array":  # of all items
+                item = Located(target.value.get("items", {}), target.document)
+            data = (self._event_data(item, count()) or []) if kind.stream == "sse" else []
+            return _union([self.schemas.read(*each, "output", where) for each in data or [item]])
+        schema = fields.get("schema")
+        node = self.schemas.resolve(schema, home).value
+        is_string = node.get("type") == "string" and node.get("format") != "binary"
+        is_data = kind.is_json or is_any(kind.name) or (is_text(kind.name) and is_string)
+        is_data = is_data or (kind.is_xml and self.schemas.xml_root(schema, home) is not None)
+        if schema is None or not is_data or node.get("type") == "file":
+            return RewrittenSchema(True, set())
+        return self.schemas.read(schema, home, "output", where)
+
+    def _event_data(self, schema: Located, seen: "count[int]", depth: int = 0) -> list[Located] | None:
+        """Return the schemas of an event's data; None if the schema does not describe whole events.
+
+        `seen` counts schemas: branches that refer to each other multiply at each depth.
+        """
+        node, home = self.schemas.resolve(*schema)
+        branches = [*as_list(node.get("oneOf")), *as_list(node.get("anyOf"))]
+        if next(seen) > _MAX_EVENTS:
+            return None
+        if branches and depth < _DEPTH:
+            found: list[Located] = []
+            for each in branches:
+                data = self._event_data(Located(each, home), seen, depth + 1)
+                if data is None:
+                    break
+                found += data
+            else:
+                return found
+        properties = as_dict(node.get("properties"))
+        if "data" not in properties or not _EVENT_FIELDS.issuperset(properties):
+            return None
+        data = self.schemas.resolve(properties["data"], home)
+        if "contentSchema" in data.value:
+            return [Located(data.value["contentSchema"], data.document)]
+        return [Located(properties["data"], home)]
+
+
+def _union(rewritten: list[RewrittenSchema]) -> RewrittenSchema:
+    # By their JSON: comparing each one with the others took 0.4 s for 2,000 events.
+    different = list({write_json(_ENCODER, each.schema): each.schema for each in rewritten}.values())
+    schema = different[0] if len(different) == 1 else {"anyOf": different}
+    return RewrittenSchema(schema, {name for each in rewritten for name in each.uses})
+
+
+_READS = frozenset({"GET", "HEAD", "QUERY"})
+
+
+class ReadOptions(Struct, frozen=True, kw_only=True):
+    """Options for reading a document; see `from_openapi`."""
+
+    namespace: str | None = None
+    base_url: str | None = None
+    server_variables: Mapping[str, str] = {}
+    include: tuple[str, ...] = ()
+    exclude: tuple[str, ...] = ()
+    normalize: NormalizeMode | None = None
+    strip: bool = False
+    trust_annotations: bool = False
+    unchecked_input: bool = False
+    strict_input: bool = False
+
+    @property
+    def relaxes_inputs(self) -> bool:
+        """Whether inputs are relaxed: the document of another opwire, which is trusted, does not contradict itself."""
+        return not (self.strict_input or self.trust_annotations)
+
+
+class APIDescription(NamedTuple):
+    """A loaded document, and what all its operations share."""
+
+    documents: DocumentSet
+    schemas: SchemaRewriter
+    report: Report
+    options: ReadOptions
+
+    def origin_of(self, endpoint: HTTPEndpoint) -> Origin | None:
+        """Return the `x-opwire` extension of another opwire's operation; None unless the document is trusted.
+
+        The extension grants authority and overrides the document's HTTP terms: a type that makes a DELETE a query,
+        which is then served as GET and marked as read-only; namespace and name of another source's operation;
+        timeouts. So it is ignored in an untrusted document.
+        """
+        own = endpoint.operation.value
+        is_trusted = self.options.trust_annotations and ORIGIN_EXTENSION in own
+        return read_origin(own, ORIGIN_EXTENSION) if is_trusted else None
+
+
+class LazyOperation:
+    """One operation. Its schemas and its call plan are built lazily.
+
+    `streams` is as in `InputReader`; None also for an operation that only streams.
+    """
+
+    def __init__(
+        self,
+        api: APIDescription,
+        endpoint: HTTPEndpoint,
+        namespace: str,
+        name: str,
+        *,
+        kind: OperationType,
+        streams: bool | None,
+    ) -> None:
+        self._api = api
+        self._endpoint = endpoint
+        self._streams = streams
+        self._origin = origin = api.origin_of(endpoint)
+        checks_formats = not api.options.relaxes_inputs and not (origin is not None and origin.loose_formats)
+        input_schema = Schema.deferred(lambda: self._input.schema, checks_formats=checks_formats)
+        outputs = api.schemas.outputs
+        output_schema = Schema.deferred(lambda: self._output.schema(), family=outputs)  # noqa: PLW0108 - lazily
+        own = endpoint.operation.value
+        title = "" if origin is not None and origin.untitled else as_text(own.get("summary")).strip()
+        description = as_text(own.get("description")).strip() or title
+        presentation: dict[str, Any] = {"annotations": _ANNOTATIONS.get(endpoint.method, Annotations())}
+        if origin is not None:
+            presentation = origin.presentation
+        self.spec = OperationSpec(
+            namespace=namespace,
+            name=name,
+            type=kind,
+            title=title,
+            description=description or as_text(endpoint.item.value.get("description")).strip(),
+            tags=origin.tags if origin else tuple(as_texts(own.get("tags"))),
+            version=origin.version if origin else "",
+            input_schema=input_schema,
+            output_schema=output_schema,
+            normalize=api.options.normalize,
+            strip=api.options.strip,
+            unchecked_input=api.options.unchecked_input,
+            timeout=origin.timeout if origin else None,
+            idle_timeout=origin.idle_timeout if origin else None,
+            resumable=origin is not None and origin.resumable,
+            examples=origin.examples if origin else (),
+            **presentation,
+        )
+
+    @cached_property
+    def plan(self) -> CallPlan:
+        """The call plan."""
+        api, endpoint = self._api, self._endpoint
+        return CallPlan(
+            operation_id=self.spec.id,
+            method=endpoint.method,
+            path=endpoint.path,
+            server=server_of(endpoint, api.documents, api.options.server_variables, api.report),
+            base_url=api.options.base_url,
+            parameters=self._input.parameters,
+            body=self._input.body,
+            responses=self._output.responses,
+            security=self.security,
+            accept=self._output.accept,
+            stream=self._output.stream,
+            file_paths=self._input.file_paths,
+        )
+
+    @cached_property
+    def security(self) -> tuple[tuple[SecurityRequirement, ...], ...]:
+        """The alternatives of which one has to be satisfied."""
+        return security_requirements(self._endpoint, self._api.documents, self._api.report)
+
+    @cached_property
+    def _input(self) -> OperationInput:
+        api = self._api
+        places = {each.scheme.place for alternative in self.security for each in alternative}
+        reader = InputReader(
+            self._endpoint, api.documents, api.schemas, api.report, streams=self._streams, secret_places=places
+        )
+        return (reader.whole() if self._origin else None) or reader.read()
+
+    @cached_property
+    def _output(self) -> OperationOutput:
+        api, streams = self._api, self.spec.type is OperationType.SUBSCRIPTION
+        return OutputReader(self._endpoint, api.documents, api.schemas, streams=streams).read(self.spec.output_schema)
+
+
+def read_operations(documents: DocumentSet, report: Report, options: ReadOptions) -> list[LazyOperation]:
+    """Return the operations of a document that pass `include` and `exclude`, in its order."""
+    api = APIDescription(
+        documents, SchemaRewriter(documents, report, relax_inputs=options.relaxes_inputs), report, options
+    )
+    # Each method and path once; the path `a` equals `/a`, and the method `GET` equals `get`. Another opwire serves some
+    # of its operations by GET too: the endpoint that accepts any input wins.
+    kept: dict[Any, HTTPEndpoint] = {}
+    for endpoint in endpoints(documents, report):
+        origin = api.origin_of(endpoint)
+        key = (endpoint.method, endpoint.path) if origin is None else origin.id
+        if origin is None and key in kept:
+            report.skip(endpoint.method, endpoint.path, "the document has this method and path twice")
+        elif key not in kept or "requestBody" in endpoint.operation.value:
+            kept[key] = endpoint
+    wanted = [(each, api.origin_of(each)) for each in _selected(list(kept.values()), options, report)]
+    candidates: list[NameCandidate] = []
+    for endpoint, origin in wanted:
+        own_id = as_text(endpoint.operation.value.get("operationId"))
+        given = origin.id.partition(".")[2] if origin else printable_name(own_id)
+        name = given or name_from_path(endpoint.method, endpoint.path)
+        candidates.append(NameCandidate(endpoint.method, endpoint.path, name, is_given=bool(given)))
+    names = unique_names(candidates)
+    taken = UniqueNames(names.values())
+    default = namespace_of(documents, options)
+    operations: list[LazyOperation] = []
+    for endpoint, origin in wanted:
+        try:
+            namespace = default if origin is None or options.namespace else split_id(origin.id)[0]
+            operations += _operations(api, endpoint, namespace, names[endpoint.method, endpoint.path], taken)
+        except RegistrationError as error:
+            report.skip(endpoint.method, endpoint.path, str(error))
+    return operations
+
+
+def _operations(
+    api: APIDescription, endpoint: HTTPEndpoint, namespace: str, name: str, taken: UniqueNames
+) -> Iterator[LazyOperation]:
+    """Return one operation, or two for an endpoint with both plain responses and streams."""
+    kind = OperationType.QUERY if endpoint.method in _READS else OperationType.MUTATION
+    plain, streams = response_kinds(endpoint, api.documents)
+    origin = api.origin_of(endpoint)
+    if origin is not None or not streams:
+        kind = kind if origin is None else origin.type
+        yield LazyOperation(api, endpoint, namespace, name, kind=kind, streams=None)
+        return
+    if plain:
+        yield LazyOperation(api, endpoint, namespace, name, kind=kind, streams=False)
+        name = taken.take(stream_name(name))
+    yield LazyOperation(api, endpoint, namespace, name, kind=OperationType.SUBSCRIPTION, streams=True)
+
+
+def _selected(found: list[HTTPEndpoint], options: ReadOptions, report: Report) -> list[HTTPEndpoint]:
+    """Return the endpoints that pass `include` and `exclude`; warn of patterns that match nothing."""
+    if not options.include and not options.exclude:
+        return found
+
+    def matches(names: Iterable[str], patterns: Iterable[str]) -> bool:
+        return any(fnmatchcase(name, pattern) for pattern in patterns for name in names)
+
+    known, selected = set[str](), list[HTTPEndpoint]()
+    for endpoint in found:
+        own = endpoint.operation.value
+        names = [endpoint.path, str(endpoint), as_text(own.get("operationId")), *as_texts(own.get("tags"))]
+        known.update(names)
+        if (not options.include or matches(names, options.include)) and not matches(names, options.exclude):
+            selected.append(endpoint)
+    patterns = [("include", each) for each in options.include] + [("exclude", each) for each in options.exclude]
+    for option, pattern in dict.fromkeys(patterns):
+        if not matches(known, [pattern]):
+            hint = suggestion(similar_names(pattern, sorted(known)))
+            message = f"{option} {pattern!r} matches no operationId, tag, path or 'GET /path'{hint}"
+            report.warn(message)
+            logger.warning("%s", harmless(message))
+    return selected
+
+
+# --- names ----------------------------------------------------------------------------------------------------------
+
+_OTHER = re.compile(r"[^0-9A-Za-z]+")
+_MAX_NAME = 200
+_MAX_NAMESPACE = 20
+_MARKS = re.compile(r"[\u0300-\u036f]+|['\u2019]s\b")  # accents, and the end of "GitHub's"
+_VERSION = re.compile(r"v?[0-9]{1,2}|(?:19|20)[0-9]{2}")
+_FILLERS = frozenset(
+    "a an and api apis com definition doc docs documentation for http https interface json net of official on "
+    "openapi org public reference rest restful service services spec specification swagger the to version web".split()
+)
+_STREAM = "_stream"
+
+
+class NameCandidate(NamedTuple):
+    """The preferred name of an operation. A name from the document has priority over a generated one."""
+
+    method: str
+    path: str
+    name: str
+    is_given: bool
+
+
+def unique_names(candidates: Iterable[NameCandidate]) -> dict[tuple[str, str], str]:
+    """Return unique names by method and path.
+
+    Among equal names, the operation with the smallest path and method keeps it. The others get method and path
+    appended, so that the order of the document does not matter.
+    """
+    names: dict[tuple[str, str], str] = {}
+    first: set[str] = set()
+    duplicates: list[NameCandidate] = []
+    for candidate in sorted(candidates, key=lambda each: (not each.is_given, each.path, each.method)):
+        if candidate.name in first:
+            duplicates.append(candidate)
+        else:
+            first.add(candidate.name)
+            names[candidate.method, candidate.path] = candidate.name
+    free = UniqueNames(first, longest=_MAX_NAME)
+    for method, path, name, is_given in duplicates:
+        longer = f"{name}_{name_from_path(method, path)}" if is_given else name
+        names[method, path] = free.take(longer)
+    return names
+
+
+def namespace_of(documents: DocumentSet, options: ReadOptions) -> str:
+    """Return the namespace of a document's operations, unless another opwire names its own."""
+    return options.namespace or namespace_from(as_dict(documents.main.root.get("info")).get("title"))
+
+
+def namespace_from(title: object) -> str:
+    """Return a short namespace from an API's title: "GitHub v3 REST API" is `github`.
+
+    Versions and words that most titles contain are dropped, unless nothing else is left. The namespace of opwire itself
+    is reserved: a title does not lead to it.
+    """
+    text = unicodedata.normalize("NFKD", title[:_MAX_NAME]) if isinstance(title, str) else ""
+    words = _OTHER.sub(" ", _MARKS.sub("", text)).lower().split()
+    telling = [each for each in words if each not in _FILLERS and not _VERSION.fullmatch(each)] or words
+    namespace = "".join(telling[:1])[:_MAX_NAMESPACE]
+    for word in telling[1:]:
+        if len(namespace) + 1 + len(word) > _MAX_NAMESPACE:
+            break
+        namespace += f"_{word}"
+    return "api" if not namespace or is_own(f"{namespace}.") else namespace
+
+
+def name_from_path(method: str, path: str) -> str:
+    """Return the name of an operation without an operationId: `get_pets_petId` for GET /pets/{petId}."""
+    words = _OTHER.sub("_", path).strip("_")
+    return f"{method.lower()}_{words}"[:_MAX_NAME] if words else method.lower()
+
+
+def printable_name(operation_id: str) -> str:
+    """Return an operationId without characters that are invalid in a name; "" if nothing is left."""
+    name = operation_id.strip()[:_MAX_NAME]
+    return name if name.isprintable() else "".join(each if each.isprintable() else "_" for each in name)
+
+
+def stream_name(name: str) -> str:
+    """Return the name of the streaming form of an operation."""
+    return name[: _MAX_NAME - len(_STREAM)] + _STREAM
+
+
+# --- servers --------------------------------------------------------------------------------------------------------
+
+_MAX_SERVERS = 100  # of one list, of which the first usable one is taken
+_MAX_URL = 8 * 1024  # characters, with its variables expanded
+_ABSOLUTE = re.compile(r"[A-Za-z][A-Za-z0-9+.-]*://")
+
+
+def server_of(endpoint: HTTPEndpoint, documents: DocumentSet, variables: Mapping[str, str], report: Report) -> str:
+    """Return the URL of an operation's server, relative to the document's own address if that is known."""
+    root, base = documents.main.root, documents.main.uri
+    is_remote = base.startswith(("http://", "https://"))
+    if documents.version == "2.0":
+        home = urlsplit(base if is_remote else "")
+        host = as_text(root.get("host")).strip() or home.netloc
+        path = "/" + as_text(root.get("basePath")).strip().strip("/")
+        schemes = as_texts(endpoint.operation.value.get("schemes")) or as_texts(root.get("schemes"))
+        scheme = next((each for each in ("https", "http") if each in schemes), home.scheme or "https")
+        return f"{scheme}://{host}{path}" if host else path
+    url = "/"
+    for owner in (endpoint.operation.value, endpoint.item.value, root):
+        servers = [as_dict(each) for each in as_list(owner.get("servers"))[:_MAX_SERVERS]]
+        if found := next((each for each in servers if isinstance(each.get("url"), str)), None):
+            url = documents.shared("server", found, partial(_expanded, found, variables, report))
+            break
+    return url if _ABSOLUTE.match(url) or not is_remote else join_uri(base, url or "/")
+
+
+def _expanded(server: dict[str, Any], given: Mapping[str, str], report: Report) -> str:
+    """Return the URL with its variables expanded; one without a value stays, and the first call raises."""
+    declared = as_dict(server.get("variables"))
+    left = _MAX_URL
+
+    @cache
+    def value_of(name: str) -> str:
+        variable = as_dict(declared.get(name))
+        choices = as_texts(variable.get("enum"))
+        if name in given:
+            if choices and str(given[name]) not in choices:
+                report.warn(f"the server variable {name!r} is one of {', '.join(choices[:10])}, not {given[name]!r}")
+            return str(given[name])
+        default = variable.get("default")
+        if isinstance(default, str | int | float):
+            return as_text(default)
+        return choices[0] if choices else f"{{{name}}}"
+
+    def value(found: re.Match[str]) -> str:
+        nonlocal left
+        left -= len(value_of(found[1]))
+        return value_of(found[1]) if left >= 0 else ""
+
+    url = VARIABLE.sub(value, server["url"].strip())
+    if left < 0 or len(url) > _MAX_URL:
+        report.warn(f"the server's URL has more than {_MAX_URL:,} characters: it is ignored")
+        return "/"
+    return url

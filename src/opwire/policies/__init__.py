@@ -1,0 +1,44 @@
+"""Policies: interceptors for audit logs, approval, limits, circuit breakers and budgets.
+
+    registry.use(AuditLog("audit.jsonl"))
+    registry.use(RateLimit(10, per=1.0, by=("identity",)))
+    registry.use(Approval(ask, include=["type:mutation"]))
+
+Each applies to the operations that `include` and `exclude` select: ids or tags with `*`, namespaces, `type:mutation`,
+`tag:NAME`. Policies run in the order in which they are installed, the first outermost: an audit log that is installed
+first also has the calls that the others reject.
+"""
+
+from opwire.policies.cache import ResponseCache
+from opwire.policies.policies import (
+    Approval,
+    ApprovalChange,
+    ApprovalQueue,
+    ApprovalRequest,
+    AuditLog,
+    CallBudget,
+    CircuitBreaker,
+    ConcurrencyLimit,
+    Policy,
+    PolicyCall,
+    PolicyOptions,
+    RateLimit,
+    ask_caller,
+)
+
+__all__ = [
+    "Approval",
+    "ApprovalChange",
+    "ApprovalQueue",
+    "ApprovalRequest",
+    "AuditLog",
+    "CallBudget",
+    "CircuitBreaker",
+    "ConcurrencyLimit",
+    "Policy",
+    "PolicyCall",
+    "PolicyOptions",
+    "RateLimit",
+    "ResponseCache",
+    "ask_caller",
+]

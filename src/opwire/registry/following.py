@@ -1,0 +1,121 @@
+"""Sources that a registry follows: operations that come and go, instructions, updated resources.
+
+A registry, or a view of one, is such a source too.
+"""
+
+import logging
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from typing import TYPE_CHECKING, Protocol
+
+from msgspec.structs import replace
+
+from opwire.model.operation import Change, NormalizeMode, Operation, OperationSpec, Source, SourceChange
+from opwire.registry.view import operation_through
+
+if TYPE_CHECKING:
+    from opwire.registry.registry import OperationRegistry
+
+logger = logging.getLogger("opwire.registry")
+
+
+class Registering(Protocol):
+    """The methods of a registry that following uses."""
+
+    def __contains__(self, operation_id: object) -> bool: ...
+    def register_all(self, operations: Iterable[Operation], *, replace: bool = False) -> None: ...
+    def unregister(self, operation_id: str) -> None: ...
+    def resource_updated(self, uri: str) -> None: ...
+
+
+class FollowedSources:
+    """The sources of a registry."""
+
+    def __init__(self) -> None:
+        self._sources: list[Source] = []
+
+    @property
+    def instructions(self) -> dict[str, str]:
+        """The instructions of the sources for models, by namespace."""
+        given = (getattr(source, "instructions", {}) for source in self._sources)
+        return {namespace: text for each in given for namespace, text in each.items()}
+
+    def follow(self, registry: Registering, source: Source, *, overrides: bool) -> Callable[[], None]:
+        """Add the operations of a source and follow its changes; the returned function stops that."""
+        registry.register_all(followed := tuple(source), replace=overrides)
+        ours = {each.spec.id for each in followed}
+
+        def keep_up(change: SourceChange) -> None:
+            for each in change.put:
+                id = each.spec.id
+                if id in registry and id not in ours and not overrides:
+                    logger.warning("%s is ignored: the id is already registered by another owner", id)
+                    continue
+                registry.register_all([each], replace=True)
+                ours.add(id)
+            for id in ours.intersection(change.gone):
+                ours.discard(id)
+                if id in registry:
+                    registry.unregister(id)
+
+        unfollow, detach = source.on_change(keep_up), self.attach(registry, source)
+
+        def stop() -> None:
+            unfollow()
+            detach()
+
+        return stop
+
+    def attach(self, registry: Registering, source: Source) -> Callable[[], None]:
+        """Use the instructions of a source and its updates of resources, if it has any; the result stops that."""
+        on_updated = getattr(source, "on_resource_updated", None)
+        stop = None if on_updated is None else on_updated(registry.resource_updated)
+        self._sources.append(source)
+
+        def detach() -> None:
+            self._sources[:] = [each for each in self._sources if each is not source]
+            if stop is not None:
+                stop()
+
+        return detach
+
+
+class RegistryOperations:
+    """The operations of a registry as a source, for another registry to follow.
+
+    Results are normalized by their own registry; `normalize` and `strip` are applied in addition.
+    """
+
+    def __init__(
+        self, registry: "OperationRegistry", *, normalize: NormalizeMode = "off", strip: bool | None = None
+    ) -> None:
+        self._registry = registry
+        self._normalize: NormalizeMode = normalize
+        self._strip = strip
+
+    def __iter__(self) -> Iterator[Operation]:
+        """Iterate over the current operations."""
+        return map(self._operation, self._registry.list())
+
+    @property
+    def instructions(self) -> Mapping[str, str]:
+        """The instructions of the registry's own sources."""
+        return self._registry.instructions
+
+    def on_change(self, listener: Callable[[SourceChange], None]) -> Callable[[], None]:
+        """Call the listener after every change; the returned function removes it."""
+
+        def forward(change: Change) -> None:
+            gone = change.kind == "removed"
+            listener(
+                SourceChange(gone=(change.spec.id,)) if gone else SourceChange(put=(self._operation(change.spec),))
+            )
+
+        return self._registry.on_change(forward)
+
+    def on_resource_updated(self, listener: Callable[[str], None]) -> Callable[[], None]:
+        """Call the listener with the URI of every updated resource; the returned function removes it."""
+        return self._registry.on_resource_updated(listener)
+
+    def _operation(self, spec: OperationSpec) -> Operation:
+        outer = replace(spec, normalize=self._normalize, strip=self._strip)
+        return operation_through(self._registry, spec, outer)

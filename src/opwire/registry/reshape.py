@@ -1,0 +1,399 @@
+"""How a view changes the input and the results of an operation."""
+
+from collections import OrderedDict
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any, NoReturn, cast, get_args
+from uuid import uuid4
+
+import msgspec
+from msgspec import UNSET, Struct, UnsetType, defstruct
+from msgspec.structs import asdict, replace
+
+from opwire.errors import CallError, ErrorCode, RegistrationError, UsageError, check_counts, check_list
+from opwire.model.annotations import CompletionRequest
+from opwire.model.envelope import LocalResponseMeta, MCPResponseMeta, ResponseEnvelope, ResponseMeta, local_envelope
+from opwire.model.operation import Context, OperationSpec, input_error
+from opwire.names import similar_names, suggestion
+from opwire.schema import UNKNOWN, Problem, Schema
+from opwire.schema.dialect import escaped
+from opwire.typed.plain import as_dict, to_plain
+
+Arguments = Callable[[Any, Context], Any]
+"""Takes the input of a call and its context; returns the arguments of the handler."""
+
+_MAX_STORED = 200  # shortened results that can be fetched
+_MAX_STORED_CHARACTERS = 16 * 1024 * 1024
+_MAX_PAGE = 100_000  # characters of a page of one
+_DEFINITIONS = ("$defs", "definitions", "components", "$schema", "$id", "$anchor")
+
+MORE = "results.more"
+"""The operation of a view that returns the rest of a shortened result."""
+
+
+class Reshape(Struct, frozen=True, kw_only=True):
+    """Changes of an operation in a view. Parameters are the properties of its input.
+
+    Reshape(rename={"lines": "items"}, fix={"currency": "EUR"}, from_context={"tenant": "identity.id"}, keep=["total"])
+
+    Parameters in `hide`, `fix` and `from_context` cannot be passed by callers. `from_context` values are
+    "identity.id", "identity.scopes", "metadata.NAME", or functions of the context. `narrow` adds JSON Schema keywords
+    to parameters. `keep` are the fields of a result ("total", "user.name"), also of each item of a list. A result with
+    more than `max_chars` characters of JSON is shortened; the operation `results.more` of the view returns the rest.
+    """
+
+    title: str | None = None
+    description: str | None = None
+    rename: Mapping[str, str] = {}
+    hide: Sequence[str] = ()
+    fix: Mapping[str, Any] = {}
+    from_context: Mapping[str, str | Callable[[Context], Any]] = {}
+    narrow: Mapping[str, Mapping[str, Any]] = {}
+    keep: Sequence[str] = ()
+    max_chars: int | None = None
+
+    def __post_init__(self) -> None:
+        check_list("names", hide=self.hide, keep=self.keep)
+        check_counts(max_chars=self.max_chars)
+        for path in self.from_context.values():
+            context_value(path)
+
+    def over(self, other: "Reshape") -> "Reshape":
+        """Return both changes as one; those of this one override."""
+        merged: dict[str, Any] = {}
+        for name in self.__struct_fields__:
+            mine, theirs = getattr(self, name), getattr(other, name)
+            merged[name] = {**theirs, **mine} if isinstance(mine, Mapping) else mine or theirs
+        return Reshape(**merged)
+
+    @property
+    def parameters(self) -> frozenset[str]:
+        """The parameters that are named."""
+        return frozenset([*self.rename, *self.narrow]) | self.unavailable
+
+    @property
+    def unavailable(self) -> frozenset[str]:
+        """The parameters that callers cannot pass."""
+        return frozenset([*self.hide, *self.fix, *self.from_context])
+
+
+class Reshaping:
+    """The changes of one operation's input and results."""
+
+    def __init__(self, spec: OperationSpec, new_id: str, changes: Reshape, store: "ResultStore") -> None:
+        self._id = new_id
+        self._source = spec
+        self._changes = changes
+        self._store = store
+        self._fixed = {name: to_plain(value) for name, value in changes.fix.items()}
+        self._computed = [(name, context_value(path)) for name, path in changes.from_context.items()]
+        self._old_names = {new: old for old, new in changes.rename.items()}
+        self._blocked = changes.unavailable | (changes.rename.keys() - self._old_names.keys())
+        self._narrowed = {changes.rename.get(name, name): Schema(dict(each)) for name, each in changes.narrow.items()}
+        self._fields: dict[str, Any] = {}
+        for path in changes.keep:
+            node = self._fields
+            for name in path.split("."):
+                node = node.setdefault(name, {})
+        self._project = _projection(self._fields)
+        self.narrows = bool(changes.narrow)
+        self.keeps_results = not changes.keep and changes.max_chars is None
+        self._keeps_input = not changes.parameters
+        self.is_trivial = self.keeps_results and self._keeps_input
+        self.input_schema, self.output_schema = spec.input_schema, spec.output_schema
+        if changes.parameters:
+            self._check(spec)
+            self.input_schema = self._input_schema()
+        if changes.max_chars is not None:
+            self.output_schema = UNKNOWN
+        elif changes.keep:
+
+            def projected() -> dict[str, Any]:
+                given = spec.output_schema.lowered_object
+                definitions = {key: given[key] for key in _DEFINITIONS if key in given}
+                return definitions | _projected_schema(given, self._fields)
+
+            self.output_schema = Schema.deferred(projected)
+
+    def _check(self, spec: OperationSpec) -> None:
+        schema = spec.input_schema.lowered_object
+        properties = schema.get("properties")
+        known = cast("dict[str, Any]", properties) if isinstance(properties, dict) else {}
+        for name in sorted(self._changes.parameters - known.keys()):
+            raise RegistrationError(f"it has no parameter {name!r}{suggestion(similar_names(name, known))}")
+        required = set(schema.get("required", ())).intersection(self._changes.hide) - self._fixed.keys()
+        if missing := sorted(required - self._changes.from_context.keys()):
+            raise RegistrationError(f"the hidden parameter {missing[0]!r} is required: give it a value with fix")
+        definitions = {key: schema[key] for key in _DEFINITIONS if key in schema}
+        for name, value in self._fixed.items():
+            for path, message in Schema({**definitions, "properties": {name: known[name]}}).problems({name: value}):
+                raise RegistrationError(f"the value of fix is invalid: {path}: {message}")
+        taken = (known.keys() - self._changes.rename.keys()) & self._old_names.keys()
+        if taken or len(self._old_names) < len(self._changes.rename):
+            raise RegistrationError(f"rename gives two parameters one name: {', '.join(sorted(taken))}")
+
+    def _input_schema(self) -> Schema:
+        schema = self._source.input_schema.lowered_object
+        rename, hidden = self._changes.rename, self._changes.unavailable
+        properties: dict[str, Any] = {}
+        for name, each in cast("dict[str, Any]", schema["properties"]).items():
+            if name not in hidden:
+                properties[rename.get(name, name)] = _narrowed(each, self._changes.narrow.get(name))
+        required = [rename.get(name, name) for name in schema.get("required", ()) if name not in hidden]
+        return Schema({**schema, "properties": properties, "required": required})
+
+    def inward(self, input: Any, context: Context) -> Any:
+        """Return the input of the source's operation.
+
+        Raises:
+            CallError: VALIDATION_ERROR; UNAUTHENTICATED, if the context has no identity to take a value from.
+        """
+        if self._keeps_input:
+            return input
+        if not isinstance(input, dict):
+            raise input_error(self._id, [Problem("", 'the value is not of type "object"')])
+        given = cast("dict[str, Any]", input)
+        if not self._blocked.isdisjoint(given):
+            names = ", ".join(sorted(self._blocked.intersection(given)))
+            raise input_error(self._id, [Problem("", f"unknown properties: {names}")])
+        for name, schema in self._narrowed.items():
+            if name in given and not schema.is_valid(given[name]):
+                problems = schema.problems(given[name])
+                raise input_error(self._id, [Problem(f"/{escaped(name)}{path}", message) for path, message in problems])
+        if names := self._old_names:
+            given = {names.get(name, name): value for name, value in given.items()}
+        merged = given | self._fixed
+        for name, value in self._computed:
+            merged[name] = value(context)
+        return merged
+
+    def compile(self, flat: type[Struct], otherwise: Arguments) -> Arguments:
+        """Return `inward` for valid flat input, together with its validation, which makes it as fast as the source.
+
+        `flat` is the type that msgspec converts valid input of the source's operation to. Other input is passed to
+        `otherwise`, which returns the arguments or raises the errors.
+        """
+        known = {each.name: each for each in msgspec.structs.fields(flat)}
+        types = {name: frozenset(get_args(each.type) or [each.type]) for name, each in known.items()}
+        computed = [(name, value, types[name] - {UnsetType}) for name, value in self._computed]
+        narrowed = [(name, each.compile().checker()) for name, each in self._narrowed.items()]
+        taken = [each for each in known.values() if each.name not in self._changes.unavailable]
+        fields: list[Any] = [(each.name, each.type, *([] if each.required else [each.default])) for each in taken]
+        rename = {each.name: self._changes.rename[each.name] for each in taken if each.name in self._changes.rename}
+        copies = not (narrowed or rename) and len(computed) <= 1  # the input, which is faster than to build a dict
+        if not copies:
+            fields += [(name, UnsetType, value) for name, value in self._fixed.items()]  # for these no input is valid
+        own = defstruct("Flat", fields, kw_only=True, forbid_unknown_fields=True, rename=rename)
+        if copies:
+            return _copying(own, self._fixed, computed, otherwise)
+        is_complete = all(each.default is not UNSET for each in taken)  # or else it has values that are not arguments
+        return _mapping(own, narrowed, computed, otherwise) if is_complete else otherwise
+
+    def reraise(self, error: CallError) -> NoReturn:
+        """Raise an error of the source's operation in the terms of the view."""
+        given: list[dict[str, str]] | None = as_dict(error.details).get("problems")
+        is_same = self._keeps_input and self._id == self._source.id
+        if is_same or error.code is not ErrorCode.VALIDATION_ERROR or given is None:
+            raise error
+        problems: list[Problem] = []
+        for each in given:
+            slash, _, rest = each["path"].partition("/")
+            name, more, inner = rest.partition("/")
+            path = f"{slash}/{self._changes.rename.get(name, name)}{more}{inner}" if rest else each["path"]
+            problems.append(Problem(path, each["message"]))
+        raise input_error(self._id, problems) from error
+
+    def outward(self, envelope: ResponseEnvelope[Any], context: Context) -> ResponseEnvelope[Any]:
+        """Return the envelope of the view's operation."""
+        meta: ResponseMeta = envelope.meta
+        if isinstance(meta, LocalResponseMeta) and self._id != self._source.id:
+            meta = LocalResponseMeta(self._id, meta.timestamp, meta.encoding, meta.cursor)
+        if self.keeps_results:
+            return envelope if meta is envelope.meta else ResponseEnvelope(envelope.data, meta)
+        data: Any = envelope.data
+        if isinstance(meta, MCPResponseMeta):  # its content has everything once more
+            if meta.is_error:
+                return envelope
+            meta = local_envelope(None, self._id).meta
+        if self._fields:
+            data = self._project(data)
+        if self._changes.max_chars is not None:
+            data = self._store.shortened(data, self._changes.max_chars, context)
+        return ResponseEnvelope(data, meta)
+
+    def asked(self, request: CompletionRequest) -> CompletionRequest:
+        """Return a completion under the names of the source; parameters that callers cannot pass have none."""
+        names = {new: self._old_names.get(new, new) for new in (request.argument, *request.arguments)}
+        known = {names[new]: value for new, value in request.arguments.items() if new not in self._blocked}
+        argument = "" if request.argument in self._blocked else names[request.argument]
+        return replace(request, argument=argument, arguments=known)
+
+
+_Computed = list[tuple[str, Callable[[Context], Any], frozenset[type]]]  # names, functions and types of their values
+
+
+def _copying(own: type[Struct], fixed: dict[str, Any], computed: _Computed, otherwise: Arguments) -> Arguments:
+    """Return a copy of the input with fixed values, and one value from the context at most."""
+    convert = msgspec.convert
+
+    def with_fixed(input: Any, context: Context) -> Any:
+        try:
+            convert(input, own)
+            return input | fixed
+        except (TypeError, ValueError):
+            return otherwise(input, context)
+
+    def with_value(input: Any, context: Context) -> Any:
+        try:
+            convert(input, own)
+            given = input | fixed
+        except (TypeError, ValueError):
+            return otherwise(input, context)
+        given[name] = found = value(context)
+        return given if type(found) in allowed else otherwise(input, context)
+
+    if not computed:
+        return with_fixed
+    name, value, allowed = computed[0]
+    return with_value
+
+
+def _mapping(
+    own: type[Struct], narrowed: list[tuple[str, Callable[[Any], bool]]], computed: _Computed, otherwise: Arguments
+) -> Arguments:
+    """Return the fields of the input under the names of the source."""
+    convert = msgspec.convert
+
+    def renamed(input: Any, context: Context) -> Any:
+        try:
+            return asdict(convert(input, own))
+        except (TypeError, ValueError):
+            return otherwise(input, context)
+
+    def with_values(input: Any, context: Context) -> Any:
+        try:
+            given = asdict(convert(input, own))
+            for name, accepts in narrowed:
+                if name in input and not accepts(input[name]):
+                    return otherwise(input, context)
+        except (TypeError, ValueError):  # invalid, or too complex
+            return otherwise(input, context)
+        for name, value, allowed in computed:
+            given[name] = found = value(context)
+            if type(found) not in allowed:
+                return otherwise(input, context)
+        return given
+
+    return with_values if narrowed or computed else renamed
+
+
+def context_value(path: str | Callable[[Context], Any]) -> Callable[[Context], Any]:
+    """Return a function that takes a value from the context of a call.
+
+    Raises:
+        UsageError: the path is unknown.
+    """
+    if callable(path):
+        return path
+    part, _, name = path.partition(".")
+    if part == "identity" and name in ("id", "scopes"):
+
+        def of_identity(context: Context) -> Any:
+            if context.identity is None:
+                raise CallError(ErrorCode.UNAUTHENTICATED, "the operation requires an authenticated caller")
+            return context.identity.id if name == "id" else [*context.identity.scopes]
+
+        return of_identity
+    if part == "metadata" and name:
+
+        def of_metadata(context: Context) -> Any:
+            if name not in context.metadata:
+                raise CallError(ErrorCode.VALIDATION_ERROR, f"the context of the call has no metadata {name!r}")
+            return context.metadata[name]
+
+        return of_metadata
+    raise UsageError(f'from_context: {path!r} is unknown: write "identity.id", "identity.scopes" or "metadata.NAME"')
+
+
+class ResultStore:
+    """Results that were shortened, to fetch the rest of; the oldest are dropped."""
+
+    def __init__(self) -> None:
+        self._texts: OrderedDict[str, tuple[str | None, str]] = OrderedDict()
+        self._size = 0
+
+    def shortened(self, data: Any, most: int, context: Context) -> Any:
+        """Return the data, or its beginning if it has more than `most` characters of JSON."""
+        encoded = data if isinstance(data, str) else msgspec.json.encode(data)
+        if len(encoded) <= most:  # a text has at most as many characters as bytes
+            return data
+        text = encoded if isinstance(encoded, str) else encoded.decode()
+        if len(text) <= most:
+            return data
+        key = uuid4().hex
+        self._texts[key] = (context.identity and context.identity.id, text)
+        self._size += len(text)
+        while len(self._texts) > _MAX_STORED or (self._size > _MAX_STORED_CHARACTERS and len(self._texts) > 1):
+            self._size -= len(self._texts.popitem(last=False)[1][1])
+        return _page(text, key, 0, most)
+
+    def more(self, result: str, context: Context, start: int = 0, length: int = 10_000) -> dict[str, Any]:
+        """Return the next characters of a shortened result: pass what it has in `next`."""
+        owner, text = self._texts.get(result, (None, None))
+        if text is None or owner != (context.identity and context.identity.id):
+            raise CallError(ErrorCode.VALIDATION_ERROR, f"{MORE}: unknown or expired result: repeat the original call")
+        return _page(text, result, max(start, 0), min(max(length, 1), _MAX_PAGE))
+
+
+def _page(text: str, key: str, start: int, length: int) -> dict[str, Any]:
+    end = start + length
+    page: dict[str, Any] = {"text": text[start:end], "characters": len(text)}
+    if end < len(text):
+        rest = f"{MORE} (the tool results_more) returns the rest: pass it `next`"
+        page["shortened"] = f"{end:,} of {len(text):,} characters; {rest}"
+        page["next"] = {"result": key, "start": end}
+    return page
+
+
+def _projection(fields: dict[str, Any]) -> Callable[[Any], Any]:
+    """Return the function that keeps these fields of an object, or of each object of a list."""
+    parts = [(name, _projection(inner) if inner else None) for name, inner in fields.items()]
+
+    def project(data: Any) -> Any:
+        if isinstance(data, dict):
+            given = cast("dict[str, Any]", data)
+            kept: dict[str, Any] = {}
+            for name, inner in parts:
+                if name in given:
+                    kept[name] = given[name] if inner is None else inner(given[name])
+            return kept
+        return [project(item) for item in cast("list[Any]", data)] if isinstance(data, list) else data
+
+    return project
+
+
+def _projected_schema(schema: Any, fields: dict[str, Any]) -> Any:
+    """Return the schema of projected data; parts that are references or combinations become unknown."""
+    if not fields:
+        return schema
+    if not isinstance(schema, dict):
+        return {}
+    given = cast("dict[str, Any]", schema)
+    if isinstance(given.get("items"), dict):
+        return {"type": "array", "items": _projected_schema(given["items"], fields)}
+    properties = given.get("properties")
+    if given.get("type") != "object" or not isinstance(properties, dict):
+        return {}
+    known = cast("dict[str, Any]", properties)
+    return {
+        "type": "object",
+        "properties": {name: _projected_schema(known[name], inner) for name, inner in fields.items() if name in known},
+        "required": [name for name in given.get("required", ()) if name in fields],
+    }
+
+
+def _narrowed(schema: Any, keywords: Mapping[str, Any] | None) -> Any:
+    if keywords is None:
+        return schema
+    if isinstance(schema, dict) and "$ref" not in schema:
+        return {**cast("dict[str, Any]", schema), **keywords}
+    return {"allOf": [cast("Any", schema), dict(keywords)]}

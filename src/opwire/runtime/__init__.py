@@ -1,0 +1,1 @@
+"""Helpers around asyncio: tasks, deadlines, threads, limits. They know no type of opwire but its errors."""

@@ -1,0 +1,532 @@
+"""Failures over HTTP, and the errors that a caller gets."""
+
+import asyncio
+import gzip
+import json
+import logging
+import ssl
+from collections.abc import Callable
+from http.cookiejar import CookieJar
+from pathlib import Path
+from typing import Any
+
+import httpx2
+import pytest
+
+from opwire.errors import CallError, ErrorCode
+from opwire.http.sse import SSEParser
+from opwire.mcp.client import http
+from opwire.mcp.client.http import no_response
+from opwire.mcp.client.servers import HTTPServer
+from tests.mcp.client.connections import PATIENCE, Answer, at, call, connected, http_server
+from tests.requirements import requirement
+from tests.servers.certificates import self_signed
+from tests.turns import counted_turns
+
+JSON = {"content-type": "application/json"}
+
+
+def result(body: bytes, result: Any, **headers: str) -> Answer:
+    return (
+        200,
+        {**JSON, **headers},
+        json.dumps({"jsonrpc": "2.0", "id": json.loads(body)["id"], "result": result}).encode(),
+    )
+
+
+class Old:
+    """A server with sessions and configurable responses to calls."""
+
+    def __init__(self, on_call: Callable[[dict[str, str], bytes], Answer]) -> None:
+        self._on_call = on_call
+        self.sessions = 0
+
+    async def __call__(self, method: str, path: str, headers: dict[str, str], body: bytes) -> Answer:
+        if method != "POST":
+            return 405, {}, b""
+        match json.loads(body).get("method"):
+            case "initialize":
+                self.sessions += 1
+                agreed = {"protocolVersion": "2025-11-25", "capabilities": {}, "serverInfo": {}}
+                return result(body, agreed, **{"mcp-session-id": str(self.sessions)})
+            case "tools/call":
+                return self._on_call(headers, body)
+            case "server/discover":
+                return 400, {}, b"what?"
+            case _:
+                return 202, {}, b""
+
+
+@requirement("mcp.in.batches")
+@pytest.mark.parametrize("kind", ["application/json", "text/event-stream"])
+async def test_a_batch_has_notifications_and_the_response(kind: str) -> None:
+    seen: list[str] = []
+
+    def answer(headers: dict[str, str], body: bytes) -> Answer:
+        changed = {"jsonrpc": "2.0", "method": "notifications/tools/list_changed"}
+        batch = json.dumps([changed, {"jsonrpc": "2.0", "id": json.loads(body)["id"], "result": {"n": 1}}]).encode()
+        return 200, {"content-type": kind}, batch if "json" in kind else b"data: " + batch + b"\n\n"
+
+    async with (
+        http_server(Old(answer)) as address,
+        connected(at(address), on_notification=lambda method, _: seen.append(method)) as session,
+    ):
+        assert await call(session, "any") == {"n": 1}
+    assert seen == ["notifications/tools/list_changed"]
+
+
+@requirement("mcp.in.http")
+@pytest.mark.parametrize(
+    ("answer", "words", "retryable", "retry_after"),
+    [
+        ((401, {"www-authenticate": "Bearer"}, b""), "rejected the credentials", False, None),
+        (
+            (401, JSON, b'{"jsonrpc": "2.0", "id": 1, "error": {"code": 1, "message": "x"}}'),
+            "rejected the credentials",
+            False,
+            None,
+        ),
+        ((403, {}, b"<html>"), "denied access", False, None),
+        ((400, JSON, b'{"error": {"code": "no"}}'), "answered with HTTP 400", False, None),
+        ((404, {}, b""), "has nothing at this address", False, None),
+        ((429, {"retry-after": "7"}, b""), "answered with HTTP 429", True, 7.0),
+        ((503, {"retry-after": "soon"}, b"x" * 200_000), "answered with HTTP 503", True, None),
+    ],
+)
+async def test_a_server_that_does_not_let_us_in_is_unavailable_and_the_reason_is_said(
+    answer: Answer, words: str, retryable: bool, retry_after: float | None
+) -> None:
+    async def refuse(*_: Any) -> Answer:
+        return answer
+
+    async with http_server(refuse) as address, connected(at(address)) as session:
+        with pytest.raises(CallError, match=words) as failure:
+            await session.start()
+        assert failure.value.code is ErrorCode.UNAVAILABLE
+        assert (failure.value.retryable, failure.value.retry_after) == (retryable, retry_after)
+        assert failure.value.details == {"status": answer[0]}
+
+
+@requirement("mcp.in.http")
+def test_the_reason_of_a_failure_is_that_of_every_address() -> None:
+    refused, unknown = ConnectionRefusedError(111, "at ::1"), OSError(113, "at 127.0.0.1")
+    failed = OSError("All connection attempts failed")
+    failed.__cause__ = ExceptionGroup("several", [refused, refused, unknown])
+    error = http.httpx2.ConnectError("All connection attempts failed")
+    assert no_response(error).reason == " (All connection attempts failed)"
+    error.__cause__ = failed
+    assert (
+        no_response(error).reason
+        == " (Connection refused; check the port, and that the server is running; No route to host)"
+    )
+    rejected = http.httpx2.RequestError("the token is rejected")  # of an auth flow, which says what matters
+    rejected.__cause__ = refused
+    assert no_response(rejected).reason == " (the token is rejected)"
+    assert no_response(http.httpx2.ReadTimeout("")).reason == " (ReadTimeout)"
+
+
+@requirement("mcp.in.http")
+async def test_a_server_that_is_not_there_is_unavailable() -> None:
+    async with http_server(Old(lambda *_: (200, {}, b""))) as address:
+        pass
+    async with connected(HTTPServer(f"{address.replace('http://', 'http://ann:s3cret@')}/mcp?key=s3cret")) as session:
+        with pytest.raises(
+            CallError, match=rf"server {address}/mcp cannot be reached \(Connection refused; check the port"
+        ) as failure:
+            await session.start()
+        assert failure.value.code is ErrorCode.UNAVAILABLE
+        assert failure.value.retryable
+        assert "s3cret" not in str(failure.value)
+
+
+@requirement("mcp.in.http")
+async def test_one_call_that_fails_costs_no_other() -> None:
+    def answer(_: dict[str, str], body: bytes) -> Answer:
+        name = json.loads(body)["params"]["name"]
+        if name == "refused":
+            return 502, {}, b"bad gateway"
+        if name == "broken":
+            return 200, JSON, b"{"
+        if name == "said":
+            return 400, JSON, b'{"jsonrpc": "2.0", "id": null, "error": {"code": -32602, "message": "a is required"}}'
+        if name == "empty":
+            return 202, {}, b""
+        if name == "page":
+            return 200, {"content-type": "text/html"}, b"<html>"
+        return result(body, {"name": name})
+
+    async with http_server(Old(answer)) as address, connected(at(address)) as session:
+        codes = {}
+        for name in ("refused", "broken", "said", "empty", "page"):
+            with pytest.raises(CallError) as failure:
+                await call(session, name)
+            codes[name] = failure.value.code
+        assert codes == {
+            "refused": ErrorCode.UNAVAILABLE,
+            "broken": ErrorCode.PROTOCOL_ERROR,
+            "said": ErrorCode.VALIDATION_ERROR,
+            "empty": ErrorCode.PROTOCOL_ERROR,
+            "page": ErrorCode.PROTOCOL_ERROR,
+        }
+        assert await call(session, "fine", value=float("nan")) == {"name": "fine"}
+
+
+@requirement("mcp.in.session-lost")
+async def test_a_session_that_the_server_has_forgotten_is_restarted_and_the_call_made_again() -> None:
+    def answer(headers: dict[str, str], body: bytes) -> Answer:
+        if headers["mcp-session-id"] == "1":
+            return (
+                404,
+                JSON,
+                b'{"jsonrpc": "2.0", "id": null, "error": {"code": -32001, "message": "MCPSession not found"}}',
+            )
+        return result(body, {"session": headers["mcp-session-id"]})
+
+    async with http_server(Old(answer)) as address, connected(at(address)) as session:
+        assert await call(session, "any") == {"session": "2"}
+
+
+@requirement("mcp.in.session-lost")
+async def test_a_watch_and_its_end_survive_a_session_that_the_server_has_forgotten() -> None:
+    watched: list[tuple[str, str]] = []
+
+    class Forgetful(Old):
+        async def __call__(self, method: str, path: str, headers: dict[str, str], body: bytes) -> Answer:
+            asked = json.loads(body).get("method", "") if body else ""
+            if not asked.startswith("resources/"):
+                return await super().__call__(method, path, headers, body)
+            watched.append((asked, headers["mcp-session-id"]))
+            is_known = (asked, headers["mcp-session-id"]) == ("resources/subscribe", "2")
+            return result(body, {}) if is_known else (404, {}, b"")
+
+    async with http_server(Forgetful(lambda *_: (404, {}, b""))) as address, connected(at(address)) as session:
+        await session.watch_resource("a:b")
+        await session.unwatch_resource("a:b")
+    assert ("resources/subscribe", "2") in watched
+    assert watched[-1] == ("resources/unsubscribe", "2")
+
+
+@requirement("mcp.in.session-lost")
+async def test_a_server_that_forgets_every_session_is_not_asked_for_ever() -> None:
+    server = Old(lambda *_: (404, {}, b""))
+    async with http_server(server) as address, connected(at(address)) as session:
+        with pytest.raises(CallError, match="drops its sessions at once") as failure:
+            await call(session, "any")
+        assert failure.value.code is ErrorCode.UNAVAILABLE
+    assert server.sessions == 2
+
+
+@requirement("mcp.in.redirect")
+async def test_headers_never_follow_a_redirect_to_another_origin() -> None:
+    visited: list[dict[str, str]] = []
+
+    async def thief(method: str, path: str, headers: dict[str, str], body: bytes) -> Answer:
+        visited.append(headers)
+        return 200, {}, b""
+
+    async with http_server(thief) as elsewhere:
+
+        async def redirect(*_: Any) -> Answer:
+            return 307, {"location": f"{elsewhere}/mcp"}, b""
+
+        async with http_server(redirect) as address:
+            for kind in ("http", "sse"):
+                server = at(address, kind=kind, headers={"Authorization": "Bearer s3cret"})
+                async with connected(server) as session:
+                    with pytest.raises(CallError, match=r"[Rr]edirect|HTTP 307"):
+                        await session.start()
+    assert visited == []
+
+
+@requirement("mcp.in.limits")
+@pytest.mark.parametrize("encoding", ["identity", "gzip"])
+async def test_an_answer_above_the_limit_is_an_error_for_its_caller_alone(encoding: str) -> None:
+    def answer(_: dict[str, str], body: bytes) -> Answer:
+        size = json.loads(body)["params"]["arguments"]["size"]
+        status, headers, content = result(body, {"text": "x" * size})
+        return (
+            status,
+            {**headers, "content-encoding": encoding},
+            gzip.compress(content) if encoding == "gzip" else content,
+        )
+
+    async with http_server(Old(answer)) as address, connected(at(address), max_message=100_000) as session:
+        assert len((await call(session, "any", size=90_000))["text"]) == 90_000
+        with pytest.raises(CallError, match="more than 100000 bytes") as failure:
+            await call(session, "any", size=1_000_000)
+        assert failure.value.code is ErrorCode.PAYLOAD_TOO_LARGE
+        assert len((await call(session, "any", size=1))["text"]) == 1
+
+
+@requirement("mcp.in.limits")
+@pytest.mark.parametrize("flood", [b":\n" * 1_000_000, b'data: {"jsonrpc":"2.0","method":"x"}\n\n' * 20_000])
+async def test_the_event_loop_runs_while_a_small_stream_is_unpacked(flood: bytes) -> None:
+    def answer(_: dict[str, str], body: bytes) -> Answer:
+        content = flood + b"data: " + result(body, {"n": 1})[2] + b"\n\n"
+        return 200, {"content-type": "text/event-stream", "content-encoding": "gzip"}, gzip.compress(content)
+
+    async with http_server(Old(answer)) as address, connected(at(address)) as session:
+        assert await session.start()
+        async with counted_turns() as turns:
+            assert await call(session, "any") == {"n": 1}
+    assert turns.count >= len(flood) / (32 * 1024)
+
+
+@requirement("mcp.in.limits")
+@pytest.mark.parametrize(("kind", "start"), [("application/json", b""), ("text/event-stream", b"data: ")])
+async def test_the_event_loop_runs_while_a_body_is_read_that_consists_of_tiny_chunks(kind: str, start: bytes) -> None:
+    def answer(_: dict[str, str], body: bytes) -> Answer:
+        rest = result(body, {"n": 1})[2] + b"\n\n"
+        chunks = start and b"%x\r\n%b\r\n" % (len(start), start)
+        chunks += b"1\r\n \r\n" * 20_000 + b"%x\r\n%b\r\n0\r\n\r\n" % (len(rest), rest)
+        return 200, {"content-type": kind, "transfer-encoding": "chunked"}, chunks
+
+    async with http_server(Old(answer)) as address, connected(at(address)) as session:
+        assert await session.start()
+        async with counted_turns() as turns:
+            assert await call(session, "any") == {"n": 1}
+    assert turns.count >= 30
+
+
+@requirement("mcp.in.limits")
+@pytest.mark.parametrize("codings", ["gzip, gzip", "gzip,,deflate", "gzip, identity, br"])
+async def test_an_answer_that_is_compressed_twice_is_not_unpacked(codings: str) -> None:
+    def answer(_: dict[str, str], body: bytes) -> Answer:
+        return 200, {**JSON, "content-encoding": codings}, gzip.compress(gzip.compress(result(body, {})[2]))
+
+    async with http_server(Old(answer)) as address, connected(at(address)) as session:
+        with pytest.raises(CallError, match="more than one content coding") as failure:
+            await call(session, "any")
+        assert failure.value.code is ErrorCode.UNAVAILABLE
+
+
+@requirement("mcp.in.raw")
+@pytest.mark.parametrize("kind", ["application/json", "text/event-stream"])
+@pytest.mark.parametrize(
+    ("written", "text"),
+    [(b"\\ud83d", "\ufffd"), (b"\\ud83d\\ude00", "\U0001f600"), (b"\\\\ud83d", "\\ud83d"), (b"\xff", "\ufffd")],
+)
+async def test_text_that_was_cut_in_the_middle_of_a_character_arrives(kind: str, written: bytes, text: str) -> None:
+    def answer(_: dict[str, str], body: bytes) -> Answer:
+        content = result(body, {"text": "?"})[2].replace(b"?", written)
+        if kind == "text/event-stream":
+            content = b"data: " + content + b"\r\n\r\n"
+        return 200, {"content-type": kind, "content-encoding": "gzip"}, gzip.compress(content)
+
+    async with http_server(Old(answer)) as address, connected(at(address)) as session:
+        assert await call(session, "any") == {"text": text}
+
+
+@requirement("mcp.in.secrets")
+@pytest.mark.parametrize("path", ["/mcp", "/sse"])
+async def test_what_a_url_keeps_secret_reaches_the_server_and_no_log(
+    path: str, sdk_address: str, caplog: pytest.LogCaptureFixture
+) -> None:
+    caplog.set_level(logging.DEBUG)
+    targets: list[bytes] = []
+    url = f"{sdk_address.replace('://', '://user:passw0rd@')}{path}?key=s3cret"
+    server = HTTPServer(url, kind="sse" if path == "/sse" else "http", options={"event_hooks": _seen(targets)})
+    async with connected(server) as session:
+        await session.start()
+    assert b"key=s3cret" in targets[0]
+    assert "HTTP Request: " in caplog.text
+    ours = [each for each in caplog.records if not each.name.startswith(("uvicorn", "asyncio"))]
+    assert not [each for each in ours if "passw0rd" in each.getMessage() or "s3cret" in each.getMessage()]
+
+
+def _seen(targets: list[bytes]) -> dict[str, Any]:
+    async def see(request: httpx2.Request) -> None:
+        targets.append(request.url.raw_path)
+
+    return {"request": [see]}
+
+
+@requirement("mcp.in.raw")
+async def test_a_byte_order_mark_is_accepted() -> None:
+    def answer(_: dict[str, str], body: bytes) -> Answer:
+        status, headers, content = result(body, {"n": 1})
+        return status, headers, b"\xef\xbb\xbf" + content
+
+    async with http_server(Old(answer)) as address, connected(at(address)) as session:
+        assert await call(session, "any") == {"n": 1}
+
+
+async def test_options_of_the_http_client_are_passed_on() -> None:
+    def answer(headers: dict[str, str], body: bytes) -> Answer:
+        return result(body, {"authorization": headers.get("authorization")})
+
+    class Broken(httpx2.Auth):
+        async def async_auth_flow(self, request: httpx2.Request):
+            raise RuntimeError("s3cret")
+            yield request
+
+    async with http_server(Old(answer)) as address:
+        async with connected(at(address, options={"auth": ("ann", "s3cret")})) as session:
+            assert await call(session, "any") == {"authorization": "Basic YW5uOnMzY3JldA=="}
+        async with connected(at(address, options={"auth": Broken()})) as session:
+            with pytest.raises(CallError, match=r"cannot be reached \(RuntimeError\)$"):
+                await session.start()
+
+
+async def test_a_certificate_is_checked_and_may_be_one_of_our_own(tmp_path: Path) -> None:
+    certificate = self_signed(tmp_path)
+    tls = ssl.create_default_context(ssl.Purpose.CLIENT_AUTH)
+    tls.load_cert_chain(certificate)
+    trusting = ssl.create_default_context(cafile=certificate)
+    async with http_server(Old(lambda _, body: result(body, {})), tls) as address:
+        async with connected(at(address)) as session:
+            with pytest.raises(CallError, match=r"cannot be reached .its certificate is not trusted: self"):
+                await session.start()
+        async with connected(at(address, options={"verify": trusting})) as session:
+            assert await call(session, "any") == {}
+
+
+@pytest.mark.parametrize(
+    ("server", "words"),
+    [
+        (HTTPServer("http://127.0.0.1:1", options={"verfy": False}), "unexpected keyword argument 'verfy'"),
+        (HTTPServer("http://127.0.0.1:1", {"X": "s3cret\ud800"}), "cannot be used: UnicodeEncodeError"),
+        (HTTPServer("http://127.0.0.1:1", kind="sse", options={"proxy": "gopher://x"}), "cannot be used: ValueError"),
+    ],
+)
+async def test_options_and_headers_that_cannot_be_used_are_refused_without_their_values(
+    server: HTTPServer, words: str
+) -> None:
+    async with connected(server) as session:
+        with pytest.raises(CallError, match=words) as failure:
+            await session.start()
+        assert failure.value.code is ErrorCode.VALIDATION_ERROR
+        assert "s3cret" not in str(failure.value)
+
+
+async def test_an_unexpected_failure_of_a_transport_is_logged_and_unavailable(
+    caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def fail(*_: Any, **__: Any) -> Any:
+        raise RuntimeError("unforeseen")
+
+    monkeypatch.setattr(http.MCPHTTPClient, "respond", fail)
+    async with connected(HTTPServer("http://127.0.0.1:1/mcp")) as session:
+        with pytest.raises(CallError, match=r"cannot be reached \(RuntimeError\)") as failure:
+            await session.start()
+        assert failure.value.code is ErrorCode.UNAVAILABLE
+    assert "RuntimeError: unforeseen" in caplog.text
+
+
+async def test_a_server_that_does_not_take_leave_does_not_hold_us(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(http, "_DELETE_TIMEOUT", 0.1)
+    old = Old(lambda _, body: result(body, {}))
+    released = asyncio.Event()
+
+    async def stuck(method: str, path: str, headers: dict[str, str], body: bytes) -> Answer:
+        if method == "DELETE":
+            await released.wait()
+        return await old(method, path, headers, body)
+
+    async with http_server(stuck) as address, connected(at(address)) as session:
+        await call(session, "any")
+        await asyncio.wait_for(session.close(), PATIENCE)
+        released.set()
+
+
+@requirement("mcp.in.limits")
+@pytest.mark.parametrize("kind", ["application/json", "text/event-stream"])
+async def test_an_answer_of_too_many_values_is_an_error_for_its_caller_alone(kind: str) -> None:
+    def answer(_: dict[str, str], body: bytes) -> Answer:
+        values = ",".join(["[]"] * (2000 if b"many" in body else 5))
+        message = f'{{"jsonrpc":"2.0","id":{json.loads(body)["id"]},"result":{{"a":[{values}]}}}}'
+        framed = message if kind == "application/json" else f"event: message\ndata: {message}\n\n"
+        return 200, {"content-type": kind}, framed.encode()
+
+    async with http_server(Old(answer)) as address, connected(at(address), max_message=100_000) as session:
+        with pytest.raises(CallError, match="more than 1,562 JSON values") as caught:
+            await call(session, "many")
+        assert caught.value.code is ErrorCode.PAYLOAD_TOO_LARGE
+        assert (await call(session, "few"))["a"] == [[]] * 5
+
+
+@requirement("mcp.in.limits")
+@pytest.mark.parametrize(("said", "used"), [(b"0", 0.1), (b"1500", 1.5), (b"9" * 90, 60), (b"soon", 1)])
+def test_a_server_does_not_say_at_will_when_it_is_connected_again(said: bytes, used: float) -> None:
+    parser = SSEParser()
+    parser.feed(b"retry: " + said + b"\ndata: a\n\n")
+    assert http._pause(parser) == used
+
+
+class Resumed(Old):
+    """A server that cuts its stream once, and continues it where the client says."""
+
+    def __init__(self, *streams: str) -> None:
+        super().__init__(lambda _, body: self._begin(body))
+        self._streams = list(streams)
+        self.resumed: list[str] = []
+
+    def _begin(self, body: bytes) -> Answer:
+        self._id = json.loads(body)["id"]
+        return self._next()
+
+    def _next(self) -> Answer:
+        stream = self._streams.pop(0).replace("%", json.dumps({"jsonrpc": "2.0", "id": self._id, "result": {"n": 1}}))
+        return 200, {"content-type": "text/event-stream"}, stream.encode()
+
+    async def __call__(self, method: str, path: str, headers: dict[str, str], body: bytes) -> Answer:
+        if method != "GET" or "last-event-id" not in headers:
+            return await super().__call__(method, path, headers, body)
+        self.resumed.append(headers["last-event-id"])
+        return self._next() if self._streams else (404, {}, b"")
+
+
+@requirement("mcp.in.resumption")
+async def test_a_stream_that_was_cut_is_resumed_after_its_last_event() -> None:
+    server = Resumed("retry: 100\nid: 7\ndata:\n\n", "id: 8\ndata:\n\n", "id: 9\ndata: %\n\n")
+    async with http_server(server) as address, connected(at(address)) as session:
+        assert await call(session, "any") == {"n": 1}
+    assert server.resumed == ["7", "8"]
+
+
+@requirement("mcp.in.resumption")
+@pytest.mark.parametrize(("first", "attempts"), [("retry: 100\nid: 7\ndata:\n\n", 2), ("retry: 100\ndata:\n\n", 0)])
+async def test_a_stream_that_cannot_be_resumed_is_an_error_at_once(first: str, attempts: int) -> None:
+    server = Resumed(first)
+    async with http_server(server) as address, connected(at(address)) as session:
+        with pytest.raises(CallError, match="ended the stream without a response") as failure:
+            await call(session, "any")
+        assert failure.value.code is ErrorCode.UNAVAILABLE
+    assert len(server.resumed) == attempts
+
+
+@requirement("mcp.in.http")
+async def test_a_server_sets_as_many_cookies_as_a_browser_keeps() -> None:
+    seen: list[list[str]] = []
+
+    def answer(headers: dict[str, str], body: bytes) -> Answer:
+        seen.append(headers.get("cookie", "").split("; "))
+        number = len(seen)
+        cookies = [f"session={number}", f"large{number}={'x' * 5_000}", *(f"c{number}x{n}=1" for n in range(30))]
+        if number == 4:
+            cookies += [f"more{n}=1" for n in range(1_000)]  # too many to parse
+        return result(body, {"content": []}, **{"set-cookie": "\r\nset-cookie: ".join(cookies)})
+
+    async with http_server(Old(answer)) as url, connected(at(url)) as session:
+        for _ in range(6):
+            await call(session, "any")
+    assert [len(each) for each in seen] == [1, 31, 50, 50, 50, 50]
+    assert [each[0] for each in seen] == ["", "session=1", "session=2", "session=3", "session=3", "session=5"]
+
+
+@requirement("mcp.in.http")
+async def test_cookies_of_the_options_are_sent_and_a_jar_of_the_application_is_its_own() -> None:
+    seen: list[str] = []
+
+    def answer(headers: dict[str, str], body: bytes) -> Answer:
+        seen.append(headers.get("cookie", ""))
+        return result(body, {"content": []}, **{"set-cookie": "theirs=2"})
+
+    jar = CookieJar()
+    async with http_server(Old(answer)) as url:
+        for cookies in ({"ours": "1"}, jar):
+            async with connected(HTTPServer(at(url).url, options={"cookies": cookies})) as session:
+                await call(session, "any")
+                await call(session, "any")
+    assert seen == ["ours=1", "ours=1; theirs=2", "", "theirs=2"]
+    assert [cookie.name for cookie in jar] == ["theirs"]
