@@ -43,7 +43,6 @@ from opwire.policies.cache import ResponseCache
 from opwire.protocol import PendingRequestMap
 from opwire.transports.memory import MemoryBus, MemoryTransport
 from opwire.version import VERSION
-from tests.requirements import requirement
 
 SECRET = "hunter2-hunter2"
 DOCUMENT = {"openapi": "3.1.0", "info": {"title": "shop", "version": "1"}, "paths": {}}
@@ -70,14 +69,13 @@ def parameters() -> Iterator[tuple[str, inspect.Parameter]]:
             yield name, parameter
 
 
-@requirement("api.typed-options")
 def test_every_keyword_that_is_passed_on_is_typed() -> None:
+    """Every option that a public function passes on to another one is typed."""
     passed_on = {name: each for name, each in parameters() if each.kind is inspect.Parameter.VAR_KEYWORD}
     assert {"opwire.hub.Observer", "opwire.hub.RemoteServer", "opwire.testing.conformance.check_peer"} <= set(passed_on)
     assert [name for name, each in passed_on.items() if "Any" in str(each.annotation)] == []
 
 
-@requirement("api.one-word")
 def test_a_server_has_the_version_of_opwire_unless_it_states_its_own() -> None:
     stated = {name: each.default for name, each in parameters() if each.name == "version" and each.default is not None}
     servers = {name: default for name, default in stated.items() if default not in ("", inspect.Parameter.empty)}
@@ -89,7 +87,6 @@ def test_a_server_has_the_version_of_opwire_unless_it_states_its_own() -> None:
     assert (CallMonitor(OperationRegistry()).version, MemoryJournal().trusted) == (VERSION, True)
 
 
-@requirement("api.one-word")
 def test_results_with_is_error_are_raised_or_returned_wherever_that_can_be_chosen() -> None:
     found = [each.annotation for _, each in parameters() if each.name == "is_error" and each.annotation is not bool]
     assert found.count(ToolErrorPolicy) == len(found) >= 1
@@ -99,8 +96,8 @@ def test_results_with_is_error_are_raised_or_returned_wherever_that_can_be_chose
         Client(OperationRegistry(), is_error="fail")  # pyright: ignore[reportArgumentType]
 
 
-@requirement("api.one-word")
 def test_times_are_seconds_and_limits_are_whole_numbers() -> None:
+    """One thing has one name, one type, one unit and one default in the whole public API."""
     for name, each in parameters():
         annotation = str(each.annotation)
         if each.name.endswith("timeout"):
@@ -164,14 +161,12 @@ WRONG: list[tuple[Callable[[], Any], str]] = [
 ]
 
 
-@requirement("api.wrong-arguments")
 @pytest.mark.parametrize(("call", "message"), WRONG, ids=[message for _, message in WRONG])
 def test_a_wrong_argument_is_named_with_what_it_has_to_be(call: Callable[[], Any], message: str) -> None:
     with pytest.raises(UsageError, match=re.escape(message)):
         call()
 
 
-@requirement("api.wrong-arguments")
 async def test_arguments_of_a_call_that_are_not_an_id_or_a_context_are_not_failures_of_the_operation() -> None:
     calls = OperationRegistry()
 
@@ -186,13 +181,11 @@ async def test_arguments_of_a_call_that_are_not_an_id_or_a_context_are_not_failu
         await execute(add, {"a": 1, "b": 2})
 
 
-@requirement("api.wrong-arguments")
 def test_tags_are_a_list() -> None:
     with pytest.raises(opwire.RegistrationError, match=r"a\.b: tags is a list of texts: write \['shop'\]"):
         OperationSpec(namespace="a", name="b", tags="shop")
 
 
-@requirement("api.reprs")
 async def test_the_repr_of_a_public_object_is_one_line_without_a_secret(tmp_path: Path) -> None:
     journal = MemoryJournal()
     url = f"redis://user:{SECRET}@127.0.0.1:1"

@@ -30,7 +30,6 @@ from opwire.errors import (
     needs_extra,
     system_message,
 )
-from tests.requirements import requirement
 
 # The table as the specification and its seeds demand it, written a second time on purpose: a changed number is a
 # changed promise to peers.
@@ -68,30 +67,28 @@ def drawn_tree() -> list[tuple[int, str]]:
     return [(len(branch) // 4, name) for branch, name in lines]
 
 
-@requirement("errors.tree-is-drawn")
 def test_the_tree_in_the_docstring_is_the_real_one() -> None:
+    """The tree of errors drawn in the docstring of the errors module is the real one."""
     assert drawn_tree() == subclass_tree(OpwireError)
 
 
-@requirement("errors.one-root")
 def test_every_exception_of_the_module_has_the_one_root() -> None:
+    """`except OpwireError` catches everything that opwire itself raises."""
     exceptions = [item for item in vars(errors).values() if isinstance(item, type) and issubclass(item, Exception)]
     assert len(exceptions) > 1
     assert all(issubclass(exception, OpwireError) for exception in exceptions)
 
 
-@requirement("errors.codes")
 def test_the_codes_are_those_of_the_specification_and_their_values_are_their_names() -> None:
+    """The error codes are exactly the twelve of the specification, spelled on the wire as named."""
     assert {code.name for code in ErrorCode} == set(EXPECTED)
     assert all(code.value == code.name for code in ErrorCode)
 
 
-@requirement("errors.one-table")
 def test_the_table_has_a_row_for_every_code() -> None:
     assert set(ERROR_TABLE) == set(ErrorCode)
 
 
-@requirement("errors.one-table")
 @pytest.mark.parametrize("code", ErrorCode)
 def test_a_row_says_what_the_code_is_on_each_surface(code: ErrorCode) -> None:
     row = ERROR_TABLE[code]
@@ -99,17 +96,16 @@ def test_a_row_says_what_the_code_is_on_each_surface(code: ErrorCode) -> None:
     assert (row.http_status, row.json_rpc_code, row.category, row.retryable) == EXPECTED[code]
 
 
-@requirement("errors.one-table")
 def test_categories_are_those_of_the_tool_envelope() -> None:
     assert {row.category for row in ERROR_TABLE.values()} <= CATEGORIES
 
 
-@requirement("errors.one-table")
 def test_a_json_rpc_code_names_one_error_code_only() -> None:
+    """One table maps each code to HTTP status, JSON-RPC code, ToolEnvelope category, whether it is retryable by
+    default, and a default message."""
     assert len({row.json_rpc_code for row in ERROR_TABLE.values()}) == len(ERROR_TABLE)
 
 
-@requirement("errors.one-table")
 @pytest.mark.parametrize("code", ErrorCode)
 def test_default_messages_are_sentences_for_people(code: ErrorCode) -> None:
     assert re.fullmatch(r"[A-Z][a-z ]+(opwire)?[a-z ]*\.", ERROR_TABLE[code].message)
@@ -120,7 +116,6 @@ def test_the_table_cannot_be_changed() -> None:
         ERROR_TABLE[ErrorCode.TIMEOUT] = ERROR_TABLE[ErrorCode.ABORTED]  # pyright: ignore[reportIndexIssue]
 
 
-@requirement("errors.retryable")
 @pytest.mark.parametrize("code", ErrorCode)
 def test_a_bare_call_error_takes_its_defaults_from_the_table(code: ErrorCode) -> None:
     error = CallError(code)
@@ -141,7 +136,6 @@ def test_a_call_error_keeps_what_it_is_given() -> None:
     assert error.args == (ErrorCode.EXECUTION_ERROR, "HTTP 503", {"status": 503})
 
 
-@requirement("errors.retryable")
 @pytest.mark.parametrize("retryable", [True, False])
 @pytest.mark.parametrize("code", ["TIMEOUT", "EXECUTION_ERROR"])
 def test_an_instance_may_override_whether_it_is_retryable(code: str, retryable: bool) -> None:
@@ -152,9 +146,9 @@ def test_a_code_may_have_its_spelling_on_the_wire() -> None:
     assert CallError("RATE_LIMITED").code is ErrorCode.RATE_LIMITED
 
 
-@requirement("errors.unknown-code")
 @pytest.mark.parametrize("code", ["NO_SUCH_CODE", "timeout", "", "ErrorCode.TIMEOUT"])
 def test_an_unknown_code_is_a_value_error(code: str) -> None:
+    """A CallError cannot be made with a code that is not in the table."""
     with pytest.raises(ValueError, match=re.escape(repr(code))):
         CallError(code)
 
@@ -164,7 +158,6 @@ def test_its_text_is_the_code_and_the_message() -> None:
     assert str(CallError("TIMEOUT")) == "TIMEOUT: The operation took too long."
 
 
-@requirement("errors.plain-data")
 @pytest.mark.parametrize("protocol", range(pickle.HIGHEST_PROTOCOL + 1))
 @pytest.mark.parametrize(
     "error",
@@ -176,13 +169,13 @@ def test_its_text_is_the_code_and_the_message() -> None:
     ids=str,
 )
 def test_pickling_keeps_every_field(error: CallError, protocol: int) -> None:
+    """A CallError carries plain data, all of which survives copying and pickling."""
     again = pickle.loads(pickle.dumps(error, protocol))
     assert type(again) is CallError
     assert fields(again) == fields(error)
     assert again.code is error.code
 
 
-@requirement("errors.plain-data")
 def test_copying_keeps_every_field() -> None:
     error = CallError("UNAVAILABLE", "gone", {"peer": ["a"]}, retryable=False, retry_after=3)
     assert fields(copy.copy(error)) == fields(error)
@@ -195,7 +188,6 @@ def fields(error: CallError) -> tuple[object, ...]:
     return (error.code, error.message, error.details, error.retryable, error.retry_after, error.args, str(error))
 
 
-@requirement("errors.one-root")
 @pytest.mark.parametrize(
     ("error", "builtin"),
     [
@@ -238,7 +230,6 @@ def test_zero_and_fractions_are_taken_where_they_mean_something() -> None:
             check(a=wrong)
 
 
-@requirement("errors.extras")
 def test_a_missing_dependency_names_the_extra_that_installs_it() -> None:
     with pytest.raises(MissingExtraError, match=re.escape("pip install 'opwire[http]'")) as caught, needs_extra("http"):
         import_module("nowhere_to_be_found.inside")
@@ -247,13 +238,11 @@ def test_a_missing_dependency_names_the_extra_that_installs_it() -> None:
     assert isinstance(caught.value.__cause__, ModuleNotFoundError)
 
 
-@requirement("errors.extras")
 def test_a_module_of_opwire_that_is_missing_is_not_blamed_on_an_extra() -> None:
     with pytest.raises(ModuleNotFoundError), needs_extra("http"):
         import_module("opwire.nowhere")
 
 
-@requirement("errors.extras")
 @pytest.mark.parametrize(
     ("module", "package", "extra"),
     [("opwire.observe.telemetry", "opentelemetry", "otel"), ("opwire.auth.jwt", "jwt", "auth")],
@@ -264,7 +253,6 @@ def test_a_module_with_a_missing_dependency_names_the_extra(module: str, package
     assert f"the package {package} is not installed; run: pip install 'opwire[{extra}]'" in ended.stderr
 
 
-@requirement("errors.system")
 async def test_the_message_of_a_system_error_is_the_systems_with_what_to_check() -> None:
     with socket.create_server(("127.0.0.1", 0)) as taken:
         port = taken.getsockname()[1]
@@ -279,7 +267,6 @@ async def test_the_message_of_a_system_error_is_the_systems_with_what_to_check()
     assert system_message(PermissionError(errno.EACCES, "a, b")) == os.strerror(errno.EACCES)
 
 
-@requirement("errors.system")
 def test_an_error_that_is_not_the_systems_keeps_its_text() -> None:
     for error in (
         OSError("a port is a number"),
@@ -289,7 +276,6 @@ def test_an_error_that_is_not_the_systems_keeps_its_text() -> None:
         assert system_message(error) == str(error)
 
 
-@requirement("errors.system")
 async def test_a_host_name_that_is_unknown_or_invalid_is_said_to_be() -> None:
     for host, says in (
         ("no-such-host.invalid", "the host name cannot be resolved"),
@@ -304,7 +290,6 @@ async def test_a_host_name_that_is_unknown_or_invalid_is_said_to_be() -> None:
     assert system_message(unbound.value).startswith("the host name cannot be resolved")
 
 
-@requirement("errors.system")
 async def test_an_error_of_tls_is_told_in_words() -> None:
     async def greet(_: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         writer.write(b"220 mail.example ready\r\n")

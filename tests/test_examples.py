@@ -15,7 +15,6 @@ import pytest
 
 from opwire import Identity, Operation, OperationRegistry
 from opwire.openapi.server import serve_http
-from tests.requirements import requirement
 from tests.servers.brokers import NatsServer, RedisServer
 
 ROOT = Path(__file__).parent.parent
@@ -92,7 +91,6 @@ def running(name: str, url: str, says: str) -> Iterator[str]:
             assert process.wait(30) == 0
 
 
-@requirement("examples.two-processes")
 @pytest.mark.parametrize("engine", ["redis", "nats", "hub"])
 def test_two_processes_find_and_call_each_other(
     engine: str, redis_server: RedisServer, nats_server: NatsServer

@@ -5,7 +5,6 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from opwire.names import UniqueNames, limit_text
-from tests.requirements import requirement
 
 
 def test_no_name_is_given_twice() -> None:
@@ -52,7 +51,6 @@ def test_numbering_is_linear_however_names_collide() -> None:
         assert lookups(wishes) <= 4 * len(wishes)
 
 
-@requirement("deadlines.limit")
 @pytest.mark.parametrize(
     ("left", "limit"),
     [

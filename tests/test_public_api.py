@@ -10,7 +10,6 @@ import pytest
 
 import opwire
 from opwire.protocol import schemas
-from tests.requirements import requirement
 
 # Written a second time on purpose: a name that comes or goes is a change of the public API.
 PINNED = """
@@ -32,12 +31,10 @@ def in_a_fresh_python(code: str) -> str:
     return subprocess.run(command, capture_output=True, text=True, check=True, timeout=60).stdout
 
 
-@requirement("api.pinned")
 def test_the_public_names_are_exactly_the_pinned_ones_in_order() -> None:
     assert opwire.__all__ == PINNED
 
 
-@requirement("api.pinned")
 def test_names_without_optional_dependencies_are_loaded_at_once_and_the_others_on_access() -> None:
     printed = in_a_fresh_python("import opwire; print(*(name for name in opwire.__all__ if name not in vars(opwire)))")
     lazy = {"Client", "Hub", "Spoke", "SyncClient", "from_mcp", "from_openapi", "serve_http", "serve_mcp"}
@@ -49,7 +46,6 @@ def test_names_without_optional_dependencies_are_loaded_at_once_and_the_others_o
         getattr(opwire, "nothing")  # noqa: B009
 
 
-@requirement("api.pinned")
 def test_every_schema_that_is_exported_is_a_valid_schema() -> None:
     for name in schemas.__all__:
         exported = getattr(schemas, name)
@@ -57,13 +53,12 @@ def test_every_schema_that_is_exported_is_a_valid_schema() -> None:
             jsonschema_rs.meta.validate(each)
 
 
-@requirement("api.pinned")
 def test_the_version_is_the_one_of_the_distribution() -> None:
     assert opwire.__version__ == importlib.metadata.version("opwire")
 
 
-@requirement("api.core-only", "envelope.no-sdk")
 def test_importing_opwire_loads_no_optional_dependency() -> None:
+    """The core imports no MCP SDK."""
     printed = in_a_fresh_python(
         "import sys, opwire, opwire.model.tool_envelope; print(*{name.partition('.')[0] for name in sys.modules})"
     )
@@ -72,7 +67,6 @@ def test_importing_opwire_loads_no_optional_dependency() -> None:
     assert loaded.isdisjoint(OPTIONAL)
 
 
-@requirement("api.core-only")
 @pytest.mark.parametrize(
     ("use", "more"), [("pass", set[str]()), ("opwire.Schema({'type': 'integer'}).is_valid(1)", {"jsonschema_rs"})]
 )
@@ -87,7 +81,6 @@ def test_beside_the_standard_library_only_msgspec_is_loaded_and_jsonschema_rs_to
     assert foreign == {"msgspec", "opwire", *more}
 
 
-@requirement("api.core-only")
 def test_users_types_work_without_the_libraries_that_are_not_loaded() -> None:
     code = """
 import sys

@@ -17,7 +17,6 @@ from opwire.model.operation import AccessControl, Context, Identity
 from opwire.openapi.server import serve_http
 from opwire.policies import CallBudget
 from opwire.registry import OperationRegistry
-from tests.requirements import requirement
 
 STAFF = Identity(id="ann", scopes=("staff",))
 
@@ -74,7 +73,6 @@ async def failed(code: str, context: Context | None = None, **limits: Any) -> Ca
     return failure.value
 
 
-@requirement("code-mode.run")
 async def test_a_program_composes_calls_and_only_its_result_reaches_the_model() -> None:
     commented: list[tuple[int, str]] = []
     mode = code_mode(shop(commented))
@@ -93,7 +91,6 @@ done[:3]
     assert sorted(commented) == [(n, "eve") for n in range(0, 30, 3)]
 
 
-@requirement("code-mode.run")
 async def test_subscriptions_give_their_items_and_dictionaries_their_arguments() -> None:
     assert await ran("await shop_ticks()") == "[0,1,2]"
     assert await ran('await shop_issues_comment({"id": 5, "text": "a"})') == "5"
@@ -101,7 +98,6 @@ async def test_subscriptions_give_their_items_and_dictionaries_their_arguments()
     assert await ran('"text"') == "text"
 
 
-@requirement("code-mode.run")
 @pytest.mark.parametrize(
     ("code", "told"),
     [
@@ -121,7 +117,6 @@ async def test_a_failure_tells_a_model_how_to_correct_its_program(code: str, tol
     assert len(error.message) < 3_000
 
 
-@requirement("code-mode.run")
 @pytest.mark.parametrize(
     ("code", "advice"),
     [
@@ -139,7 +134,6 @@ async def test_the_advice_to_a_model_depends_on_what_failed(code: str, advice: s
     assert result["content"][0]["text"].splitlines()[-1] == advice
 
 
-@requirement("code-mode.run")
 async def test_a_program_may_handle_the_failure_of_a_call() -> None:
     code = """
 try:
@@ -151,7 +145,6 @@ result
     assert await ran(code) == "VALIDATION_ERROR"
 
 
-@requirement("code-mode.access")
 async def test_a_program_sees_and_calls_only_what_its_caller_may() -> None:
     eve = Context(identity=Identity(id="eve"))
     mode = code_mode(shop())
@@ -161,7 +154,6 @@ async def test_a_program_sees_and_calls_only_what_its_caller_may() -> None:
     assert await ran("await shop_secret()", Context(identity=STAFF)) == "SECRET"
 
 
-@requirement("code-mode.sandbox")
 @pytest.mark.parametrize(
     "code",
     [
@@ -184,12 +176,12 @@ async def test_a_program_sees_and_calls_only_what_its_caller_may() -> None:
     ],
 )
 async def test_a_hostile_program_reaches_nothing(code: str) -> None:
+    """A program reaches no file, network, environment, process, or other program."""
     error = await failed(code)
     assert error.code is ErrorCode.VALIDATION_ERROR
     assert "root:" not in error.message
 
 
-@requirement("code-mode.limits")
 @pytest.mark.parametrize(
     ("code", "told"),
     [
@@ -212,8 +204,8 @@ async def test_a_program_that_uses_too_much_is_ended(code: str, told: str) -> No
     assert told in error.message
 
 
-@requirement("code-mode.limits")
 async def test_a_program_that_waits_is_ended_at_its_deadline_and_others_run_meanwhile() -> None:
+    """Computing, waiting, memory, calls, output and the number of programs are bounded."""
     mode = code_mode(shop(), limits=CodeLimits(total_seconds=0.3, programs=1))
     waiting = asyncio.create_task(mode.execute("tools.run", {"code": "await shop_wait()"}))
     await asyncio.sleep(0)
@@ -226,7 +218,6 @@ async def test_a_program_that_waits_is_ended_at_its_deadline_and_others_run_mean
     assert (await mode.execute("tools.run", {"code": "1"})).data == "1"
 
 
-@requirement("code-mode.limits")
 async def test_the_programs_of_one_caller_do_not_keep_those_of_others_out() -> None:
     started = asyncio.Event()
     registry = OperationRegistry()
@@ -249,7 +240,6 @@ async def test_the_programs_of_one_caller_do_not_keep_those_of_others_out() -> N
         waiting.cancel()
 
 
-@requirement("code-mode.limits")
 async def test_what_a_program_returns_and_prints_is_bounded() -> None:
     text = await ran("for n in range(100): print('y' * 1_000)\n'x' * 100_000", output=2_000)
     assert len(text) < 4_200
@@ -257,7 +247,6 @@ async def test_what_a_program_returns_and_prints_is_bounded() -> None:
     assert text.endswith("… (98,000 more characters: return less)")
 
 
-@requirement("code-mode.sandbox")
 async def test_programs_share_nothing() -> None:
     mode = code_mode(shop())
     await mode.execute("tools.run", {"code": "kept = 5"})
@@ -265,7 +254,6 @@ async def test_programs_share_nothing() -> None:
         await mode.execute("tools.run", {"code": "kept"})
 
 
-@requirement("code-mode.run")
 async def test_a_model_of_any_provider_uses_it() -> None:
     tools = anthropic_tools(code_mode(shop()))
     assert [tool["name"] for tool in tools.definitions] == ["tools_search", "tools_run"]
@@ -279,14 +267,12 @@ def test_a_limit_that_is_wrong_is_refused() -> None:
             CodeLimits(**{name: 0})
 
 
-@requirement("code-mode.limits")
 async def test_a_result_that_is_nested_too_deeply_is_not_shown() -> None:
     mode = code_mode(OperationRegistry())
     code = "value = []\nfor _ in range(100_000):\n    value = [value]\nvalue"
     assert "nested too deeply" in (await mode.execute("tools.run", {"code": code})).data
 
 
-@requirement("code-mode.limits")
 async def test_the_calls_of_a_program_share_the_budget_of_one_request() -> None:
     registry, calls = OperationRegistry(), list[int]()
     registry.use(CallBudget(5))
@@ -304,7 +290,6 @@ async def test_the_calls_of_a_program_share_the_budget_of_one_request() -> None:
         assert len(calls) == 5
 
 
-@requirement("code-mode.limits")
 @pytest.mark.parametrize("ending", ["", "\n1", "\nraise ValueError('x')", "\nwhile True: pass"])
 async def test_calls_that_a_program_does_not_await_end_with_it(ending: str) -> None:
     registry, began, stopped = OperationRegistry(), asyncio.Event(), asyncio.Event()
@@ -329,7 +314,6 @@ async def test_calls_that_a_program_does_not_await_end_with_it(ending: str) -> N
     assert ("await shop_wait" in failure.value.message) == (ending in ("", "\n1"))
 
 
-@requirement("code-mode.run")
 async def test_a_result_that_is_a_call_without_await_is_reported() -> None:
     registry = OperationRegistry()
 
@@ -341,7 +325,6 @@ async def test_a_result_that_is_a_call_without_await_is_reported() -> None:
         await code_mode(registry).execute("tools.run", {"code": "shop_quick()"})
 
 
-@requirement("code-mode.run")
 async def test_what_a_failed_call_needs_is_reported_by_the_name_of_its_function() -> None:
     error = await failed("await shop_issues_comment(id=1)")
     assert "Its parameters: shop_issues_comment(id: int, text: str)" in error.message
@@ -353,7 +336,6 @@ async def test_what_a_failed_call_needs_is_reported_by_the_name_of_its_function(
     assert len(error.message) < 3_000
 
 
-@requirement("code-mode.limits")
 @pytest.mark.parametrize(
     "value",
     [
@@ -383,14 +365,12 @@ def instance(value):
     ).replace("'", '"')
 
 
-@requirement("code-mode.limits")
 async def test_a_list_of_many_small_lists_counts_as_what_it_costs() -> None:
     assert "more than 4,194,304 characters" in await ran("[[]] * 300_000")
     assert "PAYLOAD_TOO_LARGE" in (await failed("await shop_issues_list(repo=[[]] * 300_000)")).message
     assert await ran("len([[]] * 300_000)") == "300000"
 
 
-@requirement("code-mode.limits")
 async def test_the_arguments_of_calls_at_the_same_time_are_bounded() -> None:
     registry, may_end, held = OperationRegistry(), asyncio.Event(), list[int]()
 
@@ -412,7 +392,6 @@ async def test_the_arguments_of_calls_at_the_same_time_are_bounded() -> None:
     assert (await mode.execute("tools.run", {"code": one_by_one})).data == str([4_000_000] * 20).replace(" ", "")
 
 
-@requirement("code-mode.limits")
 async def test_large_values_are_measured_beside_the_event_loop(monkeypatch: pytest.MonkeyPatch) -> None:
     measured: list[tuple[int, threading.Thread]] = []
 
@@ -442,6 +421,5 @@ def test_the_length_of_a_value_is_close_to_that_of_its_json(value: Any, length: 
     assert json_length(value, length - 3) > length - 3
 
 
-@requirement("code-mode.limits")
 async def test_a_result_that_has_no_text_is_not_shown() -> None:
     assert "too many digits" in await ran("2 ** 100_000")

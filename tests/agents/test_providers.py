@@ -14,7 +14,6 @@ from opwire.model.operation import AccessControl, Context, Identity, OperationSp
 from opwire.registry import OperationRegistry
 from opwire.schema import Schema
 from tests.agents.forms import FORMS, Form
-from tests.requirements import requirement
 
 PNG = b"\x89PNG\r\n\x1a\n..."
 every_form = pytest.mark.parametrize("form", FORMS, ids=str)
@@ -73,8 +72,9 @@ async def handled(form: Form, name: str, arguments: Any, **options: Any) -> tupl
 
 
 @every_form
-@requirement("llm.definitions")
 def test_every_operation_is_a_tool_with_its_name_description_and_schema(form: Form) -> None:
+    """Every operation is a tool of OpenAI, Anthropic and Gemini with a name that they accept, its description and
+    its input schema; the list follows the registry."""
     definitions = {each["name"]: each for each in form.definitions(form.make(shop()))}
     assert list(definitions) == [
         "shop_price", "shop_picture", "shop_text", "shop_blocks", "shop_ticks", "shop_total", "shop_whoami",
@@ -89,7 +89,6 @@ def test_every_operation_is_a_tool_with_its_name_description_and_schema(form: Fo
 
 
 @every_form
-@requirement("llm.handle")
 async def test_a_call_is_run_and_its_result_is_text(form: Form) -> None:
     text, kinds, is_error = await handled(form, "shop_price", {"article": "tea", "size": 2})
     assert (text, len(kinds), bool(is_error)) == ("5.0", 1, False)
@@ -99,7 +98,6 @@ async def test_a_call_is_run_and_its_result_is_text(form: Form) -> None:
 
 
 @every_form
-@requirement("llm.handle")
 @pytest.mark.parametrize(
     ("name", "arguments", "told"),
     [
@@ -115,6 +113,7 @@ async def test_a_call_is_run_and_its_result_is_text(form: Form) -> None:
 async def test_a_failure_is_a_message_by_which_a_model_corrects_itself(
     form: Form, name: str, arguments: Any, told: str
 ) -> None:
+    """A tool call is answered by the message of its provider, also if it fails: the model reads why."""
     text, _, is_error = await handled(form, name, arguments)
     assert told in text
     assert is_error in (None, True)
@@ -122,7 +121,6 @@ async def test_a_failure_is_a_message_by_which_a_model_corrects_itself(
 
 
 @every_form
-@requirement("llm.media")
 async def test_an_image_is_shown_where_the_api_shows_images(form: Form) -> None:
     text, kinds, _ = await handled(form, "shop_picture", {})
     shown = {"responses": ["input_image"], "chat": ["text"], "anthropic": ["image"], "gemini": ["text", "inline_data"]}
@@ -131,8 +129,8 @@ async def test_an_image_is_shown_where_the_api_shows_images(form: Form) -> None:
 
 
 @every_form
-@requirement("llm.bounded")
 async def test_long_results_are_truncated(form: Form) -> None:
+    """What a model reads of one call is bounded."""
     text, _, _ = await handled(form, "shop_text", {"length": 100_000})
     assert len(text) < 50_100
     assert text.endswith("… (50,000 more characters: ask for less)")
@@ -140,7 +138,6 @@ async def test_long_results_are_truncated(form: Form) -> None:
 
 
 @every_form
-@requirement("llm.handle")
 async def test_a_subscription_is_collected_until_its_end_or_a_limit(form: Form) -> None:
     assert (await handled(form, "shop_ticks", {}))[0] == '{"items":[0,1,2],"complete":true}'
     assert (await handled(form, "shop_ticks", {"last": 5}, max_items=2))[0] == '{"items":[0,1],"complete":false}'
@@ -150,7 +147,6 @@ async def test_a_subscription_is_collected_until_its_end_or_a_limit(form: Form) 
 
 
 @every_form
-@requirement("llm.access")
 async def test_a_model_sees_and_calls_only_what_its_identity_may(form: Form) -> None:
     ann, eve = Identity(id="ann", scopes=("staff",)), Identity(id="eve")
     names = {who.id: [each["name"] for each in form.definitions(form.make(shop(), identity=who))] for who in (ann, eve)}
@@ -161,7 +157,6 @@ async def test_a_model_sees_and_calls_only_what_its_identity_may(form: Form) -> 
 
 
 @every_form
-@requirement("llm.definitions")
 async def test_tools_follow_the_registry(form: Form) -> None:
     registry = shop()
     tools = form.make(registry)

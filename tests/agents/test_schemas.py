@@ -23,7 +23,6 @@ from opwire.openapi.client import from_openapi
 from opwire.schema import Schema
 from opwire.schema.dialect import References
 from tests.properties import is_thorough
-from tests.requirements import requirement
 
 RULES = pytest.mark.parametrize(
     "rules", [OPENAI_STRICT, ANTHROPIC_STRICT, GEMINI], ids=["openai", "anthropic", "gemini"]
@@ -88,14 +87,12 @@ ROOTS = st.builds(
 )
 
 
-@requirement("llm.strict")
 @RULES
 @given(ROOTS)
 def test_a_converted_schema_keeps_the_rules_of_its_provider(rules: SchemaRules, schema: dict[str, Any]) -> None:
     check(provider_schema(schema, rules), rules)
 
 
-@requirement("llm.strict")
 def test_an_optional_property_is_required_and_nullable_and_its_null_is_dropped() -> None:
     schema = {
         "type": "object",
@@ -130,7 +127,6 @@ def test_an_optional_property_is_required_and_nullable_and_its_null_is_dropped()
     assert Schema(schema).is_valid(kept)
 
 
-@requirement("llm.strict")
 @pytest.mark.parametrize(
     "inner",
     [
@@ -165,7 +161,6 @@ def test_a_recursive_definition_is_kept_where_it_is_supported() -> None:
         provider_schema(schema, ANTHROPIC_STRICT)
 
 
-@requirement("llm.strict")
 @RULES
 def test_the_schemas_of_real_apis_are_converted(rules: SchemaRules, shared: Path) -> None:
     converted = 0
@@ -198,7 +193,6 @@ def test_thousands_of_definitions_are_searched_for_recursion_in_linear_time() ->
     assert time.process_time() - before < 5  # a search from each of them took 7 s
 
 
-@requirement("llm.strict")
 def test_many_branches_and_repeated_names_are_merged_in_proportion() -> None:
     names = [f"p{number}" for number in range(4_000)]
     branches = [{"properties": {name: {"type": "string"}}, "required": [name, "p0"]} for name in names]
@@ -213,13 +207,11 @@ def test_many_branches_and_repeated_names_are_merged_in_proportion() -> None:
     assert strict["properties"]["p2"]["type"] == ["string", "null"]
 
 
-@requirement("llm.strict")
 def test_a_required_name_that_is_not_text_is_ignored() -> None:
     given = {"type": "object", "properties": {"a": {"type": "string"}}, "required": [{}, 1, "a"]}
     assert provider_schema(given, ANTHROPIC_STRICT)["required"] == ["a"]
 
 
-@requirement("llm.strict")
 @RULES
 @pytest.mark.parametrize("keyword", ["format", "type", "enum", "required", "description", "pattern", "anyOf"])
 def test_a_keyword_of_a_wrong_kind_spoils_no_other_tool(keyword: str, rules: SchemaRules) -> None:

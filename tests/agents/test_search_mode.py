@@ -29,7 +29,6 @@ from opwire.mcp.server import serve_mcp
 from opwire.model.operation import LOCAL_IDENTITY, Inbound
 from opwire.registry.dispatch import Dispatcher
 from opwire.typed.plain import as_dict
-from tests.requirements import requirement
 
 ADA = Context(identity=Identity(id="ada", scopes=("shop",)))
 BOB = Context(identity=Identity(id="bob"))
@@ -74,7 +73,6 @@ async def call(mode: OperationRegistry, operation: str, input: Any, context: Con
     return (await mode.execute("tools.call", given, context)).data
 
 
-@requirement("mode.tools")
 async def test_a_model_searches_describes_and_calls(registry: OperationRegistry) -> None:
     mode = search_mode(registry, pinned=["shop.hours"])
     assert ids(mode) == ["shop.hours", "tools.search", "tools.describe", "tools.call"]
@@ -90,7 +88,6 @@ async def test_a_model_searches_describes_and_calls(registry: OperationRegistry)
     assert (await mode.execute("tools.search", {"query": "xylophone"})).data.startswith("Nothing was found")
 
 
-@requirement("mode.tools")
 async def test_an_input_that_is_not_an_object_is_wrapped_like_its_description(registry: OperationRegistry) -> None:
     mode = search_mode(registry)
     (described,) = (await mode.execute("tools.describe", {"operations": ["math.double"]})).data
@@ -98,7 +95,6 @@ async def test_an_input_that_is_not_an_object_is_wrapped_like_its_description(re
     assert await call(mode, "math.double", {"input": 4}) == 8
 
 
-@requirement("mode.tools")
 async def test_errors_of_the_operation_reach_the_model(registry: OperationRegistry) -> None:
     mode = search_mode(registry)
     with pytest.raises(CallError, match=r'shop\.order: the input: "lines" is a required property'):
@@ -109,7 +105,6 @@ async def test_errors_of_the_operation_reach_the_model(registry: OperationRegist
         await mode.execute("tools.search", {"query": "order", "limit": 1_000_000})
 
 
-@requirement("mode.tools")
 async def test_an_error_about_the_input_tells_the_parameters_of_the_operation(registry: OperationRegistry) -> None:
     tools = anthropic_tools(search_mode(registry), identity=ADA.identity)
     for operation, input, told in (
@@ -124,7 +119,6 @@ async def test_an_error_about_the_input_tells_the_parameters_of_the_operation(re
     assert "the tools are tools_search, tools_describe, tools_call" in str(unknown)
 
 
-@requirement("mode.tools")
 async def test_parameters_beside_the_input_are_told_where_they_belong(registry: OperationRegistry) -> None:
     tools = anthropic_tools(search_mode(registry), identity=ADA.identity)
     beside = {"operation": "clock.ticks", "count": 3, "x" * 10_000: 1, "c": 1, "d": 1, "e": 1}
@@ -135,7 +129,6 @@ async def test_parameters_beside_the_input_are_told_where_they_belong(registry: 
     assert len(text) < 300
 
 
-@requirement("mode.tools")
 async def test_an_error_about_the_input_writes_out_the_fields_of_objects() -> None:
     line = {"properties": {"article": {"type": "string"}, "kind": {"const": "tea"}}, "required": ["article"]}
     tree = {"properties": {"left": {"$ref": "#/$defs/Tree"}, "right": {"$ref": "#/$defs/Tree"}}}  # itself
@@ -165,7 +158,6 @@ async def test_an_error_about_the_input_writes_out_the_fields_of_objects() -> No
     assert found == "shop.order(lines: list[any], tree?: any, wide?: any)"
 
 
-@requirement("mode.tools")
 async def test_an_error_about_the_input_names_all_optional_parameters() -> None:
     registry = OperationRegistry()
 
@@ -180,7 +172,6 @@ async def test_an_error_about_the_input_names_all_optional_parameters() -> None:
     assert found == f"{shown}…)"
 
 
-@requirement("mode.access")
 async def test_a_caller_finds_and_calls_only_what_it_may(registry: OperationRegistry) -> None:
     mode = search_mode(registry)
     dispatcher = Dispatcher(mode)
@@ -201,7 +192,6 @@ async def test_a_caller_finds_and_calls_only_what_it_may(registry: OperationRegi
             await mode.execute("tools.describe", {"operations": ["shop.order"]}, context)
 
 
-@requirement("mode.access")
 async def test_views_and_interceptors_apply_to_what_is_found(registry: OperationRegistry) -> None:
     called: list[str] = []
 
@@ -223,7 +213,6 @@ async def test_views_and_interceptors_apply_to_what_is_found(registry: Operation
         await call(mode, "shop.hours", {})
 
 
-@requirement("mode.budget")
 def test_below_a_budget_the_registry_stays_unchanged(registry: OperationRegistry) -> None:
     total = sum(map(token_cost, registry.list()))
     assert search_mode(registry, token_budget=total) is registry
@@ -231,7 +220,6 @@ def test_below_a_budget_the_registry_stays_unchanged(registry: OperationRegistry
     assert sum(map(token_cost, search_mode(registry).list())) < 400
 
 
-@requirement("mode.budget")
 def test_schemas_beyond_the_budget_are_not_built() -> None:
     from opwire import Schema
 
@@ -243,8 +231,8 @@ def test_schemas_beyond_the_budget_are_not_built() -> None:
     assert not fits_budget([first, second], 10)
 
 
-@requirement("mode.signature")
 def test_a_signature_stays_short() -> None:
+    """A search returns a short line for each operation: its id, parameters and summary."""
     properties: dict[str, Any] = {f"optional_{number}": {"type": "string"} for number in range(100)}
     properties |= {
         "which": {"$ref": "#/$defs/loop"},
@@ -271,7 +259,6 @@ def test_a_signature_stays_short() -> None:
     assert len(text) < 400
 
 
-@requirement("mode.tools")
 async def test_tools_of_a_model_provider_take_search_mode(registry: OperationRegistry) -> None:
     tools = openai_tools(search_mode(registry))
     assert len(tools.tools) == 3
@@ -280,11 +267,11 @@ async def test_tools_of_a_model_provider_take_search_mode(registry: OperationReg
     assert "2 in EUR" in json.dumps(outcome.parts, default=str)
 
 
-@requirement("mode.names")
 @pytest.mark.parametrize("mode", [search_mode, code_mode])
 async def test_a_model_reads_only_names_that_it_can_call(
     registry: OperationRegistry, mode: Callable[..., OperationRegistry]
 ) -> None:
+    """Descriptions and results of search mode and code mode name only what a model can call."""
     view = registry.view(reshape={"shop.hours": Reshape(max_chars=5)})
     tools = anthropic_tools(mode(view, namespace="any"))
     names = {tool["name"] for tool in tools.definitions}
@@ -321,7 +308,6 @@ async def test_a_model_reads_only_names_that_it_can_call(
         assert set(re.findall(r"\b(?:any|results)_\w+", text)) <= names, text
 
 
-@requirement("mode.names")
 async def test_a_name_does_not_tell_that_an_operation_exists(registry: OperationRegistry) -> None:
     mode = search_mode(registry)
     eve = Context(identity=Identity(id="eve"))
@@ -332,7 +318,6 @@ async def test_a_name_does_not_tell_that_an_operation_exists(registry: Operation
         assert "shop.order" not in failure.value.message
 
 
-@requirement("mode.tools")
 @pytest.mark.parametrize(
     "broken",
     [

@@ -16,7 +16,6 @@ from opwire.console import serve_console
 from opwire.model.operation import OperationType
 from tests.console.served import OWNER, PAGE, make_registry, page_of
 from tests.openapi.server.served import Client
-from tests.requirements import requirement
 
 HOSTILE = ["$(touch x)", "`id`", "'; rm -rf /; '", '"""', "\\", "\n", "é\u202e", "</script>", "\x1b[2J", "\ud800"]
 
@@ -25,7 +24,6 @@ def spec_of(name: str, type: OperationType = OperationType.QUERY) -> OperationSp
     return OperationSpec(namespace="n", name=name, type=type)
 
 
-@requirement("console.snippets")
 @pytest.mark.parametrize("text", HOSTILE)
 def test_hostile_names_and_values_stay_data(text: str) -> None:
     spec = spec_of(text if text.isprintable() else "x")
@@ -40,13 +38,11 @@ def test_hostile_names_and_values_stay_data(text: str) -> None:
     assert request["params"]["arguments"] == {"input": {"a": text.replace("\ud800", "\ufffd")}}
 
 
-@requirement("console.snippets")
 def test_a_public_operation_needs_no_token() -> None:
     public = OperationSpec(namespace="n", name="x", access=AccessControl(public=True))
     assert "TOKEN" not in curl_snippet(public, None, "http://h") + python_snippet(public, None, "http://h")
 
 
-@requirement("console.snippets")
 async def test_what_the_page_shows_runs(tmp_path: Any) -> None:
     registry = make_registry()
     async with page_of(registry) as page:
@@ -69,14 +65,13 @@ async def test_what_the_page_shows_runs(tmp_path: Any) -> None:
             assert msgspec.json.decode(found["mcp"])["params"]["name"] == operation_id.replace(".", "_")
 
 
-@requirement("console.snippets")
 async def test_snippets_are_for_operations_that_the_person_may_call() -> None:
     async with page_of() as page:
         assert (await page.api("POST", "snippets", {"operationId": "shop.order"})).status == 401
 
 
-@requirement("console.snippets")
 async def test_without_an_http_api_there_is_nothing_to_call_with_curl() -> None:
+    """A call can be copied as curl, Python and MCP, and what is copied runs."""
     registry = OperationRegistry()
     registry.register(
         OperationSpec(namespace="n", name="x", access=AccessControl(public=True)), lambda input, context: 1
@@ -87,7 +82,6 @@ async def test_without_an_http_api_there_is_nothing_to_call_with_curl() -> None:
     assert "tools/call" in reply.json["mcp"]
 
 
-@requirement("console.snippets")
 @pytest.mark.parametrize("broken", [{"required": 5}, {"properties": []}, {"$schema": 1}])
 def test_an_invalid_input_schema_of_a_foreign_tool_has_a_snippet_too(broken: dict[str, Any]) -> None:
     spec = OperationSpec(namespace="n", name="x", input_schema=Schema({"type": "object", **broken}))

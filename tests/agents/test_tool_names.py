@@ -9,7 +9,6 @@ from hypothesis import strategies as st
 
 from opwire import UsageError
 from opwire.agents.tools import MAX_NAME, SHORTEST_MAX_NAME, ToolNames
-from tests.requirements import requirement
 
 _printable = st.text(st.characters(exclude_categories=("C", "Z")), min_size=1, max_size=30)
 _tricky = st.text(alphabet="a0f-_./é2d5", min_size=1, max_size=12)
@@ -24,7 +23,6 @@ def names_of(*operation_ids: str, max_name: int = MAX_NAME) -> list[str]:
     return [names[id] for id in operation_ids]
 
 
-@requirement("serve-mcp.names")
 @pytest.mark.parametrize(
     ("id", "name"),
     [
@@ -46,13 +44,13 @@ def test_usual_ids_have_readable_names(id: str, name: str) -> None:
     assert names_of(id) == [name]
 
 
-@requirement("serve-mcp.names")
 def test_ids_that_differ_in_their_separators_have_different_names_without_digests() -> None:
+    """Tool names are readable: letters, digits, _ and -, at most 50 by default, different for different ids also
+    without their digests, and kept while the operation is served."""
     ids = ("gh.repos/get", "gh.repos_get", "gh.repos-get", "gh.repos.get")
     assert names_of(*ids) == ["gh__repos_get", "gh-repos_get", "gh_repos-get", "gh_repos_get"]
 
 
-@requirement("serve-mcp.names")
 @given(st.sets(ids | long_ids, max_size=20), st.integers(SHORTEST_MAX_NAME, 64))
 def test_every_operation_has_a_name_of_its_own_that_clients_take(several: set[str], max_name: int) -> None:
     names = ToolNames(max_name=max_name)
@@ -64,14 +62,12 @@ def test_every_operation_has_a_name_of_its_own_that_clients_take(several: set[st
         assert names.operation_id(names[id]) == id
 
 
-@requirement("serve-mcp.names")
 @given(st.lists(ids | long_ids, unique=True, max_size=20), st.randoms())
 def test_names_do_not_depend_on_the_order_of_registration(several: list[str], chance: random.Random) -> None:
     shuffled = chance.sample(several, len(several))
     assert dict(zip(shuffled, names_of(*shuffled), strict=True)) == dict(zip(several, names_of(*several), strict=True))
 
 
-@requirement("serve-mcp.names")
 def test_an_operation_keeps_its_name_when_others_come_and_go() -> None:
     names = ToolNames()
     names.add(["gh.repos_get"])
@@ -84,7 +80,6 @@ def test_an_operation_keeps_its_name_when_others_come_and_go() -> None:
     assert names["gh.repos_get"] == "gh_repos_get"
 
 
-@requirement("serve-mcp.names")
 def test_long_ids_that_differ_at_one_end_have_names_that_differ_readably() -> None:
     for first, second in (
         (f"shop.{'x' * 100}a", f"shop.{'x' * 100}b"),
@@ -95,7 +90,6 @@ def test_long_ids_that_differ_at_one_end_have_names_that_differ_readably() -> No
         assert len({re.sub(r"_[0-9a-f]{6}$", "", name) for name in names}) == 2
 
 
-@requirement("serve-mcp.names")
 def test_a_chosen_name_belongs_to_its_operation_alone() -> None:
     names = ToolNames(chosen={"shop.find": "search", "shop.all": "shop_item"})
     names.add(["shop.item", "shop.other"])
@@ -104,7 +98,6 @@ def test_a_chosen_name_belongs_to_its_operation_alone() -> None:
     assert names.operation_id("search") == "shop.find"
 
 
-@requirement("serve-mcp.names")
 @pytest.mark.parametrize(
     "chosen", [{"a.b": "1st"}, {"a.b": ""}, {"a.b": "x" * 129}, {"a.b": "ü"}, {"a.b": "x", "a.c": "x"}]
 )
@@ -120,7 +113,6 @@ def test_many_ids_with_one_spelling_are_named_in_linear_time() -> None:
     assert sum(bool(re.search(r"_[0-9a-f]{6,8}$", name)) for name in names) == len(ids) - 3
 
 
-@requirement("serve-mcp.names")
 @pytest.mark.parametrize("max_name", [SHORTEST_MAX_NAME, MAX_NAME])
 def test_long_names_of_one_word_that_are_shortened_alike_have_different_names(max_name: int) -> None:
     # The third one was an error, and with it the names of all operations.

@@ -9,7 +9,6 @@ from hypothesis import strategies as st
 from opwire.agents.tools import input_schema, items_schema, output_schema
 from opwire.errors import SchemaError
 from opwire.schema import UNKNOWN, Schema
-from tests.requirements import requirement
 
 TREE: dict[str, Any] = {
     "anyOf": [{"type": "null"}, {"$ref": "#/$defs/Node"}],
@@ -31,7 +30,6 @@ def test_an_object_schema_is_shown_unchanged() -> None:
     assert (form.schema, form.wraps) == (schema, False)
 
 
-@requirement("serve-mcp.wrapped-schemas")
 def test_an_input_that_is_not_an_object_is_the_property_input_of_one() -> None:
     form = input_schema(Schema({"type": "array", "items": {"type": "integer"}}))
     assert form.wraps
@@ -46,7 +44,6 @@ def test_any_input_at_all_may_be_left_out() -> None:
     assert input_schema(UNKNOWN).schema == {"type": "object", "properties": {"input": {}}}
 
 
-@requirement("serve-mcp.wrapped-schemas")
 def test_only_older_clients_see_outputs_wrapped() -> None:
     schema = Schema({"type": "array"})
     newest, older = output_schema(schema, objects_only=False), output_schema(schema, objects_only=True)
@@ -64,7 +61,6 @@ def test_an_unknown_output_has_no_schema_and_an_impossible_one_has() -> None:
     assert impossible.schema == {"not": {}}
 
 
-@requirement("serve-mcp.wrapped-schemas")
 @settings(max_examples=50)
 @given(_values)
 def test_a_wrapped_schema_accepts_exactly_what_the_schema_accepted(value: Any) -> None:

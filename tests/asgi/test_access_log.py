@@ -19,7 +19,6 @@ from opwire.transports.memory import MemoryBus, MemoryTransport
 from tests.mcp.server.shop import connected, http_client, served
 from tests.openapi.server.served import Client as HTTPClient
 from tests.protocol.harness import until, within
-from tests.requirements import requirement
 
 TOKEN = "a-token-0123456789"
 ALICE = Identity(id="alice")
@@ -137,11 +136,12 @@ def lines(caplog: pytest.LogCaptureFixture) -> list[dict[str, Any]]:
     return [vars(record)["access"] for record in caplog.records if record.name == "opwire.access"]
 
 
-@requirement("serve.access-log")
 @surfaces
 async def test_every_call_is_one_line(
     surface: str, serving: Callable[[], Any], caplog: pytest.LogCaptureFixture
 ) -> None:
+    """Every call on every surface is one line of the access log: identity, operation, outcome, duration and
+    bytes; nothing is measured while it is disabled."""
     async with serving() as call:
         assert "hello" in await within(call("shop.hello", {"name": "me"}))
         assert lines(caplog) == []  # disabled by default
@@ -168,7 +168,6 @@ async def test_every_call_is_one_line(
     assert caplog.messages[0].startswith(f"{surface} shop.hello alice OK ")
 
 
-@requirement("serve.tracebacks", "failures.log")
 @surfaces
 async def test_the_traceback_of_a_handler_is_in_the_log_under_the_error_id_that_the_caller_gets(
     surface: str, serving: Callable[[], Any], caplog: pytest.LogCaptureFixture
@@ -186,7 +185,6 @@ async def test_the_traceback_of_a_handler_is_in_the_log_under_the_error_id_that_
     assert (entry["surface"], entry["error_id"]) == (surface, error_id)
 
 
-@requirement("serve.access-log")
 async def test_requests_without_an_operation_and_rejected_ones_have_their_path_and_status(
     caplog: pytest.LogCaptureFixture,
 ) -> None:
@@ -222,7 +220,6 @@ async def test_requests_without_an_operation_and_rejected_ones_have_their_path_a
     assert "another-token" not in caplog.text
 
 
-@requirement("serve.access-log")
 async def test_a_stream_is_one_line_at_its_end(caplog: pytest.LogCaptureFixture) -> None:
     caplog.set_level(logging.INFO, "opwire.access")
     app = serve_http(shop(), anonymous=ALICE)
@@ -248,7 +245,6 @@ async def test_a_stream_is_one_line_at_its_end(caplog: pytest.LogCaptureFixture)
     assert all(each["bytes"] > 0 for each in found)
 
 
-@requirement("serve.access-log")
 async def test_a_call_that_a_stopping_server_does_not_wait_for_is_logged_as_cancelled(
     caplog: pytest.LogCaptureFixture,
 ) -> None:
@@ -264,7 +260,6 @@ async def test_a_call_that_a_stopping_server_does_not_wait_for_is_logged_as_canc
     assert "Exception in ASGI application" not in caplog.text
 
 
-@requirement("serve.access-log")
 async def test_a_call_that_its_caller_abandons_or_that_times_out_is_logged_as_such(
     caplog: pytest.LogCaptureFixture,
 ) -> None:
@@ -302,7 +297,6 @@ async def test_a_call_that_its_caller_abandons_or_that_times_out_is_logged_as_su
     assert outcomes == ["CANCELLED", "TIMEOUT", "TIMEOUT", "RATE_LIMITED", "CANCELLED"]
 
 
-@requirement("serve.access-log", "serve.access-log.bounded")
 async def test_an_unknown_operation_is_logged_with_a_part_of_what_was_asked_for(
     caplog: pytest.LogCaptureFixture,
 ) -> None:

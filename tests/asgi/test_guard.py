@@ -23,7 +23,6 @@ from opwire.errors import UsageError
 from opwire.http.hosts import LOOPBACK, HostNames, without_port
 from tests.openapi.server.served import Client, Reply
 from tests.properties import examples
-from tests.requirements import requirement
 
 TOKEN, OLD, LONG = "a-token-0123456789", "an-old-token-0123456789", "x" * 20_000
 on_one_loop = pytest.mark.asyncio(loop_scope="module")
@@ -89,7 +88,6 @@ def refused(reply: Reply, status: int, code: str) -> str:
     return reply.problem["detail"]
 
 
-@requirement("serve.token")
 @on_one_loop
 async def test_a_token_gives_its_identity_as_bearer_or_as_key(house: House) -> None:
     client = house.behind(RequestGuard(echo, authenticate=TOKENS))
@@ -102,7 +100,6 @@ async def test_a_token_gives_its_identity_as_bearer_or_as_key(house: House) -> N
         assert reply.json == {"identity": "me", "expires": UNTIL, "size": 0}
 
 
-@requirement("serve.token")
 @on_one_loop
 async def test_an_invalid_token_is_rejected_and_a_missing_one_is_anonymous(house: House) -> None:
     client = house.behind(RequestGuard(echo, authenticate=TOKENS))
@@ -122,7 +119,6 @@ async def test_an_invalid_token_is_rejected_and_a_missing_one_is_anonymous(house
         assert reply.headers["www-authenticate"] == 'Bearer error="invalid_token"'
 
 
-@requirement("serve.token")
 @on_one_loop
 async def test_a_token_that_has_expired_is_refused(house: House) -> None:
     client = house.behind(RequestGuard(echo, authenticate=TOKENS, challenge='Bearer realm="shop"'))
@@ -131,7 +127,6 @@ async def test_a_token_that_has_expired_is_refused(house: House) -> None:
     assert reply.headers["www-authenticate"] == 'Bearer realm="shop", error="invalid_token"'
 
 
-@requirement("serve.token")
 @on_one_loop
 async def test_tokens_are_neither_in_answers_nor_in_the_log(house: House, caplog: pytest.LogCaptureFixture) -> None:
     caplog.set_level(logging.DEBUG)
@@ -163,7 +158,6 @@ async def test_a_token_that_cannot_be_checked_at_the_moment_is_not_called_bad(ho
     refused(await client.get("/", x_api_key="a-token"), 503, "UNAVAILABLE")
 
 
-@requirement("serve.hosts")
 @on_one_loop
 async def test_by_default_a_server_answers_to_loopback_names_alone(house: House) -> None:
     client = house.behind(RequestGuard(echo))
@@ -173,9 +167,9 @@ async def test_by_default_a_server_answers_to_loopback_names_alone(house: House)
         refused(await client.get("/", host=host), 421, "ACCESS_DENIED")
 
 
-@requirement("serve.hosts.hint")
 @on_one_loop
 async def test_a_rejected_host_name_is_shown_with_the_options_that_accept_it(house: House) -> None:
+    """The answer to a host name that is refused names the options that allow it."""
     client = house.behind(RequestGuard(echo))
     detail = (await client.get("/", host="shop.example:8000")).problem["detail"]
     assert "'shop.example:8000'" in detail
@@ -183,7 +177,6 @@ async def test_a_rejected_host_name_is_shown_with_the_options_that_accept_it(hou
     assert len((await client.get("/", host="x" * 9_000)).problem["detail"]) < 600
 
 
-@requirement("serve.hosts")
 @on_one_loop
 async def test_a_request_without_a_host_or_with_two_is_refused(house: House) -> None:
     client = house.behind(RequestGuard(echo))
@@ -200,7 +193,6 @@ async def test_white_space_around_the_value_of_a_header_is_not_part_of_it(house:
     assert b" 200 " in await client.raw(head % client.path)
 
 
-@requirement("serve.hosts")
 @pytest.mark.parametrize(
     ("names", "host", "included"),
     [
@@ -232,7 +224,6 @@ def test_nothing_that_merely_looks_like_a_loopback_name_is_one(host: str) -> Non
     assert HostNames(LOOPBACK).include(host) == (without_port(host) in LOOPBACK)
 
 
-@requirement("serve.origins")
 @on_one_loop
 async def test_pages_of_other_hosts_may_not_call(house: House) -> None:
     client = house.behind(RequestGuard(echo, origins=["https://shop.example"]))
@@ -245,7 +236,6 @@ async def test_pages_of_other_hosts_may_not_call(house: House) -> None:
         refused(await client.get("/", origin=origin), 403, "ACCESS_DENIED")
 
 
-@requirement("serve.origins")
 @on_one_loop
 async def test_where_any_host_name_is_taken_a_page_of_the_same_name_proves_nothing(house: House) -> None:
     client = house.behind(RequestGuard(echo, hosts=["*"]))
@@ -254,7 +244,6 @@ async def test_where_any_host_name_is_taken_a_page_of_the_same_name_proves_nothi
     assert (await client.get("/", host="evil.example", origin="http://evil.example")).status == 200
 
 
-@requirement("serve.sites")
 @on_one_loop
 @pytest.mark.parametrize("method", ["GET", "HEAD", "POST", "OPTIONS", "DELETE"])
 @pytest.mark.parametrize(
@@ -288,7 +277,6 @@ async def test_nothing_that_a_page_of_another_site_makes_a_browser_send_comes_in
         refused(reply, 403, "ACCESS_DENIED")
 
 
-@requirement("serve.sites")
 @on_one_loop
 async def test_the_address_bar_own_pages_pages_that_are_named_and_other_programs_come_in(house: House) -> None:
     client = house.behind(RequestGuard(echo, anonymous=Identity(id="open"), origins=["https://shop.example"]))
@@ -307,7 +295,6 @@ async def test_the_address_bar_own_pages_pages_that_are_named_and_other_programs
     assert (await client.get("/", sec_fetch_site="cross-site")).status == 200
 
 
-@requirement("serve.sites")
 @on_one_loop
 async def test_where_any_host_name_is_taken_same_origin_counts_only_for_an_origin_that_is_named(house: House) -> None:
     client = house.behind(RequestGuard(echo, hosts=["*"], origins=["https://shop.example"]))
@@ -316,7 +303,6 @@ async def test_where_any_host_name_is_taken_same_origin_counts_only_for_an_origi
     assert (await client.get("/", host="shop.example", sec_fetch_site="same-origin")).status == 200
 
 
-@requirement("serve.sites")
 @on_one_loop
 async def test_two_words_about_the_site_are_refused(house: House) -> None:
     client = house.behind(RequestGuard(echo))
@@ -325,7 +311,6 @@ async def test_two_words_about_the_site_are_refused(house: House) -> None:
         assert b" 400 " in await client.raw(request % (client.path, twice))
 
 
-@requirement("serve.limits")
 @on_one_loop
 async def test_bodies_and_headers_have_limits(house: House) -> None:
     client = house.behind(RequestGuard(echo, max_body=1_000, max_headers=2_000))
@@ -334,7 +319,6 @@ async def test_bodies_and_headers_have_limits(house: House) -> None:
     refused(await client.get("/", x="y" * 2_000), 431, "PAYLOAD_TOO_LARGE")
 
 
-@requirement("serve.limits", "peers.containers")
 @on_one_loop
 async def test_a_body_has_a_limited_number_of_objects_and_lists(house: House) -> None:
     client = house.behind(RequestGuard(echo))
@@ -348,10 +332,12 @@ async def test_a_body_has_a_limited_number_of_objects_and_lists(house: House) ->
     assert (await client("POST", "/", data=b"[1,2]" * 100)).status == 200
 
 
-@requirement("serve.limits", "peers.numbers")
 @on_one_loop
 @pytest.mark.parametrize("number", [b"1e308", b"5e-324", b"-1E+0300"])
 async def test_a_body_has_a_limited_number_of_numbers_that_take_long_to_decode(house: House, number: bytes) -> None:
+    """So is one of more than 16 KiB with more than 1,024 numbers whose exponent has three digits, and one more
+    per 128 bytes, or more than 512 blocks of 512 digits in numbers, and one more per 32 KiB: these take longest
+    to decode."""
     client = house.behind(RequestGuard(echo))
     few, many = (b"[" + b",".join([number] * count) + b"]" for count in (1_024, 100_000))
     assert (await client("POST", "/", data=few + b" " * 100_000)).status == 200
@@ -361,7 +347,6 @@ async def test_a_body_has_a_limited_number_of_numbers_that_take_long_to_decode(h
     assert (await client("POST", "/", data=b'["' + number * 100_000 + b'"]')).status == 200  # in a text
 
 
-@requirement("serve.limits", "peers.numbers")
 @on_one_loop
 async def test_a_body_has_a_limited_number_of_long_numbers(house: House) -> None:
     client = house.behind(RequestGuard(echo))
@@ -373,7 +358,6 @@ async def test_a_body_has_a_limited_number_of_long_numbers(house: House) -> None
     assert (await client("POST", "/", data=b'["' + b"9" * 800_000 + b'"]')).status == 200  # in a text
 
 
-@requirement("serve.limits")
 @on_one_loop
 async def test_a_body_of_unknown_length_is_counted_as_it_comes(house: House) -> None:
     async def parts(number: int) -> AsyncGenerator[bytes]:
@@ -394,7 +378,6 @@ async def test_a_body_is_there_as_a_whole_even_if_it_is_empty(house: House) -> N
     assert (await client("DELETE", "/")).json["size"] == 0
 
 
-@requirement("serve.limits")
 @on_one_loop
 async def test_a_body_that_does_not_arrive_is_not_waited_for_long(house: House) -> None:
     client = house.behind(RequestGuard(echo, body_timeout=0.05))
@@ -425,7 +408,6 @@ async def test_a_client_that_leaves_before_the_end_of_the_body_is_not_served(hou
     assert reached == []
 
 
-@requirement("serve.limits")
 @on_one_loop
 async def test_the_number_of_requests_at_once_is_limited(house: House) -> None:
     gate = Gate()
@@ -441,7 +423,6 @@ async def test_the_number_of_requests_at_once_is_limited(house: House) -> None:
         assert (await client.get("/")).status == 200
 
 
-@requirement("serve.limits")
 @on_one_loop
 async def test_anonymous_callers_cannot_lock_out_the_others(house: House) -> None:
     gate = Gate()
@@ -455,7 +436,6 @@ async def test_anonymous_callers_cannot_lock_out_the_others(house: House) -> Non
         assert [(await first).status, (await known).status, (await client.get("/")).status] == [200, 200, 200]
 
 
-@requirement("serve.limits")
 @on_one_loop
 async def test_one_identity_cannot_keep_the_others_out(house: House) -> None:
     gate, other = Gate(), "another-token-0123456789"
@@ -475,7 +455,6 @@ async def test_one_identity_cannot_keep_the_others_out(house: House) -> None:
     assert not guard._shares
 
 
-@requirement("serve.limits")
 @on_one_loop
 async def test_large_bodies_share_a_limit_of_which_callers_without_a_token_get_half(
     house: House, monkeypatch: pytest.MonkeyPatch
@@ -506,7 +485,6 @@ async def test_large_bodies_share_a_limit_of_which_callers_without_a_token_get_h
     assert not guard._bodies.held
 
 
-@requirement("serve.limits")
 @on_one_loop
 async def test_a_body_is_dropped_with_its_request_although_the_connection_keeps_the_scope(house: House) -> None:
     scopes: list[Any] = []
@@ -520,7 +498,6 @@ async def test_a_body_is_dropped_with_its_request_although_the_connection_keeps_
     assert scopes[0][ADMITTED].body == b""
 
 
-@requirement("serve.limits")
 @on_one_loop
 async def test_without_authentication_large_bodies_of_all_callers_share_the_whole_limit(
     house: House, monkeypatch: pytest.MonkeyPatch
@@ -539,7 +516,6 @@ async def test_without_authentication_large_bodies_of_all_callers_share_the_whol
     assert not guard._bodies.held
 
 
-@requirement("serve.limits")
 @on_one_loop
 async def test_of_many_large_bodies_at_once_as_many_as_fit_get_through(
     house: House, monkeypatch: pytest.MonkeyPatch
@@ -561,7 +537,6 @@ async def test_of_many_large_bodies_at_once_as_many_as_fit_get_through(
     assert statuses.count(200) >= 2
 
 
-@requirement("serve.limits")
 @on_one_loop
 async def test_large_bodies_that_were_announced_and_do_not_arrive_keep_no_others_out(
     house: House, monkeypatch: pytest.MonkeyPatch
@@ -591,7 +566,6 @@ async def test_large_bodies_that_were_announced_and_do_not_arrive_keep_no_others
             await writer.wait_closed()
 
 
-@requirement("serve.limits")
 @on_one_loop
 async def test_tokens_that_are_being_checked_cannot_keep_out_those_that_were_good_before(house: House) -> None:
     checking, answer = asyncio.Event(), asyncio.Event()
@@ -616,7 +590,6 @@ async def test_tokens_that_are_being_checked_cannot_keep_out_those_that_were_goo
         refused(await client.get("/", x_api_key="bogus-2"), 401, "UNAUTHENTICATED")
 
 
-@requirement("serve.limits")
 @on_one_loop
 async def test_a_token_that_was_good_counts_as_new_again_once_it_is_refused(house: House) -> None:
     users = {TOKEN: Identity(id="me")}
@@ -637,7 +610,6 @@ def test_a_limit_is_a_number_above_zero(option: str, wrong: Any) -> None:
         RequestGuard(echo, **options)
 
 
-@requirement("serve.smuggling")
 @on_one_loop
 async def test_a_body_with_two_lengths_is_refused_and_nothing_after_it_is_read(house: House) -> None:
     client = house.behind(RequestGuard(echo))
@@ -648,7 +620,6 @@ async def test_a_body_with_two_lengths_is_refused_and_nothing_after_it_is_read(h
     assert answer.count(b"HTTP/1.1 ") == 1
 
 
-@requirement("serve.smuggling")
 @pytest.mark.parametrize("host", [b"localhost", b"evil.example"])
 @pytest.mark.parametrize("protocol", [b"h2c", b"websocket"])
 @pytest.mark.parametrize("length", [b"Content-Length: %d", b"Transfer-Encoding: chunked\r\nX-Length: %d"])
@@ -671,7 +642,6 @@ async def test_the_body_of_a_request_for_another_protocol_is_not_read_as_the_nex
     assert status.startswith(b"HTTP/1.1 400 " if host == b"localhost" else b"HTTP/1.1 421 ")
 
 
-@requirement("serve.smuggling")
 @on_one_loop
 async def test_a_request_without_a_body_may_ask_for_another_protocol_and_is_the_last_of_its_connection(
     house: House,
@@ -683,7 +653,6 @@ async def test_a_request_without_a_body_may_ask_for_another_protocol_and_is_the_
     assert b"connection: close" in answer.lower()
 
 
-@requirement("serve.smuggling")
 @on_one_loop
 async def test_a_transfer_coding_before_chunked_is_refused(house: House) -> None:
     client = house.behind(RequestGuard(echo))
@@ -691,7 +660,6 @@ async def test_a_transfer_coding_before_chunked_is_refused(house: House) -> None
     assert (await client.raw(head % client.path)).startswith(b"HTTP/1.1 400 ")
 
 
-@requirement("serve.content-encoding")
 @on_one_loop
 async def test_a_compressed_body_is_rejected_with_the_encoding_that_is_accepted(house: House) -> None:
     client = house.behind(RequestGuard(echo))
@@ -705,7 +673,6 @@ async def test_a_compressed_body_is_rejected_with_the_encoding_that_is_accepted(
     assert (await client.raw(head % (client.path, b"Identity"))).startswith(b"HTTP/1.1 200 ")
 
 
-@requirement("serve.token")
 @on_one_loop
 async def test_two_headers_of_a_name_that_decides_something_are_refused(house: House) -> None:
     client = house.behind(RequestGuard(echo, authenticate=TOKENS))
@@ -750,7 +717,6 @@ async def test_the_start_of_the_server_passes_and_websockets_do_not(house: House
     assert answers == [{"type": "websocket.close", "code": 1008}]
 
 
-@requirement("serve.token")
 async def test_the_leeway_of_signed_tokens_counts_here_too() -> None:
     def signed(age: float) -> str:
         return jwt.encode({"sub": "me", "exp": time.time() - age}, 2 * TOKEN, "HS256")
@@ -763,7 +729,6 @@ async def test_the_leeway_of_signed_tokens_counts_here_too() -> None:
     assert statuses == [200, 401]
 
 
-@requirement("serve.revoked")
 async def test_few_streams_have_their_tokens_checked_at_the_same_time() -> None:
     checking = most = 0
 

@@ -24,7 +24,6 @@ from opwire.asgi.guard import RequestGuard
 from opwire.asgi.listener import ListeningApp, listening
 from opwire.auth import StaticTokens
 from opwire.errors import UsageError
-from tests.requirements import requirement
 from tests.servers.certificates import self_signed
 
 TOKEN = "a-token-0123456789"
@@ -66,7 +65,6 @@ async def getting(address: str, path: str) -> AsyncGenerator[asyncio.Task[bytes]
             task.cancel()
 
 
-@requirement("serve.drain")
 async def test_what_runs_when_the_server_stops_is_answered() -> None:
     app = Slow()
     async with asyncio.timeout(5):
@@ -90,7 +88,6 @@ async def stop_while_running(app: Slow, address: str) -> asyncio.Task[bytes]:
     return task
 
 
-@requirement("serve.drain")
 async def test_a_call_that_does_not_end_is_stopped_after_the_time_given(caplog: pytest.LogCaptureFixture) -> None:
     app = Slow()
     async with asyncio.timeout(5), aiohttp.ClientSession() as session:
@@ -120,7 +117,6 @@ async def test_new_requests_are_answered_while_a_load_balancer_has_not_noticed()
         await serving
 
 
-@requirement("serve.limits")
 @pytest.mark.parametrize("before", [b"", b"GET / HTTP/1.1\r\nHost: localhost\r\n\r\n"])
 @pytest.mark.parametrize("begun", [b"", b"GET / HTTP/1.1\r\nX-A: "])
 async def test_a_client_that_does_not_finish_its_headers_is_disconnected(before: bytes, begun: bytes) -> None:
@@ -137,7 +133,6 @@ async def test_a_client_that_does_not_finish_its_headers_is_disconnected(before:
         writer.close()
 
 
-@requirement("http.one-path", "serve-mcp.one-path")
 @pytest.mark.parametrize("target", [b"/#", b"/#x?q=1", b"/?q=1#x", b"/%23#"])
 async def test_a_target_with_a_fragment_is_not_another_spelling_of_a_path(target: bytes) -> None:
     async with asyncio.timeout(5), listening(Slow(), lifespan="off") as address:
@@ -148,7 +143,6 @@ async def test_a_target_with_a_fragment_is_not_another_spelling_of_a_path(target
             writer.close()
 
 
-@requirement("serve.hosts")
 @pytest.mark.parametrize(
     ("target", "status"),
     [
@@ -167,7 +161,6 @@ async def test_the_host_in_the_target_of_a_request_is_that_of_the_header(target:
         writer.close()
 
 
-@requirement("serve.limits")
 async def test_a_call_may_take_longer_than_its_headers() -> None:
     app = Slow()
     async with (
@@ -208,7 +201,6 @@ async def closed(reader: asyncio.StreamReader) -> bool:
         return True
 
 
-@requirement("serve.connections")
 @pytest.mark.parametrize("said", [b"", b"GET / HT", b"GET / HTTP/1.1\r\nHost: localhost\r\nX: "])
 async def test_connections_without_a_request_give_way_to_new_ones_the_oldest_first(said: bytes) -> None:
     async with asyncio.timeout(20), listening(Slow(), lifespan="off", max_connections=5) as address:
@@ -221,7 +213,6 @@ async def test_connections_without_a_request_give_way_to_new_ones_the_oldest_fir
             writer.close()
 
 
-@requirement("serve.connections")
 async def test_a_request_in_flight_does_not_give_way_and_a_new_connection_has_to_wait() -> None:
     app = Slow()
     async with asyncio.timeout(20), listening(app, lifespan="off", max_connections=1) as address:
@@ -236,7 +227,6 @@ async def test_a_request_in_flight_does_not_give_way_and_a_new_connection_has_to
             assert await again == b"ok"
 
 
-@requirement("serve.connections")
 async def test_when_all_connections_have_requests_those_without_a_token_give_way() -> None:
     app = Crowded()
     slow = b"GET /slow HTTP/1.1\r\nHost: localhost\r\n\r\n"
@@ -255,7 +245,6 @@ async def test_when_all_connections_have_requests_those_without_a_token_give_way
             writer.close()
 
 
-@requirement("serve.connections")
 async def test_before_the_process_runs_out_of_files_connections_give_way(monkeypatch: pytest.MonkeyPatch) -> None:
     async with asyncio.timeout(20):
         with socket.socket() as probe:
@@ -269,7 +258,6 @@ async def test_before_the_process_runs_out_of_files_connections_give_way(monkeyp
                 writer.close()
 
 
-@requirement("serve.connections")
 async def test_a_client_that_does_not_read_its_answer_is_disconnected() -> None:
     gone = asyncio.Event()
 
@@ -292,7 +280,6 @@ async def test_a_client_that_does_not_read_its_answer_is_disconnected() -> None:
         writer.close()
 
 
-@requirement("serve.limits")
 async def test_responses_that_clients_do_not_read_take_bounded_memory(monkeypatch: pytest.MonkeyPatch) -> None:
     size, began, third = 20_000_000, list[str](), asyncio.Event()
 
@@ -327,7 +314,6 @@ async def test_responses_that_clients_do_not_read_take_bounded_memory(monkeypatc
             writer.close()
 
 
-@requirement("serve.connections")
 async def test_headers_without_an_end_are_not_collected() -> None:
     async with asyncio.timeout(20), listening(Slow(), lifespan="off") as address:
         [(reader, writer)] = await silent(address, 1, b"GET / HTTP/1.1\r\nHost: localhost\r\n")
@@ -342,7 +328,6 @@ async def test_headers_without_an_end_are_not_collected() -> None:
         writer.close()
 
 
-@requirement("serve.limits")
 @pytest.mark.parametrize(
     ("begun", "line"),
     [
@@ -371,7 +356,6 @@ async def test_what_follows_a_request_that_is_being_served_is_not_collected_with
         app.go_on.set()
 
 
-@requirement("serve.smuggling")
 async def test_trailers_are_not_headers() -> None:
     async def names(scope: Any, receive: Any, send: Any) -> None:
         while (await receive()).get("more_body", False):
@@ -390,7 +374,6 @@ async def test_trailers_are_not_headers() -> None:
     assert re.findall(rb"\r\n\r\n([a-z,-]+)", answers) == [b"host,transfer-encoding", b"x-a,connection"]
 
 
-@requirement("serve.limits")
 @pytest.mark.parametrize("encrypted", [False, True])
 async def test_requests_that_wait_for_the_one_before_them_are_not_collected(
     encrypted: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
@@ -430,7 +413,6 @@ async def test_requests_that_wait_for_the_one_before_them_are_not_collected(
     assert 0 < max(waiting) < 250
 
 
-@requirement("serve.connections")
 async def test_broken_requests_do_not_fill_the_log(caplog: pytest.LogCaptureFixture) -> None:
     async with asyncio.timeout(20), listening(Slow(), lifespan="off") as address:
         logger = logging.getLogger("uvicorn.error")
@@ -479,7 +461,6 @@ async def test_answers_are_sent_without_delay() -> None:
     assert delays == [1]
 
 
-@requirement("serve.address")
 async def test_an_address_that_cannot_be_listened_on_is_said_so() -> None:
     with socket.create_server(("127.0.0.1", 0)) as taken:
         port = taken.getsockname()[1]
@@ -491,7 +472,6 @@ async def test_an_address_that_cannot_be_listened_on_is_said_so() -> None:
             assert f"{place[0]}:{place[1]}" in raised.value.message
 
 
-@requirement("serve.address")
 @pytest.mark.parametrize("port", [70_000, -1, "8000"])
 async def test_a_port_that_cannot_exist_is_a_wrong_argument(port: Any) -> None:
     with pytest.raises(UsageError, match="port must be a whole number from 0 to 65535, not "):
@@ -534,7 +514,6 @@ async def test_an_ipv6_address_is_shown_as_one() -> None:
         assert await request == b"ok"
 
 
-@requirement("serve.address")
 async def test_with_a_certificate_it_listens_on_https(tmp_path: Path) -> None:
     certificate = self_signed(tmp_path)
     server = ssl.create_default_context(ssl.Purpose.CLIENT_AUTH)
@@ -550,7 +529,6 @@ async def test_with_a_certificate_it_listens_on_https(tmp_path: Path) -> None:
         assert await reply.read() == b"ok"
 
 
-@requirement("serve.drain")
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
 async def test_a_signal_drains_and_then_the_runner_returns(number: signal.Signals) -> None:
     app = Slow()
@@ -586,7 +564,6 @@ async def reached(port: int) -> None:
             await asyncio.sleep(0.01)
 
 
-@requirement("errors.extras")
 def test_without_uvicorn_the_error_names_the_extra() -> None:
     code = "import sys; sys.modules['uvicorn'] = None; import opwire.asgi.listener"
     ended = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=60, check=False)

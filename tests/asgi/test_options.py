@@ -12,7 +12,6 @@ from opwire.openapi.server import serve_http
 from opwire.registry.dispatch import operation_filter
 from tests.mcp.server.shop import connected
 from tests.openapi.server.served import client_of
-from tests.requirements import requirement
 
 ME = Identity(id="me")
 
@@ -27,7 +26,6 @@ def registry() -> OperationRegistry:
     return found
 
 
-@requirement("serve.filter")
 @pytest.mark.parametrize(
     ("include", "exclude", "served"),
     [
@@ -58,7 +56,6 @@ async def test_patterns_of_ids_and_tags_select_what_is_served(
         assert names == {id.replace(".", "_") for id in served}
 
 
-@requirement("serve.filter")
 @pytest.mark.parametrize("option", ["include", "exclude"])
 def test_a_pattern_alone_is_not_taken_for_a_list_of_letters(registry: OperationRegistry, option: str) -> None:
     patterns: dict[str, Any] = {"include": (), "exclude": (), option: "math.*"}
@@ -66,7 +63,6 @@ def test_a_pattern_alone_is_not_taken_for_a_list_of_letters(registry: OperationR
         operation_filter(**patterns)
 
 
-@requirement("serve.interceptors")
 async def test_interceptors_of_a_surface_run_around_its_calls_alone(registry: OperationRegistry) -> None:
     seen: list[str] = []
 
@@ -98,7 +94,6 @@ async def test_interceptors_of_a_surface_run_around_its_calls_alone(registry: Op
     assert seen == ["mcp math.add me"]
 
 
-@requirement("serve.interceptors")
 async def test_access_is_checked_before_an_interceptor_runs(registry: OperationRegistry) -> None:
     secret = OperationSpec(namespace="a", name="b", access=AccessControl(required_scopes=("admin",)))
     registry.register(secret, lambda input, context: 1, inline=True)

@@ -8,7 +8,6 @@ import pytest
 
 from opwire import ERROR_TABLE, CallError, ErrorCode
 from opwire.asgi.problem import MAX_DETAILS, HTTPStatusError, encode_problem, problem_details, send_problem
-from tests.requirements import requirement
 
 
 def shown(error: CallError, **options: Any) -> dict[str, Any]:
@@ -26,7 +25,6 @@ async def sent(error: CallError | HTTPStatusError, **options: Any) -> tuple[int,
     return start["status"], dict(start["headers"]), body["body"]
 
 
-@requirement("http.problems")
 @pytest.mark.parametrize("code", list(ErrorCode))
 def test_every_code_has_the_status_and_the_title_of_the_table(code: ErrorCode) -> None:
     problem = shown(CallError(code, "what happened"))
@@ -45,7 +43,6 @@ def test_a_problem_names_its_occurrence_and_when_to_try_again() -> None:
     assert (problem["instance"], problem["retryAfterMs"]) == ("urn:opwire:request:a%20b", 1250)
 
 
-@requirement("http.problems")
 def test_details_that_are_too_large_or_have_no_json_form_are_left_out() -> None:
     assert shown(CallError("INTERNAL", details={"a": [1]}))["details"] == {"a": [1]}
     for details in ("x" * MAX_DETAILS, {"a": object()}):
@@ -57,7 +54,6 @@ def test_what_http_itself_forbids_has_the_title_of_its_status() -> None:
     assert (problem["type"], problem["title"], problem["status"]) == ("about:blank", "Method Not Allowed", 405)
 
 
-@requirement("http.problems")
 async def test_a_problem_is_sent_with_its_type_and_never_cached() -> None:
     status, headers, body = await sent(CallError("UNAVAILABLE", retry_after=0.2))
     assert status == 503

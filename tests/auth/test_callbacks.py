@@ -12,7 +12,6 @@ from opwire import CallError, ErrorCode, Identity
 from opwire.auth import Grant, callback, tokens
 from opwire.auth.tokens import UserFunction
 from tests.auth.refusals import logged, refusal, unauthenticated
-from tests.requirements import requirement
 
 TOKEN = "a-secret-token-0123456789"
 ANN = Identity(id="ann")
@@ -32,7 +31,6 @@ class Users:
         return look_up(token)
 
 
-@requirement("auth.callback")
 @pytest.mark.parametrize(
     ("function", "grant"),
     [
@@ -50,7 +48,6 @@ async def test_a_function_says_what_a_token_gives_and_none_means_nothing(functio
     assert unauthenticated(await refusal(authenticator.authenticate("other"))) == "the token is not valid"
 
 
-@requirement("auth.callback")
 async def test_the_function_is_not_asked_about_a_token_that_is_missing_or_huge() -> None:
     asked: list[str] = []
 
@@ -63,7 +60,6 @@ async def test_the_function_is_not_asked_about_a_token_that_is_missing_or_huge()
     assert asked == []
 
 
-@requirement("auth.callback")
 async def test_a_plain_function_may_block_without_stopping_the_event_loop() -> None:
     turn, threads = threading.Event(), []
 
@@ -79,7 +75,6 @@ async def test_a_plain_function_may_block_without_stopping_the_event_loop() -> N
     assert threads[0] is not threading.main_thread()
 
 
-@requirement("auth.callback.fails-closed", "auth.quiet")
 @pytest.mark.parametrize("asynchronous", [False, True])
 async def test_what_a_function_raises_refuses_the_token_and_its_text_is_shown_nowhere(
     asynchronous: bool, caplog: pytest.LogCaptureFixture
@@ -99,7 +94,6 @@ async def test_what_a_function_raises_refuses_the_token_and_its_text_is_shown_no
     assert "return users[token]" in line  # the location, for the person that fixes it
 
 
-@requirement("auth.callback.fails-closed")
 async def test_an_error_that_the_function_chose_for_the_peer_is_passed_on() -> None:
     async def function(token: str) -> Identity:
         raise CallError("RATE_LIMITED", "three attempts a minute")
@@ -108,15 +102,14 @@ async def test_an_error_that_the_function_chose_for_the_peer_is_passed_on() -> N
     assert (error.code, error.message) == (ErrorCode.RATE_LIMITED, "three attempts a minute")
 
 
-@requirement("auth.callback.fails-closed")
 @pytest.mark.parametrize("answer", [True, {"id": "ann"}, "ann", 0, ""])
 async def test_a_result_of_another_type_admits_no_caller(answer: Any, caplog: pytest.LogCaptureFixture) -> None:
+    """A user's function that fails or returns something else admits no caller."""
     error = await refusal(callback(lambda token: answer).authenticate(TOKEN))
     assert error.code is ErrorCode.UNAVAILABLE
     assert logged(caplog)[0].endswith(f"returns a Grant, an Identity or None, and not {type(answer).__name__}")
 
 
-@requirement("auth.callback")
 async def test_a_caller_that_gives_up_cancels_the_function() -> None:
     begun, ended = asyncio.Event(), asyncio.Event()
 
@@ -135,7 +128,6 @@ async def test_a_caller_that_gives_up_cancels_the_function() -> None:
     assert ended.is_set()
 
 
-@requirement("auth.concurrent")
 @pytest.mark.parametrize("function", [look_up, look_up_later])
 async def test_many_tokens_are_distinguished_at_the_same_time(function: Any) -> None:
     authenticator = callback(function)
@@ -174,7 +166,6 @@ class Database:
             await self.changed.wait_for(lambda: len(self.asked) >= number)
 
 
-@requirement("auth.callback")
 async def test_made_up_tokens_do_not_hold_up_those_that_were_good_before() -> None:
     database = Database()
     authenticator = callback(database.look_up)
@@ -188,7 +179,6 @@ async def test_made_up_tokens_do_not_hold_up_those_that_were_good_before() -> No
     await asyncio.gather(*flood)
 
 
-@requirement("auth.callback")
 async def test_of_the_tokens_that_are_new_the_newest_is_next() -> None:
     database = Database()
     authenticator = callback(database.look_up)

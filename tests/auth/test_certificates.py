@@ -12,7 +12,6 @@ from opwire.auth import Authority, Grant, SigningKey
 from opwire.auth.signed import KeyCertificate, own_certificate, public_key, read_certificate
 from tests.auth.issuers import published
 from tests.auth.refusals import wrong_use
-from tests.requirements import requirement
 
 AUTHORITY, OTHER = Authority.generate(), Authority.generate()
 KEY = SigningKey.generate()
@@ -31,7 +30,6 @@ def handmade(*, typ: str | None = "opwire-key-certificate+jwt", **changes: Any) 
     return jwt.encode(claims, AUTHORITY.to_pem(), "EdDSA", {"typ": typ})
 
 
-@requirement("auth.certificate")
 @pytest.mark.parametrize("delegates", [False, True])
 def test_a_certificate_says_what_it_was_issued_for(delegates: bool) -> None:
     text = AUTHORITY.issue(replace(SHOP, delegates=delegates), KEY.public_pem, lifetime=60)
@@ -43,7 +41,6 @@ def test_a_certificate_says_what_it_was_issued_for(delegates: bool) -> None:
     certificate.key.verify(KEY.sign(b"x"), b"x")
 
 
-@requirement("auth.certificate")
 def test_a_certificate_names_the_public_key_and_holds_nothing_private() -> None:
     text = AUTHORITY.issue(SHOP, KEY.public_pem, lifetime=60)
     claims = jwt.decode(text, options={"verify_signature": False})
@@ -51,24 +48,20 @@ def test_a_certificate_names_the_public_key_and_holds_nothing_private() -> None:
     assert claims["delegates"] is False
 
 
-@requirement("auth.certificate")
 def test_a_certificate_never_outlives_the_grant() -> None:
     until = int(time.time()) + 30
     text = AUTHORITY.issue(Grant(Identity(id="a"), (), until), KEY.public_pem, lifetime=3600)
     assert read(text).expires == until
 
 
-@requirement("auth.certificate")
 def test_an_identity_alone_can_be_given() -> None:
     assert read(AUTHORITY.issue(Identity(id="a"), KEY.public_pem, lifetime=60)).grant.identity == Identity(id="a")
 
 
-@requirement("auth.certificate")
 def test_only_a_public_key_gets_a_certificate() -> None:
     wrong_use(AUTHORITY.issue, SHOP, KEY.to_pem(), lifetime=60)
 
 
-@requirement("auth.certificate")
 def test_a_certificate_of_another_authority_is_refused_unless_that_is_trusted_too() -> None:
     text = OTHER.issue(SHOP, KEY.public_pem, lifetime=60)
     with pytest.raises(ValueError, match="unknown authority"):
@@ -102,21 +95,18 @@ ALMOST: dict[str, str] = {
 }
 
 
-@requirement("auth.certificate.strict")
 @pytest.mark.parametrize("text", ALMOST.values(), ids=ALMOST)
 def test_what_is_not_quite_a_certificate_is_refused(text: str) -> None:
     with pytest.raises(ValueError, match=r"\w"):
         read(text)
 
 
-@requirement("auth.certificate.strict")
 @pytest.mark.parametrize("flag", ["true", 1, [True], {}, None])
 def test_nothing_but_true_lets_a_holder_delegate(flag: Any) -> None:
     assert not read(handmade(delegates=flag)).grant.delegates
     assert read(handmade(delegates=True)).grant.delegates
 
 
-@requirement("auth.certificate.strict")
 @pytest.mark.parametrize("algorithm", ["none", "HS256"])
 def test_a_certificate_of_another_algorithm_is_refused(algorithm: str) -> None:
     head, body, _ = handmade().split(".")
@@ -127,12 +117,10 @@ def test_a_certificate_of_another_algorithm_is_refused(algorithm: str) -> None:
         read(text)
 
 
-@requirement("auth.certificate")
 def test_ones_own_certificate_is_read_without_knowing_the_authority() -> None:
     assert own_certificate(OTHER.issue(SHOP, KEY.public_pem, lifetime=60), KEY).grant.identity == SHOP.identity
 
 
-@requirement("auth.certificate")
 @pytest.mark.parametrize(
     ("text", "problem"),
     [

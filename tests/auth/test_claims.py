@@ -9,7 +9,6 @@ from hypothesis import strategies as st
 from opwire import Identity
 from opwire.auth import Grant
 from opwire.auth.tokens import ClaimNames, grant_of
-from tests.requirements import requirement
 
 PLAIN = {"sub": "ann", "exp": 2_000_000_000}
 
@@ -18,13 +17,11 @@ def identity(claims: dict[str, Any], names: ClaimNames | None = None) -> Identit
     return grant_of({**PLAIN, **claims}, names or {}).identity
 
 
-@requirement("auth.claims")
 def test_the_subject_is_the_id_and_the_expiry_is_kept() -> None:
     assert grant_of(PLAIN, {}) == Grant(Identity(id="ann"), (), 2_000_000_000.0)
     assert grant_of({"sub": "ann", "exp": 12.5}, {}).expires == 12.5
 
 
-@requirement("auth.claims")
 @pytest.mark.parametrize(
     ("claims", "scopes"),
     [
@@ -42,7 +39,6 @@ def test_scopes_are_words_in_one_string_or_a_list(claims: dict[str, Any], scopes
     assert identity(claims).scopes == scopes
 
 
-@requirement("auth.claims")
 def test_namespaces_and_resources_are_read() -> None:
     assert grant_of({**PLAIN, "announce": ["shop", "math"]}, {}).announces == ("shop", "math")
     assert identity({"resources": {"file": ["read", "write"], "disk": "read"}}).resources == {
@@ -51,7 +47,6 @@ def test_namespaces_and_resources_are_read() -> None:
     }
 
 
-@requirement("auth.claims")
 def test_other_claims_can_be_named() -> None:
     names: ClaimNames = {"id": "email", "scopes": "https://x/roles", "announces": "ns", "resources": "rights"}
     claims = {"email": "ann@x", "https://x/roles": ["admin"], "scope": "no", "ns": ["shop"], "rights": {"a": ["b"]}}
@@ -60,7 +55,6 @@ def test_other_claims_can_be_named() -> None:
     assert grant.announces == ("shop",)
 
 
-@requirement("auth.claims.strict")
 @pytest.mark.parametrize(
     ("claims", "name"),
     [
@@ -86,6 +80,7 @@ def test_other_claims_can_be_named() -> None:
     ],
 )
 def test_a_claim_of_another_kind_is_an_error_that_names_it(claims: dict[str, Any], name: str) -> None:
+    """A claim of the wrong kind is refused."""
     with pytest.raises(ValueError, match=f"^the claim {name} is n"):
         grant_of({**PLAIN, **claims}, {})
 
@@ -97,7 +92,6 @@ JSON = st.recursive(
 )
 
 
-@requirement("auth.claims.strict")
 @given(st.dictionaries(st.sampled_from(["sub", "exp", "scope", "scopes", "resources", "announce"]), JSON))
 def test_any_claims_give_a_grant_of_text_alone_or_a_value_error(claims: dict[str, Any]) -> None:
     try:

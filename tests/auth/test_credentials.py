@@ -16,7 +16,6 @@ from opwire.auth import signed as credentials
 from opwire.auth.signed import MAX_CREDENTIAL, MAX_LINKS, read_certificate
 from opwire.protocol import CallRequested
 from tests.auth.refusals import logged, refusal_of, unauthenticated, wrong_use
-from tests.requirements import requirement
 
 AUTHORITY, OTHER = Authority.generate(), Authority.generate()
 NOT_VALID, EXPIRED, USED = (
@@ -74,18 +73,15 @@ class Clock:
         return self.now
 
 
-@requirement("auth.credential")
 def test_a_signed_request_is_its_holders() -> None:
     assert verifier().verify(ANN.sign(EVENT), EVENT) == Identity(id="ann", scopes=("read",))
 
 
-@requirement("auth.credential")
 @pytest.mark.parametrize("credential", [None, ""])
 def test_a_request_without_a_credential_is_asked_for_one(credential: str | None) -> None:
     assert refused(credential, EVENT) == "a signed request is needed"
 
 
-@requirement("auth.credential.bound")
 @pytest.mark.parametrize(
     "event", [request("r2"), request(operation="shop.cancel"), request("r", "1shop.order"), request("r1s", "hop.order")]
 )
@@ -93,7 +89,6 @@ def test_a_captured_credential_is_refused_for_another_request(event: CallRequest
     assert refused(captured(), event) == NOT_VALID
 
 
-@requirement("auth.credential.bound")
 @given(st.text(), st.text(), st.text(), st.text())
 def test_a_credential_is_good_for_the_request_that_was_signed_and_for_no_other(
     id: str, operation: str, other_id: str, other_operation: str
@@ -105,7 +100,6 @@ def test_a_credential_is_good_for_the_request_that_was_signed_and_for_no_other(
     assert verifier().verify(credential, signed).id == "ann"
 
 
-@requirement("auth.credential.bound")
 def test_the_input_is_bound_where_both_ends_give_its_bytes() -> None:
     credential = ANN.sign(EVENT, body=b'{"amount":1}')
     assert verifier().verify(credential, EVENT, body=b'{"amount":1}').id == "ann"
@@ -114,7 +108,6 @@ def test_the_input_is_bound_where_both_ends_give_its_bytes() -> None:
     assert refused(ANN.sign(EVENT), EVENT, body=b'{"amount":1}') == NOT_VALID
 
 
-@requirement("auth.credential.forged")
 def test_a_credential_with_any_bit_changed_is_refused() -> None:
     credential = ANN.sign(EVENT, on_behalf_of=None)
     for place in range(len(credential)):
@@ -124,7 +117,6 @@ def test_a_credential_with_any_bit_changed_is_refused() -> None:
     assert verifier().verify(credential, EVENT)
 
 
-@requirement("auth.credential.forged")
 @given(st.data())
 def test_a_credential_that_is_cut_lengthened_or_mixed_is_refused(data: st.DataObject) -> None:
     good = captured()
@@ -144,7 +136,6 @@ def test_a_credential_that_is_cut_lengthened_or_mixed_is_refused(data: st.DataOb
             refused(changed, EVENT)
 
 
-@requirement("auth.credential.forged")
 def test_a_certificate_is_worth_nothing_with_the_signature_of_another_key() -> None:
     certificate, statement, _ = captured().split("~")
     thief = SigningKey.generate()
@@ -153,21 +144,18 @@ def test_a_certificate_is_worth_nothing_with_the_signature_of_another_key() -> N
     assert refused(f"{text}~{signature}", EVENT) == NOT_VALID
 
 
-@requirement("auth.credential.forged")
 def test_a_signature_for_another_protocol_is_not_a_credential() -> None:
     key = SigningKey.generate()
     text = f"{AUTHORITY.issue(Identity(id='ann'), key.public_pem, lifetime=60)}~{captured().split('~')[1]}"
     assert refused(f"{text}~{credentials._b64(key.sign(text.encode()))}", EVENT) == NOT_VALID
 
 
-@requirement("auth.credential.forged")
 def test_a_certificate_of_another_authority_is_refused_unless_that_is_trusted_too() -> None:
     credential = signer(authority=OTHER).sign(EVENT)
     assert refused(credential, EVENT) == NOT_VALID
     assert Verifier(AUTHORITY.public_pem, OTHER.public_pem).verify(credential, EVENT).id == "ann"
 
 
-@requirement("auth.credential.forged")
 @pytest.mark.parametrize(
     "statement",
     [
@@ -189,8 +177,8 @@ def test_a_statement_of_another_shape_is_refused(statement: bytes) -> None:
     assert refused(f"{certificate}~{credentials._b64(statement)}~{signature}", EVENT) == NOT_VALID
 
 
-@requirement("auth.huge")
 def test_a_credential_made_to_cost_much_is_refused() -> None:
+    """A token or credential above its limit of size is refused unread."""
     for text in ("x" * (MAX_CREDENTIAL + 1), "~" * MAX_CREDENTIAL, "~".join(["e30"] * 3 * (MAX_LINKS + 1))):
         assert refused(text, EVENT) == NOT_VALID
 
@@ -208,7 +196,6 @@ def test_lone_surrogates_are_refused_on_both_sides() -> None:
 # --- time -------------------------------------------------------------------------------------------------------------
 
 
-@requirement("auth.credential.expiry")
 def test_a_credential_expires_with_its_lifetime_and_leeway_is_for_clocks_that_differ() -> None:
     clock = Clock()
     ann = signer(lifetime=20, clock=clock)
@@ -221,7 +208,6 @@ def test_a_credential_expires_with_its_lifetime_and_leeway_is_for_clocks_that_di
             assert refused(credential, EVENT, fresh) == EXPIRED
 
 
-@requirement("auth.credential.expiry")
 def test_a_credential_expires_at_the_deadline_of_its_call_if_that_is_earlier() -> None:
     clock = Clock()
     event = request(timeout_ms=2_000)
@@ -230,13 +216,11 @@ def test_a_credential_expires_at_the_deadline_of_its_call_if_that_is_earlier() -
     assert refused(credential, event, verifier(leeway=0, clock=lambda: clock.now + 2.1)) == EXPIRED
 
 
-@requirement("auth.credential.expiry")
 def test_a_credential_that_would_be_good_for_too_long_is_refused() -> None:
     assert refused(signer(lifetime=3_600).sign(EVENT), EVENT) == NOT_VALID
     assert verifier(max_lifetime=3_600).verify(signer(lifetime=3_600).sign(EVENT), EVENT)
 
 
-@requirement("auth.credential.expiry")
 def test_an_expired_certificate_is_refused_although_it_was_good_before() -> None:
     clock = Clock()
     ann = signer(valid=100, clock=clock)
@@ -248,7 +232,6 @@ def test_an_expired_certificate_is_refused_although_it_was_good_before() -> None
     assert refused(late, request("r2"), by) == EXPIRED
 
 
-@requirement("auth.credential.expiry")
 def test_a_holder_learns_at_once_that_its_own_certificate_has_expired() -> None:
     error = refusal_of(signer(valid=10, clock=lambda: time.time() + 20).sign, EVENT)
     assert error.code is ErrorCode.UNAUTHENTICATED
@@ -258,7 +241,6 @@ def test_a_holder_learns_at_once_that_its_own_certificate_has_expired() -> None:
 # --- replays ----------------------------------------------------------------------------------------------------------
 
 
-@requirement("auth.replay")
 def test_the_same_request_passes_once_until_it_has_expired() -> None:
     clock = Clock()
     by, ann = verifier(clock=clock), signer(clock=clock)
@@ -272,21 +254,18 @@ def test_the_same_request_passes_once_until_it_has_expired() -> None:
     assert refused(credential, EVENT, by) == EXPIRED
 
 
-@requirement("auth.replay")
 def test_holders_may_use_the_same_request_id() -> None:
     by = verifier()
     assert by.verify(ANN.sign(EVENT), EVENT).id == "ann"
     assert by.verify(BOB.sign(EVENT), EVENT).id == "bob"
 
 
-@requirement("auth.replay", "auth.delegation")
 def test_servers_that_call_on_for_the_same_caller_may_use_the_same_request_id() -> None:
     by, parent = verifier(), captured()
     for server in (BOB, signer("carl", delegates=True)):
         assert by.verify(server.sign(CHILD, on_behalf_of=parent), CHILD).id == "ann"
 
 
-@requirement("auth.replay")
 def test_what_was_refused_does_not_use_up_the_request() -> None:
     by = verifier()
     certificate, statement, _ = captured().split("~")
@@ -294,7 +273,6 @@ def test_what_was_refused_does_not_use_up_the_request() -> None:
     assert by.verify(captured(), EVENT).id == "ann"
 
 
-@requirement("auth.replay.bounded")
 def test_requests_beyond_the_replay_cache_are_deferred() -> None:
     clock = Clock()
     by, ann = verifier(remember=6, clock=clock), signer(clock=clock)
@@ -306,8 +284,8 @@ def test_requests_beyond_the_replay_cache_are_deferred() -> None:
     assert by.verify(ann.sign(EVENT), EVENT)
 
 
-@requirement("auth.certificate.cached")
 def test_a_certificate_is_checked_once_and_the_memory_for_that_is_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A verified certificate is not verified again, and the cache is bounded."""
     checked: list[str] = []
 
     def read(text: str, **options: Any) -> Any:
@@ -330,8 +308,8 @@ def test_a_certificate_is_checked_once_and_the_memory_for_that_is_bounded(monkey
     assert len(checked) == 15  # a rejected one takes up no room
 
 
-@requirement("auth.concurrent")
 def test_of_many_threads_with_the_same_credential_one_passes() -> None:
+    """Authenticators and verifiers may be used by many tasks and threads at once."""
     by, start = verifier(), threading.Barrier(8)
     calls = [(ANN.sign(request(str(number))), request(str(number))) for number in range(20)]
 
@@ -346,18 +324,15 @@ def test_of_many_threads_with_the_same_credential_one_passes() -> None:
 # --- on behalf of others ----------------------------------------------------------------------------------------------
 
 
-@requirement("auth.delegation")
 def test_a_server_makes_nested_calls_as_its_caller() -> None:
     credential = BOB.sign(CHILD, on_behalf_of=ANN.sign(EVENT))
     assert verifier().verify(credential, CHILD) == Identity(id="ann", scopes=("read",))
 
 
-@requirement("auth.delegation")
 def test_without_that_it_calls_as_itself() -> None:
     assert verifier().verify(BOB.sign(CHILD), CHILD).id == "bob"
 
 
-@requirement("auth.delegation")
 def test_a_chain_of_servers_calls_as_the_first_caller_up_to_a_limit() -> None:
     event, credential = EVENT, ANN.sign(EVENT)
     for number in range(2, MAX_LINKS + 1):
@@ -368,7 +343,6 @@ def test_a_chain_of_servers_calls_as_the_first_caller_up_to_a_limit() -> None:
     assert refused(BOB.sign(last, on_behalf_of=credential), last) == NOT_VALID
 
 
-@requirement("auth.delegation")
 def test_one_parent_may_have_many_children_and_be_verified_itself() -> None:
     by, parent = verifier(), ANN.sign(EVENT)
     for number in range(3):
@@ -379,7 +353,6 @@ def test_one_parent_may_have_many_children_and_be_verified_itself() -> None:
     assert refused(BOB.sign(event, on_behalf_of=parent), event, by) == USED
 
 
-@requirement("auth.delegation")
 def test_only_a_certificate_that_allows_it_delegates() -> None:
     carl = signer("carl")
     assert (carl.delegates, BOB.delegates) == (False, True)
@@ -392,7 +365,6 @@ def test_only_a_certificate_that_allows_it_delegates() -> None:
     assert refused(f"{text}~{signature}", CHILD) == NOT_VALID
 
 
-@requirement("auth.delegation")
 @pytest.mark.parametrize(
     "event",
     [
@@ -409,7 +381,6 @@ def test_a_delegated_credential_is_bound_to_its_request_and_its_parent(event: Ca
     assert refused(credential, event) == NOT_VALID
 
 
-@requirement("auth.delegation")
 def test_a_parent_that_is_expired_forged_or_of_another_authority_is_refused() -> None:
     clock = Clock()
     old = signer(lifetime=1, clock=lambda: clock.now - 30).sign(EVENT)
@@ -421,7 +392,6 @@ def test_a_parent_that_is_expired_forged_or_of_another_authority_is_refused() ->
         assert refused(BOB.sign(CHILD, on_behalf_of=parent), CHILD) == NOT_VALID
 
 
-@requirement("auth.delegation", "auth.credential.forged")
 def test_a_link_cannot_be_taken_out_of_its_chain_or_put_into_another() -> None:
     delegated = BOB.sign(CHILD, on_behalf_of=captured())
     first, last = delegated.split("~")[:3], delegated.split("~")[3:]
@@ -442,20 +412,17 @@ def test_a_link_cannot_be_taken_out_of_its_chain_or_put_into_another() -> None:
 # --- construction, and what is shown ----------------------------------------------------------------------------------
 
 
-@requirement("auth.credential")
 def test_a_verifier_needs_an_authority() -> None:
     for keys in ((), ("not a key",), (AUTHORITY.to_pem(),)):
         wrong_use(Verifier, *keys)
 
 
-@requirement("auth.credential")
 def test_a_signer_needs_the_key_of_its_certificate() -> None:
     certificate = AUTHORITY.issue(Identity(id="ann"), SigningKey.generate().public_pem, lifetime=60)
     error = wrong_use(Signer, certificate, SigningKey.generate())
     assert str(error) == "this certificate was issued for another key"
 
 
-@requirement("auth.quiet")
 def test_peers_learn_a_category_and_the_log_the_reason_and_neither_the_credential(
     caplog: pytest.LogCaptureFixture,
 ) -> None:

@@ -13,12 +13,10 @@ from opwire import CallError, Identity
 from opwire.auth import Grant, tokens
 from opwire.auth.tokens import MAX_TOKEN, as_grant, grant_ended, presented, rejected
 from tests.auth.refusals import logged, refusal_of, unauthenticated, wrong_use
-from tests.requirements import requirement
 
 ANN = Identity(id="ann")
 
 
-@requirement("auth.announce")
 def test_a_grant_allows_announcements_in_its_namespaces_alone() -> None:
     grant = Grant(ANN, announces=("shop", "math"))
     assert grant.may_announce("shop.order")
@@ -29,13 +27,11 @@ def test_a_grant_allows_announcements_in_its_namespaces_alone() -> None:
     assert not grant.may_announce("*.x")
 
 
-@requirement("auth.announce")
 def test_by_default_a_grant_allows_none_and_a_star_allows_all() -> None:
     assert not Grant(ANN).may_announce("shop.order")
     assert Grant(ANN, announces=("*",)).may_announce("shop.order")
 
 
-@requirement("auth.announce")
 def test_a_string_in_place_of_the_namespaces_is_refused_with_the_way_to_write_it() -> None:
     assert "('shop',)" in str(wrong_use(Grant, ANN, "shop"))
 
@@ -53,7 +49,6 @@ def test_an_identity_alone_announces_nothing() -> None:
 WHOLE = Grant(Identity(id="ann", scopes=("a", "b"), resources={"file": ("read", "write")}), ("shop",), 9.0, True, True)
 
 
-@requirement("serve.revoked")
 @pytest.mark.parametrize(
     "other",
     [
@@ -68,7 +63,6 @@ def test_a_grant_covers_one_that_grants_as_much_or_less(other: Grant) -> None:
     assert other.covers(Grant(ANN))
 
 
-@requirement("serve.revoked")
 @pytest.mark.parametrize(
     "other",
     [
@@ -85,7 +79,6 @@ def test_a_grant_that_lacks_anything_does_not_cover_it(other: Grant) -> None:
     assert not other.covers(WHOLE)
 
 
-@requirement("serve.revoked")
 async def test_a_grant_that_is_renewed_lasts_and_one_that_cannot_be_checked_expires(
     monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
@@ -106,7 +99,6 @@ async def test_a_grant_that_is_renewed_lasts_and_one_that_cannot_be_checked_expi
     assert "s3cret" not in caplog.text
 
 
-@requirement("serve.revoked")
 async def test_a_check_that_hangs_does_not_prolong_a_grant(monkeypatch: pytest.MonkeyPatch) -> None:
     async def check() -> Grant:
         return await asyncio.get_running_loop().create_future()
@@ -121,13 +113,11 @@ def test_without_a_token_one_is_asked_for(token: str | None) -> None:
     assert unauthenticated(refusal_of(presented, token)) == "a token is needed"
 
 
-@requirement("auth.huge")
 def test_a_token_of_the_greatest_length_is_read_and_a_longer_one_is_not() -> None:
     assert presented("x" * MAX_TOKEN) == "x" * MAX_TOKEN
     assert unauthenticated(refusal_of(presented, "x" * (MAX_TOKEN + 1))) == "the token is not valid"
 
 
-@requirement("auth.quiet")
 def test_the_reason_of_a_refusal_is_for_the_log_and_not_for_the_peer(caplog: pytest.LogCaptureFixture) -> None:
     with caplog.at_level(logging.INFO, "opwire.auth"):
         error = rejected("the token is not valid", "its issuer is another")

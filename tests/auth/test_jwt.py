@@ -18,7 +18,6 @@ from opwire.auth import Authority, Grant, JWTs, SigningKey
 from opwire.auth.jwt import ALGORITHMS
 from tests.auth.issuers import SECRET, claims, forged, private_key, private_pem, published, token, verification_key
 from tests.auth.refusals import clean, logged, refusal, unauthenticated, wrong_use
-from tests.requirements import requirement
 
 NOT_VALID, EXPIRED = "the token is not valid", "the token has expired"
 
@@ -38,7 +37,6 @@ async def message(authenticator: JWTs, shown: str | None) -> str:
     return unauthenticated(await refusal(authenticator.authenticate(shown), *([shown] if shown else [])))
 
 
-@requirement("auth.jwt")
 @pytest.mark.parametrize("algorithm", ALGORITHMS)
 async def test_a_token_of_every_algorithm_is_taken_with_its_own_key_and_no_other(algorithm: str) -> None:
     authenticator = jwts(algorithm)
@@ -46,7 +44,6 @@ async def test_a_token_of_every_algorithm_is_taken_with_its_own_key_and_no_other
     assert await message(authenticator, token(algorithm, "another")) == NOT_VALID
 
 
-@requirement("auth.jwt")
 async def test_claims_become_the_grant() -> None:
     exp = int(time.time()) + 60
     shown = token(scope="read write", announce=["shop"], resources={"file": ["read"]}, exp=exp)
@@ -54,14 +51,12 @@ async def test_claims_become_the_grant() -> None:
     assert await jwts(leeway=5).authenticate(shown) == Grant(identity, ("shop",), exp + 5)
 
 
-@requirement("auth.jwt")
 async def test_other_claims_can_be_named() -> None:
     authenticator = jwts(claims={"id": "email", "scopes": "permissions"})
     grant = await authenticator.authenticate(token(sub=None, email="ann@x", permissions=["admin"], scope="no"))
     assert grant.identity == Identity(id="ann@x", scopes=("admin",))
 
 
-@requirement("auth.jwt.claims")
 @pytest.mark.parametrize(
     ("changes", "expected"),
     [
@@ -94,20 +89,17 @@ async def test_a_token_with_wrong_claims_is_refused(changes: dict[str, Any], exp
     assert await message(jwts(), token(**changes)) == expected
 
 
-@requirement("auth.jwt.claims")
 async def test_leeway_is_for_clocks_that_differ() -> None:
     shown = token(exp=int(time.time()) - 3)
     assert (await jwts(leeway=60).authenticate(shown)).identity.id == "ann"
     assert await message(jwts(leeway=0), shown) == EXPIRED
 
 
-@requirement("auth.jwt.claims")
 async def test_one_of_several_audiences_and_issuers_is_enough() -> None:
     authenticator = jwts(audience=["opwire", "other"], issuer=["https://id.example", "https://b"])
     assert await authenticator.authenticate(token(aud=["x", "other"], iss="https://b"))
 
 
-@requirement("auth.jwt.claims")
 async def test_without_an_audience_or_issuer_that_has_to_be_written() -> None:
     with pytest.raises(TypeError, match="audience"):
         JWTs(key=SECRET, algorithms=["HS256"], issuer=None)  # pyright: ignore[reportCallIssue]
@@ -119,14 +111,13 @@ async def test_without_an_audience_or_issuer_that_has_to_be_written() -> None:
 # --- attacks ----------------------------------------------------------------------------------------------------------
 
 
-@requirement("auth.jwt.attacks")
 @pytest.mark.parametrize("algorithm", ["none", "None", "NONE", "nOnE", "", None, 0, ["HS256"], {}])
 @pytest.mark.parametrize("taken", ["HS256", "RS256", "EdDSA"])
 async def test_a_token_that_is_not_signed_is_refused_however_it_says_so(taken: str, algorithm: Any) -> None:
+    """Unsigned, confused, altered, oversized and malformed JSON Web Tokens are refused."""
     assert await message(jwts(taken), forged({"alg": algorithm, "typ": "JWT"}, claims())) == NOT_VALID
 
 
-@requirement("auth.jwt.attacks")
 @pytest.mark.parametrize("taken", ["RS256", "PS256", "ES256", "EdDSA"])
 async def test_a_public_key_is_never_taken_for_a_shared_secret(taken: str) -> None:
     pem = verification_key(taken).encode()
@@ -137,14 +128,12 @@ async def test_a_public_key_is_never_taken_for_a_shared_secret(taken: str) -> No
         assert await message(authenticator, forged({"alg": "HS256", "kid": taken}, claims(), secret)) == NOT_VALID
 
 
-@requirement("auth.jwt.attacks")
 async def test_an_algorithm_that_is_not_in_the_list_is_refused_even_with_the_right_key() -> None:
     assert await message(jwts("RS256"), token("RS512")) == NOT_VALID
     assert await message(jwts("RS256"), token("PS256")) == NOT_VALID
     assert await message(jwts("HS256"), token("HS512")) == NOT_VALID
 
 
-@requirement("auth.jwt.attacks")
 async def test_keys_that_a_token_brings_along_are_not_looked_at() -> None:
     key = published("RS256", "evil")
     for headers in ({"jwk": key}, {"jku": "https://evil.example"}, {"x5c": ["x"]}, {"x5u": "https://evil.example"}):
@@ -154,7 +143,6 @@ async def test_keys_that_a_token_brings_along_are_not_looked_at() -> None:
             assert await message(jwts("RS256", jwks=lambda: {"keys": [published("RS256")]}), shown) == NOT_VALID
 
 
-@requirement("auth.jwt.attacks")
 @pytest.mark.parametrize(
     "header",
     [
@@ -173,7 +161,6 @@ async def test_a_header_that_cannot_be_honoured_is_refused(header: Any) -> None:
     assert await message(jwts(), forged(header, claims(), SECRET.encode())) == NOT_VALID
 
 
-@requirement("auth.jwt.attacks")
 @pytest.mark.parametrize(
     "payload", [None, [], "ann", 17, [claims()]], ids=["null", "list", "text", "number", "in list"]
 )
@@ -181,7 +168,6 @@ async def test_a_payload_that_is_not_an_object_is_refused(payload: Any) -> None:
     assert await message(jwts(), forged({"alg": "HS256"}, payload, SECRET.encode())) == NOT_VALID
 
 
-@requirement("auth.jwt.attacks", "auth.huge")
 @pytest.mark.parametrize(
     "shown",
     ["x" * 100_000, "a." * 8_000, base64.urlsafe_b64encode(b"[" * 9_000).decode() + ".e30.e30", "." * 16_000],
@@ -191,7 +177,6 @@ async def test_a_token_made_to_cost_much_is_refused(shown: str) -> None:
     assert await message(jwts(), shown) == NOT_VALID
 
 
-@requirement("auth.jwt.attacks")
 async def test_a_deep_payload_and_a_number_of_many_digits_are_refused() -> None:
     for text in ("[" * 5_000, '{"exp": ' + "9" * 5_000 + "}"):
         payload = base64.urlsafe_b64encode(text.encode()).rstrip(b"=").decode()
@@ -204,7 +189,6 @@ def secret_signature(text: str) -> str:
     return base64.urlsafe_b64encode(hmac.digest(SECRET.encode(), text.encode(), hashlib.sha256)).rstrip(b"=").decode()
 
 
-@requirement("auth.jwt.attacks")
 async def test_a_certificate_is_not_a_token_even_if_its_authority_is_trusted() -> None:
     authority = Authority.generate()
     certificate = authority.issue(Identity(id="ann"), SigningKey.generate().public_pem, lifetime=60)
@@ -215,7 +199,6 @@ async def test_a_certificate_is_not_a_token_even_if_its_authority_is_trusted() -
 GOOD = token(exp=int(time.time()) + 86_400)
 
 
-@requirement("auth.jwt.attacks")
 async def test_a_token_with_any_bit_changed_is_refused() -> None:
     authenticator = jwts()
     assert await authenticator.authenticate(GOOD)
@@ -225,7 +208,6 @@ async def test_a_token_with_any_bit_changed_is_refused() -> None:
             assert await message(authenticator, changed) in (NOT_VALID, EXPIRED)
 
 
-@requirement("auth.jwt.attacks")
 @given(st.text(max_size=80) | st.lists(st.text(alphabet="eyJ0_-aA=."), min_size=3, max_size=3).map(".".join))
 async def test_garbage_is_refused_and_nothing_else_happens(shown: str) -> None:
     expected = NOT_VALID if shown else "a token is needed"
@@ -239,7 +221,6 @@ async def test_lone_surrogates_are_refused() -> None:
 # --- construction -----------------------------------------------------------------------------------------------------
 
 
-@requirement("auth.jwt.keys")
 @pytest.mark.parametrize(
     "algorithms",
     [[], "HS256", ["none"], ["HS256", "none"], ["HS1"], ["RS256", "ES256K"], ["hs256"], [""]],
@@ -250,7 +231,6 @@ def test_algorithms_are_named_and_never_none(algorithms: Any) -> None:
     assert str(error).startswith("algorithms is a list of one or more of HS256, ")
 
 
-@requirement("auth.jwt.keys")
 @pytest.mark.parametrize(
     ("algorithms", "key"),
     [
@@ -276,7 +256,6 @@ def test_a_key_that_is_not_made_for_every_algorithm_is_refused(algorithms: list[
     assert str(error).startswith("this is not a key for ")
 
 
-@requirement("auth.jwt.keys")
 @pytest.mark.parametrize(
     ("algorithms", "key", "problem"),
     [
@@ -295,7 +274,6 @@ def test_a_weak_or_private_key_is_refused_and_not_shown(algorithms: list[str], k
     assert str(error).startswith(problem)
 
 
-@requirement("auth.jwt.keys")
 def test_published_keys_are_not_secrets_and_exclude_a_given_key() -> None:
     error = wrong_use(jwts, jwks=dict, algorithms=["RS256", "HS256"])
     assert str(error) == "published keys are not secret, but HS256 uses a secret: remove it"
@@ -303,7 +281,6 @@ def test_published_keys_are_not_secrets_and_exclude_a_given_key() -> None:
         assert str(wrong_use(jwts, **given_keys)) == "give either key= or jwks="
 
 
-@requirement("auth.jwt.published")
 async def test_published_keys_are_fetched_by_a_function_sync_or_async() -> None:
     async def fetch() -> dict[str, Any]:
         return {"keys": [published("RS256"), published("ES256")]}
@@ -316,7 +293,6 @@ async def test_published_keys_are_fetched_by_a_function_sync_or_async() -> None:
         assert await message(authenticator, token("RS256", headers={"kid": "ES256"})) == NOT_VALID
 
 
-@requirement("auth.jwt.published")
 async def test_while_the_keys_cannot_be_had_the_token_is_not_called_wrong() -> None:
     async def fetch() -> dict[str, Any]:
         raise OSError("the issuer is down")
@@ -328,7 +304,6 @@ async def test_while_the_keys_cannot_be_had_the_token_is_not_called_wrong() -> N
 # --- what is shown ----------------------------------------------------------------------------------------------------
 
 
-@requirement("auth.quiet")
 async def test_neither_key_nor_token_is_in_a_representation_or_log(caplog: pytest.LogCaptureFixture) -> None:
     authenticator = jwts()
     assert repr(authenticator) == "JWTs(HS256, audience='opwire', issuer='https://id.example')"
@@ -346,14 +321,12 @@ async def test_neither_key_nor_token_is_in_a_representation_or_log(caplog: pytes
     ]
 
 
-@requirement("auth.concurrent")
 async def test_many_tokens_are_distinguished_at_the_same_time() -> None:
     authenticator = jwts()
     attempts = [authenticator.authenticate(token(sub=f"user-{number}")) for number in range(50)]
     assert [grant.identity.id for grant in await asyncio.gather(*attempts)] == [f"user-{n}" for n in range(50)]
 
 
-@requirement("auth.jwt.claims")
 @pytest.mark.parametrize(
     "header", ['{"alg":' + "[" * 11_000, '{"alg":"HS256","kid":' + "[" * 5_000 + "]" * 5_000 + "}"]
 )
@@ -362,7 +335,6 @@ async def test_a_header_that_is_nested_too_deeply_is_refused_like_any_other(head
     assert await message(jwts(), shown) == NOT_VALID
 
 
-@requirement("auth.jwt.claims")
 @pytest.mark.parametrize("exp", [10**400, float("inf"), float("nan"), 2.0**60])
 async def test_an_expiry_that_is_not_a_time_is_refused_even_if_it_is_signed(exp: float) -> None:
     assert await message(jwts(), token(exp=exp)) == NOT_VALID

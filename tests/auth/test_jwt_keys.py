@@ -11,7 +11,6 @@ from opwire.auth import jwt
 from opwire.auth.jwt import MAX_AGE, MIN_INTERVAL, RETRY_INTERVAL, OneKey, PublishedKeys, prepare_key
 from tests.auth.issuers import published, verification_key
 from tests.auth.refusals import logged, refusal
-from tests.requirements import requirement
 
 
 class Issuer:
@@ -36,7 +35,6 @@ class Issuer:
         return PublishedKeys(self.fetch, algorithms or ("RS256", "ES256"), clock=lambda: self.now)
 
 
-@requirement("auth.jwt.published")
 async def test_keys_are_fetched_when_first_needed_and_then_kept() -> None:
     issuer = Issuer(published("RS256", "a"), published("RS256", "b"))
     keys = issuer.keys()
@@ -48,7 +46,6 @@ async def test_keys_are_fetched_when_first_needed_and_then_kept() -> None:
     assert issuer.asked == 1
 
 
-@requirement("auth.jwt.published")
 async def test_an_unknown_key_has_them_fetched_again_but_not_more_than_once_in_a_while() -> None:
     issuer = Issuer(published("RS256", "a"))
     keys = issuer.keys()
@@ -64,7 +61,6 @@ async def test_an_unknown_key_has_them_fetched_again_but_not_more_than_once_in_a
     assert issuer.asked == 2
 
 
-@requirement("auth.jwt.published")
 async def test_a_key_that_was_withdrawn_is_rejected() -> None:
     issuer = Issuer(published("RS256", "a"), published("RS256", "b"))
     keys = issuer.keys()
@@ -77,7 +73,6 @@ async def test_a_key_that_was_withdrawn_is_rejected() -> None:
     assert await keys.find("b", "RS256")
 
 
-@requirement("auth.jwt.published")
 @pytest.mark.parametrize("document", [None, [], "keys", {}, {"keys": None}, {"keys": {}}, {"keys": []}], ids=repr)
 async def test_when_the_issuer_fails_the_old_keys_stay_and_it_is_asked_again_soon(
     document: Any, caplog: pytest.LogCaptureFixture
@@ -102,7 +97,6 @@ async def test_when_the_issuer_fails_the_old_keys_stay_and_it_is_asked_again_soo
     assert "WARNING the issuer's keys could not be fetched: CallError" in logged(caplog)
 
 
-@requirement("auth.jwt.published")
 async def test_without_any_keys_nothing_can_be_said_of_a_token() -> None:
     issuer = Issuer()
     issuer.down = OSError("down")
@@ -116,7 +110,6 @@ async def test_without_any_keys_nothing_can_be_said_of_a_token() -> None:
     assert await keys.find("a", "RS256")
 
 
-@requirement("auth.jwt.published", "auth.concurrent")
 async def test_however_many_need_the_keys_they_are_fetched_once() -> None:
     issuer = Issuer(published("RS256", "a"))
     issuer.answering.clear()
@@ -128,7 +121,6 @@ async def test_however_many_need_the_keys_they_are_fetched_once() -> None:
     assert issuer.asked == 1
 
 
-@requirement("auth.concurrent")
 async def test_one_that_gives_up_while_the_keys_are_fetched_does_not_stop_the_others() -> None:
     issuer = Issuer(published("RS256", "a"))
     issuer.answering.clear()
@@ -141,7 +133,6 @@ async def test_one_that_gives_up_while_the_keys_are_fetched_does_not_stop_the_ot
     assert first.cancelled()
 
 
-@requirement("auth.jwt.published")
 async def test_an_issuer_that_does_not_answer_is_not_waited_for_long(
     monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
@@ -153,7 +144,6 @@ async def test_an_issuer_that_does_not_answer_is_not_waited_for_long(
     assert logged(caplog) == ["WARNING the issuer's keys could not be fetched: TimeoutError"]
 
 
-@requirement("auth.jwt.published")
 async def test_an_issuer_that_hangs_does_not_delay_tokens_with_known_keys_for_long(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
@@ -193,7 +183,6 @@ UNUSABLE: dict[str, Any] = {
 }
 
 
-@requirement("auth.jwt.keys")
 @pytest.mark.parametrize("key", UNUSABLE.values(), ids=UNUSABLE)
 async def test_a_published_key_that_is_for_something_else_or_broken_is_left_out(key: Any) -> None:
     keys = Issuer(key, published("RS256", "good")).keys("RS256")
@@ -201,7 +190,6 @@ async def test_a_published_key_that_is_for_something_else_or_broken_is_left_out(
     assert await keys.find("a", "RS256") is None
 
 
-@requirement("auth.jwt.keys")
 async def test_a_published_key_serves_the_algorithms_of_its_kind() -> None:
     rsa, p384 = published("RS256", "rsa", alg=None), published("ES384", "p384", alg=None)
     keys = Issuer(rsa, p384).keys("RS256", "PS512", "ES256", "ES384", "EdDSA")
@@ -220,7 +208,6 @@ async def test_a_key_without_an_id_is_for_tokens_without_one() -> None:
     assert await keys.find("RS256", "RS256") is None
 
 
-@requirement("auth.jwt.keys")
 async def test_one_key_is_for_every_id_and_for_its_algorithms_alone() -> None:
     keys = OneKey(verification_key("RS256"), ["RS256", "PS256"])
     assert await keys.find(None, "RS256")

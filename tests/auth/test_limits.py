@@ -11,10 +11,8 @@ from opwire import CallError
 from opwire.auth import TokenBucket, tokens
 from opwire.runtime.limits import LogLimit
 from tests.auth.refusals import wrong_use
-from tests.requirements import requirement
 
 
-@requirement("auth.rate")
 def test_a_burst_passes_at_once_and_then_one_call_a_turn() -> None:
     limit = TokenBucket(per_second=10, burst=3)
     assert [limit.take(100.0) for _ in range(3)] == [0, 0, 0]
@@ -24,14 +22,12 @@ def test_a_burst_passes_at_once_and_then_one_call_a_turn() -> None:
     assert limit.take(100.15) > 0
 
 
-@requirement("auth.rate")
 def test_the_bucket_never_holds_more_than_its_burst() -> None:
     limit = TokenBucket(per_second=1000, burst=2)
     limit.take(0)
     assert [limit.take(1e6) == 0 for _ in range(3)] == [True, True, False]
 
 
-@requirement("auth.rate")
 def test_a_time_that_goes_back_gives_nothing() -> None:
     limit = TokenBucket(per_second=1)
     assert limit.take(100) == 0
@@ -40,7 +36,6 @@ def test_a_time_that_goes_back_gives_nothing() -> None:
     assert limit.take(101) == 0
 
 
-@requirement("auth.rate")
 @given(
     st.floats(0.01, 1000),
     st.integers(1, 20),
@@ -59,7 +54,6 @@ def test_in_no_time_more_calls_pass_than_burst_and_rate_allow(rate: float, burst
             assert last - first + 1 <= burst + (passed[last] - passed[first]) * rate + 1e-6
 
 
-@requirement("auth.rate")
 @given(st.floats(0.01, 1000), st.integers(0, 10))
 def test_a_client_that_waits_for_retry_after_passes(rate: float, before: int) -> None:
     limit, now = TokenBucket(rate, 3), 0.0
@@ -70,7 +64,6 @@ def test_a_client_that_waits_for_retry_after_passes(rate: float, before: int) ->
     assert limit.take(now + wait * (1 + 1e-9) + 1e-9) == 0
 
 
-@requirement("auth.rate")
 @pytest.mark.parametrize(("rate", "burst"), [(0, 1), (-1, 1), (nan, 1), (inf, 1), (1, 0)])
 def test_a_limit_that_lets_nothing_or_everything_pass_is_refused(rate: float, burst: int) -> None:
     wrong_use(TokenBucket, rate, burst)
@@ -104,10 +97,11 @@ def test_failures_have_a_limit_of_their_own() -> None:
     assert is_written(logging.CRITICAL)
 
 
-@requirement("auth.log")
 async def test_tokens_that_cannot_be_checked_do_not_flood_the_log(
     caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    """Made-up tokens do not flood the log, even while none can be checked."""
+
     async def look_up(token: str) -> None:
         raise OSError("the database is down")
 

@@ -9,7 +9,6 @@ import opwire.auth
 from opwire.auth import Authority, Grant, Signer, SigningKey, Verifier
 from opwire.model.operation import Identity
 from opwire.protocol import CallRequested
-from tests.requirements import requirement
 
 
 def python(code: str) -> str:
@@ -26,13 +25,11 @@ def test_another_name_is_not() -> None:
         _ = opwire.auth.Passwords
 
 
-@requirement("auth.extra")
 def test_without_signed_tokens_neither_pyjwt_nor_cryptography_is_loaded() -> None:
     loaded = python("import sys, opwire.auth; print(*sys.modules)").split()
     assert {"jwt", "cryptography"} & set(loaded) == set()
 
 
-@requirement("auth.extra")
 @pytest.mark.parametrize("missing", ["jwt", "cryptography"])
 @pytest.mark.parametrize("name", ["Authority", "JWTs", "Signer", "Verifier"])
 def test_where_the_extra_is_not_installed_the_error_names_it(name: str, missing: str) -> None:

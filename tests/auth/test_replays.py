@@ -10,10 +10,8 @@ from hypothesis import strategies as st
 from opwire import ErrorCode
 from opwire.auth.signed import SeenRequests
 from tests.auth.refusals import refusal_of
-from tests.requirements import requirement
 
 
-@requirement("auth.replay")
 def test_a_request_is_new_once_while_its_credential_is_good() -> None:
     replays = SeenRequests(10)
     assert replays.is_new("ann", "r1", until=160, now=100)
@@ -22,7 +20,6 @@ def test_a_request_is_new_once_while_its_credential_is_good() -> None:
     assert replays.is_new("ann", "r1", until=230, now=160)
 
 
-@requirement("auth.replay")
 def test_holders_and_their_requests_are_distinguished() -> None:
     replays = SeenRequests(10)
     assert replays.is_new("ann", "r1", 160, 100)
@@ -31,7 +28,6 @@ def test_holders_and_their_requests_are_distinguished() -> None:
     assert replays.is_new("an", "nr1", 160, 100)
 
 
-@requirement("auth.replay.bounded")
 def test_what_has_expired_is_forgotten() -> None:
     replays = SeenRequests(1_000)
     for number in range(10_000):
@@ -41,7 +37,6 @@ def test_what_has_expired_is_forgotten() -> None:
     assert len(replays) == 1
 
 
-@requirement("auth.replay.bounded")
 def test_what_does_not_fit_is_refused_and_nothing_is_forgotten_early() -> None:
     replays = SeenRequests(6)  # half of them for one holder
     assert all(replays.is_new("ann", str(number), until=160, now=100) for number in range(3))
@@ -51,7 +46,6 @@ def test_what_does_not_fit_is_refused_and_nothing_is_forgotten_early() -> None:
     assert replays.is_new("ann", "4", until=300, now=160)
 
 
-@requirement("auth.replay.bounded")
 def test_one_holder_leaves_room_for_the_requests_of_others() -> None:
     replays = SeenRequests(6)
     assert all(replays.is_new("eve", str(number), until=160, now=100) for number in range(3))
@@ -61,7 +55,6 @@ def test_one_holder_leaves_room_for_the_requests_of_others() -> None:
     assert replays.is_new("eve", "5", until=300, now=160)
 
 
-@requirement("auth.replay.bounded")
 def test_a_long_request_id_takes_no_more_memory_than_a_short_one() -> None:
     replays = SeenRequests(10)
     assert replays.is_new("ann", "x" * 1_000_000, 160, 100)
@@ -69,7 +62,6 @@ def test_a_long_request_id_takes_no_more_memory_than_a_short_one() -> None:
     assert [len(key) for key in replays._until] == [16]
 
 
-@requirement("auth.replay")
 @given(
     st.lists(
         st.tuples(
@@ -91,7 +83,6 @@ def test_a_request_passes_exactly_when_it_has_not_within_its_time(seen: list[tup
             until[holder, request_id] = now + lifetime
 
 
-@requirement("auth.concurrent")
 def test_of_many_threads_with_the_same_request_one_is_first() -> None:
     replays, start = SeenRequests(10_000), threading.Barrier(8)
 

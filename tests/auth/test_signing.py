@@ -17,7 +17,6 @@ from opwire.model.operation import AccessControl, Context, Identity
 from opwire.protocol import CallHandler, CallRequested, PendingRequestMap, decode_event, encode_event
 from opwire.registry import OperationRegistry
 from opwire.transports.broker import BrokerTransport
-from tests.requirements import requirement
 from tests.transports.broker_in_memory import MemoryBroker, MemoryBrokerConnection
 
 AUTHORITY = Authority.generate()
@@ -40,7 +39,6 @@ def travelled(event: CallRequested) -> CallRequested:
     return arrived
 
 
-@requirement("auth.signed-requests")
 def test_a_request_leaves_with_a_credential_and_arrives_with_the_identity_that_it_proves() -> None:
     sent = holder(ANN).leaving(request(identity=EVE))
     assert sent.identity is None
@@ -48,18 +46,15 @@ def test_a_request_leaves_with_a_credential_and_arrives_with_the_identity_that_i
     assert (served.identity, served.credential) == (ANN, None)
 
 
-@requirement("auth.signed-requests")
 def test_an_identity_that_is_only_stated_is_dropped() -> None:
     assert holder(SHOP).arriving(request(identity=ANN)).identity is None
 
 
-@requirement("auth.signed-requests")
 def test_an_end_without_a_signer_sends_no_identity() -> None:
     sent = SignedRequests().leaving(request(identity=ANN))
     assert (sent.identity, sent.credential) == (None, None)
 
 
-@requirement("auth.signed-requests")
 @given(
     st.recursive(
         st.none() | st.booleans() | st.integers() | st.floats() | st.text(),
@@ -75,7 +70,6 @@ def test_any_input_is_bound(input: Any) -> None:
     assert refused.value.code is ErrorCode.UNAUTHENTICATED
 
 
-@requirement("auth.credential.bound", "auth.signed-requests")
 @pytest.mark.parametrize(
     "change",
     [
@@ -93,7 +87,6 @@ def test_a_captured_credential_is_refused_for_another_call(change: dict[str, Any
     assert refused.value.code is ErrorCode.UNAUTHENTICATED
 
 
-@requirement("auth.delegation")
 def test_a_server_that_delegates_makes_nested_calls_as_its_caller_and_another_is_refused() -> None:
     bank = holder(Identity(id="bank"))
     for delegates in (True, False):
@@ -113,7 +106,6 @@ def refused(end: SignedRequests, event: CallRequested) -> None:
     assert refusal.value.code is ErrorCode.ACCESS_DENIED
 
 
-@requirement("auth.delegation")
 def test_operations_of_opwire_itself_neither_give_authority_nor_are_called_with_that_of_others() -> None:
     shop, bank = holder(SHOP, delegates=True), holder(Identity(id="bank"))
     about = shop.arriving(travelled(holder(ANN).leaving(request("r1", operation_id="opwire.about"))))
@@ -130,7 +122,6 @@ def test_operations_of_opwire_itself_neither_give_authority_nor_are_called_with_
     assert refusal.value.code is ErrorCode.UNAUTHENTICATED
 
 
-@requirement("auth.delegation")
 def test_a_call_is_not_forwarded_as_another_caller_with_the_same_request_id() -> None:
     shop = holder(SHOP, delegates=True)
     eves = shop.arriving(travelled(holder(EVE).leaving(request("r1"))))
@@ -142,7 +133,6 @@ def test_a_call_is_not_forwarded_as_another_caller_with_the_same_request_id() ->
     assert holder(SHOP).arriving(travelled(nested)).identity == EVE
 
 
-@requirement("auth.delegation")
 def test_a_credential_is_kept_only_by_a_server_that_delegates_and_only_while_it_is_good() -> None:
     now = time.time()
     key = SigningKey.generate()
@@ -180,7 +170,6 @@ def test_held_credentials_are_bounded_in_bytes_and_one_caller_cannot_take_the_ro
     assert len(held) == 1
 
 
-@requirement("auth.delegation")
 def test_a_caller_that_knows_a_request_id_cannot_replace_the_credential_of_another() -> None:
     held = HeldCredentials()
     held.add("r", "of ann", ANN, until=10, now=0)
@@ -194,7 +183,6 @@ def test_a_caller_that_knows_a_request_id_cannot_replace_the_credential_of_anoth
     assert held.get("r", EVE) == "of eve"
 
 
-@requirement("auth.signed-requests")
 async def test_over_a_broker_a_call_has_the_identity_of_its_credential_and_no_other() -> None:
     registry, market = OperationRegistry(), MemoryBroker()
 
@@ -215,7 +203,6 @@ async def test_over_a_broker_a_call_has_the_identity_of_its_credential_and_no_ot
                 assert refused.value.code is code
 
 
-@requirement("auth.delegation")
 async def test_a_credential_is_forgotten_when_its_call_ends_and_a_busy_caller_is_not_refused() -> None:
     registry, market, shop, held = OperationRegistry(), MemoryBroker(), holder(SHOP, delegates=True), list[int]()
     shop._held = HeldCredentials(max_bytes=40_000)  # room for some ten calls of one caller at the same time
@@ -242,7 +229,6 @@ async def test_a_credential_is_forgotten_when_its_call_ends_and_a_busy_caller_is
         assert (set(held), len(shop._held)) == ({1}, 0)
 
 
-@requirement("auth.delegation")
 async def test_a_request_with_the_id_of_another_callers_request_does_not_end_its_delegation() -> None:
     shop, bank, market, paid = OperationRegistry(), OperationRegistry(), MemoryBroker(), list[str]()
 

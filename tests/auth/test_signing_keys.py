@@ -7,7 +7,6 @@ from cryptography.hazmat.primitives.serialization import BestAvailableEncryption
 from opwire.auth import Authority, SigningKey
 from opwire.auth.signed import key_name, public_key
 from tests.auth.refusals import clean, wrong_use
-from tests.requirements import requirement
 
 KEY = SigningKey.generate()
 
@@ -17,7 +16,6 @@ def pem(key: ed25519.Ed25519PrivateKey | ec.EllipticCurvePrivateKey, password: b
     return key.private_bytes(Encoding.PEM, PrivateFormat.PKCS8, encryption).decode()
 
 
-@requirement("auth.keys")
 @pytest.mark.parametrize("kind", [SigningKey, Authority])
 def test_a_key_survives_as_pem(kind: type[SigningKey]) -> None:
     key = kind.generate()
@@ -28,7 +26,6 @@ def test_a_key_survives_as_pem(kind: type[SigningKey]) -> None:
         assert again.sign(b"message") == key.sign(b"message")
 
 
-@requirement("auth.keys")
 def test_the_public_half_checks_what_the_private_one_signed() -> None:
     key = public_key(KEY.public_pem)
     key.verify(KEY.sign(b"message"), b"message")
@@ -40,7 +37,6 @@ def test_every_key_is_another() -> None:
     assert len({SigningKey.generate().name for _ in range(10)}) == 10
 
 
-@requirement("auth.keys")
 @pytest.mark.parametrize(
     "text",
     [
@@ -58,13 +54,11 @@ def test_what_is_not_a_private_key_is_refused_and_not_shown(text: str) -> None:
     clean(wrong_use(SigningKey.from_pem, text), text or "?")
 
 
-@requirement("auth.keys")
 @pytest.mark.parametrize("text", ["", "not a key", KEY.to_pem(), "\ud800"], ids=["empty", "text", "private", "odd"])
 def test_what_is_not_a_public_key_is_refused_and_not_shown(text: str) -> None:
     clean(wrong_use(public_key, text), text or "?")
 
 
-@requirement("auth.quiet")
 @pytest.mark.parametrize("kind", [SigningKey, Authority])
 def test_a_private_key_is_shown_by_to_pem_alone(kind: type[SigningKey]) -> None:
     key = kind.generate()

@@ -6,10 +6,8 @@ import sys
 import pytest
 
 from tests.chaos.__main__ import main
-from tests.requirements import requirement
 
 
-@requirement("chaos.counts")
 def test_the_command_prints_what_it_injected(capsys: pytest.CaptureFixture[str]) -> None:
     main(["--calls", "1000", "--seed", "3"])
     printed = capsys.readouterr().out
@@ -17,7 +15,6 @@ def test_the_command_prints_what_it_injected(capsys: pytest.CaptureFixture[str])
     assert "faults injected: " in printed
 
 
-@requirement("chaos.counts")
 def test_the_command_fails_where_the_run_fails() -> None:
     # With so few calls, some kinds of faults are never injected.
     command = [sys.executable, "-m", "tests.chaos", "--calls", "4"]

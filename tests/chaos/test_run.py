@@ -15,7 +15,6 @@ from opwire.transports.memory import MemoryBus, MemoryTransport
 from tests.chaos.run import ChaosReport, run_chaos
 from tests.chaos.transport import FAULTS, Chaos
 from tests.chaos.virtual_time import run_virtually
-from tests.requirements import requirement
 
 
 def storm(seed: int = 1, calls: int = 600) -> ChaosReport:
@@ -23,7 +22,6 @@ def storm(seed: int = 1, calls: int = 600) -> ChaosReport:
 
 
 @pytest.mark.slow
-@requirement("chaos.outcomes", "chaos.at-most-once", "chaos.belongs", "chaos.nothing-left", "chaos.counts")
 def test_thousands_of_calls_through_a_storm_keep_every_promise() -> None:
     report = storm(calls=3_000)
     sys.stdout.write(f"{report}\n")
@@ -36,7 +34,6 @@ def test_thousands_of_calls_through_a_storm_keep_every_promise() -> None:
 
 
 @pytest.mark.slow
-@requirement("chaos.seeded")
 def test_the_same_seed_gives_the_same_run() -> None:
     first, second, other = storm(5), storm(5), storm(6)
     assert (first.outcomes, first.faults, first.reconnections) == (second.outcomes, second.faults, second.reconnections)
@@ -44,7 +41,6 @@ def test_the_same_seed_gives_the_same_run() -> None:
 
 
 @pytest.mark.slow
-@requirement("chaos.outcomes")
 async def test_a_storm_in_real_time_on_another_bus() -> None:
     bus = MemoryBus()
     chaos = Chaos(1, drop=0.01, duplicate=0.05, delay=0.05, reorder=0.01, close=0.002)
@@ -52,7 +48,6 @@ async def test_a_storm_in_real_time_on_another_bus() -> None:
     assert report.outcomes.total() == 600
 
 
-@requirement("chaos.counts")
 @pytest.mark.parametrize("missing", FAULTS)
 def test_a_run_fails_that_never_injects_one_of_the_faults(missing: Any) -> None:
     chances = {"drop": 0.01, "duplicate": 0.05, "delay": 0.05, "reorder": 0.01, "close": 0.005, missing: 0.0}
@@ -60,7 +55,6 @@ def test_a_run_fails_that_never_injects_one_of_the_faults(missing: Any) -> None:
         run_virtually(run_chaos(Chaos(1, **chances), calls=400, slack=0.02))
 
 
-@requirement("chaos.counts")
 def test_a_report_says_how_many_faults_there_were_and_how_the_calls_ended() -> None:
     report = storm(calls=1_000)
     text = str(report)
@@ -83,14 +77,14 @@ def complaint() -> str:
     return str(error)
 
 
-@requirement("chaos.outcomes")
 def test_a_call_that_outlives_its_deadline_is_noticed(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Under any faults of the transport each call has one outcome, and none waits past its deadline."""
     monkeypatch.setattr(PendingRequestMap, "_time_out", lambda self, request_id: None)
     assert "did not end by its deadline" in complaint()
 
 
-@requirement("chaos.at-most-once")
 def test_a_handler_that_runs_twice_is_noticed(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Under any faults of the transport a handler runs at most once for a request."""
     done = CallHandler._done
 
     def forgetful(self: CallHandler, *args: Any) -> None:
@@ -101,7 +95,6 @@ def test_a_handler_that_runs_twice_is_noticed(monkeypatch: pytest.MonkeyPatch) -
     assert "handlers ran twice" in complaint()
 
 
-@requirement("chaos.belongs")
 def test_an_answer_to_another_question_is_noticed(monkeypatch: pytest.MonkeyPatch) -> None:
     received = PendingRequestMap.received
     last: dict[int, Any] = {}
@@ -116,8 +109,9 @@ def test_an_answer_to_another_question_is_noticed(monkeypatch: pytest.MonkeyPatc
     assert "got another's answer" in complaint()
 
 
-@requirement("chaos.belongs")
 def test_a_lost_item_is_noticed(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Under any faults of the transport responses belong to their requests and items come in order."""
+
     def careless(self: CallTable[Any], event: Any, entry: Any) -> Any:
         entry.last_seq = event.seq
         return Arrival(entry.sink, event.output, False)
@@ -126,19 +120,16 @@ def test_a_lost_item_is_noticed(monkeypatch: pytest.MonkeyPatch) -> None:
     assert "expected" in complaint() or "went back" in complaint()
 
 
-@requirement("chaos.nothing-left")
 def test_a_request_that_stays_open_is_noticed(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(PendingRequestMap, "open_calls", property(lambda self: 1))
     assert "1 calls are still open" in complaint()
 
 
-@requirement("chaos.nothing-left")
 def test_a_handler_that_is_never_done_is_noticed(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(CallHandler, "__len__", lambda self: 2)
     assert "2 requests are still being answered" in complaint()
 
 
-@requirement("chaos.nothing-left")
 def test_a_task_that_is_left_behind_is_noticed(monkeypatch: pytest.MonkeyPatch) -> None:
     start = MemoryTransport.start
 
@@ -150,7 +141,6 @@ def test_a_task_that_is_left_behind_is_noticed(monkeypatch: pytest.MonkeyPatch) 
     assert "tasks were left behind" in complaint()
 
 
-@requirement("chaos.nothing-left")
 def test_memory_that_is_not_given_back_is_noticed(monkeypatch: pytest.MonkeyPatch) -> None:
     kept: defaultdict[str, list[Any]] = defaultdict(list)
     send = MemoryTransport.send
@@ -163,7 +153,6 @@ def test_memory_that_is_not_given_back_is_noticed(monkeypatch: pytest.MonkeyPatc
     assert "memory has grown" in complaint()
 
 
-@requirement("chaos.outcomes")
 def test_an_error_that_no_fault_explains_is_noticed(monkeypatch: pytest.MonkeyPatch) -> None:
     def broken(*_: Any) -> Any:
         raise KeyError("books")

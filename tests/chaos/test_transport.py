@@ -12,7 +12,6 @@ from opwire.testing import check_transport
 from opwire.transports.memory import MemoryBus, MemoryTransport
 from tests.chaos.transport import Chaos, ChaosTransport
 from tests.chaos.virtual_time import run_virtually
-from tests.requirements import requirement
 
 
 class Log:
@@ -61,14 +60,12 @@ def arrivals(chaos: Chaos, number: int) -> list[int]:
     return run_virtually(run())
 
 
-@requirement("chaos.faults")
 def test_without_faults_everything_arrives_as_it_was_sent() -> None:
     chaos = Chaos(1)
     assert arrivals(chaos, 100) == list(range(100))
     assert chaos.counts.total() == 0
 
 
-@requirement("chaos.faults")
 def test_dropped_events_do_not_arrive() -> None:
     chaos = Chaos(1, drop=0.3)
     numbers = arrivals(chaos, 200)
@@ -77,8 +74,8 @@ def test_dropped_events_do_not_arrive() -> None:
     assert 20 < chaos.counts["drop"] < 120
 
 
-@requirement("chaos.faults")
 def test_duplicated_events_arrive_twice() -> None:
+    """A wrapper for any transport drops, duplicates, delays and reorders events, and closes at random."""
     chaos = Chaos(1, duplicate=0.3)
     numbers = arrivals(chaos, 200)
     assert sorted(set(numbers)) == list(range(200))
@@ -86,7 +83,6 @@ def test_duplicated_events_arrive_twice() -> None:
     assert 20 < chaos.counts["duplicate"] < 120
 
 
-@requirement("chaos.faults")
 def test_delayed_events_hold_up_what_comes_after_them_and_keep_their_order() -> None:
     async def run() -> None:
         pair = await Pair(Chaos(1, delay=1.0, longest=0.05)).open()
@@ -98,7 +94,6 @@ def test_delayed_events_hold_up_what_comes_after_them_and_keep_their_order() -> 
     run_virtually(run())
 
 
-@requirement("chaos.faults")
 def test_reordered_events_are_overtaken() -> None:
     chaos = Chaos(1, reorder=0.3)
     numbers = arrivals(chaos, 200)
@@ -107,7 +102,6 @@ def test_reordered_events_are_overtaken() -> None:
     assert 20 < chaos.counts["reorder"] < 120
 
 
-@requirement("chaos.faults")
 def test_an_end_that_falls_over_tells_its_receiver_and_its_peers_and_refuses_to_send() -> None:
     async def run() -> None:
         pair = await Pair(Chaos(1, close=1.0)).open()
@@ -146,7 +140,6 @@ async def _the_connection_is_lost(pair: Pair) -> None:
     pair.stormy.lost(None, "the cable")
 
 
-@requirement("chaos.faults")
 @pytest.mark.parametrize("leave", [_the_sender_closes, _the_receiver_closes, _the_connection_is_lost])
 @pytest.mark.parametrize("fault", ["delay", "reorder"])
 def test_what_is_late_when_an_end_leaves_never_arrives(fault: Any, leave: Callable[[Pair], Awaitable[None]]) -> None:
@@ -160,14 +153,12 @@ def test_what_is_late_when_an_end_leaves_never_arrives(fault: Any, leave: Callab
     run_virtually(run())
 
 
-@requirement("chaos.seeded")
 def test_the_same_seed_strikes_the_same_events() -> None:
     faults = {"drop": 0.1, "duplicate": 0.1, "delay": 0.1, "reorder": 0.1}
     assert arrivals(Chaos(7, **faults), 200) == arrivals(Chaos(7, **faults), 200)
     assert arrivals(Chaos(7, **faults), 200) != arrivals(Chaos(8, **faults), 200)
 
 
-@requirement("transport.contract")
 @pytest.mark.parametrize("delay", [0.0, 0.5])
 async def test_a_wrapper_that_injects_nothing_but_delays_keeps_the_contract(delay: float) -> None:
     bus, chaos = MemoryBus(), Chaos(1, delay=delay, longest=0.002)

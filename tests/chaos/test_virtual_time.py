@@ -6,10 +6,8 @@ import time
 import pytest
 
 from tests.chaos.virtual_time import run_virtually
-from tests.requirements import requirement
 
 
-@requirement("chaos.seeded")
 def test_an_hour_passes_at_once_and_exactly() -> None:
     async def hour() -> tuple[float, float]:
         loop_time, clock = asyncio.get_running_loop().time(), time.monotonic()
@@ -21,7 +19,6 @@ def test_an_hour_passes_at_once_and_exactly() -> None:
     assert time.perf_counter() - began < 60
 
 
-@requirement("chaos.seeded")
 def test_timers_fire_in_the_order_of_their_times() -> None:
     async def run() -> list[float]:
         fired: list[float] = []

@@ -8,7 +8,6 @@ import pytest
 
 from opwire import __version__
 from tests.cli.process import opwire
-from tests.requirements import requirement
 
 
 def test_the_module_runs_the_program() -> None:
@@ -23,7 +22,6 @@ def test_so_does_the_package() -> None:
     assert (ended.returncode, ended.stdout) == (0, f"opwire {__version__}\n")
 
 
-@requirement("cli.interrupt")
 @pytest.mark.parametrize("imported", ["opwire.cli.program", "opwire.cli.commands.listing"])
 @pytest.mark.parametrize("completes", [False, True])
 def test_an_interrupt_while_it_starts_ends_it_without_a_traceback(imported: str, completes: bool) -> None:

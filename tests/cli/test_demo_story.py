@@ -10,7 +10,6 @@ from typing import Any
 
 from opwire import Schema
 from opwire.protocol.schemas import RESPONSE_ENVELOPE_SCHEMA
-from tests.requirements import requirement
 
 DEMO = Path(__file__).parents[2] / "examples" / "demo.py"
 OFFER = "PriceOffer(article='tea', pieces=2, total=1468.8, currency='JPY', shelf='A1')"
@@ -21,7 +20,6 @@ def envelopes(told: str) -> list[Any]:
     return [json.loads(line) for line in re.sub(r"\n {5,}", " ", told).splitlines() if line.startswith("    {")]
 
 
-@requirement("examples.demo")
 def test_the_story_shows_what_it_says() -> None:
     wide = {**os.environ, "COLUMNS": "140"}
     demo = subprocess.run([sys.executable, DEMO], capture_output=True, text=True, timeout=60, check=False, env=wide)

@@ -4,16 +4,13 @@ import pytest
 
 from opwire import CallError, ConfigError, ErrorCode, RegistrationError
 from opwire.cli import exit_codes
-from tests.requirements import requirement
 
 
-@requirement("cli.exit-codes")
 def test_every_error_code_has_an_exit_code_that_is_not_that_of_success_or_usage() -> None:
     assert set(exit_codes.OF_ERROR_CODE) == set(ErrorCode)
     assert set(exit_codes.OF_ERROR_CODE.values()) == {3, 4, 5, 6, 7, 8}
 
 
-@requirement("cli.exit-codes")
 @pytest.mark.parametrize(
     ("error", "code"),
     [
@@ -32,7 +29,6 @@ def test_an_error_ends_a_command_with_the_number_of_its_class(error: Exception, 
     assert exit_codes.of_error(error) == code
 
 
-@requirement("cli.exit-codes")
 def test_the_help_explains_every_number() -> None:
     explained = {int(part.split()[0]) for part in exit_codes.MEANINGS.split(", ")}
     assert explained == {0, 1, 2, 130, *exit_codes.OF_ERROR_CODE.values()}

@@ -13,7 +13,6 @@ from pathlib import Path
 import pytest
 
 from tests.cli.process import COMMAND, SHOP
-from tests.requirements import requirement
 from tests.servers.processes import unmeasured
 
 pytestmark = pytest.mark.skipif(not Path("/dev/full").exists(), reason="no device that is full")
@@ -28,7 +27,6 @@ def with_full_output(*arguments: str) -> subprocess.CompletedProcess[str]:
         )
 
 
-@requirement("cli.full-disk")
 @pytest.mark.parametrize(
     "arguments",
     [("--help",), ("ls", *SHOP), ("call", *SHOP, "math.add", "a=1", "b=2"), ("gen", "client", *SHOP)],
@@ -39,13 +37,11 @@ def test_output_that_cannot_be_written_is_one_line_on_standard_error(arguments: 
     assert (ended.returncode, ended.stderr) == (2, "error: cannot write the output: No space left on device\n")
 
 
-@requirement("cli.full-disk")
 def test_so_it_is_as_json() -> None:
     ended = with_full_output("ls", "--json", *SHOP)
     assert json.loads(ended.stderr)["error"]["message"] == "cannot write the output: No space left on device"
 
 
-@requirement("cli.full-disk")
 @pytest.mark.parametrize(
     ("arguments", "file"),
     [
@@ -58,6 +54,8 @@ def test_so_it_is_as_json() -> None:
 def test_a_new_file_that_cannot_be_written_whole_is_named_and_removed(
     arguments: tuple[str, ...], file: str, tmp_path: Path
 ) -> None:
+    """A full disk is reported as such, for output and files, and leaves no new file that is not whole; servers
+    whose log is there go on."""
     *first, name = arguments
     ended = subprocess.run(
         [*COMMAND, *first, tmp_path / name],
@@ -73,7 +71,6 @@ def test_a_new_file_that_cannot_be_written_whole_is_named_and_removed(
     assert not [path for path in tmp_path.iterdir() if path.is_file()]
 
 
-@requirement("cli.full-disk")
 def test_a_server_whose_log_cannot_be_written_starts_and_serves() -> None:
     with socket.create_server(("127.0.0.1", 0)) as probe:
         port = probe.getsockname()[1]

@@ -11,7 +11,6 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from opwire.cli.inputs import SchemaField, completed_fields, from_text, read_input
-from tests.requirements import requirement
 
 SCHEMA: dict[str, Any] = {
     "type": "object",
@@ -37,7 +36,6 @@ def read(*words: str, schema: Any = SCHEMA) -> Any:
     return read_input(words, SchemaField(schema), stdin=io.BytesIO(b'{"count": 7}').read)
 
 
-@requirement("cli.typed-input")
 @pytest.mark.parametrize(
     ("words", "input"),
     [
@@ -83,7 +81,6 @@ def test_words_are_typed_by_the_schema(words: list[str], input: Any) -> None:
     assert json.dumps(found) == json.dumps(input), "types are the same, too: 5 is not 5.0"
 
 
-@requirement("cli.typed-input")
 def test_files_are_read(tmp_path: Path) -> None:
     whole, note, photo = tmp_path / "input.json", tmp_path / "note.txt", tmp_path / "cat.png"
     whole.write_text('{"count": 5}')
@@ -95,7 +92,6 @@ def test_files_are_read(tmp_path: Path) -> None:
         read(f"text=@{photo}")
 
 
-@requirement("cli.typed-input")
 def test_an_input_that_is_not_an_object_is_one_word() -> None:
     assert read("5", schema={"type": "integer"}) == 5
     assert read("[1]", schema={"type": "array"}) == [1]
@@ -133,7 +129,6 @@ def test_text_may_begin_like_json(word: str, value: object) -> None:
     assert read(word) == {word.partition("=")[0]: value}
 
 
-@requirement("cli.typed-input")
 @given(st.text(), st.sampled_from(["integer", "number", "boolean", "null", "array", "object", "string"]))
 def test_any_text_becomes_a_value_of_the_type_or_stays_unchanged(text: str, kind: str) -> None:
     value = from_text(text, SchemaField({"type": kind}))
@@ -162,7 +157,6 @@ ORDER: dict[str, Any] = {
 }
 
 
-@requirement("cli.typed-input")
 @pytest.mark.parametrize(
     ("words", "value"),
     [

@@ -10,7 +10,6 @@ import pytest
 from opwire import Schema
 from opwire.cli.inputs import complete_input
 from tests.cli.process import SHOP, OnTerminal, opwire
-from tests.requirements import requirement
 
 ORDER: dict[str, Any] = {
     "type": "object",
@@ -39,7 +38,6 @@ def answers(monkeypatch: pytest.MonkeyPatch) -> list[str]:
     return given
 
 
-@requirement("cli.prompts")
 def test_required_fields_are_asked_for_until_the_schema_has_nothing_against_them(
     answers: list[str], capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -58,7 +56,6 @@ def test_required_fields_are_asked_for_until_the_schema_has_nothing_against_them
     assert "2" in less
 
 
-@requirement("cli.prompts")
 def test_what_is_given_is_not_asked_for(answers: list[str]) -> None:
     answers += ["3"]
     given = {"name": "Ann", "pieces": 2, "key": "x", "place": {}}
@@ -68,7 +65,6 @@ def test_what_is_given_is_not_asked_for(answers: list[str]) -> None:
     assert complete_input([1], Schema(ORDER)) == [1]
 
 
-@requirement("cli.prompts")
 def test_a_prompt_for_objects_says_that_it_takes_json(answers: list[str]) -> None:
     lines = {"type": "array", "items": {"type": "object"}}
     answers += ['[{"article": "tea"}]']
@@ -76,7 +72,6 @@ def test_a_prompt_for_objects_says_that_it_takes_json(answers: list[str]) -> Non
     assert (asked, answers) == ({"lines": [{"article": "tea"}]}, ["lines (list of object as JSON)"])
 
 
-@requirement("cli.prompts")
 def test_a_person_at_a_terminal_is_asked() -> None:
     with OnTerminal("call", *SHOP, "math.add", "a=1") as terminal:
         terminal.expect("b (integer): ")
@@ -87,7 +82,6 @@ def test_a_person_at_a_terminal_is_asked() -> None:
     assert (code, shown.split()) == (0, ["2", "3"])
 
 
-@requirement("cli.prompts", "cli.interrupt")
 def test_control_c_ends_a_question_at_once() -> None:
     with OnTerminal("call", *SHOP, "math.add") as terminal:
         terminal.expect("a (integer): ")
@@ -96,14 +90,12 @@ def test_control_c_ends_a_question_at_once() -> None:
     assert "Traceback" not in shown
 
 
-@requirement("cli.prompts")
 def test_in_a_pipe_no_question_is_asked() -> None:
     ended = opwire("call", *SHOP, "math.add", "a=1", input="2\n")
     assert ended.returncode == 4
     assert '"b" is a required property' in ended.stderr
 
 
-@requirement("cli.prompts", "cli.plain")
 def test_a_default_is_shown_without_control_characters_and_taken_unchanged(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -117,7 +109,6 @@ def test_a_default_is_shown_without_control_characters_and_taken_unchanged(
     assert not set(shown) & set("\x1b\x07\x9b\u202e")
 
 
-@requirement("cli.prompts")
 def test_a_misspelt_field_is_reported_before_the_missing_one_is_prompted_for() -> None:
     closed = {
         "type": "object",

@@ -10,7 +10,6 @@ from opwire.cli.program import run
 from opwire.cli.sources import Sources, cache_ids
 from tests.cli.process import COMMAND, ROOT, SHOP
 from tests.cli.shop import registry
-from tests.requirements import requirement
 
 
 @pytest.mark.parametrize("pair", [("--json", "--raw"), ("--envelope", "--raw"), ("--json", "--envelope")])
@@ -33,7 +32,6 @@ def completed(*words: str) -> list[str]:
     return [line.partition(",")[2] for line in ended.stdout.splitlines() if line]
 
 
-@requirement("cli.completion")
 def test_commands_and_ids_are_completed() -> None:
     assert completed("d") == ["describe", "doctor", "demo"]
     assert completed("call", *SHOP, "shop.t") == ["shop.text", "shop.tool"]
@@ -41,7 +39,6 @@ def test_commands_and_ids_are_completed() -> None:
     assert completed("call", *SHOP, "c") == []
 
 
-@requirement("cli.completion")
 def test_ids_of_servers_are_those_of_the_last_time_and_nothing_is_started(tmp_path: Path) -> None:
     started = tmp_path / "started"
     program = f"touch {started}"
@@ -51,7 +48,6 @@ def test_ids_of_servers_are_those_of_the_last_time_and_nothing_is_started(tmp_pa
     assert not started.exists()
 
 
-@requirement("cli.completion")
 def test_what_cannot_be_loaded_completes_to_nothing() -> None:
     assert completed("call", "--python", "nowhere:registry", "x") == []
     assert completed("call", "-c", "nowhere.toml", "x") == []

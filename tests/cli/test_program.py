@@ -11,7 +11,6 @@ import pytest
 from opwire.cli import exit_codes
 from opwire.cli.program import COMMANDS, program, run
 from tests.cli.process import COMMAND, ROOT, SHOP, OnTerminal, opwire, unstyled
-from tests.requirements import requirement
 
 
 def test_the_help_lists_every_command_and_every_command_explains_itself(capsys: pytest.CaptureFixture[str]) -> None:
@@ -43,7 +42,6 @@ def test_an_option_before_the_command_is_explained(group: tuple[str, ...], capsy
     assert said in " ".join(capsys.readouterr().err.split())
 
 
-@requirement("cli.help")
 @pytest.mark.parametrize(
     ("arguments", "said"),
     [
@@ -69,7 +67,6 @@ def test_a_field_that_is_written_as_an_option_is_explained(capsys: pytest.Captur
     assert "No such option '--first'. A field of the input has no dashes: first=…\n" in capsys.readouterr().err
 
 
-@requirement("cli.exit-codes", "cli.errors")
 @pytest.mark.parametrize(
     ("arguments", "code", "said"),
     [
@@ -91,7 +88,6 @@ def test_a_call_ends_with_the_code_of_its_outcome(
     assert said in capsys.readouterr().err
 
 
-@requirement("cli.errors")
 def test_a_traceback_is_shown_on_request_and_a_secret_never(capsys: pytest.CaptureFixture[str]) -> None:
     assert run(["call", *SHOP, "shop.fail", "code=unforeseen"]) == 7
     assert "Traceback" not in capsys.readouterr().err
@@ -99,7 +95,6 @@ def test_a_traceback_is_shown_on_request_and_a_secret_never(capsys: pytest.Captu
     assert "Traceback" in capsys.readouterr().err
 
 
-@requirement("cli.json")
 def test_switches_stand_before_or_after_the_command(capsys: pytest.CaptureFixture[str]) -> None:
     assert run(["-v", "call", *SHOP, "shop.fail"]) == 7
     assert '"because": "you asked"' in capsys.readouterr().err
@@ -109,7 +104,6 @@ def test_switches_stand_before_or_after_the_command(capsys: pytest.CaptureFixtur
     assert json.loads(capsys.readouterr().err)["error"]["code"] == "USAGE"
 
 
-@requirement("cli.pipes")
 def test_a_peer_that_stops_reading_gets_no_error() -> None:
     listing = subprocess.Popen(
         [*COMMAND, "watch", *SHOP, "clock.ticks", "count=100000", "--json"],
@@ -126,10 +120,10 @@ def test_a_peer_that_stops_reading_gets_no_error() -> None:
         assert listing.stderr.read() == b""
 
 
-@requirement("cli.pipes")
 @pytest.mark.parametrize("descriptor", [0, 1, 2])
 @pytest.mark.parametrize(("operation", "code"), [("shop.text", exit_codes.OK), ("shop.unknown", exit_codes.NOT_FOUND)])
 def test_a_command_works_although_a_stream_is_closed(descriptor: int, operation: str, code: int) -> None:
+    """A closed pipe ends a command without an error message."""
     closing = [sys.executable, "-c", f"import os, sys; os.close({descriptor}); os.execv(sys.argv[1], sys.argv[1:])"]
     ended = subprocess.run(
         [*closing, *COMMAND, "call", *SHOP, operation], capture_output=True, timeout=60, check=False, cwd=ROOT
@@ -137,14 +131,12 @@ def test_a_command_works_although_a_stream_is_closed(descriptor: int, operation:
     assert ended.returncode == code
 
 
-@requirement("cli.errors")
 @pytest.mark.parametrize("command", [["call", "--timeout"], ["ps", "--interval"], ["conformance", "--wait"]])
 def test_nan_is_not_a_number_of_seconds(command: list[str], capsys: pytest.CaptureFixture[str]) -> None:
     assert run([*command, "nan", "ws://127.0.0.1:1"]) == exit_codes.USAGE
     assert f"Invalid value for '{command[1]}': nan is not a number." in capsys.readouterr().err
 
 
-@requirement("cli.interrupt")
 def test_control_c_ends_a_command_quietly() -> None:
     with OnTerminal("watch", *SHOP, "clock.ticks", "count=1", "last=false") as terminal:
         terminal.expect('"tick": 0')
@@ -153,8 +145,8 @@ def test_control_c_ends_a_command_quietly() -> None:
     assert "Traceback" not in shown
 
 
-@requirement("cli.lazy")
 def test_listing_a_python_registry_imports_nothing_that_it_does_not_need() -> None:
+    """Listing a Python registry imports no optional package but click."""
     report = (
         "import sys\nfrom opwire.cli.program import run\n"
         "assert run(['ls', '--python', 'tests.cli.shop:registry']) == 0\n"
@@ -173,7 +165,6 @@ def test_a_command_in_a_pipe_has_no_colour() -> None:
     assert "\x1b" not in ended.stdout
 
 
-@requirement("cli.plain")
 def test_a_usage_error_cannot_steer_the_terminal(capsys: pytest.CaptureFixture[str]) -> None:
     assert run(["describe", "--python", "tests.cli.shop:registry", "--source", "a\x9b31m\u202e", "x"]) != 0
     assert run(["completion", "a\x1b]0;x\x07"]) == 2
@@ -190,7 +181,6 @@ def commands(group: click.Group, *path: str) -> Iterator[tuple[str, ...]]:
             yield from commands(found, *path, name)
 
 
-@requirement("cli.help")
 def test_the_help_of_every_command_fits_into_80_columns(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -202,7 +192,6 @@ def test_the_help_of_every_command_fits_into_80_columns(
         assert [line for line in lines[1:] if line.endswith("...")] == [], "a summary is cut"
 
 
-@requirement("cli.help")
 @pytest.mark.parametrize(
     ("given", "meant"),
     [("list", "ls"), ("search", "ls"), ("desribe", "describe"), ("run", "call"), ("gen clint", "client")],
@@ -214,7 +203,6 @@ def test_an_unknown_command_leads_to_the_one_that_is_meant(
     assert f"unknown command '{given.rsplit(maxsplit=1)[-1]}'; did you mean {meant}?" in capsys.readouterr().err
 
 
-@requirement("cli.errors")
 def test_on_a_terminal_messages_are_broken_between_words() -> None:
     for arguments in (("call", *SHOP, "shop.ordr"), ("call", *SHOP, "math.add", "a"), ("ls", "--python", "nowhere.py")):
         with OnTerminal(*arguments, columns=40) as terminal:
@@ -225,7 +213,6 @@ def test_on_a_terminal_messages_are_broken_between_words() -> None:
         assert all(len(line) <= 40 or " " not in line.strip() for line in lines)
 
 
-@requirement("cli.errors")
 def test_a_namespace_in_place_of_an_id_leads_to_its_operations(capsys: pytest.CaptureFixture[str]) -> None:
     assert run(["call", *SHOP, "shop"]) == 3
     assert "it is a namespace, and `opwire ls -n shop` lists its operations" in capsys.readouterr().err

@@ -3,12 +3,10 @@
 import pytest
 
 from tests.cli.process import OnTerminal, opwire
-from tests.requirements import requirement
 
 ASKING = ("--python", "tests.cli.asking:registry")
 
 
-@requirement("cli.questions")
 @pytest.mark.parametrize(
     ("keys", "shown"),
     [
@@ -30,7 +28,6 @@ def test_a_confirmation_is_asked_for_at_the_terminal(keys: str, shown: str) -> N
     assert rest.rstrip().endswith(shown)
 
 
-@requirement("cli.questions")
 def test_a_form_is_asked_for_field_by_field_until_it_is_valid() -> None:
     with OnTerminal("call", *ASKING, "ask.order") as terminal:
         terminal.expect("What do you want?")
@@ -48,7 +45,6 @@ def test_a_form_is_asked_for_field_by_field_until_it_is_valid() -> None:
     assert (code, rest.split("\n")[-2].strip()) == (0, "2 tea None")
 
 
-@requirement("cli.questions")
 def test_a_form_can_be_declined_and_the_command_interrupted() -> None:
     with OnTerminal("call", *ASKING, "ask.order") as terminal:
         terminal.expect("kind (one of tea, coffee): ")
@@ -62,7 +58,6 @@ def test_a_form_can_be_declined_and_the_command_interrupted() -> None:
     assert "Traceback" not in rest
 
 
-@requirement("cli.questions")
 def test_a_question_names_the_operation_and_cannot_look_like_one_of_the_system() -> None:
     with OnTerminal("call", *ASKING, "ask.disguise") as terminal:
         shown = terminal.expect("password (string): ")
@@ -82,7 +77,6 @@ def test_a_question_names_the_operation_and_cannot_look_like_one_of_the_system()
     ]
 
 
-@requirement("cli.questions")
 def test_in_a_pipe_the_error_says_what_was_asked_and_how_to_answer() -> None:
     ended = opwire("call", *ASKING, "ask.delete", input="y\n")
     assert ended.returncode != 0

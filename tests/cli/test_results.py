@@ -11,7 +11,6 @@ import pytest
 
 from opwire import ResponseEnvelope, http_envelope, local_envelope, mcp_envelope
 from opwire.cli.screen import MAX_SHOWN, OutputFormat, Screen, is_error, save, show
-from tests.requirements import requirement
 
 PNG = b64encode(b"\x89PNG").decode()
 IMAGE = {"type": "image", "data": PNG, "mimeType": "image/png"}
@@ -27,7 +26,6 @@ def shown(envelope: ResponseEnvelope[Any], form: OutputFormat, capsys: pytest.Ca
     return capsys.readouterr().out
 
 
-@requirement("cli.forms")
 def test_json_is_the_data_and_envelope_is_all_that_travels(capsys: pytest.CaptureFixture[str]) -> None:
     envelope = local_envelope({"a": [1, "\x9b"]}, "math.add")
     assert shown(envelope, OutputFormat.JSON, capsys) == '{"a":[1,"\\u009b"]}\n'
@@ -38,7 +36,6 @@ def test_json_is_the_data_and_envelope_is_all_that_travels(capsys: pytest.Captur
     assert (binary["data"], binary["meta"]["encoding"]) == ("/w==", "base64")
 
 
-@requirement("cli.forms", "cli.harmless")
 @pytest.mark.parametrize(
     ("envelope", "text"),
     [
@@ -75,7 +72,6 @@ def test_a_person_reads_text_and_learns_of_the_rest(
     assert shown(envelope, OutputFormat.READABLE, capsys) == text
 
 
-@requirement("cli.forms")
 def test_a_long_text_is_cut_on_a_terminal_alone(
     capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -88,7 +84,6 @@ def test_a_long_text_is_cut_on_a_terminal_alone(
     assert err.startswith("… 5 more characters")
 
 
-@requirement("cli.forms", "cli.harmless")
 def test_raw_is_the_bytes_as_they_are_but_not_into_a_terminal(
     capsysbinary: pytest.CaptureFixture[bytes], monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -102,7 +97,6 @@ def test_raw_is_the_bytes_as_they_are_but_not_into_a_terminal(
         show(local_envelope(b"\xff\x00", "x.y"), OutputFormat.RAW, Screen())
 
 
-@requirement("cli.forms")
 def test_a_result_is_saved_and_each_part_of_it(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     save(local_envelope(b"\xff\x00", "x.y"), tmp_path / "one.bin", Screen())
     assert (tmp_path / "one.bin").read_bytes() == b"\xff\x00"

@@ -12,7 +12,6 @@ from hypothesis import strategies as st
 
 from opwire import CallError, ConfigError
 from opwire.cli.screen import Screen, harmless, json_text, one_line
-from tests.requirements import requirement
 
 
 def pretend_terminal(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -23,7 +22,6 @@ def pretend_terminal(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.delenv("NO_COLOR", raising=False)
 
 
-@requirement("cli.harmless")
 @pytest.mark.parametrize(
     ("text", "shown"),
     [
@@ -42,15 +40,14 @@ def test_what_could_steer_a_terminal_is_written_out(text: str, shown: str) -> No
     assert harmless(text) == shown
 
 
-@requirement("cli.harmless")
 @given(st.text())
 def test_no_text_can_steer_a_terminal(text: str) -> None:
+    """Foreign text cannot send control sequences to the terminal."""
     shown = harmless(text)
     assert all(unicodedata.category(character) != "Cc" or character in "\t\n" for character in shown)
     assert harmless(shown) == shown
 
 
-@requirement("cli.harmless")
 @given(st.recursive(st.none() | st.text() | st.integers(-(2**53), 2**53), lambda inner: st.lists(inner, max_size=3)))
 @example("\x1b \u200b \U000e0073")
 def test_json_is_harmless_and_says_the_same(value: Any) -> None:
@@ -65,13 +62,11 @@ def test_one_line_is_the_first_that_says_something() -> None:
     assert one_line("") == ""
 
 
-@requirement("cli.plain")
 def test_rows_are_lines_with_tabs(capsys: pytest.CaptureFixture[str]) -> None:
     Screen().rows([("math.add", "Add.\nTwo."), ("x.y", "a\tb\x1b")])
     assert capsys.readouterr().out == "math.add\tAdd.\nx.y\ta\tb\\x1b\n"
 
 
-@requirement("cli.plain")
 @pytest.mark.parametrize("colour", [True, False])
 def test_no_color_is_respected(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], colour: bool
@@ -83,7 +78,6 @@ def test_no_color_is_respected(
     assert ("\x1b[33m" in capsys.readouterr().err) is colour
 
 
-@requirement("cli.errors")
 def test_an_error_is_one_line_and_its_details_are_shown_on_request(capsys: pytest.CaptureFixture[str]) -> None:
     screen = Screen()
     error = CallError("VALIDATION_ERROR", "math.add: /a: no\x1b", {"problems": [1]})
@@ -94,7 +88,6 @@ def test_an_error_is_one_line_and_its_details_are_shown_on_request(capsys: pytes
     assert '"problems"' in capsys.readouterr().err
 
 
-@requirement("cli.errors")
 def test_a_fault_of_ours_shows_its_traceback_only_when_asked(capsys: pytest.CaptureFixture[str]) -> None:
     screen = Screen()
     try:
@@ -109,8 +102,8 @@ def test_a_fault_of_ours_shows_its_traceback_only_when_asked(capsys: pytest.Capt
     assert "Traceback" in capsys.readouterr().err
 
 
-@requirement("cli.json")
 def test_with_json_an_error_is_an_object_on_standard_error(capsys: pytest.CaptureFixture[str]) -> None:
+    """With --json all output is JSON, including errors."""
     screen = Screen()
     screen.as_json = True
     screen.failure(CallError("RATE_LIMITED", "slowly", {"a": 1}, retry_after=1.5))
@@ -136,7 +129,6 @@ def test_warnings_of_opwire_are_shown_as_long_as_the_block_lasts(capsys: pytest.
     assert logging.getLogger("opwire").handlers == handlers
 
 
-@requirement("cli.plain")
 def test_warnings_of_other_libraries_cannot_steer_the_terminal_either(capsys: pytest.CaptureFixture[str]) -> None:
     stranger = logging.Logger("a library without a handler")
     before = logging.lastResort
@@ -146,7 +138,6 @@ def test_warnings_of_other_libraries_cannot_steer_the_terminal_either(capsys: py
     assert logging.lastResort is before
 
 
-@requirement("cli.json")
 @pytest.mark.parametrize("wait", [float("inf"), float("nan"), 1e300])
 def test_an_error_with_an_absurd_wait_is_still_shown(capsys: pytest.CaptureFixture[str], wait: float) -> None:
     screen = Screen()

@@ -28,10 +28,8 @@ from opwire.config.settings import (
 )
 from opwire.openapi.client import from_openapi
 from tests.cli.process import SHOP
-from tests.requirements import requirement
 
 
-@requirement("cli.sources", "cli.exit-codes")
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
@@ -55,7 +53,6 @@ def test_a_source_that_cannot_be_used_is_a_mistake_of_the_command_line(
     assert arguments[0] in printed or arguments[0] in ("-c", "--url")
 
 
-@requirement("cli.sources", "cli.exit-codes")
 @pytest.mark.parametrize(
     ("id", "code", "error"),
     [("down.x", 6, "error: UNAVAILABLE: the MCP server http://"), ("gone.x", 2, "error: sources.gone: ")],
@@ -71,7 +68,6 @@ def test_an_operation_of_a_source_that_failed_ends_the_command_with_the_error_of
     assert sorted(each.split()[2] for each in warnings) == ["down", "gone"]  # each of them once
 
 
-@requirement("cli.sources")
 def test_operations_that_an_earlier_source_has_are_not_skipped_in_silence(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -88,7 +84,6 @@ async def price() -> int:
     assert warning.endswith(": 1 operation skipped, since an earlier source has the same ids: shop.price")
 
 
-@requirement("cli.sources")
 def test_sources_named_on_the_spot_become_sources_of_a_configuration(tmp_path: Path) -> None:
     servers = tmp_path / "mcp.json"
     servers.write_text('{"mcpServers": {}}')
@@ -110,7 +105,6 @@ def test_sources_named_on_the_spot_become_sources_of_a_configuration(tmp_path: P
     }
 
 
-@requirement("cli.sources")
 @pytest.mark.parametrize(
     ("program", "namespace"),
     [
@@ -124,7 +118,6 @@ def test_a_program_is_named_after_what_it_is_about(program: str, namespace: str)
     assert list(Sources(mcp=(program,)).read().sources) == [namespace]
 
 
-@requirement("cli.sources")
 def test_the_nearest_configuration_is_used_unless_a_source_is_named(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -137,7 +130,6 @@ def test_the_nearest_configuration_is_used_unless_a_source_is_named(
     assert list(Sources(config="../../opwire.toml", python=("b",)).read().sources) == ["a", "b"]
 
 
-@requirement("cli.sources")
 def test_without_any_source_one_learns_how_to_name_one(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -152,7 +144,6 @@ def test_without_any_source_one_learns_how_to_name_one(
         Sources(config="nowhere.toml").read()
 
 
-@requirement("cli.sources")
 async def test_what_cannot_hold_an_operation_is_not_loaded(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     document = {
         "openapi": "3.1.0",
@@ -184,7 +175,6 @@ async def test_what_cannot_hold_an_operation_is_not_loaded(tmp_path: Path, capsy
             pass
 
 
-@requirement("cli.sources")
 def test_a_source_that_is_named_on_the_spot_and_fails_ends_the_command_with_its_own_error(
     capsys: pytest.CaptureFixture[str],
 ) -> None:
@@ -192,7 +182,6 @@ def test_a_source_that_is_named_on_the_spot_and_fails_ends_the_command_with_its_
     assert capsys.readouterr().err.startswith("error: UNAVAILABLE: ")
 
 
-@requirement("openapi.short-namespace")
 async def test_a_document_has_the_namespace_that_the_library_derives_unless_it_is_named(tmp_path: Path) -> None:
     paths = {"/pets": {"get": {"operationId": "list", "responses": {"200": {"description": "ok"}}}}}
     root = {"openapi": "3.1.0", "info": {"title": "GitHub v3 REST API", "version": "1"}, "paths": paths}
@@ -225,7 +214,6 @@ def test_a_url_without_a_server_is_an_error_in_time(capsys: pytest.CaptureFixtur
     assert capsys.readouterr().err.startswith("error: UNAVAILABLE: ")
 
 
-@requirement("cli.describe")
 def test_the_options_can_be_said_again() -> None:
     given = Sources(None, ("shop:registry",), ("time=uvx mcp-server-time",), ("pets.yaml",), token_env="SHOP_TOKEN")
     assert given.words == [
@@ -248,7 +236,6 @@ async def answer() -> int:
 """
 
 
-@requirement("cli.files")
 @pytest.mark.parametrize("target", ["shop.py", "shop.py:mine", "./shop.py", "deep/inner.py"])
 def test_a_python_file_is_a_source(
     target: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
@@ -276,7 +263,6 @@ asyncio.run(serve_mcp(registry).run_stdio())
 """
 
 
-@requirement("cli.files")
 def test_a_python_file_is_an_mcp_server(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     server = tmp_path / "my server.py"
     server.write_text(MCP_SERVER)
@@ -288,7 +274,6 @@ def test_a_python_file_is_an_mcp_server(tmp_path: Path, capsys: pytest.CaptureFi
     assert capsys.readouterr().err == "error: --python: away.py: no such file\n"
 
 
-@requirement("cli.files")
 @pytest.mark.parametrize("command", ["ls", "serve"])
 def test_a_surface_in_the_place_of_a_source_is_explained(command: str, capsys: pytest.CaptureFixture[str]) -> None:
     assert run([command, "--mcp", "stdio"]) == 2
@@ -296,7 +281,6 @@ def test_a_surface_in_the_place_of_a_source_is_explained(command: str, capsys: p
     assert "opwire serve --as mcp-stdio" in said
 
 
-@requirement("cli.files")
 def test_a_url_without_a_scheme_is_http_on_this_machine_and_https_elsewhere() -> None:
     assert complete_url("localhost:8080") == "http://localhost:8080"
     assert complete_url("127.0.0.1:8080/v1") == "http://127.0.0.1:8080/v1"
@@ -319,7 +303,6 @@ def test_every_missing_variable_is_named_at_once(monkeypatch: pytest.MonkeyPatch
     check_variables(config, config.identities, config.hub)
 
 
-@requirement("cli.uvloop")
 def test_a_server_runs_on_uvloop_if_that_is_installed_and_another_command_does_not(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:

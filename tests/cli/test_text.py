@@ -7,10 +7,8 @@ from hypothesis import example, given
 from hypothesis import strategies as st
 
 from opwire.cli.text import cells, cut, rendered, summary, wrapped
-from tests.requirements import requirement
 
 
-@requirement("cli.markup")
 @pytest.mark.parametrize(
     ("markup", "lines"),
     [
@@ -63,7 +61,6 @@ _MARKUP = st.sampled_from(
 _SHORT = st.lists(_MARKUP, max_size=3).map("".join)
 
 
-@requirement("cli.markup")
 @given(_SHORT, _SHORT, _SHORT)
 @example("[](", "a", "")  # the address of a link, and what follows it
 @example("", "-", "x")  # a rule
@@ -76,6 +73,7 @@ _SHORT = st.lists(_MARKUP, max_size=3).map("".join)
 @example("&#", "1", ";")  # a number of 20,000 digits
 @example("`" + "a" * 10_000 + "`", "\ue0000\ue001", "")  # the mark of a kept code span
 def test_hostile_markup_takes_linear_time(head: str, repeated: str, tail: str) -> None:
+    """Descriptions in Markdown and HTML are shown as text, in linear time."""
     text = head + repeated * (20_000 // max(len(repeated), 1))
     began = time.process_time()
     lines = rendered(text[: 20_000 - len(tail)] + tail, 80)

@@ -13,7 +13,6 @@ from opwire.hub import Hub, Spoke
 from opwire.protocol import OperationInfo, Statistics
 from opwire.transports.memory import MemoryBus, MemoryTransport
 from tests.client.samples import ME, Samples
-from tests.requirements import requirement
 
 
 def serving(name: str) -> OperationRegistry:
@@ -30,7 +29,6 @@ def serving(name: str) -> OperationRegistry:
     return registry
 
 
-@requirement("client.operations")
 async def test_what_several_serve_is_shown_once() -> None:
     bus = MemoryBus()
     async with (
@@ -42,7 +40,6 @@ async def test_what_several_serve_is_shown_once() -> None:
         assert {await client.call("both.name") for _ in range(4)} == {"one", "two"}
 
 
-@requirement("client.operations")
 async def test_what_a_peer_shows_that_is_not_an_operation_is_left_out(caplog: pytest.LogCaptureFixture) -> None:
     bus, registry = MemoryBus(), serving("one")
     shown = OperationInfo.of(registry.list()[0], Statistics())
@@ -57,7 +54,6 @@ async def test_what_a_peer_shows_that_is_not_an_operation_is_left_out(caplog: py
     assert "'nodot' has no dot" in caplog.text
 
 
-@requirement("client.targets")
 async def test_the_token_is_shown_to_the_hub() -> None:
     tokens = StaticTokens({"token-of-ada-1234": Grant(Identity(id="ada")), "token-of-bob-1234": Identity(id="bob")})
     async with Hub(Samples().registry, "ws://127.0.0.1:0", authenticate=tokens) as hub:
@@ -70,7 +66,6 @@ async def test_the_token_is_shown_to_the_hub() -> None:
         assert caught.value.code is ErrorCode.UNAUTHENTICATED
 
 
-@requirement("client.closed")
 async def test_closing_ends_the_calls_that_are_under_way() -> None:
     bus, samples = MemoryBus(), Samples()
     async with Spoke(samples.registry, MemoryTransport(bus)), Client(MemoryTransport(bus)) as client:
@@ -83,7 +78,6 @@ async def test_closing_ends_the_calls_that_are_under_way() -> None:
         await asyncio.wait_for(samples.stopped.wait(), 5)
 
 
-@requirement("client.retries")
 async def test_a_query_survives_a_restart_of_its_hub() -> None:
     """What fails while the connection is lost is asked again, and answered when it is back."""
     everybody = allow_anonymous(Grant(ME))

@@ -25,7 +25,6 @@ from opwire.transports.connect import TransportOptions
 from opwire.transports.memory import MemoryBus, MemoryTransport
 from tests.chaos.virtual_time import run_virtually
 from tests.client.samples import ME, Point, Samples, Way
-from tests.requirements import requirement
 
 QUICK = Retries(back_off=0.001, max_back_off=0.002)
 
@@ -34,8 +33,9 @@ async def soon(event: asyncio.Event) -> None:
     await asyncio.wait_for(event.wait(), 5)
 
 
-@requirement("client.contract", "client.data")
 async def test_a_call_gives_the_data(way: Way, samples: Samples) -> None:
+    """The same calls give the same over a registry, a transport, a hub, a broker and served HTTP. `call` gives
+    the data; with `output_type` it really is of that type."""
     async with way(samples.registry) as client:
         assert await client.call("math.add", {"a": 1, "b": 2}) == 3
         assert await client.call("math.add", {"a": 1}, timeout=5) == 3
@@ -46,7 +46,6 @@ async def test_a_call_gives_the_data(way: Way, samples: Samples) -> None:
         assert caught.value.code is ErrorCode.EXECUTION_ERROR
 
 
-@requirement("client.contract")
 async def test_an_envelope_says_where_the_data_came_from(way: Way, samples: Samples) -> None:
     async with way(samples.registry) as client:
         envelope = await client.call_envelope("math.add", {"a": 1})
@@ -57,7 +56,6 @@ async def test_an_envelope_says_where_the_data_came_from(way: Way, samples: Samp
     assert typed.data == Point(1, 2)
 
 
-@requirement("client.contract")
 async def test_data_arrives_unchanged_under_any_name(way: Way, samples: Samples) -> None:
     values = (None, "é 😀", 2**70, [], {"a": {"b": [None, 1.5]}})
     async with way(samples.registry) as client:
@@ -66,8 +64,8 @@ async def test_data_arrives_unchanged_under_any_name(way: Way, samples: Samples)
             assert await client.call("odd.a/b ~2F é..", {"value": value}) == value
 
 
-@requirement("client.contract", "client.errors")
 async def test_an_error_arrives_with_all_its_fields(way: Way, samples: Samples) -> None:
+    """Errors arrive with equal code, message, details, retryable and retry_after on every way."""
     async with way(samples.registry) as client:
         with pytest.raises(CallError) as caught:
             await client.call("fail.always")
@@ -81,7 +79,6 @@ async def test_an_error_arrives_with_all_its_fields(way: Way, samples: Samples) 
         assert "swordfish" not in str(caught.value)
 
 
-@requirement("client.contract", "client.errors")
 async def test_what_cannot_be_called_gets_the_same_error(way: Way, samples: Samples) -> None:
     async with way(samples.registry, retries=None) as client:
         with pytest.raises(CallError) as caught:
@@ -102,7 +99,6 @@ async def test_what_cannot_be_called_gets_the_same_error(way: Way, samples: Samp
         assert caught.value.code is ErrorCode.VALIDATION_ERROR
 
 
-@requirement("client.contract", "client.deadline")
 async def test_a_deadline_ends_the_call_on_both_sides(way: Way, samples: Samples) -> None:
     async with way(samples.registry) as client:
         with pytest.raises(CallError) as caught:
@@ -115,7 +111,6 @@ async def test_a_deadline_ends_the_call_on_both_sides(way: Way, samples: Samples
         assert 2 < await client.call("slow.left", context=Context().within(4)) <= 4
 
 
-@requirement("client.contract", "client.deadline")
 @pytest.mark.parametrize("timeout", [math.inf, 1e300, 100_000])
 async def test_a_call_may_have_more_time_than_a_server_counts(way: Way, samples: Samples, timeout: float) -> None:
     async with way(samples.registry) as client:
@@ -126,8 +121,8 @@ async def test_a_call_may_have_more_time_than_a_server_counts(way: Way, samples:
         assert await client.operations(timeout=timeout)
 
 
-@requirement("client.contract", "client.cancel")
 async def test_a_caller_that_gives_up_stops_the_handler(way: Way, samples: Samples) -> None:
+    """Cancelling a call stops its handler."""
     async with way(samples.registry) as client:
         call = asyncio.create_task(client.call("slow.wait"))
         await soon(samples.began)
@@ -137,7 +132,6 @@ async def test_a_caller_that_gives_up_stops_the_handler(way: Way, samples: Sampl
         await soon(samples.stopped)
 
 
-@requirement("client.contract", "client.subscribe")
 async def test_a_subscription_gives_the_data_of_each_item(way: Way, samples: Samples) -> None:
     async with way(samples.registry) as client:
         assert [item async for item in client.subscribe("clock.ticks", {"count": 200})] == list(range(200))
@@ -147,7 +141,6 @@ async def test_a_subscription_gives_the_data_of_each_item(way: Way, samples: Sam
     assert {envelope.meta.source for envelope in envelopes} == {"local"}
 
 
-@requirement("client.contract", "client.subscribe")
 async def test_leaving_a_subscription_stops_its_producer(way: Way, samples: Samples) -> None:
     async with way(samples.registry) as client:
         async for item in client.subscribe("clock.ticks", {"count": 10**9}):
@@ -156,7 +149,6 @@ async def test_leaving_a_subscription_stops_its_producer(way: Way, samples: Samp
         await soon(samples.stopped)
 
 
-@requirement("client.contract", "client.subscribe", "client.errors")
 async def test_an_error_within_a_subscription_arrives_after_its_items(way: Way, samples: Samples) -> None:
     async with way(samples.registry) as client:
         items = client.subscribe("clock.fails")
@@ -167,7 +159,6 @@ async def test_an_error_within_a_subscription_arrives_after_its_items(way: Way, 
     assert (caught.value.details, caught.value.retry_after) == ({"after": 1}, 2.5)
 
 
-@requirement("client.contract", "client.subscribe", "client.deadline")
 async def test_a_quiet_subscription_ends_at_its_limit(way: Way, samples: Samples) -> None:
     async def until_it_ends(items: AsyncGenerator[int]) -> None:
         async with aclosing(items):
@@ -184,7 +175,6 @@ async def test_a_quiet_subscription_ends_at_its_limit(way: Way, samples: Samples
         await soon(samples.stopped)
 
 
-@requirement("client.contract", "client.retries")
 async def test_a_query_is_repeated_after_a_retryable_error(way: Way, samples: Samples) -> None:
     async with way(samples.registry, retries=QUICK) as client:
         samples.failures["fail.at_first"] = 2
@@ -196,7 +186,6 @@ async def test_a_query_is_repeated_after_a_retryable_error(way: Way, samples: Sa
         assert len(samples.calls) == 6
 
 
-@requirement("client.contract", "client.retries")
 async def test_a_mutation_is_never_repeated(way: Way, samples: Samples) -> None:
     async with way(samples.registry, retries=QUICK) as client:
         samples.failures["fail.writing"] = 1
@@ -205,8 +194,8 @@ async def test_a_mutation_is_never_repeated(way: Way, samples: Samples) -> None:
         assert samples.calls == ["fail.writing"]
 
 
-@requirement("client.contract", "client.is-error")
 async def test_a_tool_that_failed_raises_unless_its_envelope_is_asked_for(way: Way, samples: Samples) -> None:
+    """A tool's isError raises or is returned, by policy; an envelope is always returned unchanged."""
     async with way(samples.registry) as client:
         with pytest.raises(CallError) as caught:
             await client.call("far.tool")
@@ -221,7 +210,6 @@ async def test_a_tool_that_failed_raises_unless_its_envelope_is_asked_for(way: W
         assert await client.call("far.tool") == envelope.data
 
 
-@requirement("client.contract", "client.pages")
 async def test_pages_are_followed(way: Way, samples: Samples) -> None:
     async with way(samples.registry) as client:
         assert [item async for item in client.paginate("far.page")] == [1, 2, 3]
@@ -230,7 +218,6 @@ async def test_pages_are_followed(way: Way, samples: Samples) -> None:
         assert [item async for item in client.paginate("far.page", max_items=0)] == []
 
 
-@requirement("client.contract", "client.operations")
 async def test_all_that_can_be_called_is_shown(way: Way, samples: Samples) -> None:
     async with way(samples.registry) as client:
         specs = await client.operations()
@@ -245,7 +232,6 @@ async def test_all_that_can_be_called_is_shown(way: Way, samples: Samples) -> No
     assert add.output_schema.json == known.output_schema.json
 
 
-@requirement("client.contract", "client.closed")
 async def test_a_client_that_is_not_open_refuses(way: Way, samples: Samples) -> None:
     async with way(samples.registry) as client:
         await client.close()
@@ -259,7 +245,6 @@ async def test_a_client_that_is_not_open_refuses(way: Way, samples: Samples) -> 
 # --- what is not the same everywhere ----------------------------------------------------------------------------------
 
 
-@requirement("client.identity")
 async def test_over_a_registry_the_caller_is_trusted_unless_an_identity_is_given() -> None:
     samples = Samples()
     async with Client(samples.registry) as client:
@@ -276,14 +261,12 @@ async def test_over_a_registry_the_caller_is_trusted_unless_an_identity_is_given
         assert await client.call("who.calls") == "me"
 
 
-@requirement("client.identity")
 @pytest.mark.parametrize("url", ["ws://127.0.0.1:1", "http://127.0.0.1:1", ["ws://127.0.0.1:1"]])
 async def test_over_a_network_a_caller_cannot_claim_an_identity(url: str | list[str]) -> None:
     with pytest.raises(UsageError, match="token"):
         Client(url, act_as=ME)
 
 
-@requirement("client.targets")
 async def test_a_map_of_pending_requests_is_used_unchanged_and_stays_open() -> None:
     bus, samples = MemoryBus(), Samples()
     async with Spoke(samples.registry, MemoryTransport(bus)), PendingRequestMap(MemoryTransport(bus)) as calls:
@@ -292,7 +275,6 @@ async def test_a_map_of_pending_requests_is_used_unchanged_and_stays_open() -> N
         assert (await calls.call("math.add", {"a": 1})).data == 3
 
 
-@requirement("client.targets")
 async def test_a_target_that_cannot_be_reached_is_reported() -> None:
     with pytest.raises(UsageError, match="unknown URL scheme 'gopher'"):
         Client("gopher://127.0.0.1")
@@ -304,7 +286,6 @@ async def test_a_target_that_cannot_be_reached_is_reported() -> None:
     assert caught.value.code is ErrorCode.UNAVAILABLE
 
 
-@requirement("client.operations", "client.deadline")
 async def test_a_source_that_does_not_list_its_operations_in_time_is_reported() -> None:
     asked_in_vain = asyncio.Event()
 
@@ -320,7 +301,6 @@ async def test_a_source_that_does_not_list_its_operations_in_time_is_reported() 
     assert caught.value.code is ErrorCode.TIMEOUT
 
 
-@requirement("client.retries", "client.deadline")
 def test_all_attempts_of_a_call_share_one_deadline() -> None:
     registry, left = OperationRegistry(), list[float]()
 
@@ -338,7 +318,6 @@ def test_all_attempts_of_a_call_share_one_deadline() -> None:
     assert left == pytest.approx([0.7, 0.55, 0.4, 0.25, 0.1])
 
 
-@requirement("client.retries")
 async def test_the_budget_of_retries_is_one_for_all_calls() -> None:
     registry, calls = OperationRegistry(), list[int]()
 
@@ -355,7 +334,6 @@ async def test_the_budget_of_retries_is_one_for_all_calls() -> None:
     assert 100 + 10 <= len(calls) <= 100 + 10 + 10  # what was saved up, and a tenth of the calls
 
 
-@requirement("client.retries")
 async def test_a_query_is_repeated_even_if_it_was_not_known_to_be_one_at_first() -> None:
     """The only server is away when the first call fails, and only it knows the operation."""
     bus, samples = MemoryBus(), Samples()
@@ -367,14 +345,12 @@ async def test_a_query_is_repeated_even_if_it_was_not_known_to_be_one_at_first()
             assert await asyncio.wait_for(call, 5) == 3
 
 
-@requirement("client.deadline")
 @pytest.mark.parametrize("timeout", [0, -1, float("nan"), float("inf"), "3", None])
 def test_a_timeout_that_means_nothing_is_refused(timeout: Any) -> None:
     with pytest.raises(UsageError, match="timeout must be a number above zero"):
         Client(OperationRegistry(), timeout=timeout)
 
 
-@requirement("client.options")
 def test_the_options_are_those_of_the_transports_and_of_http() -> None:
     http = {"trust_annotations", *ClientOptions.__struct_fields__} - {"timeout"}
     assert ConnectionOptions.__annotations__.keys() == (TransportOptions.__annotations__.keys() | http) - {"token"}
@@ -382,7 +358,6 @@ def test_the_options_are_those_of_the_transports_and_of_http() -> None:
     assert ClientParameters.__annotations__.keys() - ConnectionOptions.__annotations__.keys() == of_client
 
 
-@requirement("client.options")
 @pytest.mark.parametrize("kind", [Client, SyncClient])
 @pytest.mark.parametrize(
     ("target", "shown"),

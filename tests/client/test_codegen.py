@@ -24,7 +24,6 @@ from opwire.client import Client, generate_client
 from opwire.errors import UsageError
 from opwire.openapi.client import from_openapi
 from tests.properties import examples
-from tests.requirements import requirement
 
 
 class Colour(Enum):
@@ -168,7 +167,6 @@ async def use(client: Client) -> None:
 """
 
 
-@requirement("client.codegen")
 def test_pyright_accepts_the_module_and_what_uses_it_rightly_and_nothing_else(folder: Path) -> None:
     (folder / "right.py").write_text(RIGHT, encoding="utf-8")
     (folder / "wrong.py").write_text(WRONG, encoding="utf-8")
@@ -184,7 +182,6 @@ def test_pyright_accepts_the_module_and_what_uses_it_rightly_and_nothing_else(fo
     assert sorted({line for name, line, _ in found if name == "wrong.py"}) == expected
 
 
-@requirement("client.codegen")
 async def test_a_generated_client_calls_the_operations(registry: OperationRegistry, folder: Path) -> None:
     module = load(folder / "zoo.py")
     async with Client(registry) as client:
@@ -206,14 +203,12 @@ async def test_a_generated_client_calls_the_operations(registry: OperationRegist
         assert await zoo.日本.operation("x") == "x"
 
 
-@requirement("client.codegen")
 def test_what_operations_share_is_one_type(folder: Path) -> None:
     text = (folder / "zoo.py").read_text(encoding="utf-8")
     assert [text.count(f"class {name}(TypedDict)") for name in ("Cat", "Dog", "Tree")] == [1, 1, 1]
     assert "Tree_2" not in text
 
 
-@requirement("client.codegen")
 def test_docstrings_are_those_of_the_operations(folder: Path) -> None:
     module: Any = load(folder / "zoo.py")
     assert (inspect.getdoc(module.ZooOperations.list) or "").startswith("List animals\n\nOf a colour.")
@@ -221,13 +216,11 @@ def test_docstrings_are_those_of_the_operations(folder: Path) -> None:
     assert module.ZooOperations.watch.__doc__ == "zoo.watch"
 
 
-@requirement("client.codegen")
 def test_the_same_operations_give_the_same_text(registry: OperationRegistry) -> None:
     specs = registry.list()
     assert generate_client(specs) == generate_client(reversed(specs)) == generate_client([*specs, *specs])
 
 
-@requirement("client.codegen")
 async def test_a_client_of_what_is_served_gives_the_same_text(registry: OperationRegistry) -> None:
     async with Client(registry) as client:
         assert generate_client(await client.operations()) == generate_client(registry.list())
@@ -323,7 +316,6 @@ def calls_in(tree: ast.AST) -> set[str]:
     return {ast.unparse(node.func) for node in ast.walk(tree) if isinstance(node, ast.Call)}
 
 
-@requirement("client.codegen")
 @settings(
     max_examples=examples(150), deadline=None, suppress_health_check=[HealthCheck.too_slow, HealthCheck.data_too_large]
 )
@@ -344,7 +336,6 @@ def test_a_module_parses_and_runs_nothing_of_the_document(specs: list[OperationS
     assert wanted <= constants
 
 
-@requirement("client.codegen")
 @pytest.mark.parametrize(
     "description", ['Say """', '"', "ends in \\", "\0\x1b", "\ud800", " ", "x" * 100_000, "a\n" * 50_000]
 )
@@ -360,7 +351,6 @@ def test_any_description_becomes_a_docstring(description: str) -> None:
     assert said == (plain or "a.b") or len(description) > 10_000
 
 
-@requirement("client.codegen")
 def test_unions_of_unions_do_not_multiply() -> None:
     levels = {
         f"level{number}": {"anyOf": [{"$ref": f"#/$defs/level{number + 1}"}] * 40, "properties": {f"p{number}": {}}}
@@ -373,25 +363,21 @@ def test_unions_of_unions_do_not_multiply() -> None:
     ast.parse(text)
 
 
-@requirement("client.codegen")
 def test_an_integer_of_more_digits_than_python_writes_is_only_a_type() -> None:
     schema = Schema.deferred(lambda: {"enum": [10**5_000, 1]})
     assert "-> int:" in generate_client([OperationSpec(namespace="a", name="b", output_schema=schema)])
 
 
-@requirement("client.codegen")
 def test_no_operations_are_a_module_too() -> None:
     exec(generate_client([]), {"__name__": "empty"})
 
 
-@requirement("client.codegen")
 @pytest.mark.parametrize("name", ["", "a b", "class", "9"])
 def test_a_name_that_is_not_an_identifier_is_rejected(name: str) -> None:
     with pytest.raises(UsageError, match="name of a class"):
         generate_client([], class_name=name)
 
 
-@requirement("client.codegen")
 async def test_a_large_api_becomes_a_module(shared: Path) -> None:
     specs = [operation.spec for operation in from_openapi(shared / "openapi" / "github_api.json", namespace="github")]
     text = await asyncio.wait_for(asyncio.to_thread(generate_client, specs, class_name="GitHub"), 60)

@@ -8,10 +8,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from opwire.client.codegen_types import pascal, quoted, snake
-from tests.requirements import requirement
 
 
-@requirement("client.codegen")
 @pytest.mark.parametrize(
     ("text", "of_function", "of_class"),
     [
@@ -33,7 +31,6 @@ def test_names_are_in_the_style_of_python(text: str, of_function: str, of_class:
     assert pascal(text, "x") == of_class
 
 
-@requirement("client.codegen")
 @given(st.text())
 def test_any_text_becomes_a_name(text: str) -> None:
     for name in (snake(text, "x"), pascal(text, "x")):
@@ -42,7 +39,6 @@ def test_any_text_becomes_a_name(text: str) -> None:
         assert not keyword.iskeyword(name)
 
 
-@requirement("client.codegen")
 @given(st.text())
 def test_quoted_text_is_ascii_that_means_the_text(text: str) -> None:
     assert quoted(text).isascii()

@@ -9,7 +9,6 @@ from hypothesis import strategies as st
 from opwire.client.codegen_types import Types, shadowed_in, shadowing, union, written
 from opwire.names import UniqueNames
 from opwire.schema import Schema
-from tests.requirements import requirement
 
 STRING, INTEGER = {"type": "string"}, {"type": "integer"}
 POINT = {"type": "object", "properties": {"x": INTEGER, "y": INTEGER}, "required": ["x"]}
@@ -21,7 +20,6 @@ def hint_of(json: Any, **options: Any) -> tuple[str, dict[str, str]]:
     return written(reader.hint(reader.root, "Thing")), types.definitions
 
 
-@requirement("client.codegen")
 @pytest.mark.parametrize(
     ("json", "hint"),
     [
@@ -57,14 +55,12 @@ def test_a_schema_has_a_hint(json: Any, hint: str) -> None:
     assert hint_of(json) == (hint, {})
 
 
-@requirement("client.codegen")
 def test_an_object_is_a_typed_dict_with_what_may_be_missing() -> None:
     hint, definitions = hint_of({"type": "array", "items": POINT})
     assert hint == "list[ThingItem]"
     assert definitions == {"ThingItem": "class ThingItem(TypedDict):\n    x: int\n    y: NotRequired[int]\n"}
 
 
-@requirement("client.codegen")
 @pytest.mark.parametrize("key", ["a-b", "class", "__x", "list", "Item", "é", ""])
 def test_a_key_that_is_not_an_attribute_is_written_in_quotes(key: str) -> None:
     _, definitions = hint_of({"properties": {key: STRING}})
@@ -73,20 +69,17 @@ def test_a_key_that_is_not_an_attribute_is_written_in_quotes(key: str) -> None:
     assert set(module["Thing"].__annotations__) == {key}
 
 
-@requirement("client.codegen")
 def test_the_title_names_the_type_and_null_is_beside_it() -> None:
     hint, definitions = hint_of({**POINT, "title": "map point", "type": ["object", "null"]})
     assert (hint, [*definitions]) == ("MapPoint | None", ["MapPoint"])
 
 
-@requirement("client.codegen")
 def test_parts_of_an_object_are_put_together() -> None:
     json = {"allOf": [{"$ref": "#/$defs/P"}, {"properties": {"z": STRING}}], "required": ["y"], "$defs": {"P": POINT}}
     hint, definitions = hint_of(json)
     assert definitions[hint] == "class Thing(TypedDict):\n    x: int\n    y: int\n    z: NotRequired[str]\n"
 
 
-@requirement("client.codegen")
 def test_what_may_be_null_may_be_null_wherever_it_is_referred_to() -> None:
     node = {"type": ["object", "null"], "properties": {"next": {"$ref": "#/$defs/N"}}, "required": ["next"]}
     both = {"properties": {"a": {"$ref": "#/$defs/N"}, "b": {"$ref": "#/$defs/N"}}, "required": ["a", "b"]}
@@ -95,7 +88,6 @@ def test_what_may_be_null_may_be_null_wherever_it_is_referred_to() -> None:
     assert definitions["Thing"] == "class Thing(TypedDict):\n    a: N | None\n    b: N | None\n"
 
 
-@requirement("client.codegen")
 def test_what_only_a_variant_declares_may_be_missing() -> None:
     variants = [{"required": ["x"]}, {"properties": {"x": STRING, "z": STRING}, "required": ["z"]}]
     hint, definitions = hint_of({**POINT, "anyOf": variants})
@@ -103,7 +95,6 @@ def test_what_only_a_variant_declares_may_be_missing() -> None:
     assert sorted(map(str.strip, lines)) == ["x: int", "y: NotRequired[int]", "z: NotRequired[str]"]
 
 
-@requirement("client.codegen")
 def test_recursion_leads_back_to_the_name() -> None:
     tree = {"type": "object", "properties": {"children": {"type": "array", "items": {"$ref": "#"}}}}
     assert hint_of(tree) == (
@@ -114,7 +105,6 @@ def test_recursion_leads_back_to_the_name() -> None:
     assert hint_of({"$ref": "#/$defs/V", "$defs": {"V": value}}) == ("V", {"V": 'V: TypeAlias = "str | list[V]"\n'})
 
 
-@requirement("client.codegen")
 def test_schemas_that_say_the_same_are_one_type_and_others_are_not() -> None:
     types = Types(UniqueNames())
 
@@ -131,12 +121,10 @@ def test_schemas_that_say_the_same_are_one_type_and_others_are_not() -> None:
     assert [*types.definitions] == ["Thing", "Thing_2", "T"]
 
 
-@requirement("client.codegen")
 def test_other_dialects_are_read() -> None:
     assert hint_of({"type": "string", "nullable": True}, dialect="openapi-3.0")[0] == "str | None"
 
 
-@requirement("client.codegen")
 def test_names_that_are_hidden_are_written_in_full() -> None:
     hint = "\0dict[\0str, \0list[Any]]"
     assert written(hint) == "dict[str, list[Any]]"
@@ -144,7 +132,6 @@ def test_names_that_are_hidden_are_written_in_full() -> None:
     assert shadowed_in(hint) == {"dict", "str", "list"}
 
 
-@requirement("client.codegen")
 def test_a_union_has_each_once() -> None:
     assert union(["a", "b | None", "a"]) == "a | b | None"
     assert union(["a", "Any"]) == "Any"
@@ -159,7 +146,6 @@ schemas = st.recursive(
 )
 
 
-@requirement("client.codegen")
 @given(st.dictionaries(names, schemas, max_size=5))
 def test_any_schema_gives_a_hint_that_python_reads(json: dict[str, Any]) -> None:
     hint, definitions = hint_of(json)

@@ -18,7 +18,6 @@ from opwire.client import Client, Retries
 from opwire.errors import UsageError
 from opwire.openapi.server import serve_http
 from tests.client.samples import ME, Samples
-from tests.requirements import requirement
 
 
 @asynccontextmanager
@@ -33,7 +32,6 @@ async def answering(**answers: Response) -> AsyncGenerator[Client]:
         yield client
 
 
-@requirement("client.http")
 async def test_the_token_is_shown_and_requested_again_at_every_call() -> None:
     tokens = StaticTokens({"token-of-ada-1234": Identity(id="ada"), "token-of-bob-1234": Identity(id="bob")})
     app = serve_http(Samples().registry, authenticate=tokens)
@@ -52,7 +50,6 @@ async def test_the_token_is_shown_and_requested_again_at_every_call() -> None:
                 assert "nobody" not in str(caught.value)
 
 
-@requirement("client.http", "client.retries")
 async def test_a_server_that_is_not_trusted_to_name_queries_gets_no_call_twice() -> None:
     calls: list[str] = []
     registry = OperationRegistry()
@@ -76,7 +73,6 @@ async def test_a_server_that_is_not_trusted_to_name_queries_gets_no_call_twice()
         assert types == {"a.b": OperationType.QUERY if trusts else OperationType.MUTATION}
 
 
-@requirement("client.http")
 async def test_the_request_id_and_the_trace_go_with_the_call() -> None:
     registry = OperationRegistry()
 
@@ -93,7 +89,6 @@ async def test_the_request_id_and_the_trace_go_with_the_call() -> None:
     assert other[1] == {}
 
 
-@requirement("client.http")
 async def test_a_registry_that_is_mounted_below_a_path_can_be_called() -> None:
     app = Starlette(routes=[Mount("/api/v1", serve_http(Samples().registry, anonymous=ME))])
     async with listening(app, "127.0.0.1", 0) as address, Client(f"{address}/api/v1/") as client:
@@ -102,8 +97,8 @@ async def test_a_registry_that_is_mounted_below_a_path_can_be_called() -> None:
         assert "math.add" in [spec.id for spec in await client.operations()]
 
 
-@requirement("client.http")
 async def test_what_a_proxy_answers_is_an_error_by_its_status() -> None:
+    """Over HTTP, envelopes and problems are read back whole; foreign answers are errors by status."""
     statuses = {401: ErrorCode.UNAUTHENTICATED, 404: ErrorCode.OPERATION_NOT_FOUND, 429: ErrorCode.RATE_LIMITED}
     statuses |= {502: ErrorCode.UNAVAILABLE, 503: ErrorCode.UNAVAILABLE, 504: ErrorCode.TIMEOUT}
     statuses |= {418: ErrorCode.PROTOCOL_ERROR, 500: ErrorCode.EXECUTION_ERROR}
@@ -115,7 +110,6 @@ async def test_what_a_proxy_answers_is_an_error_by_its_status() -> None:
             assert caught.value.code is code
 
 
-@requirement("client.http")
 @pytest.mark.parametrize(
     "answer",
     [
@@ -134,21 +128,18 @@ async def test_a_response_to_another_request_is_not_a_result(answer: Response) -
             assert caught.value.code in (ErrorCode.PROTOCOL_ERROR, ErrorCode.VALIDATION_ERROR)
 
 
-@requirement("client.http", "client.pages")
 async def test_pages_are_found_without_a_description_of_the_operation() -> None:
     page = '{"data":[1,2],"meta":{"source":"local","operationId":"far.x","timestamp":1}}'
     async with answering(x=Response(page, media_type="application/vnd.opwire.envelope+json")) as client:
         assert [each async for each in client.paginate("far.x")] == [1, 2]
 
 
-@requirement("client.http")
 async def test_an_item_of_the_type_error_is_an_item_unless_it_is_a_problem() -> None:
     item = '{"data":1,"meta":{"source":"http","statusCode":200,"headers":{},"contentType":"x","eventType":"error"}}'
     async with answering(x=Response(f"event: error\ndata: {item}\n\n", media_type="text/event-stream")) as client:
         assert [each async for each in client.subscribe("far.x")] == [1]
 
 
-@requirement("client.http", "client.closed")
 async def test_closing_ends_what_is_under_way() -> None:
     samples = Samples()
     async with serve_http(samples.registry, anonymous=ME).listening() as address, Client(address) as client:
@@ -160,7 +151,6 @@ async def test_closing_ends_what_is_under_way() -> None:
         assert caught.value.code is ErrorCode.UNAVAILABLE
 
 
-@requirement("client.http")
 async def test_a_server_that_goes_away_tells_its_streams() -> None:
     app = serve_http(Samples().registry, anonymous=ME)
     async with app.listening() as address, Client(address) as client:
@@ -172,7 +162,6 @@ async def test_a_server_that_goes_away_tells_its_streams() -> None:
         assert (caught.value.code, caught.value.retry_after) == (ErrorCode.UNAVAILABLE, 1)
 
 
-@requirement("client.http")
 async def test_input_without_a_json_form_is_refused_before_it_is_sent() -> None:
     async with Client("http://127.0.0.1:1", retries=None) as client:
         with pytest.raises(CallError, match="cannot be encoded as JSON") as caught:
@@ -183,7 +172,6 @@ async def test_input_without_a_json_form_is_refused_before_it_is_sent() -> None:
         assert caught.value.code is ErrorCode.UNAVAILABLE
 
 
-@requirement("client.http")
 async def test_a_token_with_a_line_break_is_reported_and_not_shown() -> None:
     async with Client("http://127.0.0.1:1", token="of-a-file\n") as client:
         with pytest.raises(CallError, match="line break") as caught:
@@ -192,7 +180,6 @@ async def test_a_token_with_a_line_break_is_reported_and_not_shown() -> None:
     assert "of-a-file" not in str(caught.value)
 
 
-@requirement("client.http")
 async def test_answers_larger_than_allowed_are_refused() -> None:
     registry = OperationRegistry()
 
@@ -212,7 +199,6 @@ async def test_answers_larger_than_allowed_are_refused() -> None:
             assert caught.value.code is ErrorCode.PAYLOAD_TOO_LARGE
 
 
-@requirement("client.targets")
 @pytest.mark.parametrize("url", ["https://", "http://host.example/?key=hidden", "http://host.example/#hidden"])
 def test_an_impossible_address_is_an_error(url: str) -> None:
     with pytest.raises(UsageError) as caught:
@@ -220,7 +206,6 @@ def test_an_impossible_address_is_an_error(url: str) -> None:
     assert "hidden" not in str(caught.value)
 
 
-@requirement("client.targets")
 def test_no_optional_package_is_loaded_before_its_target_and_a_missing_one_is_named() -> None:
     script = """
 import sys
@@ -234,7 +219,6 @@ Client("https://api.example")
     assert last.endswith("MissingExtraError: the package aiohttp is not installed; run: pip install 'opwire[openapi]'")
 
 
-@requirement("client.http")
 @pytest.mark.parametrize(
     ("said", "wait"), [("1500", 1.5), ("-5", 0.0), ("1" + "0" * 300, 2_592_000.0), ('"x"', None), ("null", None)]
 )

@@ -10,7 +10,6 @@ from opwire import CallError, Context, ErrorCode, Handler, OperationRegistry, Op
 from opwire.client import Client, Retries
 from opwire.model.envelope import ResponseEnvelope, local_envelope
 from tests.client.samples import Samples, Way
-from tests.requirements import requirement
 
 
 class Recorder:
@@ -45,7 +44,6 @@ class Recorder:
         return items if spec.type is OperationType.SUBSCRIPTION else call
 
 
-@requirement("client.interceptors")
 async def test_an_interceptor_is_around_every_call(way: Way, samples: Samples) -> None:
     recorder = Recorder()
     async with way(samples.registry) as client:
@@ -66,7 +64,6 @@ async def test_an_interceptor_is_around_every_call(way: Way, samples: Samples) -
     assert recorder.wrapped == [("math.add", query), ("fail.always", query)]  # once for each operation
 
 
-@requirement("client.interceptors")
 async def test_an_interceptor_is_around_each_item_of_a_subscription(way: Way, samples: Samples) -> None:
     recorder = Recorder()
     async with way(samples.registry) as client:
@@ -86,7 +83,6 @@ async def test_an_interceptor_is_around_each_item_of_a_subscription(way: Way, sa
     ]
 
 
-@requirement("client.interceptors")
 async def test_the_first_interceptor_is_the_outermost_and_may_answer_itself() -> None:
     outer, inner = Recorder("outer"), Recorder("inner")
 
@@ -110,7 +106,6 @@ async def test_the_first_interceptor_is_the_outermost_and_may_answer_itself() ->
         assert (inner.log[-1], outer.log[-1]) == (("<inner", 4), ("<outer", "approved"))
 
 
-@requirement("client.interceptors")
 async def test_retries_are_inside_and_an_error_of_an_interceptor_is_a_call_error() -> None:
     samples, recorder = Samples(), Recorder()
     samples.failures["fail.at_first"] = 2
@@ -131,7 +126,6 @@ async def test_retries_are_inside_and_an_error_of_an_interceptor_is_a_call_error
         assert caught.value.code is ErrorCode.EXECUTION_ERROR
 
 
-@requirement("client.interceptors")
 async def test_over_a_registry_the_spec_is_that_of_the_operation() -> None:
     registry, seen = OperationRegistry(), list[OperationSpec]()
 
@@ -154,7 +148,6 @@ async def test_over_a_registry_the_spec_is_that_of_the_operation() -> None:
     ]
 
 
-@requirement("client.interceptors")
 async def test_an_id_that_no_operation_can_have_is_not_found() -> None:
     async with Client(OperationRegistry()) as client:
         client.use(Recorder())
@@ -164,7 +157,6 @@ async def test_an_id_that_no_operation_can_have_is_not_found() -> None:
             assert caught.value.code is ErrorCode.OPERATION_NOT_FOUND
 
 
-@requirement("client.interceptors")
 def test_a_sync_client_takes_interceptors_before_and_after_it_is_started() -> None:
     before, after = Recorder("before"), Recorder("after")
     client = SyncClient(Samples().registry)

@@ -13,7 +13,6 @@ from opwire.client import Client
 from opwire.client.pages import Pagination
 from opwire.errors import UsageError
 from opwire.model.envelope import local_envelope
-from tests.requirements import requirement
 
 LETTERS = [*"abcdefg"]
 SIZE = 3
@@ -60,31 +59,26 @@ def cursors(input: dict[str, Any]) -> Any:
     return {"items": items, "next_cursor": "" if following is None else str(following)}
 
 
-@requirement("client.pages")
 async def test_every_page_of_a_link_header_is_found() -> None:
     assert await walk(client_of(linked, page=NUMBER, per_page=NUMBER)) == LETTERS
     assert await walk(client_of(linked, page={"anyOf": [NUMBER, {"type": "null"}]})) == LETTERS
 
 
-@requirement("client.pages")
 async def test_every_page_of_a_cursor_is_found() -> None:
     assert await walk(client_of(cursors, cursor=TEXT), cursor=CURSOR) == LETTERS
 
 
-@requirement("client.pages")
 @pytest.mark.parametrize("end", [None, False, ""])
 async def test_a_cursor_that_is_empty_is_the_end(end: Any) -> None:
     assert await walk(client_of(lambda _: {"items": ["a"], "next_cursor": end}), cursor=CURSOR) == ["a"]
     assert await walk(client_of(lambda _: {"items": ["a"]}), cursor=CURSOR) == ["a"]
 
 
-@requirement("client.pages")
 async def test_pages_are_found_without_a_schema() -> None:
     assert await walk(client_of(cursors), cursor=CURSOR) == LETTERS
     assert await walk(client_of(linked), {"page": 0}) == LETTERS
 
 
-@requirement("client.pages")
 async def test_a_tool_has_pages_too() -> None:
     def tool(input: dict[str, Any]) -> Any:
         data = cursors(input)
@@ -93,7 +87,6 @@ async def test_a_tool_has_pages_too() -> None:
     assert await walk(client_of(tool, cursor=TEXT), cursor=CURSOR) == LETTERS
 
 
-@requirement("client.pages")
 async def test_an_object_that_cannot_have_a_link_header_needs_a_cursor() -> None:
     with pytest.raises(CallError, match=r"no Link header: pass cursor=\(") as caught:
         await walk(client_of(cursors, cursor=TEXT))
@@ -101,7 +94,6 @@ async def test_an_object_that_cannot_have_a_link_header_needs_a_cursor() -> None
     assert await walk(client_of(lambda _: over_http({"items": LETTERS}, ""))) == LETTERS  # a single page
 
 
-@requirement("client.pages")
 async def test_fields_can_be_named() -> None:
     def answer(input: dict[str, Any]) -> Any:
         items, following = page(input.get("from", 0))
@@ -111,7 +103,6 @@ async def test_fields_can_be_named() -> None:
     assert found == LETTERS[:5]
 
 
-@requirement("client.pages")
 async def test_no_more_is_asked_for_than_is_wanted() -> None:
     asked: list[Any] = []
 
@@ -123,7 +114,6 @@ async def test_no_more_is_asked_for_than_is_wanted() -> None:
     assert asked == [{}, {"page": 3}]
 
 
-@requirement("client.pages")
 async def test_the_rest_of_the_input_stays() -> None:
     asked: list[Any] = []
 
@@ -136,13 +126,11 @@ async def test_the_rest_of_the_input_stays() -> None:
     assert asked == [given, {**given, "page": 3}, {**given, "page": 6}]
 
 
-@requirement("client.pages")
 async def test_a_list_without_a_link_header_is_the_only_page() -> None:
     assert await walk(client_of(lambda input: LETTERS, page=NUMBER)) == LETTERS
     assert await walk(client_of(lambda input: LETTERS, name=TEXT)) == LETTERS
 
 
-@requirement("client.pages")
 async def test_the_absence_of_a_link_header_is_the_end() -> None:
     asked: list[int] = []
 
@@ -155,14 +143,12 @@ async def test_the_absence_of_a_link_header_is_the_end() -> None:
     assert asked == [1, 2, 3]
 
 
-@requirement("client.pages")
 @pytest.mark.parametrize("options", [{"max_pages": 0}, {"max_pages": 1.5}, {"max_items": -1}, {"max_items": "3"}])
 async def test_numbers_of_pages_and_items_that_mean_nothing_are_refused(options: dict[str, Any]) -> None:
     with pytest.raises(UsageError, match=next(iter(options))):
         await walk(client_of(lambda _: ["a"]), **options)
 
 
-@requirement("client.pages")
 async def test_an_address_of_very_many_fields_is_read_in_linear_time() -> None:
     address = "https://api.example/?" + "&".join(f"f{number}=" for number in range(20_000)) + "&page=2"
     pages = Pagination("a.b", {}, cursor=None, items=None, max_pages=9)
@@ -173,14 +159,12 @@ async def test_an_address_of_very_many_fields_is_read_in_linear_time() -> None:
     assert pages.input is not None
 
 
-@requirement("client.pages")
 async def test_a_cursor_that_comes_again_is_an_error() -> None:
     with pytest.raises(CallError, match="returned before") as caught:
         await walk(client_of(lambda input: {"items": [1], "next_cursor": "x"}, cursor=TEXT), cursor=CURSOR)
     assert caught.value.code is ErrorCode.EXECUTION_ERROR
 
 
-@requirement("client.pages")
 async def test_pages_without_end_are_an_error() -> None:
     def endless(input: dict[str, Any]) -> Any:
         return {"items": [], "next_cursor": str(int(input.get("cursor", 0)) + 1)}
@@ -190,7 +174,6 @@ async def test_pages_without_end_are_an_error() -> None:
     assert caught.value.code is ErrorCode.EXECUTION_ERROR
 
 
-@requirement("client.pages")
 @pytest.mark.parametrize(
     ("answer", "properties", "complaint"),
     [
@@ -206,7 +189,6 @@ async def test_a_next_page_that_cannot_be_reached_is_reported(answer: Any, prope
     assert "cursor=(" in caught.value.message
 
 
-@requirement("client.pages")
 @pytest.mark.parametrize("data", [None, 1, "abc", {"a": 1}, {"a": [], "b": []}])
 async def test_an_answer_without_items_is_reported(data: Any) -> None:
     with pytest.raises(CallError, match=r"no list of items in the response: pass items=") as caught:
@@ -218,7 +200,6 @@ async def test_an_answer_without_items_is_reported(data: Any) -> None:
         await walk(client_of(lambda input: data), [1])
 
 
-@requirement("client.pages")
 def test_items_are_the_answer_itself_or_its_only_list() -> None:
     pages = Pagination("a.b", {}, cursor=CURSOR, items=None, max_pages=1)
     for data in ([1], {"repositories": [1], "total_count": 1}):
@@ -238,7 +219,6 @@ json = st.recursive(
 )
 
 
-@requirement("client.pages")
 @given(
     json,
     st.text(max_size=40)

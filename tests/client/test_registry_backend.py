@@ -5,10 +5,8 @@ import pytest
 from opwire import AccessControl, CallError, Context, ErrorCode, Identity, OperationRegistry, OperationSpec
 from opwire.client import Client
 from tests.client.samples import ME
-from tests.requirements import requirement
 
 
-@requirement("client.operations")
 async def test_what_has_no_handler_cannot_be_called_and_is_not_shown() -> None:
     registry = OperationRegistry()
     registry.register(OperationSpec(namespace="a", name="known"))
@@ -20,7 +18,6 @@ async def test_what_has_no_handler_cannot_be_called_and_is_not_shown() -> None:
     assert caught.value.code is ErrorCode.OPERATION_NOT_FOUND
 
 
-@requirement("client.identity")
 async def test_handlers_see_their_caller_and_nested_calls_keep_it() -> None:
     registry = OperationRegistry()
 

@@ -16,7 +16,6 @@ from opwire.openapi.server import serve_http
 from opwire.testing.harness import soon
 from tests.client.samples import ME, WAYS, Way
 from tests.hub.meeting import OPEN
-from tests.requirements import requirement
 from tests.servers.faults import FaultProxy
 
 QUICK = Retries(max_back_off=0.02, outage=20)
@@ -62,7 +61,6 @@ async def refusal(items: Any) -> CallError:
     return raised.value
 
 
-@requirement("resume.client")
 async def test_a_lost_subscription_goes_on_behind_its_last_item(way: Way) -> None:
     log = Log(breaks={1, 4, 5})
     async with way(log.registry, retries=QUICK) as client:
@@ -71,7 +69,6 @@ async def test_a_lost_subscription_goes_on_behind_its_last_item(way: Way) -> Non
     assert log.opened == [None, "1", "4", "5"]
 
 
-@requirement("resume.from")
 async def test_a_subscription_begins_behind_a_stored_cursor(way: Way) -> None:
     log = Log()
     async with way(log.registry) as client:
@@ -79,7 +76,6 @@ async def test_a_subscription_begins_behind_a_stored_cursor(way: Way) -> None:
         assert [(each.data, each.cursor) for each in await soon("it ends", every(items))] == [(8, "8"), (9, "9")]
 
 
-@requirement("resume.unsupported")
 async def test_what_cannot_be_resumed_is_an_error_and_does_not_start_over(way: Way) -> None:
     log = Log()
     async with way(log.registry, retries=QUICK) as client:
@@ -95,16 +91,15 @@ async def test_what_cannot_be_resumed_is_an_error_and_does_not_start_over(way: W
             assert "cannot be resumed" in error.message
 
 
-@requirement("resume.bounded")
 @pytest.mark.parametrize("cursor", ["", " 1", "1\n2", "x" * 4097, "é" * 2049, "\ud800"])
 async def test_a_text_that_is_not_a_cursor_is_refused_on_both_sides(cursor: str) -> None:
+    """A cursor is a printable text of at most 4,096 bytes."""
     async with WAYS["registry"](Log().registry) as client:
         assert is_resume_error(await refusal(client.subscribe("log.follow", resume_from=cursor)))
     with pytest.raises(UsageError, match="a cursor is a printable text of 1 to 4,096 bytes"):
         Item(1, cursor=cursor)
 
 
-@requirement("resume.client")
 async def test_without_success_the_loss_is_final() -> None:
     log = Log()
     async with WAYS["registry"](log.registry, retries=Retries(max_back_off=0.01, outage=0.1)) as client:
@@ -114,7 +109,6 @@ async def test_without_success_the_loss_is_final() -> None:
     assert set(log.opened) == {"2"}
 
 
-@requirement("resume.client")
 @pytest.mark.parametrize("code", ["TIMEOUT", "EXECUTION_ERROR", "ABORTED", "OPERATION_NOT_FOUND"])
 async def test_other_errors_are_not_losses(code: str) -> None:
     log = Log()
@@ -124,7 +118,6 @@ async def test_other_errors_are_not_losses(code: str) -> None:
     assert log.opened == [None]
 
 
-@requirement("resume.client")
 async def test_a_server_that_is_unknown_for_a_moment_is_waited_for() -> None:
     log = Log(breaks={2})
     log.failure = CallError("OPERATION_NOT_FOUND", "it restarts")
@@ -133,7 +126,6 @@ async def test_a_server_that_is_unknown_for_a_moment_is_waited_for() -> None:
     assert got == [1, 2, 3, 4, 5, 6, 7, 8, 9]
 
 
-@requirement("resume.client")
 async def test_timeouts_of_the_caller_end_a_subscription_that_cannot_be_resumed_yet() -> None:
     async with WAYS["registry"](Log().registry, retries=Retries(max_back_off=0.01)) as client:
         for items in (
@@ -144,7 +136,6 @@ async def test_timeouts_of_the_caller_end_a_subscription_that_cannot_be_resumed_
             assert error.code in ("TIMEOUT", "UNAVAILABLE")
 
 
-@requirement("resume.client")
 async def test_a_closed_client_does_not_resume() -> None:
     log = Log(breaks={1})
     async with WAYS["registry"](log.registry, retries=QUICK) as client:
@@ -154,7 +145,6 @@ async def test_a_closed_client_does_not_resume() -> None:
         assert await refusal(items) is log.failure
 
 
-@requirement("resume.client")
 async def test_interceptors_see_one_subscription_with_all_its_items() -> None:
     log, seen = Log(breaks={3, 6}), list[Any]()
 
@@ -174,7 +164,6 @@ async def test_interceptors_see_one_subscription_with_all_its_items() -> None:
     assert seen == ["log.follow", 1, 2, 3, 4, 5, 6, 7, 8, 9]
 
 
-@requirement("resume.nested")
 async def test_the_cursor_of_a_call_is_not_that_of_calls_inside_it(way: Way) -> None:
     log = Log()
     client: Client
@@ -190,7 +179,6 @@ async def test_the_cursor_of_a_call_is_not_that_of_calls_inside_it(way: Way) -> 
         assert await soon("it ends", every(items)) == [["5", [8, 9], [9]]]
 
 
-@requirement("resume.drain")
 async def test_a_server_that_drains_hands_its_subscriptions_to_another() -> None:
     """A hub, two spokes: the first leaves in the middle, and the second continues."""
     reached = asyncio.Event()
@@ -221,21 +209,19 @@ async def test_a_server_that_drains_hands_its_subscriptions_to_another() -> None
     assert got == [["first", number] for number in (1, 2, 3)] + [["second", number] for number in (4, 5, 6)]
 
 
-@requirement("resume.described")
 async def test_a_caller_can_learn_beforehand_what_can_be_resumed(way: Way) -> None:
+    """Descriptions of operations say whether they can be resumed."""
     async with way(Log().registry) as client:
         found = {spec.id: spec.resumable for spec in await client.operations()}
     assert found == {"log.follow": True, "log.plain": False, "log.unavailable": True}
 
 
-@requirement("resume.from")
 async def test_an_identity_without_access_learns_nothing_of_a_cursor() -> None:
     registry = Log().registry
     async with Client(registry, act_as=ME) as client:
         assert "Operation not found" in str(await refusal(client.subscribe("log.none", resume_from="1")))
 
 
-@requirement("resume.faults", "http.events.resume")
 async def test_events_over_http_lose_no_item_while_connections_are_cut() -> None:
     count, cuts = 600, {40, 41, 300}
     registry = OperationRegistry()

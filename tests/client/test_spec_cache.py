@@ -8,7 +8,6 @@ from opwire.client import backends
 from opwire.client.backends import SpecCache
 from opwire.errors import CallError
 from opwire.model.operation import OperationSpec
-from tests.requirements import requirement
 
 
 class Peer:
@@ -24,7 +23,6 @@ class Peer:
         return self.specs
 
 
-@requirement("client.retries")
 async def test_concurrent_lookups_send_one_request() -> None:
     peer = Peer("b", "c")
     cache = SpecCache(peer.ask)
@@ -33,7 +31,6 @@ async def test_concurrent_lookups_send_one_request() -> None:
     assert peer.questions == 1
 
 
-@requirement("client.retries")
 async def test_what_is_not_there_is_asked_for_again_after_a_while(monkeypatch: pytest.MonkeyPatch) -> None:
     peer = Peer()
     cache = SpecCache(peer.ask)
@@ -46,7 +43,6 @@ async def test_what_is_not_there_is_asked_for_again_after_a_while(monkeypatch: p
     assert peer.questions == 2
 
 
-@requirement("client.retries")
 async def test_a_question_that_fails_is_asked_again() -> None:
     async def ask() -> list[OperationSpec]:
         raise CallError("UNAVAILABLE")

@@ -14,7 +14,6 @@ from opwire.hub import Hub, Spoke
 from opwire.model.operation import Handler
 from tests.client.samples import WAYS, Way
 from tests.hub.meeting import OPEN
-from tests.requirements import requirement
 
 PUBLIC = AccessControl(public=True)
 
@@ -39,7 +38,6 @@ def shop(version: str) -> OperationRegistry:
     return registry
 
 
-@requirement("client.version", "hub.versions")
 async def test_every_method_asks_for_a_version_and_interceptors_do_not_lose_it() -> None:
     async with (
         Hub(None, "ws://127.0.0.1:0", authenticate=OPEN) as hub,
@@ -76,7 +74,6 @@ async def test_every_method_asks_for_a_version_and_interceptors_do_not_lose_it()
         assert await asyncio.to_thread(in_a_thread) == ("2 {}", ["1", "1"])
 
 
-@requirement("client.version")
 async def test_a_version_that_is_not_served_is_an_error_on_every_way(way: Way) -> None:
     async with way(shop("2"), retries=None) as client:
         is_http = way is WAYS["http"]

@@ -14,7 +14,6 @@ from tests.auth.issuers import published, token, verification_key
 from tests.auth.oauth.authorization_server import AuthorizationServer
 from tests.config.projects import project
 from tests.openapi.client.echo import EchoServer, answer, redirect
-from tests.requirements import requirement
 
 ALICE = """
 [identities.alice]
@@ -46,7 +45,6 @@ async def refused(authenticator: Authenticator, token: str | None) -> str:
     return caught.value.code
 
 
-@requirement("config.identities")
 async def test_a_token_gives_the_name_scopes_resources_and_namespaces_of_its_identity(tmp_path: Path) -> None:
     found = authenticator(tmp_path, ALICE)
     assert await found.authenticate(SECRET) == GRANT
@@ -57,14 +55,12 @@ def test_without_configured_tokens_no_authenticator_exists(tmp_path: Path) -> No
     assert build_authenticator(project(tmp_path, "[identities.guest]")) is None
 
 
-@requirement("config.missing-variable")
 def test_a_token_that_is_not_in_the_environment_is_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.delenv("OPWIRE_ALICE")
     with pytest.raises(ConfigError, match=r"^identities\.alice\.token: the environment variable OPWIRE_ALICE is"):
         authenticator(tmp_path, ALICE)
 
 
-@requirement("config.no-secret-is-shown")
 def test_an_invalid_token_is_named_and_not_shown(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("OPWIRE_ALICE", "hunter2")
     with pytest.raises(ConfigError, match=r"^identities\.alice\.token: OPWIRE_ALICE has 7 characters") as caught:
@@ -151,7 +147,6 @@ def authenticator_of_file(folder: Path, toml: str) -> Authenticator:
 OAUTH = '[auth.oauth]\nresource = "https://tools.example/mcp"\nissuer = "{url}"\nrequired_scopes = ["tools"]\n'
 
 
-@requirement("config.oauth")
 async def test_tokens_of_an_authorization_server_are_accepted_beside_known_ones(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -171,7 +166,6 @@ async def test_tokens_of_an_authorization_server_are_accepted_beside_known_ones(
         assert found.protected_resource.resource == RESOURCE
 
 
-@requirement("config.oauth")
 @pytest.mark.parametrize(
     ("change", "problem"),
     [

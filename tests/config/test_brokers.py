@@ -16,7 +16,6 @@ from opwire.errors import ConfigError
 from opwire.hub import Spoke
 from opwire.model.operation import AccessControl
 from tests.config.projects import project
-from tests.requirements import requirement
 from tests.servers.brokers import RedisServer
 
 PATIENCE = 20.0
@@ -59,7 +58,6 @@ async def code_of(work: Awaitable[Any]) -> str:
     return failed.value.code
 
 
-@requirement("config.signed")
 async def test_signed_requests_are_configured_by_files(broker: str, folder: Path) -> None:
     connection = f'[spoke]\nurl = "{broker}"\nprefix = "signed"\n'
     signing = '[spoke.signed]\nkey_file = "ada.key"\ncertificate_file = "ada.certificate"\n'
@@ -71,7 +69,6 @@ async def test_signed_requests_are_configured_by_files(broker: str, folder: Path
             assert await code_of(mallory.call("who.am_i")) == "UNAUTHENTICATED"
 
 
-@requirement("config.signed")
 async def test_a_key_may_come_from_the_environment_and_a_node_on_a_broker_verifies_too(
     folder: Path, redis_server: RedisServer, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -85,8 +82,8 @@ async def test_a_key_may_come_from_the_environment_and_a_node_on_a_broker_verifi
             assert await ada.call("who.am_i", timeout=PATIENCE) == "ada"
 
 
-@requirement("config.announces")
 async def test_announces_selects_what_others_see(broker: str, tmp_path: Path) -> None:
+    """A spoke shows others only the namespaces and patterns that its file announces."""
     connection = f'[identities.guest]\n[spoke]\nurl = "{broker}"\nanonymous = "guest"\nprefix = "announced"\n'
     for announces, expected in (('["shop"]', ["shop.order"]), ('["who.*"]', ["who.am_i"])):
         config = project(tmp_path, f"{connection}announces = {announces}")
@@ -95,7 +92,6 @@ async def test_announces_selects_what_others_see(broker: str, tmp_path: Path) ->
             assert [each.id for each in found.operations] == expected
 
 
-@requirement("config.durable")
 async def test_durable_mutations_are_run_from_the_journal_of_the_file(
     tmp_path: Path, redis_server: RedisServer
 ) -> None:
@@ -109,7 +105,6 @@ async def test_durable_mutations_are_run_from_the_journal_of_the_file(
     assert durable_of(project(tmp_path, ""), registry()) is None
 
 
-@requirement("config.durable-tasks")
 def test_durable_tasks_need_a_trusted_journal_a_key_and_no_view(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -136,7 +131,6 @@ def test_durable_tasks_need_a_trusted_journal_a_key_and_no_view(
             surface(toml, *(() if durable is None else (durable,)))
 
 
-@requirement("config.signed", "config.durable")
 @pytest.mark.parametrize(
     ("toml", "message"),
     [
@@ -188,7 +182,6 @@ def test_what_cannot_be_used_names_its_table(folder: Path, toml: str, message: s
     assert "PRIVATE" not in str(failed.value)
 
 
-@requirement("hub.uncallable")
 async def test_a_spoke_with_operations_that_cannot_be_called_reports_it_at_its_start(
     redis_server: RedisServer, caplog: pytest.LogCaptureFixture
 ) -> None:

@@ -3,7 +3,6 @@
 import pytest
 
 from opwire.config.reading import parse_config
-from tests.requirements import requirement
 
 IDENTITY = "[identities.guest]\n"
 
@@ -12,7 +11,6 @@ def problems(text: str) -> list[str]:
     return [f"{each.key}: {each.message}" for each in parse_config(text)[1]]
 
 
-@requirement("config.secrets")
 @pytest.mark.parametrize(
     ("text", "key"),
     [

@@ -4,7 +4,6 @@ import pytest
 
 from opwire.config.settings import EnvText, Secret
 from opwire.errors import ConfigError
-from tests.requirements import requirement
 
 
 def test_variables_are_replaced_where_they_stand(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -24,7 +23,6 @@ def test_a_default_is_for_a_variable_that_is_not_set(monkeypatch: pytest.MonkeyP
     assert text.resolve("key") == ":80"
 
 
-@requirement("config.missing-variable")
 def test_every_variable_that_is_not_set_is_named_with_the_key_that_asks_for_it(monkeypatch: pytest.MonkeyPatch) -> None:
     for name in ("OPWIRE_A", "OPWIRE_B"):
         monkeypatch.delenv(name, raising=False)
@@ -34,7 +32,6 @@ def test_every_variable_that_is_not_set_is_named_with_the_key_that_asks_for_it(m
         EnvText("${OPWIRE_A}${OPWIRE_B}${OPWIRE_A}").resolve("key")
 
 
-@requirement("config.no-secret-is-shown")
 def test_a_repr_names_the_variables_and_nothing_else(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("OPWIRE_A", "hunter2")
     assert repr(EnvText("user:pass ${OPWIRE_A}")) == "EnvText(${OPWIRE_A})"
@@ -49,7 +46,6 @@ def test_a_placeholder_that_names_no_variable_is_a_mistake_and_not_text(template
 
 
 @pytest.mark.parametrize("template", ["hunter2", "", "${OPWIRE_A:-hunter2}"])
-@requirement("config.secrets")
 def test_a_secret_that_does_not_come_from_the_environment_is_a_mistake(template: str) -> None:
     problem, _ = Secret(template).problem or ("", "")
     assert problem == "secrets do not belong in a file"

@@ -15,7 +15,6 @@ from opwire.errors import CallError, ConfigError, ErrorCode
 from opwire.model.operation import Operation
 from opwire.registry.source import AdapterSource
 from tests.config.projects import DOCUMENT, HANGING, TINY, project, shop
-from tests.requirements import requirement
 
 AWAKE = threading.Event()
 
@@ -63,7 +62,6 @@ class Closing(AdapterSource):
         self.is_closed = True
 
 
-@requirement("config.concurrent")
 async def test_sources_are_loaded_at_the_same_time(tmp_path: Path) -> None:
     # Each import waits until the other has started: sequential ones would wait forever.
     waits = "import threading, here\nhere.barrier.wait(5)\n"
@@ -82,7 +80,6 @@ async def test_sources_are_loaded_at_the_same_time(tmp_path: Path) -> None:
     assert all(event.operations == 1 for event in recorded.events if isinstance(event, SourceLoaded))
 
 
-@requirement("config.failing-source")
 async def test_a_source_that_fails_or_hangs_is_reported_and_the_others_are_there(tmp_path: Path) -> None:
     toml = f"""
     [sources.shop]
@@ -110,7 +107,6 @@ async def test_a_source_that_fails_or_hangs_is_reported_and_the_others_are_there
         AWAKE.set()
 
 
-@requirement("config.required")
 async def test_a_required_source_that_fails_stops_the_others_and_closes_them(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -8,7 +8,6 @@ from opwire.config.views import ConfigRegistry
 from opwire.model.operation import Operation, SourceChange
 from opwire.registry.source import AdapterSource
 from opwire.registry.view import ViewRules
-from tests.requirements import requirement
 
 
 class Changing(AdapterSource):
@@ -70,7 +69,6 @@ def test_an_operation_that_was_unregistered_by_hand_is_ignored() -> None:
     assert ids(registry) == []
 
 
-@requirement("config.views")
 async def test_operations_are_selected_and_renamed_as_they_come_and_go() -> None:
     registry = ConfigRegistry()
     source = Changing(one=1, two=2)

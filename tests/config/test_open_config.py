@@ -12,7 +12,6 @@ from opwire.config import SourceLoaded, open_config
 from opwire.config.runtime import LoadEvent, OpenedConfig
 from opwire.errors import ConfigError
 from tests.config.projects import DOCUMENT, TINY, project, shop
-from tests.requirements import requirement
 
 TWO = '[sources.shop]\npython = "shop:registry"\n[sources.pets]\nopenapi = "pets.yaml"\n'
 
@@ -25,7 +24,6 @@ def ids(opened: OpenedConfig) -> list[str]:
     return [spec.id for spec in opened.registry.list()]
 
 
-@requirement("config.open")
 async def test_all_sources_are_in_one_registry_in_the_order_of_the_file_until_it_is_closed(tmp_path: Path) -> None:
     config = project(tmp_path, f"{TWO}[sources.tiny]\n{TINY}", shop_py=shop(3), pets_yaml=DOCUMENT)
     events: list[LoadEvent] = []
@@ -40,7 +38,6 @@ async def test_all_sources_are_in_one_registry_in_the_order_of_the_file_until_it
     await opened.close()
 
 
-@requirement("config.failing-source")
 async def test_a_source_that_fails_is_reported_and_the_others_are_there(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -64,7 +61,6 @@ async def test_a_server_that_is_late_is_given_up_with_its_last_lines_and_has_cle
     assert mark.exists()
 
 
-@requirement("config.required")
 async def test_a_required_source_that_fails_stops_the_start(tmp_path: Path) -> None:
     config = project(tmp_path, '[sources.a]\npython = "absent"\nrequired = true')
     with pytest.raises(ConfigError, match=r"sources\.a is required"):

@@ -9,7 +9,6 @@ import pytest
 from opwire.config import load_config, open_config
 from opwire.errors import CallError, ConfigError, ErrorCode
 from opwire.model.operation import Context
-from tests.requirements import requirement
 
 SHOP = """
 from opwire import OperationRegistry
@@ -45,7 +44,6 @@ ask = "shop.py:ask"
 """
 
 
-@requirement("policies.config")
 async def test_the_policies_of_a_file_apply_to_every_call(tmp_path: Path) -> None:
     (tmp_path / "shop.py").write_text(SHOP)
     (tmp_path / "opwire.toml").write_text(FILE)
@@ -63,7 +61,6 @@ async def test_the_policies_of_a_file_apply_to_every_call(tmp_path: Path) -> Non
     assert [line["outcome"] for line in lines] == ["OK", "OK", "OK", "RATE_LIMITED", "OK", "ACCESS_DENIED"]
 
 
-@requirement("policies.config")
 async def test_calls_wait_for_the_console_where_a_file_says_so(tmp_path: Path) -> None:
     (tmp_path / "shop.py").write_text(SHOP)
     (tmp_path / "opwire.toml").write_text("[sources.shop]\npython = 'shop.py'\n[policies.approval]")
@@ -72,7 +69,6 @@ async def test_calls_wait_for_the_console_where_a_file_says_so(tmp_path: Path) -
         assert (await opened.registry.execute("shop.order", {"article": "tea"})).data == "tea"
 
 
-@requirement("policies.config")
 async def test_results_are_cached_and_a_caller_is_asked_where_a_file_says_so(tmp_path: Path) -> None:
     (tmp_path / "shop.py").write_text(
         SHOP.replace("return 2.5", "return time.perf_counter()").replace("from", "import time\nfrom", 1)
@@ -93,7 +89,6 @@ async def test_results_are_cached_and_a_caller_is_asked_where_a_file_says_so(tmp
         assert (await opened.registry.execute("shop.price")).data != first
 
 
-@requirement("policies.config")
 @pytest.mark.parametrize(
     ("policies", "told"),
     [
@@ -105,13 +100,13 @@ async def test_results_are_cached_and_a_caller_is_asked_where_a_file_says_so(tmp
     ],
 )
 async def test_a_policy_that_cannot_be_installed_is_named(tmp_path: Path, policies: str, told: str) -> None:
+    """Policies are installed by [policies] of opwire.toml."""
     (tmp_path / "opwire.toml").write_text(policies)
     with pytest.raises(ConfigError, match=told):
         async with open_config(load_config(tmp_path / "opwire.toml")):
             pass
 
 
-@requirement("policies.config")
 async def test_a_pattern_of_a_policy_that_matches_nothing_is_reported(tmp_path: Path) -> None:
     (tmp_path / "shop.py").write_text(SHOP)
     sources = "[sources.shop]\npython = 'shop.py'\n"

@@ -20,7 +20,6 @@ from opwire.config.settings import (
     UserCredential,
 )
 from opwire.errors import ConfigError, OpwireError
-from tests.requirements import requirement
 
 WRONG = """\
 [registry]
@@ -75,7 +74,6 @@ def test_each_kind_of_source_is_recognized_by_its_own_key() -> None:
     }
 
 
-@requirement("config.every-mistake")
 def test_every_problem_of_a_file_is_reported_at_once_with_its_line_and_key(tmp_path: Path) -> None:
     path = tmp_path / "opwire.toml"
     path.write_text(WRONG)
@@ -93,7 +91,6 @@ def test_every_problem_of_a_file_is_reported_at_once_with_its_line_and_key(tmp_p
     ]
 
 
-@requirement("config.every-mistake")
 def test_a_misspelt_table_has_the_line_of_its_first_header(tmp_path: Path) -> None:
     path = tmp_path / "opwire.toml"
     path.write_text("[registry]\n\n[source.shop]\npython = 'shop.py'\n")

@@ -5,7 +5,6 @@ from pathlib import Path
 import pytest
 
 from opwire.config.settings import Config, EnvText, HubSettings, ServerSource
-from tests.requirements import requirement
 
 
 def test_relative_paths_begin_in_the_folder_of_the_file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -14,7 +13,6 @@ def test_relative_paths_begin_in_the_folder_of_the_file(tmp_path: Path, monkeypa
     assert Config(file=Path("a/opwire.toml")).folder == tmp_path / "a"
 
 
-@requirement("config.no-secret-is-shown")
 def test_the_repr_of_a_configuration_shows_no_text_that_may_be_secret() -> None:
     source = ServerSource(url=EnvText("https://user:hunter2@x.example"), headers={"X": EnvText("hunter2")})
     config = Config(sources={"x": source}, hub=HubSettings(url=EnvText("redis://:hunter2@127.0.0.1")))

@@ -22,7 +22,6 @@ from opwire.registry.source import AdapterSource
 from tests.auth.oauth.authorization_server import AuthorizationServer
 from tests.config.projects import DOCUMENT, TINY, project, shop, write
 from tests.openapi.client.echo import EchoServer, answer
-from tests.requirements import requirement
 
 
 async def opened(folder: Path, toml: str, **files: str) -> AdapterSource:
@@ -42,14 +41,12 @@ def ids(source: AdapterSource) -> set[str]:
     return {each.spec.id for each in source}
 
 
-@requirement("config.sources")
 async def test_a_python_module(tmp_path: Path) -> None:
     source = await opened(tmp_path, '[sources.any]\npython = "shop:registry"', shop_py=shop(7))
     assert await answered(source, "shop.price", {"article": "tea"}) == 7
     await source.close()
 
 
-@requirement("config.sources")
 async def test_an_mcp_server_that_is_a_program(tmp_path: Path) -> None:
     source = await opened(tmp_path, f"[sources.tiny]\n{TINY}")
     try:
@@ -74,7 +71,6 @@ async def test_a_program_runs_in_the_folder_of_the_file_with_the_variables_that_
         await source.close()
 
 
-@requirement("config.sources")
 async def test_an_mcp_server_behind_a_url(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     from opwire.asgi.listener import listening
     from opwire.auth import StaticTokens
@@ -99,7 +95,6 @@ async def test_an_mcp_server_behind_a_url(tmp_path: Path, monkeypatch: pytest.Mo
             await source.close()
 
 
-@requirement("config.sources")
 async def test_all_servers_of_an_existing_file_one_of_which_fails(tmp_path: Path) -> None:
     tiny = Path(__file__).with_name("tiny_server.py")
     absent = {"command": "opwire-no-such-program"}
@@ -115,7 +110,6 @@ async def test_all_servers_of_an_existing_file_one_of_which_fails(tmp_path: Path
         await opened(tmp_path, f"{toml}\nrequired = true")
 
 
-@requirement("config.sources")
 async def test_an_http_api_from_a_file_with_a_key_from_the_environment(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -133,7 +127,6 @@ async def test_an_http_api_from_a_file_with_a_key_from_the_environment(
             await source.close()
 
 
-@requirement("config.sources")
 async def test_an_http_api_from_a_url_of_which_some_operations_are_left_out(tmp_path: Path) -> None:
     async with EchoServer() as server:
         server.on("/openapi.yaml", answer(200, DOCUMENT.encode(), {"content-type": "application/yaml"}))
@@ -145,14 +138,13 @@ async def test_an_http_api_from_a_url_of_which_some_operations_are_left_out(tmp_
         await nothing.close()
 
 
-@requirement("config.sources", "openapi.document-limits")
 async def test_the_size_of_a_document_is_limited(tmp_path: Path) -> None:
+    """Referenced files are limited by bytes, other documents also by number; as options say."""
     toml = '[sources.pets]\nopenapi = "pets.yaml"\nmax_documents = 5\nmax_document_bytes = 100'
     with pytest.raises(CallError, match="more than 100 bytes; the option `max_document_bytes`"):
         await opened(tmp_path, toml, pets_yaml=DOCUMENT)
 
 
-@requirement("config.sources", "openapi.origin")
 async def test_what_a_document_says_of_itself_counts_only_where_it_is_trusted(tmp_path: Path) -> None:
     operation = {"x-opwire": {"id": "billing.overview", "type": "query"}, "responses": {}}
     text = json.dumps({"openapi": "3.1.0", "info": {}, "paths": {"/repos": {"delete": operation}}})
@@ -168,7 +160,6 @@ async def test_what_a_document_says_of_itself_counts_only_where_it_is_trusted(tm
     }
 
 
-@requirement("config.missing-variable")
 @pytest.mark.parametrize(
     ("settings", "key"),
     [
@@ -265,7 +256,6 @@ async def test_an_unusable_url_is_reported_without_its_password(
     assert "hunter2" not in str(caught.value)
 
 
-@requirement("callers.lookup")
 @pytest.mark.parametrize(("caller", "sent"), [("token", "t-ann"), ("keys.py:key_of", "key-of-ann")])
 async def test_an_http_api_is_called_with_the_credential_of_each_caller(tmp_path: Path, caller: str, sent: str) -> None:
     keys = "def key_of(context):\n    return f'key-of-{context.identity.id}'"
@@ -284,7 +274,6 @@ async def test_an_http_api_is_called_with_the_credential_of_each_caller(tmp_path
             await source.close()
 
 
-@requirement("callers.identity")
 async def test_a_token_of_an_http_api_is_requested_for_the_identity_of_each_caller(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -317,7 +306,6 @@ paths: {{ /me: {{ get: {{ operationId: me, responses: {{ "200": {{ description: 
             await opened(tmp_path, toml.replace("exchange = true, ", ""), **files)
 
 
-@requirement("callers.lookup")
 async def test_an_mcp_server_is_called_with_the_token_of_each_caller(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -340,7 +328,6 @@ async def test_an_mcp_server_is_called_with_the_token_of_each_caller(
             await source.close()
 
 
-@requirement("callers.exchange")
 def test_wrong_credentials_of_callers_are_named(tmp_path: Path) -> None:
     for auth, told in (
         ('{ caller = "tokn" }', "expected a function"),

@@ -16,7 +16,6 @@ from opwire.errors import ConfigError, MissingExtraError
 from opwire.hub import Spoke
 from opwire.mcp.client import HTTPServer, from_mcp
 from tests.config.projects import project
-from tests.requirements import requirement
 from tests.servers.certificates import self_signed
 
 SECRET = "a-token-of-many-letters"
@@ -54,7 +53,6 @@ async def fetch(url: str, *headers: str) -> str:
     return status.decode().strip()
 
 
-@requirement("config.surfaces")
 async def test_the_http_surface_knows_the_identities_of_the_file(tmp_path: Path, registry: OperationRegistry) -> None:
     config = project(tmp_path, f'{ALICE}[serve.http]\ntitle = "Shop"')
     async with http_surface(config, registry).listening() as address:
@@ -68,7 +66,6 @@ async def test_the_http_surface_knows_the_identities_of_the_file(tmp_path: Path,
         assert await fetch(f"{address}/a/one") == "HTTP/1.1 200 OK"
 
 
-@requirement("config.surfaces")
 async def test_the_mcp_surface_listens_and_admits_as_configured(tmp_path: Path, registry: OperationRegistry) -> None:
     names = 'poll_after = 20\n[serve.mcp.tool_names]\n"a.one" = "first"'
     config = project(tmp_path, f'{ALICE}[serve.mcp]\ntransport = "http"\npath = "/tools"\nname = "shop"\n{names}')
@@ -96,7 +93,6 @@ def test_surfaces_need_no_table_of_their_own(tmp_path: Path, registry: Operation
     http_surface(config, registry)
 
 
-@requirement("config.surfaces")
 async def test_a_hub_and_a_spoke_of_two_files_meet(tmp_path: Path, registry: OperationRegistry) -> None:
     for name in ("hub", "spoke"):
         (tmp_path / name).mkdir()
@@ -113,7 +109,6 @@ async def test_a_hub_and_a_spoke_of_two_files_meet(tmp_path: Path, registry: Ope
                 pytest.fail("a guest may not serve operations")
 
 
-@requirement("config.surfaces")
 async def test_the_calls_at_a_spoke_have_the_limit_of_the_file(tmp_path: Path, registry: OperationRegistry) -> None:
     begun, released = asyncio.Event(), asyncio.Event()
 

@@ -18,7 +18,6 @@ from opwire.client import generate_client
 from opwire.errors import ConfigError, UsageError
 from opwire.openapi.server import serve_http
 from tests.client.samples import ME, Point, Samples
-from tests.requirements import requirement
 
 
 @pytest.fixture
@@ -36,7 +35,6 @@ def interruptible() -> Iterator[None]:
     signal.signal(signal.SIGINT, before)
 
 
-@requirement("client.sync")
 def test_calls_wait_for_their_answer(samples: Samples) -> None:
     with SyncClient(samples.registry) as client:
         assert client.call("math.add", {"a": 1}) == 3
@@ -49,7 +47,6 @@ def test_calls_wait_for_their_answer(samples: Samples) -> None:
         assert caught.value.code is ErrorCode.TIMEOUT
 
 
-@requirement("client.sync")
 def test_a_subscription_is_a_loop_and_leaving_it_stops_the_producer(samples: Samples) -> None:
     with SyncClient(samples.registry) as client:
         assert list(client.subscribe("clock.ticks")) == [0, 1, 2]
@@ -61,7 +58,6 @@ def test_a_subscription_is_a_loop_and_leaving_it_stops_the_producer(samples: Sam
         assert samples.stopped.is_set()
 
 
-@requirement("client.sync")
 async def test_it_works_where_a_loop_is_running_already(samples: Samples) -> None:
     async with serve_http(samples.registry, anonymous=ME).listening() as address:
 
@@ -74,7 +70,6 @@ async def test_it_works_where_a_loop_is_running_already(samples: Samples) -> Non
         assert client.call("math.add", {"a": 1}) == 3
 
 
-@requirement("client.sync")
 def test_several_threads_may_share_it(samples: Samples) -> None:
     found: list[int] = []
     with SyncClient(samples.registry) as client:
@@ -90,7 +85,6 @@ def test_several_threads_may_share_it(samples: Samples) -> None:
     assert sorted(found) == sorted([*range(5)] * 20)
 
 
-@requirement("client.sync", "client.closed")
 def test_closing_ends_the_calls_of_other_threads(samples: Samples) -> None:
     client = SyncClient(samples.registry).start()
     errors: list[CallError] = []
@@ -118,7 +112,6 @@ def test_closing_ends_the_calls_of_other_threads(samples: Samples) -> None:
     client.close()
 
 
-@requirement("client.sync", "client.closed")
 def test_a_client_that_is_closed_refuses_and_one_that_cannot_start_leaves_nothing(samples: Samples) -> None:
     client = SyncClient(samples.registry)
     client.close()
@@ -131,7 +124,6 @@ def test_a_client_that_is_closed_refuses_and_one_that_cannot_start_leaves_nothin
         SyncClient("gopher://x").start()
 
 
-@requirement("client.sync")
 @pytest.mark.skipif(threading.current_thread() is not threading.main_thread(), reason="signals are for the main thread")
 def test_an_interrupt_stops_the_call_and_leaves_the_client_usable(samples: Samples, interruptible: None) -> None:
     began, stopped = threading.Event(), threading.Event()
@@ -156,7 +148,6 @@ def test_an_interrupt_stops_the_call_and_leaves_the_client_usable(samples: Sampl
         assert client.call("math.add", {"a": 1}) == 3
 
 
-@requirement("client.sync_lazy")
 def test_the_first_call_connects_and_a_second_start_changes_nothing(samples: Samples) -> None:
     client = SyncClient(samples.registry)
     assert "opwire-client" not in [thread.name for thread in threading.enumerate()]
@@ -168,7 +159,6 @@ def test_the_first_call_connects_and_a_second_start_changes_nothing(samples: Sam
     client.close()
 
 
-@requirement("client.sync_lazy")
 def test_threads_that_call_at_once_start_it_once(samples: Samples) -> None:
     client = SyncClient(samples.registry)
     together, found = threading.Barrier(5), list[int]()
@@ -187,7 +177,6 @@ def test_threads_that_call_at_once_start_it_once(samples: Samples) -> None:
     client.close()
 
 
-@requirement("client.sync_lazy")
 def test_a_client_without_references_ends_its_thread(samples: Samples) -> None:
     client = SyncClient(samples.registry)
     assert client.call("math.add", {"a": 1}) == 3
@@ -198,7 +187,6 @@ def test_a_client_without_references_ends_its_thread(samples: Samples) -> None:
     assert not thread.is_alive()
 
 
-@requirement("client.sync_lazy")
 def test_a_start_that_failed_is_tried_again_by_the_next_call(samples: Samples) -> None:
     client = SyncClient("ws://127.0.0.1:1", timeout=1)
     for _ in range(2):
@@ -207,8 +195,8 @@ def test_a_start_that_failed_is_tried_again_by_the_next_call(samples: Samples) -
         assert caught.value.code is ErrorCode.UNAVAILABLE
 
 
-@requirement("client.sync_lazy", "client.sync_config")
 def test_a_script_needs_no_with_block_and_closes_its_sources_at_exit(tmp_path: Path) -> None:
+    """SyncClient takes a configuration file, and calls the operations of its sources."""
     (tmp_path / "shop.py").write_text(SHOP, encoding="utf-8")
     (tmp_path / "opwire.toml").write_text(CONFIG, encoding="utf-8")
     script = tmp_path / "script.py"
@@ -261,7 +249,6 @@ print("end of the script")
 """
 
 
-@requirement("client.sync_config")
 def test_a_configuration_that_cannot_be_read_is_an_error(tmp_path: Path, samples: Samples) -> None:
     with pytest.raises(ConfigError, match=r"missing\.toml"):
         SyncClient(tmp_path / "missing.toml").start()
@@ -269,7 +256,6 @@ def test_a_configuration_that_cannot_be_read_is_an_error(tmp_path: Path, samples
         SyncClient(tmp_path / "opwire.json").start()
 
 
-@requirement("client.sync")
 def test_a_handler_in_the_loop_of_a_client_cannot_wait_for_it(samples: Samples) -> None:
     with SyncClient(samples.registry) as client:
 
@@ -285,8 +271,8 @@ def test_a_handler_in_the_loop_of_a_client_cannot_wait_for_it(samples: Samples) 
         assert caught.value.code is ErrorCode.RATE_LIMITED
 
 
-@requirement("client.sync_generated")
 def test_a_generated_class_blocks_like_its_client(samples: Samples, tmp_path: Path) -> None:
+    """A generated class with methods that block works with SyncClient."""
     with SyncClient(samples.registry) as client:
         wanted = [spec for spec in client.operations() if spec.id in ("math.add", "clock.ticks")]
         source = generate_client(wanted, class_name="Sample", sync=True)
@@ -335,7 +321,6 @@ with SyncClient(registry) as client:
 """
 
 
-@requirement("client.sync_fork", "handlers.fork")
 @pytest.mark.skipif(not hasattr(os, "fork"), reason="needs os.fork")
 def test_a_forked_process_connects_by_itself_and_starts_its_own_threads() -> None:
     ran = subprocess.run([sys.executable, "-c", FORKING], capture_output=True, text=True, timeout=60, check=False)

@@ -10,7 +10,6 @@ from msgspec import Meta, Struct
 
 from opwire.config.reading import TableReader
 from opwire.config.settings import Config, ConfigProblem, EnvText, Secret
-from tests.requirements import requirement
 
 
 class Inner(Struct, kw_only=True):
@@ -71,7 +70,6 @@ def test_what_is_right_is_read_into_its_types() -> None:
     assert read({"name": "n", "secret": {"mark": "m"}})[0] == Outer(name="n", secret=Inner(mark="m"))
 
 
-@requirement("config.every-mistake")
 def test_all_problems_are_found_and_what_is_right_is_kept() -> None:
     settings, found = read({"name": "n", "nam": 1, "word": "blue", "on": 1, "texts": ["a", 2], "seconds": 3})
     assert sorted(each.path for each in found) == [("nam",), ("on",), ("texts", 1), ("word",)]
@@ -83,7 +81,6 @@ def test_a_table_without_a_key_that_it_needs_cannot_be_read() -> None:
     assert problems({"either": {"a": {"mark": 1}}}) == ["either.a.mark: expected `string`, got `integer`"]
 
 
-@requirement("config.suggestions")
 @pytest.mark.parametrize(
     ("table", "problem"),
     [
@@ -112,10 +109,10 @@ def test_a_table_without_a_key_that_it_needs_cannot_be_read() -> None:
     ],
 )
 def test_a_problem_says_what_was_expected_and_what_to_do(table: dict[str, Any], problem: str) -> None:
+    """A mistake says what was expected and, where something comes close, what was meant."""
     assert problems(table) == [problem]
 
 
-@requirement("config.no-secret-is-shown")
 def test_a_text_in_the_wrong_place_is_not_shown() -> None:
     for table in ({"seconds": "hunter2"}, {"secret": "hunter2"}, {"either": {"a": "hunter2"}}, {"inner": "hunter2"}):
         assert "hunter2" not in str(problems(table))

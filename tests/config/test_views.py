@@ -14,7 +14,6 @@ from opwire.config.surfaces import http_surface
 from opwire.config.views import served_view, view_of
 from opwire.mcp.client import HTTPServer, from_mcp
 from tests.config.projects import SHOP, project
-from tests.requirements import requirement
 
 TOKEN = "a-token-of-many-letters"
 FILE = """
@@ -52,7 +51,6 @@ def config(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Any:
     return project(tmp_path, FILE)
 
 
-@requirement("config.views")
 async def test_a_view_of_the_file_selects_by_source_renames_and_reshapes(config: Any) -> None:
     async with open_config(config) as opened:
         assert [spec.id for spec in opened.registry.list()] == ["shop.price_of", "other.price"]
@@ -63,7 +61,6 @@ async def test_a_view_of_the_file_selects_by_source_renames_and_reshapes(config:
     assert len(view) == 0
 
 
-@requirement("config.views", "view.served")
 async def test_http_serves_the_view_to_each_identity(config: Any) -> None:
     async with open_config(config) as opened, http_surface(config, opened.registry).listening() as address:
         async with Client(address, token=TOKEN) as client:
@@ -75,7 +72,6 @@ async def test_http_serves_the_view_to_each_identity(config: Any) -> None:
                 await client.call("store.price_of")
 
 
-@requirement("config.views", "view.served")
 async def test_mcp_serves_the_view_to_each_identity(config: Any) -> None:
     async with open_config(config) as opened:
         app = mcp_surface(config, opened.registry).asgi(**mcp_http_options(config))
@@ -89,7 +85,6 @@ async def test_mcp_serves_the_view_to_each_identity(config: Any) -> None:
                 assert (await registry.execute(tool.spec.id)).data == "price of alice"
 
 
-@requirement("config.views", "mode.tools", "mode.access")
 async def test_mcp_serves_a_view_in_search_mode(tmp_path: Path, config: Any) -> None:
     always = FILE.replace("[views.support]", '[views.support]\nsearch = "always"\npinned = []')
     config = project(tmp_path, always)
@@ -108,7 +103,6 @@ async def test_mcp_serves_a_view_in_search_mode(tmp_path: Path, config: Any) -> 
                 assert result.data == "price of alice"
 
 
-@requirement("config.views", "code-mode.run")
 async def test_a_view_is_served_in_code_mode(tmp_path: Path, config: Any) -> None:
     config = project(tmp_path, FILE.replace("[views.support]", "[views.support]\ncode = true"))
     async with open_config(config) as opened:
@@ -118,8 +112,8 @@ async def test_a_view_is_served_in_code_mode(tmp_path: Path, config: Any) -> Non
         assert (await mode.execute("tools.run", program, context)).data == "price of alice"
 
 
-@requirement("config.views", "mode.budget")
 async def test_search_mode_is_automatic_above_a_budget(tmp_path: Path, config: Any) -> None:
+    """Search mode can take effect only if the definitions exceed a budget of tokens."""
     for budget, mode in ((10_000, False), (1, True)):
         auto = FILE.replace("[views.support]", f'[views.support]\nsearch = "auto"\ntoken_budget = {budget}')
         config = project(tmp_path, auto)
@@ -127,7 +121,6 @@ async def test_search_mode_is_automatic_above_a_budget(tmp_path: Path, config: A
             assert ("tools.search" in served_view(config, "support", opened.registry)) is mode
 
 
-@requirement("config.views")
 @pytest.mark.parametrize(
     ("text", "key", "message"),
     [

@@ -7,7 +7,6 @@ from pathlib import Path
 
 from opwire.config import open_config, watch
 from tests.config.projects import DOCUMENT, project, shop, write
-from tests.requirements import requirement
 
 TOML = '[sources.shop]\npython = "shop"\n[sources.pets]\nopenapi = "pets.yaml"\n'
 
@@ -20,7 +19,6 @@ async def after(changes: AsyncGenerator[set[Path]], folder: Path, **files: str) 
     return {path.name for path in await asyncio.wait_for(waiting, 10)}
 
 
-@requirement("config.hot-reload")
 async def test_an_edited_configuration_module_or_document_is_reported(tmp_path: Path) -> None:
     config = project(tmp_path, TOML, shop_py=shop(1), pets_yaml=DOCUMENT)
     async with open_config(config) as opened, aclosing(watch(opened.files, interval=0.01)) as changes:
@@ -28,7 +26,6 @@ async def test_an_edited_configuration_module_or_document_is_reported(tmp_path: 
         assert await after(changes, tmp_path, shop_py=shop(22), pets_yaml="{}") == {"shop.py", "pets.yaml"}
 
 
-@requirement("config.hot-reload")
 async def test_a_module_that_could_not_be_imported_is_watched(tmp_path: Path) -> None:
     config = project(tmp_path, '[sources.shop]\npython = "shop"', shop_py="import helper")
     async with open_config(config) as opened, aclosing(watch(opened.files, interval=0.01)) as changes:

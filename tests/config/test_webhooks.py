@@ -13,7 +13,6 @@ from opwire.config.reading import parse_config
 from opwire.config.surfaces import http_surface
 from opwire.errors import ConfigError
 from tests.config.projects import project
-from tests.requirements import requirement
 
 DOCUMENT = """
 openapi: 3.1.0
@@ -41,7 +40,6 @@ def github(body: bytes, secret: str = SECRET) -> dict[str, str]:
     return {"x-hub-signature-256": f"sha256={hmac.digest(secret.encode(), body, 'sha256').hex()}"}
 
 
-@requirement("webhooks.config")
 @pytest.mark.parametrize(
     ("settings", "headers"),
     [
@@ -56,6 +54,7 @@ def github(body: bytes, secret: str = SECRET) -> dict[str, str]:
     ids=["signature", "two secrets", "verify", "unsigned"],
 )
 async def test_the_webhooks_of_a_source_are_received(tmp_path: Path, settings: str, headers: dict[str, str]) -> None:
+    """The webhooks of a source are configured in `opwire.toml`."""
     config = project(tmp_path, f"{SOURCE}{settings}\n[serve.http]\n")
     async with open_config(config) as opened:
         assert opened.failures == {}
@@ -77,7 +76,6 @@ async def test_the_webhooks_of_a_source_are_received(tmp_path: Path, settings: s
                     assert reply.status == 403
 
 
-@requirement("webhooks.config")
 @pytest.mark.parametrize(
     ("settings", "problem"),
     [
@@ -100,7 +98,6 @@ def test_the_name_of_a_source_with_webhooks_fits_a_path() -> None:
     assert any("part of the path" in each.message for each in parse_config(text)[1])
 
 
-@requirement("webhooks.config")
 @pytest.mark.parametrize(
     ("settings", "message"),
     [

@@ -15,7 +15,6 @@ from opwire.errors import UsageError
 from opwire.openapi.server import serve_http
 from tests.console.served import CLERK, TOKENS, Page, make_registry, page_of
 from tests.openapi.server.served import client_of
-from tests.requirements import requirement
 
 
 @pytest.fixture(autouse=True)
@@ -27,7 +26,6 @@ def built_page(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(app, "STATIC", tmp_path)
 
 
-@requirement("console.page")
 async def test_the_page_is_served_with_a_strict_policy() -> None:
     async with page_of() as page:
         reply = await page.get("/console/")
@@ -41,14 +39,12 @@ async def test_the_page_is_served_with_a_strict_policy() -> None:
         assert (again.status, again.body) == (304, b"")
 
 
-@requirement("console.page")
 async def test_the_address_without_a_slash_leads_to_the_page() -> None:
     async with page_of() as page:
         reply = await page.get("/console")
         assert (reply.status, reply.headers["location"]) == (307, "/console/")
 
 
-@requirement("console.page")
 @pytest.mark.parametrize(
     "path",
     [
@@ -71,7 +67,6 @@ async def test_no_path_leads_out_of_the_page(path: str) -> None:
         assert b"import" not in reply.body
 
 
-@requirement("console.page")
 async def test_assets_are_compressed_and_cached_for_ever_because_their_names_change() -> None:
     async with page_of() as page:
         reply = await page.get("/console/assets/a-1.js")
@@ -83,7 +78,6 @@ async def test_assets_are_compressed_and_cached_for_ever_because_their_names_cha
         assert int(plain.headers["content-length"]) == 5_000
 
 
-@requirement("console.page")
 async def test_an_installation_without_the_page_says_how_to_build_it(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -93,7 +87,6 @@ async def test_an_installation_without_the_page_says_how_to_build_it(
         assert (reply.status, "make console" in reply.problem["detail"]) == (503, True)
 
 
-@requirement("console.page")
 @pytest.mark.parametrize(
     ("method", "path"), [("POST", "/console/"), ("PUT", "/console/api/session"), ("HEAD", "/console/api/events")]
 )
@@ -104,14 +97,13 @@ async def test_a_wrong_method_is_rejected_with_those_that_exist(method: str, pat
         assert "GET" in reply.headers["allow"]
 
 
-@requirement("console.off")
 async def test_the_console_exists_only_if_it_is_mounted() -> None:
     async with client_of(serve_http(make_registry())) as client:
         assert (await client.get("/console/")).status == 404
 
 
-@requirement("console.public")
 async def test_without_a_login_only_public_operations_are_listed_and_callable() -> None:
+    """Without a login the console shows and calls public operations only."""
     async with page_of() as page:
         listed = (await page.api("GET", "operations")).json
         assert [each["id"] for each in listed["operations"]] == ["math.add"]
@@ -123,7 +115,6 @@ async def test_without_a_login_only_public_operations_are_listed_and_callable() 
         assert "shop.order" not in unknown.problem["detail"]
 
 
-@requirement("console.operations")
 async def test_a_person_sees_what_its_scopes_allow() -> None:
     async with page_of() as page:
         await page.log_in(CLERK)
@@ -140,7 +131,6 @@ async def test_a_person_sees_what_its_scopes_allow() -> None:
         assert (await page.api("GET", "search?q=order&limit=3")).json["ids"][0] == "shop.order"
 
 
-@requirement("console.operations")
 async def test_the_list_is_sent_again_only_after_a_change() -> None:
     registry = make_registry()
     async with page_of(registry) as page:
@@ -155,7 +145,6 @@ async def test_the_list_is_sent_again_only_after_a_change() -> None:
         assert mine.status == 200
 
 
-@requirement("console.operations")
 async def test_ten_thousand_operations_are_one_compressed_response() -> None:
     registry = OperationRegistry()
     for number in range(10_000):
@@ -172,7 +161,6 @@ async def test_ten_thousand_operations_are_one_compressed_response() -> None:
 async def close_nothing(input: object, context: object) -> None: ...
 
 
-@requirement("console.operations")
 @pytest.mark.parametrize(
     "name",
     ["a/b", "../../etc", "<script>alert(1)</script>", "a?b#c", "a%2Fb", "ä ö", '"', "a\\b", "x" * 900, "..", "~2F"],
@@ -192,7 +180,6 @@ async def hello(input: object, context: object) -> str:
     return "hello"
 
 
-@requirement("console.operations")
 async def test_an_error_is_a_problem_that_no_browser_runs() -> None:
     async with page_of() as page:
         reply = await page.api("GET", "operations/n.%3Cscript%3E")
@@ -201,7 +188,6 @@ async def test_an_error_is_a_problem_that_no_browser_runs() -> None:
         assert "default-src 'none'" in reply.headers["content-security-policy"]
 
 
-@requirement("console.page")
 async def test_the_console_works_below_the_path_of_another_app() -> None:
     registry = make_registry()
     console = serve_console(registry, authenticate=TOKENS)
@@ -218,7 +204,6 @@ async def test_the_console_works_below_the_path_of_another_app() -> None:
         assert f"{address}/shop/shop/order" in snippet
 
 
-@requirement("console.snippets")
 async def test_snippets_of_a_large_input_are_refused_because_writing_them_takes_long() -> None:
     async with page_of() as page:
         for size, status in ((90_000, 200), (110_000, 413)):
@@ -226,7 +211,6 @@ async def test_snippets_of_a_large_input_are_refused_because_writing_them_takes_
             assert (await page.api("POST", "snippets", wanted)).status == status
 
 
-@requirement("console.page")
 @pytest.mark.parametrize("path", ["console", "/console/", ""])
 def test_a_console_is_mounted_at_a_path(path: str) -> None:
     registry = OperationRegistry()
@@ -234,7 +218,6 @@ def test_a_console_is_mounted_at_a_path(path: str) -> None:
         serve_http(registry, mounts={path: serve_console(registry)})
 
 
-@requirement("console.page")
 @pytest.mark.parametrize(
     ("path", "status"),
     [

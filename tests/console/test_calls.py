@@ -13,10 +13,8 @@ from opwire.errors import CallError
 from opwire.model.operation import Identity
 from opwire.openapi.server.responses import EncodedResponse
 from tests.console.served import CLERK, ENDED, OTHER, STARTED, page_of
-from tests.requirements import requirement
 
 
-@requirement("console.call")
 async def test_a_call_streams_its_start_its_result_and_its_end() -> None:
     async with page_of() as page:
         started, result, end = await page.call("math.add", {"a": 1})
@@ -27,7 +25,6 @@ async def test_a_call_streams_its_start_its_result_and_its_end() -> None:
         assert end.data["ms"] >= 0
 
 
-@requirement("console.call")
 async def test_a_failed_call_streams_the_error_with_its_details() -> None:
     async with page_of() as page:
         _, error, end = await page.call("math.add", {"a": "x"})
@@ -36,7 +33,6 @@ async def test_a_failed_call_streams_the_error_with_its_details() -> None:
         assert end.data["outcome"] == "VALIDATION_ERROR"
 
 
-@requirement("console.call")
 async def test_a_subscription_streams_its_items() -> None:
     async with page_of() as page:
         await page.log_in()
@@ -45,7 +41,6 @@ async def test_a_subscription_streams_its_items() -> None:
         assert (events[-1].data["outcome"], events[-1].data["items"]) == ("OK", 200)
 
 
-@requirement("console.call")
 async def test_progress_is_shown_and_a_page_that_goes_away_cancels_the_call() -> None:
     async with page_of() as page:
         await page.log_in()
@@ -57,7 +52,6 @@ async def test_progress_is_shown_and_a_page_that_goes_away_cancels_the_call() ->
         await asyncio.wait_for(ENDED.wait(), 5)
 
 
-@requirement("console.call")
 async def test_log_messages_of_the_handler_are_shown() -> None:
     registry = OperationRegistry()
 
@@ -78,7 +72,6 @@ async def test_log_messages_of_the_handler_are_shown() -> None:
         assert [event.name for event in events][-2:] == ["result", "end"]
 
 
-@requirement("console.call")
 async def test_a_deadline_ends_the_call() -> None:
     async with page_of() as page:
         await page.log_in()
@@ -86,7 +79,6 @@ async def test_a_deadline_ends_the_call() -> None:
         assert events[-1].data["outcome"] == "TIMEOUT"
 
 
-@requirement("console.call")
 @pytest.mark.parametrize(
     "body",
     [
@@ -107,7 +99,6 @@ async def test_an_invalid_request_is_rejected_before_anything_runs(body: Any) ->
         assert (reply.status, reply.problem["code"]) == (422, "VALIDATION_ERROR")
 
 
-@requirement("console.call")
 async def test_calls_pass_the_interceptors_of_the_surface_and_of_the_registry() -> None:
     seen: list[str] = []
 
@@ -123,7 +114,6 @@ async def test_calls_pass_the_interceptors_of_the_surface_and_of_the_registry() 
     assert seen == ["math.add"]
 
 
-@requirement("console.large-results")
 async def test_a_large_result_is_downloaded_by_its_owner_alone() -> None:
     async with page_of() as page:
         await page.log_in(CLERK)
@@ -138,7 +128,6 @@ async def test_a_large_result_is_downloaded_by_its_owner_alone() -> None:
         assert reply.headers["content-disposition"] == 'attachment; filename="result.json"'
 
 
-@requirement("console.large-results")
 async def test_a_large_item_of_a_subscription_is_downloaded_too() -> None:
     registry = OperationRegistry()
 
@@ -155,7 +144,6 @@ async def test_a_large_item_of_a_subscription_is_downloaded_too() -> None:
         assert (small.data["envelope"]["data"], end.data["items"]) == ("c21hbGw=", 2)
 
 
-@requirement("console.call")
 async def test_unreadable_details_of_an_error_are_left_out() -> None:
     registry = OperationRegistry()
 
@@ -169,7 +157,6 @@ async def test_unreadable_details_of_an_error_are_left_out() -> None:
         assert (small.data["details"], "details" in large.data) == ({"text": "x" * 10}, False)
 
 
-@requirement("console.large-results")
 async def test_kept_results_are_bounded_in_bytes_and_time(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(calls, "MAX_KEPT", 100)
     me, kept = Identity(id="me"), KeptResults()
@@ -190,7 +177,6 @@ async def test_kept_results_are_bounded_in_bytes_and_time(monkeypatch: pytest.Mo
         kept.get("2", me)
 
 
-@requirement("console.call")
 async def test_a_server_that_shuts_down_ends_the_streams_with_an_error() -> None:
     async with page_of() as page:
         await page.log_in()
@@ -216,7 +202,6 @@ def asking_registry() -> OperationRegistry:
     return registry
 
 
-@requirement("console.questions")
 @pytest.mark.parametrize(
     ("answer", "expected"),
     [
@@ -244,7 +229,6 @@ async def test_a_question_of_the_operation_is_answered_on_the_page(answer: Any, 
         assert (await page.api("POST", path, answer)).status == 404
 
 
-@requirement("console.questions")
 async def test_a_completion_that_is_declined_fails_the_call() -> None:
     async with page_of(asking_registry()) as page:
         async with page.stream("POST", "call", {"operationId": "shop.summary"}) as events:
@@ -256,7 +240,6 @@ async def test_a_completion_that_is_declined_fails_the_call() -> None:
         assert names["error"]["code"] == "ABORTED"
 
 
-@requirement("console.questions")
 async def test_an_invalid_answer_is_rejected_and_the_question_waits_on() -> None:
     async with (
         page_of(asking_registry()) as page,

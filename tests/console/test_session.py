@@ -10,7 +10,6 @@ from opwire.console import session as sessions
 from opwire.console.session import SessionStore, acting
 from opwire.model.caller import find_caller_token
 from tests.console.served import CLERK, OTHER, OWNER, PAGE, Page, Revocable, make_registry, page_of
-from tests.requirements import requirement
 
 
 def cookie_of(page: Page) -> str:
@@ -18,7 +17,6 @@ def cookie_of(page: Page) -> str:
     return f"{cookie.key}={cookie.value}"
 
 
-@requirement("console.login")
 async def test_a_token_opens_a_session_with_a_cookie_that_has_no_credential_and_that_scripts_cannot_read() -> None:
     async with page_of() as page:
         before = (await page.api("GET", "session")).json
@@ -39,7 +37,6 @@ async def test_a_token_opens_a_session_with_a_cookie_that_has_no_credential_and_
         )
 
 
-@requirement("console.login")
 async def test_a_link_works_once() -> None:
     async with page_of() as page:
         link = {"link": page.console.create_link()}
@@ -49,7 +46,6 @@ async def test_a_link_works_once() -> None:
         assert (await page.api("GET", "session")).json["identity"]["id"] == "local"
 
 
-@requirement("console.login")
 async def test_a_link_expires(monkeypatch: pytest.MonkeyPatch) -> None:
     store = SessionStore(None)
     link = store.create_link(Identity(id="me"))
@@ -59,7 +55,6 @@ async def test_a_link_expires(monkeypatch: pytest.MonkeyPatch) -> None:
         await store.open(link=link)
 
 
-@requirement("console.login")
 @pytest.mark.parametrize("body", [{}, {"token": OWNER, "link": "x"}, {"token": 1}, {"token": "x" * 20_000}, []])
 async def test_an_invalid_login_says_what_is_wrong(body: Any) -> None:
     async with page_of() as page:
@@ -67,7 +62,6 @@ async def test_an_invalid_login_says_what_is_wrong(body: Any) -> None:
         assert (reply.status, reply.problem["code"]) == (422, "VALIDATION_ERROR")
 
 
-@requirement("console.login")
 async def test_a_wrong_token_is_rejected_and_not_repeated() -> None:
     async with page_of() as page:
         reply = await page.api("POST", "session", {"token": "wrong-token-0123456789"})
@@ -76,7 +70,6 @@ async def test_a_wrong_token_is_rejected_and_not_repeated() -> None:
         assert "set-cookie" not in reply.headers
 
 
-@requirement("console.login")
 async def test_logging_out_ends_the_session_for_every_copy_of_the_cookie() -> None:
     async with page_of() as page:
         await page.log_in()
@@ -89,7 +82,6 @@ async def test_logging_out_ends_the_session_for_every_copy_of_the_cookie() -> No
         assert found.json["identity"] is None
 
 
-@requirement("console.login")
 async def test_a_session_ends_with_the_token_that_opened_it() -> None:
     auth = Revocable()
     async with page_of(authenticate=auth) as page:
@@ -101,7 +93,6 @@ async def test_a_session_ends_with_the_token_that_opened_it() -> None:
         assert (await page.api("GET", "session")).json["identity"] is None
 
 
-@requirement("console.login")
 async def test_a_session_ends_after_its_lifetime_and_with_its_grant(monkeypatch: pytest.MonkeyPatch) -> None:
     store, now = SessionStore(None), sessions.time.time()
     secret, session = await store.open(link=store.create_link(Identity(id="me")))
@@ -113,7 +104,6 @@ async def test_a_session_ends_after_its_lifetime_and_with_its_grant(monkeypatch:
     assert await store.find(headers) is None
 
 
-@requirement("console.login")
 async def test_sessions_are_bounded_and_those_of_one_identity_do_not_push_out_others() -> None:
     store = SessionStore(None)
 
@@ -131,7 +121,6 @@ async def test_sessions_are_bounded_and_those_of_one_identity_do_not_push_out_ot
     assert not await store.find(victim)
 
 
-@requirement("console.login")
 async def test_of_many_links_the_oldest_are_dropped() -> None:
     store = SessionStore(None)
     first = store.create_link(Identity(id="me"))
@@ -141,7 +130,6 @@ async def test_of_many_links_the_oldest_are_dropped() -> None:
         await store.open(link=first)
 
 
-@requirement("console.public")
 async def test_an_unknown_cookie_and_two_cookies_are_not_a_session() -> None:
     async with page_of() as page:
         await page.log_in()
@@ -152,7 +140,6 @@ async def test_an_unknown_cookie_and_two_cookies_are_not_a_session() -> None:
             assert found.json["identity"] is None, cookie
 
 
-@requirement("console.login")
 async def test_the_cookie_of_the_console_does_not_open_the_http_api() -> None:
     async with page_of() as page:
         await page.log_in()
@@ -160,7 +147,6 @@ async def test_the_cookie_of_the_console_does_not_open_the_http_api() -> None:
         assert reply.status == 401
 
 
-@requirement("console.csrf")
 @pytest.mark.parametrize(
     "headers",
     [
@@ -176,6 +162,7 @@ async def test_the_cookie_of_the_console_does_not_open_the_http_api() -> None:
 async def test_a_page_of_another_origin_cannot_call_even_if_the_http_api_allows_it(
     headers: dict[str, str], origins: tuple[str, ...]
 ) -> None:
+    """Pages of other origins and host names cannot use the console."""
     async with page_of(origins=origins) as page:
         await page.log_in()
         body = {"operationId": "shop.order", "input": {"lines": []}}
@@ -183,7 +170,6 @@ async def test_a_page_of_another_origin_cannot_call_even_if_the_http_api_allows_
         assert (reply.status, reply.problem["code"]) == (403, "ACCESS_DENIED")
 
 
-@requirement("console.csrf")
 async def test_another_origin_cannot_read_the_operations_or_the_events() -> None:
     async with page_of(origins=("https://evil.example",)) as page:
         await page.log_in()
@@ -192,14 +178,12 @@ async def test_another_origin_cannot_read_the_operations_or_the_events() -> None
             assert (reply.status, reply.problem["code"]) == (403, "ACCESS_DENIED"), path
 
 
-@requirement("console.csrf")
 async def test_a_form_cannot_log_a_person_in() -> None:
     async with page_of() as page:
         form = await page("POST", "/console/api/session", headers=PAGE, data={"token": OWNER})
         assert form.status == 415
 
 
-@requirement("console.csrf")
 @pytest.mark.parametrize("path", ["/console/", "/console/api/session", "/console/api/operations"])
 async def test_a_foreign_host_name_gets_nothing(path: str) -> None:
     async with page_of() as page:
@@ -208,7 +192,6 @@ async def test_a_foreign_host_name_gets_nothing(path: str) -> None:
         assert reply.status == 421
 
 
-@requirement("console.act-as")
 async def test_acting_as_another_identity_never_adds_a_scope() -> None:
     async with page_of() as page:
         await page.log_in(CLERK)
@@ -222,7 +205,6 @@ async def test_acting_as_another_identity_never_adds_a_scope() -> None:
         assert (without.status, without.problem["code"]) == (403, "ACCESS_DENIED")
 
 
-@requirement("console.act-as")
 async def test_acting_as_another_identity_is_one_line_of_the_log(caplog: pytest.LogCaptureFixture) -> None:
     caplog.set_level("INFO")
     async with page_of() as page:
@@ -234,7 +216,6 @@ async def test_acting_as_another_identity_is_one_line_of_the_log(caplog: pytest.
     assert all(each.isprintable() for each in lines)
 
 
-@requirement("console.act-as")
 async def test_acting_as_another_identity_needs_a_scope_and_with_all_scopes_may_have_any() -> None:
     async with page_of() as page:
         other = {"id": "alice", "scopes": ["shop:admin"]}
@@ -246,13 +227,11 @@ async def test_acting_as_another_identity_needs_a_scope_and_with_all_scopes_may_
         assert await page.result("shop.me", actAs=other) == other
 
 
-@requirement("console.act-as")
 def test_an_acting_identity_has_no_resources_of_its_own() -> None:
     mine = Identity(id="me", scopes=("a", "opwire:act-as"), resources={"repo": ("write",)})
     assert acting(mine, Identity(id="you", scopes=("a",))).resources == {}
 
 
-@requirement("console.login")
 async def test_calls_have_the_token_of_the_session_unless_they_are_made_as_another_identity() -> None:
     registry = make_registry()
 
@@ -268,7 +247,6 @@ async def test_calls_have_the_token_of_the_session_unless_they_are_made_as_anoth
         assert await page.result("shop.token") is None
 
 
-@requirement("console.login")
 async def test_a_page_with_a_lost_session_gets_an_error_instead_of_fewer_calls() -> None:
     async with page_of() as page:
         await page.log_in()

@@ -14,7 +14,6 @@ from opwire.durable.journal import Outcome, Task
 from opwire.observe.monitor import CallMonitor, ServerStatistics
 from opwire.protocol.events import CallFailed, encode_event
 from tests.console.served import CLERK, make_registry, page_of
-from tests.requirements import requirement
 
 
 def server(id: str) -> ServerStatistics:
@@ -33,7 +32,6 @@ def server(id: str) -> ServerStatistics:
     )
 
 
-@requirement("console.system")
 async def test_durations_and_errors_of_operations_are_shown() -> None:
     async with page_of() as page:
         await page.log_in()
@@ -49,7 +47,6 @@ async def test_durations_and_errors_of_operations_are_shown() -> None:
         assert (found["sources"], found["journal"]) == ([], None)
 
 
-@requirement("console.system")
 async def test_servers_are_shown_for_a_while_after_they_are_gone(monkeypatch: pytest.MonkeyPatch) -> None:
     present, asked = [server("a"), server("b")], list[int]()
 
@@ -70,7 +67,6 @@ async def test_servers_are_shown_for_a_while_after_they_are_gone(monkeypatch: py
     assert [each["name"] for each in await known.shown()] == ["hub"]
 
 
-@requirement("console.system")
 async def test_sources_are_shown_with_what_was_skipped_and_why(tmp_path: Path) -> None:
     (tmp_path / "shop.py").write_text("from opwire import OperationRegistry\nregistry = OperationRegistry()\n")
     document = (
@@ -109,7 +105,6 @@ async def bury(journal: MemoryJournal, key: str) -> None:
     await journal.record(claim, outcome)
 
 
-@requirement("console.journal")
 async def test_buried_tasks_are_shown_retried_and_discarded() -> None:
     journal = MemoryJournal()
     await journal.start()
@@ -138,7 +133,6 @@ async def test_buried_tasks_are_shown_retried_and_discarded() -> None:
         assert (await page.api("POST", "journal/2", {"action": "discard"})).status == 403
 
 
-@requirement("console.journal")
 async def test_tasks_that_wait_and_run_are_shown_and_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
     journal = MemoryJournal()
     await journal.start()
@@ -164,7 +158,6 @@ async def test_tasks_that_wait_and_run_are_shown_and_bounded(monkeypatch: pytest
     assert (len(found["tasks"]), found["more"]) == (3, True)
 
 
-@requirement("console.journal")
 async def test_error_messages_need_the_scope_for_values_and_tasks_are_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(system, "MAX_TASKS", 1)
     journal = MemoryJournal()
@@ -181,7 +174,6 @@ class Unreachable(MemoryJournal):
         raise CallError("UNAVAILABLE", "no engine")
 
 
-@requirement("console.journal")
 async def test_a_journal_that_is_down_does_not_hide_the_rest() -> None:
     async with page_of(system=ConsoleSystem(journal=Unreachable())) as page:
         await page.log_in()
@@ -190,7 +182,6 @@ async def test_a_journal_that_is_down_does_not_hide_the_rest() -> None:
         assert "no engine" in found["journal"]["error"]
 
 
-@requirement("console.journal")
 async def test_a_server_without_a_journal_has_nothing_to_decide() -> None:
     async with page_of() as page:
         await page.log_in()

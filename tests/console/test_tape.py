@@ -14,7 +14,6 @@ from opwire.console.tape import ValueTape
 from opwire.observe.monitor import CallMonitor, CallRecord
 from opwire.policies import Approval, ApprovalQueue
 from tests.console.served import CLERK, Page, Revocable, make_registry, page_of
-from tests.requirements import requirement
 
 
 async def until(events: Any, name: str) -> Any:
@@ -36,7 +35,6 @@ def nested_registry() -> OperationRegistry:
     return registry
 
 
-@requirement("console.tape")
 async def test_calls_of_all_surfaces_and_nested_ones_are_shown_with_their_parents() -> None:
     registry = nested_registry()
     monitor = CallMonitor(registry)
@@ -61,7 +59,6 @@ async def test_calls_of_all_surfaces_and_nested_ones_are_shown_with_their_parent
         assert monitor.snapshot().calls == 1
 
 
-@requirement("console.tape")
 async def test_calls_and_figures_need_a_scope() -> None:
     registry = make_registry()
     async with page_of(registry) as page:
@@ -76,7 +73,6 @@ async def test_calls_and_figures_need_a_scope() -> None:
         assert (await page.api("GET", "system")).status == 403
 
 
-@requirement("console.tape")
 async def test_a_change_of_the_operations_is_sent_to_every_client() -> None:
     registry = make_registry()
     async with page_of(registry) as page, page.stream("GET", "events") as events:
@@ -87,7 +83,6 @@ async def test_a_change_of_the_operations_is_sent_to_every_client() -> None:
         assert (await page.api("GET", "operations")).json["revision"] == changed
 
 
-@requirement("console.tape")
 async def test_figures_are_sent_from_time_to_time(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(tape, "STATISTICS_INTERVAL", 0.01)
     async with page_of() as page:
@@ -101,7 +96,6 @@ async def test_figures_are_sent_from_time_to_time(monkeypatch: pytest.MonkeyPatc
                 pass
 
 
-@requirement("console.tape")
 async def test_a_thousand_calls_arrive_in_few_batches() -> None:
     registry = make_registry()
     async with page_of(registry) as page:
@@ -117,7 +111,6 @@ async def test_a_thousand_calls_arrive_in_few_batches() -> None:
         assert len(batches) < 20
 
 
-@requirement("console.tape")
 async def test_of_very_many_calls_all_are_counted_and_the_errors_shown() -> None:
     registry = make_registry()
     monitor = CallMonitor(registry)
@@ -135,7 +128,6 @@ async def test_of_very_many_calls_all_are_counted_and_the_errors_shown() -> None
             assert (await until(events, "calls"))["records"][0]["requestId"] == "later"
 
 
-@requirement("console.tape")
 async def test_the_server_filters_for_a_page_that_asks_for_it() -> None:
     registry = make_registry()
     monitor = CallMonitor(registry)
@@ -148,7 +140,6 @@ async def test_the_server_filters_for_a_page_that_asks_for_it() -> None:
             assert [each["requestId"] for each in (await until(events, "calls"))["records"]] == ["of ann"]
 
 
-@requirement("console.tape")
 @pytest.mark.parametrize(
     ("words", "is_found"),
     [
@@ -167,7 +158,6 @@ def test_a_filter_has_words_for_any_column_or_one(words: str, is_found: bool) ->
     assert tape.matcher(words)(record) is is_found
 
 
-@requirement("console.tape")
 async def test_a_batch_is_taken_and_encoded_once_for_all_pages() -> None:
     monitor = CallMonitor(make_registry())
     feed = tape.CallFeed(monitor)
@@ -193,7 +183,6 @@ async def test_a_batch_is_taken_and_encoded_once_for_all_pages() -> None:
     assert monitor.snapshot().watchers == 0
 
 
-@requirement("console.tape")
 def test_a_page_that_does_not_read_loses_the_oldest_batches_and_learns_how_many_calls_they_had() -> None:
     page = tape.WatchingPage()
     for number in range(12):
@@ -204,7 +193,6 @@ def test_a_page_that_does_not_read_loses_the_oldest_batches_and_learns_how_many_
     assert page.take() == []
 
 
-@requirement("console.tape")
 async def test_the_streams_of_one_identity_are_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(tape, "MAX_STREAMS", 2)
     monkeypatch.setattr(tape, "MAX_ANONYMOUS", 1)
@@ -220,7 +208,6 @@ async def test_the_streams_of_one_identity_are_bounded(monkeypatch: pytest.Monke
                 assert (reply.status, reply.problem["code"]) == (429, "RATE_LIMITED")
 
 
-@requirement("console.values")
 async def test_values_are_kept_only_while_they_are_watched_and_have_no_secrets() -> None:
     registry = nested_registry()
     async with page_of(registry) as page:
@@ -247,7 +234,6 @@ async def test_values_are_kept_only_while_they_are_watched_and_have_no_secrets()
             assert "VALIDATION_ERROR" in (await page.api("GET", f"calls/{failed['requestId']}")).json["error"]
 
 
-@requirement("console.values")
 def test_values_are_bounded_and_dropped_with_the_last_watcher(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(tape, "MAX_CALLS", 3)
     monitor = CallMonitor(OperationRegistry())
@@ -268,7 +254,6 @@ def test_values_are_bounded_and_dropped_with_the_last_watcher(monkeypatch: pytes
         values.shown("5")
 
 
-@requirement("console.approvals")
 async def test_calls_that_wait_for_approval_are_shown_and_decided_on_the_page() -> None:
     registry, queue = make_registry(), ApprovalQueue()
     registry.use(Approval(queue))
@@ -294,7 +279,6 @@ async def test_calls_that_wait_for_approval_are_shown_and_decided_on_the_page() 
                 await calling
 
 
-@requirement("console.approvals")
 async def test_only_a_person_with_the_scope_sees_and_decides_approvals() -> None:
     registry, queue = make_registry(), ApprovalQueue()
     registry.use(Approval(queue))
@@ -311,14 +295,12 @@ async def test_only_a_person_with_the_scope_sees_and_decides_approvals() -> None
         calling.cancel()
 
 
-@requirement("console.approvals")
 async def test_a_server_without_approvals_has_none_to_decide() -> None:
     async with page_of() as page:
         await page.log_in()
         assert (await page.api("POST", "approvals/x", {"approve": True})).status == 404
 
 
-@requirement("console.login", "console.tape")
 async def test_logging_out_ends_the_streams_of_the_session_and_no_others() -> None:
     async with page_of() as page, aiohttp.ClientSession(cookie_jar=aiohttp.CookieJar(unsafe=True)) as other:
         await page.log_in()
@@ -332,7 +314,6 @@ async def test_logging_out_ends_the_streams_of_the_session_and_no_others() -> No
             assert await until(others, "statistics")
 
 
-@requirement("console.login", "console.tape", "serve.revoked")
 @pytest.mark.parametrize("by_cookie", [True, False])
 async def test_a_stream_ends_soon_after_its_token_was_revoked(monkeypatch: pytest.MonkeyPatch, by_cookie: bool) -> None:
     monkeypatch.setattr(tokens, "RECHECK", 0.01)
@@ -348,7 +329,6 @@ async def test_a_stream_ends_soon_after_its_token_was_revoked(monkeypatch: pytes
             assert (await until(events, "error"))["code"] == "UNAUTHENTICATED"
 
 
-@requirement("console.tape")
 async def test_calls_nested_in_an_operation_of_a_view_are_shown() -> None:
     registry = nested_registry()
     async with page_of(registry.view(include=["shop"])) as page:

@@ -20,7 +20,6 @@ import yaml
 from opwire.client import Client
 from opwire.errors import CallError
 from tests.docs.pages import ROOT
-from tests.requirements import requirement
 from tests.servers.brokers import NatsServer, RedisServer
 
 pytestmark = pytest.mark.slow
@@ -92,7 +91,6 @@ async def healthy(command: list[str], app: Path, broker: str) -> None:
                 return
 
 
-@requirement("examples.deploy")
 async def test_the_http_service_passes_the_health_check_of_its_image_and_serves(app: Path, port: int) -> None:
     found = re.search(r"^HEALTHCHECK .*\n  CMD (\[.+\])$", DOCKERFILE, re.MULTILINE)
     assert found is not None
@@ -106,7 +104,6 @@ async def test_the_http_service_passes_the_health_check_of_its_image_and_serves(
             }
 
 
-@requirement("examples.deploy")
 @pytest.mark.parametrize("engine", ["redis", "nats"])
 async def test_a_worker_passes_its_health_check_over_the_broker_and_serves(
     engine: str, app: Path, redis_server: RedisServer, nats_server: NatsServer
@@ -120,9 +117,8 @@ async def test_a_worker_passes_its_health_check_over_the_broker_and_serves(
             assert (await client.call("shop.order", {"article": "tea"}))["total"] == 4.5
 
 
-@requirement("examples.deploy")
-@requirement("hub.cluster.options")
 async def test_the_hubs_are_one(app: Path, nats_server: NatsServer) -> None:
+    """`opwire hub --cluster` and `[hub] cluster` make hubs one."""
     services: dict[str, Any] = yaml.safe_load((DEPLOY / "hubs.yaml").read_text(encoding="utf-8"))["services"]
     ports = {}
     for name in ("hub1", "hub2"):
@@ -147,7 +143,6 @@ async def test_the_hubs_are_one(app: Path, nats_server: NatsServer) -> None:
                 await asyncio.sleep(0.05)
 
 
-@requirement("examples.deploy")
 def test_the_image_installs_extras_that_exist_and_runs_the_http_service() -> None:
     project = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))["project"]
     extras = re.search(r"opwire\[([a-z,]+)\]", DOCKERFILE)
@@ -156,7 +151,6 @@ def test_the_image_installs_extras_that_exist_and_runs_the_http_service() -> Non
     assert f"CMD {SERVICES['http']['command']}".replace("'", '"') in DOCKERFILE
 
 
-@requirement("examples.deploy")
 def test_systemd_accepts_the_unit_which_runs_the_http_service(tmp_path: Path) -> None:
     unit = configparser.RawConfigParser(strict=False)
     unit.optionxform = str  # pyright: ignore[reportAttributeAccessIssue]

@@ -12,14 +12,12 @@ from opwire.cli.exit_codes import OF_ERROR_CODE
 from opwire.config import TEMPLATE
 from opwire.protocol.schemas import CALL_EVENT_SCHEMAS, RESPONSE_ENVELOPE_SCHEMA, SESSION_EVENT_SCHEMAS
 from tests.docs.pages import DOCS, OWN_PAGES, embed, text_of
-from tests.requirements import requirement
 
 
 def rows_of(table: str) -> list[list[str]]:
     return [[cell.strip() for cell in line.strip("|").split("|")] for line in table.splitlines()]
 
 
-@requirement("docs.made")
 def test_the_error_table_has_every_code_and_what_it_is_elsewhere() -> None:
     _, _, *rows = rows_of(embed().error_table())
     assert {row[0]: (row[2], row[3], row[6]) for row in rows} == {
@@ -28,7 +26,6 @@ def test_the_error_table_has_every_code_and_what_it_is_elsewhere() -> None:
     }
 
 
-@requirement("docs.made")
 def test_the_exit_codes_are_those_of_the_command_line() -> None:
     _, _, *rows = rows_of(embed().exit_codes())
     numbers = [row[0] for row in rows]
@@ -37,9 +34,8 @@ def test_the_exit_codes_are_those_of_the_command_line() -> None:
     assert named == {code.value: str(number) for code, number in OF_ERROR_CODE.items()}
 
 
-@requirement("docs.made")
-@requirement("protocol.schemas")
 def test_the_files_of_the_schemas_are_those_of_the_code() -> None:
+    """Every envelope and event has its JSON Schema in opwire.protocol.schemas and as a file."""
     files = embed().schema_files()
     shipped = set((DOCS / "reference" / "schemas").glob("*.json"))
     assert shipped == set(files)
@@ -49,20 +45,16 @@ def test_the_files_of_the_schemas_are_those_of_the_code() -> None:
     assert schemas.keys() >= CALL_EVENT_SCHEMAS.keys() | SESSION_EVENT_SCHEMAS.keys()
 
 
-@requirement("docs.snippets")
-@requirement("docs.made")
 def test_pages_show_their_snippets_and_tables_as_they_are_now() -> None:
     for page in (*OWN_PAGES, "../README.md"):
         text = text_of(page)
         assert text == embed().fill(text), f"{page} is stale: run `python docs/embed.py`"
 
 
-@requirement("docs.made")
 def test_the_configuration_that_init_writes_is_in_a_page() -> None:
     assert any(TEMPLATE in text_of(page) for page in OWN_PAGES)
 
 
-@requirement("docs.snippets")
 def test_a_snippet_replaces_the_body_of_its_block_and_keeps_the_indentation() -> None:
     block = "  <!-- snippet: ten_lines.txt -->\n  ```text\n  stale\n  ```\n\n```text\nother\n```\n"
     assert embed().fill(block) == block.replace("stale", "3 local")
@@ -70,7 +62,6 @@ def test_a_snippet_replaces_the_body_of_its_block_and_keeps_the_indentation() ->
         embed().fill(block.replace("ten_lines", "missing"))
 
 
-@requirement("docs.made")
 def test_every_public_name_is_in_the_reference() -> None:
     shown = set(re.findall(r"^::: opwire\.(\w+)$", text_of("reference/opwire.md"), re.MULTILINE))
     assert "errors" in shown  # the whole module

@@ -10,7 +10,6 @@ import pytest
 
 from opwire.config.reading import parse_config
 from tests.docs.pages import DOCS, FENCE, OWN_PAGES, PAGES, RECORDS, ROOT, SNIPPET, SNIPPETS, settings, shown, text_of
-from tests.requirements import requirement
 
 LINK = re.compile(r"\]\(([^)\s]+)\)")
 
@@ -24,7 +23,6 @@ def anchors_of(page: str) -> set[str]:
     return {re.sub(r"[-\s]+", "-", re.sub(r"[^\w\s-]", "", each).strip().lower()) for each in headings}
 
 
-@requirement("docs.links")
 def test_every_link_within_the_documentation_leads_somewhere() -> None:
     links = {page: LINK.findall(prose_of(page)) for page in PAGES}
     for source, link in ((page, link) for page, found in links.items() for link in found):
@@ -38,7 +36,6 @@ def test_every_link_within_the_documentation_leads_somewhere() -> None:
         assert not anchor or anchor in anchors_of(target), f"{source}: {link}"
 
 
-@requirement("docs.links")
 def test_every_link_of_the_readme_leads_to_a_file() -> None:
     links = [link for link in LINK.findall(text_of("../README.md")) if not re.match(r"[a-z]+:", link)]
     assert [link for link in links if not (ROOT / link.partition("#")[0]).exists()] == []
@@ -51,7 +48,6 @@ def listed(nav: Any) -> list[str]:
     return [page for each in (nav.values() if isinstance(nav, dict) else nav) for page in listed(each)]
 
 
-@requirement("docs.links")
 def test_every_page_is_in_the_navigation_once_and_the_records_in_the_list_of_decisions() -> None:
     assert sorted(listed(settings()["nav"])) == OWN_PAGES
     assert [f"adr/{name}" for name in LINK.findall(text_of("adr/index.md"))] == RECORDS
@@ -73,8 +69,8 @@ def test_the_glossary_has_few_terms_and_explains_each() -> None:
     assert "docs/glossary.md" in (ROOT / "CONTRIBUTING.md").read_text(encoding="utf-8")
 
 
-@requirement("docs.messages")
 def test_every_message_in_the_list_of_problems_is_one_of_opwire() -> None:
+    """Every error message that the page of problems quotes is one of opwire's."""
     source = " ".join(path.read_text(encoding="utf-8") for path in (ROOT / "src").rglob("*.py"))
     messages = re.findall(r"^### `(.+)`$", text_of("faq.md"), re.MULTILINE)
     assert len(messages) > 10
@@ -84,7 +80,6 @@ def test_every_message_in_the_list_of_problems_is_one_of_opwire() -> None:
         assert not missing, f"{message}: {missing}"
 
 
-@requirement("docs.links")
 def test_every_qualified_name_in_the_pages_exists() -> None:
     for page in (*OWN_PAGES, "../README.md"):
         for name in re.findall(r"\bopwire(?:\.[A-Za-z]\w*){2,}", text_of(page)):
@@ -94,14 +89,12 @@ def test_every_qualified_name_in_the_pages_exists() -> None:
                 pytest.fail(f"{page}: {name}")
 
 
-@requirement("docs.snippets")
 def test_every_snippet_is_shown_by_a_page() -> None:
     files = (path for path in SNIPPETS.rglob("*.*") if "__pycache__" not in path.parts and path.name != "ruff.toml")
     shipped = {path.relative_to(SNIPPETS).as_posix() for path in files}
     assert shipped <= shown()
 
 
-@requirement("docs.snippets")
 def test_a_page_says_where_the_files_are_that_its_programs_use() -> None:
     files = {path.name for path in SNIPPETS.iterdir() if path.suffix in (".py", ".toml", ".json", ".yaml")}
     for page in OWN_PAGES:
@@ -118,7 +111,6 @@ def test_a_page_says_where_the_files_are_that_its_programs_use() -> None:
         assert (used & files) <= shown | linked, page
 
 
-@requirement("docs.snippets")
 def test_code_in_pages_comes_from_files() -> None:
     for page in OWN_PAGES:
         text = text_of(page)
@@ -127,7 +119,6 @@ def test_code_in_pages_comes_from_files() -> None:
                 assert re.search(r"<!-- snippet: \S+ -->\n$", text[: block.start()]), f"{page}: {block[0]}"
 
 
-@requirement("docs.snippets")
 def test_pieces_of_configuration_in_pages_are_valid() -> None:
     for page in OWN_PAGES:
         text = text_of(page)
@@ -143,18 +134,18 @@ def test_nothing_is_fetched_from_elsewhere_when_the_site_is_read() -> None:
     assert "extra_javascript" not in settings()
 
 
-@requirement("docs.prose")
 def test_pages_do_not_speak_of_programs_as_persons() -> None:
+    """Pages name callers, peers, servers and workers, and do not speak of programs as persons."""
     persons = re.compile(r"\b(whoever|nobody|somebody|anybody|everybody)\b", re.IGNORECASE)
     assert {page: found for page in (*PAGES, "../README.md") if (found := persons.findall(text_of(page)))} == {}
 
 
-@requirement("docs.numbers")
 @pytest.mark.parametrize(
     ("page", "begin", "end"),
     [("comparison.md", "## Numbers", "## FastMCP"), ("../README.md", "## Performance", "## Documentation")],
 )
 def test_every_number_of_a_comparison_was_measured(page: str, begin: str, end: str) -> None:
+    """Numbers in the tables of the comparison and of the README are those of the benchmarks' last run."""
     numbers = text_of(page).partition(begin)[2].partition(end)[0]
     cells = [cell for row in re.findall(r"^\| .+", numbers, re.MULTILINE) for cell in row.split("|")[2:]]
     given = [number.rstrip(".,") for cell in cells for number in re.findall(r"\d[\d.,]*", cell)]

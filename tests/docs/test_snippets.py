@@ -26,7 +26,6 @@ from opwire.model.operation import Identity
 from tests.cli.process import OnTerminal, unstyled
 from tests.docs.pages import SNIPPETS
 from tests.properties import is_thorough
-from tests.requirements import requirement
 from tests.servers.brokers import NatsServer, RedisServer
 
 pytestmark = pytest.mark.slow
@@ -64,7 +63,6 @@ def matches(shown: str, printed: str) -> bool:
     return re.fullmatch(re.escape(shown).replace("…", ".*"), printed, re.DOTALL) is not None
 
 
-@requirement("docs.snippets")
 @pytest.mark.parametrize("name", PROGRAMS)
 def test_a_snippet_prints_what_the_page_says(
     name: str, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch, redis_server: RedisServer
@@ -75,7 +73,6 @@ def test_a_snippet_prints_what_the_page_says(
     assert matches((SNIPPETS / f"{name}.txt").read_text(encoding="utf-8"), printed), printed
 
 
-@requirement("docs.snippets")
 def test_what_runs_over_redis_runs_over_nats(
     capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch, nats_server: NatsServer
 ) -> None:
@@ -89,7 +86,6 @@ def imported_by(name: str) -> set[str]:
     return {node.module for node in tree if isinstance(node, ast.ImportFrom) and node.module}
 
 
-@requirement("docs.snippets")
 def test_every_snippet_is_run_by_one_of_these_tests() -> None:
     used = {module for name in (*PROGRAMS, *MODULES) for module in imported_by(name)}
     assert MODULES - used == {
@@ -104,7 +100,6 @@ def test_every_snippet_is_run_by_one_of_these_tests() -> None:
     }  # others start it; the rest is below
 
 
-@requirement("docs.snippets")
 @pytest.mark.parametrize("sync", [False, True])
 def test_the_generated_modules_are_those_of_today(sync: bool) -> None:
     specs = runpy.run_path("shop.py")["registry"].list()
@@ -112,7 +107,6 @@ def test_the_generated_modules_are_those_of_today(sync: bool) -> None:
     assert generate_client(specs, class_name="Shop", sync=sync) == shown
 
 
-@requirement("docs.snippets")
 async def test_the_proxy_serves_what_is_behind_it() -> None:
     registry = OperationRegistry()
     async with from_mcp(StdioServer(sys.executable, ("proxy.py",), cwd=str(SNIPPETS))) as source:
@@ -123,7 +117,6 @@ async def test_the_proxy_serves_what_is_behind_it() -> None:
         }
 
 
-@requirement("docs.snippets")
 async def test_both_surfaces_can_be_mounted_into_one_app() -> None:
     app = runpy.run_path("mounted.py")["app"]
     async with listening(app) as address:
@@ -133,18 +126,15 @@ async def test_both_surfaces_can_be_mounted_into_one_app() -> None:
             assert {"shop.order", "shop.visitors"} <= {operation.spec.id for operation in tools}
 
 
-@requirement("docs.snippets")
 async def test_the_program_that_serves_mcp_is_an_mcp_server() -> None:
     await check_shop(StdioServer(sys.executable, ("as_mcp.py",), cwd=str(SNIPPETS)))
 
 
-@requirement("docs.snippets")
 async def test_the_program_with_durable_tasks_is_an_mcp_server(redis_server: RedisServer) -> None:
     env = {"BROKER_URL": redis_server.url, "SHOP_STATE_KEY": "a secret of all servers"}
     await check_shop(StdioServer(sys.executable, ("as_durable_mcp.py",), cwd=str(SNIPPETS), env=env))
 
 
-@requirement("docs.snippets")
 async def test_the_program_that_serves_http_listens_behind_a_token() -> None:
     with socket.create_server(("127.0.0.1", 0)) as free:
         port = free.getsockname()[1]
@@ -191,7 +181,6 @@ async def started(*command: str, **env: str) -> AsyncIterator[asyncio.subprocess
         await process.communicate()
 
 
-@requirement("docs.snippets")
 @pytest.mark.parametrize("console", [name for name in CONSOLES if is_thorough() or name != "transcript.console"])
 async def test_commands_print_what_the_page_says(console: str, tmp_path: Path) -> None:
     text = (SNIPPETS / console).read_text(encoding="utf-8")
@@ -223,14 +212,12 @@ def servers_of(name: str, address: str = "") -> dict[str, MCPServer]:
     return read_servers({"mcpServers": servers})
 
 
-@requirement("docs.clients")
 async def test_clients_can_start_opwire_as_the_page_tells_them() -> None:
     servers = servers_of("claude_desktop_config.json")
     assert servers == servers_of("vscode.json") == servers_of("codex.toml")
     await check_shop(servers["shop"])
 
 
-@requirement("docs.clients")
 @pytest.mark.parametrize("name", ["cursor_http.json", "codex_http.toml"])
 async def test_clients_can_reach_opwire_as_the_page_tells_them(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("SHOP_TOKEN", TOKEN)

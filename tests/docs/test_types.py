@@ -11,13 +11,11 @@ import pytest
 
 from tests.docs.pages import ROOT, SNIPPETS
 from tests.properties import is_thorough
-from tests.requirements import requirement
 
 ROOTS = [{"root": "snippets"}, {"root": "."}]
 STRICT = {"include": ["."], "typeCheckingMode": "strict", "pythonVersion": "3.11", "executionEnvironments": ROOTS}
 
 
-@requirement("docs.types")
 @pytest.mark.skipif(not is_thorough(), reason="runs with CI=true; `make check` checks snippets and examples")
 def test_snippets_examples_and_the_readme_pass_pyright_in_strict_mode(tmp_path: Path) -> None:
     shutil.copytree(SNIPPETS, tmp_path / "snippets")

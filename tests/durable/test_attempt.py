@@ -15,7 +15,6 @@ from opwire.durable.attempt import MAX_DELAY, AttemptPolicy, Retry, TaskRunner
 from opwire.errors import ERROR_TABLE, ErrorCode
 from opwire.protocol import LOCAL_IDENTITY, CallFailed, CallRequested, CallResponded, encode_event
 from tests.durable.samples import Shop, claim, task
-from tests.requirements import requirement
 
 TEA = task(input={"article": "tea"})
 ANN = Identity(id="ann")
@@ -33,7 +32,6 @@ def failed(result: object) -> CallFailed:
     return event
 
 
-@requirement("durable.outcome")
 async def test_an_envelope_is_an_outcome() -> None:
     result = await attempts(Shop()).run(claim(TEA, attempt=2))
     assert isinstance(result, Outcome)
@@ -43,7 +41,6 @@ async def test_an_envelope_is_an_outcome() -> None:
     assert (event.request_id, event.output.data) == ("k", "tea is ordered")
 
 
-@requirement("durable.context")
 async def test_the_handler_knows_key_attempt_identity_and_parent() -> None:
     shop = Shop()
     event = CallRequested(
@@ -56,7 +53,6 @@ async def test_the_handler_knows_key_attempt_identity_and_parent() -> None:
     assert context.deadline is None
 
 
-@requirement("durable.outcome", "durable.retries")
 @pytest.mark.parametrize("code", ErrorCode)
 async def test_the_error_table_says_what_is_tried_again(code: ErrorCode) -> None:
     shop = Shop()
@@ -69,7 +65,6 @@ async def test_the_error_table_says_what_is_tried_again(code: ErrorCode) -> None
         assert (failed(result).code, getattr(result, "buried", None)) == (code, False)
 
 
-@requirement("durable.retries")
 @pytest.mark.parametrize(("code", "retryable"), [("TIMEOUT", False), ("EXECUTION_ERROR", True)])
 async def test_an_error_may_say_otherwise(code: str, retryable: bool) -> None:
     shop = Shop()
@@ -77,7 +72,6 @@ async def test_an_error_may_say_otherwise(code: str, retryable: bool) -> None:
     assert isinstance(await attempts(shop).run(claim(TEA)), Retry) is retryable
 
 
-@requirement("durable.outcome")
 async def test_an_unforeseen_exception_is_an_outcome_that_tells_no_secret() -> None:
     shop = Shop()
     shop.failures = [ValueError("the password is 1234")]
@@ -86,7 +80,6 @@ async def test_an_unforeseen_exception_is_an_outcome_that_tells_no_secret() -> N
     assert "1234" not in event.message
 
 
-@requirement("durable.buried")
 async def test_the_last_attempt_buries_with_its_error_which_is_not_to_be_retried() -> None:
     shop = Shop()
     shop.failures = [CallError("UNAVAILABLE", "the warehouse is closed", {"until": 9})]
@@ -97,7 +90,6 @@ async def test_the_last_attempt_buries_with_its_error_which_is_not_to_be_retried
     assert (result.buried, result.attempts, event.retryable) == (True, 3, False)
 
 
-@requirement("durable.poison")
 async def test_a_task_that_was_lost_too_often_is_buried_without_running() -> None:
     shop = Shop()
     result = await attempts(shop).run(claim(TEA, attempt=4, losses=3, lone_losses=2))
@@ -108,7 +100,6 @@ async def test_a_task_that_was_lost_too_often_is_buried_without_running() -> Non
     assert "its worker was lost in the last of 3 attempts, 2 of them alone" in event.message
 
 
-@requirement("durable.innocent")
 @pytest.mark.parametrize(
     "past",
     [
@@ -125,7 +116,6 @@ async def test_a_task_that_was_lost_with_others_or_given_back_is_run_however_oft
     assert (result.buried, len(shop.runs)) == (False, 1)
 
 
-@requirement("durable.innocent")
 async def test_one_attempt_is_enough_for_no_task_that_was_lost_once() -> None:
     shop = Shop()
     once = TaskRunner(shop.registry, AttemptPolicy(max_attempts=1), anonymous=LOCAL_IDENTITY, trusted=True)
@@ -136,14 +126,12 @@ async def test_one_attempt_is_enough_for_no_task_that_was_lost_once() -> None:
     assert (result.buried, len(shop.runs)) == (True, 1)
 
 
-@requirement("durable.buried")
 async def test_losses_are_not_failures() -> None:
     shop = Shop()
     shop.failures = [CallError("UNAVAILABLE")]
     assert isinstance(await attempts(shop).run(claim(TEA, attempt=9, losses=8, failures=0)), Retry)
 
 
-@requirement("durable.unreadable")
 @pytest.mark.parametrize(
     "request_",
     [
@@ -163,7 +151,6 @@ async def test_a_task_that_cannot_be_read_is_buried_at_once(request_: bytes) -> 
     assert (result.buried, failed(result).code) == (True, "PROTOCOL_ERROR")
 
 
-@requirement("durable.access")
 @pytest.mark.parametrize(
     ("stated", "worker", "trusted", "code"),
     [
@@ -193,12 +180,10 @@ async def test_access_is_checked(
         assert (failed(result).code, seen) == (code, [])
 
 
-@requirement("durable.outcome")
 async def test_input_that_is_not_valid_is_an_outcome() -> None:
     assert failed(await attempts(Shop()).run(claim(task(input={"article": 5})))).code == "VALIDATION_ERROR"
 
 
-@requirement("durable.retries")
 async def test_an_operation_that_has_left_the_registry_is_for_another_worker() -> None:
     shop = Shop()
     shop.registry.unregister("shop.order")
@@ -231,7 +216,6 @@ async def test_cancelling_an_attempt_ends_it() -> None:
     assert shop.stopped == 1
 
 
-@requirement("durable.back-off")
 @given(
     attempt=st.integers(1, 2000),
     first=st.floats(0.01, 10),
@@ -250,7 +234,6 @@ def test_the_delay_grows_up_to_its_limit_and_is_at_least_that_of_the_error(
 NUMBERS = [inf, -inf, nan, 10**400, -(10**400), 1e308, -1, "soon", [], True]
 
 
-@requirement("durable.numbers")
 @pytest.mark.parametrize("asked", NUMBERS, ids=lambda value: f"{value!r:.12}")
 @pytest.mark.parametrize("retryable", [True, False])
 async def test_any_delay_that_an_error_requests_is_bounded_and_the_outcome_is_recorded(
@@ -266,14 +249,12 @@ async def test_any_delay_that_an_error_requests_is_bounded_and_the_outcome_is_re
         assert failed(result).code == "RATE_LIMITED"
 
 
-@requirement("durable.numbers")
 @pytest.mark.parametrize("attempt", [1, 10**6, 2**64, 10**400], ids=lambda value: f"{value!r:.9}")
 def test_however_often_a_task_was_tried_the_delay_is_bounded(attempt: int) -> None:
     assert 30 <= AttemptPolicy(max_back_off=60).delay(attempt) <= 60 or attempt == 1
     assert AttemptPolicy(back_off=1e308, max_back_off=1e308).delay(attempt) <= MAX_DELAY
 
 
-@requirement("durable.outcome")
 async def test_an_error_with_details_without_a_json_form_is_an_outcome_without_them() -> None:
     shop = Shop()
     loop: list[Any] = []

@@ -17,7 +17,6 @@ from opwire.protocol.batch import encode_batch
 from opwire.protocol.events import CallFailed, encode_event
 from tests.chaos.virtual_time import run_virtually
 from tests.durable.samples import outcome, task
-from tests.requirements import requirement
 
 PUBLIC = AccessControl(public=True)
 ANN = Context(identity=Identity(id="ann"))
@@ -119,7 +118,6 @@ def at_a_desk(
     run_virtually(scene())
 
 
-@requirement("durable.shared-tasks")
 def test_concurrent_calls_share_a_task_and_each_gets_its_own_result() -> None:
     async def run(desk: Desk, durable: DurableCalls, journal: WatchedJournal) -> None:
         assert await calls(durable) == DOUBLES
@@ -133,7 +131,6 @@ def test_concurrent_calls_share_a_task_and_each_gets_its_own_result() -> None:
     at_a_desk(run)
 
 
-@requirement("durable.shared-tasks")
 def test_calls_one_at_a_time_and_calls_with_keys_are_tasks_of_their_own() -> None:
     async def run(desk: Desk, durable: DurableCalls, journal: WatchedJournal) -> None:
         for number in range(3):
@@ -149,7 +146,6 @@ def test_calls_one_at_a_time_and_calls_with_keys_are_tasks_of_their_own() -> Non
     at_a_desk(run)
 
 
-@requirement("durable.shared-tasks")
 def test_a_handler_in_a_batch_knows_its_key_and_its_caller() -> None:
     async def run(desk: Desk, durable: DurableCalls, journal: WatchedJournal) -> None:
         contexts = [Context(identity=Identity(id=f"caller {number % 3}")) for number in range(COUNT)]
@@ -167,7 +163,6 @@ def test_a_handler_in_a_batch_knows_its_key_and_its_caller() -> None:
     at_a_desk(run)
 
 
-@requirement("durable.shared-tasks")
 def test_calls_of_a_handler_that_suspends_become_tasks_and_later_ones_are_not_batched() -> None:
     async def run(desk: Desk, durable: DurableCalls, journal: WatchedJournal) -> None:
         assert await calls(durable, "post") == DOUBLES
@@ -181,7 +176,6 @@ def test_calls_of_a_handler_that_suspends_become_tasks_and_later_ones_are_not_ba
     at_a_desk(run)
 
 
-@requirement("durable.shared-tasks")
 def test_the_first_batch_of_an_operation_is_tried_alone() -> None:
     async def run(_: Desk, durable: DurableCalls, journal: WatchedJournal) -> None:
         waiting = [asyncio.create_task(calls(durable, "post")) for _ in range(5)]
@@ -191,7 +185,6 @@ def test_the_first_batch_of_an_operation_is_tried_alone() -> None:
     at_a_desk(run)
 
 
-@requirement("durable.shared-tasks", "durable.outcome")
 def test_an_error_in_a_batch_is_that_of_its_call_alone() -> None:
     async def run(desk: Desk, durable: DurableCalls, journal: WatchedJournal) -> None:
         desk.fail = {3: [CallError("ACCESS_DENIED", "not you", {"who": 1})], 5: [ZeroDivisionError()]}
@@ -206,7 +199,6 @@ def test_an_error_in_a_batch_is_that_of_its_call_alone() -> None:
     at_a_desk(run)
 
 
-@requirement("durable.shared-tasks", "durable.retries", "durable.back-off")
 def test_a_call_that_fails_in_a_batch_is_retried_by_itself_and_no_earlier_than_the_error_says() -> None:
     async def run(desk: Desk, durable: DurableCalls, _: WatchedJournal) -> None:
         desk.fail = {7: [CallError("UNAVAILABLE", "later", retry_after=5), CallError("UNAVAILABLE", "again")]}
@@ -221,7 +213,6 @@ def test_a_call_that_fails_in_a_batch_is_retried_by_itself_and_no_earlier_than_t
     at_a_desk(run)
 
 
-@requirement("durable.shared-tasks", "durable.buried")
 @pytest.mark.parametrize("allowed", [1, 2, 3])
 def test_a_call_of_a_batch_is_buried_after_exactly_the_allowed_runs_and_can_be_replayed(allowed: int) -> None:
     async def run(desk: Desk, durable: DurableCalls, _: WatchedJournal) -> None:
@@ -239,7 +230,6 @@ def test_a_call_of_a_batch_is_buried_after_exactly_the_allowed_runs_and_can_be_r
     at_a_desk(run, max_attempts=allowed)
 
 
-@requirement("durable.shared-tasks")
 def test_a_large_result_in_a_batch_is_recorded_by_itself_and_its_call_is_not_run_again() -> None:
     async def run(desk: Desk, durable: DurableCalls, journal: WatchedJournal) -> None:
         desk.results = dict.fromkeys((3, 4), "x" * 900_000)
@@ -251,7 +241,6 @@ def test_a_large_result_in_a_batch_is_recorded_by_itself_and_its_call_is_not_run
     at_a_desk(run)
 
 
-@requirement("durable.shared-tasks")
 def test_an_outcome_that_is_too_large_for_the_journal_is_recorded_call_by_call() -> None:
     async def run(desk: Desk, durable: DurableCalls, journal: WatchedJournal) -> None:
         await durable.call("desk.stamp", {"number": 0})
@@ -263,7 +252,6 @@ def test_an_outcome_that_is_too_large_for_the_journal_is_recorded_call_by_call()
     at_a_desk(run)
 
 
-@requirement("durable.shared-tasks")
 def test_a_batch_that_is_too_large_for_the_journal_is_submitted_call_by_call() -> None:
     async def run(desk: Desk, durable: DurableCalls, journal: WatchedJournal) -> None:
         journal.limit = 1_000
@@ -273,7 +261,6 @@ def test_a_batch_that_is_too_large_for_the_journal_is_submitted_call_by_call() -
     at_a_desk(run)
 
 
-@requirement("durable.shared-tasks")
 @pytest.mark.parametrize("keys", [True, False])
 def test_slow_handlers_leave_turns_to_the_event_loop(keys: bool) -> None:
     async def scene() -> None:
@@ -312,8 +299,9 @@ def test_slow_handlers_leave_turns_to_the_event_loop(keys: bool) -> None:
 # --- crashes ----------------------------------------------------------------------------------------------------------
 
 
-@requirement("durable.shared-tasks", "durable.at-least-once", "durable.one-outcome")
 def test_the_calls_of_a_batch_that_lost_its_worker_become_tasks() -> None:
+    """A submitted mutation is run at least once, across crashes of any process."""
+
     async def run(desk: Desk, durable: DurableCalls, journal: WatchedJournal) -> None:
         waiting = asyncio.create_task(calls(durable, timeout=300))
         lost: list[Claim] = []
@@ -334,7 +322,6 @@ def test_the_calls_of_a_batch_that_lost_its_worker_become_tasks() -> None:
     at_a_desk(run, open_=False)
 
 
-@requirement("durable.shared-tasks", "durable.one-outcome")
 def test_the_outcome_of_a_worker_that_lost_a_batch_counts_if_it_is_the_first() -> None:
     async def run(_: Desk, durable: DurableCalls, journal: WatchedJournal) -> None:
         waiting = asyncio.create_task(calls(durable, timeout=300))
@@ -352,7 +339,6 @@ def test_the_outcome_of_a_worker_that_lost_a_batch_counts_if_it_is_the_first() -
     at_a_desk(run, open_=False)
 
 
-@requirement("durable.shared-tasks", "durable.unreadable")
 @pytest.mark.parametrize("request_", [b"[", b"[1]", b'[["0",{}]]', b'[["77",{"type":"call.requested"}]]'])
 def test_a_batch_that_cannot_be_decoded_is_buried(request_: bytes) -> None:
     async def run(_: Desk, durable: DurableCalls, journal: WatchedJournal) -> None:
@@ -365,7 +351,6 @@ def test_a_batch_that_cannot_be_decoded_is_buried(request_: bytes) -> None:
     at_a_desk(run)
 
 
-@requirement("durable.shared-tasks", "durable.unreadable")
 def test_a_result_that_cannot_be_decoded_buries_its_task() -> None:
     async def run(desk: Desk, _: DurableCalls, journal: WatchedJournal) -> None:
         plain = task("k", "desk.stamp", {"number": 1})
@@ -379,7 +364,6 @@ def test_a_result_that_cannot_be_decoded_buries_its_task() -> None:
     at_a_desk(run)
 
 
-@requirement("durable.shared-tasks", "durable.worker.outage")
 def test_a_worker_that_cannot_submit_the_tasks_of_a_batch_insists() -> None:
     async def run(desk: Desk, durable: DurableCalls, journal: WatchedJournal) -> None:
         waiting = asyncio.create_task(calls(durable, "post", timeout=300))
@@ -406,7 +390,6 @@ async def keys_of_lost_calls(durable: DurableCalls, code: str, **options: Any) -
     return [each.details["key"] for each in found]
 
 
-@requirement("durable.shared-tasks", "durable.timeout")
 def test_a_call_of_a_batch_that_has_timed_out_can_be_asked_for_by_its_key() -> None:
     async def run(desk: Desk, durable: DurableCalls, journal: WatchedJournal) -> None:
         keys = await keys_of_lost_calls(durable, "TIMEOUT", timeout=1)
@@ -429,7 +412,6 @@ def test_a_call_of_a_batch_that_has_timed_out_can_be_asked_for_by_its_key() -> N
     at_a_desk(run, open_=False)
 
 
-@requirement("durable.shared-tasks", "durable.unavailable", "durable.one-outcome")
 @pytest.mark.parametrize("when", ["before", "after"])
 def test_calls_of_a_batch_whose_submission_was_lost_are_repeated_and_run_once(when: str) -> None:
     async def run(desk: Desk, durable: DurableCalls, journal: WatchedJournal) -> None:
@@ -456,7 +438,6 @@ def test_calls_of_a_batch_whose_submission_was_lost_are_repeated_and_run_once(wh
     at_a_desk(run, open_=False)
 
 
-@requirement("durable.shared-tasks", "durable.one-call-a-key")
 def test_the_key_of_a_call_in_a_batch_stands_for_that_call() -> None:
     async def run(_: Desk, durable: DurableCalls, __: WatchedJournal) -> None:
         keys = await keys_of_lost_calls(durable, "TIMEOUT", timeout=1, context=ANN)
@@ -476,7 +457,6 @@ def test_the_key_of_a_call_in_a_batch_stands_for_that_call() -> None:
     at_a_desk(run, open_=False)
 
 
-@requirement("durable.shared-tasks", "durable.cancel")
 def test_a_call_in_a_batch_cannot_be_cancelled_or_purged_by_itself() -> None:
     async def run(desk: Desk, durable: DurableCalls, journal: WatchedJournal) -> None:
         keys = await keys_of_lost_calls(durable, "TIMEOUT", timeout=1)
@@ -490,7 +470,6 @@ def test_a_call_in_a_batch_cannot_be_cancelled_or_purged_by_itself() -> None:
     at_a_desk(run, open_=False)
 
 
-@requirement("durable.shared-tasks", "durable.timeout")
 def test_each_call_of_a_batch_has_its_own_deadline() -> None:
     async def run(desk: Desk, durable: DurableCalls, journal: WatchedJournal) -> None:
         loop, ended = asyncio.get_running_loop(), list[float]()
@@ -515,7 +494,6 @@ def test_each_call_of_a_batch_has_its_own_deadline() -> None:
     at_a_desk(run, open_=False)
 
 
-@requirement("durable.shared-tasks")
 def test_the_calls_of_many_operations_do_not_accumulate(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(batches_module, "_OPERATIONS", 10)
 
@@ -528,7 +506,6 @@ def test_the_calls_of_many_operations_do_not_accumulate(monkeypatch: pytest.Monk
     at_a_desk(run, open_=False)
 
 
-@requirement("durable.shared-tasks")
 @given(st.binary(max_size=60) | st.sampled_from([encode_batch([]), encode_batch([("0", b"{}")]), b'[["0",null]]']))
 def test_an_outcome_of_another_program_is_an_error_and_leaves_no_call_waiting(event: bytes) -> None:
     async def run(_: Desk, durable: DurableCalls, journal: WatchedJournal) -> None:

@@ -16,7 +16,6 @@ from opwire.errors import UsageError
 from opwire.protocol import CallRequested
 from tests.chaos.virtual_time import run_virtually
 from tests.durable.samples import Shop
-from tests.requirements import requirement
 
 TEA = {"article": "tea"}
 
@@ -36,7 +35,6 @@ def in_a_shop(run: Callable[[Shop, DurableCalls, MemoryJournal], Awaitable[None]
     run_virtually(scene())
 
 
-@requirement("durable.call")
 def test_a_call_gives_the_envelope_of_its_handler() -> None:
     async def run(shop: Shop, durable: DurableCalls, _: MemoryJournal) -> None:
         envelope = await durable.call("shop.order", TEA, key="order-17")
@@ -46,7 +44,6 @@ def test_a_call_gives_the_envelope_of_its_handler() -> None:
     in_a_shop(run)
 
 
-@requirement("trace.carried")
 def test_the_callers_trace_reaches_the_handler() -> None:
     trace = {"traceparent": "00-0af7651916cd43dd8448eb211c80319c-b7ad6b7169203331-01"}
 
@@ -57,7 +54,6 @@ def test_the_callers_trace_reaches_the_handler() -> None:
     in_a_shop(run)
 
 
-@requirement("durable.duplicates")
 def test_a_second_call_with_the_same_key_runs_nothing_and_gets_the_same_outcome() -> None:
     async def run(shop: Shop, durable: DurableCalls, _: MemoryJournal) -> None:
         first = await durable.call("shop.order", TEA, key="order-17")
@@ -69,7 +65,6 @@ def test_a_second_call_with_the_same_key_runs_nothing_and_gets_the_same_outcome(
     in_a_shop(run)
 
 
-@requirement("durable.duplicates")
 def test_a_recorded_error_is_raised_to_duplicates_too() -> None:
     async def run(shop: Shop, durable: DurableCalls, journal: MemoryJournal) -> None:
         shop.failures = [CallError("ACCESS_DENIED", "not you", {"who": 1}, retry_after=3)]
@@ -84,7 +79,6 @@ def test_a_recorded_error_is_raised_to_duplicates_too() -> None:
     in_a_shop(run)
 
 
-@requirement("durable.one-call-a-key")
 def test_a_key_stands_for_one_operation_one_input_and_one_caller() -> None:
     async def run(_: Shop, durable: DurableCalls, __: MemoryJournal) -> None:
         ann, bob = (Context(identity=Identity(id=name)) for name in ("ann", "bob"))
@@ -107,7 +101,6 @@ LEAVES = st.none() | st.booleans() | st.integers() | st.text(max_size=5)
 OBJECTS = st.dictionaries(st.text(max_size=3), LEAVES | st.lists(LEAVES, max_size=3), max_size=4)
 
 
-@requirement("durable.one-call-a-key")
 @given(OBJECTS, OBJECTS)
 def test_the_order_of_keys_does_not_make_another_call(outer: dict[str, Any], inner: dict[str, Any]) -> None:
     one = {**outer, "inner": inner}
@@ -126,7 +119,6 @@ def test_what_is_the_same_on_the_wire_is_the_same_call() -> None:
     assert fingerprint([1]) != fingerprint([1.0]) != fingerprint([True])
 
 
-@requirement("durable.timeout")
 def test_a_call_that_is_not_finished_in_time_goes_on_and_can_be_asked_for_again() -> None:
     async def run(shop: Shop, durable: DurableCalls, _: MemoryJournal) -> None:
         shop.gate = asyncio.Event()
@@ -143,7 +135,6 @@ def test_a_call_that_is_not_finished_in_time_goes_on_and_can_be_asked_for_again(
     in_a_shop(run)
 
 
-@requirement("durable.timeout")
 def test_the_deadline_of_the_context_limits_the_waiting() -> None:
     async def run(_: Shop, durable: DurableCalls, __: MemoryJournal) -> None:
         loop = asyncio.get_running_loop()
@@ -173,7 +164,6 @@ class SilentJournal(MemoryJournal):
         await asyncio.Event().wait()
 
 
-@requirement("durable.unavailable")
 @pytest.mark.parametrize(
     ("seconds", "ask"),
     [
@@ -197,8 +187,9 @@ def test_a_journal_that_never_returns_is_unavailable_in_time(
     run_virtually(run())
 
 
-@requirement("durable.unavailable")
 def test_an_unreachable_journal_is_unavailable_and_the_error_has_the_key() -> None:
+    """A journal that cannot be reached is UNAVAILABLE, and asking again with the same key is safe."""
+
     async def run(shop: Shop, durable: DurableCalls, journal: MemoryJournal) -> None:
         shop.gate = asyncio.Event()
         waiting = asyncio.create_task(durable.call("shop.order", TEA))
@@ -224,7 +215,6 @@ def test_an_unreachable_journal_is_unavailable_and_the_error_has_the_key() -> No
     in_a_shop(run)
 
 
-@requirement("durable.timeout")
 def test_a_task_that_is_not_known_to_be_stored_in_time_times_out_with_its_key() -> None:
     class Silent(MemoryJournal):
         async def submit(self, task: Task, *, wait: float = 0.0) -> None:
@@ -239,7 +229,6 @@ def test_a_task_that_is_not_known_to_be_stored_in_time_times_out_with_its_key() 
     run_virtually(run())
 
 
-@requirement("durable.submit")
 def test_submit_does_not_wait_and_outcome_tells_later() -> None:
     async def run(shop: Shop, durable: DurableCalls, _: MemoryJournal) -> None:
         shop.gate = asyncio.Event()
@@ -258,7 +247,6 @@ def test_submit_does_not_wait_and_outcome_tells_later() -> None:
     in_a_shop(run)
 
 
-@requirement("durable.outcome")
 def test_the_data_of_an_outcome_is_of_the_type_that_is_asked_for() -> None:
     @dataclass
     class Receipt:
@@ -279,7 +267,6 @@ def test_the_data_of_an_outcome_is_of_the_type_that_is_asked_for() -> None:
     asyncio.run(run())
 
 
-@requirement("durable.cancel")
 def test_what_no_worker_has_begun_can_be_cancelled_and_never_runs() -> None:
     async def run(shop: Shop, durable: DurableCalls, journal: MemoryJournal) -> None:
         waiting = asyncio.create_task(durable.call("shop.order", TEA, key="one", timeout=100))
@@ -301,7 +288,6 @@ def test_what_no_worker_has_begun_can_be_cancelled_and_never_runs() -> None:
     in_a_shop(run, open_=False)
 
 
-@requirement("durable.cancel")
 def test_what_failed_and_waits_for_its_next_attempt_can_be_cancelled() -> None:
     async def run(shop: Shop, durable: DurableCalls, _: MemoryJournal) -> None:
         shop.failures = [CallError("UNAVAILABLE", "closed")]
@@ -316,7 +302,6 @@ def test_what_failed_and_waits_for_its_next_attempt_can_be_cancelled() -> None:
     in_a_shop(run)
 
 
-@requirement("durable.inspection")
 def test_what_was_given_up_can_be_looked_at_replayed_and_purged() -> None:
     async def run(shop: Shop, durable: DurableCalls, _: MemoryJournal) -> None:
         shop.failures = [CallError("UNAVAILABLE", "closed") for _ in range(10)]
@@ -350,7 +335,6 @@ async def test_keys_and_operations_that_no_engine_can_carry_are_refused(name: st
         assert await durable.info() == []
 
 
-@requirement("durable.numbers")
 async def test_a_timeout_that_is_not_a_number_is_refused_before_anything_is_submitted() -> None:
     async with MemoryJournal() as journal:
         durable = DurableCalls(journal)

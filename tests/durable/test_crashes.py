@@ -13,7 +13,6 @@ from opwire.durable import DurableCalls
 from tests.durable.engines import PATIENCE, NatsPlace, Place, RedisPlace
 from tests.durable.process import LEASE, STEPS
 from tests.properties import is_thorough
-from tests.requirements import requirement
 from tests.servers.brokers import NatsServer, RedisServer
 from tests.servers.processes import Worker
 from tests.transports.nats.cluster import nats_cluster
@@ -62,7 +61,6 @@ async def death(process: Worker) -> None:
 # --- workers and callers die ------------------------------------------------------------------------------------------
 
 
-@requirement("durable.crash.worker", "durable.at-least-once", "durable.one-outcome")
 @at_steps(WORKER_STEPS)
 async def test_a_worker_may_be_killed_at_any_step(step: str, place: Place[Any]) -> None:
     fail, take = int("release" in step), LEASE if "renew" in step else None if "record_all" in step else 0
@@ -81,7 +79,6 @@ async def test_a_worker_may_be_killed_at_any_step(step: str, place: Place[Any]) 
     assert 1 <= place.runs["job"] <= (1 if step in once else 2)
 
 
-@requirement("durable.shared-tasks", "durable.crash.worker", "durable.at-least-once", "durable.one-outcome")
 @at_steps(BATCH_STEPS)
 async def test_the_worker_of_a_batch_may_be_killed_at_any_step(step: str, place: Place[Any]) -> None:
     take = 0 if "split" in step else None  # a handler that suspends is not run in a batch
@@ -98,7 +95,6 @@ async def test_the_worker_of_a_batch_may_be_killed_at_any_step(step: str, place:
     assert max(place.runs.values()) <= 2
 
 
-@requirement("durable.crash.caller", "durable.one-outcome")
 @at_steps(CALLER_STEPS)
 async def test_a_caller_may_be_killed_at_any_step_and_asks_again(step: str, place: Place[Any]) -> None:
     async with place.journal() as journal:
@@ -120,7 +116,6 @@ async def test_a_caller_may_be_killed_at_any_step_and_asks_again(step: str, plac
     assert place.runs == {"job": 1}
 
 
-@requirement("durable.poison")
 async def test_a_task_that_kills_its_worker_is_buried_after_as_many_attempts_as_are_allowed(place: Place[Any]) -> None:
     async with place.journal() as journal:
         durable = DurableCalls(journal)
@@ -140,7 +135,6 @@ async def test_a_task_that_kills_its_worker_is_buried_after_as_many_attempts_as_
         await place.nothing_is_left(journal)
 
 
-@requirement("durable.poison", "durable.innocent", "durable.at-least-once")
 @pytest.mark.parametrize("place", ENGINES if is_thorough() else ["redis"], indirect=True)
 async def test_tasks_that_kill_their_worker_are_buried_and_what_was_in_flight_with_them_is_done(
     place: Place[Any],
@@ -174,7 +168,6 @@ async def test_tasks_that_kill_their_worker_are_buried_and_what_was_in_flight_wi
         await place.nothing_is_left(journal)
 
 
-@requirement("durable.crash.worker", "durable.at-least-once", "durable.one-outcome")
 @pytest.mark.parametrize("place", ENGINES if is_thorough() else ["jetstream"], indirect=True)
 async def test_two_workers_that_are_killed_at_random_finish_200_tasks(place: Place[Any]) -> None:
     dice = random.Random(5)
@@ -208,7 +201,6 @@ async def test_two_workers_that_are_killed_at_random_finish_200_tasks(place: Pla
     assert sum(runs.values()) - len(keys) <= 4 * 4  # only tasks in flight when a worker died run again
 
 
-@requirement("durable.crash.worker")
 async def test_a_worker_that_freezes_loses_its_task_and_cannot_spoil_it_when_it_wakes(place: Place[Any]) -> None:
     async with place.journal() as journal:
         durable = DurableCalls(journal)
@@ -277,19 +269,20 @@ def crashes(server: RedisServer | NatsServer) -> list[Callable[[], None]]:
     return [crash] * 3
 
 
-@requirement("durable.crash.redis")
 async def test_what_redis_has_acknowledged_survives_its_crash(
     own_redis: Callable[..., RedisServer], tmp_path: Path
 ) -> None:
+    """With appendfsync always, nothing that Redis acknowledged is lost when it is killed."""
     server = own_redis(appendonly="yes", appendfsync="always")
     await survive(RedisPlace(server.url, tmp_path / "runs"), crashes(server))
 
 
-@requirement("durable.crash.redis-service")
 @pytest.mark.parametrize("kind", [RedisService, RedisCluster])
 async def test_what_the_replica_had_survives_the_loss_of_its_primary(
     kind: type[RedisService | RedisCluster], brokers_run_here: None, tmp_path: Path
 ) -> None:
+    """What the replica of a Redis service had is not lost when Sentinels replace its primary, and durable calls
+    go on."""
     with kind() as service:
 
         def crash() -> None:
@@ -301,7 +294,6 @@ async def test_what_the_replica_had_survives_the_loss_of_its_primary(
         await survive(place, [crash])
 
 
-@requirement("durable.crash.nats")
 async def test_what_jetstream_has_acknowledged_survives_its_crash(
     own_nats: Callable[..., NatsServer], tmp_path: Path
 ) -> None:
@@ -309,7 +301,6 @@ async def test_what_jetstream_has_acknowledged_survives_its_crash(
     await survive(NatsPlace([server.url], tmp_path / "runs"), crashes(server))
 
 
-@requirement("durable.crash.nats")
 async def test_what_a_cluster_has_acknowledged_survives_the_loss_of_its_leader(tmp_path: Path) -> None:
     with nats_cluster(jetstream=True) as servers:
         place = NatsPlace([server.url for server in servers], tmp_path / "runs", replicas=3)

@@ -7,7 +7,6 @@ import pytest
 
 from opwire.durable.attempt import Isolation, isolation_of_loop, quiet_time
 from tests.chaos.virtual_time import run_virtually
-from tests.requirements import requirement
 
 QUIET = 30.0
 
@@ -28,7 +27,6 @@ async def entered(isolation: Isolation, *names: str) -> None:
         await isolation.enter(name)
 
 
-@requirement("durable.isolation")
 def test_tasks_run_concurrently_without_a_suspect() -> None:
     async def run(isolation: Isolation) -> None:
         began = now()
@@ -38,7 +36,6 @@ def test_tasks_run_concurrently_without_a_suspect() -> None:
     virtually(run)
 
 
-@requirement("durable.isolation")
 def test_a_suspect_waits_for_others_and_is_alone_then() -> None:
     async def run(isolation: Isolation) -> None:
         await entered(isolation, "a", "b")
@@ -53,7 +50,6 @@ def test_a_suspect_waits_for_others_and_is_alone_then() -> None:
     virtually(run)
 
 
-@requirement("durable.isolation")
 def test_nothing_begins_beside_a_suspect_until_it_has_ended_or_is_opened() -> None:
     async def run(isolation: Isolation) -> None:
         await entered(isolation, "a")
@@ -82,7 +78,6 @@ def test_nothing_begins_beside_a_suspect_until_it_has_ended_or_is_opened() -> No
     virtually(run)
 
 
-@requirement("durable.isolation")
 def test_a_suspect_does_not_wait_for_a_job_that_has_run_for_the_quiet_time_but_is_not_alone_then() -> None:
     async def run(isolation: Isolation) -> None:
         await entered(isolation, "long")
@@ -95,7 +90,6 @@ def test_a_suspect_does_not_wait_for_a_job_that_has_run_for_the_quiet_time_but_i
     virtually(run)
 
 
-@requirement("durable.isolation")
 def test_suspects_take_turns() -> None:
     async def run(isolation: Isolation) -> None:
         order: list[str] = []
@@ -142,7 +136,6 @@ def test_news_are_set_when_something_ends_or_is_opened() -> None:
     virtually(run)
 
 
-@requirement("durable.isolation", "durable.numbers")
 def test_the_quiet_time_doubles_with_each_loss_up_to_a_limit() -> None:
     assert [quiet_time(losses) for losses in (0, 1, 2, 3)] == [30, 30, 60, 120]
     assert quiet_time(2**64) == quiet_time(10**400) == quiet_time(100) < 48 * 3600

@@ -7,7 +7,6 @@ from opwire import CallError
 from opwire.durable.journal import key_in_use
 from opwire.protocol import CallAborted, CallFailed, CallResponded, encode_event
 from tests.durable.samples import claim, outcome, task
-from tests.requirements import requirement
 
 
 def test_a_task_holds_its_request() -> None:
@@ -15,7 +14,6 @@ def test_a_task_holds_its_request() -> None:
     assert (event.request_id, event.operation_id, event.input) == ("order-17", "shop.order", {"article": "tea"})
 
 
-@requirement("durable.unreadable")
 @pytest.mark.parametrize(
     "request_",
     [b"", b"\xff", b"{}", encode_event(CallAborted(request_id="k")), task(operation_id="shop.cancel").request],

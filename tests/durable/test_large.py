@@ -10,13 +10,11 @@ from opwire.durable import DurableCalls, DurableWorker
 from opwire.durable.jetstream.journal import NatsJournal
 from opwire.durable.redis import RedisJournal
 from opwire.model.operation import LOCAL_IDENTITY
-from tests.requirements import requirement
 
 LARGE = "x" * 900_000
 CALLS = 40  # which take more than Redis buffers for a subscriber, and than is queued for a server
 
 
-@requirement("durable.large")
 @pytest.mark.parametrize("engine", ["redis", "jetstream"])
 async def test_many_large_inputs_and_outcomes_at_once_all_arrive(engine: str, request: pytest.FixtureRequest) -> None:
     url, prefix = request.getfixturevalue(f"{engine}_server").url, token_hex(4)

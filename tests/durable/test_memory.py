@@ -8,10 +8,8 @@ from opwire import CallError
 from opwire.durable import MemoryJournal, MemoryJournalState
 from tests.chaos.virtual_time import run_virtually
 from tests.durable.samples import outcome, task
-from tests.requirements import requirement
 
 
-@requirement("durable.memory")
 def test_a_claim_that_waits_is_woken_by_a_submission_and_by_the_end_of_a_delay_and_of_a_lease() -> None:
     async def run() -> None:
         loop = asyncio.get_running_loop()
@@ -31,7 +29,6 @@ def test_a_claim_that_waits_is_woken_by_a_submission_and_by_the_end_of_a_delay_a
     run_virtually(run())
 
 
-@requirement("durable.keep")
 def test_outcomes_are_forgotten_after_a_while_and_buried_ones_are_not() -> None:
     async def run() -> None:
         async with MemoryJournal(keep=60) as journal:

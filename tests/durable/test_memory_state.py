@@ -15,7 +15,6 @@ from opwire.errors import UsageError
 from tests.durable.samples import claim as made_up
 from tests.durable.samples import outcome, task
 from tests.properties import examples
-from tests.requirements import requirement
 
 NAMES = ("a", "b", "c")
 KEYS = st.sampled_from(NAMES)
@@ -153,7 +152,6 @@ def _recorded(outcome: Outcome) -> int:
     return outcome.recorded
 
 
-@requirement("durable.one-outcome", "durable.lease")
 class TestJournal(JournalMachine.TestCase):
     settings = settings(max_examples=examples(150), stateful_step_count=40)
 
@@ -214,7 +212,6 @@ def test_an_outcome_of_an_unknown_task_is_not_recorded() -> None:
     assert MemoryJournalState().record(made_up(), outcome(made_up()), 0) is None
 
 
-@requirement("durable.numbers")
 @pytest.mark.parametrize("delay", [inf, nan, 10**400, -(10**400)], ids=lambda value: f"{value!r:.9}")
 def test_the_state_stays_consistent_for_any_requested_delay(delay: float) -> None:
     state = MemoryJournalState()
@@ -226,7 +223,6 @@ def test_the_state_stays_consistent_for_any_requested_delay(delay: float) -> Non
     assert "odd" in [claim.task.key for claim in state.claim(["shop.order"], 30, 1, MAX_SECONDS + 1)] or not delay > 0
 
 
-@requirement("durable.numbers")
 @pytest.mark.parametrize("keep", [0, -1, inf, nan, 10**400], ids=lambda value: f"{value!r:.9}")
 def test_an_invalid_time_to_keep_outcomes_is_rejected(keep: float) -> None:
     with pytest.raises(UsageError, match="keep is a number of seconds above 0"):

@@ -21,7 +21,6 @@ from opwire.hub import Hub, Spoke
 from opwire.testing.harness import soon
 from opwire.transports.redis.connection import command
 from tests.hub.meeting import OPEN
-from tests.requirements import requirement
 from tests.servers.brokers import NatsServer, RedisServer
 from tests.servers.leaks import Leaks
 
@@ -55,8 +54,8 @@ async def failure(items: Any) -> CallError:
     return raised.value
 
 
-@requirement("streams.read")
 async def test_stored_items_come_first_and_new_ones_as_they_are_appended(make: Make) -> None:
+    """A durable stream gives the stored items, then each new one, in order and once."""
     async with make() as writer, make() as reader:
         count = BATCH + 10
         cursors = [await writer.append({"n": number}) for number in range(count)]
@@ -72,7 +71,6 @@ async def test_stored_items_come_first_and_new_ones_as_they_are_appended(make: M
             assert (await waiting)[-1] is None
 
 
-@requirement("streams.resume")
 async def test_any_end_continues_behind_any_item(make: Make) -> None:
     async with make() as writer, make() as reader:
         cursors = [await writer.append(number) for number in range(5)]
@@ -85,8 +83,8 @@ async def test_any_end_continues_behind_any_item(make: Make) -> None:
             assert await waiting == ["next"]
 
 
-@requirement("streams.bounded")
 async def test_items_that_were_discarded_are_an_error_and_not_a_gap(make: Make) -> None:
+    """A durable stream is bounded; a reader that missed items gets an error, and never a gap."""
     async with make(max_items=10) as stream:
         first = await stream.append("first")
         async with aclosing(stream.follow()) as slow:
@@ -105,7 +103,6 @@ async def test_items_that_were_discarded_are_an_error_and_not_a_gap(make: Make) 
             assert await waiting == ["next"]
 
 
-@requirement("streams.bounded")
 @pytest.mark.parametrize(
     "cursor",
     [
@@ -128,7 +125,6 @@ async def test_a_cursor_of_another_stream_is_refused(make: Make, cursor: str) ->
         assert is_resume_error(await failure(stream.follow(resume_from=cursor)))
 
 
-@requirement("streams.bounded")
 async def test_what_has_no_json_form_or_is_too_large_is_not_stored(make: Make) -> None:
     async with make() as stream:
         for value, code in ((object(), ErrorCode.VALIDATION_ERROR), ("x" * 2**20, ErrorCode.PAYLOAD_TOO_LARGE)):
@@ -140,7 +136,6 @@ async def test_what_has_no_json_form_or_is_too_large_is_not_stored(make: Make) -
             assert await take(items, 1) == ["stored"]
 
 
-@requirement("streams.foreign")
 async def test_an_item_that_no_message_can_hold_is_text_and_the_next_one_follows(make: Make) -> None:
     registry = OperationRegistry()
     async with make() as stream, Hub(url="ws://127.0.0.1:0", authenticate=OPEN) as hub:
@@ -157,7 +152,6 @@ async def test_an_item_that_no_message_can_hold_is_text_and_the_next_one_follows
             assert await take(items, 4) == [deep.decode(), dense.decode(), [[]] * 301, "next"]
 
 
-@requirement("streams.foreign")
 async def test_items_are_decoded_one_by_one(make: Make, monkeypatch: pytest.MonkeyPatch) -> None:
     decoded: list[bytes] = []
     monkeypatch.setattr(streams, "decode_item", lambda encoded: decoded.append(encoded) or encoded)
@@ -169,8 +163,8 @@ async def test_items_are_decoded_one_by_one(make: Make, monkeypatch: pytest.Monk
     assert decoded == [b"0", b"1"]  # 64 items of 1 MB can take gigabytes
 
 
-@requirement("streams.foreign")
 async def test_entries_of_other_programs_in_redis_are_objects(redis_server: RedisServer) -> None:
+    """What other programs have written to a stream of Redis or JetStream is read, too."""
     async with RedisStream(redis_server.url, f"foreign-{token_hex(4)}") as stream:
         following = asyncio.create_task(take(stream.follow(), 2))
         await stream._session.ask(command(b"XADD", stream._key, b"*", b"article", b"tea", b"price", b"4.5"))
@@ -178,7 +172,6 @@ async def test_entries_of_other_programs_in_redis_are_objects(redis_server: Redi
         assert await following == [{"article": "tea", "price": "4.5"}, b"\xff"]
 
 
-@requirement("streams.foreign")
 async def test_messages_of_other_programs_in_jetstream_are_json_or_text(jetstream_server: NatsServer) -> None:
     name = f"foreign-{token_hex(4)}"
     async with NatsStream(jetstream_server.url, name, subject=f"{name}.a") as stream:
@@ -191,7 +184,6 @@ async def test_messages_of_other_programs_in_jetstream_are_json_or_text(jetstrea
         assert await take(stream.follow(resume_from="1"), 1) == [3]
 
 
-@requirement("streams.names")
 def test_invalid_names_and_numbers_are_rejected() -> None:
     for make in (
         lambda: RedisStream("redis://127.0.0.1", ""),
@@ -220,7 +212,6 @@ async def serving(make: Callable[[], DurableStream], url: str) -> AsyncIterator[
             yield
 
 
-@requirement("streams.restarts")
 @pytest.mark.parametrize("engine", ["redis", "nats"])
 async def test_a_subscription_survives_restarts_of_the_broker_and_of_its_server(
     engine: str, own_redis: Callable[..., RedisServer], own_nats: Callable[..., NatsServer]

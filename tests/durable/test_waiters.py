@@ -8,7 +8,6 @@ from opwire.durable.journal import Outcome
 from opwire.durable.waiters import OutcomeWaiter, OutcomeWaiters
 from opwire.errors import CallError, ErrorCode
 from opwire.testing.harness import soon
-from tests.requirements import requirement
 
 DONE = Outcome(key="k", operation_id="shop.order", event=b"{}", attempts=1, recorded=1)
 
@@ -44,7 +43,6 @@ async def test_a_caller_gets_the_outcome_without_a_lookup() -> None:
     assert (waiting.fetched, "k" in waiting.waiters) == (0, False)
 
 
-@requirement("durable.unavailable")
 async def test_a_task_that_is_not_stored_fails_its_caller_at_once() -> None:
     waiting = Waiting(60)
     await asyncio.sleep(0)
@@ -53,7 +51,6 @@ async def test_a_task_that_is_not_stored_fails_its_caller_at_once() -> None:
         await soon("it fails", waiting.task)
 
 
-@requirement("durable.one-call-a-key")
 async def test_a_caller_with_the_key_of_another_call_does_not_get_its_outcome() -> None:
     waiting = Waiting(60)
     await asyncio.sleep(0)
@@ -80,7 +77,6 @@ async def test_an_outcome_that_is_known_is_returned_at_once() -> None:
     assert await soon("it is told", waiting.task) == DONE
 
 
-@requirement("durable.timeout")
 async def test_a_wait_for_a_task_that_is_not_known_to_be_stored_ends_in_time_with_an_error() -> None:
     waiting = Waiting(0.01)
     with pytest.raises(CallError, match="has not confirmed") as raised:
@@ -104,7 +100,6 @@ async def test_a_lookup_follows_when_the_task_is_stored() -> None:
     assert waiting.fetched == 1
 
 
-@requirement("durable.timeout")
 async def test_a_lookup_without_an_answer_does_not_prolong_the_wait() -> None:
     waiting = Waiting(0.1, recheck=0.02)
     waiting.hangs = True

@@ -14,7 +14,6 @@ from opwire.durable.attempt import isolation_of_loop
 from opwire.errors import UsageError
 from tests.chaos.virtual_time import run_virtually
 from tests.durable.samples import PUBLIC, Shop
-from tests.requirements import requirement
 
 TEA = {"article": "tea"}
 
@@ -81,7 +80,6 @@ def now() -> float:
 # --- what is claimed --------------------------------------------------------------------------------------------------
 
 
-@requirement("durable.mutations-only")
 def test_a_worker_claims_the_mutations_of_its_registry_and_nothing_else() -> None:
     async def run(shop: Shop, journal: Flaky, durable: DurableCalls) -> None:
         for operation_id in ("shop.look", "shop.unknown", "shop.order"):
@@ -98,7 +96,6 @@ def test_a_worker_claims_the_mutations_of_its_registry_and_nothing_else() -> Non
     virtually(run)
 
 
-@requirement("durable.mutations-only")
 def test_what_is_claimed_follows_the_registry() -> None:
     async def run(shop: Shop, journal: Flaky, durable: DurableCalls) -> None:
         registry = OperationRegistry()
@@ -117,7 +114,6 @@ def test_what_is_claimed_follows_the_registry() -> None:
     virtually(run)
 
 
-@requirement("durable.mutations-only")
 def test_a_worker_can_be_told_which_mutations_to_claim() -> None:
     async def run(shop: Shop, journal: Flaky, durable: DurableCalls) -> None:
         shop.registry.mutation("shop.cancel", access=PUBLIC)(shop.order)
@@ -130,7 +126,6 @@ def test_a_worker_can_be_told_which_mutations_to_claim() -> None:
     virtually(run)
 
 
-@requirement("durable.mutations-only")
 @pytest.mark.parametrize("operation_id", ["shop.look", "shop.unknown"])
 def test_only_mutations_can_be_named(operation_id: str) -> None:
     with pytest.raises(UsageError, match=f"not {operation_id}"):
@@ -149,7 +144,6 @@ class Untrusted(MemoryJournal):
     trusted = False
 
 
-@requirement("durable.access")
 async def test_a_worker_that_could_only_refuse_does_not_start() -> None:
     shop = Shop()
     shop.registry.mutation("shop.close")(shop.look)
@@ -165,8 +159,9 @@ async def test_a_worker_that_could_only_refuse_does_not_start() -> None:
         pass  # callers within this process are known
 
 
-@requirement("durable.concurrency")
 def test_no_more_tasks_are_in_flight_than_allowed_and_all_are_done() -> None:
+    """A worker never has more tasks in progress than allowed."""
+
     async def run(shop: Shop, journal: Flaky, durable: DurableCalls) -> None:
         shop.gate = asyncio.Event()
         keys = [await durable.submit("shop.order", {"article": f"{number}"}) for number in range(10)]
@@ -185,7 +180,6 @@ def test_no_more_tasks_are_in_flight_than_allowed_and_all_are_done() -> None:
 # --- what comes of it -------------------------------------------------------------------------------------------------
 
 
-@requirement("durable.retries", "durable.back-off")
 def test_what_can_be_retried_is_tried_again_later_and_later() -> None:
     async def run(shop: Shop, journal: Flaky, durable: DurableCalls) -> None:
         shop.failures = [unavailable() for _ in range(4)]
@@ -204,7 +198,6 @@ def _runs(journal: Flaky) -> list[float]:
     return sorted([*journal.times("release"), *journal.times("record")])
 
 
-@requirement("durable.buried")
 def test_what_fails_too_often_is_buried_after_as_many_attempts_as_are_allowed() -> None:
     async def run(shop: Shop, journal: Flaky, durable: DurableCalls) -> None:
         shop.failures = [CallError("RATE_LIMITED", "slow down", retry_after=40) for _ in range(9)]
@@ -221,7 +214,6 @@ def test_what_fails_too_often_is_buried_after_as_many_attempts_as_are_allowed() 
     virtually(run)
 
 
-@requirement("durable.one-outcome")
 def test_the_outcome_of_a_worker_that_was_too_late_does_not_replace_the_first() -> None:
     async def run(shop: Shop, journal: Flaky, durable: DurableCalls) -> None:
         await durable.submit("shop.order", TEA, key="k")
@@ -244,7 +236,6 @@ def test_the_outcome_of_a_worker_that_was_too_late_does_not_replace_the_first() 
 # --- leases -----------------------------------------------------------------------------------------------------------
 
 
-@requirement("durable.lease.renewed")
 def test_a_long_job_is_run_once_while_its_worker_lives() -> None:
     async def run(shop: Shop, journal: Flaky, durable: DurableCalls) -> None:
         shop.gate = asyncio.Event()
@@ -262,7 +253,6 @@ def test_a_long_job_is_run_once_while_its_worker_lives() -> None:
     virtually(run)
 
 
-@requirement("durable.lease.lost")
 def test_a_handler_is_stopped_when_its_lease_is_lost_and_the_task_stays_with_its_new_owner() -> None:
     async def run(shop: Shop, journal: Flaky, durable: DurableCalls) -> None:
         shop.gate = asyncio.Event()
@@ -280,7 +270,6 @@ def test_a_handler_is_stopped_when_its_lease_is_lost_and_the_task_stays_with_its
     virtually(run)
 
 
-@requirement("durable.lease.lost")
 @pytest.mark.parametrize("trouble", ["broken", "silent"])
 def test_a_worker_that_cannot_renew_stops_before_the_lease_is_over(trouble: str) -> None:
     async def run(shop: Shop, journal: Flaky, durable: DurableCalls) -> None:
@@ -303,7 +292,6 @@ def test_a_worker_that_cannot_renew_stops_before_the_lease_is_over(trouble: str)
     virtually(run)
 
 
-@requirement("durable.lease.renewed")
 def test_a_journal_that_fails_for_a_moment_costs_no_lease() -> None:
     async def run(shop: Shop, journal: Flaky, durable: DurableCalls) -> None:
         shop.gate = asyncio.Event()
@@ -376,7 +364,6 @@ async def outcomes(journal: MemoryJournal, *keys: str, timeout: float = 1000) ->
     return [await journal.wait(key, timeout) for key in keys]
 
 
-@requirement("durable.isolation", "durable.innocent")
 def test_tasks_that_were_lost_together_are_run_one_after_the_other_with_nothing_else_in_flight() -> None:
     async def run(yard: Yard, journal: Flaky, submit: Callable[..., Awaitable[object]]) -> None:
         await submit(a=1, b=1, c=1)
@@ -390,7 +377,6 @@ def test_tasks_that_were_lost_together_are_run_one_after_the_other_with_nothing_
     in_the_yard(run)
 
 
-@requirement("durable.isolation")
 def test_suspects_cost_others_half_of_the_time_at_most_and_do_not_starve() -> None:
     async def run(yard: Yard, journal: Flaky, submit: Callable[..., Awaitable[object]]) -> None:
         suspects = [f"suspect{number}" for number in range(10)]
@@ -411,7 +397,6 @@ def test_suspects_cost_others_half_of_the_time_at_most_and_do_not_starve() -> No
     in_the_yard(run)
 
 
-@requirement("durable.isolation")
 def test_a_suspect_and_long_jobs_do_not_wait_for_each_other_for_ever() -> None:
     async def run(yard: Yard, journal: Flaky, submit: Callable[..., Awaitable[object]]) -> None:
         await submit(suspect=10_000)
@@ -432,7 +417,6 @@ def test_a_suspect_and_long_jobs_do_not_wait_for_each_other_for_ever() -> None:
     in_the_yard(run)
 
 
-@requirement("durable.isolation")
 def test_a_suspect_waits_for_what_is_in_flight_but_not_for_what_takes_longer_than_the_quiet_time() -> None:
     async def run(yard: Yard, journal: Flaky, submit: Callable[..., Awaitable[object]]) -> None:
         await submit(suspect=1)
@@ -449,7 +433,6 @@ def test_a_suspect_waits_for_what_is_in_flight_but_not_for_what_takes_longer_tha
     in_the_yard(run)
 
 
-@requirement("durable.isolation", "durable.poison")
 def test_a_lone_suspect_is_marked_while_it_runs_and_every_renewal_says_so() -> None:
     async def run(yard: Yard, journal: Flaky, submit: Callable[..., Awaitable[object]]) -> None:
         await submit(suspect=25)
@@ -464,7 +447,6 @@ def test_a_lone_suspect_is_marked_while_it_runs_and_every_renewal_says_so() -> N
     in_the_yard(run)
 
 
-@requirement("durable.isolation")
 def test_workers_of_one_process_do_not_run_anything_beside_the_suspect_of_another() -> None:
     async def run(yard: Yard, journal: Flaky, submit: Callable[..., Awaitable[object]]) -> None:
         await submit(suspect=5)
@@ -484,7 +466,6 @@ def test_workers_of_one_process_do_not_run_anything_beside_the_suspect_of_anothe
     in_the_yard(run)
 
 
-@requirement("durable.poison")
 @pytest.mark.parametrize(("attempts", "lone"), [(1, 1), (2, 1), (5, 4)])
 def test_a_task_that_was_lost_alone_too_often_is_buried_at_once_regardless_of_others(attempts: int, lone: int) -> None:
     async def run(yard: Yard, journal: Flaky, submit: Callable[..., Awaitable[object]]) -> None:
@@ -501,7 +482,6 @@ def test_a_task_that_was_lost_alone_too_often_is_buried_at_once_regardless_of_ot
     in_the_yard(run)
 
 
-@requirement("durable.close")
 def test_a_suspect_that_waits_for_its_turn_is_given_back_when_the_worker_closes_and_stays_a_suspect() -> None:
     async def run(yard: Yard, journal: Flaky, submit: Callable[..., Awaitable[object]]) -> None:
         await submit(suspect=1)
@@ -518,7 +498,6 @@ def test_a_suspect_that_waits_for_its_turn_is_given_back_when_the_worker_closes_
     in_the_yard(run)
 
 
-@requirement("durable.innocent", "durable.close")
 def test_a_task_that_many_workers_gave_back_when_they_closed_is_not_buried() -> None:
     async def run(yard: Yard, journal: Flaky, submit: Callable[..., Awaitable[object]]) -> None:
         await submit(long=100)
@@ -533,7 +512,6 @@ def test_a_task_that_many_workers_gave_back_when_they_closed_is_not_buried() -> 
     in_the_yard(run)
 
 
-@requirement("durable.innocent", "durable.lease.lost")
 def test_a_task_that_was_stopped_because_the_journal_was_away_was_not_lost() -> None:
     async def run(yard: Yard, journal: Flaky, submit: Callable[..., Awaitable[object]]) -> None:
         await submit(long=100)
@@ -557,7 +535,6 @@ def test_a_task_that_was_stopped_because_the_journal_was_away_was_not_lost() -> 
 # --- a journal that fails ---------------------------------------------------------------------------------------------
 
 
-@requirement("durable.worker.outage")
 def test_an_outcome_is_recorded_when_the_journal_is_back_and_the_handler_has_run_once() -> None:
     async def run(shop: Shop, journal: Flaky, durable: DurableCalls) -> None:
         journal.broken = {"record"}
@@ -571,7 +548,6 @@ def test_an_outcome_is_recorded_when_the_journal_is_back_and_the_handler_has_run
     virtually(run)
 
 
-@requirement("durable.worker.outage")
 @pytest.mark.parametrize("error", [unavailable, lambda: OSError("not what a journal should raise")])
 def test_a_worker_goes_on_claiming_when_the_journal_is_back(
     error: Callable[[], Exception], caplog: pytest.LogCaptureFixture
@@ -590,7 +566,6 @@ def test_a_worker_goes_on_claiming_when_the_journal_is_back(
     assert [record.levelname for record in caplog.records if "claiming tasks from" in record.message] == ["WARNING"]
 
 
-@requirement("durable.worker.outage")
 @pytest.mark.parametrize("error", [asyncio.CancelledError, lambda: OSError("not what a journal should raise")])
 def test_after_any_exception_of_a_journal_the_worker_renews_claims_and_records_when_it_is_back(
     error: Callable[[], Exception], caplog: pytest.LogCaptureFixture
@@ -616,8 +591,9 @@ def test_after_any_exception_of_a_journal_the_worker_renews_claims_and_records_w
     assert "failed and is retried" in caplog.text
 
 
-@requirement("durable.worker.outage")
 def test_a_journal_that_never_takes_a_result_keeps_no_place_of_the_worker(caplog: pytest.LogCaptureFixture) -> None:
+    """A worker outlasts an outage of its journal, and its results are not lost."""
+
     class Odd(Flaky):
         async def record(self, claim: Claim, outcome: Outcome) -> Outcome | None:
             if claim.task.key == "odd":
@@ -638,9 +614,9 @@ def test_a_journal_that_never_takes_a_result_keeps_no_place_of_the_worker(caplog
     assert "shop.order with the key 'odd' has no outcome, and is retried" in caplog.text
 
 
-@requirement("durable.numbers")
 @pytest.mark.parametrize("asked", [float("inf"), float("nan"), 10**400, "soon"], ids=["inf", "nan", "large", "text"])
 def test_the_worker_goes_on_after_any_delay_that_an_error_requests(asked: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    """No number that a handler, a caller or an entry of a journal gives ends or delays a worker for good."""
     monkeypatch.setattr("opwire.durable.worker._WAIT", 60.0)  # a day of polls twice a second takes 10 s of CPU time
 
     async def run(shop: Shop, journal: Flaky, durable: DurableCalls) -> None:
@@ -653,7 +629,6 @@ def test_the_worker_goes_on_after_any_delay_that_an_error_requests(asked: Any, m
     virtually(run)
 
 
-@requirement("durable.numbers")
 @pytest.mark.parametrize(
     "options",
     [{name: value} for name in ("lease", "back_off", "concurrency", "max_attempts") for value in (float("nan"), -1)]
@@ -690,9 +665,10 @@ def test_a_result_that_a_journal_refuses_is_logged_and_the_worker_goes_on(caplog
     assert "shop.order with the key 'k' has no outcome, and is retried" in caplog.text
 
 
-@requirement("durable.too-large")
 @pytest.mark.parametrize("buried", [False, True])
 def test_a_result_that_is_too_large_for_the_journal_is_an_outcome_that_says_so(buried: bool) -> None:
+    """A result that is too large for the journal is recorded as the error that says so, and not run again."""
+
     class Small(MemoryJournal):
         async def record(self, claim: Claim, outcome: Outcome) -> Outcome | None:
             if len(outcome.event) > 1000:
@@ -772,7 +748,6 @@ async def packed(durable: DurableCalls, *keys: str) -> list[Any]:
 ALL_PACKED = ["tea is packed", "milk is packed", "salt is packed"]
 
 
-@requirement("durable.batches", "durable.context")
 def test_outcomes_of_handlers_that_cannot_suspend_are_recorded_together() -> None:
     async def run(bench: Bench, journal: Together, durable: DurableCalls) -> None:
         async with DurableWorker(bench.registry, journal) as worker:
@@ -784,7 +759,6 @@ def test_outcomes_of_handlers_that_cannot_suspend_are_recorded_together() -> Non
     at_the_bench(run)
 
 
-@requirement("durable.retries", "durable.buried", "durable.outcome")
 def test_of_tasks_that_run_together_each_has_its_own_result() -> None:
     async def run(bench: Bench, journal: Together, durable: DurableCalls) -> None:
         bench.failures = {"milk": [unavailable()], "salt": [ValueError("spilled")] * 5}
@@ -802,7 +776,6 @@ def test_of_tasks_that_run_together_each_has_its_own_result() -> None:
     at_the_bench(run)
 
 
-@requirement("durable.worker.outage")
 @pytest.mark.parametrize("method", ["record", "record_all"])
 @pytest.mark.parametrize("error", [unavailable, lambda: OSError("not what a journal should raise")])
 def test_outcomes_that_could_not_be_recorded_together_are_recorded_one_by_one(
@@ -821,7 +794,6 @@ def test_outcomes_that_could_not_be_recorded_together_are_recorded_one_by_one(
     at_the_bench(run)
 
 
-@requirement("durable.lease.renewed", "durable.close")
 def test_a_task_is_renewed_while_its_outcome_is_recorded_and_left_behind_if_that_does_not_end() -> None:
     async def run(bench: Bench, journal: Together, durable: DurableCalls) -> None:
         journal.silent = {"record_all"}
@@ -839,7 +811,6 @@ def test_a_task_is_renewed_while_its_outcome_is_recorded_and_left_behind_if_that
     at_the_bench(run)
 
 
-@requirement("durable.isolation")
 def test_a_handler_that_cannot_suspend_does_not_run_beside_an_isolated_suspect() -> None:
     async def run(yard: Yard, journal: Flaky, submit: Callable[..., Awaitable[object]]) -> None:
         await submit(a=10)
@@ -859,7 +830,6 @@ def test_a_handler_that_cannot_suspend_does_not_run_beside_an_isolated_suspect()
 # --- leaving ----------------------------------------------------------------------------------------------------------
 
 
-@requirement("durable.drain")
 def test_draining_finishes_what_is_in_flight_and_takes_nothing_new() -> None:
     async def run(shop: Shop, journal: Flaky, durable: DurableCalls) -> None:
         shop.gate = asyncio.Event()
@@ -879,7 +849,6 @@ def test_draining_finishes_what_is_in_flight_and_takes_nothing_new() -> None:
     virtually(run)
 
 
-@requirement("durable.close")
 def test_closing_stops_what_is_in_flight_and_another_worker_has_it_at_once() -> None:
     async def run(shop: Shop, journal: Flaky, durable: DurableCalls) -> None:
         shop.gate = asyncio.Event()
@@ -897,7 +866,6 @@ def test_closing_stops_what_is_in_flight_and_another_worker_has_it_at_once() -> 
     virtually(run)
 
 
-@requirement("durable.close")
 def test_what_was_claimed_while_the_worker_closes_is_given_back_without_running() -> None:
     async def run(shop: Shop, journal: Flaky, durable: DurableCalls) -> None:
         worker = await DurableWorker(shop.registry, journal, lease=1000).start()
@@ -914,7 +882,6 @@ def test_what_was_claimed_while_the_worker_closes_is_given_back_without_running(
     virtually(run)
 
 
-@requirement("durable.close")
 def test_a_handler_that_ignores_its_cancellation_blocks_no_other(caplog: pytest.LogCaptureFixture) -> None:
     async def run(shop: Shop, journal: Flaky, durable: DurableCalls) -> None:
         hurry = asyncio.Event()

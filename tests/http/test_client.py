@@ -28,7 +28,6 @@ from tests.openapi.client.echo import (
     silence,
     stream_head,
 )
-from tests.requirements import requirement
 from tests.servers.certificates import self_signed
 from tests.servers.leaks import Leaks
 
@@ -115,14 +114,13 @@ async def test_cookies_are_not_kept(server: EchoServer, client: HTTPClient) -> N
     assert server.arrived[1].header("cookie") is None
 
 
-@requirement("openapi.pooled")
 async def test_connections_are_used_again(server: EchoServer, client: HTTPClient) -> None:
+    """Connections are reused and limited."""
     for _ in range(5):
         await fetch(client, request(server.url))
     assert server.accepted == 1
 
 
-@requirement("openapi.pooled")
 async def test_no_more_connections_than_allowed(server: EchoServer) -> None:
     client = HTTPClient(ClientOptions(max_connections=2))
     await asyncio.gather(*(fetch(client, request(server.url)) for _ in range(20)))
@@ -131,7 +129,6 @@ async def test_no_more_connections_than_allowed(server: EchoServer) -> None:
     await client.close()
 
 
-@requirement("openapi.stale-connection")
 async def test_a_request_that_can_be_repeated_survives_a_connection_that_was_closed(
     server: EchoServer, client: HTTPClient
 ) -> None:
@@ -169,7 +166,6 @@ async def test_a_large_answer_is_read_whole(server: EchoServer, client: HTTPClie
     assert await fetch(client, request(f"{server.url}/")) == body
 
 
-@requirement("openapi.max-response")
 @pytest.mark.parametrize("size", [1001, 100_000, 3_000_000])
 async def test_an_answer_that_is_too_large_stops_at_the_limit(size: int, server: EchoServer) -> None:
     client = HTTPClient(ClientOptions(max_response=1000))
@@ -183,7 +179,6 @@ async def test_an_answer_that_is_too_large_stops_at_the_limit(size: int, server:
     await client.close()
 
 
-@requirement("openapi.max-response")
 async def test_an_answer_that_just_fits_is_read(server: EchoServer) -> None:
     client = HTTPClient(ClientOptions(max_response=1000))
     server.on("/", answer(200, bytes(1000)))
@@ -191,7 +186,6 @@ async def test_an_answer_that_just_fits_is_read(server: EchoServer) -> None:
     await client.close()
 
 
-@requirement("openapi.max-response")
 async def test_a_gzip_bomb_stops_at_the_limit_and_in_little_memory(server: EchoServer) -> None:
     client = HTTPClient(ClientOptions(max_response=2 * 1024 * 1024))
     server.on("/", gzip_bomb(megabytes=100))
@@ -248,9 +242,9 @@ BROKEN: dict[str, tuple[bytes, ErrorCode]] = {
 }
 
 
-@requirement("openapi.broken-answers")
 @pytest.mark.parametrize("broken", BROKEN)
 async def test_a_broken_answer_is_a_call_error(broken: str, server: EchoServer, client: HTTPClient) -> None:
+    """Broken HTTP is a CallError without secrets."""
     data, code = BROKEN[broken]
     server.on("/", _closing(data))
     error = await failure(fetch(client, secret(server, "/")))
@@ -258,7 +252,6 @@ async def test_a_broken_answer_is_a_call_error(broken: str, server: EchoServer, 
     assert f"127.0.0.1:{server.port}" in error.message
 
 
-@requirement("openapi.broken-answers")
 async def test_a_connection_that_is_reset_is_unavailable(server: EchoServer, client: HTTPClient) -> None:
     async def reset(exchange: Exchange) -> None:
         exchange.reset()
@@ -268,7 +261,6 @@ async def test_a_connection_that_is_reset_is_unavailable(server: EchoServer, cli
     assert (error.code, error.retryable) == (ErrorCode.UNAVAILABLE, True)
 
 
-@requirement("openapi.unreachable")
 @pytest.mark.parametrize(
     ("url", "says"),
     [
@@ -280,6 +272,7 @@ async def test_a_connection_that_is_reset_is_unavailable(server: EchoServer, cli
     ],
 )
 async def test_a_server_that_cannot_be_reached_is_unavailable(url: str, says: str, client: HTTPClient) -> None:
+    """Refused, unknown and untrusted hosts are UNAVAILABLE."""
     error = await failure(client.open(request(f"{url}?key={SECRET}")))
     assert (error.code, error.retryable) == (ErrorCode.UNAVAILABLE, True)
     assert error.message.startswith(says)
@@ -299,7 +292,6 @@ async def test_a_header_that_would_be_two_is_not_sent(server: EchoServer, client
     assert server.arrived == []
 
 
-@requirement("openapi.unreachable")
 async def test_a_certificate_of_an_unknown_authority_is_not_accepted(tmp_path: Path) -> None:
     tls = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
     tls.load_cert_chain(self_signed(tmp_path))
@@ -338,7 +330,6 @@ async def test_a_server_that_accepts_no_connection_in_time_is_unavailable(server
 # --- redirects ------------------------------------------------------------------------------------------------------
 
 
-@requirement("openapi.redirect-credentials")
 async def test_credentials_stay_with_the_server_that_they_are_for(server: EchoServer) -> None:
     client = HTTPClient(ClientOptions(headers={"X-Team": SECRET}))
     async with EchoServer() as other:
@@ -353,7 +344,6 @@ async def test_credentials_stay_with_the_server_that_they_are_for(server: EchoSe
     await client.close()
 
 
-@requirement("openapi.redirect-method")
 async def test_a_body_follows_a_redirect_that_keeps_it(server: EchoServer, client: HTTPClient) -> None:
     server.on("/a", redirect(308, "/b"))
     server.on("/b", redirect(303, "/c"))
@@ -389,7 +379,6 @@ async def test_a_redirect_is_an_answer_where_none_are_followed_or_it_leads_nowhe
 # --- closing --------------------------------------------------------------------------------------------------------
 
 
-@requirement("openapi.client-close")
 async def test_closing_ends_the_calls_that_are_under_way(server: EchoServer) -> None:
     async with Leaks():
         client = HTTPClient(ClientOptions(max_connections=1))
@@ -404,7 +393,6 @@ async def test_closing_ends_the_calls_that_are_under_way(server: EchoServer) -> 
             assert "closed" in error.message
 
 
-@requirement("openapi.client-close")
 @pytest.mark.parametrize("framing", ["Content-Length: 50", "Transfer-Encoding: chunked", "Connection: close"])
 async def test_closing_ends_a_body_that_is_being_read(framing: str, server: EchoServer) -> None:
     async def half(exchange: Exchange) -> None:
@@ -421,7 +409,6 @@ async def test_closing_ends_a_body_that_is_being_read(framing: str, server: Echo
         assert "closed" in (await reading).message
 
 
-@requirement("openapi.cancel")
 @pytest.mark.parametrize("path", ["/silent", "/half"])
 async def test_a_caller_that_gives_up_closes_its_connection(path: str, server: EchoServer, client: HTTPClient) -> None:
     async def half(exchange: Exchange) -> None:
@@ -444,7 +431,6 @@ async def test_closing_twice_or_before_the_first_request_does_no_harm() -> None:
     await client.close()
 
 
-@requirement("openapi.client-loops")
 def test_a_client_can_be_used_in_one_event_loop_after_another() -> None:
     client = HTTPClient()
 
@@ -460,7 +446,6 @@ def test_a_client_can_be_used_in_one_event_loop_after_another() -> None:
         assert b'"/here"' in asyncio.run(once(last))
 
 
-@requirement("openapi.client-loops")
 async def test_a_client_can_be_used_in_the_event_loops_of_several_threads() -> None:
     client, begun = HTTPClient(), threading.Semaphore(0)
 
@@ -505,7 +490,6 @@ def test_an_address_is_shown_as_its_host(url: str, host: str) -> None:
     assert host_of(url) == host
 
 
-@requirement("openapi.proxy")
 async def test_requests_go_through_a_proxy(server: EchoServer) -> None:
     client = HTTPClient(ClientOptions(proxy=server.url))
     await fetch(client, request("http://api.example/pets?a=1"))
@@ -513,7 +497,6 @@ async def test_requests_go_through_a_proxy(server: EchoServer) -> None:
     await client.close()
 
 
-@requirement("openapi.proxy")
 async def test_a_proxy_that_is_not_there_is_said_to_be_the_cause() -> None:
     client = HTTPClient(ClientOptions(proxy=f"http://user:{SECRET}@127.0.0.1:1"))
     error = await failure(client.open(request("http://api.example/")))
@@ -522,10 +505,10 @@ async def test_a_proxy_that_is_not_there_is_said_to_be_the_cause() -> None:
     await client.close()
 
 
-@requirement("openapi.proxy")
 async def test_the_environment_names_proxies_only_where_it_is_trusted(
     server: EchoServer, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
+    """Proxies are used as given, the environment's only if trusted, never ~/.netrc."""
     (tmp_path / "netrc").write_text(f"machine api.example login me password {SECRET}")
     monkeypatch.setenv("NETRC", str(tmp_path / "netrc"))
     monkeypatch.setenv("http_proxy", server.url)
@@ -547,10 +530,10 @@ def test_options_that_mean_nothing_are_refused(option: str, wrong: Any) -> None:
         from_openapi({}, **{option: wrong})
 
 
-@requirement("openapi.unrequested")
 async def test_a_response_that_was_not_requested_ends_its_connection_and_is_not_that_of_the_next_request(
     server: EchoServer, client: HTTPClient
 ) -> None:
+    """Data that a server sends after its response end the connection, and are no other response."""
     is_read = asyncio.Event()
 
     async def script(exchange: Exchange) -> None:
@@ -568,7 +551,6 @@ async def test_a_response_that_was_not_requested_ends_its_connection_and_is_not_
     assert server.accepted == 2
 
 
-@requirement("openapi.unrequested")
 async def test_what_precedes_a_response_and_a_body_in_pieces_is_part_of_it(
     server: EchoServer, client: HTTPClient
 ) -> None:
@@ -583,7 +565,6 @@ async def test_what_precedes_a_response_and_a_body_in_pieces_is_part_of_it(
     assert server.accepted == 1
 
 
-@requirement("openapi.broken-answers")
 async def test_headers_are_bounded_all_together(server: EchoServer, client: HTTPClient) -> None:
     lines = "".join(f"X-{number}: {'x' * 60_000}\r\n" for number in range(5))
     server.on("/large", f"HTTP/1.1 200 OK\r\nContent-Length: 5\r\n{lines}\r\n".encode())
@@ -593,7 +574,6 @@ async def test_headers_are_bounded_all_together(server: EchoServer, client: HTTP
     await server.connections(0)
 
 
-@requirement("openapi.broken-answers")
 async def test_headers_that_arrive_in_pieces_are_bounded_before_they_end(
     server: EchoServer, client: HTTPClient
 ) -> None:
@@ -612,7 +592,6 @@ async def test_headers_that_arrive_in_pieces_are_bounded_before_they_end(
     assert (failed.code, "262,144 bytes of headers" in failed.message) == (ErrorCode.PROTOCOL_ERROR, True)
 
 
-@requirement("openapi.broken-answers")
 async def test_interim_responses_before_a_response_are_bounded(server: EchoServer, client: HTTPClient) -> None:
     interim = b"HTTP/1.1 100 \r\n\r\n"
     server.on("/some", interim * 1_000 + answer(200, b"x" * 100_000))

@@ -4,7 +4,6 @@ import pytest
 
 from opwire.errors import CallError, ErrorCode
 from opwire.http.client import HTTPRequest, redirected
-from tests.requirements import requirement
 
 HEADERS = [("Accept", "*/*"), ("Content-Type", "a/b"), ("X-Key", "secret"), ("Cookie", "c=1"), ("authorization", "t")]
 
@@ -37,7 +36,6 @@ def test_a_location_is_read_relative_to_the_request(location: str, url: str) -> 
     assert redirected(request(), 302, location).url == url
 
 
-@requirement("openapi.redirect-method")
 @pytest.mark.parametrize(
     ("status", "method", "then"),
     [
@@ -60,7 +58,6 @@ def test_the_method_changes_as_fetch_changes_it(status: int, method: str, then: 
     assert (("Content-Type", "a/b") in following.headers) is kept
 
 
-@requirement("openapi.redirect-credentials")
 @pytest.mark.parametrize(
     "location",
     [
@@ -78,24 +75,20 @@ def test_credentials_do_not_cross_to_another_origin(location: str) -> None:
     assert "secret" not in following.url
 
 
-@requirement("openapi.redirect-credentials")
 def test_credentials_stay_within_their_origin() -> None:
     assert redirected(request(), 307, "https://API.example:443/x").headers == HEADERS
 
 
-@requirement("openapi.redirect-credentials")
 def test_credentials_do_not_come_back_with_a_redirect_that_returns() -> None:
     away = redirected(request(), 307, "https://evil.example/")
     assert redirected(away, 307, "https://api.example/").headers == [("Accept", "*/*"), ("Content-Type", "a/b")]
 
 
-@requirement("openapi.redirect-credentials")
 def test_a_secret_in_the_query_is_not_sent_again() -> None:
     following = redirected(request(), 302, "/other")
     assert following.url == "https://api.example/other"
 
 
-@requirement("openapi.redirect-credentials")
 @pytest.mark.parametrize(
     ("location", "url"),
     [
@@ -112,7 +105,6 @@ def test_a_redirect_with_the_query_of_its_request_takes_no_secret_to_another_ori
     assert redirected(within, 301, location).url == url
 
 
-@requirement("openapi.redirect-refused")
 @pytest.mark.parametrize(
     "location",
     [
@@ -124,6 +116,7 @@ def test_a_redirect_with_the_query_of_its_request_takes_no_secret_to_another_ori
     ],
 )
 def test_a_redirect_to_a_worse_place_is_refused(location: str) -> None:
+    """No redirect leads from https to http or to another scheme."""
     with pytest.raises(CallError) as caught:
         redirected(request(), 302, location)
     assert caught.value.code is ErrorCode.EXECUTION_ERROR

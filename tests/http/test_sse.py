@@ -15,7 +15,6 @@ from hypothesis import strategies as st
 from opwire.errors import CallError, ErrorCode
 from opwire.http.sse import SSEEvent, SSEParser
 from tests.properties import examples
-from tests.requirements import requirement
 
 DATA = Path(__file__).parent.parent / "data" / "sse-cases.json"
 CASES: list[dict[str, Any]] = json.loads(DATA.read_text("utf-8"))
@@ -40,7 +39,6 @@ def check(case: dict[str, Any], chunks: Sequence[bytes]) -> None:
     assert last_event_id == case.get("expected_last_event_id", last_event_id)
 
 
-@requirement("openapi.sse-whatwg")
 @pytest.mark.parametrize("case", CASES, ids=lambda case: case["name"])
 def test_each_case_gives_its_events_in_every_chunking(case: dict[str, Any]) -> None:
     stream = b64decode(case["stream_b64"])
@@ -51,7 +49,6 @@ def test_each_case_gives_its_events_in_every_chunking(case: dict[str, Any]) -> N
         check(case, [stream[:at], stream[at:]])
 
 
-@requirement("openapi.sse-whatwg")
 def test_the_cases_beside_the_project_hold_too(shared: Path) -> None:
     for case in json.loads((shared / "sse" / "cases-dev.json").read_text("utf-8"))["cases"]:
         stream = b64decode(case["stream_b64"])
@@ -92,7 +89,6 @@ PIECES = st.sampled_from(
 )
 
 
-@requirement("openapi.sse-whatwg")
 @settings(max_examples=examples(200))
 @given(st.lists(PIECES, max_size=40).map(b"".join), st.data())
 def test_any_stream_in_any_chunking_gives_what_the_algorithm_gives(stream: bytes, data: st.DataObject) -> None:
@@ -129,7 +125,6 @@ def test_a_retry_that_no_integer_could_hold_is_ignored() -> None:
     assert parser.retry == 5
 
 
-@requirement("openapi.sse-bounded")
 @pytest.mark.parametrize("stream", [b"data: " + b"x" * 200, b"data: xxxxxxxxx\n" * 20, b": " + b"x" * 200])
 def test_an_event_that_is_too_large_is_an_error_and_not_a_growing_buffer(stream: bytes) -> None:
     parser = SSEParser(max_event=100)
@@ -139,7 +134,6 @@ def test_an_event_that_is_too_large_is_an_error_and_not_a_growing_buffer(stream:
     assert "100 bytes" in caught.value.message
 
 
-@requirement("openapi.sse-bounded")
 def test_many_small_events_and_comments_are_not_one_large_one() -> None:
     parser = SSEParser(max_event=100)
     for _ in range(50):
@@ -153,20 +147,17 @@ def test_a_long_line_in_small_pieces_takes_time_in_proportion() -> None:
     assert [len(event.data) for piece in pieces for event in parser.feed(piece)] == [1_600_000]
 
 
-@requirement("openapi.sse-bounded")
 def test_the_name_of_an_event_counts_for_its_size() -> None:
     parser = SSEParser(max_event=100)
     with pytest.raises(CallError, match="larger than 100 bytes"):
         parser.feed(b"event: " + b"x" * 60 + b"\ndata: " + b"x" * 60 + b"\n\n")
 
 
-@requirement("openapi.sse-bounded")
 def test_an_id_that_every_event_would_repeat_is_bounded() -> None:
     [event] = SSEParser(last_event_id="6").feed(b"id: " + b"x" * 5000 + b"\ndata: a\n\n")
     assert event.last_event_id == "6"
 
 
-@requirement("openapi.sse-bounded")
 @pytest.mark.parametrize("digits", [20, 99, 100, 400])
 def test_a_retry_of_any_size_is_a_number_that_can_be_waited_for(digits: int) -> None:
     parser = SSEParser()
@@ -174,7 +165,6 @@ def test_a_retry_of_any_size_is_a_number_that_can_be_waited_for(digits: int) -> 
     assert (parser.retry or 0) / 1000 <= 1e12
 
 
-@requirement("openapi.sse-bounded")
 def test_an_event_of_many_short_lines_takes_little_memory() -> None:
     parser, chunk = SSEParser(), b"data:xy\n" * 2_000
     parser.feed(chunk)

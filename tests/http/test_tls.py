@@ -22,7 +22,6 @@ from opwire.openapi.client import from_openapi
 from tests.mcp.client.connections import http_server
 from tests.openapi.client.documents import document
 from tests.openapi.client.echo import EchoServer, json_answer, redirect
-from tests.requirements import requirement
 
 
 class Authority:
@@ -100,7 +99,6 @@ async def called(url: str, **options: Any) -> Any:
         return (await registry.execute("api.get")).data
 
 
-@requirement("openapi.mutual-tls")
 @pytest.mark.parametrize("kind", ["together", "apart", "encrypted"])
 async def test_an_api_gets_the_certificate_that_it_demands(authority: Authority, tmp_path: Path, kind: str) -> None:
     password = "s3cret" if kind == "encrypted" else None
@@ -124,7 +122,6 @@ async def test_an_api_gets_the_certificate_that_it_demands(authority: Authority,
             )
 
 
-@requirement("openapi.mutual-tls")
 async def test_a_certificate_is_not_shown_to_another_origin(authority: Authority) -> None:
     robot = authority.issue("robot")
     async with EchoServer(tls=authority.server()) as other, EchoServer(tls=authority.server()) as server:
@@ -143,7 +140,6 @@ async def test_checks_can_be_skipped_with_a_certificate(authority: Authority) ->
         assert await called(server.url, ssl=False, client_certificate=authority.issue("robot"))
 
 
-@requirement("openapi.mutual-tls")
 @pytest.mark.parametrize(
     ("options", "message"),
     [
@@ -171,8 +167,8 @@ def test_a_context_excludes_files() -> None:
         ClientOptions(ssl=client_context(), ca_file="ca.pem")
 
 
-@requirement("config.tls")
 async def test_files_of_the_configuration_are_relative_to_it(authority: Authority, tmp_path: Path) -> None:
+    """Certificates of sources behind a URL are files relative to the configuration."""
     authority.issue("robot", password="s3cret", apart=True)
     seen: list[str] = []
 

@@ -16,7 +16,6 @@ from opwire.registry import OperationRegistry
 from opwire.testing.harness import soon
 from opwire.transports.websocket import WebSocketServer, WebSocketTransport
 from tests.hub.meeting import AUTH, TOKENS, Meeting, Waiting, adding, answer, connected, ids, peers, whoami
-from tests.requirements import requirement
 from tests.transports.websocket.ends import Plain, until
 
 
@@ -37,7 +36,6 @@ async def refusal(spoke: Spoke) -> CallError:
 # --- tokens -----------------------------------------------------------------------------------------------------------
 
 
-@requirement("hub.token")
 @pytest.mark.parametrize("token", [None, "not-one-of-those-that-are-known"])
 async def test_a_spoke_without_a_good_token_is_refused_at_once(meeting: Meeting, token: str | None) -> None:
     hub = await meeting.hub(authenticate=AUTH)
@@ -50,14 +48,12 @@ async def test_a_spoke_without_a_good_token_is_refused_at_once(meeting: Meeting,
     assert (await plain.closed())[0] == 4401
 
 
-@requirement("hub.token")
 async def test_a_token_may_be_made_for_each_connection(meeting: Meeting) -> None:
     hub = await meeting.hub(authenticate=AUTH)
     await meeting.spoke(hub.url, whoami(), token=lambda: TOKENS["billing"])
     assert ids(hub.registry) == ["billing.whoami"]
 
 
-@requirement("hub.expiry")
 async def test_a_connection_ends_with_its_token_and_the_same_token_does_not_open_another(meeting: Meeting) -> None:
     expires = time.time() + 0.4
 
@@ -71,7 +67,6 @@ async def test_a_connection_ends_with_its_token_and_the_same_token_does_not_open
     assert (await refusal(Spoke(None, hub.url, token="any-token"))).code is ErrorCode.UNAUTHENTICATED
 
 
-@requirement("hub.expiry")
 @pytest.mark.parametrize("now", [None, Grant(Identity(id="shop"))])
 async def test_a_connection_ends_soon_after_its_token_was_revoked_or_grants_less(
     meeting: Meeting, monkeypatch: pytest.MonkeyPatch, now: Grant | None
@@ -86,7 +81,6 @@ async def test_a_connection_ends_soon_after_its_token_was_revoked_or_grants_less
     assert (await plain.closed())[0] == 4401
 
 
-@requirement("hub.expiry")
 async def test_a_hub_that_closes_does_not_wait_for_tokens_to_expire(meeting: Meeting) -> None:
     grant = Grant(Identity(id="long"), (), time.time() + 60)
     hub = await meeting.hub(authenticate=callback(lambda _: grant))
@@ -112,7 +106,6 @@ async def test_an_identity_that_is_too_large_to_be_passed_on_is_refused(meeting:
     assert (await refusal(Spoke(None, hub.url, token="x"))).code is ErrorCode.PAYLOAD_TOO_LARGE
 
 
-@requirement("hub.token")
 async def test_a_spoke_with_an_expired_token_backs_off(meeting: Meeting, caplog: pytest.LogCaptureFixture) -> None:
     good, shown = True, 0
 
@@ -139,7 +132,6 @@ async def test_a_spoke_with_an_expired_token_backs_off(meeting: Meeting, caplog:
 # --- identity ---------------------------------------------------------------------------------------------------------
 
 
-@requirement("hub.identity")
 async def test_the_hub_names_the_caller(meeting: Meeting) -> None:
     hub = await meeting.hub(whoami("hub"), authenticate=AUTH)
     await meeting.spoke(hub.url, whoami(), token="billing")
@@ -156,7 +148,6 @@ CREDENTIAL = '"credential":"forged"'
 BODY = '"type":"call.requested","requestId":"r","operationId":"%s"'
 
 
-@requirement("hub.identity")
 @pytest.mark.parametrize("operation_id", ["billing.whoami", "hub.whoami"])
 @pytest.mark.parametrize(
     "message",
@@ -181,7 +172,6 @@ async def test_no_claim_of_a_spoke_counts(meeting: Meeting, message: str, operat
     assert event["output"]["data"] == "mallory"
 
 
-@requirement("hub.identity")
 async def test_a_forged_peer_at_the_end_does_not_hide_a_forged_identity(meeting: Meeting) -> None:
     hub = await meeting.hub(authenticate=AUTH)
     await meeting.spoke(hub.url, whoami(), token="billing")
@@ -191,7 +181,6 @@ async def test_a_forged_peer_at_the_end_does_not_hide_a_forged_identity(meeting:
     assert (await answer(plain, "r"))["output"]["data"] == "mallory"
 
 
-@requirement("hub.nobody")
 async def test_without_auth_a_caller_is_anonymous_and_may_call_what_is_public(meeting: Meeting) -> None:
     registry = whoami("hub")
     registry.query("hub.open", access=AccessControl(public=True))(_nobody)
@@ -208,7 +197,6 @@ async def _nobody(context: Context) -> str | None:
     return context.identity and context.identity.id
 
 
-@requirement("hub.nobody")
 async def test_calls_that_were_not_made_to_the_hub_are_not_forwarded_as_the_hub(meeting: Meeting) -> None:
     """A request that names the hub itself, for an operation that a spoke serves."""
 
@@ -226,8 +214,8 @@ async def test_calls_that_were_not_made_to_the_hub_are_not_forwarded_as_the_hub(
         assert (await answer(plain, f"r{peer}"))["output"]["data"] is None
 
 
-@requirement("hub.delegation")
 async def test_a_server_that_delegates_calls_with_the_identity_of_its_caller(meeting: Meeting) -> None:
+    """A call made for a live call that the hub routed to its sender is made as that call's caller."""
     hub = await meeting.hub(authenticate=AUTH)
     await meeting.spoke(hub.url, whoami(), token="billing")
     registry, spokes = OperationRegistry(), list[Spoke]()
@@ -250,7 +238,6 @@ async def test_a_server_that_delegates_calls_with_the_identity_of_its_caller(mee
     assert (await hub.registry.execute("gateway.ask", None, root)).data == ["gateway", "gateway", "user", "user"]
 
 
-@requirement("hub.delegation")
 @pytest.mark.parametrize("own_connection", [True, False])
 async def test_a_server_that_does_not_delegate_is_rejected_and_acts_as_no_other_identity(
     meeting: Meeting, own_connection: bool
@@ -273,7 +260,6 @@ async def test_a_server_that_does_not_delegate_is_rejected_and_acts_as_no_other_
     assert ("delegates=True" if own_connection else "cannot carry") in refused.value.message
 
 
-@requirement("hub.delegation")
 async def test_a_peer_is_refused_a_call_on_behalf_of_a_request_that_it_does_not_serve(meeting: Meeting) -> None:
     hub, waiting = await meeting.hub(authenticate=AUTH), Waiting("shop.wait")
     await meeting.spoke(hub.url, waiting.registry, token="shop")
@@ -287,7 +273,6 @@ async def test_a_peer_is_refused_a_call_on_behalf_of_a_request_that_it_does_not_
     assert (await answer(mallory, "r"))["code"] == "ACCESS_DENIED"
 
 
-@requirement("hub.replies")
 @pytest.mark.parametrize("kind", ["call.responded", "call.error", "call.aborted", "call.completed"])
 async def test_only_the_spoke_that_has_a_call_can_answer_it(meeting: Meeting, kind: str) -> None:
     hub, waiting = await meeting.hub(authenticate=AUTH), Waiting("shop.wait")
@@ -313,7 +298,6 @@ async def test_only_the_spoke_that_has_a_call_can_answer_it(meeting: Meeting, ki
 # --- announcements ----------------------------------------------------------------------------------------------------
 
 
-@requirement("hub.announce-rights")
 @pytest.mark.parametrize("token", ["shop", "alice"])
 async def test_a_spoke_announces_only_in_its_own_namespaces(meeting: Meeting, token: str) -> None:
     hub = await meeting.hub(authenticate=AUTH)
@@ -326,7 +310,6 @@ async def test_a_spoke_announces_only_in_its_own_namespaces(meeting: Meeting, to
     assert await hub.transport.servers() == []
 
 
-@requirement("hub.announce-rights")
 async def test_what_is_refused_later_is_not_announced_again(meeting: Meeting) -> None:
     hub = await meeting.hub(authenticate=AUTH)
     spoke = await meeting.spoke(hub.url, whoami("shop"), token="shop")
@@ -339,14 +322,12 @@ async def test_what_is_refused_later_is_not_announced_again(meeting: Meeting) ->
     await until("it is back", lambda: ids(again.registry) == ["shop.whoami"])
 
 
-@requirement("hub.nobody")
 async def test_without_auth_no_peer_may_announce(meeting: Meeting) -> None:
     hub = await meeting.hub(authenticate=None)
     error = await refusal(Spoke(adding(), hub.url))
     assert error.code is ErrorCode.ACCESS_DENIED
 
 
-@requirement("hub.schemas")
 async def test_spokes_that_disagree_about_a_schema_cannot_both_serve(meeting: Meeting) -> None:
     hub = await meeting.hub()
     first = await meeting.spoke(hub.url, adding())
@@ -364,7 +345,6 @@ async def test_spokes_that_disagree_about_a_schema_cannot_both_serve(meeting: Me
     assert ids(hub.registry) == ["math.add"]
 
 
-@requirement("hub.schemas")
 async def test_an_operation_of_the_hub_cannot_be_taken_over(meeting: Meeting) -> None:
     hub = await meeting.hub(adding())
     error = await refusal(Spoke(adding(), hub.url))
@@ -372,7 +352,6 @@ async def test_an_operation_of_the_hub_cannot_be_taken_over(meeting: Meeting) ->
     assert "the hub itself" in error.message
 
 
-@requirement("hub.schemas")
 @pytest.mark.parametrize("name", ["about", "operations", "new"])
 async def test_operations_of_opwire_itself_cannot_be_announced(meeting: Meeting, name: str) -> None:
     hub = await meeting.hub()
@@ -384,7 +363,6 @@ async def test_operations_of_opwire_itself_cannot_be_announced(meeting: Meeting,
     assert ids(hub.registry) == []
 
 
-@requirement("hub.schemas")
 async def test_what_is_not_described_is_not_announced(meeting: Meeting) -> None:
     hub = await meeting.hub()
     spoke = await meeting.spoke(hub.url, adding())
@@ -423,7 +401,6 @@ async def describe(plain: Plain, question: dict[str, Any], *items: dict[str, Any
     await plain.say("call.completed", requestId=question["requestId"], seq=len(items))
 
 
-@requirement("hub.short-descriptions")
 async def test_a_description_needs_an_id_and_a_type_in_either_case(meeting: Meeting) -> None:
     hub = await meeting.hub()
     plain = await meeting.welcome(hub.url)
@@ -436,7 +413,6 @@ async def test_a_description_needs_an_id_and_a_type_in_either_case(meeting: Meet
     assert (spec.type, spec.input_schema.json) == (OperationType.SUBSCRIPTION, True)
 
 
-@requirement("hub.own-requests")
 @pytest.mark.parametrize("auth", [None, AUTH], ids=["without auth", "with auth"])
 async def test_a_peer_that_announces_nothing_gets_no_request_of_the_hub(meeting: Meeting, auth: Any) -> None:
     hub = await meeting.hub(authenticate=auth)
@@ -446,7 +422,6 @@ async def test_a_peer_that_announces_nothing_gets_no_request_of_the_hub(meeting:
     assert (refused["type"], refused["code"]) == ("session.refused", "VALIDATION_ERROR")
 
 
-@requirement("hub.own-requests")
 async def test_the_requests_of_the_hub_carry_no_authority_that_a_spoke_can_act_with(meeting: Meeting) -> None:
     own = OperationRegistry()
 
@@ -475,7 +450,6 @@ async def test_the_requests_of_the_hub_carry_no_authority_that_a_spoke_can_act_w
     call.cancel()
 
 
-@requirement("hub.shows", "hub.own-requests")
 async def test_a_spoke_shows_its_hub_what_others_may_not_see(meeting: Meeting) -> None:
     registry = OperationRegistry()
     registry.query("shop.admin", access=AccessControl(required_scopes=("root",)))(_nobody)
@@ -486,7 +460,6 @@ async def test_a_spoke_shows_its_hub_what_others_may_not_see(meeting: Meeting) -
     assert [found.operations for found in await alice.discover()] == [[]]
 
 
-@requirement("hub.announce-rights")
 async def test_one_operation_that_is_refused_does_not_keep_the_others_away(
     meeting: Meeting, caplog: pytest.LogCaptureFixture
 ) -> None:
@@ -502,7 +475,6 @@ async def test_one_operation_that_is_refused_does_not_keep_the_others_away(
     assert await hub.registry.execute("math.add", {"a": 1, "b": 2})
 
 
-@requirement("hub.digests")
 async def test_what_the_hub_knows_is_not_described_again(meeting: Meeting) -> None:
     hub = await meeting.hub()
     first = await meeting.welcome(hub.url)
@@ -524,7 +496,6 @@ async def test_what_the_hub_knows_is_not_described_again(meeting: Meeting) -> No
     call.cancel()
 
 
-@requirement("hub.digests")
 async def test_a_spoke_that_comes_back_describes_only_what_has_changed(meeting: Meeting) -> None:
     hub, registry = await meeting.hub(), whoami("shop")
     registry.query("shop.other")(_nobody)
@@ -540,7 +511,6 @@ async def test_a_spoke_that_comes_back_describes_only_what_has_changed(meeting: 
     assert data[1] == {"unchanged": ["shop.whoami"]}
 
 
-@requirement("hub.shows")
 async def test_an_operation_that_its_only_spoke_replaces_is_shown_in_its_new_form(meeting: Meeting) -> None:
     hub, registry = await meeting.hub(), adding()
     await meeting.spoke(hub.url, registry)
@@ -558,7 +528,6 @@ async def test_an_operation_that_its_only_spoke_replaces_is_shown_in_its_new_for
     assert (await hub.registry.execute("math.add", {"a": 1.5, "b": 2})).data == 3.5
 
 
-@requirement("hub.limits")
 async def test_the_descriptions_of_a_spoke_are_limited_in_bytes(meeting: Meeting) -> None:
     hub, registry = await meeting.hub(max_described=20_000), OperationRegistry()
     for number in range(5):
@@ -568,7 +537,6 @@ async def test_the_descriptions_of_a_spoke_are_limited_in_bytes(meeting: Meeting
     assert len(hub.registry) == 0
 
 
-@requirement("hub.limits")
 async def test_a_description_that_does_not_fit_into_a_message_is_refused_alone(
     meeting: Meeting, caplog: pytest.LogCaptureFixture
 ) -> None:
@@ -580,7 +548,6 @@ async def test_a_description_that_does_not_fit_into_a_message_is_refused_alone(
     await until("it is told", lambda: "large.op4" in caplog.text)
 
 
-@requirement("hub.limits")
 async def test_a_peer_that_describes_more_than_it_was_asked_for_is_refused(meeting: Meeting) -> None:
     hub = await meeting.hub()
     plain = await meeting.welcome(hub.url)
@@ -593,7 +560,6 @@ async def test_a_peer_that_describes_more_than_it_was_asked_for_is_refused(meeti
     assert len(hub.registry) == 0
 
 
-@requirement("hub.limits")
 @pytest.mark.parametrize("wrong", [{"type": "other"}, {"inputSchema": 5}, {"tags": "x"}])
 async def test_a_description_that_cannot_be_read_is_refused_alone(meeting: Meeting, wrong: dict[str, Any]) -> None:
     hub = await meeting.hub()
@@ -608,7 +574,6 @@ async def test_a_description_that_cannot_be_read_is_refused_alone(meeting: Meeti
 # --- limits -----------------------------------------------------------------------------------------------------------
 
 
-@requirement("hub.rate")
 async def test_a_connection_calls_so_often_and_no_more(meeting: Meeting) -> None:
     hub = await meeting.hub(adding(), rate=0.01, burst=3)
     spoke = await meeting.spoke(hub.url)
@@ -622,7 +587,6 @@ async def test_a_connection_calls_so_often_and_no_more(meeting: Meeting) -> None
     assert await other.call("math.add", {"a": 1, "b": 2}) == 3
 
 
-@requirement("hub.limits")
 async def test_the_open_calls_and_operations_of_a_connection_are_limited(meeting: Meeting) -> None:
     hub, waiting = await meeting.hub(max_calls=2, max_operations=3), Waiting()
     await meeting.spoke(hub.url, waiting.registry)
@@ -641,7 +605,6 @@ async def test_the_open_calls_and_operations_of_a_connection_are_limited(meeting
     assert (refused["type"], refused["id"], refused["code"]) == ("session.refused", 13, "RATE_LIMITED")
 
 
-@requirement("hub.limits")
 async def test_a_spoke_that_adds_too_many_operations_still_serves_the_earlier_ones(
     meeting: Meeting, caplog: pytest.LogCaptureFixture
 ) -> None:
@@ -676,7 +639,6 @@ def test_an_option_that_cannot_work_is_refused_where_it_is_given(option: dict[st
         Hub(**option)
 
 
-@requirement("hub.limits")
 async def test_a_connection_that_sends_only_hello_is_kept_and_one_that_sends_nothing_is_not(meeting: Meeting) -> None:
     async def slow(_: str) -> Identity | None:
         await asyncio.sleep(60)
@@ -687,7 +649,6 @@ async def test_a_connection_that_sends_only_hello_is_kept_and_one_that_sends_not
     assert (await plain.closed())[0] == 4408
 
 
-@requirement("hub.limits")
 async def test_made_up_tokens_do_not_delay_one_that_was_good_before(meeting: Meeting) -> None:
     release = asyncio.Event()
 
@@ -707,7 +668,6 @@ async def test_made_up_tokens_do_not_delay_one_that_was_good_before(meeting: Mee
     assert (await bogus[0].hear())["type"] == "session.refused"
 
 
-@requirement("hub.limits")
 async def test_of_the_tokens_that_wait_to_be_checked_the_latest_goes_first(meeting: Meeting) -> None:
     checked: list[str] = []
     release = asyncio.Event()
@@ -739,8 +699,9 @@ def _waiting(hub: Hub) -> int:
     return sum(not turn.done() for turns in waiting for turn in turns)
 
 
-@requirement("hub.room")
 async def test_one_with_a_token_takes_the_place_of_one_without(meeting: Meeting) -> None:
+    """Without room, a connection of the identity with the most makes place, first one without a token."""
+
     class Mixed:
         async def authenticate(self, token: str | None) -> Grant | None:
             return None if token is None else Grant(Identity(id=token))
@@ -759,7 +720,6 @@ async def test_one_with_a_token_takes_the_place_of_one_without(meeting: Meeting)
     assert (await (await meeting.plain(hub.url, "ann")).hear())["code"] == "RATE_LIMITED"
 
 
-@requirement("hub.room")
 async def test_one_that_serves_or_calls_keeps_its_place_before_one_that_is_idle(meeting: Meeting) -> None:
     hub = await meeting.hub(authenticate=OPEN_OR_TOKEN, max_connections=2)
     serving = await meeting.spoke(hub.url, adding())

@@ -16,11 +16,9 @@ from opwire.registry import OperationRegistry
 from opwire.testing.harness import soon
 from opwire.transports.memory import MemoryBus, MemoryTransport
 from tests.hub.meeting import BEAT, Meeting, Waiting, adding, ids
-from tests.requirements import requirement
 from tests.transports.websocket.ends import until
 
 
-@requirement("hub.broker")
 async def test_what_is_served_is_shown_and_what_is_not_any_more_is_hidden() -> None:
     bus, registry, other = MemoryBus(), adding("own"), adding()
     async with PendingRequestMap(MemoryTransport(bus)) as calls, PendingRequestMap(MemoryTransport(bus)) as peer:
@@ -39,7 +37,6 @@ async def test_what_is_served_is_shown_and_what_is_not_any_more_is_hidden() -> N
             await until("it is forgotten", lambda: ids(registry) == ["own.add"])
 
 
-@requirement("hub.broker")
 async def test_operations_that_disagree_are_left_out_and_told_once(caplog: pytest.LogCaptureFixture) -> None:
     bus, registry, other = MemoryBus(), OperationRegistry(), OperationRegistry()
     other.query("math.add")(_nothing)
@@ -60,7 +57,6 @@ async def test_operations_that_disagree_are_left_out_and_told_once(caplog: pytes
         remote.clear()
 
 
-@requirement("hub.broker")
 async def test_a_broker_that_is_gone_for_a_while_is_looked_at_again() -> None:
     looks = 0
     over = asyncio.Event()
@@ -84,7 +80,6 @@ async def test_a_broker_that_is_gone_for_a_while_is_looked_at_again() -> None:
 EVERYBODY = Identity(id="everybody", scopes=("*",))
 
 
-@requirement("hub.broker")
 async def test_over_a_broker_a_node_shows_what_others_serve(broker: str, meeting: Meeting) -> None:
     options: dict[str, Any] = {"heartbeat": BEAT, "prefix": token_hex(4), "anonymous": EVERYBODY}
     spoke = await meeting.spoke(broker, adding(), **options)
@@ -113,7 +108,6 @@ async def test_a_node_leaves_nothing_behind_if_its_first_discovery_fails(
         await node.calls.call("math.add", {"a": 1, "b": 2})
 
 
-@requirement("hub.drain-hub")
 async def test_a_node_that_drains_lets_calls_finish(broker: str, meeting: Meeting) -> None:
     options: dict[str, Any] = {"heartbeat": BEAT, "prefix": token_hex(4), "anonymous": EVERYBODY}
     waiting = Waiting()

@@ -19,7 +19,6 @@ from opwire.registry import OperationRegistry
 from tests.auth.oauth.authorization_server import AuthorizationServer
 from tests.hub.meeting import Meeting
 from tests.openapi.client.documents import document
-from tests.requirements import requirement
 
 CALLERS = [Identity(id=f"caller-{n}") for n in range(5)]
 TOKENS = {f"token-of-{each.id}": each for each in CALLERS}
@@ -69,7 +68,6 @@ async def check(issuer: AuthorizationServer, spokes: dict[str, Spoke]) -> None:
     assert not any("token-of-" in str(request) for request in issuer.requests)
 
 
-@requirement("callers.identity")
 async def test_callers_over_a_hub_reach_an_api_each_as_itself(meeting: Meeting) -> None:
     server = Grant(Identity(id="server"), announces=("*",))
     async with api() as (issuer, registry):
@@ -79,7 +77,6 @@ async def test_callers_over_a_hub_reach_an_api_each_as_itself(meeting: Meeting) 
         await check(issuer, spokes)
 
 
-@requirement("callers.identity")
 async def test_callers_over_a_broker_reach_an_api_each_as_itself(broker: str, meeting: Meeting) -> None:
     authority, prefix = Authority.generate(), token_hex(4)
     async with api() as (issuer, registry):
@@ -94,7 +91,6 @@ async def test_callers_over_a_broker_reach_an_api_each_as_itself(broker: str, me
         await check(issuer, spokes)
 
 
-@requirement("callers.identity")
 async def test_a_durable_call_reaches_an_api_as_its_caller() -> None:
     async with api() as (_, registry), MemoryJournal() as journal:
         registry.mutation("shop.me")(_ask)

@@ -24,7 +24,6 @@ from opwire.schema import Schema
 from opwire.testing.harness import soon
 from opwire.transports.broker import BrokerTransport
 from tests.hub.meeting import AUTH, BEAT, Meeting, Waiting, adding, connected, ids, peers, whoami
-from tests.requirements import requirement
 from tests.transports.websocket.ends import until
 
 
@@ -50,7 +49,6 @@ def hubs(broker: str, meeting: Meeting) -> Hubs:
     return Hubs(meeting, broker)
 
 
-@requirement("hub.cluster")
 async def test_a_caller_reaches_a_spoke_of_another_hub(hubs: Hubs, meeting: Meeting) -> None:
     a, b = await hubs.hub(), await hubs.hub()
     await meeting.spoke(a.url, adding())
@@ -60,7 +58,6 @@ async def test_a_caller_reaches_a_spoke_of_another_hub(hubs: Hubs, meeting: Meet
     assert ids(b.registry) == ["math.add"]
 
 
-@requirement("hub.cluster")
 async def test_hubs_that_have_just_started_ask_each_other_before_spokes_count_as_late(
     hubs: Hubs, meeting: Meeting
 ) -> None:
@@ -73,7 +70,6 @@ async def test_hubs_that_have_just_started_ask_each_other_before_spokes_count_as
     assert raised.value.code is ErrorCode.UNAVAILABLE
 
 
-@requirement("hub.cluster")
 async def test_a_new_hub_knows_the_operations_of_the_others_when_it_starts(hubs: Hubs, meeting: Meeting) -> None:
     a = await hubs.hub(adding("own"))
     await meeting.spoke(a.url, adding())
@@ -83,7 +79,6 @@ async def test_a_new_hub_knows_the_operations_of_the_others_when_it_starts(hubs:
     assert await caller.call("own.add", {"a": 1, "b": 2}) == 3
 
 
-@requirement("hub.cluster")
 async def test_an_operation_that_is_withdrawn_is_unknown_at_every_hub(hubs: Hubs, meeting: Meeting) -> None:
     a, b = await hubs.hub(), await hubs.hub()
     registry = adding()
@@ -97,7 +92,6 @@ async def test_an_operation_that_is_withdrawn_is_unknown_at_every_hub(hubs: Hubs
     assert raised.value.code is ErrorCode.OPERATION_NOT_FOUND
 
 
-@requirement("hub.cluster.authority")
 async def test_the_identity_of_a_caller_crosses_and_access_is_checked_where_it_is_served(
     hubs: Hubs, meeting: Meeting
 ) -> None:
@@ -108,7 +102,6 @@ async def test_the_identity_of_a_caller_crosses_and_access_is_checked_where_it_i
     assert (await b.registry.execute("billing.whoami")).data == "hub"
 
 
-@requirement("hub.cluster.authority")
 async def test_delegation_needs_a_grant_at_the_hub_of_the_server(hubs: Hubs, meeting: Meeting) -> None:
     a, b = await hubs.hub(authenticate=AUTH), await hubs.hub(authenticate=AUTH)
     await meeting.spoke(b.url, whoami(), token="billing")
@@ -135,7 +128,6 @@ async def test_delegation_needs_a_grant_at_the_hub_of_the_server(hubs: Hubs, mee
 SECRET = "the secret of these hubs"
 
 
-@requirement("hub.cluster.secret")
 async def test_with_a_secret_only_hubs_that_know_it_are_believed(
     hubs: Hubs, meeting: Meeting, caplog: pytest.LogCaptureFixture
 ) -> None:
@@ -153,7 +145,6 @@ async def test_with_a_secret_only_hubs_that_know_it_are_believed(
     assert SECRET not in caplog.text
 
 
-@requirement("hub.cluster.secret")
 def test_a_proof_is_for_one_request_once() -> None:
     here, there = ClusterSecret(SECRET), ClusterSecret(SECRET)
     request = CallRequested(request_id="server/1", operation_id="math.add", input={"a": 1.0})
@@ -178,7 +169,6 @@ def test_a_proof_is_for_one_request_once() -> None:
         ClusterSecret("short")
 
 
-@requirement("hub.cluster.secret")
 def test_a_used_proof_is_rejected_until_it_expires(monkeypatch: pytest.MonkeyPatch) -> None:
     here, there, now = ClusterSecret(SECRET), ClusterSecret(SECRET), 1_000.0
     monkeypatch.setattr(time, "time", lambda: now)
@@ -239,7 +229,6 @@ def description(namespace: str) -> dict[str, Any]:
     return OperationInfo.of(spec, Statistics()).plain()
 
 
-@requirement("hub.cluster.secret")
 async def test_a_request_of_a_hub_that_is_repeated_at_another_one_proves_nothing(hubs: Hubs, meeting: Meeting) -> None:
     a, b = await hubs.hub(secret=SECRET), await hubs.hub(secret=SECRET)
     repeater = Repeater(link := hubs.link())
@@ -288,7 +277,6 @@ class Poser:
         """Ignore it."""
 
 
-@requirement("hub.cluster.secret")
 async def test_an_end_that_poses_as_a_hub_delays_the_calls_of_unknown_operations_once(
     hubs: Hubs, meeting: Meeting, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -310,7 +298,6 @@ async def test_an_end_that_poses_as_a_hub_delays_the_calls_of_unknown_operations
         assert len(a.transport.relay.peers) == 1  # the other hub
 
 
-@requirement("hub.cluster")
 async def test_ends_that_are_not_hubs_leave_room_for_hubs(
     hubs: Hubs, meeting: Meeting, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -325,7 +312,6 @@ async def test_ends_that_are_not_hubs_leave_room_for_hubs(
         assert await caller.call("math.add", {"a": 1, "b": 2}) == 3
 
 
-@requirement("hub.cluster")
 async def test_a_call_of_an_end_that_cannot_be_a_hub_is_refused_and_leaves_nothing(
     hubs: Hubs, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -346,7 +332,6 @@ async def test_a_call_of_an_end_that_cannot_be_a_hub_is_refused_and_leaves_nothi
         await link.close()
 
 
-@requirement("hub.cluster")
 async def test_routes_that_another_hub_may_not_offer_are_ignored_and_not_kept(
     hubs: Hubs, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
@@ -372,7 +357,6 @@ async def test_routes_that_another_hub_may_not_offer_are_ignored_and_not_kept(
     assert caplog.text.count("ignoring an operation") == 3
 
 
-@requirement("hub.cluster.secret")
 async def test_an_end_with_the_name_of_the_server_is_not_a_hub(
     hubs: Hubs, meeting: Meeting, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -388,7 +372,6 @@ async def test_an_end_with_the_name_of_the_server_is_not_a_hub(
     assert await caller.call("math.add", {"a": 1, "b": 2}) == 3
 
 
-@requirement("hub.cluster")
 async def test_a_caller_that_gives_up_or_leaves_stops_the_handler_at_another_hub(hubs: Hubs, meeting: Meeting) -> None:
     a, b = await hubs.hub(), await hubs.hub()
     for leave in (False, True):
@@ -407,7 +390,6 @@ async def test_a_caller_that_gives_up_or_leaves_stops_the_handler_at_another_hub
         await spoke.close()
 
 
-@requirement("hub.cluster")
 async def test_items_progress_and_questions_cross(hubs: Hubs, meeting: Meeting) -> None:
     registry = OperationRegistry()
     produced = 0
@@ -443,7 +425,6 @@ async def test_items_progress_and_questions_cross(hubs: Hubs, meeting: Meeting) 
     assert [report.message for report in reports] == ["half"]
 
 
-@requirement("hub.cluster")
 async def test_a_hub_that_is_gone_fails_the_calls_that_cross_and_no_others(hubs: Hubs, meeting: Meeting) -> None:
     a, b = await hubs.hub(), await hubs.hub()
     waiting = Waiting()
@@ -499,7 +480,6 @@ class Neighbour:
             self.link.send(CallFailed.of(request_id, error), address)
 
 
-@requirement("hub.cluster")
 async def test_calls_of_a_hub_that_can_no_longer_be_followed_fail_on_both_sides(hubs: Hubs, meeting: Meeting) -> None:
     hub, waiting, neighbour = await hubs.hub(), Waiting(), Neighbour(hubs.link())
     await meeting.spoke(hub.url, waiting.registry)
@@ -528,7 +508,6 @@ async def test_calls_of_a_hub_that_can_no_longer_be_followed_fail_on_both_sides(
         await neighbour.link.close()
 
 
-@requirement("hub.cluster")
 async def test_servers_of_the_own_hub_come_first_and_sticky_calls_meet_at_one_server(
     hubs: Hubs, meeting: Meeting
 ) -> None:
@@ -552,7 +531,6 @@ async def test_servers_of_the_own_hub_come_first_and_sticky_calls_meet_at_one_se
         assert first == second
 
 
-@requirement("hub.cluster")
 async def test_what_hubs_ask_each_other_is_not_in_the_access_log(
     hubs: Hubs, meeting: Meeting, caplog: pytest.LogCaptureFixture
 ) -> None:
@@ -566,7 +544,6 @@ async def test_what_hubs_ask_each_other_is_not_in_the_access_log(
     assert "opwire.hub" not in caplog.text
 
 
-@requirement("hub.cluster")
 async def test_discovery_and_figures_include_the_other_hubs(hubs: Hubs, meeting: Meeting) -> None:
     a, b = await hubs.hub(name="first"), await hubs.hub(name="second")
     await meeting.spoke(a.url, adding())
@@ -597,9 +574,10 @@ def greeting(version: str, parameter: str = "name") -> OperationRegistry:
 ADA = {"name": "Ada"}
 
 
-@requirement("hub.versions")
 @pytest.mark.parametrize("apart", [False, True], ids=["at one hub", "at two hubs"])
 async def test_two_versions_are_served_side_by_side(hubs: Hubs, meeting: Meeting, apart: bool) -> None:
+    """Versions of an operation are served side by side: a caller may ask for one, and otherwise gets the lowest,
+    or any with its schemas."""
     a = await hubs.hub()
     b = await hubs.hub() if apart else a
     new = await meeting.spoke(b.url, greeting("1.10", "who"))
@@ -619,7 +597,6 @@ async def test_two_versions_are_served_side_by_side(hubs: Hubs, meeting: Meeting
     await until("one is left", lambda: "greet.hello" not in a.transport.split)
 
 
-@requirement("hub.versions")
 async def test_when_the_last_server_of_the_old_version_leaves_the_new_one_is_listed(meeting: Meeting) -> None:
     hub = await meeting.hub(linger=0)
     old = await meeting.spoke(hub.url, greeting("1"))
@@ -631,7 +608,6 @@ async def test_when_the_last_server_of_the_old_version_leaves_the_new_one_is_lis
     assert [spec.version for spec in hub.registry.list()] == ["2"]
 
 
-@requirement("hub.versions")
 async def test_versions_with_the_same_schemas_share_the_calls_and_a_version_may_be_replaced(meeting: Meeting) -> None:
     hub = await meeting.hub()
     await meeting.spoke(hub.url, greeting("1"))
@@ -649,7 +625,6 @@ async def test_versions_with_the_same_schemas_share_the_calls_and_a_version_may_
             await asyncio.sleep(0.01)
 
 
-@requirement("hub.versions")
 async def test_without_versions_of_their_own_two_schemas_are_a_conflict(meeting: Meeting) -> None:
     hub = await meeting.hub()
     await meeting.spoke(hub.url, greeting("1"))
@@ -658,7 +633,6 @@ async def test_without_versions_of_their_own_two_schemas_are_a_conflict(meeting:
             await meeting.spoke(hub.url, greeting(version, "who"))
 
 
-@requirement("hub.versions")
 async def test_a_server_rejects_a_version_that_it_does_not_serve_before_it_starts(
     broker: str, meeting: Meeting
 ) -> None:
@@ -710,7 +684,6 @@ def working() -> OperationRegistry:
     return registry
 
 
-@requirement("hub.cluster.drain")
 async def test_hubs_that_drain_move_their_spokes_and_callers_without_a_failed_call(
     hubs: Hubs, meeting: Meeting
 ) -> None:
@@ -729,7 +702,6 @@ async def test_hubs_that_drain_move_their_spokes_and_callers_without_a_failed_ca
     assert all(connected(each) for each in (*spokes, *callers))
 
 
-@requirement("hub.cluster.drain")
 async def test_calls_and_subscriptions_in_flight_go_on_at_the_hub_that_drains(hubs: Hubs, meeting: Meeting) -> None:
     a, b = await hubs.hub(), await hubs.hub()
     waiting = Waiting()
@@ -759,7 +731,6 @@ async def test_calls_and_subscriptions_in_flight_go_on_at_the_hub_that_drains(hu
     assert await caller.call("slow.wait") == "done"
 
 
-@requirement("hub.cluster.drain")
 async def test_without_another_hub_a_caller_learns_at_once_and_calls_in_flight_end(meeting: Meeting) -> None:
     hub = await meeting.hub()
     waiting = Waiting()

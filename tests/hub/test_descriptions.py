@@ -13,7 +13,6 @@ from opwire.registry import OperationRegistry
 from opwire.transports.websocket import admission
 from tests.hub.meeting import Meeting, answer, ids
 from tests.hub.test_admission import describe
-from tests.requirements import requirement
 from tests.transports.websocket.ends import Plain
 
 SHOP = {"type": "object", "properties": {"article": {"type": "string"}}}
@@ -36,7 +35,6 @@ def nested(depth: int) -> Any:
     return json.loads('{"items":' * depth + "true" + "}" * depth)
 
 
-@requirement("hub.carried-descriptions")
 async def test_an_announcement_may_carry_all_descriptions(meeting: Meeting) -> None:
     hub = await meeting.hub()
     plain = await meeting.welcome(hub.url)
@@ -49,7 +47,6 @@ async def test_an_announcement_may_carry_all_descriptions(meeting: Meeting) -> N
     assert (spec.type, spec.input_schema.json, spec.output_schema.json) == (OperationType.QUERY, SHOP, True)
 
 
-@requirement("hub.carried-descriptions")
 async def test_what_an_announcement_does_not_describe_is_requested(meeting: Meeting) -> None:
     hub = await meeting.hub()
     plain = await meeting.welcome(hub.url)
@@ -61,7 +58,6 @@ async def test_what_an_announcement_does_not_describe_is_requested(meeting: Meet
     assert ids(hub.registry) == ["a.one", "a.two"]
 
 
-@requirement("hub.carried-descriptions")
 @pytest.mark.parametrize(
     "wrong", [{"type": "other"}, {"type": None}, {"inputSchema": 5}, {"inputSchema": nested(300)}, {"tags": "x"}]
 )
@@ -74,7 +70,6 @@ async def test_a_carried_description_that_is_invalid_is_refused_alone(meeting: M
     assert ids(hub.registry) == ["a.good"]
 
 
-@requirement("hub.carried-descriptions", "hub.limits")
 async def test_carried_descriptions_count_towards_the_limit_of_a_spoke(meeting: Meeting) -> None:
     hub = await meeting.hub(max_described=20_000)
     plain = await meeting.welcome(hub.url)
@@ -85,7 +80,6 @@ async def test_carried_descriptions_count_towards_the_limit_of_a_spoke(meeting: 
     assert len(hub.registry) == 2
 
 
-@requirement("hub.carried-descriptions", "hub.limits")
 async def test_carried_descriptions_that_wait_are_bounded_and_others_are_not_delayed(
     meeting: Meeting, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -106,7 +100,6 @@ async def test_carried_descriptions_that_wait_are_bounded_and_others_are_not_del
     assert again == {"type": "session.done", "id": 1}
 
 
-@requirement("hub.carried-descriptions", "hub.limits")
 async def test_an_announcement_describes_no_more_than_it_names(meeting: Meeting) -> None:
     hub = await meeting.hub()
     plain = await meeting.welcome(hub.url)
@@ -114,7 +107,6 @@ async def test_an_announcement_describes_no_more_than_it_names(meeting: Meeting)
     assert (refused["type"], refused["code"]) == ("session.refused", "VALIDATION_ERROR")
 
 
-@requirement("hub.carried-descriptions")
 async def test_a_description_does_not_widen_what_a_token_may_announce(meeting: Meeting) -> None:
     hub = await meeting.hub(authenticate=TRUSTED)
     plain = await meeting.welcome(hub.url, "token-of-the-trusted")
@@ -141,11 +133,11 @@ async def announce_without_describing(meeting: Meeting, hub: Hub, token: str, ho
     return plain, ended
 
 
-@requirement("hub.undescribed")
 @pytest.mark.parametrize("how", ["error", "denied", "nothing", "silent"])
 async def test_a_trusted_peer_may_serve_what_it_does_not_describe(
     meeting: Meeting, monkeypatch: pytest.MonkeyPatch, how: str
 ) -> None:
+    """What a peer does not describe is served only if its grant says so, with unknown schemas."""
     monkeypatch.setattr(hub, "_DESCRIBE_TIMEOUT", 0.1)
     served = await meeting.hub(authenticate=TRUSTED)
     plain, ended = await announce_without_describing(meeting, served, "token-of-the-trusted", how)
@@ -161,7 +153,6 @@ async def test_a_trusted_peer_may_serve_what_it_does_not_describe(
     assert (await answer(caller, "r1"))["output"]["data"] == 3
 
 
-@requirement("hub.undescribed")
 @pytest.mark.parametrize("how", ["error", "denied", "nothing", "silent"])
 async def test_other_peers_may_not(meeting: Meeting, monkeypatch: pytest.MonkeyPatch, how: str) -> None:
     monkeypatch.setattr(hub, "_DESCRIBE_TIMEOUT", 0.1)
@@ -171,7 +162,6 @@ async def test_other_peers_may_not(meeting: Meeting, monkeypatch: pytest.MonkeyP
     assert len(served.registry) == 0
 
 
-@requirement("hub.short-descriptions")
 async def test_a_foreign_server_on_a_broker_describes_itself_briefly(broker: str, meeting: Meeting) -> None:
     registry = OperationRegistry()
 

@@ -21,7 +21,6 @@ from opwire.registry import OperationRegistry
 from opwire.testing.harness import soon
 from opwire.version import VERSION
 from tests.hub.meeting import BEAT, OPEN, Meeting, Waiting, adding, connected, ids, peers
-from tests.requirements import requirement
 from tests.servers.brokers import RedisServer
 from tests.servers.certificates import self_signed
 from tests.servers.processes import Worker
@@ -38,7 +37,6 @@ async def failure_of(call: "asyncio.Future[Any]") -> CallError:
 # --- calls ------------------------------------------------------------------------------------------------------------
 
 
-@requirement("hub.relays")
 async def test_spokes_call_each_other_through_the_hub(meeting: Meeting) -> None:
     hub = await meeting.hub()
     await meeting.spoke(hub.url, adding())
@@ -48,7 +46,6 @@ async def test_spokes_call_each_other_through_the_hub(meeting: Meeting) -> None:
     assert hub.handler.monitor.version == VERSION
 
 
-@requirement("call.progress")
 async def test_progress_reaches_a_spoke_through_the_hub_and_a_caller_of_the_hubs_registry(meeting: Meeting) -> None:
     registry = OperationRegistry()
 
@@ -66,14 +63,12 @@ async def test_progress_reaches_a_spoke_through_the_hub_and_a_caller_of_the_hubs
     assert reports == [Progress(1, 2, "half")] * 2
 
 
-@requirement("hub.serves")
 async def test_a_hub_serves_its_own_registry(meeting: Meeting) -> None:
     hub = await meeting.hub(adding())
     caller = await meeting.spoke(hub.url)
     assert await caller.call("math.add", {"a": 1, "b": 2}) == 3
 
 
-@requirement("hub.just-started")
 async def test_a_hub_that_was_just_started_expects_spokes(meeting: Meeting) -> None:
     hub = await meeting.hub(adding("local"), linger=60)
     caller = await meeting.spoke(hub.url)
@@ -87,7 +82,6 @@ async def test_a_hub_that_was_just_started_expects_spokes(meeting: Meeting) -> N
     assert await caller.call("math.add", {"a": 1, "b": 2}) == 3
 
 
-@requirement("hub.just-started")
 @pytest.mark.parametrize(
     "options", [{"linger": 0.01}, {"linger": 60, "authenticate": None}], ids=["later", "nobody may come"]
 )
@@ -100,7 +94,6 @@ async def test_what_no_spoke_will_serve_is_not_found(meeting: Meeting, options: 
     assert error.code is ErrorCode.OPERATION_NOT_FOUND
 
 
-@requirement("hub.shows")
 async def test_the_operations_of_spokes_are_in_the_registry_of_the_hub(meeting: Meeting) -> None:
     local = adding("local")
     hub = await meeting.hub(local)
@@ -116,7 +109,6 @@ async def test_the_operations_of_spokes_are_in_the_registry_of_the_hub(meeting: 
     assert ids(hub.registry) == ["local.add"]
 
 
-@requirement("hub.shows")
 async def test_what_a_spoke_registers_later_is_shown_too(meeting: Meeting) -> None:
     hub = await meeting.hub()
     registry = adding()
@@ -132,7 +124,6 @@ async def _nothing() -> None:
     pass
 
 
-@requirement("hub.shows")
 async def test_subscriptions_are_shown_and_stopped(meeting: Meeting) -> None:
     registry, stopped = OperationRegistry(), asyncio.Event()
 
@@ -152,7 +143,6 @@ async def test_subscriptions_are_shown_and_stopped(meeting: Meeting) -> None:
     await soon("the generator is closed", stopped.wait())
 
 
-@requirement("hub.many-operations")
 async def test_a_registry_of_1500_operations_is_announced_and_shown(meeting: Meeting) -> None:
     hub, registry = await meeting.hub(), OperationRegistry()
     for number in range(1_500):
@@ -162,7 +152,6 @@ async def test_a_registry_of_1500_operations_is_announced_and_shown(meeting: Mee
     assert await spoke.call("many.op/1499") is None
 
 
-@requirement("hub.payload")
 @pytest.mark.parametrize("input", ['{"n":1.0,"big":123456789012345678901234567890,"text":"\\u00e4ä"}', "[1e3 , 2]"])
 async def test_a_payload_is_passed_on_byte_by_byte(meeting: Meeting, input: str) -> None:
     hub = await meeting.hub()
@@ -191,8 +180,8 @@ def naming(name: str, wait: asyncio.Event | None = None) -> OperationRegistry:
     return registry
 
 
-@requirement("hub.shares")
 async def test_spokes_that_serve_the_same_take_turns(meeting: Meeting) -> None:
+    """Spokes that serve the same operation take turns while they are equally busy."""
     hub = await meeting.hub()
     for name in ("a", "b", "c"):
         await meeting.spoke(hub.url, naming(name))
@@ -202,7 +191,6 @@ async def test_spokes_that_serve_the_same_take_turns(meeting: Meeting) -> None:
     assert names == {"a": 6, "b": 6, "c": 6}
 
 
-@requirement("hub.least-busy")
 async def test_a_busy_spoke_gets_fewer_calls(meeting: Meeting) -> None:
     hub, go = await meeting.hub(balance="least_busy"), asyncio.Event()
     for name in ("a", "b"):
@@ -216,7 +204,6 @@ async def test_a_busy_spoke_gets_fewer_calls(meeting: Meeting) -> None:
     assert quick.isdisjoint({(await each).data for each in slow})
 
 
-@requirement("hub.sticky")
 async def test_calls_with_one_key_go_to_one_spoke(meeting: Meeting) -> None:
     hub = await meeting.hub()
     for name in ("a", "b", "c"):
@@ -230,8 +217,8 @@ async def test_calls_with_one_key_go_to_one_spoke(meeting: Meeting) -> None:
     assert len(set(first)) > 1
 
 
-@requirement("hub.sticky", "transport.redis.sticky")
 async def test_over_redis_calls_with_one_key_go_to_one_spoke(redis_server: RedisServer, meeting: Meeting) -> None:
+    """Over Redis, requests with one sticky key go to one server while it is there."""
     options: dict[str, Any] = {"prefix": token_hex(4), "anonymous": Identity(id="everybody")}
     for name in ("a", "b", "c"):
         await meeting.spoke(redis_server.url, naming(name), **options)
@@ -245,7 +232,6 @@ async def test_over_redis_calls_with_one_key_go_to_one_spoke(redis_server: Redis
 # --- loss -------------------------------------------------------------------------------------------------------------
 
 
-@requirement("hub.spoke-lost")
 async def test_a_spoke_that_is_killed_ends_its_calls_at_once(meeting: Meeting) -> None:
     hub = await meeting.hub(linger=60, heartbeat=60)
     caller = await meeting.spoke(hub.url)
@@ -264,7 +250,6 @@ async def test_a_spoke_that_is_killed_ends_its_calls_at_once(meeting: Meeting) -
     assert error.code is ErrorCode.OPERATION_NOT_FOUND
 
 
-@requirement("hub.linger")
 async def test_what_a_lost_spoke_served_is_logged_and_shown_for_a_while(
     meeting: Meeting, caplog: pytest.LogCaptureFixture
 ) -> None:
@@ -277,8 +262,8 @@ async def test_what_a_lost_spoke_served_is_logged_and_shown_for_a_while(
     await until("it is shown no longer", lambda: "work.echo" not in hub.registry)
 
 
-@requirement("hub.keep-alive")
 async def test_a_spoke_that_is_frozen_is_dropped(meeting: Meeting) -> None:
+    """A spoke that is frozen is dropped after two to three beats."""
     hub = await meeting.hub(heartbeat=BEAT)
     async with Worker("tests.servers.worker", "websocket", hub.url) as worker:
         call = asyncio.create_task(hub.registry.execute("work.hang"))
@@ -291,7 +276,6 @@ async def test_a_spoke_that_is_frozen_is_dropped(meeting: Meeting) -> None:
         await until("it has come back", lambda: bool(peers(hub)))
 
 
-@requirement("hub.caller-lost")
 async def test_a_handler_is_cancelled_when_its_caller_is_gone(meeting: Meeting) -> None:
     hub, waiting = await meeting.hub(), Waiting()
     await meeting.spoke(hub.url, waiting.registry)
@@ -302,7 +286,6 @@ async def test_a_handler_is_cancelled_when_its_caller_is_gone(meeting: Meeting) 
     await soon("the handler is cancelled", waiting.stopped.wait())
 
 
-@requirement("hub.caller-lost")
 async def test_a_caller_at_the_hub_that_gives_up_cancels_the_handler(meeting: Meeting) -> None:
     hub, waiting = await meeting.hub(), Waiting()
     await meeting.spoke(hub.url, waiting.registry)
@@ -315,7 +298,6 @@ async def test_a_caller_at_the_hub_that_gives_up_cancels_the_handler(meeting: Me
 # --- leaving ----------------------------------------------------------------------------------------------------------
 
 
-@requirement("hub.drain-spoke")
 async def test_a_rolling_restart_of_three_spokes_fails_no_call(meeting: Meeting) -> None:
     hub = await meeting.hub()
     spokes = [await meeting.spoke(hub.url, adding()) for _ in range(3)]
@@ -339,7 +321,6 @@ async def test_a_rolling_restart_of_three_spokes_fails_no_call(meeting: Meeting)
     assert done["calls"] > 50
 
 
-@requirement("hub.drain-hub")
 async def test_a_hub_that_drains_lets_calls_finish_and_sends_spokes_away(meeting: Meeting) -> None:
     hub, waiting = await meeting.hub(), Waiting()
     await meeting.spoke(hub.url, waiting.registry)
@@ -362,7 +343,6 @@ def _refuses(spoke: Spoke) -> bool:
     return False
 
 
-@requirement("hub.drain-hub")
 async def test_a_hub_does_not_wait_for_ever(meeting: Meeting) -> None:
     hub, waiting = await meeting.hub(), Waiting()
     await meeting.spoke(hub.url, waiting.registry)
@@ -373,7 +353,6 @@ async def test_a_hub_does_not_wait_for_ever(meeting: Meeting) -> None:
     assert (await failure_of(call)).code is ErrorCode.UNAVAILABLE
 
 
-@requirement("hub.restart")
 async def test_after_a_restart_of_the_hub_its_spokes_are_back(meeting: Meeting) -> None:
     async with AsyncExitStack() as stack:
         hub = await stack.enter_async_context(Hub(None, "ws://127.0.0.1:0", authenticate=OPEN))
@@ -393,7 +372,6 @@ async def test_after_a_restart_of_the_hub_its_spokes_are_back(meeting: Meeting) 
     assert await caller.call("slow.wait") == "done"
 
 
-@requirement("hub.restart")
 async def test_when_the_hub_is_killed_every_call_ends_and_the_next_hub_is_found(
     meeting: Meeting, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -429,7 +407,6 @@ async def _outage(caller: Spoke, operation_id: str) -> set[ErrorCode]:
             await asyncio.sleep(0.01)
 
 
-@requirement("hub.failover")
 async def test_a_spoke_with_several_hubs_goes_to_the_next_one(meeting: Meeting) -> None:
     first, second = await meeting.hub(), await meeting.hub()
     spoke = await meeting.spoke([first.url, second.url], adding())
@@ -440,7 +417,6 @@ async def test_a_spoke_with_several_hubs_goes_to_the_next_one(meeting: Meeting) 
     assert await spoke.call("math.add", {"a": 1, "b": 2}) == 3
 
 
-@requirement("hub.failover")
 async def test_a_hub_that_is_not_there_is_passed_over_at_the_start(meeting: Meeting) -> None:
     hub = await meeting.hub()
     spoke = await meeting.spoke(["ws://127.0.0.1:1", hub.url])
@@ -450,7 +426,6 @@ async def test_a_hub_that_is_not_there_is_passed_over_at_the_start(meeting: Meet
     assert failure.value.code is ErrorCode.UNAVAILABLE
 
 
-@requirement("hub.tls")
 async def test_a_hub_may_be_encrypted(meeting: Meeting, tmp_path: Path) -> None:
     certificate = self_signed(tmp_path)
     serving, calling = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER), ssl.create_default_context(cafile=certificate)
@@ -486,7 +461,6 @@ async def test_a_hub_that_cannot_listen_leaves_nothing_behind(meeting: Meeting) 
     assert failure.value.code is ErrorCode.UNAVAILABLE
 
 
-@requirement("hub.delegation")
 async def test_a_call_of_the_hub_itself_has_the_identity_of_its_context(meeting: Meeting) -> None:
     hub = await meeting.hub()
     registry = OperationRegistry()

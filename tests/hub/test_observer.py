@@ -14,7 +14,6 @@ from opwire.model.operation import Identity, Inbound
 from opwire.observe.monitor import CallMonitor, CallRecord, CallWatcher
 from opwire.openapi.server import serve_http
 from tests.hub.meeting import Meeting, Waiting, adding
-from tests.requirements import requirement
 
 PATIENCE = 20.0
 TOKENS = {name: f"{name}-token-of-a-test" for name in ("math", "ann", "boss")}
@@ -58,7 +57,6 @@ async def busy_hub(meeting: Meeting, registry: OperationRegistry | None = None) 
     return hub, await meeting.spoke(hub.url, token=TOKENS["ann"])
 
 
-@requirement("monitor.hub")
 async def test_a_hub_shows_the_calls_between_its_spokes_once_and_with_their_caller(meeting: Meeting) -> None:
     hub, ann = await busy_hub(meeting)
     async with Observer(hub.url, token=TOKENS["boss"]) as observer, aclosing(observer.calls()) as records:
@@ -77,7 +75,6 @@ async def test_a_hub_shows_the_calls_between_its_spokes_once_and_with_their_call
         assert (record.operation_id, record.outcome, record.via) == ("math.unknown", "UNAVAILABLE", "relay")
 
 
-@requirement("monitor.hub")
 async def test_the_calls_of_a_spoke_that_is_lost_are_shown_as_unavailable(meeting: Meeting) -> None:
     slow = Waiting("slow.wait")
     hub = await meeting.hub(authenticate=AUTH)
@@ -95,8 +92,8 @@ async def test_the_calls_of_a_spoke_that_is_lost_are_shown_as_unavailable(meetin
         assert (record.operation_id, record.outcome) in (("slow.wait", "UNAVAILABLE"), ("slow.wait", "CANCELLED"))
 
 
-@requirement("monitor.hub", "monitor.statistics")
 async def test_a_hub_counts_relayed_calls_and_is_listed_with_its_spokes(meeting: Meeting) -> None:
+    """A server reports its health, version, operations, calls, errors and open calls."""
     hub, ann = await busy_hub(meeting)
     for _ in range(3):
         await ann.call("math.add", {"a": 1, "b": 2})
@@ -112,7 +109,6 @@ async def test_a_hub_counts_relayed_calls_and_is_listed_with_its_spokes(meeting:
     assert [(each.id, each.calls) for each in at_spoke.busiest] == [("math.add", 4)]
 
 
-@requirement("monitor.access")
 async def test_a_caller_without_the_scope_observes_neither_the_hub_nor_a_spoke(meeting: Meeting) -> None:
     hub, _ = await busy_hub(meeting)
     async with Observer(hub.url, token=TOKENS["ann"]) as observer:
@@ -124,7 +120,6 @@ async def test_a_caller_without_the_scope_observes_neither_the_hub_nor_a_spoke(m
         assert await failure(anext(observer.calls())) == "UNAUTHENTICATED"
 
 
-@requirement("monitor.drain")
 async def test_a_watcher_does_not_hold_up_the_draining_of_a_hub(meeting: Meeting) -> None:
     hub, ann = await busy_hub(meeting)
     async with Observer(hub.url, token=TOKENS["boss"]) as observer, aclosing(observer.calls()) as records:
@@ -133,7 +128,6 @@ async def test_a_watcher_does_not_hold_up_the_draining_of_a_hub(meeting: Meeting
             assert await hub.drain(PATIENCE)
 
 
-@requirement("monitor.broker")
 @pytest.mark.slow
 async def test_all_servers_on_a_broker_are_observed_and_those_that_join_later(broker: str, meeting: Meeting) -> None:
     boss = Identity(id="boss", scopes=("*",))
@@ -153,7 +147,6 @@ async def test_all_servers_on_a_broker_are_observed_and_those_that_join_later(br
         assert names == {"one", "two"}
 
 
-@requirement("monitor.access")
 async def test_anonymous_clients_of_a_broker_observe_nothing(broker: str, meeting: Meeting) -> None:
     await meeting.spoke(broker, adding("one"), prefix="closed")
     async with Observer(broker, prefix="closed") as observer:
@@ -161,7 +154,6 @@ async def test_anonymous_clients_of_a_broker_observe_nothing(broker: str, meetin
         assert [each.error and each.error.code for each in await observer.servers()] == ["UNAUTHENTICATED"]
 
 
-@requirement("monitor.http")
 async def test_an_http_server_with_a_monitor_is_observed_and_does_not_list_its_operations() -> None:
     registry = adding()
     monitor = CallMonitor(registry, name="web")
@@ -193,7 +185,6 @@ async def test_an_http_server_without_a_monitor_has_no_such_operation() -> None:
     assert found.error.code == "OPERATION_NOT_FOUND"
 
 
-@requirement("monitor.hub", "console.system")
 async def test_a_hub_returns_the_figures_of_its_spokes(meeting: Meeting) -> None:
     hub, caller = await busy_hub(meeting)
     await caller.call("math.add", {"a": 1, "b": 2})
@@ -201,8 +192,8 @@ async def test_a_hub_returns_the_figures_of_its_spokes(meeting: Meeting) -> None
     assert (found["maths"].version, found["maths"].kind, found["maths"].calls) == ("1.2", "spoke", 1)
 
 
-@requirement("monitor.timings")
 async def test_a_hub_times_relayed_calls_once_and_calls_of_its_own_where_they_are_made(meeting: Meeting) -> None:
+    """A server can keep how long calls take, by operation, in few counters."""
     hub, caller = await busy_hub(meeting)
     monitor = hub.handler.monitor
     hub.registry.use(monitor.inner_interceptor())
@@ -215,7 +206,6 @@ async def test_a_hub_times_relayed_calls_once_and_calls_of_its_own_where_they_ar
     assert monitor.timings["math.add"].outcomes == {"OK": 2, "VALIDATION_ERROR": 1}
 
 
-@requirement("monitor.records", "console.tape")
 async def test_a_relayed_call_is_shown_with_the_call_that_made_it(meeting: Meeting) -> None:
     hub, _ = await busy_hub(meeting)
     watcher = CallWatcher()

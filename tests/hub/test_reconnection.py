@@ -5,11 +5,9 @@ from collections.abc import Callable
 import pytest
 
 from tests.cli.process import SHOP, Running
-from tests.requirements import requirement
 from tests.servers.brokers import Server
 
 
-@requirement("hub.reconnected")
 @pytest.mark.parametrize("engine", ["own_redis", "own_nats"])
 def test_a_spoke_logs_that_its_broker_was_lost_and_that_it_has_reconnected(
     engine: str, request: pytest.FixtureRequest
@@ -24,7 +22,6 @@ def test_a_spoke_logs_that_its_broker_was_lost_and_that_it_has_reconnected(
         spoke.says("warning: reconnected to ")
 
 
-@requirement("hub.reconnected")
 def test_a_spoke_logs_that_its_hub_was_lost_and_that_it_has_reconnected() -> None:
     with Running("hub", "ws://127.0.0.1:0", "--open") as hub:
         url = hub.says(r"hub at (ws://[^;]+)")

@@ -14,7 +14,6 @@ from opwire.protocol import Address, OperationInfo, PendingRequestMap, Statistic
 from opwire.registry import OperationRegistry
 from opwire.transports.memory import MemoryBus, MemoryTransport
 from tests.hub.meeting import adding, ids
-from tests.requirements import requirement
 from tests.transports.websocket.ends import until
 
 
@@ -47,7 +46,6 @@ async def calls() -> AsyncIterator[PendingRequestMap]:
         yield calls
 
 
-@requirement("hub.shows")
 async def test_an_operation_is_shown_as_it_was_described(calls: PendingRequestMap) -> None:
     registry = OperationRegistry()
     remote = RemoteOperations(registry, calls)
@@ -63,7 +61,6 @@ async def test_an_operation_is_shown_as_it_was_described(calls: PendingRequestMa
     assert len(registry) == 0
 
 
-@requirement("hub.shows")
 async def test_an_operation_is_shown_until_the_last_peer_withdraws_it(calls: PendingRequestMap) -> None:
     registry = OperationRegistry()
     remote = RemoteOperations(registry, calls)
@@ -76,7 +73,6 @@ async def test_an_operation_is_shown_until_the_last_peer_withdraws_it(calls: Pen
     assert ids(registry) == []
 
 
-@requirement("hub.schemas")
 @pytest.mark.parametrize(
     ("other", "what"),
     [
@@ -96,7 +92,6 @@ async def test_all_of_it_is_shown_or_nothing(calls: PendingRequestMap, other: di
     show(remote, "b", replace(info(), description="other words"))
 
 
-@requirement("hub.schemas")
 @pytest.mark.parametrize("id", ["local.add", "nodot", "bad\x00space.op", "a.", "opwire.operations", "opwire.new"])
 async def test_what_cannot_be_registered_is_refused(calls: PendingRequestMap, id: str) -> None:
     registry = adding("local")
@@ -107,7 +102,6 @@ async def test_what_cannot_be_registered_is_refused(calls: PendingRequestMap, id
     assert ids(registry) == ["local.add"]
 
 
-@requirement("hub.linger")
 async def test_what_was_lost_is_unavailable_and_may_come_back(calls: PendingRequestMap) -> None:
     registry = OperationRegistry()
     remote = RemoteOperations(registry, calls, linger=60)
@@ -126,7 +120,6 @@ async def test_what_was_lost_is_unavailable_and_may_come_back(calls: PendingRequ
     remote.clear()
 
 
-@requirement("hub.just-started")
 async def test_what_was_never_shown_may_be_on_its_way_at_the_beginning(calls: PendingRequestMap) -> None:
     remote = RemoteOperations(adding("local"), calls, linger=60)
     remote.check_unknown("math.add")  # it does not expect any peer yet
@@ -141,7 +134,6 @@ async def test_what_was_never_shown_may_be_on_its_way_at_the_beginning(calls: Pe
     impatient.check_unknown("math.add")
 
 
-@requirement("hub.linger")
 async def test_when_the_last_one_was_lost_another_version_may_come(calls: PendingRequestMap) -> None:
     registry = OperationRegistry()
     remote = RemoteOperations(registry, calls, linger=60)
@@ -154,7 +146,6 @@ async def test_when_the_last_one_was_lost_another_version_may_come(calls: Pendin
     remote.clear()
 
 
-@requirement("hub.linger")
 async def test_one_that_was_lost_may_come_back_after_the_last_one_has_withdrawn(calls: PendingRequestMap) -> None:
     registry = OperationRegistry()
     remote = RemoteOperations(registry, calls, linger=60)
@@ -168,7 +159,6 @@ async def test_one_that_was_lost_may_come_back_after_the_last_one_has_withdrawn(
     remote.clear()
 
 
-@requirement("hub.linger")
 async def test_what_stays_lost_is_forgotten(calls: PendingRequestMap) -> None:
     registry = OperationRegistry()
     remote = RemoteOperations(registry, calls, linger=0.02)
@@ -179,7 +169,6 @@ async def test_what_stays_lost_is_forgotten(calls: PendingRequestMap) -> None:
     await asyncio.sleep(0)
 
 
-@requirement("hub.loss-cost")
 async def test_the_loss_of_a_peer_costs_what_it_has_announced(calls: PendingRequestMap) -> None:
     remote = RemoteOperations(OperationRegistry(), calls, linger=60)
     for peer in range(40):

@@ -20,7 +20,6 @@ from opwire.model.questions import Question
 from opwire.observe.monitor import CallMonitor, CallRecord, CallWatcher
 from opwire.openapi.server import serve_http
 from tests.hub.meeting import Meeting, adding
-from tests.requirements import requirement
 
 PATIENCE = 20.0
 TOKENS = {name: f"{name}-token-of-a-test" for name in ("math", "ann", "boss")}
@@ -56,7 +55,6 @@ def counting() -> OperationRegistry:
     return registry
 
 
-@requirement("console.remote")
 async def test_operations_of_a_hub_are_called_with_the_identity_of_the_connection(meeting: Meeting) -> None:
     hub = await meeting.hub(authenticate=AUTH)
     await meeting.spoke(hub.url, counting(), token=TOKENS["math"])
@@ -69,7 +67,6 @@ async def test_operations_of_a_hub_are_called_with_the_identity_of_the_connectio
         assert failed.value.code is ErrorCode.VALIDATION_ERROR
 
 
-@requirement("console.remote")
 async def test_progress_and_questions_of_a_remote_operation_reach_the_caller(meeting: Meeting) -> None:
     registry = OperationRegistry()
 
@@ -92,7 +89,6 @@ async def test_progress_and_questions_of_a_remote_operation_reach_the_caller(mee
     assert found.data.startswith("answered")
 
 
-@requirement("console.remote")
 async def test_calls_and_figures_are_those_of_the_hub(meeting: Meeting) -> None:
     hub = await meeting.hub(authenticate=AUTH)
     await meeting.spoke(hub.url, adding(), token=TOKENS["math"], name="maths")
@@ -116,7 +112,6 @@ async def test_calls_and_figures_are_those_of_the_hub(meeting: Meeting) -> None:
         assert remote.monitor.timings["math.add"].outcomes == {"OK": 2}
 
 
-@requirement("console.remote")
 async def test_without_the_scope_operations_are_called_and_the_rest_is_explained(meeting: Meeting) -> None:
     hub = await meeting.hub(authenticate=AUTH)
     await meeting.spoke(hub.url, adding(), token=TOKENS["math"])
@@ -127,7 +122,6 @@ async def test_without_the_scope_operations_are_called_and_the_rest_is_explained
         assert await KnownServers(remote.monitor, remote.servers).shown() == []  # rather than an idle server
 
 
-@requirement("console.remote")
 async def test_operations_that_come_and_go_are_followed(meeting: Meeting, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(remote_server, "_FIGURES", 0.02)
     hub = await meeting.hub(authenticate=AUTH, linger=0)
@@ -141,7 +135,6 @@ async def test_operations_that_come_and_go_are_followed(meeting: Meeting, monkey
         assert remote.registry.get_spec("math.add") is kept  # what is unchanged is not registered again
 
 
-@requirement("console.remote")
 async def test_a_lost_hub_is_explained_and_used_again(
     meeting: Meeting, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
@@ -162,7 +155,6 @@ async def test_a_lost_hub_is_explained_and_used_again(
         await until(lambda: remote.monitor.problem is None and again.handler.monitor.watched)
 
 
-@requirement("console.remote")
 async def test_a_server_over_http_is_shown_as_well() -> None:
     registry = counting()
     monitor = CallMonitor(registry, name="api")
@@ -172,7 +164,6 @@ async def test_a_server_over_http_is_shown_as_well() -> None:
         assert [each.name for each in await remote.servers()] == ["api"]
 
 
-@requirement("console.remote", "console.act-as", "console.snippets")
 async def test_its_console_has_no_other_identities_and_no_values_and_copies_calls_of_the_hub(meeting: Meeting) -> None:
     hub = await meeting.hub(authenticate=AUTH)
     await meeting.spoke(hub.url, adding(), token=TOKENS["math"])
@@ -194,7 +185,6 @@ async def test_its_console_has_no_other_identities_and_no_values_and_copies_call
             assert f"Client('{hub.url}', token=" in copied["python"]
 
 
-@requirement("console.remote")
 async def test_a_hostile_server_adds_no_counters_and_takes_no_calls_back() -> None:
     monitor, watcher = RemoteMonitor(adding()), CallWatcher()
     monitor.keep_timings()

@@ -14,13 +14,12 @@ from opwire.testing.harness import soon
 from opwire.transports.memory import MemoryBus, MemoryTransport
 from tests.hub.meeting import AUTH, BEAT, Meeting, Waiting, adding
 from tests.protocol.harness import until
-from tests.requirements import requirement
 
 EVERYBODY = Identity(id="everybody", scopes=("*",))
 
 
-@requirement("hub.same-api")
 async def test_over_a_broker_spokes_need_no_hub(broker: str, meeting: Meeting) -> None:
+    """A spoke is used in the same way over a hub and over a broker."""
     options = {"heartbeat": BEAT, "prefix": "spoketest", "anonymous": EVERYBODY}
     await meeting.spoke(broker, adding(), name="adder", version="1.2", **options)
     caller = await meeting.spoke(broker, **options)
@@ -30,7 +29,6 @@ async def test_over_a_broker_spokes_need_no_hub(broker: str, meeting: Meeting) -
     assert [info.id for info in found.operations] == ["math.add"]
 
 
-@requirement("hub.same-api")
 async def test_the_items_of_a_subscription_arrive(meeting: Meeting) -> None:
     registry = OperationRegistry()
 
@@ -45,7 +43,6 @@ async def test_the_items_of_a_subscription_arrive(meeting: Meeting) -> None:
     assert [item async for item in caller.subscribe("clock.ticks", {"end": 3})] == [0, 1, 2]
 
 
-@requirement("hub.drain-spoke")
 async def test_a_spoke_that_drains_finishes_what_it_has_and_leaves(meeting: Meeting) -> None:
     hub, waiting = await meeting.hub(), Waiting()
     spoke = await meeting.spoke(hub.url, waiting.registry)
@@ -60,7 +57,6 @@ async def test_a_spoke_that_drains_finishes_what_it_has_and_leaves(meeting: Meet
     assert await soon("it is drained", draining)
 
 
-@requirement("hub.drain-spoke")
 async def test_a_spoke_does_not_drain_for_ever(meeting: Meeting) -> None:
     hub, waiting = await meeting.hub(), Waiting()
     spoke = await meeting.spoke(hub.url, waiting.registry)
@@ -91,7 +87,6 @@ def test_an_option_that_cannot_work_is_refused(option: dict[str, Any]) -> None:
         Spoke(None, "ws://127.0.0.1:1", **option)
 
 
-@requirement("handler.max-inputs")
 async def test_large_inputs_in_flight_are_bounded_and_one_identity_gets_half(
     meeting: Meeting, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -131,7 +126,6 @@ def engine(request: pytest.FixtureRequest) -> str | None:
     return None if request.param == "hub" else request.getfixturevalue(f"{request.param}_server").url
 
 
-@requirement("call.waits-for-room")
 async def test_many_large_messages_at_once_all_arrive(engine: str | None, meeting: Meeting) -> None:
     large = "x" * 900_000  # of which some twenty fill the queue of a connection
     registry = OperationRegistry()
@@ -168,7 +162,6 @@ async def test_many_large_messages_at_once_all_arrive(engine: str | None, meetin
     assert not spoke.handler._outbox.waiting.held
 
 
-@requirement("hub.repr")
 @pytest.mark.parametrize(
     ("url", "shown"),
     [
@@ -181,7 +174,6 @@ def test_a_spoke_shows_where_it_connects_to_without_credentials(url: str, shown:
     assert repr(Spoke(adding(), url)) == f"<Spoke of 1 operation over {shown}>"
 
 
-@requirement("hub.repr")
 async def test_a_hub_and_its_spokes_show_their_state(meeting: Meeting) -> None:
     hub = await meeting.hub()
     spoke = await meeting.spoke(hub.url, adding())

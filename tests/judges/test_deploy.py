@@ -6,7 +6,6 @@ import pytest
 import yaml
 
 from tests.judges.programs import python_program
-from tests.requirements import requirement
 from tests.servers.processes import ROOT
 
 MANIFESTS = (ROOT / "examples" / "deploy" / "kubernetes.yaml").read_text(encoding="utf-8")
@@ -18,14 +17,14 @@ def validated(manifests: str) -> subprocess.CompletedProcess[str]:
     return subprocess.run(command, input=manifests, capture_output=True, text=True, timeout=120, check=False)
 
 
-@requirement("examples.deploy")
 def test_the_manifests_are_valid_for_the_newest_kubernetes() -> None:
+    """The container, compose and systemd files in examples/deploy start servers that pass their health checks;
+    the manifests are valid for Kubernetes."""
     done = validated(MANIFESTS)
     assert done.returncode == 0, done.stdout
     assert done.stdout.count("passed for resource") == len(list(yaml.safe_load_all(MANIFESTS))) > 3
 
 
-@requirement("examples.deploy")
 @pytest.mark.parametrize(
     ("right", "wrong"), [("terminationGracePeriodSeconds", "terminationGrace"), ("containerPort: ", "containerPort: x")]
 )

@@ -15,7 +15,6 @@ import pytest
 
 from tests.judges.conftest import SUMMARY
 from tests.judges.programs import PYTHON_PROGRAMS
-from tests.requirements import requirement
 from tests.servers.processes import ROOT
 
 SUITES = (
@@ -45,7 +44,6 @@ SERVERS: dict[str, tuple[Callable[[], str | None], str]] = {
 }
 
 
-@requirement("transport.redis.servers")
 @pytest.mark.parametrize("name", SERVERS)
 def test_the_suites_of_redis_pass_over_a_server(
     name: str, tmp_path: Path, record_property: Callable[[str, object], None]

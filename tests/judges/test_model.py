@@ -6,8 +6,6 @@ from pathlib import Path
 
 import pytest
 
-from tests.requirements import requirement
-
 MODEL = Path(__file__).parents[2] / "docs" / "adr" / "0042-model-of-a-call.pml"
 
 pytestmark = pytest.mark.skipif(
@@ -40,15 +38,14 @@ def check(folder: Path, claim: str, *settings: str) -> str:
     return report
 
 
-@requirement("call.model")
 @pytest.mark.parametrize("claim", ["ends", "stops"])
 @pytest.mark.parametrize("deadline", ["without a deadline", "with a deadline"])
 def test_every_call_ends_once_runs_at_most_once_and_is_stopped(claim: str, deadline: str, tmp_path: Path) -> None:
+    """In every order of losses, repetitions, drains and crashes a call has one outcome and runs at most once."""
     settings = ["DEADLINE=1"] if deadline == "with a deadline" else []
     assert "errors: 0" in check(tmp_path, claim, *settings)
 
 
-@requirement("call.model")
 @pytest.mark.parametrize("mistake", MISTAKES)
 def test_the_model_finds_each_mistake_that_is_built_into_it(mistake: str, tmp_path: Path) -> None:
     settings = ["DEADLINE=1"] if mistake == "NO_TRANSIT" else []

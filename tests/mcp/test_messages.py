@@ -32,7 +32,6 @@ from opwire.mcp.messages import (
     split_batch,
 )
 from opwire.typed.plain import LARGE_JSON
-from tests.requirements import requirement
 
 
 def read(raw: bytes) -> Any:
@@ -46,13 +45,11 @@ def test_messages_are_read_as_they_are() -> None:
     assert isinstance(read(b'{"jsonrpc": "2.0", "id": "a", "method": "x", "params": {}}'), RPCRequest)
 
 
-@requirement("mcp.in.raw")
 @given(st.integers() | st.floats(allow_nan=False, allow_infinity=False))
 def test_numbers_keep_every_digit(number: float) -> None:
     assert read(json.dumps({"jsonrpc": "2.0", "id": 1, "result": {"n": number}}).encode()).result == {"n": number}
 
 
-@requirement("mcp.in.garbage")
 @pytest.mark.parametrize(
     "line",
     [b"", b"Listening...", b"5", b"[]", b'{"level": "info"}', b'{"jsonrpc": "2.0"}', b'{"jsonrpc": "2.0", "x', b"\xff"],
@@ -66,7 +63,6 @@ def test_what_is_not_a_message_is_passed_over_unless_it_was_meant_to_be_one(line
         assert read(line) is None
 
 
-@requirement("mcp.in.garbage")
 @pytest.mark.parametrize("result", ["5", "null", "[]", '"x"', '{}, "error": 5, "result": 7'])
 def test_an_invalid_response_is_an_error_for_its_caller(result: str) -> None:
     message = read(f'{{"jsonrpc": "2.0", "id": 9, "result": {result}}}'.encode())
@@ -74,14 +70,12 @@ def test_an_invalid_response_is_an_error_for_its_caller(result: str) -> None:
     assert (message.id, message.code) == (9, ErrorCode.PROTOCOL_ERROR)
 
 
-@requirement("mcp.in.garbage")
 @pytest.mark.parametrize("line", [b'{"id": 9, "result": {}}', b'{"id": 9, "error": {"code": 1, "message": "no"}}'])
 def test_a_response_of_unknown_kind_is_an_error_for_its_caller(line: bytes) -> None:
     assert isinstance(message := read(line), InvalidReply)
     assert message.id == 9
 
 
-@requirement("mcp.in.raw")
 @pytest.mark.parametrize("result", [b'{"a": "%b"}' % (b"a" * SMALL), b'{"a": %b%b}' % (b"[" * 200, b"]" * 200)])
 def test_a_response_that_is_large_or_may_be_deep_does_not_count_as_small(result: bytes) -> None:
     response = read(b'{"jsonrpc": "2.0", "id": 1, "result": %b}' % result)
@@ -89,19 +83,16 @@ def test_a_response_that_is_large_or_may_be_deep_does_not_count_as_small(result:
     assert response.result.keys() == {"a"}
 
 
-@requirement("mcp.in.raw")
 def test_a_byte_order_mark_and_an_id_that_became_a_float_are_accepted() -> None:
     response = b'\xef\xbb\xbf{"jsonrpc": "2.0", "id": 1.0, "result": {"n": 2.0}}'
     assert read(response) == SmallResponse(id=1, result={"n": 2.0})
 
 
-@requirement("mcp.in.raw")
 def test_bytes_and_surrogates_that_utf_8_cannot_carry_are_replaced() -> None:
     assert read(b'{"jsonrpc": "2.0", "id": 1, "result": {"a": "\xff"}}').result == {"a": "\ufffd"}
     assert read(b'{"jsonrpc": "2.0", "id": 1, "result": {"a": "\\ud800"}}').result == {"a": "\ufffd"}
 
 
-@requirement("mcp.in.limits")
 def test_a_message_has_a_limited_number_of_invalid_characters() -> None:
     start, end = b'{"jsonrpc": "2.0", "id": 1, "result": {"a": "', b'"}}'
     split = "€".encode() * 200_000  # between the pieces that are repaired
@@ -111,7 +102,6 @@ def test_a_message_has_a_limited_number_of_invalid_characters() -> None:
     assert caught.value.code is ErrorCode.PROTOCOL_ERROR
 
 
-@requirement("mcp.engine.unambiguous")
 @pytest.mark.parametrize(
     "fields",
     [
@@ -131,7 +121,6 @@ def test_a_request_with_duplicate_keys_is_invalid(fields: bytes) -> None:
     assert invalid.value.is_json
 
 
-@requirement("mcp.engine.unambiguous")
 @pytest.mark.parametrize(
     "fields",
     [
@@ -145,7 +134,6 @@ def test_a_request_whose_keys_are_unique_is_valid(fields: bytes) -> None:
     assert isinstance(decode_message(b'{"jsonrpc": "2.0", "method": "ping", %b}' % fields), RPCRequest)
 
 
-@requirement("mcp.engine.unambiguous")
 @pytest.mark.parametrize("number", [b"NaN", b"-Infinity", b"1e999"])
 def test_numbers_that_json_lacks_are_read_in_responses_alone(number: bytes) -> None:
     assert not math.isfinite(read(b'{"jsonrpc": "2.0", "id": 1, "result": {"n": %b}}' % number).result["n"])
@@ -153,7 +141,6 @@ def test_numbers_that_json_lacks_are_read_in_responses_alone(number: bytes) -> N
         decode_message(b'{"jsonrpc": "2.0", "id": 1, "method": "tools/call", "params": {"n": %b}}' % number)
 
 
-@requirement("mcp.engine.unambiguous")
 def test_a_server_repairs_the_numbers_of_short_responses_alone() -> None:
     few, many = (b'{"jsonrpc": "2.0", "id": 1, "result": {"a": [%bNaN]}}' % (b"1.25," * n) for n in (14_000, 100_000))
     assert len(few) > LARGE_JSON
@@ -163,7 +150,6 @@ def test_a_server_repairs_the_numbers_of_short_responses_alone() -> None:
         decode_message(many, is_checked=True)
 
 
-@requirement("mcp.in.garbage")
 def test_an_answer_that_is_nested_too_deeply_is_an_error_and_not_a_crash() -> None:
     with pytest.raises(CallError, match="nested too deeply"):
         read(b'{"jsonrpc": "2.0", "id": 1, "result": ' + b"[" * 60_000)
@@ -184,7 +170,6 @@ _MESSAGE = st.fixed_dictionaries(
 )
 
 
-@requirement("mcp.in.garbage")
 @given(st.binary() | _MESSAGE.map(lambda message: json.dumps(message).encode()))
 def test_any_output_of_a_server_is_a_message_or_ignored_or_an_end_with_a_reason(line: bytes) -> None:
     with contextlib.suppress(CallError):
@@ -220,7 +205,6 @@ SHAPES = {
 }
 
 
-@requirement("mcp.in.limits")
 @pytest.mark.parametrize("shape", SHAPES.values(), ids=SHAPES)
 def test_an_answer_of_too_many_values_is_an_error_for_its_caller_before_it_is_parsed(shape: str) -> None:
     answer = f'{{"jsonrpc":"2.0","id":7,"result":{{"a":[{",".join([shape] * (LIMIT + 1))}]}}}}'.encode()
@@ -232,7 +216,6 @@ def test_an_answer_of_too_many_values_is_an_error_for_its_caller_before_it_is_pa
     assert isinstance(read(few), RPCResponse)
 
 
-@requirement("mcp.in.limits")
 @pytest.mark.parametrize(
     "text", ["a,b;" * LIMIT, "[{" * LIMIT, r"say \"[\" " * LIMIT, r"\\" * LIMIT + ",", '\\\\\\"[,' * LIMIT]
 )
@@ -262,7 +245,6 @@ def test_the_count_of_values_is_never_too_small(value: Any) -> None:
     assert few == []
 
 
-@requirement("mcp.in.limits")
 def test_other_messages_of_too_many_values_are_refused_or_dropped(caplog: pytest.LogCaptureFixture) -> None:
     values = ",".join(["1"] * (LIMIT + 1))
     request = read_message(f'{{"jsonrpc":"2.0","id":7,"method":"ask","params":{{"a":[{values}]}}}}'.encode(), LIMIT)
@@ -277,7 +259,6 @@ def test_other_messages_of_too_many_values_are_refused_or_dropped(caplog: pytest
     assert caught.value.code is ErrorCode.PROTOCOL_ERROR
 
 
-@requirement("peers.containers")
 def test_a_message_of_too_many_objects_and_lists_is_not_decoded() -> None:
     lists = b",".join([b"[]"] * 100_000)
     with pytest.raises(InvalidMessageError) as caught:
@@ -289,7 +270,6 @@ def test_a_message_of_too_many_objects_and_lists_is_not_decoded() -> None:
     assert (reply.id, reply.code) == (7, ErrorCode.PAYLOAD_TOO_LARGE)
 
 
-@requirement("mcp.in.garbage")
 @pytest.mark.parametrize("id", ["9" * 400, "-" + "9" * 400, '"' + "x" * 100_000 + '"', '"' + "9" * 5000 + '"'])
 def test_a_message_with_an_absurd_id_is_not_a_message(id: str) -> None:
     assert read(f'{{"jsonrpc":"2.0","id":{id},"result":{{}}}}'.encode()) is None
@@ -314,7 +294,6 @@ def _encoded(message: RPCMessage) -> bytes | None:
         return None
 
 
-@requirement("mcp.engine.lossless")
 @given(_ANY_MESSAGE)
 def test_every_message_is_decoded_as_it_was_encoded_and_is_one_for_the_sdk(message: RPCMessage) -> None:
     line = _encoded(message)
@@ -323,7 +302,6 @@ def test_every_message_is_decoded_as_it_was_encoded_and_is_one_for_the_sdk(messa
         jsonrpc_message_adapter.validate_json(line, by_name=False)
 
 
-@requirement("mcp.engine.lossless")
 @given(_PARAMS)
 def test_unknown_fields_of_params_and_results_are_kept(fields: dict[str, Any]) -> None:
     raw = json.dumps({"jsonrpc": "2.0", "id": 1, "result": {"content": [], **fields}, "later": 1})
@@ -339,7 +317,6 @@ def test_a_request_with_an_invalid_id_is_rejected(id: str) -> None:
         decode_message(f'{{"jsonrpc": "2.0", "id": {id}, "method": "x"}}'.encode())
 
 
-@requirement("mcp.in.errors")
 @pytest.mark.parametrize(
     ("error", "code", "message"),
     [
@@ -351,12 +328,12 @@ def test_a_request_with_an_invalid_id_is_rejected(id: str) -> None:
     ],
 )
 def test_an_error_with_an_odd_code_or_message_keeps_its_text(error: Any, code: int, message: str) -> None:
+    """JSON-RPC errors become CallErrors that keep code and data, up to a limit."""
     found = decode_message(json.dumps({"jsonrpc": "2.0", "id": 1, "error": error}).encode())
     assert isinstance(found, RPCFailure)
     assert (found.error.code, found.error.message) == (code, message)
 
 
-@requirement("mcp.in.batches")
 def test_a_batch_is_its_messages_unless_it_is_empty_long_nested_or_not_json() -> None:
     one, two = b'{"jsonrpc":"2.0","method":"a"}', b'{"jsonrpc":"2.0","id":1,"result":{"a":[1,"]"]}}'
     assert split_batch(b" [%b, %b]" % (one, two), 1000) == [one, two]
@@ -371,7 +348,6 @@ def test_a_batch_is_its_messages_unless_it_is_empty_long_nested_or_not_json() ->
         assert split_batch(other, 1000) == [other]
 
 
-@requirement("mcp.in.garbage")
 def test_lines_without_an_object_are_not_decoded(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.delattr(messages, "decode_message")
     assert [read_message(line, 1000) for line in (b"", b" ", b"x", b"[1]")] == [None] * 4

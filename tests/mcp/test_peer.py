@@ -10,15 +10,14 @@ from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, 
 from opwire.errors import CallError, ErrorCode
 from opwire.mcp.messages import ErrorObject, InvalidReply, RPCCode, RPCFailure, RPCNotification, RPCRequest, RPCResponse
 from opwire.mcp.peer import Answer, CancelledRequest, JsonRpcPeer, Rejection, Reported
-from tests.requirements import requirement
 
 
 def told(method: str, **params: Any) -> RPCNotification:
     return RPCNotification(f"notifications/{method}", params)
 
 
-@requirement("mcp.engine.once")
 def test_a_request_is_answered_once_and_what_answers_nothing_is_ignored() -> None:
+    """Every request has at most one outcome, over any network."""
     peer: JsonRpcPeer[str] = JsonRpcPeer()
     request = peer.request("tools/call", {"a": 1}, "caller")
     assert request == RPCRequest(1, "tools/call", {"a": 1})
@@ -56,7 +55,6 @@ def test_progress_is_asked_for_with_the_id_of_the_request() -> None:
     assert given == {"name": "x", "_meta": {"trace": 1}}
 
 
-@requirement("mcp.engine.once")
 def test_a_request_that_is_abandoned_is_cancelled_at_the_other_end_except_in_the_handshake() -> None:
     peer: JsonRpcPeer[str] = JsonRpcPeer()
     peer.request("tools/call", None, "a")
@@ -76,7 +74,6 @@ def test_what_is_pending_at_the_end_is_returned_once() -> None:
     assert peer.fail("listen-1") is None
 
 
-@requirement("mcp.in.question-limits", "mcp.engine.bounded")
 def test_requests_above_the_limit_are_rejected_until_others_are_finished() -> None:
     peer: JsonRpcPeer[str] = JsonRpcPeer(max_open=3)
     requests = [RPCRequest(n, "sampling/createMessage") for n in range(5)]
@@ -91,7 +88,6 @@ def test_requests_above_the_limit_are_rejected_until_others_are_finished() -> No
     assert peer.receive(requests[4]) is requests[4]
 
 
-@requirement("mcp.in.question-limits")
 def test_requests_of_a_server_are_limited_by_those_of_this_end_and_pings_do_not_count() -> None:
     peer: JsonRpcPeer[str] = JsonRpcPeer(max_requests=3)
 
@@ -106,7 +102,6 @@ def test_requests_of_a_server_are_limited_by_those_of_this_end_and_pings_do_not_
     assert ask(6)
 
 
-@requirement("mcp.engine.bounded")
 def test_a_repeated_id_is_rejected_and_the_first_request_goes_on() -> None:
     peer: JsonRpcPeer[str] = JsonRpcPeer()
     peer.receive(RPCRequest("a", "ping"))
@@ -122,8 +117,8 @@ def test_a_cancellation_of_nothing_is_passed_on(id: Any) -> None:
     assert peer.receive(notification) is notification
 
 
-@requirement("mcp.engine.bounded")
 def test_too_many_requests_of_this_end_are_an_error() -> None:
+    """The other end has a bounded number of open requests, and each id once."""
     peer: JsonRpcPeer[str] = JsonRpcPeer(max_pending=1)
     peer.request("a", None, "a")
     with pytest.raises(CallError) as failure:
@@ -202,4 +197,4 @@ class TwoPeers(RuleBasedStateMachine):
 
 
 TwoPeers.TestCase.settings = settings(max_examples=60, stateful_step_count=30, deadline=None)
-test_two_peers_agree_over_any_network = requirement("mcp.engine.once")(TwoPeers.TestCase)
+test_two_peers_agree_over_any_network = TwoPeers.TestCase

@@ -20,7 +20,6 @@ from opwire.mcp.protocol import (
     request_headers,
     write_argument_headers,
 )
-from tests.requirements import requirement
 
 
 def rejected(check: Callable[[], object]) -> RPCError | None:
@@ -68,7 +67,6 @@ _SCHEMA = st.recursive(
 )
 
 
-@requirement("mcp.engine.headers")
 @given(_SCHEMA | st.just(None))
 def test_schemas_with_headers_are_judged_as_by_the_sdk(schema: Any) -> None:
     reason = inbound.find_invalid_x_mcp_header(schema)
@@ -93,7 +91,6 @@ _ARGUMENTS = st.fixed_dictionaries(
 )
 
 
-@requirement("mcp.engine.headers")
 @given(_ARGUMENTS)
 def test_arguments_are_written_as_the_sdk_writes_them_and_are_then_accepted(arguments: dict[str, Any]) -> None:
     try:
@@ -105,7 +102,6 @@ def test_arguments_are_written_as_the_sdk_writes_them_and_are_then_accepted(argu
     check_argument_headers(declared, arguments, {name.lower(): value for name, value in expected.items()})
 
 
-@requirement("mcp.engine.headers")
 @given(_ARGUMENTS, st.dictionaries(st.sampled_from(["mcp-param-region", "mcp-param-n", "mcp-param-on"]), st.text()))
 def test_headers_that_differ_from_the_arguments_are_rejected_as_by_the_sdk(
     arguments: dict[str, Any], headers: dict[str, str]
@@ -118,7 +114,6 @@ def test_headers_that_differ_from_the_arguments_are_rejected_as_by_the_sdk(
 ENVELOPE = {protocol.VERSION_META: "2026-07-28", protocol.CLIENT_CAPABILITIES_META: {}}
 
 
-@requirement("mcp.engine.envelope")
 @given(
     st.sampled_from(["tools/call", "ping", "resources/read"]),
     st.none() | st.dictionaries(st.sampled_from(["name", "uri"]), st.sampled_from(["a", "é", 5])),

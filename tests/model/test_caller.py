@@ -6,19 +6,16 @@ from msgspec.structs import replace
 from opwire.errors import CallError, ErrorCode
 from opwire.model.caller import caller_metadata, caller_token, find_caller_token, with_caller_token
 from opwire.model.operation import Context, Identity
-from tests.requirements import requirement
 
 ANN, EVE = Identity(id="ann"), Identity(id="eve")
 
 
-@requirement("callers.token")
 def test_calls_on_behalf_of_a_call_have_the_token_of_its_caller() -> None:
     context = with_caller_token(Context(identity=ANN, metadata={"tenant": 1}), "t-ann")
     assert caller_token(context) == caller_token(context.child().within(5)) == "t-ann"
     assert context.metadata["tenant"] == 1
 
 
-@requirement("callers.token")
 def test_a_token_counts_only_for_the_identity_that_it_proved() -> None:
     context = with_caller_token(Context(identity=ANN), "t-ann")
     for other in (EVE, Identity(id="ann", scopes=("*",)), None):
@@ -30,6 +27,5 @@ def test_a_token_counts_only_for_the_identity_that_it_proved() -> None:
     assert caller_metadata(ANN, None) == {}
 
 
-@requirement("callers.token")
 def test_a_token_is_not_in_a_repr() -> None:
     assert "t-ann" not in repr(with_caller_token(Context(identity=ANN), "t-ann"))

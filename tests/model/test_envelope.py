@@ -44,7 +44,6 @@ from opwire.model.envelope import (
 )
 from opwire.protocol import schemas
 from opwire.schema import Schema
-from tests.requirements import requirement
 
 META_SCHEMAS = {
     "local": LOCAL_RESPONSE_META_SCHEMA,
@@ -103,8 +102,9 @@ class Model(BaseModel):
 # --- shape ------------------------------------------------------------------------------------------------------------
 
 
-@requirement("envelope.shape", "envelope.local-meta", "envelope.http-meta", "envelope.mcp-meta")
 def test_each_kind_of_meta_has_the_fields_of_the_specification() -> None:
+    """An envelope is `data` and `meta`; `source` tells the kind of `meta`. The meta of a function's answer is the
+    full operation id and the time of wrapping in epoch milliseconds."""
     fields = {kind: [each.encode_name for each in msgspec.structs.fields(kind)] for kind in get_args(ResponseMeta)}
     assert fields == {
         LocalResponseMeta: ["operationId", "timestamp", "encoding", "cursor"],
@@ -116,7 +116,6 @@ def test_each_kind_of_meta_has_the_fields_of_the_specification() -> None:
     assert [each.name for each in msgspec.structs.fields(ResponseEnvelope)] == ["data", "meta"]
 
 
-@requirement("envelope.sources")
 def test_the_sources_are_a_closed_set_with_one_meta_class_and_one_schema_each() -> None:
     assert RESPONSE_SOURCES == ("local", "http", "mcp")
     assert get_args(ResponseSource) == RESPONSE_SOURCES
@@ -127,7 +126,6 @@ def test_the_sources_are_a_closed_set_with_one_meta_class_and_one_schema_each() 
     ]
 
 
-@requirement("envelope.shape")
 @pytest.mark.parametrize("field", ["data", "meta"])
 def test_an_envelope_cannot_be_changed(field: str) -> None:
     with pytest.raises(AttributeError):
@@ -137,8 +135,8 @@ def test_an_envelope_cannot_be_changed(field: str) -> None:
 # --- factories --------------------------------------------------------------------------------------------------------
 
 
-@requirement("envelope.factories", "envelope.local-meta")
 def test_a_local_envelope_is_stamped_with_the_milliseconds_of_its_making() -> None:
+    """Each source has a factory that builds its envelope, and needs no knowledge of the meta classes."""
     before = time.time_ns() // 1_000_000
     envelope = local_envelope({"total": 3}, "math.add")
     after = time.time_ns() // 1_000_000
@@ -149,7 +147,6 @@ def test_a_local_envelope_is_stamped_with_the_milliseconds_of_its_making() -> No
     assert type(envelope.meta.timestamp) is int
 
 
-@requirement("envelope.factories", "envelope.http-meta")
 def test_an_http_envelope_has_status_headers_and_content_type() -> None:
     envelope = http_envelope(
         [1],
@@ -163,7 +160,6 @@ def test_an_http_envelope_has_status_headers_and_content_type() -> None:
     assert envelope == ResponseEnvelope([1], meta)
 
 
-@requirement("envelope.headers")
 def test_header_names_become_lower_case_and_their_values_are_joined_in_order() -> None:
     pairs = [("Link", "<a>"), ("VARY", "Accept"), ("link", "<b>"), ("LINK", "<c>")]
     envelope = http_envelope(None, status_code=200, headers=iter(pairs), content_type="")
@@ -172,7 +168,6 @@ def test_header_names_become_lower_case_and_their_values_are_joined_in_order() -
     assert envelope.meta.set_cookie is None
 
 
-@requirement("envelope.headers")
 def test_headers_may_be_a_mapping_with_names_that_differ_in_case_only() -> None:
     headers = MappingProxyType({"Accept": "a", "accept": "b"})
     envelope = http_envelope(None, status_code=200, headers=headers, content_type="")
@@ -180,7 +175,6 @@ def test_headers_may_be_a_mapping_with_names_that_differ_in_case_only() -> None:
     assert envelope.meta.headers == {"accept": "a, b"}
 
 
-@requirement("envelope.set-cookie")
 def test_set_cookie_is_kept_apart_and_never_joined() -> None:
     pairs = [("Set-Cookie", "b=2; Expires=Wed, 21 Oct 2026 07:28:00 GMT"), ("X", "1"), ("SET-COOKIE", "c=3")]
     envelope = http_envelope(None, status_code=200, headers=pairs, content_type="", set_cookie=("a=1",))
@@ -189,8 +183,9 @@ def test_set_cookie_is_kept_apart_and_never_joined() -> None:
     assert envelope.meta.set_cookie == ["a=1", "b=2; Expires=Wed, 21 Oct 2026 07:28:00 GMT", "c=3"]
 
 
-@requirement("envelope.factories", "envelope.mcp-meta", "envelope.mcp-error")
 def test_an_mcp_error_is_an_envelope_with_all_of_its_content() -> None:
+    """The meta of an MCP answer mirrors CallToolResult: error flag, content blocks, structured content, `_meta`.
+    An MCP result with the error flag is an envelope like any other, its content readable."""
     block = {"type": "text", "text": "no such city"}
     extensions = MappingProxyType({"progressToken": 4})
     envelope = mcp_envelope([block], is_error=True, content=(block,), structured_content={"a": 1}, _meta=extensions)
@@ -202,14 +197,12 @@ def test_an_mcp_error_is_an_envelope_with_all_of_its_content() -> None:
     assert envelope.meta._meta == {"progressToken": 4}
 
 
-@requirement("envelope.unknown-blocks")
 def test_an_mcp_envelope_turns_unknown_blocks_into_text() -> None:
     envelope = mcp_envelope(None, is_error=False, content=[{"type": "video"}])
     assert isinstance(envelope.meta, MCPResponseMeta)
     assert envelope.meta.content == [{"type": "text", "text": '{"type":"video"}'}]
 
 
-@requirement("envelope.structured-content")
 @pytest.mark.parametrize("value", [None, 0, False, "", [], {}, {"a": 1}, "text", 1.5])
 def test_structured_content_may_be_any_json_value_and_is_distinguished_from_absence(value: Any) -> None:
     present = mcp_envelope(value, is_error=False, content=[], structured_content=value)
@@ -227,7 +220,6 @@ def test_structured_content_may_be_any_json_value_and_is_distinguished_from_abse
 # --- detection --------------------------------------------------------------------------------------------------------
 
 
-@requirement("envelope.detection")
 @pytest.mark.parametrize(
     "value",
     [
@@ -242,10 +234,10 @@ def test_structured_content_may_be_any_json_value_and_is_distinguished_from_abse
     ],
 )
 def test_an_instance_and_a_mapping_with_a_known_source_are_envelopes(value: Any) -> None:
+    """An envelope is detected as an instance, or as a mapping with `data` and a `meta.source` of the closed set."""
     assert is_response_envelope(value) is True
 
 
-@requirement("envelope.detection")
 @pytest.mark.parametrize(
     "value",
     [
@@ -291,12 +283,13 @@ NUMBERS = {
 }
 
 
-@requirement("envelope.numbers", "envelope.schemas-read", "envelope.schemas-written")
 @pytest.mark.parametrize(("written", "number"), NUMBERS.items(), ids=NUMBERS)
 @pytest.mark.parametrize(("meta", "key"), [(LOCAL_META, "timestamp"), (HTTP_META, "statusCode")])
 def test_any_finite_number_is_read_on_the_wire_and_in_a_mapping(
     meta: dict[str, Any], key: str, written: str, number: float
 ) -> None:
+    """`timestamp` and `statusCode` are JSON numbers: any finite one is read, integral ones as int, and what is
+    not finite is refused."""
     document = json.dumps({"data": 1, "meta": {**meta, key: "here"}}).replace('"here"', written)
     for envelope in (decode_envelope(document), read_envelope(json.loads(document))):
         found = getattr(envelope.meta, "timestamp" if key == "timestamp" else "status_code")
@@ -308,7 +301,6 @@ def test_any_finite_number_is_read_on_the_wire_and_in_a_mapping(
     assert Schema(RESPONSE_ENVELOPE_SCHEMA).is_valid(json.loads(document))
 
 
-@requirement("envelope.numbers", "envelope.unreadable", "envelope.schemas-read")
 @pytest.mark.parametrize("written", ["1" + "0" * 400, "-1" + "0" * 400, "1" + "0" * 5000, "1e400", "-1e400", "NaN"])
 @pytest.mark.parametrize(("meta", "key"), [(LOCAL_META, "timestamp"), (HTTP_META, "statusCode")])
 def test_a_number_that_is_not_finite_is_refused(meta: dict[str, Any], key: str, written: str) -> None:
@@ -343,9 +335,10 @@ LOOKALIKES = {
 }
 
 
-@requirement("envelope.lookalike", "envelope.unreadable")
 @pytest.mark.parametrize("meta", LOOKALIKES.values(), ids=LOOKALIKES)
 def test_a_mapping_that_only_looks_like_an_envelope_cannot_be_read(meta: dict[str, Any]) -> None:
+    """What cannot be read as an envelope is a ConversionError, never another exception or a crash. A mapping that
+    is detected but cannot be read as its meta is refused by the reader, so that it stays data."""
     value: dict[str, Any] = {"data": 1, "meta": meta}
     assert is_response_envelope({**value})
     with pytest.raises(ConversionError, match="not a readable envelope"):
@@ -355,7 +348,6 @@ def test_a_mapping_that_only_looks_like_an_envelope_cannot_be_read(meta: dict[st
     assert not Schema(RESPONSE_ENVELOPE_SCHEMA).is_valid(value)
 
 
-@requirement("envelope.unreadable")
 @pytest.mark.parametrize(
     "message",
     [
@@ -390,23 +382,21 @@ def test_garbage_is_never_anything_but_a_conversion_error(message: bytes | str) 
         decode_envelope(message)
 
 
-@requirement("envelope.unreadable")
 @pytest.mark.parametrize("value", [None, 5, [], "text", object(), Sum(1), {"data": 1}, {"meta": {"source": object()}}])
 def test_a_value_that_is_not_an_envelope_is_a_conversion_error(value: Any) -> None:
     with pytest.raises(ConversionError, match="not a readable envelope"):
         read_envelope(value)
 
 
-@requirement("envelope.missing-data")
 @pytest.mark.parametrize("meta", [LOCAL_META, HTTP_META, MCP_META], ids=RESPONSE_SOURCES)
 def test_a_missing_data_means_null(meta: dict[str, Any]) -> None:
     assert read_envelope({"meta": meta}) == read_envelope({"data": None, "meta": meta})
     assert decode_envelope(msgspec.json.encode({"meta": meta})).data is None
 
 
-@requirement("envelope.extra-fields")
 @pytest.mark.parametrize("meta", [LOCAL_META, HTTP_META, MCP_META], ids=RESPONSE_SOURCES)
 def test_fields_that_are_not_known_are_ignored_in_envelope_and_meta(meta: dict[str, Any]) -> None:
+    """Fields that this version does not know are tolerated when an envelope is read."""
     newer = {"data": 1, "meta": {**meta, "region": {"a": []}}, "version": 2}
     expected = read_envelope({"data": 1, "meta": meta})
     assert read_envelope(newer) == expected
@@ -414,9 +404,9 @@ def test_fields_that_are_not_known_are_ignored_in_envelope_and_meta(meta: dict[s
     assert Schema(RESPONSE_ENVELOPE_SCHEMA).is_valid(newer)
 
 
-@requirement("envelope.optional-fields")
 @pytest.mark.parametrize("field", ["eventType", "lastEventId", "setCookie", "encoding"])
 def test_an_optional_field_that_is_null_counts_as_absent(field: str) -> None:
+    """Optional fields are left out of the JSON when absent, so that older peers still read it."""
     assert read_envelope({"data": 1, "meta": {**HTTP_META, field: None}}) == read_envelope(
         {"data": 1, "meta": HTTP_META}
     )
@@ -438,7 +428,6 @@ def test_a_mapping_with_data_nested_100_000_deep_is_read() -> None:
 # --- the wire ---------------------------------------------------------------------------------------------------------
 
 
-@requirement("envelope.wire-bytes", "envelope.wire-names", "envelope.survives-transport")
 @pytest.mark.parametrize("text", PEER_WRITES.values(), ids=PEER_WRITES)
 def test_what_a_typescript_peer_writes_is_read_and_written_again_as_the_same_bytes(text: str) -> None:
     assert encode_envelope(decode_envelope(text)) == text.encode()
@@ -446,8 +435,8 @@ def test_what_a_typescript_peer_writes_is_read_and_written_again_as_the_same_byt
     assert encode_envelope(read_envelope(msgspec.json.decode(text))) == text.encode()
 
 
-@requirement("envelope.wire-names", "envelope.optional-fields")
 def test_what_the_factories_build_is_on_the_wire_as_the_peer_expects_it() -> None:
+    """On the wire every field has the camelCase name of the protocol."""
     block = {"type": "text", "text": "hi"}
     built = [
         (local({"total": 3}), PEER_WRITES["local"]),
@@ -470,21 +459,18 @@ def test_what_the_factories_build_is_on_the_wire_as_the_peer_expects_it() -> Non
         assert encode_envelope(envelope) == text.encode()
 
 
-@requirement("envelope.none")
 def test_none_is_null_in_an_envelope_that_is_still_there() -> None:
     encoded = encode_envelope(local_envelope(None, "math.add"))
     assert encoded.startswith(b'{"data":null,"meta":{"source":"local",')
     assert decode_envelope(encoded).data is None
 
 
-@requirement("envelope.integers")
 @pytest.mark.parametrize("number", [2**53 + 1, -(2**63) - 1, 1234567890123456789012345678901234567890])
 def test_integers_keep_every_digit(number: int) -> None:
     assert encode_envelope(local([number])) == wire(f"[{number}]")
     assert decode_envelope(wire(f"[{number}]")).data == [number]
 
 
-@requirement("envelope.binary")
 @pytest.mark.parametrize("data", [b"", b"\x00", b"\xff\xfe\xfd", bytes(range(256))])
 def test_binary_data_travels_as_base64_and_is_bytes_again_at_the_receiver(data: bytes) -> None:
     http = http_envelope(data, status_code=200, headers={}, content_type="application/octet-stream")
@@ -496,13 +482,11 @@ def test_binary_data_travels_as_base64_and_is_bytes_again_at_the_receiver(data: 
         assert type(decode_envelope(encoded).data) is bytes
 
 
-@requirement("envelope.binary", "envelope.optional-fields")
 def test_text_data_is_not_marked_as_encoded() -> None:
     assert b"encoding" not in encode_envelope(local("aGk="))
     assert decode_envelope(encode_envelope(local("aGk="))).data == "aGk="
 
 
-@requirement("envelope.nested-binary")
 def test_bytes_inside_a_structure_become_base64_strings() -> None:
     assert encode_envelope(local({"blob": b"hi"})) == wire('{"blob":"aGk="}')
     assert decode_envelope(wire('{"blob":"aGk="}')).data == {"blob": "aGk="}
@@ -513,7 +497,6 @@ def test_binary_data_of_an_mcp_envelope_is_a_base64_string_because_its_meta_has_
     assert encoded == b'{"data":"aGk=","meta":{"source":"mcp","isError":false,"content":[]}}'
 
 
-@requirement("envelope.unreadable")
 @pytest.mark.parametrize("data", [None, 5, ["aGk="], "aGk", "a Gk=", "aGk=\n", "aGk=aGk=", "=aGk", "é===", "-_=="])
 def test_data_that_is_not_the_base64_it_claims_to_be_is_refused(data: Any) -> None:
     value = {"data": data, "meta": {**HTTP_META, "encoding": "base64"}}
@@ -522,7 +505,6 @@ def test_data_that_is_not_the_base64_it_claims_to_be_is_refused(data: Any) -> No
     assert not Schema(RESPONSE_ENVELOPE_SCHEMA).is_valid(value)
 
 
-@requirement("envelope.nonfinite")
 @pytest.mark.parametrize("number", [math.nan, math.inf, -math.inf])
 @pytest.mark.parametrize("place", [lambda it: it, lambda it: [1.5, {"a": [it]}]], ids=["bare", "nested"])
 def test_nan_and_infinities_become_null_with_one_warning(
@@ -534,14 +516,12 @@ def test_nan_and_infinities_become_null_with_one_warning(
     assert "null" in caplog.text
 
 
-@requirement("envelope.nonfinite")
 @pytest.mark.parametrize("data", [None, [None, 1.5], {"null": 1e308}, "null", "NaN", 0.1])
 def test_data_without_nan_is_sent_without_a_warning(data: Any, caplog: pytest.LogCaptureFixture) -> None:
     assert decode_envelope(encode_envelope(local(data))).data == data
     assert caplog.records == []
 
 
-@requirement("envelope.surrogates")
 @pytest.mark.parametrize(
     ("data", "sent"),
     [
@@ -557,14 +537,12 @@ def test_lone_surrogates_are_replaced_when_they_are_sent(data: Any, sent: str) -
     assert encode_envelope(local(data)) == wire(sent)
 
 
-@requirement("envelope.surrogates")
 def test_lone_surrogates_of_the_meta_are_replaced_too() -> None:
     envelope = http_envelope(b"\xff", status_code=200, headers={"x": "\ud800"}, content_type="a/b")
     arrived = decode_envelope(encode_envelope(envelope))
     assert arrived == http_envelope(b"\xff", status_code=200, headers={"x": "�"}, content_type="a/b")
 
 
-@requirement("envelope.surrogates")
 @pytest.mark.parametrize(
     ("sent", "data"),
     [
@@ -580,12 +558,10 @@ def test_lone_surrogates_that_javascript_escapes_are_replaced_when_they_arrive(s
     assert decode_envelope(wire(sent).decode()).data == data
 
 
-@requirement("envelope.surrogates")
 def test_a_text_that_holds_lone_surrogates_itself_is_read_with_them_replaced() -> None:
     assert decode_envelope(wire('"x"').decode().replace("x", "\ud800")).data == "�"
 
 
-@requirement("envelope.unreadable")
 def test_data_without_json_form_is_a_conversion_error_when_it_is_sent() -> None:
     cycle: list[Any] = []
     cycle.append(cycle)
@@ -597,7 +573,6 @@ def test_data_without_json_form_is_a_conversion_error_when_it_is_sent() -> None:
             encode_envelope(local(data))
 
 
-@requirement("envelope.surrogates", "envelope.unreadable")
 @pytest.mark.parametrize("depth", [100, 300, 450, 600, 900])
 def test_a_lone_surrogate_deep_inside_is_replaced_or_refused(depth: int) -> None:
     data: Any = "\ud800"
@@ -614,14 +589,12 @@ def test_a_lone_surrogate_deep_inside_is_replaced_or_refused(depth: int) -> None
 # --- unwrap -----------------------------------------------------------------------------------------------------------
 
 
-@requirement("envelope.unwrap")
 def test_unwrap_gives_the_very_data() -> None:
     data = {"total": 3}
     assert unwrap(local(data)) is data
     assert unwrap(local(None)) is None
 
 
-@requirement("envelope.unwrap-typed")
 def test_unwrap_with_a_type_gives_the_data_as_that_type() -> None:
     assert unwrap(local({"total": 3}), Sum) == Sum(3)
     assert unwrap(local({"total": 3}), Model) == Model(total=3)
@@ -629,20 +602,17 @@ def test_unwrap_with_a_type_gives_the_data_as_that_type() -> None:
     assert unwrap(local(b"raw"), bytes) == b"raw"
 
 
-@requirement("envelope.unwrap-typed")
 def test_data_of_the_right_type_is_returned_unchanged() -> None:
     for value, output_type in ((Sum(3), Sum), ([Sum(3)], list[Sum]), (Model(total=3), Model)):
         assert unwrap(local(value), output_type) == value
 
 
-@requirement("envelope.unwrap-typed")
 @pytest.mark.parametrize("data", [{"total": "three"}, {}, None, [3], 3])
 def test_unwrap_refuses_data_that_does_not_fit_the_type(data: Any) -> None:
     with pytest.raises(ConversionError):
         unwrap(local(data), Sum)
 
 
-@requirement("envelope.unwrap-typed")
 def test_unwrap_with_a_type_checks_what_is_inside_a_container_of_that_type() -> None:
     with pytest.raises(ConversionError):
         unwrap(local(["three"]), list[int])
@@ -751,7 +721,6 @@ def envelopes(draw: st.DrawFn) -> ResponseEnvelope[Any]:
     )
 
 
-@requirement("envelope.schemas")
 @pytest.mark.parametrize("name", [name for name in schemas.__all__ if name.endswith("_SCHEMA")])
 def test_every_exported_schema_is_valid_json_schema_and_plain_json(name: str) -> None:
     schema = getattr(schemas, name)
@@ -759,7 +728,6 @@ def test_every_exported_schema_is_valid_json_schema_and_plain_json(name: str) ->
     assert msgspec.json.decode(msgspec.json.encode(schema)) == schema
 
 
-@requirement("envelope.schemas")
 def test_the_schemas_of_everything_on_the_wire_are_exported() -> None:
     assert {name for name in schemas.__all__ if name.endswith("_SCHEMA")} == {
         "CALL_EVENT_SCHEMA",
@@ -773,7 +741,6 @@ def test_the_schemas_of_everything_on_the_wire_are_exported() -> None:
     }
 
 
-@requirement("envelope.schemas")
 @pytest.mark.parametrize("kind", get_args(ResponseMeta))
 def test_a_meta_schema_has_the_fields_of_its_class_and_requires_the_same_ones(kind: Any) -> None:
     schema = META_SCHEMAS[kind.source]
@@ -782,16 +749,15 @@ def test_a_meta_schema_has_the_fields_of_its_class_and_requires_the_same_ones(ki
     assert schema["required"] == ["source", *(each.encode_name for each in fields if each.required)]
 
 
-@requirement("envelope.schemas")
 @pytest.mark.parametrize("value", [None, 5, "local", ["source"], [], True])
 def test_what_is_not_an_object_is_neither_a_meta_nor_an_envelope(value: Any) -> None:
     for schema in (*META_SCHEMAS.values(), RESPONSE_META_SCHEMA, RESPONSE_ENVELOPE_SCHEMA):
         assert not Schema(schema).is_valid(value)
 
 
-@requirement("envelope.schemas-written", "envelope.survives-transport")
 @given(envelopes())
 def test_everything_that_is_written_is_valid_by_the_schemas(envelope: ResponseEnvelope[Any]) -> None:
+    """Everything that the encoder writes is valid by the exported schemas."""
     document = msgspec.json.decode(encode_envelope(envelope))
     assert Schema(RESPONSE_ENVELOPE_SCHEMA).problems(document) == []
     assert Schema(RESPONSE_META_SCHEMA).problems(document["meta"]) == []
@@ -800,7 +766,6 @@ def test_everything_that_is_written_is_valid_by_the_schemas(envelope: ResponseEn
     ]
 
 
-@requirement("envelope.survives-transport")
 @given(envelopes())
 def test_an_envelope_that_has_arrived_is_the_same_after_any_further_journey(envelope: ResponseEnvelope[Any]) -> None:
     encoded = encode_envelope(envelope)
@@ -810,7 +775,6 @@ def test_an_envelope_that_has_arrived_is_the_same_after_any_further_journey(enve
     assert type(arrived.meta) is type(envelope.meta)
 
 
-@requirement("envelope.schemas-read")
 @given(documents())
 def test_every_document_that_is_valid_by_the_schema_can_be_read(document: dict[str, Any]) -> None:
     assert Schema(RESPONSE_ENVELOPE_SCHEMA).problems(document) == []
@@ -827,7 +791,6 @@ def test_every_document_that_is_valid_by_the_schema_can_be_read(document: dict[s
 WRONG = st.sampled_from([True, 5.5, {"a": 5}, [[]]])
 
 
-@requirement("envelope.schemas-read")
 @given(documents(), st.data())
 def test_a_document_that_breaks_the_schema_is_refused(document: dict[str, Any], data: st.DataObject) -> None:
     meta = dict(document["meta"])
@@ -846,7 +809,6 @@ def test_a_document_that_breaks_the_schema_is_refused(document: dict[str, Any], 
         decode_envelope(msgspec.json.encode(broken))
 
 
-@requirement("envelope.unknown-blocks")
 def test_a_block_of_an_unknown_kind_that_arrives_becomes_text_that_holds_its_json() -> None:
     message = '{"data":1,"meta":{"source":"mcp","isError":false,"content":[{"type":"hologram","depth":3}]}}'
     meta = decode_envelope(message).meta

@@ -6,7 +6,6 @@ from typing import Any
 import pytest
 
 from opwire import OperationRegistry, OperationSpec, http_envelope, local_envelope, mcp_envelope
-from tests.requirements import requirement
 
 HOSTILE = "<script>alert(1)</script>\n\"'><img src=x onerror=alert(2)>&amp;\x1b[2J"
 
@@ -51,7 +50,6 @@ def registry_of(*specs: OperationSpec) -> OperationRegistry:
     return registry
 
 
-@requirement("notebooks.html")
 @pytest.mark.parametrize(
     "shown",
     [
@@ -70,7 +68,6 @@ def test_text_of_others_never_becomes_markup(shown: Any) -> None:
     assert "\x1b" not in shown._repr_html_()
 
 
-@requirement("notebooks.html")
 def test_a_registry_is_a_table_of_its_operations() -> None:
     page = Page(registry_of(spec(title="Order"), spec("list", description="List.\nAll of them."))._repr_html_())
     assert page.cells == ["shop.order", "query", "Order", "shop.list", "query", "List."]
@@ -80,14 +77,12 @@ def test_a_registry_is_a_table_of_its_operations() -> None:
     assert len(many.cells) == 600
 
 
-@requirement("notebooks.html")
 def test_a_spec_shows_what_it_has() -> None:
     page = Page(spec(title="Order", input_schema={"type": "object"}, tags=("a", "b"))._repr_html_())
     assert page.caption == "shop.order"
     assert page.cells == ["type", "query", "title", "Order", "input", '{\n  "type": "object"\n}', "tags", "a, b"]
 
 
-@requirement("notebooks.html")
 @pytest.mark.parametrize(
     ("data", "shown"),
     [

@@ -22,11 +22,11 @@ from opwire import (
     UsageError,
 )
 from opwire.model.operation import split_id
-from tests.requirements import requirement
 
 
-@requirement("operation.spec")
 def test_a_spec_holds_everything_that_is_known_without_the_handler() -> None:
+    """An OperationSpec holds namespace, name, type, title, description, tags, version, both schemas, access
+    control, normalisation, timeouts and examples."""
     access = AccessControl(required_scopes=("math",))
     spec = OperationSpec(
         namespace="math",
@@ -57,7 +57,6 @@ def test_a_spec_holds_everything_that_is_known_without_the_handler() -> None:
     assert (spec.timeout, spec.idle_timeout, spec.examples) == (3, 1.5, ({"a": 1, "b": 2},))
 
 
-@requirement("operation.spec")
 def test_a_spec_cannot_be_changed_but_replaced() -> None:
     spec = OperationSpec(namespace="math", name="add")
     with pytest.raises(AttributeError):
@@ -65,8 +64,8 @@ def test_a_spec_cannot_be_changed_but_replaced() -> None:
     assert replace(spec, name="sub").id == "math.sub"
 
 
-@requirement("operation.types")
 def test_a_type_may_be_given_by_its_word_and_is_one_of_three() -> None:
+    """An operation is a query, a mutation or a subscription."""
     assert [each.value for each in OperationType] == ["query", "mutation", "subscription"]
     spec = OperationSpec(namespace="a", name="b", type="subscription")
     assert spec.type is OperationType.SUBSCRIPTION
@@ -80,12 +79,10 @@ def test_lists_given_for_tags_and_examples_become_tuples() -> None:
     assert (spec.tags, spec.examples) == (("x",), (1,))
 
 
-@requirement("operation.id")
 def test_an_id_is_always_namespace_dot_name() -> None:
     assert OperationSpec(namespace="math", name="add", id="other.id").id == "math.add"  # pyright: ignore[reportCallIssue]
 
 
-@requirement("operation.id")
 @pytest.mark.parametrize(
     ("operation_id", "parts"),
     [
@@ -100,20 +97,18 @@ def test_an_id_is_split_at_its_first_dot(operation_id: str, parts: tuple[str, st
     assert OperationSpec(namespace=parts[0], name=parts[1]).id == operation_id
 
 
-@requirement("operation.id")
 def test_an_id_without_a_dot_is_invalid() -> None:
     with pytest.raises(RegistrationError, match="'add' has no dot"):
         split_id("add")
 
 
-@requirement("operation.namespace")
 @pytest.mark.parametrize("namespace", ["", "a.b", ".", "a\nb", "a\0"])
 def test_a_namespace_without_text_or_with_a_dot_or_a_control_character_is_refused(namespace: str) -> None:
+    """A namespace is printable, not empty and has no dot."""
     with pytest.raises(RegistrationError, match="a namespace is printable"):
         OperationSpec(namespace=namespace, name="x")
 
 
-@requirement("operation.name")
 @pytest.mark.parametrize("name", ["repos/get", "v1.get", "get user", "größe", "加", "a:b?c#d%20", "{id}", "__call__"])
 async def test_a_name_may_hold_anything_printable(name: str) -> None:
     registry = OperationRegistry()
@@ -121,14 +116,12 @@ async def test_a_name_may_hold_anything_printable(name: str) -> None:
     assert (await registry.execute(f"api.{name}", 1)).data == 1
 
 
-@requirement("operation.name")
 @pytest.mark.parametrize("name", ["", "a\nb", "\x7f", "a\u2028b"])
 def test_a_name_that_is_empty_or_not_printable_is_refused(name: str) -> None:
     with pytest.raises(RegistrationError, match="a name is printable"):
         OperationSpec(namespace="a", name=name)
 
 
-@requirement("operation.real-ids")
 async def test_every_operation_of_github_can_be_registered_and_called(shared: Path) -> None:
     document = json.loads((shared / "openapi" / "github_api.json").read_text(encoding="utf-8"))
     names = [
@@ -144,7 +137,6 @@ async def test_every_operation_of_github_can_be_registered_and_called(shared: Pa
     assert [(await registry.execute(f"github.{name}", name)).data for name in names] == names
 
 
-@requirement("operation.unknown-schema")
 async def test_an_operation_without_schemas_takes_and_gives_anything() -> None:
     spec = OperationSpec(namespace="a", name="b")
     assert spec.input_schema is UNKNOWN
@@ -155,7 +147,6 @@ async def test_an_operation_without_schemas_takes_and_gives_anything() -> None:
         assert (await registry.execute("a.b", anything)).data == anything
 
 
-@requirement("operation.schema-checked")
 @pytest.mark.parametrize("field", ["input_schema", "output_schema"])
 @pytest.mark.parametrize(
     "schema",
@@ -169,7 +160,6 @@ def test_a_dict_that_is_not_a_valid_schema_is_rejected_when_the_spec_is_made(
         OperationSpec(namespace="a", name="b", **{field: schema})  # pyright: ignore[reportArgumentType]
 
 
-@requirement("operation.schema-checked")
 def test_a_schema_object_is_not_compiled_before_it_is_used() -> None:
     lazy = Schema({"type": "intger"})
     assert OperationSpec(namespace="a", name="b", output_schema=lazy).output_schema is lazy
@@ -192,7 +182,6 @@ def test_a_normalisation_mode_is_one_of_four() -> None:
 # --- contexts ---------------------------------------------------------------------------------------------------------
 
 
-@requirement("env.parent", "env.identity")
 def test_a_child_context_keeps_all_but_the_request_id_which_becomes_its_parent() -> None:
     identity = Identity(id="ann")
     context = Context(request_id="r1", parent_request_id="r0", identity=identity, deadline=12.0, metadata={"trace": 7})
@@ -202,8 +191,8 @@ def test_a_child_context_keeps_all_but_the_request_id_which_becomes_its_parent()
     assert (child.identity, child.deadline, child.metadata) == (identity, 12.0, {"trace": 7})
 
 
-@requirement("deadlines.shrink")
 def test_a_deadline_can_be_brought_nearer_but_not_put_off() -> None:
+    """Deadlines only shrink through nested calls."""
     now = time.monotonic()
     soon = Context(deadline=now + 1)
     assert soon.within(60) is soon
@@ -228,7 +217,6 @@ def test_a_context_outside_of_a_call_has_no_env_and_says_where_to_get_one() -> N
         _ = Context().env
 
 
-@requirement("operation.progress")
 def test_a_handler_reports_its_progress_to_callers_that_want_it() -> None:
     heard: list[Progress] = []
     context = Context(on_progress=heard.append)
@@ -238,7 +226,6 @@ def test_a_handler_reports_its_progress_to_callers_that_want_it() -> None:
     assert heard == [Progress(1, 3, "one of three"), Progress(0.5)]
 
 
-@requirement("operation.progress")
 def test_what_a_nested_call_reports_is_not_taken_for_the_progress_of_its_caller() -> None:
     heard: list[Progress] = []
     Context(on_progress=heard.append).child().report(1)

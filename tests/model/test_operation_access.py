@@ -14,7 +14,6 @@ from opwire import (
     check_access,
 )
 from opwire.model.operation import may_access
-from tests.requirements import requirement
 
 
 def spec(**rules: object) -> OperationSpec:
@@ -37,14 +36,12 @@ def someone(*scopes: str, **resources: tuple[str, ...]) -> Identity:
     return Identity(id="ann", scopes=scopes, resources=resources)
 
 
-@requirement("access.public")
 def test_a_public_operation_needs_no_identity_even_if_it_has_other_rules() -> None:
     assert passes(spec(public=True), None)
     assert passes(spec(public=True, required_scopes=("admin",)), None)
     assert passes(spec(public=True), someone())
 
 
-@requirement("access.unauthenticated")
 @pytest.mark.parametrize(
     "operation",
     [spec(), spec(required_scopes=("a",)), OperationSpec(namespace="files", name="delete")],
@@ -54,13 +51,11 @@ def test_without_an_identity_a_call_is_unauthenticated(operation: OperationSpec)
     assert refusal(operation, None) == (ErrorCode.UNAUTHENTICATED, "files.delete requires an authenticated caller")
 
 
-@requirement("access.unauthenticated")
 def test_an_operation_without_rules_takes_any_identity() -> None:
     assert passes(OperationSpec(namespace="files", name="delete"), someone())
     assert passes(spec(), someone())
 
 
-@requirement("access.required-scopes")
 def test_every_required_scope_has_to_be_held_and_the_missing_ones_are_named() -> None:
     operation = spec(required_scopes=("read", "write", "purge"))
     assert passes(operation, someone("purge", "write", "read", "more"))
@@ -70,8 +65,8 @@ def test_every_required_scope_has_to_be_held_and_the_missing_ones_are_named() ->
     )
 
 
-@requirement("access.any-scope")
 def test_one_of_the_alternative_scopes_is_enough_and_none_is_not() -> None:
+    """One of `required_scopes_any` has to be held."""
     operation = spec(required_scopes_any=("owner", "admin"))
     assert passes(operation, someone("admin"))
     assert refusal(operation, someone("guest")) == (
@@ -80,7 +75,6 @@ def test_one_of_the_alternative_scopes_is_enough_and_none_is_not() -> None:
     )
 
 
-@requirement("access.resources")
 def test_every_resource_rule_has_to_be_met_by_an_action_on_that_type() -> None:
     operation = spec(resources=(ResourceRule("file", "delete"), ResourceRule("folder", "read")))
     assert passes(operation, someone(file=("read", "delete"), folder=("read",)))
@@ -89,7 +83,6 @@ def test_every_resource_rule_has_to_be_met_by_an_action_on_that_type() -> None:
     assert refusal(operation, someone())[0] is ErrorCode.ACCESS_DENIED
 
 
-@requirement("access.resources")
 @pytest.mark.parametrize(
     "identity",
     [
@@ -104,12 +97,10 @@ def test_a_star_stands_for_every_action_and_every_type(identity: Identity) -> No
     assert passes(spec(resources=(ResourceRule("file", "delete"),)), identity)
 
 
-@requirement("access.required-scopes", "access.any-scope")
 def test_the_scope_star_holds_every_scope() -> None:
     assert passes(spec(required_scopes=("read", "write"), required_scopes_any=("owner",)), someone("*"))
 
 
-@requirement("access.required-scopes", "access.any-scope", "access.resources")
 def test_all_kinds_of_rules_have_to_hold_together() -> None:
     operation = spec(required_scopes=("read",), required_scopes_any=("owner",), resources=(ResourceRule("file", "x"),))
     assert passes(operation, someone("read", "owner", file=("x",)))
@@ -122,7 +113,6 @@ def test_a_scope_is_not_matched_by_a_part_of_it() -> None:
     assert refusal(spec(required_scopes=("write",)), someone("writer", "writ"))[0] is ErrorCode.ACCESS_DENIED
 
 
-@requirement("access.scopes")
 def test_a_forgotten_comma_grants_and_requires_nothing_else() -> None:
     for make in (
         lambda: Identity(id="ann", scopes="files:*"),  # pyright: ignore[reportArgumentType]
@@ -133,8 +123,8 @@ def test_a_forgotten_comma_grants_and_requires_nothing_else() -> None:
             make()
 
 
-@requirement("access.scopes")
 def test_access_that_is_not_an_access_control_is_rejected_at_registration() -> None:
+    """Scopes given as a single string, and access that is not an AccessControl, are rejected at once."""
     for access in ({"public": True}, {}, False, "public"):
         with pytest.raises(RegistrationError, match=r"files\.delete: access must be an instance of AccessControl"):
             OperationSpec(namespace="files", name="delete", access=access)  # pyright: ignore[reportArgumentType]

@@ -16,7 +16,6 @@ from opwire.model.origin import (
     read_origin,
     read_result_origin,
 )
-from tests.requirements import requirement
 
 SPEC = OperationSpec(
     namespace="clock",
@@ -30,28 +29,25 @@ SPEC = OperationSpec(
 )
 
 
-@requirement("origin.round-trip")
 def test_what_was_said_of_an_operation_is_read_again_after_a_journey_as_json() -> None:
+    """What MCP and OpenAPI have no words for is said beside them, and read again as it was."""
     said = Origin.of(SPEC, wraps_input=True, wraps_output=True)
     journey = msgspec.json.decode(msgspec.json.encode({ORIGIN_META: msgspec.to_builtins(said)}))
     assert read_origin(journey, ORIGIN_META) == said
     assert (said.id, said.type, said.version, said.tags) == ("clock.ticks/all", "subscription", "2", ("time",))
 
 
-@requirement("origin.round-trip")
 def test_what_goes_without_saying_is_not_said() -> None:
     plain = OperationSpec(namespace="math", name="add")
     assert msgspec.to_builtins(Origin.of(plain)) == {"id": "math.add", "type": "query"}
     assert msgspec.to_builtins(ResultOrigin(wrapped=True)) == {"wrapped": True}
 
 
-@requirement("origin.round-trip")
 def test_what_was_said_of_a_result_is_read_again() -> None:
     said = ResultOrigin(wrapped=True, encoding="base64", meta={"source": "http", "statusCode": 201})
     assert read_result_origin({RESULT_META: msgspec.to_builtins(said)}) == said
 
 
-@requirement("origin.strangers")
 @pytest.mark.parametrize(
     "carrier", [None, [], {}, {ORIGIN_META: None}, {ORIGIN_META: "math.add"}, {ORIGIN_META: {"id": 1, "type": "query"}}]
 )
@@ -60,14 +56,12 @@ def test_a_foreign_field_of_the_same_name_is_not_an_origin(carrier: Any) -> None
     assert read_result_origin(carrier) is None
 
 
-@requirement("origin.strangers")
 def test_fields_that_a_newer_peer_adds_are_tolerated() -> None:
     assert read_origin({ORIGIN_META: {"id": "a.b", "type": "mutation", "new": 1}}, ORIGIN_META) == Origin(
         id="a.b", type=OperationType.MUTATION
     )
 
 
-@requirement("operations.annotations")
 def test_what_an_operation_is_to_clients_is_part_of_its_origin_unless_mcp_has_it() -> None:
     registry = OperationRegistry()
     hints = Annotations(read_only=True, open_world=False, extra={"priority": 1})

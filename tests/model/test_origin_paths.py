@@ -8,13 +8,11 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from opwire.model.origin import id_of, path_of
-from tests.requirements import requirement
 
 names = st.text(min_size=1).filter(str.isprintable)
 namespaces = names.filter(lambda name: "." not in name)
 
 
-@requirement("http.paths")
 @pytest.mark.parametrize(
     ("id", "path"),
     [
@@ -32,9 +30,9 @@ def test_ids_are_readable_and_safe_in_a_path(id: str, path: str) -> None:
     assert id_of(path) == id
 
 
-@requirement("http.paths")
 @given(namespaces, names)
 def test_every_id_survives_its_path_however_often_it_is_decoded(namespace: str, name: str) -> None:
+    """Every id has a path that survives servers and proxies."""
     path = path_of(f"{namespace}.{name}")
     assert re.fullmatch(r"/[A-Za-z0-9._~-]+/[A-Za-z0-9._~-]+", path)
     assert not {".", ".."} & set(path.split("/"))

@@ -12,7 +12,6 @@ from msgspec import Meta, Struct
 from opwire import CallError, Client, Context, ErrorCode, OperationRegistry, Question, SyncClient, UsageError
 from opwire.model.operation import Root
 from opwire.model.questions import Form
-from tests.requirements import requirement
 
 
 class Colour(Enum):
@@ -69,7 +68,6 @@ async def ask(id: str, answer: Any, input: Any = None) -> Any:
         return await client.call(id, input)
 
 
-@requirement("questions.elicit")
 @pytest.mark.parametrize(
     ("answer", "outcome"),
     [
@@ -85,8 +83,8 @@ async def test_a_confirmation_is_true_only_if_it_was_given_and_tells_the_other_o
     assert await ask("shop.delete", answer) == outcome
 
 
-@requirement("questions.elicit")
 async def test_a_class_is_a_flat_form_and_its_answer_an_instance() -> None:
+    """A handler asks its caller by a typed form, and accept, decline and cancel are distinguished."""
     asked: list[Question] = []
 
     def answer(question: Question) -> dict[str, Any]:
@@ -133,7 +131,6 @@ async def test_several_choices_are_a_list() -> None:
     assert Form(list[Colour]).schema["properties"]["value"]["items"] == {"type": "string", "enum": ["red", "blue"]}
 
 
-@requirement("questions.unanswerable")
 async def test_without_a_callback_the_error_says_what_was_asked_and_how_to_answer() -> None:
     async with Client(shop()) as client:
         with pytest.raises(CallError, match=r'asks "Delete 3 orders\?", which its caller cannot answer') as failure:
@@ -158,7 +155,6 @@ async def test_unwrap_ends_the_call_if_the_form_was_not_accepted() -> None:
     assert failure.value.code is ErrorCode.ABORTED
 
 
-@requirement("questions.deadline")
 async def test_an_unanswered_question_ends_with_its_timeout_or_the_deadline_of_the_call() -> None:
     async def never(_: Question) -> dict[str, Any]:
         await asyncio.Event().wait()
@@ -183,7 +179,6 @@ async def test_a_timeout_of_the_callback_itself_is_not_taken_for_the_deadline() 
         await Context(on_question=fails).roots()
 
 
-@requirement("questions.nested")
 async def test_a_nested_call_asks_the_caller_of_the_outer_one() -> None:
     texts: list[str] = []
 
@@ -196,7 +191,6 @@ async def test_a_nested_call_asks_the_caller_of_the_outer_one() -> None:
     assert Context(on_question=lambda _: asyncio.sleep(0, {})).detached().on_question is None
 
 
-@requirement("questions.elicit")
 @pytest.mark.parametrize("action", ["accept", "decline", "cancel"])
 async def test_a_person_is_asked_to_open_an_address(action: str) -> None:
     asked: list[Question] = []
@@ -241,7 +235,6 @@ async def test_a_subscription_asks_between_two_items() -> None:
         assert [item async for item in client.subscribe("shop.steps")] == ["first", "second"]
 
 
-@requirement("questions.blocking")
 def test_a_plain_function_answers_in_a_thread_of_its_own_so_that_it_may_block() -> None:
     threads: list[int] = []
 

@@ -26,7 +26,6 @@ from opwire.model.tool_envelope import (
     parse_or_text,
     payload_as,
 )
-from tests.requirements import requirement
 
 VECTORS = json.loads((Path(__file__).parent.parent / "data" / "tool-envelope-vectors.json").read_text("utf-8"))
 PREFIX = "__ENVELOPE_V1__:"
@@ -72,7 +71,6 @@ def vectors(section: str, *, skip: Container[str] = ()) -> list[Any]:
 # --- writing ----------------------------------------------------------------------------------------------------------
 
 
-@requirement("tool-envelope.encode")
 @pytest.mark.parametrize("vector", vectors("encode"))
 def test_a_block_is_written_as_the_public_implementation_writes_it(vector: dict[str, Any]) -> None:
     document = json.loads(vector["json"])
@@ -82,14 +80,12 @@ def test_a_block_is_written_as_the_public_implementation_writes_it(vector: dict[
     assert base64.b64decode(text.removeprefix(PREFIX)).decode() == vector["json"]
 
 
-@requirement("tool-envelope.encode")
 @pytest.mark.parametrize("vector", [vector for vector in VECTORS["encode"] if "block0" in vector])
 def test_a_result_is_the_markdown_block_and_the_envelope_block(vector: dict[str, Any]) -> None:
     payload = json.loads(vector["json"])["payload"]
     assert encode_blocks("# md", payload, tool="t", ts=TS) == [vector["block0"], text_block(vector["text"])]
 
 
-@requirement("tool-envelope.ts")
 def test_the_time_is_now_in_utc_with_milliseconds_and_z_unless_given() -> None:
     before = datetime.now(UTC)
     ts = parse(encode(1, tool="t")).meta.ts
@@ -139,9 +135,9 @@ def test_a_payload_without_a_json_form_is_refused(payload: Any) -> None:
 # --- reading ----------------------------------------------------------------------------------------------------------
 
 
-@requirement("tool-envelope.lenient")
 @pytest.mark.parametrize("vector", vectors("parse", skip=OVERRIDDEN))
 def test_a_block_is_read_as_the_public_implementation_reads_it(vector: dict[str, Any]) -> None:
+    """Reading is lenient where real producers are: missing padding, the url-safe alphabet, whitespace."""
     expected = vector["result"].get("ok")
     if expected is None:
         with pytest.raises(ToolEnvelopeError):
@@ -157,7 +153,6 @@ def test_every_override_is_a_vector() -> None:
     assert {vector["name"] for vector in VECTORS["parse"]} >= OVERRIDDEN
 
 
-@requirement("tool-envelope.lenient")
 @pytest.mark.parametrize(
     "sloppy",
     [
@@ -174,7 +169,6 @@ def test_sloppy_base64_is_read(sloppy: str) -> None:
     assert parse(PREFIX + sloppy).payload.rstrip() == "~~?>>"
 
 
-@requirement("tool-envelope.version")
 @pytest.mark.parametrize(
     ("text", "version"),
     [
@@ -192,7 +186,6 @@ def test_another_version_in_the_prefix_or_in_the_meta_is_refused_by_name(text: s
         parse(text)
 
 
-@requirement("tool-envelope.version")
 @pytest.mark.parametrize("version", ["1", "1.0", '"1"'])
 def test_version_1_is_read_however_it_is_spelled(version: str) -> None:
     document = f'{{"payload":5,"meta":{{"version":{version}}}}}'
@@ -200,15 +193,14 @@ def test_version_1_is_read_however_it_is_spelled(version: str) -> None:
     assert parse(block(document).replace("V1", "V01")).payload == 5
 
 
-@requirement("tool-envelope.big-integers")
 def test_integers_keep_every_digit() -> None:
     (vector,) = (vector for vector in VECTORS["parse"] if vector["name"] == "bigint")
     assert parse(vector["text"]).payload == 12345678901234567890
     assert parse(encode({"n": -(10**400)}, tool="t")).payload == {"n": -(10**400)}
 
 
-@requirement("tool-envelope.utf8")
 def test_invalid_utf_8_is_refused() -> None:
+    """A block that is not UTF-8 is an error."""
     (vector,) = (vector for vector in VECTORS["parse"] if vector["name"] == "badutf8")
     with pytest.raises(ToolEnvelopeError, match="not UTF-8: invalid start byte at byte 12"):
         parse(vector["text"])
@@ -249,7 +241,6 @@ def test_a_missing_payload_becomes_none() -> None:
     assert parse(block('{"meta":{"tool":"t"}}')) == ToolEnvelope(None, ToolEnvelopeMeta("t"))
 
 
-@requirement("tool-envelope.unknown")
 def test_unknown_fields_of_payload_and_meta_survive_reading_and_writing() -> None:
     document = (
         '{"payload":{"category":"quota","new":[{"deep":null}]},'
@@ -261,7 +252,6 @@ def test_unknown_fields_of_payload_and_meta_survive_reading_and_writing() -> Non
     assert envelope.encode() == block(document)
 
 
-@requirement("tool-envelope.seed-examples")
 def test_the_success_example_of_the_seed_is_read_and_written_again() -> None:
     assert len(SUCCESS) == 492
     envelope = parse(PREFIX + SUCCESS)
@@ -270,7 +260,6 @@ def test_the_success_example_of_the_seed_is_read_and_written_again() -> None:
     assert envelope.encode() == PREFIX + SUCCESS
 
 
-@requirement("tool-envelope.seed-examples")
 def test_the_error_example_of_the_seed_is_read_and_written_again() -> None:
     assert len(FAILURE) == 344
     envelope = parse(PREFIX + FAILURE)
@@ -279,20 +268,17 @@ def test_the_error_example_of_the_seed_is_read_and_written_again() -> None:
     assert envelope.encode() == PREFIX + FAILURE
 
 
-@requirement("tool-envelope.seed-examples")
 def test_an_example_glued_to_a_heading_is_read_only_where_its_padding_ends_it() -> None:
     assert parse(f"{PREFIX}{FAILURE}Implementation Reference") == parse(PREFIX + FAILURE)
     with pytest.raises(ToolEnvelopeError):
         parse(f"{PREFIX}{SUCCESS}Error Response")
 
 
-@requirement("tool-envelope.round-trip")
 @given(payload=JSON, tool=TEXTS, ts=TEXTS)
 def test_what_is_written_is_read_back(payload: Any, tool: str, ts: str) -> None:
     assert parse(encode(payload, tool=tool, ts=ts)) == ToolEnvelope(payload, ToolEnvelopeMeta(tool, ts))
 
 
-@requirement("tool-envelope.round-trip")
 @given(payload=JSON)
 def test_a_block_is_ascii_and_what_it_holds_is_utf_8(payload: Any) -> None:
     text = encode(payload, tool="t", ts=TS)
@@ -319,21 +305,19 @@ def readable_or_refused(text: str) -> None:
             assert 0 < len(reason) < 300
 
 
-@requirement("tool-envelope.garbage")
 @given(st.text(st.characters(exclude_categories=())))
 @example("\ud800")
 def test_any_text_after_the_prefix_is_read_or_refused(text: str) -> None:
+    """Reading garbage never crashes: it is a ToolEnvelopeError."""
     readable_or_refused(text)
     readable_or_refused(PREFIX + text)
 
 
-@requirement("tool-envelope.garbage")
 @given(st.binary())
 def test_any_bytes_in_base64_are_read_or_refused(document: bytes) -> None:
     readable_or_refused(block(document))
 
 
-@requirement("tool-envelope.garbage")
 @given(meta=JSON, payload=JSON)
 def test_any_json_in_the_place_of_the_meta_is_read_or_refused(meta: Any, payload: Any) -> None:
     readable_or_refused(block(json.dumps({"payload": payload, "meta": meta})))
@@ -341,20 +325,17 @@ def test_any_json_in_the_place_of_the_meta_is_read_or_refused(meta: Any, payload
     readable_or_refused(block(json.dumps(payload)))
 
 
-@requirement("tool-envelope.garbage")
 @given(st.integers(min_value=0, max_value=len(SUCCESS) - 3))
 def test_a_truncated_block_is_refused(length: int) -> None:
     with pytest.raises(ToolEnvelopeError):
         parse(PREFIX + SUCCESS[:length])
 
 
-@requirement("tool-envelope.garbage")
 @given(st.integers(0, len(FAILURE) - 1), st.characters())
 def test_a_block_with_a_wrong_character_is_read_or_refused(position: int, character: str) -> None:
     readable_or_refused(PREFIX + FAILURE[:position] + character + FAILURE[position + 1 :])
 
 
-@requirement("tool-envelope.garbage")
 @pytest.mark.parametrize("unit", ["A", "=", "-", "!", "eyJh", "[", "W1tb"])
 def test_two_million_characters_of_garbage_are_refused(unit: str) -> None:
     with pytest.raises(ToolEnvelopeError):
@@ -364,14 +345,13 @@ def test_two_million_characters_of_garbage_are_refused(unit: str) -> None:
 # --- falling back -----------------------------------------------------------------------------------------------------
 
 
-@requirement("tool-envelope.fallback")
 def test_the_envelope_is_found_among_the_blocks() -> None:
+    """`parse_or_text` falls back to the text block where no envelope can be read."""
     image = {"type": "image", "data": "", "mimeType": "image/png"}
     envelope = parse_or_text([text_block("# md"), image, text_block(PREFIX + FAILURE)])
     assert envelope == parse(PREFIX + FAILURE)
 
 
-@requirement("tool-envelope.fallback")
 @pytest.mark.parametrize(
     ("blocks", "text"),
     [
@@ -388,7 +368,6 @@ def test_without_a_readable_envelope_the_text_for_people_is_given(blocks: list[A
     assert parse_or_text(blocks) == text
 
 
-@requirement("tool-envelope.fallback")
 @given(
     st.lists(JSON | st.fixed_dictionaries({"type": st.just("text"), "text": TEXTS | JSON | TEXTS.map(PREFIX.__add__)}))
 )

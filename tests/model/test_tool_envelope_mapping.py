@@ -26,7 +26,6 @@ from opwire.model.tool_envelope import (
     to_mcp_envelope,
 )
 from tests.model.test_tool_envelope_block import JSON
-from tests.requirements import requirement
 
 VECTORS = json.loads((Path(__file__).parent.parent / "data" / "tool-envelope-vectors.json").read_text("utf-8"))
 FOREIGN = McpErrorPayload(
@@ -50,9 +49,9 @@ PAYLOADS = st.builds(
 # --- errors -----------------------------------------------------------------------------------------------------------
 
 
-@requirement("tool-envelope.errors-map")
 @pytest.mark.parametrize("code", ErrorCode)
 def test_an_error_is_a_payload_with_the_category_of_the_table(code: ErrorCode) -> None:
+    """A CallError maps to an McpErrorPayload and back, through the one table of errors."""
     row = ERROR_TABLE[code]
     expected = McpErrorPayload(category=row.category, code=code.value, message=row.message, recoverable=row.retryable)
     if code is ErrorCode.VALIDATION_ERROR:  # recoverable with another input, as in the specification's example
@@ -62,7 +61,6 @@ def test_an_error_is_a_payload_with_the_category_of_the_table(code: ErrorCode) -
     assert (again.code, again.details, again.retryable) == (code, None, row.retryable), "it is not retried as it is"
 
 
-@requirement("tool-envelope.errors-map")
 @pytest.mark.parametrize(
     ("details", "text"),
     [(None, None), ("as it is", "as it is"), ({"é": [1, None]}, '{"é":[1,null]}'), (0, "0"), ([], "[]")],
@@ -76,7 +74,6 @@ def test_details_without_a_json_form_are_refused() -> None:
         error_payload(CallError("TIMEOUT", "m", object()))
 
 
-@requirement("tool-envelope.errors-map")
 @pytest.mark.parametrize(
     ("category", "code"),
     [
@@ -99,14 +96,12 @@ def test_a_foreign_code_is_chosen_by_category(category: str, code: str) -> None:
     assert error_payload(error).code == "ERR_1"
 
 
-@requirement("tool-envelope.errors-map")
 def test_a_code_of_opwire_is_kept_with_its_details() -> None:
     payload = McpErrorPayload(category="execution", code="ABORTED", message="m", details="d", recoverable=True)
     error = call_error(payload)
     assert (error.code, error.message, error.details, error.retryable) == ("ABORTED", "m", "d", True)
 
 
-@requirement("tool-envelope.errors-map")
 def test_what_an_error_has_no_field_for_is_kept_in_its_details() -> None:
     error = call_error(FOREIGN)
     assert error.code is ErrorCode.RATE_LIMITED
@@ -120,7 +115,6 @@ def test_what_an_error_has_no_field_for_is_kept_in_its_details() -> None:
     }
 
 
-@requirement("tool-envelope.errors-map")
 @given(code=CODES, message=st.text(), details=JSON, retryable=st.none() | st.booleans())
 def test_an_error_keeps_code_message_and_retryable_there_and_back(
     code: ErrorCode, message: str, details: Any, retryable: bool | None
@@ -132,7 +126,6 @@ def test_an_error_keeps_code_message_and_retryable_there_and_back(
     assert back.retryable == (error.retryable and code is not ErrorCode.VALIDATION_ERROR)
 
 
-@requirement("tool-envelope.errors-map")
 @given(payload=PAYLOADS)
 def test_a_payload_comes_back_whole_from_its_error(payload: McpErrorPayload) -> None:
     assert error_payload(call_error(payload)) == payload
@@ -165,9 +158,9 @@ THROWN: dict[str, object] = {
 }
 
 
-@requirement("tool-envelope.classify")
 @pytest.mark.parametrize("vector", VECTORS["classify"], ids=lambda vector: vector["in"])
 def test_what_was_thrown_is_sorted_as_the_public_implementation_sorts_it(vector: dict[str, Any]) -> None:
+    """What a tool threw is sorted into a category, and says whether a retry makes sense."""
     payload = classify(THROWN[vector["in"]], code="C")
     assert payload == McpErrorPayload(
         category=vector["category"],
@@ -179,7 +172,6 @@ def test_what_was_thrown_is_sorted_as_the_public_implementation_sorts_it(vector:
     assert vector["hasDetails"] is (payload.details is not None)
 
 
-@requirement("tool-envelope.classify")
 @pytest.mark.parametrize(
     ("thrown", "category", "code", "message"),
     [
@@ -198,7 +190,6 @@ def test_without_a_code_the_one_of_the_category_is_given(
     assert (payload.category, payload.code, payload.message, payload.details) == (category, code, message, None)
 
 
-@requirement("tool-envelope.classify")
 def test_a_call_error_is_sorted_by_the_table() -> None:
     error = CallError("UNAVAILABLE", "gone")
     assert classify(error) == error_payload(error)
@@ -208,7 +199,6 @@ def test_a_call_error_is_sorted_by_the_table() -> None:
 # --- results ----------------------------------------------------------------------------------------------------------
 
 
-@requirement("tool-envelope.results-map")
 @given(payload=JSON)
 def test_the_payload_of_a_two_block_result_is_the_data_and_the_blocks_come_back(payload: Any) -> None:
     blocks = encode_blocks("# md", payload, tool="t")
@@ -218,7 +208,6 @@ def test_the_payload_of_a_two_block_result_is_the_data_and_the_blocks_come_back(
     assert to_blocks(envelope, tool="another") == blocks
 
 
-@requirement("tool-envelope.results-map")
 def test_a_failed_result_stays_a_failed_result() -> None:
     envelope = to_mcp_envelope(error_blocks(FOREIGN), is_error=True, _meta={"a": 1})
     assert msgspec.convert(envelope.data, McpErrorPayload) == FOREIGN
@@ -227,7 +216,6 @@ def test_a_failed_result_stays_a_failed_result() -> None:
     assert msgspec.to_builtins(envelope.meta)["_meta"] == {"a": 1}
 
 
-@requirement("tool-envelope.results-map")
 @pytest.mark.parametrize("structured", [None, {"s": 1}])
 def test_structured_content_comes_before_the_payload(structured: Any) -> None:
     envelope = to_mcp_envelope(encode_blocks("# md", 1, tool="t"), structured_content=structured)
@@ -235,7 +223,6 @@ def test_structured_content_comes_before_the_payload(structured: Any) -> None:
     assert msgspec.to_builtins(envelope.meta)["structuredContent"] == structured
 
 
-@requirement("tool-envelope.results-map")
 def test_without_a_readable_envelope_the_data_is_the_content_blocks() -> None:
     blocks = [{"type": "text", "text": "# md"}, {"type": "text", "text": "__ENVELOPE_V1__:?"}]
     assert to_mcp_envelope(blocks).data == blocks
@@ -246,13 +233,11 @@ def test_a_block_that_is_not_an_object_is_refused() -> None:
         to_mcp_envelope(cast("Any", ["text"]))
 
 
-@requirement("tool-envelope.results-map")
 @given(data=JSON)
 def test_the_data_of_a_local_result_is_the_payload_of_its_blocks(data: Any) -> None:
     assert to_mcp_envelope(to_blocks(local_envelope(data, "a.b"), tool="b")).data == data
 
 
-@requirement("tool-envelope.results-map")
 def test_a_local_result_is_written_with_its_own_time_and_shown_as_json() -> None:
     envelope = local_envelope({"sum": 3}, "math.add")
     envelope = msgspec.structs.replace(envelope, meta=msgspec.structs.replace(envelope.meta, timestamp=1767323045678))
@@ -276,7 +261,6 @@ def test_text_is_shown_unchanged(text: str) -> None:
     assert blocks[0] == {"type": "text", "text": text}
 
 
-@requirement("tool-envelope.results-map")
 def test_an_mcp_result_with_data_that_its_blocks_lack_is_rewritten_under_its_own_text() -> None:
     blocks = encode_blocks("# md", {"a": 1, "b": 2}, tool="t", ts="x")
     envelope = mcp_envelope({"a": 1}, is_error=False, content=blocks)

@@ -24,7 +24,6 @@ from opwire.model.tool_envelope import (
     parse,
     payload_as,
 )
-from tests.requirements import requirement
 
 VECTORS = json.loads((Path(__file__).parent.parent / "data" / "tool-envelope-vectors.json").read_text("utf-8"))
 
@@ -60,7 +59,6 @@ def error(**fields: Any) -> McpErrorPayload:
     return McpErrorPayload(**{"category": "validation", "code": "C", "message": "M", "recoverable": False} | fields)
 
 
-@requirement("tool-envelope.typed")
 def test_a_workflow_payload_is_read_as_its_type() -> None:
     payload = payload_as(parse(encode(WORKFLOW, tool="t")), WorkflowEnvelopePayload)
     assert (payload.display_name, payload.instruction_id) == ("System Design", "system-design")
@@ -84,20 +82,17 @@ def test_a_workflow_payload_is_read_as_its_type() -> None:
     assert chain.steps == [ToolChainStep("t"), ToolChainStep("u", "d")]
 
 
-@requirement("tool-envelope.typed")
 def test_a_workflow_payload_is_written_with_the_names_of_the_wire_and_without_what_is_absent() -> None:
     payload = msgspec.convert(WORKFLOW, WorkflowEnvelopePayload)
     assert parse(encode(payload, tool="t")).payload == WORKFLOW
 
 
-@requirement("tool-envelope.typed")
 def test_the_lists_of_a_workflow_are_written_when_empty_and_may_be_missing() -> None:
     bare = {key: WORKFLOW[key] for key in ("displayName", "instructionId", "model")}
     payload = msgspec.convert(bare, WorkflowEnvelopePayload)
     assert parse(encode(payload, tool="t")).payload == {**bare, "steps": [], "recommendations": [], "artifacts": []}
 
 
-@requirement("tool-envelope.unknown")
 def test_fields_kinds_and_categories_of_a_newer_producer_are_tolerated() -> None:
     newer = {**WORKFLOW, "request": "r", "artifacts": [{"kind": "poem", "title": "A", "verses": 4}]}
     envelope = parse(encode(newer, tool="t"))
@@ -129,13 +124,11 @@ def test_the_categories_are_those_of_the_specification_and_the_table_of_errors_u
     assert {row.category for row in ERROR_TABLE.values()} <= set(MCP_ERROR_CATEGORIES)
 
 
-@requirement("tool-envelope.error-text")
 @pytest.mark.parametrize("vector", [vector for vector in VECTORS["errors"] if "category" in vector])
 def test_an_error_reads_as_the_public_implementation_shows_its_category(vector: dict[str, Any]) -> None:
     assert error_text(error(category=vector["category"])) == vector["text"]
 
 
-@requirement("tool-envelope.error-text")
 @pytest.mark.parametrize(
     ("category", "label"),
     [
@@ -152,7 +145,6 @@ def test_every_other_category_has_a_label_too(category: str, label: str) -> None
     assert error_text(error(category=category)) == f"{label} [C]: M"
 
 
-@requirement("tool-envelope.error-text")
 def test_what_is_known_of_an_error_follows_line_by_line() -> None:
     (vector,) = (vector for vector in VECTORS["errors"] if "full" in vector)
     full = error(details="D", suggested_action="S", next_tool="N", recoverable=True)
@@ -160,8 +152,9 @@ def test_what_is_known_of_an_error_follows_line_by_line() -> None:
     assert error_text(error(details="", suggested_action="", next_tool="")) == "❌ Validation error [C]: M"
 
 
-@requirement("tool-envelope.error-text")
 def test_an_error_is_two_text_blocks_of_the_tool_mcp() -> None:
+    """An error's first block reads `<icon> <Label> [<code>]: <message>`, then lines for details, suggestion, next
+    tool and recoverable."""
     (vector,) = (vector["built"] for vector in VECTORS["errors"] if "built" in vector)
     blocks = error_blocks(error(category="timeout", recoverable=True))
     envelope = parse(blocks[1]["text"])

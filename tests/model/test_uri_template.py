@@ -10,7 +10,6 @@ from mcp.shared.uri_template import UriTemplate as Reference
 
 from opwire.errors import RegistrationError
 from opwire.model.uri_template import MAX_URI, URITemplate
-from tests.requirements import requirement
 
 MATCHES: list[tuple[str, str, dict[str, Any] | None]] = [
     ("shelf://all", "shelf://all", {}),
@@ -36,13 +35,11 @@ MATCHES: list[tuple[str, str, dict[str, Any] | None]] = [
 ]
 
 
-@requirement("resources.templates")
 @pytest.mark.parametrize(("template", "uri", "values"), MATCHES[:-1])
 def test_a_uri_matches_or_does_not(template: str, uri: str, values: dict[str, Any] | None) -> None:
     assert URITemplate(template).match(uri) == values
 
 
-@requirement("resources.templates")
 @pytest.mark.parametrize(
     "template",
     [
@@ -69,7 +66,6 @@ def test_an_invalid_template_is_rejected_with_the_reason(template: str) -> None:
         URITemplate(template)
 
 
-@requirement("resources.templates-hostile")
 @pytest.mark.parametrize(
     "value",
     ["..", "../etc/passwd", "a/../../b", "a%2F..%2Fb", "/etc/passwd", "%2Fetc", "a%00b", "C:%5Cx", "..%5Cx", "C:/x"],
@@ -81,7 +77,6 @@ def test_a_path_cannot_leave_its_directory(value: str) -> None:
     assert URITemplate("file://{/path*}").match("file:///a/...c") == {"path": ["a", "...c"]}
 
 
-@requirement("resources.templates-hostile")
 def test_a_long_uri_is_matched_in_linear_time_or_not_at_all() -> None:
     template = URITemplate("f://{a}-{b}-{c}-{d}-{e}-{f}/x")
     assert template.match("f://" + "-" * (MAX_URI - 10) + "/y") is None
@@ -90,7 +85,6 @@ def test_a_long_uri_is_matched_in_linear_time_or_not_at_all() -> None:
     assert URITemplate("f://x{?q}").match("f://x?" + "q=1&" * 1000) == {}
 
 
-@requirement("resources.templates")
 @given(st.text(st.characters(exclude_categories=["Cs", "Cc"]), min_size=1, max_size=20).filter(lambda s: ".." not in s))
 def test_a_value_comes_back_as_it_was_expanded_by_the_sdk(value: str) -> None:
     if value[0] in "/\\" or value[1:3] in (":/", ":\\"):

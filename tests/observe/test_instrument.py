@@ -21,7 +21,6 @@ from opwire.protocol import CallHandler, PendingRequestMap
 from opwire.transports.memory import MemoryBus, MemoryTransport
 from tests.observe.tape import Tape, is_child, trace_id
 from tests.observe.ways import ME, Way, over_memory
-from tests.requirements import requirement
 
 ROOT = Path(__file__).parent.parent.parent
 
@@ -51,7 +50,6 @@ def shop(tape: Tape) -> OperationRegistry:
     return registry
 
 
-@requirement("telemetry.spans")
 async def test_nested_calls_are_children_of_the_handler_that_makes_them(tape: Tape) -> None:
     registry = shop(tape)
     instrument(registry, **tape.providers)
@@ -64,7 +62,6 @@ async def test_nested_calls_are_children_of_the_handler_that_makes_them(tape: Ta
     assert {total.kind.name, price.kind.name} == {"INTERNAL"}
 
 
-@requirement("telemetry.spans")
 async def test_a_call_with_a_context_has_the_same_parents(tape: Tape) -> None:
     registry = shop(tape)
     instrument(registry, **tape.providers)
@@ -76,8 +73,8 @@ async def test_a_call_with_a_context_has_the_same_parents(tape: Tape) -> None:
     assert tape.span("shop.price").kind.name == "INTERNAL"
 
 
-@requirement("telemetry.across")
 async def test_a_call_over_anything_is_one_trace(way: Way, tape: Tape) -> None:
+    """A call that crosses a transport, MCP or HTTP stays one trace."""
     registry = shop(tape)
     instrument(registry, **tape.providers)
     async with way(registry) as caller:
@@ -96,7 +93,6 @@ async def test_a_call_over_anything_is_one_trace(way: Way, tape: Tape) -> None:
     assert is_child(tape.span("shop.price"), tape.span("deeper"))
 
 
-@requirement("telemetry.across")
 async def test_a_stream_over_anything_is_one_trace_too(way: Way, tape: Tape) -> None:
     registry = shop(tape)
     instrument(registry, **tape.providers)
@@ -110,7 +106,6 @@ async def test_a_stream_over_anything_is_one_trace_too(way: Way, tape: Tape) -> 
     assert [is_child(span, served) for span in nested] == [True, True]
 
 
-@requirement("telemetry.across")
 async def test_from_spoke_to_hub_to_spoke(tape: Tape) -> None:
     hub_registry = OperationRegistry()
     auth = allow_anonymous(Grant(ME, announces=("*",)))
@@ -123,8 +118,8 @@ async def test_from_spoke_to_hub_to_spoke(tape: Tape) -> None:
     assert is_child(passed_on, asked)
 
 
-@requirement("telemetry.trust")
 async def test_a_trusted_call_stays_trusted(tape: Tape) -> None:
+    """Instrumenting does not change access control."""
     hub_registry = OperationRegistry()
 
     @hub_registry.query("hub.ask")
@@ -155,7 +150,6 @@ async def client_over_http(registry: OperationRegistry) -> AsyncGenerator[Client
         yield client
 
 
-@requirement("telemetry.across")
 @pytest.mark.parametrize("over", [client_over_memory, client_over_http])
 async def test_the_calls_of_a_client_are_spans(over: Any, tape: Tape) -> None:
     registry = shop(tape)
@@ -167,7 +161,6 @@ async def test_the_calls_of_a_client_are_spans(over: Any, tape: Tape) -> None:
         assert is_child(tape.span(name, "SERVER"), tape.span(name, "CLIENT"))
 
 
-@requirement("telemetry.spans")
 async def test_a_call_handler_is_instrumented_by_its_registry(tape: Tape) -> None:
     registry = shop(tape)
     async with PendingRequestMap(MemoryTransport(MemoryBus())) as calls:
@@ -176,7 +169,6 @@ async def test_a_call_handler_is_instrumented_by_its_registry(tape: Tape) -> Non
     assert [span.name for span in tape.spans] == ["shop.price"]
 
 
-@requirement("telemetry.spans")
 async def test_a_function_on_a_worker_thread_knows_its_span(tape: Tape) -> None:
     registry = shop(tape)
     instrument(registry, **tape.providers)
@@ -184,7 +176,6 @@ async def test_a_function_on_a_worker_thread_knows_its_span(tape: Tape) -> None:
     assert (await build_env(registry).shop.in_a_thread()).data is True
 
 
-@requirement("telemetry.spans")
 async def test_concurrent_calls_do_not_mix(tape: Tape) -> None:
     registry = shop(tape)
     instrument(registry, **tape.providers)
@@ -204,7 +195,6 @@ async def test_concurrent_calls_do_not_mix(tape: Tape) -> None:
         assert names == ["deeper", "mine", "of the handler", "shop.price", "shop.total", "shop.total"]
 
 
-@requirement("telemetry.undo")
 async def test_what_is_instrumented_twice_is_recorded_once_and_the_end_leaves_nothing_behind(tape: Tape) -> None:
     registry = shop(tape)
     before = dict(vars(registry))
@@ -221,7 +211,6 @@ async def test_what_is_instrumented_twice_is_recorded_once_and_the_end_leaves_no
     assert vars(registry) == before
 
 
-@requirement("telemetry.undo")
 async def test_a_consumer_that_leaves_ends_the_handler_and_the_span(tape: Tape) -> None:
     registry, closed = OperationRegistry(), asyncio.Event()
 
@@ -242,7 +231,6 @@ async def test_a_consumer_that_leaves_ends_the_handler_and_the_span(tape: Tape) 
     assert (attributes["rpc.response.status_code"], attributes["opwire.items"]) == ("OK", 1)
 
 
-@requirement("telemetry.spans")
 async def test_types_and_errors_are_those_of_the_call_itself(tape: Tape) -> None:
     registry = shop(tape)
     instrument(registry, **tape.providers)
@@ -252,21 +240,18 @@ async def test_types_and_errors_are_those_of_the_call_itself(tape: Tape) -> None
         await registry.execute("shop.pric")
 
 
-@requirement("telemetry.spans")
 @pytest.mark.parametrize("target", ["a registry", SyncClient(OperationRegistry())])
 def test_what_makes_no_calls_of_its_own_cannot_be_instrumented(target: Any, tape: Tape) -> None:
     with pytest.raises(UsageError, match=f"not {type(target).__name__}"):
         instrument(target, **tape.providers)
 
 
-@requirement("telemetry.absent")
 def test_nothing_of_opentelemetry_is_loaded_unless_it_is_asked_for() -> None:
     code = "import sys, opwire, opwire.protocol, opwire.hub, opwire.client; print('opentelemetry' in sys.modules)"
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True, timeout=30)
     assert done.stdout.strip() == "False"
 
 
-@requirement("telemetry.absent")
 async def test_without_an_sdk_a_trace_still_goes_through() -> None:
     registry, seen = OperationRegistry(), list[Any]()
     trace = {"traceparent": "00-0af7651916cd43dd8448eb211c80319c-b7ad6b7169203331-01", "tracestate": "a=1"}

@@ -5,7 +5,6 @@ from opentelemetry.trace import get_current_span
 
 from opwire.observe.telemetry import Parent, carried_trace, parent_of, serving, within
 from tests.observe.tape import Tape
-from tests.requirements import requirement
 
 PARENT = "00-0af7651916cd43dd8448eb211c80319c-b7ad6b7169203331-01"
 
@@ -14,7 +13,6 @@ def span_id(parent: Parent) -> int:
     return get_current_span(parent.surroundings).get_span_context().span_id
 
 
-@requirement("telemetry.lineage")
 def test_without_a_trace_it_is_what_runs_here(tape: Tape) -> None:
     assert not parent_of({}).is_here
     with tape.tracer.start_as_current_span("mine") as mine:
@@ -23,7 +21,6 @@ def test_without_a_trace_it_is_what_runs_here(tape: Tape) -> None:
         assert span_id(parent) == mine.get_span_context().span_id
 
 
-@requirement("telemetry.lineage")
 def test_what_a_peer_says_is_nearer_than_what_happens_to_run_here(tape: Tape) -> None:
     with tape.tracer.start_as_current_span("whoever opened the socket"):
         parent = parent_of({"traceparent": PARENT, "tracestate": "a=1"})
@@ -32,7 +29,6 @@ def test_what_a_peer_says_is_nearer_than_what_happens_to_run_here(tape: Tape) ->
     assert carried_trace(parent.surroundings) == {"traceparent": PARENT, "tracestate": "a=1"}
 
 
-@requirement("telemetry.lineage")
 def test_the_span_of_a_web_server_is_nearer_than_the_header_that_it_has_read(tape: Tape) -> None:
     said = {"traceparent": PARENT}
     above = parent_of(said).surroundings
@@ -42,7 +38,6 @@ def test_the_span_of_a_web_server_is_nearer_than_the_header_that_it_has_read(tap
         assert span_id(parent) == ours.get_span_context().span_id
 
 
-@requirement("telemetry.lineage")
 def test_spans_within_a_handler_are_nearer_than_the_trace_of_its_context(tape: Tape) -> None:
     above = parent_of({})
     surroundings = within(tape.tracer.start_span("served"), above)

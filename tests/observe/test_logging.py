@@ -7,7 +7,6 @@ import sys
 from pathlib import Path
 
 import opwire
-from tests.requirements import requirement
 
 PACKAGE = Path(opwire.__file__).parent
 
@@ -31,13 +30,11 @@ print([logger.name for logger in loggers if not logger.propagate or logger.level
 """
 
 
-@requirement("logging.library")
 def test_importing_everything_adds_no_handler_and_leaves_the_root_logger_alone() -> None:
     done = subprocess.run([sys.executable, "-c", WALK], capture_output=True, text=True, check=True, timeout=60)
     assert done.stdout.splitlines() == ["True", "True", "[]", "[]"], done.stderr
 
 
-@requirement("logging.library")
 def test_every_logger_is_below_opwire_and_the_root_logger_is_unused() -> None:
     wrong: list[str] = []
     for path in PACKAGE.rglob("*.py"):

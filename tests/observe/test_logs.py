@@ -15,7 +15,6 @@ from opwire import CallError, Identity, OperationRegistry, local_envelope
 from opwire.observe import logs
 from opwire.observe.logs import AccessEntry, JSONFormatter, begin_access, traceback_of
 from opwire.runtime.limits import LimitedLog
-from tests.requirements import requirement
 
 
 def record_of(message: str, error: BaseException | None = None, **extra: Any) -> logging.LogRecord:
@@ -25,14 +24,12 @@ def record_of(message: str, error: BaseException | None = None, **extra: Any) ->
     return record
 
 
-@requirement("serve.access-log")
 def test_an_entry_exists_only_while_the_log_is_enabled(caplog: pytest.LogCaptureFixture) -> None:
     assert begin_access("http") is None
     caplog.set_level(logging.INFO, "opwire.access")
     assert begin_access("http") is not None
 
 
-@requirement("serve.access-log")
 def test_a_monitor_that_polls_the_statistics_does_not_fill_the_log(caplog: pytest.LogCaptureFixture) -> None:
     caplog.set_level(logging.INFO, "opwire.access")
     polled, denied = AccessEntry("call", operation="opwire.statistics"), AccessEntry("call", operation="opwire.calls")
@@ -42,7 +39,6 @@ def test_a_monitor_that_polls_the_statistics_does_not_fill_the_log(caplog: pytes
     assert [vars(record)["access"]["operation"] for record in caplog.records] == ["opwire.calls"]
 
 
-@requirement("serve.access-log.bounded")
 @given(text=st.text(max_size=600))
 def test_text_of_callers_is_one_bounded_printable_line(text: str) -> None:
     entry = AccessEntry("call", operation=text, identity=Identity(id=text or "x"))
@@ -53,7 +49,6 @@ def test_text_of_callers_is_one_bounded_printable_line(text: str) -> None:
         assert not set(shown) & set("\n\r\t\x00\x1b\x7f\x9b\u2028\u202e")
 
 
-@requirement("serve.access-log")
 def test_what_has_no_json_form_has_no_size() -> None:
     entry = AccessEntry("call")
     entry.measured(local_envelope("hello", "a.b"))
@@ -63,7 +58,6 @@ def test_what_has_no_json_form_has_no_size() -> None:
     assert entry.bytes == size
 
 
-@requirement("cli.log")
 def test_a_record_is_one_json_object_with_the_fields_of_its_call() -> None:
     record = record_of("a\x1b[2J\n", access={"surface": "http", "bytes": 3})
     line = JSONFormatter().format(record)
@@ -75,7 +69,6 @@ def test_a_record_is_one_json_object_with_the_fields_of_its_call() -> None:
     assert found["time"].endswith("+00:00")
 
 
-@requirement("serve.tracebacks")
 def test_a_traceback_keeps_its_end_if_it_is_too_long() -> None:
     try:
         raise ValueError("x" * 200_000 + "the end")
@@ -89,7 +82,6 @@ def test_a_traceback_keeps_its_end_if_it_is_too_long() -> None:
     assert traceback_of(record_of("fine")) is None
 
 
-@requirement("normalize.capped")
 def test_lines_above_the_limit_of_a_second_are_dropped_and_that_is_said_once(
     caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -113,7 +105,6 @@ LOGGERS = {
 }
 
 
-@requirement("log.peer-text")
 @pytest.mark.parametrize("name", sorted({*LOGGERS, "opwire.tool_envelope"}))
 def test_text_of_peers_in_a_log_is_escaped_and_forges_no_record(name: str, caplog: pytest.LogCaptureFixture) -> None:
     caplog.set_level(logging.INFO, name)
@@ -124,7 +115,6 @@ def test_text_of_peers_in_a_log_is_escaped_and_forges_no_record(name: str, caplo
     assert not set(caplog.messages[0]) & set("\x1b\x07\u202e")
 
 
-@requirement("log.peer-text")
 async def test_text_of_peers_in_a_traceback_is_escaped_and_forges_no_record(caplog: pytest.LogCaptureFixture) -> None:
     registry = OperationRegistry()
 
@@ -140,7 +130,6 @@ async def test_text_of_peers_in_a_traceback_is_escaped_and_forges_no_record(capl
     assert [line for line in shown if not line.startswith(" ")] == [shown[0], "Traceback (most recent call last):"]
 
 
-@requirement("log.peer-text")
 def test_a_long_text_of_a_peer_is_cut(caplog: pytest.LogCaptureFixture) -> None:
     logging.getLogger("opwire.registry").warning("a %s", "\x1b" * 1_000_000)
     assert len(caplog.messages[0]) < 5 * logs.MAX_TRACEBACK

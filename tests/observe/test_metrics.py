@@ -16,7 +16,6 @@ from opwire.hub import Hub, Spoke
 from opwire.observe import telemetry
 from opwire.observe.telemetry import serve_metrics
 from tests.hub.meeting import OPEN
-from tests.requirements import requirement
 
 
 def shop() -> OperationRegistry:
@@ -45,7 +44,6 @@ def scraped(url: str) -> dict[str, float]:
     return samples
 
 
-@requirement("telemetry.prometheus")
 async def test_calls_and_their_outcomes_are_counted_for_prometheus() -> None:
     registry = shop()
     with serve_metrics(registry, port=0) as url:
@@ -62,7 +60,6 @@ async def test_calls_and_their_outcomes_are_counted_for_prometheus() -> None:
         scraped(url)
 
 
-@requirement("telemetry.prometheus")
 def test_metrics_on_a_loopback_address_are_not_for_pages_whose_name_leads_to_it() -> None:
     with serve_metrics(shop(), port=0) as url:
         for host in ("localhost", "127.0.0.1:1"):
@@ -73,7 +70,6 @@ def test_metrics_on_a_loopback_address_are_not_for_pages_whose_name_leads_to_it(
         rejected.value.close()
 
 
-@requirement("telemetry.prometheus")
 def test_a_silent_connection_is_closed(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(telemetry, "_SCRAPE_TIMEOUT", 0.05)
     with (
@@ -83,7 +79,6 @@ def test_a_silent_connection_is_closed(monkeypatch: pytest.MonkeyPatch) -> None:
         assert silent.recv(1) == b""
 
 
-@requirement("telemetry.prometheus-bounded")
 def test_silent_connections_hold_a_bounded_number_of_threads_and_fill_no_log(
     monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
 ) -> None:
@@ -106,7 +101,6 @@ def test_silent_connections_hold_a_bounded_number_of_threads_and_fill_no_log(
     assert capfd.readouterr().err == ""
 
 
-@requirement("telemetry.prometheus")
 async def test_calls_that_a_hub_relays_are_counted_too() -> None:
     async with (
         Hub(None, "ws://127.0.0.1:0", authenticate=OPEN) as hub,
@@ -123,7 +117,6 @@ async def test_calls_that_a_hub_relays_are_counted_too() -> None:
     assert (found["opwire_relay_active_calls"], found["opwire_relay_peers"]) == (0, 2)
 
 
-@requirement("telemetry.prometheus")
 async def test_metrics_can_be_served_again_after_they_ended() -> None:
     for _ in range(2):
         registry = shop()

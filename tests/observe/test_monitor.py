@@ -24,7 +24,6 @@ from opwire.observe.monitor import (
     json_size,
 )
 from opwire.registry.dispatch import Dispatcher
-from tests.requirements import requirement
 
 PATIENCE = 20.0
 
@@ -101,7 +100,6 @@ class Surface:
             return error.code
 
 
-@requirement("monitor.records")
 async def test_a_call_is_recorded_with_its_caller_outcome_duration_and_sizes_and_without_its_data() -> None:
     surface = Surface()
     async with Watch(surface.monitor) as watch:
@@ -121,7 +119,6 @@ async def test_a_call_is_recorded_with_its_caller_outcome_duration_and_sizes_and
         }
 
 
-@requirement("monitor.records")
 async def test_the_outcome_is_the_code_of_the_error_and_its_text_is_not_recorded() -> None:
     surface = Surface()
     async with Watch(surface.monitor) as watch:
@@ -134,7 +131,6 @@ async def test_the_outcome_is_the_code_of_the_error_and_its_text_is_not_recorded
         assert (await watch.next())["outcome"] == "TOOL_ERROR"
 
 
-@requirement("monitor.records")
 async def test_a_subscription_is_recorded_with_the_number_of_its_items() -> None:
     surface = Surface()
     async with Watch(surface.monitor) as watch:
@@ -145,7 +141,6 @@ async def test_a_subscription_is_recorded_with_the_number_of_its_items() -> None
         assert "caller" not in record
 
 
-@requirement("monitor.filters")
 @pytest.mark.parametrize(
     ("wanted", "selected"),
     [
@@ -160,6 +155,7 @@ async def test_a_subscription_is_recorded_with_the_number_of_its_items() -> None
     ],
 )
 async def test_records_are_filtered_at_the_server(wanted: dict[str, str], selected: list[str]) -> None:
+    """Records are filtered by request id, operation, outcome and caller at the server."""
     monitor = CallMonitor(shop())
     async with Watch(monitor, **wanted) as watch:
         monitor.record("a1", "shop.price", "OK", 0.1, "call", caller="ann")
@@ -171,7 +167,6 @@ async def test_records_are_filtered_at_the_server(wanted: dict[str, str], select
             await watch.next()
 
 
-@requirement("monitor.bounded")
 async def test_a_slow_watcher_loses_the_oldest_records_and_learns_how_many() -> None:
     monitor = CallMonitor(shop())
     async with Watch(monitor) as watch:
@@ -182,7 +177,6 @@ async def test_a_slow_watcher_loses_the_oldest_records_and_learns_how_many() -> 
         assert (second["requestId"], "dropped" in second) == ("6", False)
 
 
-@requirement("monitor.bounded")
 async def test_ids_that_a_caller_chooses_do_not_fill_the_records() -> None:
     monitor, long = CallMonitor(shop()), "x" * 2_000_000
     async with Watch(monitor) as watch:
@@ -191,7 +185,6 @@ async def test_ids_that_a_caller_chooses_do_not_fill_the_records() -> None:
         assert [len(record[name]) for name in ("requestId", "operationId", "parentRequestId")] == [1_000] * 3
 
 
-@requirement("monitor.bounded")
 async def test_the_number_of_watchers_is_bounded() -> None:
     monitor = CallMonitor(shop())
     async with AsyncExitStack() as watching:
@@ -202,7 +195,6 @@ async def test_the_number_of_watchers_is_bounded() -> None:
     assert failed.value.code is ErrorCode.RATE_LIMITED
 
 
-@requirement("monitor.free")
 async def test_without_a_watcher_nothing_is_recorded_and_its_coming_and_going_is_reported() -> None:
     monitor, reported = CallMonitor(shop()), list[bool]()
     monitor.on_watched = reported.append
@@ -214,7 +206,6 @@ async def test_without_a_watcher_nothing_is_recorded_and_its_coming_and_going_is
     assert reported == [True, False]
 
 
-@requirement("monitor.records")
 async def test_calls_of_the_monitor_itself_are_neither_counted_nor_recorded() -> None:
     surface = Surface()
     async with Watch(surface.monitor) as watch:
@@ -225,7 +216,6 @@ async def test_calls_of_the_monitor_itself_are_neither_counted_nor_recorded() ->
         assert (await watch.next())["operationId"] == "shop.price"
 
 
-@requirement("monitor.statistics")
 async def test_the_figures_of_a_server() -> None:
     surface = Surface()
     for article in ("tea", "rare", "tea"):
@@ -240,7 +230,6 @@ async def test_the_figures_of_a_server() -> None:
     ]
 
 
-@requirement("monitor.access")
 @pytest.mark.parametrize("id", [STATISTICS, CALLS])
 @pytest.mark.parametrize(
     ("identity", "code"),
@@ -261,7 +250,6 @@ def test_observing_needs_a_scope_of_its_own(id: str, identity: Identity | None, 
     assert failed.value.code == code
 
 
-@requirement("monitor.access")
 def test_the_operations_of_the_monitor_are_not_listed_and_the_registry_overrides_them() -> None:
     surface, boss = Surface(), Identity(id="boss", scopes=("*",))
     assert all(spec.namespace == "shop" for spec in surface.dispatcher.visible(boss))
@@ -274,7 +262,6 @@ def test_a_value_without_a_json_form_has_no_size() -> None:
     assert (json_size({"a": 1}), json_size(object())) == (7, None)
 
 
-@requirement("monitor.timings")
 def test_percentiles_are_at_most_a_quarter_too_high() -> None:
     timings, seconds = OperationTimings(), [1.001**number / 1e5 for number in range(10_000)]
     for each in seconds:
@@ -285,7 +272,6 @@ def test_percentiles_are_at_most_a_quarter_too_high() -> None:
     assert sum(count for _, count in timings.histogram()) == len(seconds)
 
 
-@requirement("monitor.timings")
 def test_any_duration_has_a_bucket_and_there_are_few() -> None:
     timings = OperationTimings()
     for exponent in range(-9, 300):
@@ -299,7 +285,6 @@ def test_any_duration_has_a_bucket_and_there_are_few() -> None:
     assert timings.outcomes["TIMEOUT"] == 20
 
 
-@requirement("monitor.timings")
 async def test_durations_are_kept_for_known_operations_if_that_is_asked_for(monkeypatch: pytest.MonkeyPatch) -> None:
     registry = shop()
     monitor = CallMonitor(registry)
@@ -314,7 +299,6 @@ async def test_durations_are_kept_for_known_operations_if_that_is_asked_for(monk
     assert {id: each.outcomes for id, each in monitor.timings.items()} == {"shop.price": {"OK": 1, "TIMEOUT": 1}}
 
 
-@requirement("monitor.filters")
 async def test_a_record_that_is_created_lazily_is_filtered_as_any_other() -> None:
     created = list[str]()
 
@@ -333,7 +317,6 @@ async def test_a_record_that_is_created_lazily_is_filtered_as_any_other() -> Non
         assert everything.take() == ([], 0)
 
 
-@requirement("monitor.bounded")
 async def test_a_watcher_with_a_rate_counts_the_calls_beyond_it(monkeypatch: pytest.MonkeyPatch) -> None:
     now = 1_000.0
     monkeypatch.setattr("opwire.observe.monitor.time", SimpleNamespace(monotonic=lambda: now, time=lambda: now))
@@ -362,7 +345,6 @@ async def test_a_watcher_with_a_rate_counts_the_calls_beyond_it(monkeypatch: pyt
         assert len(watcher.take()[0]) == 1_000
 
 
-@requirement("monitor.bounded")
 async def test_a_stream_with_a_rate_counts_the_calls_beyond_it_and_goes_on() -> None:
     monitor = CallMonitor(shop())
     async with Watch(monitor, rate=10) as watch:
@@ -380,7 +362,6 @@ async def test_a_stream_with_a_rate_counts_the_calls_beyond_it_and_goes_on() -> 
         assert waiting.result()["requestId"] == "later"
 
 
-@requirement("monitor.statistics")
 @pytest.mark.parametrize(
     "wrong",
     [
@@ -399,7 +380,6 @@ def test_figures_of_a_server_that_are_out_of_range_are_rejected(wrong: dict[str,
         msgspec.convert(figures | wrong, ServerStatistics)
 
 
-@requirement("monitor.records")
 def test_a_record_of_no_time_is_rejected() -> None:
     call = {"requestId": "1", "operationId": "a.b", "outcome": "OK", "ms": 1.0, "server": "x", "via": "call"}
     assert msgspec.convert({"time": 1, **call}, CallRecord).time == 1

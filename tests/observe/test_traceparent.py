@@ -16,7 +16,6 @@ from opwire.openapi.client import from_openapi
 from opwire.protocol.events import CALL_EVENT_SCHEMAS, CallRequested, decode_event, encode_event
 from tests.observe.ways import Caller, Way, over_memory
 from tests.openapi.client.echo import EchoServer
-from tests.requirements import requirement
 
 PARENT = "00-0af7651916cd43dd8448eb211c80319c-b7ad6b7169203331-01"
 STATE = "rojo=00f067aa0ba902b7,congo@us=t61rcWkgMzE"
@@ -61,7 +60,6 @@ async def call(caller: Caller, operation_id: str, context: Context | None = None
     return (await ask(operation_id, {}, context=context)).data
 
 
-@requirement("trace.carried")
 async def test_the_handler_sees_the_trace_of_the_caller_and_nothing_else_of_its_metadata(way: Way) -> None:
     registry, seen = telling()
     context = Context(metadata=TRACE | {"secret": "of the caller"})
@@ -74,7 +72,6 @@ async def test_the_handler_sees_the_trace_of_the_caller_and_nothing_else_of_its_
     assert seen == [TRACE, TRACE, TRACE, {}, {"traceparent": PARENT}]
 
 
-@requirement("trace.carried")
 async def test_a_handler_passes_the_trace_on_to_the_calls_that_it_makes(way: Way) -> None:
     last, seen = telling()
     middle = OperationRegistry()
@@ -89,7 +86,6 @@ async def test_a_handler_passes_the_trace_on_to_the_calls_that_it_makes(way: Way
     assert seen == [TRACE]
 
 
-@requirement("trace.malformed")
 @pytest.mark.parametrize("malformed", MALFORMED, ids=range(len(MALFORMED)))
 async def test_a_malformed_trace_is_neither_sent_nor_believed(malformed: str) -> None:
     registry, seen = telling()
@@ -101,7 +97,6 @@ async def test_a_malformed_trace_is_neither_sent_nor_believed(malformed: str) ->
     assert arrived.trace == {}
 
 
-@requirement("trace.malformed")
 @pytest.mark.parametrize(
     ("state", "kept"),
     [
@@ -123,13 +118,11 @@ def test_the_state_of_a_trace_is_kept_if_it_is_one(state: Any, kept: bool) -> No
     assert trace_of({"tracestate": state}) == {}
 
 
-@requirement("trace.malformed")
 def test_a_later_version_may_say_more() -> None:
     later = "01" + PARENT[2:] + "-more"
     assert trace_of({"traceparent": later}) == {"traceparent": later}
 
 
-@requirement("trace.malformed")
 @given(
     st.one_of(st.none(), st.integers(), st.text(), st.from_regex(r"[0-9a-f]{2}-[0-9a-f]{32}-[0-9a-f]{16}-[0-9a-f]{2}"))
 )
@@ -140,7 +133,6 @@ def test_what_is_carried_is_safe_in_any_header(value: Any) -> None:
         assert text.isprintable()
 
 
-@requirement("trace.optional")
 def test_a_request_without_a_trace_is_written_as_it_always_was() -> None:
     bare = CallRequested(request_id="1", operation_id="a.b")
     assert msgspec.json.decode(encode_event(bare)) == {
@@ -156,7 +148,6 @@ def test_a_request_without_a_trace_is_written_as_it_always_was() -> None:
     assert decode_event(encode_event(traced)) == traced
 
 
-@requirement("trace.optional")
 def test_without_opentelemetry_the_trace_goes_along_all_the_same() -> None:
     code = f"""
 import asyncio, sys
@@ -181,7 +172,6 @@ asyncio.run(main())
     assert done.stdout.strip() == PARENT
 
 
-@requirement("trace.carried")
 async def test_a_trace_among_the_parameters_of_an_api_goes_before_that_of_the_call() -> None:
     header = {"name": "traceparent", "in": "header", "schema": {"type": "string"}}
     paths = {"/": {"get": {"operationId": "get", "parameters": [header], "responses": {"200": {"description": "ok"}}}}}

@@ -18,12 +18,10 @@ from opwire.openapi.webhooks import (
     WebhookReceiver,
     WebhookRequest,
 )
-from tests.requirements import requirement
 
 PATIENCE = 5.0
 
 
-@requirement("webhooks.signed")
 @pytest.mark.parametrize(
     ("verify", "at", "headers", "body"),
     [
@@ -58,7 +56,6 @@ def test_published_examples_are_valid(
         verify(WebhookRequest(odd, body + b" "))
 
 
-@requirement("webhooks.unsigned")
 @pytest.mark.parametrize(
     ("make", "message"),
     [
@@ -88,7 +85,6 @@ def deliver(receiver: WebhookReceiver, payload: Any, delivery: str | None = None
     return receiver.deliver(payload, WebhookRequest({}, json.dumps(payload).encode()), delivery=delivery)
 
 
-@requirement("webhooks.subscribers")
 async def test_a_subscriber_may_run_on_another_event_loop() -> None:
     receiver = WebhookReceiver(unsigned=True)
     registry = registered(receiver)
@@ -111,7 +107,6 @@ async def test_a_subscriber_may_run_on_another_event_loop() -> None:
     assert received == [0, 1]
 
 
-@requirement("webhooks.subscribers")
 async def test_subscribers_do_not_share_the_data() -> None:
     receiver = WebhookReceiver(unsigned=True)
     registry = registered(receiver)
@@ -126,7 +121,6 @@ async def test_subscribers_do_not_share_the_data() -> None:
         await each.aclose()
 
 
-@requirement("webhooks.unavailable")
 async def test_a_subscriber_that_leaves_is_forgotten() -> None:
     receiver = WebhookReceiver(unsigned=True)
     registry = registered(receiver, "one", "two")
@@ -141,7 +135,6 @@ async def test_a_subscriber_that_leaves_is_forgotten() -> None:
         deliver(receiver, {"type": "one"})
 
 
-@requirement("webhooks.replayed")
 async def test_what_is_remembered_of_deliveries_is_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("opwire.openapi.webhooks.MAX_REMEMBERED", 3)
     assert MAX_REMEMBERED > 3
@@ -155,7 +148,6 @@ async def test_what_is_remembered_of_deliveries_is_bounded(monkeypatch: pytest.M
     await items.aclose()
 
 
-@requirement("webhooks.subscribers")
 async def test_a_closed_receiver_ends_its_streams_and_takes_nothing() -> None:
     receiver = WebhookReceiver(unsigned=True)
     registry = registered(receiver)
@@ -173,7 +165,6 @@ async def test_a_closed_receiver_ends_its_streams_and_takes_nothing() -> None:
         deliver(receiver, None)
 
 
-@requirement("webhooks.unavailable")
 async def test_what_waits_is_bounded_in_bytes(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("opwire.openapi.webhooks.MAX_WAITING_BYTES", 1_000)
     receiver = WebhookReceiver(unsigned=True)
@@ -190,7 +181,6 @@ async def test_what_waits_is_bounded_in_bytes(monkeypatch: pytest.MonkeyPatch) -
     await items.aclose()
 
 
-@requirement("webhooks.names")
 async def test_events_that_the_document_does_not_declare_can_be_named() -> None:
     receiver = WebhookReceiver(unsigned=True, events=["charge.succeeded", "paid", "invoice.*"])
     registry = registered(receiver, "paid", "other")
@@ -204,7 +194,6 @@ async def test_events_that_the_document_does_not_declare_can_be_named() -> None:
     await items.aclose()
 
 
-@requirement("webhooks.names")
 async def test_the_only_webhook_of_a_document_gets_what_has_no_name() -> None:
     receiver = WebhookReceiver(unsigned=True)
     registry = registered(receiver, "published")

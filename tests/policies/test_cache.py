@@ -12,7 +12,6 @@ from opwire.openapi.client import from_openapi
 from opwire.policies.cache import ResponseCache
 from tests.openapi.client.documents import document
 from tests.openapi.client.echo import EchoServer, Exchange, answer, json_answer
-from tests.requirements import requirement
 
 OK: dict[str, Any] = {"responses": {"200": {"description": ""}}}
 QUERY = {"name": "q", "in": "query", "schema": {"type": "string"}}
@@ -64,8 +63,8 @@ async def stage() -> Any:
         yield Stage(server, registry, clock, cache)
 
 
-@requirement("cache.fresh")
 async def test_a_result_is_returned_until_it_is_stale(stage: Stage) -> None:
+    """A cached result is returned, as a copy, as long as the rules of the API call it fresh."""
     stage.says([1], Cache_Control='public, MAX-AGE="60"', Age="10")
     first = await stage.get()
     first.append("changed by a caller")
@@ -79,7 +78,6 @@ async def test_a_result_is_returned_until_it_is_stale(stage: Stage) -> None:
     assert stage.asked == 2
 
 
-@requirement("cache.fresh")
 @pytest.mark.parametrize(
     ("headers", "stored"),
     [
@@ -104,7 +102,6 @@ async def test_the_rules_of_the_api_decide(stage: Stage, headers: dict[str, str]
     assert stage.asked == (1 if stored else 2)
 
 
-@requirement("cache.identity")
 async def test_identities_and_inputs_have_their_own_results(stage: Stage) -> None:
     stage.says(1, Cache_Control="max-age=60")
     for who, q in (("ada", "x"), ("bob", "x"), (None, "x"), ("ada", "y")):
@@ -113,12 +110,12 @@ async def test_identities_and_inputs_have_their_own_results(stage: Stage) -> Non
     assert stage.asked == 4
 
 
-@requirement("cache.revalidated")
 @pytest.mark.parametrize(
     ("validator", "condition"),
     [(("ETag", '"v1"'), "If-None-Match"), (("Last_Modified", "yesterday"), "If-Modified-Since")],
 )
 async def test_an_old_result_is_revalidated(stage: Stage, validator: tuple[str, str], condition: str) -> None:
+    """An old result is revalidated with its ETag or date; a 304 makes it fresh again."""
     stage.says({"a": 1}, Cache_Control="max-age=10", **dict([validator]))
     assert await stage.get() == {"a": 1}
     assert stage.server.arrived[0].header(condition) is None
@@ -137,14 +134,12 @@ async def test_an_old_result_is_revalidated(stage: Stage, validator: tuple[str, 
     assert stage.server.arrived[3].header(condition) is None  # the newest result must not be stored
 
 
-@requirement("cache.revalidated")
 async def test_a_validator_that_is_not_a_valid_header_is_not_sent(stage: Stage) -> None:
     stage.says(1, Cache_Control="no-cache", ETag='"' + "x" * 2000 + '"')
     assert [await stage.get(), await stage.get()] == [1, 1]
     assert stage.server.arrived[1].header("if-none-match") is None
 
 
-@requirement("cache.revalidated")
 async def test_a_condition_is_not_inherited_by_nested_calls(stage: Stage) -> None:
     @stage.registry.query("outer.get")
     async def outer(context: Context) -> Any:
@@ -158,7 +153,6 @@ async def test_a_condition_is_not_inherited_by_nested_calls(stage: Stage) -> Non
     assert stage.server.arrived[-1].header("if-none-match") is None
 
 
-@requirement("cache.invalidated")
 async def test_a_mutation_invalidates_its_namespace_even_if_it_fails(stage: Stage) -> None:
     stage.says(1, Cache_Control="max-age=60")
     await stage.get()
@@ -172,7 +166,6 @@ async def test_a_mutation_invalidates_its_namespace_even_if_it_fails(stage: Stag
     assert await stage.get() == 2
 
 
-@requirement("cache.invalidated")
 async def test_what_was_read_before_a_mutation_is_not_stored_after_it(stage: Stage) -> None:
     go = asyncio.Event()
 
@@ -189,7 +182,6 @@ async def test_what_was_read_before_a_mutation_is_not_stored_after_it(stage: Sta
     assert await stage.get() == "new"
 
 
-@requirement("cache.bounded")
 async def test_a_cache_is_bounded_in_entries_and_bytes(stage: Stage) -> None:
     stage.says("x" * 5_000, Cache_Control="max-age=60")
     for number in range(30):

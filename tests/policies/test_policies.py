@@ -32,7 +32,6 @@ from opwire.policies import (
     ask_caller,
 )
 from opwire.registry import OperationRegistry
-from tests.requirements import requirement
 
 ANN, EVE = Context(identity=Identity(id="ann")), Context(identity=Identity(id="eve"))
 
@@ -82,7 +81,6 @@ async def refused(registry: OperationRegistry, id: str, input: Any = None, conte
 # --- audit ------------------------------------------------------------------------------------------------------------
 
 
-@requirement("policies.audit")
 async def test_every_call_is_a_line_of_json_with_its_caller_and_outcome(tmp_path: Path) -> None:
     path = tmp_path / "audit.jsonl"
     registry = shop(AuditLog(path))
@@ -104,7 +102,6 @@ async def test_every_call_is_a_line_of_json_with_its_caller_and_outcome(tmp_path
     assert stat.S_IMODE(path.stat().st_mode) == 0o600
 
 
-@requirement("policies.audit")
 async def test_inputs_are_written_only_if_asked_for_and_without_secrets() -> None:
     lines: list[bytes] = []
     registry = shop(AuditLog(lines.append, values=True, redact=["Article"], exclude=["shop.price"]))
@@ -115,7 +112,6 @@ async def test_inputs_are_written_only_if_asked_for_and_without_secrets() -> Non
     assert b"s3cret" not in b"".join(lines)
 
 
-@requirement("policies.audit")
 @pytest.mark.parametrize(
     ("value", "logged"),
     [
@@ -139,7 +135,6 @@ async def test_no_input_evades_the_line_of_a_call(value: Any, logged: Any) -> No
     assert [json.loads(line)["input"] for line in lines] == [logged]
 
 
-@requirement("policies.audit")
 async def test_an_audit_log_that_is_installed_first_has_the_calls_that_others_reject() -> None:
     lines: list[bytes] = []
     registry = shop(AuditLog(lines.append), Approval(lambda _: False))
@@ -147,7 +142,6 @@ async def test_an_audit_log_that_is_installed_first_has_the_calls_that_others_re
     assert json.loads(lines[0])["outcome"] == "ACCESS_DENIED"
 
 
-@requirement("policies.audit")
 @pytest.mark.skipif(not Path("/dev/full").exists(), reason="no device that is full")
 async def test_a_call_that_cannot_be_recorded_fails_and_says_why_and_one_that_failed_keeps_its_error(
     tmp_path: Path, caplog: pytest.LogCaptureFixture
@@ -166,7 +160,6 @@ async def test_a_call_that_cannot_be_recorded_fails_and_says_why_and_one_that_fa
     assert (await refused(registry, "shop.price", {"code": "RATE_LIMITED"})).code == "RATE_LIMITED"
 
 
-@requirement("policies.audit")
 async def test_a_line_that_is_written_in_part_is_not_taken_for_written(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -179,7 +172,6 @@ async def test_a_line_that_is_written_in_part_is_not_taken_for_written(
 # --- approval ---------------------------------------------------------------------------------------------------------
 
 
-@requirement("policies.approval")
 async def test_a_call_with_input_that_cannot_be_shown_to_a_person_is_rejected() -> None:
     registry = OperationRegistry()
     registry.use(Approval(lambda request: bool(str(request))))
@@ -190,7 +182,6 @@ async def test_a_call_with_input_that_cannot_be_shown_to_a_person_is_rejected() 
     assert (await registry.execute("shop.order", {"note": "\ud800"})).data == "done"
 
 
-@requirement("policies.approval")
 async def test_a_mutation_runs_only_if_a_person_approves() -> None:
     asked: list[ApprovalRequest] = []
 
@@ -209,14 +200,12 @@ async def test_a_mutation_runs_only_if_a_person_approves() -> None:
     ]
 
 
-@requirement("policies.approval")
 @pytest.mark.parametrize("decision", [False, "", None, 1, "yes"])
 async def test_everything_but_true_denies(decision: Any) -> None:
     denied = await refused(shop(Approval(lambda _: decision)), "shop.order", {"article": "tea"})
     assert denied.code is ErrorCode.ACCESS_DENIED
 
 
-@requirement("policies.approval")
 async def test_a_decision_has_a_deadline_and_few_calls_wait_for_one() -> None:
     forever = asyncio.Event()
 
@@ -237,7 +226,6 @@ async def waiting(queue: ApprovalQueue, calls: int) -> tuple[ApprovalRequest, ..
     return queue.waiting
 
 
-@requirement("policies.queue")
 async def test_calls_wait_in_a_queue_until_each_is_approved_or_denied() -> None:
     queue, changes = ApprovalQueue(), list[ApprovalChange]()
     stop = queue.on_change(changes.append)
@@ -261,7 +249,6 @@ async def test_calls_wait_in_a_queue_until_each_is_approved_or_denied() -> None:
     stop()
 
 
-@requirement("policies.queue")
 async def test_a_call_that_expires_or_is_cancelled_leaves_the_queue_and_cannot_be_approved() -> None:
     queue, changes = ApprovalQueue(), list[ApprovalChange]()
     queue.on_change(changes.append)
@@ -278,7 +265,6 @@ async def test_a_call_that_expires_or_is_cancelled_leaves_the_queue_and_cannot_b
     assert not queue.approve(request.id)
 
 
-@requirement("policies.queue")
 async def test_a_person_reads_neither_secrets_nor_the_whole_of_a_long_input() -> None:
     asked: list[ApprovalRequest] = []
     registry = shop(Approval(lambda request: bool(asked.append(request)) or True))
@@ -290,8 +276,8 @@ async def test_a_person_reads_neither_secrets_nor_the_whole_of_a_long_input() ->
     assert str(asked[2]).endswith(r'{"article":"a\u202etea\u2066"}')
 
 
-@requirement("policies.caller")
 async def test_the_caller_is_asked_and_one_that_cannot_be_asked_is_denied() -> None:
+    """The person that makes a call can be asked for approval, over MCP by elicitation."""
     registry, asked, answers = shop(Approval(ask_caller)), list[str](), iter([True, False])
 
     async def on_question(question: Question) -> dict[str, Any]:
@@ -306,7 +292,6 @@ async def test_the_caller_is_asked_and_one_that_cannot_be_asked_is_denied() -> N
     assert (alone.code, len(asked)) == (ErrorCode.ACCESS_DENIED, 2)
 
 
-@requirement("policies.caller")
 @pytest.mark.parametrize("accepts", [True, False])
 async def test_a_client_of_mcp_shows_the_question(accepts: bool) -> None:
     asked: list[dict[str, Any]] = []
@@ -328,7 +313,6 @@ async def test_a_client_of_mcp_shows_the_question(accepts: bool) -> None:
 # --- limits -----------------------------------------------------------------------------------------------------------
 
 
-@requirement("policies.rate")
 @given(st.integers(1, 5), st.floats(0.1, 10), st.lists(st.floats(0, 3), max_size=40))
 def test_no_more_calls_pass_than_the_rate_allows(calls: int, per: float, steps: list[float]) -> None:
     async def run() -> None:
@@ -349,7 +333,6 @@ def test_no_more_calls_pass_than_the_rate_allows(calls: int, per: float, steps: 
     asyncio.run(run())
 
 
-@requirement("policies.rate")
 async def test_a_limit_is_for_each_identity_and_a_thousand_calls_at_once_pass_as_few() -> None:
     registry = shop(RateLimit(10, per=1_000))
 
@@ -367,7 +350,6 @@ async def test_a_limit_is_for_each_identity_and_a_thousand_calls_at_once_pass_as
     assert (await refused(together, "shop.price", {}, EVE)).code is ErrorCode.RATE_LIMITED
 
 
-@requirement("policies.concurrency")
 async def test_a_limited_number_of_calls_run_and_others_wait_or_are_rejected() -> None:
     running, most, go = 0, 0, asyncio.Event()
 
@@ -411,7 +393,6 @@ async def _ended(registry: OperationRegistry, id: str) -> str:
     return "OK"
 
 
-@requirement("policies.breaker")
 async def test_what_keeps_failing_is_not_called_until_a_trial_succeeds() -> None:
     clock = Clock()
     registry = shop(CircuitBreaker(3, pause=30, clock=clock))
@@ -429,7 +410,6 @@ async def test_what_keeps_failing_is_not_called_until_a_trial_succeeds() -> None
     await registry.execute("shop.price", up)
 
 
-@requirement("policies.breaker")
 async def test_errors_of_the_caller_do_not_open_a_circuit() -> None:
     registry = shop(CircuitBreaker(1))
     for code in ("VALIDATION_ERROR", "ACCESS_DENIED", "RATE_LIMITED", "EXECUTION_ERROR"):
@@ -437,7 +417,6 @@ async def test_errors_of_the_caller_do_not_open_a_circuit() -> None:
     await registry.execute("shop.price")
 
 
-@requirement("policies.breaker")
 async def test_one_call_at_a_time_tries_an_open_circuit_and_a_cancelled_one_is_not_a_result() -> None:
     clock, go = Clock(), asyncio.Event()
     registry = OperationRegistry()
@@ -460,8 +439,8 @@ async def test_one_call_at_a_time_tries_an_open_circuit_and_a_cancelled_one_is_n
     await registry.execute("slow.call")
 
 
-@requirement("policies.budget")
 async def test_a_request_has_a_budget_of_calls_that_ends_loops() -> None:
+    """A request makes a bounded number of calls, with all calls that are made for it."""
     registry = shop(CallBudget(20))
     spent = await refused(registry, "shop.again")
     assert (spent.code, spent.retryable) == (ErrorCode.RATE_LIMITED, False)
@@ -489,7 +468,6 @@ def test_a_policy_that_is_wrong_is_refused() -> None:
         RateLimit(1, **cast("Any", {"exlude": ["shop"]}))
 
 
-@requirement("policies.approval")
 async def test_an_input_that_changes_while_it_waits_is_not_approved() -> None:
     registry, queue, ran = OperationRegistry(), ApprovalQueue(), list[int]()
 

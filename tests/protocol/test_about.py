@@ -24,7 +24,6 @@ from opwire.protocol.transport import Receiver
 from opwire.transports.memory import MemoryBus, MemoryTransport
 from tests.chaos.virtual_time import run_virtually
 from tests.protocol.harness import call_error, connected_ends, within
-from tests.requirements import requirement
 
 
 def shop() -> OperationRegistry:
@@ -52,7 +51,6 @@ async def only(client: PendingRequestMap) -> FoundServer:
     return found
 
 
-@requirement("call.discovery")
 async def test_servers_are_found_with_schemas_health_and_version() -> None:
     async with connected_ends(shop(), name="shop", version="1.2.3") as here:
         found = await only(here.client)
@@ -70,8 +68,8 @@ async def test_servers_are_found_with_schemas_health_and_version() -> None:
         assert orders.type is OperationType.SUBSCRIPTION
 
 
-@requirement("call.discovery.statistics")
 async def test_calls_and_errors_are_counted_with_the_code_of_the_last_error_and_nothing_of_its_text() -> None:
+    """A server counts calls, errors and time per operation; of an error it keeps the code."""
     async with connected_ends(shop()) as here:
         for _ in range(3):
             await here.call("shop.price", {"article": "tea"})
@@ -85,7 +83,6 @@ async def test_calls_and_errors_are_counted_with_the_code_of_the_last_error_and_
         assert (orders.calls, orders.errors) == (1, 0)
 
 
-@requirement("call.discovery.statistics")
 async def test_ids_that_are_not_served_do_not_grow_the_statistics() -> None:
     async with connected_ends(shop()) as here:
         for number in range(50):
@@ -93,15 +90,14 @@ async def test_ids_that_are_not_served_do_not_grow_the_statistics() -> None:
         assert here.handler._about._statistics == {}
 
 
-@requirement("call.discovery.access")
 async def test_a_caller_sees_what_it_may_call() -> None:
+    """Discovery shows a caller the operations that it may call."""
     async with connected_ends(shop(), anonymous=Identity(id="guest")) as here:
         assert [each.id for each in (await only(here.client)).operations] == ["shop.price", "shop.orders"]
     async with connected_ends(shop(), anonymous=Identity(id="boss", scopes=("shop:admin",))) as here:
         assert len((await only(here.client)).operations) == 3
 
 
-@requirement("call.discovery")
 async def test_thousands_of_operations_with_large_schemas_are_found_within_the_limits_of_a_message() -> None:
     registry, text = OperationRegistry(), "x" * 10_000
     for number in range(300):
@@ -114,7 +110,6 @@ async def test_thousands_of_operations_with_large_schemas_are_found_within_the_l
     assert operations[-1].input_schema == {"description": text}
 
 
-@requirement("call.discovery")
 def test_a_server_that_does_not_answer_is_left_out(caplog: pytest.LogCaptureFixture) -> None:
     class Nothing:
         def received(self, event: Any, sender: str) -> None:
@@ -140,7 +135,6 @@ def test_a_server_that_does_not_answer_is_left_out(caplog: pytest.LogCaptureFixt
     run_virtually(run())
 
 
-@requirement("call.discovery")
 async def test_a_server_that_describes_itself_without_end_is_cut_off(
     caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -167,14 +161,12 @@ async def test_a_server_that_describes_itself_without_end_is_cut_off(
     assert [record.getMessage()[:8] for record in caplog.records] == ["ignoring", "the serv"]
 
 
-@requirement("call.discovery")
 async def test_an_end_that_only_calls_is_not_found() -> None:
     bus = MemoryBus()
     async with PendingRequestMap(MemoryTransport(bus)) as alone:
         assert await discover(alone, wait=0) == []
 
 
-@requirement("call.directed")
 async def test_a_call_can_be_directed_at_one_of_several_servers() -> None:
     bus = MemoryBus()
     async with connected_ends(shop(), bus=bus) as here, connected_ends(shop(), bus=bus, name="other") as there:
@@ -218,7 +210,6 @@ async def serving(slow: Slow, bus: MemoryBus) -> tuple[PendingRequestMap, CallHa
     return calls, await CallHandler(slow.registry, calls, anonymous=LOCAL_IDENTITY).start()
 
 
-@requirement("call.drain")
 async def test_draining_finishes_calls_and_subscriptions_and_takes_no_new_ones() -> None:
     slow = Slow()
     async with connected_ends(slow.registry) as here:
@@ -235,7 +226,6 @@ async def test_draining_finishes_calls_and_subscriptions_and_takes_no_new_ones()
         assert (await within(call), await within(items)) == ("finished", [1, 2])
 
 
-@requirement("call.drain")
 async def test_draining_ends_in_time_and_says_that_something_is_left(caplog: pytest.LogCaptureFixture) -> None:
     slow = Slow()
     async with connected_ends(slow.registry) as here:
@@ -248,7 +238,6 @@ async def test_draining_ends_in_time_and_says_that_something_is_left(caplog: pyt
         assert (await call_error(call)).code == "ABORTED"
 
 
-@requirement("call.drain")
 async def test_an_idle_server_has_drained_at_once_and_can_serve_again() -> None:
     async with connected_ends(shop()) as here:
         assert await within(here.handler.drain(5))
@@ -256,7 +245,6 @@ async def test_an_idle_server_has_drained_at_once_and_can_serve_again() -> None:
         assert await here.call("shop.price", {"article": "tea"}) == 3.5
 
 
-@requirement("call.moves-on")
 async def test_a_request_that_reaches_a_draining_server_is_answered_by_another() -> None:
     class Stale(MemoryBus):
         """Routes to servers that have withdrawn, as a broker does with what was on its way."""
@@ -280,7 +268,6 @@ async def test_a_request_that_reaches_a_draining_server_is_answered_by_another()
         await calls.close()
 
 
-@requirement("call.discovery")
 async def test_some_operations_can_be_asked_for_and_those_that_are_known_are_not_described() -> None:
     async with connected_ends(shop(), anonymous=Identity(id="boss", scopes=("shop:admin",))) as here:
 

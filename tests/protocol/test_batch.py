@@ -17,7 +17,6 @@ from opwire.protocol.events import (
     encode_event,
     encode_session,
 )
-from tests.requirements import requirement
 
 RESPONDED = CallResponded(request_id="r1", output=local_envelope(3, "math.add"))
 EVENTS = [
@@ -34,14 +33,12 @@ def batch(*events: bytes) -> bytes:
     return encode_batch((f"t{number}", event) for number, event in enumerate(events))
 
 
-@requirement("transport.batches")
 @pytest.mark.parametrize("chosen", [EVENTS, EVENTS[:1] * 3, EVENTS[3:], []])
 def test_a_batch_is_decoded_to_its_events(chosen: list[Any]) -> None:
     decoded = decode_batch(batch(*map(encode_event, chosen)), 10_000)
     assert decoded == [(f"t{number}", each) for number, each in enumerate(chosen)]
 
 
-@requirement("transport.batches")
 def test_an_event_that_is_invalid_too_deep_or_too_large_is_an_error_and_the_others_are_not() -> None:
     deep = b'{"type":"call.responded","requestId":"r","output":{"data":%b1%b,"meta":{}}}' % (b"[" * 250, b"]" * 250)
     deep_request = b'{"type":"call.requested","requestId":"r","operationId":"a.b","input":%b1%b}' % (
@@ -57,7 +54,6 @@ def test_an_event_that_is_invalid_too_deep_or_too_large_is_an_error_and_the_othe
     assert decode_batch(batch(good, encode_session(Who(id=1))), 300) == [("t0", RESPONDED), ("t1", Who(id=1))]
 
 
-@requirement("transport.batches")
 def test_brackets_of_many_events_do_not_make_one_of_them_deep(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("opwire.protocol.batch._raw_decoder", None)  # they are decoded in one step
     answer = CallResponded(request_id="r", output=local_envelope([[[[[1]]]]], "math.add"))
@@ -67,7 +63,6 @@ def test_brackets_of_many_events_do_not_make_one_of_them_deep(monkeypatch: pytes
         assert [each for _, each in found] == [event] * 60
 
 
-@requirement("transport.batches")
 def test_a_batch_of_one_event_may_be_as_large_as_an_event() -> None:
     large = CallRequested(request_id="r", operation_id="math.add", input="x" * 2 * MAX_BATCH)
     assert decode_batch(batch(encode_event(large)), 4 * MAX_BATCH) == [("t0", large)]
@@ -76,7 +71,6 @@ def test_a_batch_of_one_event_may_be_as_large_as_an_event() -> None:
     assert (token, error.code, error.details) == ("t0", ErrorCode.PROTOCOL_ERROR, {"requestId": "r"})
 
 
-@requirement("transport.malformed")
 @pytest.mark.parametrize(
     "message",
     [
@@ -98,7 +92,6 @@ def test_what_is_not_a_batch_is_a_protocol_error(message: bytes) -> None:
     assert failed.value.code is ErrorCode.PROTOCOL_ERROR
 
 
-@requirement("transport.batches")
 @pytest.mark.parametrize("token", ["a 2\r\nPUB x 1", "a\nb", "a.b", "a b", "é", "a" * (MAX_TOKEN + 1), "\0"])
 @pytest.mark.parametrize("large", [False, True])
 def test_a_token_has_letters_and_digits_and_a_limited_length(token: str, large: bool) -> None:

@@ -11,7 +11,6 @@ from opwire import CallError, ErrorCode, ResponseEnvelope, is_resume_error, loca
 from opwire.protocol import CallAborted, CallCompleted, CallCredit, CallEvent, CallFailed, CallRequested, CallResponded
 from opwire.protocol.call_table import Arrival, CallTable
 from tests.properties import examples
-from tests.requirements import requirement
 
 ENVELOPE = local_envelope(3, "math.add")
 
@@ -43,8 +42,8 @@ def refusal(id: str = "r", *, not_started: bool | None = True) -> CallFailed:
     return CallFailed(request_id=id, code="UNAVAILABLE", message="leaving", not_started=not_started)
 
 
-@requirement("resume.ignored")
 def test_a_subscription_that_starts_over_instead_of_resuming_is_failed_and_stopped() -> None:
+    """A server that ignores the cursor is detected by its first item, and stopped."""
     table: CallTable[str] = CallTable()
     for id, resumed in (("old", None), ("new", True)):
         event = CallRequested(request_id=id, operation_id="log.follow", resume_from="7")
@@ -63,7 +62,6 @@ def test_a_subscription_that_starts_over_instead_of_resuming_is_failed_and_stopp
             assert arrival.stop is not None
 
 
-@requirement("call.moves-on")
 def test_a_request_that_a_server_has_not_begun_is_asked_of_another_and_stays_open() -> None:
     table = opened()
     arrival = table.arrived(refusal(), "server")
@@ -77,7 +75,6 @@ def test_a_request_that_a_server_has_not_begun_is_asked_of_another_and_stays_ope
     assert settled.value is ENVELOPE
 
 
-@requirement("call.moves-on")
 def test_a_request_moves_on_a_few_times_and_then_fails_with_the_last_refusal() -> None:
     table = opened()
     for _ in range(4):
@@ -88,13 +85,11 @@ def test_a_request_moves_on_a_few_times_and_then_fails_with_the_last_refusal() -
     assert len(table) == 0
 
 
-@requirement("call.moves-on")
 @pytest.mark.parametrize("not_started", [None, False])
 def test_a_failure_that_does_not_say_that_nothing_was_begun_is_the_end(not_started: bool | None) -> None:
     assert error_of(opened().arrived(refusal(not_started=not_started), "server")).message == "leaving"
 
 
-@requirement("call.moves-on")
 def test_a_request_to_one_server_does_not_move() -> None:
     table: CallTable[str] = CallTable()
     table.open(request("r"), "sink", streams=False, movable=False)
@@ -102,7 +97,6 @@ def test_a_request_to_one_server_does_not_move() -> None:
     assert error_of(table.arrived(refusal(), "server")).message == "leaving"
 
 
-@requirement("call.moves-on")
 def test_a_subscription_that_has_had_items_does_not_move() -> None:
     table = opened(streams=True)
     table.arrived(answer(seq=1), "server")
@@ -112,33 +106,29 @@ def test_a_subscription_that_has_had_items_does_not_move() -> None:
 # --- one answer -------------------------------------------------------------------------------------------------------
 
 
-@requirement("call.one-outcome")
 def test_an_answer_settles_its_call() -> None:
     table = opened()
     assert table.arrived(answer(), "server") == Arrival("sink", ENVELOPE, True)
     assert len(table) == 0
 
 
-@requirement("call.error.travels")
 def test_a_failure_settles_its_call_with_the_error() -> None:
     error = error_of(opened().arrived(CallFailed(request_id="r", code="TIMEOUT", message="late"), "server"))
     assert (error.code, error.message) == (ErrorCode.TIMEOUT, "late")
 
 
-@requirement("call.aborted.by-server")
 @pytest.mark.parametrize(("reason", "message"), [("closing", "closing"), (None, "the server stopped the call")])
 @pytest.mark.parametrize("streams", [False, True])
 def test_a_call_that_the_server_stopped_is_aborted(reason: str | None, message: str, streams: bool) -> None:
+    """A call that the serving side stopped is ABORTED with its reason."""
     error = error_of(opened(streams=streams).arrived(CallAborted(request_id="r", reason=reason), "server"))
     assert (error.code, error.message) == (ErrorCode.ABORTED, message)
 
 
-@requirement("call.one-outcome")
 def test_a_call_that_is_completed_without_an_answer_is_a_protocol_error() -> None:
     assert error_of(opened().arrived(CallCompleted(request_id="r"), "server")).code is ErrorCode.PROTOCOL_ERROR
 
 
-@requirement("call.wrong-verb")
 def test_an_item_of_a_subscription_is_not_a_response_to_a_call_and_its_server_is_stopped() -> None:
     table = opened()
     arrival = table.arrived(answer(seq=1), "server")
@@ -148,7 +138,6 @@ def test_an_item_of_a_subscription_is_not_a_response_to_a_call_and_its_server_is
     assert "r" not in table
 
 
-@requirement("call.unknown-ids")
 @pytest.mark.parametrize(
     "event",
     [
@@ -166,7 +155,6 @@ def test_events_for_unknown_calls_are_ignored_and_counted(event: CallEvent) -> N
     assert "r" in table
 
 
-@requirement("call.duplicates")
 def test_late_and_duplicate_answers_are_dropped_and_counted() -> None:
     table = opened()
     assert table.arrived(answer(), "server") is not None
@@ -174,7 +162,6 @@ def test_late_and_duplicate_answers_are_dropped_and_counted() -> None:
     assert table.dropped == {"unknown": 3}
 
 
-@requirement("call.unknown-ids")
 @pytest.mark.parametrize(
     "event",
     [CallCredit(request_id="r", n=1), CallRequested(request_id="r", operation_id="a.b")],
@@ -186,7 +173,6 @@ def test_what_only_a_caller_may_send_settles_nothing(event: CallEvent) -> None:
     assert "r" in table
 
 
-@requirement("call.foreign-answers")
 def test_only_the_peer_that_a_request_went_to_can_answer_it() -> None:
     table = opened()
     for event in (answer(), CallFailed(request_id="r", code="", message=""), CallAborted(request_id="r")):
@@ -195,7 +181,6 @@ def test_only_the_peer_that_a_request_went_to_can_answer_it() -> None:
     assert table.arrived(answer(), "server") == Arrival("sink", ENVELOPE, True)
 
 
-@requirement("call.foreign-answers")
 def test_if_only_the_response_names_the_server_the_first_one_counts() -> None:
     table = opened(streams=True, peer=None)
     assert table.peer("r") is None
@@ -205,7 +190,6 @@ def test_if_only_the_response_names_the_server_the_first_one_counts() -> None:
     assert table.peer("r") == "first", "what is known is not forgotten"
 
 
-@requirement("call.one-outcome")
 def test_a_request_id_that_is_in_use_cannot_be_opened_again() -> None:
     table = opened()
     with pytest.raises(ValueError, match="'r' is in use"):
@@ -215,7 +199,6 @@ def test_a_request_id_that_is_in_use_cannot_be_opened_again() -> None:
     assert table.settle("r") == "other"
 
 
-@requirement("call.one-outcome")
 def test_a_call_that_its_owner_ends_is_settled_once() -> None:
     table = opened()
     assert table.settle("r") == "sink"
@@ -228,7 +211,6 @@ def test_a_call_that_its_owner_ends_is_settled_once() -> None:
 # --- subscriptions ----------------------------------------------------------------------------------------------------
 
 
-@requirement("subscribe.order")
 def test_items_arrive_in_order_until_the_end() -> None:
     table = opened(streams=True)
     for seq in (1, 2, 3):
@@ -236,7 +218,6 @@ def test_items_arrive_in_order_until_the_end() -> None:
     assert table.arrived(CallCompleted(request_id="r", seq=3), "server") == Arrival("sink", None, True)
 
 
-@requirement("subscribe.order")
 def test_items_of_a_peer_that_does_not_number_them_are_taken_as_they_come() -> None:
     table = opened(streams=True)
     for _ in range(3):
@@ -244,7 +225,6 @@ def test_items_of_a_peer_that_does_not_number_them_are_taken_as_they_come() -> N
     assert table.arrived(CallCompleted(request_id="r"), "server") == Arrival("sink", None, True)
 
 
-@requirement("call.duplicates")
 def test_an_item_that_comes_twice_is_dropped_and_counted() -> None:
     table = opened(streams=True)
     table.arrived(answer(seq=1), "server")
@@ -255,7 +235,6 @@ def test_an_item_that_comes_twice_is_dropped_and_counted() -> None:
     assert table.arrived(answer(seq=3), "server") is not None
 
 
-@requirement("subscribe.lost-items")
 @pytest.mark.parametrize("event", [answer(seq=3), CallCompleted(request_id="r", seq=2)], ids=["item", "end"])
 def test_a_lost_item_ends_the_stream_with_its_number_and_its_server_is_to_stop(event: CallEvent) -> None:
     table = opened(streams=True)
@@ -272,7 +251,6 @@ def test_a_lost_item_ends_the_stream_with_its_number_and_its_server_is_to_stop(e
 # --- lost peers -------------------------------------------------------------------------------------------------------
 
 
-@requirement("call.lost-peer")
 def test_a_lost_peer_ends_the_calls_that_it_serves_and_no_others() -> None:
     table: CallTable[str] = CallTable()
     for id, peer in (("a", "one"), ("b", "two"), ("c", "one"), ("d", None)):
@@ -440,12 +418,10 @@ class OpenCalls(RuleBasedStateMachine):
 OpenCalls.TestCase.settings = settings(max_examples=examples(300), stateful_step_count=40, deadline=None)
 
 
-@requirement("call.one-outcome", "call.duplicates", "call.foreign-answers")
 class TestBooks(OpenCalls.TestCase):  # type: ignore[name-defined,misc]
     """For any events in any order: each call is settled exactly once or still open."""
 
 
-@requirement("call.one-outcome")
 def test_the_machine_can_reach_every_way_in_which_a_call_ends() -> None:
     machine = OpenCalls()
     machine.start()

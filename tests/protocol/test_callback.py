@@ -14,7 +14,6 @@ from opwire.testing.harness import soon
 from opwire.transports.memory import MemoryBus, MemoryTransport
 from opwire.transports.websocket import WebSocketTransport
 from tests.hub.meeting import OPEN
-from tests.requirements import requirement
 
 Ends = tuple[PendingRequestMap, PendingRequestMap]
 
@@ -28,7 +27,6 @@ async def ends() -> AsyncIterator[Ends]:
         yield server, caller
 
 
-@requirement("call.respond.callback")
 async def test_a_callback_answers_at_once_or_later(ends: Ends) -> None:
     server, caller = ends
     asked: list[CallRequested] = []
@@ -47,7 +45,6 @@ async def test_a_callback_answers_at_once_or_later(ends: Ends) -> None:
     assert (await soon("it is answered", caller.call("shop.price"))).data == 5
 
 
-@requirement("call.respond.callback")
 async def test_a_callback_sends_items_and_their_end(ends: Ends) -> None:
     server, caller = ends
 
@@ -60,7 +57,6 @@ async def test_a_callback_sends_items_and_their_end(ends: Ends) -> None:
     assert [item.data async for item in caller.subscribe("shop.price")] == [1, 2]
 
 
-@requirement("call.respond.callback")
 @pytest.mark.parametrize("is_async", [False, True])
 async def test_an_exception_of_a_callback_fails_its_request_without_its_text(ends: Ends, is_async: bool) -> None:
     server, caller = ends
@@ -80,7 +76,6 @@ async def test_an_exception_of_a_callback_fails_its_request_without_its_text(end
         assert "secret" not in str(failure.value)
 
 
-@requirement("call.respond.callback")
 @pytest.mark.parametrize("how", ["aborted", "caller lost", "another caller lost"])
 async def test_a_coroutine_is_cancelled_with_its_request(ends: Ends, how: str) -> None:
     server, caller = ends
@@ -111,7 +106,6 @@ async def test_a_coroutine_is_cancelled_with_its_request(ends: Ends, how: str) -
     await soon("it is stopped", stopped.wait())
 
 
-@requirement("call.respond.callback")
 async def test_a_spoke_is_written_with_a_callback() -> None:
     async with (
         Hub(None, "ws://127.0.0.1:0", authenticate=OPEN) as hub,

@@ -8,7 +8,6 @@ from opwire.registry import OperationRegistry
 from opwire.transports.memory import MemoryBus, MemoryTransport
 from opwire.typed import convert
 from opwire.typed.plain import to_plain
-from tests.requirements import requirement
 
 
 def registry() -> OperationRegistry:
@@ -21,7 +20,6 @@ def registry() -> OperationRegistry:
     return registry
 
 
-@requirement("call.discovery")
 async def test_an_end_describes_what_is_served_there_while_something_is() -> None:
     calls = PendingRequestMap(MemoryTransport(MemoryBus()))
     assert isinstance(calls, Describing)

@@ -24,7 +24,6 @@ from opwire.protocol import (
     CallRequested,
     CallResponded,
 )
-from tests.requirements import requirement
 
 KINDS: dict[str, Any] = {kind.__struct_config__.tag: kind for kind in get_args(CallEvent)}
 SMALLEST: list[CallEvent] = [
@@ -39,13 +38,13 @@ SMALLEST: list[CallEvent] = [
 ]
 
 
-@requirement("call.events")
 def test_the_events_are_the_five_of_the_protocol_credit_progress_and_questions_each_with_a_schema() -> None:
+    """The events are call.requested, call.responded, call.completed, call.error, call.aborted, call.credit and
+    call.progress: flat JSON objects, told apart by `type`."""
     names = {"requested", "responded", "completed", "error", "aborted", "credit", "progress", "question", "answer"}
     assert set(KINDS) == set(CALL_EVENT_SCHEMAS) == {f"call.{name}" for name in names}
 
 
-@requirement("call.events.schemas")
 @pytest.mark.parametrize("name", KINDS)
 def test_a_schema_has_exactly_the_fields_of_its_event(name: str) -> None:
     schema = CALL_EVENT_SCHEMAS[name]
@@ -55,13 +54,11 @@ def test_a_schema_has_exactly_the_fields_of_its_event(name: str) -> None:
     assert schema["properties"]["type"] == {"const": name}
 
 
-@requirement("call.events.schemas")
 def test_the_schemas_are_valid_schemas() -> None:
     for schema in (CALL_EVENT_SCHEMA, *CALL_EVENT_SCHEMAS.values()):
         jsonschema_rs.meta.validate({"$schema": "https://json-schema.org/draft/2020-12/schema", **schema})
 
 
-@requirement("call.events.schemas")
 @pytest.mark.parametrize("event", SMALLEST, ids=lambda event: event.__struct_config__.tag)
 def test_an_event_fits_the_schema_of_its_kind_and_no_other(event: CallEvent) -> None:
     document = msgspec.to_builtins(event)
@@ -70,7 +67,6 @@ def test_an_event_fits_the_schema_of_its_kind_and_no_other(event: CallEvent) -> 
     assert jsonschema_rs.is_valid(CALL_EVENT_SCHEMA, document)
 
 
-@requirement("call.events.schemas")
 @pytest.mark.parametrize(
     "document",
     [
@@ -93,7 +89,6 @@ def test_the_schema_rejects_what_is_not_an_event(document: Any) -> None:
     assert not jsonschema_rs.is_valid(CALL_EVENT_SCHEMA, document)
 
 
-@requirement("call.respond.envelopes-only")
 def test_the_schema_of_an_answer_takes_an_envelope_and_nothing_else() -> None:
     schema = CALL_EVENT_SCHEMAS["call.responded"]
     bare = {"type": "call.responded", "requestId": "r", "output": {"total": 3}}
@@ -105,7 +100,6 @@ def test_the_schema_of_an_answer_takes_an_envelope_and_nothing_else() -> None:
 # --- errors -----------------------------------------------------------------------------------------------------------
 
 
-@requirement("call.error.travels")
 @pytest.mark.parametrize("code", ErrorCode)
 def test_an_error_is_the_same_after_a_journey_as_an_event(code: ErrorCode) -> None:
     error = CallError(code, "why", {"at": [1, 2]}, retryable=True, retry_after=1.5)
@@ -114,15 +108,14 @@ def test_an_error_is_the_same_after_a_journey_as_an_event(code: ErrorCode) -> No
     assert (arrived.retryable, arrived.retry_after) == (True, 1.5)
 
 
-@requirement("call.error.travels")
 def test_an_error_that_may_not_be_retried_says_so_on_the_wire() -> None:
     event = CallFailed.of("r", CallError("TIMEOUT", retryable=False))
     assert event.retryable is False
     assert event.error().retryable is False
 
 
-@requirement("call.error.unknown-code", "call.foreign-code")
 def test_a_code_of_a_foreign_peer_is_an_execution_error_that_keeps_it() -> None:
+    """The error code of a peer with codes of its own is kept, and passed on to every surface."""
     event = CallFailed(request_id="r", code="TEAPOT", message="short and stout", details=[1], retryable=True)
     error = event.error()
     assert (error.code, error.message, error.foreign_code) == (ErrorCode.EXECUTION_ERROR, "short and stout", "TEAPOT")
@@ -134,19 +127,16 @@ def test_a_code_of_a_foreign_peer_is_an_execution_error_that_keeps_it() -> None:
     assert error_payload(error).code == "TEAPOT"
 
 
-@requirement("call.foreign-code")
 def test_a_foreign_code_is_bounded() -> None:
     error = CallFailed(request_id="r", code="x" * 10_000, message="m").error()
     assert error.foreign_code == "x" * 100
 
 
-@requirement("call.error.travels")
 def test_an_error_without_a_word_about_retrying_has_the_default_of_its_code() -> None:
     assert CallFailed(request_id="r", code="UNAVAILABLE", message="gone").error().retryable
     assert not CallFailed(request_id="r", code="VALIDATION_ERROR", message="no").error().retryable
 
 
-@requirement("call.error.travels")
 def test_details_become_plain_data_and_those_without_a_json_form_are_left_out() -> None:
     assert CallFailed.of("r", CallError("INTERNAL", "x", Identity(id="a"))).details == {
         "id": "a",
@@ -156,7 +146,6 @@ def test_details_become_plain_data_and_those_without_a_json_form_are_left_out() 
     assert CallFailed.of("r", CallError("INTERNAL", "x", object())).details is None
 
 
-@requirement("call.moves-on")
 def test_an_error_says_on_the_wire_that_nothing_was_begun_and_else_nothing_about_it() -> None:
     error = CallError("UNAVAILABLE", "leaving")
     assert "notStarted" not in msgspec.to_builtins(CallFailed.of("r", error))
@@ -171,20 +160,17 @@ def test_an_error_says_on_the_wire_that_nothing_was_begun_and_else_nothing_about
 # --- deadlines --------------------------------------------------------------------------------------------------------
 
 
-@requirement("call.deadline.remaining-first")
 def test_the_remaining_time_counts_and_not_the_wall_clock_of_another_machine() -> None:
     an_hour_ago = (time.time() - 3600) * 1000
     event = CallRequested(request_id="r", operation_id="a.b", deadline=an_hour_ago, timeout_ms=1500)
     assert event.seconds_left(30) == 1.5
 
 
-@requirement("call.deadline.remaining-first")
 def test_a_peer_that_sends_the_deadline_alone_is_understood() -> None:
     event = CallRequested(request_id="r", operation_id="a.b", deadline=(time.time() + 100) * 1000)
     assert event.seconds_left(30) == pytest.approx(100, abs=5)
 
 
-@requirement("call.deadline.default")
 def test_a_request_without_a_deadline_has_that_of_the_server() -> None:
     event = CallRequested(request_id="r", operation_id="a.b")
     assert event.seconds_left(30) == 30
@@ -198,7 +184,6 @@ def arriving(late: float, timeout: float) -> CallRequested:
     return CallRequested(request_id="r", operation_id="a.b", deadline=deadline, timeout_ms=timeout_ms)
 
 
-@requirement("call.deadline.expired")
 @pytest.mark.parametrize(
     ("late", "timeout", "held_up", "left"),
     [
@@ -224,9 +209,9 @@ def test_without_a_deadline_the_time_that_the_receiver_was_held_up_is_deducted()
     assert request.seconds_left(30, 1.0) == 0.5
 
 
-@requirement("call.numbers")
 @pytest.mark.parametrize("number", [10**400, -(10**400), 1e300, 0, 0.5])
 def test_no_number_of_milliseconds_breaks_the_arithmetic(number: float) -> None:
+    """Every number of a peer is bounded where it is read: none breaks a connection or a timer."""
     failed = CallFailed(request_id="r", code="RATE_LIMITED", message="m", retry_after_ms=number)
     assert isinstance(failed.error().retry_after, float)
     fields: dict[str, Any]

@@ -47,7 +47,6 @@ from opwire.runtime.deadlines import HoldUps
 from opwire.transports.memory import MemoryBus, MemoryTransport
 from tests.properties import examples
 from tests.protocol.harness import SHORT, call_error, connected_ends, peer, settled, until, within
-from tests.requirements import requirement
 from tests.turns import counted_turns
 
 ANN = Identity(id="ann", scopes=("read",))
@@ -130,7 +129,6 @@ def code_of(events: list[Any]) -> list[str]:
 # --- look up, access, input -------------------------------------------------------------------------------------------
 
 
-@requirement("handler.lookup")
 async def test_an_operation_that_is_not_known_is_not_found(handlers: Handlers) -> None:
     async with connected_ends(handlers.registry) as here:
         error = await call_error(here.client.call("math.ad"))
@@ -138,7 +136,6 @@ async def test_an_operation_that_is_not_known_is_not_found(handlers: Handlers) -
         assert "math.add" in error.message
 
 
-@requirement("handler.lookup")
 async def test_an_operation_without_a_handler_is_not_found_and_the_error_says_why(handlers: Handlers) -> None:
     handlers.registry.register(OperationSpec(namespace="known", name="only"))
     async with connected_ends(handlers.registry) as here:
@@ -147,7 +144,6 @@ async def test_an_operation_without_a_handler_is_not_found_and_the_error_says_wh
         assert error.message == "No handler registered for operation: known.only"
 
 
-@requirement("handler.access")
 @pytest.mark.parametrize(
     ("operation", "identity", "outcome"),
     [
@@ -172,7 +168,6 @@ async def test_access_is_checked_where_a_call_arrives(
             assert handlers.contexts[0].identity == identity
 
 
-@requirement("handler.access-first")
 async def test_access_is_checked_before_the_input_is_validated(handlers: Handlers) -> None:
     async with connected_ends(handlers.registry, transport=Untrusted) as here:
         assert (await call_error(here.client.call("math.add", "nonsense"))).code is ErrorCode.UNAUTHENTICATED
@@ -180,7 +175,6 @@ async def test_access_is_checked_before_the_input_is_validated(handlers: Handler
         assert (await call_error(anext(stream))).code is ErrorCode.UNAUTHENTICATED
 
 
-@requirement("handler.validates")
 async def test_input_is_validated_before_the_handler_runs(handlers: Handlers) -> None:
     async with connected_ends(handlers.registry, bus=MemoryBus(codec=True)) as here:
         error = await call_error(here.client.call("math.add", {"a": "one"}))
@@ -193,7 +187,6 @@ async def test_input_is_validated_before_the_handler_runs(handlers: Handlers) ->
 # --- identity ---------------------------------------------------------------------------------------------------------
 
 
-@requirement("handler.identity")
 async def test_on_a_trusted_transport_a_caller_has_the_identity_that_it_claims_or_the_local_one(
     handlers: Handlers,
 ) -> None:
@@ -206,7 +199,6 @@ async def test_on_a_trusted_transport_a_caller_has_the_identity_that_it_claims_o
         assert await here.call("is.guarded") == "yes", "the local identity may do everything"
 
 
-@requirement("handler.identity")
 async def test_callers_without_an_identity_count_as_the_one_that_was_configured(handlers: Handlers) -> None:
     async with connected_ends(handlers.registry, anonymous=BOB) as here:
         await here.call("is.guarded")
@@ -214,7 +206,6 @@ async def test_callers_without_an_identity_count_as_the_one_that_was_configured(
         assert [each.identity and each.identity.id for each in handlers.contexts] == ["bob", "eve"]
 
 
-@requirement("handler.identity.forged")
 async def test_an_identity_that_an_untrusted_peer_states_is_ignored(handlers: Handlers) -> None:
     root = Context(identity=Identity(id="root", scopes=("*",)))
     async with connected_ends(handlers.registry, transport=Untrusted) as here:
@@ -226,7 +217,6 @@ async def test_an_identity_that_an_untrusted_peer_states_is_ignored(handlers: Ha
     assert [each.identity for each in handlers.contexts] == [None, ANN]
 
 
-@requirement("handler.context")
 async def test_request_id_parent_identity_and_deadline_reach_the_handler(handlers: Handlers) -> None:
     async with connected_ends(handlers.registry, bus=MemoryBus(codec=True)) as here:
         given = Context(request_id="r-1", parent_request_id="r-0", identity=ANN).within(7)
@@ -242,8 +232,8 @@ async def test_request_id_parent_identity_and_deadline_reach_the_handler(handler
 # --- results ----------------------------------------------------------------------------------------------------------
 
 
-@requirement("handler.only-publisher")
 def test_nothing_but_the_call_handler_publishes_answers() -> None:
+    """The CallHandler is the only publisher of call.responded."""
     package = Path(opwire.__file__).parent
     callers: set[str] = set()
     makers: set[str] = set()
@@ -270,7 +260,6 @@ def test_nothing_but_the_call_handler_publishes_answers() -> None:
     assert shipped == {"protocol/pending.py", "protocol/events.py", "protocol/call_table.py"}
 
 
-@requirement("handler.pipeline")
 @pytest.mark.parametrize("codec", [False, True])
 async def test_a_result_goes_through_the_same_pipeline_as_that_of_execute(handlers: Handlers, codec: bool) -> None:
     schema = {"type": "object", "properties": {"a": {"type": "integer"}, "b": {"default": 7}}}
@@ -289,7 +278,6 @@ async def test_a_result_goes_through_the_same_pipeline_as_that_of_execute(handle
         assert await here.items("raw.dicts") == [direct.data]
 
 
-@requirement("handler.pipeline")
 async def test_an_envelope_that_a_handler_made_passes_with_its_meta(handlers: Handlers) -> None:
     made = http_envelope("ok", status_code=201, headers={"X": "y"}, content_type="text/plain")
 
@@ -301,8 +289,8 @@ async def test_an_envelope_that_a_handler_made_passes_with_its_meta(handlers: Ha
         assert await within(here.client.call("http.like")) == made
 
 
-@requirement("handler.is-error")
 async def test_a_result_with_is_error_is_an_answer_and_not_an_error(handlers: Handlers) -> None:
+    """A result with `isError` is a success on the wire."""
     made = mcp_envelope("no", is_error=True, content=[{"type": "text", "text": "no such file"}])
 
     @handlers.registry.query("tool.fails")
@@ -317,7 +305,6 @@ async def test_a_result_with_is_error_is_an_answer_and_not_an_error(handlers: Ha
         assert kinds == ["CallRequested", "CallResponded"]
 
 
-@requirement("handler.errors")
 async def test_a_call_error_of_a_handler_reaches_the_caller_unchanged(handlers: Handlers) -> None:
     @handlers.registry.query("will.fail")
     async def fail() -> None:
@@ -329,7 +316,6 @@ async def test_a_call_error_of_a_handler_reaches_the_caller_unchanged(handlers: 
         assert (error.retryable, error.retry_after) == (False, 3)
 
 
-@requirement("handler.errors")
 @pytest.mark.parametrize("raised", [ValueError("password=hunter2"), SystemExit(3), StopAsyncIteration("hunter2")])
 async def test_an_unforeseen_failure_tells_the_caller_an_error_id_and_no_secret(
     handlers: Handlers, raised: BaseException, caplog: pytest.LogCaptureFixture
@@ -354,7 +340,6 @@ async def test_an_unforeseen_failure_tells_the_caller_an_error_id_and_no_secret(
             assert "hunter2" not in f"{error} {error.details}"
 
 
-@requirement("handler.errors")
 async def test_a_fault_of_the_server_itself_still_ends_the_call(
     handlers: Handlers, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
@@ -371,7 +356,6 @@ async def test_a_fault_of_the_server_itself_still_ends_the_call(
             assert error.details["errorId"] in caplog.text
 
 
-@requirement("handler.dispatch")
 async def test_dispatch_is_by_the_type_of_the_operation(handlers: Handlers) -> None:
     @handlers.registry.mutation("will.write")
     async def write() -> str:
@@ -383,9 +367,10 @@ async def test_dispatch_is_by_the_type_of_the_operation(handlers: Handlers) -> N
         assert await here.items("is.counting", {"n": 3}) == [0, 1, 2]
 
 
-@requirement("call.wrong-verb")
 @pytest.mark.parametrize("codec", [False, True])
 async def test_call_of_a_subscription_is_a_clear_error_and_stops_it(handlers: Handlers, codec: bool) -> None:
+    """`call()` of a subscription and `subscribe()` of a query are clear errors: neither hangs nor leaves anything
+    running."""
     async with connected_ends(handlers.registry, bus=MemoryBus(codec=codec)) as here:
         error = await call_error(here.client.call("is.endless"))
         assert error.code is ErrorCode.VALIDATION_ERROR
@@ -394,7 +379,6 @@ async def test_call_of_a_subscription_is_a_clear_error_and_stops_it(handlers: Ha
         await until(lambda: here.at_rest)
 
 
-@requirement("call.wrong-verb")
 @pytest.mark.parametrize("overflow", ["block", "error", "drop_oldest", "drop_newest", "latest"])
 async def test_subscribe_of_a_query_is_a_clear_error_and_does_not_run_it(
     handlers: Handlers, overflow: Overflow
@@ -409,7 +393,6 @@ async def test_subscribe_of_a_query_is_a_clear_error_and_does_not_run_it(
 # --- streams ----------------------------------------------------------------------------------------------------------
 
 
-@requirement("subscribe.errors")
 @pytest.mark.parametrize("codec", [False, True])
 async def test_an_error_in_the_middle_of_a_stream_comes_after_the_items_before_it(
     handlers: Handlers, codec: bool
@@ -431,7 +414,6 @@ async def test_an_error_in_the_middle_of_a_stream_comes_after_the_items_before_i
         assert (error.code, error.message, found) == (ErrorCode.UNAVAILABLE, "the source dried up", [1, 2])
 
 
-@requirement("subscribe.order")
 async def test_items_are_numbered_from_one_and_the_end_says_how_many_there_were(handlers: Handlers) -> None:
     async with connected_ends(handlers.registry) as here:
         caller, seen = await peer(here.bus)
@@ -441,9 +423,9 @@ async def test_items_are_numbered_from_one_and_the_end_says_how_many_there_were(
         assert isinstance(seen.events[-1], CallCompleted)
 
 
-@requirement("subscribe.credits")
 @pytest.mark.parametrize("window", [1, 2, 7, 64])
 async def test_no_more_items_are_produced_than_the_consumer_has_room_for(handlers: Handlers, window: int) -> None:
+    """A producer is never advanced beyond the credits that its consumer gave."""
     async with connected_ends(handlers.registry, window=window) as here:
         async with aclosing(here.client.subscribe("is.endless")) as stream:
             for consumed in range(3 * window):
@@ -454,7 +436,6 @@ async def test_no_more_items_are_produced_than_the_consumer_has_room_for(handler
         await until(lambda: handlers.log == ["began", "closed"])
 
 
-@requirement("subscribe.credits")
 async def test_credits_of_one_caller_are_not_granted_by_another(handlers: Handlers) -> None:
     async with connected_ends(handlers.registry) as here:
         caller, seen = await peer(here.bus)
@@ -471,7 +452,6 @@ async def test_credits_of_one_caller_are_not_granted_by_another(handlers: Handle
         assert (len(seen.events), handlers.produced) == (5, 5)
 
 
-@requirement("subscribe.credits")
 async def test_a_stream_without_credits_leaves_the_loop_to_others_too(handlers: Handlers) -> None:
     async with connected_ends(handlers.registry) as here:
         caller, seen = await peer(here.bus)
@@ -484,7 +464,6 @@ async def test_a_stream_without_credits_leaves_the_loop_to_others_too(handlers: 
         assert len(seen.events) > 10
 
 
-@requirement("subscribe.slow-consumers")
 async def test_a_slow_consumer_slows_down_only_itself(handlers: Handlers) -> None:
     async with connected_ends(handlers.registry, window=8) as here, AsyncExitStack() as stack:
         stalled = [
@@ -502,7 +481,6 @@ async def test_a_slow_consumer_slows_down_only_itself(handlers: Handlers) -> Non
         assert handlers.produced == before + 5_000, "those that stall produced nothing meanwhile"
 
 
-@requirement("subscribe.slow-consumers")
 @pytest.mark.parametrize("overflow", ["latest", "drop_oldest", "drop_newest"])
 async def test_a_broadcast_to_a_consumer_that_stalls_goes_on_for_the_others(
     handlers: Handlers, overflow: Overflow
@@ -520,7 +498,6 @@ async def test_a_broadcast_to_a_consumer_that_stalls_goes_on_for_the_others(
         assert len(rest) <= (1 if overflow == "latest" else 8)
 
 
-@requirement("subscribe.ten-thousand")
 async def test_thousands_of_subscriptions_at_once_hold_and_leave_nothing_behind(handlers: Handlers) -> None:
     count = int(os.environ.get("SUBSCRIPTIONS", "1000"))  # `make soak` runs this test with 10,000
 
@@ -547,7 +524,6 @@ async def test_thousands_of_subscriptions_at_once_hold_and_leave_nothing_behind(
         assert await here.call("math.add", {"a": 1, "b": 2}) == 3
 
 
-@requirement("subscribe.ten-thousand")
 async def test_closing_the_channel_ends_thousands_of_subscriptions_at_once(handlers: Handlers) -> None:
     async with connected_ends(handlers.registry, window=2) as here:
         streams = [here.client.subscribe("is.endless") for _ in range(2_000)]
@@ -564,7 +540,6 @@ async def test_closing_the_channel_ends_thousands_of_subscriptions_at_once(handl
 # --- cancellation -----------------------------------------------------------------------------------------------------
 
 
-@requirement("call.cancellation")
 async def test_a_caller_that_is_cancelled_cancels_the_handler(handlers: Handlers) -> None:
     async with connected_ends(handlers.registry, bus=MemoryBus(codec=True)) as here:
         call = asyncio.ensure_future(here.client.call("is.hanging"))
@@ -576,7 +551,6 @@ async def test_a_caller_that_is_cancelled_cancels_the_handler(handlers: Handlers
         await until(lambda: here.at_rest)
 
 
-@requirement("call.cancellation")
 async def test_a_request_that_is_given_up_before_its_handler_began_never_begins(handlers: Handlers) -> None:
     async with connected_ends(handlers.registry, max_calls_per_identity=5) as here:
         caller, seen = await peer(here.bus)
@@ -587,7 +561,6 @@ async def test_a_request_that_is_given_up_before_its_handler_began_never_begins(
         assert here.at_rest
 
 
-@requirement("call.cancellation")
 async def test_a_handler_is_cancelled_if_its_caller_leaves_during_its_first_step(handlers: Handlers) -> None:
     async with connected_ends(handlers.registry) as here:
 
@@ -602,7 +575,6 @@ async def test_a_handler_is_cancelled_if_its_caller_leaves_during_its_first_step
         assert handlers.log == ["began", "cancelled: the caller is gone"]
 
 
-@requirement("call.cancellation")
 @pytest.mark.parametrize("codec", [False, True])
 async def test_a_handler_that_aborts_its_own_request_in_its_first_step_is_cancelled(
     handlers: Handlers, codec: bool
@@ -620,7 +592,6 @@ async def test_a_handler_that_aborts_its_own_request_in_its_first_step_is_cancel
         assert handlers.log == ["began", "cancelled: enough"]
 
 
-@requirement("call.concurrent")
 async def test_calls_that_end_at_once_let_other_tasks_run(handlers: Handlers) -> None:
     async with connected_ends(handlers.registry) as here:
         async with counted_turns() as turns:
@@ -629,7 +600,6 @@ async def test_calls_that_end_at_once_let_other_tasks_run(handlers: Handlers) ->
         assert turns.count >= 7
 
 
-@requirement("call.concurrent")
 async def test_calls_that_call_each_other_do_not_exhaust_the_stack(handlers: Handlers) -> None:
     async with connected_ends(handlers.registry) as here:
 
@@ -641,7 +611,6 @@ async def test_calls_that_call_each_other_do_not_exhaust_the_stack(handlers: Han
         assert await here.call("is.deep", {"levels": 300}) == 300
 
 
-@requirement("call.cancellation.nested")
 @pytest.mark.parametrize("how", ["cancel", "deadline", "close"])
 async def test_cancellation_travels_through_nested_calls_and_through_a_second_bus(handlers: Handlers, how: str) -> None:
     async with connected_ends(handlers.registry) as far:
@@ -679,7 +648,6 @@ async def test_cancellation_travels_through_nested_calls_and_through_a_second_bu
             await until(lambda: here.at_rest and far.at_rest)
 
 
-@requirement("call.deadline.nested")
 async def test_deadlines_parents_and_identity_are_carried_on_through_a_second_bus(handlers: Handlers) -> None:
     async with connected_ends(handlers.registry, bus=MemoryBus(codec=True)) as far:
         near = OperationRegistry()
@@ -701,7 +669,6 @@ async def test_deadlines_parents_and_identity_are_carried_on_through_a_second_bu
         assert far_side.remaining <= near_side.remaining + 5 <= 10  # not its own timeout of 60 s
 
 
-@requirement("subscribe.leaving")
 async def test_leaving_a_nested_subscription_closes_every_generator_behind_it(handlers: Handlers) -> None:
     async with connected_ends(handlers.registry, window=4) as far:
         near = OperationRegistry()
@@ -725,7 +692,6 @@ async def test_leaving_a_nested_subscription_closes_every_generator_behind_it(ha
             await until(lambda: here.at_rest and far.at_rest)
 
 
-@requirement("call.lost-caller")
 async def test_the_handlers_of_a_caller_that_is_gone_are_cancelled_and_no_others(handlers: Handlers) -> None:
     async with connected_ends(handlers.registry) as here:
         async with PendingRequestMap(MemoryTransport(here.bus)) as leaving:
@@ -739,7 +705,6 @@ async def test_the_handlers_of_a_caller_that_is_gone_are_cancelled_and_no_others
         assert (await within(kept)).data == "released"
 
 
-@requirement("call.cancellation")
 async def test_a_handler_that_cleans_up_is_not_cancelled_a_second_time(handlers: Handlers) -> None:
     cleaned = asyncio.Event()
 
@@ -764,7 +729,6 @@ async def test_a_handler_that_cleans_up_is_not_cancelled_a_second_time(handlers:
         await within(cleaned.wait())
 
 
-@requirement("call.cancellation")
 @pytest.mark.parametrize("kind", ["query", "limited", "subscription"])
 @pytest.mark.parametrize("patient", [False, True], ids=["both sides watch", "the server watches alone"])
 async def test_a_handler_past_its_deadline_cleans_up_undisturbed(handlers: Handlers, kind: str, patient: bool) -> None:
@@ -809,7 +773,6 @@ async def test_a_handler_past_its_deadline_cleans_up_undisturbed(handlers: Handl
         await until(lambda: handlers.log == ["cleaning", "cleaned"])
 
 
-@requirement("call.deadline.enforced")
 async def test_the_registry_leaves_a_deadline_to_the_server_that_watches_it(handlers: Handlers) -> None:
     handlers.registry.query("is.limited", timeout=60)(handlers.hanging)
     late = Context(deadline=time.monotonic() - 1, watched=True)
@@ -830,7 +793,6 @@ async def test_the_registry_leaves_a_deadline_to_the_server_that_watches_it(hand
 # --- the close --------------------------------------------------------------------------------------------------------
 
 
-@requirement("handler.close")
 async def test_a_server_that_closes_ends_the_calls_in_flight_at_once_and_takes_no_more(handlers: Handlers) -> None:
     async with connected_ends(handlers.registry) as here:
         calls = [asyncio.ensure_future(here.client.call("is.hanging")) for _ in range(10)]
@@ -846,7 +808,6 @@ async def test_a_server_that_closes_ends_the_calls_in_flight_at_once_and_takes_n
         await within(here.handler.close())
 
 
-@requirement("handler.close")
 async def test_closing_the_servers_channel_ends_its_callers_at_once(handlers: Handlers) -> None:
     async with connected_ends(handlers.registry) as here:
         call = asyncio.ensure_future(here.client.call("is.hanging"))
@@ -856,7 +817,6 @@ async def test_closing_the_servers_channel_ends_its_callers_at_once(handlers: Ha
         await until(lambda: handlers.log[1:] == ["cancelled: the caller is gone"])
 
 
-@requirement("handler.close.stubborn")
 async def test_a_handler_that_ignores_its_cancellation_blocks_neither_the_close_nor_its_caller(
     handlers: Handlers, caplog: pytest.LogCaptureFixture
 ) -> None:
@@ -886,7 +846,6 @@ async def test_a_handler_that_ignores_its_cancellation_blocks_neither_the_close_
 # --- draining ---------------------------------------------------------------------------------------------------------
 
 
-@requirement("call.drain")
 async def test_what_reaches_a_draining_server_is_handed_on_even_if_it_has_no_room_anyway(handlers: Handlers) -> None:
     async with connected_ends(handlers.registry, max_calls=1) as here:
         caller, seen = await peer(here.bus)
@@ -903,7 +862,6 @@ async def test_what_reaches_a_draining_server_is_handed_on_even_if_it_has_no_roo
         assert handlers.log == ["began"]
 
 
-@requirement("call.drain")
 async def test_two_drains_of_the_same_server_both_end_when_it_is_done(handlers: Handlers) -> None:
     async with connected_ends(handlers.registry) as here:
         call = asyncio.ensure_future(here.call("is.hanging"))
@@ -915,7 +873,6 @@ async def test_two_drains_of_the_same_server_both_end_when_it_is_done(handlers: 
         assert await call == "released"
 
 
-@requirement("call.drain", "call.discovery")
 async def test_a_draining_server_still_identifies_itself(handlers: Handlers) -> None:
     async with connected_ends(handlers.registry) as here:
         (address,) = await here.client.transport.servers()
@@ -930,7 +887,6 @@ async def test_a_draining_server_still_identifies_itself(handlers: Handlers) -> 
         await call
 
 
-@requirement("call.drain")
 async def test_a_stream_that_outlasts_the_draining_is_stopped_by_the_close(handlers: Handlers) -> None:
     async with connected_ends(handlers.registry) as here:
         stream = here.client.subscribe("is.endless")
@@ -942,7 +898,6 @@ async def test_a_stream_that_outlasts_the_draining_is_stopped_by_the_close(handl
         assert handlers.log == ["began", "closed"]
 
 
-@requirement("call.drain")
 async def test_what_is_registered_while_a_server_drains_is_announced_when_it_serves_again(handlers: Handlers) -> None:
     async with connected_ends(handlers.registry) as here:
         assert await within(here.handler.drain())
@@ -957,7 +912,6 @@ async def test_what_is_registered_while_a_server_drains_is_announced_when_it_ser
 # --- deadlines --------------------------------------------------------------------------------------------------------
 
 
-@requirement("call.deadline.enforced")
 async def test_a_call_that_has_ended_leaves_no_deadline_behind(handlers: Handlers) -> None:
     async with connected_ends(handlers.registry) as here:
         await here.call("math.add", {"a": 1, "b": 2}, timeout=60)
@@ -968,7 +922,6 @@ async def test_a_call_that_has_ended_leaves_no_deadline_behind(handlers: Handler
             assert not deadlines._due
 
 
-@requirement("call.deadline.expired")
 @pytest.mark.parametrize("fields", [{"timeout_ms": 0}, {"timeout_ms": -5}, {"deadline": 1_000}], ids=str)
 async def test_a_request_past_its_deadline_on_arrival_is_not_started(
     handlers: Handlers, fields: dict[str, Any]
@@ -981,7 +934,6 @@ async def test_a_request_past_its_deadline_on_arrival_is_not_started(
         assert handlers.log == []
 
 
-@requirement("call.deadline.remaining-first")
 async def test_a_caller_with_a_wrong_wall_clock_is_not_late(handlers: Handlers) -> None:
     async with connected_ends(handlers.registry) as here:
         caller, seen = await peer(here.bus)
@@ -995,9 +947,9 @@ async def test_a_caller_with_a_wrong_wall_clock_is_not_late(handlers: Handlers) 
         assert seen.events[0].output.data == 3
 
 
-@requirement("call.deadline.enforced")
 @pytest.mark.parametrize("operation", ["is.hanging", "is.endless"])
 async def test_the_server_enforces_the_deadline_of_a_caller_that_does_not(handlers: Handlers, operation: str) -> None:
+    """Both sides enforce the deadline: the caller gets TIMEOUT, the handler is cancelled."""
     async with connected_ends(handlers.registry) as here:
         caller, seen = await peer(here.bus)
         caller.request(CallRequested(request_id="r", operation_id=operation, timeout_ms=SHORT * 1000, credits=None))
@@ -1007,7 +959,6 @@ async def test_the_server_enforces_the_deadline_of_a_caller_that_does_not(handle
         await until(lambda: here.at_rest)
 
 
-@requirement("call.deadline.default")
 async def test_a_call_without_a_deadline_has_that_of_the_server_and_a_stream_none(handlers: Handlers) -> None:
     bus = MemoryBus()
     async with (
@@ -1025,7 +976,6 @@ async def test_a_call_without_a_deadline_has_that_of_the_server_and_a_stream_non
 # --- limits -----------------------------------------------------------------------------------------------------------
 
 
-@requirement("handler.max-calls")
 async def test_calls_above_the_bound_are_refused_at_once_until_one_has_ended(handlers: Handlers) -> None:
     async with connected_ends(handlers.registry, max_calls=3) as here:
         calls = [asyncio.ensure_future(here.client.call("is.hanging")) for _ in range(3)]
@@ -1040,8 +990,8 @@ async def test_calls_above_the_bound_are_refused_at_once_until_one_has_ended(han
         await within(asyncio.gather(*calls))
 
 
-@requirement("handler.max-per-identity")
 async def test_one_identity_cannot_take_the_place_of_others(handlers: Handlers) -> None:
+    """One identity cannot have more calls in flight than its limit."""
     async with connected_ends(handlers.registry, max_calls_per_identity=2) as here:
         ann, bob = Context(identity=ANN), Context(identity=BOB)
         calls = [asyncio.ensure_future(here.client.call("is.hanging", context=ann)) for _ in range(2)]
@@ -1057,7 +1007,6 @@ async def test_one_identity_cannot_take_the_place_of_others(handlers: Handlers) 
         assert here.at_rest
 
 
-@requirement("call.wire.size")
 async def test_a_message_above_the_limit_fails_its_own_call_in_either_direction(handlers: Handlers) -> None:
     @handlers.registry.query("echo.text")
     async def text(text: str, times: int) -> str:
@@ -1084,7 +1033,6 @@ async def test_a_message_above_the_limit_fails_its_own_call_in_either_direction(
         assert here.at_rest
 
 
-@requirement("call.wire.size")
 async def test_an_error_with_huge_details_still_reaches_its_caller(handlers: Handlers) -> None:
     @handlers.registry.query("will.fail")
     async def fail() -> None:
@@ -1095,7 +1043,6 @@ async def test_an_error_with_huge_details_still_reaches_its_caller(handlers: Han
         assert (error.code, error.message, error.details) == (ErrorCode.UNAVAILABLE, "gone", None)
 
 
-@requirement("call.wire.depth")
 @pytest.mark.parametrize("codec", [False, True])
 async def test_values_nested_too_deeply_fail_their_own_call_in_either_direction(
     handlers: Handlers, codec: bool
@@ -1126,7 +1073,6 @@ async def test_values_nested_too_deeply_fail_their_own_call_in_either_direction(
 # --- repetitions ------------------------------------------------------------------------------------------------------
 
 
-@requirement("call.repeated-requests")
 async def test_a_request_that_comes_again_is_not_run_twice(handlers: Handlers) -> None:
     async with connected_ends(handlers.registry) as here:
         caller, seen = await peer(here.bus)
@@ -1147,7 +1093,6 @@ async def test_a_request_that_comes_again_is_not_run_twice(handlers: Handlers) -
         assert here.at_rest
 
 
-@requirement("call.repeated-requests")
 async def test_a_request_that_was_rejected_is_rejected_again_after_a_restart(handlers: Handlers) -> None:
     async with connected_ends(handlers.registry) as here:
         caller, seen = await peer(here.bus)
@@ -1163,7 +1108,6 @@ async def test_a_request_that_was_rejected_is_rejected_again_after_a_restart(han
         assert handlers.log == []
 
 
-@requirement("call.repeated-requests")
 async def test_the_same_id_of_another_caller_is_another_request(handlers: Handlers) -> None:
     async with connected_ends(handlers.registry) as here:
         for _ in range(3):
@@ -1174,7 +1118,6 @@ async def test_the_same_id_of_another_caller_is_another_request(handlers: Handle
         assert handlers.log == ["add"] * 3
 
 
-@requirement("call.request-ids.refused")
 async def test_the_id_of_a_call_that_is_still_ending_is_rejected_and_no_caller_gets_the_wrong_response(
     handlers: Handlers,
 ) -> None:
@@ -1235,7 +1178,6 @@ ARRIVALS = st.one_of(
 TURN = None  # of the event loop
 
 
-@requirement("call.wire.malformed", "call.one-outcome")
 @settings(max_examples=examples(300), deadline=None)
 @given(st.lists(st.tuples(st.integers(0, 1), st.just(TURN) | ARRIVALS), max_size=30))
 def test_events_of_peers_in_any_order_raise_nothing_and_are_never_answered_twice(
@@ -1271,7 +1213,6 @@ def is_final(event: Any) -> bool:
 # --- announcements ----------------------------------------------------------------------------------------------------
 
 
-@requirement("handler.announces")
 async def test_operations_that_come_and_go_are_announced_and_withdrawn(handlers: Handlers) -> None:
     async with connected_ends(handlers.registry) as here:
 
@@ -1286,7 +1227,6 @@ async def test_operations_that_come_and_go_are_announced_and_withdrawn(handlers:
         assert (await call_error(here.client.call("late.comer"))).code is ErrorCode.OPERATION_NOT_FOUND
 
 
-@requirement("handler.announces")
 async def test_a_server_that_has_closed_serves_nothing_not_even_what_was_just_registered(handlers: Handlers) -> None:
     async with connected_ends(handlers.registry) as here:
         handlers.registry.register(OperationSpec(namespace="just", name="now"))
@@ -1298,7 +1238,6 @@ async def test_a_server_that_has_closed_serves_nothing_not_even_what_was_just_re
         assert here.bus._serving == {}
 
 
-@requirement("handler.announces")
 async def test_a_change_that_cannot_be_announced_is_reported_and_affects_no_other_peer(
     handlers: Handlers, caplog: pytest.LogCaptureFixture
 ) -> None:
@@ -1312,7 +1251,6 @@ async def test_a_change_that_cannot_be_announced_is_reported_and_affects_no_othe
 # --- what is served, and for which caller -----------------------------------------------------------------------------
 
 
-@requirement("handler.serves")
 async def test_what_is_not_served_cannot_be_called_by_addressing_the_server(handlers: Handlers) -> None:
     @handlers.registry.query("internal.dump")
     async def dump() -> str:
@@ -1326,7 +1264,6 @@ async def test_what_is_not_served_cannot_be_called_by_addressing_the_server(hand
         assert await here.call("math.add", {"a": 1, "b": 2}, to=address) == 3
 
 
-@requirement("call.nested")
 async def test_a_call_on_behalf_of_an_anonymous_caller_is_not_one_of_the_program(handlers: Handlers) -> None:
     async with connected_ends(handlers.registry) as here:
         anonymous = Context(request_id="r", inbound=Inbound("r"))
@@ -1335,7 +1272,6 @@ async def test_a_call_on_behalf_of_an_anonymous_caller_is_not_one_of_the_program
         assert await here.call("math.add", {"a": 1, "b": 2}) == 3
 
 
-@requirement("call.nested")
 async def test_a_handler_that_passes_its_context_on_calls_as_its_caller() -> None:
     registry, seen, other = OperationRegistry(), dict[str, Context](), list[PendingRequestMap]()
 
@@ -1358,7 +1294,6 @@ async def test_a_handler_that_passes_its_context_on_calls_as_its_caller() -> Non
     assert (seen["inner"].deadline or 0) <= time.monotonic() + 5
 
 
-@requirement("subscribe.lost-items")
 async def test_a_stream_ends_on_both_sides_if_its_consumer_keeps_missing_an_item(handlers: Handlers) -> None:
     closed = asyncio.Event()
 
@@ -1386,7 +1321,6 @@ async def test_a_stream_ends_on_both_sides_if_its_consumer_keeps_missing_an_item
 # --- late requests ----------------------------------------------------------------------------------------------------
 
 
-@requirement("call.deadline.expired")
 async def test_a_request_that_waited_while_the_loop_was_held_up_is_not_started(
     handlers: Handlers, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -1413,7 +1347,6 @@ async def test_a_request_that_waited_while_the_loop_was_held_up_is_not_started(
         assert handlers.log == ["add"]
 
 
-@requirement("handler.announces")
 async def test_what_changes_together_is_announced_together(handlers: Handlers, monkeypatch: pytest.MonkeyPatch) -> None:
     async with connected_ends(handlers.registry) as here:
         transport, told = here.server.transport, list[tuple[str, list[str]]]()

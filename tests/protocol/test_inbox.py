@@ -12,7 +12,6 @@ from opwire import CallError, ErrorCode, local_envelope
 from opwire.protocol import CallCredit
 from opwire.protocol.call_table import EVERYTHING, MAX_EXCESS, MAX_WINDOW, Credits, Inbox, Overflow, Window
 from tests.protocol.harness import settled, within
-from tests.requirements import requirement
 
 
 def item(n: int) -> Any:
@@ -40,7 +39,6 @@ async def drain_some(inbox: Inbox, n: int) -> list[Any]:
     return [envelope.data for _ in range(n) if (envelope := await within(inbox.get())) is not None]
 
 
-@requirement("subscribe.order")
 async def test_items_come_out_as_they_went_in_and_the_end_comes_last() -> None:
     inbox = box(10, "block")
     assert all(inbox.put(item(n)) for n in range(5))
@@ -51,7 +49,6 @@ async def test_items_come_out_as_they_went_in_and_the_end_comes_last() -> None:
     assert await within(inbox.get()) is None
 
 
-@requirement("subscribe.errors")
 async def test_what_is_buffered_is_consumed_before_the_error_is_raised() -> None:
     inbox = box(10, "block")
     inbox.put(item(1))
@@ -95,7 +92,6 @@ POLICIES: list[tuple[Overflow, list[int], int]] = [
 ]
 
 
-@requirement("subscribe.overflow")
 @pytest.mark.parametrize(("overflow", "kept", "dropped"), POLICIES)
 async def test_a_full_buffer_keeps_and_drops_what_its_policy_says(overflow: Overflow, kept: Any, dropped: int) -> None:
     inbox = box(3, overflow)
@@ -105,7 +101,6 @@ async def test_a_full_buffer_keeps_and_drops_what_its_policy_says(overflow: Over
     assert inbox.dropped == dropped
 
 
-@requirement("subscribe.overflow")
 async def test_a_full_buffer_that_may_not_drop_ends_the_stream_with_a_clear_error() -> None:
     inbox = box(3, "error")
     assert [inbox.put(item(n)) for n in range(4)] == [True, True, True, False]
@@ -117,7 +112,6 @@ async def test_a_full_buffer_that_may_not_drop_ends_the_stream_with_a_clear_erro
     assert await drain(inbox) == [0, 1, 2]
 
 
-@requirement("subscribe.without-credits")
 async def test_what_a_producer_without_credits_sends_beyond_the_window_is_bounded_in_bytes() -> None:
     inbox = box(3, "block", size=MAX_EXCESS // 4)
     assert [inbox.put(item(n)) for n in range(7)] == [True] * 6 + [False]
@@ -126,13 +120,11 @@ async def test_what_a_producer_without_credits_sends_beyond_the_window_is_bounde
     assert [inbox.put(item(n)) for n in range(6)] == [True] * 6, "a buffer that was consumed has room again"
 
 
-@requirement("subscribe.without-credits")
 def test_items_without_content_are_bounded_in_number() -> None:
     inbox = box(3, "block")
     assert sum(inbox.put(item(n)) for n in range(20_000)) < 10_000
 
 
-@requirement("subscribe.bounded")
 @given(st.sampled_from(["error", "drop_oldest", "drop_newest", "latest"]), st.integers(1, 5), st.data())
 def test_a_buffer_is_never_above_its_limit_and_every_item_is_consumed_dropped_or_refused(
     overflow: Overflow, limit: int, data: st.DataObject
@@ -172,7 +164,6 @@ async def takes(credits: Credits, log: list[int]) -> None:
         log.append(len(log) + 1)
 
 
-@requirement("subscribe.credits")
 async def test_a_producer_takes_exactly_the_credits_that_it_was_given() -> None:
     credits, log = Credits(3), []
     producer = asyncio.ensure_future(takes(credits, log))
@@ -189,7 +180,6 @@ async def test_a_producer_takes_exactly_the_credits_that_it_was_given() -> None:
     await send(credits)
 
 
-@requirement("subscribe.credits")
 async def test_no_credits_at_first_is_a_producer_that_waits() -> None:
     credits = Credits(0)
     waiting = asyncio.ensure_future(credits.ready())
@@ -203,7 +193,6 @@ async def test_no_credits_at_first_is_a_producer_that_waits() -> None:
     await within(waiting)
 
 
-@requirement("subscribe.credits")
 async def test_a_consumer_that_says_nothing_of_credits_sets_no_limit() -> None:
     credits = Credits(None)
     for _ in range(1_000):
@@ -212,7 +201,6 @@ async def test_a_consumer_that_says_nothing_of_credits_sets_no_limit() -> None:
     await send(credits)
 
 
-@requirement("subscribe.credits.repeatable")
 async def test_a_total_that_is_repeated_grants_nothing_more_and_a_lost_one_is_made_up_for() -> None:
     credits, log = Credits(3), []
     producer = asyncio.ensure_future(takes(credits, log))
@@ -227,7 +215,6 @@ async def test_a_total_that_is_repeated_grants_nothing_more_and_a_lost_one_is_ma
     producer.cancel()
 
 
-@requirement("call.numbers")
 @pytest.mark.parametrize("grant", [credit(10**400), credit(1, total=10**400)], ids=["increment", "total"])
 async def test_a_grant_without_end_is_an_end_of_flow_control_and_nothing_worse(grant: CallCredit) -> None:
     for credits in (Credits(0), Credits(10**400)):
@@ -237,7 +224,6 @@ async def test_a_grant_without_end_is_an_end_of_flow_control_and_nothing_worse(g
         assert credits._granted == EVERYTHING
 
 
-@requirement("subscribe.lost-items")
 async def test_an_item_that_a_waiting_consumer_keeps_missing_is_lost() -> None:
     credits = Credits(10)
     for _ in range(4):
@@ -246,7 +232,6 @@ async def test_an_item_that_a_waiting_consumer_keeps_missing_is_lost() -> None:
     assert reports == [None, None, 3]
 
 
-@requirement("subscribe.lost-items")
 async def test_items_that_may_be_on_their_way_are_not_lost() -> None:
     credits = Credits(10)
     for received in range(5):  # each report is of an item more
@@ -271,8 +256,8 @@ def test_a_window_is_granted_again_by_halves() -> None:
     assert (endless.granted, endless.take(item), endless.take(item)) == (EVERYTHING, 0, 0)
 
 
-@requirement("subscribe.window-bytes")
 def test_a_window_opens_for_small_items_and_closes_for_large_ones() -> None:
+    """A consumer grants few items in advance if they are large, and never none."""
     small, large = local_envelope("x", "a.b"), local_envelope("x" * (MAX_WINDOW // 4), "a.b")
     window = Window(64, "block")
     assert window.granted == 8  # before the size of an item is known
@@ -286,7 +271,6 @@ def test_a_window_opens_for_small_items_and_closes_for_large_ones() -> None:
     assert Window(64, "block", is_local=True).granted == 64
 
 
-@requirement("subscribe.window-bytes")
 @given(sizes=st.lists(st.sampled_from([1, 1000, MAX_WINDOW // 8, MAX_WINDOW, 2 * MAX_WINDOW]), max_size=200))
 def test_a_consumer_that_reads_never_stalls_its_producer(sizes: list[int]) -> None:
     with patch("opwire.protocol.call_table._wire_size", lambda item: item.data):

@@ -7,7 +7,6 @@ import pytest
 
 from opwire.protocol import CallAborted, CallEvent, PendingRequestMap
 from opwire.transports.memory import MemoryBus, MemoryTransport
-from tests.requirements import requirement
 
 EVENT = CallAborted(request_id="r")
 
@@ -16,7 +15,6 @@ def unconnected() -> PendingRequestMap:
     return PendingRequestMap(MemoryTransport(MemoryBus()))
 
 
-@requirement("call.observers")
 async def test_an_observer_is_shown_an_event_after_the_step_that_it_watches() -> None:
     calls, seen = unconnected(), list[CallEvent]()
     end = calls.observe(seen.append)
@@ -29,7 +27,6 @@ async def test_an_observer_is_shown_an_event_after_the_step_that_it_watches() ->
     assert not calls._observers.added
 
 
-@requirement("call.observers")
 async def test_an_observer_that_watches_twice_leaves_once_for_each_time() -> None:
     calls, seen = unconnected(), list[CallEvent]()
     ends = [calls.observe(seen.append) for _ in range(2)]
@@ -42,7 +39,6 @@ async def test_an_observer_that_watches_twice_leaves_once_for_each_time() -> Non
     assert not calls._observers.added
 
 
-@requirement("call.observers")
 async def test_an_observer_that_has_left_does_not_see_what_happened_just_before() -> None:
     calls, seen = unconnected(), list[CallEvent]()
     end = calls.observe(seen.append)
@@ -61,7 +57,6 @@ async def test_an_event_that_the_transport_rejects_is_not_shown() -> None:
     assert seen == []
 
 
-@requirement("call.observers")
 async def test_an_observer_that_fails_is_logged_and_the_others_see_the_event(caplog: pytest.LogCaptureFixture) -> None:
     calls, seen = unconnected(), list[CallEvent]()
 

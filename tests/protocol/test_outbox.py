@@ -12,7 +12,6 @@ from opwire.protocol.outbox import Outbox
 from opwire.transports.memory import MemoryBus, MemoryTransport
 from tests.hub.meeting import adding
 from tests.protocol.harness import call_error, connected_ends, peer, until
-from tests.requirements import requirement
 
 
 class Queue:
@@ -32,8 +31,8 @@ class Queue:
         return name
 
 
-@requirement("call.waits-for-room")
 async def test_events_to_a_peer_are_sent_in_order_when_there_is_room_and_others_do_not_wait_for_it() -> None:
+    """Large requests, responses and items wait for room in the queue of a connection."""
     outbox, full, other = Outbox(), Queue(), Queue()
     tasks = [asyncio.create_task(outbox.send("a", lambda name=name: full.send(name))) for name in "xyz"]
     other.room = 1
@@ -49,7 +48,6 @@ async def test_events_to_a_peer_are_sent_in_order_when_there_is_room_and_others_
     assert not outbox._turns
 
 
-@requirement("call.waits-for-room")
 async def test_another_error_is_raised_and_a_cancelled_event_makes_room_for_the_next() -> None:
     outbox, full = Outbox(), Queue()
 
@@ -80,14 +78,12 @@ class Full(MemoryTransport):
         super().send(event, to)
 
 
-@requirement("call.waits-for-room")
 async def test_an_answer_waits_until_the_transport_has_room_for_it() -> None:
     async with connected_ends(adding(), transport=Full, max_calls_per_identity=1) as here:
         envelope = await here.client.call("math.add", {"a": 1, "b": 2})
         assert (envelope.meta.source, cast("Full", here.server.transport).rejected) == ("local", 3)
 
 
-@requirement("call.waits-for-room")
 @pytest.mark.parametrize("seconds", [0.01, 30.0])
 async def test_an_answer_that_waits_is_dropped_with_its_deadline_or_its_caller(seconds: float) -> None:
     registry, bus = OperationRegistry(), MemoryBus()
@@ -108,7 +104,6 @@ async def test_an_answer_that_waits_is_dropped_with_its_deadline_or_its_caller(s
         assert [type(each) for each in received.events] == ([] if seconds > 1 else [CallFailed])
 
 
-@requirement("transport.link.bound")
 async def test_above_the_memory_for_waiting_answers_one_is_an_error_that_is_not_to_be_tried_again(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:

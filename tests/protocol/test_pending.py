@@ -41,7 +41,6 @@ from opwire.protocol import (
 )
 from opwire.transports.memory import MemoryBus, MemoryTransport
 from tests.protocol.harness import SHORT, Recorder, call_error, connected_ends, peer, settled, until, within
-from tests.requirements import requirement
 
 REFUSALS = [ErrorCode.UNAVAILABLE, ErrorCode.ABORTED]
 
@@ -106,7 +105,6 @@ def answer(request: CallRequested, data: Any = 3) -> CallResponded:
 # --- call and subscribe -----------------------------------------------------------------------------------------------
 
 
-@requirement("call.envelope")
 @pytest.mark.parametrize("codec", [False, True])
 async def test_a_call_gives_the_envelope_that_the_operation_answered_with(
     registry: OperationRegistry, codec: bool
@@ -117,7 +115,6 @@ async def test_a_call_gives_the_envelope_that_the_operation_answered_with(
         assert here.at_rest
 
 
-@requirement("subscribe.remote")
 @pytest.mark.parametrize("codec", [False, True])
 async def test_a_subscription_gives_one_envelope_an_item_in_order_and_ends(
     registry: OperationRegistry, codec: bool
@@ -130,7 +127,6 @@ async def test_a_subscription_gives_one_envelope_an_item_in_order_and_ends(
         assert sources == {"local"}
 
 
-@requirement("call.concurrent")
 async def test_a_thousand_calls_at_once_get_each_its_own_answer(registry: OperationRegistry) -> None:
     async with connected_ends(registry, bus=MemoryBus(codec=True)) as here:
         answers = await within(asyncio.gather(*(here.call("math.add", {"a": n, "b": n}) for n in range(1_000))))
@@ -138,8 +134,8 @@ async def test_a_thousand_calls_at_once_get_each_its_own_answer(registry: Operat
         assert here.at_rest
 
 
-@requirement("call.request-fields")
 async def test_a_request_carries_what_its_context_knows(wire: Wire) -> None:
+    """A request carries request id, parent, identity and input of its context."""
     context = Context(request_id="mine", parent_request_id="parent", identity=Identity(id="ann", scopes=("read",)))
     call = asyncio.ensure_future(wire.calls.call("a.b", [1], context=context))
     request = await wire.request()
@@ -150,7 +146,6 @@ async def test_a_request_carries_what_its_context_knows(wire: Wire) -> None:
     assert (await within(call)).data == 3
 
 
-@requirement("call.request-ids")
 async def test_no_request_id_is_used_twice_even_where_contexts_are(registry: OperationRegistry) -> None:
     seen: list[str | None] = []
 
@@ -168,7 +163,6 @@ async def test_no_request_id_is_used_twice_even_where_contexts_are(registry: Ope
     assert len(set(seen)) == 6
 
 
-@requirement("call.request-ids")
 async def test_the_memory_for_request_ids_is_bounded(wire: Wire, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("opwire.protocol.pending._REMEMBERED", 10)
     for n in range(30):
@@ -180,8 +174,8 @@ async def test_the_memory_for_request_ids_is_bounded(wire: Wire, monkeypatch: py
 # --- outcomes ---------------------------------------------------------------------------------------------------------
 
 
-@requirement("call.error.travels")
 async def test_a_failure_is_raised_as_the_error_that_it_was(wire: Wire) -> None:
+    """A CallError is the same at the caller as where it was raised."""
     call = asyncio.ensure_future(wire.calls.call("a.b"))
     request = await wire.request()
     error = CallError("RATE_LIMITED", "slowly", {"per": "minute"}, retry_after=2)
@@ -191,7 +185,6 @@ async def test_a_failure_is_raised_as_the_error_that_it_was(wire: Wire) -> None:
     assert (raised.retryable, raised.retry_after) == (True, 2)
 
 
-@requirement("call.duplicates")
 async def test_the_first_answer_counts_and_all_later_ones_are_dropped(wire: Wire) -> None:
     call = asyncio.ensure_future(wire.calls.call("a.b"))
     request = await wire.request()
@@ -201,7 +194,6 @@ async def test_the_first_answer_counts_and_all_later_ones_are_dropped(wire: Wire
     assert wire.calls._table.dropped == {"unknown": 3}
 
 
-@requirement("call.foreign-answers")
 async def test_an_answer_of_a_third_party_is_dropped_and_counted(wire: Wire) -> None:
     call = asyncio.ensure_future(wire.calls.call("a.b"))
     request = await wire.request()
@@ -215,7 +207,6 @@ async def test_an_answer_of_a_third_party_is_dropped_and_counted(wire: Wire) -> 
     assert (await within(call)).data == "true"
 
 
-@requirement("call.deadline.enforced")
 async def test_an_unanswered_call_ends_at_its_deadline_and_its_server_is_notified(wire: Wire) -> None:
     error = await call_error(wire.calls.call("a.b", timeout=SHORT))
     assert error.code is ErrorCode.TIMEOUT
@@ -225,7 +216,6 @@ async def test_an_unanswered_call_ends_at_its_deadline_and_its_server_is_notifie
     assert wire.calls._table.dropped == {"unknown": 1}
 
 
-@requirement("call.deadline.on-the-wire")
 async def test_the_remaining_time_and_the_deadline_travel_with_a_call(wire: Wire) -> None:
     before = time.time() * 1000
     call = asyncio.ensure_future(wire.calls.call("a.b", timeout=12))
@@ -238,11 +228,11 @@ async def test_the_remaining_time_and_the_deadline_travel_with_a_call(wire: Wire
     await within(call)
 
 
-@requirement("call.deadline.shrinks")
 @pytest.mark.parametrize(("inherited", "own", "most"), [(5, 60, 5_000), (60, 5, 5_000), (None, None, 30_000)])
 async def test_a_deadline_only_ever_shrinks(
     wire: Wire, inherited: float | None, own: float | None, most: float
 ) -> None:
+    """A call has the shorter of its own and its context's deadline."""
     context = Context().within(inherited)
     call = asyncio.ensure_future(wire.calls.call("a.b", context=context, timeout=own))
     request = await wire.request()
@@ -252,7 +242,6 @@ async def test_a_deadline_only_ever_shrinks(
     await within(call)
 
 
-@requirement("call.deadline.default")
 async def test_a_call_has_a_deadline_of_30_seconds_unless_told_otherwise_and_a_subscription_none(wire: Wire) -> None:
     call = asyncio.ensure_future(wire.calls.call("a.b"))
     request = await wire.request()
@@ -269,7 +258,6 @@ async def test_a_call_has_a_deadline_of_30_seconds_unless_told_otherwise_and_a_s
         assert (await within(waiting)).data == 1
 
 
-@requirement("call.deadline.expired")
 async def test_a_call_past_its_deadline_is_not_even_sent(wire: Wire) -> None:
     past = Context(deadline=time.monotonic() - 1)
     assert (await call_error(wire.calls.call("a.b", context=past))).code is ErrorCode.TIMEOUT
@@ -278,7 +266,6 @@ async def test_a_call_past_its_deadline_is_not_even_sent(wire: Wire) -> None:
     assert wire.seen.events == []
 
 
-@requirement("call.unserved")
 async def test_a_call_without_a_server_fails_at_once(wire: Wire) -> None:
     async with PendingRequestMap(MemoryTransport(MemoryBus())) as lonely:
         error = await call_error(lonely.call("a.b"))
@@ -288,7 +275,6 @@ async def test_a_call_without_a_server_fails_at_once(wire: Wire) -> None:
         assert len(lonely._table) == 0
 
 
-@requirement("call.unserved")
 async def test_an_end_that_serves_nothing_refuses_what_reaches_it() -> None:
     bus = MemoryBus()
     transport = MemoryTransport(bus)
@@ -299,7 +285,6 @@ async def test_an_end_that_serves_nothing_refuses_what_reaches_it() -> None:
         assert not idle._callers
 
 
-@requirement("call.lost-peer")
 async def test_calls_to_a_peer_that_is_lost_end_at_once_and_what_arrived_is_still_consumed(wire: Wire) -> None:
     call = asyncio.ensure_future(wire.calls.call("a.b"))
     stream = wire.calls.subscribe("a.b")
@@ -315,7 +300,6 @@ async def test_calls_to_a_peer_that_is_lost_end_at_once_and_what_arrived_is_stil
     assert (await call_error(anext(stream))).code is ErrorCode.UNAVAILABLE
 
 
-@requirement("call.close")
 async def test_closing_ends_every_pending_call_at_once_with_unavailable(wire: Wire) -> None:
     calls = [asyncio.ensure_future(wire.calls.call("a.b")) for _ in range(50)]
     streams = [wire.calls.subscribe("a.b") for _ in range(50)]
@@ -331,7 +315,6 @@ async def test_closing_ends_every_pending_call_at_once_with_unavailable(wire: Wi
 # --- giving up --------------------------------------------------------------------------------------------------------
 
 
-@requirement("call.abort")
 async def test_abort_ends_a_pending_call_and_has_its_handler_stopped(wire: Wire) -> None:
     call = asyncio.ensure_future(wire.calls.call("a.b"))
     request = await wire.request()
@@ -344,7 +327,6 @@ async def test_abort_ends_a_pending_call_and_has_its_handler_stopped(wire: Wire)
     assert len(wire.told(CallAborted)) == 1
 
 
-@requirement("call.abort")
 async def test_abort_ends_a_subscription_too(wire: Wire) -> None:
     stream = wire.calls.subscribe("a.b")
     waiting = asyncio.ensure_future(anext(stream))
@@ -354,7 +336,6 @@ async def test_abort_ends_a_subscription_too(wire: Wire) -> None:
     assert len(wire.told(CallAborted)) == 1
 
 
-@requirement("call.cancellation")
 async def test_a_caller_that_is_cancelled_has_the_handler_on_the_other_side_stopped(wire: Wire) -> None:
     call = asyncio.ensure_future(wire.calls.call("a.b"))
     request = await wire.request()
@@ -365,7 +346,6 @@ async def test_a_caller_that_is_cancelled_has_the_handler_on_the_other_side_stop
     assert len(wire.calls._table) == 0
 
 
-@requirement("call.cancellation")
 @pytest.mark.parametrize("outcome", ["answer", "error"])
 async def test_an_answer_in_the_very_moment_of_the_cancellation_leaves_nothing_behind(wire: Wire, outcome: str) -> None:
     complaints: list[Any] = []
@@ -385,7 +365,6 @@ async def test_an_answer_in_the_very_moment_of_the_cancellation_leaves_nothing_b
     assert wire.told(CallAborted) == []
 
 
-@requirement("subscribe.leaving")
 @pytest.mark.parametrize("how", ["break", "aclose", "cancel", "exception"])
 async def test_leaving_a_subscription_early_stops_it_on_the_other_side(wire: Wire, how: str) -> None:
     reached = asyncio.Event()
@@ -415,7 +394,6 @@ async def test_leaving_a_subscription_early_stops_it_on_the_other_side(wire: Wir
     assert wire.told(CallAborted) == [CallAborted(request_id=request.request_id, reason="the consumer left")]
 
 
-@requirement("subscribe.leaving")
 async def test_a_loop_that_is_left_without_closing_its_stream_stops_it_all_the_same(wire: Wire) -> None:
     async def first() -> Any:
         async for envelope in wire.calls.subscribe("a.b"):
@@ -440,7 +418,6 @@ async def test_a_subscription_that_is_never_consumed_is_never_requested(wire: Wi
 # --- subscriptions: order, credits, overflow --------------------------------------------------------------------------
 
 
-@requirement("subscribe.credits")
 async def test_a_subscription_asks_for_a_window_and_tops_it_up_at_half(wire: Wire) -> None:
     async with aclosing(wire.calls.subscribe("a.b")) as stream:
         waiting = asyncio.ensure_future(anext(stream))
@@ -456,7 +433,6 @@ async def test_a_subscription_asks_for_a_window_and_tops_it_up_at_half(wire: Wir
         assert len(wire.told(CallCredit)) == 1
 
 
-@requirement("subscribe.credits")
 @pytest.mark.parametrize("window", [0, -1])
 def test_a_window_in_which_no_item_fits_is_refused_at_once(window: int) -> None:
     with pytest.raises(UsageError, match="window"):
@@ -469,7 +445,6 @@ def test_an_invalid_default_timeout_is_rejected_at_once(timeout: float) -> None:
         PendingRequestMap(MemoryTransport(MemoryBus()), timeout=timeout)
 
 
-@requirement("subscribe.credits")
 async def test_a_stream_that_has_ended_gets_no_more_credits(wire: Wire, monkeypatch: pytest.MonkeyPatch) -> None:
     consumer = asyncio.ensure_future(anext(stream := wire.calls.subscribe("a.b")))
     request = await wire.request()
@@ -483,7 +458,6 @@ async def test_a_stream_that_has_ended_gets_no_more_credits(wire: Wire, monkeypa
     assert sent == []
 
 
-@requirement("subscribe.without-credits")
 @pytest.mark.parametrize("numbered", [True, False])
 async def test_a_producer_that_ignores_its_credits_is_consumed_like_any_other(wire: Wire, numbered: bool) -> None:
     stream = wire.calls.subscribe("a.b")
@@ -494,7 +468,6 @@ async def test_a_producer_that_ignores_its_credits_is_consumed_like_any_other(wi
     assert [(await within(consumer)).data] + [item.data async for item in stream] == list(range(1, 301))
 
 
-@requirement("subscribe.bounded", "subscribe.without-credits")
 async def test_a_producer_that_ignores_its_credits_is_stopped_when_too_many_bytes_are_buffered(wire: Wire) -> None:
     stream = wire.calls.subscribe("a.b")
     consumer = asyncio.ensure_future(anext(stream))
@@ -522,7 +495,6 @@ class Lossy(MemoryTransport):
         super().send(event, to)
 
 
-@requirement("subscribe.credits.repeatable")
 @pytest.mark.parametrize("transport", [Lossy, MemoryTransport])
 async def test_a_consumer_that_waits_repeats_its_grant_and_what_it_received(
     monkeypatch: pytest.MonkeyPatch, transport: type[MemoryTransport]
@@ -548,7 +520,6 @@ async def test_a_consumer_that_waits_repeats_its_grant_and_what_it_received(
         await stream.aclose()
 
 
-@requirement("subscribe.credits.repeatable")
 async def test_a_grant_that_the_transport_refuses_is_sent_again(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(call_table, "_STALL", 0.01)
     monkeypatch.setattr(Lossy, "lossy", False)
@@ -603,7 +574,6 @@ async def sent(calls: PendingRequestMap, seen: Recorder, context: Context | None
     return event
 
 
-@requirement("call.nested")
 @pytest.mark.parametrize("transport", [MemoryTransport, Remote])
 async def test_the_context_of_a_served_call_makes_a_call_its_child(transport: type[MemoryTransport]) -> None:
     bus = MemoryBus()
@@ -618,7 +588,6 @@ async def test_the_context_of_a_served_call_makes_a_call_its_child(transport: ty
             assert event.timeout_ms <= 5_000
 
 
-@requirement("call.nested")
 @pytest.mark.parametrize(
     "identity", [ANN, None, Identity(id="local", scopes=("*",))], ids=["known", "anonymous", "posing"]
 )
@@ -642,7 +611,6 @@ async def test_a_connection_that_cannot_carry_the_callers_identity_refuses(ident
         assert event.timeout_ms <= 5_000
 
 
-@requirement("call.nested")
 async def test_a_stated_identity_is_refused_where_peers_would_not_believe_it() -> None:
     bus = MemoryBus()
     _, seen = await peer(bus, "a.b")
@@ -655,7 +623,6 @@ async def test_a_stated_identity_is_refused_where_peers_would_not_believe_it() -
             assert (event.parent_request_id, event.identity) == (None, None)
 
 
-@requirement("subscribe.missed-abort")
 async def test_a_producer_that_missed_the_end_of_its_consumer_is_notified_again_with_its_next_item(wire: Wire) -> None:
     stream = wire.calls.subscribe("a.b")
     consumer = asyncio.ensure_future(anext(stream))
@@ -675,7 +642,6 @@ POLICIES: list[tuple[Overflow, list[int], int]] = [
 ]
 
 
-@requirement("subscribe.overflow")
 @pytest.mark.parametrize(("overflow", "kept", "dropped"), POLICIES)
 async def test_a_stream_that_must_not_be_slowed_down_is_thinned_out_as_its_policy_says(
     wire: Wire, overflow: Overflow, kept: list[int], dropped: int
@@ -693,7 +659,6 @@ async def test_a_stream_that_must_not_be_slowed_down_is_thinned_out_as_its_polic
     assert wire.told(CallCredit) == wire.told(CallAborted) == []
 
 
-@requirement("subscribe.overflow")
 async def test_with_the_policy_error_a_full_buffer_ends_the_stream_after_what_it_holds(wire: Wire) -> None:
     stream = wire.calls.subscribe("a.b", overflow="error")
     consumer = asyncio.ensure_future(anext(stream))
@@ -705,7 +670,6 @@ async def test_with_the_policy_error_a_full_buffer_ends_the_stream_after_what_it
     assert len(wire.told(CallAborted)) == 1
 
 
-@requirement("subscribe.lost-items")
 async def test_a_lost_item_ends_the_stream_on_both_sides(wire: Wire) -> None:
     stream = wire.calls.subscribe("a.b")
     consumer = asyncio.ensure_future(anext(stream))
@@ -718,7 +682,6 @@ async def test_a_lost_item_ends_the_stream_on_both_sides(wire: Wire) -> None:
     assert [event.request_id for event in wire.told(CallAborted)] == [request.request_id]
 
 
-@requirement("subscribe.idle")
 async def test_a_stream_that_pauses_longer_than_its_idle_limit_ends_and_its_server_is_notified(wire: Wire) -> None:
     stream = wire.calls.subscribe("a.b", idle_timeout=SHORT)
     consumer = asyncio.ensure_future(anext(stream))
@@ -731,7 +694,6 @@ async def test_a_stream_that_pauses_longer_than_its_idle_limit_ends_and_its_serv
     assert len(wire.told(CallAborted)) == 1
 
 
-@requirement("call.deadline.enforced")
 async def test_a_stream_with_a_deadline_ends_at_it_however_busy_it_is(wire: Wire) -> None:
     stream = wire.calls.subscribe("a.b", timeout=SHORT)
     consumer = asyncio.ensure_future(anext(stream))
@@ -754,7 +716,6 @@ async def test_a_stream_with_a_deadline_ends_at_it_however_busy_it_is(wire: Wire
 # --- one server of several --------------------------------------------------------------------------------------------
 
 
-@requirement("call.directed")
 async def test_a_directed_call_and_its_stream_go_to_one_server_and_never_to_another(wire: Wire) -> None:
     other, seen = await peer(wire.bus, "a.b")
     (_, address) = await wire.calls.transport.servers()
@@ -774,7 +735,6 @@ async def test_a_directed_call_and_its_stream_go_to_one_server_and_never_to_anot
     assert (await call_error(wire.calls.call("a.b", to=address))).code is ErrorCode.UNAVAILABLE
 
 
-@requirement("call.moves-on")
 async def test_a_subscription_that_was_not_begun_is_asked_of_another_server_with_all_its_credits(wire: Wire) -> None:
     other, seen = await peer(wire.bus, "a.b")
     stream = wire.calls.subscribe("a.b", timeout=60)
@@ -844,7 +804,6 @@ async def asked() -> AsyncIterator[tuple[PendingRequestMap, Asked, MemoryTranspo
 Answering = tuple[PendingRequestMap, Asked, MemoryTransport, Recorder]
 
 
-@requirement("call.respond.envelopes-only")
 @pytest.mark.parametrize("output", NOT_ENVELOPES, ids=str)
 async def test_respond_raises_on_anything_that_is_not_a_readable_envelope(asked: Answering, output: Any) -> None:
     calls, _, _, seen = asked
@@ -855,7 +814,6 @@ async def test_respond_raises_on_anything_that_is_not_a_readable_envelope(asked:
     assert [event.output.data for event in seen.events] == [3]
 
 
-@requirement("call.respond.public")
 async def test_respond_is_public_and_takes_an_envelope_in_wire_form_too(asked: Answering) -> None:
     calls, _, _, seen = asked
     meta = {"source": "local", "operationId": "a.b", "timestamp": 5}
@@ -864,7 +822,6 @@ async def test_respond_is_public_and_takes_an_envelope_in_wire_form_too(asked: A
     assert seen.events[0].output.meta.timestamp == 5
 
 
-@requirement("call.respond.once")
 async def test_a_request_is_answered_once_and_unknown_ones_not_at_all(asked: Answering) -> None:
     calls, _, _, seen = asked
     envelope = local_envelope(3, "a.b")
@@ -877,7 +834,6 @@ async def test_a_request_is_answered_once_and_unknown_ones_not_at_all(asked: Ans
     assert len(seen.events) == 1
 
 
-@requirement("call.wire.size")
 async def test_an_answer_that_is_too_large_raises_and_the_request_is_still_to_be_answered(asked: Answering) -> None:
     calls, _, _, seen = asked
     with pytest.raises(CallError) as caught:
@@ -887,7 +843,6 @@ async def test_an_answer_that_is_too_large_raises_and_the_request_is_still_to_be
     assert [event.code for event in seen.events] == ["PAYLOAD_TOO_LARGE"]
 
 
-@requirement("call.wire.size")
 @pytest.mark.parametrize(
     "error",
     [CallError("INTERNAL", "m" * 3_000), CallError("INTERNAL", "m", ["d" * 3_000])],
@@ -899,7 +854,6 @@ async def test_an_error_that_is_too_large_is_sent_without_its_details(asked: Ans
     assert (seen.events[0].code, seen.events[0].message[0], seen.events[0].details) == ("INTERNAL", "m", None)
 
 
-@requirement("call.wire.malformed")
 async def test_a_request_id_so_long_that_no_answer_can_hold_it_affects_no_other_peer(asked: Answering) -> None:
     calls, server, caller, seen = asked
     long = "x" * 1_900
@@ -912,7 +866,6 @@ async def test_a_request_id_so_long_that_no_answer_can_hold_it_affects_no_other_
     assert len(server.requests) == 2
 
 
-@requirement("call.request-ids.refused")
 async def test_a_request_id_in_use_by_another_caller_is_refused(asked: Answering) -> None:
     calls, server, _, seen = asked
     thief, answers = await peer(asked[2]._bus)
@@ -925,7 +878,6 @@ async def test_a_request_id_in_use_by_another_caller_is_refused(asked: Answering
     assert len(server.requests) == 1
 
 
-@requirement("call.repeated-requests")
 async def test_a_request_that_comes_again_while_it_is_answered_is_answered_once(asked: Answering) -> None:
     calls, server, caller, seen = asked
     caller.request(CallRequested(request_id="r", operation_id="a.b"))
@@ -934,7 +886,6 @@ async def test_a_request_that_comes_again_while_it_is_answered_is_answered_once(
     assert len(seen.events) == 1
 
 
-@requirement("call.observers")
 async def test_observers_do_not_see_an_answer_that_was_too_large_to_be_sent(asked: Answering) -> None:
     calls, _, _, seen = asked
     watched: list[CallEvent] = []
@@ -958,7 +909,6 @@ class Mute(MemoryTransport):
         super().send(event, to)
 
 
-@requirement("call.one-outcome")
 async def test_what_cannot_be_sent_any_more_is_forgotten_and_raises_nothing() -> None:
     bus = MemoryBus()
     transport = Mute(bus)
@@ -1007,7 +957,6 @@ class Counted(str):
     __hash__ = str.__hash__
 
 
-@requirement("call.lost-caller")
 async def test_to_lose_thousands_of_callers_takes_one_look_at_all_requests_and_leaves_room_for_others() -> None:
     stopped, turns = list[int](), 0
 
@@ -1046,7 +995,6 @@ async def test_to_lose_thousands_of_callers_takes_one_look_at_all_requests_and_l
 # --- one end that serves and calls ------------------------------------------------------------------------------------
 
 
-@requirement("call.own-end")
 async def test_an_end_may_call_what_it_serves_itself(registry: OperationRegistry) -> None:
     hanging = asyncio.Event()
 
@@ -1075,7 +1023,6 @@ def names(events: list[CallEvent]) -> list[str]:
     return [str(event.__struct_config__.tag) for event in events]
 
 
-@requirement("call.observers")
 async def test_observers_at_both_ends_see_every_event_in_order(registry: OperationRegistry) -> None:
     async with connected_ends(registry, window=2) as here:
         caller: list[CallEvent] = []
@@ -1100,7 +1047,6 @@ async def test_observers_at_both_ends_see_every_event_in_order(registry: Operati
             assert kinds.count("call.requested") == 1
 
 
-@requirement("call.observers")
 async def test_observers_see_a_cause_before_its_effect_and_nothing_that_did_not_leave(
     registry: OperationRegistry,
 ) -> None:
@@ -1116,7 +1062,6 @@ async def test_observers_see_a_cause_before_its_effect_and_nothing_that_did_not_
         assert len(seen) == 2
 
 
-@requirement("call.observers")
 async def test_a_failing_observer_affects_no_other_peer_and_one_that_has_left_sees_nothing(
     registry: OperationRegistry, caplog: pytest.LogCaptureFixture
 ) -> None:
@@ -1139,7 +1084,6 @@ async def test_a_failing_observer_affects_no_other_peer_and_one_that_has_left_se
         assert len(seen) == 2
 
 
-@requirement("execute.output-type")
 async def test_a_remote_call_gives_its_data_as_the_type_that_is_asked_for(wire: Wire) -> None:
     answer = asyncio.ensure_future(wire.calls.call("a.b", output_type=date))
     request = await wire.request()
@@ -1147,7 +1091,6 @@ async def test_a_remote_call_gives_its_data_as_the_type_that_is_asked_for(wire: 
     assert (await within(answer)).data == date(2026, 1, 2)
 
 
-@requirement("execute.output-type")
 async def test_a_remote_answer_that_does_not_fit_the_type_is_an_execution_error(wire: Wire) -> None:
     answer = asyncio.ensure_future(wire.calls.call("a.b", output_type=date))
     request = await wire.request()
@@ -1157,7 +1100,6 @@ async def test_a_remote_answer_that_does_not_fit_the_type_is_an_execution_error(
     assert "does not fit date" in error.message
 
 
-@requirement("execute.output-type")
 async def test_the_items_of_a_remote_subscription_are_of_the_type_that_is_asked_for(wire: Wire) -> None:
     stream = wire.calls.subscribe("a.b", output_type=float)
     consumer = asyncio.ensure_future(anext(stream))
@@ -1168,7 +1110,6 @@ async def test_the_items_of_a_remote_subscription_are_of_the_type_that_is_asked_
     await stream.aclose()
 
 
-@requirement("calls.interceptors")
 async def test_interceptors_are_around_every_call_and_keep_its_options(registry: OperationRegistry) -> None:
     seen: list[str] = []
 
@@ -1192,7 +1133,6 @@ async def test_interceptors_are_around_every_call_and_keep_its_options(registry:
     assert seen == ["math.add {'a': 1, 'b': 2}", "3", "math.add {}"]
 
 
-@requirement("calls.interceptors")
 async def test_the_errors_of_received_requests_are_reported(registry: OperationRegistry) -> None:
     failed: list[ErrorCode] = []
     async with connected_ends(registry) as here:

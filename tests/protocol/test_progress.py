@@ -14,7 +14,6 @@ from opwire.protocol.call_table import CallTable
 from opwire.transports.memory import MemoryBus, MemoryTransport
 from tests.chaos.virtual_time import run_virtually
 from tests.protocol.harness import connected_ends, peer, settled, until, within
-from tests.requirements import requirement
 
 
 def progress(amount: float = 1, id: str = "r") -> CallProgress:
@@ -31,7 +30,6 @@ def open_call(*, peer: str | None = "server", streams: bool = False) -> tuple[Ca
     return table, reports
 
 
-@requirement("call.progress")
 @pytest.mark.parametrize("threaded", [False, True])
 async def test_a_caller_gets_the_last_report_before_the_response(threaded: bool) -> None:
     registry = OperationRegistry()
@@ -51,7 +49,6 @@ async def test_a_caller_gets_the_last_report_before_the_response(threaded: bool)
     assert seen[-2:] == [Progress(3, 3, "step 3"), "done"]
 
 
-@requirement("call.progress")
 def test_a_handler_that_reports_all_the_time_sends_ten_reports_per_second() -> None:
     registry = OperationRegistry()
 
@@ -73,7 +70,6 @@ def test_a_handler_that_reports_all_the_time_sends_ten_reports_per_second() -> N
     assert amounts[-1] == 199
 
 
-@requirement("call.progress")
 @pytest.mark.parametrize(
     ("report", "expected"),
     [
@@ -99,7 +95,6 @@ async def test_a_report_has_finite_numbers_and_a_bounded_message(report: Any, ex
     assert reports == expected
 
 
-@requirement("call.progress")
 async def test_a_request_asks_for_progress_only_if_its_context_wants_it() -> None:
     bus = MemoryBus()
     server, recorder = await peer(bus, "a.work")
@@ -111,7 +106,6 @@ async def test_a_request_asks_for_progress_only_if_its_context_wants_it() -> Non
     await server.close()
 
 
-@requirement("call.progress")
 async def test_the_items_of_a_subscription_are_numbered_without_regard_to_progress() -> None:
     registry = OperationRegistry()
 
@@ -128,7 +122,6 @@ async def test_the_items_of_a_subscription_are_numbered_without_regard_to_progre
     assert reports[0] == Progress(0)
 
 
-@requirement("call.progress", "operation.progress")
 @pytest.mark.parametrize("forwarded", [False, True])
 async def test_what_a_nested_call_reports_is_its_own_unless_the_handler_passes_it_on(forwarded: bool) -> None:
     registry, servers = OperationRegistry(), list[PendingRequestMap]()
@@ -149,8 +142,9 @@ async def test_what_a_nested_call_reports_is_its_own_unless_the_handler_passes_i
     assert reports == ([Progress(7)] if forwarded else [])
 
 
-@requirement("call.progress.optional")
 def test_progress_of_another_peer_or_call_is_dropped_and_counted() -> None:
+    """Progress that is late, unknown, unasked or not from the server of its call is dropped, and none ends,
+    extends or delays a call or counts as an item."""
     table, reports = open_call()
     assert table.progressed(progress(), "server") == reports.append
     assert table.progressed(progress(), "stranger") is None
@@ -160,7 +154,6 @@ def test_progress_of_another_peer_or_call_is_dropped_and_counted() -> None:
     assert table.dropped == {"foreign": 1, "unknown": 2}
 
 
-@requirement("call.progress.optional")
 def test_progress_does_not_decide_which_peer_may_respond() -> None:
     table, reports = open_call(peer=None)
     assert table.progressed(progress(), "former") == reports.append
@@ -170,7 +163,6 @@ def test_progress_does_not_decide_which_peer_may_respond() -> None:
     assert arrival.final
 
 
-@requirement("call.progress.optional")
 async def test_progress_that_was_not_asked_for_changes_nothing() -> None:
     bus = MemoryBus()
     server, recorder = await peer(bus, "a.work")
@@ -186,7 +178,6 @@ async def test_progress_that_was_not_asked_for_changes_nothing() -> None:
     await server.close()
 
 
-@requirement("call.progress.optional")
 async def test_a_report_after_the_end_of_a_call_is_not_sent_to_another_with_its_request_id() -> None:
     registry, contexts, stop = OperationRegistry(), list[Context](), asyncio.Event()
 
@@ -211,7 +202,6 @@ async def test_a_report_after_the_end_of_a_call_is_not_sent_to_another_with_its_
     assert reports == [Progress(2)]
 
 
-@requirement("call.progress.optional")
 async def test_a_callback_that_fails_is_logged_and_the_call_goes_on(caplog: pytest.LogCaptureFixture) -> None:
     registry = OperationRegistry()
 
@@ -229,7 +219,6 @@ async def test_a_callback_that_fails_is_logged_and_the_call_goes_on(caplog: pyte
     assert "a progress callback failed" in caplog.text
 
 
-@requirement("call.progress.optional")
 def test_a_deadline_passes_while_a_handler_reports() -> None:
     registry = OperationRegistry()
 

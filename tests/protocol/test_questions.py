@@ -11,7 +11,6 @@ from opwire.protocol.call_table import CallTable
 from opwire.protocol.caller_callbacks import MAX_QUESTIONS
 from opwire.transports.memory import MemoryBus, MemoryTransport
 from tests.protocol.harness import connected_ends, peer, until
-from tests.requirements import requirement
 
 
 def asking() -> OperationRegistry:
@@ -39,8 +38,8 @@ async def yes(_: Question) -> dict[str, Any]:
     return {"action": "accept", "content": {"value": True}}
 
 
-@requirement("call.questions")
 async def test_a_question_reaches_the_caller_and_its_answer_the_handler() -> None:
+    """A handler asks the caller over every transport; the answer or an error comes back."""
     asked: list[Question] = []
 
     async def answer(question: Question) -> dict[str, Any]:
@@ -56,7 +55,6 @@ async def test_a_question_reaches_the_caller_and_its_answer_the_handler() -> Non
     ]
 
 
-@requirement("call.questions.opt-in")
 async def test_a_caller_that_does_not_accept_questions_gets_an_error_with_the_question() -> None:
     async with connected_ends(asking(), bus=MemoryBus(codec=True)) as ends:
         with pytest.raises(CallError, match=r'asks "Delete 3 orders\?"') as failure:
@@ -65,7 +63,6 @@ async def test_a_caller_that_does_not_accept_questions_gets_an_error_with_the_qu
     assert failure.value.details["question"]["params"]["message"] == "Delete 3 orders?"
 
 
-@requirement("call.questions")
 @pytest.mark.parametrize(
     ("answer", "reason"),
     [
@@ -88,7 +85,6 @@ async def test_a_caller_that_cannot_answer_ends_the_call_with_its_reason(answer:
     assert "a secret" not in str(failure.value)
 
 
-@requirement("call.questions")
 async def test_the_end_of_a_call_cancels_its_question() -> None:
     begun, cancelled = asyncio.Event(), asyncio.Event()
 

@@ -17,7 +17,6 @@ from opwire.protocol.events import (
     decode_message,
     encode_session,
 )
-from tests.requirements import requirement
 
 KINDS = [
     kind
@@ -51,7 +50,6 @@ def instances(kind: Any) -> st.SearchStrategy[SessionEvent]:
     return st.builds(kind, **{name: FIELDS[name] for name in kind.__struct_fields__ if name in FIELDS})
 
 
-@requirement("call.session.schemas")
 @given(st.one_of(*map(instances, KINDS)))
 def test_every_event_survives_its_journey_and_agrees_with_its_schema(event: SessionEvent) -> None:
     message = encode_session(event)
@@ -72,13 +70,11 @@ def test_events_of_calls_and_of_the_session_are_distinguished() -> None:
     assert decode_message(encode_session(events.Done(id=1))) == events.Done(id=1)
 
 
-@requirement("call.session.tolerant")
 @pytest.mark.parametrize("text", ['{"id": 7, "type": "session.done"}', '{"type":"session.done","id":7,"later":[1]}'])
 def test_another_order_of_fields_and_unknown_ones_are_read(text: str) -> None:
     assert decode_message(text.encode()) == events.Done(id=7)
 
 
-@requirement("call.wire.numbers")
 @pytest.mark.parametrize(
     "text",
     [
@@ -92,7 +88,6 @@ def test_a_count_may_have_a_fraction_of_zero_and_null_is_absent(text: str) -> No
     assert decode_message(b'{"type":"session.done","id":7.0,"refused":null}') == events.Done(id=7)
 
 
-@requirement("call.session.malformed")
 @pytest.mark.parametrize(
     "message",
     [
@@ -113,12 +108,12 @@ def test_a_count_may_have_a_fraction_of_zero_and_null_is_absent(text: str) -> No
     ],
 )
 def test_what_is_not_an_event_is_a_protocol_error(message: bytes) -> None:
+    """What is not a session event is a PROTOCOL_ERROR, and nothing else."""
     with pytest.raises(CallError) as failure:
         decode_message(message)
     assert failure.value.code is ErrorCode.PROTOCOL_ERROR
 
 
-@requirement("call.wire.malformed-id")
 def test_a_bad_call_is_not_mistaken_for_a_session_event_by_what_it_says() -> None:
     with pytest.raises(CallError) as failure:
         decode_message(b'{"type":"call.requested","requestId":"r","operationId":5,"input":"session.done"}')
@@ -144,7 +139,6 @@ def documents(type: str) -> st.SearchStrategy[dict[str, Any]]:
     return fields.flatmap(lambda each: st.permutations(list(each.items())).map(dict))
 
 
-@requirement("call.session.schemas", "call.session.tolerant")
 @given(st.sampled_from(sorted(SESSION_EVENT_SCHEMAS)).flatmap(documents))
 def test_every_document_that_its_schema_allows_is_read_as_what_it_says(document: dict[str, Any]) -> None:
     assert Schema(SESSION_EVENT_SCHEMA).is_valid(document)
@@ -169,7 +163,6 @@ def test_absent_optional_fields_are_left_out() -> None:
     assert shown == {"type": "session.left", "tokens": ["a"]}
 
 
-@requirement("call.session.refused")
 def test_a_refusal_is_raised_as_the_error_that_it_names() -> None:
     error = events.Refused(code="ACCESS_DENIED", message="not here").error()
     assert (error.code, error.message) == (ErrorCode.ACCESS_DENIED, "not here")

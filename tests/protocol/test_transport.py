@@ -9,14 +9,12 @@ from opwire import CallError, ErrorCode
 from opwire.protocol import CallAborted, CallRequested, PendingRequestMap, Receiver, Transport
 from opwire.transports.memory import MemoryBus, MemoryTransport
 from tests.protocol.harness import Recorder, peer
-from tests.requirements import requirement
 
 
 def methods(interface: type[Any]) -> dict[str, Any]:
     return {name: each for name, each in vars(interface).items() if inspect.isfunction(each) and name[0] != "_"}
 
 
-@requirement("call.transport.interface")
 @pytest.mark.parametrize(("interface", "kind"), [(Transport, MemoryTransport), (Receiver, PendingRequestMap)])
 def test_what_implements_an_interface_has_each_of_its_methods_with_the_same_parameters(
     interface: type[Any], kind: type[Any]
@@ -28,8 +26,9 @@ def test_what_implements_an_interface_has_each_of_its_methods_with_the_same_para
         assert inspect.iscoroutinefunction(given) is inspect.iscoroutinefunction(method), name
 
 
-@requirement("call.transport.interface")
 def test_the_interface_is_two_properties_and_seven_methods_of_which_two_may_not_wait() -> None:
+    """The interface of a transport is one small file: six methods and whether peers are trusted; sending never
+    waits."""
     assert all(isinstance(inspect.getattr_static(Transport, name), property) for name in ("local", "trusted"))
     waits = {name: inspect.iscoroutinefunction(method) for name, method in methods(Transport).items()}
     assert waits == {
@@ -43,12 +42,10 @@ def test_the_interface_is_two_properties_and_seven_methods_of_which_two_may_not_
     }
 
 
-@requirement("call.transport.interface")
 def test_every_method_of_the_interface_says_what_it_does() -> None:
     assert [name for name, method in methods(Transport).items() if not inspect.getdoc(method)] == []
 
 
-@requirement("call.transport.sender-is-stamped")
 async def test_the_sender_of_an_event_is_stamped_by_the_transport() -> None:
     bus = MemoryBus()
     served, seen = await peer(bus, "a.b")
@@ -60,8 +57,8 @@ async def test_the_sender_of_an_event_is_stamped_by_the_transport() -> None:
     assert answers.senders == [address]
 
 
-@requirement("call.transport.fails-at-once")
 async def test_a_transport_that_is_closed_or_without_peers_fails_at_once() -> None:
+    """Sending through a closed transport or without a receiver is UNAVAILABLE."""
     bus = MemoryBus()
     caller, _ = await peer(bus)
     request = CallRequested(request_id="r", operation_id="a.b")

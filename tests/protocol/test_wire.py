@@ -29,7 +29,6 @@ from opwire.protocol import (
 from opwire.protocol.events import decode_message
 from tests.model.test_envelope import documents, envelopes, json_values, plain
 from tests.properties import examples
-from tests.requirements import requirement
 
 META = '"meta":{"source":"local","operationId":"math.add","timestamp":1778907801234}'
 # As `JSON.stringify` of a peer built on the protocol's TypeScript specification writes them.
@@ -83,14 +82,12 @@ def request(input: Any) -> CallRequested:
 # --- bytes ------------------------------------------------------------------------------------------------------------
 
 
-@requirement("call.wire.bytes")
 @pytest.mark.parametrize("text", PEER_WRITES.values(), ids=PEER_WRITES)
 def test_what_a_typescript_peer_writes_is_read_and_written_again_as_the_same_bytes(text: str) -> None:
     assert encode_event(decode_event(text.encode())) == text.encode()
     assert decode_event(text) == decode_event(text.encode())
 
 
-@requirement("call.events.schemas")
 @pytest.mark.parametrize("text", PEER_WRITES.values(), ids=PEER_WRITES)
 def test_what_a_typescript_peer_writes_is_valid_by_the_schemas(text: str) -> None:
     document = json.loads(text)
@@ -98,7 +95,6 @@ def test_what_a_typescript_peer_writes_is_valid_by_the_schemas(text: str) -> Non
     assert Schema(CALL_EVENT_SCHEMAS[document["type"]]).problems(document) == []
 
 
-@requirement("call.wire.bytes")
 def test_every_field_of_a_request_arrives_where_it_belongs() -> None:
     assert decode_event(PEER_WRITES["requested, nested"]) == CallRequested(
         request_id="r2",
@@ -110,7 +106,6 @@ def test_every_field_of_a_request_arrives_where_it_belongs() -> None:
     )
 
 
-@requirement("call.wire.tolerant")
 @pytest.mark.parametrize("text", PEER_WRITES.values(), ids=PEER_WRITES)
 def test_fields_of_a_newer_protocol_are_ignored_and_optional_ones_may_be_null(text: str) -> None:
     document = json.loads(text)
@@ -120,7 +115,6 @@ def test_fields_of_a_newer_protocol_are_ignored_and_optional_ones_may_be_null(te
     assert decode_event(json.dumps(newer)) == decode_event(text)
 
 
-@requirement("call.wire.numbers")
 @pytest.mark.parametrize("count", ["4", "4.0", "4e0", "40e-1"])
 def test_a_count_is_any_json_number_without_a_fraction(count: str) -> None:
     requested = decode_event(f'{{"type":"call.requested","requestId":"r","operationId":"a.b","credits":{count}}}')
@@ -132,7 +126,6 @@ def test_a_count_is_any_json_number_without_a_fraction(count: str) -> None:
     assert failure.value.details == {"requestId": "r"}
 
 
-@requirement("call.wire.tolerant")
 def test_the_order_of_the_fields_does_not_matter_and_a_missing_input_is_null() -> None:
     document = json.loads(REQUESTED)
     backwards = json.dumps(dict(reversed(document.items())))
@@ -140,7 +133,6 @@ def test_the_order_of_the_fields_does_not_matter_and_a_missing_input_is_null() -
     assert decode_event('{"operationId":"a.b","requestId":"r","type":"call.requested"}') == request(None)
 
 
-@requirement("call.wire.binary")
 def test_binary_data_is_bytes_again_at_the_receiver() -> None:
     event = CallResponded(request_id="r", output=local_envelope(b"\x00\xff", "a.b"))
     encoded = encode_event(event)
@@ -148,7 +140,6 @@ def test_binary_data_is_bytes_again_at_the_receiver() -> None:
     assert decode_event(encoded) == event
 
 
-@requirement("call.wire.binary")
 def test_values_in_an_input_that_are_not_plain_are_sent_in_their_json_form() -> None:
     sent = decode_event(encode_event(request({"who": Identity(id="a"), "raw": b"hi", "set": frozenset({1})})))
     assert isinstance(sent, CallRequested)
@@ -223,7 +214,6 @@ DOCUMENTS: st.SearchStrategy[dict[str, Any]] = st.one_of(
 )
 
 
-@requirement("call.events.schemas-written")
 @given(EVENTS)
 def test_everything_that_is_written_is_valid_by_the_schemas(event: CallEvent) -> None:
     document = msgspec.json.decode(encode_event(event))
@@ -231,7 +221,6 @@ def test_everything_that_is_written_is_valid_by_the_schemas(event: CallEvent) ->
     assert Schema(CALL_EVENT_SCHEMAS[document["type"]]).problems(document) == []
 
 
-@requirement("call.wire.survives")
 @given(EVENTS)
 def test_an_event_that_has_arrived_is_the_same_after_any_further_journey(event: CallEvent) -> None:
     encoded = encode_event(event)
@@ -240,7 +229,6 @@ def test_an_event_that_has_arrived_is_the_same_after_any_further_journey(event: 
     assert encode_event(arrived) == encoded
 
 
-@requirement("call.events.schemas-read")
 @given(DOCUMENTS)
 def test_every_document_that_is_valid_by_the_schema_can_be_read(document: dict[str, Any]) -> None:
     assert Schema(CALL_EVENT_SCHEMA).problems(document) == []
@@ -256,7 +244,6 @@ WRONG = st.sampled_from([-1, "ten", {"a": 5}, [[]]])
 ANYTHING = {"input", "details"}
 
 
-@requirement("call.events.schemas-read")
 @given(DOCUMENTS, st.data())
 def test_a_document_that_breaks_the_schema_is_refused(document: dict[str, Any], data: st.DataObject) -> None:
     schema = CALL_EVENT_SCHEMAS[document["type"]]
@@ -300,13 +287,12 @@ MALFORMED = {
 }
 
 
-@requirement("call.wire.malformed")
 @pytest.mark.parametrize("message", MALFORMED.values(), ids=MALFORMED)
 def test_what_is_not_an_event_is_a_protocol_error(message: bytes | str) -> None:
+    """An invalid event is a PROTOCOL_ERROR that ends neither side, and nothing else."""
     protocol_error(message)
 
 
-@requirement("call.wire.one-line")
 def test_a_protocol_error_is_one_short_line_whatever_the_type_of_the_event() -> None:
     for type in ("a\nb\x1b[2J\u202e", "x" * 100_000, "session.\n"):
         with pytest.raises(CallError) as failure:
@@ -315,7 +301,6 @@ def test_a_protocol_error_is_one_short_line_whatever_the_type_of_the_event() -> 
         assert len(failure.value.message) < 250
 
 
-@requirement("call.wire.malformed-id")
 @pytest.mark.parametrize("id", ["r1", "\\ud800", "ü"])
 def test_a_protocol_error_names_the_request_where_one_can_be_made_out(id: str) -> None:
     error = protocol_error(f'{{"type":"call.requested","requestId":"{id}","operationId":5}}')
@@ -324,13 +309,11 @@ def test_a_protocol_error_names_the_request_where_one_can_be_made_out(id: str) -
     assert protocol_error(b"garbage").details is None
 
 
-@requirement("call.wire.malformed")
 @given(st.binary(max_size=80) | st.text(max_size=80))
 def test_garbage_is_never_anything_but_a_protocol_error(message: bytes | str) -> None:
     protocol_error(message)
 
 
-@requirement("call.wire.malformed")
 @settings(max_examples=examples(400))
 @given(
     st.sampled_from([text.encode() for text in PEER_WRITES.values()]),
@@ -350,7 +333,6 @@ def test_a_damaged_event_is_an_event_or_a_protocol_error(message: bytes, damages
 # --- limits -----------------------------------------------------------------------------------------------------------
 
 
-@requirement("call.wire.size")
 def test_a_message_of_the_limit_passes_both_ways_and_one_byte_more_does_not() -> None:
     event = request("x" * 1000)
     message = encode_event(event)
@@ -364,14 +346,12 @@ def test_a_message_of_the_limit_passes_both_ways_and_one_byte_more_does_not() ->
     assert "limit" in protocol_error(message, limit=size - 1).message
 
 
-@requirement("call.wire.size")
 def test_the_limit_counts_bytes_and_not_characters() -> None:
     message = encode_event(request("€" * 100))
     assert decode_event(message.decode(), limit=len(message)) == request("€" * 100)
     protocol_error(message.decode(), limit=len(message) - 1)
 
 
-@requirement("call.wire.size")
 def test_the_limit_leaves_room_in_the_megabyte_of_a_broker() -> None:
     assert 1_000_000 < MAX_MESSAGE < 2**20
     with pytest.raises(CallError, match="PAYLOAD_TOO_LARGE"):
@@ -392,15 +372,14 @@ def deep_messages(depth: int) -> dict[str, str]:
     }
 
 
-@requirement("call.wire.depth")
 @pytest.mark.parametrize("place", deep_messages(1))
 def test_an_event_nested_deeper_than_200_is_a_protocol_error_that_names_its_request(place: str) -> None:
+    """An event nested deeper than 200 is refused, and no nesting crashes anything."""
     error = protocol_error(deep_messages(201)[place])
     assert error.details == {"requestId": "r"}
     assert "200" in error.message
 
 
-@requirement("call.wire.depth")
 @pytest.mark.parametrize("depth", [5_000, 100_000])
 @pytest.mark.parametrize("encoded", [True, False])
 def test_an_event_nested_too_deeply_to_be_decoded_names_its_request(depth: int, encoded: bool) -> None:
@@ -410,7 +389,6 @@ def test_an_event_nested_too_deeply_to_be_decoded_names_its_request(depth: int, 
     assert failure.value.details == {"requestId": "r"}
 
 
-@requirement("call.wire.depth")
 def test_the_id_of_a_request_is_found_before_and_after_what_is_nested_too_deeply() -> None:
     deep, id = "[" * 40_000 + "]" * 40_000, '"requestId" : "r"'
     for members in (
@@ -424,13 +402,11 @@ def test_the_id_of_a_request_is_found_before_and_after_what_is_nested_too_deeply
         assert protocol_error(f"{{{members}}}").details is None
 
 
-@requirement("call.wire.depth")
 @pytest.mark.parametrize("place", ["input", "data", "details"])
 def test_an_event_nested_200_deep_is_read(place: str) -> None:
     assert encode_event(decode_event(deep_messages(200)[place])) == deep_messages(200)[place].encode()
 
 
-@requirement("call.wire.depth")
 @pytest.mark.parametrize("depth", [1_000, 60_000])
 @pytest.mark.parametrize("place", deep_messages(1))
 @pytest.mark.parametrize("suffix", ["", ' "\\ud800"'])
@@ -439,7 +415,6 @@ def test_no_nesting_breaks_the_reader(place: str, depth: int, suffix: str) -> No
     protocol_error("[" * depth + suffix)
 
 
-@requirement("peers.containers", "peers.numbers")
 @pytest.mark.parametrize("item", ["[]", "{}", '[{"a":[]}]', "1e308"])
 def test_a_message_of_too_many_objects_lists_or_extreme_numbers_is_rejected_in_either_direction(item: str) -> None:
     values = json.loads(f"[{','.join([item] * 120_000)}]")
@@ -454,20 +429,17 @@ def test_a_message_of_too_many_objects_lists_or_extreme_numbers_is_rejected_in_e
     assert (caught.value.code, caught.value.details) == (ErrorCode.PAYLOAD_TOO_LARGE, None)
 
 
-@requirement("peers.containers")
 def test_ten_thousand_objects_and_a_million_brackets_in_a_text_pass() -> None:
     person = {"id": 7, "name": "Ada", "tags": ["a", "b"], "address": {"street": "Main", "zip": "12345"}, "roles": [{}]}
     for input in ([person] * 10_000, "[{" * 400_000):
         assert decode_event(encode_event(request(input), limit=10**7), limit=10**7) == request(input)
 
 
-@requirement("call.wire.depth")
 def test_many_brackets_side_by_side_are_not_deep() -> None:
     event = request([[]] * 1_000)
     assert decode_event(encode_event(event)) == event
 
 
-@requirement("call.wire.no-json")
 @pytest.mark.parametrize("input", [object(), {"a": {1, object()}}, {(1, 2): 3}, lambda: 0, nested(100_000)], ids=type)
 @pytest.mark.parametrize("surrogate", [[], ["\ud800"]], ids=["plain", "with a lone surrogate"])
 def test_an_event_without_a_json_form_is_a_validation_error_of_its_sender(input: Any, surrogate: list[str]) -> None:
@@ -479,7 +451,6 @@ def test_an_event_without_a_json_form_is_a_validation_error_of_its_sender(input:
 # --- what JSON cannot carry -------------------------------------------------------------------------------------------
 
 
-@requirement("call.wire.surrogates")
 @pytest.mark.parametrize("message", [b'"\\ud800"', b'["\\udc00x"]', b'{"\\ud83d":"\\ud83d\\ude00"}'])
 def test_lone_surrogates_that_javascript_escapes_are_replaced_when_they_arrive(message: bytes) -> None:
     sent = REQUESTED.encode().replace(b'{"a":1,"b":2}', message)
@@ -492,7 +463,6 @@ def test_lone_surrogates_that_javascript_escapes_are_replaced_when_they_arrive(m
     assert output.output.data == event.input
 
 
-@requirement("call.wire.surrogates")
 @pytest.mark.parametrize("text", PEER_WRITES.values(), ids=PEER_WRITES)
 def test_a_lone_surrogate_anywhere_in_an_event_is_replaced_both_ways(text: str) -> None:
     for escaped in ("\\ud800", "\ud800"):
@@ -502,7 +472,6 @@ def test_a_lone_surrogate_anywhere_in_an_event_is_replaced_both_ways(text: str) 
     assert decode_event(encode_event(sent)).request_id == "\ufffd!"
 
 
-@requirement("call.wire.nonfinite")
 @pytest.mark.parametrize(
     "event",
     [
@@ -523,7 +492,6 @@ def test_nan_and_infinities_are_sent_as_null_with_one_warning(
     assert "NaN" in caplog.text
 
 
-@requirement("call.wire.nonfinite")
 @example(request(None))
 @example(request({"null": [None, 1.5]}))
 @given(st.builds(request, json_values))

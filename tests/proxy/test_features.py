@@ -9,7 +9,6 @@ from tests.properties import is_thorough
 from tests.proxy.features import FEATURES, PATIENCE, Front
 from tests.proxy.fronts import ERAS, running, through_opwire
 from tests.proxy.table import COMBINATIONS, read_table
-from tests.requirements import requirement
 
 pytestmark = pytest.mark.slow
 
@@ -35,11 +34,11 @@ def _cases() -> Iterator[object]:
             yield pytest.param(name, front, behind, marks=() if kept else lost, id=f"{name}-{front}-{behind}")
 
 
-@requirement("serve-mcp.proxy")
 @pytest.mark.parametrize(("name", "front", "behind"), [*_cases()])
 async def test_the_client_in_front_gets_what_the_server_behind_has(
     name: str, front: str, behind: str, urls: dict[str, str]
 ) -> None:
+    """A proxy loses nothing of the server behind it but what the documentation says, in both eras."""
     async with through_opwire(urls[behind], front) as client, asyncio.timeout(2 * PATIENCE):
         await FEATURES[name](client)
 

@@ -21,10 +21,8 @@ from opwire import (
     Reshape,
     UsageError,
 )
-from tests.requirements import requirement
 
 
-@requirement("resources.operations")
 async def test_a_resource_is_an_operation_with_the_variables_of_its_uri_as_input() -> None:
     registry = OperationRegistry(namespace="files")
 
@@ -40,7 +38,6 @@ async def test_a_resource_is_an_operation_with_the_variables_of_its_uri_as_input
     assert (await registry.execute("files.read", {"path": "x"}, Context(request_id="2"))).data == "x for 2"
 
 
-@requirement("resources.operations")
 @pytest.mark.parametrize(
     ("uri", "problem"),
     [
@@ -61,7 +58,6 @@ def test_a_uri_that_does_not_fit_the_parameters_is_rejected(uri: str, problem: s
     assert len(registry) == 0
 
 
-@requirement("resources.operations")
 async def test_a_prompt_is_an_operation_that_returns_what_its_function_returns() -> None:
     registry = OperationRegistry()
 
@@ -79,8 +75,8 @@ def _names(value: str, arguments: dict[str, str], context: Context) -> list[str]
     return [value, *arguments, str(context.request_id), threading.current_thread().name]
 
 
-@requirement("resources.completion")
 async def test_a_completer_takes_the_value_and_what_else_it_asks_for_and_runs_as_operations_do() -> None:
+    """Arguments are completed by functions that run as operations do, also through views."""
     registry = OperationRegistry()
 
     def lend() -> str:
@@ -105,7 +101,6 @@ async def test_a_completer_takes_the_value_and_what_else_it_asks_for_and_runs_as
         await registry.complete("a.c", request)
 
 
-@requirement("resources.completion")
 async def test_a_completer_that_fails_is_a_call_error_without_its_text(caplog: pytest.LogCaptureFixture) -> None:
     registry = OperationRegistry()
 
@@ -122,7 +117,6 @@ async def test_a_completer_that_fails_is_a_call_error_without_its_text(caplog: p
     assert "password" in caplog.text
 
 
-@requirement("resources.completion")
 def test_a_completer_of_something_else_is_rejected() -> None:
     registry = OperationRegistry()
 
@@ -138,7 +132,6 @@ def test_a_completer_of_something_else_is_rejected() -> None:
         registry.query("a.b", completes={"nome": _names})(call)
 
 
-@requirement("resources.completion")
 async def test_a_view_completes_under_its_own_names_and_nothing_that_it_hides() -> None:
     registry = OperationRegistry()
 
@@ -158,7 +151,6 @@ async def test_a_view_completes_under_its_own_names_and_nothing_that_it_hides() 
     assert (await followed.complete("a.b", request)).values == ("kind=s",)
 
 
-@requirement("resources.updates")
 def test_updates_reach_listeners_of_a_registry_and_of_its_views() -> None:
     registry = OperationRegistry()
     view = registry.view()
@@ -176,7 +168,6 @@ def test_updates_reach_listeners_of_a_registry_and_of_its_views() -> None:
     assert told == [("registry", "a://1"), ("view", "a://1"), ("registry", "a://2"), ("view", "a://2")]
 
 
-@requirement("operations.annotations")
 def test_operations_have_annotations_icons_and_meta_and_a_query_is_read_only() -> None:
     spec = OperationSpec(namespace="a", name="b", icons=["https://x/i.png", {"src": "data:,", "sizes": ["1x1"]}])
     assert spec.annotations == Annotations(read_only=True)
@@ -190,7 +181,6 @@ def test_operations_have_annotations_icons_and_meta_and_a_query_is_read_only() -
             OperationSpec(namespace="a", name="b", icons=icons)
 
 
-@requirement("operations.annotations")
 def test_annotations_of_mcp_are_kept_with_what_is_not_a_hint() -> None:
     given = {"readOnlyHint": False, "destructiveHint": "yes", "title": "T", "acme": [1]}
     parsed = Annotations.from_mcp(given)
@@ -198,7 +188,6 @@ def test_annotations_of_mcp_are_kept_with_what_is_not_a_hint() -> None:
     assert parsed.to_mcp() == given
 
 
-@requirement("operations.log")
 def test_a_handler_logs_to_its_caller_if_that_listens() -> None:
     told: list[LogMessage] = []
     context = Context(on_log=told.append)
@@ -211,7 +200,6 @@ def test_a_handler_logs_to_its_caller_if_that_listens() -> None:
         Context().log(wrong, "x")
 
 
-@requirement("operations.lenient-input")
 async def test_lenient_input_is_passed_on_with_a_warning(caplog: pytest.LogCaptureFixture) -> None:
     registry = OperationRegistry()
     schema = {"type": "object", "properties": {"n": {"type": "integer"}}, "required": ["n"]}
@@ -275,7 +263,6 @@ def test_an_unknown_option_of_a_decorator_is_rejected_with_what_to_write(options
         OperationRegistry().query(**options)
 
 
-@requirement("signature.classes")
 async def test_the_decorated_methods_of_an_object_are_operations_that_share_it() -> None:
     registry, counter = counters()
     assert len(registry) == 0
@@ -292,7 +279,6 @@ async def test_the_decorated_methods_of_an_object_are_operations_that_share_it()
     assert (await registry.execute("counter.resource", {"name": "a"})).data == "a: 7"
 
 
-@requirement("signature.classes")
 async def test_several_objects_are_registered_under_namespaces_of_their_own() -> None:
     registry, counter = counters()
     other = OperationRegistry()
@@ -304,7 +290,6 @@ async def test_several_objects_are_registered_under_namespaces_of_their_own() ->
         other.register_object(counter(), namespace="a")
 
 
-@requirement("signature.classes")
 async def test_a_method_that_overrides_a_decorated_one_is_called_and_an_object_without_any_is_rejected() -> None:
     registry, counter = counters()
 

@@ -9,7 +9,6 @@ from opwire import AccessControl, CallError, Context, ErrorCode, Identity, Opera
 from opwire.model.envelope import ResponseEnvelope
 from opwire.model.operation import Handler, Interceptor, OperationType
 from opwire.registry.dispatch import Dispatcher
-from tests.requirements import requirement
 
 READER = Identity(id="ann", scopes=("read",))
 
@@ -60,7 +59,6 @@ def recorder(log: list[str], name: str) -> Interceptor:
     return intercept
 
 
-@requirement("registry.interceptors")
 async def test_the_first_interceptor_is_the_outermost() -> None:
     registry, log = shop(), list[str]()
     registry.use(recorder(log, "a"))
@@ -69,7 +67,6 @@ async def test_the_first_interceptor_is_the_outermost() -> None:
     assert log == ["a > price", "b > price", "b < 4.5", "a < 4.5"]
 
 
-@requirement("registry.interceptors")
 async def test_an_interceptor_that_is_removed_is_not_called_again() -> None:
     registry, log = shop(), list[str]()
     remove = registry.use(recorder(log, "a"))
@@ -80,7 +77,6 @@ async def test_an_interceptor_that_is_removed_is_not_called_again() -> None:
     assert log == ["b > price", "b < 4.5"]
 
 
-@requirement("registry.interceptors")
 async def test_operations_that_are_registered_later_are_intercepted_too() -> None:
     registry, log = shop(), list[str]()
     registry.use(recorder(log, "a"))
@@ -93,7 +89,6 @@ async def test_operations_that_are_registered_later_are_intercepted_too() -> Non
     assert log == ["a > late", "a < 1"]
 
 
-@requirement("registry.interceptors")
 async def test_an_interceptor_sees_each_item_of_a_subscription() -> None:
     registry, log = shop(), list[str]()
     registry.use(recorder(log, "a"))
@@ -101,7 +96,6 @@ async def test_an_interceptor_sees_each_item_of_a_subscription() -> None:
     assert log == ["a < 1.0", "a < 2.0"]
 
 
-@requirement("registry.interceptors")
 async def test_an_interceptor_sees_invalid_input_and_failures_as_call_errors() -> None:
     registry, log = shop(), list[str]()
     registry.use(recorder(log, "a"))
@@ -111,7 +105,6 @@ async def test_an_interceptor_sees_invalid_input_and_failures_as_call_errors() -
     assert log == ["a > price", "a ! VALIDATION_ERROR", "a > price", "a ! EXECUTION_ERROR"]
 
 
-@requirement("registry.interceptors")
 async def test_an_interceptor_may_answer_itself_reject_and_change_the_input() -> None:
     registry = shop()
 
@@ -141,7 +134,6 @@ async def test_an_interceptor_may_answer_itself_reject_and_change_the_input() ->
         assert "fault" not in caught.value.message
 
 
-@requirement("registry.interceptors")
 async def test_a_subscription_that_is_left_closes_interceptor_and_handler() -> None:
     registry, closed = OperationRegistry(namespace="shop"), list[str]()
 
@@ -172,7 +164,6 @@ async def test_a_subscription_that_is_left_closes_interceptor_and_handler() -> N
     assert closed == ["interceptor", "handler"]
 
 
-@requirement("registry.dispatch")
 async def test_a_dispatcher_finds_calls_and_streams_what_its_caller_may_use() -> None:
     dispatcher = Dispatcher(shop())
     assert [spec.name for spec in dispatcher.visible(READER)] == ["price", "prices"]
@@ -183,7 +174,6 @@ async def test_a_dispatcher_finds_calls_and_streams_what_its_caller_may_use() ->
     assert [each.data async for each in items] == [1.0, 2.0]
 
 
-@requirement("registry.dispatch")
 @pytest.mark.parametrize(
     ("operation_id", "identity", "code"),
     [
@@ -202,7 +192,6 @@ def test_a_dispatcher_refuses_what_its_caller_may_not_use(
     assert "margin" not in caught.value.message.removeprefix("shop.margin")
 
 
-@requirement("registry.dispatch")
 def test_what_a_surface_does_not_serve_is_unknown_and_not_suggested() -> None:
     dispatcher = Dispatcher(shop(), serves=lambda spec: spec.name != "price")
     for id in ("shop.price", "shop.pric"):
@@ -211,7 +200,6 @@ def test_what_a_surface_does_not_serve_is_unknown_and_not_suggested() -> None:
         assert "mean shop.price?" not in caught.value.message
 
 
-@requirement("registry.dispatch")
 async def test_the_interceptors_of_a_surface_are_outside_those_of_the_registry() -> None:
     registry, log = shop(), list[str]()
     dispatcher = Dispatcher(registry)
@@ -228,7 +216,6 @@ async def test_the_interceptors_of_a_surface_are_outside_those_of_the_registry()
     assert log == ["registry < 1.0", "surface < 1.0", "registry < 2.0", "surface < 2.0"]
 
 
-@requirement("registry.dispatch")
 async def test_an_interceptor_keeps_its_state_from_call_to_call() -> None:
     registry, asked = shop(), list[Any]()
     dispatcher = Dispatcher(registry)
@@ -251,7 +238,6 @@ async def test_an_interceptor_keeps_its_state_from_call_to_call() -> None:
     assert asked == ["tea", "salt"]
 
 
-@requirement("registry.rejected")
 async def test_calls_without_an_operation_to_run_are_reported_to_listeners() -> None:
     registry, seen = shop(), list[tuple[str, Context, ErrorCode]]()
     remove = registry.on_rejected(lambda id, context, error: seen.append((id, context, error.code)))

@@ -5,7 +5,6 @@ import time
 import pytest
 
 from opwire.registry.signature import parse_docstring
-from tests.requirements import requirement
 
 GOOGLE = """Order articles.
 
@@ -49,7 +48,6 @@ REST = """Order articles.
     """
 
 
-@requirement("signature.docstrings")
 def test_google_style() -> None:
     text, parameters = parse_docstring(GOOGLE)
     assert text == "Order articles.\n\nMore about it.\n\nReturns:\n    The total."
@@ -60,21 +58,18 @@ def test_google_style() -> None:
     }
 
 
-@requirement("signature.docstrings")
 def test_numpy_style() -> None:
     text, parameters = parse_docstring(NUMPY)
     assert text == "Order articles.\n\nReturns\n-------\nfloat\n    The total."
     assert parameters == {"lines": "What to order, line by line.", "a": "Two numbers.", "b": "Two numbers."}
 
 
-@requirement("signature.docstrings")
 def test_rest_style() -> None:
     text, parameters = parse_docstring(REST)
     assert text == "Order articles.\n\n:returns: The total."
     assert parameters == {"lines": "What to order, line by line.", "currency": "The currency: EUR or USD."}
 
 
-@requirement("signature.docstrings")
 @pytest.mark.parametrize(
     "text",
     ["", "One line.", "Args:", "x\n\nArgs:\n    see below", "Parameters\n----------", "Note: this\nArgs: inline"],
@@ -83,7 +78,6 @@ def test_other_texts_stay_as_they_are(text: str) -> None:
     assert parse_docstring(text) == (text, {})
 
 
-@requirement("signature.docstrings")
 def test_a_long_docstring_takes_linear_time() -> None:
     began = time.process_time()
     for hostile in ("Args:\n" + "    a: b\n" * 20_000, "(" * 100_000, ":param " + "x " * 50_000, " \n" * 50_000):

@@ -19,7 +19,6 @@ from opwire import (
     build_env,
 )
 from tests.chaos.virtual_time import run_virtually
-from tests.requirements import requirement
 
 ANN = Identity(id="ann", scopes=("read",))
 
@@ -60,7 +59,6 @@ def registry() -> OperationRegistry:
     return registry
 
 
-@requirement("env.callables")
 async def test_operations_are_callables_by_attribute_and_by_item(registry: OperationRegistry) -> None:
     env = build_env(registry)
     envelopes = [
@@ -74,7 +72,6 @@ async def test_operations_are_callables_by_attribute_and_by_item(registry: Opera
     assert (await env.math.add({"a": 1})).data == 11
 
 
-@requirement("env.callables")
 async def test_names_that_are_not_identifiers_are_reached_by_item_and_input_need_not_be_an_object(
     registry: OperationRegistry,
 ) -> None:
@@ -84,12 +81,10 @@ async def test_names_that_are_not_identifiers_are_reached_by_item_and_input_need
     assert (await env.api["repos/get.v1"](input=5, context=6)).data == {"input": 5, "context": 6}
 
 
-@requirement("env.callables")
 async def test_a_subscription_is_a_callable_that_gives_envelopes(registry: OperationRegistry) -> None:
     assert [envelope.data async for envelope in build_env(registry).clock.ticks(count=3)] == [0, 1, 2]
 
 
-@requirement("env.callables")
 async def test_an_env_sees_operations_that_are_registered_after_it_was_made(registry: OperationRegistry) -> None:
     env = build_env(registry)
     with pytest.raises(CallError, match="OPERATION_NOT_FOUND"):
@@ -106,8 +101,8 @@ def test_an_env_says_what_it_is_and_has_no_dunder_attributes_of_its_own(registry
     assert not hasattr(env.math, "__wrapped__")
 
 
-@requirement("env.mapping")
 def test_an_env_and_its_namespaces_read_like_mappings(registry: OperationRegistry) -> None:
+    """An env and its namespaces have the mapping protocol: iteration, length, membership, dir()."""
     env: Any = build_env(registry)
     assert list(env) == ["math", "context", "clock", "api"]
     assert (len(env), len(env.context), len(env.nothing)) == (4, 2, 0)
@@ -121,7 +116,6 @@ def test_an_env_and_its_namespaces_read_like_mappings(registry: OperationRegistr
     assert list(env)[-1] == "late"
 
 
-@requirement("env.mapping")
 def test_dir_names_what_can_be_written_as_an_attribute(registry: OperationRegistry) -> None:
     env = build_env(registry)
     assert {"math", "clock", "__class__"} <= set(dir(env))
@@ -130,7 +124,6 @@ def test_dir_names_what_can_be_written_as_an_attribute(registry: OperationRegist
     assert list(env.api._ipython_key_completions_()) == ["repos/get.v1"]
 
 
-@requirement("env.mapping")
 async def test_operations_may_have_the_names_of_methods_of_mappings(registry: OperationRegistry) -> None:
     for name in ("keys", "get", "items", "values"):
         registry.query(f"store.{name}")(lambda name=name: name)
@@ -140,7 +133,6 @@ async def test_operations_may_have_the_names_of_methods_of_mappings(registry: Op
     assert (await env.store.get()).data == "get"
 
 
-@requirement("env.mapping")
 def test_what_is_not_a_name_is_not_a_key(registry: OperationRegistry) -> None:
     env: Any = build_env(registry)
     for each in (env, env.math):
@@ -152,7 +144,6 @@ def test_what_is_not_a_name_is_not_a_key(registry: OperationRegistry) -> None:
     assert build_env(OperationRegistry())
 
 
-@requirement("env.mapping", "env.checked")
 def test_a_checked_env_shows_what_its_identity_may_call(guarded: OperationRegistry) -> None:
     env = build_env(guarded, Context(identity=ANN), checked=True)
     assert "files" in env
@@ -162,7 +153,6 @@ def test_a_checked_env_shows_what_its_identity_may_call(guarded: OperationRegist
     assert list(build_env(guarded).files) == ["read", "purge", "motd", "watch"]
 
 
-@requirement("env.identity", "env.parent", "env.deadline")
 async def test_a_nested_call_carries_identity_deadline_and_metadata_on_and_knows_its_parent(
     registry: OperationRegistry,
 ) -> None:
@@ -174,7 +164,6 @@ async def test_a_nested_call_carries_identity_deadline_and_metadata_on_and_knows
     assert inner == {**outer, "request": inner["request"], "parent": "r1"}
 
 
-@requirement("env.identity", "env.parent")
 async def test_calls_through_an_env_of_a_context_are_its_children(registry: OperationRegistry) -> None:
     env = build_env(registry, Context(request_id="r1", identity=ANN))
     first, second = (await env.context.own()).data, (await env.context.own()).data
@@ -183,7 +172,6 @@ async def test_calls_through_an_env_of_a_context_are_its_children(registry: Oper
     assert first["request"] != second["request"]
 
 
-@requirement("env.parent")
 async def test_a_call_two_levels_down_knows_the_call_one_level_down_as_its_parent(registry: OperationRegistry) -> None:
     @registry.query("context.deep")
     async def deep(context: Context) -> list[Any]:
@@ -193,13 +181,11 @@ async def test_a_call_two_levels_down_knows_the_call_one_level_down_as_its_paren
     assert (outer["request"], middle["parent"], inner["parent"]) == ("r1", "r1", middle["request"])
 
 
-@requirement("env.callables")
 async def test_a_handler_called_without_a_context_can_still_call_others(registry: OperationRegistry) -> None:
     _, inner = (await registry.execute("context.nested")).data
     assert (inner["identity"], inner["deadline"]) == (None, None)
 
 
-@requirement("env.deadline", "deadlines.shrink")
 async def test_the_timeout_of_an_operation_bounds_the_calls_that_it_makes(registry: OperationRegistry) -> None:
     @registry.query("a.inner", timeout=60)
     async def inner(context: Context) -> float | None:
@@ -218,7 +204,6 @@ async def test_the_timeout_of_an_operation_bounds_the_calls_that_it_makes(regist
     assert 0 < (await registry.execute("a.hurried")).data <= 2
 
 
-@requirement("env.deadline")
 def test_a_nested_call_that_hangs_ends_at_the_deadline_of_the_outermost(registry: OperationRegistry) -> None:
     cancelled = asyncio.Event()
 
@@ -243,7 +228,6 @@ def test_a_nested_call_that_hangs_ends_at_the_deadline_of_the_outermost(registry
     assert cancelled.is_set()
 
 
-@requirement("env.cancellation", "execute.cancellation")
 async def test_cancelling_a_call_cancels_the_calls_that_it_makes(registry: OperationRegistry) -> None:
     started, cancelled = asyncio.Event(), asyncio.Event()
 
@@ -268,7 +252,6 @@ async def test_cancelling_a_call_cancels_the_calls_that_it_makes(registry: Opera
     assert cancelled.is_set()
 
 
-@requirement("failures.call-error")
 async def test_an_error_of_a_nested_call_is_the_error_of_the_outer_one_unless_it_is_caught(
     registry: OperationRegistry,
 ) -> None:
@@ -293,7 +276,6 @@ def guarded(registry: OperationRegistry) -> OperationRegistry:
     return registry
 
 
-@requirement("env.checked")
 async def test_a_checked_env_lets_pass_what_the_identity_may_call_and_nothing_else(guarded: OperationRegistry) -> None:
     env = build_env(guarded, Context(identity=ANN), checked=True)
     assert (await env.files.read()).data == "text"
@@ -303,7 +285,6 @@ async def test_a_checked_env_lets_pass_what_the_identity_may_call_and_nothing_el
         env.files.watch()
 
 
-@requirement("env.checked")
 async def test_a_checked_env_without_an_identity_reaches_public_operations_only(guarded: OperationRegistry) -> None:
     for env in (build_env(guarded, checked=True), build_env(guarded, Context(), checked=True)):
         assert (await env.files.motd()).data == "hello"
@@ -311,8 +292,9 @@ async def test_a_checked_env_without_an_identity_reaches_public_operations_only(
             await env.files.read()
 
 
-@requirement("env.checked")
 async def test_a_handler_that_is_called_through_a_checked_env_has_a_checked_env_too(guarded: OperationRegistry) -> None:
+    """A checked env applies access control to the calls made through it."""
+
     @guarded.query("files.tidy", access=AccessControl(required_scopes=("read",)))
     async def tidy(context: Context) -> object:
         return (await context.env.files.purge()).data
@@ -322,19 +304,16 @@ async def test_a_handler_that_is_called_through_a_checked_env_has_a_checked_env_
         await build_env(guarded, Context(identity=ANN), checked=True).files.tidy()
 
 
-@requirement("env.checked", "execute.trusted")
 async def test_an_env_is_trusted_unless_it_is_checked(guarded: OperationRegistry) -> None:
     assert (await build_env(guarded).files.purge()).data == "gone"
     assert (await build_env(guarded, Context(identity=ANN)).files.purge()).data == "gone"
 
 
-@requirement("env.checked")
 async def test_an_unknown_operation_is_not_found_in_a_checked_env_too(guarded: OperationRegistry) -> None:
     with pytest.raises(CallError, match="OPERATION_NOT_FOUND"):
         await build_env(guarded, checked=True).files.rename()
 
 
-@requirement("env.identity", "env.parent")
 async def test_a_subscription_through_an_env_carries_the_context_on_too() -> None:
     registry = OperationRegistry()
 

@@ -7,7 +7,6 @@ from typing import Annotated, Any
 import pytest
 
 from opwire import CallError, Context, Depends, Identity, OperationRegistry, RegistrationError
-from tests.requirements import requirement
 
 
 class Database:
@@ -28,8 +27,9 @@ def registry() -> OperationRegistry:
     return OperationRegistry()
 
 
-@requirement("signature.depends")
 async def test_a_value_is_opened_for_each_call_and_closed_after_it(registry: OperationRegistry, log: list[str]) -> None:
+    """A parameter with Depends is hidden, filled for each call, and closed after it."""
+
     async def connect(context: Context) -> AsyncIterator[Database]:
         try:
             yield Database(log, context.identity.id if context.identity else "")
@@ -58,7 +58,6 @@ async def test_a_value_is_opened_for_each_call_and_closed_after_it(registry: Ope
     assert len(log) == 6
 
 
-@requirement("signature.depends")
 async def test_providers_are_functions_and_generators_sync_or_async(
     registry: OperationRegistry, log: list[str]
 ) -> None:
@@ -90,7 +89,6 @@ async def test_providers_are_functions_and_generators_sync_or_async(
     assert (await view.execute("b.sum", {"extra": 0})).data == 321
 
 
-@requirement("signature.depends")
 async def test_the_value_of_a_subscription_is_closed_with_its_stream(
     registry: OperationRegistry, log: list[str]
 ) -> None:
@@ -113,7 +111,6 @@ async def test_the_value_of_a_subscription_is_closed_with_its_stream(
     assert log == ["open", "stop", "close"]
 
 
-@requirement("signature.depends")
 def test_a_provider_with_other_parameters_is_rejected(registry: OperationRegistry) -> None:
     def wrong(name: str) -> str:
         return name
@@ -125,7 +122,6 @@ def test_a_provider_with_other_parameters_is_rejected(registry: OperationRegistr
             return value
 
 
-@requirement("signature.methods")
 async def test_methods_of_an_object_are_operations_and_methods_without_one_are_rejected(
     registry: OperationRegistry,
 ) -> None:
@@ -142,7 +138,6 @@ async def test_methods_of_an_object_are_operations_and_methods_without_one_are_r
     assert "shop.late" not in registry
 
 
-@requirement("signature.docstrings")
 def test_parameters_are_described_by_annotations_and_docstrings(registry: OperationRegistry) -> None:
     @registry.query("shop.find")
     async def find(name: Annotated[str, "The name"], limit: int = 3, offset: int = 0) -> str:

@@ -20,7 +20,6 @@ import pytest
 from opwire import CallError, Context, ErrorCode, OperationRegistry, OperationSpec, OperationType
 from opwire.registry.invoke import eager_task
 from opwire.registry.signature import is_generator_function, may_suspend
-from tests.requirements import requirement
 
 PATIENCE = 10
 SHORT = 0.02
@@ -105,7 +104,6 @@ class Items:
             raise StopAsyncIteration from None
 
 
-@requirement("handlers.kinds")
 @pytest.mark.parametrize("handler", [value, async_value, awaitable])
 @pytest.mark.parametrize("inline", [True, False])
 async def test_a_value_may_come_from_a_sync_or_async_handler(
@@ -115,7 +113,6 @@ async def test_a_value_may_come_from_a_sync_or_async_handler(
     assert (await registry.execute("a.b", [1])).data == [1]
 
 
-@requirement("handlers.kinds")
 @pytest.mark.parametrize(
     "handler", [items, async_items, awaited_items, lambda input, context: Items(input)], ids=lambda each: each.__name__
 )
@@ -127,17 +124,16 @@ async def test_items_may_come_from_a_sync_or_async_generator_or_any_async_iterat
     assert [envelope.data async for envelope in registry.subscribe("a.b", [])] == []
 
 
-@requirement("handlers.wrong-kind")
 @pytest.mark.parametrize("handler", [value, async_value])
 async def test_a_subscription_with_a_handler_that_returns_a_value_is_an_error(
     registry: OperationRegistry, handler: Any
 ) -> None:
+    """A generator where a value is due, and the reverse, is a clear error."""
     registry.register(OperationSpec(namespace="a", name="b", type=OperationType.SUBSCRIPTION), handler)
     error = await call_error(first_of(registry.subscribe("a.b", [1])))
     assert str(error) == "EXECUTION_ERROR: a.b: the handler of a subscription must yield its items"
 
 
-@requirement("handlers.wrong-kind")
 @pytest.mark.parametrize("source", [items, async_items])
 async def test_a_query_with_a_handler_that_returns_a_generator_is_an_error(
     registry: OperationRegistry, source: Any
@@ -158,7 +154,6 @@ async def test_a_handler_that_returns_a_coroutine_in_a_list_leaves_no_warning_be
     coroutine.close()
 
 
-@requirement("handlers.kinds")
 def test_generator_functions_are_known_behind_partials_methods_and_objects() -> None:
     class Counter:
         def __call__(self) -> Iterator[int]:
@@ -183,7 +178,6 @@ def test_an_object_with_a_func_attribute_is_not_a_partial() -> None:
     assert not is_generator_function(odd)
 
 
-@requirement("handlers.threads", "handlers.inline")
 async def test_a_sync_handler_runs_on_a_thread_unless_it_is_declared_inline(registry: OperationRegistry) -> None:
     def handler(input: Any, context: Context) -> bool:
         return threading.current_thread() is threading.main_thread()
@@ -195,7 +189,6 @@ async def test_a_sync_handler_runs_on_a_thread_unless_it_is_declared_inline(regi
     assert [(await registry.execute(id)).data for id in ids] == [False, True, True]
 
 
-@requirement("handlers.context-variables")
 async def test_sync_handlers_and_sync_generators_see_the_callers_context_variables(registry: OperationRegistry) -> None:
     @registry.query("a.user")
     def who() -> str:
@@ -214,8 +207,8 @@ async def test_sync_handlers_and_sync_generators_see_the_callers_context_variabl
 # --- deadlines --------------------------------------------------------------------------------------------------------
 
 
-@requirement("deadlines.per-operation")
 async def test_an_async_handler_that_outlives_its_timeout_is_cancelled(registry: OperationRegistry) -> None:
+    """An operation's own timeout ends its calls with TIMEOUT."""
     cancelled = asyncio.Event()
 
     @registry.query("a.b", timeout=LIMIT)
@@ -232,7 +225,6 @@ async def test_an_async_handler_that_outlives_its_timeout_is_cancelled(registry:
     assert cancelled.is_set()
 
 
-@requirement("deadlines.per-operation")
 async def test_the_deadline_of_the_context_counts_where_it_is_nearer(registry: OperationRegistry) -> None:
     @registry.query("a.b", timeout=PATIENCE)
     async def hang(context: Context) -> None:
@@ -243,7 +235,6 @@ async def test_the_deadline_of_the_context_counts_where_it_is_nearer(registry: O
     assert float(error.message.split()[-2]) <= SHORT, "the message says which of the two it was"
 
 
-@requirement("deadlines.per-operation")
 async def test_a_handler_sees_the_deadline_of_its_operation(registry: OperationRegistry) -> None:
     @registry.query("a.b", timeout=5)
     async def remaining(context: Context) -> float | None:
@@ -256,7 +247,6 @@ async def test_a_handler_sees_the_deadline_of_its_operation(registry: OperationR
     assert 1 < (await registry.execute("a.b", context=sooner)).data <= 2
 
 
-@requirement("deadlines.expired")
 async def test_a_call_past_its_deadline_does_not_start_its_handler(registry: OperationRegistry) -> None:
     started: list[str] = []
     registry.query("a.sync")(lambda: started.append("sync"))
@@ -277,10 +267,11 @@ async def test_a_call_past_its_deadline_does_not_start_its_handler(registry: Ope
     assert started == []
 
 
-@requirement("deadlines.at-once")
 async def test_a_handler_with_a_deadline_begins_at_once_and_has_one_task_of_its_own(
     registry: OperationRegistry,
 ) -> None:
+    """A handler with a deadline executes its first step at once, in a task of its own; calls that it makes there
+    start later."""
     others, tasks = list[str](), list[Any]()
 
     @registry.query("a.quick", timeout=PATIENCE)
@@ -314,7 +305,6 @@ async def test_a_handler_with_a_deadline_begins_at_once_and_has_one_task_of_its_
     assert (others[-1], user.get()) == ("ann", "nobody"), "its context variables are its own"
 
 
-@requirement("deadlines.at-once")
 async def test_calls_that_call_each_other_with_a_deadline_do_not_exhaust_the_stack(registry: OperationRegistry) -> None:
     depth = sys.getrecursionlimit()
 
@@ -358,7 +348,6 @@ async def test_whether_a_function_can_suspend_is_seen_in_its_code() -> None:
     assert all(map(may_suspend, (awaits, iterates, enters, functools.partial(awaits, 1), Callable(), len)))
 
 
-@requirement("deadlines.own-timeout-error")
 @pytest.mark.parametrize("timeout", [None, 5.0])
 async def test_a_timeout_error_of_the_handler_itself_is_its_failure(
     registry: OperationRegistry, timeout: float | None
@@ -373,7 +362,6 @@ async def test_a_timeout_error_of_the_handler_itself_is_its_failure(
     assert isinstance(error.__cause__, TimeoutError)
 
 
-@requirement("deadlines.per-operation")
 async def test_a_deadline_that_was_met_is_not_revived_by_a_second_event_loop(registry: OperationRegistry) -> None:
     def elsewhere() -> None:
         asyncio.run(registry.execute("a.quick"))
@@ -393,7 +381,6 @@ async def test_a_deadline_that_was_met_is_not_revived_by_a_second_event_loop(reg
     assert task.cancelling() == 0
 
 
-@requirement("handlers.abandoned")
 async def test_a_sync_handler_that_outlives_its_timeout_is_abandoned_reported_and_replaced(
     registry: OperationRegistry, caplog: pytest.LogCaptureFixture
 ) -> None:
@@ -406,7 +393,6 @@ async def test_a_sync_handler_that_outlives_its_timeout_is_abandoned_reported_an
     let_go.set()
 
 
-@requirement("handlers.all-stuck")
 async def test_calls_of_sync_handlers_are_refused_while_all_threads_are_stuck_and_async_ones_go_on(
     registry: OperationRegistry,
 ) -> None:
@@ -444,7 +430,6 @@ async def test_calls_of_sync_handlers_are_refused_while_all_threads_are_stuck_an
 # --- cancellation -----------------------------------------------------------------------------------------------------
 
 
-@requirement("execute.cancellation")
 @pytest.mark.parametrize("timeout", [None, 60])
 async def test_cancelling_the_caller_cancels_the_handler_and_is_not_swallowed(
     registry: OperationRegistry, timeout: float | None
@@ -469,7 +454,6 @@ async def test_cancelling_the_caller_cancels_the_handler_and_is_not_swallowed(
     assert cancelled.is_set()
 
 
-@requirement("execute.cancellation")
 async def test_a_timeout_around_a_call_is_the_callers_own(registry: OperationRegistry) -> None:
     @registry.query("a.b", timeout=60)
     async def hang() -> None:
@@ -480,7 +464,6 @@ async def test_a_timeout_around_a_call_is_the_callers_own(registry: OperationReg
             await registry.execute("a.b")
 
 
-@requirement("execute.cancellation")
 async def test_cancelling_the_consumer_of_a_subscription_reaches_its_generator(registry: OperationRegistry) -> None:
     started, closed = asyncio.Event(), asyncio.Event()
 
@@ -518,7 +501,6 @@ def raising_async(error: BaseException) -> Callable[..., Any]:
     return fail
 
 
-@requirement("failures.call-error")
 @pytest.mark.parametrize("kind", [raising, raising_async])
 async def test_a_call_error_of_the_handler_reaches_the_caller_unchanged(registry: OperationRegistry, kind: Any) -> None:
     error = CallError("RATE_LIMITED", "slow down", {"limit": 3}, retry_after=2)
@@ -526,11 +508,12 @@ async def test_a_call_error_of_the_handler_reaches_the_caller_unchanged(registry
     assert await call_error(registry.execute("a.b")) is error
 
 
-@requirement("failures.unforeseen", "failures.no-secrets", "failures.cause", "failures.log")
 @pytest.mark.parametrize("kind", [raising, raising_async])
 async def test_an_unforeseen_exception_is_a_fixed_sentence_with_an_error_id_and_the_rest_is_in_the_log(
     registry: OperationRegistry, kind: Any, caplog: pytest.LogCaptureFixture
 ) -> None:
+    """Nothing of an unforeseen exception is in the CallError's message or details. The unforeseen exception is
+    kept as the `__cause__` of the CallError."""
     original = RuntimeError("password=hunter2")
     registry.query("a.b")(kind(original))
     error = await call_error(registry.execute("a.b"))
@@ -546,14 +529,12 @@ async def test_an_unforeseen_exception_is_a_fixed_sentence_with_an_error_id_and_
     assert "RuntimeError: password=hunter2" in caplog.text
 
 
-@requirement("failures.unforeseen")
 async def test_every_failure_has_an_error_id_of_its_own(registry: OperationRegistry) -> None:
     registry.query("a.b")(raising(ValueError()))
     ids = {(await call_error(registry.execute("a.b"))).details["errorId"] for _ in range(5)}
     assert len(ids) == 5
 
 
-@requirement("failures.unforeseen", "failures.no-secrets", "failures.cause")
 @pytest.mark.parametrize("sync", [True, False])
 async def test_an_exception_after_some_items_ends_the_subscription_with_an_execution_error(
     registry: OperationRegistry, sync: bool
@@ -579,7 +560,6 @@ async def test_an_exception_after_some_items_ends_the_subscription_with_an_execu
     assert await anext(stream, "ended") == "ended"
 
 
-@requirement("failures.base-exceptions", "execute.call-errors-only")
 @pytest.mark.parametrize("kind", [raising, raising_async])
 @pytest.mark.parametrize(
     ("error", "code"),
@@ -606,7 +586,6 @@ async def test_any_exception_of_the_handler_is_a_call_error_for_the_caller(
         assert caught.__cause__ is not None
 
 
-@requirement("failures.base-exceptions", "execute.call-errors-only")
 @pytest.mark.parametrize("error", [asyncio.CancelledError(), SystemExit(3), StopIteration(1), StopAsyncIteration(1)])
 async def test_any_exception_of_a_generator_is_a_call_error_for_its_consumer(
     registry: OperationRegistry, error: BaseException
@@ -627,14 +606,12 @@ async def test_any_exception_of_a_generator_is_a_call_error_for_its_consumer(
         assert (await call_error(anext(stream))).code in (ErrorCode.ABORTED, ErrorCode.EXECUTION_ERROR)
 
 
-@requirement("failures.base-exceptions")
 async def test_a_keyboard_interrupt_is_not_a_failure_of_a_call(registry: OperationRegistry) -> None:
     registry.query("a.b")(raising(KeyboardInterrupt()))
     with pytest.raises(KeyboardInterrupt):
         await registry.execute("a.b")
 
 
-@requirement("execute.call-errors-only")
 async def test_a_handler_that_cannot_be_called_like_one_is_an_execution_error(registry: OperationRegistry) -> None:
     def too_few() -> int:
         return 1
@@ -686,7 +663,6 @@ async def source(request: pytest.FixtureRequest, registry: OperationRegistry) ->
     return source
 
 
-@requirement("subscribe.closes")
 async def test_a_consumer_that_breaks_out_closes_the_handlers_generator(
     registry: OperationRegistry, source: Source
 ) -> None:
@@ -697,7 +673,6 @@ async def test_a_consumer_that_breaks_out_closes_the_handlers_generator(
     assert source.closings == 1
 
 
-@requirement("subscribe.closes")
 async def test_a_consumer_that_closes_the_stream_has_the_generator_closed_at_once(
     registry: OperationRegistry, source: Source
 ) -> None:
@@ -707,7 +682,6 @@ async def test_a_consumer_that_closes_the_stream_has_the_generator_closed_at_onc
     assert source.closings == 1
 
 
-@requirement("subscribe.closes")
 async def test_a_consumer_that_fails_closes_the_handlers_generator(registry: OperationRegistry, source: Source) -> None:
     async def consume() -> None:
         async for envelope in registry.subscribe("a.b"):
@@ -718,7 +692,6 @@ async def test_a_consumer_that_fails_closes_the_handlers_generator(registry: Ope
     await within(source.closed.wait())
 
 
-@requirement("subscribe.closes")
 async def test_a_consumer_that_reads_to_the_end_closes_the_generator_once(
     registry: OperationRegistry, source: Source
 ) -> None:
@@ -727,7 +700,6 @@ async def test_a_consumer_that_reads_to_the_end_closes_the_generator_once(
     assert source.closings == 1
 
 
-@requirement("subscribe.closes")
 async def test_an_item_that_cannot_be_sent_closes_the_generator(registry: OperationRegistry) -> None:
     closed = asyncio.Event()
 
@@ -743,7 +715,6 @@ async def test_an_item_that_cannot_be_sent_closes_the_generator(registry: Operat
     await within(closed.wait())
 
 
-@requirement("subscribe.closes")
 async def test_a_stream_that_was_never_read_never_starts_the_handler(
     registry: OperationRegistry, source: Source
 ) -> None:
@@ -752,7 +723,6 @@ async def test_a_stream_that_was_never_read_never_starts_the_handler(
     assert source.closings == 0
 
 
-@requirement("subscribe.closes")
 async def test_a_failure_while_closing_is_logged_and_does_not_reach_the_consumer(
     registry: OperationRegistry, caplog: pytest.LogCaptureFixture
 ) -> None:
@@ -770,7 +740,6 @@ async def test_a_failure_while_closing_is_logged_and_does_not_reach_the_consumer
     assert "ValueError: while closing" in caplog.text
 
 
-@requirement("subscribe.close-bounded")
 async def test_an_async_generator_that_hangs_in_its_finally_is_left_behind_and_reported(
     registry: OperationRegistry, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
@@ -790,7 +759,6 @@ async def test_an_async_generator_that_hangs_in_its_finally_is_left_behind_and_r
     assert "a.c: the subscription's generator did not close cleanly" in caplog.text
 
 
-@requirement("subscribe.close-bounded", "handlers.abandoned")
 async def test_a_sync_generator_that_hangs_in_its_finally_is_left_behind_and_reported(
     registry: OperationRegistry, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
@@ -812,7 +780,6 @@ async def test_a_sync_generator_that_hangs_in_its_finally_is_left_behind_and_rep
     assert "a.c did not return in time" in caplog.text
 
 
-@requirement("subscribe.idle-timeout")
 @pytest.mark.parametrize("sync", [True, False])
 async def test_a_pause_longer_than_the_idle_limit_ends_the_subscription_and_closes_the_generator(
     registry: OperationRegistry, sync: bool, caplog: pytest.LogCaptureFixture
@@ -846,7 +813,6 @@ async def test_a_pause_longer_than_the_idle_limit_ends_the_subscription_and_clos
     await within(closed.wait())
 
 
-@requirement("subscribe.idle-timeout")
 async def test_the_idle_limit_does_not_count_the_time_that_the_consumer_takes(registry: OperationRegistry) -> None:
     @registry.subscription("a.c", idle_timeout=LIMIT)
     async def two() -> AsyncIterator[int]:
@@ -860,7 +826,6 @@ async def test_the_idle_limit_does_not_count_the_time_that_the_consumer_takes(re
     assert (await anext(stream)).data == 2
 
 
-@requirement("subscribe.deadline")
 async def test_a_subscription_ends_at_the_deadline_of_its_call_however_quick_it_is(registry: OperationRegistry) -> None:
     @registry.subscription("a.c", idle_timeout=PATIENCE)
     async def endless() -> AsyncIterator[int]:
@@ -911,7 +876,6 @@ async def stubborn(registry: OperationRegistry, monkeypatch: pytest.MonkeyPatch)
     await asyncio.sleep(0)
 
 
-@requirement("deadlines.stubborn")
 async def test_a_handler_that_swallows_its_cancellation_is_left_behind_and_reported(
     registry: OperationRegistry, stubborn: Stubborn, caplog: pytest.LogCaptureFixture
 ) -> None:
@@ -926,7 +890,6 @@ async def test_a_handler_that_swallows_its_cancellation_is_left_behind_and_repor
     assert task.cancelling() == 0
 
 
-@requirement("deadlines.stubborn")
 async def test_a_caller_that_is_cancelled_does_not_wait_for_a_stubborn_handler(
     registry: OperationRegistry, stubborn: Stubborn, caplog: pytest.LogCaptureFixture
 ) -> None:
@@ -964,7 +927,6 @@ async def stubborn_stream(
     await asyncio.sleep(0)
 
 
-@requirement("subscribe.stubborn")
 @pytest.mark.parametrize("limit", ["idle timeout", "deadline"])
 async def test_a_subscription_that_swallows_its_cancellation_is_left_behind_and_reported(
     registry: OperationRegistry, stubborn_stream: StubbornStream, caplog: pytest.LogCaptureFixture, limit: str
@@ -985,7 +947,6 @@ async def test_a_subscription_that_swallows_its_cancellation_is_left_behind_and_
     assert task.cancelling() == 0
 
 
-@requirement("subscribe.stubborn")
 @pytest.mark.parametrize("leaves", ["between items", "while it waits"])
 async def test_a_consumer_that_leaves_does_not_wait_for_a_stubborn_subscription(
     registry: OperationRegistry, stubborn_stream: StubbornStream, caplog: pytest.LogCaptureFixture, leaves: str
@@ -1030,7 +991,6 @@ async def test_a_subscription_with_a_limit_runs_in_one_task_and_not_ahead_of_its
     assert len(tasks) == 1
 
 
-@requirement("deadlines.stubborn")
 def test_a_handler_that_was_left_behind_does_not_keep_the_loop_from_ending() -> None:
     script = """
 import asyncio
@@ -1058,13 +1018,14 @@ asyncio.run(main())
     assert "destroyed" not in ended.stderr
 
 
-@requirement("failures.base-exceptions")
 @pytest.mark.parametrize(
     "error", [SystemExit(3), KeyError("x"), asyncio.CancelledError()], ids=lambda each: type(each).__name__
 )
 async def test_what_a_handler_with_a_deadline_raises_is_a_failure_of_its_call_alone(
     registry: OperationRegistry, error: BaseException
 ) -> None:
+    """A handler that raises SystemExit, CancelledError, StopIteration fails its call alone."""
+
     @registry.query("a.b", timeout=PATIENCE)
     async def fails() -> None:
         raise error
@@ -1073,7 +1034,6 @@ async def test_what_a_handler_with_a_deadline_raises_is_a_failure_of_its_call_al
     assert (await call_error(within(registry.execute("a.b")))).code is expected
 
 
-@requirement("deadlines.per-operation")
 async def test_a_handler_that_makes_something_of_its_cancellation_in_time_answers(registry: OperationRegistry) -> None:
     @registry.query("a.b", timeout=LIMIT)
     async def late() -> str:

@@ -44,7 +44,6 @@ from opwire import (
 from opwire.model.operation import NORMALIZE_MODES, Context, NormalizeMode, Operation, ShapedResult
 from opwire.registry.pipeline import ResultPipeline
 from opwire.typed.plain import survey as survey_of
-from tests.requirements import requirement
 
 PROFILE = {
     "type": "object",
@@ -71,7 +70,6 @@ def data_of(result: Any, schema: Any = True, mode: NormalizeMode = "fit", *, str
 # --- cursors ----------------------------------------------------------------------------------------------------------
 
 
-@requirement("resume.cursor")
 def test_an_item_is_the_envelope_of_its_data_with_the_cursor() -> None:
     envelope = pipeline(PROFILE).envelope(Item({"name": "Ann", "more": 1}, cursor="7-0"))
     assert (envelope.data, envelope.cursor) == ({"name": "Ann", "plan": "free"}, "7-0")
@@ -86,7 +84,6 @@ def test_an_item_is_the_envelope_of_its_data_with_the_cursor() -> None:
     assert mcp_envelope([], is_error=False, content=[]).cursor is None
 
 
-@requirement("resume.cursor", "resume.bounded")
 def test_a_peers_cursor_above_the_limit_is_not_readable() -> None:
     meta = LocalResponseMeta("a.b", 1, cursor="x" * 4097)
     with pytest.raises(ConversionError, match="4096"):
@@ -96,7 +93,6 @@ def test_a_peers_cursor_above_the_limit_is_not_readable() -> None:
 # --- detect and wrap --------------------------------------------------------------------------------------------------
 
 
-@requirement("pipeline.wrap", "handlers.raw-or-envelope")
 @pytest.mark.parametrize(
     "result", [1, "text", 1.5, True, [1], {"a": 1}, {"data": 1}, {"data": 1, "meta": {}}], ids=repr
 )
@@ -109,15 +105,14 @@ def test_a_raw_result_is_wrapped_in_a_local_envelope_of_its_operation(result: An
     assert before <= envelope.meta.timestamp <= time.time_ns() // 1_000_000
 
 
-@requirement("pipeline.none")
 @pytest.mark.parametrize("schema", [True, {"type": "null"}])
 def test_nothing_is_wrapped_too(schema: Any) -> None:
+    """A handler that returns nothing gives an envelope whose data is null."""
     envelope = pipeline(schema).envelope(None)
     assert envelope.data is None
     assert isinstance(envelope.meta, LocalResponseMeta)
 
 
-@requirement("pipeline.detect", "handlers.raw-or-envelope")
 def test_an_envelope_passes_through_as_the_very_same_object() -> None:
     for envelope in (
         local_envelope({"name": "Ada", "plan": "pro"}, "other.operation"),
@@ -127,14 +122,12 @@ def test_an_envelope_passes_through_as_the_very_same_object() -> None:
         assert pipeline(PROFILE).envelope(envelope) is envelope
 
 
-@requirement("pipeline.source-is-the-handlers")
 def test_the_source_and_the_operation_id_of_a_handlers_own_envelope_are_not_questioned() -> None:
     meta = pipeline().envelope(local_envelope(1, "some.other")).meta
     assert isinstance(meta, LocalResponseMeta)
     assert meta.operation_id == "some.other"
 
 
-@requirement("pipeline.detect")
 @pytest.mark.parametrize("kind", [dict, OrderedDict, MappingProxyType])
 def test_a_mapping_in_wire_form_becomes_the_envelope_that_it_is(kind: Any) -> None:
     meta = {"source": "http", "statusCode": 200, "headers": {"etag": "x"}, "contentType": "text/plain"}
@@ -142,7 +135,6 @@ def test_a_mapping_in_wire_form_becomes_the_envelope_that_it_is(kind: Any) -> No
     assert envelope == ResponseEnvelope({"a": 1}, HTTPResponseMeta(200, {"etag": "x"}, "text/plain"))
 
 
-@requirement("pipeline.lookalike")
 @pytest.mark.parametrize(
     "meta",
     [
@@ -195,7 +187,6 @@ class Attr:
     price: Decimal
 
 
-@requirement("pipeline.plain")
 @pytest.mark.parametrize(
     ("result", "plain"),
     [
@@ -214,6 +205,7 @@ class Attr:
 )
 @pytest.mark.parametrize("mode", NORMALIZE_MODES)
 def test_instances_become_plain_data_in_every_mode(result: Any, plain: Any, mode: NormalizeMode) -> None:
+    """Instances of classes become plain JSON data, once, in the pipeline."""
     for schema in (True, {"type": ["object", "array", "string"]}):
         for_both = pipeline(schema, mode)
         for envelope in (for_both.envelope(result), for_both.envelope(result)):  # the class is known to the second
@@ -224,7 +216,6 @@ def test_instances_become_plain_data_in_every_mode(result: Any, plain: Any, mode
     assert pipeline(True, mode).envelope(wrapped) == ResponseEnvelope(plain, wrapped.meta)
 
 
-@requirement("pipeline.plain", "normalize.fit")
 def test_instances_are_normalised_after_they_have_become_plain() -> None:
     @dataclass
     class User:
@@ -236,7 +227,6 @@ def test_instances_are_normalised_after_they_have_become_plain() -> None:
         assert for_all.envelope(User(name)).data == {"name": name, "plan": "free"}
 
 
-@requirement("pipeline.plain")
 def test_a_mapping_of_a_class_of_its_own_is_an_envelope_whenever_it_looks_like_one() -> None:
     class Found(dict[str, Any]):
         pass
@@ -246,7 +236,6 @@ def test_a_mapping_of_a_class_of_its_own_is_an_envelope_whenever_it_looks_like_o
     assert for_all.envelope(Found(msgspec.json.decode(encode_envelope(envelope)))) == envelope
 
 
-@requirement("pipeline.binary")
 @pytest.mark.parametrize(
     "binary", [b"\x00\xff", bytearray(b"\x00\xff"), memoryview(b"\x00\xff")], ids=lambda each: type(each).__name__
 )
@@ -257,12 +246,10 @@ def test_a_binary_result_is_bytes_under_any_schema(binary: Any, caplog: pytest.L
     assert caplog.text == ""
 
 
-@requirement("pipeline.binary")
 def test_bytes_inside_a_structure_become_base64() -> None:
     assert data_of({"icon": b"\x00\xff"}) == {"icon": "AP8="}
 
 
-@requirement("pipeline.not-plain")
 def test_a_result_without_a_json_form_is_an_execution_error_that_names_its_type() -> None:
     class Connection:
         pass
@@ -275,7 +262,6 @@ def test_a_result_without_a_json_form_is_an_execution_error_that_names_its_type(
         assert caught.value.code is ErrorCode.EXECUTION_ERROR
 
 
-@requirement("pipeline.not-plain")
 def test_a_result_that_refers_to_itself_is_an_execution_error() -> None:
     knot: dict[str, Any] = {}
     knot["self"] = [knot]
@@ -284,7 +270,6 @@ def test_a_result_that_refers_to_itself_is_an_execution_error() -> None:
             data_of(knot, PROFILE, mode)
 
 
-@requirement("pipeline.not-plain")
 def test_a_coroutine_that_is_never_awaited_is_closed_and_an_execution_error() -> None:
     async def forgotten() -> None: ...
 
@@ -307,7 +292,6 @@ def test_a_result_that_is_nested_too_deeply_passes_with_a_warning(caplog: pytest
 # --- normalise --------------------------------------------------------------------------------------------------------
 
 
-@requirement("normalize.fit", "pipeline.normalise-then-validate")
 def test_fit_fills_defaults_strips_the_undeclared_and_converts_without_loss(caplog: pytest.LogCaptureFixture) -> None:
     assert data_of({"name": "Ada", "age": 36.0, "secret": 1}, PROFILE) == {"name": "Ada", "age": 36, "plan": "free"}
     assert type(data_of({"name": "Ada", "plan": "", "age": 36.0}, PROFILE)["age"]) is int
@@ -317,7 +301,6 @@ def test_fit_fills_defaults_strips_the_undeclared_and_converts_without_loss(capl
     assert "is not of type" not in caplog.text, "what has been mended is not reported as a problem"
 
 
-@requirement("normalize.conforming-default")
 def test_a_default_that_is_filled_into_a_conforming_result_is_not_a_warning(caplog: pytest.LogCaptureFixture) -> None:
     caplog.set_level(logging.DEBUG, "opwire.pipeline")
     optional = {**PROFILE, "required": ["name"]}
@@ -330,10 +313,11 @@ def test_a_default_that_is_filled_into_a_conforming_result_is_not_a_warning(capl
     ]
 
 
-@requirement("normalize.fit", "pipeline.warns-only", "normalize.warnings", "pipeline.normalise-then-validate")
 def test_fit_leaves_what_it_cannot_mend_and_the_warning_says_what_still_does_not_fit(
     caplog: pytest.LogCaptureFixture,
 ) -> None:
+    """Results are normalised first, and what then still does not fit is reported. A result that does not fit its
+    schema is logged, never raised. Warnings name what was changed and what still does not fit."""
     assert data_of({"age": "old", "extra": 1}, PROFILE) == {"age": "old", "plan": "free"}
     messages = [record.getMessage() for record in caplog.records]
     changed, wrong = messages
@@ -346,20 +330,17 @@ def test_fit_leaves_what_it_cannot_mend_and_the_warning_says_what_still_does_not
     assert "old" not in caplog.text
 
 
-@requirement("normalize.cast")
 def test_whether_a_value_is_cast_is_decided_by_the_check_of_cast_and_not_by_json_schema() -> None:
     schema = {"type": "string", "maxLength": 1}  # JavaScript counts a character outside of the first plane as two
     assert data_of("\N{GRINNING FACE}", schema, "check") == "\N{GRINNING FACE}"
     assert data_of("\N{GRINNING FACE}", schema, "cast") == ""
 
 
-@requirement("normalize.cast")
 def test_cast_replaces_what_does_not_fit_as_typebox_does(caplog: pytest.LogCaptureFixture) -> None:
     assert data_of({"age": "36", "extra": 1}, PROFILE, "cast") == {"name": "", "plan": "free", "age": 0}
     assert 'cast /age: the value is not of type "integer"' in caplog.text
 
 
-@requirement("normalize.cast")
 def test_the_cast_value_is_validated_as_in_the_seeds(caplog: pytest.LogCaptureFixture) -> None:
     schema = {"type": "object", "properties": {"a": {"type": "integer"}}, "required": ["a"], "minProperties": 2}
     assert data_of({"a": "x"}, schema, "cast") == {"a": 0}
@@ -368,7 +349,6 @@ def test_the_cast_value_is_validated_as_in_the_seeds(caplog: pytest.LogCaptureFi
     assert "the data: the value has less than 2 properties" in left
 
 
-@requirement("normalize.never-raises")
 def test_a_cast_that_fails_gives_the_original_and_a_warning(caplog: pytest.LogCaptureFixture) -> None:
     schema = {"type": "string", "pattern": "^x$"}
     result = {"not": "a string"}
@@ -376,7 +356,6 @@ def test_a_cast_that_fails_gives_the_original_and_a_warning(caplog: pytest.LogCa
     assert "the data is kept as it is, because it cannot be cast" in caplog.text
 
 
-@requirement("normalize.check", "pipeline.warns-only")
 def test_check_only_warns(caplog: pytest.LogCaptureFixture) -> None:
     result = {"name": 1, "extra": 2}
     assert data_of(result, PROFILE, "check") is result
@@ -384,7 +363,6 @@ def test_check_only_warns(caplog: pytest.LogCaptureFixture) -> None:
     assert 'the data: "plan" is a required property' in caplog.text
 
 
-@requirement("normalize.off")
 def test_off_does_nothing_and_says_nothing(caplog: pytest.LogCaptureFixture) -> None:
     result = {"name": 1, "extra": 2}
     assert data_of(result, PROFILE, "off") is result
@@ -392,18 +370,17 @@ def test_off_does_nothing_and_says_nothing(caplog: pytest.LogCaptureFixture) -> 
     assert caplog.text == ""
 
 
-@requirement("pipeline.unknown")
 @pytest.mark.parametrize("schema", [True, {}], ids=repr)
 @pytest.mark.parametrize("mode", NORMALIZE_MODES)
 def test_without_a_schema_everything_is_left_alone(
     schema: Any, mode: NormalizeMode, caplog: pytest.LogCaptureFixture
 ) -> None:
+    """A result of an operation without an output schema is left alone."""
     result = {"anything": [1, None, {"x": "y"}]}
     assert data_of(result, schema, mode) is result
     assert caplog.text == ""
 
 
-@requirement("normalize.strip")
 def test_without_strip_undeclared_properties_stay_unless_the_schema_says_false(
     caplog: pytest.LogCaptureFixture,
 ) -> None:
@@ -427,7 +404,6 @@ FITTED = {"name": "Ada", "plan": "free"}
 KEPT = {"name": "Ada", "extra": 1}
 
 
-@requirement("normalize.default", "normalize.resolution")
 @pytest.mark.parametrize(
     ("registry_options", "options", "expected"),
     [
@@ -446,6 +422,8 @@ KEPT = {"name": "Ada", "extra": 1}
 async def test_the_operation_decides_before_the_registry(
     registry_options: dict[str, Any], options: dict[str, Any], expected: Any
 ) -> None:
+    """An operation's mode and strip switch count before those of the registry. The default mode is `fit`, with
+    strip on."""
     envelope = await schema_of(OperationRegistry(**registry_options), **options)
     assert envelope.data == expected
 
@@ -453,8 +431,8 @@ async def test_the_operation_decides_before_the_registry(
 # --- which data -------------------------------------------------------------------------------------------------------
 
 
-@requirement("pipeline.http", "pipeline.schema-is-of-data", "pipeline.detect")
 def test_the_data_of_an_http_envelope_is_normalised_and_its_meta_kept() -> None:
+    """The output schema describes the data of an envelope, not the envelope."""
     envelope = http_envelope({"name": "Ada", "x": 1}, status_code=201, headers={"ETag": "e"}, content_type="a/json")
     result = pipeline(PROFILE).envelope(envelope)
     assert result.data == FITTED
@@ -462,7 +440,6 @@ def test_the_data_of_an_http_envelope_is_normalised_and_its_meta_kept() -> None:
     assert envelope.data == {"name": "Ada", "x": 1}
 
 
-@requirement("pipeline.mcp-structured")
 @pytest.mark.parametrize("mode", ["fit", "cast"])
 def test_the_structured_output_of_an_mcp_result_is_normalised(mode: NormalizeMode) -> None:
     structured = {"name": "Ada", "x": 1}
@@ -473,7 +450,6 @@ def test_the_structured_output_of_an_mcp_result_is_normalised(mode: NormalizeMod
     assert result.meta.structured_content == structured, "the meta holds what the tool said"
 
 
-@requirement("pipeline.mcp-error")
 @pytest.mark.parametrize("mode", NORMALIZE_MODES)
 def test_an_mcp_error_is_left_alone(mode: NormalizeMode, caplog: pytest.LogCaptureFixture) -> None:
     structured = {"reason": "no such user"}
@@ -482,7 +458,6 @@ def test_an_mcp_error_is_left_alone(mode: NormalizeMode, caplog: pytest.LogCaptu
     assert caplog.text == ""
 
 
-@requirement("pipeline.mcp-content")
 @pytest.mark.parametrize("mode", NORMALIZE_MODES)
 def test_content_blocks_are_left_alone(mode: NormalizeMode, caplog: pytest.LogCaptureFixture) -> None:
     wire = {"data": [TEXT], "meta": {"source": "mcp", "isError": False, "content": [TEXT]}}
@@ -491,14 +466,14 @@ def test_content_blocks_are_left_alone(mode: NormalizeMode, caplog: pytest.LogCa
     assert caplog.text == ""
 
 
-@requirement("pipeline.mcp-content")
 def test_data_that_was_read_from_an_mcp_text_is_normalised() -> None:
     envelope = mcp_envelope({"name": "Ada", "x": 1}, is_error=False, content=[TEXT])
     assert pipeline(PROFILE).envelope(envelope).data == FITTED
 
 
-@requirement("pipeline.same-everywhere", "subscribe.envelopes")
 async def test_each_item_of_a_subscription_takes_the_way_that_a_result_takes() -> None:
+    """Each item of a subscription is an envelope, with a timestamp of its own. `execute` and each item of
+    `subscribe` go through the same pipeline."""
     results = [
         {"name": "Ada", "x": 1},
         {"name": "Bob", "plan": "pro"},
@@ -522,7 +497,6 @@ async def test_each_item_of_a_subscription_takes_the_way_that_a_result_takes() -
     assert [each.meta.source for each in streamed] == ["local", "local", "local", "http"]
 
 
-@requirement("pipeline.foreign-schema")
 @pytest.mark.parametrize("mode", ["fit", "cast", "check"])
 @pytest.mark.parametrize(
     "schema",
@@ -556,7 +530,6 @@ SCHEMAS = (
 )
 
 
-@requirement("normalize.never-mutates", "normalize.never-raises", "normalize.same-object")
 @given(plain, st.sampled_from(SCHEMAS), st.sampled_from(NORMALIZE_MODES), st.booleans())
 def test_no_mode_raises_or_changes_the_handlers_object_and_conforming_data_is_the_same_object(
     value: Any, schema: Any, mode: NormalizeMode, strip: bool
@@ -572,7 +545,6 @@ def test_no_mode_raises_or_changes_the_handlers_object_and_conforming_data_is_th
         assert again is data, "what has been normalised is not changed again"
 
 
-@requirement("normalize.same-object")
 @pytest.mark.parametrize("mode", NORMALIZE_MODES)
 def test_a_result_that_conforms_is_the_very_same_object_and_nothing_is_said(
     mode: NormalizeMode, caplog: pytest.LogCaptureFixture
@@ -582,7 +554,6 @@ def test_a_result_that_conforms_is_the_very_same_object_and_nothing_is_said(
     assert caplog.text == ""
 
 
-@requirement("normalize.never-mutates")
 def test_a_filled_default_is_not_shared_between_results() -> None:
     ready = pipeline({"type": "object", "properties": {"tags": {"type": "array", "default": []}}})
     first, second = ready.envelope({}).data, ready.envelope({}).data
@@ -591,7 +562,6 @@ def test_a_filled_default_is_not_shared_between_results() -> None:
     assert ready.envelope({}).data == {"tags": []}
 
 
-@requirement("normalize.capped")
 @pytest.mark.parametrize("mode", ["fit", "cast", "check"])
 def test_warnings_are_capped_in_number_and_in_size(mode: NormalizeMode, caplog: pytest.LogCaptureFixture) -> None:
     schema = {
@@ -609,7 +579,6 @@ def test_warnings_are_capped_in_number_and_in_size(mode: NormalizeMode, caplog: 
     assert any(record.getMessage().endswith(" more") for record in caplog.records)
 
 
-@requirement("normalize.capped", "normalize.warnings")
 @pytest.mark.parametrize(("count", "ending"), [(1, ""), (10, ""), (11, "; and 1 more"), (15, "; and 5 more")])
 def test_a_warning_lists_ten_problems_and_counts_the_rest(
     count: int, ending: str, caplog: pytest.LogCaptureFixture
@@ -619,7 +588,6 @@ def test_a_warning_lists_ten_problems_and_counts_the_rest(
     assert [record.getMessage() for record in caplog.records] == [f"user.get: {listed}{ending}"]
 
 
-@requirement("normalize.warnings")
 def test_a_warning_about_the_whole_result_names_it_as_the_data(caplog: pytest.LogCaptureFixture) -> None:
     assert data_of(5.0, {"type": "integer", "maximum": 3}) == 5
     assert [record.getMessage() for record in caplog.records] == [
@@ -641,7 +609,6 @@ def test_lone_surrogates_are_replaced_with_a_warning_where_the_schema_looks_at_t
 # --- results that have a schema of their own ------------------------------------------------------------------------
 
 
-@requirement("pipeline.own-schema")
 def test_a_result_with_a_schema_of_its_own_is_normalised_to_that_one(caplog: pytest.LogCaptureFixture) -> None:
     created = Schema({"type": "object", "properties": {"id": {"type": "integer"}, "new": {"default": True}}})
     way = pipeline(PROFILE)
@@ -651,19 +618,16 @@ def test_a_result_with_a_schema_of_its_own_is_normalised_to_that_one(caplog: pyt
     assert way.envelope(ShapedResult({"name": "Ada"}, way.schema)).data == {"name": "Ada", "plan": "free"}
 
 
-@requirement("pipeline.own-schema")
 def test_a_result_with_an_empty_schema_is_left_alone() -> None:
     envelope = http_envelope({"x": 1}, status_code=202, headers={}, content_type="application/json")
     assert pipeline(PROFILE).envelope(ShapedResult(envelope, Schema(True))) is envelope
 
 
-@requirement("pipeline.own-schema")
 def test_a_result_keeps_the_mode_of_its_operation_under_any_schema() -> None:
     stricter = Schema({"type": "object", "properties": {"id": {"default": 1}}})
     assert pipeline(PROFILE, "check").envelope(ShapedResult({"x": 1}, stricter)).data == {"x": 1}
 
 
-@requirement("schema.deferred")
 @pytest.mark.parametrize("mode", NORMALIZE_MODES)
 def test_a_deferred_schema_is_not_asked_before_the_first_result(mode: NormalizeMode) -> None:
     schema = Schema.deferred(lambda: {"type": "object", "properties": {"a": {"default": 1}}})
@@ -681,7 +645,6 @@ def test_a_deferred_schema_may_turn_out_to_say_nothing(mode: NormalizeMode, resu
     assert ResultPipeline(spec, normalize=mode, strip=True).envelope(result).data == result
 
 
-@requirement("pipeline.own-schema")
 def test_data_that_is_said_to_be_plain_is_normalised_like_any_other() -> None:
     created = Schema({"type": "object", "properties": {"id": {"type": "integer"}}})
     for data in ({"id": 1.0, "x": 2}, {"id": 1}):
@@ -744,7 +707,6 @@ def large(count: int = 3_000) -> list[Any]:
     return [{"tag": "abc"[i % 3], "undeclared": i} for i in range(count)]
 
 
-@requirement("pipeline.bounded")
 async def test_the_event_loop_runs_on_while_a_large_result_of_a_source_is_repaired() -> None:
     source = Source(TAGGED, [large()])
     execute = source.registry.execute
@@ -798,7 +760,6 @@ async def test_a_large_result_of_a_source_that_is_not_json_fails_the_call() -> N
         await source.registry.execute("source.one")
 
 
-@requirement("normalize.capped")
 def test_many_wrong_results_of_an_operation_do_not_flood_the_log(caplog: pytest.LogCaptureFixture) -> None:
     checking, other = pipeline({"type": "string"}, "check"), pipeline({"type": "string"}, "check")
     for n in range(5_000):
@@ -810,7 +771,6 @@ def test_many_wrong_results_of_an_operation_do_not_flood_the_log(caplog: pytest.
     assert len(caplog.records) == written + 1, "others have a limit of their own"
 
 
-@requirement("hostile.values")
 async def test_a_large_result_of_a_source_that_is_not_validated_is_surveyed_in_a_thread(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:

@@ -29,7 +29,6 @@ from opwire import (
     http_envelope,
 )
 from opwire.model.operation import Change, SourceChange, may_access
-from tests.requirements import requirement
 
 
 def spec(id: str, **fields: Any) -> OperationSpec:
@@ -59,8 +58,9 @@ def registry() -> OperationRegistry:
 # --- registering ------------------------------------------------------------------------------------------------------
 
 
-@requirement("registry.register", "registry.lookup")
 async def test_a_registered_operation_is_known_and_callable(registry: OperationRegistry) -> None:
+    """A spec and a handler that takes input and context make a callable operation. The spec and the handler of an
+    operation can be asked for by its id."""
     operation = spec("a.b")
     registry.register(operation, echo)
     assert registry.get_spec("a.b") is operation
@@ -71,7 +71,6 @@ async def test_a_registered_operation_is_known_and_callable(registry: OperationR
     assert (await registry.execute("a.b", 1)).data == 1
 
 
-@requirement("registry.lookup")
 async def test_the_handler_of_a_decorated_function_takes_input_and_context_as_any_other(
     registry: OperationRegistry,
 ) -> None:
@@ -84,7 +83,6 @@ async def test_the_handler_of_a_decorated_function_takes_input_and_context_as_an
     assert await handler({"a": 1}, Context()) == 2
 
 
-@requirement("registry.lookup")
 def test_what_is_not_there_is_none(registry: OperationRegistry) -> None:
     assert registry.get_spec("a.b") is None
     assert registry.get_handler("a.b") is None
@@ -92,7 +90,6 @@ def test_what_is_not_there_is_none(registry: OperationRegistry) -> None:
     assert len(registry) == 0
 
 
-@requirement("registry.duplicate-id")
 async def test_a_second_operation_of_the_same_id_is_refused_and_the_first_stays(registry: OperationRegistry) -> None:
     registry.query("a.b")(lambda: "first")
     with pytest.raises(RegistrationError, match=r"a\.b is already registered; replace=True"):
@@ -102,7 +99,6 @@ async def test_a_second_operation_of_the_same_id_is_refused_and_the_first_stays(
     assert (await registry.execute("a.b")).data == "first"
 
 
-@requirement("registry.duplicate-id")
 async def test_a_second_operation_may_replace_the_first(registry: OperationRegistry) -> None:
     registry.query("a.b")(lambda: "first")
     registry.query("a.b", replace=True)(lambda: "second")
@@ -112,8 +108,8 @@ async def test_a_second_operation_may_replace_the_first(registry: OperationRegis
     assert len(registry) == 1
 
 
-@requirement("registry.no-handler")
 async def test_a_spec_without_a_handler_is_known_but_not_callable(registry: OperationRegistry) -> None:
+    """A spec without a handler is known, but calling it is OPERATION_NOT_FOUND, and says why."""
     registry.register(spec("a.b"))
     registry.register(spec("a.stream", type=OperationType.SUBSCRIPTION))
     assert registry.get_spec("a.b") is not None
@@ -124,14 +120,12 @@ async def test_a_spec_without_a_handler_is_known_but_not_callable(registry: Oper
     assert str(error) == "OPERATION_NOT_FOUND: No handler registered for operation: a.stream"
 
 
-@requirement("registry.no-handler")
 async def test_a_handler_can_be_given_later(registry: OperationRegistry) -> None:
     registry.register(spec("a.b"))
     registry.register(spec("a.b"), echo, replace=True)
     assert (await registry.execute("a.b", 1)).data == 1
 
 
-@requirement("registry.register-all")
 async def test_many_operations_are_registered_in_their_order(registry: OperationRegistry) -> None:
     registry.register_all([Operation(spec("a.one"), echo), Operation(spec("a.two")), Operation(spec("a.three"), echo)])
     assert ids(registry.list()) == ["a.one", "a.two", "a.three"]
@@ -143,7 +137,6 @@ def items(input: Any, context: Context) -> Iterator[Any]:
     yield input
 
 
-@requirement("registry.register-all")
 @pytest.mark.parametrize(
     ("second", "complaint"),
     [
@@ -163,7 +156,6 @@ def test_if_one_cannot_be_registered_none_is(registry: OperationRegistry, second
     assert changes == []
 
 
-@requirement("registry.register-all", "registry.duplicate-id")
 async def test_many_operations_may_replace_known_ones_but_not_each_other(registry: OperationRegistry) -> None:
     registry.register(spec("a.one"))
     registry.register_all([Operation(spec("a.one"), echo), Operation(spec("a.two"), echo)], replace=True)
@@ -172,7 +164,6 @@ async def test_many_operations_may_replace_known_ones_but_not_each_other(registr
         registry.register_all([Operation(spec("a.two")), Operation(spec("a.two"))], replace=True)
 
 
-@requirement("registry.register-all", "handlers.inline")
 async def test_an_operation_may_be_declared_inline(registry: OperationRegistry) -> None:
     import threading
 
@@ -183,8 +174,8 @@ async def test_an_operation_may_be_declared_inline(registry: OperationRegistry) 
     assert [(await registry.execute(id)).data for id in ("a.inline", "a.pool")] == [True, False]
 
 
-@requirement("registry.unregister")
 async def test_an_operation_that_is_unregistered_is_gone_and_its_id_free(registry: OperationRegistry) -> None:
+    """An operation that is unregistered is neither known nor callable any more."""
     registry.register(spec("a.b"), echo)
     registry.unregister("a.b")
     assert "a.b" not in registry
@@ -195,7 +186,6 @@ async def test_an_operation_that_is_unregistered_is_gone_and_its_id_free(registr
     assert (await registry.execute("a.b", 1)).data == 1
 
 
-@requirement("operation.schema-checked")
 def test_an_invalid_schema_given_to_a_decorator_is_refused_and_nothing_is_registered(
     registry: OperationRegistry,
 ) -> None:
@@ -218,7 +208,6 @@ def shop(registry: OperationRegistry) -> OperationRegistry:
     return registry
 
 
-@requirement("registry.list")
 def test_operations_are_listed_in_the_order_of_registration_and_filtered(shop: OperationRegistry) -> None:
     assert ids(shop.list()) == ["stock.watch", "shop.order", "shop.orders", "stock.level"]
     assert ids(shop.list(namespace="stock")) == ["stock.watch", "stock.level"]
@@ -231,8 +220,8 @@ def test_operations_are_listed_in_the_order_of_registration_and_filtered(shop: O
         shop.list(type="command")
 
 
-@requirement("registry.search")
 def test_a_search_ranks_by_words_of_id_title_description_and_tags(shop: OperationRegistry) -> None:
+    """A search ranks the operations by a request in plain words, 20 of them unless told otherwise."""
     assert ids(shop.search("orders")) == ["shop.orders", "shop.order", "stock.watch"]
     assert ids(shop.search("ORDER shop"))[:2] == ["shop.orders", "shop.order"]
     assert ids(shop.search("article left"))[:1] == ["stock.level"]
@@ -246,7 +235,6 @@ def test_a_search_ranks_by_words_of_id_title_description_and_tags(shop: Operatio
     assert len(shop.search("many")) == 20
 
 
-@requirement("registry.listeners")
 def test_listeners_are_notified_of_every_change(registry: OperationRegistry) -> None:
     changes: list[Change] = []
     stop = registry.on_change(changes.append)
@@ -261,10 +249,11 @@ def test_listeners_are_notified_of_every_change(registry: OperationRegistry) -> 
     assert len(changes) == 3
 
 
-@requirement("registry.listeners")
 def test_a_listener_that_fails_is_logged_and_affects_no_other_peer(
     registry: OperationRegistry, caplog: pytest.LogCaptureFixture
 ) -> None:
+    """Listeners hear of every addition, replacement and removal; a failing one affects no other."""
+
     def fail(change: Change) -> None:
         raise ValueError("listener")
 
@@ -277,7 +266,6 @@ def test_a_listener_that_fails_is_logged_and_affects_no_other_peer(
     assert "a listener failed on added of a.b" in caplog.text
 
 
-@requirement("registry.listeners")
 def test_a_listener_sees_the_change_done_and_may_change_the_listeners(registry: OperationRegistry) -> None:
     seen: list[bool] = []
 
@@ -294,8 +282,8 @@ def test_a_listener_sees_the_change_done_and_may_change_the_listeners(registry: 
 # --- calling ----------------------------------------------------------------------------------------------------------
 
 
-@requirement("registry.not-found")
 async def test_an_unknown_id_is_not_found_and_similar_ones_are_named(shop: OperationRegistry) -> None:
+    """Calling an unknown id is OPERATION_NOT_FOUND, with the ids that look alike."""
     error = await call_error(shop.execute("shop.oder"))
     assert error.code is ErrorCode.OPERATION_NOT_FOUND
     assert error.message == "Operation not found: shop.oder; did you mean shop.order or shop.orders?"
@@ -344,8 +332,9 @@ def test_the_work_for_suggestions_does_not_grow_with_the_id_or_the_registry() ->
     assert max(compared) <= 200
 
 
-@requirement("calls.wrong-verb")
 async def test_the_wrong_verb_is_a_clear_error(registry: OperationRegistry) -> None:
+    """`execute` of a subscription and `subscribe` of a query are clear CallErrors."""
+
     @registry.subscription("a.stream")
     async def stream() -> AsyncIterator[int]:
         yield 1
@@ -360,7 +349,6 @@ async def test_the_wrong_verb_is_a_clear_error(registry: OperationRegistry) -> N
     assert "a.mutation is a mutation" in error.message
 
 
-@requirement("execute.envelope", "handlers.raw-or-envelope")
 async def test_a_call_returns_an_envelope_for_any_result_of_the_handler(registry: OperationRegistry) -> None:
     own = http_envelope(1, status_code=200, headers={}, content_type="text/plain")
     for number, result in enumerate((1, None, {"a": 1}, own)):
@@ -370,7 +358,6 @@ async def test_a_call_returns_an_envelope_for_any_result_of_the_handler(registry
         assert envelope == own if result is own else envelope.data == result
 
 
-@requirement("execute.trusted")
 async def test_execute_and_subscribe_check_no_access_rules(registry: OperationRegistry) -> None:
     access = AccessControl(required_scopes=("admin",))
 
@@ -383,7 +370,6 @@ async def test_execute_and_subscribe_check_no_access_rules(registry: OperationRe
     assert [envelope.data async for envelope in registry.subscribe("a.watch")] == [1]
 
 
-@requirement("deadlines.expired")
 async def test_a_deadline_that_the_caller_watches_over_itself_is_left_to_it(registry: OperationRegistry) -> None:
     @registry.query("a.b")
     async def remaining(context: Context) -> bool:
@@ -398,7 +384,6 @@ async def test_a_deadline_that_the_caller_watches_over_itself_is_left_to_it(regi
     assert not watched.child().watched
 
 
-@requirement("deadlines.loops")
 async def test_calls_in_the_event_loops_of_several_threads_have_their_own_deadlines(
     registry: OperationRegistry,
 ) -> None:
@@ -416,7 +401,6 @@ async def test_calls_in_the_event_loops_of_several_threads_have_their_own_deadli
     assert ended == [ErrorCode.TIMEOUT] * 4
 
 
-@requirement("subscribe.envelopes")
 async def test_each_item_has_the_time_at_which_it_was_yielded(registry: OperationRegistry) -> None:
     @registry.subscription("a.watch")
     async def watch() -> AsyncIterator[int]:
@@ -435,7 +419,6 @@ async def test_each_item_has_the_time_at_which_it_was_yielded(registry: Operatio
     assert first.operation_id == second.operation_id == "a.watch"
 
 
-@requirement("decorators.context", "env.callables")
 async def test_the_handler_of_a_subscription_has_a_context_and_its_env(registry: OperationRegistry) -> None:
     @registry.query("a.own")
     async def own(context: Context) -> Any:
@@ -450,7 +433,6 @@ async def test_the_handler_of_a_subscription_has_a_context_and_its_env(registry:
     assert [envelope.data async for envelope in stream] == ["r1", "r1"]
 
 
-@requirement("subscribe.envelopes")
 async def test_invalid_input_ends_a_subscription_before_its_handler_starts(registry: OperationRegistry) -> None:
     started: list[int] = []
 
@@ -492,12 +474,10 @@ def sums(registry: OperationRegistry) -> OperationRegistry:
     return registry
 
 
-@requirement("execute.output-type")
 async def test_data_is_plain_unless_a_type_is_asked_for(sums: OperationRegistry) -> None:
     assert (await sums.execute("a.sum", {"numbers": [1, 2]})).data == {"total": 3, "note": ""}
 
 
-@requirement("execute.output-type")
 async def test_with_an_output_type_the_data_really_is_of_that_type(sums: OperationRegistry) -> None:
     envelope = await sums.execute("a.sum", {"numbers": [1, 2]}, output_type=Sum)
     assert envelope.data == Sum(3)
@@ -510,12 +490,10 @@ async def test_with_an_output_type_the_data_really_is_of_that_type(sums: Operati
     assert named.data == [{"total": 1, "note": ""}, {"total": 2, "note": ""}]
 
 
-@requirement("execute.output-type")
 async def test_each_item_of_a_subscription_can_be_of_a_type_too(sums: OperationRegistry) -> None:
     assert [envelope.data async for envelope in sums.subscribe("a.running", output_type=Sum)] == [Sum(1), Sum(2)]
 
 
-@requirement("execute.output-type")
 @pytest.mark.parametrize(
     ("output_type", "name"), [(int, "int"), (str, "str"), (list[Sum], "list"), (int | str, r"int | str")]
 )
@@ -527,14 +505,12 @@ async def test_data_that_does_not_fit_the_output_type_is_an_execution_error(
     assert error.message.startswith(f"a.sum: the data does not fit {name}: ")
 
 
-@requirement("execute.output-type")
 async def test_a_handler_that_breaks_its_schema_cannot_make_the_type_lie(registry: OperationRegistry) -> None:
     registry.register(spec("a.sum", output_schema=Schema({"type": "object"})), lambda input, context: {"total": "3"})
     error = await call_error(registry.execute("a.sum", output_type=Sum))
     assert error.code is ErrorCode.EXECUTION_ERROR
 
 
-@requirement("handlers.raw-or-envelope")
 async def test_registries_do_not_share_operations_or_threads() -> None:
     one, two = OperationRegistry(), OperationRegistry()
     one.query("a.b")(lambda: 1)
@@ -564,7 +540,6 @@ class Tools:
             listener(SourceChange(put, gone))
 
 
-@requirement("registry.follow")
 async def test_a_registry_that_follows_a_source_has_what_the_source_adds_changes_and_removes() -> None:
     registry, changes = OperationRegistry(), list[tuple[str, str]]()
     tools = Tools(Operation(spec("t.one"), echo), Operation(spec("t.two"), echo))
@@ -578,7 +553,6 @@ async def test_a_registry_that_follows_a_source_has_what_the_source_adds_changes
     assert changes == [("replaced", "t.two"), ("added", "t.three"), ("removed", "t.one")]
 
 
-@requirement("registry.follow")
 def test_a_registry_that_no_longer_follows_keeps_what_it_has() -> None:
     registry, tools = OperationRegistry(), Tools(Operation(spec("t.one"), echo))
     stop = registry.follow(tools)
@@ -587,7 +561,6 @@ def test_a_registry_that_no_longer_follows_keeps_what_it_has() -> None:
     assert ids(registry.list()) == ["t.one"]
 
 
-@requirement("registry.follow")
 def test_a_source_takes_nothing_from_others_neither_at_first_nor_later(caplog: pytest.LogCaptureFixture) -> None:
     registry, tools = OperationRegistry(), Tools(Operation(spec("t.one"), echo))
     registry.register(spec("t.mine", title="mine"), echo)
@@ -599,7 +572,6 @@ def test_a_source_takes_nothing_from_others_neither_at_first_nor_later(caplog: p
     assert "t.mine is ignored" in caplog.text
 
 
-@requirement("registry.follow")
 def test_an_operation_that_was_unregistered_by_hand_can_still_be_withdrawn_by_its_source() -> None:
     registry, tools = OperationRegistry(), Tools(Operation(spec("t.one"), echo))
     registry.follow(tools)
@@ -608,8 +580,10 @@ def test_an_operation_that_was_unregistered_by_hand_can_still_be_withdrawn_by_it
     assert ids(registry.list()) == []
 
 
-@requirement("registry.prepare")
 async def test_objects_that_are_not_plain_are_prepared_before_they_are_checked_and_plain_input_is_not() -> None:
+    """An adapter may turn objects of its callers into plain input before that is checked; input that is plain
+    already never reaches it."""
+
     class Opened:
         text = "hello"
 

@@ -12,7 +12,6 @@ import pytest
 from opwire import OperationRegistry, OperationSpec, OperationType
 from opwire.openapi.client import from_openapi
 from opwire.registry.search import SearchIndex
-from tests.requirements import requirement
 
 
 def spec(id: str, title: str = "", description: str = "", *, writes: bool = False) -> OperationSpec:
@@ -46,7 +45,6 @@ def ids(found: Sequence[OperationSpec]) -> list[str]:
     return [each.id for each in found]
 
 
-@requirement("search.ranking")
 @pytest.mark.parametrize(
     ("text", "best"),
     [
@@ -67,22 +65,21 @@ def ids(found: Sequence[OperationSpec]) -> list[str]:
     ],
 )
 def test_a_request_in_plain_words_finds_its_operation(index: SearchIndex, text: str, best: str) -> None:
+    """A request finds its operation by other forms, synonyms, abbreviations and misspellings of its words;
+    plurals prefer lists, and verbs that write prefer mutations."""
     assert ids(index.find(text, 3))[:1] == [best]
 
 
-@requirement("search.ranking")
 def test_an_abbreviation_stands_for_all_of_its_words(index: SearchIndex) -> None:
     assert ids(index.find("pvc", 5)) == ["kube.listCoreV1PersistentVolumeClaim"]
 
 
-@requirement("search.ranking")
 def test_a_number_counts_if_it_is_part_of_a_name() -> None:
     index = SearchIndex([spec(f"api.resource_{number}", f"Return resource {number}") for number in range(50)])
     assert ids(index.find("resource 42", 1)) == ["api.resource_42"]
     assert len(index.find("resource 99", 50)) == 50
 
 
-@requirement("search.ranking")
 def test_nothing_similar_is_found_by_nothing_and_everything_by_an_empty_request(index: SearchIndex) -> None:
     assert index.find("xylophone qwertz 12345", 5) == ()
     assert index.find("the of a", 5) == ()
@@ -91,14 +88,13 @@ def test_nothing_similar_is_found_by_nothing_and_everything_by_an_empty_request(
     assert index.find("list", -1) == ()
 
 
-@requirement("search.visible")
 def test_only_visible_operations_are_found(index: SearchIndex) -> None:
+    """A search on behalf of a caller finds only what the caller may see."""
     found = index.find("repository", 10, visible=lambda spec: spec.type is OperationType.MUTATION)
     assert ids(found) == ["code.repos_delete"]
     assert ids(index.find("", 1, visible=lambda spec: spec.namespace == "pay")) == ["pay.PostInvoicesInvoiceFinalize"]
 
 
-@requirement("search.updated")
 def test_the_index_of_a_registry_follows_its_changes() -> None:
     registry = OperationRegistry()
     registry.register(SPECS[0])
@@ -118,7 +114,6 @@ def vectors(texts: Sequence[str]) -> list[list[float]]:
     return [[float("code" in text or "ship" in text), float("pay" in text or "owe" in text), 0.1] for text in texts]
 
 
-@requirement("search.embeddings")
 def test_an_embedding_function_finds_what_words_do_not() -> None:
     registry = OperationRegistry()
     calls: list[int] = []
@@ -140,7 +135,6 @@ def test_an_embedding_function_finds_what_words_do_not() -> None:
     assert registry.search("who owes us?") == ()
 
 
-@requirement("search.embeddings")
 @pytest.mark.parametrize(
     "embed",
     [
@@ -153,12 +147,12 @@ def test_an_embedding_function_finds_what_words_do_not() -> None:
 def test_a_failing_embedding_function_is_logged_and_words_remain(
     embed: object, caplog: pytest.LogCaptureFixture
 ) -> None:
+    """A user's embedding function adds its ranking; if it fails, words alone rank."""
     index = SearchIndex(SPECS, embed=embed)  # pyright: ignore[reportArgumentType]
     assert ids(index.find("finalize", 1)) == ["pay.PostInvoicesInvoiceFinalize"]
     assert "the embedding function failed" in caplog.text
 
 
-@requirement("search.bounded")
 @pytest.mark.parametrize(
     "text",
     [
@@ -173,8 +167,8 @@ def test_a_hostile_request_is_answered(index: SearchIndex, text: str) -> None:
     assert len(index.find(text, 5)) <= 5
 
 
-@requirement("search.bounded")
 def test_long_texts_of_an_operation_are_cut() -> None:
+    """A search takes bounded work for any request and any texts of operations."""
     index = SearchIndex(
         [spec("a.b", "Title " * 100_000, "word " * 1_000_000 + "last"), spec("a.c", "", "<" * 1_000_000)]
     )
@@ -182,7 +176,6 @@ def test_long_texts_of_an_operation_are_cut() -> None:
     assert index.find("last", 5) == ()
 
 
-@requirement("search.bounded")
 def test_long_tags_of_an_operation_are_cut() -> None:
     # 300 operations with a tag of 40,000 words took 20 s and 1.6 GB.
     index = SearchIndex([OperationSpec(namespace="a", name="b", tags=("word " * 40_000 + "last", "parcel"))])
@@ -190,7 +183,6 @@ def test_long_tags_of_an_operation_are_cut() -> None:
     assert index.find("last", 5) == ()
 
 
-@requirement("search.bounded")
 def test_a_namespace_with_too_many_words_is_indexed_briefly_and_others_are_not() -> None:
     number = count()
 
@@ -210,8 +202,9 @@ def test_a_namespace_with_too_many_words_is_indexed_briefly_and_others_are_not()
     assert set(ids(index.find("stamps", 5))) == {"evil.post", "good.post"}
 
 
-@requirement("search.recall")
 def test_requests_over_real_documents_find_their_operations(shared: Path) -> None:
+    """Over nine real documents the right operation is first for 60 % of the requests and among the first five for
+    78 %."""
     given = json.loads((shared / "search" / "queries-dev.json").read_bytes())
     registry = OperationRegistry()
     for namespace, name in given["corpus"].items():
@@ -226,7 +219,6 @@ def test_requests_over_real_documents_find_their_operations(shared: Path) -> Non
     assert five / len(given["queries"]) >= 0.8
 
 
-@requirement("search.ranking")
 def test_an_operation_that_removes_something_is_not_the_first_for_a_request_that_does_not() -> None:
     index = SearchIndex(
         [
@@ -242,7 +234,6 @@ def test_an_operation_that_removes_something_is_not_the_first_for_a_request_that
     assert [spec.name for spec in index.find("get rid of a webhook endpoint", 1)] == ["endpoint.delete"]
 
 
-@requirement("search.ranking")
 def test_two_words_may_be_one_and_the_opposite_of_a_verb() -> None:
     names = ("users/follow", "users/unfollow", "payouts/create", "payments/create")
     index = SearchIndex(OperationSpec(namespace="a", name=name, type="mutation") for name in names)
@@ -250,7 +241,6 @@ def test_two_words_may_be_one_and_the_opposite_of_a_verb() -> None:
     assert index.find("pay out money", 1)[0].name == "payouts/create"
 
 
-@requirement("search.ranking")
 def test_the_shorter_of_two_names_is_the_first_however_many_parts_it_has() -> None:
     kinds = ("AdmissionPolicy", "AdmissionPolicyBinding", "MutatingAdmissionPolicy", "MutatingAdmissionPolicyBinding")
     index = SearchIndex(
@@ -262,7 +252,6 @@ def test_the_shorter_of_two_names_is_the_first_however_many_parts_it_has() -> No
     assert index.find("take an admission policy away", 1)[0].name == "deleteRegistrationV1AdmissionPolicy"
 
 
-@requirement("search.ranking")
 def test_an_imperative_asks_for_a_change() -> None:
     index = SearchIndex(
         [
@@ -274,13 +263,11 @@ def test_an_imperative_asks_for_a_change() -> None:
     assert ids(index.find("starred gists", 1)) == ["hub.gists_starred"]
 
 
-@requirement("search.ranking")
 def test_the_words_of_a_phrase_may_be_apart() -> None:
     index = SearchIndex([spec("shop.users_login", "Login", writes=True), spec("shop.logs_in", "Logs in a user folder")])
     assert ids(index.find("log a new user in", 1)) == ["shop.users_login"]
 
 
-@requirement("search.ranking")
 def test_a_namespace_that_the_request_names_is_preferred() -> None:
     names = ("docker.volumes_list", "kubernetes.volumes_list")
     index = SearchIndex(spec(name, "List volumes") for name in names)
@@ -288,7 +275,6 @@ def test_a_namespace_that_the_request_names_is_preferred() -> None:
     assert ids(index.find("k8s volumes", 1)) == ["kubernetes.volumes_list"]
 
 
-@requirement("search.ranking")
 def test_a_state_that_has_no_operation_is_changed_by_an_update() -> None:
     index = SearchIndex(
         [

@@ -5,10 +5,8 @@ import time
 import pytest
 
 from opwire.registry.search_words import misspellings, plain_text, stem, thesaurus, words
-from tests.requirements import requirement
 
 
-@requirement("search.words")
 @pytest.mark.parametrize(
     ("text", "expected"),
     [
@@ -24,7 +22,6 @@ def test_identifiers_are_split(text: str, expected: list[str]) -> None:
     assert list(words(text)) == expected
 
 
-@requirement("search.words")
 @pytest.mark.parametrize(
     "forms",
     [
@@ -44,13 +41,11 @@ def test_forms_of_a_word_have_one_stem(forms: str) -> None:
     assert len({stem(form) for form in forms.split()}) == 1
 
 
-@requirement("search.words")
 def test_different_words_keep_different_stems() -> None:
     different = "status state payment pay comment commit run rule user use key status organization organ".split()
     assert len({stem(word) for word in different}) == len(set(different))
 
 
-@requirement("search.words")
 def test_one_wrong_letter_is_a_misspelling() -> None:
     for right, wrong in [
         ("invoices", "invioces"),
@@ -63,13 +58,11 @@ def test_one_wrong_letter_is_a_misspelling() -> None:
     assert "slice" not in set(misspellings("alice"))
 
 
-@requirement("search.words")
 def test_tags_and_addresses_are_not_words() -> None:
     text = plain_text('<p>See <a href="https://a.example/b">plans</a>, [docs](/docs/x) or https://b.example/c</p>')
     assert list(words(text)) == ["see", "plans", "docs", "or"]
 
 
-@requirement("search.bounded")
 def test_markup_that_never_ends_is_read_in_linear_time() -> None:
     began = time.process_time()
     for hostile in ("<" * 100_000, "](" * 50_000, "https://" * 12_500, "aA" * 50_000):
@@ -77,7 +70,6 @@ def test_markup_that_never_ends_is_read_in_linear_time() -> None:
     assert time.process_time() - began < 20  # quadratic time would be minutes
 
 
-@requirement("search.words")
 def test_every_word_of_the_tables_is_reachable_by_its_stem() -> None:
     tables = thesaurus()
     assert stem("remove") in tables.synonyms[stem("deleting")]

@@ -31,7 +31,6 @@ from opwire import (
 )
 from opwire.registry.signature import read_signature
 from tests import future_annotations
-from tests.requirements import requirement
 
 Register = Callable[[Callable[..., Any]], OperationRegistry]
 
@@ -106,7 +105,6 @@ async def received(function: Callable[..., Any], input: Any) -> list[Any]:
 # --- schemas ----------------------------------------------------------------------------------------------------------
 
 
-@requirement("decorators.schemas")
 def test_each_parameter_is_a_property_and_required_unless_it_has_a_default() -> None:
     def order(article: str, quantity: int = 1, *, gift: bool = False) -> None: ...
 
@@ -122,7 +120,6 @@ def test_each_parameter_is_a_property_and_required_unless_it_has_a_default() -> 
     }
 
 
-@requirement("decorators.schemas")
 def test_a_function_without_parameters_takes_an_empty_object() -> None:
     schema = read_signature(lambda: None, streams=False).input_schema
     assert schema.is_valid({})
@@ -130,7 +127,6 @@ def test_a_function_without_parameters_takes_an_empty_object() -> None:
     assert not schema.is_valid([])
 
 
-@requirement("decorators.schemas")
 def test_annotated_descriptions_and_constraints_are_in_the_schema() -> None:
     def search(text: Annotated[str, msgspec.Meta(description="What to look for", min_length=2)]) -> None: ...
 
@@ -139,7 +135,6 @@ def test_annotated_descriptions_and_constraints_are_in_the_schema() -> None:
     }
 
 
-@requirement("decorators.schemas")
 def test_a_default_that_has_a_json_form_is_declared_in_it() -> None:
     def plan(start: date = date(2026, 5, 1), colour: Colour = Colour.RED, at: Point = ORIGIN) -> None: ...
 
@@ -149,7 +144,6 @@ def test_a_default_that_has_a_json_form_is_declared_in_it() -> None:
     assert properties["at"]["default"] == {"x": 1.0, "y": 0.0}
 
 
-@requirement("decorators.schemas")
 async def test_a_default_without_a_json_form_makes_the_parameter_optional_and_is_used() -> None:
     missing = object()
 
@@ -162,7 +156,6 @@ async def test_a_default_without_a_json_form_makes_the_parameter_optional_and_is
     assert (await registry.execute("test.it", {"key": "a", "fallback": 1})).data is False
 
 
-@requirement("decorators.schemas")
 async def test_parameters_without_annotations_take_anything() -> None:
     def echo(value, other=None):  # type: ignore[no-untyped-def]
         return [value, other]
@@ -170,7 +163,6 @@ async def test_parameters_without_annotations_take_anything() -> None:
     assert (await registered(echo).execute("test.it", {"value": {"a": [1]}})).data == [{"a": [1]}, None]
 
 
-@requirement("decorators.schemas")
 async def test_extra_properties_go_to_the_parameter_with_two_stars_and_are_checked_by_its_type() -> None:
     def total(base: int, **extra: int) -> int:
         return base + sum(extra.values())
@@ -182,7 +174,6 @@ async def test_extra_properties_go_to_the_parameter_with_two_stars_and_are_check
         await registry.execute("test.it", {"base": 1, "x": "two"})
 
 
-@requirement("decorators.context")
 async def test_extra_properties_cannot_have_the_names_of_injected_parameters() -> None:
     def names(base: int, context: Context, **extra: int) -> list[str]:
         return [type(context).__name__, *extra]
@@ -195,7 +186,6 @@ async def test_extra_properties_cannot_have_the_names_of_injected_parameters() -
     assert (await registered(positional).execute("test.it", given)).data == ["Context", "base", "context", "x"]
 
 
-@requirement("decorators.schemas")
 @pytest.mark.parametrize(
     ("hint", "expected"),
     [
@@ -209,13 +199,14 @@ async def test_extra_properties_cannot_have_the_names_of_injected_parameters() -
     ],
 )
 def test_the_output_schema_is_that_of_the_returned_data(hint: Any, expected: Any) -> None:
+    """Input and output schemas are taken from a function's signature, or given in their place."""
+
     def it() -> Any: ...
 
     it.__annotations__["return"] = hint
     assert output_schema(it) == expected
 
 
-@requirement("decorators.schemas")
 def test_a_function_without_a_return_annotation_has_an_unknown_output() -> None:
     def it():  # type: ignore[no-untyped-def]
         ...
@@ -223,7 +214,6 @@ def test_a_function_without_a_return_annotation_has_an_unknown_output() -> None:
     assert read_signature(it, streams=False).output_schema is UNKNOWN
 
 
-@requirement("decorators.schemas")
 def test_the_output_schema_of_a_subscription_is_that_of_its_items() -> None:
     async def ticks() -> AsyncIterator[int]:
         yield 1
@@ -235,7 +225,6 @@ def test_the_output_schema_of_a_subscription_is_that_of_its_items() -> None:
     assert output_schema(lines, streams=True) == {"type": "string"}
 
 
-@requirement("decorators.schemas")
 async def test_given_schemas_replace_the_derived_ones() -> None:
     def it(n: int) -> int:
         return n
@@ -251,7 +240,6 @@ async def test_given_schemas_replace_the_derived_ones() -> None:
         await registry.execute("test.it", {"n": 4})
 
 
-@requirement("decorators.schemas")
 def test_an_annotation_that_needs_no_schema_because_one_is_given_is_not_read() -> None:
     class Unreadable:
         pass
@@ -268,7 +256,6 @@ def test_an_annotation_that_needs_no_schema_because_one_is_given_is_not_read() -
 # --- conversion -------------------------------------------------------------------------------------------------------
 
 
-@requirement("decorators.conversion")
 @pytest.mark.parametrize(
     ("hint", "given", "expected"),
     [
@@ -302,7 +289,6 @@ async def test_an_argument_arrives_as_its_annotated_type(hint: Any, given: Any, 
     assert type(value) is type(expected)
 
 
-@requirement("decorators.conversion")
 @pytest.mark.parametrize(("hint", "given"), [(int, 5.0), (float, 5), (int | None, 5.0)])
 async def test_a_number_arrives_as_the_kind_that_is_asked_for(hint: Any, given: Any) -> None:
     def it(value: Any, other: str = "") -> None: ...
@@ -313,7 +299,6 @@ async def test_a_number_arrives_as_the_kind_that_is_asked_for(hint: Any, given: 
     assert type(value) is (int if hint == int | None else hint)
 
 
-@requirement("decorators.conversion")
 async def test_numbers_are_converted_for_each_parameter_on_its_own() -> None:
     def it(whole: int, real: float, any_of: int | float) -> None: ...
 
@@ -321,7 +306,6 @@ async def test_numbers_are_converted_for_each_parameter_on_its_own() -> None:
     assert [(value, type(value)) for value in values] == [(1, int), (2.0, float), (3, int)]
 
 
-@requirement("decorators.conversion", "input.strict")
 @pytest.mark.parametrize("given", [True, "1", 1.5, None, [1]])
 async def test_what_is_not_an_integer_is_not_made_one(given: Any) -> None:
     def it(value: int) -> None: ...
@@ -330,14 +314,12 @@ async def test_what_is_not_an_integer_is_not_made_one(given: Any) -> None:
         await received(it, {"value": given})
 
 
-@requirement("decorators.conversion")
 async def test_typed_instances_are_taken_as_input_as_well() -> None:
     def it(lines: list[Line], when: date) -> None: ...
 
     assert await received(it, {"lines": [Line("tea")], "when": date(2026, 5, 1)}) == [[Line("tea")], date(2026, 5, 1)]
 
 
-@requirement("decorators.conversion")
 async def test_data_that_is_valid_but_does_not_make_the_type_is_invalid_input() -> None:
     @dataclass
     class Even:
@@ -356,7 +338,6 @@ async def test_data_that_is_valid_but_does_not_make_the_type_is_invalid_input() 
         await registry.execute("test.it", {"even": {"number": 3}})
 
 
-@requirement("execute.call-errors-only", "failures.no-secrets")
 async def test_an_unforeseen_exception_of_an_arguments_own_class_is_an_execution_error() -> None:
     @dataclass
     class Broken:
@@ -383,7 +364,6 @@ async def test_an_unforeseen_exception_of_an_arguments_own_class_is_an_execution
 # --- the whole input --------------------------------------------------------------------------------------------------
 
 
-@requirement("decorators.conversion")
 @pytest.mark.parametrize(
     ("hint", "given", "expected"),
     [
@@ -406,7 +386,6 @@ async def test_a_positional_only_parameter_receives_the_whole_input(hint: Any, g
     assert type(value) is type(expected)
 
 
-@requirement("decorators.context")
 async def test_the_whole_input_and_the_context_come_in_any_order_and_kind() -> None:
     def after(value: int, context: Context) -> bool:
         return value == 5 and isinstance(context, Context)
@@ -430,7 +409,6 @@ async def test_the_whole_input_and_the_context_come_in_any_order_and_kind() -> N
 # --- the context ------------------------------------------------------------------------------------------------------
 
 
-@requirement("decorators.context")
 async def test_a_parameter_of_any_name_annotated_context_receives_it() -> None:
     def it(a: int, ctx: Context) -> Any:
         return [a, ctx.request_id]
@@ -440,7 +418,6 @@ async def test_a_parameter_of_any_name_annotated_context_receives_it() -> None:
     assert (await registry.execute("test.it", {"a": 1}, Context(request_id="r1"))).data == [1, "r1"]
 
 
-@requirement("decorators.context")
 async def test_a_context_parameter_may_be_optional_positional_only_or_keyword_only() -> None:
     def optional(a: int, context: Context | None = None) -> Any:
         return [a, context.request_id if context else "none"]
@@ -457,7 +434,6 @@ async def test_a_context_parameter_may_be_optional_positional_only_or_keyword_on
     assert optional(1) == [1, "none"]
 
 
-@requirement("decorators.context")
 async def test_a_property_of_the_contexts_name_cannot_be_smuggled_in() -> None:
     def it(a: int, context: Context) -> int:
         return a
@@ -466,7 +442,6 @@ async def test_a_property_of_the_contexts_name_cannot_be_smuggled_in() -> None:
         await registered(it).execute("test.it", {"a": 1, "context": {}})
 
 
-@requirement("decorators.refused")
 def test_two_context_parameters_are_refused() -> None:
     def it(one: Context, two: Context) -> None: ...
 
@@ -530,7 +505,6 @@ def logged_async(function: Callable[..., Awaitable[Any]]) -> Callable[..., Await
     return wrapper
 
 
-@requirement("decorators.callables")
 @pytest.mark.parametrize(
     "function",
     [
@@ -565,13 +539,13 @@ def logged_async(function: Callable[..., Awaitable[Any]]) -> Callable[..., Await
     ],
 )
 async def test_any_callable_with_a_signature_can_be_a_handler(function: Callable[..., Any]) -> None:
+    """Partials, callable objects, bound and static methods, wrapped functions can be handlers."""
     registry = registered(function)
     assert (await registry.execute("test.it", {"number": 4})).data == 12
     with pytest.raises(CallError, match="VALIDATION_ERROR"):
         await registry.execute("test.it", {"number": "four"})
 
 
-@requirement("decorators.callables")
 async def test_a_wrapped_generator_function_can_be_a_subscription() -> None:
     def count(to: int) -> Iterator[int]:
         yield from range(to)
@@ -590,12 +564,10 @@ async def test_a_wrapped_generator_function_can_be_a_subscription() -> None:
         assert [envelope.data async for envelope in registry.subscribe("test.it", {"to": 3})] == [0, 1, 2]
 
 
-@requirement("decorators.callables")
 async def test_a_builtin_that_takes_one_value_can_be_a_handler() -> None:
     assert (await registered(len).execute("test.it", [1, 2])).data == 2
 
 
-@requirement("decorators.callables")
 async def test_a_mock_can_be_a_handler() -> None:
     registry = OperationRegistry()
     registry.register(OperationSpec(namespace="test", name="sync"), Mock(return_value=1))
@@ -603,8 +575,8 @@ async def test_a_mock_can_be_a_handler() -> None:
     assert [(await registry.execute(f"test.{name}")).data for name in ("sync", "async")] == [1, 2]
 
 
-@requirement("decorators.function-unchanged")
 async def test_a_decorated_function_is_the_function_itself() -> None:
+    """A decorated function stays the ordinary function that it was."""
     registry = OperationRegistry(namespace="math")
 
     async def add(a: int, b: int = 1) -> int:
@@ -618,8 +590,8 @@ async def test_a_decorated_function_is_the_function_itself() -> None:
     assert {spec.id for spec in registry.list()} == {"math.add", "math.plus", "math.increment"}
 
 
-@requirement("decorators.types")
 def test_each_decorator_makes_an_operation_of_its_type() -> None:
+    """The decorators register functions as queries, mutations and subscriptions."""
     registry = OperationRegistry()
 
     @registry.query("a.read")
@@ -659,7 +631,6 @@ def test_an_id_without_a_dot_lies_in_the_registrys_namespace() -> None:
 # --- annotations as strings, and what is refused ----------------------------------------------------------------------
 
 
-@requirement("decorators.conversion", "decorators.context")
 async def test_annotations_that_are_strings_are_resolved() -> None:
     registry = OperationRegistry()
     future_annotations.register(registry)
@@ -669,7 +640,6 @@ async def test_annotations_that_are_strings_are_resolved() -> None:
 
 
 @pytest.mark.skipif(sys.version_info < (3, 14), reason="annotations are lazy since Python 3.14")
-@requirement("decorators.lazy-annotations")
 async def test_lazy_annotations_are_resolved_and_a_missing_name_is_refused() -> None:
     from tests import lazy_annotations as lazy
 
@@ -685,7 +655,6 @@ async def test_lazy_annotations_are_resolved_and_a_missing_name_is_refused() -> 
             Schema.from_type(cls)
 
 
-@requirement("decorators.refused")
 def test_an_annotation_that_cannot_be_resolved_is_refused_and_named() -> None:
     def it(a: "Nowhere") -> None: ...  # type: ignore[name-defined]  # noqa: F821  # pyright: ignore[reportUndefinedVariable]
 
@@ -693,7 +662,6 @@ def test_an_annotation_that_cannot_be_resolved_is_refused_and_named() -> None:
         registered(it)
 
 
-@requirement("decorators.refused")
 def test_a_type_without_a_json_form_is_refused_and_the_parameter_named() -> None:
     def takes(a: int, handle: Callable[[], int]) -> None: ...
 
@@ -705,7 +673,6 @@ def test_a_type_without_a_json_form_is_refused_and_the_parameter_named() -> None
         registered(gives)
 
 
-@requirement("decorators.refused")
 def test_parameters_that_cannot_be_filled_by_name_are_refused() -> None:
     def several(*numbers: int) -> None: ...
 
@@ -718,7 +685,6 @@ def test_parameters_that_cannot_be_filled_by_name_are_refused() -> None:
             registered(function)
 
 
-@requirement("decorators.refused")
 def test_a_subscription_has_to_say_what_it_yields() -> None:
     async def it() -> int:
         return 1
@@ -727,7 +693,6 @@ def test_a_subscription_has_to_say_what_it_yields() -> None:
         OperationRegistry().subscription("a.b")(it)
 
 
-@requirement("decorators.refused", "handlers.wrong-kind")
 def test_a_generator_function_is_not_a_query_and_nothing_is_registered() -> None:
     def count() -> Iterator[int]:
         yield 1
@@ -742,7 +707,6 @@ def test_a_generator_function_is_not_a_query_and_nothing_is_registered() -> None
     assert len(registry) == 0
 
 
-@requirement("decorators.schemas")
 async def test_what_extra_receives_is_converted_too_and_none_of_it_is_lost() -> None:
     registry = OperationRegistry()
 
@@ -770,7 +734,6 @@ def test_a_function_may_refer_to_a_variable_that_is_assigned_later() -> None:
 # --- cursors ----------------------------------------------------------------------------------------------------------
 
 
-@requirement("resume.handler")
 async def test_a_stream_that_takes_the_cursor_can_be_resumed_and_its_input_does_not_have_it() -> None:
     registry = OperationRegistry()
 
@@ -801,7 +764,6 @@ async def test_a_stream_that_takes_the_cursor_can_be_resumed_and_its_input_does_
     assert [each.data async for each in registry.subscribe("log.whole", 3)] == [[3, None]]
 
 
-@requirement("resume.handler")
 def test_a_cursor_is_a_text_or_none_and_a_parameter_of_subscriptions_only() -> None:
     def wrong(resume_from: int) -> Iterator[int]: ...
     def unfilled(resume_from: str | None, /) -> Iterator[int]: ...

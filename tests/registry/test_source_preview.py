@@ -13,7 +13,6 @@ from opwire.model.operation import Context, PreparedRequest
 from opwire.openapi.client import from_openapi
 from tests.mcp.client.listed_server import MODERN, Stage, tool
 from tests.openapi.client.echo import EchoServer
-from tests.requirements import requirement
 
 SECRET = "s3cret-of-ours"
 TRACE = {"traceparent": "00-0af7651916cd43dd8448eb211c80319c-b7ad6b7169203331-01"}
@@ -60,9 +59,9 @@ async def server() -> Any:
         yield server
 
 
-@requirement("adapters.preview")
 @pytest.mark.parametrize("scheme", ["header", "query", "cookie", "bearer", "basic"])
 async def test_a_previewed_http_request_is_the_one_that_is_sent(server: EchoServer, scheme: str) -> None:
+    """A preview shows the request that a call sends, without sending it and without credentials."""
     registry, context = OperationRegistry(), Context(metadata=TRACE)
     source = from_openapi(document(server, scheme), credentials=CREDENTIALS, headers={"X-Tenant": SECRET})
     async with source:
@@ -82,7 +81,6 @@ async def test_a_previewed_http_request_is_the_one_that_is_sent(server: EchoServ
     assert SECRET not in repr(shown)
 
 
-@requirement("adapters.preview")
 async def test_a_preview_requests_no_token(server: EchoServer) -> None:
     registry = OperationRegistry()
     async with from_openapi(document(server, "oauth"), credentials=CREDENTIALS) as source:
@@ -92,7 +90,6 @@ async def test_a_preview_requests_no_token(server: EchoServer) -> None:
     assert server.arrived == []
 
 
-@requirement("adapters.preview")
 @pytest.mark.parametrize("answers", [{}, MODERN], ids=["2025-11-25", "2026-07-28"])
 async def test_a_previewed_mcp_request_is_the_one_that_is_sent(tmp_path: Path, answers: Any) -> None:
     received = {"result": "received"}
@@ -113,7 +110,6 @@ async def test_a_previewed_mcp_request_is_the_one_that_is_sent(tmp_path: Path, a
     assert sum(each.get("method") == "tools/call" for each in messages) == 1
 
 
-@requirement("adapters.preview")
 async def test_invalid_input_is_rejected_and_a_function_does_not_run() -> None:
     registry = OperationRegistry()
 

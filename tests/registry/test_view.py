@@ -28,7 +28,6 @@ from opwire import (
     mcp_envelope,
 )
 from opwire.registry.dispatch import Dispatcher
-from tests.requirements import requirement
 
 
 @dataclass
@@ -84,7 +83,6 @@ async def failure(registry: OperationRegistry, id: str, input: Any, context: Con
 # --- selection --------------------------------------------------------------------------------------------------------
 
 
-@requirement("view.selection")
 @pytest.mark.parametrize(
     ("options", "expected"),
     [
@@ -109,7 +107,6 @@ def test_a_view_selects_by_id_namespace_tag_type_scope_and_predicate(
     assert view.problems == ()
 
 
-@requirement("view.selection")
 async def test_what_is_not_selected_cannot_be_called_nor_is_it_suggested(registry: OperationRegistry) -> None:
     view = registry.view(include=["math"])
     error = await failure(view, "shop.order", {})
@@ -117,7 +114,6 @@ async def test_what_is_not_selected_cannot_be_called_nor_is_it_suggested(registr
     assert "shop" not in error.message.removeprefix("Operation not found: shop.order")
 
 
-@requirement("view.problems")
 def test_patterns_that_match_nothing_are_reported(
     registry: OperationRegistry, caplog: pytest.LogCaptureFixture
 ) -> None:
@@ -137,7 +133,6 @@ def test_patterns_that_match_nothing_are_reported(
     assert "'shop.ordr' matches nothing" in caplog.text
 
 
-@requirement("view.problems")
 @pytest.mark.parametrize(
     ("changes", "problem"),
     [
@@ -157,7 +152,6 @@ def test_an_operation_with_a_rule_that_cannot_be_applied_is_left_out(
     assert found.endswith(problem)
 
 
-@requirement("view.problems")
 @pytest.mark.parametrize(
     ("options", "message"),
     [
@@ -181,8 +175,8 @@ def test_invalid_options_are_rejected(registry: OperationRegistry, options: Any,
 # --- names ------------------------------------------------------------------------------------------------------------
 
 
-@requirement("view.rename")
 async def test_operations_and_namespaces_are_renamed(registry: OperationRegistry) -> None:
+    """A view renames operations one by one, by pattern and by namespace, in results and errors too."""
     view = registry.view(
         rename={"shop.order": "store.buy", "shop.articles": "list", "math.*": "calc.number_*"},
         reshape={"math.add": Reshape(title="Sum", description="Add numbers.")},
@@ -200,14 +194,12 @@ async def test_operations_and_namespaces_are_renamed(registry: OperationRegistry
     assert ids(registry.view(rename={"math": "m"}, include=["math.add"])) == ["m.add"]
 
 
-@requirement("view.rename")
 def test_two_operations_with_one_name_are_reported_and_the_first_stays(registry: OperationRegistry) -> None:
     view = registry.view(include=["math.add", "math.twice"], rename={"math.twice": "math.add"})
     assert ids(view) == ["math.add"]
     assert view.problems == ("math.twice is left out: the view has another math.add",)
 
 
-@requirement("view.env")
 async def test_handlers_call_the_operations_of_the_viewed_registry(registry: OperationRegistry) -> None:
     view = registry.view(include=["math.twice"], rename={"math.twice": "n.double"})
     assert (await view.execute("n.double", {"a": 4})).data == 8
@@ -225,7 +217,6 @@ BUYING = Reshape(
 )
 
 
-@requirement("view.parameters")
 async def test_parameters_are_renamed_hidden_fixed_and_narrowed(registry: OperationRegistry) -> None:
     view = registry.view(reshape={"shop.order": BUYING})
     spec = view.get_spec("shop.order")
@@ -237,7 +228,6 @@ async def test_parameters_are_renamed_hidden_fixed_and_narrowed(registry: Operat
     assert data == {"total": 1, "customer": "ada", "currency": "EUR", "note": "", "lines": ["tea"]}
 
 
-@requirement("view.parameters")
 @pytest.mark.parametrize(
     ("input", "message"),
     [
@@ -259,7 +249,6 @@ async def test_a_caller_cannot_pass_what_is_hidden_and_errors_use_the_names_of_t
     assert error.message.startswith(message)
 
 
-@requirement("view.parameters")
 async def test_values_come_from_the_context_of_the_call(registry: OperationRegistry) -> None:
     def tenant(context: Context) -> str:
         return f"tenant {context.request_id}"
@@ -274,7 +263,6 @@ async def test_values_come_from_the_context_of_the_call(registry: OperationRegis
     assert (await failure(view, "shop.order", {"items": []})).code is ErrorCode.UNAUTHENTICATED
 
 
-@requirement("view.parameters")
 async def test_concurrent_callers_never_get_each_others_values(registry: OperationRegistry) -> None:
     view = registry.view(reshape={"shop.order": BUYING})
 
@@ -286,7 +274,6 @@ async def test_concurrent_callers_never_get_each_others_values(registry: Operati
     assert await asyncio.gather(*map(order, names)) == names
 
 
-@requirement("view.parameters")
 async def test_the_input_of_a_subscription_is_reshaped(registry: OperationRegistry) -> None:
     view = registry.view(rename={"math": "m"}, reshape={"math.count": Reshape(fix={"step": 2}, rename={"to": "end"})})
     async with aclosing(view.subscribe("m.count", {"end": 5})) as items:
@@ -301,14 +288,12 @@ async def test_the_input_of_a_subscription_is_reshaped(registry: OperationRegist
 # --- results ----------------------------------------------------------------------------------------------------------
 
 
-@requirement("view.results")
 async def test_fields_of_a_result_are_kept_in_lists_too(registry: OperationRegistry) -> None:
     view = registry.view(reshape={"shop.articles": Reshape(keep=["name", "price.amount"])})
     data = (await view.execute("shop.articles", {"count": 2})).data
     assert data == [{"name": "article 0", "price": {"amount": 0}}, {"name": "article 1", "price": {"amount": 1}}]
 
 
-@requirement("view.results")
 def test_the_output_schema_is_projected() -> None:
     registry = OperationRegistry()
     item = {
@@ -330,8 +315,8 @@ def test_the_output_schema_is_projected() -> None:
     assert spec.output_schema.is_valid([{"id": 1}])
 
 
-@requirement("view.results")
 async def test_a_long_result_is_shortened_and_the_rest_can_be_fetched(registry: OperationRegistry) -> None:
+    """A view keeps some fields of a result, and shortens long ones; the rest can be fetched by the same caller."""
     view = registry.view(reshape={"shop.articles": Reshape(max_chars=50)})
     whole = await view.execute("shop.articles", {"count": 0})
     assert whole.data == []
@@ -354,7 +339,6 @@ async def test_a_long_result_is_shortened_and_the_rest_can_be_fetched(registry: 
     assert (await outer.execute("results.more", page["next"])).data["text"]
 
 
-@requirement("view.results")
 async def test_stored_results_are_bounded(registry: OperationRegistry) -> None:
     view = registry.view(reshape={"shop.articles": Reshape(max_chars=10)})
     first = (await view.execute("shop.articles")).data["next"]
@@ -364,7 +348,6 @@ async def test_stored_results_are_bounded(registry: OperationRegistry) -> None:
     assert "expired" in (await failure(view, "results.more", first)).message
 
 
-@requirement("view.results")
 async def test_content_blocks_do_not_contain_what_was_dropped() -> None:
     registry = OperationRegistry()
     content = [{"type": "text", "text": '{"a": 1, "secret": 2}'}]
@@ -400,7 +383,6 @@ FLAT: list[Reshape] = [
 ]
 
 
-@requirement("view.parameters")
 @pytest.mark.parametrize("changes", FLAT)
 async def test_flat_input_of_a_function_is_reshaped_as_that_of_any_other_operation(changes: Reshape) -> None:
     registry = OperationRegistry()
@@ -430,7 +412,6 @@ async def test_flat_input_of_a_function_is_reshaped_as_that_of_any_other_operati
     assert seen or changes in (FLAT[6], FLAT[10])
 
 
-@requirement("view.parameters")
 async def test_a_view_leaves_defaults_to_the_function() -> None:
     registry, missing = OperationRegistry(), object()
 
@@ -443,7 +424,6 @@ async def test_a_view_leaves_defaults_to_the_function() -> None:
     assert (await view.execute("a.b", {"x": 1, "b": 2})).data == [1, False, "c"]
 
 
-@requirement("view.parameters")
 async def test_objects_in_the_input_of_a_view_are_converted_before_they_are_checked() -> None:
     registry = OperationRegistry()
 
@@ -464,7 +444,6 @@ async def test_objects_in_the_input_of_a_view_are_converted_before_they_are_chec
         assert envelope.data == (await registry.execute("a.b", {"line": Line(2), "day": date(2026, 2, 1)})).data
 
 
-@requirement("view.interceptors")
 async def test_a_reshaping_view_runs_the_interceptors_of_its_registry_with_its_input(
     registry: OperationRegistry,
 ) -> None:
@@ -493,8 +472,8 @@ async def test_a_reshaping_view_runs_the_interceptors_of_its_registry_with_its_i
 # --- a registry -------------------------------------------------------------------------------------------------------
 
 
-@requirement("view.follows")
 async def test_a_view_follows_the_changes_of_its_registry(registry: OperationRegistry) -> None:
+    """A view follows its registry, can be followed and viewed again, and is not kept alive by it."""
     view = registry.view(include=["math"], rename={"math": "m"}, reshape={"math.late": Reshape(fix={"a": 1})})
     outer = view.view(exclude=["m.count"])
     seen: list[tuple[str, str]] = []
@@ -513,7 +492,6 @@ async def test_a_view_follows_the_changes_of_its_registry(registry: OperationReg
     assert ids(outer) == ["m.twice"]
 
 
-@requirement("view.follows")
 def test_a_view_that_is_not_used_any_more_is_garbage(registry: OperationRegistry) -> None:
     view = ref(registry.view())
     gc.collect()
@@ -521,7 +499,6 @@ def test_a_view_that_is_not_used_any_more_is_garbage(registry: OperationRegistry
     registry.unregister("math.add")
 
 
-@requirement("view.follows")
 async def test_a_view_can_be_followed(registry: OperationRegistry) -> None:
     view = registry.view(include=["math.add"], rename={"math": "m"}, reshape={"math.add": Reshape(fix={"b": 10})})
     other = OperationRegistry()
@@ -532,7 +509,6 @@ async def test_a_view_can_be_followed(registry: OperationRegistry) -> None:
     stop()
 
 
-@requirement("view.interceptors")
 async def test_interceptors_of_the_registry_and_of_the_view_run(registry: OperationRegistry) -> None:
     calls: list[str] = []
 
@@ -569,7 +545,6 @@ async def test_interceptors_of_the_registry_and_of_the_view_run(registry: Operat
     assert calls == ["view m.add ['a', 'b']"]
 
 
-@requirement("view.identity")
 async def test_a_view_can_require_scopes_and_belong_to_an_identity(registry: OperationRegistry) -> None:
     support = registry.view(scopes=["support"])
     dispatcher = Dispatcher(support)
@@ -583,7 +558,6 @@ async def test_a_view_can_require_scopes_and_belong_to_an_identity(registry: Ope
     assert (await mine.execute("shop.order", {"lines": []})).data["customer"] == "ada"
 
 
-@requirement("view.registry")
 async def test_a_view_is_searched_previewed_and_has_operations_of_its_own(registry: OperationRegistry) -> None:
     view = registry.view(rename={"shop": "store"}, reshape={"shop.order": BUYING})
     assert [spec.id for spec in view.search("order articles", limit=1)] == ["store.order"]
@@ -594,7 +568,6 @@ async def test_a_view_is_searched_previewed_and_has_operations_of_its_own(regist
     assert "own.hello" not in registry
 
 
-@requirement("view.registry")
 async def test_an_operation_without_a_handler_stays_one(registry: OperationRegistry) -> None:
     registry.register(OperationSpec(namespace="a", name="b"))
     view = registry.view(rename={"a": "c"}, reshape={"a.b": Reshape(keep=["x"])})

@@ -1,10 +1,8 @@
 """Collections that peers cannot grow without limit."""
 
 from opwire.runtime.bounded import BoundedDict, SharedLimit, Tally
-from tests.requirements import requirement
 
 
-@requirement("bounded.collections")
 def test_a_bounded_dict_replaces_its_oldest_entry() -> None:
     known: BoundedDict[str, int] = BoundedDict(2)
     known["a"], known["b"] = 1, 2
@@ -14,8 +12,8 @@ def test_a_bounded_dict_replaces_its_oldest_entry() -> None:
     assert known == {"b": 2, "c": 4}
 
 
-@requirement("bounded.collections")
 def test_a_tally_forgets_the_keys_that_fall_to_zero() -> None:
+    """Dicts, numbers by key and bytes by owner stay within limits, and forget what is gone."""
     tally: Tally[str] = Tally()
     tally["a"] += 2
     tally.subtract("a")
@@ -25,7 +23,6 @@ def test_a_tally_forgets_the_keys_that_fall_to_zero() -> None:
     assert not tally
 
 
-@requirement("bounded.collections")
 def test_one_owner_cannot_take_all_and_what_is_given_back_can_be_taken_again() -> None:
     limit: SharedLimit[str] = SharedLimit(100, 60)
     assert limit.take("ann", 60)

@@ -11,7 +11,6 @@ import pytest
 
 from opwire import CallError, ErrorCode
 from opwire.runtime.deadlines import MAX_SECONDS, Deadlines, HoldUps, bounded_seconds, resume
-from tests.requirements import requirement
 
 PATIENCE = 20
 SHORT = 0.03
@@ -22,7 +21,6 @@ async def within(awaitable: Any) -> Any:
         return await awaitable
 
 
-@requirement("deadlines.never-early")
 async def test_a_deadline_is_never_early() -> None:
     deadlines, done = Deadlines(), asyncio.Event()
     late: list[float] = []
@@ -39,7 +37,6 @@ async def test_a_deadline_is_never_early() -> None:
     assert min(late) >= 0
 
 
-@requirement("deadlines.never-early")
 @pytest.mark.parametrize("never", [math.inf, math.nan, 1e300])
 async def test_a_time_that_never_comes_is_not_a_deadline(never: float) -> None:
     deadlines, expired = Deadlines(), list[str]()
@@ -50,7 +47,6 @@ async def test_a_time_that_never_comes_is_not_a_deadline(never: float) -> None:
     assert expired == ["soon"]
 
 
-@requirement("deadlines.shared-timers")
 async def test_deadlines_that_are_close_share_one_timer() -> None:
     deadlines, loop = Deadlines(), asyncio.get_running_loop()
     when = time.monotonic() + 60
@@ -63,7 +59,6 @@ async def test_deadlines_that_are_close_share_one_timer() -> None:
         assert timers.call_count == 2
 
 
-@requirement("deadlines.shared-timers")
 async def test_calls_that_have_ended_leave_nothing_behind_however_far_their_deadline_was() -> None:
     deadlines, loop = Deadlines(), asyncio.get_running_loop()
     before = len(loop._scheduled)  # pyright: ignore[reportAttributeAccessIssue]
@@ -149,7 +144,6 @@ def test_what_is_not_a_number_is_not_a_time(given: Any) -> None:
         bounded_seconds(given)
 
 
-@requirement("deadlines.never-early")
 async def test_what_was_taken_back_does_not_expire_and_what_was_not_does() -> None:
     deadlines, expired, done = Deadlines(), [], asyncio.Event()
     when = time.monotonic() + SHORT
@@ -211,7 +205,6 @@ async def caught(awaitable: Any) -> CallError:
     return found.value
 
 
-@requirement("deadlines.limit")
 async def test_what_ends_in_time_gives_its_result_or_its_error() -> None:
     deadlines = Deadlines()
 
@@ -228,7 +221,6 @@ async def test_what_ends_in_time_gives_its_result_or_its_error() -> None:
     assert not any(deadlines._due.values())
 
 
-@requirement("deadlines.limit")
 async def test_what_does_not_end_in_time_is_cancelled_and_is_a_timeout_that_says_so() -> None:
     ended = asyncio.Event()
 
@@ -247,7 +239,6 @@ async def test_what_does_not_end_in_time_is_cancelled_and_is_a_timeout_that_says
     assert task.cancelling() == 0
 
 
-@requirement("deadlines.limit")
 async def test_what_comes_too_late_is_not_even_begun() -> None:
     begun: list[int] = []
 
@@ -258,7 +249,6 @@ async def test_what_comes_too_late_is_not_even_begun() -> None:
     assert (error.code, begun) == (ErrorCode.TIMEOUT, [])
 
 
-@requirement("deadlines.limit")
 async def test_a_caller_that_is_cancelled_is_cancelled_and_not_timed_out() -> None:
     begun = asyncio.Event()
 
@@ -273,7 +263,6 @@ async def test_a_caller_that_is_cancelled_is_cancelled_and_not_timed_out() -> No
         await within(task)
 
 
-@requirement("deadlines.limit")
 async def test_a_caller_that_is_cancelled_in_the_very_moment_of_its_deadline_is_cancelled() -> None:
     deadlines, when = Deadlines(), time.monotonic() + SHORT
     task = asyncio.ensure_future(deadlines.limit(forever, when, "x"))
@@ -287,7 +276,6 @@ async def test_a_caller_that_is_cancelled_in_the_very_moment_of_its_deadline_is_
     assert task.cancelled()
 
 
-@requirement("deadlines.limit")
 @pytest.mark.parametrize("outcome", ["value", "error"])
 async def test_a_call_that_makes_something_of_its_cancellation_leaves_no_trace_of_it(outcome: str) -> None:
     async def stubborn() -> str:
@@ -311,7 +299,6 @@ async def test_a_call_that_makes_something_of_its_cancellation_leaves_no_trace_o
     await asyncio.sleep(0)
 
 
-@requirement("deadlines.limit")
 async def test_the_inner_of_two_limits_that_expire_together_does_not_swallow_the_outer() -> None:
     deadlines, when = Deadlines(), time.monotonic() + SHORT
     swallowed: list[CallError] = []
@@ -345,8 +332,8 @@ async def test_a_limit_that_has_ended_holds_no_reference_to_its_task() -> None:
 # --- hold-ups ---------------------------------------------------------------------------------------------------------
 
 
-@requirement("deadlines.hold-ups")
 async def test_a_loop_that_runs_was_not_held_up_and_one_that_was_stopped_says_for_how_long() -> None:
+    """How long the event loop was held up lately is known to what it reads afterwards."""
     clock = [100.0]
     looks: list[Any] = []
     hold_ups, loop = HoldUps(), asyncio.get_running_loop()

@@ -6,7 +6,6 @@ import signal
 import pytest
 
 from opwire.runtime.signals import STOP_SIGNALS, stop_signals
-from tests.requirements import requirement
 
 
 class LoopWithoutHandlers(asyncio.SelectorEventLoop):
@@ -23,19 +22,18 @@ async def stopped_by(number: int) -> bool:
             return await stop.wait()
 
 
-@requirement("platforms.signals")
 @pytest.mark.parametrize("loop", [asyncio.new_event_loop, LoopWithoutHandlers])
 @pytest.mark.parametrize("number", STOP_SIGNALS)
 def test_a_signal_sets_the_event_with_every_kind_of_event_loop(
     number: int, loop: type[asyncio.AbstractEventLoop]
 ) -> None:
+    """SIGINT and SIGTERM stop what is served on every platform, Windows included."""
     before = {each: signal.getsignal(each) for each in STOP_SIGNALS}
     with asyncio.Runner(loop_factory=loop) as runner:
         assert runner.run(stopped_by(number))
     assert {each: signal.getsignal(each) for each in STOP_SIGNALS} == before
 
 
-@requirement("platforms.signals")
 def test_a_signal_that_was_ignored_is_ignored_again() -> None:
     before = signal.signal(signal.SIGINT, signal.SIG_IGN)  # as in a background job of a script
     try:
@@ -46,7 +44,6 @@ def test_a_signal_that_was_ignored_is_ignored_again() -> None:
         signal.signal(signal.SIGINT, before)
 
 
-@requirement("platforms.signals")
 async def test_another_thread_waits_without_handlers() -> None:
     async def enter() -> bool:
         with stop_signals() as stop:

@@ -5,10 +5,8 @@ import gc
 import weakref
 
 from opwire.runtime.tasks import cancel_tasks, resolve, spawn
-from tests.requirements import requirement
 
 
-@requirement("tasks.held")
 async def test_a_task_is_held_until_it_has_ended() -> None:
     tasks, go_on = set[asyncio.Task[str]](), asyncio.Event()
 
@@ -26,7 +24,6 @@ async def test_a_task_is_held_until_it_has_ended() -> None:
     assert tasks == set()
 
 
-@requirement("tasks.held")
 async def test_a_future_that_is_done_stays_unchanged() -> None:
     pending, cancelled = asyncio.get_running_loop().create_future(), asyncio.get_running_loop().create_future()
     cancelled.cancel()
@@ -36,7 +33,6 @@ async def test_a_future_that_is_done_stays_unchanged() -> None:
     assert cancelled.cancelled()
 
 
-@requirement("tasks.held")
 async def test_tasks_that_are_cancelled_are_awaited() -> None:
     ended: list[str] = []
 

@@ -12,7 +12,6 @@ import pytest
 
 from opwire import CallError, ErrorCode
 from opwire.runtime.workers import MAX_STUCK, WorkerPool
-from tests.requirements import requirement
 
 PATIENCE = 10
 """Seconds after which a test that waits for an event has failed."""
@@ -55,20 +54,17 @@ async def abandon(task: "asyncio.Task[Any]") -> None:
         await task
 
 
-@requirement("handlers.threads")
 async def test_a_call_runs_on_a_daemon_thread_of_our_own_and_gives_its_result() -> None:
     thread = await WorkerPool().run(threading.current_thread, "a.b")
     assert thread is not threading.current_thread()
     assert (thread.name, thread.daemon) == ("opwire-worker", True)
 
 
-@requirement("handlers.threads")
 async def test_calls_one_after_the_other_share_a_thread() -> None:
     pool = WorkerPool()
     assert len({await pool.run(threading.current_thread, "a.b") for _ in range(200)}) == 1
 
 
-@requirement("handlers.threads")
 async def test_a_limited_number_of_calls_run_at_once_and_the_others_wait_their_turn() -> None:
     pool = WorkerPool(max_workers=2)
     blockers = [Blocker() for _ in range(5)]
@@ -81,7 +77,6 @@ async def test_a_limited_number_of_calls_run_at_once_and_the_others_wait_their_t
     assert pool.stuck == 0
 
 
-@requirement("handlers.context-variables")
 async def test_a_call_sees_the_context_variables_of_its_caller_and_cannot_change_them() -> None:
     def look_and_change() -> str:
         seen = user.get()
@@ -108,7 +103,6 @@ async def test_any_exception_of_a_call_reaches_its_caller_and_the_thread_goes_on
     assert await pool.run(lambda: "next", "a.b") == "next"
 
 
-@requirement("handlers.abandoned")
 async def test_a_call_that_its_caller_abandons_is_reported_and_another_thread_takes_its_place(
     caplog: pytest.LogCaptureFixture,
 ) -> None:
@@ -121,7 +115,6 @@ async def test_a_call_that_its_caller_abandons_is_reported_and_another_thread_ta
     await until(lambda: pool.stuck == 0)
 
 
-@requirement("handlers.abandoned")
 async def test_a_call_that_waits_for_a_thread_gets_one_when_another_is_abandoned() -> None:
     pool = WorkerPool(max_workers=2)
     blocker, busy = Blocker(), Blocker()
@@ -137,7 +130,6 @@ async def test_a_call_that_waits_for_a_thread_gets_one_when_another_is_abandoned
     await until(lambda: pool.stuck == 0)
 
 
-@requirement("handlers.abandoned")
 async def test_a_thread_that_comes_back_ends_if_its_place_was_taken() -> None:
     pool = WorkerPool(max_workers=2)
     stuck, busy, replacement = Blocker(), Blocker(), Blocker()
@@ -154,7 +146,6 @@ async def test_a_thread_that_comes_back_ends_if_its_place_was_taken() -> None:
     assert await pool.run(threading.current_thread, "a.c") in (replacement.thread, busy.thread)
 
 
-@requirement("handlers.abandoned")
 async def test_a_call_that_is_given_up_before_it_starts_never_runs(caplog: pytest.LogCaptureFixture) -> None:
     pool = WorkerPool(max_workers=1)
     blocker = Blocker()
@@ -171,7 +162,6 @@ async def test_a_call_that_is_given_up_before_it_starts_never_runs(caplog: pytes
     assert caplog.text == ""
 
 
-@requirement("handlers.all-stuck")
 async def test_a_pool_with_all_threads_stuck_rejects_until_one_returns() -> None:
     pool = WorkerPool(max_workers=2)
     blockers = [Blocker(), Blocker()]
@@ -187,8 +177,8 @@ async def test_a_pool_with_all_threads_stuck_rejects_until_one_returns() -> None
     await until(lambda: pool.stuck == 0)
 
 
-@requirement("handlers.stuck-share")
 async def test_a_caller_with_all_threads_stuck_is_rejected_and_others_are_served() -> None:
+    """A caller whose calls have left all threads stuck is refused, and others are served."""
     pool, blockers = WorkerPool(max_workers=1), [Blocker() for _ in range(MAX_STUCK)]
     for number, blocker in enumerate(blockers):
         running = asyncio.create_task(pool.run(blocker, "a.b", f"caller {number}"))
@@ -210,7 +200,6 @@ async def test_a_caller_with_all_threads_stuck_is_rejected_and_others_are_served
     assert await pool.run(lambda: "served", "a.c", "caller 0") == "served"
 
 
-@requirement("handlers.threads")
 async def test_a_thread_without_work_ends_after_a_while_and_the_next_call_gets_a_new_one(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
@@ -250,7 +239,6 @@ def test_a_call_that_ends_after_its_event_loop_affects_no_other_call(caplog: pyt
     assert "a.b ended after its event loop" in caplog.text
 
 
-@requirement("handlers.all-stuck")
 async def test_jobs_that_wait_for_a_thread_are_refused_when_every_thread_is_stuck() -> None:
     pool, blocker = WorkerPool(max_workers=1), Blocker()
     stuck = asyncio.create_task(pool.run(blocker, "stuck"))

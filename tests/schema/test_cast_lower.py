@@ -5,7 +5,6 @@ from typing import Any
 import pytest
 
 from opwire.schema.cast import Caster
-from tests.requirements import requirement
 
 STRING = {"type": "string"}
 NUMBER = {"type": "number"}
@@ -20,7 +19,6 @@ def accepts(schema: Any, value: Any) -> bool:
     return cast({"not": schema, "default": "accepted"}, value) == "accepted"
 
 
-@requirement("cast.lowering")
 @pytest.mark.parametrize(
     ("schema", "value", "result"),
     [
@@ -60,12 +58,10 @@ def test_a_schema_becomes_the_nearest_kind(schema: Any, value: Any, result: Any)
     assert type(cast_value) is type(result)
 
 
-@requirement("cast.lowering")
 def test_one_of_is_a_union_and_need_not_match_exactly_once() -> None:
     assert accepts({"oneOf": [NUMBER, {"type": "integer"}]}, 5)
 
 
-@requirement("cast.lowering")
 @pytest.mark.parametrize("keyword", ["allOf", "anyOf", "oneOf"])
 def test_keywords_beside_a_combinator_make_an_intersection(keyword: str) -> None:
     own = {"type": "object", "required": ["a"], "properties": {"a": NUMBER}}
@@ -73,19 +69,16 @@ def test_keywords_beside_a_combinator_make_an_intersection(keyword: str) -> None
     assert cast({**own, keyword: [more]}, {"a": 1}) == {"a": 1, "b": 0}
 
 
-@requirement("cast.lowering")
 def test_keywords_beside_a_reference_make_an_intersection() -> None:
     named = {"type": "object", "required": ["a"], "properties": {"a": NUMBER}}
     schema = {"$ref": "#/$defs/N", "required": ["b"], "properties": {"b": NUMBER}, "$defs": {"N": named}}
     assert cast(schema, {"a": 1}) == {"b": 0, "a": 1}
 
 
-@requirement("cast.lowering")
 def test_the_type_beside_all_of_says_nothing_new_as_typebox_writes_it() -> None:
     assert cast({"type": "object", "unevaluatedProperties": False, "allOf": [{}, {"type": "boolean"}]}, 5) is False
 
 
-@requirement("cast.lowering")
 def test_exclusive_bounds_are_numbers_or_the_flags_of_older_drafts() -> None:
     for schema in ({"exclusiveMinimum": 3, "exclusiveMaximum": 5}, {"minimum": 3, "maximum": 5}):
         flags = {} if "exclusiveMinimum" in schema else {"exclusiveMinimum": True, "exclusiveMaximum": True}
@@ -94,7 +87,6 @@ def test_exclusive_bounds_are_numbers_or_the_flags_of_older_drafts() -> None:
     assert accepts({"type": "number", "minimum": 3, "exclusiveMinimum": False}, 3)
 
 
-@requirement("cast.check-only")
 @pytest.mark.parametrize(
     ("keywords", "fitting", "failing"),
     [
@@ -119,21 +111,18 @@ def test_what_has_no_kind_is_checked_and_not_repaired(
     assert cast(schema, 5) == {}
 
 
-@requirement("cast.check-only")
 def test_bounds_without_a_type_hold_for_values_of_their_type_alone() -> None:
     assert [accepts({"minimum": 3}, value) for value in (3, 2, "a", [])] == [True, False, True, True]
     assert [accepts({"minLength": 2}, value) for value in ("ab", "a", 1)] == [True, False, True]
     assert cast({"minLength": 2}, "a") == "a"
 
 
-@requirement("cast.check-only", "cast.create")
 def test_a_default_and_a_score_are_those_of_the_kind_that_is_guarded() -> None:
     guarded = {"type": "object", "properties": {"kind": {"const": "a"}}, "required": ["kind", "x"], "default": {"d": 1}}
     assert cast(guarded, 5) == {"d": 1}
     assert cast({"anyOf": [{"type": "null"}, guarded]}, {"kind": "a", "y": 1}) == {"kind": "a", "y": 1}
 
 
-@requirement("cast.check-only")
 def test_a_guarded_part_still_declares_its_keys() -> None:
     part = {"type": "object", "properties": {"a": NUMBER}, "propertyNames": {"maxLength": 1}}
     schema = {"allOf": [part, {"type": "object"}], "unevaluatedProperties": False}
@@ -141,7 +130,6 @@ def test_a_guarded_part_still_declares_its_keys() -> None:
     assert not accepts(schema, {"b": 1})
 
 
-@requirement("cast.check-only")
 def test_a_required_property_of_any_kind_must_be_there_even_if_it_is_guarded() -> None:
     schema = {"type": "object", "required": ["a", "b"], "properties": {"a": {"minLength": 1}, "b": {"allOf": [{}, {}]}}}
     assert not accepts(schema, {"b": 1})

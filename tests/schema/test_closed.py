@@ -10,7 +10,6 @@ from opwire.schema.fit import Fitter
 from opwire.schema.shape import Shapes, allows_extras, closed_document, plain_document
 from opwire.schema.validator import Checks, compile_validator
 from tests.properties import examples
-from tests.requirements import requirement
 from tests.schema.strategies import schemas, values, wrapped
 
 
@@ -22,7 +21,6 @@ def accepts(schema: Any, value: Any, *, strip: bool = True) -> bool:
     return compile_validator(closed(schema, strip=strip)).is_valid(value)
 
 
-@requirement("fit.conforms")
 @settings(max_examples=examples(150))
 @given(schemas, values, st.booleans())
 def test_the_closed_schema_is_never_more_lenient_than_the_plain_one(schema: Any, value: Any, strip: bool) -> None:
@@ -34,7 +32,6 @@ def test_the_closed_schema_is_never_more_lenient_than_the_plain_one(schema: Any,
         assert plain.is_valid(value)
 
 
-@requirement("fit.conforms")
 @settings(max_examples=examples(150))
 @given(schemas, values, st.booleans())
 def test_a_value_that_conforms_is_left_alone_where_it_is_walked(schema: Any, value: Any, strip: bool) -> None:
@@ -130,7 +127,6 @@ def test_properties_are_counted_where_all_that_are_allowed_are_required() -> Non
 names = st.sets(st.sampled_from("abcd"))
 
 
-@requirement("fit.conforms")
 @given(
     names, names, names, st.sampled_from([{}, {"minProperties": 3}, {"patternProperties": {"^d": {}}}]), st.booleans()
 )

@@ -13,7 +13,6 @@ from opwire.schema import schema as schemas
 from opwire.schema import validator
 from opwire.schema.validator import compile_validator, without_counts
 from tests.properties import examples
-from tests.requirements import requirement
 
 
 def large(name: str, kind: str = "integer") -> Schema:
@@ -35,7 +34,6 @@ def limit(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(Schema, "max_compiled", 4_000_000)
 
 
-@requirement("schema.bounded-memory")
 def test_the_oldest_compiled_schema_is_released_and_compiled_again_when_used(limit: None) -> None:
     first, second = large("a"), large("b")
     assert first.is_valid({"a0": 1})
@@ -49,7 +47,6 @@ def test_the_oldest_compiled_schema_is_released_and_compiled_again_when_used(lim
     assert not is_compiled(second)
 
 
-@requirement("schema.bounded-memory")
 def test_small_schemas_and_those_of_the_past_count_for_nothing(limit: None) -> None:
     first = large("a").compile()
     for number in range(2_000):
@@ -62,7 +59,6 @@ def test_small_schemas_and_those_of_the_past_count_for_nothing(limit: None) -> N
     assert first.is_valid({"a0": 1})
 
 
-@requirement("schema.bounded-memory")
 async def test_calls_of_operations_with_released_schemas_are_checked_as_before(limit: None) -> None:
     registry = OperationRegistry()
     for name in "ab":
@@ -91,7 +87,6 @@ VALUES = st.dictionaries(
 )
 
 
-@requirement("schema.bounded-memory")
 @given(VALUES)
 @settings(max_examples=examples(50), deadline=None)
 def test_a_large_schema_conforms_exactly_where_its_closed_form_does(value: dict[str, Any]) -> None:
@@ -103,7 +98,6 @@ LARGE = large("a")
 CONFORMS, EXACT = LARGE.conformity(strip=False), LARGE._fitter.conformity(strip=False)
 
 
-@requirement("schema.counted-patterns")
 @pytest.mark.parametrize(
     ("given", "compiled"),
     [
@@ -124,7 +118,6 @@ def test_a_counted_class_becomes_limits_of_the_length(given: Any, compiled: Any)
     assert without_counts(given) == compiled
 
 
-@requirement("schema.counted-patterns")
 @given(st.text("ab\n\u00e9\U0001f600", max_size=5))
 @settings(max_examples=examples(100))
 def test_limits_of_the_length_accept_what_the_counted_class_accepts(text: str) -> None:
@@ -170,7 +163,6 @@ def compilations(monkeypatch: pytest.MonkeyPatch) -> list[Any]:
     return compiled
 
 
-@requirement("schema.shared-definitions")
 def test_large_schemas_of_a_family_are_compiled_at_once(compilations: list[Any]) -> None:
     family = family_of(*map(root, range(10)))
     assert all(each.is_valid({f"p{number}": {"id": 1}}) for number, each in enumerate(family))
@@ -181,7 +173,6 @@ def test_large_schemas_of_a_family_are_compiled_at_once(compilations: list[Any])
     assert len(compilations) == 3
 
 
-@requirement("schema.shared-definitions")
 @pytest.mark.parametrize(
     "value", [{}, 1, {"p3": {"id": 1, "next": {"id": "x"}}, "a/b": 1}, {"p4": 1}, {"p3": {"id": 5.0}}]
 )
@@ -195,14 +186,12 @@ def test_a_member_says_of_a_value_what_it_says_by_itself(value: Any) -> None:
         assert member.conformity(strip=strip)(value) is alone.conformity(strip=strip)(value)
 
 
-@requirement("schema.shared-definitions")
 def test_a_member_does_not_know_the_properties_of_the_others() -> None:
     first, second = family_of({**root(1), "additionalProperties": False}, root(2))
     assert not first.is_valid({"p2": {"id": 1}})
     assert second.is_valid({"p1": 1, "0": {}, "1": {}})
 
 
-@requirement("schema.shared-definitions")
 def test_an_invalid_member_does_not_harm_the_others() -> None:
     first, invalid, third = family_of(root(1), {"type": "nothing"}, root(3))
     with pytest.raises(SchemaError):
@@ -211,7 +200,6 @@ def test_an_invalid_member_does_not_harm_the_others() -> None:
     assert third.is_valid({"p3": {"id": 1}})
 
 
-@requirement("schema.shared-definitions")
 def test_the_first_use_of_a_member_compiles_few_definitions_of_others(compilations: list[Any]) -> None:
     family = schemas.SchemaFamily()
     own = [{**_NODES, **{f"own{number}-{n}": {} for n in range(100)}} for number in range(20)]
@@ -222,7 +210,6 @@ def test_the_first_use_of_a_member_compiles_few_definitions_of_others(compilatio
     assert len(compilations) == 7
 
 
-@requirement("schema.shared-definitions")
 def test_the_search_for_members_ends_in_time(compilations: list[Any], monkeypatch: pytest.MonkeyPatch) -> None:
     clock = iter(range(1_000))
     monkeypatch.setattr(schemas, "thread_time", lambda: next(clock) / 20)  # each member takes half of the time
@@ -231,7 +218,6 @@ def test_the_search_for_members_ends_in_time(compilations: list[Any], monkeypatc
     assert [len(each["properties"]) for each in compilations] == [3]
 
 
-@requirement("schema.shared-definitions")
 def test_definitions_that_only_have_the_same_name_are_not_shared() -> None:
     family = schemas.SchemaFamily()
     others = {**_NODES, "n0": {"type": "string"}}
@@ -241,7 +227,6 @@ def test_definitions_that_only_have_the_same_name_are_not_shared() -> None:
     assert second.is_valid({"p0": "x"})
 
 
-@requirement("schema.bounded-memory")
 def test_a_group_that_is_released_is_compiled_again_for_all_its_members(limit: None, compilations: list[Any]) -> None:
     first, second = family_of(root(1), root(2))
     conforms = first.conformity(strip=False)

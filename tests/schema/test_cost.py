@@ -11,7 +11,6 @@ import pytest
 from opwire import CallError, ErrorCode, OperationRegistry, OperationSpec, Schema, SchemaError
 from opwire.schema.cost import FREE, ComplexityError, Costs, Meter
 from opwire.schema.validator import Checks, MeteredValidator
-from tests.requirements import requirement
 
 
 def doubling(levels: int, keyword: str = "allOf") -> dict[str, Any]:
@@ -22,7 +21,6 @@ def doubling(levels: int, keyword: str = "allOf") -> dict[str, Any]:
     return {"$ref": "#/$defs/d0", "$defs": {**definitions, f"d{levels}": {"type": "object"}}}
 
 
-@requirement("schema.cost")
 @pytest.mark.parametrize("keyword", ["allOf", "anyOf", "oneOf"])
 def test_definitions_that_multiply_are_refused_before_they_are_compiled(keyword: str) -> None:
     with pytest.raises(SchemaError, match="multiply"):
@@ -31,7 +29,6 @@ def test_definitions_that_multiply_are_refused_before_they_are_compiled(keyword:
         Schema({"items": doubling(40, keyword)["$defs"]["d0"], **doubling(40, keyword)}).is_valid([{}])
 
 
-@requirement("schema.cost")
 async def test_a_result_is_kept_and_a_warning_says_why_it_was_not_checked(caplog: pytest.LogCaptureFixture) -> None:
     registry = OperationRegistry()
     spec = OperationSpec(namespace="a", name="b", output_schema=Schema.deferred(lambda: doubling(40)))
@@ -53,19 +50,16 @@ HARMLESS: dict[str, Any] = {
 }
 
 
-@requirement("schema.cost")
 @pytest.mark.parametrize("schema", HARMLESS.values(), ids=HARMLESS)
 def test_branches_recursion_and_long_chains_do_not_multiply(schema: Any) -> None:
     Costs(schema)
 
 
-@requirement("schema.cost")
 @pytest.mark.parametrize("document", ["github_api.json", "stripe_spec3.json", "kubernetes_swagger.json"])
 def test_no_schema_of_a_large_api_is_refused(document: str, shared: Path) -> None:
     Costs(json.loads((shared / "openapi" / document).read_bytes()))
 
 
-@requirement("schema.cost")
 def test_references_that_lead_on_and_on_are_refused_before_the_compiler_follows_them() -> None:
     chain = {f"d{n}": {"properties": {"a": {"$ref": f"#/$defs/d{n + 1}"}}} for n in range(5_000)}
     with pytest.raises(SchemaError, match="nested too deeply"):
@@ -101,13 +95,11 @@ ORDINARY: dict[str, Any] = {
 }
 
 
-@requirement("schema.cost")
 @pytest.mark.parametrize("schema", ORDINARY.values(), ids=ORDINARY)
 def test_values_of_ordinary_schemas_are_not_metered(schema: Any) -> None:
     assert Costs(schema).is_free
 
 
-@requirement("schema.cost")
 def test_nearly_no_schema_of_a_large_api_needs_a_meter(shared: Path) -> None:
     document = json.loads((shared / "openapi" / "github_api.json").read_bytes())
     names = list(document["components"]["schemas"])
@@ -188,7 +180,6 @@ def cpu(run: Callable[[], Any]) -> float:
     return process_time() - began
 
 
-@requirement("schema.cost")
 @pytest.mark.parametrize("name", [*RECURSIVE, *ARRAYS])
 def test_a_recursive_schema_with_overlapping_branches_takes_time_in_proportion_to_the_depth(name: str) -> None:
     schema = Schema({**ITSELF, "$defs": {"node": {**RECURSIVE, **ARRAYS}[name], **DETOURS}}).compile()
@@ -198,7 +189,6 @@ def test_a_recursive_schema_with_overlapping_branches_takes_time_in_proportion_t
         assert cpu(lambda value=value: (schema.is_valid(value), schema.problems(value), schema.fit(value))) < 5
 
 
-@requirement("schema.cost")
 @pytest.mark.parametrize("levels", [20, 60, 150])
 def test_definitions_that_multiply_below_a_property_are_remembered_and_not_repeated(levels: int) -> None:
     fits, misfits = Schema(below(levels, {"const": 1})), Schema(below(levels))
@@ -220,7 +210,6 @@ def test_a_closed_document_that_would_multiply_is_rejected_before_it_is_written(
             checks.conformity(schema, strip=True)
 
 
-@requirement("schema.cost")
 @pytest.mark.parametrize("kinds", [2, 5, 40])
 def test_documents_of_an_editor_are_checked_at_any_depth_and_size(kinds: int) -> None:
     schema = Schema(editor(kinds)).compile()
@@ -242,7 +231,6 @@ def strict(count: int, following: Callable[[int], int | None]) -> dict[str, Any]
     return {"$ref": "#/$defs/0", "$defs": definitions}
 
 
-@requirement("schema.cost")
 def test_a_strict_tree_does_not_multiply() -> None:
     for count in (1, 3):
         schema = Schema(strict(count, lambda n, count=count: (n + 1) % count)).compile()
@@ -250,7 +238,6 @@ def test_a_strict_tree_does_not_multiply() -> None:
         assert not schema.is_valid(nested(150, {"b": 1}))
 
 
-@requirement("schema.cost")
 @pytest.mark.parametrize(
     "following", [lambda n: None if n == 39 else n + 1, lambda n: (n + 1) % 40], ids=["row", "ring"]
 )
@@ -293,7 +280,6 @@ EXPENSIVE: dict[str, tuple[Any, Any]] = {
 }
 
 
-@requirement("schema.cost")
 @pytest.mark.parametrize("name", EXPENSIVE)
 def test_a_value_that_would_take_too_long_is_rejected_and_a_small_one_is_not(name: str) -> None:
     given, value = EXPENSIVE[name]
@@ -309,14 +295,12 @@ def test_a_value_that_would_take_too_long_is_rejected_and_a_small_one_is_not(nam
     assert isinstance(schema.checker()(small), bool)
 
 
-@requirement("schema.cost")
 def test_prices_that_are_multiples_of_a_cent_are_checked() -> None:
     schema = Schema({"items": {"properties": {"price": {"type": "number", "multipleOf": 0.01}}}})
     assert schema.is_valid([{"price": 1999.99}] * 10_000)
     assert not schema.is_valid([{"price": 1999.999}])
 
 
-@requirement("schema.cost")
 def test_the_meter_looks_only_where_a_value_can_be_expensive() -> None:
     expensive = {"anyOf": [{"const": n} for n in range(1_000)]}
     costs = Costs({"properties": {"cheap": {"items": {"type": "integer"}}, "dear": expensive}})
@@ -324,7 +308,6 @@ def test_the_meter_looks_only_where_a_value_can_be_expensive() -> None:
     Meter(costs).check({"cheap": [1] * 1_000_000, "dear": 1, "other": [1] * 1_000_000})
 
 
-@requirement("schema.cost")
 async def test_input_that_is_too_complex_is_refused_and_says_so() -> None:
     registry = OperationRegistry()
     given, value = EXPENSIVE["many alternatives"]
@@ -336,7 +319,6 @@ async def test_input_that_is_too_complex_is_refused_and_says_so() -> None:
     assert (await registry.execute("a.b", [1])).data == "handled"
 
 
-@requirement("schema.cost")
 @pytest.mark.parametrize("mode", ["fit", "check", "cast"])
 async def test_output_that_is_too_complex_is_kept_with_a_warning(mode: Any, caplog: pytest.LogCaptureFixture) -> None:
     registry = OperationRegistry(normalize=mode)

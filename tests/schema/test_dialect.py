@@ -13,12 +13,10 @@ from hypothesis import strategies as st
 from opwire.errors import SchemaError
 from opwire.schema import Dialect, Schema
 from opwire.schema.dialect import META_SCHEMAS, dialect_of, lazy_property, lower, map_subschemas, may_recurse
-from tests.requirements import requirement
 
 OLD: tuple[Dialect, ...] = ("2019-09", "draft-07", "draft-06", "draft-04", "openapi-3.0")
 
 
-@requirement("schema.dialects")
 @pytest.mark.parametrize(
     ("address", "dialect"),
     [
@@ -31,11 +29,11 @@ OLD: tuple[Dialect, ...] = ("2019-09", "draft-07", "draft-06", "draft-04", "open
     ],
 )
 def test_the_dialect_is_the_one_that_the_schema_names(address: str, dialect: Dialect) -> None:
+    """Schemas of 2020-12, 2019-09, draft-07, draft-06, draft-04 and OpenAPI 3.0 are read as they are meant."""
     assert dialect_of({"$schema": address}) == dialect
     assert Schema({"$schema": address}).dialect == dialect
 
 
-@requirement("schema.unknown-dialect")
 @pytest.mark.parametrize(
     "schema",
     [
@@ -56,7 +54,6 @@ def test_a_dialect_that_is_not_known_is_read_as_2020_12(schema: Any) -> None:
         assert not compiled.is_valid(["x"])
 
 
-@requirement("schema.dialects")
 def test_a_dialect_that_is_given_outweighs_the_one_that_is_named() -> None:
     schema = Schema({"$schema": META_SCHEMAS["2020-12"], "minimum": 5, "exclusiveMinimum": True}, dialect="draft-04")
     assert schema.is_valid(6)
@@ -192,7 +189,6 @@ CASES = [
 ]
 
 
-@requirement("schema.dialects")
 @pytest.mark.parametrize(("schema", "dialect", "fits", "fails"), CASES)
 def test_keywords_mean_what_their_dialect_says(
     schema: Any, dialect: Dialect, fits: list[Any], fails: list[Any]
@@ -202,7 +198,6 @@ def test_keywords_mean_what_their_dialect_says(
     assert [value for value in fails if compiled.is_valid(value)] == []
 
 
-@requirement("schema.lowering")
 @pytest.mark.parametrize(("schema", "dialect", "fits", "fails"), CASES)
 def test_a_lowered_schema_means_the_same_and_the_given_one_is_not_changed(
     schema: Any, dialect: Dialect, fits: list[Any], fails: list[Any]
@@ -214,7 +209,6 @@ def test_a_lowered_schema_means_the_same_and_the_given_one_is_not_changed(
     assert [value for value in fails if lowered.is_valid(value)] == []
 
 
-@requirement("schema.lowering")
 @pytest.mark.parametrize(
     ("dialect", "schema", "lowered"),
     [
@@ -240,7 +234,6 @@ def test_only_what_changed_its_spelling_is_rewritten(dialect: Dialect, schema: A
     assert lower(schema, dialect) == lowered
 
 
-@requirement("schema.lowering")
 @pytest.mark.parametrize("dialect", OLD)
 @pytest.mark.parametrize("keyword", ["default", "const", "enum", "examples", "example", "x-anything"])
 def test_data_inside_a_schema_is_left_alone(dialect: Dialect, keyword: str) -> None:
@@ -257,7 +250,6 @@ def test_data_inside_a_schema_is_left_alone(dialect: Dialect, keyword: str) -> N
     assert lowered == {"properties": {"a": {keyword: data}}}
 
 
-@requirement("schema.lowering")
 def test_a_schema_of_2020_12_and_a_boolean_are_given_back_as_they_are() -> None:
     schema = {"items": [1], "nullable": True}
     assert lower(schema, "2020-12") is schema
@@ -266,7 +258,6 @@ def test_a_schema_of_2020_12_and_a_boolean_are_given_back_as_they_are() -> None:
         assert lower(False, dialect) is False
 
 
-@requirement("schema.lowering")
 def test_a_schema_nested_too_deeply_to_be_lowered_is_a_schema_error() -> None:
     schema: dict[str, Any] = {}
     for _ in range(100_000):
@@ -275,7 +266,6 @@ def test_a_schema_nested_too_deeply_to_be_lowered_is_a_schema_error() -> None:
         lower(schema, "openapi-3.0")
 
 
-@requirement("schema.lowering")
 def test_dependencies_are_added_to_rewritten_ones_without_changing_the_given_ones() -> None:
     schema = {"dependencies": {"a": ["b"], "c": {}}, "dependentRequired": {"x": ["y"]}, "dependentSchemas": {"z": {}}}
     before = deepcopy(schema)
@@ -286,7 +276,6 @@ def test_dependencies_are_added_to_rewritten_ones_without_changing_the_given_one
     assert schema == before
 
 
-@requirement("schema.invalid")
 @pytest.mark.parametrize("dialect", OLD)
 @pytest.mark.parametrize(
     "schema",
@@ -392,7 +381,6 @@ def without_flags_alone(schema: Any) -> Any:
     return kept
 
 
-@requirement("schema.lowering")
 @given(schemas.map(without_flags_alone), st.lists(values, max_size=5))
 def test_lowering_any_schema_of_draft_04_does_not_change_what_fits(schema: Any, candidates: list[Any]) -> None:
     original = Schema(schema, dialect="draft-04").compile()
@@ -401,7 +389,6 @@ def test_lowering_any_schema_of_draft_04_does_not_change_what_fits(schema: Any, 
         assert original.is_valid(value) is lowered.is_valid(value)
 
 
-@requirement("schema.dialects")
 def test_what_references_point_at_stays_in_its_place_when_a_nullable_union_is_wrapped() -> None:
     document = {
         "nullable": True,
@@ -414,7 +401,6 @@ def test_what_references_point_at_stays_in_its_place_when_a_nullable_union_is_wr
     assert not schema.is_valid("x")
 
 
-@requirement("schema.dialects")
 @pytest.mark.parametrize("dialect", ["draft-04", "openapi-3.0"])
 def test_both_exclusive_bounds_that_are_booleans_become_numbers(dialect: Dialect) -> None:
     bounds = {"minimum": 1, "exclusiveMinimum": True, "maximum": 5, "exclusiveMaximum": True}
@@ -446,7 +432,6 @@ def test_a_lazy_property_of_one_object_does_not_wait_for_that_of_another() -> No
         assert waiting.result() == []
 
 
-@requirement("schema.lowering")
 def test_thousands_of_dependencies_are_lowered_in_proportion() -> None:
     names = {f"p{number}": ["a"] for number in range(20_000)}
     schemas = {f"s{number}": {"required": ["b"]} for number in range(20_000)}
@@ -456,7 +441,6 @@ def test_thousands_of_dependencies_are_lowered_in_proportion() -> None:
     assert lowered == {"dependentRequired": {"z": ["a"], **names}, "dependentSchemas": schemas}
 
 
-@requirement("schema.lowering")
 def test_a_schema_that_is_referred_to_in_many_spellings_is_searched_once() -> None:
     def spelled(number: int) -> str:
         letters = (f"%{ord('b'):x}" if number >> place & 1 else "b" for place in range(12))
@@ -469,7 +453,6 @@ def test_a_schema_that_is_referred_to_in_many_spellings_is_searched_once() -> No
     assert time.process_time() - spent < 1.5  # of CPU; 16 million schemas took 5 s
 
 
-@requirement("schema.lowering")
 @pytest.mark.parametrize(
     ("ref", "recurs"),
     [("#", True), ("", True), ("#/properties/a", True), ("#/%24defs/Leaf", False), ("#/$defs/Self", True)],

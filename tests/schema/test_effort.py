@@ -7,11 +7,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from opwire.schema.cost import Effort, ExhaustedError, extent
-from tests.requirements import requirement
 from tests.schema.strategies import values
 
 
-@requirement("schema.cost")
 @pytest.mark.parametrize(
     ("value", "count"),
     [(1, 1), ("x", 1), (None, 1), ([], 1), ({}, 1), ([1, 2.5, None], 4), ({"a": [True, {}], "b": "x"}, 5), ([[[]]], 3)],
@@ -21,12 +19,10 @@ def test_every_value_at_any_depth_is_a_place(value: Any, count: int) -> None:
     assert extent(value)[0] == count
 
 
-@requirement("schema.cost")
 def test_a_long_text_counts_for_more_places_than_one() -> None:
     assert extent("x" * 1_000_000)[0] == extent(["x" * 1_000_000])[0] - 1 == 10_001
 
 
-@requirement("schema.cost")
 def test_a_container_that_is_shared_counts_each_time_up_to_an_end() -> None:
     value: Any = []
     for _ in range(12):
@@ -34,7 +30,6 @@ def test_a_container_that_is_shared_counts_each_time_up_to_an_end() -> None:
     assert extent(value) == (2**13 - 1, 13)
 
 
-@requirement("schema.cost")
 def test_counting_ends_beyond_a_limit() -> None:
     value: Any = []
     for _ in range(100):
@@ -42,7 +37,6 @@ def test_counting_ends_beyond_a_limit() -> None:
     assert extent(value, 1_000) == (2**10 - 1, 10)
 
 
-@requirement("schema.cost")
 @given(values, st.integers(0, 20))
 def test_a_count_is_exact_up_to_the_limit(value: Any, limit: int) -> None:
     count, depth = extent(value)
@@ -50,7 +44,6 @@ def test_a_count_is_exact_up_to_the_limit(value: Any, limit: int) -> None:
     assert limited == (count, depth) if count <= limit else limited[0] > limit
 
 
-@requirement("schema.cost")
 def test_the_budget_grows_with_the_value_and_comes_to_an_end() -> None:
     small, large = Effort([]), Effort([1] * 100_000)
     assert large.left > 10 * small.left
@@ -59,7 +52,6 @@ def test_the_budget_grows_with_the_value_and_comes_to_an_end() -> None:
         small.spend(1)
 
 
-@requirement("schema.cost")
 def test_a_check_of_some_items_of_a_deep_array_counts_what_is_in_them() -> None:
     deep: Any = []
     for _ in range(50):

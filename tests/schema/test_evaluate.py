@@ -4,7 +4,6 @@ import pytest
 
 from opwire.schema.fit import Demand, Evaluator, Force
 from opwire.schema.validator import Checks
-from tests.requirements import requirement
 
 
 def applied(schema: Any, value: Any) -> list[tuple[str, Force]]:
@@ -53,24 +52,20 @@ def test_dependent_schemas_apply_where_their_property_is_there() -> None:
     assert titles(schema, "a") == []
 
 
-@requirement("fit.unions")
 def test_all_matching_variants_of_any_of_apply_but_only_the_best_fills() -> None:
     more = variant("more", a={}, c={})
     assert applied({"anyOf": [A, B, more]}, {"a": 1, "c": 2}) == [("A", Force.CONVERT), ("more", Force.FILL)]
 
 
-@requirement("fit.unions")
 def test_matching_variants_that_are_equally_good_do_not_fill() -> None:
     assert applied({"anyOf": [A, B]}, {"a": 1, "b": 2}) == [("A", Force.CONVERT), ("B", Force.CONVERT)]
     assert applied({"oneOf": [A, B]}, {"a": 1, "b": 2}) == [("A", Force.CONVERT), ("B", Force.CONVERT)]
 
 
-@requirement("fit.unions")
 def test_of_several_matching_variants_of_one_of_the_best_alone_applies() -> None:
     assert applied({"oneOf": [A, variant("more", a={}, c={})]}, {"a": 1, "c": 2}) == [("more", Force.FILL)]
 
 
-@requirement("fit.unions")
 @pytest.mark.parametrize("keyword", ["anyOf", "oneOf"])
 @pytest.mark.parametrize(
     ("value", "expected"),
@@ -86,10 +81,11 @@ def test_of_several_matching_variants_of_one_of_the_best_alone_applies() -> None
     ],
 )
 def test_where_none_matches_constants_choose_and_then_the_score(keyword: str, value: Any, expected: list[str]) -> None:
+    """A union's variant is chosen by discriminator, then by const or enum, then by score; where none stands out
+    the value is left alone."""
     assert titles({keyword: [CAT, DOG]}, value) == expected
 
 
-@requirement("fit.unions")
 @pytest.mark.parametrize(
     ("mapping", "kind", "expected"),
     [
@@ -116,7 +112,6 @@ def test_a_discriminator_never_names_a_boolean() -> None:
     assert titles(schema, {"kind": "True"}) == ["A"]
 
 
-@requirement("fit.unions")
 def test_the_only_variant_that_takes_the_type_needs_no_match() -> None:
     assert titles({"anyOf": [A, {"title": "null", "type": "null"}]}, {"a": "wrong"}) == ["A"]
 

@@ -16,7 +16,6 @@ from opwire.schema.fit import Fitted, Fitter, Repair
 from opwire.schema.shape import Shapes, plain_document
 from opwire.schema.validator import Checks, compile_validator
 from tests.properties import examples, is_thorough
-from tests.requirements import requirement
 from tests.schema.strategies import schemas, values
 
 CASES = json.loads((Path(__file__).parent.parent / "data" / "fit-cases.json").read_text(encoding="utf-8"))
@@ -62,7 +61,6 @@ def at(value: Any, pointer: str) -> tuple[Any, Any]:
 # The hand-checked cases
 
 
-@requirement("fit.cases")
 def test_every_hand_checked_case_is_repaired_as_expected() -> None:
     for case in CASES:
         before, label = json.dumps(case["value"]), case["name"]
@@ -78,8 +76,9 @@ def test_every_hand_checked_case_is_repaired_as_expected() -> None:
         assert schema.fit(fitted.value, strip=case.get("strip", True)).repairs == (), label
 
 
-@requirement("fit.cases")
 def test_the_cases_cover_every_keyword_that_matters() -> None:
+    """Declared defaults are filled, undeclared properties stripped and whole numbers converted as at least 200
+    hand-checked cases say, for every keyword that matters."""
     tags = {tag for case in CASES for tag in case["tags"]}
     assert len(CASES) >= 200
     assert tags >= set(
@@ -92,7 +91,6 @@ def test_the_cases_cover_every_keyword_that_matters() -> None:
 # What holds for every schema and every value
 
 
-@requirement("fit.never-raises")
 @many_examples
 @given(schemas, values, strips)
 def test_fitting_never_raises_and_never_changes_the_value_or_the_schema(schema: Any, value: Any, strip: bool) -> None:
@@ -103,10 +101,10 @@ def test_fitting_never_raises_and_never_changes_the_value_or_the_schema(schema: 
     assert json.dumps(value) == given_value
 
 
-@requirement("fit.same-object")
 @many_examples
 @given(schemas, values, strips)
 def test_the_same_object_comes_back_exactly_when_nothing_was_done(schema: Any, value: Any, strip: bool) -> None:
+    """A value that is valid, with nothing to strip or fill, comes back as the very same object."""
     fitter = Fitter(Checks(schema))
     fitted = fitter.fit(value, strip=strip)
     assert (fitted.value is value) == (fitted.repairs == ())
@@ -115,7 +113,6 @@ def test_the_same_object_comes_back_exactly_when_nothing_was_done(schema: Any, v
         assert fitted.value is value
 
 
-@requirement("fit.idempotent")
 @many_examples
 @given(schemas, values, strips)
 def test_a_fitted_value_needs_nothing_more(schema: Any, value: Any, strip: bool) -> None:
@@ -125,10 +122,10 @@ def test_a_fitted_value_needs_nothing_more(schema: Any, value: Any, strip: bool)
     assert fitter.fit(fitted, strip=strip).value is fitted
 
 
-@requirement("fit.leaves")
 @many_examples
 @given(schemas, values, strips)
 def test_scalars_stay_the_same_objects_except_for_lossless_numbers(schema: Any, value: Any, strip: bool) -> None:
+    """No leaf is ever changed, except for lossless numeric conversions."""
     fitted = Fitter(Checks(schema)).fit(value, strip=strip)
     original = dict(leaves(value))
     filled = [change.path for change in fitted.repairs if change.kind == "filled"]
@@ -144,10 +141,10 @@ def test_scalars_stay_the_same_objects_except_for_lossless_numbers(schema: Any, 
             assert leaf is original[path]
 
 
-@requirement("fit.valid-stays-valid")
 @many_examples
 @given(schemas, values, strips)
 def test_what_was_valid_stays_valid(schema: Any, value: Any, strip: bool) -> None:
+    """Fitting never turns a valid value into an invalid one."""
     try:
         validator = compile_validator(schema)
     except SchemaError:
@@ -156,10 +153,10 @@ def test_what_was_valid_stays_valid(schema: Any, value: Any, strip: bool) -> Non
         assert validator.is_valid(Fitter(Checks(schema)).fit(value, strip=strip).value)
 
 
-@requirement("fit.changes")
 @many_examples
 @given(schemas, values, strips)
 def test_the_changes_name_exactly_what_differs(schema: Any, value: Any, strip: bool) -> None:
+    """What was filled, stripped and converted is reported, each by its path."""
     fitted = Fitter(Checks(schema)).fit(value, strip=strip)
     before, after = {"": copy.deepcopy(value)}, {"": fitted.value}  # so that the root, too, has a parent
     for kind, path in fitted.repairs:
@@ -175,7 +172,6 @@ def test_the_changes_name_exactly_what_differs(schema: Any, value: Any, strip: b
 # Sharing
 
 
-@requirement("fit.shares")
 def test_untouched_parts_are_shared_with_the_original() -> None:
     schema = {"type": "object", "properties": {"kept": {"type": "array"}, "other": {"type": "object"}}}
     value = {"kept": [1, {"a": 2}], "other": {"b": 3}, "extra": 1}
@@ -184,7 +180,6 @@ def test_untouched_parts_are_shared_with_the_original() -> None:
     assert fitted["other"] is value["other"]
 
 
-@requirement("fit.shares")
 def test_of_a_thousand_items_only_the_three_bad_ones_are_rebuilt() -> None:
     people = [{"name": f"n{n}", "tags": [], "age": n} for n in range(1000)]
     for bad in (0, 500, 999):
@@ -203,7 +198,6 @@ def test_any_number_of_items_is_filled() -> None:
     assert len(fitted.repairs) == 20_000
 
 
-@requirement("fit.default-is-copied")
 def test_a_filled_default_is_never_the_schemas_own_object() -> None:
     schema = copy.deepcopy(PERSON)
     fitter = Fitter(Checks(schema))
@@ -216,15 +210,14 @@ def test_a_filled_default_is_never_the_schemas_own_object() -> None:
 # Safety
 
 
-@requirement("fit.depth")
 def test_a_value_two_hundred_deep_is_fitted() -> None:
+    """Values nested 200 deep are fitted, and deeper ones never crash."""
     value = deep(199, {"n": 1.0, "extra": 1})
     fitted = Fitter(Checks(TREE)).fit(value, strip=True)
     assert [change.kind for change in fitted.repairs] == ["converted", "stripped"]
     assert fitted.repairs[0].path == "/child" * 199 + "/n"
 
 
-@requirement("fit.depth")
 def test_a_value_too_deep_for_the_stack_is_left_alone() -> None:
     value = deep(900, {"extra": 1})
     assert Fitter(Checks(TREE)).fit(value, strip=True).value is value
@@ -239,7 +232,6 @@ def test_a_schema_too_deep_for_the_stack_leaves_values_alone() -> None:
     assert not fitter.conformity(strip=True)(value)
 
 
-@requirement("fit.endless")
 def test_defaults_that_double_at_each_level_are_given_up() -> None:
     defs: dict[str, Any] = {
         f"n{n}": {"properties": {side: {"$ref": f"#/$defs/n{n + 1}", "default": {}} for side in "ab"}}
@@ -249,8 +241,8 @@ def test_defaults_that_double_at_each_level_are_given_up() -> None:
     assert Fitter(Checks(schema)).fit(value := {}, strip=True).value is value
 
 
-@requirement("fit.endless")
 def test_a_schema_with_several_targets_for_a_dynamic_reference_leaves_values_alone() -> None:
+    """Schemas without end, and those that cannot be analysed, leave the value alone."""
     schema = {
         "properties": {"list": {"$dynamicRef": "#item"}, "n": {"default": 1}},
         "$defs": {
@@ -286,17 +278,14 @@ def shrinking(names: str) -> dict[str, Any]:
     return {"if": {"minProperties": len(names)}, "then": declared, "else": shrinking(names[:-1])}
 
 
-@requirement("fit.idempotent")
 def test_a_repair_that_calls_for_another_one_is_followed_up() -> None:
     assert Fitter(Checks(shrinking("abcd"))).fit(dict.fromkeys("abcd"), strip=True).value == {"a": None}
 
 
-@requirement("fit.idempotent")
 def test_a_repair_that_does_not_come_to_rest_is_given_up() -> None:
     assert Fitter(Checks(shrinking("abcdefgh"))).fit(value := dict.fromkeys("abcdefgh"), strip=True).value is value
 
 
-@requirement("fit.leaves")
 def test_a_property_is_never_stripped_first_and_filled_afterwards() -> None:
     few = {"properties": {"a": {}, "x": {"default": 9}}}
     schema = {"if": {"minProperties": 3}, "then": {"properties": {"a": {}}}, "else": few}
@@ -306,8 +295,8 @@ def test_a_property_is_never_stripped_first_and_filled_afterwards() -> None:
 # The fast check
 
 
-@requirement("fit.conforms")
 def test_conforming_means_valid_with_nothing_to_strip_fill_or_convert() -> None:
+    """One fast check tells whether a value is valid and leaves nothing to do; it is never wrong in saying yes."""
     fitter = Fitter(Checks(PERSON))
     good = {"name": "Ada", "tags": [], "age": 36}
     assert fitter.conformity(strip=True)(good)
@@ -343,8 +332,9 @@ def github_examples(document: dict[str, Any]) -> Iterator[tuple[str, Any, list[A
                         yield f"{method} {path} {status}", media["schema"], found
 
 
-@requirement("fit.github")
 def test_githubs_own_examples_are_fitted_without_loss(shared: Path) -> None:
+    """On GitHub's own response examples fitting raises on none, empties none, and returns those that conform as
+    the same object."""
     document = json.loads((shared / "openapi" / "github_api.json").read_bytes())
     lowered_document: Any = lower({"components": {"schemas": document["components"]["schemas"]}}, "openapi-3.0")
     seen = same = 0

@@ -11,7 +11,6 @@ import pytest
 from opwire import SchemaError
 from opwire.schema.cost import Costs
 from opwire.schema.validator import Validator, compile_validator, memoised
-from tests.requirements import requirement
 
 
 def ref(number: int) -> dict[str, str]:
@@ -42,7 +41,6 @@ def linked(count: int, *steps: int, keyword: str = "anyOf") -> dict[str, Any]:
     )
 
 
-@requirement("schema.cost")
 @pytest.mark.parametrize("steps", [(1,), (-1,), (1, -1), (2, -3), (9,), (-9,), (17, -17), (31, 5, -7)], ids=repr)
 @pytest.mark.parametrize("keyword", ["anyOf", "oneOf", "allOf"])
 def test_no_order_of_the_definitions_brings_the_doubling_back(steps: tuple[int, ...], keyword: str) -> None:
@@ -75,7 +73,6 @@ def _definition(random: Random, count: int) -> dict[str, Any]:
     return {"type": random.choice(("object", ["object", "integer"])), **schema}
 
 
-@requirement("schema.cost")
 def test_no_verdict_changes() -> None:
     changed = 0
     for schema in graphs():
@@ -87,7 +84,6 @@ def test_no_verdict_changes() -> None:
     assert changed > 50
 
 
-@requirement("schema.cost")
 def test_what_looks_like_a_reference_in_data_is_left_alone() -> None:
     schema = linked(5, 1)
     schema["$defs"]["0"]["enum"] = [{"$ref": "#/$defs/1"}, {"a": {"a": 1}}]
@@ -95,14 +91,12 @@ def test_what_looks_like_a_reference_in_data_is_left_alone() -> None:
     assert not remembering(schema).is_valid({"$ref": "#/$defs/2"})
 
 
-@requirement("schema.cost")
 def test_a_schema_that_does_not_multiply_stays_unchanged() -> None:
     schema = document([{"properties": {"a": ref(0), "b": ref(1)}}, {"type": "string"}])
     assert memoised(schema, Costs(schema)) is schema
     assert memoised(True, Costs(True)) is True
 
 
-@requirement("schema.cost")
 def test_unevaluated_members_among_definitions_that_multiply_are_refused() -> None:
     schema = linked(10, 1)
     schema["$defs"]["3"]["unevaluatedProperties"] = False
@@ -110,7 +104,6 @@ def test_unevaluated_members_among_definitions_that_multiply_are_refused() -> No
         remembering(schema)
 
 
-@requirement("schema.cost")
 def test_definitions_that_multiply_and_apply_their_own_negation_are_refused() -> None:
     schema = linked(10, 1)
     schema["$defs"]["3"]["anyOf"] = [{"allOf": [ref(4)]}, True]
@@ -123,7 +116,6 @@ def test_definitions_that_multiply_and_apply_their_own_negation_are_refused() ->
         remembering(schema)
 
 
-@requirement("schema.cost")
 def test_too_many_definitions_that_multiply_are_refused() -> None:
     twice = {"properties": {"a": {"anyOf": [ref(0), ref(0)]}}}
     schema = {

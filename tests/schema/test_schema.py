@@ -16,7 +16,6 @@ from hypothesis import strategies as st
 from opwire.errors import CastError, HintError, SchemaError
 from opwire.schema import UNKNOWN, Dialect, JSONSchema, Problem, Repair, Schema
 from opwire.schema import schema as module
-from tests.requirements import requirement
 
 PERSON = {
     "type": "object",
@@ -38,7 +37,6 @@ def nested(value: Any, times: int = 100_000, wrap: Callable[[Any], Any] = lambda
 # --- what fits --------------------------------------------------------------------------------------------------------
 
 
-@requirement("schema.valid")
 @pytest.mark.parametrize(
     ("schema", "fits", "fails"),
     [
@@ -57,6 +55,7 @@ def nested(value: Any, times: int = 100_000, wrap: Callable[[Any], Any] = lambda
     ],
 )
 def test_a_value_fits_or_does_not_by_the_specification(schema: Any, fits: list[Any], fails: list[Any]) -> None:
+    """A schema says whether a value fits, by the JSON Schema specification."""
     compiled = Schema(schema)
     assert [value for value in fits if not compiled.is_valid(value)] == []
     assert [value for value in fails if compiled.is_valid(value)] == []
@@ -64,7 +63,6 @@ def test_a_value_fits_or_does_not_by_the_specification(schema: Any, fits: list[A
     assert [value for value in fails if not compiled.problems(value)] == []
 
 
-@requirement("schema.formats")
 def test_known_formats_are_asserted_and_unknown_ones_ignored() -> None:
     assert Schema({"format": "date-time"}).is_valid("2026-05-16T06:03:21Z")
     assert not Schema({"format": "date-time"}).is_valid("yesterday")
@@ -72,7 +70,6 @@ def test_known_formats_are_asserted_and_unknown_ones_ignored() -> None:
     assert Schema({"format": "int64"}).is_valid("anything")
 
 
-@requirement("schema.given-or-derived")
 def test_a_schema_is_given_as_any_mapping_or_boolean_and_keeps_what_it_was_given() -> None:
     assert Schema(MappingProxyType({"type": "string"})).json == {"type": "string"}
     assert Schema(OrderedDict(type="string")).is_valid("x")
@@ -83,7 +80,6 @@ def test_a_schema_is_given_as_any_mapping_or_boolean_and_keeps_what_it_was_given
     assert schema.is_valid("x")
 
 
-@requirement("schema.given-or-derived")
 def test_a_schema_is_derived_from_a_python_type() -> None:
     @dataclass
     class Person:
@@ -96,13 +92,11 @@ def test_a_schema_is_derived_from_a_python_type() -> None:
     assert schema.dialect == "2020-12"
 
 
-@requirement("schema.given-or-derived")
 def test_a_type_without_json_form_is_refused_with_the_name_of_its_place() -> None:
     with pytest.raises(HintError, match="parameter 'file' of save"):
         Schema.from_type(io.TextIOWrapper, where="parameter 'file' of save")
 
 
-@requirement("schema.unknown")
 def test_unknown_is_the_schema_that_every_value_fits() -> None:
     assert UNKNOWN.is_unknown
     assert Schema({}).is_unknown
@@ -157,7 +151,6 @@ NOT_PLAIN = {
 }
 
 
-@requirement("schema.values-never-raise")
 @pytest.mark.parametrize("value", NOT_PLAIN.values(), ids=NOT_PLAIN)
 @pytest.mark.parametrize("schema", [PERSON, TREE, LISTS, {"type": "string"}, False], ids=str)
 def test_what_is_not_plain_json_data_does_not_fit_and_does_not_raise(value: Any, schema: Any) -> None:
@@ -165,7 +158,6 @@ def test_what_is_not_plain_json_data_does_not_fit_and_does_not_raise(value: Any,
     assert Schema(schema).problems(value) == [Problem("", "the value is not plain JSON data")]
 
 
-@requirement("schema.values-never-raise")
 @pytest.mark.parametrize(
     ("schema", "value"),
     [
@@ -183,7 +175,6 @@ def test_a_lone_surrogate_that_is_looked_at_does_not_fit_and_does_not_raise(sche
     assert problem.message.startswith("the value is not plain JSON data")
 
 
-@requirement("schema.values-never-raise")
 def test_an_integer_of_more_digits_than_python_prints_does_not_raise() -> None:
     huge = 10**5000
     assert Schema({"type": "integer"}).is_valid(huge)
@@ -200,7 +191,6 @@ anything = st.recursive(
 )  # fmt: skip
 
 
-@requirement("schema.values-never-raise")
 @given(anything, st.sampled_from([PERSON, TREE, LISTS, {"uniqueItems": True}, {"anyOf": [PERSON, TREE]}, True, False]))
 def test_no_value_makes_a_check_raise_and_both_results_agree(value: Any, schema: Any) -> None:
     compiled = Schema(schema)
@@ -210,7 +200,6 @@ def test_no_value_makes_a_check_raise_and_both_results_agree(value: Any, schema:
 # --- problems ---------------------------------------------------------------------------------------------------------
 
 
-@requirement("schema.problems")
 def test_every_problem_has_its_path_and_a_readable_message() -> None:
     schema = Schema({"type": "object", "properties": {"people": {"type": "array", "items": PERSON}}})
     value = {"people": [{"name": "Ann"}, {"name": "B", "age": -1, "pet": "cat"}, {}]}
@@ -222,7 +211,6 @@ def test_every_problem_has_its_path_and_a_readable_message() -> None:
     ]
 
 
-@requirement("schema.suggestions")
 def test_a_misspelt_property_is_suggested_where_it_is_declared_and_missing() -> None:
     line = {"type": "object", "properties": {"article": {}, "price": {}}, "additionalProperties": False}
     either = {"anyOf": [{"type": "null"}, {**line, "required": ["price"]}]}
@@ -240,13 +228,11 @@ def test_a_misspelt_property_is_suggested_where_it_is_declared_and_missing() -> 
     assert ["did you mean" in problem.message for problem in problems] == [True, False, False]
 
 
-@requirement("schema.problems")
 def test_a_path_is_a_json_pointer() -> None:
     schema = Schema({"additionalProperties": {"items": {"type": "string"}}})
     assert [path for path, _ in schema.problems({"a/b~c": ["x", 1], "d": [2]})] == ["/a~1b~0c/1", "/d/0"]
 
 
-@requirement("schema.problems-capped")
 def test_problems_are_capped_in_number() -> None:
     schema = Schema({"items": {"type": "string"}})
     value = list(range(100_000))
@@ -257,7 +243,6 @@ def test_problems_are_capped_in_number() -> None:
     assert schema.problems(value[:2], limit=3) == schema.problems(value[:2])
 
 
-@requirement("schema.problems-capped")
 def test_problems_are_capped_in_size() -> None:
     words = {"const": "word" * 1_000}
     (problem,) = Schema(words).problems("x")
@@ -288,7 +273,6 @@ ECHOES = {
 }
 
 
-@requirement("schema.no-echo")
 @pytest.mark.parametrize("schema", ECHOES.values(), ids=ECHOES)
 @pytest.mark.parametrize("around", ["bare", "array", "object", "contains", "unique"])
 def test_no_problem_echoes_the_value(schema: Any, around: str) -> None:
@@ -319,7 +303,6 @@ DOG = {
 }
 
 
-@requirement("schema.unions")
 @pytest.mark.parametrize("keyword", ["anyOf", "oneOf"])
 @pytest.mark.parametrize(
     ("value", "problems"),
@@ -345,22 +328,20 @@ def test_the_problems_of_a_union_are_those_of_the_variant_that_was_meant(
     assert inside == [(f"/0{path}", message) for path, message in problems]
 
 
-@requirement("schema.unions")
 @pytest.mark.parametrize("keyword", ["anyOf", "oneOf"])
 @pytest.mark.parametrize("value", [5, [], {}, {"kind": "fish"}, {"lives": 9, "bark": "wau"}])
 def test_a_value_that_is_close_to_no_variant_is_a_problem_of_the_union_itself(keyword: str, value: Any) -> None:
+    """The problem of a union is that of the branch that came closest, where one did."""
     expected = f"the value is not valid under any of the schemas listed in the '{keyword}' keyword"
     assert Schema({keyword: [CAT, DOG]}).problems(value) == [("", expected)]
 
 
-@requirement("schema.unions")
 def test_a_value_that_fits_several_variants_of_one_of_is_reported() -> None:
     schema = Schema({"oneOf": [{"type": "object"}, {"minProperties": 0}, CAT]})
     message = "the value is valid under more than one of the schemas listed in the 'oneOf' keyword"
     assert schema.problems({"kind": "cat"}) == [("", message)]
 
 
-@requirement("schema.unions")
 def test_a_nullable_value_has_the_problems_of_what_it_is() -> None:
     schema = Schema({"anyOf": [{"type": "string", "minLength": 3}, {"type": "null"}]})
     assert schema.problems("ab") == [("", "the value is shorter than 3 characters")]
@@ -369,7 +350,6 @@ def test_a_nullable_value_has_the_problems_of_what_it_is() -> None:
 # --- depth ------------------------------------------------------------------------------------------------------------
 
 
-@requirement("schema.depth")
 @pytest.mark.parametrize("schema", [LISTS, {"type": "string"}, {"enum": [1]}, {"$ref": "#"}], ids=str)
 @pytest.mark.parametrize(
     "build",
@@ -387,7 +367,6 @@ def test_a_value_nested_too_deeply_does_not_fit_and_does_not_crash(schema: Any, 
     assert Schema(schema).problems(value) == [Problem("", "the value is nested deeper than 200")]
 
 
-@requirement("schema.depth")
 @pytest.mark.parametrize("schema", [{"type": "array"}, {"uniqueItems": True}, {"items": {"const": 1}}, True], ids=str)
 def test_a_schema_that_does_not_follow_a_value_into_its_depth_cannot_be_harmed_by_it(schema: Any) -> None:
     for value in (nested(0), [nested(0), nested(1)]):
@@ -396,7 +375,6 @@ def test_a_schema_that_does_not_follow_a_value_into_its_depth_cannot_be_harmed_b
         assert compiled.fit(value).value is value
 
 
-@requirement("schema.depth")
 @pytest.mark.parametrize(
     "build",
     [lambda: nested((), wrap=lambda it: (it,)), lambda: [(), nested(0)], lambda: {"a": nested(0), "b": {1}}],
@@ -408,7 +386,6 @@ def test_a_deep_value_that_is_not_plain_does_not_crash_either(build: Callable[[]
     assert len(Schema(LISTS).problems(value)) == 1
 
 
-@requirement("schema.depth")
 def test_a_value_nested_exactly_as_deep_as_allowed_is_checked_to_its_ground() -> None:
     schema = Schema({"type": ["array", "integer"], "items": {"$ref": "#"}})
     assert schema.is_valid(nested(0, 200))
@@ -417,7 +394,6 @@ def test_a_value_nested_exactly_as_deep_as_allowed_is_checked_to_its_ground() ->
     assert problem.path == "/0" * 100
 
 
-@requirement("schema.depth")
 def test_a_value_that_holds_itself_does_not_fit() -> None:
     cycle: list[Any] = []
     cycle += [cycle, cycle]
@@ -431,7 +407,6 @@ def test_a_value_that_holds_itself_does_not_fit() -> None:
 # --- broken schemas, and when they are found --------------------------------------------------------------------------
 
 
-@requirement("schema.invalid")
 @pytest.mark.parametrize(
     ("schema", "where"),
     [
@@ -457,14 +432,12 @@ def test_a_schema_that_is_not_valid_is_an_error_that_says_where(
             check(5)
 
 
-@requirement("schema.invalid")
 @pytest.mark.parametrize("schema", [None, 5, "string", ["string"], object()])
 def test_what_is_neither_an_object_nor_a_boolean_is_not_a_schema(schema: Any) -> None:
     with pytest.raises(SchemaError, match=f"object or a boolean, not {type(schema).__name__}"):
         Schema(schema)
 
 
-@requirement("schema.invalid")
 @pytest.mark.parametrize("dialect", ["2020-12", "draft-07", "openapi-3.0"])
 def test_a_schema_nested_100_000_deep_is_an_error_and_no_crash(dialect: Dialect) -> None:
     schema = Schema(nested({}, wrap=lambda it: {"items": it}), dialect=dialect)
@@ -472,8 +445,8 @@ def test_a_schema_nested_100_000_deep_is_an_error_and_no_crash(dialect: Dialect)
         schema.compile()
 
 
-@requirement("schema.lazy")
 def test_thousands_of_schemas_are_made_without_compiling_one(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A schema compiles when it is first used, and once."""
     compiled: list[Any] = []
 
     def count(schema: Any, *others: Any, **options: Any) -> Any:
@@ -493,7 +466,6 @@ def test_thousands_of_schemas_are_made_without_compiling_one(monkeypatch: pytest
         broken.is_valid("x")
 
 
-@requirement("schema.lazy")
 def test_deriving_or_repeating_a_schema_loads_nothing_heavy() -> None:
     assert UNKNOWN.is_valid(1)
     assert "_fitter" not in vars(Schema(PERSON))
@@ -524,7 +496,6 @@ def test_fit_and_cast_read_older_dialects_too() -> None:
     assert schema.conformity(strip=True)(value) is True
 
 
-@requirement("schema.deferred")
 def test_a_deferred_schema_is_made_once_and_when_it_is_asked_for() -> None:
     made: list[int] = []
 

@@ -14,7 +14,6 @@ import pytest
 from opwire.errors import SchemaError
 from opwire.schema import Dialect, Schema
 from opwire.schema.validator import compile_validator
-from tests.requirements import requirement
 
 
 class Server:
@@ -71,7 +70,6 @@ def filled(schema: Any, address: str) -> Any:
     return schema.replace("{}", address)
 
 
-@requirement("schema.no-fetching")
 @pytest.mark.parametrize(("schema", "dialect"), REMOTE)
 def test_a_reference_to_the_network_is_an_error_and_is_never_followed(
     schema: Any, dialect: Dialect, server: Server
@@ -81,7 +79,6 @@ def test_a_reference_to_the_network_is_an_error_and_is_never_followed(
     assert server.hits == []
 
 
-@requirement("schema.no-fetching")
 def test_a_foreign_meta_schema_is_never_fetched(server: Server) -> None:
     schema = Schema({"$schema": f"{server.address}/meta.json", "type": "integer"})
     assert schema.is_valid(1)
@@ -89,7 +86,6 @@ def test_a_foreign_meta_schema_is_never_fetched(server: Server) -> None:
     assert server.hits == []
 
 
-@requirement("schema.no-fetching")
 def test_a_reference_to_a_file_is_an_error_though_the_file_is_there(tmp_path: Path) -> None:
     file = tmp_path / "schema.json"
     file.write_text('{"type": "integer"}')
@@ -108,7 +104,6 @@ HOSTILE_PATTERNS = {
 }
 
 
-@requirement("schema.patterns")
 @pytest.mark.parametrize("keyword", ["pattern", "patternProperties", "propertyNames"])
 @pytest.mark.parametrize(("pattern", "text"), HOSTILE_PATTERNS.values(), ids=HOSTILE_PATTERNS)
 @pytest.mark.timeout(10)  # Python's own `re` takes years
@@ -123,7 +118,6 @@ def test_a_hostile_pattern_ends_at_once(keyword: str, pattern: str, text: str) -
     assert Schema(schema).problems(value)
 
 
-@requirement("schema.patterns")
 @pytest.mark.parametrize(
     ("pattern", "fits", "fails"),
     [
@@ -141,14 +135,12 @@ def test_ordinary_patterns_with_lookarounds_and_back_references_work(pattern: st
     assert not validator.is_valid(fails)
 
 
-@requirement("schema.patterns")
 @pytest.mark.timeout(20)
 def test_a_pattern_that_would_grow_without_bounds_is_refused() -> None:
     with pytest.raises(SchemaError):
         compile_validator({"pattern": "((a{1,1000}){1,1000}){1,1000}"}).is_valid("a")
 
 
-@requirement("schema.depth")
 @pytest.mark.parametrize("wrap", ["[value]", "{'a': value}", "(value,)"])
 def test_a_recursive_schema_and_a_value_nested_100_000_deep_do_not_end_the_process(wrap: str) -> None:
     script = f"""
@@ -167,7 +159,6 @@ def test_a_recursive_schema_and_a_value_nested_100_000_deep_do_not_end_the_proce
     assert (result.stdout, result.returncode) == ("alive\n", 0), result.stderr
 
 
-@requirement("schema.depth")
 def test_a_schema_that_refers_to_itself_without_end_does_not_crash() -> None:
     for schema in (
         {"$ref": "#"},
@@ -180,7 +171,6 @@ def test_a_schema_that_refers_to_itself_without_end_does_not_crash() -> None:
         assert "SchemaError" in result.stderr or result.stdout in ("True\n", "False\n")
 
 
-@requirement("schema.invalid")
 def test_an_error_says_where_in_the_schema_it_is_and_echoes_no_other_part_of_it() -> None:
     with pytest.raises(SchemaError) as caught:
         compile_validator({"properties": {"a": {"type": "secret-type"}}, "title": "secret-title"})
@@ -188,7 +178,6 @@ def test_an_error_says_where_in_the_schema_it_is_and_echoes_no_other_part_of_it(
     assert "secret" not in str(caught.value)
 
 
-@requirement("schema.formats")
 def test_formats_are_asserted_in_every_dialect() -> None:
     for address in ("https://json-schema.org/draft/2020-12/schema", "http://json-schema.org/draft-07/schema#"):
         validator = compile_validator({"$schema": address, "format": "date"})

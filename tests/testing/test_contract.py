@@ -10,7 +10,6 @@ from opwire.testing import LIMIT_CONTRACT, TRANSPORT_CONTRACT, Connect, check_tr
 from opwire.transports.broker import BrokerTransport
 from opwire.transports.memory import MemoryBus, MemoryTransport
 from tests.chaos.virtual_time import run_virtually
-from tests.requirements import requirement
 from tests.testing import broken
 from tests.testing.broker import BrokerLike
 from tests.transports.broker_in_memory import MemoryBroker, MemoryBrokerConnection
@@ -42,7 +41,6 @@ TRANSPORTS: dict[str, tuple[Callable[[], Connect], int | None]] = {
 }
 
 
-@requirement("transport.contract", "transport.memory", "transport.memory-codec")
 @pytest.mark.parametrize("promise", TRANSPORT_CONTRACT)
 @pytest.mark.parametrize("transport", TRANSPORTS)
 async def test_a_transport_keeps_its_promise(transport: str, promise: str) -> None:
@@ -50,7 +48,6 @@ async def test_a_transport_keeps_its_promise(transport: str, promise: str) -> No
     await TRANSPORT_CONTRACT[promise](make())
 
 
-@requirement("transport.contract", "transport.limit")
 @pytest.mark.parametrize("promise", LIMIT_CONTRACT)
 @pytest.mark.parametrize("transport", [name for name, (_, limit) in TRANSPORTS.items() if limit is not None])
 async def test_a_transport_keeps_its_promise_about_its_limit(transport: str, promise: str) -> None:
@@ -59,7 +56,6 @@ async def test_a_transport_keeps_its_promise_about_its_limit(transport: str, pro
     await LIMIT_CONTRACT[promise](make(), limit)
 
 
-@requirement("transport.contract")
 @pytest.mark.parametrize("transport", TRANSPORTS)
 async def test_check_transport_runs_the_whole_contract_on_one_medium(transport: str) -> None:
     make, limit = TRANSPORTS[transport]
@@ -144,7 +140,6 @@ CAUGHT: dict[type[MemoryTransport], set[str]] = {
 }
 
 
-@requirement("transport.contract-bites")
 @pytest.mark.slow
 @pytest.mark.parametrize(("kind", "expected"), CAUGHT.items(), ids=lambda each: getattr(each, "__name__", ""))
 def test_a_broken_transport_is_caught(kind: type[MemoryTransport], expected: set[str]) -> None:
@@ -154,7 +149,6 @@ def test_a_broken_transport_is_caught(kind: type[MemoryTransport], expected: set
         assert complaint.startswith(f"broken promise: {promise}: ")
 
 
-@requirement("transport.contract-bites")
 def test_every_promise_is_broken_by_some_transport() -> None:
     assert set().union(*CAUGHT.values()) == set(PROMISES)
 
@@ -164,14 +158,12 @@ def test_every_broken_transport_is_tried() -> None:
     assert kinds - {MemoryTransport} == set(CAUGHT)
 
 
-@requirement("transport.contract")
 def test_check_transport_names_the_promise_that_is_broken() -> None:
     bus = MemoryBus()
     with pytest.raises(AssertionError, match=f"broken promise: {TASKS}"):
         run_virtually(check_transport(lambda: broken.LeaksTasks(bus)))
 
 
-@requirement("transport.contract")
 async def test_check_transport_looks_at_the_limit_where_there_is_one() -> None:
     bus = MemoryBus()
     with pytest.raises(AssertionError, match=f"broken promise: {TOO_LARGE}"):

@@ -6,7 +6,6 @@ from opwire.testing import contract_calls as calls
 from opwire.testing.harness import TransportHarness
 from opwire.transports.memory import MemoryBus, MemoryTransport
 from tests.chaos.virtual_time import run_virtually
-from tests.requirements import requirement
 from tests.testing import broken
 
 
@@ -22,7 +21,6 @@ def complaint(check: object, kind: type[MemoryTransport], *limit: int) -> str:
     return str(failure.value)
 
 
-@requirement("transport.contract-bites")
 @pytest.mark.parametrize(
     ("check", "kind", "said"),
     [
@@ -47,8 +45,8 @@ def test_a_check_says_what_it_saw(check: object, kind: type[MemoryTransport], sa
     assert said in complaint(check, kind)
 
 
-@requirement("transport.contract-bites", "transport.limit")
 def test_the_checks_of_the_limit_say_what_they_saw() -> None:
+    """The sender checks the size of a message; one above the limit fails its own call alone."""
     limit = broken.LIMIT
     assert "['UNAVAILABLE'" in complaint(calls.too_large_messages_fail_alone, broken.ClosesAboveTheLimit, limit)
     assert "PAYLOAD_TOO_LARGE" not in complaint(calls.too_large_messages_fail_alone, broken.HasNoLimit, limit)

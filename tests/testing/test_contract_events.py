@@ -7,7 +7,6 @@ from opwire.testing.harness import TransportHarness
 from opwire.transports.memory import MemoryBus, MemoryTransport
 from opwire.typed.plain import MAX_DEPTH, survey
 from tests.chaos.virtual_time import run_virtually
-from tests.requirements import requirement
 from tests.testing import broken
 
 
@@ -23,7 +22,6 @@ def complaint(check: object, kind: type[MemoryTransport]) -> str:
     return str(failure.value)
 
 
-@requirement("transport.contract-bites")
 @pytest.mark.parametrize(
     ("check", "kind", "said"),
     [
@@ -40,7 +38,6 @@ def test_a_check_says_what_it_saw(check: object, kind: type[MemoryTransport], sa
     assert said in complaint(check, kind)
 
 
-@requirement("transport.contract")
 def test_the_values_that_have_to_arrive_are_the_difficult_ones() -> None:
     values = events.VALUES
     assert None in values

@@ -10,7 +10,6 @@ from opwire.protocol import CallRequested
 from opwire.testing.harness import PATIENCE, TransportHarness, expect, item, soon
 from opwire.transports.memory import MemoryBus, MemoryTransport
 from tests.chaos.virtual_time import run_virtually
-from tests.requirements import requirement
 
 
 def harness() -> TransportHarness:
@@ -39,7 +38,6 @@ async def test_what_happens_in_time_is_given_back() -> None:
     assert await soon("a value", asyncio.sleep(0, "value")) == "value"
 
 
-@requirement("transport.contract")
 async def test_scenes_on_the_same_medium_do_not_meet() -> None:
     bus = MemoryBus()
     async with (
@@ -49,7 +47,6 @@ async def test_scenes_on_the_same_medium_do_not_meet() -> None:
         assert first.id("echo") != second.id("echo")
 
 
-@requirement("transport.contract")
 async def test_a_probe_keeps_what_arrives_and_from_whom() -> None:
     async with harness() as stage:
         server, caller = await stage.probe("talk"), await stage.probe()
@@ -63,7 +60,6 @@ async def test_a_probe_keeps_what_arrives_and_from_whom() -> None:
         assert caller.events == [answer]
 
 
-@requirement("transport.contract")
 async def test_a_conversation_gives_each_side_the_others_address() -> None:
     async with harness() as stage:
         talk = await stage.conversation()
@@ -72,7 +68,6 @@ async def test_a_conversation_gives_each_side_the_others_address() -> None:
         assert talk.caller_address != talk.server_address
 
 
-@requirement("transport.contract")
 async def test_a_server_serves_functions_and_generators() -> None:
     async def one(input: Any, _: Context) -> Any:
         return input

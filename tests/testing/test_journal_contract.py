@@ -10,7 +10,6 @@ from opwire.durable.redis.journal import RedisJournal
 from opwire.testing.journal import JOURNAL_CONTRACT, check_journal
 from tests.chaos.virtual_time import run_virtually
 from tests.durable import broken
-from tests.requirements import requirement
 from tests.servers.brokers import RedisServer
 
 Connect = Callable[[], Journal]
@@ -21,19 +20,18 @@ def memory(kind: type[MemoryJournal] = MemoryJournal) -> Connect:
     return lambda: kind(state)
 
 
-@requirement("durable.contract", "durable.memory")
 @pytest.mark.parametrize("promise", JOURNAL_CONTRACT)
 def test_the_journal_in_memory_keeps_its_promise(promise: str) -> None:
+    """The journal in memory keeps the whole contract, in virtual time too."""
     run_virtually(JOURNAL_CONTRACT[promise](memory()))  # pyright: ignore[reportArgumentType]
 
 
-@requirement("durable.contract", "durable.redis")
 @pytest.mark.parametrize("promise", JOURNAL_CONTRACT)
 async def test_the_journal_in_redis_keeps_its_promise(promise: str, redis_server: RedisServer) -> None:
+    """The journal in Redis Streams keeps the whole contract on a real server."""
     await JOURNAL_CONTRACT[promise](lambda: RedisJournal(redis_server.url))
 
 
-@requirement("durable.contract")
 def test_check_journal_runs_the_whole_contract_on_one_journal() -> None:
     run_virtually(check_journal(memory()))
 
@@ -130,7 +128,6 @@ CAUGHT: dict[type[MemoryJournal], set[str]] = {
 }
 
 
-@requirement("durable.contract-bites")
 @pytest.mark.slow
 @pytest.mark.parametrize(("kind", "expected"), CAUGHT.items(), ids=lambda each: getattr(each, "__name__", ""))
 def test_a_broken_journal_is_caught(kind: type[MemoryJournal], expected: set[str]) -> None:
@@ -145,7 +142,6 @@ def test_a_broken_journal_is_caught(kind: type[MemoryJournal], expected: set[str
         assert complaint.startswith(f"broken promise: {promise}: ")
 
 
-@requirement("durable.contract-bites")
 def test_every_promise_is_broken_by_some_journal() -> None:
     assert set().union(*CAUGHT.values()) == set(JOURNAL_CONTRACT)
 
@@ -155,7 +151,6 @@ def test_every_broken_journal_is_tried() -> None:
     assert kinds - {MemoryJournal} == set(CAUGHT)
 
 
-@requirement("durable.contract")
 def test_check_journal_names_the_promise_that_is_broken() -> None:
     with pytest.raises(AssertionError, match=f"broken promise: {COUNTED}"):
         run_virtually(check_journal(memory(broken.CountsWhatHasEnded)))

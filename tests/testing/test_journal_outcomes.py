@@ -5,11 +5,9 @@ import pytest
 from opwire.durable import MemoryJournal
 from opwire.testing import journal as outcomes
 from tests.durable import broken
-from tests.requirements import requirement
 from tests.testing.test_journal_tasks import complaint
 
 
-@requirement("durable.contract-bites")
 @pytest.mark.parametrize(
     ("check", "kind", "said"),
     [

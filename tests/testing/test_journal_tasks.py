@@ -7,7 +7,6 @@ from opwire.testing import journal_tasks as tasks
 from opwire.testing.journal_tasks import JournalHarness
 from tests.chaos.virtual_time import run_virtually
 from tests.durable import broken
-from tests.requirements import requirement
 
 
 def complaint(check: object, kind: type[MemoryJournal]) -> str:
@@ -22,7 +21,6 @@ def complaint(check: object, kind: type[MemoryJournal]) -> str:
     return str(failure.value)
 
 
-@requirement("durable.contract-bites")
 @pytest.mark.parametrize(
     ("check", "kind", "said"),
     [

@@ -25,7 +25,6 @@ from opwire.transports.batches import BATCHING, Batches
 from opwire.transports.broker import BrokerTransport
 from opwire.transports.nats import NatsTransport
 from opwire.transports.redis import RedisTransport
-from tests.requirements import requirement
 from tests.servers.brokers import NatsServer, RedisServer
 from tests.transports.broker_in_memory import MemoryBroker, MemoryBrokerConnection
 from tests.transports.nats.ends import end as nats_end
@@ -58,7 +57,6 @@ class Outgoing(MemoryBrokerConnection):
         return [message for _, _, message, _ in self.sent]
 
 
-@requirement("transport.batches")
 def test_events_of_a_turn_for_one_end_are_one_message_and_a_single_one_is_sent_unchanged() -> None:
     out = Outgoing()
     batches = Batches(out)
@@ -74,7 +72,6 @@ def test_events_of_a_turn_for_one_end_are_one_message_and_a_single_one_is_sent_u
     assert out.messages[2:] == [b"{}"], "the next turn has its own"
 
 
-@requirement("transport.batches")
 @pytest.mark.parametrize("address", ["0123456789abcdef", "@_INBOX.abc", "Batch1", ""])
 def test_an_end_that_does_not_ask_for_batches_gets_none(address: str) -> None:
     out = Outgoing()
@@ -83,7 +80,6 @@ def test_an_end_that_does_not_ask_for_batches_gets_none(address: str) -> None:
     assert out.sent == [(address, "t1", b"{}", True), (address, "t2", b"{}", True)]
 
 
-@requirement("transport.batches")
 def test_a_batch_is_bounded_and_a_large_event_is_sent_by_itself_in_its_place() -> None:
     out = Outgoing()
     batches = Batches(out)
@@ -103,7 +99,6 @@ def _pairs(message: bytes) -> list[tuple[str, Any]]:
     return decoded if isinstance(decoded, list) else [("", decoded)]
 
 
-@requirement("transport.batches")
 @pytest.mark.parametrize("token", ["", '"', 't"],["u', "t\\", "t\n"])
 def test_a_token_of_other_characters_is_not_part_of_a_batch(token: str) -> None:
     out = Outgoing()
@@ -113,7 +108,6 @@ def test_a_token_of_other_characters_is_not_part_of_a_batch(token: str) -> None:
     assert [(each, message) for _, each, message, _ in out.sent] == [("t1", b"{}"), (token, b"{}")]
 
 
-@requirement("transport.batches")
 def test_a_message_that_cannot_wait_does_not_overtake_what_waits() -> None:
     out = Outgoing()
     batches = Batches(out)
@@ -125,7 +119,6 @@ def test_a_message_that_cannot_wait_does_not_overtake_what_waits() -> None:
     assert len(out.sent) == 2
 
 
-@requirement("transport.link.bound")
 def test_while_messages_queue_up_each_sender_learns_whether_there_is_room() -> None:
     out = Outgoing()
     batches = Batches(out)
@@ -137,7 +130,6 @@ def test_while_messages_queue_up_each_sender_learns_whether_there_is_room() -> N
         batches.add(HERE, "t", b"{}", control=False)
 
 
-@requirement("transport.leases.refused")
 def test_a_batch_that_finds_no_room_is_reported_in_the_log(caplog: pytest.LogCaptureFixture) -> None:
     out = Outgoing()
     batches = Batches(out)
@@ -150,7 +142,6 @@ def test_a_batch_that_finds_no_room_is_reported_in_the_log(caplog: pytest.LogCap
     assert "secret" not in caplog.text
 
 
-@requirement("transport.batches")
 def test_over_a_connection_that_does_not_buffer_each_event_is_a_message() -> None:
     class Plain:
         def __init__(self) -> None:
@@ -206,7 +197,6 @@ def pairs(*given: tuple[str, bytes]) -> bytes:
     return b"[%b]" % b",".join(b'["%b",%b]' % (token.encode(), event) for token, event in given)
 
 
-@requirement("transport.leases.token")
 async def test_each_event_of_a_batch_counts_by_its_own_token() -> None:
     transport, probe, tokens = await soon("it is asked", asking("r1", "r2", "r3"))
     forged = pairs(
@@ -220,7 +210,6 @@ async def test_each_event_of_a_batch_counts_by_its_own_token() -> None:
     await transport.close()
 
 
-@requirement("transport.malformed")
 async def test_an_invalid_event_of_a_batch_fails_its_own_call_and_a_batch_in_a_batch_is_invalid() -> None:
     transport, probe, tokens = await soon("it is asked", asking("r1", "r2", "r3"))
     broken = b'{"type":"call.responded","requestId":"r2","output":7}'
@@ -236,7 +225,6 @@ async def test_an_invalid_event_of_a_batch_fails_its_own_call_and_a_batch_in_a_b
     await transport.close()
 
 
-@requirement("transport.limit")
 async def test_the_limit_of_a_message_is_that_of_each_event_in_a_batch() -> None:
     transport, probe, tokens = await soon("it is asked", asking("r1", "r2", max_message=400))
     large = answer("r2").replace(b'"data":3', b'"data":"%b"' % (b"x" * 400))
@@ -246,7 +234,6 @@ async def test_the_limit_of_a_message_is_that_of_each_event_in_a_batch() -> None
     await transport.close()
 
 
-@requirement("transport.leases.lost-messages")
 async def test_a_batch_that_was_lost_fails_its_calls_alone() -> None:
     broker, registry = MemoryBroker(), OperationRegistry()
 
@@ -274,7 +261,6 @@ async def test_a_batch_that_was_lost_fails_its_calls_alone() -> None:
         assert (await calls.call("work.echo", {"value": 7})).data == 7
 
 
-@requirement("transport.batches")
 @pytest.mark.parametrize("kind", ["nats", "redis"])
 async def test_calls_and_items_over_a_real_broker_share_messages_and_plain_peers_get_single_events(
     kind: str, nats_server: NatsServer, redis_server: RedisServer

@@ -33,7 +33,6 @@ from opwire.testing.harness import Probe, item
 from opwire.transports.broker import BrokerTransport
 from tests.chaos.virtual_time import run_virtually
 from tests.properties import is_thorough
-from tests.requirements import requirement
 from tests.transports.broker_in_memory import MemoryBroker, MemoryBrokerConnection
 
 BEAT = 1.0
@@ -171,7 +170,6 @@ async def outcome(call: Coroutine[Any, Any, Any]) -> Any:
 
 
 @virtual
-@requirement("call.progress.optional")
 async def test_a_call_keeps_its_lease_when_its_progress_cannot_be_sent(stage: Stage) -> None:
     async def work(context: Context) -> str:
         context.report(1)
@@ -188,7 +186,6 @@ async def test_a_call_keeps_its_lease_when_its_progress_cannot_be_sent(stage: St
 
 
 @virtual
-@requirement("transport.leases.expiry")
 async def test_calls_of_a_server_that_died_without_a_word_fail_within_four_beats(stage: Stage) -> None:
     stage.connection = Discreet
     await stage.server()
@@ -207,7 +204,6 @@ async def test_calls_of_a_server_that_died_without_a_word_fail_within_four_beats
 
 
 @virtual
-@requirement("transport.leases.probes")
 async def test_where_the_broker_knows_that_a_server_is_gone_its_calls_fail_in_a_moment(stage: Stage) -> None:
     for round, in_hand in enumerate((0.05, 0.1, 1.0, 2.0, 10.0, 50.0)):
         await stage.server()
@@ -226,7 +222,6 @@ async def test_where_the_broker_knows_that_a_server_is_gone_its_calls_fail_in_a_
 
 
 @virtual
-@requirement("subscribe.lost-items", "transport.leases.long-calls")
 async def test_a_subscription_may_pause_for_as_long_as_it_likes(stage: Stage) -> None:
     @stage.registry.subscription("work.rare")
     async def rare() -> AsyncGenerator[int]:
@@ -240,7 +235,6 @@ async def test_a_subscription_may_pause_for_as_long_as_it_likes(stage: Stage) ->
 
 
 @virtual
-@requirement("transport.leases.probes")
 async def test_calls_that_the_last_server_of_an_operation_had_no_time_to_name_fail_in_a_moment(stage: Stage) -> None:
     server, _ = await stage.server()
     caller = await stage.caller()
@@ -258,7 +252,6 @@ async def test_calls_that_the_last_server_of_an_operation_had_no_time_to_name_fa
 
 
 @virtual
-@requirement("transport.leases.probes")
 async def test_probes_cost_nothing_where_calls_are_quick_and_little_where_they_are_many(stage: Stage) -> None:
     await stage.server()
     caller = await stage.caller()
@@ -281,7 +274,6 @@ async def test_probes_cost_nothing_where_calls_are_quick_and_little_where_they_a
 
 
 @virtual
-@requirement("transport.leases.token")
 async def test_a_stranger_cannot_keep_a_caller_alive_that_is_gone(stage: Stage) -> None:
     stage.connection = Discreet
     _, handler = await stage.server()
@@ -346,7 +338,6 @@ async def test_a_request_that_cannot_be_answered_does_not_run(stage: Stage) -> N
 
 
 @virtual
-@requirement("transport.long-ids")
 async def test_a_request_with_a_long_id_is_rejected_and_not_remembered(stage: Stage) -> None:
     _, handler = await stage.server()
     probe = Probe(stage.transport())
@@ -378,7 +369,6 @@ def test_invalid_messages_are_logged_a_bounded_number_of_times(caplog: pytest.Lo
 
 
 @virtual
-@requirement("transport.reconnect")
 async def test_a_failed_connection_is_reported_in_the_words_of_the_broker(stage: Stage) -> None:
     caller = await stage.caller()
     medium: Any = stage.mediums[0]
@@ -402,7 +392,6 @@ async def test_a_failed_connection_is_reported_in_the_words_of_the_broker(stage:
 
 
 @virtual
-@requirement("transport.reconnect")
 async def test_an_exception_in_a_task_that_keeps_the_connection_ends_neither_it_nor_the_beats(stage: Stage) -> None:
     server, _ = await stage.server()
     caller = await stage.caller()
@@ -435,7 +424,6 @@ async def test_an_exception_in_a_task_that_keeps_the_connection_ends_neither_it_
 
 
 @virtual
-@requirement("transport.leases.long-calls")
 async def test_a_call_may_take_many_beats_as_long_as_its_server_lives(stage: Stage) -> None:
     await stage.server()
     caller = await stage.caller()
@@ -444,7 +432,6 @@ async def test_a_call_may_take_many_beats_as_long_as_its_server_lives(stage: Sta
 
 
 @virtual
-@requirement("transport.leases.lost-messages")
 async def test_a_lost_answer_and_a_lost_request_fail_their_call_within_four_beats(stage: Stage) -> None:
     await stage.server()
     caller = await stage.caller()
@@ -460,7 +447,6 @@ async def test_a_lost_answer_and_a_lost_request_fail_their_call_within_four_beat
 
 
 @virtual
-@requirement("transport.leases.lost-messages")
 async def test_a_handler_is_stopped_by_the_next_beats_if_its_abort_was_lost(stage: Stage) -> None:
     await stage.server()
     caller = await stage.caller()
@@ -475,7 +461,6 @@ async def test_a_handler_is_stopped_by_the_next_beats_if_its_abort_was_lost(stag
 
 
 @virtual
-@requirement("transport.leases.caller-gone")
 async def test_the_handlers_of_a_caller_that_died_without_a_word_are_stopped(stage: Stage) -> None:
     _, handler = await stage.server()
     caller = await stage.caller()
@@ -491,7 +476,6 @@ async def test_the_handlers_of_a_caller_that_died_without_a_word_are_stopped(sta
 
 
 @virtual
-@requirement("transport.leases.abort-unknown")
 async def test_an_abort_reaches_a_server_that_was_not_heard_of_yet(stage: Stage) -> None:
     await stage.server()
     caller = await stage.caller()
@@ -504,7 +488,6 @@ async def test_an_abort_reaches_a_server_that_was_not_heard_of_yet(stage: Stage)
 
 
 @virtual
-@requirement("transport.leases.token")
 async def test_a_stranger_can_neither_stop_nor_answer_a_call(stage: Stage) -> None:
     _, handler = await stage.server()
     caller = await stage.caller()
@@ -528,7 +511,6 @@ async def test_a_stranger_can_neither_stop_nor_answer_a_call(stage: Stage) -> No
 
 
 @virtual
-@requirement("transport.malformed", "peers.containers")
 async def test_a_message_that_cannot_be_read_fails_its_own_call_and_nothing_else(stage: Stage) -> None:
     server, _ = await stage.server()
     caller = await stage.caller()
@@ -558,7 +540,6 @@ async def test_a_message_that_cannot_be_read_fails_its_own_call_and_nothing_else
 
 
 @virtual
-@requirement("transport.reconnect")
 async def test_a_broker_that_stops_ends_every_call_at_once_and_all_goes_on_when_it_is_back(stage: Stage) -> None:
     server, handler = await stage.server()
     caller = await stage.caller()
@@ -580,7 +561,6 @@ async def test_a_broker_that_stops_ends_every_call_at_once_and_all_goes_on_when_
 
 
 @virtual
-@requirement("transport.reconnect")
 async def test_peers_of_an_end_that_was_away_learn_at_once_that_their_calls_are_over(stage: Stage) -> None:
     await stage.server()
     caller = await stage.caller()
@@ -594,7 +574,6 @@ async def test_peers_of_an_end_that_was_away_learn_at_once_that_their_calls_are_
 
 
 @virtual
-@requirement("transport.reconnect")
 async def test_what_is_announced_while_the_broker_is_away_is_served_when_it_is_back(stage: Stage) -> None:
     _, handler = await stage.server()
     caller = await stage.caller()
@@ -670,7 +649,6 @@ async def test_a_process_that_was_held_up_does_not_give_up_calls_that_live(stage
 
 
 @virtual
-@requirement("transport.limit")
 async def test_beats_fit_into_the_messages_that_the_broker_lets_through(stage: Stage) -> None:
     await stage.server()
     stage.mediums[0].max_message = 500
@@ -699,7 +677,6 @@ async def test_a_plain_client_of_the_broker_gets_its_answer_and_no_beats(stage: 
 
 
 @virtual
-@requirement("call.one-outcome")
 async def test_thousands_of_calls_over_a_broker_that_loses_and_stops_end_once_each(stage: Stage) -> None:
     dice = random.Random(5)
     servers = [await stage.server() for _ in range(2)]
@@ -738,7 +715,6 @@ async def test_thousands_of_calls_over_a_broker_that_loses_and_stops_end_once_ea
 
 
 @virtual
-@requirement("transport.leases.token")
 async def test_a_request_with_the_id_of_a_call_of_this_end_does_not_learn_its_token(stage: Stage) -> None:
     server, _ = await stage.server()
     await stage.server()
@@ -762,7 +738,6 @@ async def test_a_request_with_the_id_of_a_call_of_this_end_does_not_learn_its_to
 
 
 @virtual
-@requirement("transport.leases.token")
 async def test_the_token_of_a_call_that_goes_on_is_not_told_to_all(stage: Stage) -> None:
     await stage.server()
     transport = stage.transport()
@@ -776,8 +751,8 @@ async def test_the_token_of_a_call_that_goes_on_is_not_told_to_all(stage: Stage)
 
 
 @virtual
-@requirement("transport.leases.token")
 async def test_a_request_that_takes_the_id_of_one_in_flight_is_refused_and_the_first_is_answered(stage: Stage) -> None:
+    """Over a broker only the server that has a request can answer it, and only its caller can steer it."""
     server, handler = await stage.server()
     caller = await stage.caller()
     call = asyncio.ensure_future(outcome(caller.call("work.echo", {"value": 5, "seconds": 1}, timeout=50)))
@@ -791,7 +766,6 @@ async def test_a_request_that_takes_the_id_of_one_in_flight_is_refused_and_the_f
 
 
 @virtual
-@requirement("transport.leases.token")
 async def test_a_farewell_without_the_tokens_of_calls_ends_none_of_them(stage: Stage) -> None:
     await stage.server()
     caller = await stage.caller()
@@ -805,7 +779,6 @@ async def test_a_farewell_without_the_tokens_of_calls_ends_none_of_them(stage: S
 
 
 @virtual
-@requirement("transport.leases.token")
 async def test_a_farewell_for_a_request_with_the_address_of_another_caller_ends_that_request_alone(
     stage: Stage,
 ) -> None:
@@ -828,7 +801,6 @@ async def test_a_farewell_for_a_request_with_the_address_of_another_caller_ends_
 
 
 @virtual
-@requirement("transport.leases.refused")
 async def test_a_handler_is_stopped_by_the_next_beats_if_there_was_no_room_for_its_abort(stage: Stage) -> None:
     await stage.server()
     caller = await stage.caller()
@@ -843,7 +815,6 @@ async def test_a_handler_is_stopped_by_the_next_beats_if_there_was_no_room_for_i
 
 
 @virtual
-@requirement("transport.leases.refused")
 async def test_an_abort_with_a_reason_too_large_to_send_still_stops_the_handler(stage: Stage) -> None:
     await stage.server()
     caller = await stage.caller()
@@ -858,8 +829,8 @@ async def test_an_abort_with_a_reason_too_large_to_send_still_stops_the_handler(
 
 
 @virtual
-@requirement("transport.leases.refused")
 async def test_a_call_that_lost_its_last_message_to_a_full_queue_fails_within_four_beats(stage: Stage) -> None:
+    """A call whose abort or last word found no room to be sent ends all the same, within four beats."""
     server, _ = await stage.server()
     caller = await stage.caller()
     items = caller.subscribe("work.items")
@@ -877,7 +848,6 @@ async def test_a_call_that_lost_its_last_message_to_a_full_queue_fails_within_fo
 
 
 @virtual
-@requirement("transport.malformed")
 async def test_an_invalid_message_from_an_unknown_sender_ends_nothing(stage: Stage) -> None:
     server, _ = await stage.server()
     caller = await stage.caller()
@@ -894,7 +864,6 @@ async def test_an_invalid_message_from_an_unknown_sender_ends_nothing(stage: Sta
 
 
 @virtual
-@requirement("transport.reconnect")
 async def test_the_handlers_of_a_caller_that_was_away_are_stopped_when_it_is_back(stage: Stage) -> None:
     stage.connection = Discreet
     await stage.server()
@@ -913,7 +882,6 @@ async def test_the_handlers_of_a_caller_that_was_away_are_stopped_when_it_is_bac
 
 
 @virtual
-@requirement("transport.leases.farewell")
 async def test_a_caller_that_leaves_before_its_server_is_heard_of_has_its_handlers_stopped_at_once(
     stage: Stage,
 ) -> None:
@@ -932,7 +900,6 @@ async def test_a_caller_that_leaves_before_its_server_is_heard_of_has_its_handle
 
 
 @virtual
-@requirement("transport.reconnect")
 async def test_calls_over_a_connection_on_which_nothing_could_be_announced_end_with_it(stage: Stage) -> None:
     server, _ = await stage.server()
     await stage.server()
@@ -955,7 +922,6 @@ async def test_calls_over_a_connection_on_which_nothing_could_be_announced_end_w
 
 
 @virtual
-@requirement("transport.reconnect")
 async def test_a_fault_of_the_medium_does_not_keep_an_end_away(stage: Stage) -> None:
     await stage.server()
     caller = await stage.caller()
@@ -972,7 +938,6 @@ async def test_a_fault_of_the_medium_does_not_keep_an_end_away(stage: Stage) -> 
 
 
 @virtual
-@requirement("transport.leases.long-calls")
 async def test_a_beat_that_fails_is_not_the_last_one(stage: Stage) -> None:
     await stage.server()
     caller = await stage.caller()
@@ -985,7 +950,6 @@ async def test_a_beat_that_fails_is_not_the_last_one(stage: Stage) -> None:
 
 
 @virtual
-@requirement("transport.closed")
 async def test_a_close_that_is_cancelled_has_left_all_the_same(stage: Stage) -> None:
     server, _ = await stage.server()
     caller = await stage.caller()
@@ -1006,7 +970,6 @@ async def test_a_close_that_is_cancelled_has_left_all_the_same(stage: Stage) -> 
     assert list(stage.broker.ends) == [stage.mediums[1]._address]
 
 
-@requirement("transport.closed")
 def test_an_end_can_be_started_again_in_another_event_loop() -> None:
     broker = MemoryBroker()
     transport = BrokerTransport(MemoryBrokerConnection(broker))
@@ -1026,7 +989,6 @@ def test_an_end_can_be_started_again_in_another_event_loop() -> None:
 
 
 @virtual
-@requirement("transport.reconnect")
 async def test_what_two_lost_connections_leave_unsaid_is_said_after_the_third(stage: Stage) -> None:
     server, _ = await stage.server()
     caller = await stage.caller()
@@ -1047,7 +1009,6 @@ async def test_what_two_lost_connections_leave_unsaid_is_said_after_the_third(st
 
 
 @virtual
-@requirement("call.discovery")
 async def test_servers_with_different_operations_are_found_each_with_its_own(stage: Stage) -> None:
     first, first_handler = await stage.server()
     shop = OperationRegistry()
@@ -1067,7 +1028,6 @@ async def test_servers_with_different_operations_are_found_each_with_its_own(sta
 
 
 @virtual
-@requirement("call.discovery.silent")
 async def test_invented_servers_delay_a_discovery_no_longer_than_one_silent_server(stage: Stage) -> None:
     await stage.server()
     caller = await stage.caller()
@@ -1085,7 +1045,6 @@ async def test_invented_servers_delay_a_discovery_no_longer_than_one_silent_serv
 
 
 @virtual
-@requirement("call.discovery")
 async def test_a_discovery_that_loses_the_broker_does_not_report_missing_servers(stage: Stage) -> None:
     await stage.server()
     caller = await stage.caller()
@@ -1101,7 +1060,6 @@ async def test_a_discovery_that_loses_the_broker_does_not_report_missing_servers
 
 
 @virtual
-@requirement("call.drain")
 async def test_a_server_that_drains_finishes_what_takes_many_beats_and_others_get_the_rest(stage: Stage) -> None:
     leaving = [await stage.server() for _ in range(2)]
     await stage.server()
@@ -1120,7 +1078,6 @@ async def test_a_server_that_drains_finishes_what_takes_many_beats_and_others_ge
 # --- everything at once -----------------------------------------------------------------------------------------------
 
 
-@requirement("call.one-outcome", "transport.leases.expiry")
 @pytest.mark.parametrize("seed", range(3 if is_thorough() else 1))
 def test_calls_and_subscriptions_of_many_ends_over_a_rough_broker_end_once_each_and_leave_nothing(seed: int) -> None:
     async def storm() -> None:

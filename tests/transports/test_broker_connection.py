@@ -7,7 +7,6 @@ from opwire.transports.broker_connection import BatchingConnection, BrokerConnec
 from opwire.transports.link import Link
 from opwire.transports.nats.transport import NatsBrokerConnection, NatsTransport
 from opwire.transports.redis.transport import RedisBrokerConnection, RedisTransport
-from tests.requirements import requirement
 from tests.transports.broker_in_memory import MemoryBroker, MemoryBrokerConnection, MemoryBuffer
 
 
@@ -15,7 +14,6 @@ def methods(kind: type) -> dict[str, bool]:
     return {name: inspect.iscoroutinefunction(method) for name, method in vars(kind).items() if name[0] != "_"}
 
 
-@requirement("transport.broker-connection")
 def test_methods_that_send_never_wait_and_those_that_change_the_servers_do() -> None:
     assert methods(BrokerConnection) == {
         "connect": True,
@@ -30,7 +28,6 @@ def test_methods_that_send_never_wait_and_those_that_change_the_servers_do() -> 
     assert not any(methods(BrokerListener).values())
 
 
-@requirement("transport.broker-connection")
 def test_every_medium_has_the_methods_of_the_interface_and_the_transport_listens() -> None:
     for medium in (MemoryBrokerConnection, NatsBrokerConnection, RedisBrokerConnection):
         for name in methods(BrokerConnection):

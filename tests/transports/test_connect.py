@@ -13,10 +13,8 @@ from opwire.transports.nats import NatsTransport
 from opwire.transports.redis import RedisTransport
 from opwire.transports.websocket import WebSocketTransport
 from opwire.transports.websocket.server import ServerOptions, WebSocketServer
-from tests.requirements import requirement
 
 
-@requirement("hub.connect")
 @pytest.mark.parametrize(
     ("url", "kind"),
     [
@@ -32,14 +30,12 @@ def test_the_scheme_tells_the_engine(url: Any, kind: type) -> None:
     assert isinstance(connect(url), kind)
 
 
-@requirement("hub.connect")
 @pytest.mark.parametrize("url", ["carrier://pigeon", "nonsense", [], ["redis://127.0.0.1:1", "redis://127.0.0.1:2"]])
 def test_a_url_that_no_engine_takes_is_refused(url: Any) -> None:
     with pytest.raises(UsageError):
         connect(url)
 
 
-@requirement("hub.connect")
 @pytest.mark.parametrize("make", [connect, lambda url: Hub(None, url), lambda url: Spoke(None, url)])
 def test_a_package_that_is_missing_is_named_with_its_extra(make: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     for name in [each for each in sys.modules if each.startswith("opwire.transports.websocket")]:
@@ -50,7 +46,6 @@ def test_a_package_that_is_missing_is_named_with_its_extra(make: Any, monkeypatc
         make("ws://127.0.0.1:1")
 
 
-@requirement("hub.connect")
 @pytest.mark.parametrize("url", ["ws://[", "ws://h:port", "ws://h:99999", "wss://"])
 def test_a_url_that_cannot_be_parsed_is_refused(url: str) -> None:
     with pytest.raises(UsageError):
@@ -65,7 +60,6 @@ def test_an_option_that_cannot_work_is_refused(option: dict[str, Any]) -> None:
         connect("ws://127.0.0.1:1", **option)
 
 
-@requirement("hub.connect")
 @pytest.mark.parametrize(
     ("make", "message"),
     [

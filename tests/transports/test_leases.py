@@ -12,7 +12,6 @@ from opwire.protocol import CallAborted, CallCompleted, CallCredit, CallEvent, C
 from opwire.protocol.batch import MAX_TOKEN
 from opwire.transports.leases import MOMENT, Leases, is_final
 from tests.properties import examples
-from tests.requirements import requirement
 
 PATIENCE = 3.0
 
@@ -21,7 +20,6 @@ def answer(id: str, seq: int | None = None) -> CallResponded:
     return CallResponded(request_id=id, output=local_envelope(1, "math.add"), seq=seq)
 
 
-@requirement("transport.leases.token")
 def test_only_senders_with_the_token_are_believed() -> None:
     leases = Leases(PATIENCE)
     token = leases.ask("r", "math.add", 0.0, streams=False).token
@@ -41,7 +39,6 @@ def test_tokens_are_all_different() -> None:
     assert {len(token) for token in tokens} == {16}
 
 
-@requirement("transport.leases.expiry")
 def test_a_call_that_no_beat_names_is_lost_and_one_that_is_named_goes_on() -> None:
     leases = Leases(PATIENCE)
     tokens = [leases.ask(id, "math.add", 0.0, streams=False).token for id in ("dead", "alive")]
@@ -51,7 +48,6 @@ def test_a_call_that_no_beat_names_is_lost_and_one_that_is_named_goes_on() -> No
     assert leases.expire(99.0) == ([], [])
 
 
-@requirement("transport.leases.expiry")
 def test_a_caller_that_does_not_answer_beats_is_lost_with_all_that_it_asked() -> None:
     leases = Leases(PATIENCE)
     leases.hold("ann", "r1", "t1", 0.0)
@@ -62,7 +58,6 @@ def test_a_caller_that_does_not_answer_beats_is_lost_with_all_that_it_asked() ->
     assert dict(leases.beats()) == {"bob": ["t3"]}
 
 
-@requirement("transport.leases.expiry")
 def test_a_caller_without_requests_is_forgotten_and_not_reported_as_lost() -> None:
     leases = Leases(PATIENCE)
     leases.hold("ann", "r1", "t1", 0.0)
@@ -89,7 +84,6 @@ def test_a_caller_says_in_its_answer_what_it_has_given_up() -> None:
     assert leases.heard("nobody", "t1", ["t1"], 1.0) == []
 
 
-@requirement("transport.leases.token")
 def test_only_a_caller_that_shows_a_token_of_its_calls_is_still_there() -> None:
     leases = Leases(PATIENCE)
     leases.hold("ann", "r1", "t1", 0.0)
@@ -116,7 +110,6 @@ def test_a_peer_that_left_takes_along_what_it_had_and_what_it_asked() -> None:
     assert len(leases) == 0
 
 
-@requirement("transport.leases.farewell")
 def test_a_farewell_ends_the_calls_and_requests_with_the_tokens_that_it_names_and_no_others() -> None:
     leases = Leases(PATIENCE)
     named = leases.ask("named", "math.add", 0.0, streams=False).token
@@ -130,7 +123,6 @@ def test_a_farewell_ends_the_calls_and_requests_with_the_tokens_that_it_names_an
     assert leases.over([]) == ([], [])
 
 
-@requirement("transport.leases.farewell")
 def test_a_call_with_an_unknown_server_is_named_by_its_token_alone() -> None:
     leases = Leases(PATIENCE)
     known, unknown = (leases.ask(id, "math.add", 0.0, streams=False).token for id in ("known", "unknown"))
@@ -148,7 +140,6 @@ def test_a_request_that_is_asked_again_under_its_id_has_one_lease() -> None:
     assert (leases.end(first), len(leases), leases._by_token) == (None, 0, {})
 
 
-@requirement("transport.leases.token")
 def test_a_request_in_flight_keeps_its_token_until_it_is_released() -> None:
     leases = Leases(PATIENCE)
     assert leases.hold("ann", "r", "t1", 0.0)
@@ -166,7 +157,6 @@ def probed(leases: Leases, now: float) -> list[tuple[str | None, str]]:
     return [(asked.server, asked.request_id) for asked in leases.watch(now)]
 
 
-@requirement("transport.leases.probes")
 def test_the_server_of_a_call_that_takes_long_is_probed_once_for_all_of_its_calls() -> None:
     leases = Leases(PATIENCE)
     tokens = [leases.ask(f"r{number}", "math.add", 0.0, streams=False).token for number in range(5)]
@@ -178,7 +168,6 @@ def test_the_server_of_a_call_that_takes_long_is_probed_once_for_all_of_its_call
     assert probed(leases, 2.4 * MOMENT) == [("server", "r3"), ("other", "r4")]
 
 
-@requirement("transport.leases.probes")
 def test_probes_become_rarer_the_longer_a_call_takes_until_a_younger_one_joins_it() -> None:
     leases = Leases(1e9)
     leases.routed(leases.ask("old", "math.add", 0.0, streams=False).token, "server")
@@ -190,7 +179,6 @@ def test_probes_become_rarer_the_longer_a_call_takes_until_a_younger_one_joins_i
     assert 24 <= sum(len(leases.watch(1001 + tick * MOMENT)) for tick in range(50)) <= 26
 
 
-@requirement("transport.leases.probes")
 def test_a_server_that_was_just_heard_of_is_not_probed() -> None:
     leases = Leases(PATIENCE)
     token = leases.ask("r", "math.count", 0.0, streams=True).token
@@ -206,7 +194,6 @@ def test_a_server_that_was_just_heard_of_is_not_probed() -> None:
         assert leases.watch(1.0 + tick * MOMENT + MOMENT / 4) == []
 
 
-@requirement("transport.leases.probes")
 def test_a_limited_number_of_servers_are_probed_at_once_and_none_is_forgotten() -> None:
     leases = Leases(PATIENCE)
     for number in range(200):
@@ -219,7 +206,6 @@ def test_a_limited_number_of_servers_are_probed_at_once_and_none_is_forgotten() 
     assert len(seen) == 200
 
 
-@requirement("transport.leases.probes")
 def test_a_call_that_no_server_has_named_is_probed_by_its_operation_if_an_end_like_this_one_has_answered_it() -> None:
     leases = Leases(PATIENCE)
     for id, sender in (("plain.add", ""), ("math.add", "server")):
@@ -230,7 +216,6 @@ def test_a_call_that_no_server_has_named_is_probed_by_its_operation_if_an_end_li
     assert probed(leases, 1.0 + 1.1 * MOMENT) == [(None, "math.add 2")]
 
 
-@requirement("transport.leases.probes")
 def test_a_probe_that_no_server_got_ends_what_was_asked_before_it_and_named_by_no_server() -> None:
     leases = Leases(PATIENCE)
     leases.authenticates(answer("before"), "server", leases.ask("before", "math.add", 0.0, streams=False).token, 0.0)
@@ -245,7 +230,6 @@ def test_a_probe_that_no_server_got_ends_what_was_asked_before_it_and_named_by_n
     assert len(leases) == 3
 
 
-@requirement("transport.leases.probes")
 def test_a_probe_that_no_server_got_does_not_end_a_call_that_was_named_meanwhile() -> None:
     leases = Leases(PATIENCE)
     leases.authenticates(answer("before"), "server", leases.ask("before", "math.add", 0.0, streams=False).token, 0.0)
@@ -256,7 +240,6 @@ def test_a_probe_that_no_server_got_does_not_end_a_call_that_was_named_meanwhile
     assert leases.asked("r") is not None
 
 
-@requirement("transport.leases.probes")
 def test_calls_in_flight_are_named_after_a_moment_and_once() -> None:
     leases = Leases(PATIENCE)
     assert leases.pause(0.0) is None
@@ -272,7 +255,6 @@ def test_calls_in_flight_are_named_after_a_moment_and_once() -> None:
     assert leases.pause(0.0) is None
 
 
-@requirement("transport.leases.probes")
 def test_there_is_less_to_see_the_longer_calls_take_and_the_more_there_are() -> None:
     leases = Leases(PATIENCE)
     leases.ask("r", "math.add", 0.0, streams=False)
@@ -289,7 +271,6 @@ def test_there_is_less_to_see_the_longer_calls_take_and_the_more_there_are() -> 
     assert pause(1000.0) > 5 * MOMENT
 
 
-@requirement("transport.leases.probes")
 def test_the_more_servers_are_probed_the_rarer_each_of_them_is() -> None:
     leases = Leases(1e9)
     for number in range(1_000):

@@ -12,7 +12,6 @@ from opwire.errors import CallError, ErrorCode
 from opwire.testing.harness import soon
 from opwire.transports import link
 from opwire.transports.link import Backlogs, Link, keep_running
-from tests.requirements import requirement
 from tests.servers.leaks import Leaks
 
 
@@ -102,7 +101,6 @@ async def read(sock: socket.socket, size: int) -> bytes:
     return bytes(data)
 
 
-@requirement("transport.link.order")
 async def test_writes_of_any_size_arrive_in_order() -> None:
     async with connected() as (here, there):
         sent = bytearray()
@@ -114,7 +112,6 @@ async def test_writes_of_any_size_arrive_in_order() -> None:
         assert there.received == sent
 
 
-@requirement("transport.link.order")
 async def test_what_is_written_at_the_end_of_a_turn_leaves_with_the_rest_of_the_turn() -> None:
     async with connected() as (here, there):
         turns: list[str] = []
@@ -131,7 +128,6 @@ async def test_what_is_written_at_the_end_of_a_turn_leaves_with_the_rest_of_the_
         await there.until(18)
 
 
-@requirement("transport.link.bound")
 async def test_a_peer_that_does_not_read_costs_no_more_than_the_bound() -> None:
     async with with_silent_peer(200_000) as (here, peer):
         sent = await fill(here.link.write)
@@ -142,14 +138,13 @@ async def test_a_peer_that_does_not_read_costs_no_more_than_the_bound() -> None:
         assert await read(peer, 1) == b"z"
 
 
-@requirement("transport.link.bound")
 async def test_even_control_events_have_a_bound() -> None:
     async with with_silent_peer(1_000) as (here, _):
         assert await fill(here.link.control) < 3_000_000
 
 
-@requirement("transport.link.urgent")
 async def test_what_is_urgent_goes_past_what_waits() -> None:
+    """Signs of life go past what waits to be sent."""
     async with with_silent_peer(4 * 2**20) as (here, peer):
         for _ in range(3_000):
             here.link.write(b"x" * 1000)
@@ -159,7 +154,6 @@ async def test_what_is_urgent_goes_past_what_waits() -> None:
         assert data.index(b"!") < 2_900_000
 
 
-@requirement("transport.link.urgent")
 async def test_a_peer_that_reads_nothing_cannot_make_us_answer_for_ever() -> None:
     async with with_silent_peer(100_000) as (here, _):
         await fill(here.link.control)
@@ -169,7 +163,6 @@ async def test_a_peer_that_reads_nothing_cannot_make_us_answer_for_ever() -> Non
         assert here.link.open
 
 
-@requirement("transport.link.order")
 async def test_what_is_written_in_one_turn_leaves_in_few_pieces() -> None:
     async with connected() as (here, there):
         transport = here.link._transport
@@ -183,7 +176,6 @@ async def test_what_is_written_in_one_turn_leaves_in_few_pieces() -> None:
         assert pieces == [3_000]
 
 
-@requirement("transport.link.end")
 async def test_draining_waits_for_a_peer_that_reads_late_and_no_longer_than_the_connection_lasts() -> None:
     async with with_silent_peer(4 * 2**20) as (here, peer):
         here.link.write(b"x" * 2_000_000)
@@ -199,8 +191,8 @@ async def test_draining_waits_for_a_peer_that_reads_late_and_no_longer_than_the_
         await asyncio.wait_for(drained, 5)
 
 
-@requirement("transport.link.end")
 async def test_a_close_that_is_cancelled_ends_the_connection_all_the_same() -> None:
+    """A connection ends once, in bounded time, and tells why."""
     async with Leaks(), with_silent_peer(10 * 2**20) as (here, _):
         here.link.write(b"x" * 9_000_000)
         closings = [asyncio.ensure_future(here.link.close(grace=60)) for _ in range(2)]
@@ -212,7 +204,6 @@ async def test_a_close_that_is_cancelled_ends_the_connection_all_the_same() -> N
         here.lose("so that the test ends")
 
 
-@requirement("transport.link.end")
 async def test_nothing_goes_out_and_nothing_comes_in_after_the_close() -> None:
     async with Leaks(), connected() as (here, there):
         here.link.write(b"last")
@@ -229,7 +220,6 @@ async def test_nothing_goes_out_and_nothing_comes_in_after_the_close() -> None:
         assert (here.received, there.received, here.reasons) == (b"", b"last", [])
 
 
-@requirement("transport.link.end")
 async def test_a_connection_that_is_closed_has_sent_everything_and_both_sides_are_done() -> None:
     async with connected() as (here, there):
         here.link.write(b"x" * 3_000_000)
@@ -240,7 +230,6 @@ async def test_a_connection_that_is_closed_has_sent_everything_and_both_sides_ar
         await here.link.close()
 
 
-@requirement("transport.link.end")
 async def test_closing_does_not_wait_for_a_peer_that_never_reads() -> None:
     async with with_silent_peer(10 * 2**20) as (here, _):
         here.link.write(b"x" * 9_000_000)
@@ -250,7 +239,6 @@ async def test_closing_does_not_wait_for_a_peer_that_never_reads() -> None:
         here.lose("so that the test ends")
 
 
-@requirement("transport.link.end")
 async def test_an_aborted_connection_is_lost_once_and_takes_nothing_more() -> None:
     async with connected() as (here, there):
         here.link.abort("enough")
@@ -266,8 +254,8 @@ async def test_an_aborted_connection_is_lost_once_and_takes_nothing_more() -> No
         assert here.reasons == ["enough"]
 
 
-@requirement("transport.link.protocol")
 async def test_what_the_receiver_cannot_bear_ends_this_connection_and_no_other() -> None:
+    """A peer that breaks the protocol loses its own connection."""
     async with connected() as (here, there), connected() as (other, far):
         here.link.write(b"poison")
         assert await there.lost() == "the peer broke the protocol: it does not taste"
@@ -275,7 +263,6 @@ async def test_what_the_receiver_cannot_bear_ends_this_connection_and_no_other()
         await far.until(4)
 
 
-@requirement("transport.link.protocol")
 async def test_a_fault_of_ours_ends_the_connection_and_is_logged_with_its_traceback(
     caplog: pytest.LogCaptureFixture,
 ) -> None:
@@ -295,7 +282,6 @@ async def test_a_link_that_is_not_connected_refuses() -> None:
     await end.link.close()
 
 
-@requirement("transport.reconnect")
 async def test_work_that_fails_is_logged_and_started_again_until_it_returns(
     caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -329,7 +315,6 @@ async def test_work_that_is_cancelled_is_not_started_again() -> None:
         await task
 
 
-@requirement("transport.link.bound")
 async def test_links_together_keep_no_more_than_their_total_and_the_worst_of_them_ends() -> None:
     shared = Backlogs(1_300_000)
     async with with_silent_peer(800_000) as (worst, _), with_silent_peer(800_000) as (other, two):
@@ -353,7 +338,6 @@ async def test_links_together_keep_no_more_than_their_total_and_the_worst_of_the
         assert shared._used == 0
 
 
-@requirement("transport.link.end")
 async def test_a_link_that_is_aborted_before_it_is_connected_ends_when_it_is() -> None:
     here = End()
     one, two = socket.socketpair()
@@ -364,8 +348,8 @@ async def test_a_link_that_is_aborted_before_it_is_connected_ends_when_it_is() -
     two.close()
 
 
-@requirement("transport.link.fair")
 async def test_a_peer_that_sends_much_at_once_does_not_keep_others_waiting(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A peer that sends thousands of requests at once has a hundredth of a second per turn of the event loop."""
     clock = 0.0
     monkeypatch.setattr(link.time, "monotonic", lambda: clock)
     turns: list[int] = []  # in which data was handled
@@ -396,7 +380,6 @@ async def test_a_peer_that_sends_much_at_once_does_not_keep_others_waiting(monke
     two.close()
 
 
-@requirement("transport.link.fair")
 async def test_an_event_loop_that_reads_again_in_the_same_turn_waits_after_a_read_that_took_long(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
@@ -424,7 +407,6 @@ async def test_an_event_loop_that_reads_again_in_the_same_turn_waits_after_a_rea
     two.close()
 
 
-@requirement("transport.link.fair")
 async def test_what_is_left_of_a_connection_that_ended_is_dropped(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(link, "_TURN", 0.0)
     async with connected() as (here, _):

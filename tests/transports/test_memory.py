@@ -17,7 +17,6 @@ from opwire.protocol import (
 )
 from opwire.registry import OperationRegistry
 from opwire.transports.memory import MemoryBus, MemoryTransport
-from tests.requirements import requirement
 
 
 class Log:
@@ -47,8 +46,8 @@ def request(operation_id: str = "a.b", input: Any = None) -> CallRequested:
     return CallRequested(request_id="r", operation_id=operation_id, input=input)
 
 
-@requirement("transport.memory")
 async def test_events_arrive_at_once_as_the_very_same_object() -> None:
+    """Events within one process travel by reference."""
     bus = MemoryBus()
     _, log = await end(bus, "a.b")
     caller, _ = await end(bus)
@@ -57,8 +56,8 @@ async def test_events_arrive_at_once_as_the_very_same_object() -> None:
     assert log.events[0] is event
 
 
-@requirement("transport.memory-codec")
 async def test_with_a_codec_events_arrive_as_equal_copies() -> None:
+    """With `codec=True` every event within one process passes through the wire format."""
     bus = MemoryBus(codec=True)
     _, log = await end(bus, "a.b")
     caller, _ = await end(bus)
@@ -69,7 +68,6 @@ async def test_with_a_codec_events_arrive_as_equal_copies() -> None:
     assert log.events[0].input is not event.input  # pyright: ignore
 
 
-@requirement("transport.memory-codec")
 async def test_with_a_codec_what_has_no_json_form_is_refused_where_it_is_sent() -> None:
     bus = MemoryBus(codec=True)
     _, log = await end(bus, "a.b")
@@ -80,8 +78,8 @@ async def test_with_a_codec_what_has_no_json_form_is_refused_where_it_is_sent() 
     assert log.events == []
 
 
-@requirement("transport.addresses")
 async def test_a_request_has_its_server_and_its_sender() -> None:
+    """No caller sees another's answers, even where both use the same request id."""
     bus = MemoryBus()
     server, server_log = await end(bus, "a.b")
     caller, caller_log = await end(bus)
@@ -94,7 +92,6 @@ async def test_a_request_has_its_server_and_its_sender() -> None:
     assert server_log.senders == [asked_by, asked_by]
 
 
-@requirement("transport.sharing")
 async def test_ends_that_serve_the_same_operation_take_turns() -> None:
     bus = MemoryBus()
     ends = [await end(bus, "a.b") for _ in range(3)]
@@ -104,7 +101,6 @@ async def test_ends_that_serve_the_same_operation_take_turns() -> None:
     assert [len(log.events) for _, log in ends] == [3, 3, 3]
 
 
-@requirement("transport.sharing")
 async def test_announcing_an_operation_again_gives_no_second_turn() -> None:
     bus = MemoryBus()
     twice, twice_log = await end(bus, "a.b")
@@ -116,7 +112,6 @@ async def test_announcing_an_operation_again_gives_no_second_turn() -> None:
     assert (len(twice_log.events), len(once_log.events)) == (3, 3)
 
 
-@requirement("transport.nobody")
 async def test_a_request_on_a_bus_without_servers_is_unavailable_at_once() -> None:
     caller, _ = await end(MemoryBus())
     with pytest.raises(CallError, match=r"no server on this bus serves a\.b") as failure:
@@ -124,7 +119,6 @@ async def test_a_request_on_a_bus_without_servers_is_unavailable_at_once() -> No
     assert failure.value.code is ErrorCode.UNAVAILABLE
 
 
-@requirement("transport.nobody")
 async def test_a_bus_serves_nothing_after_its_last_server_withdrew() -> None:
     bus = MemoryBus()
     server, _ = await end(bus, "a.b", "a.c")
@@ -135,7 +129,6 @@ async def test_a_bus_serves_nothing_after_its_last_server_withdrew() -> None:
     assert failure.value.code is ErrorCode.UNAVAILABLE
 
 
-@requirement("transport.nobody")
 async def test_an_operation_without_a_server_is_not_found_where_others_are_served() -> None:
     bus, registry = MemoryBus(), OperationRegistry()
 
@@ -150,7 +143,6 @@ async def test_an_operation_without_a_server_is_not_found_where_others_are_serve
     assert failure.value.code is ErrorCode.OPERATION_NOT_FOUND
 
 
-@requirement("transport.closed")
 async def test_a_closed_end_receives_nothing_and_its_peers_learn_that_it_is_gone_once() -> None:
     bus = MemoryBus()
     closed, closed_log = await end(bus, "a.b")
@@ -166,7 +158,6 @@ async def test_a_closed_end_receives_nothing_and_its_peers_learn_that_it_is_gone
     assert len(closed_log.events) == 1
 
 
-@requirement("transport.closed")
 async def test_an_end_that_was_never_started_neither_sends_nor_withdraws() -> None:
     transport = MemoryTransport(MemoryBus())
     await transport.withdraw(["a.b"])
@@ -176,7 +167,6 @@ async def test_an_end_that_was_never_started_neither_sends_nor_withdraws() -> No
     assert failure.value.code is ErrorCode.UNAVAILABLE
 
 
-@requirement("transport.closed")
 async def test_an_end_that_is_started_again_after_closing_has_another_address() -> None:
     bus = MemoryBus()
     server, log = await end(bus, "a.b")
@@ -189,7 +179,6 @@ async def test_an_end_that_is_started_again_after_closing_has_another_address() 
     assert len(log.events) == 2
 
 
-@requirement("call.discovery")
 async def test_the_servers_of_a_bus_are_listed_once_each() -> None:
     bus = MemoryBus()
     one, _ = await end(bus, "a.b", "a.c")
@@ -207,7 +196,6 @@ async def test_the_servers_of_a_bus_are_listed_once_each() -> None:
     assert failure.value.code is ErrorCode.UNAVAILABLE
 
 
-@requirement("call.directed")
 async def test_a_request_with_an_address_goes_there_regardless_of_other_servers() -> None:
     bus = MemoryBus()
     _, served = await end(bus, "a.b")
@@ -224,7 +212,6 @@ async def test_an_event_without_an_address_has_nowhere_to_go() -> None:
     assert failure.value.code is ErrorCode.UNAVAILABLE
 
 
-@requirement("transport.limit")
 @pytest.mark.parametrize(("spare", "passes"), [(0, True), (-1, False)])
 async def test_the_limit_is_exact_and_counts_the_whole_message(spare: int, passes: bool) -> None:
     size = len(b'{"type":"call.requested","requestId":"r","operationId":"a.b","input":"xxxx"}')
@@ -242,7 +229,6 @@ async def test_the_limit_is_exact_and_counts_the_whole_message(spare: int, passe
     assert log.events == []
 
 
-@requirement("transport.trusted")
 @pytest.mark.parametrize(("stated", "seen"), [(None, LOCAL_IDENTITY.id), (Identity(id="ann", scopes=("x",)), "ann")])
 async def test_the_identity_that_a_caller_states_is_believed(stated: Identity | None, seen: str) -> None:
     bus, registry = MemoryBus(), OperationRegistry()

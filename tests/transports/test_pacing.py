@@ -4,10 +4,8 @@ import pytest
 
 from opwire.errors import CallError, ErrorCode
 from opwire.transports.pacing import LargeMessages
-from tests.requirements import requirement
 
 
-@requirement("transport.redis.pace")
 def test_each_receiver_gets_so_many_bytes_at_once() -> None:
     large = LargeMessages("The broker", 3_000_000, 1 << 20)
     large.pace("a", 2_000_000, None)

@@ -11,7 +11,6 @@ from opwire.model.envelope import local_envelope
 from opwire.protocol import Address, CallResponded
 from opwire.transports.leases import MOMENT, Asked, Leases, Probes
 from tests.chaos.virtual_time import run_virtually
-from tests.requirements import requirement
 
 
 class Recorder:
@@ -35,7 +34,6 @@ def now() -> float:
     return asyncio.get_running_loop().time()
 
 
-@requirement("transport.leases.probes")
 def test_the_server_of_a_call_is_probed_until_the_call_has_ended() -> None:
     async def watched() -> None:
         end = Recorder()
@@ -51,7 +49,6 @@ def test_the_server_of_a_call_is_probed_until_the_call_has_ended() -> None:
     run_virtually(watched())
 
 
-@requirement("transport.leases.probes")
 def test_calls_in_flight_are_named_once_and_then_no_timer_is_left() -> None:
     async def named() -> None:
         end = Recorder()
@@ -83,7 +80,6 @@ def test_a_new_call_is_looked_at_in_a_moment_however_rarely_the_old_ones_are() -
     run_virtually(joined())
 
 
-@requirement("transport.leases.probes")
 @pytest.mark.parametrize("streams", [False, True])
 def test_a_server_is_probed_every_25_ms_for_a_minute_whether_or_not_it_sends_something(streams: bool) -> None:
     async def noted() -> list[float]:

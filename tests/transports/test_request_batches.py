@@ -20,7 +20,6 @@ from opwire.transports.broker import BrokerTransport
 from opwire.transports.leases import Asked, LatestServer, Leases
 from opwire.transports.nats import NatsTransport
 from opwire.transports.redis import RedisTransport
-from tests.requirements import requirement
 from tests.servers.brokers import HOST, NatsServer, RedisServer
 from tests.transports.broker_in_memory import MemoryBroker, MemoryBrokerConnection
 from tests.transports.recording import Log
@@ -62,7 +61,6 @@ def proven(server: str = HERE) -> Leases:
     return leases
 
 
-@requirement("transport.batches.requests")
 def test_requests_are_sent_to_a_server_that_has_sent_the_latest_responses_alone_once_it_has_answered_one() -> None:
     leases = Leases(3.0)
     leases.ask("open", ADD, 0.0, streams=False)
@@ -77,7 +75,6 @@ def test_requests_are_sent_to_a_server_that_has_sent_the_latest_responses_alone_
     assert chosen(leases, 5.0, "math.sub") is None
 
 
-@requirement("transport.batches.requests")
 def test_the_broker_routes_the_first_request_after_a_pause_and_one_in_5_ms_in_any_case() -> None:
     leases = proven()
     assert direct(leases, 2.0) == [None, *[HERE] * 9]
@@ -87,7 +84,6 @@ def test_the_broker_routes_the_first_request_after_a_pause_and_one_in_5_ms_in_an
     assert steady[1:50] == [HERE] * 49
 
 
-@requirement("transport.batches.requests")
 def test_as_soon_as_another_server_responds_or_this_one_rejects_a_request_the_broker_routes_all_of_them() -> None:
     leases = proven()
     responses(leases, 1, THERE)
@@ -107,7 +103,6 @@ def test_as_soon_as_another_server_responds_or_this_one_rejects_a_request_the_br
         assert direct(leases, 2.0) == [None] * 10
 
 
-@requirement("transport.batches.requests")
 def test_a_batch_that_was_not_delivered_to_a_lost_server_is_known() -> None:
     leases = proven()
     for number, batch in enumerate((0, 1, 2, 2, 3)):
@@ -122,7 +117,6 @@ def test_a_batch_that_was_not_delivered_to_a_lost_server_is_known() -> None:
     assert leases.asked("other") is not None
 
 
-@requirement("transport.nats.permissions")
 def test_without_permission_the_request_that_tried_it_is_returned_and_those_that_may_have_arrived_are_not() -> None:
     leases = Leases(3.0)
     leases.ask("open", ADD, 0.0, streams=False)
@@ -143,7 +137,6 @@ def silence(leases: Leases, now: float, request_id: str = "lost") -> None:
     assert request_id in [each.request_id for each in leases.expire(now).calls]
 
 
-@requirement("transport.faults.server-frozen")
 def test_after_a_request_without_any_reply_requests_go_to_the_server_that_responds_except_for_a_few_samples() -> None:
     leases = Leases(3.0)
     responses(leases, 1, THERE)
@@ -163,7 +156,6 @@ def test_after_a_request_without_any_reply_requests_go_to_the_server_that_respon
     assert direct(leases, 121.0) == [None] * 10, "a minute after the last one the broker spreads them again"
 
 
-@requirement("transport.faults.server-frozen")
 def test_a_subscription_avoids_a_silent_server_and_is_routed_by_the_broker_otherwise() -> None:
     leases = proven()
     assert [leases.sole_server(ADD, 2.0 + each * 1e-5, True) for each in range(5)] == [None] * 5
@@ -180,7 +172,6 @@ def test_a_subscription_avoids_a_silent_server_and_is_routed_by_the_broker_other
     assert leases.sole_server(ADD, 10.4, True) is route, "it runs there, before its first item"
 
 
-@requirement("transport.faults.server-frozen")
 def test_a_server_that_is_silent_itself_is_not_preferred() -> None:
     leases = proven()
     leases.ask("there", ADD, 2.0, streams=False, server=HERE).batch = 2
@@ -195,7 +186,6 @@ def asked(number: int) -> Asked:
     return Asked(f"r{number}", ADD, f"t{number}", False, 0.0)
 
 
-@requirement("transport.batches.requests")
 def test_a_batch_of_requests_has_a_number_of_its_own_and_at_most_32() -> None:
     out = Outgoing()
     batches = Batches(out)
@@ -215,7 +205,6 @@ def test_a_batch_of_requests_has_a_number_of_its_own_and_at_most_32() -> None:
     assert out.messages[2] == b'[["t1",{}]]', "an array, although it is alone: the number is in place of its token"
 
 
-@requirement("transport.batches.requests")
 def test_a_request_that_is_large_or_for_another_kind_of_end_or_finds_the_broker_busy_is_sent_by_itself() -> None:
     out = Outgoing()
     batches = Batches(out)
@@ -228,7 +217,6 @@ def test_a_request_that_is_large_or_for_another_kind_of_end_or_finds_the_broker_
     assert (alone.server, alone.batch, out.sent, out.turns) == (None, 0, [], [])
 
 
-@requirement("transport.faults.server-frozen")
 def test_a_large_request_that_avoids_a_silent_server_is_a_batch_by_itself_behind_those_before_it() -> None:
     out = Outgoing()
     batches, route = Batches(out), LatestServer(HERE, wary=True)
@@ -241,7 +229,6 @@ def test_a_large_request_that_avoids_a_silent_server_is_a_batch_by_itself_behind
     assert [each.batch for each in requests] == [1, 2, 3]
 
 
-@requirement("transport.batches.requests")
 def test_what_steers_a_call_does_not_overtake_its_request() -> None:
     out = Outgoing()
     batches = Batches(out)
@@ -319,7 +306,6 @@ def make(request: pytest.FixtureRequest, nats_server: NatsServer, redis_server: 
     return lambda: BrokerTransport(MemoryBrokerConnection(memory))
 
 
-@requirement("transport.batches.requests", "transport.nats.spread")
 async def test_a_sole_server_gets_batches_and_a_second_one_its_share_of_the_requests(make: Make) -> None:
     async with serving(make) as (_, first), PendingRequestMap(make()) as calls:
         await until_batched(calls, first)
@@ -338,7 +324,6 @@ async def test_a_sole_server_gets_batches_and_a_second_one_its_share_of_the_requ
         await until_batched(calls, first)
 
 
-@requirement("transport.batches.requests", "transport.nats.drain")
 @pytest.mark.parametrize("orderly", [True, False])
 async def test_no_call_fails_when_the_server_of_its_batch_drains_or_closes_while_another_takes_over(
     make: Make, orderly: bool
@@ -362,7 +347,6 @@ async def test_no_call_fails_when_the_server_of_its_batch_drains_or_closes_while
             await soon("the second has taken over", caller)
 
 
-@requirement("transport.batches.requests")
 async def test_a_batch_for_a_server_that_is_gone_is_sent_to_another(make: Make) -> None:
     async with serving(make) as (_, first), serving(make) as (_, second), PendingRequestMap(make()) as calls:
         transport = cast("Any", calls.transport)
@@ -380,7 +364,6 @@ async def test_a_batch_for_a_server_that_is_gone_is_sent_to_another(make: Make) 
         assert first.requests + second.requests == 40
 
 
-@requirement("transport.batches.requests", "transport.leases.probes")
 async def test_of_a_server_that_is_gone_calls_before_a_probe_fail_and_those_after_it_are_sent_again(make: Make) -> None:
     silent, log, gone = make().connection, Log(), LatestServer(f"{BATCHING}{'0' * 16}")
     await silent.connect(gone.server, log)
@@ -404,7 +387,6 @@ async def test_of_a_server_that_is_gone_calls_before_a_probe_fail_and_those_afte
         assert watched.requests == 40
 
 
-@requirement("transport.batches.requests")
 async def test_a_request_in_a_batch_for_an_operation_that_was_withdrawn_is_rejected_and_not_run() -> None:
     broker = MemoryBroker()
 
@@ -441,7 +423,6 @@ async def test_a_request_in_a_batch_for_an_operation_that_was_withdrawn_is_rejec
         assert handler.monitor.statistics.keys() == {"work.echo"}
 
 
-@requirement("transport.nats.permissions")
 async def test_a_caller_that_may_not_publish_to_inboxes_calls_as_before(own_nats: StartNats) -> None:
     users = [
         {"user": "server", "password": "s3cret"},

@@ -9,7 +9,6 @@ import pytest
 from opwire import AccessControl, Context, Identity, OperationRegistry
 from opwire.auth import Grant, StaticTokens
 from opwire.hub import Hub, Spoke
-from tests.requirements import requirement
 from tests.servers.brokers import HOST, NatsServer, RedisServer
 from tests.transports.transcripts import TRANSCRIPTS, HttpThenFrames, Lines, RedisCommands, connections, replay
 
@@ -49,7 +48,6 @@ def registry() -> OperationRegistry:
     return served
 
 
-@requirement("protocol.transcripts")
 @pytest.mark.parametrize("transcript", ["call", "subscription", "question", "serve", "refused"])
 async def test_a_hub_sends_what_its_transcripts_say(transcript: str) -> None:
     async with Hub(registry(), f"ws://{HOST}:0", authenticate=StaticTokens(TOKENS), linger=0) as hub:
@@ -59,7 +57,6 @@ async def test_a_hub_sends_what_its_transcripts_say(transcript: str) -> None:
             await replay(f"{transcript}.txt", connect)
 
 
-@requirement("protocol.transcripts")
 @pytest.mark.parametrize("engine", ["redis", "nats"])
 async def test_a_server_on_a_broker_sends_what_the_transcript_says(
     engine: str, redis_server: RedisServer, nats_server: NatsServer

@@ -10,11 +10,9 @@ from msgspec import Meta
 
 from opwire.errors import ConversionError
 from opwire.typed import convert, json_schema_of
-from tests.requirements import requirement
 from tests.typed.catalogue import Point
 
 
-@requirement("typed.constraints")
 @pytest.mark.parametrize(
     ("hint", "keywords", "good", "bad"),
     [
@@ -40,6 +38,7 @@ from tests.typed.catalogue import Point
     ],
 )
 def test_constraints_are_part_of_the_schema_and_checked(hint: Any, keywords: Any, good: Any, bad: Any) -> None:
+    """Constraints of msgspec, annotated_types and pydantic are part of the schema and checked."""
     schema = json_schema_of(hint)
     assert {key: schema[key] for key in keywords} == keywords
     plain = json_schema_of(hint.__origin__)
@@ -49,7 +48,6 @@ def test_constraints_are_part_of_the_schema_and_checked(hint: Any, keywords: Any
         convert(bad, hint)
 
 
-@requirement("typed.documentation")
 @pytest.mark.parametrize(
     ("note", "keywords"),
     [
@@ -65,10 +63,10 @@ def test_constraints_are_part_of_the_schema_and_checked(hint: Any, keywords: Any
     ],
 )
 def test_documentation_is_part_of_the_schema(note: Any, keywords: dict[str, Any]) -> None:
+    """Docstrings, titles, descriptions, examples and defaults are kept in derived schemas."""
     assert json_schema_of(Annotated[int, note]) == {"type": "integer", **keywords}
 
 
-@requirement("typed.documentation")
 def test_documentation_beside_a_class_is_that_of_its_use_not_of_the_class() -> None:
     schema = json_schema_of(dict[str, Annotated[Point, Meta(description="the centre")]])
     assert schema["additionalProperties"] == {"$ref": "#/$defs/Point", "description": "the centre"}
@@ -114,7 +112,6 @@ def test_limits_that_json_cannot_hold_are_checked_all_the_same() -> None:
         convert(float("inf"), Annotated[float, at.MultipleOf(0.5)])
 
 
-@requirement("typed.pydantic")
 def test_validators_of_pydantic_inside_annotated_are_run() -> None:
     hint = Annotated[str, pydantic.AfterValidator(str.upper)]
     assert convert("a", hint) == "A"

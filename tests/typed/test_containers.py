@@ -7,11 +7,9 @@ import pytest
 
 from opwire.errors import ConversionError
 from opwire.typed import convert, json_schema_of
-from tests.requirements import requirement
 from tests.typed.catalogue import Colour, Level
 
 
-@requirement("typed.schema")
 @pytest.mark.parametrize(
     ("hint", "schema"),
     [
@@ -47,7 +45,6 @@ def test_containers_have_the_schema_of_their_parts(hint: Any, schema: dict[str, 
     assert json_schema_of(hint) == schema
 
 
-@requirement("typed.agree")
 @pytest.mark.parametrize("data", [[1, 1], [1, 1.0], [[1], [1.0]], [{"a": 1}, {"a": 1.0}]])
 def test_a_set_refuses_items_that_are_the_same_in_json(data: Any) -> None:
     hint = set[tuple[int, ...]] if isinstance(data[0], list) else set[Any] if data[0] == 1 else set[frozenset[str]]
@@ -78,7 +75,6 @@ def test_a_default_dict_makes_new_values_of_its_own_type() -> None:
         convert({}, collections.defaultdict[str, Colour])["new"]
 
 
-@requirement("typed.path")
 def test_a_key_that_does_not_fit_is_named_in_the_path() -> None:
     with pytest.raises(ConversionError, match=r"^\$\['1x'\]: the key is not an integer$"):
         convert({"1x": 1}, dict[int, int])

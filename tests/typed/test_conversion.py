@@ -19,7 +19,6 @@ from opwire.typed.from_hint import from_hint
 from opwire.typed.nodes import Misfit
 from opwire.typed.plain import to_plain
 from tests.properties import examples
-from tests.requirements import requirement
 from tests.typed.catalogue import (
     ALL,
     EXACT,
@@ -108,8 +107,8 @@ def outcome(run: Any, data: Any) -> Any:
         return ConversionError
 
 
-@requirement("typed.convert")
 def test_plain_data_becomes_the_value_that_it_stands_for() -> None:
+    """Plain data is converted to the annotated type: a dict becomes the dataclass that is asked for."""
     for case in ALL:
         for plain, value in case.samples:
             converted = convert(plain, case.hint)
@@ -117,8 +116,8 @@ def test_plain_data_becomes_the_value_that_it_stands_for() -> None:
             assert type(converted) is type(value), label(case)
 
 
-@requirement("typed.agree")
 def test_values_of_a_type_are_valid_as_plain_data_and_come_back_the_same() -> None:
+    """What is valid against the schema of a type can be converted to it, and the reverse."""
     for case in ALL:
         check = validator(case.hint)
         for plain, value in case.samples:
@@ -131,20 +130,18 @@ def agrees(case: Case, plain: Any) -> bool:
     return validator(case.hint).is_valid(plain) == (outcome(converter(case.hint), plain) is not ConversionError)
 
 
-@requirement("typed.agree")
 def test_data_can_be_converted_exactly_if_it_is_valid() -> None:
     assert [(label(case), plain) for case in EXACT for plain in damages(case) if not agrees(case, plain)] == []
 
 
-@requirement("typed.agree")
 @given(damaged(EXACT))
 @settings(max_examples=examples(150))
 def test_any_json_can_be_converted_exactly_if_it_is_valid(given: tuple[Case, Any]) -> None:
     assert agrees(*given)
 
 
-@requirement("typed.speed")
 def test_msgspec_is_used_only_where_its_result_is_the_same() -> None:
+    """msgspec converts what it converts exactly as the nodes do."""
     for case in ALL:
         slow = from_hint(case.hint).convert
         for plain in damages(case):
@@ -153,7 +150,6 @@ def test_msgspec_is_used_only_where_its_result_is_the_same() -> None:
             assert by_msgspec == by_node, (label(case), plain)
 
 
-@requirement("typed.speed")
 @pytest.mark.parametrize(
     ("data", "hint"),
     [
@@ -177,7 +173,6 @@ def test_types_that_msgspec_reads_as_we_do_are_left_to_it(
     assert len(calls) == 1
 
 
-@requirement("typed.strict")
 @pytest.mark.parametrize(
     ("data", "hint"),
     [
@@ -198,7 +193,6 @@ def test_one_json_type_is_never_taken_for_another(data: Any, hint: Any) -> None:
             convert(each, nested)
 
 
-@requirement("typed.strict")
 def test_numbers_are_converted_where_nothing_is_lost() -> None:
     assert repr(convert({"x": 5.0, "y": 5}, Point)) == "Point(x=5, y=5.0)"
     assert repr(convert([5.0, 5], list[int])) == "[5, 5]"
@@ -206,7 +200,6 @@ def test_numbers_are_converted_where_nothing_is_lost() -> None:
     assert convert(1e300, int) == int(1e300)
 
 
-@requirement("typed.path")
 @pytest.mark.parametrize(
     ("data", "hint", "message"),
     [
@@ -227,7 +220,6 @@ def test_a_failure_says_where_and_why(data: Any, hint: Any, message: str) -> Non
     assert str(caught.value) == message
 
 
-@requirement("typed.path")
 @pytest.mark.parametrize("hint", [int, Colour, Literal["a"], Point, Cat | Dog, datetime, Decimal, Deleted, Account])
 def test_a_failure_never_repeats_a_large_value(hint: Any) -> None:
     large = "x" * 10_000
@@ -296,7 +288,6 @@ def test_what_a_constructor_raises_is_reported_with_its_cause() -> None:
     assert isinstance(caught.value.__cause__, ValueError)
 
 
-@requirement("typed.identity")
 @pytest.mark.parametrize(
     ("hint", "kinds"),
     [
@@ -331,10 +322,10 @@ def test_what_a_constructor_raises_is_reported_with_its_cause() -> None:
     ],
 )
 def test_identity_kinds_are_the_types_that_need_no_conversion(hint: Any, kinds: set[type] | None) -> None:
+    """Values that need no conversion are known beforehand and passed on as they are."""
     assert identity_kinds(hint) == kinds
 
 
-@requirement("typed.identity")
 def test_valid_values_of_an_identity_kind_are_converted_to_themselves() -> None:
     for case in ALL:
         kinds = identity_kinds(case.hint) or frozenset()

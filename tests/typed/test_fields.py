@@ -6,7 +6,6 @@ import msgspec
 import pytest
 
 from opwire.typed.fields import NOTHING, FieldSpec, class_hints, plain_default, spec_reader, unwrap_qualifiers
-from tests.requirements import requirement
 from tests.typed import future_types
 from tests.typed.catalogue import (
     Account,
@@ -70,7 +69,6 @@ def test_a_field_goes_by_its_alias_where_its_constructor_does() -> None:
     assert fields_of(Account)["userName"].key == "user_name"
 
 
-@requirement("typed.documentation")
 def test_defaults_are_plain_and_only_there_if_they_are_always_the_same() -> None:
     defaults = {name: each.default for name, each in fields_of(Everything).items()}
     assert defaults == {

@@ -12,7 +12,6 @@ import typing_extensions
 from opwire.errors import HintError
 from opwire.typed import convert, json_schema_of
 from opwire.typed.from_hint import from_hint
-from tests.requirements import requirement
 from tests.typed.catalogue import Chain, Colour, Page, Point, Wrapped
 
 T = TypeVar("T")
@@ -53,7 +52,6 @@ class Slot(Generic[Defaulted]):
 EXPRESSIBLE = "use a dataclass, TypedDict, Struct, model, Enum or a plain type"
 
 
-@requirement("typed.hint_error")
 @pytest.mark.parametrize(
     ("hint", "message"),
     [
@@ -91,7 +89,6 @@ def test_a_hint_that_cannot_be_expressed_says_where_and_what_to_do(hint: Any, me
     assert str(caught.value) == f"parameter 'f' of open_file: {message}"
 
 
-@requirement("typed.hint_error")
 @pytest.mark.parametrize(
     ("hint", "place"),
     [
@@ -107,7 +104,6 @@ def test_inside_a_class_the_field_is_named(hint: Any, place: str) -> None:
         json_schema_of(hint)
 
 
-@requirement("typed.hint_error")
 def test_a_generic_that_grows_without_end_is_refused() -> None:
     with pytest.raises(HintError, match="grows without end"):
         json_schema_of(Growing[int])

@@ -10,7 +10,6 @@ import typing_extensions
 from opwire.errors import HintError
 from opwire.typed import yield_type_of
 from opwire.typed.fields import class_hints, default_of, describe, loaded, substitute
-from tests.requirements import requirement
 from tests.typed.catalogue import LabelledBox, NamedPage, Point
 
 A = TypeVar("A")
@@ -74,7 +73,6 @@ def test_parameters_that_are_not_given_stay_open() -> None:
 
 
 @pytest.mark.skipif(sys.version_info >= (3, 13), reason="since Python 3.13 a union's members need no hash")
-@requirement("typed.hint_error")
 def test_type_parameters_that_python_itself_refuses_are_a_hint_error() -> None:
     with pytest.raises(HintError, match=r"^here: .* cannot be given its type parameters: unhashable"):
         substitute(UNION[A, str], {A: Annotated[int, []]}, "here")
@@ -88,7 +86,6 @@ def test_a_class_inside_a_function_may_refer_to_itself() -> None:
     assert class_hints(Local) == {"children": list[Local]}
 
 
-@requirement("typed.hint_error")
 @pytest.mark.parametrize(
     ("cls", "reason"),
     [(Unresolved, "cannot be resolved: name 'NowhereToBeFound'"), (NotAType, "is not a type")],
@@ -103,7 +100,6 @@ def test_defaults_of_type_parameters_are_found() -> None:
     assert default_of(A) is None
 
 
-@requirement("typed.yield")
 @pytest.mark.parametrize(
     "hint",
     [
@@ -117,10 +113,10 @@ def test_defaults_of_type_parameters_are_found() -> None:
     ],
 )
 def test_the_yield_type_of_an_iterator_is_its_first_argument(hint: Any) -> None:
+    """The schema of a subscription is that of its generator's yield type."""
     assert yield_type_of(hint) is Point
 
 
-@requirement("typed.yield", "typed.hint_error")
 @pytest.mark.parametrize("hint", [int, None, collections.abc.AsyncIterator, list[int], Point])
 def test_what_does_not_say_what_it_yields_is_refused(hint: Any) -> None:
     with pytest.raises(HintError, match=r"^the result of ticks: .* write e\.g\. AsyncIterator\[int\]$"):

@@ -6,7 +6,6 @@ import pytest
 
 from opwire.errors import ConversionError
 from opwire.typed import convert, json_schema_of
-from tests.requirements import requirement
 from tests.typed.catalogue import Account, Area, Coordinates, Created, Engine, Movie, Pair, Point
 from tests.typed.future_types import Late
 
@@ -20,7 +19,6 @@ class Numbered(msgspec.Struct, tag=1, forbid_unknown_fields=True):
     pass
 
 
-@requirement("typed.schema", "typed.documentation")
 @pytest.mark.parametrize(
     ("hint", "schema"),
     [

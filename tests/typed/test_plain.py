@@ -25,7 +25,6 @@ from hypothesis import strategies as st
 from opwire.errors import NotPlainError
 from opwire.typed import plain
 from opwire.typed.plain import MAX_DEPTH, Survey, find_nonfinite, replace_surrogates, survey, to_plain
-from tests.requirements import requirement
 
 
 class Text(str):
@@ -216,7 +215,6 @@ def is_plain(value: Any) -> bool:
     return type(value) in (NoneType, bool, int, float, str)
 
 
-@requirement("envelope.plain-data", "envelope.nested-binary")
 @pytest.mark.parametrize(
     "around",
     [lambda it: it, lambda it: {"deep": [it]}, lambda it: (it,), lambda it: deque([it])],
@@ -230,7 +228,6 @@ def test_instances_of_the_usual_types_become_plain_data(around: Callable[[Any], 
         assert repr(result) == repr(wrapper).replace("'here'", repr(expected)), name
 
 
-@requirement("envelope.plain-data")
 @pytest.mark.parametrize(
     ("value", "expected"),
     [
@@ -250,7 +247,6 @@ def test_instances_of_different_libraries_may_hold_each_other(value: Any, expect
     assert result == expected
 
 
-@requirement("envelope.plain-data")
 def test_the_original_is_not_changed() -> None:
     inner = {"when": date(2026, 5, 16)}
     box = Box([inner], {"t"})
@@ -280,15 +276,14 @@ mixtures = st.recursive(
 )
 
 
-@requirement("envelope.plain-same-object")
 @given(plain_values)
 def test_plain_data_is_given_back_as_the_same_object(value: Any) -> None:
+    """Data that is plain already is never copied."""
     assert to_plain(value) is value
     assert survey(value).plain
     assert not survey(value).deep
 
 
-@requirement("envelope.plain-data")
 @given(mixtures)
 def test_any_mixture_becomes_plain_once_and_for_all(value: Any) -> None:
     result = to_plain(value)
@@ -310,7 +305,6 @@ def test_a_survey_looks_into_the_dict_of_an_instance(count: int) -> None:
     assert survey([vars(_Instance("plain")) for _ in range(count)]).plain
 
 
-@requirement("envelope.not-plain")
 @pytest.mark.parametrize(
     "value",
     [
@@ -339,7 +333,6 @@ def test_what_has_no_json_form_is_refused(value: Any, around: Callable[[Any], An
         to_plain(around(value))
 
 
-@requirement("envelope.not-plain")
 def test_an_open_file_is_refused_by_the_name_of_its_type(tmp_path: Any) -> None:
     with (tmp_path / "file").open("w") as file, pytest.raises(NotPlainError, match="TextIOWrapper"):
         to_plain({"file": file})
@@ -373,7 +366,6 @@ def cycle_below_a_long_way() -> Any:
     return nested(list_in_itself(), MAX_DEPTH + 50)
 
 
-@requirement("envelope.not-plain", "envelope.plain-is-safe")
 @pytest.mark.parametrize(
     "cycle", [list_in_itself, list_twice_in_itself, dict_in_its_tuple, box_in_itself, cycle_below_a_long_way]
 )
@@ -382,7 +374,6 @@ def test_a_value_that_refers_to_itself_is_refused(cycle: Callable[[], Any]) -> N
         to_plain(cycle())
 
 
-@requirement("envelope.plain-is-safe")
 @pytest.mark.parametrize("wrap", [lambda it: [it], lambda it: {"a": it}], ids=["lists", "dicts"])
 def test_plain_data_nested_100_000_deep_is_given_back_and_known_to_be_deep(wrap: Callable[[Any], Any]) -> None:
     value = nested(0, wrap=wrap)
@@ -390,7 +381,6 @@ def test_plain_data_nested_100_000_deep_is_given_back_and_known_to_be_deep(wrap:
     assert survey(value) == Survey(plain=True, deep=True)
 
 
-@requirement("envelope.plain-is-safe")
 @pytest.mark.parametrize(
     "wrap", [lambda it: (it,), lambda it: deque([it]), Box, Attrs, lambda it: [it, ()], lambda it: Items([it])]
 )
@@ -399,7 +389,6 @@ def test_other_data_nested_100_000_deep_is_refused_without_a_crash(wrap: Callabl
         to_plain(nested(0, wrap=wrap))
 
 
-@requirement("envelope.plain-is-safe")
 @pytest.mark.parametrize("depth", [150, 300, 500, 700, 900, 100_000])
 def test_what_lies_deep_beside_something_to_convert_is_kept_or_refused(depth: int) -> None:
     try:
@@ -411,14 +400,12 @@ def test_what_lies_deep_beside_something_to_convert_is_kept_or_refused(depth: in
         assert survey(deep) == Survey(plain=True, deep=depth > MAX_DEPTH)
 
 
-@requirement("envelope.plain-is-safe")
 @pytest.mark.parametrize("depth", [MAX_DEPTH - 1, MAX_DEPTH, MAX_DEPTH + 1])
 def test_deep_begins_where_the_limit_ends(depth: int) -> None:
     assert survey(nested(0, depth)).deep is (depth > MAX_DEPTH)
     assert survey(nested([], depth - 1)).deep is (depth > MAX_DEPTH)
 
 
-@requirement("envelope.plain-is-safe")
 @pytest.mark.parametrize("wrap", [lambda it: [it, it], lambda it: {"a": it, "b": it}], ids=["lists", "dicts"])
 def test_containers_that_are_shared_until_they_count_as_millions_are_rejected_quickly(
     wrap: Callable[[Any], Any],
@@ -430,7 +417,6 @@ def test_containers_that_are_shared_until_they_count_as_millions_are_rejected_qu
     assert survey(few) == Survey(plain=True, deep=False)
 
 
-@requirement("envelope.plain-is-safe")
 def test_a_container_that_is_shared_very_often_on_one_level_counts_as_often(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(plain, "_MAX_CONTAINERS", 100_000)
     leaf = [1.5]
@@ -443,7 +429,6 @@ def table(rows: int) -> list[dict[str, Any]]:
     return [{"id": i, "name": "x", "tags": ["a", i], "place": {"x": 0.5, "y": None}} for i in range(rows)]
 
 
-@requirement("envelope.plain-is-safe")
 @given(
     st.sampled_from([1, 31, 32, 33, 100]),
     st.data(),
@@ -480,7 +465,6 @@ members = st.recursive(
 )
 
 
-@requirement("envelope.plain-is-safe")
 @given(st.lists(members, min_size=1, max_size=3), st.sampled_from([1, 31, 32, 63, 64, 100]), st.booleans())
 def test_a_survey_of_many_containers_agrees_with_one_value_after_another(
     kinds: list[Any], count: int, in_turn: bool
@@ -490,7 +474,6 @@ def test_a_survey_of_many_containers_agrees_with_one_value_after_another(
         assert survey(value) == Survey(plain=is_plain(value), deep=False)
 
 
-@requirement("envelope.plain-is-safe")
 @pytest.mark.parametrize("width", [1, 63, 64, 100])
 @pytest.mark.parametrize("depth", [MAX_DEPTH - 1, MAX_DEPTH])
 def test_wide_levels_do_not_change_how_deep_a_value_may_be(width: int, depth: int) -> None:
@@ -499,7 +482,6 @@ def test_wide_levels_do_not_change_how_deep_a_value_may_be(width: int, depth: in
         assert survey(value) == Survey(plain=True, deep=depth + 1 > MAX_DEPTH)
 
 
-@requirement("envelope.plain-is-safe")
 @pytest.mark.parametrize("rows", [1, 100])
 def test_rows_of_different_types_and_lengths_are_plain(rows: int) -> None:
     value: list[Any] = [*table(rows), *([{"id": None, "name": [], "tags": {}, "place": 1}] * rows), {}, [], 1]
@@ -507,7 +489,6 @@ def test_rows_of_different_types_and_lengths_are_plain(rows: int) -> None:
     assert survey(value) == Survey(plain=True, deep=False)
 
 
-@requirement("envelope.plain-is-safe")
 def test_the_keys_that_a_dict_has_now_are_what_counts() -> None:
     value: list[dict[Any, Any]] = [{"a": [i], 1: 2} for i in range(100)]
     assert not survey(value).plain
@@ -516,7 +497,6 @@ def test_the_keys_that_a_dict_has_now_are_what_counts() -> None:
     assert survey(value).plain
 
 
-@requirement("envelope.nonfinite")
 @pytest.mark.parametrize("number", [math.nan, math.inf, -math.inf])
 def test_a_number_that_is_not_finite_is_found_anywhere(number: float) -> None:
     assert find_nonfinite(number)
@@ -524,7 +504,6 @@ def test_a_number_that_is_not_finite_is_found_anywhere(number: float) -> None:
     assert find_nonfinite(nested(number))
 
 
-@requirement("envelope.nonfinite")
 @given(st.recursive(
     st.floats(allow_nan=False, allow_infinity=False) | st.sampled_from(["nan", "inf", None, True, 10**400]),
     lambda inner: st.lists(inner, max_size=3) | st.dictionaries(st.text(max_size=3), inner, max_size=3),
@@ -548,7 +527,6 @@ def without_surrogates(text: str) -> str:
     return re.sub("[\ud800-\udfff]", "\ufffd", pairs)
 
 
-@requirement("envelope.surrogates")
 @given(any_text)
 def test_pairs_of_surrogates_are_joined_and_lone_ones_replaced_in_keys_and_values(text: str) -> None:
     expected = without_surrogates(text)
@@ -557,7 +535,6 @@ def test_pairs_of_surrogates_are_joined_and_lone_ones_replaced_in_keys_and_value
     expected.encode()
 
 
-@requirement("envelope.surrogates")
 @given(st.text(st.characters(exclude_categories=["Cs"])))
 def test_a_text_that_utf_8_can_carry_is_left_unchanged(text: str) -> None:
     assert replace_surrogates(text) == text

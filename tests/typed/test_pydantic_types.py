@@ -13,7 +13,6 @@ import pytest
 from opwire.errors import ConversionError, HintError
 from opwire.typed import convert, json_schema_of
 from opwire.typed.plain import to_plain
-from tests.requirements import requirement
 from tests.typed.catalogue import Account, Address, Comment, Envelope, Holder, Mixture, Numbers, Order, Person, Tree
 
 
@@ -26,7 +25,6 @@ class Strict(pydantic.BaseModel):
     anything: Any = None
 
 
-@requirement("typed.pydantic")
 def test_the_schema_of_a_model_is_that_of_pydantic() -> None:
     assert json_schema_of(Address) == Address.model_json_schema()
     assert json_schema_of(Comment)["$defs"]["Comment"] == Comment.model_json_schema()["$defs"]["Comment"]
@@ -35,14 +33,12 @@ def test_the_schema_of_a_model_is_that_of_pydantic() -> None:
     assert json_schema_of(Numbers)["type"] == "array"
 
 
-@requirement("typed.pydantic")
 def test_computed_properties_are_in_the_schema_though_they_are_only_written() -> None:
     schema = json_schema_of(list[Person])["$defs"]["Person"]
     assert schema["properties"]["initial"]["readOnly"] is True
     assert "initial" not in schema["required"]
 
 
-@requirement("typed.pydantic", "typed.strict")
 @pytest.mark.parametrize(
     ("data", "path"),
     [
@@ -62,7 +58,6 @@ def test_models_are_read_as_strictly_as_everything_else(data: Any, path: str) ->
     assert str(caught.value).startswith(f"{path}: ")
 
 
-@requirement("typed.pydantic", "typed.strict")
 def test_whole_numbers_are_integers_for_models_too() -> None:
     assert repr(convert({"number": 5.0, "ratio": 1}, Strict).number) == "5"
     assert convert([{"content": [1.0]}], list[Envelope[list[int]]])[0].content == [1]
@@ -76,7 +71,6 @@ def test_times_and_durations_are_valid_as_pydantic_writes_them() -> None:
     assert convert(plain, Strict) == value
 
 
-@requirement("typed.pydantic")
 def test_models_inside_other_classes_and_the_reverse() -> None:
     schema = json_schema_of(Mixture)
     assert set(schema["$defs"]) == {"Person", "Address", "Account", "Engine"}
@@ -84,7 +78,6 @@ def test_models_inside_other_classes_and_the_reverse() -> None:
         convert({"person": {"name": "A", "address": {"street": "", "zip": "123456"}}, "account": {}}, Mixture)
 
 
-@requirement("typed.pydantic")
 def test_a_model_that_holds_what_pydantic_cannot_describe_is_described_by_its_fields() -> None:
     schema = json_schema_of(Holder)
     assert schema["required"] == ["account"]
@@ -124,7 +117,6 @@ def test_a_pydantic_dataclass_with_a_struct_is_read_like_a_dataclass() -> None:
     assert convert({"account": {"userName": "u"}}, Carrier) == Carrier(Account("u"))
 
 
-@requirement("typed.hint_error")
 def test_a_model_without_a_schema_is_a_hint_error() -> None:
     class Opaque(pydantic.BaseModel, arbitrary_types_allowed=True):
         stream: Any = None
@@ -136,7 +128,6 @@ def test_a_model_without_a_schema_is_a_hint_error() -> None:
         json_schema_of(Annotated[Account, pydantic.AfterValidator(lambda it: it)])
 
 
-@requirement("typed.hint_error")
 def test_a_custom_type_that_tells_pydantic_too_little_is_a_hint_error() -> None:
     class Opaque:
         @classmethod
@@ -164,7 +155,6 @@ def test_custom_types_of_pydantic_are_read_by_it() -> None:
         convert({"url": "x"}, Link)
 
 
-@requirement("typed.pydantic")
 def test_pydantic_is_not_imported_for_types_that_are_not_its_own() -> None:
     script = """
 import dataclasses, sys

@@ -10,7 +10,6 @@ import pytest
 
 from opwire.errors import HintError
 from opwire.typed import json_schema_of
-from tests.requirements import requirement
 from tests.typed import pep695
 from tests.typed.catalogue import ALL, Colour, Comment, Page, Person, Point, Tree, label
 
@@ -32,7 +31,6 @@ def other_person() -> Any:
     return Person
 
 
-@requirement("typed.schema")
 def test_every_schema_is_a_valid_one() -> None:
     for case in ALL:
         schema = json_schema_of(case.hint)
@@ -40,7 +38,6 @@ def test_every_schema_is_a_valid_one() -> None:
         jsonschema_rs.Draft202012Validator(schema)
 
 
-@requirement("typed.schema")
 def test_every_schema_is_plain_json_and_the_same_each_time() -> None:
     for case in ALL:
         schema = json_schema_of(case.hint)
@@ -49,7 +46,6 @@ def test_every_schema_is_plain_json_and_the_same_each_time() -> None:
         assert json_schema_of(case.hint) is not schema, label(case)
 
 
-@requirement("typed.names")
 def test_a_class_stands_at_the_root_and_in_defs_only_if_it_is_referred_to() -> None:
     assert json_schema_of(Point)["type"] == "object"
     assert "$defs" not in json_schema_of(Point)
@@ -59,13 +55,11 @@ def test_a_class_stands_at_the_root_and_in_defs_only_if_it_is_referred_to() -> N
     assert json_schema_of(Comment)["type"] == "object"
 
 
-@requirement("typed.names")
 def test_a_class_is_described_once_however_often_it_is_used() -> None:
     schema = json_schema_of(dict[str, tuple[Point, Point | None, list[Point]]])
     assert set(schema["$defs"]) == {"Point"}
 
 
-@requirement("typed.names")
 def test_classes_that_share_a_name_get_longer_ones_in_any_order() -> None:
     other = other_point()
     schema = json_schema_of(tuple[Point, other])
@@ -75,7 +69,6 @@ def test_classes_that_share_a_name_get_longer_ones_in_any_order() -> None:
     assert schema["$defs"]["tests.typed.test_schemas.other_point.Point"]["properties"] == {"z": {"type": "integer"}}
 
 
-@requirement("typed.names")
 def test_classes_that_share_even_their_place_are_numbered() -> None:
     schema = json_schema_of(tuple[other_point(), other_point()])
     assert [each["$ref"].rpartition("/")[2] for each in schema["prefixItems"]] == [
@@ -84,7 +77,6 @@ def test_classes_that_share_even_their_place_are_numbered() -> None:
     ]
 
 
-@requirement("typed.names")
 def test_models_that_share_a_name_with_other_classes_are_numbered() -> None:
     @dataclass
     class Address:
@@ -97,14 +89,12 @@ def test_models_that_share_a_name_with_other_classes_are_numbered() -> None:
     assert set(schema["$defs"]) == {"Person", "Person_2", "Address", "Address_2"}
 
 
-@requirement("typed.names")
 def test_generics_are_named_with_their_arguments() -> None:
     schema = json_schema_of(tuple[Page[int], Page[str]])
     assert set(schema["$defs"]) == {"Page_int_", "Page_str_"}
     assert schema["$defs"]["Page_int_"]["title"] == "Page[int]"
 
 
-@requirement("typed.documentation")
 def test_documentation_beside_a_class_at_the_root_comes_before_its_own() -> None:
     schema = json_schema_of(Annotated[Point, msgspec.Meta(description="the centre")])
     assert (schema["type"], schema["description"]) == ("object", "the centre")
@@ -116,7 +106,6 @@ def test_constraints_beside_a_class_at_the_root_stay_beside_the_reference() -> N
     assert schema["minProperties"] == 1
 
 
-@requirement("typed.documentation")
 def test_enums_carry_their_docstring_and_the_type_of_their_values() -> None:
     assert json_schema_of(Colour) == {
         "title": "Colour",
@@ -139,7 +128,6 @@ def test_a_docstring_is_cleaned_of_its_indentation() -> None:
 
 
 @pytest.mark.skipif(sys.version_info < (3, 12), reason="the type statement is new in Python 3.12")
-@requirement("typed.schema")
 def test_aliases_are_definitions_and_may_be_recursive() -> None:
     types = pep695.load()
     schema = json_schema_of(types.Json)

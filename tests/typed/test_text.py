@@ -8,7 +8,6 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from opwire.typed.plain import read_json, replace_surrogates, write_json
-from tests.requirements import requirement
 
 ANY: msgspec.json.Decoder[Any] = msgspec.json.Decoder()
 NUMBERS = msgspec.json.Decoder(dict[str, int])
@@ -16,20 +15,17 @@ ENCODER = msgspec.json.Encoder()
 ANY_TEXT = st.text(st.characters(exclude_categories=()), max_size=10)  # surrogates too
 
 
-@requirement("envelope.surrogates")
 @pytest.mark.parametrize("message", [b'{"\\ud800":1}', '{"\\ud800":1}', '{"\ud800":1}'])
 def test_a_lone_surrogate_is_replaced_and_the_value_still_checked(message: bytes | str) -> None:
     assert read_json(NUMBERS, message) == {"\ufffd": 1}
 
 
-@requirement("envelope.surrogates")
 @pytest.mark.parametrize("message", [b'{"\\ud800":"x"}', '{"\ud800":"x"}'])
 def test_a_value_with_a_lone_surrogate_still_has_to_fit_its_type(message: bytes | str) -> None:
     with pytest.raises(msgspec.ValidationError, match="Expected `int`"):
         read_json(NUMBERS, message)
 
 
-@requirement("envelope.surrogates")
 @given(st.recursive(ANY_TEXT, lambda inner: st.lists(inner, max_size=3) | st.dictionaries(ANY_TEXT, inner, max_size=3)))
 def test_what_is_written_is_read_back_with_lone_surrogates_replaced(value: Any) -> None:
     assert read_json(ANY, write_json(ENCODER, value)) == replace_surrogates(value)

@@ -9,7 +9,6 @@ import pytest
 
 from opwire.errors import ConversionError
 from opwire.typed import convert, json_schema_of
-from tests.requirements import requirement
 from tests.typed.catalogue import (
     KEY,
     NOON,
@@ -50,7 +49,6 @@ class Round:
     size: int
 
 
-@requirement("typed.unions")
 def test_a_discriminator_is_found_and_part_of_the_schema() -> None:
     schema = json_schema_of(Circle | Square)
     assert schema["anyOf"] == [{"$ref": "#/$defs/Circle"}, {"$ref": "#/$defs/Square"}]
@@ -60,7 +58,6 @@ def test_a_discriminator_is_found_and_part_of_the_schema() -> None:
     }
 
 
-@requirement("typed.unions")
 def test_models_structs_and_dataclasses_are_distinguished_by_one_property() -> None:
     hint = Text | Image | Sound | None
     assert set(json_schema_of(hint)["discriminator"]["mapping"]) == {"text", "image", "sound", "music"}
@@ -83,7 +80,6 @@ class Minus:
     right: int = 0
 
 
-@requirement("typed.unions")
 def test_a_discriminator_with_a_default_may_be_left_out() -> None:
     assert "discriminator" not in json_schema_of(Plus | Minus)
     assert convert({"op": "-", "left": 1}, Plus | Minus) == Minus(1)
@@ -108,7 +104,6 @@ def test_constants_that_do_not_distinguish_the_members_are_not_a_discriminator()
     assert convert({"kind": "circle", "radius": 1, "size": 2}, Circle | Round) == Round("circle", 1.0, 2)
 
 
-@requirement("typed.unions", "typed.path")
 @pytest.mark.parametrize(
     ("data", "reason"),
     [
@@ -124,7 +119,6 @@ def test_with_a_discriminator_the_failure_is_that_of_the_member_that_is_meant(da
         convert(data, Circle | Square)
 
 
-@requirement("typed.unions")
 def test_without_a_discriminator_the_member_that_keeps_most_is_meant() -> None:
     @dataclass
     class Wide(Cat):
@@ -137,7 +131,6 @@ def test_without_a_discriminator_the_member_that_keeps_most_is_meant() -> None:
     assert convert({"name": "A"}, Person | Movie) == Person(name="A")
 
 
-@requirement("typed.unions", "typed.path")
 def test_if_nothing_fits_the_reason_of_each_member_is_reported() -> None:
     with pytest.raises(ConversionError) as caught:
         convert([{"name": 5}], list[Cat | Dog])
@@ -147,7 +140,6 @@ def test_if_nothing_fits_the_reason_of_each_member_is_reported() -> None:
     )
 
 
-@requirement("typed.unions")
 def test_text_is_read_by_the_first_member_that_takes_it() -> None:
     assert convert("2024-02-29T12:00:00Z", datetime | str) == NOON
     assert convert("soon", datetime | str) == "soon"

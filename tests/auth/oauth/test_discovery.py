@@ -13,7 +13,6 @@ from opwire.errors import CallError, ErrorCode
 from opwire.http.client import ClientOptions, HTTPClient, HTTPRequest
 from tests.auth.oauth.authorization_server import AuthorizationServer
 from tests.openapi.client.echo import EchoServer, answer, json_answer, redirect, silence
-from tests.requirements import requirement
 
 
 class Published:
@@ -35,7 +34,6 @@ def metadata(issuer: str, **fields: Any) -> dict[str, Any]:
     return {"issuer": issuer, "token_endpoint": "https://login.example/token", **fields}
 
 
-@requirement("oauth.discovery")
 async def test_the_endpoints_of_an_issuer_come_from_its_metadata(server: AuthorizationServer, fetch: FetchJSON) -> None:
     found = await discover(fetch, server.url)
     assert (found.issuer, found.token_url) == (server.url, f"{server.url}/token")
@@ -43,7 +41,6 @@ async def test_the_endpoints_of_an_issuer_come_from_its_metadata(server: Authori
     assert await discover_openid(fetch, f"{server.url}/.well-known/openid-configuration") == found
 
 
-@requirement("oauth.discovery")
 @pytest.mark.parametrize(
     "url",
     [
@@ -57,7 +54,6 @@ async def test_an_issuer_with_a_path_is_found_at_each_well_known_place(url: str)
     assert (await discover(published, "https://login.example/tenant")).token_url == "https://login.example/token"
 
 
-@requirement("oauth.discovery")
 @pytest.mark.parametrize(
     ("document", "message"),
     [
@@ -83,7 +79,6 @@ async def test_metadata_of_another_issuer_or_without_https_is_rejected(document:
         await discover(published, "https://login.example")
 
 
-@requirement("oauth.discovery")
 @pytest.mark.parametrize("url", ["http://login.example/x", "http://127.0.0.1:9200/x", "file:///x", "https://", "x"])
 async def test_optional_endpoints_are_missing_if_they_are_not_https_or_of_this_machine(url: str) -> None:
     names = ("revocation_endpoint", "jwks_uri", "introspection_endpoint")
@@ -96,7 +91,6 @@ async def test_optional_endpoints_are_missing_if_they_are_not_https_or_of_this_m
     assert {found.revocation_url, found.jwks_url, found.introspection_url} == {"https://login.example/x"}
 
 
-@requirement("oauth.discovery")
 @pytest.mark.parametrize("issuer", ["http://login.example", "login.example", "file:///x", "https://", "https://[x"])
 async def test_an_issuer_is_https(issuer: str) -> None:
     published = Published()
@@ -105,7 +99,6 @@ async def test_an_issuer_is_https(issuer: str) -> None:
     assert not published.asked
 
 
-@requirement("oauth.discovery")
 async def test_openid_metadata_is_that_of_its_address() -> None:
     address = "https://login.example/tenant/.well-known/openid-configuration"
     other = "https://login.example/odd"
@@ -144,7 +137,6 @@ def test_http_is_secure_on_this_machine_alone(url: str, secure: bool) -> None:
 # --- protected resources ----------------------------------------------------------------------------------------------
 
 
-@requirement("oauth.discovery")
 @pytest.mark.parametrize("names_metadata", [True, False])
 async def test_a_server_says_how_it_is_protected(names_metadata: bool) -> None:
     client = HTTPClient()
@@ -162,7 +154,6 @@ async def test_a_server_says_how_it_is_protected(names_metadata: bool) -> None:
         await client.close()
 
 
-@requirement("oauth.discovery")
 @pytest.mark.parametrize(
     ("changes", "message"),
     [
@@ -188,7 +179,6 @@ async def test_metadata_of_another_resource_is_rejected(changes: dict[str, Any],
         await client.close()
 
 
-@requirement("oauth.discovery")
 async def test_metadata_at_another_origin_is_not_fetched_and_redirects_are_not_followed() -> None:
     client = HTTPClient()
     async with EchoServer() as other, EchoServer() as server:
@@ -202,7 +192,6 @@ async def test_metadata_at_another_origin_is_not_fetched_and_redirects_are_not_f
         await client.close()
 
 
-@requirement("oauth.discovery")
 async def test_a_server_that_does_not_respond_is_given_up() -> None:
     client = HTTPClient(ClientOptions(timeout=0.1))
     async with EchoServer() as server, asyncio.timeout(5):
@@ -227,8 +216,8 @@ def test_a_resource_is_the_address_without_secrets() -> None:
 # --- registration -----------------------------------------------------------------------------------------------------
 
 
-@requirement("oauth.registration")
 async def test_a_registered_client_may_get_a_secret_and_a_way_to_send_it() -> None:
+    """A client without an id is registered where the server allows it."""
     url = "https://login.example/register"
     endpoints = Endpoints(registration_url=url, token_auth_methods=("client_secret_post",))
     given = {"client_id": "x", "client_secret": "y", "token_endpoint_auth_method": "client_secret_post"}
@@ -236,7 +225,6 @@ async def test_a_registered_client_may_get_a_secret_and_a_way_to_send_it() -> No
     assert (client.client_id, client.client_secret, client.auth) == ("x", "y", "body")
 
 
-@requirement("oauth.registration")
 @pytest.mark.parametrize(
     ("said", "message"), [({}, "no client_id"), ({"client_id": 7}, "no client_id"), (403, "failed")]
 )

@@ -15,7 +15,6 @@ from opwire.auth.oauth.tokens import FetchJSON, OAuthClient
 from opwire.errors import CallError, ErrorCode, UsageError
 from opwire.model.login import LoginOptions, LoginPrompt
 from tests.auth.oauth.authorization_server import AuthorizationServer, browse, get, redirect_of
-from tests.requirements import requirement
 
 CLIENT = OAuthClient(client_id="cli", login=True)
 KEY = LoginKey("https://api.example", "oauth", "cli")
@@ -33,8 +32,8 @@ async def signed_in(
     return await sign_in(fetch, KEY, endpoints, client, given, scopes=("read", "write"))
 
 
-@requirement("oauth.code")
 async def test_a_person_signs_in_with_a_browser(server: AuthorizationServer, fetch: FetchJSON) -> None:
+    """A person signs in with a browser: authorization code, PKCE with S256, one redirect to 127.0.0.1."""
     login = await signed_in(fetch, server)
     assert login.tokens.access_token in server.tokens
     assert login.tokens.refresh_token in server.refreshes
@@ -47,7 +46,6 @@ async def test_a_person_signs_in_with_a_browser(server: AuthorizationServer, fet
         await asyncio.open_connection("127.0.0.1", redirect.port)
 
 
-@requirement("oauth.code")
 async def test_every_login_has_its_own_state_and_verifier(server: AuthorizationServer, fetch: FetchJSON) -> None:
     for _ in range(2):
         await signed_in(fetch, server)
@@ -57,10 +55,10 @@ async def test_every_login_has_its_own_state_and_verifier(server: AuthorizationS
         assert all(len(fields[name]) >= 43 for fields in asked)
 
 
-@requirement("oauth.redirect")
 async def test_requests_that_are_not_the_redirect_are_answered_with_an_error_and_ignored(
     server: AuthorizationServer, fetch: FetchJSON
 ) -> None:
+    """Only the exact redirect with the state of the login is accepted; everything else is ignored."""
     statuses: list[int] = []
 
     async def show(prompt: LoginPrompt) -> None:
@@ -90,7 +88,6 @@ async def test_requests_that_are_not_the_redirect_are_answered_with_an_error_and
     assert login.tokens.access_token in server.tokens
 
 
-@requirement("oauth.redirect")
 async def test_the_first_redirect_counts_and_a_second_one_is_rejected(
     server: AuthorizationServer, fetch: FetchJSON
 ) -> None:
@@ -102,7 +99,6 @@ async def test_the_first_redirect_counts_and_a_second_one_is_rejected(
     assert server.count("/token") == 1
 
 
-@requirement("oauth.code-injection")
 async def test_a_code_of_another_login_gives_no_tokens(server: AuthorizationServer, fetch: FetchJSON) -> None:
     stolen: list[str] = []
 
@@ -123,7 +119,6 @@ async def test_a_code_of_another_login_gives_no_tokens(server: AuthorizationServ
     assert not server.tokens
 
 
-@requirement("oauth.issuer")
 @pytest.mark.parametrize("issuer", ["https://evil.example", None, ""])
 async def test_a_response_of_another_issuer_ends_the_login(
     server: AuthorizationServer, fetch: FetchJSON, issuer: str | None
@@ -135,7 +130,6 @@ async def test_a_response_of_another_issuer_ends_the_login(
     assert not server.count("/token")
 
 
-@requirement("oauth.issuer")
 async def test_an_issuer_is_checked_where_the_server_does_not_announce_it(
     server: AuthorizationServer, fetch: FetchJSON
 ) -> None:
@@ -170,7 +164,6 @@ async def test_a_login_ends_in_time(server: AuthorizationServer, fetch: FetchJSO
     assert caught.value.code is ErrorCode.TIMEOUT
 
 
-@requirement("oauth.code")
 async def test_a_server_without_s256_is_not_used(server: AuthorizationServer, fetch: FetchJSON) -> None:
     server.metadata_changes["code_challenge_methods_supported"] = ["plain"]
     with pytest.raises(CallError, match="PKCE"):
@@ -191,7 +184,6 @@ async def test_a_port_that_is_taken_is_named(server: AuthorizationServer, fetch:
         await signed_in(fetch, server, client=replace(CLIENT, redirect_uri=f"http://127.0.0.1:{port}/callback"))
 
 
-@requirement("oauth.code")
 async def test_the_address_of_a_browser_on_another_machine_can_be_pasted(
     server: AuthorizationServer, fetch: FetchJSON
 ) -> None:
@@ -209,7 +201,6 @@ async def test_the_address_of_a_browser_on_another_machine_can_be_pasted(
         await signed_in(fetch, server, show, paste=paste)
 
 
-@requirement("oauth.registration")
 async def test_a_client_without_an_id_is_registered(server: AuthorizationServer, fetch: FetchJSON) -> None:
     login = await signed_in(fetch, server, client=OAuthClient(login=True))
     assert login.client_id in server.clients
@@ -221,10 +212,10 @@ async def test_a_client_without_an_id_is_registered(server: AuthorizationServer,
         await signed_in(fetch, server, client=OAuthClient(login=True))
 
 
-@requirement("oauth.hidden")
 async def test_no_secret_of_a_login_is_shown(
     server: AuthorizationServer, fetch: FetchJSON, store: TokenStore, caplog: pytest.LogCaptureFixture
 ) -> None:
+    """No code, token or secret of a login is in a repr, a message or a log."""
     caplog.set_level(logging.DEBUG)
     login = await signed_in(fetch, server)
     await store.write(login)
@@ -244,8 +235,8 @@ class Pauses(list[float]):
         self.append(seconds)
 
 
-@requirement("oauth.device")
 async def test_a_person_signs_in_on_another_device(server: AuthorizationServer, fetch: FetchJSON) -> None:
+    """A person signs in with a code on another device; the server's pace, expiry and refusal are kept."""
     server.device_answers = ["authorization_pending", "slow_down", "503", "authorization_pending"]
     pauses, prompts = Pauses(), list[LoginPrompt]()
     login = await signed_in(fetch, server, prompts.append, device=True, sleep=pauses)
@@ -255,7 +246,6 @@ async def test_a_person_signs_in_on_another_device(server: AuthorizationServer, 
     assert server.form("/device") == {"scope": "read write", "client_id": "cli"}
 
 
-@requirement("oauth.device")
 @pytest.mark.parametrize(
     ("answer", "message", "code"),
     [
@@ -274,7 +264,6 @@ async def test_the_end_of_a_device_login_is_reported(
     assert server.count("/token") == 2
 
 
-@requirement("oauth.device")
 @pytest.mark.parametrize(
     ("change", "pauses"), [({"interval": 0}, [1.0]), ({"interval": 10**400}, [60.0]), ({"interval": None}, [1.0])]
 )
@@ -309,7 +298,6 @@ async def test_an_invalid_device_authorization_is_rejected(
 # --- tokens of a login ------------------------------------------------------------------------------------------------
 
 
-@requirement("oauth.refresh")
 async def test_a_token_is_refreshed_once_however_many_calls_and_processes_need_it(
     server: AuthorizationServer, fetch: FetchJSON, store: TokenStore
 ) -> None:
@@ -326,7 +314,6 @@ async def test_a_token_is_refreshed_once_however_many_calls_and_processes_need_i
     assert stored.tokens.refresh_token in server.refreshes
 
 
-@requirement("oauth.refresh")
 async def test_a_rejected_token_is_refreshed_once(
     server: AuthorizationServer, fetch: FetchJSON, store: TokenStore
 ) -> None:
@@ -344,7 +331,6 @@ async def test_a_rejected_token_is_refreshed_once(
     assert server.count("/token") == 2
 
 
-@requirement("oauth.rotation")
 async def test_a_rotated_refresh_token_is_stored_although_its_caller_has_left(
     server: AuthorizationServer, fetch: FetchJSON, store: TokenStore
 ) -> None:
@@ -372,7 +358,6 @@ async def test_a_rotated_refresh_token_is_stored_although_its_caller_has_left(
     assert server.count("/token") == 2
 
 
-@requirement("oauth.refresh")
 async def test_a_revoked_login_is_forgotten_and_a_busy_server_is_not(
     server: AuthorizationServer, fetch: FetchJSON, store: TokenStore
 ) -> None:
@@ -390,7 +375,6 @@ async def test_a_revoked_login_is_forgotten_and_a_busy_server_is_not(
     assert await store.read(KEY) is None
 
 
-@requirement("oauth.refresh")
 async def test_a_login_without_a_refresh_token_is_used_until_it_expires(
     server: AuthorizationServer, fetch: FetchJSON, store: TokenStore
 ) -> None:
@@ -405,7 +389,6 @@ async def test_a_login_without_a_refresh_token_is_used_until_it_expires(
     assert await LoginTokens(fetch, store, KEY).get() is None
 
 
-@requirement("oauth.sign-out")
 async def test_signing_out_deletes_and_revokes_the_login(
     server: AuthorizationServer, fetch: FetchJSON, store: TokenStore
 ) -> None:
@@ -419,7 +402,6 @@ async def test_signing_out_deletes_and_revokes_the_login(
     assert not await tokens.sign_out()
 
 
-@requirement("oauth.refresh")
 def test_a_login_works_in_one_event_loop_after_another(store: TokenStore) -> None:
     async def run(tokens: LoginTokens) -> str | None:
         return await tokens.get()

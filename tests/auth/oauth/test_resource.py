@@ -30,7 +30,6 @@ from opwire.mcp.server import serve_mcp
 from opwire.openapi.server import serve_http
 from tests.auth import issuers
 from tests.auth.oauth.authorization_server import AuthorizationServer, browse, redirect_of
-from tests.requirements import requirement
 
 API = "https://tools.example/mcp"
 WELL_KNOWN = "/.well-known/oauth-protected-resource"
@@ -102,10 +101,10 @@ def bearer(token: str) -> dict[str, str]:
 # --- tokens -----------------------------------------------------------------------------------------------------------
 
 
-@requirement("oauth.resource-server")
 async def test_a_token_for_this_server_is_accepted_with_the_keys_that_the_issuer_publishes(
     server: AuthorizationServer,
 ) -> None:
+    """A surface accepts tokens that an authorization server issued for it, and no others."""
     grant = await tokens(server).authenticate(signed(server, scope="tools files:read"))
     assert (grant.identity.id, grant.identity.scopes) == ("ann", ("tools", "files:read"))
     assert grant.expires is not None
@@ -122,7 +121,6 @@ def _confused(server: AuthorizationServer) -> str:
     return issuers.forged({"alg": "HS256", "kid": "one"}, issuers.claims(iss=server.url, aud=API), pem)
 
 
-@requirement("oauth.resource-server")
 @pytest.mark.parametrize(
     "forge",
     [
@@ -153,7 +151,6 @@ async def test_any_other_token_is_rejected_without_a_reason(
         await tokens(server).authenticate(forge(server))
 
 
-@requirement("oauth.resource-server")
 async def test_a_header_cannot_say_where_its_key_is(server: AuthorizationServer) -> None:
     header = {"kid": "evil", "jku": f"{server.url}/evil", "jwk": issuers.published("ES256", "evil")}
     token = issuers.token("ES256", "evil", header, iss=server.url, aud=API)
@@ -162,7 +159,6 @@ async def test_a_header_cannot_say_where_its_key_is(server: AuthorizationServer)
     assert server.count("/evil") == 0
 
 
-@requirement("oauth.resource-server")
 async def test_keys_are_fetched_once_however_many_unknown_ones_are_named(server: AuthorizationServer) -> None:
     accept = tokens(server)
     for n in range(50):
@@ -172,7 +168,6 @@ async def test_keys_are_fetched_once_however_many_unknown_ones_are_named(server:
     assert server.count("/jwks") == 1
 
 
-@requirement("oauth.resource-server")
 async def test_a_new_key_of_the_issuer_is_found(server: AuthorizationServer, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(jwt_module, "MIN_INTERVAL", 0.0)
     accept = tokens(server)
@@ -183,7 +178,6 @@ async def test_a_new_key_of_the_issuer_is_found(server: AuthorizationServer, mon
         await accept.authenticate(signed(server))
 
 
-@requirement("oauth.resource-server")
 @pytest.mark.parametrize(
     "changes",
     [{"issuer": "https://evil.example"}, {"jwks_uri": None}, {"jwks_uri": "http://keys.example/"}, {"jwks_uri": "///"}],
@@ -228,7 +222,6 @@ def test_invalid_options_are_rejected(given: dict[str, Any], problem: str) -> No
 # --- opaque tokens ----------------------------------------------------------------------------------------------------
 
 
-@requirement("oauth.introspection")
 async def test_an_opaque_token_is_introspected_and_the_result_is_cached(server: AuthorizationServer) -> None:
     accept = tokens(server, client=ROBOT)
     server.introspections["opaque"] = {"active": True, "sub": "ann", "aud": [API], "scope": "tools"}
@@ -239,7 +232,6 @@ async def test_an_opaque_token_is_introspected_and_the_result_is_cached(server: 
     assert server.count("/introspect") == 1
 
 
-@requirement("oauth.introspection")
 async def test_a_revoked_token_is_valid_no_longer_than_the_cache(
     server: AuthorizationServer, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -253,7 +245,6 @@ async def test_a_revoked_token_is_valid_no_longer_than_the_cache(
             await accept.authenticate("opaque")
 
 
-@requirement("oauth.introspection")
 async def test_a_token_is_not_cached_beyond_its_expiry(
     server: AuthorizationServer, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -270,7 +261,6 @@ async def test_a_token_is_not_cached_beyond_its_expiry(
         await accept.authenticate("opaque")
 
 
-@requirement("oauth.introspection")
 async def test_many_requests_with_one_token_introspect_it_once_when_the_cache_is_old(
     server: AuthorizationServer, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -283,7 +273,6 @@ async def test_many_requests_with_one_token_introspect_it_once_when_the_cache_is
     assert server.count("/introspect") == 2
 
 
-@requirement("oauth.introspection")
 @pytest.mark.parametrize(
     "changes",
     [
@@ -319,8 +308,8 @@ async def test_an_issuer_that_rejects_this_server_is_not_the_fault_of_the_token(
 # --- surfaces ---------------------------------------------------------------------------------------------------------
 
 
-@requirement("oauth.resource-metadata")
 async def test_a_request_without_a_token_learns_where_the_metadata_is(server: AuthorizationServer) -> None:
+    """A surface publishes where clients get tokens, also if mounted, and a 401 says so."""
     async with serving(server, required_scopes=["tools"], scopes=["files"]) as url, httpx2.AsyncClient() as client:
         refused = await client.post(url, json={})
         metadata_url = f"{url.removesuffix('/mcp')}{WELL_KNOWN}/mcp"
@@ -344,7 +333,6 @@ async def test_a_request_without_a_token_learns_where_the_metadata_is(server: Au
         assert (await client.get(f"{metadata_url}/other")).status_code == 404
 
 
-@requirement("oauth.resource-metadata")
 async def test_an_app_that_is_mounted_publishes_the_metadata_below_its_path(server: AuthorizationServer) -> None:
     accept = tokens(server, "http://127.0.0.1/tools/mcp")
     app = serve_mcp(registry()).asgi(authenticate=accept)
@@ -358,7 +346,6 @@ async def test_an_app_that_is_mounted_publishes_the_metadata_below_its_path(serv
             assert (await client.get(path)).json()["resource"] == "http://127.0.0.1/tools/mcp"
 
 
-@requirement("oauth.resource-metadata")
 async def test_a_path_cannot_inject_into_the_challenge(server: AuthorizationServer) -> None:
     app = serve_mcp(registry()).asgi(authenticate=tokens(server))
     transport = httpx2.ASGITransport(Starlette(routes=[Mount("/{tenant}", app)]))
@@ -368,7 +355,6 @@ async def test_a_path_cannot_inject_into_the_challenge(server: AuthorizationServ
         assert "\n" not in refused.headers["www-authenticate"]
 
 
-@requirement("oauth.resource-server")
 async def test_a_token_in_the_query_is_not_read(server: AuthorizationServer) -> None:
     async with serving_http(tokens(server)) as client:
         refused = await client.get(f"/who/am_i?access_token={signed(server)}")
@@ -376,7 +362,6 @@ async def test_a_token_in_the_query_is_not_read(server: AuthorizationServer) -> 
         assert "resource_metadata=" in refused.headers["www-authenticate"]
 
 
-@requirement("oauth.insufficient-scope")
 async def test_missing_scopes_are_named_in_a_403(server: AuthorizationServer) -> None:
     place = f'Bearer resource_metadata="https://tools.example{WELL_KNOWN}/mcp"'
     async with serving_http(tokens(server, required_scopes=["tools"])) as client:
@@ -390,7 +375,6 @@ async def test_missing_scopes_are_named_in_a_403(server: AuthorizationServer) ->
         assert denied.json()["details"] == {"requiredScopes": ["admin"]}
 
 
-@requirement("oauth.insufficient-scope")
 @pytest.mark.parametrize(
     "call", [("call_tool", "who_secret"), ("read_resource", "who://secret"), ("get_prompt", "who_ask")]
 )
@@ -452,7 +436,6 @@ def sdk_auth(url: str) -> OAuthClientProvider:
     return OAuthClientProvider(url, metadata, MemoryStorage(), redirect, answer)
 
 
-@requirement("oauth.resource-clients")
 @pytest.mark.parametrize("era", ["legacy", "auto"])
 async def test_the_client_of_the_sdk_signs_in_and_calls(server: AuthorizationServer, era: str) -> None:
     async with serving(server, required_scopes=["tools"]) as url:
@@ -466,7 +449,6 @@ async def test_the_client_of_the_sdk_signs_in_and_calls(server: AuthorizationSer
         assert (asked["resource"], asked["scope"]) == (url, "tools")
 
 
-@requirement("oauth.resource-clients", "oauth.insufficient-scope")
 async def test_the_client_of_the_sdk_gets_the_scope_of_a_tool_that_denies_it(server: AuthorizationServer) -> None:
     async with serving(server, required_scopes=["tools"]) as url:
         async with (
@@ -478,7 +460,6 @@ async def test_the_client_of_the_sdk_gets_the_scope_of_a_tool_that_denies_it(ser
         assert set(server.form("/authorize")["scope"].split()) >= {"admin"}
 
 
-@requirement("oauth.resource-clients")
 async def test_from_mcp_signs_in_and_calls(server: AuthorizationServer, store: TokenStore) -> None:
     async with serving(server, required_scopes=["tools"]) as url:
         source = from_mcp(url, namespace="tools", auth=OAuthClient(login=True), token_store=store)

@@ -15,7 +15,6 @@ from msgspec.structs import replace
 from opwire.auth.oauth import store as store_module
 from opwire.auth.oauth.store import LoginKey, StoredLogin, TokenSet, TokenStore, default_folder
 from opwire.errors import CallError, ErrorCode
-from tests.requirements import requirement
 
 KEY = LoginKey("https://api.example", "oauth", "cli")
 LOGIN = StoredLogin(
@@ -36,7 +35,6 @@ def only_file(store: TokenStore, suffix: str = ".json") -> Path:
     return path
 
 
-@requirement("oauth.store")
 async def test_a_login_is_stored_read_replaced_and_deleted(store: TokenStore) -> None:
     assert await store.read(KEY) is None
     await store.write(LOGIN)
@@ -49,7 +47,6 @@ async def test_a_login_is_stored_read_replaced_and_deleted(store: TokenStore) ->
 
 
 @posix
-@requirement("oauth.store")
 async def test_files_and_their_folder_are_for_their_user_alone(store: TokenStore) -> None:
     before = os.umask(0)
     try:
@@ -62,7 +59,6 @@ async def test_files_and_their_folder_are_for_their_user_alone(store: TokenStore
 
 
 @posix
-@requirement("oauth.store")
 async def test_a_folder_that_others_may_read_is_made_private(store: TokenStore) -> None:
     store._folder.mkdir(mode=0o755)
     await store.write(LOGIN)
@@ -70,7 +66,6 @@ async def test_a_folder_that_others_may_read_is_made_private(store: TokenStore) 
 
 
 @posix
-@requirement("oauth.store")
 async def test_a_file_that_others_may_read_or_that_is_a_link_is_not_used(store: TokenStore, tmp_path: Path) -> None:
     await store.write(LOGIN)
     path = only_file(store)
@@ -89,7 +84,6 @@ async def test_a_file_that_others_may_read_or_that_is_a_link_is_not_used(store: 
         await asyncio.wait_for(store.read(KEY), 5)
 
 
-@requirement("oauth.store")
 @pytest.mark.parametrize("content", [b"", b"{", b"[" * 100_000, b'{"key": {"resource": "https://evil.example"}}'])
 async def test_an_invalid_file_is_ignored(store: TokenStore, content: bytes) -> None:
     await store.write(LOGIN)
@@ -97,7 +91,6 @@ async def test_an_invalid_file_is_ignored(store: TokenStore, content: bytes) -> 
     assert await store.read(KEY) is None
 
 
-@requirement("oauth.bound")
 async def test_a_file_under_another_name_is_not_the_login_of_that_name(store: TokenStore) -> None:
     await store.write(LOGIN)
     other = LoginKey("https://evil.example", "oauth", "cli")
@@ -105,7 +98,6 @@ async def test_a_file_under_another_name_is_not_the_login_of_that_name(store: To
     assert await store.read(other) is None
 
 
-@requirement("oauth.store")
 async def test_a_file_is_replaced_atomically(store: TokenStore, monkeypatch: pytest.MonkeyPatch) -> None:
     await store.write(LOGIN)
 
@@ -119,7 +111,6 @@ async def test_a_file_is_replaced_atomically(store: TokenStore, monkeypatch: pyt
     assert len(list(store._folder.iterdir())) == 1
 
 
-@requirement("oauth.store")
 async def test_a_folder_that_cannot_be_created_is_named(tmp_path: Path) -> None:
     (tmp_path / "file").write_text("")
     with pytest.raises(CallError, match="file/logins cannot be created"):
@@ -127,7 +118,6 @@ async def test_a_folder_that_cannot_be_created_is_named(tmp_path: Path) -> None:
 
 
 @posix
-@requirement("oauth.refresh")
 async def test_a_lock_excludes_tasks_and_other_processes(store: TokenStore, monkeypatch: pytest.MonkeyPatch) -> None:
     code = (
         "import fcntl, sys; file = open(sys.argv[1], 'r+b'); fcntl.flock(file, fcntl.LOCK_EX);"
@@ -182,7 +172,6 @@ class Keyring(ModuleType):
         del self.passwords[service, name]  # KeyError, as backends raise PasswordDeleteError
 
 
-@requirement("oauth.store")
 async def test_a_keyring_is_used_if_it_is_installed(
     monkeypatch: pytest.MonkeyPatch, tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
@@ -208,7 +197,6 @@ async def test_a_keyring_is_used_if_it_is_installed(
     assert await store.read(KEY) is None
 
 
-@requirement("oauth.store")
 async def test_a_keyring_that_is_missing_is_replaced_by_a_file(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     monkeypatch.setitem(sys.modules, "keyring", None)  # as if it were not installed
     store = TokenStore(tmp_path, keyring=True)
@@ -217,7 +205,6 @@ async def test_a_keyring_that_is_missing_is_replaced_by_a_file(monkeypatch: pyte
     assert only_file(store).is_file()
 
 
-@requirement("oauth.store")
 def test_a_keyring_that_waits_for_a_dialog_blocks_neither_a_call_nor_the_exit(
     monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
@@ -242,7 +229,6 @@ def test_a_keyring_that_waits_for_a_dialog_blocks_neither_a_call_nor_the_exit(
     waiting.set()
 
 
-@requirement("oauth.rotation")
 async def test_the_newer_of_two_logins_is_used(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     keyring = Keyring()
     monkeypatch.setitem(sys.modules, "keyring", keyring)

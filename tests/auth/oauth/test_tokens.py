@@ -11,7 +11,6 @@ from opwire.auth.oauth.tokens import OAuthClient, TokenCache, json_fetcher, toke
 from opwire.errors import CallError, ErrorCode
 from opwire.http.client import ClientOptions, HTTPClient, HTTPRequest
 from tests.openapi.client.echo import EchoServer, answer, json_answer, redirect, silence
-from tests.requirements import requirement
 
 CLIENT = OAuthClient(client_id="shop", client_secret="s3cret")
 URL = "https://login.example/token"
@@ -43,14 +42,12 @@ class Endpoint:
         return TokenCache(self.fetch, clock=lambda: self.now)
 
 
-@requirement("openapi.oauth")
 async def test_a_token_is_asked_for_once_and_kept() -> None:
     endpoint = Endpoint()
     cache = endpoint.cache()
     assert [await cache.get(CLIENT, URL, ()) for _ in range(3)] == ["t1"] * 3
 
 
-@requirement("openapi.oauth")
 async def test_each_endpoint_client_and_set_of_scopes_has_its_own_token() -> None:
     cache = Endpoint().cache()
     other = OAuthClient(client_id="other", client_secret="s3cret")
@@ -61,7 +58,6 @@ async def test_each_endpoint_client_and_set_of_scopes_has_its_own_token() -> Non
     assert [await cache.get(*each) for each in asked] == tokens
 
 
-@requirement("openapi.oauth")
 @pytest.mark.parametrize(
     ("life", "kept"), [(3600, 3540), ("3600", 3540), (100, 90), (0, 0), (None, 10**9), ("x", 10**9)]
 )
@@ -76,7 +72,6 @@ async def test_a_token_is_renewed_shortly_before_it_expires(life: Any, kept: flo
     assert await cache.get(CLIENT, URL, ()) == ("t2" if kept < 10**9 else "t1")
 
 
-@requirement("openapi.oauth")
 async def test_calls_at_once_share_one_question() -> None:
     endpoint = Endpoint()
     cache = endpoint.cache()
@@ -91,7 +86,6 @@ async def test_calls_at_once_share_one_question() -> None:
     assert len(endpoint.asked) == 1
 
 
-@requirement("openapi.oauth")
 async def test_a_question_ends_when_its_caller_stops_waiting() -> None:
     endpoint = Endpoint()
     cache = endpoint.cache()
@@ -131,7 +125,6 @@ def test_calls_of_two_event_loops_do_not_wait_for_each_other() -> None:
     loop.close()
 
 
-@requirement("openapi.oauth")
 async def test_a_token_that_was_refused_is_requested_again_once() -> None:
     cache = Endpoint().cache()
     token = await cache.get(CLIENT, URL, ())
@@ -168,7 +161,6 @@ async def test_an_answer_without_a_bearer_token_is_an_error(said: Any) -> None:
 # --- the request ------------------------------------------------------------------------------------------------------
 
 
-@requirement("openapi.oauth")
 def test_the_secret_goes_into_the_authorization_or_into_the_form() -> None:
     client = OAuthClient(client_id="a:b", client_secret="c d", extra={"audience": "x y"})
     request = token_request(client, URL, {"grant_type": "client_credentials", "scope": "read write"})
@@ -186,12 +178,10 @@ def test_the_secret_goes_into_the_authorization_or_into_the_form() -> None:
     }
 
 
-@requirement("openapi.secrets-hidden")
 def test_no_repr_shows_a_secret() -> None:
     assert "s3cret" not in f"{CLIENT!r} {CLIENT} {token_request(CLIENT, URL, {})!r}"
 
 
-@requirement("openapi.oauth")
 async def test_a_real_endpoint_is_asked_and_its_refusal_told_without_the_secret() -> None:
     client = HTTPClient()
     cache = TokenCache(json_fetcher(client))
@@ -207,7 +197,6 @@ async def test_a_real_endpoint_is_asked_and_its_refusal_told_without_the_secret(
     assert "s3cret" not in f"{caught.value} {caught.value.details}"
 
 
-@requirement("openapi.oauth")
 @pytest.mark.parametrize("life", [10**400, float("inf"), "9" * 50, "nan", [1], {}])
 async def test_a_life_of_any_size_is_survived(life: Any) -> None:
     endpoint = Endpoint(expires_in=life)
@@ -232,7 +221,6 @@ async def test_a_token_is_fetched_with_headers_of_its_own() -> None:
         await client.close()
 
 
-@requirement("oauth.bounded")
 @pytest.mark.parametrize(
     ("said", "code"),
     [
@@ -247,6 +235,7 @@ async def test_a_token_is_fetched_with_headers_of_its_own() -> None:
 async def test_what_is_not_a_token_is_an_error_that_names_the_host_and_follows_nothing(
     said: bytes, code: ErrorCode
 ) -> None:
+    """Requests to authorization servers follow no redirect, end in time, and read 1 MiB at most."""
     client = HTTPClient()
     async with EchoServer() as server:
         server.on("/token", said)
@@ -260,7 +249,6 @@ async def test_what_is_not_a_token_is_an_error_that_names_the_host_and_follows_n
     assert "hunter2" not in told
 
 
-@requirement("oauth.bounded")
 async def test_a_token_endpoint_that_is_silent_is_given_up() -> None:
     client = HTTPClient(ClientOptions(timeout=0.05))
     async with EchoServer() as server:

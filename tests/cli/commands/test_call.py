@@ -11,12 +11,10 @@ import pytest
 from opwire.cli.program import run
 from tests.cli.process import SHOP, OnTerminal, opwire
 from tests.openapi.client.echo import EchoServer
-from tests.requirements import requirement
 
 CALL = ("call", *SHOP)
 
 
-@requirement("cli.call", "cli.typed-input")
 def test_words_files_and_standard_input_are_the_input(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     file = tmp_path / "order.json"
     file.write_text('{"customer": "Ann", "lines": []}')
@@ -31,7 +29,6 @@ def test_words_files_and_standard_input_are_the_input(tmp_path: Path, capsys: py
     assert json.loads(ended.stdout)["data"] == 3
 
 
-@requirement("cli.call", "cli.forms")
 def test_binary_data_is_described_saved_or_passed_on(
     tmp_path: Path, capsysbinary: pytest.CaptureFixture[bytes]
 ) -> None:
@@ -43,13 +40,11 @@ def test_binary_data_is_described_saved_or_passed_on(
     assert (tmp_path / "x.bin").read_bytes() == b"\xff\x00\xfe"
 
 
-@requirement("cli.call", "cli.harmless")
 def test_a_text_cannot_clear_the_screen(capsys: pytest.CaptureFixture[str]) -> None:
     assert run([*CALL, "shop.text"]) == 0
     assert capsys.readouterr().out == "\\x1b[2Jxxx\n"
 
 
-@requirement("cli.call", "cli.exit-codes")
 def test_an_answer_that_is_an_error_is_printed_and_told_by_the_exit_code(capsys: pytest.CaptureFixture[str]) -> None:
     assert run([*CALL, "shop.tool", "is_error=true"]) == 1
     out, err = capsys.readouterr()
@@ -57,7 +52,6 @@ def test_an_answer_that_is_an_error_is_printed_and_told_by_the_exit_code(capsys:
     assert "the tool returned an error" in err
 
 
-@requirement("cli.call")
 def test_a_terminal_shows_progress() -> None:
     with OnTerminal(*CALL, "shop.slow") as terminal:
         terminal.expect("shop.slow: 1 of 2 halfway")
@@ -95,7 +89,6 @@ def config(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[..., tup
     return write
 
 
-@requirement("cli.dry-run")
 def test_a_dry_run_prints_the_request_without_credentials(
     config: Callable[..., tuple[str, ...]], capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -118,7 +111,6 @@ def test_a_dry_run_prints_the_request_without_credentials(
     assert run([*CALL, "--curl", "math.add", "a=1", "b=2"]) == 2
 
 
-@requirement("cli.dry-run")
 @pytest.mark.skipif(shutil.which("curl") is None, reason="curl is not installed")
 async def test_the_curl_command_sends_the_same_request(
     config: Callable[..., tuple[str, ...]], tmp_path: Path, capsys: pytest.CaptureFixture[str]
@@ -156,7 +148,6 @@ def test_a_subscription_is_watched_and_not_called(capsys: pytest.CaptureFixture[
     assert "use `opwire watch clock.ticks`" in capsys.readouterr().err
 
 
-@requirement("client.version")
 def test_a_version_of_the_operation_is_asked_for(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     file = tmp_path / "shop.py"
     file.write_text(

@@ -21,10 +21,8 @@ from opwire.cli.program import run
 from opwire.cli.sources import Sources
 from opwire.model.operation import OperationSpec
 from tests.properties import is_thorough
-from tests.requirements import requirement
 
 
-@requirement("cli.completion")
 @pytest.mark.parametrize("shell", SHELLS)
 def test_the_script_of_a_shell_is_printed(
     shell: str, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
@@ -128,7 +126,6 @@ def typed(shell: str, folder: Path, lines: list[str], expected: int) -> list[lis
         os.close(terminal)
 
 
-@requirement("cli.completion", "cli.completion-is-text")
 @pytest.mark.parametrize("shell", SHELLS)
 def test_an_id_that_a_shell_completes_stays_text(shell: str, folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
     if shutil.which(shell) is None:
@@ -142,7 +139,6 @@ def test_an_id_that_a_shell_completes_stays_text(shell: str, folder: Path, capsy
     assert [call[-1] for call in found] == [f"x.{id}" for id in TYPED.values()]
 
 
-@requirement("cli.completion")
 def test_zsh_loads_the_script_from_a_folder_of_fpath(
     folder: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -158,7 +154,6 @@ def test_zsh_loads_the_script_from_a_folder_of_fpath(
     assert call[-1] == f"x.{HOSTILE['i']}"
 
 
-@requirement("cli.completion-is-text")
 @pytest.mark.parametrize("quote", ["'", '"'])
 def test_an_id_stays_text_behind_a_quote_that_was_typed(
     quote: str, folder: Path, capsys: pytest.CaptureFixture[str]
@@ -171,7 +166,6 @@ def test_an_id_stays_text_behind_a_quote_that_was_typed(
     assert not (folder / "PWNED").exists()
 
 
-@requirement("cli.completion-is-text")
 def test_a_script_that_was_installed_earlier_gets_only_ids_that_need_no_escape(folder: Path) -> None:
     asked = {"COMP_WORDS": "opwire call --openapi x.json x.", "COMP_CWORD": "4", "_OPWIRE_COMPLETE": "bash_complete"}
     answer = subprocess.run(
@@ -180,7 +174,6 @@ def test_a_script_that_was_installed_earlier_gets_only_ids_that_need_no_escape(f
     assert answer.stdout.split() == ["plain,x.i,j:k=l"]
 
 
-@requirement("cli.completion-is-text")
 def test_an_id_that_looks_like_an_option_is_not_offered(folder: Path) -> None:
     sources.cache_ids(Sources(openapi=("x.json",)).key, [OperationSpec(namespace="--mcp=sh", name="x")])
     asked = {"COMP_WORDS": "opwire call --openapi x.json ''", "COMP_CWORD": "4", "_OPWIRE_COMPLETE": "bash_complete"}
@@ -202,7 +195,6 @@ def ordering(folder: Path, capsys: pytest.CaptureFixture[str], shell: str) -> No
     (folder / "script").write_text(capsys.readouterr().out)
 
 
-@requirement("cli.completion", "cli.completion-is-text")
 @pytest.mark.parametrize("shell", ["bash", "zsh", "fish"])
 def test_fields_and_their_values_are_completed_as_text(
     shell: str, folder: Path, capsys: pytest.CaptureFixture[str]
@@ -229,7 +221,6 @@ def test_fields_and_their_values_are_completed_as_text(
     ]
 
 
-@requirement("cli.completion", "cli.completion-is-text")
 @pytest.mark.parametrize(
     ("typed_words", "offered"),
     [
@@ -255,7 +246,6 @@ def test_powershell_gets_words_in_single_quotes(
     assert answer.stdout.splitlines() == offered
 
 
-@requirement("cli.completion-is-text")
 def test_powershell_quotes_are_doubled_even_typographic_ones() -> None:
     item = CompletionItem("a\u2019; b'c")
     assert (

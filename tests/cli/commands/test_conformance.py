@@ -8,12 +8,10 @@ from websockets.sync.client import connect
 from websockets.typing import Subprotocol
 
 from tests.cli.process import Running, opwire
-from tests.requirements import requirement
 
 TOKEN = "a-long-random-secret"
 
 
-@requirement("cli.conformance")
 def test_a_hub_is_checked_and_its_promises_are_listed() -> None:
     with Running("hub", "ws://127.0.0.1:0", OPWIRE_TOKEN=TOKEN) as hub:
         url = hub.says(r"hub at (ws://[^;]+)")
@@ -29,7 +27,6 @@ def test_a_hub_is_checked_and_its_promises_are_listed() -> None:
     assert results[0]["section"] == "peer and identity"
 
 
-@requirement("cli.conformance")
 def test_a_broken_promise_gives_the_exit_code_1() -> None:
     with Running("conformance", "ws://127.0.0.1:0", "--listen", "--wait", "20", "--only", "hello") as kit:
         url = kit.says(r"listening at (\S+)")

@@ -11,7 +11,6 @@ from opwire.cli.commands.serve import ServeOptions, chosen_surfaces
 from opwire.config import Config
 from opwire.config.settings import HTTPSurfaceSettings, MCPSurfaceSettings, ServeSettings
 from tests.cli.process import SHOP, Running, opwire
-from tests.requirements import requirement
 
 HEADERS = {"content-type": "application/json", "x-opwire-console": "1"}
 
@@ -23,7 +22,6 @@ def log_in(link: str) -> dict[str, object]:
         return msgspec.json.decode(reply.read())
 
 
-@requirement("cli.console", "console.login")
 def test_the_printed_link_signs_in_once_on_this_machine() -> None:
     with Running("console", *SHOP, "--no-open") as server:
         link = server.says(r"(http://127\.0\.0\.1:\d+/console/#link=\S+)")
@@ -34,7 +32,6 @@ def test_the_printed_link_signs_in_once_on_this_machine() -> None:
         assert replayed.value.code == 401
 
 
-@requirement("cli.console", "console.remote")
 def test_the_console_of_a_hub_elsewhere_shows_and_calls_its_operations() -> None:
     token = "0123456789abcdef"
     with Running("hub", "ws://127.0.0.1:0", *SHOP, OPWIRE_TOKEN=token) as hub:
@@ -44,7 +41,6 @@ def test_the_console_of_a_hub_elsewhere_shows_and_calls_its_operations() -> None
             assert server.says(r"showing (\d+) operations") != "0"
 
 
-@requirement("cli.console", "console.remote")
 @pytest.mark.parametrize(
     ("options", "wrong"),
     [
@@ -59,14 +55,12 @@ def test_the_console_of_an_unusable_hub_says_what_is_wrong(options: list[str], w
     assert wrong in found.stderr
 
 
-@requirement("cli.console")
 def test_a_json_log_has_no_link() -> None:
     with Running("console", *SHOP, "--no-open", "--log-format", "json", OPWIRE_TOKEN="0123456789abcdef") as server:
         assert "link" not in server.says(r"console at .*")
         server.says(r"serving \d+ operations")  # the next line
 
 
-@requirement("cli.console", "console.off")
 @pytest.mark.parametrize(
     ("config", "options", "expected"),
     [
@@ -83,12 +77,12 @@ def test_a_json_log_has_no_link() -> None:
     ],
 )
 def test_the_console_is_beside_the_http_api(config: Config, options: ServeOptions, expected: object) -> None:
+    """The console is off by default."""
     http = chosen_surfaces(config, options).serve.http
     assert http is not None
     assert (http.port, http.console) == expected
 
 
-@requirement("cli.console", "console.system")
 def test_a_hub_with_a_console_shows_its_spokes(tmp_path: Path) -> None:
     config = tmp_path / "opwire.toml"
     config.write_text("[serve.http]\nport = 0\n")

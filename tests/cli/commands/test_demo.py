@@ -5,14 +5,13 @@ import sys
 import pytest
 
 from opwire.cli.program import run
-from tests.requirements import requirement
 
 
-@requirement("examples.demo")
 @pytest.mark.parametrize("package", ["starlette.applications", "aiohttp"])
 def test_without_its_packages_the_demo_says_what_to_install(
     package: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
+    """The demo loads three sources, calls, composes, streams, fails, and is called back through both surfaces."""
     for name in [
         name
         for name in sys.modules

@@ -12,10 +12,8 @@ from opwire.cli.commands.listing import access_text
 from opwire.cli.program import run
 from tests.cli.process import SHOP, OnTerminal, unstyled
 from tests.cli.shop import registry
-from tests.requirements import requirement
 
 
-@requirement("cli.describe")
 def test_an_operation_is_described_in_words(capsys: pytest.CaptureFixture[str]) -> None:
     assert run(["describe", *SHOP, "shop.order"]) == 0
     said = capsys.readouterr().out
@@ -23,7 +21,6 @@ def test_an_operation_is_described_in_words(capsys: pytest.CaptureFixture[str]) 
         assert part in said
 
 
-@requirement("cli.describe")
 @pytest.mark.parametrize("id", [spec.id for spec in registry.list()])
 def test_the_example_can_be_run(id: str, capsys: pytest.CaptureFixture[str]) -> None:
     assert run(["describe", *SHOP, id]) == 0
@@ -34,7 +31,6 @@ def test_the_example_can_be_run(id: str, capsys: pytest.CaptureFixture[str]) -> 
     assert run([verb, *words]) == (7 if id == "shop.fail" else 0)
 
 
-@requirement("cli.describe", "cli.json")
 def test_as_json_it_has_the_schemas(capsys: pytest.CaptureFixture[str]) -> None:
     assert run(["describe", *SHOP, "--json", "math.add"]) == 0
     said = json.loads(capsys.readouterr().out)
@@ -59,7 +55,6 @@ def test_of_a_schema_with_very_many_fields_the_first_are_shown(
     assert "  … and 40 more: --json shows the whole schema\n" in said
 
 
-@requirement("cli.describe")
 def test_a_type_longer_than_the_line_is_broken_between_words(tmp_path: Path) -> None:
     values = [f"FIRST_VALUE_{number}" for number in range(12)]
     (tmp_path / "long_type.py").write_text(
@@ -75,7 +70,6 @@ def test_a_type_longer_than_the_line_is_broken_between_words(tmp_path: Path) -> 
     assert set(values) <= set(" ".join(lines).replace(",", "").split())
 
 
-@requirement("cli.describe")
 def test_a_description_longer_than_the_terminal_is_paged() -> None:
     pager = f"{sys.executable} -c 'import sys; print(sys.stdin.readline().strip(), \"paged\")'"
     with OnTerminal("describe", *SHOP, "shop.order", rows=8, PAGER=pager) as terminal:
@@ -105,7 +99,6 @@ def test_what_has_no_schema_is_not_described(capsys: pytest.CaptureFixture[str])
     assert "Output\n  not described" in capsys.readouterr().out
 
 
-@requirement("cli.describe")
 def test_an_operation_of_an_http_api_has_its_method_and_url(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     about = {"summary": "Get <b>one</b>.", "description": "See [here](https://x.example).\n\n- a\n- b"}
     paths = {"/pets/{id}": {"get": {"operationId": "get", **about, "responses": {"200": {"description": "ok"}}}}}

@@ -10,7 +10,6 @@ import pytest
 
 from opwire.cli.program import run
 from tests.cli.process import SHOP, OnTerminal, unstyled
-from tests.requirements import requirement
 
 
 def findings(capsys: pytest.CaptureFixture[str], *arguments: str) -> tuple[int, list[Any]]:
@@ -18,7 +17,6 @@ def findings(capsys: pytest.CaptureFixture[str], *arguments: str) -> tuple[int, 
     return code, json.loads(capsys.readouterr().out)
 
 
-@requirement("cli.doctor")
 def test_all_is_well(capsys: pytest.CaptureFixture[str]) -> None:
     code, found = findings(capsys, *SHOP)
     assert code == 0
@@ -27,7 +25,6 @@ def test_all_is_well(capsys: pytest.CaptureFixture[str]) -> None:
     assert "✓ source tests.cli.shop:registry: 8 operations\n" in capsys.readouterr().out
 
 
-@requirement("cli.doctor")
 def test_a_policy_that_cannot_be_installed_is_one_of_the_findings(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -39,7 +36,6 @@ def test_a_policy_that_cannot_be_installed_is_one_of_the_findings(
     assert {"check": "configuration", "status": "wrong", "message": message} in found
 
 
-@requirement("cli.doctor")
 def test_findings_are_broken_between_words_on_a_terminal() -> None:
     with OnTerminal("doctor", "--python", "nowhere.py", columns=40) as terminal:
         code, shown = terminal.end()
@@ -50,7 +46,6 @@ def test_findings_are_broken_between_words_on_a_terminal() -> None:
     assert all(len(line) <= 40 or " " not in line.strip("✓✗· ") for line in lines)
 
 
-@requirement("cli.doctor")
 def test_every_thing_that_is_wrong_is_found_at_once(
     tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -81,7 +76,6 @@ def test_every_thing_that_is_wrong_is_found_at_once(
     assert {"check": "source good", "status": "ok", "message": "0 operations"} in found
 
 
-@requirement("cli.doctor", "mcp.in.last-lines")
 def test_the_last_lines_of_a_server_that_fails_and_the_variables_it_does_not_get_are_reported(
     tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -102,7 +96,6 @@ def test_the_last_lines_of_a_server_that_fails_and_the_variables_it_does_not_get
     assert "not passed to the program, except by `env`; -v lists them\n" in capsys.readouterr().out
 
 
-@requirement("cli.errors", "mcp.in.last-lines")
 def test_what_a_server_prints_is_shown_with_v(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     script = tmp_path / "shop.py"
     script.write_text("import sys; sys.exit('\x1b[2Jno database')")
@@ -113,7 +106,6 @@ def test_what_a_server_prints_is_shown_with_v(tmp_path: Path, capsys: pytest.Cap
     assert "\\x1b[2Jno database" in capsys.readouterr().err.splitlines()[0]
 
 
-@requirement("cli.doctor", "policies.config")
 def test_a_policy_for_an_operation_that_does_not_exist_is_reported(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -125,10 +117,10 @@ def test_a_policy_for_an_operation_that_does_not_exist_is_reported(
     assert (told["status"], "did you mean a.find?" in told["message"]) == ("note", True)
 
 
-@requirement("cli.doctor")
 def test_a_pattern_of_a_view_that_matches_nothing_is_reported_once(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
+    """All problems are reported at once, with what to do about them, and set the exit code."""
     file = tmp_path / "opwire.toml"
     file.write_text('[sources.shop]\npython = "tests.cli.shop:registry"\n[views.small]\ninclude = ["nothing.*"]\n')
     assert run(["doctor", "-c", str(file)]) == 0
@@ -137,7 +129,6 @@ def test_a_pattern_of_a_view_that_matches_nothing_is_reported_once(
     assert shown.err == ""
 
 
-@requirement("cli.doctor")
 def test_mistakes_of_the_file_are_reported(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     (tmp_path / "opwire.toml").write_text("[source.x]\npython = 1\n")
     code, found = findings(capsys, "-c", str(tmp_path / "opwire.toml"))
@@ -146,7 +137,6 @@ def test_mistakes_of_the_file_are_reported(tmp_path: Path, capsys: pytest.Captur
     assert "sources" in found[-1]["message"]
 
 
-@requirement("cli.doctor")
 def test_a_missing_package_is_reported_and_not_an_error(
     capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -162,7 +152,6 @@ def test_a_missing_package_is_reported_and_not_an_error(
     assert missing["message"] == "not installed; if you need it: pip install 'opwire[openapi]'"
 
 
-@requirement("cli.doctor")
 def test_that_there_is_nothing_to_check_is_wrong_too(
     tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -172,7 +161,6 @@ def test_that_there_is_nothing_to_check_is_wrong_too(
     assert "write one with `opwire init`" in found[-1]["message"]
 
 
-@requirement("cli.doctor")
 def test_a_url_without_a_server_is_wrong(capsys: pytest.CaptureFixture[str]) -> None:
     code, found = findings(capsys, "--url", "http://127.0.0.1:1")
     assert (code, found[-1]["check"], found[-1]["status"]) == (1, "url", "wrong")

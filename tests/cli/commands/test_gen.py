@@ -6,11 +6,10 @@ import pytest
 
 from opwire.cli.program import run
 from tests.cli.process import SHOP
-from tests.requirements import requirement
 
 
-@requirement("cli.gen")
 def test_a_module_is_written_that_compiles(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """A typed client of the operations is written as a module that compiles."""
     module = tmp_path / "shop_client.py"
     assert run(["gen", "client", *SHOP, "-n", "math", "--class-name", "Shop", "-o", str(module)]) == 0
     assert "1 operation" in capsys.readouterr().err

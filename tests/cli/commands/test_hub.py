@@ -10,15 +10,14 @@ from opwire.cli.program import run
 from opwire.config import Config
 from opwire.config.settings import EnvText, HubSettings
 from tests.cli.process import SHOP, OnTerminal, Running, opwire
-from tests.requirements import requirement
 
 TOKEN = "a-long-random-secret"
 
 
-@requirement("cli.hub", "call.progress")
 def test_a_spoke_serves_over_a_hub_and_a_third_process_calls_and_watches(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
+    """A hub, a spoke and a caller are three commands that find each other."""
     with Running("hub", "ws://127.0.0.1:0", OPWIRE_TOKEN=TOKEN) as hub:
         url = hub.says(r"hub at (ws://[^;]+)")
         for command in (("ls", "--url", url), ("spoke", url, *SHOP)):

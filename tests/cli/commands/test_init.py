@@ -6,13 +6,12 @@ import pytest
 
 from opwire.cli.program import run
 from opwire.config import load_config
-from tests.requirements import requirement
 
 
-@requirement("cli.init")
 def test_a_configuration_is_written_and_never_overwritten(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
+    """A commented configuration is written, and an existing file is never overwritten."""
     monkeypatch.chdir(tmp_path)
     assert run(["init"]) == 0
     assert load_config("opwire.toml").sources == {}

@@ -13,7 +13,6 @@ from opwire import OperationRegistry
 from opwire.cli.commands.install import CLIENTS, config_path
 from opwire.cli.program import run
 from opwire.mcp.client import from_mcp, read_servers
-from tests.requirements import requirement
 
 SHOP = """
 from opwire import OperationRegistry
@@ -43,7 +42,6 @@ def project(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     return folder
 
 
-@requirement("cli.install")
 async def test_the_entry_that_is_written_starts_a_server_from_any_folder(
     project: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -72,7 +70,6 @@ async def test_the_entry_that_is_written_starts_a_server_from_any_folder(
             assert (await registry.execute(spec.id, {"article": "tea"})).data == 3
 
 
-@requirement("cli.install")
 def test_other_entries_are_kept_and_the_file_before_is_backed_up(
     project: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -106,7 +103,6 @@ def test_other_entries_are_kept_and_the_file_before_is_backed_up(
     assert list(project.parent.glob("*.bak")) == [backup]
 
 
-@requirement("cli.install")
 def test_another_server_of_the_same_name_is_replaced_by_force_only(
     project: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -120,7 +116,6 @@ def test_another_server_of_the_same_name_is_replaced_by_force_only(
     assert "localhost" not in path.read_text()
 
 
-@requirement("cli.install")
 @pytest.mark.parametrize(
     ("text", "words"),
     [
@@ -137,6 +132,8 @@ def test_another_server_of_the_same_name_is_replaced_by_force_only(
 def test_a_file_that_would_lose_something_is_not_written_and_the_entry_is_printed(
     project: Path, text: str, words: str, capsys: pytest.CaptureFixture[str]
 ) -> None:
+    """The operations are added to the configuration of an MCP client, which starts them: nothing else in the file
+    changes, it is backed up, and a file that would lose something is not written."""
     path = project / ".vscode" / "mcp.json"
     path.parent.mkdir()
     path.write_bytes(text.encode("latin-1"))
@@ -148,7 +145,6 @@ def test_a_file_that_would_lose_something_is_not_written_and_the_entry_is_printe
     assert list(path.parent.iterdir()) == [path]
 
 
-@requirement("cli.install")
 def test_variables_are_referred_to_and_their_values_are_never_written(
     project: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -174,7 +170,6 @@ def test_variables_are_referred_to_and_their_values_are_never_written(
     assert not (project.parent / "home").exists()
 
 
-@requirement("cli.install")
 def test_what_cannot_be_installed_is_explained(project: Path, capsys: pytest.CaptureFixture[str]) -> None:
     for words, reason in (
         (["claude-desktop", "--scope", "project"], "Claude Desktop has no configuration for --scope project"),

@@ -8,13 +8,11 @@ import pytest
 
 from tests.cli.process import OnTerminal, unstyled
 from tests.properties import is_thorough
-from tests.requirements import requirement
 
 WIDTHS = (60, 80, 100, 140)
 DOCUMENTS = [("stripe_spec3.json", "api.PostCharges"), ("github_api.json", "api.repos/create-using-template")]
 
 
-@requirement("cli.ls", "cli.describe")
 @pytest.mark.parametrize(("document", "id"), DOCUMENTS if is_thorough() else DOCUMENTS[:1])
 def test_ids_are_whole_and_descriptions_fit_at_every_width(shared: Path, document: str, id: str) -> None:
     command = [sys.executable, "-m", "tests.cli.widths", str(shared / "openapi" / document), id, *map(str, WIDTHS)]

@@ -19,7 +19,6 @@ from opwire.cli.program import run
 from tests.auth.oauth.authorization_server import AuthorizationServer, get, redirect_of
 from tests.cli.process import OnTerminal
 from tests.openapi.client.documents import document
-from tests.requirements import requirement
 
 
 @pytest.fixture
@@ -93,7 +92,6 @@ def with_browser(monkeypatch: pytest.MonkeyPatch) -> list[Browser]:
     return browsers
 
 
-@requirement("cli.login")
 def test_a_person_signs_in_with_a_browser_calls_and_signs_out(
     project: Path, identity: AuthorizationServer, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -119,7 +117,6 @@ def test_a_person_signs_in_with_a_browser_calls_and_signs_out(
     assert run(["call", "api.me"]) == 7
 
 
-@requirement("cli.login")
 def test_without_a_display_no_browser_is_opened_and_the_address_is_pasted(
     project: Path, identity: AuthorizationServer, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -143,7 +140,6 @@ def test_without_a_display_no_browser_is_opened_and_the_address_is_pasted(
     assert "not completed within 1 s" in said.err
 
 
-@requirement("cli.login")
 def test_a_device_shows_a_code(
     project: Path, identity: AuthorizationServer, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -152,7 +148,6 @@ def test_a_device_shows_a_code(
     assert said == f"Open {identity.url}/enter and enter the code WDJB-MJHT\nSigned in to api.\n"
 
 
-@requirement("cli.login")
 def test_an_mcp_server_needs_no_configuration(
     project: Path, identity: AuthorizationServer, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -173,7 +168,6 @@ def test_an_mcp_server_needs_no_configuration(
     assert urlsplit(address).port
 
 
-@requirement("cli.login")
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
@@ -191,7 +185,6 @@ def test_a_source_that_cannot_be_signed_in_to_is_a_usage_error(
     assert message in capsys.readouterr().err
 
 
-@requirement("cli.login")
 def test_a_source_without_a_client_says_what_to_add(
     project: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -205,7 +198,6 @@ def test_a_source_without_a_client_says_what_to_add(
     assert "missing key `client_secret`; or write login = true" in capsys.readouterr().err
 
 
-@requirement("cli.login")
 def test_the_prompt_for_an_address_is_left_with_one_interrupt(project: Path, identity: AuthorizationServer) -> None:
     with OnTerminal("login", "api", "--no-browser", "-c", str(project / "opwire.toml")) as terminal:
         terminal.expect("(hidden)")

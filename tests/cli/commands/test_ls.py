@@ -11,7 +11,6 @@ from opwire.cli.commands.listing import listing_lines
 from opwire.cli.program import run
 from opwire.cli.text import cells
 from tests.cli.process import SHOP, OnTerminal, unstyled
-from tests.requirements import requirement
 
 
 def listed(capsys: pytest.CaptureFixture[str], *arguments: str) -> list[str]:
@@ -19,7 +18,6 @@ def listed(capsys: pytest.CaptureFixture[str], *arguments: str) -> list[str]:
     return [line.partition("\t")[0] for line in capsys.readouterr().out.splitlines()]
 
 
-@requirement("cli.ls")
 @pytest.mark.parametrize(
     ("arguments", "ids"),
     [
@@ -39,7 +37,6 @@ def test_operations_are_searched_and_filtered(
     assert listed(capsys, *arguments) == ids
 
 
-@requirement("cli.ls", "cli.json")
 def test_as_json_it_is_a_list_of_objects(capsys: pytest.CaptureFixture[str]) -> None:
     assert run(["ls", *SHOP, "--json", "add"]) == 0
     assert json.loads(capsys.readouterr().out) == [
@@ -54,7 +51,6 @@ def test_as_json_it_is_a_list_of_objects(capsys: pytest.CaptureFixture[str]) -> 
     ]
 
 
-@requirement("cli.ls", "cli.plain")
 def test_on_a_terminal_namespaces_are_groups_with_counts() -> None:
     with OnTerminal("ls", *SHOP) as terminal:
         code, shown = terminal.end()
@@ -68,7 +64,6 @@ def test_on_a_terminal_namespaces_are_groups_with_counts() -> None:
         assert "\x1b[" not in terminal.end()[1]
 
 
-@requirement("cli.ls")
 def test_a_list_longer_than_the_terminal_is_paged() -> None:
     pager = f"{sys.executable} -c 'import sys; print(len(sys.stdin.readlines()), \"lines\")'"
     with OnTerminal("ls", *SHOP, rows=8, PAGER=pager) as terminal:
@@ -79,7 +74,6 @@ def test_a_list_longer_than_the_terminal_is_paged() -> None:
         assert "shop.slow" in terminal.end()[1]
 
 
-@requirement("cli.ls")
 def test_an_unknown_namespace_and_a_file_without_sources_are_named(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -110,7 +104,6 @@ def file(tmp_path: Path) -> str:
     return str(path)
 
 
-@requirement("cli.ls-tokens")
 def test_tokens_of_operations_and_views_are_shown(file: str, capsys: pytest.CaptureFixture[str]) -> None:
     assert run(["ls", "--config", file, "--tokens", "add"]) == 0
     captured = capsys.readouterr()
@@ -128,7 +121,6 @@ def test_tokens_of_operations_and_views_are_shown(file: str, capsys: pytest.Capt
     assert lines[1].split() == ["query", tokens, "math.add", "Add", "two", "integers."]
 
 
-@requirement("cli.ls-tokens")
 def test_the_operations_of_a_view_are_listed(file: str, capsys: pytest.CaptureFixture[str]) -> None:
     assert run(["ls", "--config", file, "--view", "few"]) == 0
     assert capsys.readouterr().out.startswith("m.add\tquery\t")

@@ -23,7 +23,6 @@ from opwire.cli.commands.monitor import (
 from opwire.cli.program import run
 from opwire.observe.monitor import CallRecord, OperationStatistics, ServerStatistics
 from tests.cli.process import SHOP, OnTerminal, Running, opwire
-from tests.requirements import requirement
 from tests.servers.brokers import NatsServer
 
 TOKEN = "a-long-random-secret"
@@ -59,7 +58,6 @@ def hub() -> Iterator[str]:
             yield url
 
 
-@requirement("cli.ps")
 def test_ps_lists_a_hub_and_its_spokes_for_people_and_for_programs(hub: str) -> None:
     opwire("call", "--url", hub, "math.add", "a=1", "b=2", OPWIRE_TOKEN=TOKEN)
     opwire("call", "--url", hub, "shop.fail", OPWIRE_TOKEN=TOKEN)
@@ -75,7 +73,6 @@ def test_ps_lists_a_hub_and_its_spokes_for_people_and_for_programs(hub: str) -> 
     assert found[0]["callsPerSecond"] == 0
 
 
-@requirement("cli.ps")
 def test_ps_says_what_is_missing(hub: str, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> None:
     assert run(["ps", "--url", hub]) == 5
     assert "a token is needed" in capsys.readouterr().err
@@ -84,7 +81,6 @@ def test_ps_says_what_is_missing(hub: str, capsys: pytest.CaptureFixture[str], m
     assert "missing URL" in capsys.readouterr().err
 
 
-@requirement("cli.tap")
 def test_tap_prints_a_line_per_call_in_80_columns_until_control_c(hub: str) -> None:
     with (
         OnTerminal("tap", "--url", hub, "--outcome", "error", OPWIRE_TOKEN=TOKEN, COLUMNS="80") as tap,
@@ -98,7 +94,6 @@ def test_tap_prints_a_line_per_call_in_80_columns_until_control_c(hub: str) -> N
     assert all(len(re.sub(r"\x1b\[[0-9;]*m", "", line)) <= 80 for line in rest.splitlines())
 
 
-@requirement("cli.tap")
 def test_tap_rejects_an_outcome_that_no_call_can_have(capsys: pytest.CaptureFixture[str]) -> None:
     assert run(["tap", "--url", "ws://127.0.0.1:1", "--outcome", "timeuot"]) == 2
     error = capsys.readouterr().err
@@ -107,7 +102,6 @@ def test_tap_rejects_an_outcome_that_no_call_can_have(capsys: pytest.CaptureFixt
     assert run(["tap", "--url", "ws://127.0.0.1:1", "--outcome", "timeout"]) == 6  # unreachable
 
 
-@requirement("cli.tap")
 def test_tap_prints_json_and_stops_after_a_number_of_calls(hub: str) -> None:
     with Calls(hub, "math.add", "a=1", "b=2"):
         tapped = opwire("tap", "--url", hub, "--operation", "math.*", "--count", "2", "--json", OPWIRE_TOKEN=TOKEN)
@@ -118,7 +112,6 @@ def test_tap_prints_json_and_stops_after_a_number_of_calls(hub: str) -> None:
     ]
 
 
-@requirement("cli.tap")
 def test_tap_says_once_why_it_is_not_connected() -> None:
     with NatsServer() as server, OnTerminal("tap", "--url", server.url, COLUMNS="200") as tap:
         tap.expect("waiting for calls; ^C stops")
@@ -130,7 +123,6 @@ def test_tap_says_once_why_it_is_not_connected() -> None:
     assert "waiting for calls" not in rest
 
 
-@requirement("cli.top")
 def test_top_fills_the_terminal_and_restores_it(hub: str) -> None:
     with (
         OnTerminal("top", "--url", hub, "--interval", "0.5", OPWIRE_TOKEN=TOKEN, COLUMNS="80", LINES="24") as top,
@@ -146,7 +138,6 @@ def test_top_fills_the_terminal_and_restores_it(hub: str) -> None:
     assert "Traceback" not in rest
 
 
-@requirement("cli.top")
 def test_top_leaves_the_last_table_on_the_terminal(hub: str) -> None:
     with OnTerminal("top", "--url", hub, "--interval", "0.1", "--count", "1", OPWIRE_TOKEN=TOKEN) as top:
         code, shown = top.end()
@@ -154,7 +145,6 @@ def test_top_leaves_the_last_table_on_the_terminal(hub: str) -> None:
     assert "2 servers, " in shown.partition("\x1b[?1049l")[2]
 
 
-@requirement("cli.top")
 def test_top_prints_tables_in_a_pipe_and_lines_of_json(hub: str) -> None:
     shown = opwire("top", "--url", hub, "--interval", "0.1", "--count", "2", OPWIRE_TOKEN=TOKEN)
     assert shown.stdout.count("2 servers, ") == 2, shown.stderr
@@ -162,7 +152,6 @@ def test_top_prints_tables_in_a_pipe_and_lines_of_json(hub: str) -> None:
     assert [json.loads(line)["kind"] for line in lines.splitlines()] == ["hub", "spoke"]
 
 
-@requirement("cli.ps", "cli.tap")
 @pytest.mark.slow
 def test_servers_on_a_broker_and_behind_http_are_observed(nats_server: NatsServer) -> None:
     with Running("spoke", nats_server.url, *SHOP, "--open") as spoke:
@@ -197,7 +186,6 @@ def statistics(**fields: Any) -> ServerStatistics:
     return ServerStatistics(**{**given, **fields})
 
 
-@requirement("cli.ps")
 @pytest.mark.parametrize("width", [40, 60, 80, 100, 140])
 def test_names_shrink_and_figures_do_not(width: int) -> None:
     sample = Sample(1.0, [statistics(), statistics(name="\x1b[2Jevil")], {})
@@ -213,13 +201,11 @@ def spokes(number: int) -> list[ServerStatistics]:
     return [statistics(id=f"{each:016}", name=f"spoke-{each:02}", in_flight=0, calls=20) for each in range(number)]
 
 
-@requirement("cli.ps")
 def test_servers_can_be_told_apart_by_their_names_on_a_narrow_terminal() -> None:
     lines = server_lines(Sample(1.0, spokes(50), {}), 40)
     assert all(f"spoke-{each:02} " in line for each, line in enumerate(lines[1:]))
 
 
-@requirement("cli.top")
 def test_many_servers_leave_room_for_the_busiest_operations() -> None:
     before = {each.id: replace(each, busiest=[]) for each in spokes(50)}
     lines = top_lines(Sample(1.0, spokes(50), before), 80, 24)
@@ -229,7 +215,6 @@ def test_many_servers_leave_room_for_the_busiest_operations() -> None:
     assert len(top_lines(Sample(1.0, spokes(50), before), 80)) == 56
 
 
-@requirement("cli.ps")
 def test_a_server_that_states_no_version_has_none() -> None:
     _, stated, missing = server_lines(Sample(1.0, [statistics(), statistics(version="")], {}), 140)
     assert (stated.split()[4], missing.split()[4]) == ("1.0", "-")
@@ -268,7 +253,6 @@ def test_a_line_has_the_sizes_the_items_or_the_error(record: dict[str, Any], exp
     assert " 01234567 " in line
 
 
-@requirement("cli.tap")
 @pytest.mark.parametrize("width", [38, 58, 78])
 def test_the_line_of_a_call_fits_into_a_narrow_terminal(width: int) -> None:
     record = CallRecord(
@@ -290,7 +274,6 @@ def test_the_line_of_a_call_fits_into_a_narrow_terminal(width: int) -> None:
     assert (" 01234567 " in line) == (width == 78)
 
 
-@requirement("cli.ps", "cli.tap")
 @pytest.mark.parametrize("command", [("ps",), ("top", "--count", "1"), ("tap", "--count", "1")])
 def test_a_token_that_is_missing_or_wrong_is_named_with_where_it_comes_from(hub: str, command: tuple[str, ...]) -> None:
     hint = "set OPWIRE_TOKEN to the token of the server: `opwire serve` and `opwire hub` print theirs"

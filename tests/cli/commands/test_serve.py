@@ -17,7 +17,6 @@ from opwire.cli.screen import Screen
 from opwire.config import Config
 from opwire.config.settings import AuthSettings, HTTPSurfaceSettings, MCPSurfaceSettings, OAuthSettings, ServeSettings
 from tests.cli.process import COMMAND, SHOP, Running, opwire
-from tests.requirements import requirement
 from tests.servers.brokers import RedisServer
 
 NOTHING = ServeOptions(mcp=None, http=False, host=None, port=None, allow_host=(), is_open=False)
@@ -30,7 +29,6 @@ def surfaces(config: Config, choice: ServeOptions) -> tuple[tuple[str, int] | No
     return serve.mcp and (serve.mcp.transport, serve.mcp.port), serve.http and serve.http.port
 
 
-@requirement("cli.serve")
 @pytest.mark.parametrize(
     ("config", "choice", "expected"),
     [
@@ -47,7 +45,6 @@ def test_options_choose_the_surfaces(config: Config, choice: ServeOptions, expec
     assert surfaces(config, choice) == expected
 
 
-@requirement("cli.serve")
 def test_what_the_configuration_says_of_a_surface_stands_unless_an_option_says_otherwise() -> None:
     chosen = chosen_surfaces(CONFIGURED, NOTHING._replace(http=True, host="0.0.0.0", allow_host=("shop.example",)))
     assert chosen.serve.http is not None
@@ -59,7 +56,6 @@ def test_what_the_configuration_says_of_a_surface_stands_unless_an_option_says_o
     assert (opened.name, opened.transport, opened.anonymous) == ("mine", "http", "anonymous")
 
 
-@requirement("cli.callers")
 @pytest.mark.parametrize("command", [("serve", "--http", "--port"), ("hub",)])
 def test_a_server_that_cannot_listen_shows_no_token(command: tuple[str, ...]) -> None:
     with socket.create_server(("127.0.0.1", 0)) as taken:
@@ -71,7 +67,6 @@ def test_a_server_that_cannot_listen_shows_no_token(command: tuple[str, ...]) ->
     assert "token" not in ended.stderr
 
 
-@requirement("cli.serve")
 def test_a_server_needs_no_secrets_of_other_commands_and_warns_if_it_has_no_operations(tmp_path: Path) -> None:
     (tmp_path / "opwire.toml").write_text('[spoke]\nurl = "${BROKER_URL}"\n[durable]\nurl = "${BROKER_URL}"\n')
     with Running("serve", "--port", "0", cwd=tmp_path) as server:
@@ -82,8 +77,8 @@ def test_a_server_needs_no_secrets_of_other_commands_and_warns_if_it_has_no_oper
     assert (needed.returncode, "not set: BROKER_URL" in needed.stderr) == (2, True), needed.stderr
 
 
-@requirement("cli.serve", "cli.callers")
 def test_both_surfaces_are_called_back_with_the_token_that_was_shown() -> None:
+    """Operations are served as MCP and HTTP, called back through them, and reloaded when edited."""
     with Running("serve", *SHOP, "--port", "0") as server:
         mcp = server.says(r"MCP server at (\S+)")
         http = server.says(r"HTTP API at ([^,\s]+)")
@@ -96,7 +91,6 @@ def test_both_surfaces_are_called_back_with_the_token_that_was_shown() -> None:
         assert server.stop() == 0
 
 
-@requirement("cli.serve")
 @pytest.mark.parametrize("command", [("serve", "--http"), ("hub", "ws://127.0.0.1:0")])
 def test_garbage_collections_of_a_server_skip_what_it_has_loaded(command: tuple[str, ...], tmp_path: Path) -> None:
     module = """
@@ -119,7 +113,6 @@ def frozen() -> int:
         assert server.stop() == 0
 
 
-@requirement("cli.serve")
 def test_a_server_that_waits_for_calls_says_so_and_a_second_signal_ends_it(tmp_path: Path) -> None:
     module = """
 import asyncio, sys
@@ -143,7 +136,6 @@ async def sleep() -> None:
             assert call.ends() != 0
 
 
-@requirement("cli.callers")
 def test_where_tokens_of_an_issuer_are_accepted_none_is_made_up(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("OPWIRE_TOKEN", "")  # removed again afterwards
     issued = OAuthSettings(resource="https://tools.example/mcp", issuer="https://id.example")
@@ -152,7 +144,6 @@ def test_where_tokens_of_an_issuer_are_accepted_none_is_made_up(monkeypatch: pyt
     assert "owner" in with_callers(Config(), Screen(), is_open=False).config.identities
 
 
-@requirement("cli.serve")
 def test_over_standard_input_and_output_it_is_a_source_again(capsys: pytest.CaptureFixture[str]) -> None:
     program = " ".join([*COMMAND, "serve", *SHOP, "--as", "mcp-stdio"])
     assert run(["call", "--mcp", f"mine={program}", "--json", "mine.math_add", "a=1", "b=2"]) == 0
@@ -194,7 +185,6 @@ async def run(context: Context) -> str:
 """
 
 
-@requirement("config.durable-tasks")
 @pytest.mark.slow
 def test_a_task_of_the_file_survives_kill_9_of_the_server(redis_server: RedisServer, tmp_path: Path) -> None:
     (tmp_path / "opwire.toml").write_text(DURABLE % (redis_server.url, token_hex(4)))
@@ -233,7 +223,6 @@ def test_a_task_of_the_file_survives_kill_9_of_the_server(redis_server: RedisSer
         assert server.stop() == 0
 
 
-@requirement("telemetry.prometheus")
 @pytest.mark.parametrize("command", [("serve", "--http", "--port", "0"), ("hub", "ws://127.0.0.1:0")])
 def test_metrics_are_served_beside_everything_else(command: tuple[str, ...]) -> None:
     with Running(*command, *SHOP, "--metrics", "0", "--open") as server:
@@ -254,9 +243,9 @@ def test_reload_is_rejected_for_an_mcp_session_over_stdio(capsys: pytest.Capture
     assert "use --as mcp-http" in capsys.readouterr().err
 
 
-@requirement("cli.serve", "config.hot-reload", "config.broken-reload")
 @pytest.mark.slow
 def test_an_edit_restarts_the_process_unless_the_configuration_is_invalid(tmp_path: Path) -> None:
+    """An invalid configuration file is reported, and the running process goes on."""
     module = tmp_path / "mine.py"
     code = "from opwire import OperationRegistry\nregistry = OperationRegistry()\n"
     module.write_text(f"{code}@registry.query('my.answer')\nasync def answer() -> int:\n    return 41\n")

@@ -10,13 +10,13 @@ from opwire.cli.commands.serve import until_stopped, warn_if_exposed, with_calle
 from opwire.cli.screen import Screen
 from opwire.config import Config, build_authenticator
 from opwire.config.settings import IdentitySettings, Secret
-from tests.requirements import requirement
 
 
-@requirement("cli.callers")
 async def test_without_configured_callers_a_token_is_made_and_shown(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
+    """Without configured callers, serving requires a token, generated for the run if none is set; --open must be
+    explicit."""
     monkeypatch.setenv("OPWIRE_TOKEN", "")
     callers = with_callers(Config(), Screen(), is_open=False)
     token = os.environ["OPWIRE_TOKEN"]
@@ -28,7 +28,6 @@ async def test_without_configured_callers_a_token_is_made_and_shown(
     assert (await authenticator.authenticate(token)).identity.scopes == ("*",)
 
 
-@requirement("cli.callers")
 def test_a_token_that_is_given_is_used_and_not_shown(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -39,7 +38,6 @@ def test_a_token_that_is_given_is_used_and_not_shown(
     assert capsys.readouterr().err == ""
 
 
-@requirement("cli.callers")
 def test_callers_of_the_configuration_stay_and_open_adds_the_anonymous_one(
     capsys: pytest.CaptureFixture[str],
 ) -> None:
@@ -79,7 +77,6 @@ async def test_what_ends_by_itself_stops_too_and_its_failure_is_raised() -> None
             await until_stopped(Screen(), fail(), ready=list)
 
 
-@requirement("cli.callers")
 @pytest.mark.parametrize(
     ("hosts", "is_open", "shown"),
     [(["0.0.0.0"], True, True), (["0.0.0.0"], False, False), (["127.0.0.1", "localhost", "::1"], True, False)],

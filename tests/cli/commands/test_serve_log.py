@@ -7,10 +7,8 @@ import pytest
 
 from opwire.cli.program import run
 from tests.cli.process import SHOP, Running, opwire
-from tests.requirements import requirement
 
 
-@requirement("cli.log", "serve.tracebacks")
 def test_a_server_prints_what_it_serves_each_call_and_the_traceback_of_a_failure() -> None:
     with Running("serve", *SHOP, "--http", "--port", "0", OPWIRE_TOKEN="a-token-0123456789") as server:
         address = server.says(r"HTTP API at ([^,\s]+)")
@@ -27,7 +25,6 @@ def test_a_server_prints_what_it_serves_each_call_and_the_traceback_of_a_failure
         assert server.stop() == 0
 
 
-@requirement("cli.log")
 def test_with_json_every_line_of_standard_error_is_an_object() -> None:
     options = ("--http", "--port", "0", "--log-format", "json", "--open")
     with Running("serve", *SHOP, *options) as server:
@@ -45,13 +42,11 @@ def test_with_json_every_line_of_standard_error_is_an_object() -> None:
         assert server.stop() == 0
 
 
-@requirement("cli.log")
 def test_a_generated_token_is_not_written_to_a_json_log(capsys: pytest.CaptureFixture[str]) -> None:
     assert run(["serve", *SHOP, "--http", "--port", "0", "--log-format", "json"]) == 2
     assert "set OPWIRE_TOKEN" in capsys.readouterr().err
 
 
-@requirement("cli.log")
 def test_without_the_access_log_failures_are_still_printed() -> None:
     options = ("--http", "--port", "0", "--no-access-log", "--open")
     with Running("serve", *SHOP, *options) as server:

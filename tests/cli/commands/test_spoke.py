@@ -17,12 +17,11 @@ from opwire.config.settings import EnvText, Secret, SignedSettings, SpokeSetting
 from opwire.durable import DurableCalls
 from opwire.durable.redis import RedisJournal
 from tests.cli.process import SHOP, Running, opwire
-from tests.requirements import requirement
 from tests.servers.brokers import RedisServer
 
 
-@requirement("cli.spoke")
 def test_over_a_broker_anonymous_callers_may_call_what_is_opened(redis_server: RedisServer) -> None:
+    """Operations are served over a broker by one command."""
     with Running("spoke", redis_server.url, *SHOP, "--open") as spoke:
         spoke.says("serving 8 operations")
         called = opwire("call", "--url", redis_server.url, "math.add", "a=1", "b=2")
@@ -50,7 +49,6 @@ def test_a_hub_that_is_not_there_is_an_error_in_time(capsys: pytest.CaptureFixtu
     assert "UNAVAILABLE" in capsys.readouterr().err
 
 
-@requirement("hub.uncallable")
 def test_a_spoke_without_callers_says_what_to_do(redis_server: RedisServer) -> None:
     with Running("spoke", redis_server.url, *SHOP, "--prefix", "closed") as spoke:
         spoke.says("warning: no caller has access to the operations that are served here .8.: .*--open.*--authority")
@@ -64,8 +62,8 @@ def test_a_spoke_without_callers_says_what_to_do(redis_server: RedisServer) -> N
             assert "OPWIRE_TOKEN" not in ended.stderr
 
 
-@requirement("cli.broker")
 def test_options_secure_a_broker(redis_server: RedisServer, tmp_path: Path) -> None:
+    """Options of `hub` and `spoke` secure a broker: prefix, keys, authorities, announcements, a journal."""
     authority, key = Authority.generate(), SigningKey.generate()
     files = {"authority": authority.public_pem, "key": key.to_pem()}
     files["certificate"] = authority.issue(Grant(Identity(id="ada", scopes=("*",))), key.public_pem, lifetime=600)
@@ -94,7 +92,6 @@ def test_options_secure_a_broker(redis_server: RedisServer, tmp_path: Path) -> N
         assert spoke.stop() == 0
 
 
-@requirement("cli.keys", "cli.broker")
 def test_a_call_over_a_broker_is_signed_with_keys_of_the_command_line(
     redis_server: RedisServer, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -121,7 +118,6 @@ def test_a_call_over_a_broker_is_signed_with_keys_of_the_command_line(
         assert spoke.stop() == 0
 
 
-@requirement("cli.keys")
 @pytest.mark.parametrize(
     ("words", "message"),
     [
@@ -153,7 +149,6 @@ def test_keys_that_cannot_be_used_are_named(
     assert message in " ".join(capsys.readouterr().err.split())
 
 
-@requirement("cli.broker")
 def test_a_spoke_also_runs_durable_mutations(redis_server: RedisServer) -> None:
     async def order() -> str:
         async with asyncio.timeout(30), RedisJournal(redis_server.url, prefix="orders") as journal:

@@ -7,13 +7,12 @@ import pytest
 
 from opwire.cli.program import run
 from tests.cli.process import SHOP
-from tests.requirements import requirement
 
 WATCH = ("watch", *SHOP)
 
 
-@requirement("cli.watch")
 def test_items_are_printed_as_lines_until_the_end_or_the_count(capsys: pytest.CaptureFixture[str]) -> None:
+    """The items of a subscription are printed as they come."""
     assert run([*WATCH, "clock.ticks", "count=3", "--json"]) == 0
     assert [json.loads(line) for line in capsys.readouterr().out.splitlines()] == [
         {"tick": 0},
@@ -49,7 +48,6 @@ async def follow(resume_from: str | None = None) -> AsyncIterator[Item[int]]:
 """
 
 
-@requirement("cli.watch", "resume.from", "resume.unsupported")
 def test_it_begins_behind_a_cursor_or_says_that_it_cannot(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     (tmp_path / "log.py").write_text(RESUMABLE)
     follow = ["watch", "--python", str(tmp_path / "log.py"), "log.follow", "--resume", "--resume-from", "2"]

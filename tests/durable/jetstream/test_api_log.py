@@ -14,7 +14,6 @@ from opwire.durable.jetstream.api import EntryBody, JournalSubjects, TaskLog, de
 from opwire.errors import CallError, UsageError
 from tests.durable.jetstream.journals import ORDER, entries, journal, until
 from tests.durable.samples import claim, outcome, task
-from tests.requirements import requirement
 from tests.servers.brokers import NatsServer
 from tests.transports.nats.ends import plain_client
 
@@ -35,9 +34,9 @@ def subject(made: TaskLog, kind: str = "task", operation: str = ORDER) -> str:
 # --- names ------------------------------------------------------------------------------------------------------------
 
 
-@requirement("durable.nats.names")
 @given(st.text(max_size=300), st.text(max_size=300))
 def test_every_name_has_a_token_of_its_own(one: str, other: str) -> None:
+    """Every key and operation has a legal name of its own in NATS."""
     made = token(one)
     assert (made == token(other)) == (one == other)
     assert 0 < len(made) <= 200
@@ -46,14 +45,12 @@ def test_every_name_has_a_token_of_its_own(one: str, other: str) -> None:
     assert PurePath(made).name == made
 
 
-@requirement("durable.nats.names")
 def test_a_name_cannot_look_like_that_of_a_longer_one() -> None:
     long = "x" * 300
     hashed = token(long).rpartition("-")[2]
     assert token(chr(int(hashed[:2], 16)) + hashed[2:]) != token(long)
 
 
-@requirement("durable.nats.names")
 def test_names_are_readable() -> None:
     assert NAMES.task("order-17", "orders.create") == "shop.durable.order-17.task.orders=2Ecreate"
     buried = outcome(claim(task("k", "a.b")), buried=True, recorded=5)
@@ -83,7 +80,6 @@ def test_a_prefix_that_nats_cannot_use_is_refused(prefix: str) -> None:
 # --- writing ----------------------------------------------------------------------------------------------------------
 
 
-@requirement("durable.nats.log")
 async def test_an_entry_is_written_only_after_the_one_that_was_seen(jetstream_server: NatsServer) -> None:
     async with log(jetstream_server) as made:
         first = await made.add(subject(made), TASK, 0)
@@ -98,7 +94,6 @@ async def test_an_entry_is_written_only_after_the_one_that_was_seen(jetstream_se
         assert await made.add(made.names.task("other", ORDER), TASK, 0) is not None
 
 
-@requirement("durable.nats.log")
 async def test_of_many_concurrent_writers_one_succeeds(jetstream_server: NatsServer) -> None:
     async with log(jetstream_server) as made:
         subjects = [subject(made, operation=f"{number}") for number in range(20)]

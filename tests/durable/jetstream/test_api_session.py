@@ -17,7 +17,6 @@ from opwire.transports.nats import connection
 from opwire.transports.nats.connection import NatsServers
 from opwire.transports.nats.protocol import Message, publish
 from tests.durable.jetstream.journals import unavailable, until
-from tests.requirements import requirement
 from tests.servers.brokers import HOST, NatsServer
 from tests.servers.faults import FaultProxy
 from tests.transports.nats.ends import ANYONE, flushed, plain_client
@@ -71,7 +70,6 @@ async def test_it_connects_when_it_is_first_used_and_only_once(jetstream_server:
         assert (proxy.accepted, log.prepared) == (1, 1)
 
 
-@requirement("durable.nats.reconnects")
 async def test_it_connects_again_after_the_server_was_away(own_nats: OwnNats) -> None:
     server, log = own_nats(jetstream=True), Log()
     async with session(server.url, log) as made:
@@ -84,7 +82,6 @@ async def test_it_connects_again_after_the_server_was_away(own_nats: OwnNats) ->
     assert [error.code for error in log.losses][:1] == ["UNAVAILABLE"]
 
 
-@requirement("durable.nats.reconnects")
 async def test_what_was_asked_when_the_connection_broke_is_refused_at_once(jetstream_server: NatsServer) -> None:
     async with FaultProxy(HOST, jetstream_server.port) as proxy, session(f"{HOST}:{proxy.port}") as made:
         await made.connect()
@@ -95,7 +92,6 @@ async def test_what_was_asked_when_the_connection_broke_is_refused_at_once(jetst
         assert "was lost" in await unavailable(asked)
 
 
-@requirement("durable.nats.reconnects")
 async def test_a_server_that_does_not_answer_is_lost_and_found_again(
     own_nats: OwnNats, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -112,10 +108,10 @@ async def test_a_server_that_does_not_answer_is_lost_and_found_again(
         await soon("it is back", made.api(ApiResponse, INFO))
 
 
-@requirement("durable.nats.lost-request")
 async def test_a_request_that_is_lost_with_the_leader_is_sent_again_unless_it_may_not_be(
     nats_server: NatsServer, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    """What is asked of a JetStream leader that dies is asked again, not waited for."""
     monkeypatch.setattr(jetstream_api, "_REPEAT", 0.05)
     heard = 0
 
@@ -148,7 +144,6 @@ async def test_a_request_that_jetstream_does_not_answer_affects_no_other(
     assert log.prepared == 1
 
 
-@requirement("durable.nats.refusals")
 async def test_what_jetstream_refuses_is_repeated_with_advice(jetstream_server: NatsServer) -> None:
     async with session(jetstream_server.url) as made:
         message = await unavailable(made.api(ApiResponse, "STREAM.CREATE.x", {"name": "x", "num_replicas": 3}))
@@ -234,7 +229,6 @@ async def test_a_closed_session_refuses_and_can_be_closed_again(jetstream_server
                 use()
 
 
-@requirement("durable.nats.permissions")
 async def test_protocol_errors_reach_the_peer_that_caused_them(
     nats_server: NatsServer, caplog: pytest.LogCaptureFixture
 ) -> None:

@@ -20,7 +20,6 @@ from opwire.registry.invoke import eager_task
 from opwire.testing.harness import soon
 from tests.durable.jetstream.journals import ORDER, begun, claimed, entries, journal, until
 from tests.durable.samples import outcome, task
-from tests.requirements import requirement
 from tests.servers.brokers import NatsServer
 from tests.transports.nats.ends import plain_client
 
@@ -33,7 +32,6 @@ def test_a_receipt_survives_being_written_down() -> None:
     assert JetStreamReceipt.of(claim) == receipt
 
 
-@requirement("durable.nats.log")
 async def test_a_task_that_is_done_at_the_first_attempt_costs_no_entry_for_its_claim(
     jetstream_server: NatsServer,
 ) -> None:
@@ -57,7 +55,6 @@ async def test_at_most_one_entry_names_the_owner_of_a_task(jetstream_server: Nat
         assert await entries(made) == ["k later", "k task"]
 
 
-@requirement("durable.lease")
 async def test_a_renewed_lease_is_respected_even_if_jetstream_was_not_told_to_wait(
     jetstream_server: NatsServer, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -81,8 +78,8 @@ async def forget_what_was_handed_out(server: NatsServer, prefix: str) -> None:
         await admin.jetstream().delete_consumer(f"{prefix}_durable", token(ORDER))
 
 
-@requirement("durable.nats.forgotten", "durable.lease")
 async def test_of_two_first_deliveries_of_a_task_one_keeps_it(jetstream_server: NatsServer) -> None:
+    """A task has one owner at a time."""
     async with journal(jetstream_server, "twice") as one, journal(jetstream_server, "twice") as other:
         first = await begun(one, task())
         await forget_what_was_handed_out(jetstream_server, "twice")
@@ -100,7 +97,6 @@ async def crash(*_: object) -> None:
     """In the place of a step that a crash prevents."""
 
 
-@requirement("durable.nats.forgotten")
 async def test_the_log_is_read_unless_no_end_can_have_claimed_the_task(
     own_nats: Callable[..., NatsServer], monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -127,7 +123,6 @@ async def test_the_log_is_read_unless_no_end_can_have_claimed_the_task(
                     await one.claim([ORDER], lease=9, wait=1, limit=9)
 
 
-@requirement("durable.nats.forgotten")
 async def test_the_log_is_read_in_a_cluster(jetstream_server: NatsServer, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(JetStreamSession, "is_local", False)
     async with journal(jetstream_server) as made:
@@ -137,7 +132,6 @@ async def test_the_log_is_read_in_a_cluster(jetstream_server: NatsServer, monkey
             await begun(made, task("second"))
 
 
-@requirement("durable.nats.foreign")
 async def test_an_invalid_end_in_a_task_does_not_change_the_subject_of_its_outcome(
     jetstream_server: NatsServer,
 ) -> None:
@@ -151,7 +145,6 @@ async def test_an_invalid_end_in_a_task_does_not_change_the_subject_of_its_outco
         assert await made.outcome("wrong") is not None
 
 
-@requirement("durable.nats.forgotten")
 async def test_what_jetstream_has_forgotten_is_known_to_the_log(
     jetstream_server: NatsServer, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -209,7 +202,6 @@ async def test_of_several_redeliveries_of_a_task_the_first_claims_it(
         assert (await claimed(made)).attempt == 2
 
 
-@requirement("durable.numbers")
 @pytest.mark.parametrize("delay", [inf, nan, 10**400, -1], ids=lambda value: f"{value!r:.9}")
 async def test_a_task_is_released_after_any_requested_delay(jetstream_server: NatsServer, delay: float) -> None:
     async with journal(jetstream_server) as made:
@@ -218,7 +210,6 @@ async def test_a_task_is_released_after_any_requested_delay(jetstream_server: Na
         assert (info.waiting, info.claimed) == (1, 0)
 
 
-@requirement("durable.numbers")
 @pytest.mark.parametrize("lease", [nan, -inf])
 async def test_a_lease_of_another_program_without_a_valid_time_does_not_block_the_task(
     jetstream_server: NatsServer, lease: float
@@ -233,7 +224,6 @@ async def test_a_lease_of_another_program_without_a_valid_time_does_not_block_th
         assert (again.attempt, again.losses, again.suspect) == (2, 1, True)
 
 
-@requirement("durable.isolation")
 async def test_a_suspect_that_is_not_wanted_costs_no_attempt(jetstream_server: NatsServer) -> None:
     async with journal(jetstream_server) as made:
         await begun(made, task(), lease=0.1)
@@ -277,7 +267,6 @@ async def test_the_redelivery_of_a_task_is_delayed_unless_its_outcome_is_written
         assert made._claims._ending == {}
 
 
-@requirement("durable.lease")
 async def test_the_redelivery_of_a_task_is_delayed_if_its_outcome_is_not_stored_soon(
     own_nats: OwnNats, sent: list[bytes], monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -297,7 +286,6 @@ async def test_the_redelivery_of_a_task_is_delayed_if_its_outcome_is_not_stored_
         assert sent == [b"-NAK", b"+ACK"]
 
 
-@requirement("durable.lease", "durable.nats.reconnects")
 async def test_the_redelivery_of_a_task_with_a_lost_outcome_is_delayed_over_the_next_connection(
     own_nats: OwnNats, sent: list[bytes]
 ) -> None:
@@ -316,7 +304,6 @@ async def test_the_redelivery_of_a_task_with_a_lost_outcome_is_delayed_over_the_
         assert sent == [b"-NAK", b"+ACK"]
 
 
-@requirement("durable.timeout")
 async def test_a_silent_server_does_not_prolong_the_wait_for_an_outcome(own_nats: OwnNats) -> None:
     server = own_nats(jetstream=True)
     async with journal(server) as made:

@@ -17,20 +17,18 @@ from opwire.testing.harness import soon
 from opwire.testing.journal import JOURNAL_CONTRACT
 from tests.durable.jetstream.journals import ORDER, begun, claimed, entries, journal, unavailable, until
 from tests.durable.samples import DEEP, NOT_TEXT, Shop, lists_buried_tasks_by_pages, outcome, task
-from tests.requirements import requirement
 from tests.servers.brokers import HOST, NatsServer
 from tests.transports.nats.ends import flushed, plain_client
 
 OwnNats = Callable[..., NatsServer]
 
 
-@requirement("durable.nats", "durable.contract")
 @pytest.mark.parametrize("promise", JOURNAL_CONTRACT)
 async def test_it_keeps_every_promise_of_the_contract(jetstream_server: NatsServer, promise: str) -> None:
+    """The journal in NATS JetStream keeps the whole contract on a real server."""
     await JOURNAL_CONTRACT[promise](lambda: NatsJournal(jetstream_server.url, prefix="contract"))
 
 
-@requirement("durable.nats", "durable.call")
 async def test_calls_are_served_by_workers(jetstream_server: NatsServer) -> None:
     shop = Shop()
     async with journal(jetstream_server) as made, DurableWorker(shop.registry, made):
@@ -43,7 +41,6 @@ async def test_calls_are_served_by_workers(jetstream_server: NatsServer) -> None
     assert len(shop.runs) == 20
 
 
-@requirement("durable.nats")
 async def test_what_another_program_has_written_hides_no_task_from_an_operator(
     jetstream_server: NatsServer, caplog: pytest.LogCaptureFixture
 ) -> None:
@@ -72,7 +69,6 @@ async def test_journals_with_another_prefix_do_not_meet(jetstream_server: NatsSe
         assert len(await one.claim([ORDER], lease=9, wait=0)) == 1
 
 
-@requirement("durable.one-call-a-key")
 async def test_a_key_stands_for_one_operation(jetstream_server: NatsServer) -> None:
     async with journal(jetstream_server) as made:
         await made.submit(task("k", "shop.order", fingerprint="order"))
@@ -84,7 +80,6 @@ async def test_a_key_stands_for_one_operation(jetstream_server: NatsServer) -> N
 # --- outcomes ---------------------------------------------------------------------------------------------------------
 
 
-@requirement("durable.keep", "durable.nats.no-growth")
 async def test_outcomes_expire_and_nothing_else_is_left(jetstream_server: NatsServer) -> None:
     async with journal(jetstream_server, keep=1) as made:
         for number in range(20):
@@ -139,10 +134,10 @@ async def test_every_submitter_of_a_task_is_notified_without_polling(jetstream_s
         assert not other._listening
 
 
-@requirement("durable.nats.lost-news")
 async def test_an_outcome_with_a_lost_notification_is_found_by_polling(
     jetstream_server: NatsServer, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    """An outcome in NATS whose news got lost is found by asking again."""
     async with journal(jetstream_server) as made:
         made._waiters._recheck = 0.1
         claim = await begun(made, task())
@@ -168,7 +163,6 @@ async def test_published_messages_that_are_not_outcomes_are_ignored(
     assert caplog.text.count("ignored a message") == 4
 
 
-@requirement("durable.inspection")
 async def test_many_buried_tasks_are_listed_page_by_page(
     jetstream_server: NatsServer, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -188,10 +182,10 @@ async def test_of_concurrent_replays_and_purges_one_succeeds(jetstream_server: N
 # --- what a crash can leave behind ------------------------------------------------------------------------------------
 
 
-@requirement("durable.nats.leftovers")
 async def test_a_task_that_was_not_removed_after_its_outcome_was_recorded_is_not_run_again(
     jetstream_server: NatsServer, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    """An unfinished step in NATS blocks no other, and runs nothing again."""
     async with journal(jetstream_server) as made:
         claim = await begun(made, task(), lease=0.3)
         with monkeypatch.context() as crashing:
@@ -205,7 +199,6 @@ async def test_a_task_that_was_not_removed_after_its_outcome_was_recorded_is_not
         assert await entries(made) == ["k done"]
 
 
-@requirement("durable.nats.leftovers")
 async def test_leftovers_of_a_purged_task_are_ignored(
     jetstream_server: NatsServer, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -226,7 +219,6 @@ async def test_leftovers_of_a_purged_task_are_ignored(
         assert not await made.renew(old)
 
 
-@requirement("durable.nats.leftovers")
 async def test_a_replay_that_was_not_finished_is_not_listed_any_more(
     jetstream_server: NatsServer, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -250,7 +242,6 @@ async def test_a_replay_that_was_not_finished_is_not_listed_any_more(
 # --- size -------------------------------------------------------------------------------------------------------------
 
 
-@requirement("durable.nats.size")
 async def test_what_the_server_does_not_let_through_is_refused_and_the_connection_lives(own_nats: OwnNats) -> None:
     async with journal(own_nats(jetstream=True, max_payload=20_000)) as made:
         with pytest.raises(CallError, match="PAYLOAD_TOO_LARGE") as caught:
@@ -262,7 +253,6 @@ async def test_what_the_server_does_not_let_through_is_refused_and_the_connectio
         assert await made.record(claim, outcome(claim)) == outcome(claim)
 
 
-@requirement("durable.nats.size")
 async def test_a_task_that_is_too_large_to_be_kept_beside_its_error_is_buried_without_it(
     own_nats: OwnNats, caplog: pytest.LogCaptureFixture
 ) -> None:
@@ -279,7 +269,6 @@ async def test_a_task_that_is_too_large_to_be_kept_beside_its_error_is_buried_wi
 # --- servers that are away, refuse, or are not as they should be ------------------------------------------------------
 
 
-@requirement("durable.nats.reconnects", "durable.unavailable")
 async def test_it_comes_back_when_its_server_does(own_nats: OwnNats) -> None:
     server = own_nats(jetstream=True)
     async with journal(server) as made:
@@ -297,7 +286,6 @@ async def test_it_comes_back_when_its_server_does(own_nats: OwnNats) -> None:
         await begun(made, task("other"))
 
 
-@requirement("durable.nats.refusals")
 async def test_a_server_without_jetstream_gets_an_error_with_a_remedy(nats_server: NatsServer) -> None:
     made = NatsJournal(nats_server.url)
     message = await unavailable(made.start())
@@ -306,7 +294,6 @@ async def test_a_server_without_jetstream_gets_an_error_with_a_remedy(nats_serve
     await made.close()
 
 
-@requirement("durable.nats.refusals")
 async def test_an_account_without_jetstream_gets_an_error_with_a_remedy(own_nats: OwnNats) -> None:
     user = {"user": "ann", "password": "s3cret"}
     server = own_nats(jetstream=True, accounts={"SHOP": {"users": [user]}, "SYS": {}}, system_account="SYS")
@@ -318,15 +305,14 @@ async def test_an_account_without_jetstream_gets_an_error_with_a_remedy(own_nats
     await made.close()
 
 
-@requirement("durable.nats.refusals")
 async def test_a_server_that_is_too_old_is_named(jetstream_server: NatsServer, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A NATS server that cannot keep a journal is named, with what to do about it."""
     monkeypatch.setattr("opwire.durable.jetstream.api._OLDEST", (99, 0))
     made = NatsJournal(jetstream_server.url)
     assert "durable calls need 2.11" in await unavailable(made.start())
     await made.close()
 
 
-@requirement("durable.nats.refusals")
 @pytest.mark.parametrize(
     ("config", "code", "said"),
     [
@@ -351,7 +337,6 @@ async def test_a_stream_that_is_not_the_journals_is_left_alone(
         assert [info.config.name for info in await client.jetstream().streams_info()] == [config["name"]]
 
 
-@requirement("durable.nats.refusals")
 async def test_replicas_need_a_cluster(jetstream_server: NatsServer) -> None:
     made = NatsJournal(jetstream_server.url, prefix=token_hex(4), replicas=3)
     assert "`replicas` above 1 is for clusters" in await unavailable(made.start())
@@ -380,7 +365,6 @@ def guarded(
     return server.url.replace("nats://", "nats://ann:s3cret@")
 
 
-@requirement("durable.nats.permissions")
 async def test_the_permissions_that_are_named_are_enough(own_nats: OwnNats) -> None:
     publish = {"allow": ["$JS.API.>", "$JS.ACK.shop_durable.>", "shop.durable.>"]}
     url = guarded(own_nats, publish=publish, subscribe={"allow": ["shop.in.>", "shop.ended.>"]})
@@ -393,7 +377,6 @@ async def test_the_permissions_that_are_named_are_enough(own_nats: OwnNats) -> N
         assert len(await made.info()) == 1
 
 
-@requirement("durable.nats.permissions")
 @pytest.mark.parametrize("denied", ["$JS.API.>", "*.durable.>", "$JS.API.CONSUMER.MSG.NEXT.>"])
 async def test_what_may_not_be_published_is_known_at_once(own_nats: OwnNats, denied: str) -> None:
     url = guarded(own_nats, publish={"deny": [denied]})
@@ -408,7 +391,6 @@ async def test_what_may_not_be_published_is_known_at_once(own_nats: OwnNats, den
     assert "s3cret" not in message
 
 
-@requirement("durable.nats.permissions")
 @pytest.mark.parametrize("denied", ["*.in.>", "*.ended.>"])
 async def test_what_may_not_be_heard_is_known_at_once(own_nats: OwnNats, denied: str) -> None:
     url = guarded(own_nats, subscribe={"deny": [denied]})
@@ -451,7 +433,6 @@ async def test_jetstream_may_have_a_domain(own_nats: OwnNats) -> None:
     await elsewhere.close()
 
 
-@requirement("durable.access")
 def test_identities_are_believed_only_where_that_is_said() -> None:
     assert not NatsJournal().trusted
     assert NatsJournal(trusted=True).trusted

@@ -16,7 +16,6 @@ from opwire.errors import CallError
 from opwire.testing.harness import soon
 from tests.durable.jetstream.journals import ORDER, begun, claimed, entries, journal, unavailable, until
 from tests.durable.samples import DEEP, NOT_TEXT, outcome, task
-from tests.requirements import requirement
 from tests.servers.brokers import HOST, NatsServer
 from tests.servers.faults import FaultProxy
 from tests.servers.leaks import Leaks
@@ -32,8 +31,8 @@ async def submit_to_each(made: NatsJournal, times: int = 1) -> None:
             await made.submit(task(f"{operation} {number}", operation))
 
 
-@requirement("durable.nats.fair")
 async def test_no_operation_waits_until_another_has_no_more_tasks(jetstream_server: NatsServer) -> None:
+    """Operations take turns in NATS."""
     async with journal(jetstream_server) as made:
         await submit_to_each(made, 10)
         taken: list[str] = []
@@ -42,7 +41,6 @@ async def test_no_operation_waits_until_another_has_no_more_tasks(jetstream_serv
         assert set(taken) == set(OPERATIONS)
 
 
-@requirement("durable.nats.room")
 async def test_what_an_end_has_no_room_for_is_given_to_others_soon_and_not_counted(
     jetstream_server: NatsServer, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -59,7 +57,6 @@ async def test_what_an_end_has_no_room_for_is_given_to_others_soon_and_not_count
         assert [claim.attempt for claim in (*first, *rest)] == [1, 1, 1]
 
 
-@requirement("durable.nats.room")
 async def test_an_end_that_closes_gives_back_what_it_has_not_claimed(
     jetstream_server: NatsServer, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -94,7 +91,6 @@ async def test_what_arrives_without_a_claim_is_kept_for_the_next_one(jetstream_s
         assert sorted(claim.task.operation_id for claim in (*first, *rest)) == OPERATIONS
 
 
-@requirement("durable.nats.lost-on-the-way")
 async def test_a_task_that_is_lost_on_the_way_to_an_end_isparse_ack_again(
     jetstream_server: NatsServer, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -145,10 +141,10 @@ async def test_no_operations_have_no_tasks(jetstream_server: NatsServer) -> None
 # --- what others do to the stream -------------------------------------------------------------------------------------
 
 
-@requirement("durable.nats.foreign")
 async def test_foreign_entries_among_the_tasks_are_removed(
     jetstream_server: NatsServer, caplog: pytest.LogCaptureFixture
 ) -> None:
+    """What is not a task is removed from the stream in NATS."""
     async with journal(jetstream_server) as made, plain_client(jetstream_server.url) as stranger:
         for key, message in zip("abcd", (b"what is this?", b"\x81\xabfingerprint\xa1f", DEEP, NOT_TEXT), strict=True):
             await stranger.jetstream().publish(made._names.task(key, ORDER), message)
@@ -163,7 +159,6 @@ async def test_foreign_entries_among_the_tasks_are_removed(
     assert caplog.text.count("removed an invalid task") == 4
 
 
-@requirement("durable.nats.reconnects")
 async def test_a_worker_that_waits_goes_on_after_its_consumer_or_its_stream_was_deleted(own_nats: OwnNats) -> None:
     server = own_nats(jetstream=True)
     async with journal(server, "shop") as made, plain_client(server.url) as admin:
@@ -225,7 +220,6 @@ async def test_a_silent_consumer_is_given_up(jetstream_server: NatsServer, monke
         assert await made.record(claim, outcome(claim)) == outcome(claim)
 
 
-@requirement("durable.nats.lost-request")
 async def test_a_pull_request_that_is_lost_with_its_server_is_sent_again(
     jetstream_server: NatsServer, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -283,7 +277,6 @@ async def test_what_cannot_be_counted_completely_is_not_counted(
         assert "has a leader" in await unavailable(made._claims.consumers.every())
 
 
-@requirement("durable.nats.room")
 async def test_a_connection_that_breaks_while_tasks_are_released_is_not_an_error(
     jetstream_server: NatsServer, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -18,7 +18,6 @@ from opwire.errors import UsageError
 from opwire.testing.harness import soon
 from opwire.transports.redis.connection import Script
 from tests.durable.samples import DEEP, NOT_TEXT, PUBLIC, lists_buried_tasks_by_pages, outcome, task
-from tests.requirements import requirement
 from tests.servers.brokers import HOST, RedisServer
 from tests.servers.faults import FaultProxy
 from tests.servers.leaks import Leaks
@@ -39,7 +38,6 @@ async def claimed(made: RedisJournal, lease: float = 9) -> Claim:
     return claims[0]
 
 
-@requirement("durable.redis")
 async def test_durable_calls_over_redis_are_run_once_and_answered_to_all(redis_server: RedisServer) -> None:
     runs: list[int] = []
     registry = OperationRegistry()
@@ -65,7 +63,6 @@ async def test_durable_calls_over_redis_are_run_once_and_answered_to_all(redis_s
 # --- the way to the server --------------------------------------------------------------------------------------------
 
 
-@requirement("durable.unavailable")
 async def test_a_submission_with_a_lost_confirmation_can_be_repeated(redis_server: RedisServer) -> None:
     async with FaultProxy(HOST, redis_server.port) as proxy, journal(f"redis://{HOST}:{proxy.port}") as made:
         proxy.drop_replies = True
@@ -82,7 +79,6 @@ async def test_a_submission_with_a_lost_confirmation_can_be_repeated(redis_serve
         assert len(await made.claim(["shop.order"], lease=9, wait=0, limit=9)) == 1
 
 
-@requirement("durable.unavailable")
 async def test_a_waiter_is_notified_at_once_when_the_connection_is_lost(redis_server: RedisServer) -> None:
     prefix = token_hex(4)
     async with (
@@ -101,10 +97,10 @@ async def test_a_waiter_is_notified_at_once_when_the_connection_is_lost(redis_se
         assert await soon("it asks again", here.wait("k", 60)) == outcome(claim)
 
 
-@requirement("durable.redis.lost-news")
 async def test_an_outcome_with_a_lost_notification_is_found_by_polling(
     redis_server: RedisServer, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    """An outcome whose news got lost is found by asking again."""
     async with journal(redis_server.url) as made:
         made._waiters._recheck = 0.1
         await made.submit(task())
@@ -146,7 +142,6 @@ async def test_foreign_messages_affect_no_peer(redis_server: RedisServer, caplog
 # --- batches ----------------------------------------------------------------------------------------------------------
 
 
-@requirement("durable.batches")
 async def test_a_key_of_another_type_fails_its_own_call_and_no_other_of_the_batch(redis_server: RedisServer) -> None:
     async with journal(redis_server.url) as made:
         ask(redis_server, "LPUSH", made._names.task("1"), "not a task")
@@ -165,7 +160,6 @@ async def test_a_key_of_another_type_fails_its_own_call_and_no_other_of_the_batc
         ask(redis_server, "DEL", made._names.task("1"), made._names.task("2"))
 
 
-@requirement("durable.batches")
 async def test_of_two_outcomes_in_one_batch_the_first_stands(redis_server: RedisServer) -> None:
     async with journal(redis_server.url) as made:
         await made.submit(task())
@@ -175,7 +169,6 @@ async def test_of_two_outcomes_in_one_batch_the_first_stands(redis_server: Redis
         assert await made.outcome("k") == one
 
 
-@requirement("durable.batches")
 async def test_a_batch_is_bounded_in_number_and_bytes(
     redis_server: RedisServer, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -198,7 +191,6 @@ async def test_a_batch_is_bounded_in_number_and_bytes(
         assert [each.waiting for each in await made.info()] == [250]
 
 
-@requirement("durable.batches")
 async def test_a_batch_that_is_large_enough_is_sent_before_the_turn_ends(
     redis_server: RedisServer, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -223,7 +215,6 @@ async def test_a_batch_that_is_large_enough_is_sent_before_the_turn_ends(
         assert [each.waiting for each in await made.info()] == [64]
 
 
-@requirement("durable.batches")
 async def test_a_caller_that_gives_up_takes_no_other_of_its_batch_along(redis_server: RedisServer) -> None:
     async with journal(redis_server.url) as made:
         submitting = [asyncio.create_task(made.submit(task(f"{number}"))) for number in range(3)]
@@ -235,7 +226,6 @@ async def test_a_caller_that_gives_up_takes_no_other_of_its_batch_along(redis_se
 # --- memory and settings ----------------------------------------------------------------------------------------------
 
 
-@requirement("durable.keep")
 async def test_outcomes_expire_and_nothing_else_is_left(own_redis: OwnRedis) -> None:
     server = own_redis()
     async with journal(server.url, "tidy", keep=0.2) as made:
@@ -258,7 +248,6 @@ async def _last(made: RedisJournal) -> Claim:
     return Claim(task=task("49"), attempt=1, lease=9, receipt="")
 
 
-@requirement("durable.redis.memory")
 async def test_without_memory_submissions_are_refused_and_outcomes_are_recorded(own_redis: OwnRedis) -> None:
     server = own_redis()
     async with journal(server.url) as made:
@@ -272,7 +261,6 @@ async def test_without_memory_submissions_are_refused_and_outcomes_are_recorded(
         assert await made.submit(task()) == outcome(claim)
 
 
-@requirement("durable.batches")
 async def test_without_memory_a_new_task_fails_no_known_one_of_its_batch(own_redis: OwnRedis) -> None:
     server = own_redis()
     async with journal(server.url) as made:
@@ -288,7 +276,6 @@ async def test_without_memory_a_new_task_fails_no_known_one_of_its_batch(own_red
             assert "memory" in refused.message
 
 
-@requirement("durable.redis.settings")
 @pytest.mark.parametrize(
     ("settings", "said"),
     [
@@ -356,13 +343,11 @@ async def test_an_unreachable_server_is_unavailable_and_the_error_has_no_passwor
     await made.close()
 
 
-@requirement("durable.access")
 def test_identities_are_believed_only_where_that_is_said() -> None:
     assert not RedisJournal().trusted
     assert RedisJournal(trusted=True).trusted
 
 
-@requirement("durable.redis.foreign")
 async def test_an_outcome_that_another_program_has_written_is_a_protocol_error_and_hides_no_other(
     redis_server: RedisServer, caplog: pytest.LogCaptureFixture
 ) -> None:
@@ -379,7 +364,6 @@ async def test_an_outcome_that_another_program_has_written_is_a_protocol_error_a
         assert "ignored a buried task" in caplog.text
 
 
-@requirement("durable.redis.foreign")
 async def test_what_another_program_has_written_hides_no_task_from_an_operator(redis_server: RedisServer) -> None:
     async with journal(redis_server.url) as made:
         await made.submit(task("buried"))
@@ -397,7 +381,6 @@ async def test_what_another_program_has_written_hides_no_task_from_an_operator(r
         assert {each.operation_id: each.buried for each in await made.info()}["shop.order"] == 2
 
 
-@requirement("durable.numbers")
 @pytest.mark.parametrize("delay", [float("inf"), float("nan"), 10**400, -1], ids=lambda value: f"{value!r:.9}")
 async def test_a_task_is_released_after_any_requested_delay(redis_server: RedisServer, delay: float) -> None:
     async with journal(redis_server.url) as made:
@@ -407,14 +390,12 @@ async def test_a_task_is_released_after_any_requested_delay(redis_server: RedisS
         assert (info.waiting, info.claimed) == (1, 0)
 
 
-@requirement("durable.numbers")
 @pytest.mark.parametrize("keep", [0, -1, float("inf"), float("nan"), 10**400], ids=lambda value: f"{value!r:.9}")
 def test_an_invalid_time_to_keep_outcomes_is_rejected(keep: float) -> None:
     with pytest.raises(UsageError, match="keep is"):
         RedisJournal("redis://127.0.0.1:1", keep=keep)
 
 
-@requirement("durable.timeout")
 async def test_a_silent_server_does_not_prolong_the_wait_for_an_outcome(own_redis: OwnRedis) -> None:
     server = own_redis()
     async with journal(server.url) as made:

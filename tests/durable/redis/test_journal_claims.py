@@ -13,7 +13,6 @@ from opwire.durable.redis.journal import RedisJournal, StreamClaims
 from opwire.durable.redis.journal_scripts import StreamReceipt
 from opwire.testing.harness import soon
 from tests.durable.samples import outcome, task
-from tests.requirements import requirement
 from tests.servers.brokers import HOST, RedisServer
 from tests.servers.faults import FaultProxy
 from tests.servers.leaks import Leaks
@@ -30,7 +29,6 @@ def clients(server: RedisServer) -> int:
     return len(ask(server, "CLIENT", "LIST").splitlines())
 
 
-@requirement("durable.redis.fair")
 async def test_operations_take_turns(redis_server: RedisServer) -> None:
     async with journal(redis_server) as made:
         for number in range(4):
@@ -43,7 +41,6 @@ async def test_operations_take_turns(redis_server: RedisServer) -> None:
         assert sorted(taken) == ["shop.a", "shop.a", "shop.b", "shop.b"]
 
 
-@requirement("durable.redis.fair")
 async def test_operations_share_the_room_of_a_claim(redis_server: RedisServer) -> None:
     async with journal(redis_server) as made:
         operations = ["shop.a", "shop.b"]
@@ -144,7 +141,6 @@ async def test_a_long_wait_finds_what_is_released_and_lost_meanwhile(redis_serve
         assert await soon("both are found", find()) == {"released", "lost"}
 
 
-@requirement("durable.redis.fair")
 async def test_each_claim_that_waits_gets_a_task_of_a_batch_and_none_is_left(redis_server: RedisServer) -> None:
     async with journal(redis_server) as made:
         before = clients(redis_server)
@@ -159,7 +155,6 @@ async def test_each_claim_that_waits_gets_a_task_of_a_batch_and_none_is_left(red
         assert sorted(claim.task.key for each in claims for claim in each) == [f"{number}" for number in range(6)]
 
 
-@requirement("durable.redis.foreign")
 async def test_foreign_entries_of_a_stream_are_removed(
     redis_server: RedisServer, caplog: pytest.LogCaptureFixture
 ) -> None:
@@ -175,7 +170,6 @@ async def test_foreign_entries_of_a_stream_are_removed(
     assert caplog.text.count("removed an invalid task") == 3
 
 
-@requirement("durable.redis.consumers")
 async def test_an_end_that_closes_takes_its_name_off_the_streams(redis_server: RedisServer) -> None:
     async with journal(redis_server) as made:
         stream = made._names.stream("shop.order")
@@ -187,7 +181,6 @@ async def test_an_end_that_closes_takes_its_name_off_the_streams(redis_server: R
     assert ask(redis_server, "XINFO", "CONSUMERS", stream, "workers") == []
 
 
-@requirement("durable.redis.reconnects")
 async def test_a_worker_that_waits_goes_on_after_everything_was_deleted(own_redis: Any) -> None:
     server = own_redis()
     async with journal(server) as made:

@@ -9,7 +9,6 @@ import pytest
 from opwire.durable.redis import journal_scripts as scripts
 from opwire.durable.redis.journal_scripts import JournalKeys, without_space
 from opwire.transports.redis.connection import Script
-from tests.requirements import requirement
 from tests.servers.brokers import RedisServer
 from tests.transports.redis.ends import ask, exhaust
 
@@ -88,7 +87,6 @@ def test_fingerprints_have_no_white_space_and_stay_different() -> None:
     assert not any(character.isspace() for each in odd for character in without_space(each))
 
 
-@requirement("durable.redis.no-growth")
 def test_a_task_that_has_ended_leaves_an_outcome_with_an_expiry_and_nothing_else(server: RedisServer) -> None:
     submit(server)
     ((_, id, attempt, fields),) = take(server)
@@ -140,7 +138,6 @@ def test_the_history_of_a_task_is_kept_until_it_has_ended(server: RedisServer) -
     assert ask(server, "EXISTS", LATER, SUSPECTS, HISTORY) == 0
 
 
-@requirement("durable.redis.consumers")
 def test_consumers_without_tasks_that_were_not_heard_of_for_long_are_removed(server: RedisServer) -> None:
     submit(server)
     ((_, id, *_),) = take(server, "idle:100000")
@@ -155,7 +152,6 @@ def test_consumers_without_tasks_that_were_not_heard_of_for_long_are_removed(ser
     assert b"busy:100000" in consumers(server)
 
 
-@requirement("durable.redis.consumers")
 def test_a_peer_that_leaves_is_removed_only_where_it_holds_nothing(server: RedisServer) -> None:
     submit(server)
     ((_, id, *_),) = take(server)
@@ -176,7 +172,6 @@ def test_deleted_entries_are_forgotten(server: RedisServer) -> None:
     assert ask(server, "XPENDING", STREAM, "workers")[0] == 0
 
 
-@requirement("durable.redis.memory")
 def test_without_memory_nothing_is_submitted_and_what_is_there_can_still_be_ended(
     own_redis: Callable[..., RedisServer],
 ) -> None:

@@ -13,7 +13,6 @@ from opwire.durable.redis.session import RedisSession
 from opwire.errors import CallError, ErrorCode
 from opwire.testing.harness import soon
 from opwire.transports.redis.connection import command, parse_url
-from tests.requirements import requirement
 from tests.servers.brokers import HOST, RedisServer
 from tests.transports.redis.ends import ask
 
@@ -44,8 +43,8 @@ async def test_it_connects_when_it_is_first_used_and_only_once(redis_server: Red
         assert len(ask(redis_server, "CLIENT", "LIST").splitlines()) == before + 1
 
 
-@requirement("durable.redis.reconnects")
 async def test_it_connects_again_after_the_server_was_away(own_redis: OwnRedis) -> None:
+    """A journal comes back when its server does."""
     server = own_redis()
     losses: list[CallError] = []
     async with session(server.url, lost=losses.append) as made:
@@ -59,7 +58,6 @@ async def test_it_connects_again_after_the_server_was_away(own_redis: OwnRedis) 
     assert [error.code for error in losses] == ["UNAVAILABLE"]
 
 
-@requirement("durable.redis.reconnects")
 async def test_a_server_that_does_not_answer_is_lost_and_found_again(
     own_redis: OwnRedis, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -100,7 +98,6 @@ async def test_a_closed_session_refuses_and_can_be_closed_again(redis_server: Re
         assert "is closed" in await unavailable(made.ask(PING))
 
 
-@requirement("durable.redis.reconnects")
 async def test_a_server_that_has_become_a_replica_is_left(own_redis: OwnRedis) -> None:
     server = own_redis()
     ask(server, "SET", "task", "f\ndone")

@@ -13,7 +13,6 @@ import pytest
 from tests.judges.console.server import MANY
 from tests.judges.programs import NODE, NODE_MODULES
 from tests.judges.serving import HOST, Finished, finished, free_port, listening
-from tests.requirements import requirement
 
 SCRIPT = Path(__file__).with_name("browser.mjs")
 CHROMIUM = shutil.which("chromium") or shutil.which("chromium-browser") or shutil.which("google-chrome")
@@ -48,61 +47,54 @@ def check(results: Results, *scenarios: str) -> None:
     assert {name: results[name] for name in scenarios} == dict.fromkeys(scenarios)
 
 
-@requirement("console.browser.operations")
 def test_ten_thousand_operations_are_listed_searched_and_described(results: Results) -> None:
     check(results, "operations", "search", "reference")
 
 
-@requirement("console.browser.input")
 def test_an_input_is_written_as_a_form_and_as_json_with_messages_at_the_field(results: Results) -> None:
+    """Form and JSON editor stay equal: unions, lists, files and values without a type are entered, and problems
+    stand at their fields."""
     check(results, "form", "editor", "untyped")
 
 
-@requirement("console.browser.exact")
 def test_integers_beyond_53_bits_and_reserved_names_are_sent_as_they_are_written(results: Results) -> None:
+    """Integers of any size and fields of any name are sent as they are written: in the form, as JSON, by defaults
+    and examples, and from the history; a number that cannot be sent is an error."""
     check(results, "exact")
 
 
-@requirement("console.browser.results")
 def test_results_are_shown_as_tree_table_envelope_difference_and_media(results: Results) -> None:
     check(results, "results", "media", "large", "secrets")
 
 
-@requirement("console.browser.calls")
 def test_calls_have_deadlines_progress_another_identity_and_are_cancelled_and_copied(results: Results) -> None:
     check(results, "options", "snippets")
 
 
-@requirement("console.browser.streams")
 def test_streams_are_paused_filtered_bounded_and_stopped(results: Results) -> None:
+    """Streams are paused by back-pressure, filtered, and kept in a bounded buffer."""
     check(results, "streams", "firehose")
 
 
-@requirement("console.browser.answers")
 def test_questions_and_approvals_are_answered(results: Results) -> None:
     check(results, "questions", "approvals")
 
 
-@requirement("console.browser.tape")
 def test_the_tape_shows_nested_calls_and_thousands_per_second(results: Results) -> None:
     check(results, "tape", "load", "flood")
 
 
-@requirement("console.browser.system")
 def test_servers_sources_figures_and_buried_tasks_are_shown(results: Results) -> None:
     check(results, "system")
 
 
-@requirement("console.browser.states")
 def test_an_ended_session_and_a_lost_connection_lose_nothing(results: Results) -> None:
     check(results, "login", "link", "lost")
 
 
-@requirement("console.browser.hostile")
 def test_hostile_names_descriptions_and_results_are_text(results: Results) -> None:
     check(results, "hostile")
 
 
-@requirement("console.browser.access")
 def test_it_works_by_keyboard_at_390_pixels_and_without_findings_of_axe(results: Results) -> None:
     check(results, "keyboard", "narrow", "accessible")

@@ -12,7 +12,6 @@ from tests.judges.directory.__main__ import judge, summary
 from tests.judges.directory.decoding import Request, Wrong, check_body, check_query, query_pairs
 from tests.judges.directory.reading import Body, Document, Parameter, newest
 from tests.judges.directory.values import NoValue, Values
-from tests.requirements import requirement
 
 FOLDER = "OPWIRE_OPENAPI_DIRECTORY"
 EVERY = "OPWIRE_OPENAPI_EVERY"
@@ -23,9 +22,10 @@ def judges() -> None:
     """Replaces that of the other judges: only js-yaml is needed here, by one of the tests."""
 
 
-@requirement("openapi.judges.directory")
 @pytest.mark.timeout(6 * 60 * 60)
 def test_every_document_of_the_directory_is_complete_and_no_request_is_wrong() -> None:
+    """Every document of the public directory that is YAML loads completely, and an independent decoder finds no
+    wrong request."""
     folder = os.environ.get(FOLDER)
     if not folder:
         pytest.skip(f"{FOLDER} does not name a local copy of APIs-guru/openapi-directory")

@@ -5,13 +5,12 @@ import subprocess
 from pathlib import Path
 
 from tests.judges.programs import python_program
-from tests.requirements import requirement
 
 PROGRAM = Path(__file__).with_name("sdk_types.py")
 
 
-@requirement("llm.packages", "llm.media")
 def test_every_package_accepts_the_tools_and_their_results() -> None:
+    """The packages of the providers, pydantic-ai, LangChain and the OpenAI Agents SDK accept the tools."""
     command = [python_program("python"), str(PROGRAM)]
     ended = subprocess.run(command, check=False, capture_output=True, text=True, timeout=300)
     assert ended.returncode == 0, ended.stderr[-3_000:]

@@ -25,16 +25,16 @@ from tests.judges.mcp.conformance import (
 from tests.judges.mcp.served import over_http
 from tests.judges.network import alone, refusal
 from tests.judges.serving import HOST, free_port
-from tests.requirements import requirement
 
 AT_ONCE = 4  # scenarios, each of which is two processes
 
 
-@requirement("mcp.conformance.server")
 @pytest.mark.parametrize("revision", REVISIONS)
 async def test_a_served_registry_passes_the_suite_but_for_the_checks_that_are_listed(
     revision: str, tmp_path: Path, record_property: Callable[[str, object], None]
 ) -> None:
+    """A served registry passes the public MCP conformance suite for 2025-11-25 and 2026-07-28, but for the checks
+    that are listed with their reasons; the list can neither grow nor be too long unnoticed."""
     results, listed = tmp_path / "results", await scenarios("server", revision)
     async with over_http("conformance_registry", tmp_path) as url:
         await run_suite("server", "--url", url, "--suite", "all", "--spec-version", revision, "-o", str(results))
@@ -48,7 +48,6 @@ async def test_a_served_registry_passes_the_suite_but_for_the_checks_that_are_li
     assert passed >= sdk[0]
 
 
-@requirement("mcp.conformance.server")
 async def test_a_scenario_that_does_not_apply_does_not_count_as_passed(tmp_path: Path) -> None:
     url = f"http://{HOST}:{free_port()}/mcp"  # without a server, which the suite accepts
     arguments = ["--scenario", "server-stateless", "--spec-version", "2025-11-25", "-o", str(tmp_path)]
@@ -58,12 +57,12 @@ async def test_a_scenario_that_does_not_apply_does_not_count_as_passed(tmp_path:
     assert found == {"without a verdict": ["server-stateless"]}
 
 
-@requirement("mcp.conformance.client")
 @pytest.mark.timeout(300)
 @pytest.mark.parametrize("revision", REVISIONS)
 async def test_from_mcp_passes_the_client_scenarios(
     revision: str, tmp_path: Path, record_property: Callable[[str, object], None]
 ) -> None:
+    """`from_mcp` passes the suite's client scenarios, OAuth with the SDK's provider among them."""
     if reason := refusal():
         pytest.skip(reason)  # the suite's servers listen on all interfaces
     listed = await scenarios("client", revision)

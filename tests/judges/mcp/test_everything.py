@@ -15,7 +15,6 @@ import pytest_asyncio
 from opwire import CallError, Context, ErrorCode, MCPResponseMeta, OperationType, Progress
 from opwire.mcp.client import MCPServer
 from tests.judges.mcp.everything import Everything, everything_server, following
-from tests.requirements import requirement
 from tests.servers.processes import PATIENCE
 
 PNG = b"\x89PNG\r\n\x1a\n"
@@ -34,7 +33,6 @@ async def every(server: MCPServer) -> AsyncGenerator[Everything]:
         yield client
 
 
-@requirement("mcp.judges.everything")
 async def test_its_tools_are_operations_of_the_type_that_their_annotations_say(every: Everything) -> None:
     types = {spec.name: spec.type for spec in every.registry.list()}
     expected = {
@@ -54,21 +52,18 @@ async def test_its_tools_are_operations_of_the_type_that_their_annotations_say(e
     assert spec.description == "Returns the sum of two numbers"
 
 
-@requirement("mcp.judges.everything")
 async def test_a_result_without_structured_content_is_its_blocks(every: Everything) -> None:
     envelope = await every.call("get-sum", a=1, b=2)
     assert envelope.data == [{"type": "text", "text": "The sum of 1 and 2 is 3."}]
     assert envelope.meta.content == envelope.data
 
 
-@requirement("mcp.judges.everything")
 async def test_structured_content_is_the_data(every: Everything) -> None:
     envelope = await every.call("get-structured-content", location="Chicago")
     assert envelope.data == {"temperature": 36, "conditions": "Light rain / drizzle", "humidity": 82}
     assert envelope.meta.structured_content == envelope.data
 
 
-@requirement("mcp.judges.everything")
 async def test_images_annotations_links_and_embedded_resources_arrive_whole(every: Everything) -> None:
     text, image = (await every.call("get-annotated-message", messageType="error", includeImage=True)).data
     assert text["annotations"] == {"audience": ["user", "assistant"], "priority": 1}
@@ -83,14 +78,12 @@ async def test_images_annotations_links_and_embedded_resources_arrive_whole(ever
     assert embedded["resource"]["text"].startswith("Resource 7: ")
 
 
-@requirement("mcp.judges.everything")
 async def test_a_tool_that_fails_is_an_envelope_with_the_error_flag(every: Everything) -> None:
     envelope = await every.call("gzip-file-as-resource", data="ftp://files.example/a", outputType="resource")
     assert envelope.meta.is_error
     assert "ftp:" in envelope.data[0]["text"]
 
 
-@requirement("mcp.judges.everything")
 async def test_input_that_the_tool_does_not_take_is_judged_by_the_server(every: Everything) -> None:
     envelope = await every.registry.execute("every.get-sum", {"a": "one"})
     assert isinstance(envelope.meta, MCPResponseMeta)
@@ -98,7 +91,6 @@ async def test_input_that_the_tool_does_not_take_is_judged_by_the_server(every: 
     assert "get-sum" in str(envelope.data)
 
 
-@requirement("mcp.judges.everything")
 async def test_progress_reaches_the_caller(every: Everything) -> None:
     reported: list[Progress] = []
     context = Context(on_progress=reported.append)
@@ -107,7 +99,6 @@ async def test_progress_reaches_the_caller(every: Everything) -> None:
     assert reported == [Progress(step, 4) for step in (1, 2, 3, 4)]
 
 
-@requirement("mcp.judges.everything")
 async def test_a_call_that_is_cancelled_or_runs_out_of_time_ends_at_once_and_disturbs_no_other(
     every: Everything,
 ) -> None:
@@ -127,7 +118,6 @@ async def test_a_call_that_is_cancelled_or_runs_out_of_time_ends_at_once_and_dis
     assert (await every.call("echo", message="still here")).data[0]["text"] == "Echo: still here"
 
 
-@requirement("mcp.judges.everything")
 async def test_its_resources_can_be_listed_and_read(every: Everything) -> None:
     listed = (await every.call("resources/list")).data["resources"]
     assert "demo://resource/static/document/features.md" in {resource["uri"] for resource in listed}
@@ -144,7 +134,6 @@ async def test_its_resources_can_be_listed_and_read(every: Everything) -> None:
         await every.call("resources/read", uri="demo://nowhere")
 
 
-@requirement("mcp.judges.everything")
 async def test_the_updates_of_a_resource_are_a_subscription(every: Everything) -> None:
     uri = "demo://resource/dynamic/text/1"
     updates = every.registry.subscribe("every.resources/watch", {"uri": uri})
@@ -155,7 +144,6 @@ async def test_the_updates_of_a_resource_are_a_subscription(every: Everything) -
         assert (await first).data == {"uri": uri}
 
 
-@requirement("mcp.judges.everything")
 async def test_its_prompts_can_be_filled_in(every: Everything) -> None:
     prompts = {prompt["name"] for prompt in (await every.call("prompts/list")).data["prompts"]}
     assert prompts == {"simple-prompt", "args-prompt", "completable-prompt", "resource-prompt"}
@@ -163,7 +151,6 @@ async def test_its_prompts_can_be_filled_in(every: Everything) -> None:
     assert message == {"role": "user", "content": {"type": "text", "text": "What's weather in Paris?"}}
 
 
-@requirement("mcp.judges.everything")
 async def test_the_user_is_asked_what_the_server_wants_to_know(every: Everything) -> None:
     answer = (await every.call("trigger-elicitation-request")).data
     assert answer[1]["text"] == "User inputs:\n- Name: Ada\n- Agreed to terms: true"

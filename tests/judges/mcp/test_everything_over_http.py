@@ -13,13 +13,11 @@ import pytest
 from tests.judges.mcp.everything import TRANSPORT
 from tests.judges.network import alone, refusal
 from tests.judges.serving import finished
-from tests.requirements import requirement
 from tests.servers.processes import mortal
 
 TESTS = Path(__file__).with_name("test_everything.py")
 
 
-@requirement("mcp.judges.everything")
 async def test_everything_is_the_same_over_streamable_http_and_sse(tmp_path: Path) -> None:
     if reason := refusal():
         pytest.skip(reason)

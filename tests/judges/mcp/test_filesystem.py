@@ -8,7 +8,6 @@ import pytest
 from opwire import MCPResponseMeta, OperationRegistry
 from opwire.mcp.client import StdioServer, from_mcp
 from tests.judges.programs import npm_program
-from tests.requirements import requirement
 
 
 @pytest.fixture
@@ -20,7 +19,6 @@ async def files(tmp_path: Path) -> AsyncGenerator[OperationRegistry]:
         yield registry
 
 
-@requirement("mcp.judges.filesystem")
 async def test_what_is_written_is_on_the_disk_and_can_be_read_and_listed(
     files: OperationRegistry, tmp_path: Path
 ) -> None:
@@ -33,10 +31,10 @@ async def test_what_is_written_is_on_the_disk_and_can_be_read_and_listed(
     assert listed.data == {"content": "[FILE] note.txt"}
 
 
-@requirement("mcp.judges.filesystem")
 async def test_a_path_outside_is_an_error_of_the_tool_and_no_exception(
     files: OperationRegistry, tmp_path: Path
 ) -> None:
+    """The reference server for files writes, reads and lists; a path outside is an error result."""
     envelope = await files.execute("files.read_text_file", {"path": str(tmp_path.parent)})
     assert isinstance(envelope.meta, MCPResponseMeta)
     assert envelope.meta.is_error

@@ -10,7 +10,6 @@ from opwire.mcp.client import StdioServer, from_mcp
 from opwire.mcp.server import serve_mcp
 from tests.judges.programs import npm_program
 from tests.mcp.server.shop import in_process
-from tests.requirements import requirement
 
 CALLS: list[tuple[str, dict[str, Any]]] = [
     ("echo", {"message": "Grüße"}),
@@ -22,9 +21,9 @@ CALLS: list[tuple[str, dict[str, Any]]] = [
 ]
 
 
-@requirement("mcp.judges.gateway")
 @pytest.mark.parametrize("mode", ["legacy", "2026-07-28"])
 async def test_a_server_is_the_same_straight_and_through_opwire(mode: str) -> None:
+    """A server read with `from_mcp` and served with `serve_mcp` gives clients the same tools and results."""
     program, *arguments = npm_program("mcp-server-everything")
     registry = OperationRegistry()
     async with from_mcp(StdioServer(program, tuple(arguments), stop_timeout=0.2), namespace="every") as source:

@@ -10,7 +10,6 @@ import pytest
 from tests.judges.mcp.served import over_http, over_stdio
 from tests.judges.programs import npm_environment, npm_program
 from tests.judges.serving import finished
-from tests.requirements import requirement
 from tests.servers.processes import mortal
 
 
@@ -32,15 +31,14 @@ async def inspect(server: list[str], method: str, *arguments: str) -> Any:
     return json.loads(ended.output)
 
 
-@requirement("mcp.judges.inspector")
 async def test_the_inspector_lists_the_tools(server: list[str]) -> None:
+    """The MCP Inspector lists and calls the tools of a served registry over stdio and HTTP."""
     tools = {tool["name"]: tool for tool in (await inspect(server, "tools/list"))["tools"]}
     assert tools["test_simple_text"]["description"] == "Returns text."
     assert tools["test_simple_text"]["annotations"]["readOnlyHint"] is True
     assert tools["test_header_echo"]["inputSchema"]["properties"]["region"]["type"] == "string"
 
 
-@requirement("mcp.judges.inspector")
 async def test_the_inspector_calls_a_tool(server: list[str]) -> None:
     result = await inspect(server, "tools/call", "--tool-name", "test_header_echo", "--tool-arg", "region=north")
     assert result["structuredContent"] == {"region": "north"}

@@ -5,15 +5,14 @@ from pathlib import Path
 from opwire import MCPResponseMeta, OperationRegistry
 from opwire.mcp.client import StdioServer, from_mcp
 from tests.judges.programs import npm_program
-from tests.requirements import requirement
 
 ADA = {"name": "Ada", "entityType": "person", "observations": ["wrote programs"]}
 ENGINE = {"name": "Analytical Engine", "entityType": "machine", "observations": []}
 FOR = {"from": "Ada", "to": "Analytical Engine", "relationType": "wrote programs for"}
 
 
-@requirement("mcp.judges.memory")
 async def test_what_was_told_is_remembered_also_by_the_next_process(tmp_path: Path) -> None:
+    """The reference server for memory keeps what it was told, also for the next process."""
     program, *arguments = npm_program("mcp-server-memory")
     server = StdioServer(program, tuple(arguments), env={"MEMORY_FILE_PATH": str(tmp_path / "memory.jsonl")})
     registry = OperationRegistry()

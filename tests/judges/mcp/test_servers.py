@@ -8,7 +8,6 @@ from typing import Any
 from opwire import OperationRegistry
 from opwire.mcp.client import StdioServer, from_mcp
 from tests.judges.programs import npm_program, python_program
-from tests.requirements import requirement
 
 CONNECT = 120.0  # seconds: some import much
 
@@ -31,7 +30,6 @@ async def text(registry: OperationRegistry, name: str, **input: Any) -> str:
     return "".join(block.get("text", "") for block in envelope.meta.content)  # pyright: ignore
 
 
-@requirement("mcp.judges.servers")
 async def test_a_thought_is_counted() -> None:
     async with connected(*npm_program("mcp-server-sequential-thinking")) as registry:
         thought = {"thought": "tea?", "nextThoughtNeeded": False, "thoughtNumber": 1, "totalThoughts": 1}
@@ -39,7 +37,6 @@ async def test_a_thought_is_counted() -> None:
         assert envelope.data["thoughtHistoryLength"] == 1
 
 
-@requirement("mcp.judges.servers")
 async def test_a_table_is_written_and_queried(tmp_path: Path) -> None:
     program = python_program("mcp-server-sqlite", sdk=1)
     async with connected(program, "--db-path", str(tmp_path / "shop.db")) as registry:
@@ -50,8 +47,8 @@ async def test_a_table_is_written_and_queried(tmp_path: Path) -> None:
         assert [each["uri"] for each in resources] == ["memo://insights"]
 
 
-@requirement("mcp.judges.servers")
 async def test_a_workbook_is_written_and_read(tmp_path: Path) -> None:
+    """Servers that others wrote for thinking, databases, spreadsheets, documents and browsers are read and called."""
     file = str(tmp_path / "prices.xlsx")
     async with connected(python_program("excel-mcp-server", sdk=1), "stdio") as registry:
         await text(registry, "create_workbook", filepath=file)
@@ -59,7 +56,6 @@ async def test_a_workbook_is_written_and_read(tmp_path: Path) -> None:
         assert "4.5" in await text(registry, "read_data_from_excel", filepath=file, sheet_name="Sheet1")
 
 
-@requirement("mcp.judges.servers")
 async def test_a_page_becomes_markdown(tmp_path: Path) -> None:
     page = tmp_path / "page.html"
     page.write_text("<h1>Tea</h1><p>Hot.</p>", encoding="utf-8")
@@ -67,14 +63,12 @@ async def test_a_page_becomes_markdown(tmp_path: Path) -> None:
         assert "# Tea" in await text(registry, "convert_to_markdown", uri=page.as_uri())
 
 
-@requirement("mcp.judges.servers")
 async def test_collections_are_listed(tmp_path: Path) -> None:
     settings = ("--client-type", "persistent", "--data-dir", str(tmp_path))
     async with connected(python_program("chroma-mcp", sdk=1), *settings, cwd=str(tmp_path)) as registry:
         assert "__NO_COLLECTIONS_FOUND__" in await text(registry, "chroma_list_collections")
 
 
-@requirement("mcp.judges.servers")
 async def test_the_tools_of_a_browser_are_listed() -> None:
     async with connected(*npm_program("playwright-mcp"), "--headless") as registry:
         names = {spec.name for spec in registry.list()}

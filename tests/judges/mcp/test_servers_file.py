@@ -9,14 +9,12 @@ import pytest
 from opwire import ErrorCode, OperationRegistry
 from opwire.mcp.client import from_mcp
 from tests.judges.programs import NODE, npm_program
-from tests.requirements import requirement
 
 
 def entry(program: str, *arguments: str, **more: Any) -> dict[str, Any]:
     return {"command": "${JUDGE_NODE}", "args": [*npm_program(program)[1:], *arguments], **more}
 
 
-@requirement("mcp.judges.servers-file")
 async def test_every_server_of_the_file_has_its_namespace_and_a_broken_one_costs_the_others_nothing(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

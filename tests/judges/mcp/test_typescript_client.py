@@ -9,7 +9,6 @@ import pytest
 from tests.judges.mcp.served import over_http, over_stdio
 from tests.judges.programs import NODE
 from tests.judges.serving import finished
-from tests.requirements import requirement
 from tests.servers.processes import mortal
 
 LEAF = {"name": "leaf", "children": []}
@@ -43,8 +42,9 @@ async def run_client(script: str, *server: str) -> Any:
     return json.loads(ended.output)
 
 
-@requirement("mcp.judges.typescript")
 async def test_results_of_every_shape_are_accepted_by_a_client_that_takes_only_objects() -> None:
+    """The official TypeScript client finds results of every shape to match their schemas, cancels handlers, and
+    hears of changes."""
     answer = await run_client("typescript_results.mjs", *over_stdio("shapes_registry"))
     results = {name.removeprefix("shape_"): result for name, result in answer["results"].items()}
     failure = results.pop("failure")
@@ -56,7 +56,6 @@ async def test_results_of_every_shape_are_accepted_by_a_client_that_takes_only_o
     assert without_a_schema == ["shape_anything", "shape_bytes"]
 
 
-@requirement("mcp.judges.typescript")
 @pytest.mark.parametrize("transport", ["stdio", "http"])
 async def test_a_call_that_is_given_up_is_cancelled_and_changes_of_the_registry_are_reported(
     transport: str, tmp_path: Path

@@ -9,7 +9,6 @@ from typing import Any
 from tests.judges.openapi.conftest import TOKEN, Served
 from tests.judges.programs import NODE, PYTHON_PROGRAMS, npm_program, python_program
 from tests.judges.serving import finished
-from tests.requirements import requirement
 
 HERE = Path(__file__).parent / "clients"
 EXPECTED: dict[str, Any] = {
@@ -48,7 +47,6 @@ async def output_of(command: list[str], **env: str) -> str:
     return found.output
 
 
-@requirement("http.judges.python-client")
 async def test_the_client_of_openapi_python_client_calls_the_server(served: Served, tmp_path: Path) -> None:
     generate = [python_program("openapi-python-client"), "generate", "--meta", "none", "--fail-on-warning"]
     places = ["--path", str(served.document), "--output-path", str(tmp_path / "shop_client")]
@@ -63,8 +61,8 @@ async def test_the_client_of_openapi_python_client_calls_the_server(served: Serv
     }
 
 
-@requirement("http.judges.typescript-client")
 async def test_the_client_of_hey_api_fits_its_types_and_calls_the_server(served: Served, tmp_path: Path) -> None:
+    """A client made by hey-api passes the type checker and calls the served registry."""
     for name in ("calls.ts", "tsconfig.json"):
         shutil.copy(HERE / name, tmp_path)
     (tmp_path / "package.json").write_text('{"type": "module"}')

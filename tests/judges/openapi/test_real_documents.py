@@ -11,12 +11,10 @@ from opwire.model.operation import OperationType
 from opwire.openapi.client import from_openapi
 from tests.judges.openapi.examples import NoExample, example
 from tests.judges.serving import HOST
-from tests.requirements import requirement
 
 OPERATIONS = 3_452  # of ten documents, streams counted apart
 
 
-@requirement("openapi.judges.every-operation")
 async def test_every_operation_of_ten_real_documents_can_be_called(shared: Path) -> None:
     arrived: list[str] = []
 

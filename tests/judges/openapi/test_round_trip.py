@@ -10,7 +10,6 @@ from opwire.openapi.client import from_openapi
 from opwire.openapi.server import serve_http
 from opwire.typed.plain import as_dict
 from tests.judges.openapi.examples import NoExample, example
-from tests.requirements import requirement
 
 DOCUMENTS = ["github_api.json", "kubernetes_swagger.json", "mistral.yaml", "openai.yaml", "stripe_spec3.json"]
 
@@ -22,7 +21,6 @@ def example_of(schema: Schema) -> Any:
         return example(schema, "least")
 
 
-@requirement("http.judges.round-trip")
 @pytest.mark.parametrize("name", DOCUMENTS)
 async def test_a_real_document_is_served_and_read_back_completely(name: str, shared: Path) -> None:
     registry, back = OperationRegistry(), OperationRegistry()

@@ -8,7 +8,6 @@ from pathlib import Path
 from tests.judges.openapi.conftest import TOKEN, Served
 from tests.judges.programs import python_program
 from tests.judges.serving import Finished, finished
-from tests.requirements import requirement
 
 CONFIG = Path(__file__).parent / "schemathesis.toml"
 # It keeps what it wants to remember in the folder where it runs.
@@ -23,15 +22,14 @@ async def verdict(document: Path, address: str, *options: str) -> Finished:
     return await finished(command, {**os.environ, "SHOP_TOKEN": TOKEN})
 
 
-@requirement("http.judges.schemathesis")
 async def test_schemathesis_finds_no_failure(served: Served) -> None:
+    """Schemathesis, with all of its checks, finds no failure in a served registry."""
     found = await verdict(served.document, served.address)
     assert found.code == 0, found.output
     assert "Tested: 42" in found.output
     assert "No issues found" in found.output
 
 
-@requirement("http.judges.schemathesis")
 async def test_schemathesis_is_awake(served: Served, tmp_path: Path) -> None:
     document = json.loads(served.document.read_bytes())
     content = document["paths"]["/shop/add"]["get"]["responses"]["200"]["content"]

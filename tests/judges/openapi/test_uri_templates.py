@@ -10,7 +10,6 @@ from tests.judges.openapi import styles
 from tests.judges.programs import NODE, NODE_MODULES
 from tests.judges.serving import finished
 from tests.openapi.client.echo import EchoServer
-from tests.requirements import requirement
 
 EXPAND = Path(__file__).parent / "expand.cjs"
 OPERATORS = {"path simple": "", "path label": ".", "path matrix": ";", "query form": "?"}
@@ -33,8 +32,8 @@ async def expanded(given: list[tuple[str, Any]]) -> list[str]:
     return json.loads(found.output)
 
 
-@requirement("openapi.judges.templates")
 async def test_what_is_written_is_what_rfc_6570_says() -> None:
+    """Paths and queries are what another implementation of RFC 6570 writes."""
     cases = [case for case in styles.cases() if template(case) and case.name not in WRONG]
     registry, written = OperationRegistry(), list[str]()
     async with (

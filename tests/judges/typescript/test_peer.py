@@ -30,7 +30,6 @@ from opwire.testing.conformance.listening import CALLER_CHECKS
 from opwire.testing.conformance.server import SERVER_CHECKS
 from tests.judges.programs import NODE, NODE_MODULES
 from tests.judges.serving import HOST, finished, free_port
-from tests.requirements import requirement
 from tests.servers.processes import ROOT, mortal
 from tests.transports.websocket.foreign import WELCOME, foreign
 
@@ -161,7 +160,6 @@ async def spoke(package: str, url: str, token: str) -> AsyncIterator[asyncio.sub
             await process.wait()
 
 
-@requirement("peers.typescript")
 async def test_the_packages_own_tests_pass() -> None:
     tests = sorted(map(str, (PACKAGE / "test").glob("*.test.ts")))
     ended = await finished([str(NODE), "--test", *tests])
@@ -177,7 +175,6 @@ def node_20() -> list[str]:
     return [node, str(NODE_MODULES / "ws" / "wrapper.mjs")]
 
 
-@requirement("peers.typescript")
 @pytest.mark.parametrize("version", ["24", "20"])
 async def test_it_calls_what_a_hub_serves(package: str, version: str) -> None:
     node, *ws = node_20() if version == "20" else [str(NODE)]
@@ -229,7 +226,6 @@ async def test_it_calls_what_a_hub_serves(package: str, version: str) -> None:
     assert results["afterClose"]["code"] == "UNAVAILABLE"
 
 
-@requirement("peers.typescript")
 async def test_it_serves_what_others_call_over_a_hub(package: str) -> None:
     async with (
         Hub(Work().registry(), f"ws://{HOST}:0", authenticate=StaticTokens(TOKENS)) as hub,
@@ -258,7 +254,6 @@ async def test_it_serves_what_others_call_over_a_hub(package: str) -> None:
         ]
 
 
-@requirement("peers.typescript")
 async def test_its_streams_wait_for_their_consumer_and_end_with_it(package: str) -> None:
     async with (
         Hub(Work().registry(), f"ws://{HOST}:0", authenticate=StaticTokens(TOKENS)) as hub,
@@ -282,7 +277,6 @@ async def test_its_streams_wait_for_their_consumer_and_end_with_it(package: str)
         await until(caller, "aborted", 2)
 
 
-@requirement("peers.typescript")
 async def test_it_calls_on_behalf_of_its_caller_if_its_token_delegates_and_returns_to_a_restarted_hub(
     package: str,
 ) -> None:
@@ -331,7 +325,6 @@ def kept(report: ConformanceReport, role: str) -> int:
     return sum(each.status == "kept" for each in report.results if each.role == role)
 
 
-@requirement("peers.typescript", "conformance.own")
 async def test_its_spoke_keeps_every_promise_of_the_protocol(package: str) -> None:
     async with checked(HERE / "conformance.mjs", package, "{url}", "serve") as run:
         report = await run
@@ -339,7 +332,6 @@ async def test_its_spoke_keeps_every_promise_of_the_protocol(package: str) -> No
     assert kept(report, "server") == len(SERVER_CHECKS) - 1  # it asks no questions
 
 
-@requirement("peers.typescript", "conformance.own")
 async def test_its_caller_keeps_every_promise_of_the_protocol(package: str) -> None:
     async with checked(HERE / "conformance.mjs", package, "{url}", "call") as run:
         report = await run
@@ -347,7 +339,6 @@ async def test_its_caller_keeps_every_promise_of_the_protocol(package: str) -> N
     assert kept(report, "caller") == len(CALLER_CHECKS)
 
 
-@requirement("peers.page-alone")
 async def test_a_peer_that_was_written_from_the_page_alone_keeps_every_promise() -> None:
     async with checked(ROOT / "peers" / "javascript" / "peer.mjs", "{url}") as run:
         report = await run
@@ -355,7 +346,6 @@ async def test_a_peer_that_was_written_from_the_page_alone_keeps_every_promise()
     assert (kept(report, "server"), kept(report, "caller")) == (len(SERVER_CHECKS) - 1, len(CALLER_CHECKS))
 
 
-@requirement("peers.typescript")
 async def test_it_calls_and_serves_in_a_browser(package: str) -> None:
     chromium = shutil.which("chromium") or shutil.which("chromium-browser") or shutil.which("google-chrome")
     if chromium is None:
@@ -379,7 +369,6 @@ async def test_it_calls_and_serves_in_a_browser(package: str) -> None:
     }
 
 
-@requirement("peers.typescript")
 def test_the_package_has_what_it_exports_and_at_most_1200_lines_of_code(package: str, tmp_path: Path) -> None:
     shutil.copytree(PACKAGE, tmp_path / "package", ignore=shutil.ignore_patterns("node_modules", "dist"))
     shutil.copytree(Path(package).parent, tmp_path / "package" / "dist", ignore=shutil.ignore_patterns("package.json"))
@@ -417,7 +406,6 @@ HOSTILE = [
 ]
 
 
-@requirement("peers.typescript")
 async def test_it_survives_a_server_that_sends_nonsense(package: str) -> None:
     answers: list[dict[str, Any]] = []
     done = asyncio.Event()

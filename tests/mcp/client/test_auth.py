@@ -15,7 +15,6 @@ from opwire.mcp.client import StdioServer, from_mcp
 from opwire.mcp.client.auth import MCPAuth
 from opwire.model.login import LoginOptions
 from tests.auth.oauth.authorization_server import AuthorizationServer, browse
-from tests.requirements import requirement
 
 LOGIN = OAuthClient(login=True)
 
@@ -51,7 +50,6 @@ async def tools(mcp: Any) -> int:
         return len(registry)
 
 
-@requirement("oauth.mcp")
 async def test_a_person_signs_in_to_an_mcp_server(identity: AuthorizationServer, store: TokenStore) -> None:
     with pytest.raises(CallError, match="opwire login"):
         await tools(source(identity, store))
@@ -69,7 +67,6 @@ async def test_a_person_signs_in_to_an_mcp_server(identity: AuthorizationServer,
     assert await source(identity, store).logout() == ()
 
 
-@requirement("oauth.mcp")
 async def test_scopes_that_a_server_demands_later_are_asked_for_by_the_next_login(
     identity: AuthorizationServer, store: TokenStore
 ) -> None:
@@ -88,7 +85,6 @@ async def test_scopes_that_a_server_demands_later_are_asked_for_by_the_next_logi
     assert identity.form("/authorize")["scope"] == "mine"
 
 
-@requirement("oauth.mcp", "oauth.refresh")
 async def test_a_token_that_the_server_rejects_is_refreshed(identity: AuthorizationServer, store: TokenStore) -> None:
     mcp = source(identity, store)
     await mcp.login(browse)
@@ -98,7 +94,6 @@ async def test_a_token_that_the_server_rejects_is_refreshed(identity: Authorizat
     assert identity.form("/token")["resource"] == f"{identity.url}/mcp"
 
 
-@requirement("oauth.mcp")
 async def test_a_robot_uses_its_own_credentials(identity: AuthorizationServer, store: TokenStore) -> None:
     mcp = source(identity, store, {"client_id": "robot", "client_secret": "s3cret"})
     assert await tools(mcp) > 3
@@ -110,7 +105,6 @@ async def test_a_robot_uses_its_own_credentials(identity: AuthorizationServer, s
         await tools(source(identity, store, {"client_id": "robot", "client_secret": "wrong"}))
 
 
-@requirement("oauth.mcp")
 @pytest.mark.parametrize(
     ("metadata", "resource", "message"),
     [
@@ -134,7 +128,6 @@ async def test_metadata_that_would_lead_a_login_elsewhere_is_rejected(
     assert not identity.count("/authorize")
 
 
-@requirement("oauth.bound")
 @pytest.mark.parametrize("options", [{}, {"exchange": True}, {"login": True}])
 @pytest.mark.parametrize("metadata", ["issuer", "token_endpoint"])
 async def test_a_server_does_not_decide_where_a_secret_is_sent(
@@ -158,7 +151,6 @@ async def test_a_server_does_not_decide_where_a_secret_is_sent(
             assert thief.count("/token") == 1
 
 
-@requirement("oauth.bound")
 async def test_a_token_goes_to_the_origin_of_its_server_alone(identity: AuthorizationServer, store: TokenStore) -> None:
     mcp = source(identity, store)
     await mcp.login(browse)

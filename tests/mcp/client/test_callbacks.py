@@ -8,10 +8,8 @@ import pytest
 from opwire.errors import CallError, ErrorCode
 from opwire.mcp.client.servers import MAX_QUESTIONS, Callbacks
 from opwire.mcp.messages import RPCError
-from tests.requirements import requirement
 
 
-@requirement("mcp.in.callbacks")
 def test_only_what_there_is_a_callback_for_is_announced() -> None:
     def answer(*_: Any) -> Any: ...
 
@@ -24,7 +22,6 @@ def test_only_what_there_is_a_callback_for_is_announced() -> None:
     }
 
 
-@requirement("mcp.in.callbacks")
 async def test_sampling_is_asked_of_the_callback() -> None:
     result = {"role": "assistant", "content": {"type": "text", "text": "hi"}, "model": "m"}
     asked: list[Any] = []
@@ -79,7 +76,6 @@ async def test_a_callback_can_be_cancelled() -> None:
         await asking
 
 
-@requirement("mcp.in.questions", "mcp.in.question-limits")
 async def test_a_result_with_too_many_questions_is_an_error_before_anything_is_asked() -> None:
     asked: list[Any] = []
     callbacks = Callbacks(elicit=lambda params: asked.append(params) or {"action": "decline"})

@@ -19,7 +19,6 @@ from opwire.model.caller import caller_token, with_caller_token
 from opwire.model.operation import AccessControl, Context, Identity
 from opwire.policies.cache import ResponseCache
 from tests.auth.oauth.authorization_server import AuthorizationServer
-from tests.requirements import requirement
 
 CALLERS = {f"t-{n}": Identity(id=f"caller-{n}") for n in range(8)}
 LISTING = {"Authorization": "Bearer t-listing"}
@@ -59,10 +58,10 @@ def as_caller(token: str) -> Context:
     return with_caller_token(Context(identity=CALLERS[token]), token)
 
 
-@requirement("callers.mixed")
 async def test_callers_reach_an_mcp_server_each_with_its_own_token_session_and_cache(
     upstream: tuple[Upstream, str],
 ) -> None:
+    """Neither a credential, a session, a cookie nor a cached response of one caller reaches another."""
     registry = OperationRegistry()
     registry.use(ResponseCache(ttl=1_000))
     server = HTTPServer(upstream[1], LISTING)
@@ -81,7 +80,6 @@ async def test_callers_reach_an_mcp_server_each_with_its_own_token_session_and_c
         assert b"t-1" not in (shown.body or b"")
 
 
-@requirement("callers.token")
 async def test_the_token_of_a_caller_of_a_served_mcp_server_reaches_the_server_behind_it(
     upstream: tuple[Upstream, str],
 ) -> None:
@@ -101,7 +99,6 @@ async def test_the_token_of_a_caller_of_a_served_mcp_server_reaches_the_server_b
             assert await asyncio.gather(*map(ask, CALLERS)) == [each.id for each in CALLERS.values()]
 
 
-@requirement("callers.lookup")
 async def test_a_function_returns_the_token_or_the_headers_of_each_caller(upstream: tuple[Upstream, str]) -> None:
     async def lookup(context: Context) -> Any:
         match context.identity:
@@ -131,7 +128,6 @@ async def test_a_function_returns_the_token_or_the_headers_of_each_caller(upstre
             assert "t-secret" not in str(failure.value)
 
 
-@requirement("callers.exchange")
 async def test_the_token_of_each_caller_is_exchanged_for_one_of_the_mcp_server(sdk_address: str) -> None:
     client = OAuthClient(client_id="robot", client_secret="s3cret", exchange=True)
     async with AuthorizationServer() as issuer:
@@ -154,7 +150,6 @@ async def test_the_token_of_each_caller_is_exchanged_for_one_of_the_mcp_server(s
             assert failure.value.code is ErrorCode.UNAUTHENTICATED
 
 
-@requirement("callers.identity")
 async def test_a_token_of_the_mcp_server_is_requested_for_the_identity_of_each_caller(sdk_address: str) -> None:
     proven: list[str] = []
 
@@ -188,10 +183,10 @@ async def call(callers: CallerSessions, token: str, tool: str = "who_am_i") -> A
     return (await session.request("tools/call", {"name": tool, "arguments": {}}))["structuredContent"]
 
 
-@requirement("callers.sessions")
 async def test_sessions_of_callers_are_few_and_the_least_recently_used_idle_one_makes_room(
     upstream: tuple[Upstream, str],
 ) -> None:
+    """Each caller has its own session with an MCP server; all are bounded, and closed if idle."""
     callers = sessions(upstream[1], max_sessions=2)
     try:
         busy = asyncio.create_task(call(callers, "t-0", "who_wait"))
@@ -216,7 +211,6 @@ async def test_sessions_of_callers_are_few_and_the_least_recently_used_idle_one_
     assert callers.count == 0
 
 
-@requirement("callers.sessions")
 async def test_an_idle_session_is_closed_and_a_busy_one_is_not(upstream: tuple[Upstream, str]) -> None:
     callers = sessions(upstream[1], idle_seconds=0.05)
     try:
@@ -235,7 +229,6 @@ async def test_an_idle_session_is_closed_and_a_busy_one_is_not(upstream: tuple[U
         await callers.close()
 
 
-@requirement("callers.sessions")
 async def test_cookies_of_one_caller_are_not_sent_by_another() -> None:
     seen: dict[str, set[str]] = {}
 
@@ -267,7 +260,6 @@ async def test_cookies_of_one_caller_are_not_sent_by_another() -> None:
     }
 
 
-@requirement("callers.sessions")
 def test_a_program_cannot_have_credentials_for_each_caller() -> None:
     with pytest.raises(UsageError, match="which all callers share"):
         from_mcp(StdioServer("server"), auth=caller_token)

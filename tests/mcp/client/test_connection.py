@@ -14,7 +14,6 @@ from opwire.mcp.client.servers import MCPOptions
 from opwire.mcp.client.transport import read_message
 from opwire.mcp.protocol import argument_headers
 from tests.mcp.client.connections import PATIENCE, at, call, connected, rogue, until
-from tests.requirements import requirement
 from tests.servers.leaks import Leaks
 
 WHO = {"who": {"method": "elicitation/create", "params": {"message": "Who?", "requestedSchema": {}}}}
@@ -24,7 +23,6 @@ async def cancellations(session: Any) -> list[Any]:
     return (await call(session, "cancelled"))["cancelled"]
 
 
-@requirement("mcp.in.cancel")
 async def test_cancelling_the_caller_tells_the_server() -> None:
     async with connected(rogue()) as session:
         hanging = asyncio.create_task(call(session, "hang", within=None))
@@ -37,7 +35,6 @@ async def test_cancelling_the_caller_tells_the_server() -> None:
                 pass
 
 
-@requirement("mcp.in.deadline")
 async def test_a_deadline_ends_the_call_and_tells_the_server() -> None:
     async with connected(rogue()) as session:
         await session.start()
@@ -49,7 +46,6 @@ async def test_a_deadline_ends_the_call_and_tells_the_server() -> None:
                 pass
 
 
-@requirement("mcp.in.deadline")
 async def test_a_deadline_that_has_passed_sends_nothing() -> None:
     async with connected(rogue()) as session:
         await session.start()
@@ -59,7 +55,6 @@ async def test_a_deadline_that_has_passed_sends_nothing() -> None:
         assert await call(session, "echo") == {"arguments": {}}
 
 
-@requirement("mcp.in.cancel")
 @pytest.mark.parametrize("kind", ["http", "sse"])
 async def test_a_real_server_stops_abandoned_calls(kind: Any, sdk_address: str) -> None:
     server = at(sdk_address) if kind == "http" else at(sdk_address, kind="sse", path="/sse")
@@ -74,7 +69,6 @@ async def test_a_real_server_stops_abandoned_calls(kind: Any, sdk_address: str) 
                 pass
 
 
-@requirement("mcp.in.errors")
 async def test_an_error_of_the_server_is_raised_with_what_it_said() -> None:
     async with connected(rogue()) as session:
         with pytest.raises(CallError, match="python answered tools/call with an error: out of paper") as failure:
@@ -95,7 +89,6 @@ async def test_what_has_no_json_form_is_refused_and_costs_only_that_call() -> No
         assert await call(session, "echo", value=float("nan")) == {"arguments": {"value": None}}
 
 
-@requirement("mcp.in.callbacks")
 @pytest.mark.parametrize("as_coroutine", [True, False])
 async def test_what_a_server_asks_in_the_middle_of_a_call_is_answered_by_the_callbacks(as_coroutine: bool) -> None:
     asked: list[Any] = []
@@ -119,7 +112,6 @@ async def test_what_a_server_asks_in_the_middle_of_a_call_is_answered_by_the_cal
         assert await call(session, "ask", method="ping") == {"answer": {"result": {}}}
 
 
-@requirement("mcp.in.callbacks")
 @pytest.mark.parametrize("place", ["/mcp", "/sse"])
 async def test_a_real_server_may_ask_and_tell_by_itself_in_the_middle_of_a_call_over_http(
     place: str, sdk_address: str
@@ -140,7 +132,6 @@ async def test_a_real_server_may_ask_and_tell_by_itself_in_the_middle_of_a_call_
         await connection.close()
 
 
-@requirement("mcp.in.callbacks")
 async def test_a_request_without_a_callback_is_rejected_and_the_call_goes_on() -> None:
     async with connected(rogue()) as session:
         for method in ("elicitation/create", "sampling/createMessage", "roots/list", "no/such"):
@@ -149,7 +140,6 @@ async def test_a_request_without_a_callback_is_rejected_and_the_call_goes_on() -
             assert error["message"] == f"this client does not answer {method}"
 
 
-@requirement("mcp.in.questions")
 async def test_a_real_server_that_answers_with_questions_gets_the_answers(sdk_address: str) -> None:
     roots = [{"uri": "file:///a", "name": "a"}]
     async with connected(at(sdk_address), elicit=lambda _: {"action": "decline"}, roots=lambda: roots) as session:
@@ -157,7 +147,6 @@ async def test_a_real_server_that_answers_with_questions_gets_the_answers(sdk_ad
     assert text == "opaque ✓ {'who': {'action': 'decline'}, 'where': {'roots': [{'uri': 'file:///a', 'name': 'a'}]}}"
 
 
-@requirement("mcp.in.questions")
 async def test_questions_may_come_in_several_rounds_or_just_ask_for_patience() -> None:
     async with connected(rogue("modern"), elicit=lambda _: {"action": "cancel"}) as session:
         asked = await call(session, "quiz", rounds=3, questions=WHO)
@@ -165,7 +154,6 @@ async def test_questions_may_come_in_several_rounds_or_just_ask_for_patience() -
         assert await call(session, "quiz", rounds=2, questions=None) == {"said": None, "state": "2"}
 
 
-@requirement("mcp.in.questions")
 @pytest.mark.parametrize(
     ("questions", "code", "words"),
     [
@@ -188,7 +176,6 @@ async def test_questions_that_cannot_be_answered_end_the_call_clearly(
         assert failure.value.code is code
 
 
-@requirement("mcp.in.cancel")
 async def test_a_callback_that_takes_for_ever_ends_with_its_call_and_with_its_connection() -> None:
     async def never(_: dict[str, Any]) -> Any:
         entered.append(True)
@@ -212,7 +199,6 @@ async def test_a_callback_that_takes_for_ever_ends_with_its_call_and_with_its_co
         await until(lambda: not entered)
 
 
-@requirement("mcp.in.log")
 async def test_log_messages_go_to_the_callback_or_to_our_log(caplog: pytest.LogCaptureFixture) -> None:
     seen: list[Any] = []
 
@@ -248,7 +234,6 @@ async def test_a_call_that_ends_leaves_at_once_also_where_the_clock_is_far() -> 
         assert time.monotonic() - begun < PATIENCE
 
 
-@requirement("mcp.in.crash")
 async def test_a_connection_that_broke_is_lost_at_once_although_its_server_takes_long_to_stop(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:

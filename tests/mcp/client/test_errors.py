@@ -7,14 +7,12 @@ import pytest
 from opwire.errors import CallError, ErrorCode
 from opwire.mcp.client.transport import HTTPExchangeError, call_error
 from opwire.mcp.messages import RPCError
-from tests.requirements import requirement
 
 
 def mapped(code: int, message: str = "no", data: Any = None, method: str = "tools/call") -> CallError:
     return call_error(RPCError(code, message, data), "judge", method)
 
 
-@requirement("mcp.in.errors")
 @pytest.mark.parametrize(
     ("code", "message", "expected"),
     [
@@ -42,7 +40,6 @@ def test_only_a_tool_that_is_called_can_be_unknown() -> None:
     assert mapped(-32602, "Unknown tool: x", method="prompts/get").code is ErrorCode.VALIDATION_ERROR
 
 
-@requirement("mcp.in.errors")
 def test_what_a_server_says_is_kept_up_to_a_limit() -> None:
     assert mapped(1, data={"why": ["a"]}).details == {"code": 1, "data": {"why": ["a"]}}
     error = mapped(1, "x" * 10_000, {"text": "é" * 10_000})
@@ -52,7 +49,6 @@ def test_what_a_server_says_is_kept_up_to_a_limit() -> None:
     assert mapped(1, "\ud800", {"text": "\ud800"}).message.endswith("\ufffd")
 
 
-@requirement("mcp.in.http")
 @pytest.mark.parametrize(
     ("status", "words", "retryable"),
     [

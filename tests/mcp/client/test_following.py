@@ -14,7 +14,6 @@ from opwire.mcp.client.servers import MCPOptions
 from opwire.mcp.client.source import ServerOperations
 from opwire.registry import OperationRegistry
 from tests.mcp.client.listed_server import Changes, Stage, following, tool
-from tests.requirements import requirement
 from tests.servers.leaks import Leaks
 
 CHANGED = {"method": "notifications/tools/list_changed"}
@@ -25,7 +24,6 @@ async def play(registry: OperationRegistry, **script: Any) -> Any:
     return (await registry.execute("misbehaving.play", script)).data
 
 
-@requirement("mcp.in.list-changed")
 async def test_a_registry_keeps_up_with_what_is_added_changed_and_removed(tmp_path: Path) -> None:
     stage = Stage(tmp_path, tools=[PLAY, tool("old"), tool("same"), tool("changing")])
     registry = OperationRegistry()
@@ -41,7 +39,6 @@ async def test_a_registry_keeps_up_with_what_is_added_changed_and_removed(tmp_pa
         assert (await registry.execute("misbehaving.new", {"a": 1})).data == {"a": 1}
 
 
-@requirement("mcp.in.list-changed")
 async def test_many_changes_at_once_are_read_once(tmp_path: Path) -> None:
     stage = Stage(tmp_path, tools=[PLAY], page=100)
     registry = OperationRegistry()
@@ -55,7 +52,6 @@ async def test_many_changes_at_once_are_read_once(tmp_path: Path) -> None:
     assert [each["method"] for each in received].count("tools/list") == 2
 
 
-@requirement("mcp.in.list-changed")
 async def test_a_server_that_tells_of_a_change_whenever_it_is_asked_is_asked_less_and_less_often(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -67,7 +63,6 @@ async def test_a_server_that_tells_of_a_change_whenever_it_is_asked_is_asked_les
     assert time.monotonic() - started > 0.01 + 0.02 + 0.04 + 0.08 + 0.16 + 0.32
 
 
-@requirement("mcp.in.list-changed")
 async def test_a_change_that_changes_nothing_is_not_told(tmp_path: Path) -> None:
     stage = Stage(tmp_path, tools=[PLAY])
     registry = OperationRegistry()
@@ -84,7 +79,6 @@ async def test_a_change_that_changes_nothing_is_not_told(tmp_path: Path) -> None
     assert len(changes) == 1
 
 
-@requirement("mcp.in.list-changed")
 async def test_prompts_are_kept_up_with_as_well(tmp_path: Path) -> None:
     capabilities = {"tools": {}, "prompts": {"listChanged": True}}
     stage = Stage(tmp_path, tools=[PLAY], capabilities=capabilities, prompts=[{"name": "one"}])
@@ -99,7 +93,6 @@ async def test_prompts_are_kept_up_with_as_well(tmp_path: Path) -> None:
     assert change.gone == ("misbehaving.prompts/one",)
 
 
-@requirement("mcp.in.list-changed")
 async def test_a_server_that_comes_back_is_read_again(tmp_path: Path) -> None:
     stage = Stage(tmp_path, tools=[PLAY, tool("old")])
     registry = OperationRegistry()
@@ -115,7 +108,6 @@ async def test_a_server_that_comes_back_is_read_again(tmp_path: Path) -> None:
         assert change.gone == ("misbehaving.old",)
 
 
-@requirement("mcp.in.list-changed")
 async def test_a_change_that_cannot_be_read_leaves_everything_as_it_was(
     tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
@@ -135,8 +127,8 @@ async def test_a_change_that_cannot_be_read_leaves_everything_as_it_was(
         assert [each.spec.name for each in (await changes.next()).put] == ["new"]
 
 
-@requirement("mcp.in.report")
 async def test_what_was_found_before_is_logged_only_once(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    """The report says what was left out or changed and why; the log says it once."""
     stage = Stage(tmp_path, tools=[PLAY, tool("a\tb")])
     registry = OperationRegistry()
     async with from_mcp(stage.server) as source:

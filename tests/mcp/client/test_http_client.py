@@ -19,7 +19,6 @@ from opwire.mcp.client import http
 from opwire.mcp.client.http import no_response
 from opwire.mcp.client.servers import HTTPServer
 from tests.mcp.client.connections import PATIENCE, Answer, at, call, connected, http_server
-from tests.requirements import requirement
 from tests.servers.certificates import self_signed
 from tests.turns import counted_turns
 
@@ -57,7 +56,6 @@ class Old:
                 return 202, {}, b""
 
 
-@requirement("mcp.in.batches")
 @pytest.mark.parametrize("kind", ["application/json", "text/event-stream"])
 async def test_a_batch_has_notifications_and_the_response(kind: str) -> None:
     seen: list[str] = []
@@ -75,7 +73,6 @@ async def test_a_batch_has_notifications_and_the_response(kind: str) -> None:
     assert seen == ["notifications/tools/list_changed"]
 
 
-@requirement("mcp.in.http")
 @pytest.mark.parametrize(
     ("answer", "words", "retryable", "retry_after"),
     [
@@ -107,7 +104,6 @@ async def test_a_server_that_does_not_let_us_in_is_unavailable_and_the_reason_is
         assert failure.value.details == {"status": answer[0]}
 
 
-@requirement("mcp.in.http")
 def test_the_reason_of_a_failure_is_that_of_every_address() -> None:
     refused, unknown = ConnectionRefusedError(111, "at ::1"), OSError(113, "at 127.0.0.1")
     failed = OSError("All connection attempts failed")
@@ -125,7 +121,6 @@ def test_the_reason_of_a_failure_is_that_of_every_address() -> None:
     assert no_response(http.httpx2.ReadTimeout("")).reason == " (ReadTimeout)"
 
 
-@requirement("mcp.in.http")
 async def test_a_server_that_is_not_there_is_unavailable() -> None:
     async with http_server(Old(lambda *_: (200, {}, b""))) as address:
         pass
@@ -139,7 +134,6 @@ async def test_a_server_that_is_not_there_is_unavailable() -> None:
         assert "s3cret" not in str(failure.value)
 
 
-@requirement("mcp.in.http")
 async def test_one_call_that_fails_costs_no_other() -> None:
     def answer(_: dict[str, str], body: bytes) -> Answer:
         name = json.loads(body)["params"]["name"]
@@ -171,7 +165,6 @@ async def test_one_call_that_fails_costs_no_other() -> None:
         assert await call(session, "fine", value=float("nan")) == {"name": "fine"}
 
 
-@requirement("mcp.in.session-lost")
 async def test_a_session_that_the_server_has_forgotten_is_restarted_and_the_call_made_again() -> None:
     def answer(headers: dict[str, str], body: bytes) -> Answer:
         if headers["mcp-session-id"] == "1":
@@ -186,7 +179,6 @@ async def test_a_session_that_the_server_has_forgotten_is_restarted_and_the_call
         assert await call(session, "any") == {"session": "2"}
 
 
-@requirement("mcp.in.session-lost")
 async def test_a_watch_and_its_end_survive_a_session_that_the_server_has_forgotten() -> None:
     watched: list[tuple[str, str]] = []
 
@@ -206,7 +198,6 @@ async def test_a_watch_and_its_end_survive_a_session_that_the_server_has_forgott
     assert watched[-1] == ("resources/unsubscribe", "2")
 
 
-@requirement("mcp.in.session-lost")
 async def test_a_server_that_forgets_every_session_is_not_asked_for_ever() -> None:
     server = Old(lambda *_: (404, {}, b""))
     async with http_server(server) as address, connected(at(address)) as session:
@@ -216,7 +207,6 @@ async def test_a_server_that_forgets_every_session_is_not_asked_for_ever() -> No
     assert server.sessions == 2
 
 
-@requirement("mcp.in.redirect")
 async def test_headers_never_follow_a_redirect_to_another_origin() -> None:
     visited: list[dict[str, str]] = []
 
@@ -238,7 +228,6 @@ async def test_headers_never_follow_a_redirect_to_another_origin() -> None:
     assert visited == []
 
 
-@requirement("mcp.in.limits")
 @pytest.mark.parametrize("encoding", ["identity", "gzip"])
 async def test_an_answer_above_the_limit_is_an_error_for_its_caller_alone(encoding: str) -> None:
     def answer(_: dict[str, str], body: bytes) -> Answer:
@@ -258,7 +247,6 @@ async def test_an_answer_above_the_limit_is_an_error_for_its_caller_alone(encodi
         assert len((await call(session, "any", size=1))["text"]) == 1
 
 
-@requirement("mcp.in.limits")
 @pytest.mark.parametrize("flood", [b":\n" * 1_000_000, b'data: {"jsonrpc":"2.0","method":"x"}\n\n' * 20_000])
 async def test_the_event_loop_runs_while_a_small_stream_is_unpacked(flood: bytes) -> None:
     def answer(_: dict[str, str], body: bytes) -> Answer:
@@ -272,7 +260,6 @@ async def test_the_event_loop_runs_while_a_small_stream_is_unpacked(flood: bytes
     assert turns.count >= len(flood) / (32 * 1024)
 
 
-@requirement("mcp.in.limits")
 @pytest.mark.parametrize(("kind", "start"), [("application/json", b""), ("text/event-stream", b"data: ")])
 async def test_the_event_loop_runs_while_a_body_is_read_that_consists_of_tiny_chunks(kind: str, start: bytes) -> None:
     def answer(_: dict[str, str], body: bytes) -> Answer:
@@ -288,7 +275,6 @@ async def test_the_event_loop_runs_while_a_body_is_read_that_consists_of_tiny_ch
     assert turns.count >= 30
 
 
-@requirement("mcp.in.limits")
 @pytest.mark.parametrize("codings", ["gzip, gzip", "gzip,,deflate", "gzip, identity, br"])
 async def test_an_answer_that_is_compressed_twice_is_not_unpacked(codings: str) -> None:
     def answer(_: dict[str, str], body: bytes) -> Answer:
@@ -300,7 +286,6 @@ async def test_an_answer_that_is_compressed_twice_is_not_unpacked(codings: str) 
         assert failure.value.code is ErrorCode.UNAVAILABLE
 
 
-@requirement("mcp.in.raw")
 @pytest.mark.parametrize("kind", ["application/json", "text/event-stream"])
 @pytest.mark.parametrize(
     ("written", "text"),
@@ -317,7 +302,6 @@ async def test_text_that_was_cut_in_the_middle_of_a_character_arrives(kind: str,
         assert await call(session, "any") == {"text": text}
 
 
-@requirement("mcp.in.secrets")
 @pytest.mark.parametrize("path", ["/mcp", "/sse"])
 async def test_what_a_url_keeps_secret_reaches_the_server_and_no_log(
     path: str, sdk_address: str, caplog: pytest.LogCaptureFixture
@@ -341,7 +325,6 @@ def _seen(targets: list[bytes]) -> dict[str, Any]:
     return {"request": [see]}
 
 
-@requirement("mcp.in.raw")
 async def test_a_byte_order_mark_is_accepted() -> None:
     def answer(_: dict[str, str], body: bytes) -> Answer:
         status, headers, content = result(body, {"n": 1})
@@ -429,7 +412,6 @@ async def test_a_server_that_does_not_take_leave_does_not_hold_us(monkeypatch: p
         released.set()
 
 
-@requirement("mcp.in.limits")
 @pytest.mark.parametrize("kind", ["application/json", "text/event-stream"])
 async def test_an_answer_of_too_many_values_is_an_error_for_its_caller_alone(kind: str) -> None:
     def answer(_: dict[str, str], body: bytes) -> Answer:
@@ -445,7 +427,6 @@ async def test_an_answer_of_too_many_values_is_an_error_for_its_caller_alone(kin
         assert (await call(session, "few"))["a"] == [[]] * 5
 
 
-@requirement("mcp.in.limits")
 @pytest.mark.parametrize(("said", "used"), [(b"0", 0.1), (b"1500", 1.5), (b"9" * 90, 60), (b"soon", 1)])
 def test_a_server_does_not_say_at_will_when_it_is_connected_again(said: bytes, used: float) -> None:
     parser = SSEParser()
@@ -476,15 +457,14 @@ class Resumed(Old):
         return self._next() if self._streams else (404, {}, b"")
 
 
-@requirement("mcp.in.resumption")
 async def test_a_stream_that_was_cut_is_resumed_after_its_last_event() -> None:
+    """A stream that is cut before the answer is resumed where the server supports that, a bounded number of times."""
     server = Resumed("retry: 100\nid: 7\ndata:\n\n", "id: 8\ndata:\n\n", "id: 9\ndata: %\n\n")
     async with http_server(server) as address, connected(at(address)) as session:
         assert await call(session, "any") == {"n": 1}
     assert server.resumed == ["7", "8"]
 
 
-@requirement("mcp.in.resumption")
 @pytest.mark.parametrize(("first", "attempts"), [("retry: 100\nid: 7\ndata:\n\n", 2), ("retry: 100\ndata:\n\n", 0)])
 async def test_a_stream_that_cannot_be_resumed_is_an_error_at_once(first: str, attempts: int) -> None:
     server = Resumed(first)
@@ -495,7 +475,6 @@ async def test_a_stream_that_cannot_be_resumed_is_an_error_at_once(first: str, a
     assert len(server.resumed) == attempts
 
 
-@requirement("mcp.in.http")
 async def test_a_server_sets_as_many_cookies_as_a_browser_keeps() -> None:
     seen: list[list[str]] = []
 
@@ -514,7 +493,6 @@ async def test_a_server_sets_as_many_cookies_as_a_browser_keeps() -> None:
     assert [each[0] for each in seen] == ["", "session=1", "session=2", "session=3", "session=3", "session=5"]
 
 
-@requirement("mcp.in.http")
 async def test_cookies_of_the_options_are_sent_and_a_jar_of_the_application_is_its_own() -> None:
     seen: list[str] = []
 

@@ -11,7 +11,6 @@ import pytest
 from opwire.errors import CallError, ErrorCode
 from opwire.mcp.client.servers import HTTPServer
 from tests.mcp.client.connections import PATIENCE, Answer, at, call, connected, http_server
-from tests.requirements import requirement
 
 
 class EventServer:
@@ -91,14 +90,12 @@ async def event_stream(first: bytes, takes: int = 202) -> AsyncIterator[tuple[HT
 ENDPOINT = b"event: endpoint\ndata: /messages?session=1\n\n"
 
 
-@requirement("mcp.in.revisions")
 async def test_a_server_of_2024_is_understood_and_invalid_messages_are_ignored() -> None:
     async with event_stream(ENDPOINT) as (server, _), connected(server) as session:
         assert (await session.start()).protocol == "2024-11-05"
         assert await call(session, "garbage") == {}
 
 
-@requirement("mcp.in.crash")
 async def test_when_the_stream_ends_pending_calls_do() -> None:
     async with event_stream(ENDPOINT) as (server, events), connected(server) as session:
         await session.start()
@@ -110,7 +107,6 @@ async def test_when_the_stream_ends_pending_calls_do() -> None:
         assert failure.value.code is ErrorCode.UNAVAILABLE
 
 
-@requirement("mcp.in.http")
 async def test_a_message_that_the_server_does_not_take_is_an_error_at_once() -> None:
     async with event_stream(ENDPOINT, takes=503) as (server, _), connected(server) as session:
         for _ in range(2):
@@ -119,7 +115,6 @@ async def test_a_message_that_the_server_does_not_take_is_an_error_at_once() -> 
             assert failure.value.code is ErrorCode.UNAVAILABLE
 
 
-@requirement("mcp.in.limits")
 @pytest.mark.parametrize("tool", ["long", "nonsense"])
 async def test_what_breaks_the_protocol_ends_the_connection(tool: str) -> None:
     async with event_stream(ENDPOINT) as (server, _), connected(server, max_message=100_000) as session:
@@ -128,7 +123,6 @@ async def test_what_breaks_the_protocol_ends_the_connection(tool: str) -> None:
         assert failure.value.code is ErrorCode.PROTOCOL_ERROR
 
 
-@requirement("mcp.in.redirect")
 @pytest.mark.parametrize(
     "first",
     [
@@ -145,7 +139,6 @@ async def test_a_stream_that_sends_us_elsewhere_or_nowhere_is_refused(first: byt
         assert failure.value.code is ErrorCode.PROTOCOL_ERROR
 
 
-@requirement("mcp.in.hang-at-start")
 @pytest.mark.parametrize("first", [b"", b": wait\n\n", b"event: endpoint\ndata:\n\n"])
 async def test_a_stream_without_an_endpoint_is_not_waited_for_after_the_timeout(first: bytes) -> None:
     async with event_stream(first) as (server, _), connected(server, connect_timeout=0.2) as session:

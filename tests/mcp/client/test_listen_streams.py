@@ -10,7 +10,6 @@ from opwire.errors import CallError, ErrorCode
 from opwire.mcp.client import negotiation
 from opwire.mcp.client.negotiation import announced_changes
 from tests.mcp.client.connections import at, call, connected, rogue, until
-from tests.requirements import requirement
 
 
 @pytest.mark.parametrize(
@@ -30,7 +29,6 @@ def test_only_changes_that_a_server_tells_of_are_asked_for(
     assert announced_changes(capabilities) == wanted
 
 
-@requirement("mcp.in.changes")
 @pytest.mark.parametrize("path", ["/mcp", "/sse"])
 async def test_a_real_server_tells_of_changes(path: str, sdk_address: str) -> None:
     seen: list[str] = []
@@ -41,11 +39,11 @@ async def test_a_real_server_tells_of_changes(path: str, sdk_address: str) -> No
         await until(lambda: {"notifications/tools/list_changed", "notifications/resources/updated"} <= set(seen))
 
 
-@requirement("mcp.in.changes")
 @pytest.mark.parametrize("politely", [True, False])
 async def test_a_subscription_that_ended_is_opened_again_and_what_may_have_been_missed_is_reported(
     politely: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    """Changes are reported alike in every revision, also after a subscription or a connection broke."""
     monkeypatch.setattr(negotiation, "_PAUSE", 0.02)
     seen: list[str] = []
     async with connected(rogue("modern"), on_notification=lambda method, _: seen.append(method)) as session:
@@ -55,7 +53,6 @@ async def test_a_subscription_that_ended_is_opened_again_and_what_may_have_been_
         assert len((await call(session, "update"))["listening"]) == 2
 
 
-@requirement("mcp.in.changes")
 async def test_a_server_that_promises_to_tell_and_does_not_is_used_without(caplog: pytest.LogCaptureFixture) -> None:
     async with connected(rogue("modern", "lax")) as session:
         assert await call(session, "echo") == {"arguments": {}}
@@ -64,7 +61,6 @@ async def test_a_server_that_promises_to_tell_and_does_not_is_used_without(caplo
         assert "are not reported: OPERATION_NOT_FOUND" in caplog.text
 
 
-@requirement("mcp.in.changes")
 async def test_a_server_that_does_not_say_whether_it_will_tell_is_not_waited_for_for_ever() -> None:
     async with connected(rogue("modern", "mute")) as session:
         await session.start()
@@ -83,7 +79,6 @@ async def test_a_server_that_does_not_say_whether_it_will_tell_is_not_waited_for
             await asyncio.gather(session.watch_resource("test://other"), call(session, "crash"))
 
 
-@requirement("mcp.in.changes")
 async def test_earlier_servers_tell_of_changes_by_themselves() -> None:
     seen: list[Any] = []
     async with connected(rogue(), on_notification=lambda *told: seen.append(told)) as session:

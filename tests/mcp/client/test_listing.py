@@ -11,7 +11,6 @@ from opwire.mcp.client.session import MCPSession
 from opwire.model.operation import Context, OperationType
 from opwire.registry.source import Report
 from tests.mcp.client.listed_server import Stage, tool
-from tests.requirements import requirement
 
 
 async def listed(stage: Stage, report: Report) -> list[Any]:
@@ -22,7 +21,6 @@ async def listed(stage: Stage, report: Report) -> list[Any]:
         await session.close()
 
 
-@requirement("mcp.in.every-page")
 @pytest.mark.parametrize("count", [0, 1, 3, 10])
 async def test_every_page_is_read(tmp_path: Path, count: int) -> None:
     tools = [tool(f"t{n}") for n in range(count)]
@@ -31,14 +29,12 @@ async def test_every_page_is_read(tmp_path: Path, count: int) -> None:
     assert report.warnings == []
 
 
-@requirement("mcp.in.every-page")
 async def test_a_cursor_that_comes_again_ends_the_list(tmp_path: Path) -> None:
     report = Report()
     assert await listed(Stage(tmp_path, tools=[tool("a")], cursors="same"), report) == [tool("a"), tool("a")]
     assert "repeated cursor" in report.warnings[0]
 
 
-@requirement("mcp.in.every-page")
 async def test_pages_without_end_are_ended(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(resources, "MAX_PAGES", 20)
     report = Report()
@@ -46,7 +42,6 @@ async def test_pages_without_end_are_ended(tmp_path: Path, monkeypatch: pytest.M
     assert "more than 20 pages" in report.warnings[0]
 
 
-@requirement("mcp.in.every-page", "mcp.in.limits")
 async def test_a_list_is_bounded_in_entries_and_in_bytes(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     tools = [tool(f"t{n}", description="x" * 1000) for n in range(20)]
     stage = Stage(tmp_path, tools=tools, page=3)
@@ -63,14 +58,12 @@ async def test_a_list_is_bounded_in_entries_and_in_bytes(tmp_path: Path, monkeyp
         await session.close()
 
 
-@requirement("mcp.in.one-bad-tool")
 async def test_entries_that_are_not_objects_affect_no_others(tmp_path: Path) -> None:
     report = Report()
     assert await listed(Stage(tmp_path, tools=[42, tool("a"), None, "b"]), report) == [tool("a")]
     assert [each.name for each in report.skipped] == ["tools/list.42", "tools/list.None", "tools/list.b"]
 
 
-@requirement("mcp.in.one-bad-tool")
 @pytest.mark.parametrize("page", [None, "text", {"a": 1}])
 async def test_a_page_that_is_not_a_list_is_empty_with_a_warning(tmp_path: Path, page: Any) -> None:
     report = Report()

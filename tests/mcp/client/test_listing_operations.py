@@ -12,7 +12,6 @@ from opwire.mcp.client.source import Listing, ListingReader
 from opwire.model.operation import Operation, OperationSpec, Skipped
 from opwire.schema import UNKNOWN
 from tests.mcp.client.listed_server import MODERN, Stage, tool
-from tests.requirements import requirement
 
 
 async def read(stage: Stage, *, timeout: float = 5.0, prompts: bool = True) -> Listing:
@@ -25,7 +24,6 @@ async def read(stage: Stage, *, timeout: float = 5.0, prompts: bool = True) -> L
         await session.close()
 
 
-@requirement("mcp.in.one-bad-tool")
 async def test_one_bad_tool_affects_no_other(tmp_path: Path) -> None:
     tools = [
         tool("good"),
@@ -55,7 +53,6 @@ async def test_one_bad_tool_affects_no_other(tmp_path: Path) -> None:
     assert listing.by_id["ns.bad output"].operation.spec.output_schema is UNKNOWN
 
 
-@requirement("mcp.in.one-bad-tool")
 async def test_a_tool_keeps_its_name_where_another_operation_would_have_it(tmp_path: Path) -> None:
     listing = await read(
         Stage(tmp_path, tools=[tool("resources/read")], capabilities={"resources": {}}, resources=[{"uri": "a:1"}])
@@ -65,7 +62,6 @@ async def test_a_tool_keeps_its_name_where_another_operation_would_have_it(tmp_p
     assert [each.name for each in listing.report.skipped] == ["ns.resources/read"]
 
 
-@requirement("mcp.in.capabilities")
 @pytest.mark.parametrize("code", [-32601, -32602, -32603])
 async def test_a_server_without_tools_has_none_and_nothing_is_said_of_it(tmp_path: Path, code: int) -> None:
     errors = {"tools/list": {"code": code, "message": "what?"}}
@@ -74,7 +70,6 @@ async def test_a_server_without_tools_has_none_and_nothing_is_said_of_it(tmp_pat
     assert listing.report.warnings == []
 
 
-@requirement("mcp.in.capabilities")
 async def test_tools_that_are_not_announced_are_found_and_those_that_are_not_there_are_warned_of(
     tmp_path: Path,
 ) -> None:
@@ -86,20 +81,17 @@ async def test_tools_that_are_not_announced_are_found_and_those_that_are_not_the
     assert [each.split(":")[0] for each in listing.report.warnings] == ["tools/list", "prompts/list"]
 
 
-@requirement("mcp.in.capabilities")
 async def test_a_server_that_announces_its_tools_and_fails_to_list_them_is_an_error(tmp_path: Path) -> None:
     errors = {"tools/list": {"code": -32603, "message": "out of order"}}
     with pytest.raises(CallError, match="out of order"):
         await read(Stage(tmp_path, errors=errors))
 
 
-@requirement("mcp.in.capabilities")
 async def test_prompts_are_left_out_where_they_are_not_wanted(tmp_path: Path) -> None:
     stage = Stage(tmp_path, tools=[], capabilities={"prompts": {}}, prompts=[{"name": "p"}])
     assert (await read(stage, prompts=False)).by_id == {}
 
 
-@requirement("mcp.in.one-bad-tool")
 async def test_a_tool_that_the_protocol_tells_clients_to_leave_out_is_left_out(tmp_path: Path) -> None:
     asks_twice = {"type": "object", "properties": {key: {"type": "string", "x-mcp-header": "H"} for key in "ab"}}
     tools = [tool("a"), tool("twice", inputSchema=asks_twice)]
@@ -108,7 +100,6 @@ async def test_a_tool_that_the_protocol_tells_clients_to_leave_out_is_left_out(t
     assert [each.name for each in listing.report.skipped] == ["ns.twice"]
 
 
-@requirement("mcp.in.limits")
 async def test_a_large_schema_is_not_searched_for_headers(tmp_path: Path) -> None:
     properties = {f"p{number}": {"type": "string", "x-mcp-header": f"H{number}"} for number in range(6_000)}
     tools = [tool("large", inputSchema={"type": "object", "properties": properties}), tool("small")]
@@ -119,7 +110,6 @@ async def test_a_large_schema_is_not_searched_for_headers(tmp_path: Path) -> Non
     assert list((await read(Stage(tmp_path / "older", tools=tools))).by_id) == ["ns.large", "ns.small"]
 
 
-@requirement("mcp.in.limits")
 async def test_a_prompt_with_very_many_arguments_is_left_out(tmp_path: Path) -> None:
     prompts = [
         {"name": name, "arguments": [{"name": f"a{number}"} for number in range(count)]}
@@ -130,7 +120,6 @@ async def test_a_prompt_with_very_many_arguments_is_left_out(tmp_path: Path) -> 
     assert listing.report.skipped[0].reason == "its arguments exceed the limit of 262,144 bytes"
 
 
-@requirement("mcp.in.limits")
 async def test_entries_that_are_not_objects_count_as_entries(tmp_path: Path) -> None:
     listing = await read(Stage(tmp_path, tools=[None] * 15_000 + [tool("late")], page=20_000))
     assert list(listing.by_id) == []
@@ -140,7 +129,6 @@ async def test_entries_that_are_not_objects_count_as_entries(tmp_path: Path) -> 
     ]
 
 
-@requirement("mcp.in.every-page")
 async def test_a_list_that_takes_too_long_is_a_timeout(tmp_path: Path) -> None:
     with pytest.raises(CallError) as why:
         await read(Stage(tmp_path, tools=[tool("a")], cursors="endless"), timeout=0.01)
@@ -154,7 +142,6 @@ def listing_of(**definitions: Any) -> Listing:
     return listing
 
 
-@requirement("mcp.in.list-changed")
 def test_what_is_new_or_different_has_changed() -> None:
     before = listing_of(same={"a": [1]}, other={"a": 1}, gone={})
     changed = listing_of(same={"a": [1]}, other={"a": 2}, new={}).changed_since(before)

@@ -8,10 +8,8 @@ from opwire.mcp.client.servers import usable_namespace, usable_namespaces
 from opwire.mcp.client.tools import MAX_NAME, is_usable_name
 from opwire.model.operation import OperationSpec
 from tests.properties import examples
-from tests.requirements import requirement
 
 
-@requirement("mcp.in.namespaces")
 @pytest.mark.parametrize(
     ("name", "namespace"),
     [
@@ -30,17 +28,14 @@ def test_a_servers_name_becomes_a_namespace(name: str, namespace: str) -> None:
     assert usable_namespace(name) == namespace
 
 
-@requirement("mcp.in.namespaces")
 def test_names_that_would_be_the_same_namespace_are_numbered_and_others_stay() -> None:
     assert usable_namespaces(["a.b", "a_b", "a\nb", "c"]) == {"a.b": "a_b_2", "a_b": "a_b", "a\nb": "a_b_3", "c": "c"}
 
 
-@requirement("mcp.in.namespaces")
 def test_a_server_with_the_name_of_opwire_does_not_get_its_reserved_namespace() -> None:
     assert usable_namespaces(["opwire", "mcp", " opwire"]) == {"opwire": "mcp_2", "mcp": "mcp", " opwire": "mcp_3"}
 
 
-@requirement("mcp.in.namespaces")
 @settings(max_examples=examples(100), deadline=None)
 @given(st.lists(st.text(alphabet="ab._2\n", max_size=6), unique=True, max_size=8))
 def test_every_server_of_a_file_has_a_namespace_of_its_own(names: list[str]) -> None:
@@ -51,7 +46,6 @@ def test_every_server_of_a_file_has_a_namespace_of_its_own(names: list[str]) -> 
         OperationSpec(namespace=namespace, name="any")
 
 
-@requirement("mcp.in.odd-names")
 @pytest.mark.parametrize(
     ("name", "usable"),
     [
@@ -65,10 +59,10 @@ def test_every_server_of_a_file_has_a_namespace_of_its_own(names: list[str]) -> 
     ],
 )
 def test_only_printable_text_can_name_an_operation(name: object, usable: bool) -> None:
+    """Any printable name works: spaces, dots, slashes, other scripts, two hundred letters."""
     assert is_usable_name(name) is usable
 
 
-@requirement("mcp.in.limits")
 def test_names_are_bounded() -> None:
     assert len(usable_namespace("x" * 10_000)) == 100
     assert is_usable_name("x" * MAX_NAME)

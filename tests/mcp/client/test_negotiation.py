@@ -12,7 +12,6 @@ from opwire.mcp.client.servers import Callbacks
 from opwire.mcp.client.transport import HTTPExchangeError
 from opwire.mcp.messages import RPCError
 from tests.mcp.client.connections import at, call, connected, rogue
-from tests.requirements import requirement
 
 META = "io.modelcontextprotocol/"
 
@@ -62,7 +61,6 @@ DISCOVERED = ["server/discover"]
 FELL_BACK = ["server/discover", "initialize", "notifications/initialized"]
 
 
-@requirement("mcp.in.revisions")
 @pytest.mark.parametrize("version", ["2024-11-05", "2025-03-26", "2025-06-18", "2025-11-25"])
 async def test_every_revision_with_a_handshake_is_spoken(version: str) -> None:
     peer = Peer(initialize=[old(version)])
@@ -79,7 +77,6 @@ async def test_every_revision_with_a_handshake_is_spoken(version: str) -> None:
     assert agreement.headers("ping", {"a": 1}) == {"mcp-protocol-version": version}
 
 
-@requirement("mcp.in.revisions")
 async def test_a_stateless_server_gets_everything_with_every_request() -> None:
     named = {**MODERN, "_meta": {META + "serverInfo": {"name": "s", "version": "2"}}}
     callbacks = Callbacks(elicit=lambda _: None, log=lambda _: None)
@@ -100,7 +97,6 @@ async def test_a_stateless_server_gets_everything_with_every_request() -> None:
     }
 
 
-@requirement("mcp.in.revisions")
 @pytest.mark.parametrize(
     ("answers", "methods"),
     [
@@ -125,7 +121,6 @@ async def test_a_server_is_asked_first_and_greeted_as_before_if_it_does_not_know
     assert peer.methods == methods
 
 
-@requirement("mcp.in.revisions")
 @pytest.mark.parametrize(
     "answers",
     [
@@ -138,7 +133,6 @@ async def test_a_server_that_names_a_revision_that_we_know_is_asked_once_more(an
     assert (await agree(Peer(**answers))).modern
 
 
-@requirement("mcp.in.revisions")
 @pytest.mark.parametrize(
     ("answers", "error"),
     [
@@ -160,7 +154,6 @@ async def test_where_nothing_can_be_agreed_on_that_is_the_end(
     assert error(failure.value)
 
 
-@requirement("mcp.in.revisions")
 async def test_real_servers_of_both_kinds_are_understood(sdk_address: str) -> None:
     async with connected(at(sdk_address)) as session:
         info = await session.start()

@@ -18,11 +18,9 @@ from opwire.mcp.client.servers import StdioServer
 from opwire.mcp.client.session import MCPSession
 from opwire.mcp.client.transport import ServerProcess
 from tests.mcp.client.connections import PATIENCE, call, connected, rogue, until
-from tests.requirements import requirement
 from tests.servers.processes import wait_until_gone
 
 
-@requirement("mcp.in.environment")
 async def test_a_server_gets_what_it_is_given_and_not_our_environment(
     monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
@@ -35,7 +33,6 @@ async def test_a_server_gets_what_it_is_given_and_not_our_environment(
     assert found["cwd"] == str(tmp_path)
 
 
-@requirement("mcp.in.environment")
 async def test_a_server_keeps_the_variables_of_proxies_and_certificates_and_the_others_are_listed(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
@@ -55,7 +52,6 @@ async def test_a_server_keeps_the_variables_of_proxies_and_certificates_and_the_
     assert "OUR_SECRET" in server.withheld
 
 
-@requirement("mcp.in.limits")
 async def test_lines_of_a_megabyte_pass_and_those_above_the_limit_end_the_connection() -> None:
     async with connected(rogue(), max_message=2_000_000) as session:
         assert len((await call(session, "long", size=1_900_000))["text"]) == 1_900_000
@@ -72,7 +68,6 @@ async def test_many_long_answers_at_once_arrive_whole() -> None:
         assert [len(result["text"]) for result in results] == [200_000 + n for n in range(20)]
 
 
-@requirement("mcp.in.garbage")
 async def test_what_a_server_prints_between_its_messages_is_logged_once_and_passed_over(
     caplog: pytest.LogCaptureFixture,
 ) -> None:
@@ -83,7 +78,6 @@ async def test_what_a_server_prints_between_its_messages_is_logged_once_and_pass
     assert "'Listening on stdio...'" in caplog.text
 
 
-@requirement("mcp.in.garbage")
 async def test_what_a_server_prints_is_logged_once_although_it_is_started_twice(
     caplog: pytest.LogCaptureFixture,
 ) -> None:
@@ -92,7 +86,6 @@ async def test_what_a_server_prints_is_logged_once_although_it_is_started_twice(
     assert caplog.text.count("writes to stdout what is not a message") == 1
 
 
-@requirement("mcp.in.garbage")
 @pytest.mark.parametrize(
     ("text", "words"),
     [
@@ -109,7 +102,6 @@ async def test_a_broken_answer_is_an_error_at_once(text: str, words: str) -> Non
         assert await call(session, "echo") == {"arguments": {}}
 
 
-@requirement("mcp.in.raw")
 async def test_an_answer_with_bytes_that_are_not_utf_8_is_kept() -> None:
     async with connected(rogue()) as session:
         assert await call(session, "raw", text='{"jsonrpc": "2.0", "id": %, "result": {"a": "\xe9!"}}') == {
@@ -117,7 +109,6 @@ async def test_an_answer_with_bytes_that_are_not_utf_8_is_kept() -> None:
         }
 
 
-@requirement("mcp.in.stderr")
 async def test_what_a_server_says_on_stderr_is_in_the_log_line_by_line_and_not_endless(
     caplog: pytest.LogCaptureFixture,
 ) -> None:
@@ -134,7 +125,6 @@ async def test_what_a_server_says_on_stderr_is_in_the_log_line_by_line_and_not_e
 FLOOD = "import sys; sys.stderr.write('x\\n' * 300_000 + 'last\\n'); sys.exit(1)"
 
 
-@requirement("mcp.in.stderr")
 async def test_a_flood_on_stderr_is_not_read_line_by_line_and_its_end_is_kept(monkeypatch: pytest.MonkeyPatch) -> None:
     read: list[bytes] = []
     read_line = ServerProcess._read_stderr
@@ -149,7 +139,6 @@ async def test_a_flood_on_stderr_is_not_read_line_by_line_and_its_end_is_kept(mo
     assert len(read) < 150_000
 
 
-@requirement("mcp.in.garbage")
 async def test_empty_lines_between_messages_are_passed_over(caplog: pytest.LogCaptureFixture) -> None:
     async with connected(rogue()) as session:
         assert await call(session, "raw", text="\n" * 100_000 + '{"jsonrpc": "2.0", "id": %, "result": {}}') == {}
@@ -163,7 +152,6 @@ def crashing(*lines: str, **options: Any) -> StdioServer:
     return StdioServer(sys.executable, ("-I", "-S", "-c", CRASH, *lines), **options)
 
 
-@requirement("mcp.in.last-lines")
 async def test_the_last_lines_of_a_server_that_cannot_start_are_in_the_error() -> None:
     lines = [f"line {number}" for number in range(15)]
     with pytest.raises(CallError, match="ended with status 1") as failure:
@@ -175,7 +163,6 @@ async def test_the_last_lines_of_a_server_that_cannot_start_are_in_the_error() -
     assert len(shown[-1]) < 320
 
 
-@requirement("mcp.in.last-lines")
 async def test_the_error_hides_values_of_env_and_names_a_variable_that_was_not_passed_on(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
@@ -186,7 +173,6 @@ async def test_the_error_hides_values_of_env_and_names_a_variable_that_was_not_p
     assert "not passed on to the server, although set here: SHOP_TOKEN; add it to its env" in failure.value.message
 
 
-@requirement("mcp.in.last-lines")
 async def test_the_last_lines_of_a_server_that_crashes_later_are_logged_and_do_not_reach_its_callers(
     caplog: pytest.LogCaptureFixture,
 ) -> None:
@@ -200,7 +186,6 @@ async def test_the_last_lines_of_a_server_that_crashes_later_are_logged_and_do_n
     assert caplog.text == ""  # a server that is closed has not crashed
 
 
-@requirement("mcp.in.stop")
 async def test_a_server_ends_at_once_when_its_input_is_closed() -> None:
     async with connected(rogue(stop_timeout=60)) as session:
         pid = (await call(session, "environment"))["pid"]
@@ -208,7 +193,6 @@ async def test_a_server_ends_at_once_when_its_input_is_closed() -> None:
         wait_until_gone(pid)
 
 
-@requirement("mcp.in.stop")
 async def test_a_server_that_ignores_everything_is_killed() -> None:
     async with connected(rogue("stubborn", stop_timeout=0.2)) as session:
         pid = (await call(session, "environment"))["pid"]
@@ -216,9 +200,9 @@ async def test_a_server_that_ignores_everything_is_killed() -> None:
         wait_until_gone(pid)
 
 
-@requirement("mcp.in.stop")
 @pytest.mark.parametrize("habit", ["polite", "stubborn"])
 async def test_the_children_of_a_server_end_with_it(habit: str, caplog: pytest.LogCaptureFixture) -> None:
+    """A server is stopped with its children, even a stubborn one, even if we are cancelled."""
     caplog.set_level(logging.INFO, "opwire.mcp")
     async with connected(rogue("parent", habit, stop_timeout=0.3)) as session:
         await session.start()
@@ -229,7 +213,6 @@ async def test_the_children_of_a_server_end_with_it(habit: str, caplog: pytest.L
         wait_until_gone(int(child[1]))
 
 
-@requirement("mcp.in.cancel")
 async def test_a_server_that_does_not_read_delays_no_call_beyond_its_deadline() -> None:
     async with connected(rogue(stop_timeout=0.2)) as session:
         await call(session, "deaf")
@@ -266,7 +249,6 @@ async def test_what_cannot_be_started_is_said_with_the_reason(server: StdioServe
         assert failure.value.code is ErrorCode.UNAVAILABLE
 
 
-@requirement("mcp.in.stop")
 def test_a_stop_that_is_interrupted_leaves_no_open_pipes(
     monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:

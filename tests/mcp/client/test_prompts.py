@@ -8,7 +8,6 @@ import pytest
 from opwire.errors import CallError
 from opwire.model.operation import OperationType
 from tests.mcp.client.listed_server import Stage, following, mcp_meta
-from tests.requirements import requirement
 
 CAPABILITIES = {"prompts": {"listChanged": True}}
 REVIEW = {
@@ -20,7 +19,6 @@ REVIEW = {
 MESSAGE = {"role": "user", "content": {"type": "text", "text": "Write."}}
 
 
-@requirement("mcp.in.prompts")
 async def test_a_prompt_is_a_query_that_takes_its_arguments(tmp_path: Path) -> None:
     answers = {"prompts/get": {"description": "d", "messages": [MESSAGE], "_meta": {"v": 1}}}
     stage = Stage(tmp_path, capabilities=CAPABILITIES, prompts=[REVIEW], answers=answers)
@@ -44,14 +42,12 @@ async def test_a_prompt_is_a_query_that_takes_its_arguments(tmp_path: Path) -> N
     assert mcp_meta(envelope)._meta == {"v": 1}
 
 
-@requirement("mcp.in.prompts")
 async def test_prompts_are_listed(tmp_path: Path) -> None:
     prompts = [{**REVIEW, "name": f"p{n}"} for n in range(7)]
     async with following(Stage(tmp_path, capabilities=CAPABILITIES, prompts=prompts), namespace="lib") as registry:
         assert (await registry.execute("lib.prompts/list")).data == {"prompts": prompts}
 
 
-@requirement("mcp.in.prompts")
 @pytest.mark.parametrize("messages", [None, "text", [3], [{"role": "user"}], [{"content": [MESSAGE["content"]]}]])
 async def test_any_result_of_a_prompt_is_the_data(tmp_path: Path, messages: Any) -> None:
     stage = Stage(
@@ -61,7 +57,6 @@ async def test_any_result_of_a_prompt_is_the_data(tmp_path: Path, messages: Any)
         assert (await registry.execute("lib.prompts/p")).data == {"messages": messages}
 
 
-@requirement("mcp.in.one-bad-tool")
 async def test_prompts_that_cannot_be_used_affect_no_others(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
     prompts = [{"name": "a\tb"}, {}, {**REVIEW, "arguments": [3, {"name": "ok"}]}, REVIEW]
     async with following(Stage(tmp_path, capabilities=CAPABILITIES, prompts=prompts), namespace="lib") as registry:

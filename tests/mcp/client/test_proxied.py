@@ -15,12 +15,10 @@ from opwire.model.operation import Inbound
 from opwire.model.origin import FIELDS_META
 from tests.mcp.client.connections import SDK_SERVER, connected, rogue
 from tests.mcp.client.listed_server import Stage, answer, following, mcp_meta, tool
-from tests.requirements import requirement
 
 ICON = {"src": "https://x/i.png", "sizes": ["1x1"], "new": 1}
 
 
-@requirement("mcp.in.tool-specs")
 async def test_annotations_icons_and_meta_of_tools_and_prompts_are_kept(tmp_path: Path) -> None:
     given = {"readOnlyHint": True, "destructiveHint": False, "title": "T", "new": 1}
     described = {"annotations": given, "icons": [ICON, {"no": "src"}, 3], "_meta": {"a/b": 1}}
@@ -35,7 +33,6 @@ async def test_annotations_icons_and_meta_of_tools_and_prompts_are_kept(tmp_path
     assert (prompt.icons, prompt.meta, prompt.role) == ((ICON,), {"c": 2}, "prompt")
 
 
-@requirement("mcp.in.complete")
 async def test_arguments_are_completed_by_the_server(tmp_path: Path) -> None:
     values = {"values": ["a", 3, *["x"] * 200], "total": 7, "hasMore": True}
     stage = Stage(
@@ -64,7 +61,6 @@ async def test_arguments_are_completed_by_the_server(tmp_path: Path) -> None:
         assert (await registry.complete("ns.prompts/p", request)).values == ()
 
 
-@requirement("mcp.in.instructions")
 async def test_instructions_are_those_of_the_registry_as_long_as_it_follows_the_server() -> None:
     registry = OperationRegistry()
     async with from_mcp(SDK_SERVER, namespace="ns") as source:
@@ -80,8 +76,8 @@ async def test_instructions_are_those_of_the_registry_as_long_as_it_follows_the_
         assert registry.instructions == {}
 
 
-@requirement("mcp.in.pinned")
 async def test_one_revision_is_spoken_and_no_other(sdk_address: str) -> None:
+    """A source can be limited to one revision of the protocol."""
     for revision in ("2025-06-18", "2026-07-28"):
         async with from_mcp(f"{sdk_address}/mcp", revision=revision) as source:
             assert [info.protocol for info in source.servers.values()] == [revision]
@@ -96,7 +92,6 @@ async def test_one_revision_is_spoken_and_no_other(sdk_address: str) -> None:
         from_mcp("https://x.example/mcp", revision="2020-01-01")
 
 
-@requirement("mcp.in.nothing-lost")
 def test_unknown_fields_of_a_result_are_kept_in_its_meta() -> None:
     result = {"content": [], "structuredContent": {"n": 1}, "ttlMs": 5, "_meta": {"a": 1}, "resultType": "complete"}
     envelope = result_envelope(result, "a.b", declared=True)
@@ -105,7 +100,6 @@ def test_unknown_fields_of_a_result_are_kept_in_its_meta() -> None:
     assert mcp_meta(result_envelope({"content": [], "_meta": forged}, "a.b", declared=False))._meta == {"a": 1}
 
 
-@requirement("mcp.in.violating-output")
 def test_a_result_without_the_structured_content_that_is_declared_is_kept_with_a_warning(
     caplog: pytest.LogCaptureFixture,
 ) -> None:
@@ -118,7 +112,6 @@ def test_a_result_without_the_structured_content_that_is_declared_is_kept_with_a
     assert caplog.text == ""
 
 
-@requirement("mcp.in.raw")
 async def test_the_meta_of_a_served_request_is_passed_on_and_not_that_of_nested_calls(tmp_path: Path) -> None:
     context = Context(request_id="r", metadata={REQUEST_META: {"user": "ada"}}, inbound=Inbound("r"))
     async with following(Stage(tmp_path, tools=[tool("play")])) as registry:

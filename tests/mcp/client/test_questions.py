@@ -9,7 +9,6 @@ from opwire import Context, Identity, Question
 from opwire.mcp.client.session import MCPSession
 from opwire.model.questions import unanswerable
 from tests.mcp.client.connections import connected, rogue
-from tests.requirements import requirement
 
 ASK = {"method": "elicitation/create", "params": {"message": "Who?", "requestedSchema": {}}}
 
@@ -27,8 +26,9 @@ async def ask(session: MCPSession, context: Context) -> Any:
     return (await session.call("tools/call", {"name": "ask", "arguments": ASK}, context)).result
 
 
-@requirement("mcp.in.questions.caller")
 async def test_the_caller_is_asked_before_the_callbacks_which_answer_what_it_cannot() -> None:
+    """Questions of a server reach the caller of the operation, and its callbacks otherwise."""
+
     def elicit(_: Any) -> Any:
         return {"action": "decline"}
 
@@ -53,7 +53,6 @@ async def test_a_caller_that_cannot_answer_is_an_error_for_the_server() -> None:
     assert 'asks "Who?", which its caller cannot answer' in answer["error"]["message"]
 
 
-@requirement("mcp.in.questions.owner")
 async def test_a_question_that_could_belong_to_several_callers_reaches_none_of_them() -> None:
     begun, release = asyncio.Event(), asyncio.Event()
 
@@ -75,7 +74,6 @@ async def test_a_question_that_could_belong_to_several_callers_reaches_none_of_t
         assert (await first)["answer"]["result"] == {"action": "cancel"}
 
 
-@requirement("mcp.in.questions.caller")
 async def test_a_cancelled_call_cancels_the_question_to_its_caller() -> None:
     begun, cancelled = asyncio.Event(), asyncio.Event()
 

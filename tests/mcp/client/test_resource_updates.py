@@ -7,10 +7,8 @@ import pytest
 from opwire.errors import CallError, ErrorCode
 from opwire.mcp.client import session
 from opwire.mcp.client.session import ResourceUpdates
-from tests.requirements import requirement
 
 
-@requirement("mcp.in.watch")
 async def test_a_watcher_is_notified_of_its_resource_and_of_what_lies_under_it() -> None:
     told = ResourceUpdates()
     with told.of("file:///a") as watcher:
@@ -19,7 +17,6 @@ async def test_a_watcher_is_notified_of_its_resource_and_of_what_lies_under_it()
         assert [await watcher.next(), await watcher.next()] == ["file:///a", "file:///a/x"]
 
 
-@requirement("mcp.in.watch")
 async def test_pending_updates_are_sent_once() -> None:
     told = ResourceUpdates()
     with told.of("a:") as watcher:
@@ -42,7 +39,6 @@ async def test_a_notification_without_a_uri_is_not_passed_on() -> None:
         assert await watcher.next() == "a:"
 
 
-@requirement("mcp.in.watch")
 async def test_after_a_loss_everything_that_is_watched_counts_as_updated() -> None:
     told = ResourceUpdates()
     with told.of("a:") as one, told.of("b:") as two:
@@ -59,7 +55,6 @@ async def test_a_watcher_that_has_left_is_not_told() -> None:
         await asyncio.wait_for(watcher.next(), 0.01)
 
 
-@requirement("mcp.in.watch")
 async def test_a_watcher_that_does_not_keep_up_ends_with_an_error(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(session, "MAX_PENDING", 3)
     told = ResourceUpdates()
@@ -78,7 +73,6 @@ async def test_a_watcher_that_does_not_keep_up_ends_with_an_error(monkeypatch: p
     assert why.value.code is still.value.code is ErrorCode.ABORTED
 
 
-@requirement("mcp.in.watch")
 async def test_closing_ends_every_watch() -> None:
     told = ResourceUpdates()
     with told.of("a:") as watcher:
@@ -90,7 +84,6 @@ async def test_closing_ends_every_watch() -> None:
     assert why.value.code is ErrorCode.UNAVAILABLE
 
 
-@requirement("mcp.in.limits")
 async def test_an_update_of_an_absurd_uri_is_ignored() -> None:
     told = ResourceUpdates()
     with told.of("a:") as watcher:

@@ -15,7 +15,6 @@ from opwire.model.envelope import ResponseEnvelope
 from opwire.model.operation import OperationType
 from opwire.registry import OperationRegistry
 from tests.mcp.client.listed_server import Changes, Stage, answer, following, mcp_meta, tool
-from tests.requirements import requirement
 
 PLAIN = {"resources": {}}
 WATCHABLE = {"resources": {"subscribe": True}}
@@ -44,7 +43,6 @@ async def until_watched(registry: OperationRegistry, times: int = 1) -> None:
             pass
 
 
-@requirement("mcp.in.resources")
 async def test_resources_are_operations_only_where_the_server_announces_them(tmp_path: Path) -> None:
     stage = Stage(tmp_path, tools=[], resources=ONE)
     found: list[set[str]] = []
@@ -55,7 +53,6 @@ async def test_resources_are_operations_only_where_the_server_announces_them(tmp
     assert found == [set(), {"list", "templates", "read"}, {"list", "templates", "read", "watch"}, set()]
 
 
-@requirement("mcp.in.capabilities")
 async def test_a_server_that_announces_resources_and_prompts_and_has_none_has_no_operations_for_them(
     tmp_path: Path,
 ) -> None:
@@ -69,7 +66,6 @@ async def test_a_server_that_announces_resources_and_prompts_and_has_none_has_no
         assert len(registry) == 4
 
 
-@requirement("mcp.in.resources")
 async def test_resources_and_templates_are_listed_whole(tmp_path: Path) -> None:
     many = [{"uri": f"a:{n}", "name": str(n), "new": {}} for n in range(8)]
     templates = [{"uriTemplate": "a:{n}", "name": "a"}]
@@ -79,7 +75,6 @@ async def test_resources_and_templates_are_listed_whole(tmp_path: Path) -> None:
         assert (await registry.execute("ns.resources/templates", {})).data == {"resourceTemplates": templates}
 
 
-@requirement("mcp.in.resources")
 async def test_what_a_resource_holds_are_blocks(tmp_path: Path) -> None:
     contents = [{"uri": "a:1", "text": "one", "_meta": {"x": 1}}, {"uri": "a:2", "blob": "AP8=", "mimeType": "x/y"}]
     stage = Stage(
@@ -93,7 +88,6 @@ async def test_what_a_resource_holds_are_blocks(tmp_path: Path) -> None:
     assert mcp_meta(envelope).content == envelope.data
 
 
-@requirement("mcp.in.resources")
 @pytest.mark.parametrize("result", [{}, {"contents": None}, {"contents": {"uri": "a:1"}}])
 async def test_a_resource_without_contents_is_a_protocol_error(tmp_path: Path, result: Any) -> None:
     stage = Stage(tmp_path, tools=[], capabilities=PLAIN, resources=ONE, answers={"resources/read": result})
@@ -102,7 +96,6 @@ async def test_a_resource_without_contents_is_a_protocol_error(tmp_path: Path, r
             await registry.execute("ns.resources/read", {"uri": "a:1"})
 
 
-@requirement("mcp.in.watch")
 async def test_a_watch_gives_an_item_for_each_update_and_ends_at_the_server_too(tmp_path: Path) -> None:
     stage = Stage(tmp_path, tools=[tool("play")], capabilities=WATCHABLE, resources=ONE, answers=ANSWERS)
     updated = {"method": "notifications/resources/updated", "params": {"uri": "a:1"}}
@@ -118,7 +111,6 @@ async def test_a_watch_gives_an_item_for_each_update_and_ends_at_the_server_too(
         assert ("resources/unsubscribe", "a:1") in await methods(registry)
 
 
-@requirement("mcp.in.watch")
 async def test_a_watch_that_the_server_does_not_end_ends_here(tmp_path: Path) -> None:
     stage = Stage(
         tmp_path, tools=[tool("play")], capabilities=WATCHABLE, resources=ONE, answers={"resources/subscribe": {}}
@@ -133,7 +125,6 @@ async def test_a_watch_that_the_server_does_not_end_ends_here(tmp_path: Path) ->
         assert ("resources/unsubscribe", "a:1") in await methods(registry)
 
 
-@requirement("mcp.in.watch")
 async def test_a_watch_outlives_the_connection_and_counts_the_gap_as_an_update(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -150,7 +141,6 @@ async def test_a_watch_outlives_the_connection_and_counts_the_gap_as_an_update(
         assert ("resources/subscribe", "a:1") in await methods(registry)  # asked again of the new process
 
 
-@requirement("mcp.in.watch")
 async def test_a_watch_of_a_server_that_does_not_come_back_ends_with_an_error(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -169,14 +159,12 @@ async def test_a_watch_of_a_server_that_does_not_come_back_ends_with_an_error(
     assert why.value.code is ErrorCode.UNAVAILABLE
 
 
-@requirement("mcp.in.watch")
 async def test_a_watch_that_the_server_refuses_is_an_error(tmp_path: Path) -> None:
     async with following(Stage(tmp_path, tools=[], capabilities=WATCHABLE, resources=ONE)) as registry:
         with pytest.raises(CallError, match="OPERATION_NOT_FOUND"):
             await anext(registry.subscribe("misbehaving.resources/watch", {"uri": "a:1"}))
 
 
-@requirement("mcp.in.watch")
 async def test_a_server_on_the_sdk_is_read_watched_and_followed_in_its_newest_revision() -> None:
     registry = OperationRegistry()
     async with from_mcp(LIBRARY) as source:

@@ -6,10 +6,8 @@ import pytest
 
 from opwire.mcp.client.servers import MAX_LINES, MAX_SHOWN, ServerLog
 from opwire.observe import logs
-from tests.requirements import requirement
 
 
-@requirement("mcp.in.stderr")
 def test_a_server_cannot_flood_the_log_or_forge_lines_of_it(
     caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
 ) -> None:

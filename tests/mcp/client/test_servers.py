@@ -10,10 +10,8 @@ from hypothesis import strategies as st
 
 from opwire.errors import UsageError
 from opwire.mcp.client.servers import HTTPServer, StdioServer, read_server, read_servers
-from tests.requirements import requirement
 
 
-@requirement("mcp.in.config")
 @pytest.mark.parametrize(
     ("entry", "server"),
     [
@@ -38,7 +36,6 @@ def test_an_entry_says_what_to_start_or_where_to_go(entry: Any, server: object) 
     assert read_server(entry) == server
 
 
-@requirement("mcp.in.config")
 @pytest.mark.parametrize(
     ("entry", "message"),
     [
@@ -70,7 +67,6 @@ def test_what_is_wrong_is_said_with_its_key_and_without_secrets(entry: Any, mess
     assert "s3cret" not in str(failure.value)
 
 
-@requirement("mcp.in.config")
 def test_placeholders_are_filled_from_the_environment(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("TOKEN", "t0ken")
     monkeypatch.setenv("EMPTY", "")
@@ -80,9 +76,9 @@ def test_placeholders_are_filled_from_the_environment(monkeypatch: pytest.Monkey
     assert server == HTTPServer("http://a/b", {"Authorization": "Bearer t0ken"})
 
 
-@requirement("mcp.in.config")
 @pytest.mark.parametrize("key", ["mcpServers", "servers"])
 def test_a_file_gives_its_servers_by_name_without_those_that_are_disabled(key: str, tmp_path: Path) -> None:
+    """An `mcpServers` file is read unchanged; errors name their key."""
     content = {key: {"a.b": {"command": "x"}, "c": {"url": "http://c/d"}, "off": {"disabled": True}}, "inputs": []}
     file = tmp_path / "mcp.json"
     file.write_text(json.dumps(content))
@@ -90,7 +86,6 @@ def test_a_file_gives_its_servers_by_name_without_those_that_are_disabled(key: s
     assert read_servers(content) == read_servers(file) == read_servers(str(file)) == servers
 
 
-@requirement("mcp.in.config")
 def test_what_is_wrong_in_a_file_is_said_with_its_key(tmp_path: Path) -> None:
     file = tmp_path / "mcp.json"
     for content, message in (
@@ -113,8 +108,8 @@ def test_a_url_is_checked_wherever_it_is_given() -> None:
         HTTPServer("http://[::1/mcp")
 
 
-@requirement("mcp.in.secrets")
 def test_servers_are_shown_without_their_secrets() -> None:
+    """Servers are shown without arguments, header values, environment, user info and query."""
     program = StdioServer("/opt/bin/tool", ("--token", "s3cret"), {"KEY": "s3cret"})
     place = HTTPServer("https://ann:s3cret@a.example:1/b?key=s3cret", {"Authorization": "s3cret"})
     assert repr(program) == "StdioServer('/opt/bin/tool', 2 arguments, env: ['KEY'])"

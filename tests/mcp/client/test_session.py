@@ -13,7 +13,6 @@ from opwire.mcp.client.servers import StdioServer
 from opwire.mcp.client.session import MCPSession, progress_callback
 from opwire.model.operation import MAX_PROGRESS_MESSAGE, Context, Progress
 from tests.mcp.client.connections import PATIENCE, at, call, connected, rogue
-from tests.requirements import requirement
 from tests.servers.leaks import Leaks
 from tests.servers.processes import ROOT, wait_until_gone
 
@@ -27,7 +26,6 @@ async def test_a_session_connects_when_it_is_first_needed_and_says_what_the_serv
         assert await session.start() == session.info
 
 
-@requirement("mcp.in.loops")
 def test_a_session_connects_again_in_the_next_event_loop(caplog: pytest.LogCaptureFixture) -> None:
     session = MCPSession(rogue())
     for number in range(3):
@@ -36,7 +34,6 @@ def test_a_session_connects_again_in_the_next_event_loop(caplog: pytest.LogCaptu
     assert [record for record in caplog.records if record.exc_info] == []
 
 
-@requirement("mcp.in.loops")
 async def test_a_call_in_an_event_loop_beside_that_of_the_connection_says_where_to_call() -> None:
     async with connected(rogue()) as session:
         await session.start()
@@ -46,7 +43,6 @@ async def test_a_call_in_an_event_loop_beside_that_of_the_connection_says_where_
         assert await call(session, "echo", n=1) == {"arguments": {"n": 1}}
 
 
-@requirement("mcp.in.raw")
 async def test_a_real_server_answers_and_nothing_of_its_answer_is_lost() -> None:
     async with connected(StdioServer(sys.executable, ("-m", "mcp_server_time"))) as session:
         listed = await session.request("tools/list", {})
@@ -55,7 +51,6 @@ async def test_a_real_server_answers_and_nothing_of_its_answer_is_lost() -> None
         assert "Asia/Tokyo" in result["content"][0]["text"]
 
 
-@requirement("mcp.in.crash")
 @pytest.mark.parametrize(
     ("tool", "words"), [("crash", "ended with status 3"), ("killed", "was ended by signal 9")], ids=["exit", "signal"]
 )
@@ -76,15 +71,14 @@ async def test_when_the_server_dies_pending_calls_end_at_once_and_the_next_one_s
         assert await call(session, "echo", n=1) == {"arguments": {"n": 1}}
 
 
-@requirement("mcp.in.crash")
 async def test_a_dead_server_is_noticed_although_its_child_holds_the_output_open() -> None:
     async with connected(rogue("parent")) as session:
         with pytest.raises(CallError, match="ended with status 3"):
             await call(session, "crash", within=None)
 
 
-@requirement("mcp.in.back-off")
 async def test_between_failures_calls_fail_at_once_and_say_when_to_come_back() -> None:
+    """After repeated failures there are growing pauses, in which calls fail at once and say how long."""
     async with connected(rogue("dying")) as session:
         with pytest.raises(CallError, match="ended with status 3") as first:
             await session.start()
@@ -99,7 +93,6 @@ async def test_between_failures_calls_fail_at_once_and_say_when_to_come_back() -
             await call(session, "echo")
 
 
-@requirement("mcp.in.back-off")
 async def test_a_server_that_dies_again_and_again_is_started_less_and_less_often() -> None:
     async with connected(rogue()) as session:
         with pytest.raises(CallError, match="ended with status 3"):
@@ -115,15 +108,14 @@ async def test_a_server_that_dies_again_and_again_is_started_less_and_less_often
         await call(session, "echo")
 
 
-@requirement("mcp.in.hang-at-start")
 async def test_a_server_that_never_answers_is_given_up_after_the_connect_timeout_and_leaves_no_process() -> None:
+    """A server that does not get ready is given up in time, and nothing of it stays."""
     async with connected(rogue("silent"), connect_timeout=0.3) as session:
         with pytest.raises(CallError, match=r"was not ready within 0\.3 seconds") as failure:
             await session.start()
         assert failure.value.code is ErrorCode.TIMEOUT
 
 
-@requirement("mcp.in.hang-at-start")
 async def test_a_call_waits_for_a_connection_no_longer_than_its_deadline() -> None:
     async with connected(rogue("silent")) as session:
         with pytest.raises(CallError, match="was not connected before the deadline") as failure:
@@ -141,7 +133,6 @@ async def test_a_program_that_does_not_exist_is_said_so() -> None:
         assert not failure.value.retryable
 
 
-@requirement("mcp.in.revisions")
 async def test_a_server_that_ends_when_it_is_asked_for_its_revisions_is_started_again_and_greeted_as_before() -> None:
     async with connected(rogue("picky")) as session:
         assert (await session.start()).protocol == "2025-11-25"
@@ -150,7 +141,6 @@ async def test_a_server_that_ends_when_it_is_asked_for_its_revisions_is_started_
         assert await call(session, "echo") == {"arguments": {}}  # this time it was started once: it is known now
 
 
-@requirement("mcp.in.cancel")
 @pytest.mark.parametrize("transport", ["stdio", "http"])
 async def test_a_hundred_callers_may_leave_at_any_moment_and_the_others_notice_nothing(
     transport: str, sdk_address: str
@@ -187,7 +177,6 @@ async def test_concurrent_callers_share_one_connection() -> None:
     assert len(connects) == 1
 
 
-@requirement("mcp.in.progress")
 async def test_progress_arrives_in_order_and_before_the_result() -> None:
     told: list[Progress] = []
     raw: list[Any] = []
@@ -200,7 +189,6 @@ async def test_progress_arrives_in_order_and_before_the_result() -> None:
     assert raw[:50] == [{"number": number} for number in range(50)]
 
 
-@requirement("mcp.in.progress")
 async def test_a_token_that_comes_back_as_a_text_is_known_and_nonsense_is_not() -> None:
     told: list[Progress] = []
     async with connected(rogue()) as session:
@@ -208,7 +196,6 @@ async def test_a_token_that_comes_back_as_a_text_is_known_and_nonsense_is_not() 
     assert told == [Progress(1)]
 
 
-@requirement("mcp.in.changes")
 async def test_resources_stay_watched_until_as_many_have_left_as_came_and_across_connects() -> None:
     seen: list[str] = []
     async with connected(rogue("modern"), on_notification=lambda method, _: seen.append(method)) as session:
@@ -229,7 +216,6 @@ async def test_resources_stay_watched_until_as_many_have_left_as_came_and_across
                 pass
 
 
-@requirement("mcp.in.changes")
 async def test_a_resource_that_cannot_be_watched_is_not_counted_as_watched() -> None:
     async with connected(rogue()) as session:
         for _ in range(2):
@@ -272,7 +258,6 @@ async def test_closing_while_it_connects_ends_the_attempt_and_its_waiters() -> N
             await starting
 
 
-@requirement("mcp.in.stop")
 async def test_a_session_that_is_cancelled_while_it_closes_still_kills_its_server() -> None:
     async with Leaks():
         session = MCPSession(rogue("stubborn", stop_timeout=0.2))
@@ -283,7 +268,6 @@ async def test_a_session_that_is_cancelled_while_it_closes_still_kills_its_serve
         await asyncio.wait((closing,))
 
 
-@requirement("mcp.in.stop")
 async def test_a_process_that_forgets_its_sessions_leaves_no_server_behind(tmp_path: Path) -> None:
     """Its loop is closed in the middle of everything, and the interpreter ends."""
     script = tmp_path / "forgetful.py"
@@ -310,7 +294,6 @@ async def test_a_process_that_forgets_its_sessions_leaves_no_server_behind(tmp_p
     wait_until_gone(int(said))
 
 
-@requirement("mcp.in.progress", "mcp.in.limits")
 def test_progress_that_cannot_be_calculated_with_is_not_reported() -> None:
     told: list[Progress] = []
     report = progress_callback(told.append)

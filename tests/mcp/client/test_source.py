@@ -15,7 +15,6 @@ from opwire.model.envelope import unwrap
 from opwire.model.operation import OperationType, Source, SourceChange
 from opwire.registry import OperationRegistry
 from tests.mcp.client.listed_server import SCRIPT, Changes, Stage, mcp_meta, opwire_tool, tool
-from tests.requirements import requirement
 from tests.servers.leaks import Leaks
 
 TIME = StdioServer(sys.executable, ("-m", "mcp_server_time", "--local-timezone", "UTC"))
@@ -25,7 +24,6 @@ GIT = StdioServer(sys.executable, ("-m", "mcp_server_git"))
 # --- servers from PyPI ------------------------------------------------------------------------------------------------
 
 
-@requirement("mcp.in.real-servers")
 async def test_the_time_server_is_called() -> None:
     registry = OperationRegistry()
     async with from_mcp(TIME, namespace="time") as source:
@@ -40,7 +38,6 @@ async def test_the_time_server_is_called() -> None:
         assert mcp_meta(judged).is_error is True
 
 
-@requirement("mcp.in.real-servers")
 async def test_the_git_server_works_on_a_repository(tmp_path: Path) -> None:
     for command in (
         ["init", "-q", "-b", "main"],
@@ -66,7 +63,6 @@ async def test_the_git_server_works_on_a_repository(tmp_path: Path) -> None:
     assert log.stdout == "Say hello\n"
 
 
-@requirement("mcp.in.source")
 @pytest.mark.parametrize("path", ["/mcp", "/sse"])
 async def test_a_server_behind_a_url_is_called(sdk_address: str, path: str) -> None:
     registry = OperationRegistry()
@@ -85,15 +81,14 @@ def entry(stage: Stage) -> dict[str, Any]:
     return {"command": stage.server.command, "args": list(stage.server.args)}
 
 
-@requirement("mcp.in.namespaces")
 async def test_the_namespace_is_the_servers_own_name_unless_given(tmp_path: Path) -> None:
+    """The namespace is what is given, else the server's key or own name, made usable and unique."""
     stage = Stage(tmp_path, tools=[tool("a")], serverInfo={"name": "com.example.tools", "version": "1"})
     for namespace, id in ((None, "com_example_tools.a"), ("mine", "mine.a")):
         async with from_mcp(stage.server, namespace=namespace) as source:
             assert [each.spec.id for each in source] == [id]
 
 
-@requirement("mcp.in.namespaces")
 @pytest.mark.parametrize(
     ("options", "error"),
     [
@@ -106,7 +101,6 @@ def test_what_no_operation_can_have_is_refused_at_once(options: dict[str, Any], 
         from_mcp(TIME, **options)
 
 
-@requirement("mcp.in.source")
 async def test_a_source_is_awaited_or_entered_and_closed(tmp_path: Path) -> None:
     stage = Stage(tmp_path, tools=[tool("a")])
     source: Source = await from_mcp(entry(stage))
@@ -125,7 +119,6 @@ async def test_a_source_is_awaited_or_entered_and_closed(tmp_path: Path) -> None
     assert why.value.code is ErrorCode.UNAVAILABLE
 
 
-@requirement("mcp.in.source")
 def test_a_source_that_is_not_connected_has_no_operations_to_give(tmp_path: Path) -> None:
     source = from_mcp(Stage(tmp_path).server)
     assert "not connected" in repr(source)
@@ -133,7 +126,6 @@ def test_a_source_that_is_not_connected_has_no_operations_to_give(tmp_path: Path
         OperationRegistry().follow(source)
 
 
-@requirement("mcp.in.source")
 async def test_a_server_that_cannot_be_started_is_an_error_and_leaves_nothing_behind(tmp_path: Path) -> None:
     with pytest.raises(CallError) as why:
         await from_mcp(StdioServer(str(tmp_path / "missing")))
@@ -142,7 +134,6 @@ async def test_a_server_that_cannot_be_started_is_an_error_and_leaves_nothing_be
         await from_mcp(StdioServer(sys.executable, ("-S", str(SCRIPT), str(tmp_path / "missing"))))
 
 
-@requirement("mcp.in.source")
 async def test_a_caller_that_leaves_while_it_connects_leaves_nothing_behind(tmp_path: Path) -> None:
     pid = tmp_path / "pid"
     hangs = f"import os, pathlib, time; pathlib.Path({str(pid)!r}).write_text(str(os.getpid())); time.sleep(60)"
@@ -156,7 +147,6 @@ async def test_a_caller_that_leaves_while_it_connects_leaves_nothing_behind(tmp_
     assert not Path(f"/proc/{pid.read_text()}").exists()
 
 
-@requirement("mcp.in.source")
 async def test_closing_leaves_nothing_behind_in_any_state(tmp_path: Path) -> None:
     ticks = opwire_tool("ticks", id="clock.ticks", type="subscription")
     stage = Stage(
@@ -183,7 +173,6 @@ async def test_closing_leaves_nothing_behind_in_any_state(tmp_path: Path) -> Non
         assert [getattr(each, "code", each) for each in outcomes] == [ErrorCode.UNAVAILABLE] * 3
 
 
-@requirement("mcp.in.source")
 async def test_the_definition_of_an_operation_is_what_the_server_said(tmp_path: Path) -> None:
     described = tool("a", annotations={"destructiveHint": True}, icons=[{"src": "x"}])
     stage = Stage(tmp_path, tools=[described], capabilities={"resources": {}}, resources=[{"uri": "a:1"}])
@@ -193,7 +182,6 @@ async def test_the_definition_of_an_operation_is_what_the_server_said(tmp_path: 
         assert source.definition("ns.nothing") is None
 
 
-@requirement("mcp.in.list-changed")
 async def test_a_listener_that_fails_or_has_left_affects_no_other_call(
     tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
@@ -221,7 +209,6 @@ async def test_a_listener_that_fails_or_has_left_affects_no_other_call(
 # --- a whole file -----------------------------------------------------------------------------------------------------
 
 
-@requirement("mcp.in.files")
 @pytest.mark.parametrize("key", ["mcpServers", "servers"])
 @pytest.mark.parametrize("given", ["path", "text", "mapping"])
 async def test_a_file_gives_the_operations_of_all_its_servers(tmp_path: Path, key: str, given: str) -> None:
@@ -238,7 +225,6 @@ async def test_a_file_gives_the_operations_of_all_its_servers(tmp_path: Path, ke
         assert source.failures == {}
 
 
-@requirement("mcp.in.files")
 async def test_a_server_that_fails_costs_the_others_nothing(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
     file = {"mcpServers": {"bad": {"command": str(tmp_path / "no")}, "good": entry(Stage(tmp_path, tools=[tool("a")]))}}
     async with from_mcp(file) as source:
@@ -251,13 +237,11 @@ async def test_a_server_that_fails_costs_the_others_nothing(tmp_path: Path, capl
     assert why.value.code is ErrorCode.UNAVAILABLE
 
 
-@requirement("mcp.in.files")
 def test_a_namespace_for_a_whole_file_is_refused() -> None:
     with pytest.raises(UsageError, match="namespace of its key"):
         from_mcp({"mcpServers": {}}, namespace="all")
 
 
-@requirement("mcp.in.files")
 async def test_a_file_without_servers_has_no_operations() -> None:
     async with from_mcp({"mcpServers": {}}) as source:
         assert list(source) == []

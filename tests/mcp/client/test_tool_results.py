@@ -22,7 +22,6 @@ from opwire.mcp.client.tools import (
 from opwire.model.tool_envelope import encode, encode_blocks
 from tests.mcp.client.listed_server import mcp_meta
 from tests.properties import examples
-from tests.requirements import requirement
 
 TEXT = {"type": "text", "text": "three"}
 
@@ -31,7 +30,6 @@ def data_of(result: dict[str, Any], *, declared: bool = False) -> Any:
     return result_envelope(result, "ns.tool", declared=declared).data
 
 
-@requirement("mcp.in.structured-first")
 @pytest.mark.parametrize("value", [{"n": 1}, {}, [], [1], "text", "", 0, 1.5, 10**30, True, False, None])
 def test_structured_content_of_any_kind_is_the_data(value: Any) -> None:
     envelope = result_envelope({"content": [TEXT], "structuredContent": value}, "ns.tool", declared=True)
@@ -41,7 +39,6 @@ def test_structured_content_of_any_kind_is_the_data(value: Any) -> None:
     assert mcp_meta(envelope).content == [TEXT]
 
 
-@requirement("mcp.in.blocks-else")
 def test_without_structured_content_the_blocks_are_the_data() -> None:
     envelope = result_envelope({"content": [TEXT]}, "ns.tool", declared=False)
     assert envelope.data == [TEXT]
@@ -49,7 +46,6 @@ def test_without_structured_content_the_blocks_are_the_data() -> None:
     assert mcp_meta(envelope).is_error is False
 
 
-@requirement("mcp.in.blocks-else")
 def test_structured_content_that_is_null_beside_other_content_is_missing() -> None:
     nulls = {"structuredContent": None, "isError": None, "_meta": None}
     envelope = result_envelope({"content": [TEXT], **nulls}, "ns.tool", declared=False)
@@ -61,28 +57,25 @@ def test_structured_content_that_is_null_beside_other_content_is_missing() -> No
     assert data_of({"content": [], "structuredContent": None}) is None
 
 
-@requirement("mcp.in.is-error")
 @pytest.mark.parametrize("structured", [{}, {"structuredContent": {"reason": "no"}}])
 def test_an_error_is_an_envelope_that_says_so(structured: dict[str, Any]) -> None:
+    """A result with `isError` is an envelope, never raised and never normalised."""
     envelope = result_envelope({"content": [TEXT], "isError": True, **structured}, "ns.tool", declared=True)
     assert mcp_meta(envelope).is_error is True
     assert envelope.data == structured.get("structuredContent", [TEXT])
 
 
-@requirement("mcp.in.is-error")
 def test_an_error_with_a_text_that_happens_to_be_json_keeps_its_blocks() -> None:
     blocks = [{"type": "text", "text": "404"}]
     assert data_of({"content": blocks, "isError": True}, declared=True) == blocks
 
 
-@requirement("mcp.in.meta-kept")
 def test_what_the_protocol_extends_a_result_with_is_kept() -> None:
     meta = {"vendor/trace": [1, {"a": None}]}
     envelope = result_envelope({"content": [], "_meta": meta}, "ns.tool", declared=False)
     assert mcp_meta(envelope)._meta == meta
 
 
-@requirement("mcp.in.blocks-kept")
 def test_blocks_of_an_unknown_kind_and_unknown_fields_are_kept() -> None:
     known = {**TEXT, "brandNew": {"x": 1}, "annotations": {"priority": 1, "mood": "good"}}
     unknown = {"type": "hologram", "rays": [1, 2]}
@@ -95,7 +88,6 @@ def test_blocks_of_an_unknown_kind_and_unknown_fields_are_kept() -> None:
 # --- JSON in text -----------------------------------------------------------------------------------------------------
 
 
-@requirement("mcp.in.json-text")
 @pytest.mark.parametrize("value", [{"n": 1}, [1, 2], 3, None, "quoted", 10**40])
 def test_json_in_the_text_of_a_tool_with_an_output_schema_is_the_data(value: Any) -> None:
     result = {"content": [{"type": "text", "text": json.dumps(value)}]}
@@ -103,7 +95,6 @@ def test_json_in_the_text_of_a_tool_with_an_output_schema_is_the_data(value: Any
     assert data_of(result, declared=False) == result["content"]
 
 
-@requirement("mcp.in.json-text")
 @pytest.mark.parametrize(
     "blocks",
     [
@@ -124,7 +115,6 @@ def test_what_is_not_a_single_json_text_stays_blocks(blocks: list[Any]) -> None:
 # --- ToolEnvelope V1 --------------------------------------------------------------------------------------------------
 
 
-@requirement("mcp.in.tool-envelope")
 @pytest.mark.parametrize("declared", [True, False])
 def test_the_payload_of_a_tool_envelope_is_the_data(declared: bool) -> None:
     blocks = encode_blocks("## Sum", {"sum": 3}, tool="add")
@@ -133,7 +123,6 @@ def test_the_payload_of_a_tool_envelope_is_the_data(declared: bool) -> None:
     assert mcp_meta(envelope).content == blocks
 
 
-@requirement("mcp.in.tool-envelope")
 @pytest.mark.parametrize(
     "text", ["__ENVELOPE_V2__:e30=", "__ENVELOPE_V1__:!!", "__ENVELOPE_V1__:eyJwYXl", "__ENVELOPE_V"]
 )
@@ -145,14 +134,12 @@ def test_a_tool_envelope_that_cannot_be_read_stays_blocks_with_a_warning(
     assert "ToolEnvelope" in caplog.text
 
 
-@requirement("mcp.in.limits")
 def test_of_many_tool_envelopes_that_cannot_be_read_one_is_logged(caplog: pytest.LogCaptureFixture) -> None:
     blocks = [{"type": "text", "text": "__ENVELOPE_V1__:!!"}] * 1_000
     assert data_of({"content": blocks}) == blocks
     assert len(caplog.records) == 1
 
 
-@requirement("mcp.in.limits")
 @pytest.mark.parametrize("is_envelope", [True, False])
 def test_a_text_of_more_values_than_a_message_may_have_is_not_parsed(is_envelope: bool) -> None:
     values = [0] * 262_145
@@ -164,7 +151,6 @@ def test_a_text_of_more_values_than_a_message_may_have_is_not_parsed(is_envelope
     assert data_of({"content": [{"type": "text", "text": text}]}, declared=True) == quoted
 
 
-@requirement("mcp.in.structured-first")
 def test_structured_content_is_stronger_than_a_tool_envelope() -> None:
     blocks = encode_blocks("## Sum", {"sum": 3}, tool="add")
     assert data_of({"content": blocks, "structuredContent": {"sum": 4}}) == {"sum": 4}
@@ -173,14 +159,12 @@ def test_structured_content_is_stronger_than_a_tool_envelope() -> None:
 # --- what another opwire says of its result ---------------------------------------------------------------------------
 
 
-@requirement("mcp.in.result-origin")
 @pytest.mark.parametrize("value", [[1, 2], None, 3, "x", {"result": 1}])
 def test_data_that_another_opwire_wrapped_is_unwrapped(value: Any) -> None:
     result = {"structuredContent": {"result": value}, "_meta": {"opwire/result": {"wrapped": True}}}
     assert data_of(result) == value
 
 
-@requirement("mcp.in.result-origin")
 @pytest.mark.parametrize("wrapped", [True, False])
 def test_bytes_of_another_opwire_are_bytes_again(wrapped: bool) -> None:
     text = b64encode(b"\x00\xff").decode()
@@ -189,14 +173,12 @@ def test_bytes_of_another_opwire_are_bytes_again(wrapped: bool) -> None:
     assert data_of(result) == b"\x00\xff"
 
 
-@requirement("mcp.in.result-origin")
 @pytest.mark.parametrize("origin", [{"wrapped": "yes"}, 3, {"wrapped": True}])
 @pytest.mark.parametrize("structured", [{"other": 1}, [1], None])
 def test_what_does_not_fit_what_is_said_of_it_stays_unchanged(origin: Any, structured: Any) -> None:
     assert data_of({"structuredContent": structured, "_meta": {"opwire/result": origin}}) == structured
 
 
-@requirement("mcp.in.result-origin")
 @pytest.mark.parametrize("value", ["not base64!", 3, None, {"a": 1}])
 def test_data_that_is_said_to_be_base64_and_is_not_is_kept(value: Any, caplog: pytest.LogCaptureFixture) -> None:
     assert decode_bytes(value, "base64", "ns.tool") == value
@@ -206,13 +188,11 @@ def test_data_that_is_said_to_be_base64_and_is_not_is_kept(value: Any, caplog: p
 # --- results that are wrong -------------------------------------------------------------------------------------------
 
 
-@requirement("mcp.in.nothing-lost")
 @pytest.mark.parametrize("result", [{}, {"content": None}, {"content": []}])
 def test_a_result_without_content_has_no_blocks(result: dict[str, Any]) -> None:
     assert data_of(result) == []
 
 
-@requirement("mcp.in.nothing-lost")
 @pytest.mark.parametrize(
     ("content", "texts"),
     [
@@ -229,13 +209,11 @@ def test_content_that_is_not_a_list_of_objects_is_kept_as_text(
     assert "ns.tool" in caplog.text
 
 
-@requirement("mcp.in.nothing-lost")
 def test_a_result_of_strange_fields_alone_is_kept_as_text() -> None:
     (block,) = data_of({"toolResult": [1, 2], "_meta": {}})
     assert json.loads(block["text"]) == {"toolResult": [1, 2]}
 
 
-@requirement("mcp.in.nothing-lost")
 def test_flags_and_meta_of_a_wrong_type_are_warned_of(caplog: pytest.LogCaptureFixture) -> None:
     envelope = result_envelope({"content": [], "isError": "yes", "_meta": [1]}, "ns.tool", declared=False)
     assert mcp_meta(envelope).is_error is True
@@ -244,7 +222,6 @@ def test_flags_and_meta_of_a_wrong_type_are_warned_of(caplog: pytest.LogCaptureF
     assert "_meta" in caplog.text
 
 
-@requirement("mcp.in.nothing-lost")
 def test_a_block_without_a_json_form_is_a_protocol_error() -> None:
     deep: Any = "x"
     for _ in range(100_000):
@@ -268,7 +245,6 @@ RESULTS = st.fixed_dictionaries(
 )
 
 
-@requirement("mcp.in.nothing-lost")
 @settings(max_examples=examples(150), deadline=None)
 @given(RESULTS, st.booleans())
 def test_every_json_object_is_a_readable_result(result: dict[str, Any], declared: bool) -> None:
@@ -300,7 +276,6 @@ def test_a_result_of_blocks_has_no_structured_content() -> None:
     assert mcp_meta(envelope).structured_content is UNSET
 
 
-@requirement("mcp.in.limits")
 @pytest.mark.parametrize("entry", [0, {"type": "text", "text": "x"}])
 def test_a_result_of_too_many_blocks_is_refused(entry: Any) -> None:
     assert len(data_of({"content": [entry] * MAX_BLOCKS})) == MAX_BLOCKS

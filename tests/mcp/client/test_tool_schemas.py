@@ -10,7 +10,6 @@ from opwire.mcp.client.session import MCPSession
 from opwire.mcp.client.tools import MAX_SCHEMA, ToolReader
 from opwire.registry.source import Report
 from opwire.schema import UNKNOWN, Schema
-from tests.requirements import requirement
 
 RESULT = ("properties", "result")
 NUMBERS = {"type": "object", "properties": {"n": {"type": "integer"}}}
@@ -30,7 +29,6 @@ class Reader(ToolReader):
         return self.schema({"name": "tool", "outputSchema": declared}, "outputSchema", path)
 
 
-@requirement("mcp.in.broken-schemas")
 @pytest.mark.parametrize("declared", [NUMBERS, {"type": "object"}, {"properties": {}, "$schema": "x"}])
 def test_schemas_that_can_be_used_are_used_as_they_are(declared: Any) -> None:
     reader = Reader()
@@ -39,7 +37,6 @@ def test_schemas_that_can_be_used_are_used_as_they_are(declared: Any) -> None:
     assert reader.report.warnings == []
 
 
-@requirement("mcp.in.broken-schemas")
 @pytest.mark.parametrize(
     "declared",
     ["text", 3, [], {"type": "nonsense"}, {"$ref": "#/nowhere"}, {"$ref": "https://elsewhere.example/schema.json"}],
@@ -52,7 +49,6 @@ def test_a_schema_that_cannot_be_used_is_unknown_with_a_warning(declared: Any) -
         assert warning.startswith(f"ns.tool: its {field} is not used")
 
 
-@requirement("mcp.in.broken-schemas")
 def test_a_schema_that_is_nested_too_deeply_is_unknown_with_a_warning() -> None:
     deep: Any = {}
     for _ in range(50_000):
@@ -63,7 +59,6 @@ def test_a_schema_that_is_nested_too_deeply_is_unknown_with_a_warning() -> None:
         assert len(reader.report.warnings) == 1
 
 
-@requirement("mcp.in.broken-schemas")
 def test_a_missing_input_schema_is_warned_of_and_a_missing_output_schema_is_not() -> None:
     reader = Reader()
     assert reader.output(None) is UNKNOWN
@@ -72,14 +67,12 @@ def test_a_missing_input_schema_is_warned_of_and_a_missing_output_schema_is_not(
     assert len(reader.report.warnings) == 1
 
 
-@requirement("mcp.in.broken-schemas")
 def test_an_input_schema_that_no_arguments_can_fit_is_unknown() -> None:
     reader = Reader()
     assert reader.input({"type": "array"}) is UNKNOWN
     assert "array" in reader.report.warnings[0]
 
 
-@requirement("mcp.in.origin")
 def test_a_schema_leaves_its_wrapper_with_its_definitions_and_references() -> None:
     wrapped = {
         "type": "object",
@@ -99,13 +92,11 @@ def test_a_schema_leaves_its_wrapper_with_its_definitions_and_references() -> No
     }
 
 
-@requirement("mcp.in.origin")
 def test_a_schema_that_is_a_document_of_its_own_leaves_its_wrapper_untouched() -> None:
     inner = {"$id": "urn:list", "type": "array", "items": {"$ref": "#/$defs/N"}, "$defs": {"N": {"type": "integer"}}}
     assert Reader().output({"properties": {"result": inner}}, RESULT).json == inner
 
 
-@requirement("mcp.in.origin")
 @pytest.mark.parametrize("wrapper", [{}, {"properties": []}, {"properties": {"other": {}}}, True])
 def test_a_wrapper_with_nothing_inside_is_unknown_with_a_warning(wrapper: Any) -> None:
     reader = Reader()
@@ -113,14 +104,12 @@ def test_a_wrapper_with_nothing_inside_is_unknown_with_a_warning(wrapper: Any) -
     assert len(reader.report.warnings) == 1
 
 
-@requirement("mcp.in.origin")
 def test_a_wrapped_schema_that_says_nothing_is_unknown() -> None:
     reader = Reader()
     assert reader.output({"properties": {"result": {}}}, RESULT) is UNKNOWN
     assert reader.report.warnings == []
 
 
-@requirement("mcp.in.limits", "mcp.in.broken-schemas")
 def test_a_schema_above_the_limit_is_not_used() -> None:
     reader = Reader()
     large = {"type": "object", "description": "x" * MAX_SCHEMA}
@@ -130,7 +119,6 @@ def test_a_schema_above_the_limit_is_not_used() -> None:
     assert all(f"the limit is {MAX_SCHEMA:,}" in each for each in reader.report.warnings)
 
 
-@requirement("mcp.in.limits")
 def test_a_limited_number_of_schemas_is_compiled_when_listed_and_the_others_when_used(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:

@@ -13,7 +13,6 @@ from opwire.mcp.client import tools
 from opwire.model.operation import OperationType
 from opwire.registry import OperationRegistry
 from tests.mcp.client.listed_server import Stage, answer, following, mcp_meta, opwire_tool, tool
-from tests.requirements import requirement
 
 ITEMS = {
     "type": "object",
@@ -36,7 +35,6 @@ async def collected(registry: OperationRegistry, script: Any, operation: str = "
     return [envelope.data async for envelope in registry.subscribe(operation, script)]
 
 
-@requirement("mcp.in.subscriptions")
 async def test_a_trusted_subscription_is_one_again(tmp_path: Path) -> None:
     async with following(Stage(tmp_path, tools=STAGE), trust_annotations=True, tool_timeout=1) as registry:
         spec = registry.get_spec("clock.ticks")
@@ -47,7 +45,6 @@ async def test_a_trusted_subscription_is_one_again(tmp_path: Path) -> None:
     assert items == [1, 2]
 
 
-@requirement("mcp.in.subscriptions")
 async def test_a_subscription_that_is_not_trusted_is_a_mutation(tmp_path: Path) -> None:
     async with following(Stage(tmp_path, tools=STAGE)) as registry:
         assert {spec.type for spec in registry.list()} == {OperationType.MUTATION}
@@ -55,7 +52,6 @@ async def test_a_subscription_that_is_not_trusted_is_a_mutation(tmp_path: Path) 
     assert envelope.data == {"items": [1, 2], "complete": True}
 
 
-@requirement("mcp.in.subscriptions")
 async def test_items_arrive_before_the_call_ends(tmp_path: Path) -> None:
     async with following(Stage(tmp_path, tools=STAGE), trust_annotations=True) as registry:
         stream = registry.subscribe("clock.any", {"progress": [item(0, "a"), item(1, None)], "hold": True})
@@ -67,7 +63,6 @@ async def test_items_arrive_before_the_call_ends(tmp_path: Path) -> None:
     assert received[-2]["method"] == "notifications/cancelled"  # a caller that stops listening stops the call
 
 
-@requirement("mcp.in.subscriptions")
 @pytest.mark.parametrize(
     "progress",
     [
@@ -86,7 +81,6 @@ async def test_each_item_comes_once_and_in_order_beside_any_progress(tmp_path: P
         assert await collected(registry, {"progress": progress, "result": result(10, 11, 12)}) == [10, 11, 12]
 
 
-@requirement("mcp.in.subscriptions")
 async def test_items_that_find_no_room_are_taken_from_the_result(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -97,7 +91,6 @@ async def test_items_that_find_no_room_are_taken_from_the_result(
         assert await collected(registry, script) == numbers
 
 
-@requirement("mcp.in.subscriptions")
 async def test_bytes_are_bytes_again(tmp_path: Path) -> None:
     text = b64encode(b"\xff").decode()
     meta = {"opwire/result": {"meta": {"encodings": {"0": "base64", "2": "base64"}}}}
@@ -106,7 +99,6 @@ async def test_bytes_are_bytes_again(tmp_path: Path) -> None:
         assert await collected(registry, script) == [b"\xff", text, b"\xff"]
 
 
-@requirement("mcp.in.subscriptions")
 async def test_a_subscription_that_failed_gives_its_items_and_then_its_error(tmp_path: Path) -> None:
     said = {"code": "RATE_LIMITED", "retryable": True, "retryAfter": 2.5, "details": {"a": 1}}
     failed = result(1, 2, complete=False, isError=True, _meta={"opwire/error": said})
@@ -120,7 +112,6 @@ async def test_a_subscription_that_failed_gives_its_items_and_then_its_error(tmp
     assert (why.value.details, why.value.retry_after) == ({"a": 1}, 2.5)
 
 
-@requirement("mcp.in.subscriptions")
 @pytest.mark.parametrize("meta", [{}, {"_meta": {"opwire/error": {"code": "NEW"}}}, {"_meta": 3}])
 async def test_a_failure_that_does_not_say_more_is_an_execution_error(tmp_path: Path, meta: Any) -> None:
     failed = {"content": [{"type": "text", "text": "no"}], "isError": True, **meta}
@@ -129,7 +120,6 @@ async def test_a_failure_that_does_not_say_more_is_an_execution_error(tmp_path: 
             await collected(registry, {"result": failed})
 
 
-@requirement("mcp.in.subscriptions")
 @pytest.mark.parametrize("structured", [None, [], {"items": 3}, {}])
 async def test_a_result_without_items_is_a_protocol_error(tmp_path: Path, structured: Any) -> None:
     async with following(Stage(tmp_path, tools=STAGE), trust_annotations=True) as registry:
@@ -137,14 +127,12 @@ async def test_a_result_without_items_is_a_protocol_error(tmp_path: Path, struct
             await collected(registry, {"result": {"structuredContent": structured}})
 
 
-@requirement("mcp.in.subscriptions")
 async def test_an_end_at_a_limit_of_the_server_is_warned_of(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
     async with following(Stage(tmp_path, tools=STAGE), trust_annotations=True) as registry:
         assert await collected(registry, {"result": result(1, complete=False)}) == [1]
     assert "a limit of its own" in caplog.text
 
 
-@requirement("mcp.in.subscriptions")
 async def test_a_connection_that_is_lost_ends_the_subscription_with_an_error(tmp_path: Path) -> None:
     async with following(Stage(tmp_path, tools=STAGE), trust_annotations=True) as registry:
         with pytest.raises(CallError) as why:
@@ -152,7 +140,6 @@ async def test_a_connection_that_is_lost_ends_the_subscription_with_an_error(tmp
     assert why.value.code is ErrorCode.UNAVAILABLE
 
 
-@requirement("mcp.in.subscriptions", "mcp.in.limits")
 async def test_items_that_do_not_fit_into_the_buffer_are_taken_from_the_result(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -163,7 +150,6 @@ async def test_items_that_do_not_fit_into_the_buffer_are_taken_from_the_result(
         assert await collected(registry, script) == texts
 
 
-@requirement("mcp.in.limits")
 async def test_waiting_items_are_bounded_in_number_and_in_bytes() -> None:
     waiting = tools.ItemBuffer()
     for n in range(tools.MAX_BUFFERED + 10):
@@ -181,7 +167,6 @@ async def test_waiting_items_are_bounded_in_number_and_in_bytes() -> None:
     assert await waiting.get() is None
 
 
-@requirement("mcp.in.subscriptions", "mcp.in.limits")
 async def test_what_a_server_says_of_its_failure_is_bounded(tmp_path: Path) -> None:
     said = {"code": "RATE_LIMITED", "message": "x" * 100_000, "retryAfter": 1e300}
     failed = result(complete=False, isError=True, _meta={"opwire/error": said})

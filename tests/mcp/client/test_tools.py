@@ -15,7 +15,6 @@ from opwire.model.tool_envelope import encode_blocks
 from opwire.registry import OperationRegistry
 from opwire.typed.plain import MAX_DEPTH
 from tests.mcp.client.listed_server import MODERN, Stage, answer, following, mcp_meta, opwire_tool, tool
-from tests.requirements import requirement
 
 COUNT = {"type": "object", "properties": {"n": {"type": "integer"}, "unit": {"default": "m"}}, "required": ["n"]}
 PLAY = [tool("play"), tool("count", outputSchema=COUNT)]
@@ -25,8 +24,9 @@ TEXT = {"type": "text", "text": "three"}
 # --- what a tool becomes ----------------------------------------------------------------------------------------------
 
 
-@requirement("mcp.in.tool-specs")
 async def test_a_tool_is_a_mutation_with_what_the_server_says_of_it(tmp_path: Path) -> None:
+    """A tool is a mutation, or a query by `readOnlyHint` of a trusted server, with the server's title,
+    description and schemas."""
     described = tool("add", title="Add", description="Adds.", outputSchema=COUNT, annotations={"readOnlyHint": True})
     async with following(Stage(tmp_path, tools=[described]), namespace="math", tool_timeout=7) as registry:
         spec = registry.get_spec("math.add")
@@ -36,7 +36,6 @@ async def test_a_tool_is_a_mutation_with_what_the_server_says_of_it(tmp_path: Pa
     assert spec.output_schema.json == COUNT
 
 
-@requirement("mcp.in.tool-specs")
 @pytest.mark.parametrize("hint", [True, False, "yes", None])
 async def test_a_trusted_server_says_which_tools_only_read(tmp_path: Path, hint: Any) -> None:
     stage = Stage(tmp_path, tools=[tool("look", annotations={"readOnlyHint": hint, "title": "Look"}), tool("act")])
@@ -46,7 +45,6 @@ async def test_a_trusted_server_says_which_tools_only_read(tmp_path: Path, hint:
         assert registry.list()[0].title == "Look"
 
 
-@requirement("mcp.in.odd-names")
 @pytest.mark.parametrize("name", ["with space", "dots.in.it", "a/b:c", "日本語", "x" * 200, "__class__", "'quoted\""])
 async def test_odd_names_work(tmp_path: Path, name: str) -> None:
     async with following(Stage(tmp_path, tools=[tool(name)]), namespace="odd") as registry:
@@ -54,8 +52,9 @@ async def test_odd_names_work(tmp_path: Path, name: str) -> None:
     assert envelope.data == {"a": 1}
 
 
-@requirement("mcp.in.origin")
 async def test_a_trusted_opwire_is_believed_what_it_says_of_an_operation(tmp_path: Path) -> None:
+    """An operation of another opwire is unwrapped, and restored with its id, type, tags and timeouts where the
+    server is trusted."""
     said = opwire_tool(
         "math_add",
         input={"type": "object", "properties": {"input": {"type": "array", "items": {"$ref": "#/$defs/N"}}}}
@@ -85,7 +84,6 @@ async def test_a_trusted_opwire_is_believed_what_it_says_of_an_operation(tmp_pat
     assert spec.output_schema.json == {"type": "integer"}
 
 
-@requirement("mcp.in.origin")
 async def test_any_other_opwire_is_believed_only_in_what_it_wrapped(tmp_path: Path) -> None:
     wrapper = {"type": "object", "properties": {"input": True, "result": {"type": "array"}}}
     said = opwire_tool(
@@ -101,7 +99,6 @@ async def test_any_other_opwire_is_believed_only_in_what_it_wrapped(tmp_path: Pa
     assert envelope.data == [1]
 
 
-@requirement("mcp.in.origin")
 @pytest.mark.parametrize("said", [{"id": "nodot"}, {"id": "a.\n"}, {"timeout": -1}])
 async def test_what_no_operation_can_be_is_left_out(tmp_path: Path, said: dict[str, Any]) -> None:
     tools = [opwire_tool("bad", **{"id": "a.b", "type": "query", **said}), tool("play")]
@@ -109,7 +106,6 @@ async def test_what_no_operation_can_be_is_left_out(tmp_path: Path, said: dict[s
         assert [spec.id for spec in registry.list()] == ["misbehaving.play"]
 
 
-@requirement("mcp.in.origin")
 async def test_with_a_namespace_of_ones_own_a_trusted_opwire_does_not_choose_ids(tmp_path: Path) -> None:
     tools = [opwire_tool("math_add", id="math.add", type="query")]
     async with following(Stage(tmp_path, tools=tools), trust_annotations=True, namespace="far") as registry:
@@ -119,7 +115,6 @@ async def test_with_a_namespace_of_ones_own_a_trusted_opwire_does_not_choose_ids
 # --- results, through the whole pipeline ------------------------------------------------------------------------------
 
 
-@requirement("mcp.in.violating-output")
 async def test_structured_content_that_violates_its_schema_is_kept_with_a_warning(
     tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
@@ -130,7 +125,6 @@ async def test_structured_content_that_violates_its_schema_is_kept_with_a_warnin
     assert "misbehaving.count" in caplog.text
 
 
-@requirement("mcp.in.violating-output")
 async def test_structured_content_is_normalised(tmp_path: Path) -> None:
     async with following(Stage(tmp_path, tools=PLAY)) as registry:
         structured = {"n": 3.0, "surplus": True}
@@ -138,14 +132,12 @@ async def test_structured_content_is_normalised(tmp_path: Path) -> None:
     assert envelope.data == {"n": 3, "unit": "m"}
 
 
-@requirement("mcp.in.violating-output")
 async def test_a_declared_output_that_does_not_come_leaves_the_blocks(tmp_path: Path) -> None:
     async with following(Stage(tmp_path, tools=PLAY)) as registry:
         envelope = await answer(registry, {"content": [TEXT]}, "misbehaving.count")
     assert envelope.data == [TEXT]
 
 
-@requirement("mcp.in.json-text")
 async def test_json_text_is_normalised_by_the_declared_schema(tmp_path: Path) -> None:
     async with following(Stage(tmp_path, tools=PLAY)) as registry:
         text = {"type": "text", "text": json.dumps({"n": 3.0, "surplus": 1})}
@@ -154,7 +146,6 @@ async def test_json_text_is_normalised_by_the_declared_schema(tmp_path: Path) ->
     assert mcp_meta(envelope).structured_content is UNSET
 
 
-@requirement("mcp.in.is-error")
 async def test_an_error_of_a_tool_is_left_alone(tmp_path: Path) -> None:
     async with following(Stage(tmp_path, tools=PLAY)) as registry:
         envelope = await answer(
@@ -164,7 +155,6 @@ async def test_an_error_of_a_tool_is_left_alone(tmp_path: Path) -> None:
     assert mcp_meta(envelope).is_error is True
 
 
-@requirement("mcp.in.structured-first")
 @pytest.mark.parametrize("answers", [{}, MODERN], ids=["2025-11-25", "2026-07-28"])
 async def test_structured_content_of_any_kind_arrives(tmp_path: Path, answers: Any) -> None:
     async with following(Stage(tmp_path, tools=PLAY, answers=answers)) as registry:
@@ -173,7 +163,6 @@ async def test_structured_content_of_any_kind_arrives(tmp_path: Path, answers: A
             assert (envelope.data, type(envelope.data)) == (value, type(value))
 
 
-@requirement("mcp.in.tool-envelope")
 async def test_tool_envelopes_arrive_whichever_version_they_have(
     tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
@@ -187,7 +176,6 @@ async def test_tool_envelopes_arrive_whichever_version_they_have(
     assert caplog.text.count("an invalid ToolEnvelope") == 2
 
 
-@requirement("mcp.in.tool-envelope", "mcp.in.limits")
 async def test_the_depth_of_a_payload_is_not_that_of_its_message(
     tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
@@ -200,7 +188,6 @@ async def test_the_depth_of_a_payload_is_not_that_of_its_message(
     assert f"nested deeper than {MAX_DEPTH}" in caplog.text
 
 
-@requirement("mcp.in.nothing-lost")
 @pytest.mark.parametrize(
     ("result", "data"),
     [
@@ -219,7 +206,6 @@ async def test_results_that_the_protocol_does_not_know_arrive(tmp_path: Path, re
 # --- calls that fail --------------------------------------------------------------------------------------------------
 
 
-@requirement("mcp.in.input")
 async def test_the_server_judges_the_arguments_and_a_warning_is_logged(
     tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
@@ -231,7 +217,6 @@ async def test_the_server_judges_the_arguments_and_a_warning_is_logged(
     assert 'misbehaving.count: /n: the value is not of type "integer"' in caplog.text
 
 
-@requirement("mcp.in.input")
 async def test_strict_input_is_checked_before_the_server_sees_it(tmp_path: Path) -> None:
     stage = Stage(tmp_path, tools=[tool("count", inputSchema=COUNT), tool("play")])
     async with following(stage, strict_input=True) as registry:
@@ -241,7 +226,6 @@ async def test_strict_input_is_checked_before_the_server_sees_it(tmp_path: Path)
     assert [each["params"]["name"] for each in received if each["method"] == "tools/call"] == ["play"]
 
 
-@requirement("mcp.in.input")
 async def test_a_tool_with_an_empty_schema_still_takes_only_objects(tmp_path: Path) -> None:
     async with following(Stage(tmp_path, tools=[{"name": "any"}])) as registry:
         assert (await registry.execute("misbehaving.any")).data == {}
@@ -250,7 +234,6 @@ async def test_a_tool_with_an_empty_schema_still_takes_only_objects(tmp_path: Pa
     assert why.value.details == {"problems": [{"path": "", "message": "a tool takes an object, not list"}]}
 
 
-@requirement("mcp.in.protocol-failures")
 async def test_a_failure_of_the_protocol_is_raised(tmp_path: Path) -> None:
     async with following(Stage(tmp_path, tools=PLAY)) as registry:
         with pytest.raises(CallError) as why:
@@ -261,7 +244,6 @@ async def test_a_failure_of_the_protocol_is_raised(tmp_path: Path) -> None:
         assert why.value.code is ErrorCode.UNAVAILABLE
 
 
-@requirement("mcp.in.protocol-failures")
 @pytest.mark.parametrize("result", [5, [1], None, "text", True])
 async def test_a_result_that_is_not_an_object_is_a_protocol_error_at_once(tmp_path: Path, result: Any) -> None:
     async with following(Stage(tmp_path, tools=PLAY)) as registry:
@@ -271,7 +253,6 @@ async def test_a_result_that_is_not_an_object_is_a_protocol_error_at_once(tmp_pa
             assert (await answer(registry, {})).data == []
 
 
-@requirement("mcp.in.deadline")
 async def test_a_deadline_ends_the_call_at_the_server_too(tmp_path: Path) -> None:
     async with following(Stage(tmp_path, tools=PLAY)) as registry:
         with pytest.raises(CallError) as why:
@@ -280,7 +261,6 @@ async def test_a_deadline_ends_the_call_at_the_server_too(tmp_path: Path) -> Non
         assert "notifications/cancelled" in await _received(registry)
 
 
-@requirement("mcp.in.cancel")
 async def test_a_caller_that_leaves_ends_the_call_at_the_server_too(tmp_path: Path) -> None:
     async with following(Stage(tmp_path, tools=PLAY)) as registry:
         call = asyncio.create_task(registry.execute("misbehaving.play", {"hold": True}))
@@ -292,7 +272,6 @@ async def test_a_caller_that_leaves_ends_the_call_at_the_server_too(tmp_path: Pa
         assert "notifications/cancelled" in await _received(registry)
 
 
-@requirement("mcp.in.progress")
 async def test_progress_reaches_its_listeners(tmp_path: Path) -> None:
     seen: list[Progress] = []
     async with following(Stage(tmp_path, tools=PLAY)) as registry:

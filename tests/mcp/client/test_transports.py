@@ -8,12 +8,11 @@ from opwire.errors import CallError, ErrorCode
 from opwire.mcp.client import connection
 from opwire.model.operation import Progress
 from tests.mcp.client.connections import SDK_SERVER, at, call, connected, rogue
-from tests.requirements import requirement
 
 
-@requirement("mcp.in.transports")
 @pytest.mark.parametrize("transport", ["stdio", "http", "sse"])
 async def test_the_same_calls_give_the_same_results_over_every_transport(transport: str, sdk_address: str) -> None:
+    """stdio, streamable HTTP and the SSE transport of 2024 give the same results."""
     places = {"stdio": SDK_SERVER, "http": at(sdk_address), "sse": at(sdk_address, "/sse", kind="sse")}
     steps: list[Progress] = []
     async with connected(places[transport]) as session:
@@ -27,8 +26,8 @@ async def test_the_same_calls_give_the_same_results_over_every_transport(transpo
         assert (await call(session, "nothing"))["isError"] is True
 
 
-@requirement("mcp.in.batches")
 async def test_a_batch_of_a_server_on_stdio_is_its_messages() -> None:
+    """The messages of a batch of a server are handled in order, over any transport."""
     seen: list[str] = []
     async with connected(rogue(), on_notification=lambda method, _: seen.append(method)) as session:
         changed = '{"jsonrpc": "2.0", "method": "notifications/%s/list_changed"}'
@@ -38,10 +37,11 @@ async def test_a_batch_of_a_server_on_stdio_is_its_messages() -> None:
     assert seen == ["notifications/tools/list_changed", "notifications/prompts/list_changed"]
 
 
-@requirement("mcp.in.question-limits")
 async def test_a_server_that_floods_and_does_not_read_is_disconnected_and_the_next_call_connects_again(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
+    """A server has a bounded number of questions open, and for each request of ours; others are refused, and a
+    server that does not read the refusals is disconnected."""
     monkeypatch.setattr(connection, "_PATIENCE", 0.1)
     async with connected(rogue(stop_timeout=0.1)) as session:
         with pytest.raises(CallError, match="asks without reading the answers") as caught:
@@ -50,7 +50,6 @@ async def test_a_server_that_floods_and_does_not_read_is_disconnected_and_the_ne
         assert await call(session, "echo", within=60, n=1) == {"arguments": {"n": 1}}
 
 
-@requirement("mcp.in.question-limits")
 async def test_a_call_in_which_a_server_asks_too_often_goes_on_without_answers(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(connection, "MAX_REQUESTS", 50)
     asked: list[Any] = []

@@ -23,7 +23,6 @@ from tests.mcp.server.library import library
 from tests.mcp.server.operations import shop
 from tests.mcp.server.raw import HANDSHAKE, call, request
 from tests.mcp.server.shop import ERAS, NEWEST, OLDER, PATIENCE, http_client, served, until
-from tests.requirements import requirement
 
 ANN, BOB = "ann" * 6, "bob" * 6
 TOKENS = StaticTokens({ANN: Identity(id="ann", scopes=("admin",)), BOB: Identity(id="bob")})
@@ -81,8 +80,6 @@ async def browsing(registry: OperationRegistry | None = None, **options: Any) ->
 # --- admission --------------------------------------------------------------------------------------------------------
 
 
-@requirement("serve-mcp.http")
-@requirement("serve-mcp.access")
 @pytest.mark.parametrize("era", ERAS)
 async def test_a_token_decides_what_is_listed_and_what_can_be_called(era: str) -> None:
     async with served(serve_mcp(shop()), authenticate=TOKENS) as url:
@@ -99,7 +96,6 @@ async def test_a_token_decides_what_is_listed_and_what_can_be_called(era: str) -
             assert (await nobody.call_tool("math_add", {"a": 1, "b": 2})).is_error
 
 
-@requirement("serve-mcp.unauthenticated")
 async def test_a_bad_token_and_none_where_nothing_is_public_are_refused() -> None:
     registry = shop()
     async with browsing(registry, authenticate=TOKENS) as browser:
@@ -118,9 +114,9 @@ async def test_a_surface_can_be_opened() -> None:
         assert await _adds(browser)
 
 
-@requirement("serve-mcp.rebinding")
 @pytest.mark.parametrize("era", ERAS)
 async def test_pages_of_other_hosts_are_kept_out(era: str) -> None:
+    """Requests for other hosts, and from pages of other origins, are refused by default."""
     message = HANDSHAKE[0] if era == OLDER else request("tools/list", era=NEWEST)
     async with browsing(anonymous=GUEST) as browser:
         async with browser.post(message, era=era, Host="evil.example") as response:
@@ -131,7 +127,6 @@ async def test_pages_of_other_hosts_are_kept_out(era: str) -> None:
             assert response.status == 200
 
 
-@requirement("serve-mcp.http-limits")
 async def test_a_body_that_is_too_large_is_refused() -> None:
     large = call("math_add", {"a": "x" * 2_000})
     async with browsing(anonymous=GUEST, max_body=1_000) as browser, browser.post(large) as response:
@@ -149,7 +144,6 @@ async def test_elsewhere_there_is_nothing() -> None:
 # --- sessions ---------------------------------------------------------------------------------------------------------
 
 
-@requirement("serve-mcp.sessions")
 async def test_a_session_is_usable_only_by_the_identity_that_opened_it() -> None:
     async with browsing(authenticate=TOKENS) as browser:
         session = await browser.session(ANN)
@@ -158,7 +152,6 @@ async def test_a_session_is_usable_only_by_the_identity_that_opened_it() -> None
                 assert response.status == status
 
 
-@requirement("serve-mcp.http-limits")
 async def test_a_session_that_is_in_use_does_not_give_way_and_an_idle_one_does() -> None:
     async with browsing(anonymous=GUEST, max_sessions=1) as browser:
         session = await browser.session()
@@ -171,7 +164,6 @@ async def test_a_session_that_is_in_use_does_not_give_way_and_an_idle_one_does()
         assert await _statuses(browser, session, another) == [404, 200]
 
 
-@requirement("serve-mcp.http-limits")
 async def test_a_session_ends_when_it_is_not_used() -> None:
     async with browsing(anonymous=GUEST, session_idle=0.05) as browser:
         session = await browser.session()
@@ -180,7 +172,6 @@ async def test_a_session_ends_when_it_is_not_used() -> None:
                 await asyncio.sleep(0.15)
 
 
-@requirement("serve-mcp.http-limits")
 async def test_one_identity_cannot_take_the_sessions_of_the_others() -> None:
     async with browsing(authenticate=TOKENS, max_sessions=4) as browser:
         of_bob = await browser.session(BOB)
@@ -189,7 +180,6 @@ async def test_one_identity_cannot_take_the_sessions_of_the_others() -> None:
         assert await _statuses(browser, of_bob, token=BOB) == [200]
 
 
-@requirement("serve-mcp.http-limits")
 async def test_without_room_the_identity_with_most_sessions_gives_way_and_the_last_used_stays() -> None:
     async with browsing(authenticate=TOKENS, max_sessions=3, max_sessions_per_identity=3) as browser:
         of_ann = [await _opened(browser, ANN) for _ in range(3)]
@@ -199,7 +189,6 @@ async def test_without_room_the_identity_with_most_sessions_gives_way_and_the_la
         assert await _statuses(browser, of_bob, token=BOB) == [200]
 
 
-@requirement("serve-mcp.http-limits")
 async def test_clients_without_an_identity_cannot_take_the_sessions_of_the_others() -> None:
     async with browsing(authenticate=TOKENS, max_sessions=1) as browser:
         of_ann = await browser.session(ANN)
@@ -209,10 +198,11 @@ async def test_clients_without_an_identity_cannot_take_the_sessions_of_the_other
         assert await _statuses(browser, of_nobody[-1], token=ANN) == [404]
 
 
-@requirement("serve-mcp.http-limits")
 async def test_calls_that_their_clients_left_are_bounded_over_all_sessions_of_an_identity(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
+    """Bodies and sessions are limited, those of clients without identity apart; idle ones end. So are the calls
+    of all sessions of an identity, also after their clients have disconnected."""
     monkeypatch.setattr("opwire.mcp.server.app.MAX_OPEN", 2)
     registry = OperationRegistry()
     running: list[str] = []
@@ -273,7 +263,6 @@ async def _statuses(browser: Browser, *sessions: str, token: str | None = None) 
     return found
 
 
-@requirement("serve-mcp.one-path")
 async def test_there_is_one_path_and_other_spellings_are_redirected_or_not_found() -> None:
     async with browsing(anonymous=GUEST) as browser:
         place = browser.url.removesuffix("/mcp")
@@ -284,7 +273,6 @@ async def test_there_is_one_path_and_other_spellings_are_redirected_or_not_found
                 assert response.headers.get("location", "/mcp") == "/mcp"
 
 
-@requirement("serve-mcp.rebinding")
 async def test_a_link_or_an_image_on_a_page_of_another_site_opens_nothing() -> None:
     async with browsing(anonymous=GUEST) as browser, browser.get(Sec_Fetch_Site="cross-site") as response:
         assert response.status == 403
@@ -296,7 +284,6 @@ def is_kept(key: str) -> bool:
     return any(type(each) is dict and key in each for each in gc.get_objects())
 
 
-@requirement("serve-mcp.http-limits")
 async def test_a_session_keeps_nothing_of_its_messages_that_the_server_does_not_need() -> None:
     message = b'{"jsonrpc":"2.0","id":1,"method":"%s","params":{%s}}'
     capabilities = b'"roots":{"ballast-a":[[]]},"elicitation":{"url":{"ballast-b":[[]]}},"other":{"ballast-c":[[]]}'
@@ -333,7 +320,6 @@ async def test_what_is_not_a_message_is_a_bad_request_and_never_a_fault_of_the_s
             assert response.status == 400
 
 
-@requirement("serve-mcp.cancellation")
 async def test_a_client_of_the_newest_revision_that_leaves_cancels_its_call() -> None:
     registry = OperationRegistry()
     steps: list[str] = []
@@ -353,7 +339,6 @@ async def test_a_client_of_the_newest_revision_that_leaves_cancels_its_call() ->
         await until(lambda: steps == ["begun", "cancelled"])
 
 
-@requirement("serve-mcp.cancellation")
 async def test_a_session_that_ends_cancels_its_calls() -> None:
     registry = OperationRegistry()
     steps: list[str] = []
@@ -381,7 +366,6 @@ async def test_a_session_that_ends_cancels_its_calls() -> None:
         await asyncio.wait_for(calling, PATIENCE)
 
 
-@requirement("serve-mcp.list-changed")
 @pytest.mark.parametrize("era", ERAS)
 async def test_changes_are_sent_over_http(era: str) -> None:
     registry = shop()
@@ -412,7 +396,6 @@ async def _listening(browser: Browser, era: str, token: str | None = None) -> As
         yield stream
 
 
-@requirement("serve-mcp.drains")
 @pytest.mark.parametrize("era", ERAS)
 async def test_streams_do_not_hold_up_the_end(era: str) -> None:
     app = serve_mcp(shop()).asgi(anonymous=GUEST)
@@ -425,7 +408,6 @@ async def test_streams_do_not_hold_up_the_end(era: str) -> None:
         assert (b"resultType" in await response.read()) is (era == NEWEST)  # which learns that the stream has ended
 
 
-@requirement("serve-mcp.drains")
 async def test_a_call_that_runs_is_answered_before_the_end() -> None:
     registry = OperationRegistry()
     begun, go_on = asyncio.Event(), asyncio.Event()
@@ -445,7 +427,6 @@ async def test_a_call_that_runs_is_answered_before_the_end() -> None:
         assert (await (await calling).json())["result"]["structuredContent"] == 5
 
 
-@requirement("serve-mcp.sessions")
 @pytest.mark.parametrize("era", ERAS)
 async def test_a_stream_ends_with_the_token_that_opened_it(era: str) -> None:
     granted: list[Grant] = []
@@ -460,7 +441,6 @@ async def test_a_stream_ends_with_the_token_that_opened_it(era: str) -> None:
         assert time.time() >= (granted[-1].expires or 0) - 0.01
 
 
-@requirement("serve-mcp.sessions", "serve.revoked")
 @pytest.mark.parametrize("era", ERAS)
 async def test_a_stream_ends_soon_after_its_token_was_revoked(era: str, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(tokens, "RECHECK", 0.01)
@@ -480,7 +460,6 @@ async def _adds(browser: Browser) -> bool:
         return (await response.json())["result"]["structuredContent"] == 3
 
 
-@requirement("serve-mcp.mounted")
 async def test_it_runs_inside_another_app_from_its_first_request() -> None:
     app = serve_mcp(shop()).asgi(anonymous=GUEST, path="/")
     outer = Starlette(routes=[Mount("/tools", app)])
@@ -490,15 +469,14 @@ async def test_it_runs_inside_another_app_from_its_first_request() -> None:
         await app.close()
 
 
-@requirement("serve-mcp.mounted", "serve-mcp.one-path")
 async def test_it_runs_at_a_path_that_has_to_be_encoded() -> None:
     outer = Starlette(routes=[Mount("/é", serve_mcp(shop()).asgi(anonymous=GUEST))])
     async with listening(outer) as address, aiohttp.ClientSession() as http:
         assert await _adds(Browser(http, f"{address}/%C3%A9/mcp"))
 
 
-@requirement("serve-mcp.mounted")
 async def test_it_runs_within_the_lifespan_of_another_app() -> None:
+    """The MCP server can be mounted into another ASGI app, with or without its lifespan."""
     app = serve_mcp(shop()).asgi(anonymous=GUEST)
 
     @asynccontextmanager
@@ -529,7 +507,6 @@ def _nothing() -> None:
     pass
 
 
-@requirement("serve-mcp.sessions")
 async def test_the_large_inputs_of_calls_that_go_on_are_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("opwire.mcp.server.sessions.MAX_INPUTS", 200_000)
     registry, began, may_end = OperationRegistry(), asyncio.Event(), asyncio.Event()

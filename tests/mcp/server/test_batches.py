@@ -13,7 +13,6 @@ from opwire.mcp.server.sessions import HTTPSession, Sessions
 from tests.mcp.server.raw import HANDSHAKE, call, raw, request
 from tests.mcp.server.test_app import GUEST, browsing
 from tests.mcp.server.test_streams import opened
-from tests.requirements import requirement
 
 registry = OperationRegistry()
 
@@ -32,7 +31,6 @@ def results(replies: list[Any]) -> dict[Any, Any]:
     return {each["id"]: each["result"]["structuredContent"]["result"] for each in replies if "result" in each}
 
 
-@requirement("serve-mcp.batches")
 async def test_a_batch_over_http_is_answered_with_a_batch() -> None:
     async with browsing(registry, anonymous=GUEST) as browser:
         session = await opened(browser, "2025-03-26")
@@ -49,7 +47,6 @@ async def test_a_batch_over_http_is_answered_with_a_batch() -> None:
             assert sorted(codes, key=str) == [-32600, None]
 
 
-@requirement("serve-mcp.batches")
 async def test_the_event_loop_runs_between_the_calls_of_a_batch() -> None:
     busy, turn, turns = OperationRegistry(), 0, list[int]()
 
@@ -74,7 +71,6 @@ async def test_the_event_loop_runs_between_the_calls_of_a_batch() -> None:
     assert len(set(turns)) == 20
 
 
-@requirement("serve-mcp.batches")
 async def test_responses_to_batches_that_clients_do_not_read_take_bounded_memory() -> None:
     large = OperationRegistry()
 
@@ -97,7 +93,6 @@ async def test_responses_to_batches_that_clients_do_not_read_take_bounded_memory
             assert refused(await response.json()) == [False, False]
 
 
-@requirement("serve-mcp.batches")
 @pytest.mark.parametrize(
     ("version", "batch"),
     [("2025-06-18", doubled(1, 2)), ("2025-03-26", []), ("2025-03-26", doubled(*range(MAX_BATCH + 1)))],
@@ -110,7 +105,6 @@ async def test_a_batch_of_another_revision_an_empty_and_a_long_one_are_rejected(
             assert response.status == 400
 
 
-@requirement("serve-mcp.batches")
 @pytest.mark.parametrize("version", ["2025-03-26", "2025-11-25"])
 async def test_the_messages_of_a_batch_on_stdio_are_handled_in_order(version: str) -> None:
     async with raw(serve_mcp(registry), handshake=False) as client:
@@ -127,7 +121,6 @@ async def test_the_messages_of_a_batch_on_stdio_are_handled_in_order(version: st
         assert json.dumps(replies).count("notifications/progress") == 2
 
 
-@requirement("serve-mcp.batches")
 async def test_a_session_that_ends_during_a_batch_leaves_nothing_behind(monkeypatch: pytest.MonkeyPatch) -> None:
     library, sessions, open_session = OperationRegistry(), list[HTTPSession](), Sessions._open
 

@@ -14,16 +14,15 @@ from opwire.schema import Schema
 from tests.mcp.server.operations import shop
 from tests.mcp.server.raw import call, raw
 from tests.mcp.server.shop import ERAS, PATIENCE, connected, until
-from tests.requirements import requirement
 
 
 def _cancelled(id: int) -> dict[str, Any]:
     return {"jsonrpc": "2.0", "method": "notifications/cancelled", "params": {"requestId": id}}
 
 
-@requirement("serve-mcp.errors")
 @pytest.mark.parametrize("era", ERAS)
 async def test_what_goes_wrong_is_a_result_that_says_so(era: str) -> None:
+    """A failed call is a result with isError that says what to do, and the error in _meta."""
     registry = shop()
 
     @registry.query("bad.known")
@@ -53,7 +52,6 @@ async def test_what_goes_wrong_is_a_result_that_says_so(era: str) -> None:
             assert "hunter2" not in str(result)
 
 
-@requirement("serve-mcp.context")
 async def test_a_handler_knows_its_caller_request_and_trace() -> None:
     registry = OperationRegistry()
     seen: list[Context] = []
@@ -75,7 +73,6 @@ async def test_a_handler_knows_its_caller_request_and_trace() -> None:
     assert second.request_id not in {None, first.request_id}
 
 
-@requirement("serve-mcp.context")
 async def test_a_call_has_a_deadline_that_its_operation_may_move() -> None:
     registry = OperationRegistry()
 
@@ -95,7 +92,6 @@ async def test_a_call_has_a_deadline_that_its_operation_may_move() -> None:
         assert 30 < left <= 60
 
 
-@requirement("serve-mcp.cancellation")
 async def test_a_client_that_gives_up_cancels_the_handler_which_may_clean_up() -> None:
     registry = OperationRegistry()
     steps: list[str] = []
@@ -118,7 +114,6 @@ async def test_a_client_that_gives_up_cancels_the_handler_which_may_clean_up() -
         assert "tools" in (await client.ask({"jsonrpc": "2.0", "id": 8, "method": "tools/list"}))["result"]
 
 
-@requirement("serve-mcp.cancellation")
 async def test_a_client_that_leaves_cancels_its_calls() -> None:
     registry = OperationRegistry()
     steps: list[str] = []
@@ -168,8 +163,8 @@ async def test_a_handler_that_does_not_stop_is_left_behind(
 # --- input ------------------------------------------------------------------------------------------------------------
 
 
-@requirement("serve-mcp.wrapped-schemas")
 async def test_an_input_that_is_not_an_object_comes_out_of_its_wrapper() -> None:
+    """Values other than objects are wrapped if the protocol asks; references stay right."""
     registry = OperationRegistry()
     received: list[Any] = []
 
@@ -190,7 +185,6 @@ async def test_an_input_that_is_not_an_object_comes_out_of_its_wrapper() -> None
 # --- subscriptions ----------------------------------------------------------------------------------------------------
 
 
-@requirement("serve-mcp.subscriptions")
 async def test_a_subscription_is_collected_to_its_end_or_to_a_limit() -> None:
     async with connected(serve_mcp(shop(), max_items=3)) as client:
         assert (await client.call_tool("feed_count", {"n": 2})).structured_content == {
@@ -201,7 +195,6 @@ async def test_a_subscription_is_collected_to_its_end_or_to_a_limit() -> None:
         assert cut.structured_content == {"items": [0, 1, 2], "complete": False}
 
 
-@requirement("serve-mcp.subscriptions")
 async def test_large_items_are_not_collected_without_limit() -> None:
     registry = OperationRegistry()
 
@@ -215,7 +208,6 @@ async def test_large_items_are_not_collected_without_limit() -> None:
     assert result.structured_content == {"items": ["x" * 400] * 3, "complete": False}
 
 
-@requirement("serve-mcp.subscriptions")
 async def test_when_the_time_is_up_the_generator_is_closed_and_what_came_is_kept() -> None:
     registry = OperationRegistry()
     closed: list[bool] = []
@@ -235,7 +227,6 @@ async def test_when_the_time_is_up_the_generator_is_closed_and_what_came_is_kept
     assert closed == [True]
 
 
-@requirement("serve-mcp.subscriptions")
 async def test_a_subscription_that_fails_keeps_what_came_before() -> None:
     registry = OperationRegistry()
 

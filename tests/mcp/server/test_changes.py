@@ -7,7 +7,6 @@ from typing import Any
 from opwire import OperationRegistry, OperationSpec
 from opwire.mcp.server.clients import ListBus
 from tests.mcp.server.shop import until
-from tests.requirements import requirement
 
 
 def _change(registry: OperationRegistry, *names: str) -> None:
@@ -15,7 +14,6 @@ def _change(registry: OperationRegistry, *names: str) -> None:
         registry.register(OperationSpec(namespace="a", name=name))
 
 
-@requirement("serve-mcp.list-changed")
 async def test_simultaneous_changes_are_one_event_for_every_listener() -> None:
     registry = OperationRegistry()
     changes = ListBus(registry, delay=0.01)

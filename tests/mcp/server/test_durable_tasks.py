@@ -25,7 +25,6 @@ from opwire.mcp.server.tasks import KEY_META, MAX_TASK_ID, TASKS
 from tests.mcp.server.durable_process import KEY, journal_at
 from tests.mcp.server.raw import Raw, call, raw, request
 from tests.mcp.server.shop import NEWEST, until
-from tests.requirements import requirement
 from tests.servers.brokers import NatsServer, RedisServer
 from tests.servers.fixtures import jetstream_server  # noqa: F401
 from tests.servers.processes import Worker
@@ -144,7 +143,6 @@ def client_of(surface: MCPSurface) -> Any:
 # --- every journal ----------------------------------------------------------------------------------------------------
 
 
-@requirement("serve-mcp.durable")
 async def test_another_replica_answers_for_a_task_with_the_result_of_a_direct_call(connect: Connect) -> None:
     work = Work()
     async with connect() as journal, connect() as another, connect() as third:
@@ -169,7 +167,6 @@ async def test_another_replica_answers_for_a_task_with_the_result_of_a_direct_ca
     assert len(work.contexts) == 2
 
 
-@requirement("serve-mcp.durable")
 async def test_a_task_is_cancelled_until_a_worker_has_begun_it(connect: Connect) -> None:
     work = Work()
     async with connect() as journal, connect() as another, client_of(work.surface(journal)) as client:
@@ -187,7 +184,6 @@ async def test_a_task_is_cancelled_until_a_worker_has_begun_it(connect: Connect)
     assert len(work.contexts) == 1
 
 
-@requirement("serve-mcp.durable")
 async def test_a_failed_handler_has_the_result_of_a_direct_call_and_a_buried_one_is_a_failed_task(
     connect: Connect,
 ) -> None:
@@ -211,7 +207,6 @@ async def test_a_failed_handler_has_the_result_of_a_direct_call_and_a_buried_one
         assert buried["error"]["message"] == "closed"
 
 
-@requirement("serve-mcp.durable")
 async def test_a_quick_call_is_one_round_trip_with_and_without_the_extension(connect: Connect) -> None:
     work = Work()
     work.release.set()
@@ -268,7 +263,6 @@ def shape(task: Any, status: str) -> None:
 # --- ids --------------------------------------------------------------------------------------------------------------
 
 
-@requirement("serve-mcp.durable.id")
 async def test_foreign_forged_and_expired_ids_are_as_unknown_as_any(monkeypatch: pytest.MonkeyPatch) -> None:
     work = Work()
     async with MemoryJournal() as journal:
@@ -317,7 +311,6 @@ def at(clock: Callable[[], float]) -> Any:
     return init
 
 
-@requirement("serve-mcp.durable.id")
 async def test_the_id_of_an_operation_with_a_long_name_is_bounded_and_known() -> None:
     registry = OperationRegistry()
     name = "work." + "🜚" * 251
@@ -336,7 +329,6 @@ async def test_the_id_of_an_operation_with_a_long_name_is_bounded_and_known() ->
             assert (await client.ask(about("get", id)))["result"]["status"] == "working"
 
 
-@requirement("serve-mcp.durable.id")
 async def test_anonymous_clients_have_tasks_and_no_permissions() -> None:
     work = Work()
     async with MemoryJournal() as journal:
@@ -376,7 +368,6 @@ async def posted(http: httpx2.AsyncClient, url: str, message: Any, name: str) ->
 # --- keys, identities, interceptors -----------------------------------------------------------------------------------
 
 
-@requirement("serve-mcp.durable.key")
 async def test_a_call_with_the_same_key_is_the_same_call_of_its_caller() -> None:
     work = Work()
     async with MemoryJournal() as journal:
@@ -398,7 +389,6 @@ async def test_a_call_with_the_same_key_is_the_same_call_of_its_caller() -> None
     assert sorted(each.identity.id for each in work.contexts if each.identity) == ["ada", "eve"]
 
 
-@requirement("serve-mcp.durable.key")
 async def test_a_client_without_the_extension_gets_the_key_by_which_it_can_ask_again() -> None:
     work = Work()
     async with MemoryJournal() as journal, client_of(work.surface(journal, timeout=1)) as client:
@@ -416,7 +406,6 @@ async def test_a_client_without_the_extension_gets_the_key_by_which_it_can_ask_a
     assert len(work.contexts) == 1
 
 
-@requirement("serve-mcp.durable.identity")
 async def test_the_worker_acts_with_the_identity_of_the_caller_or_not_at_all(redis_server: RedisServer) -> None:
     work = Work()
     work.release.set()
@@ -434,7 +423,6 @@ async def test_the_worker_acts_with_the_identity_of_the_caller_or_not_at_all(red
         assert await journal.info() == []
 
 
-@requirement("serve-mcp.durable.identity")
 async def test_invalid_input_is_not_submitted() -> None:
     work = Work()
     async with MemoryJournal() as journal, client_of(work.surface(journal)) as client:
@@ -443,7 +431,6 @@ async def test_invalid_input_is_not_submitted() -> None:
         assert await journal.info() == []
 
 
-@requirement("serve-mcp.durable.interceptors")
 async def test_interceptors_run_around_the_submission_and_see_the_outcome() -> None:
     work, seen = Work(), list[Any]()
 
@@ -482,7 +469,6 @@ async def test_interceptors_run_around_the_submission_and_see_the_outcome() -> N
     assert seen[3].code == "UNAVAILABLE"  # the journal is closed before there is an outcome
 
 
-@requirement("serve-mcp.durable.interceptors")
 async def test_a_call_that_an_interceptor_holds_is_a_task_of_the_process_until_it_is_submitted() -> None:
     work, approved = Work(), asyncio.Event()
 
@@ -506,7 +492,6 @@ async def test_a_call_that_an_interceptor_holds_is_a_task_of_the_process_until_i
             assert done["result"]["structuredContent"] == {"text": "xxx"}
 
 
-@requirement("serve-mcp.durable.interceptors")
 async def test_an_interceptor_asks_before_the_call_is_submitted() -> None:
     work = Work()
 
@@ -536,7 +521,6 @@ async def test_an_interceptor_asks_before_the_call_is_submitted() -> None:
 # --- limits, formats, failures ----------------------------------------------------------------------------------------
 
 
-@requirement("serve-mcp.durable.bounded")
 async def test_a_call_has_a_task_without_room_for_its_interceptors(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(module, "MAX_TASKS_EACH", 1)
     work, ends = Work(), list[BaseException]()
@@ -564,8 +548,8 @@ async def test_a_call_has_a_task_without_room_for_its_interceptors(monkeypatch: 
             assert len(surface._served.tasks._tasks) == 0
 
 
-@requirement("serve-mcp.durable.bounded")
 async def test_a_journal_that_is_not_available_is_an_error_with_the_key() -> None:
+    """A surface keeps few durable calls, and says that its journal is not available."""
     work, state = Work(), MemoryJournalState()
     async with MemoryJournal(state) as journal, client_of(work.surface(journal)) as client:
         task = await started(client)
@@ -580,7 +564,6 @@ async def test_a_journal_that_is_not_available_is_an_error_with_the_key() -> Non
         assert (await client.ask(about("get", task)))["result"]["status"] == "working"
 
 
-@requirement("serve-mcp.durable")
 async def test_results_are_encoded_as_tool_envelopes_if_the_surface_does_so() -> None:
     work = Work()
     async with (
@@ -594,7 +577,6 @@ async def test_results_are_encoded_as_tool_envelopes_if_the_surface_does_so() ->
         assert done["result"]["content"][1]["text"].startswith("__ENVELOPE_V1__:")
 
 
-@requirement("serve-mcp.durable")
 async def test_the_timeout_of_an_operation_is_that_of_its_handler_and_not_of_the_wait() -> None:
     work = Work()
     async with MemoryJournal() as journal, client_of(work.surface(journal)) as client:
@@ -606,7 +588,6 @@ async def test_the_timeout_of_an_operation_is_that_of_its_handler_and_not_of_the
             assert "work.limited did not answer within 0.0" in late["error"]["message"]
 
 
-@requirement("serve-mcp.durable")
 def test_only_mutations_of_a_surface_with_a_key_can_be_durable_tasks() -> None:
     work, journal = Work(), MemoryJournal()
     tasks = DurableTasks(journal, ["work.slow"])
@@ -667,7 +648,6 @@ async def job_ended(post: Callable[..., Any], task: str) -> Any:
             await asyncio.sleep(0.02)
 
 
-@requirement("serve-mcp.durable.crash")
 @pytest.mark.slow
 async def test_tasks_survive_kill_9_of_the_server_and_of_the_worker(place: Place) -> None:
     async with place.process("serve") as server, client_at(server) as post:
@@ -691,7 +671,6 @@ async def test_tasks_survive_kill_9_of_the_server_and_of_the_worker(place: Place
     assert sorted(place.runs) == ["-3", "-3", "1", "1", "2", "2"]
 
 
-@requirement("serve-mcp.durable.crash")
 @pytest.mark.slow
 async def test_a_mutation_that_kills_its_worker_is_a_failed_task(place: Place) -> None:
     place.file.with_suffix(".poison").touch()

@@ -11,7 +11,6 @@ from opwire import Context, OperationRegistry
 from tests.mcp.server.raw import HANDSHAKE, call, request
 from tests.mcp.server.shop import NEWEST, PATIENCE, until
 from tests.mcp.server.test_app import GUEST, Browser, browsing
-from tests.requirements import requirement
 
 META = "io.modelcontextprotocol/"
 ACCEPT = {"Accept": "application/json, text/event-stream"}
@@ -27,7 +26,6 @@ async def sent(browser: Browser, method: str, body: Any, headers: Any) -> tuple[
             return response.status, json.loads(text)["error"]["code"] if '"error"' in text else None
 
 
-@requirement("serve-mcp.http-errors")
 @pytest.mark.parametrize(
     ("changes", "body", "expected"),
     [
@@ -49,11 +47,11 @@ async def sent(browser: Browser, method: str, body: Any, headers: Any) -> tuple[
 async def test_a_stateless_request_that_contradicts_itself_is_rejected_with_its_status(
     changes: dict[str, str], body: Any, expected: tuple[int, Any]
 ) -> None:
+    """Requests that contradict themselves or come out of turn get the status of the protocol."""
     async with browsing(anonymous=GUEST) as browser:
         assert await sent(browser, "POST", body, {**STATELESS, **changes}) == expected
 
 
-@requirement("serve-mcp.http-errors")
 async def test_a_header_that_is_there_twice_is_rejected_since_a_proxy_may_read_the_other_one() -> None:
     async with browsing(anonymous=GUEST) as browser:
         headers = [*STATELESS.items(), ("Mcp-Name", "data_list")]
@@ -61,7 +59,6 @@ async def test_a_header_that_is_there_twice_is_rejected_since_a_proxy_may_read_t
         assert (await sent(browser, "GET", b"", STATELESS))[0] == 405
 
 
-@requirement("serve-mcp.http-errors")
 @pytest.mark.parametrize(
     ("headers", "expected"),
     [
@@ -81,7 +78,6 @@ async def test_in_a_session_too_the_headers_by_which_proxies_route_are_those_of_
         assert await sent(browser, "POST", call("math_add", {"a": 1, "b": 2}), given) == expected
 
 
-@requirement("serve-mcp.http-errors")
 @pytest.mark.parametrize(
     ("method", "headers", "body", "status"),
     [
@@ -106,7 +102,6 @@ async def test_only_a_handshake_opens_a_session_and_nothing_else_ends_another(
             assert response.status == 200
 
 
-@requirement("serve-mcp.cancellation")
 async def test_a_call_that_its_client_cancels_in_a_session_is_answered_as_cancelled() -> None:
     registry = OperationRegistry()
     begun = asyncio.Event()
@@ -127,7 +122,6 @@ async def test_a_call_that_its_client_cancels_in_a_session_is_answered_as_cancel
             assert (await (await calling).json())["error"]["code"] == -32800
 
 
-@requirement("serve-mcp.http-errors")
 @pytest.mark.parametrize("era", ["", NEWEST])
 async def test_a_response_is_json_until_there_is_a_notification(era: str) -> None:
     registry = OperationRegistry()
@@ -149,7 +143,6 @@ async def test_a_response_is_json_until_there_is_a_notification(era: str) -> Non
         assert "result" in json.loads(events[-1][6:])
 
 
-@requirement("serve-mcp.sessions")
 async def test_a_client_that_disconnects_does_not_stop_its_call_in_a_session() -> None:
     registry = OperationRegistry()
     steps: list[str] = []

@@ -13,7 +13,6 @@ from opwire.model.origin import ITEM_META
 from tests.mcp.server.operations import shop
 from tests.mcp.server.raw import Raw, call, raw
 from tests.mcp.server.shop import ERAS, NEWEST, PATIENCE, connected
-from tests.requirements import requirement
 
 
 async def _until_answered(client: Raw) -> tuple[list[Any], Any]:
@@ -25,7 +24,6 @@ async def _until_answered(client: Raw) -> tuple[list[Any], Any]:
     return told, message["result"]
 
 
-@requirement("serve-mcp.progress")
 @pytest.mark.parametrize("era", ERAS)
 async def test_what_a_handler_reports_reaches_the_client_before_the_result(era: str) -> None:
     told: list[Any] = []
@@ -38,7 +36,6 @@ async def test_what_a_handler_reports_reaches_the_client_before_the_result(era: 
     assert told[-1] == (2, 2, "step 2")
 
 
-@requirement("serve-mcp.progress")
 async def test_a_thread_may_report_and_only_what_goes_forward_is_reported() -> None:
     registry = OperationRegistry()
 
@@ -56,7 +53,6 @@ async def test_a_thread_may_report_and_only_what_goes_forward_is_reported() -> N
     assert {each["progressToken"] for each in told} == {5}
 
 
-@requirement("serve-mcp.progress")
 @pytest.mark.parametrize(
     ("report", "told"),
     [
@@ -82,7 +78,6 @@ async def test_a_progress_report_that_cannot_be_encoded_does_not_lose_the_result
         assert await _until_answered(client) == ([{"progressToken": 5, **each} for each in told], ANY)
 
 
-@requirement("serve-mcp.progress")
 async def test_a_client_that_reads_slowly_gets_the_newest_report_and_then_the_result() -> None:
     registry = OperationRegistry()
     reported = asyncio.Event()
@@ -146,7 +141,6 @@ async def test_progress_after_the_response_is_dropped() -> None:
         assert (await client.ask({"jsonrpc": "2.0", "id": 3, "method": "ping"}))["result"] == {}
 
 
-@requirement("serve-mcp.subscriptions")
 @pytest.mark.parametrize("era", ["", NEWEST])
 async def test_each_item_is_reported_as_it_comes(era: str) -> None:
     registry = OperationRegistry()

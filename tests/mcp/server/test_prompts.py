@@ -14,7 +14,6 @@ from tests.mcp.server.library import library
 from tests.mcp.server.raw import call, raw, request
 from tests.mcp.server.shop import ERAS, NEWEST, connected
 from tests.mcp.server.test_app import Browser, browsing
-from tests.requirements import requirement
 
 READER = Identity(id="reader")
 
@@ -24,7 +23,6 @@ def plain(model: Any) -> dict[str, Any]:
     return model.model_dump(mode="json")
 
 
-@requirement("serve-mcp.prompts")
 @pytest.mark.parametrize("era", ERAS)
 async def test_prompts_are_listed_with_their_arguments_and_take_text(era: str) -> None:
     async with connected(serve_mcp(library(), stdio_identity=READER), era) as client:
@@ -42,7 +40,6 @@ async def test_prompts_are_listed_with_their_arguments_and_take_text(era: str) -
         assert (message.role, message.content.text) == ("user", "Write a kind review of Dune with 3 stars.")
 
 
-@requirement("serve-mcp.prompts", "peers.containers", "peers.numbers")
 @pytest.mark.parametrize("item", ["[]", "1e308"])
 async def test_an_argument_that_takes_long_to_decode_stays_text(item: str) -> None:
     registry = OperationRegistry()
@@ -61,7 +58,6 @@ async def test_an_argument_that_takes_long_to_decode_stays_text(item: str) -> No
         assert "is not of type" in await asked(browser, f"[{','.join([item] * 150_000)}]")
 
 
-@requirement("serve-mcp.prompts")
 @pytest.mark.parametrize("era", ERAS)
 async def test_a_prompt_has_several_messages_of_both_roles_and_any_content(era: str) -> None:
     async with connected(serve_mcp(library()), era) as client:
@@ -73,7 +69,6 @@ async def test_a_prompt_has_several_messages_of_both_roles_and_any_content(era: 
         ]
 
 
-@requirement("serve-mcp.prompts")
 @pytest.mark.parametrize("era", ERAS)
 async def test_a_prompt_that_fails_is_an_error_that_says_why(era: str) -> None:
     registry = library()
@@ -101,7 +96,6 @@ async def test_a_prompt_that_fails_is_an_error_that_says_why(era: str) -> None:
             assert failed.value.error.code == code
 
 
-@requirement("serve-mcp.completion")
 @pytest.mark.parametrize("era", ERAS)
 async def test_arguments_are_completed_by_functions_or_by_what_their_schema_lists(era: str) -> None:
     prompt = PromptReference(name="books_review")
@@ -125,9 +119,9 @@ async def test_arguments_are_completed_by_functions_or_by_what_their_schema_list
             await client.complete(PromptReference(name="books_nobody"), {"name": "a", "value": ""})
 
 
-@requirement("serve-mcp.annotations")
 @pytest.mark.parametrize("era", ERAS)
 async def test_tools_have_annotations_icons_and_meta(era: str) -> None:
+    """Annotations, icons and `_meta` of operations are those of their tools; queries are read-only."""
     registry = library()
 
     @registry.query("books.count", annotations=Annotations(open_world=False))
@@ -164,7 +158,6 @@ def _logging() -> OperationRegistry:
     return registry
 
 
-@requirement("serve-mcp.logging")
 async def test_handlers_log_to_the_client_at_the_level_that_it_has_set() -> None:
     async with raw(serve_mcp(_logging())) as client:
         await client.send(call("work_log"))
@@ -182,7 +175,6 @@ async def test_handlers_log_to_the_client_at_the_level_that_it_has_set() -> None
         assert (await client.ask(request("logging/setLevel", {"level": "loud"})))["error"]["code"] == -32602
 
 
-@requirement("serve-mcp.logging")
 async def test_in_the_newest_era_a_request_says_whether_it_wants_messages() -> None:
     async with raw(serve_mcp(_logging()), handshake=False) as client:
         assert "result" in await client.ask(call("work_log", era=NEWEST))
@@ -194,7 +186,6 @@ async def test_in_the_newest_era_a_request_says_whether_it_wants_messages() -> N
         assert "result" in await client.receive()
 
 
-@requirement("serve-mcp.prompts")
 async def test_only_the_prompts_of_a_page_are_written() -> None:
     registry, written = OperationRegistry(), list[int]()
     for number in range(100):
@@ -214,7 +205,6 @@ async def test_only_the_prompts_of_a_page_are_written() -> None:
         assert len(written) <= len(page["prompts"]) + 1
 
 
-@requirement("serve-mcp.prompts")
 async def test_a_prompt_of_thousands_of_required_arguments_is_listed() -> None:
     names = [f"{number:x}" for number in range(20_000)]
     schema = Schema({"type": "object", "properties": {name: {"type": "string"} for name in names}, "required": names})

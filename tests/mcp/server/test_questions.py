@@ -18,7 +18,6 @@ from opwire.mcp.server.clients import MAX_STATE, STATE_LIFETIME, RequestStates, 
 from opwire.model.questions import Question
 from tests.mcp.server.raw import HANDSHAKE, call, raw
 from tests.mcp.server.shop import ERAS, NEWEST, OLDER, connected, http_client, served, until
-from tests.requirements import requirement
 
 PUBLIC = AccessControl(public=True)
 CAPABILITIES = "io.modelcontextprotocol/clientCapabilities"
@@ -73,17 +72,16 @@ async def client_of(surface: MCPSurface, era: str, transport: str, **options: An
             yield client
 
 
-@requirement("serve-mcp.questions")
 @pytest.mark.parametrize("transport", ["stream", "http"])
 @pytest.mark.parametrize("era", ERAS)
 async def test_a_handler_asks_a_client_of_either_era_over_either_transport(era: str, transport: str) -> None:
+    """A handler asks MCP clients of both eras, over streams and over HTTP."""
     for action, outcome in (("accept", "deleted"), ("decline", "kept: decline"), ("cancel", "kept: cancel")):
         async with client_of(serve_mcp(asking()), era, transport, **answers(action)) as client:
             result = await client.call_tool("ask_delete", {"count": 3})
         assert (result.is_error, result.content[0].text) == (False, outcome)  # pyright: ignore[reportAttributeAccessIssue]
 
 
-@requirement("serve-mcp.questions")
 @pytest.mark.parametrize("era", ERAS)
 async def test_elicitation_sampling_and_roots_are_asked_at_once(era: str) -> None:
     async with connected(serve_mcp(asking()), era, **answers(value="Ada")) as client:
@@ -91,7 +89,6 @@ async def test_elicitation_sampling_and_roots_are_asked_at_once(era: str) -> Non
     assert result.structured_content == {"name": "Ada", "summary": "short", "roots": ["file:///a"]}
 
 
-@requirement("serve-mcp.questions")
 @pytest.mark.parametrize("era", ERAS)
 async def test_a_second_question_may_depend_on_the_first_answer(era: str) -> None:
     async with connected(serve_mcp(asking()), era, **answers(value="x")) as client:
@@ -99,7 +96,6 @@ async def test_a_second_question_may_depend_on_the_first_answer(era: str) -> Non
     assert result.content[0].text == "x, x"  # pyright: ignore[reportAttributeAccessIssue]
 
 
-@requirement("serve-mcp.questions.capability")
 async def test_a_client_of_the_handshake_era_without_the_capability_gets_an_error_that_says_what_was_asked() -> None:
     async with connected(serve_mcp(asking()), OLDER) as client:
         result = await client.call_tool("ask_delete", {})
@@ -108,7 +104,6 @@ async def test_a_client_of_the_handshake_era_without_the_capability_gets_an_erro
     assert "on_question" in result.content[0].text  # pyright: ignore[reportAttributeAccessIssue]
 
 
-@requirement("serve-mcp.questions.capability")
 @pytest.mark.parametrize("transport", ["stream", "http"])
 async def test_a_stateless_client_without_the_capability_gets_the_error_of_the_protocol(transport: str) -> None:
     async with client_of(serve_mcp(asking()), NEWEST, transport) as client:
@@ -159,7 +154,6 @@ async def test_an_error_of_the_client_ends_the_call_and_late_and_repeated_answer
         assert "User rejected it" in answer["result"]["content"][0]["text"]
 
 
-@requirement("serve-mcp.questions.cancel")
 async def test_a_cancelled_call_cancels_its_question() -> None:
     async with raw(serve_mcp(asking()), handshake=False) as client:
         await client.send(*handshake(elicitation={}))
@@ -171,7 +165,6 @@ async def test_a_cancelled_call_cancels_its_question() -> None:
         assert (told["method"], told["params"]["requestId"]) == ("notifications/cancelled", question["id"])
 
 
-@requirement("serve-mcp.timeout")
 async def test_a_question_stops_the_clock_of_a_call_and_progress_restarts_it() -> None:
     registry = asking()
     reported = asyncio.Event()
@@ -212,7 +205,6 @@ def ask(count: int = 3, id: int = 1, **params: Any) -> Any:
 ACCEPT = {"action": "accept", "content": {"value": True}}
 
 
-@requirement("serve-mcp.questions.state")
 async def test_an_answer_is_valid_for_the_same_call_only() -> None:
     async with raw(serve_mcp(asking()), handshake=False) as client:
         first = (await client.ask(ask()))["result"]
@@ -235,7 +227,6 @@ async def test_an_answer_is_valid_for_the_same_call_only() -> None:
             assert asked["resultType"] == "input_required"
 
 
-@requirement("serve-mcp.questions.state")
 async def test_a_question_that_changed_since_it_was_answered_is_asked_again() -> None:
     registry, price = OperationRegistry(), [1]
 
@@ -334,7 +325,6 @@ async def test_one_call_asks_a_bounded_number_of_questions() -> None:
     assert len(result["inputRequests"]) == 100
 
 
-@requirement("serve-mcp.questions.cancel")
 async def test_a_stateless_call_that_is_cancelled_while_it_asks_gets_no_response_and_the_handler_is_closed() -> None:
     registry, events = OperationRegistry(), list[str]()
 

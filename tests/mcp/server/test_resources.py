@@ -20,7 +20,6 @@ from tests.mcp.server.raw import HANDSHAKE, raw, request
 from tests.mcp.server.shop import ERAS, NEWEST, OLDER, PATIENCE, connected, http_client, served
 from tests.mcp.server.test_app import browsing
 from tests.mcp.server.test_streams import opened
-from tests.requirements import requirement
 
 READER = Identity(id="reader")
 
@@ -31,7 +30,6 @@ async def content(client: Client, uri: str) -> Any:
     return found
 
 
-@requirement("serve-mcp.resources")
 @pytest.mark.parametrize("era", ERAS)
 async def test_functions_with_a_uri_are_listed_as_resources_and_templates_and_not_as_tools(era: str) -> None:
     async with connected(serve_mcp(library(), stdio_identity=READER), era) as client:
@@ -48,7 +46,6 @@ async def test_functions_with_a_uri_are_listed_as_resources_and_templates_and_no
         assert [tool.name for tool in (await client.list_tools()).tools] == ["books_rewrite"]
 
 
-@requirement("serve-mcp.resources")
 @pytest.mark.parametrize("era", ERAS)
 async def test_a_resource_is_text_json_or_bytes_and_its_variables_are_typed(era: str) -> None:
     async with connected(serve_mcp(library()), era) as client:
@@ -62,9 +59,9 @@ async def test_a_resource_is_text_json_or_bytes_and_its_variables_are_typed(era:
         assert base64.b64decode(image.blob) == PNG + b"\x07\x09"
 
 
-@requirement("serve-mcp.resource-errors")
 @pytest.mark.parametrize(("era", "code"), [(OLDER, -32002), (NEWEST, -32602)])
 async def test_an_unknown_resource_has_the_code_of_its_era_and_the_uri(era: str, code: int) -> None:
+    """An unknown resource has the error code of the client's era; a failed one says why."""
     async with connected(serve_mcp(library(), stdio_identity=READER), era) as client:
         for uri in ("book://a/b", "nothing://here", "book://..", "cover://dune/x/y"):
             with pytest.raises(MCPError) as unknown:
@@ -81,7 +78,6 @@ async def test_an_unknown_resource_has_the_code_of_its_era_and_the_uri(era: str,
         assert invalid.value.error.code == -32602
 
 
-@requirement("serve-mcp.resource-updates")
 async def test_a_subscribed_client_is_notified_of_updates_until_it_unsubscribes() -> None:
     registry = library()
     async with raw(serve_mcp(registry)) as client:
@@ -104,7 +100,6 @@ async def test_a_subscribed_client_is_notified_of_updates_until_it_unsubscribes(
     assert registry._updated == []
 
 
-@requirement("serve-mcp.resource-updates")
 async def test_a_resource_that_is_subscribed_to_twice_at_once_is_followed_once_and_not_after_the_session() -> None:
     registry = library()
     async with browsing(registry, anonymous=READER) as browser:
@@ -119,7 +114,6 @@ async def test_a_resource_that_is_subscribed_to_twice_at_once_is_followed_once_a
         assert not registry._updated
 
 
-@requirement("serve-mcp.resource-updates")
 async def test_the_subscriptions_of_one_identity_are_bounded_over_all_of_its_sessions(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
@@ -145,7 +139,6 @@ async def test_the_subscriptions_of_one_identity_are_bounded_over_all_of_its_ses
         assert "result" in await ask(second, "resources/subscribe", "book://dune")
 
 
-@requirement("serve-mcp.resource-updates")
 async def test_in_the_newest_era_updates_come_with_the_stream_that_asked_for_them() -> None:
     registry = library()
     surface = serve_mcp(registry, stdio_identity=READER)
@@ -165,7 +158,6 @@ async def test_in_the_newest_era_updates_come_with_the_stream_that_asked_for_the
         assert (await client.receive())["method"] == "notifications/prompts/list_changed"
 
 
-@requirement("serve-mcp.list-changed")
 async def test_each_changed_list_has_its_notification() -> None:
     registry = library()
     async with raw(serve_mcp(registry)) as client:
@@ -178,7 +170,6 @@ async def test_each_changed_list_has_its_notification() -> None:
         assert (await client.receive())["method"] == "notifications/tools/list_changed"
 
 
-@requirement("serve-mcp.resources")
 @pytest.mark.parametrize("era", ERAS)
 async def test_what_is_served_is_announced_and_nothing_else(era: str) -> None:
     announced = {
@@ -197,7 +188,6 @@ async def test_what_is_served_is_announced_and_nothing_else(era: str) -> None:
 
 @pytest.mark.filterwarnings("ignore::DeprecationWarning")  # of the SDK: this era is not its newest
 @pytest.mark.filterwarnings("ignore::mcp.shared.exceptions.MCPDeprecationWarning")
-@requirement("serve-mcp.resource-updates")
 async def test_over_http_updates_come_on_the_stream_of_the_session() -> None:
     registry = library()
     told: asyncio.Queue[Any] = asyncio.Queue()
@@ -216,7 +206,6 @@ async def test_over_http_updates_come_on_the_stream_of_the_session() -> None:
         assert message.params.uri == "book://emma"
 
 
-@requirement("serve-mcp.list-pages")
 async def test_lists_have_pages_of_bytes_and_survive_changes_between_them() -> None:
     registry = OperationRegistry()
     for number in range(20):
@@ -240,7 +229,6 @@ async def test_lists_have_pages_of_bytes_and_survive_changes_between_them() -> N
             assert error["code"] == -32602
 
 
-@requirement("serve-mcp.all-tools")
 async def test_resources_and_prompts_are_tools_as_well_if_wanted() -> None:
     async with connected(serve_mcp(library(), all_tools=True, stdio_identity=READER)) as client:
         names = [tool.name for tool in (await client.list_tools()).tools]
@@ -251,7 +239,6 @@ async def test_resources_and_prompts_are_tools_as_well_if_wanted() -> None:
         assert (await client.list_resources()).resources
 
 
-@requirement("serve-mcp.resources")
 async def test_views_select_and_restrict_resources_as_other_operations() -> None:
     registry = library()
     view = registry.view(exclude=["books.shelf"], rename={"books": "novels"}, scopes=["read"])
@@ -275,9 +262,9 @@ async def test_an_operation_with_an_invalid_uri_costs_no_other(caplog: pytest.Lo
     assert "odd.one is not shown as a resource" in caplog.text
 
 
-@requirement("serve-mcp.large-results")
 @pytest.mark.parametrize("era", ERAS)
 async def test_a_result_of_more_than_a_mebibyte_reaches_the_client_over_http(era: str) -> None:
+    """A result of any size is plain JSON over HTTP where nothing was notified before."""
     registry = OperationRegistry()
     text = "x" * (3 * 1024 * 1024)  # the SDK's client limits events to 1 MiB, and JSON not at all
 
@@ -307,8 +294,9 @@ def put_server(registry: OperationRegistry, namespace: str, list_uris: Any, answ
         registry.register(OperationSpec(namespace=namespace, name=role, role=cast("Any", role), **spec), handler)
 
 
-@requirement("serve-mcp.resource-owners")
 async def test_a_server_does_not_take_the_resources_of_one_before_it_by_listing_them_to_another_caller() -> None:
+    """A resource is read at the first server that has listed it, in the order of the registry; what servers list
+    is remembered within limits."""
     registry = OperationRegistry()
     put_server(registry, "good", lambda: ["shop://orders"], "good", access=AccessControl(required_scopes=("shop",)))
     put_server(registry, "evil", lambda: ["shop://orders"], "evil")
@@ -323,7 +311,6 @@ async def test_a_server_does_not_take_the_resources_of_one_before_it_by_listing_
         assert (await content(ada, "shop://orders")).text == "good"
 
 
-@requirement("serve-mcp.resource-owners")
 async def test_resources_that_change_with_every_list_are_not_kept() -> None:
     registry, number = OperationRegistry(), count()
     put_server(registry, "evil", lambda: [f"x://{next(number)}/{'a' * 1_000_000}"], "")
@@ -338,7 +325,6 @@ async def test_resources_that_change_with_every_list_are_not_kept() -> None:
             tracemalloc.stop()
 
 
-@requirement("serve-mcp.passes-on")
 async def test_a_result_of_another_server_is_neither_a_question_nor_public() -> None:
     asked = {"resultType": "input_required", "inputRequests": {"q": {"method": "roots/list"}}}
     fields = {**asked, "cacheScope": "public", "ttlMs": 5, "contents": [], "content": [], "isError": True}

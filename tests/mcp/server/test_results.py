@@ -28,7 +28,6 @@ from opwire.model.origin import RESULT_META, read_result_origin
 from opwire.model.tool_envelope import McpErrorPayload, ToolEnvelope, parse_or_text, payload_as
 from opwire.registry.dispatch import Dispatcher
 from tests.properties import examples
-from tests.requirements import requirement
 
 OLDER, NEWEST = ResultFormat(True), ResultFormat(False)
 json_values = st.recursive(
@@ -60,7 +59,6 @@ def _local(data: Any) -> ResponseEnvelope[Any]:
 # --- promises ---------------------------------------------------------------------------------------------------------
 
 
-@requirement("serve-mcp.unpromised")
 @pytest.mark.parametrize("format", [OLDER, NEWEST])
 def test_a_result_that_breaks_its_schema_is_content_marked_as_an_error_because_clients_would_throw_it_away(
     format: ResultFormat,
@@ -75,7 +73,6 @@ def test_a_result_that_breaks_its_schema_is_content_marked_as_an_error_because_c
     assert "isError" not in result_of(_local({"n": 1}), tool, format)
 
 
-@requirement("serve-mcp.unpromised")
 def test_what_has_no_schema_promises_nothing() -> None:
     assert result_of(_local({"n": "x"}), TOOL, NEWEST) == {
         "content": [{"type": "text", "text": '{"n":"x"}'}],
@@ -86,7 +83,6 @@ def test_what_has_no_schema_promises_nothing() -> None:
 # --- data -------------------------------------------------------------------------------------------------------------
 
 
-@requirement("serve-mcp.structured")
 @settings(max_examples=examples(60))
 @given(json_values)
 def test_structured_content_is_the_data_or_an_object_that_holds_it(data: Any) -> None:
@@ -104,14 +100,12 @@ def test_structured_content_is_the_data_or_an_object_that_holds_it(data: Any) ->
     methods.validate_server_result("tools/call", "2026-07-28", {"resultType": "complete", **newest})
 
 
-@requirement("serve-mcp.structured")
 def test_where_the_schema_is_wrapped_an_object_is_wrapped_too() -> None:
     tool = _tool(output_schema={"anyOf": [{"type": "null"}, {"type": "object"}]})
     assert result_of(_local({"a": 1}), tool, OLDER)["structuredContent"] == {"result": {"a": 1}}
     assert result_of(_local({"a": 1}), tool, NEWEST)["structuredContent"] == {"a": 1}
 
 
-@requirement("serve-mcp.structured")
 def test_bytes_are_base64_and_say_so() -> None:
     result = result_of(_local(b"\x00\xff"), TOOL, NEWEST)
     assert result["structuredContent"] == "AP8="
@@ -122,7 +116,6 @@ def test_bytes_are_base64_and_say_so() -> None:
 PNG = b"\x89PNG\r\n\x1a\n..."
 
 
-@requirement("serve-mcp.structured")
 @pytest.mark.parametrize("format", [NEWEST, OLDER])
 def test_an_image_is_a_block_alone_so_that_no_client_shows_its_base64(format: ResultFormat) -> None:
     result = result_of(_local(PNG), _tool(output_schema={"type": "string", "contentEncoding": "base64"}), format)
@@ -153,7 +146,6 @@ def test_data_that_is_nested_too_deeply_is_an_error_of_its_own() -> None:
         result_of(_local(deep), TOOL, NEWEST)
 
 
-@requirement("serve-mcp.http-meta")
 def test_an_http_answer_carries_its_status_and_headers_but_no_secrets() -> None:
     envelope = http_envelope(
         {"a": 1},
@@ -178,7 +170,6 @@ def test_bytes_of_an_http_answer_are_shown_as_what_they_are() -> None:
 # --- results of other MCP servers -------------------------------------------------------------------------------------
 
 
-@requirement("serve-mcp.passes-on")
 def test_what_an_mcp_server_answered_is_passed_on_as_it_came() -> None:
     content: Any = [{"type": "text", "text": "hi", "newer": None}, {"type": "image", "data": "", "mimeType": "x/y"}]
     structured = {"n": None}
@@ -187,7 +178,6 @@ def test_what_an_mcp_server_answered_is_passed_on_as_it_came() -> None:
     assert result_of(envelope, TOOL, NEWEST) == result_of(envelope, TOOL, OLDER) == expected
 
 
-@requirement("serve-mcp.passes-on")
 def test_blocks_alone_stay_alone() -> None:
     content: Any = [{"type": "text", "text": "hi"}]
     assert result_of(mcp_envelope(content, is_error=False, content=content), TOOL, OLDER) == {"content": content}
@@ -237,7 +227,6 @@ def _error(error: CallError) -> tuple[str, dict[str, Any]]:
     return result["content"][0]["text"], result["_meta"][ERROR_META]
 
 
-@requirement("serve-mcp.errors")
 def test_an_error_tells_a_model_what_to_do() -> None:
     problems = [{"path": f"/{letter}", "message": f"{letter} is wrong"} for letter in "abcde"]
     message = "a.b: /a: a is wrong; and 4 more"
@@ -254,7 +243,6 @@ def test_an_error_tells_a_model_what_to_do() -> None:
     assert said == expected
 
 
-@requirement("serve-mcp.errors")
 def test_an_error_says_when_to_try_again() -> None:
     text, said = _error(CallError(ErrorCode.RATE_LIMITED, "slow down", retry_after=12.5))
     assert text.endswith("Call the tool again in 12.5 seconds.")
@@ -263,7 +251,6 @@ def test_an_error_says_when_to_try_again() -> None:
     assert _error(CallError(ErrorCode.ACCESS_DENIED, "no"))[0] == "ACCESS_DENIED: no"
 
 
-@requirement("serve-mcp.errors")
 def test_a_model_reads_the_body_of_an_upstream_error_and_other_details() -> None:
     details = {"status": 422, "headers": {"x": "y"}, "body": {"errors": {"size": ["too large"]}}, "hint": "log in"}
     text, said = _error(CallError(ErrorCode.EXECUTION_ERROR, "HTTP 422: Unprocessable Content", details))
@@ -295,9 +282,9 @@ def test_details_that_are_too_long_or_have_no_json_form_are_left_out(details: An
 # --- ToolEnvelope V1 --------------------------------------------------------------------------------------------------
 
 
-@requirement("serve-mcp.tool-envelopes")
 @pytest.mark.parametrize(("data", "payload"), [({"a": 1}, {"a": 1}), ("hi", "hi"), (b"\x00", "AA=="), (None, None)])
 def test_a_result_can_be_a_tool_envelope(data: Any, payload: Any) -> None:
+    """Results and errors can be written as ToolEnvelope V1."""
     result = result_of(_local(data), TOOL, ResultFormat(False, tool_envelopes=True))
     envelope = parse_or_text(result["content"])
     assert isinstance(envelope, ToolEnvelope)
@@ -305,7 +292,6 @@ def test_a_result_can_be_a_tool_envelope(data: Any, payload: Any) -> None:
     assert result["structuredContent"] == payload
 
 
-@requirement("serve-mcp.tool-envelopes")
 def test_an_error_can_be_a_tool_envelope() -> None:
     result = error_result(CallError(ErrorCode.TIMEOUT, "late"), TOOL, ResultFormat(False, tool_envelopes=True))
     envelope = parse_or_text(result["content"])
@@ -343,7 +329,6 @@ def test_an_error_after_the_first_item_loses_no_item() -> None:
     assert result["_meta"][ERROR_META]["code"] == "UNAVAILABLE"
 
 
-@requirement("serve-mcp.tool-envelopes")
 def test_what_was_collected_can_be_a_tool_envelope() -> None:
     result = collected_result([EncodedData(1, b"1")], TOOL, ResultFormat(False, tool_envelopes=True), complete=True)
     envelope = parse_or_text(result["content"])
@@ -351,7 +336,6 @@ def test_what_was_collected_can_be_a_tool_envelope() -> None:
     assert envelope.payload == {"items": [1], "complete": True}
 
 
-@requirement("serve-mcp.structured")
 def test_a_result_is_passed_on_if_the_output_schema_of_a_foreign_source_is_invalid(
     caplog: pytest.LogCaptureFixture,
 ) -> None:

@@ -22,7 +22,6 @@ from opwire.model.operation import AccessControl
 from opwire.schema import UNKNOWN, Schema
 from tests.mcp.server.operations import shop
 from tests.mcp.server.shop import ERAS, NEWEST, PATIENCE
-from tests.requirements import requirement
 
 NODE: dict[str, Any] = {
     "anyOf": [{"type": "null"}, {"$ref": "#/$defs/Node"}],
@@ -153,11 +152,11 @@ async def _outcome(registry: OperationRegistry, case: Case) -> list[Any]:
     return [(await registry.execute(case.spec.id, case.input)).data]
 
 
-@requirement("serve-mcp.round-trip")
 @pytest.mark.parametrize("era", ERAS)
 @settings(max_examples=6, deadline=None, suppress_health_check=[HealthCheck.too_slow, HealthCheck.data_too_large])
 @given(several=st.lists(cases(), min_size=6, max_size=12, unique_by=lambda case: case.spec.id))
 async def test_what_is_served_and_read_back_is_the_same(era: str, several: list[Case]) -> None:
+    """A registry served over MCP and read back gives the same operations and data."""
     registry = _registry(several)
     async with asyncio.timeout(3 * PATIENCE), read_back(registry, era) as (source, other):
         assert not source.report.skipped
@@ -167,7 +166,6 @@ async def test_what_is_served_and_read_back_is_the_same(era: str, several: list[
             assert await _outcome(other, case) == await _outcome(registry, case) == case.outputs
 
 
-@requirement("serve-mcp.round-trip")
 @pytest.mark.parametrize("era", ERAS)
 async def test_errors_and_changes_come_through(era: str) -> None:
     registry = shop()
@@ -197,7 +195,6 @@ async def test_errors_and_changes_come_through(era: str) -> None:
         assert "math.add" not in other
 
 
-@requirement("serve-mcp.round-trip")
 async def test_it_comes_through_standard_input_and_output() -> None:
     process = StdioServer(sys.executable, ("-m", "tests.mcp.server.process"), cwd=str(Path.cwd()))
     async with from_mcp(process, trust_annotations=True) as source:

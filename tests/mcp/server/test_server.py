@@ -12,12 +12,11 @@ from opwire.model.operation import Context
 from tests.mcp.server.operations import shop
 from tests.mcp.server.raw import HANDSHAKE, call, raw, request
 from tests.mcp.server.shop import ERAS, NEWEST, connected
-from tests.requirements import requirement
 
 
-@requirement("serve-mcp.revisions", "serve-mcp.stream")
 @pytest.mark.parametrize("version", HANDSHAKE_PROTOCOL_VERSIONS)
 async def test_every_revision_of_the_handshake_era_is_served(version: str) -> None:
+    """Any pair of streams is a connection: `serve_stream` takes messages and a function for others."""
     async with raw(serve_mcp(shop(), name="shop", version="1.0", instructions="Buy."), handshake=False) as client:
         hello: Any = HANDSHAKE[0] | {"params": {**HANDSHAKE[0]["params"], "protocolVersion": version}}  # type: ignore[dict-item]
         result = (await client.ask(hello))["result"]
@@ -34,7 +33,6 @@ async def test_every_revision_of_the_handshake_era_is_served(version: str) -> No
         assert (await client.ask(request("ping")))["result"] == {}
 
 
-@requirement("serve-mcp.revisions")
 async def test_the_newest_revision_is_served_without_a_handshake() -> None:
     async with raw(serve_mcp(shop(), name="shop", version="1.0"), handshake=False) as client:
         found = (await client.ask(request("server/discover", era=NEWEST)))["result"]
@@ -56,7 +54,6 @@ async def test_the_newest_revision_is_served_without_a_handshake() -> None:
         }
 
 
-@requirement("serve-mcp.pages")
 @pytest.mark.parametrize("era", ERAS)
 async def test_a_client_gets_every_page(era: str) -> None:
     async with connected(serve_mcp(shop(), max_page=1_500), era) as client:
@@ -70,7 +67,6 @@ async def test_a_client_gets_every_page(era: str) -> None:
         assert 1 < pages < len(names)
 
 
-@requirement("serve-mcp.unknown-tool")
 @pytest.mark.parametrize("message", [call("no_such"), call(""), request("tools/list", {"cursor": "made up"}),
                                      request("tools/call", {"name": 1}), request("tools/call", {"arguments": {}}),
                                      request("tools/call", {"name": "math_add", "arguments": [1]})])  # fmt: skip
@@ -102,7 +98,6 @@ async def test_a_client_that_says_only_that_it_is_there_is_served() -> None:
         assert answered["result"]["structuredContent"] == {"result": 2}
 
 
-@requirement("serve-mcp.passes-on")
 @pytest.mark.parametrize("era", ["", NEWEST])
 async def test_nothing_of_another_servers_result_is_lost_on_the_way(era: str) -> None:
     block = {"type": "text", "text": "hi", "newer": {"field": None}}
@@ -120,7 +115,6 @@ async def test_nothing_of_another_servers_result_is_lost_on_the_way(era: str) ->
     assert result["_meta"]["k"] is None
 
 
-@requirement("serve-mcp.local-identity")
 async def test_a_local_caller_is_trusted_with_everything_by_default() -> None:
     async with connected(serve_mcp(shop())) as client:
         assert (await client.call_tool("admin_secret")).structured_content == "secret"
@@ -129,8 +123,8 @@ async def test_a_local_caller_is_trusted_with_everything_by_default() -> None:
         assert (await client.call_tool("admin_secret")).is_error
 
 
-@requirement("serve-mcp.list-changed")
 async def test_a_change_is_sent_once_after_any_number_of_initialized_notifications() -> None:
+    """Clients of both eras are notified of changes of the registry, once for many."""
     registry = shop()
     async with raw(serve_mcp(registry)) as client:
         await client.send(HANDSHAKE[1])
@@ -144,7 +138,6 @@ async def test_a_change_is_sent_once_after_any_number_of_initialized_notificatio
     assert not registry._listeners
 
 
-@requirement("serve-mcp.list-changed")
 async def test_a_client_of_the_newest_revision_listens_for_changes() -> None:
     registry = shop()
     surface = serve_mcp(registry)

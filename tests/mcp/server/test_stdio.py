@@ -21,7 +21,6 @@ from opwire.mcp.server.stdio import serve_files
 from tests.mcp.server.operations import shop
 from tests.mcp.server.raw import HANDSHAKE, call
 from tests.mcp.server.shop import ERAS, PATIENCE
-from tests.requirements import requirement
 
 START = 20.0  # seconds until a process answers, on a machine that has much to do
 SERVER = ("-m", "tests.mcp.server.process")
@@ -67,9 +66,9 @@ async def raw() -> AsyncGenerator[Raw]:
             await client.leave()
 
 
-@requirement("serve-mcp.stdio")
 @pytest.mark.parametrize("era", ERAS)
 async def test_the_sdks_client_lists_and_calls_tools(era: str) -> None:
+    """stdio serves any client, keeps prints out of the protocol, and stops when told to."""
     server = StdioServerParameters(command=sys.executable, args=list(SERVER), cwd=Path.cwd())
     async with Client(stdio_client(server), mode=era) as client:
         assert "math_add" in {tool.name for tool in (await client.list_tools()).tools}
@@ -79,7 +78,6 @@ async def test_the_sdks_client_lists_and_calls_tools(era: str) -> None:
         assert none.structured_content == ({"result": None} if era == "legacy" else None)
 
 
-@requirement("serve-mcp.stdio")
 async def test_a_whole_conversation_line_by_line() -> None:
     async with raw() as client:
         client.send(call("feed_count", {"n": 2}, progressToken="p"))
@@ -99,7 +97,6 @@ async def test_a_whole_conversation_line_by_line() -> None:
         assert await client.leave() == 0
 
 
-@requirement("serve-mcp.stdio")
 async def test_a_server_that_is_stopped_does_not_wait_for_its_client() -> None:
     async with raw() as client:
         client.send(call("shop_stop"))
@@ -134,7 +131,6 @@ asyncio.run(serve_mcp(registry, timeout={timeout}).run_stdio())
 """
 
 
-@requirement("deadlines.stubborn")
 @pytest.mark.parametrize("timeout", [None, 600])
 async def test_a_handler_that_swallows_its_cancellation_does_not_keep_the_server_from_ending(
     timeout: float | None,
@@ -176,7 +172,6 @@ async def test_a_process_without_standard_input_gets_an_error() -> None:
     assert (await process.communicate())[0].startswith(b"UNAVAILABLE: standard input")
 
 
-@requirement("serve-mcp.stdio")
 async def test_standard_files_are_restored_if_an_event_loop_has_closed_the_copies() -> None:
     program = """if True:  # uvloop closes the descriptors of its pipes, asyncio only their files
         import os
@@ -267,7 +262,6 @@ async def test_a_request_that_cannot_be_read_is_answered_under_its_id(line: byte
 
 
 @FILES
-@requirement("peers.containers")
 async def test_a_line_of_too_many_objects_and_lists_is_rejected_under_its_id(kind: Any) -> None:
     async with piped(kind) as client:
         answer = await client.ask(

@@ -15,7 +15,6 @@ from opwire.model.origin import ITEM_META
 from tests.mcp.server.raw import HANDSHAKE, call
 from tests.mcp.server.shop import PATIENCE, until
 from tests.mcp.server.test_app import GUEST, Browser, browsing
-from tests.requirements import requirement
 
 EVENTS_FIRST = "text/event-stream, application/json"
 
@@ -97,7 +96,6 @@ def progress_of(events: list[tuple[str, Any]]) -> list[float]:
     return [message["params"]["progress"] for _, message in events if message and "params" in message]
 
 
-@requirement("serve-mcp.resumption")
 @pytest.mark.parametrize("while_away", [True, False])
 async def test_after_its_connection_broke_a_client_gets_the_events_that_it_has_missed_and_the_response(
     while_away: bool,
@@ -123,7 +121,6 @@ async def test_after_its_connection_broke_a_client_gets_the_events_that_it_has_m
     assert len({id for id, _ in resumed}) == len(resumed)
 
 
-@requirement("serve-mcp.resumption")
 async def test_a_server_that_ends_its_streams_is_polled_until_the_response_is_there(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
@@ -145,7 +142,6 @@ async def test_a_server_that_ends_its_streams_is_polled_until_the_response_is_th
         assert (await calling).data == "done"
 
 
-@requirement("serve-mcp.resumption")
 async def test_a_client_that_loses_its_stream_in_the_middle_of_a_subscription_gets_the_rest() -> None:
     work = Work()
     async with browsing(work.registry, anonymous=GUEST) as browser:
@@ -169,7 +165,6 @@ async def test_a_client_that_loses_its_stream_in_the_middle_of_a_subscription_ge
     assert answer["result"]["structuredContent"] == {"items": [10, 20, 30], "complete": True}
 
 
-@requirement("serve-mcp.resumption")
 async def test_a_subscription_of_another_opwire_goes_on_when_its_stream_ends(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(streams, "RETRY", 100)
     work = Work()
@@ -195,7 +190,6 @@ async def test_a_subscription_of_another_opwire_goes_on_when_its_stream_ends(mon
     assert seen == [1, 2, 3]
 
 
-@requirement("serve-mcp.resumption")
 async def test_an_event_is_known_in_its_own_session_only() -> None:
     work = Work()
     async with browsing(work.registry, anonymous=GUEST) as browser:
@@ -214,7 +208,6 @@ async def test_an_event_is_known_in_its_own_session_only() -> None:
             assert "result" in (await Events(response).all())[-1][1]
 
 
-@requirement("serve-mcp.resumption")
 async def test_the_stream_of_a_session_is_resumed_even_if_the_server_believes_in_the_old_connection() -> None:
     work = Work()
     async with browsing(work.registry, anonymous=GUEST) as browser:
@@ -233,7 +226,6 @@ async def test_the_stream_of_a_session_is_resumed_even_if_the_server_believes_in
                 assert (await new.next())[1]["method"] == "notifications/tools/list_changed"
 
 
-@requirement("serve-mcp.resumption")
 async def test_a_question_waits_for_a_client_that_resumes_the_stream() -> None:
     work = Work()
     async with browsing(work.registry, anonymous=GUEST, poll_after=0.5) as browser:
@@ -256,7 +248,6 @@ async def test_a_question_waits_for_a_client_that_resumes_the_stream() -> None:
             assert (await Events(response).all())[-1][1]["result"]["structuredContent"] == {"result": True}
 
 
-@requirement("serve-mcp.resumption")
 async def test_a_question_after_the_response_is_rejected_at_once() -> None:
     registry, asking = OperationRegistry(), list[asyncio.Task[Any]]()
 
@@ -280,7 +271,6 @@ async def test_a_question_after_the_response_is_rejected_at_once() -> None:
             await asking[0]
 
 
-@requirement("serve-mcp.resumption")
 @pytest.mark.parametrize(("version", "accept", "kind"), [
     ("2025-11-25", EVENTS_FIRST, "text/event-stream"),
     ("2025-11-25", "application/json, text/event-stream", "application/json"),
@@ -297,7 +287,6 @@ async def test_a_client_that_prefers_events_gets_a_stream_at_once_if_its_revisio
             assert ("retry: 1000" in await response.text()) is (kind != "application/json")
 
 
-@requirement("serve-mcp.resumption")
 async def test_events_of_older_revisions_have_ids_but_none_is_without_data() -> None:
     work = Work()
     work.let(1, None)
@@ -329,11 +318,11 @@ def resumes(log: EventLog, stream: ResumableStream) -> bool:
     return log.find(f"{stream.number}.0") is not None
 
 
-@requirement("serve-mcp.resumption.bounds")
 @pytest.mark.parametrize(("limit", "value"), [("MAX_EVENTS", 2), ("MAX_EVENT_BYTES", 20), ("MAX_ALL_EVENT_BYTES", 20)])
 async def test_the_oldest_events_are_forgotten_and_a_stream_with_its_response(
     monkeypatch: pytest.MonkeyPatch, limit: str, value: int
 ) -> None:
+    """Events for resumption are bounded in count, bytes and time."""
     monkeypatch.setattr(streams, limit, value)
     log = EventLog(EventStore())
     old, new = await stream_of(log), await stream_of(log)
@@ -349,7 +338,6 @@ async def test_the_oldest_events_are_forgotten_and_a_stream_with_its_response(
     assert log.size == 0
 
 
-@requirement("serve-mcp.resumption.bounds")
 async def test_the_session_with_most_events_makes_room_for_the_others(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(streams, "MAX_ALL_EVENT_BYTES", 40)
     store = EventStore()
@@ -364,7 +352,6 @@ async def test_the_session_with_most_events_makes_room_for_the_others(monkeypatc
     assert small.size == 40
 
 
-@requirement("serve-mcp.resumption.bounds")
 async def test_a_long_event_displaces_a_thousand_short_ones_and_an_ended_session_keeps_nothing(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
@@ -382,7 +369,6 @@ async def test_a_long_event_displaces_a_thousand_short_ones_and_an_ended_session
     assert (second.size, len(second.after(long, 0))) == (0, 0)
 
 
-@requirement("serve-mcp.resumption.bounds")
 async def test_events_are_kept_for_a_while(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(streams, "KEEP_EVENTS", 0.05)
     log = EventLog(EventStore())
@@ -392,7 +378,6 @@ async def test_events_are_kept_for_a_while(monkeypatch: pytest.MonkeyPatch) -> N
     assert log.size == 0
 
 
-@requirement("serve-mcp.resumption")
 async def test_a_connection_that_blocks_does_not_delay_the_client_that_comes_back() -> None:
     log = EventLog(EventStore())
     stream, sent = ResumableStream(log), list[Any]()
@@ -417,7 +402,6 @@ async def test_a_connection_that_blocks_does_not_delay_the_client_that_comes_bac
     assert [line for line in b"".join(sent).decode().splitlines() if "data" in line] == ["data: 1", "data: 2"]
 
 
-@requirement("serve-mcp.resumption")
 async def test_a_response_past_its_time_begins_so_that_its_stream_can_be_resumed() -> None:
     log, sent = EventLog(EventStore()), list[Any]()
     log.primes = True

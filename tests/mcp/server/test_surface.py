@@ -12,7 +12,6 @@ from opwire.mcp.server import MCPSurface, serve_mcp
 from opwire.model.tool_envelope import ToolEnvelope, parse_or_text
 from tests.mcp.server.operations import shop
 from tests.mcp.server.shop import PATIENCE, connected, http_client
-from tests.requirements import requirement
 
 
 def test_nothing_runs_until_it_is_asked_for() -> None:
@@ -28,7 +27,6 @@ def test_limits_are_above_zero(option: str) -> None:
         serve_mcp(OperationRegistry(), **cast("Any", {option: 0}))
 
 
-@requirement("serve-mcp.tool-envelopes")
 async def test_results_can_be_tool_envelopes() -> None:
     async with connected(serve_mcp(shop(), tool_envelopes=True)) as client:
         for tool, payload in (("data_object", {"n": 1}), ("feed_count", {"items": [0, 1, 2], "complete": True})):
@@ -48,7 +46,6 @@ async def test_some_operations_can_be_kept_to_oneself() -> None:
             await client.call_tool("math_add", {"a": 1, "b": 1})
 
 
-@requirement("serve-mcp.unknown-tool", "serve-mcp.access")
 async def test_an_unknown_tool_is_an_error_with_the_names_that_look_alike_and_may_be_called() -> None:
     messages: list[str] = []
     for caller in (Identity(id="ann"), Identity(id="root", scopes=("admin",))):
@@ -76,8 +73,8 @@ async def _connect(port: int) -> Any:
                 await asyncio.sleep(0.01)
 
 
-@requirement("serve-mcp.http")
 async def test_it_listens_until_it_is_stopped() -> None:
+    """Streamable HTTP is served at /mcp until the server is stopped."""
     port = _free_port()
     surface = serve_mcp(shop())
     running = asyncio.create_task(surface.run_http(port=port, anonymous=Identity(id="guest")))

@@ -16,7 +16,6 @@ from opwire.mcp.server import tasks as module
 from opwire.mcp.server.tasks import TASKS, CallTask, CallTasks
 from tests.mcp.server.raw import Raw, call, raw, request
 from tests.mcp.server.shop import NEWEST, served
-from tests.requirements import requirement
 
 CAPABILITIES = "io.modelcontextprotocol/clientCapabilities"
 DECLARED = {"elicitation": {}, "extensions": {TASKS: {}}}
@@ -80,7 +79,6 @@ async def until(client: Raw, task: str, status: str) -> Any:
     raise AssertionError(f"it is {found['status']}, not {status}")
 
 
-@requirement("serve-mcp.tasks")
 async def test_a_long_call_becomes_a_task_and_its_result_is_polled() -> None:
     work = Work()
     async with raw(serve_mcp(work.registry, task_after=0.01), handshake=False) as client:
@@ -99,7 +97,6 @@ async def test_a_long_call_becomes_a_task_and_its_result_is_polled() -> None:
         assert done["result"]["structuredContent"] == {"n": 7}
 
 
-@requirement("serve-mcp.tasks")
 async def test_a_task_asks_and_is_answered_by_updates() -> None:
     work = Work()
     async with raw(serve_mcp(work.registry, task_after=0.01), handshake=False) as client:
@@ -119,7 +116,6 @@ async def test_a_task_asks_and_is_answered_by_updates() -> None:
         assert done["result"]["content"][0]["text"] == "True decline"
 
 
-@requirement("serve-mcp.tasks")
 async def test_a_question_before_that_is_asked_by_the_request_itself() -> None:
     work = Work()
     async with raw(serve_mcp(work.registry, task_after=0.01), handshake=False) as client:
@@ -136,7 +132,6 @@ async def test_a_question_before_that_is_asked_by_the_request_itself() -> None:
         await until(client, task["taskId"], "completed")
 
 
-@requirement("serve-mcp.tasks")
 async def test_a_task_is_cancelled() -> None:
     work = Work()
     async with raw(serve_mcp(work.registry, task_after=0.01), handshake=False) as client:
@@ -146,7 +141,6 @@ async def test_a_task_is_cancelled() -> None:
     assert work.stopped.is_set()
 
 
-@requirement("serve-mcp.tasks.owner")
 async def test_only_clients_that_declare_the_extension_get_tasks_and_know_them() -> None:
     work = Work()
     async with raw(serve_mcp(work.registry, task_after=0.01), handshake=False) as client:
@@ -167,7 +161,6 @@ async def test_only_clients_that_declare_the_extension_get_tasks_and_know_them()
         assert (await client.ask(about("get", "x", 1)))["error"]["code"] == -32601
 
 
-@requirement("serve-mcp.tasks.owner")
 async def test_a_task_belongs_to_the_identity_of_its_caller_and_their_number_is_bounded(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
@@ -194,7 +187,6 @@ async def test_a_task_belongs_to_the_identity_of_its_caller_and_their_number_is_
         tasks.find(handle["taskId"], ada)
 
 
-@requirement("serve-mcp.tasks.owner")
 async def test_a_call_with_a_large_input_becomes_no_task_if_others_have_as_large_ones(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
@@ -218,7 +210,6 @@ async def test_a_call_with_a_large_input_becomes_no_task_if_others_have_as_large
     await tasks.close()
 
 
-@requirement("serve-mcp.tasks")
 async def test_a_task_outlives_its_http_connection() -> None:
     work = Work()
     async with served(serve_mcp(work.registry, task_after=0.01)) as url, httpx2.AsyncClient() as http:
@@ -242,7 +233,6 @@ async def test_a_task_outlives_its_http_connection() -> None:
         assert found["result"]["structuredContent"] == {"n": 7}
 
 
-@requirement("serve-mcp.tasks.owner")
 async def test_results_that_are_kept_are_bounded_in_bytes_for_each_identity_and_in_all(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:

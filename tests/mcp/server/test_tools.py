@@ -15,7 +15,6 @@ from opwire.model.origin import ORIGIN_META, read_origin
 from opwire.registry.dispatch import Dispatcher
 from opwire.schema import Schema
 from tests.mcp.server.operations import shop
-from tests.requirements import requirement
 
 EVERYBODY = Identity(id="all", scopes=("*",))
 
@@ -39,8 +38,8 @@ def _one(**fields: Any) -> Tool:
     return tool
 
 
-@requirement("serve-mcp.tools")
 def test_an_operation_is_a_tool_with_all_that_is_known_of_it() -> None:
+    """An operation is served as an MCP tool with title, description, hints, schemas and its origin."""
     tool = ToolCatalogue(Dispatcher(shop())).find("math_add")
     assert tool is not None
     assert tool.shape["title"] == "Add"
@@ -57,7 +56,6 @@ def test_an_operation_is_a_tool_with_all_that_is_known_of_it() -> None:
     assert not newest.wraps_output
 
 
-@requirement("serve-mcp.tools")
 def test_the_sdk_reads_every_list_in_every_revision() -> None:
     tools, _ = ToolCatalogue(Dispatcher(shop())).page(EVERYBODY, None, MAX_PAGE)
     for version in KNOWN_PROTOCOL_VERSIONS:
@@ -78,7 +76,6 @@ def test_a_subscription_gives_a_list_of_its_items() -> None:
     assert tool.older["outputSchema"] == tool.shape["outputSchema"]
 
 
-@requirement("serve-mcp.access")
 def test_only_what_a_caller_may_call_is_listed() -> None:
     catalogue = ToolCatalogue(Dispatcher(shop()))
 
@@ -90,7 +87,6 @@ def test_only_what_a_caller_may_call_is_listed() -> None:
     assert "admin_secret" in names(Identity(id="ann", scopes=("admin",)))
 
 
-@requirement("serve-mcp.pages")
 def test_pages_give_every_tool_once() -> None:
     registry = OperationRegistry()
     for number in range(25):
@@ -107,7 +103,6 @@ def test_pages_give_every_tool_once() -> None:
     assert pages == [10, 10, 5, 1]  # the last one is longer than a page
 
 
-@requirement("serve-mcp.pages")
 def test_a_small_registry_is_listed_on_one_page() -> None:
     registry = OperationRegistry()
     for number in range(1_000):
@@ -116,9 +111,10 @@ def test_a_small_registry_is_listed_on_one_page() -> None:
     assert (len(tools), cursor) == (1_000, None)
 
 
-@requirement("serve-mcp.pages")
 @pytest.mark.parametrize(("limit", "is_listed"), [(4_096, False), (100_000, True), (0, False)])
 def test_a_long_output_schema_is_left_out_of_the_list(limit: int, is_listed: bool) -> None:
+    """tools/list gives every tool once, in pages of up to 512 kB, also when operations come and go; output
+    schemas above 4 kB are left out."""
     registry = OperationRegistry()
     long = Schema({"type": "object", "properties": {f"p{n}": {"type": "string"} for n in range(500)}})
     registry.register(OperationSpec(namespace="a", name="b", output_schema=long), _handler)
@@ -127,7 +123,6 @@ def test_a_long_output_schema_is_left_out_of_the_list(limit: int, is_listed: boo
     assert ("outputSchema" in tool.shape) == ("outputSchema" in tool.older) == is_listed
 
 
-@requirement("serve-mcp.pages")
 def test_a_tool_that_goes_between_two_pages_costs_no_other() -> None:
     registry = OperationRegistry()
     for name in "abcd":
@@ -197,7 +192,6 @@ def test_tools_of_operations_that_are_gone_are_forgotten() -> None:
     assert len(catalogue._tools) == len(catalogue._names) == 1
 
 
-@requirement("serve-mcp.one-bad-tool")
 def test_a_broken_schema_costs_itself_alone(caplog: pytest.LogCaptureFixture) -> None:
     broken = Schema({"type": "object", "properties": []})
     with caplog.at_level(logging.WARNING, "opwire.serve"):
@@ -211,7 +205,6 @@ def test_a_broken_schema_costs_itself_alone(caplog: pytest.LogCaptureFixture) ->
     assert "without the schema of its items" in caplog.text
 
 
-@requirement("serve-mcp.one-bad-tool")
 def test_an_operation_that_has_no_json_form_is_not_shown(caplog: pytest.LogCaptureFixture) -> None:
     registry = OperationRegistry()
     registry.register(OperationSpec(namespace="a", name="bad", examples=(object(),)), _handler)
@@ -223,7 +216,6 @@ def test_an_operation_that_has_no_json_form_is_not_shown(caplog: pytest.LogCaptu
     assert "a.bad is not shown" in caplog.text
 
 
-@requirement("serve-mcp.one-bad-tool")
 def test_a_schema_that_is_too_deep_to_be_sent_is_not_shown(caplog: pytest.LogCaptureFixture) -> None:
     registry = OperationRegistry()
     registry.register(OperationSpec(namespace="a", name="b", output_schema=_deep(300)), _handler)

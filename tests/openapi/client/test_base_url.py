@@ -4,14 +4,12 @@ import pytest
 
 from opwire.openapi.client.plan import CallPlan
 from opwire.openapi.client.request import BaseURL, PathTemplate, base_url_of
-from tests.requirements import requirement
 
 
 def address(server: str, base_url: str | None = None) -> BaseURL:
     return base_url_of(CallPlan(operation_id="a.b", method="GET", path="/", server=server, base_url=base_url))
 
 
-@requirement("openapi.address")
 @pytest.mark.parametrize(
     ("server", "read"),
     [
@@ -29,7 +27,6 @@ def test_the_servers_path_and_query_are_kept(server: str, read: tuple[str, str, 
     assert address(server) == read
 
 
-@requirement("openapi.base-url")
 def test_what_the_user_fixed_stands_before_what_the_document_says() -> None:
     assert address("https://document.example/v1", "http://127.0.0.1:1/x").origin == "http://127.0.0.1:1"
     assert address("not an address", "http://127.0.0.1:1").origin == "http://127.0.0.1:1"
@@ -54,7 +51,6 @@ def test_an_address_that_cannot_be_used_is_refused_without_showing_it(server: st
     assert "password" not in str(caught.value).replace("user name or password", "")
 
 
-@requirement("openapi.address")
 def test_a_template_is_filled_by_name_and_may_have_several_variables_in_a_segment() -> None:
     template = PathTemplate("/a b/{x}/{y}.{z}//:go", {"x", "y", "z"})
     assert template.fill({"y": "2", "z": "3", "x": "1"}) == "/a%20b/1/2.3//:go"
@@ -67,7 +63,6 @@ def test_a_query_in_a_template_is_kept_and_a_fragment_is_not() -> None:
     assert (template.fill({"x": "1"}), template.fill_query({"x": "1"})) == ("/1", "action=get%20it")
 
 
-@requirement("openapi.query-template")
 def test_variables_in_the_query_of_a_template_are_filled_except_those_that_are_query_parameters() -> None:
     template = PathTemplate("/{x}?a={a}&at={x},{y}&b={b}&c", {"x", "y", "b"}, {"a", "c"})
     assert template.fill_query({"x": "1", "y": "2&3+4", "b": "5"}) == "at=1,2%263%2B4&b=5&c"
@@ -80,7 +75,6 @@ def test_a_variable_that_nothing_describes_is_refused() -> None:
         PathTemplate("/{x}/{y}", {"x"})
 
 
-@requirement("openapi.path-values")
 @pytest.mark.parametrize(
     ("template", "texts"),
     [
@@ -99,7 +93,6 @@ def test_no_values_make_a_segment_that_servers_take_for_another_path(template: s
         PathTemplate(template, set(texts)).fill(texts)
 
 
-@requirement("openapi.path-values")
 @pytest.mark.parametrize("path", ["/../admin", "/a/../../b", "/a/.", "/.%2E/x", "/..;v=1/x"])
 def test_no_path_of_a_document_leads_out_of_the_base_url(path: str) -> None:
     with pytest.raises(ValueError, match="is another path"):

@@ -22,7 +22,6 @@ from opwire.openapi.server import serve_http
 from opwire.policies.cache import ResponseCache
 from tests.auth.oauth.authorization_server import AuthorizationServer
 from tests.openapi.client.documents import document
-from tests.requirements import requirement
 
 CALLERS = {f"t-{n}": Identity(id=f"caller-{n}") for n in range(12)}
 EXCHANGE = OAuthClient(client_id="robot", client_secret="s3cret", exchange=True)
@@ -73,7 +72,6 @@ def as_caller(token: str, identity: Identity | None = None) -> Context:
     return with_caller_token(Context(identity=identity or CALLERS[token]), token)
 
 
-@requirement("callers.mixed")
 async def test_callers_of_a_server_reach_an_api_each_with_its_own_token_and_its_own_cache(
     api: tuple[WhoAmI, str],
 ) -> None:
@@ -99,7 +97,6 @@ async def test_callers_of_a_server_reach_an_api_each_with_its_own_token_and_its_
                 assert response.status == 401
 
 
-@requirement("callers.token")
 async def test_a_caller_without_a_token_does_not_reach_the_api(api: tuple[WhoAmI, str]) -> None:
     who, url = api
     registry = OperationRegistry()
@@ -114,8 +111,8 @@ async def test_a_caller_without_a_token_does_not_reach_the_api(api: tuple[WhoAmI
     assert not who.tokens
 
 
-@requirement("callers.exchange")
 async def test_the_token_of_each_caller_is_exchanged_once_for_a_token_of_the_api(issuer: AuthorizationServer) -> None:
+    """The token of a caller is exchanged for one of the source (RFC 8693), once until it expires."""
     flow = {"clientCredentials": {"tokenUrl": f"{issuer.url}/token", "scopes": {}}}
     registry = OperationRegistry()
     async with source(issuer.url, EXCHANGE, {"type": "oauth2", "flows": flow}) as operations:
@@ -138,7 +135,6 @@ async def test_the_token_of_each_caller_is_exchanged_once_for_a_token_of_the_api
         assert failure.value.code is ErrorCode.UNAUTHENTICATED
 
 
-@requirement("callers.exchange")
 async def test_an_exchanged_token_without_a_lifetime_is_kept_for_a_minute_only() -> None:
     now, requests = 1_000.0, 0
 
@@ -154,7 +150,6 @@ async def test_an_exchanged_token_without_a_lifetime_is_kept_for_a_minute_only()
     assert await cache.get(EXCHANGE, "https://x.example/token", (), subject=subject) == "exchanged-2"
 
 
-@requirement("callers.identity")
 @pytest.mark.parametrize("proof", [None, 1, ValueError("t-secret"), CallError(ErrorCode.ACCESS_DENIED, "not you")])
 async def test_a_caller_that_cannot_be_proven_does_not_reach_the_api(issuer: AuthorizationServer, proof: Any) -> None:
     def prove(_: Identity) -> Any:
@@ -177,14 +172,12 @@ async def test_a_caller_that_cannot_be_proven_does_not_reach_the_api(issuer: Aut
     assert not issuer.api_headers
 
 
-@requirement("callers.identity")
 def test_a_function_that_proves_callers_needs_an_exchange() -> None:
     for exchange, subject in ((False, str), (True, "keys.py:assertion_of")):
         with pytest.raises(UsageError, match="subject is a function"):
             OAuthClient(client_id="robot", client_secret="s3cret", exchange=exchange, subject=subject)
 
 
-@requirement("callers.lookup")
 async def test_a_function_looks_the_credential_of_each_caller_up(api: tuple[WhoAmI, str]) -> None:
     async def lookup(context: Context) -> str | None:
         await asyncio.sleep(0)

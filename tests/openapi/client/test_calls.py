@@ -27,7 +27,6 @@ from tests.openapi.client.echo import (
     stream_head,
 )
 from tests.openapi.client.plans import json_responses, plan_of, stream_plan
-from tests.requirements import requirement
 from tests.servers.leaks import Leaks
 
 PET = Schema({"type": "object", "properties": {"name": {"type": "string"}, "age": {"default": 0}}})
@@ -50,7 +49,6 @@ async def called(plan: CallPlan, client: HTTPClient, input: Any = None) -> Respo
     return await registry_of(plan, client).execute("api.call", input or {})
 
 
-@requirement("openapi.call")
 async def test_a_call_gives_an_envelope_of_what_the_api_answered(server: EchoServer, client: HTTPClient) -> None:
     limit = RequestParameter(name="limit", location="query", input_path=("limit",), style="form", explode=True)
     plan = plan_of(server.url, "/pets", parameters=(limit,), accept="application/json")
@@ -60,15 +58,14 @@ async def test_a_call_gives_an_envelope_of_what_the_api_answered(server: EchoSer
     assert (envelope.meta.source, envelope.meta.status_code) == ("http", 200)  # pyright: ignore[reportAttributeAccessIssue]
 
 
-@requirement("openapi.schema-of-answer")
 async def test_data_is_fitted_to_the_schema_of_the_actual_status(server: EchoServer, client: HTTPClient) -> None:
+    """The schema of an answer is that of its actual status and content type."""
     plan = plan_of(server.url, responses=json_responses({"200": PET, "201": Schema({"type": "object"})}))
     server.on("/", json_answer({"name": "Rex"}), json_answer({"name": "Rex"}, 201))
     assert (await called(plan, client)).data == {"name": "Rex", "age": 0}
     assert (await called(plan, client)).data == {"name": "Rex"}
 
 
-@requirement("openapi.errors")
 @pytest.mark.parametrize("status", [401, 429])
 async def test_what_an_api_thinks_of_us_is_not_what_we_think_of_our_caller(
     status: int, server: EchoServer, client: HTTPClient
@@ -79,7 +76,6 @@ async def test_what_an_api_thinks_of_us_is_not_what_we_think_of_our_caller(
     assert caught.value.code is ErrorCode.EXECUTION_ERROR
 
 
-@requirement("openapi.timeout")
 async def test_a_slow_body_does_not_outlast_the_deadline(server: EchoServer, client: HTTPClient) -> None:
     async def half(exchange: Exchange) -> None:
         await exchange.send(b"HTTP/1.1 200 OK\r\nContent-Length: 50\r\n\r\nabc")
@@ -93,7 +89,6 @@ async def test_a_slow_body_does_not_outlast_the_deadline(server: EchoServer, cli
     await server.connections(0)
 
 
-@requirement("openapi.cancel")
 async def test_a_call_that_is_cancelled_leaves_nothing_behind(server: EchoServer) -> None:
     server.on("/", silence)
     async with Leaks():
@@ -118,7 +113,6 @@ async def test_many_calls_at_once_get_their_own_answers(server: EchoServer) -> N
     await client.close()
 
 
-@requirement("openapi.sse-envelopes")
 async def test_a_subscription_gives_an_envelope_an_event(server: EchoServer, client: HTTPClient) -> None:
     server.on("/stream", events(b'data: {"name": "Rex"}\n\n', b'data: {"name": "Tom"}\n\n'))
     registry = registry_of(stream_plan(server.url, schema=PET), client)
@@ -126,7 +120,6 @@ async def test_a_subscription_gives_an_envelope_an_event(server: EchoServer, cli
     assert [envelope.data for envelope in envelopes] == [{"name": "Rex", "age": 0}, {"name": "Tom", "age": 0}]
 
 
-@requirement("openapi.stream-close")
 async def test_a_consumer_that_leaves_closes_the_connection(server: EchoServer) -> None:
     async def endless(exchange: Exchange) -> None:
         await exchange.send(stream_head() + b"data: 1\n\ndata: 2\n\n")
@@ -142,7 +135,6 @@ async def test_a_consumer_that_leaves_closes_the_connection(server: EchoServer) 
         await client.close()
 
 
-@requirement("openapi.reconnect")
 async def test_a_subscription_comes_back_where_that_was_asked_for(server: EchoServer, client: HTTPClient) -> None:
     server.on("/stream", events(b"retry: 0\nid: 1\ndata: 1\n\n", ends=False), events(b"data: 2\n\ndata: [DONE]\n\n"))
     registry = registry_of(stream_plan(server.url), client, reconnect=True)

@@ -12,7 +12,6 @@ from opwire.errors import CallError
 from opwire.openapi.client import from_openapi
 from tests.openapi.client.documents import document, json_body
 from tests.openapi.client.echo import EchoServer, Exchange, answer, json_answer, redirect
-from tests.requirements import requirement
 
 OK: dict[str, Any] = {"security": [{"digest": []}], "responses": {"200": {"description": ""}}}
 ROOT = document(
@@ -57,9 +56,9 @@ async def called(server: EchoServer, *calls: tuple[str, Any], credential: Any = 
         return [(await registry.execute(f"api.{name}", input)).data for name, input in calls]
 
 
-@requirement("openapi.digest")
 @pytest.mark.parametrize("algorithm", ["MD5", "SHA-256"])
 async def test_a_password_is_proven_and_never_sent(server: EchoServer, algorithm: str) -> None:
+    """HTTP Digest proves a password to the API's origin, challenged once."""
     server.on("/x", DigestServer(algorithm))
     large = {"body": "x" * 2_000_000}
     assert await called(server, ("post", large), ("get", {}), ("get", {})) == [2_000_002, 0, 0]
@@ -67,7 +66,6 @@ async def test_a_password_is_proven_and_never_sent(server: EchoServer, algorithm
     assert not any(b"s3cret" in f"{each.headers}".encode() + each.body for each in server.arrived)
 
 
-@requirement("openapi.digest")
 async def test_a_wrong_password_is_an_error_without_it(server: EchoServer) -> None:
     server.on("/x", DigestServer("SHA-256"))
     with pytest.raises(CallError, match="HTTP 401") as caught:
@@ -76,7 +74,6 @@ async def test_a_wrong_password_is_an_error_without_it(server: EchoServer) -> No
     assert len(server.arrived) == 2
 
 
-@requirement("openapi.digest")
 async def test_another_origin_gets_no_proof(server: EchoServer) -> None:
     async with EchoServer() as other:
         other.on("/x", DigestServer("SHA-256"))

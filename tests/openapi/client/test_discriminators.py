@@ -7,7 +7,6 @@ import pytest
 from opwire.openapi.client.schemas import discriminated, tags_of
 from opwire.schema import Schema
 from tests.openapi.client.documents import input_of, json_body
-from tests.requirements import requirement
 
 KIND = {"type": "string"}
 CAT = {"type": "object", "required": ["kind"], "properties": {"kind": KIND, "lives": {"type": "integer"}}}
@@ -22,7 +21,6 @@ def pets(union: str = "oneOf", version: str = "3.0.3", schemas: Any = None, **di
     return Schema(input_of(operation, version=version, schemas=schemas or {"Cat": CAT, "Dog": DOG}))
 
 
-@requirement("openapi.discriminator")
 @pytest.mark.parametrize("union", ["oneOf", "anyOf"])
 @pytest.mark.parametrize("version", ["3.0.3", "3.1.0"])
 @pytest.mark.parametrize(("cat", "dog", "mapping"), [("Cat", "Dog", {}), ("c", "d", {"mapping": MAPPING})])
@@ -34,7 +32,6 @@ def test_the_tag_says_which_variant_counts(union: str, version: str, cat: str, d
     assert not schema.is_valid({"body": {"kind": cat, "lives": "nine", "bark": True}})
 
 
-@requirement("openapi.discriminator")
 def test_the_problems_are_those_of_the_variant_that_was_meant() -> None:
     (problem,) = pets(mapping=MAPPING).problems({"body": {"kind": "d", "bark": 1}})
     assert problem.path == "/body/bark"

@@ -12,7 +12,6 @@ from opwire.errors import CallError, ErrorCode
 from opwire.openapi.client import from_openapi
 from opwire.openapi.client.document import json_of, read_text, references_in, version_of
 from opwire.registry.source import Report
-from tests.requirements import requirement
 
 
 def load(text: bytes | str, name: str = "doc.json") -> Any:
@@ -65,7 +64,6 @@ def test_lone_surrogates_are_replaced() -> None:
     assert load('{"a": "\\ud800"}') == {"a": "\ufffd"}
 
 
-@requirement("openapi.yaml")
 def test_a_mapping_may_hold_what_pyyaml_made_of_it() -> None:
     given = OrderedDict({200: date(2020, 1, 1), "a": MappingProxyType({1.5: (1, 2)})})
     assert json.loads(json_of(given)) == {"200": "2020-01-01", "a": {"1.5": [1, 2]}}
@@ -97,7 +95,6 @@ def test_the_version_is_known(root: Any, version: str) -> None:
     assert list(report) == []
 
 
-@requirement("openapi.later-versions")
 @pytest.mark.parametrize("declared", ["3.3.0", "3.3.0-draft", "3.3", 3.3, "3.10.1"])
 def test_a_later_version_is_read_as_the_latest_known_one_with_a_warning(declared: Any) -> None:
     api = from_openapi({"openapi": declared, "info": {"title": "T"}, "paths": {"/pets": {"query": {}, "new": {}}}})
@@ -108,7 +105,6 @@ def test_a_later_version_is_read_as_the_latest_known_one_with_a_warning(declared
     )
 
 
-@requirement("openapi.not-a-document")
 @pytest.mark.parametrize(
     ("root", "says"),
     [
@@ -129,6 +125,7 @@ def test_a_later_version_is_read_as_the_latest_known_one_with_a_warning(declared
     ],
 )
 def test_what_is_not_a_document_is_a_clear_error(root: Any, says: str) -> None:
+    """What is not an OpenAPI document is a VALIDATION_ERROR that says why."""
     with pytest.raises(CallError, match=says) as caught:
         version_of(root, "doc", Report())
     assert caught.value.code is ErrorCode.VALIDATION_ERROR

@@ -18,7 +18,6 @@ from opwire.openapi.client import from_openapi
 from opwire.openapi.client.plan import CallPlan
 from opwire.openapi.client.serialize import FILE_SCHEMA, File, prepare_files, read_file
 from tests.openapi.client.echo import EchoServer
-from tests.requirements import requirement
 
 DATA = b"\x00\xffPNG"
 TEXT = b64encode(DATA).decode()
@@ -34,13 +33,11 @@ def prepared(value: Any) -> Any:
     return preparing(("photo",))({"photo": value})["photo"]
 
 
-@requirement("openapi.files")
 @pytest.mark.parametrize("value", [DATA, bytearray(DATA), memoryview(DATA), io.BytesIO(DATA)])
 def test_bytes_and_streams_become_base64(value: Any) -> None:
     assert prepared(value) == TEXT
 
 
-@requirement("openapi.files")
 def test_a_path_and_an_open_file_bring_their_name_and_content_type(tmp_path: Path) -> None:
     path = tmp_path / "cat.png"
     path.write_bytes(DATA)
@@ -50,7 +47,6 @@ def test_a_path_and_an_open_file_bring_their_name_and_content_type(tmp_path: Pat
         assert prepared(file) == plain
 
 
-@requirement("openapi.files")
 def test_a_tuple_gives_the_name_and_may_give_the_content_type(tmp_path: Path) -> None:
     (tmp_path / "a").write_bytes(DATA)
     octets = "application/octet-stream"
@@ -59,7 +55,6 @@ def test_a_tuple_gives_the_name_and_may_give_the_content_type(tmp_path: Path) ->
     assert prepared(("b", tmp_path / "a", "x/y")) == {"filename": "b", "contentType": "x/y", "data": TEXT}
 
 
-@requirement("openapi.files")
 def test_a_list_holds_several_files_and_places_may_lie_deep() -> None:
     prepare = preparing(("body", "photos"), ("body", "absent"))
     given = {"body": {"photos": [DATA, ("a.txt", b"")]}, "other": DATA}
@@ -101,7 +96,6 @@ def test_a_pipe_is_not_waited_for(tmp_path: Path) -> None:
     assert "is not a file" in failing(pipe)
 
 
-@requirement("openapi.files")
 async def test_only_a_caller_in_this_process_can_name_a_path(tmp_path: Path) -> None:
     (tmp_path / "secret").write_bytes(b"secret")
     schema = Schema({"type": "object", "properties": {"photo": FILE_SCHEMA}})
@@ -161,7 +155,6 @@ DOCUMENT = {
 }
 
 
-@requirement("openapi.files")
 async def test_bytes_paths_and_tuples_arrive_as_files(tmp_path: Path) -> None:
     (tmp_path / "cat.png").write_bytes(DATA)
     async with EchoServer() as server, from_openapi(DOCUMENT, namespace="shop", base_url=server.url) as api:

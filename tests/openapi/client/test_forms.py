@@ -14,7 +14,6 @@ from opwire.openapi.client.operations import LazyOperation
 from opwire.openapi.client.serialize import prepare_files
 from tests.openapi.client.documents import Read, accepts, document, json_body, parameter, read_one
 from tests.openapi.client.plans import build_request
-from tests.requirements import requirement
 
 FILE = {"type": "string", "format": "binary"}
 TEXT = {"type": "string"}
@@ -60,7 +59,6 @@ def parts_of(request: HTTPRequest) -> dict[str, Message]:
     return {str(part.get_param("name", str(index), "content-disposition")): part for index, part in enumerate(parts)}
 
 
-@requirement("openapi.multipart", "openapi.files")
 @pytest.mark.parametrize("shape", SHAPES)
 def test_a_file_of_any_form_is_sent_as_a_file(shape: str) -> None:
     operation = form(SHAPES[shape], encoding={"note": {"contentType": "text/markdown"}})
@@ -74,7 +72,6 @@ def test_a_file_of_any_form_is_sent_as_a_file(shape: str) -> None:
     assert parts["note"].get_content_type() == "text/markdown"
 
 
-@requirement("openapi.forms")
 @pytest.mark.parametrize("shape", SHAPES)
 def test_a_form_without_parts_has_its_encoding_under_any_schema(shape: str) -> None:
     operation = form(
@@ -87,13 +84,11 @@ def test_a_form_without_parts_has_its_encoding_under_any_schema(shape: str) -> N
     assert request.body == b"tags=a%7Cb"
 
 
-@requirement("openapi.files")
 def test_a_body_that_may_be_null_in_3_0_keeps_its_files() -> None:
     operation = form({**OBJECT, "nullable": True}, version="3.0.3")
     assert parts_of(sent(operation, {"body": {"file": b"x"}}))["file"].get_filename() == "file"
 
 
-@requirement("openapi.files")
 @pytest.mark.parametrize("note", [{}, {"note": TEXT}])
 def test_extras_of_a_form_can_be_files(note: dict[str, Any]) -> None:
     operation = form({"type": "object", "properties": note, "additionalProperties": FILE})
@@ -110,7 +105,6 @@ def test_extras_of_a_form_can_be_files(note: dict[str, Any]) -> None:
         assert parts["note"].get_filename() is None
 
 
-@requirement("openapi.files")
 def test_extras_that_are_files_leave_parameters_alone() -> None:
     body = {
         "content": {MULTIPART: {"schema": {"type": "object", "properties": {"n": TEXT}, "additionalProperties": FILE}}}
@@ -121,7 +115,6 @@ def test_extras_that_are_files_leave_parameters_alone() -> None:
     assert parts_of(request)["f"].get_payload(decode=True) == b"\0"
 
 
-@requirement("openapi.files")
 def test_properties_by_pattern_can_be_files_and_others_are_not() -> None:
     schema = {"type": "object", "patternProperties": {"^file": FILE, "^text": TEXT}}
     parts = parts_of(sent(form(schema), {"body": {"file1": b"\0", "text1": "AAAA", "other": "AAAA"}}))
@@ -130,7 +123,6 @@ def test_properties_by_pattern_can_be_files_and_others_are_not() -> None:
     assert parts["text1"].get_payload() == "AAAA"
 
 
-@requirement("openapi.none", "openapi.files")
 @pytest.mark.parametrize(
     ("nullable", "version"),
     [
@@ -141,6 +133,7 @@ def test_properties_by_pattern_can_be_files_and_others_are_not() -> None:
     ],
 )
 def test_a_required_file_that_may_be_null_may_be_none(nullable: dict[str, Any], version: str) -> None:
+    """An optional parameter or form field may be None."""
     operation = form(
         {"type": "object", "required": ["file"], "properties": {"file": nullable, "n": TEXT}}, version=version
     )
@@ -149,7 +142,6 @@ def test_a_required_file_that_may_be_null_may_be_none(nullable: dict[str, Any], 
     assert not accepts(operation.spec.input_schema.json, {"n": "x"})
 
 
-@requirement("openapi.multipart")
 def test_items_of_a_multipart_array_are_sent_by_their_position() -> None:
     schema = {"type": "array", "prefixItems": [{"type": "object"}, FILE], "items": FILE}
     operation = form(
@@ -166,7 +158,6 @@ def test_items_of_a_multipart_array_are_sent_by_their_position() -> None:
     assert parts["0"]["X-Kind"] == "meta"
 
 
-@requirement("openapi.multipart")
 @pytest.mark.parametrize(
     ("charset", "expected"), [("iso-8859-1", b"\xe9"), ("utf-8", b"\xc3\xa9"), ("utf-16le", b"\xe9\0")]
 )
@@ -175,7 +166,6 @@ def test_a_part_is_written_in_its_charset(charset: str, expected: bytes) -> None
     assert expected in (sent(operation, {"note": "é"}).body or b"")
 
 
-@requirement("openapi.multipart")
 def test_the_headers_of_a_part_are_sent_where_the_document_has_a_value() -> None:
     headers = {
         "X-One": {"schema": {"enum": ["one"]}},
@@ -206,7 +196,6 @@ BASE = {
 }
 
 
-@requirement("openapi.twins")
 @pytest.mark.parametrize(
     "schema",
     [
@@ -228,7 +217,6 @@ def test_the_streaming_form_requests_a_stream_under_any_schema(schema: dict[str,
         assert not accepts(found["chat_stream"].spec.input_schema.json, {"body": {"text": "hi", "stream": "x"}})
 
 
-@requirement("openapi.real-documents", "openapi.twins")
 def test_streams_of_mistral_ask_for_a_stream(shared: Path) -> None:
     api = {each.spec.name: each for each in from_openapi(shared / "openapi" / "mistral.yaml", strict_input=True)}
     for name in ("append", "restart"):
@@ -241,7 +229,6 @@ def test_streams_of_mistral_ask_for_a_stream(shared: Path) -> None:
 # --- whole queries ----------------------------------------------------------------------------------------------------
 
 
-@requirement("openapi.content-parameters")
 def test_a_whole_query_that_is_a_form_has_its_encoding() -> None:
     form = {"schema": {"type": "object"}, "encoding": {"tags": {"style": "spaceDelimited", "explode": False}}}
     whole = {"in": "querystring", "name": "q", "content": {"application/x-www-form-urlencoded": form}}
@@ -250,7 +237,6 @@ def test_a_whole_query_that_is_a_form_has_its_encoding() -> None:
     assert request.url == "http://api.test/things?tags=a%20b&x=1&x=2"
 
 
-@requirement("openapi.multipart")
 def test_definitions_that_name_each_other_several_times_do_not_multiply() -> None:
     levels: dict[str, Any] = {
         f"L{number}": {"anyOf": [{"$ref": f"#/components/schemas/L{number + 1}"}] * 30} for number in range(18)

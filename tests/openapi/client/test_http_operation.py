@@ -16,7 +16,6 @@ from opwire.openapi.client.responses import head_of
 from opwire.openapi.client.security import APICredentials
 from tests.openapi.client.echo import EchoServer, answer, json_answer, silence
 from tests.openapi.client.plans import KEY, plan_of
-from tests.requirements import requirement
 
 
 async def opened(exchange: HTTPOperation, context: Context | None = None) -> bytes:
@@ -47,7 +46,6 @@ async def test_credentials_go_along(server: EchoServer, client: HTTPClient) -> N
     assert server.arrived[0].header("x-key") == "abc"
 
 
-@requirement("openapi.errors")
 async def test_an_http_error_is_raised_with_what_the_api_said(server: EchoServer, client: HTTPClient) -> None:
     server.on("/", json_answer({"message": "no such pet"}, 404, {"X-Id": "7"}))
     with pytest.raises(CallError, match="HTTP 404: Not Found") as caught:
@@ -56,7 +54,6 @@ async def test_an_http_error_is_raised_with_what_the_api_said(server: EchoServer
     assert caught.value.details["headers"]["x-id"] == "7"
 
 
-@requirement("openapi.errors")
 async def test_only_the_start_of_a_long_error_is_read(server: EchoServer, client: HTTPClient) -> None:
     server.on("/", answer(500, b"x" * 5_000_000, {"Content-Type": "text/plain"}))
     with pytest.raises(CallError) as caught:
@@ -76,7 +73,6 @@ async def test_a_refusal_tells_which_credentials_are_missing(
     assert "key" in caught.value.details["hint"]
 
 
-@requirement("openapi.token-refresh")
 async def test_a_token_that_is_rejected_is_requested_again_once(server: EchoServer, client: HTTPClient) -> None:
     scheme = SecurityScheme(name="login", kind="oauth2", token_url=f"{server.url}/token")
     tokens = [json_answer({"access_token": name, "token_type": "bearer", "expires_in": 3600}) for name in "abc"]
@@ -91,7 +87,6 @@ async def test_a_token_that_is_rejected_is_requested_again_once(server: EchoServ
     assert sent == ["Bearer a", "Bearer b", "Bearer b", "Bearer c"]
 
 
-@requirement("openapi.timeout")
 async def test_an_answer_has_to_come_before_the_deadline(server: EchoServer, client: HTTPClient) -> None:
     server.on("/", silence)
     slow = http_operation(plan_of(server.url), client)
@@ -105,7 +100,6 @@ async def test_an_answer_has_to_come_before_the_deadline(server: EchoServer, cli
     await server.connections(0)
 
 
-@requirement("openapi.timeout")
 async def test_without_a_deadline_the_limit_of_the_client_holds(server: EchoServer) -> None:
     server.on("/", silence)
     client = HTTPClient(ClientOptions(timeout=0.05))
@@ -115,7 +109,6 @@ async def test_without_a_deadline_the_limit_of_the_client_holds(server: EchoServ
     await client.close()
 
 
-@requirement("openapi.timeout")
 async def test_a_deadline_that_has_passed_sends_nothing(server: EchoServer, client: HTTPClient) -> None:
     late = http_operation(plan_of(server.url), client)
     context = Context(deadline=time.monotonic() - 1)

@@ -13,7 +13,6 @@ from opwire.openapi.client.serialize import FILE_SCHEMA
 from opwire.schema import Schema
 from tests.openapi.client.documents import accepts, answers, document, input_of, json_body, parameter, read, read_one
 from tests.openapi.client.echo import EchoServer
-from tests.requirements import requirement
 
 PET = {"type": "object", "properties": {"name": {"type": "string"}, "age": {"type": "integer"}}, "required": ["name"]}
 FORM, MULTIPART = "application/x-www-form-urlencoded", "multipart/form-data"
@@ -23,7 +22,6 @@ def body(schema: Any, content_type: str, **fields: Any) -> dict[str, Any]:
     return {"requestBody": {"required": True, "content": {content_type: {"schema": schema, **fields}}}}
 
 
-@requirement("openapi.input-flat")
 def test_parameters_and_properties_of_the_body_stand_side_by_side() -> None:
     operation = {
         "parameters": [parameter("id", "path"), parameter("dry", schema={"type": "boolean"})],
@@ -45,7 +43,6 @@ def test_parameters_and_properties_of_the_body_stand_side_by_side() -> None:
     assert (one.plan.body.input_path, one.plan.body.properties, one.plan.body.open) == ((), ("name", "age"), True)
 
 
-@requirement("openapi.input-groups")
 @pytest.mark.parametrize(
     "operation",
     [
@@ -69,7 +66,6 @@ def test_names_that_clash_put_everything_into_groups(operation: dict[str, Any]) 
     assert one.plan.body.input_path == ("body",)
 
 
-@requirement("openapi.input-groups")
 @pytest.mark.parametrize("properties", [{"id": {"type": "string"}, "age": {}}, {"age": {}}])
 async def test_a_property_named_like_a_parameter_does_not_take_its_place(
     server: EchoServer, properties: dict[str, Any]
@@ -88,13 +84,11 @@ async def test_a_property_named_like_a_parameter_does_not_take_its_place(
     assert (arrived.path, msgspec.json.decode(arrived.body)) == ("/pets/a", {"id": "b", "age": 3})
 
 
-@requirement("openapi.input-groups")
 def test_a_parameter_called_body_clashes_with_a_body_that_stands_under_that_name() -> None:
     operation = {"parameters": [parameter("body")], "requestBody": json_body({"type": "array"})}
     assert list(input_of(operation)["properties"]) == ["query", "body"]
 
 
-@requirement("openapi.input-flat")
 @pytest.mark.parametrize(
     "schema",
     [
@@ -117,7 +111,6 @@ def test_objects_are_taken_apart_through_references_and_all_of(schema: Any) -> N
     assert not accepts(json, {"name": 1})
 
 
-@requirement("openapi.input-flat")
 @pytest.mark.parametrize(
     "schema",
     [
@@ -183,7 +176,6 @@ def test_an_empty_closed_body_asks_for_nothing() -> None:
     assert list(json["properties"]) == ["q"]
 
 
-@requirement("openapi.read-only")
 def test_what_only_answers_hold_is_not_asked_for() -> None:
     properties = {"id": {"type": "integer", "readOnly": True}, "name": {}}
     pet = {"type": "object", "properties": properties, "required": ["id", "name"]}
@@ -204,7 +196,6 @@ def test_what_describes_a_parameter_describes_its_value() -> None:
     }
 
 
-@requirement("openapi.none")
 @pytest.mark.parametrize(
     "schema",
     [
@@ -231,7 +222,6 @@ def test_what_may_be_left_out_may_be_none(schema: Any) -> None:
     assert json["properties"]["q"].get("description") == schema.get("description")
 
 
-@requirement("openapi.none")
 def test_none_in_json_is_null_and_has_to_be_allowed() -> None:
     json = input_of({"requestBody": json_body(PET)})
     assert not accepts(json, {"name": "Rex", "age": None})
@@ -252,7 +242,6 @@ def test_definitions_stand_at_the_root_of_the_input() -> None:
 # --- files ----------------------------------------------------------------------------------------------------------
 
 
-@requirement("openapi.files")
 @pytest.mark.parametrize("content_type", ["application/octet-stream", "image/png", "application/pdf", "video/*"])
 def test_a_binary_body_is_a_file(content_type: str) -> None:
     one = read_one(body({"type": "string", "format": "binary"}, content_type))
@@ -264,7 +253,6 @@ def test_a_binary_body_is_a_file(content_type: str) -> None:
     assert one.plan.body.binary
 
 
-@requirement("openapi.files")
 @pytest.mark.parametrize(
     ("field", "encoding"),
     [
@@ -290,7 +278,6 @@ def test_a_field_that_is_a_file_takes_one(field: Any, encoding: Any) -> None:
     assert "note" not in one.plan.body.parts
 
 
-@requirement("openapi.files")
 def test_several_files_and_unions_of_files_are_taken() -> None:
     binary = {"type": "string", "format": "binary"}
     fields = {
@@ -369,7 +356,6 @@ def chat(**stream: Any) -> dict[str, Any]:
     }
 
 
-@requirement("openapi.twins")
 @pytest.mark.parametrize(
     ("stream", "plain"),
     [
@@ -392,7 +378,6 @@ def test_a_request_for_a_stream_says_so(stream: dict[str, Any], plain: dict[str,
         assert sent.required is bool(fixed)
 
 
-@requirement("openapi.twins")
 def test_a_stream_parameter_that_is_not_a_switch_is_left_to_the_caller() -> None:
     both = read(document({"/chat": {"post": chat(type="string")}}))
     json = both["chat_stream"].spec.input_schema.json
@@ -454,7 +439,6 @@ CLOSED = {
 BASE = {"type": "object", "properties": {"a": {"type": "integer"}}, "required": ["a"]}
 
 
-@requirement("openapi.relaxed-input")
 @pytest.mark.parametrize(
     ("schema", "accepted", "rejected"),
     [
@@ -484,6 +468,7 @@ def test_an_input_that_only_the_document_contradicts_is_accepted_unless_strict(
     schema: Any, accepted: Any, rejected: Any, version: str
 ) -> None:
     # As an item, so that the body stays one value.
+    """`format`, overlapping `oneOf` and misplaced restrictions reject an input only if strict."""
     operation = {"requestBody": json_body({"type": "array", "items": schema})}
     closed = {**BASE, "additionalProperties": False}
     other = {"type": "object", "properties": {"d": {"type": "integer"}}, "additionalProperties": False}
@@ -505,7 +490,6 @@ def test_an_input_that_only_the_document_contradicts_is_accepted_unless_strict(
     assert schema is not DATE or properties_of(relaxed)["body"]["items"] == DATE
 
 
-@requirement("openapi.relaxed-input")
 def test_an_output_and_a_trusted_input_are_checked_as_declared() -> None:
     operation = {"requestBody": json_body({"type": "array", "items": OVERLAP}), "responses": answers(DATE)}
     given = document({"/x": {"post": operation}})
@@ -513,7 +497,6 @@ def test_an_output_and_a_trusted_input_are_checked_as_declared() -> None:
     assert not read(given, trust_annotations=True).only.spec.input_schema.is_valid({"body": [{"a": 1, "b": 2}]})
 
 
-@requirement("openapi.relaxed-input")
 def test_a_composed_object_stays_closed_if_only_it_declares_properties() -> None:
     schema = {**BASE, "additionalProperties": False, "anyOf": [{"required": ["a"]}, {"required": ["b"]}]}
     operation = {"requestBody": json_body({"type": "array", "items": schema})}
@@ -522,14 +505,12 @@ def test_a_composed_object_stays_closed_if_only_it_declares_properties() -> None
     assert not schema.is_valid({"body": [{"a": 1, "aa": 1}]})
 
 
-@requirement("openapi.relaxed-input")
 def test_problems_of_a_relaxed_input_leave_formats_out() -> None:
     schema = {"type": "object", "properties": {"at": DATE, "n": {"type": "integer"}}}
     one = read_one({"requestBody": json_body(schema)})
     assert [each.path for each in one.spec.input_schema.problems({"at": "yesterday", "n": "x"})] == ["/n"]
 
 
-@requirement("openapi.relaxed-input")
 @pytest.mark.parametrize(
     ("items", "becomes"),
     [

@@ -9,7 +9,6 @@ from opwire.http.sse import SSEParser
 from opwire.openapi.client.plan import CallPlan, ResponseMedia, StreamKind
 from opwire.openapi.client.responses import EventDecoder, ResponseHead, stream_kind, value_decoder
 from opwire.schema import UNKNOWN, Schema
-from tests.requirements import requirement
 
 
 def plan(content_type: str = "text/event-stream", kind: StreamKind = "sse", schema: Schema = UNKNOWN) -> CallPlan:
@@ -32,7 +31,6 @@ def events(stream: bytes, schema: Schema = UNKNOWN) -> list[Any]:
     return EventDecoder(plan(schema=schema), head(), SSEParser()).feed(stream)
 
 
-@requirement("openapi.sse-envelopes")
 def test_each_event_is_an_envelope_that_knows_its_type_and_id() -> None:
     schema = Schema({"type": "object"})
     [first, second] = events(b'id: 7\nevent: add\ndata: {"n": 1}\n\ndata: {}\n\n', schema)
@@ -48,7 +46,6 @@ def test_an_event_without_any_id_has_none() -> None:
     assert events(b"data: 1\n\n")[0].value.meta.last_event_id is None
 
 
-@requirement("openapi.sse-data")
 @pytest.mark.parametrize(
     ("data", "schema", "value"),
     [
@@ -71,7 +68,6 @@ def test_data_is_json_where_it_is_json_and_text_is_kept(data: bytes, schema: dic
     assert item.value.data == value
 
 
-@requirement("openapi.stream-malformed")
 def test_an_event_without_json_is_left_out_where_the_schema_has_no_place_for_text(
     caplog: pytest.LogCaptureFixture,
 ) -> None:
@@ -81,7 +77,6 @@ def test_an_event_without_json_is_left_out_where_the_schema_has_no_place_for_tex
     assert "feed.watch" in caplog.text
 
 
-@requirement("openapi.stream-done")
 def test_the_sentinel_ends_the_events_and_is_not_one_itself() -> None:
     items = EventDecoder(plan(), head(), SSEParser())
     assert [item.value.data for item in items.feed(b"data: 1\n\ndata: [DONE]\n\ndata: 2\n\n")] == [1]
@@ -89,7 +84,6 @@ def test_the_sentinel_ends_the_events_and_is_not_one_itself() -> None:
     assert items.end() == []
 
 
-@requirement("openapi.stream-errors")
 def test_problem_details_in_an_error_event_are_an_error() -> None:
     problem = b'{"title": "Too late", "status": 504, "detail": "after 5 s"}'
     items = EventDecoder(plan(schema=Schema({"type": "integer"})), head(), SSEParser())
@@ -110,7 +104,6 @@ def test_any_other_error_event_is_an_item(data: bytes) -> None:
     assert items.failure is None
 
 
-@requirement("openapi.ndjson")
 def test_each_value_is_an_envelope() -> None:
     schema = Schema({"type": "integer"})
     items = value_decoder(
@@ -123,7 +116,6 @@ def test_each_value_is_an_envelope() -> None:
     assert not items.done
 
 
-@requirement("openapi.json-seq")
 def test_records_are_read_as_records() -> None:
     items = value_decoder(plan("application/json-seq", "json-seq"), head("application/json-seq"), "json-seq", 100)
     assert [item.value.data for item in items.feed(b"\x1e[\n1]\n\x1e2\n")] == [[1], 2]
@@ -153,7 +145,6 @@ def test_the_only_declared_stream_is_meant_where_the_content_type_is_vague() -> 
     assert items.feed(b"1\n")[0].schema is schema
 
 
-@requirement("openapi.sse-bounded")
 def test_large_headers_are_not_repeated_in_every_item(caplog: pytest.LogCaptureFixture) -> None:
     given = [("X-Small", "1"), *(("X-Large", "x" * 10_000) for _ in range(20)), ("Set-Cookie", "a=1")]
     large = ResponseHead(method="GET", status=200, reason="OK", headers=given, content_type="text/event-stream")

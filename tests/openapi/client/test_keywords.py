@@ -6,7 +6,6 @@ import pytest
 
 from opwire.openapi.client.schemas import is_pattern, usable_keywords
 from opwire.schema.dialect import lower_bounds
-from tests.requirements import requirement
 
 
 def kept(schema: dict[str, Any]) -> tuple[dict[str, Any], list[str]]:
@@ -14,7 +13,6 @@ def kept(schema: dict[str, Any]) -> tuple[dict[str, Any], list[str]]:
     return usable_keywords(schema, warnings.append), warnings
 
 
-@requirement("openapi.schema-repair")
 @pytest.mark.parametrize(
     ("schema", "left"),
     [

@@ -18,7 +18,6 @@ from opwire.registry.source import Report
 from opwire.typed.plain import collection_paused
 from tests.openapi.client.documents import document, parameter
 from tests.openapi.client.echo import EchoServer, answer, json_answer, redirect, silence
-from tests.requirements import requirement
 
 PETS = document({"/pets": {"get": {}}})
 
@@ -47,7 +46,6 @@ def schema(documents: DocumentSet, name: str = "S0") -> Any:
     return documents.follow({"$ref": f"#/components/schemas/{name}"}, documents.main).value
 
 
-@requirement("openapi.sources")
 def test_a_document_is_a_mapping_text_or_a_file(tmp_path: Path) -> None:
     path = write(tmp_path, main_json=PETS)
     text = json.dumps(PETS)
@@ -62,7 +60,6 @@ def test_a_mapping_is_copied() -> None:
     assert documents.main.root["paths"] == {}
 
 
-@requirement("openapi.not-a-document")
 @pytest.mark.parametrize(
     ("given", "says"),
     [
@@ -81,7 +78,6 @@ def test_what_cannot_be_loaded_is_a_clear_error(given: Any, says: str) -> None:
     assert not isinstance(caught.value, CallError) or caught.value.code is ErrorCode.VALIDATION_ERROR
 
 
-@requirement("openapi.refs")
 def test_files_below_the_folder_are_read(tmp_path: Path) -> None:
     main = write(
         tmp_path,
@@ -96,7 +92,6 @@ def test_files_below_the_folder_are_read(tmp_path: Path) -> None:
     assert len(set(map(id, documents.loaded.values()))) == 3
 
 
-@requirement("openapi.refs")
 def test_a_document_may_be_spread_over_files(tmp_path: Path) -> None:
     main = write(
         tmp_path,
@@ -116,7 +111,6 @@ def test_a_document_may_be_spread_over_files(tmp_path: Path) -> None:
     assert one.plan.security[0][0].scheme.kind == "basic"
 
 
-@requirement("openapi.document-limits")
 def test_files_below_the_folder_are_limited_by_their_size_only(tmp_path: Path) -> None:
     (tmp_path / "outside.json").write_text('{"type": "null"}')
     folder = tmp_path / "api"
@@ -140,7 +134,6 @@ def test_files_below_the_folder_are_limited_by_their_size_only(tmp_path: Path) -
     assert caught.value.code is ErrorCode.PAYLOAD_TOO_LARGE
 
 
-@requirement("openapi.refs-safe")
 def test_files_elsewhere_are_read_only_when_allowed(tmp_path: Path) -> None:
     outside = tmp_path / "secret.json"
     outside.write_text('{"type": "null"}')
@@ -155,7 +148,6 @@ def test_files_elsewhere_are_read_only_when_allowed(tmp_path: Path) -> None:
     assert schema(load(main, allow=True)) == {"type": "null"}
 
 
-@requirement("openapi.refs-safe")
 @pytest.mark.parametrize(
     ("ref", "says"),
     [
@@ -217,7 +209,6 @@ async def fetch(given: Any, client: HTTPClient, allow: Any = False) -> DocumentS
     return await loader(given, allow, client).load_with_network()
 
 
-@requirement("openapi.sources")
 async def test_a_document_is_fetched_from_an_address(server: EchoServer, client: HTTPClient) -> None:
     server.on("/api/openapi.yaml", answer(200, b"openapi: 3.1.0\ninfo: {title: x}\npaths: {}"))
     documents = await fetch(f"{server.url.upper()}/api/openapi.yaml#ignored", client)
@@ -225,14 +216,12 @@ async def test_a_document_is_fetched_from_an_address(server: EchoServer, client:
     assert documents.main.uri == f"{server.url}/api/openapi.yaml"
 
 
-@requirement("openapi.sources")
 async def test_a_redirect_moves_the_address_of_the_document(server: EchoServer, client: HTTPClient) -> None:
     server.on("/old", redirect(302, "/new/openapi.json"))
     server.on("/new/openapi.json", json_answer(PETS))
     assert (await fetch(f"{server.url}/old", client)).main.uri == f"{server.url}/new/openapi.json"
 
 
-@requirement("openapi.refs")
 async def test_addresses_below_the_document_are_fetched(server: EchoServer, client: HTTPClient) -> None:
     server.on("/api/openapi.json", json_answer(referring("schemas/a.json#/A", "../elsewhere.json")))
     server.on("/api/schemas/a.json", json_answer({"A": {"type": "null"}}))
@@ -243,7 +232,6 @@ async def test_addresses_below_the_document_are_fetched(server: EchoServer, clie
     assert [each.path for each in server.arrived] == ["/api/openapi.json", "/api/schemas/a.json"]
 
 
-@requirement("openapi.refs-safe")
 @pytest.mark.parametrize(
     "ref", ["%2e%2e/a.json", ".%2E/a.json", "x%2f..%2f..%2fa.json", "x/../../a.json", "x\\..\\..\\a.json"]
 )
@@ -257,7 +245,6 @@ async def test_dots_do_not_lead_out_of_the_place_of_the_document(
     assert len(server.arrived) == 1
 
 
-@requirement("openapi.refs-safe")
 @pytest.mark.parametrize("allow", [True, {"127.0.0.1"}])
 async def test_other_hosts_are_asked_when_allowed_and_without_our_headers(
     server: EchoServer, other: EchoServer, allow: Any
@@ -272,7 +259,6 @@ async def test_other_hosts_are_asked_when_allowed_and_without_our_headers(
     assert other.arrived[0].header("X-Secret") is None
 
 
-@requirement("openapi.refs-safe")
 async def test_a_host_that_is_not_allowed_is_not_asked_even_by_a_redirect(
     server: EchoServer, other: EchoServer, client: HTTPClient
 ) -> None:

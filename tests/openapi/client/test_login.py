@@ -13,7 +13,6 @@ from opwire.openapi.client import from_openapi
 from tests.auth.oauth.authorization_server import AuthorizationServer, browse
 from tests.openapi.client.documents import document
 from tests.openapi.client.echo import EchoServer, redirect
-from tests.requirements import requirement
 
 CLIENT = OAuthClient(client_id="cli", login=True)
 
@@ -59,7 +58,6 @@ async def called(api: Any, name: str = "me") -> Any:
     return (await registry.execute(f"api.{name}")).data
 
 
-@requirement("oauth.code", "openapi.login")
 async def test_a_person_signs_in_once_and_calls_are_made_with_the_login(
     identity: AuthorizationServer, store: TokenStore
 ) -> None:
@@ -78,7 +76,6 @@ async def test_a_person_signs_in_once_and_calls_are_made_with_the_login(
         assert await api.logout() == ()
 
 
-@requirement("oauth.refresh")
 async def test_a_token_that_the_api_rejects_is_refreshed(identity: AuthorizationServer, store: TokenStore) -> None:
     async with source(identity, store) as api:
         await api.login(browse)
@@ -87,7 +84,6 @@ async def test_a_token_that_the_api_rejects_is_refreshed(identity: Authorization
     assert identity.count("/token") == 2
 
 
-@requirement("openapi.login")
 @pytest.mark.parametrize("kind", ["openIdConnect", "metadata", "issuer", "swagger", "fields"])
 async def test_the_endpoints_come_from_the_document_its_metadata_or_the_client(
     identity: AuthorizationServer, store: TokenStore, kind: str
@@ -119,7 +115,6 @@ async def test_the_endpoints_come_from_the_document_its_metadata_or_the_client(
         assert await called(api) == {"login": 1}
 
 
-@requirement("openapi.login")
 async def test_a_robot_finds_the_token_endpoint_in_the_metadata(
     identity: AuthorizationServer, store: TokenStore
 ) -> None:
@@ -132,7 +127,6 @@ async def test_a_robot_finds_the_token_endpoint_in_the_metadata(
             await api.login(browse)
 
 
-@requirement("openapi.login")
 async def test_a_device_is_used_by_the_flow_of_openapi_3_2(identity: AuthorizationServer, store: TokenStore) -> None:
     flow = {"deviceAuthorizationUrl": f"{identity.url}/device", "tokenUrl": f"{identity.url}/token", "scopes": {}}
     scheme = {"type": "oauth2", "flows": {"deviceAuthorization": flow}}
@@ -144,7 +138,6 @@ async def test_a_device_is_used_by_the_flow_of_openapi_3_2(identity: Authorizati
     assert identity.count("/device") == 1
 
 
-@requirement("oauth.bound")
 async def test_the_token_of_a_login_stays_at_its_api(identity: AuthorizationServer, store: TokenStore) -> None:
     async with source(identity, store) as api:
         await api.login(browse)
@@ -162,7 +155,6 @@ async def test_the_token_of_a_login_stays_at_its_api(identity: AuthorizationServ
             assert not any(name == "Authorization" for name, _ in echo["headers"])
 
 
-@requirement("oauth.bound")
 async def test_a_refresh_token_goes_where_it_came_from_even_if_the_document_changes(
     identity: AuthorizationServer, store: TokenStore
 ) -> None:
@@ -176,7 +168,6 @@ async def test_a_refresh_token_goes_where_it_came_from_even_if_the_document_chan
         assert not evil.arrived
 
 
-@requirement("openapi.base-url")
 async def test_with_a_base_url_the_document_does_not_choose_where_to_sign_in(
     identity: AuthorizationServer, store: TokenStore
 ) -> None:
@@ -191,7 +182,6 @@ async def test_with_a_base_url_the_document_does_not_choose_where_to_sign_in(
         assert any(name == "Authorization" for name, _ in echo["headers"])
 
 
-@requirement("oauth.discovery")
 @pytest.mark.parametrize("name", ["authorizationUrl", "tokenUrl", "refreshUrl"])
 async def test_an_endpoint_of_the_document_that_is_not_https_is_not_used(
     identity: AuthorizationServer, store: TokenStore, name: str
@@ -202,7 +192,6 @@ async def test_an_endpoint_of_the_document_that_is_not_https_is_not_used(
             await api.login(browse)
 
 
-@requirement("oauth.bound")
 async def test_an_api_without_https_gets_no_login(identity: AuthorizationServer, store: TokenStore) -> None:
     async with source(identity, store, api="http://api.example") as api:
         with pytest.raises(CallError, match="the API is not https"):
@@ -210,7 +199,6 @@ async def test_an_api_without_https_gets_no_login(identity: AuthorizationServer,
     assert not identity.requests
 
 
-@requirement("openapi.login")
 async def test_a_preview_neither_refreshes_nor_shows_a_login(identity: AuthorizationServer, store: TokenStore) -> None:
     async with source(identity, store) as api:
         registry = OperationRegistry()
@@ -220,7 +208,6 @@ async def test_a_preview_neither_refreshes_nor_shows_a_login(identity: Authoriza
         assert not identity.requests
 
 
-@requirement("openapi.login")
 @pytest.mark.parametrize(
     "client", [{"login": True, "client": "x"}, {"client_id": "x"}, {"client_id": 7, "login": True}]
 )

@@ -6,7 +6,6 @@ from random import Random
 import pytest
 
 from opwire.openapi.client.plan import ResponseMedia, choose, decode_text, media_type
-from tests.requirements import requirement
 
 
 @pytest.mark.parametrize(
@@ -79,7 +78,6 @@ def test_streams_are_known_by_their_names(header: str, kind: str | None) -> None
     assert media_type(header).stream == kind
 
 
-@requirement("openapi.schema-of-answer")
 @pytest.mark.parametrize(
     ("declared", "actual", "chosen"),
     [
@@ -104,7 +102,6 @@ def test_the_name_of_a_content_type_has_no_parameters() -> None:
     assert media_type(" Text/JSON ;charset=x").name == "text/json"
 
 
-@requirement("openapi.answers")
 def test_charsets_that_an_api_invents_are_not_remembered() -> None:
     remembered = vars(encodings)["_cache"]
     before = len(remembered)
@@ -113,7 +110,6 @@ def test_charsets_that_an_api_invents_are_not_remembered() -> None:
     assert len(remembered) == before
 
 
-@requirement("openapi.charsets")
 @pytest.mark.parametrize(
     "charset",
     [

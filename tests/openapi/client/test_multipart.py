@@ -11,7 +11,6 @@ from python_multipart.multipart import Field, File
 
 from opwire.openapi.client import serialize
 from opwire.openapi.client.serialize import FormPart, write_multipart
-from tests.requirements import requirement
 
 
 def escaped(text: str) -> str:
@@ -37,7 +36,6 @@ def parsed(parts: list[FormPart]) -> list[tuple[str, str | None, bytes]]:
     return found
 
 
-@requirement("openapi.multipart")
 def test_fields_and_files_are_read_by_another_parser() -> None:
     parts = [
         FormPart(name="note", data="grüße".encode()),
@@ -51,7 +49,6 @@ def test_fields_and_files_are_read_by_another_parser() -> None:
     ]
 
 
-@requirement("openapi.multipart")
 def test_parts_carry_their_content_type_and_headers() -> None:
     part = FormPart(name="a", data=b"{}", content_type="application/json", headers={"X-Kind": "meta"})
     body, boundary = write_multipart([part])
@@ -81,7 +78,6 @@ def test_a_form_without_parts_is_still_closed() -> None:
     assert body == f"--{boundary}--\r\n".encode()
 
 
-@requirement("openapi.no-injection")
 @pytest.mark.parametrize("bad", ['a"; name="admin', "a\r\nContent-Type: text/html\r\n\r\n", "a\\", "a\x00b"])
 def test_a_name_cannot_end_its_quotes_or_its_line(bad: str) -> None:
     assert [name for name, _, _ in parsed([FormPart(name=bad, data=b"1")])] == [escaped(bad)]
@@ -89,7 +85,6 @@ def test_a_name_cannot_end_its_quotes_or_its_line(bad: str) -> None:
     assert found == ("file", escaped(bad), b"1")
 
 
-@requirement("openapi.no-injection")
 @pytest.mark.parametrize(
     "part",
     [
@@ -104,7 +99,6 @@ def test_what_would_add_a_line_to_a_part_is_refused(part: FormPart) -> None:
         write_multipart([part])
 
 
-@requirement("openapi.multipart")
 def test_the_boundary_is_not_in_the_data(monkeypatch: pytest.MonkeyPatch) -> None:
     boundaries = iter(["aaaa", "bbbb", "cccc"])
     monkeypatch.setattr(serialize, "token_hex", lambda _: next(boundaries))

@@ -12,10 +12,8 @@ from opwire.openapi.client.operations import (
     stream_name,
     unique_names,
 )
-from tests.requirements import requirement
 
 
-@requirement("openapi.short-namespace")
 @pytest.mark.parametrize(
     ("title", "namespace"),
     [
@@ -40,10 +38,10 @@ from tests.requirements import requirement
     ],
 )
 def test_a_namespace_is_made_from_the_title(title: object, namespace: str) -> None:
+    """A namespace from a title has at most 20 characters, without versions and filler words."""
     assert namespace_from(title) == namespace
 
 
-@requirement("openapi.names")
 @pytest.mark.parametrize(
     ("method", "path", "name"),
     [
@@ -71,7 +69,6 @@ def test_odd_ids_are_repaired(given: str, name: str) -> None:
     assert printable_name(given) == name
 
 
-@requirement("openapi.names")
 def test_clashes_are_resolved_in_any_order() -> None:
     wishes = [
         NameCandidate("GET", "/b", "list", True),
@@ -92,7 +89,6 @@ def test_clashes_are_resolved_in_any_order() -> None:
         assert unique_names(wishes) == expected
 
 
-@requirement("openapi.names")
 def test_names_stay_distinct_and_short_when_thousands_are_alike() -> None:
     wishes = [NameCandidate("GET", f"/{'x' * 300}/{number}", "y" * 200, True) for number in range(3_000)]
     names = unique_names(wishes)

@@ -12,11 +12,10 @@ from opwire.model.origin import ORIGIN_EXTENSION, Origin
 from opwire.schema import Schema
 from tests.openapi.client.documents import JSON, Read, answers, document, json_body, parameter, read
 from tests.properties import is_thorough
-from tests.requirements import requirement
 
 
-@requirement("openapi.types")
 def test_what_reads_is_a_query_and_what_else_a_mutation() -> None:
+    """GET and HEAD are queries, other methods mutations."""
     methods = ("get", "head", "post", "put", "patch", "delete", "options", "trace")
     found = read(document({"/a": {method: {} for method in methods}}))
     queries = [name for name, one in found.operations.items() if one.spec.type is OperationType.QUERY]
@@ -24,7 +23,6 @@ def test_what_reads_is_a_query_and_what_else_a_mutation() -> None:
     assert {one.spec.type for one in found.operations.values()} == {OperationType.QUERY, OperationType.MUTATION}
 
 
-@requirement("operations.annotations")
 def test_annotations_are_what_http_says_of_the_method() -> None:
     found = read(document({"/a": {method: {} for method in ("get", "post", "put", "delete")}}))
     assert {name: one.spec.annotations.to_mcp() for name, one in found.operations.items()} == {
@@ -35,7 +33,6 @@ def test_annotations_are_what_http_says_of_the_method() -> None:
     }
 
 
-@requirement("openapi.names")
 def test_operations_are_named_by_their_ids() -> None:
     root = document(
         {
@@ -82,7 +79,6 @@ def test_how_answers_are_normalised_can_be_said() -> None:
     assert found.only.spec.unchecked_input is True
 
 
-@requirement("openapi.lazy")
 def test_nothing_is_read_before_it_is_needed() -> None:
     root = document({"/a": {"get": {"responses": answers({"$ref": "#/components/schemas/Nope"})}}})
     found = read(root)
@@ -94,7 +90,6 @@ def test_nothing_is_read_before_it_is_needed() -> None:
     assert found.only.plan is found.only.plan
 
 
-@requirement("openapi.twins")
 def test_the_names_of_streams_are_free_ones() -> None:
     both = {"200": {"content": {"application/json": {}, "text/event-stream": {}}}}
     found = read(
@@ -143,7 +138,6 @@ def served(id: str, type: OperationType, schema: Any, **fields: Any) -> dict[str
     return {**operation, "requestBody": json_body(schema)}
 
 
-@requirement("openapi.origin")
 def test_operations_of_another_opwire_are_what_they_were() -> None:
     said = {"tags": ("x",), "version": "2", "timeout": 5.0, "examples": ({"a": 1},)}
     post = served("math.add/all", OperationType.QUERY, {"type": "object", "anyOf": [{}]}, **said)
@@ -161,7 +155,6 @@ def test_operations_of_another_opwire_are_what_they_were() -> None:
     assert mine.only.spec.id == "mine.add/all"
 
 
-@requirement("openapi.origin")
 def test_the_input_of_another_opwire_need_not_be_an_object() -> None:
     one = Read(
         document({"/a": {"post": served("a.b", OperationType.MUTATION, {"type": "integer"})}}),
@@ -171,7 +164,6 @@ def test_the_input_of_another_opwire_need_not_be_an_object() -> None:
     assert one.spec.input_schema.json == {"type": "integer"}
 
 
-@requirement("openapi.origin")
 def test_a_subscription_of_another_opwire_stays_one() -> None:
     operation = served("a.ticks", OperationType.SUBSCRIPTION, {"type": "object"})
     operation["responses"] = answers({"type": "integer"}, content_type="text/event-stream")
@@ -189,7 +181,6 @@ def test_a_strangers_extension_of_that_name_is_survived(origin: Any) -> None:
     assert len(found.operations) + len(found.report.skipped) == 2
 
 
-@requirement("openapi.origin")
 @pytest.mark.parametrize("namespace", [None, "mine"])
 def test_an_extension_of_opwire_changes_nothing_in_a_document_that_is_not_trusted(namespace: str | None) -> None:
     said = {"tags": ("x",), "version": "2", "timeout": 5.0, "examples": ({"a": 1},)}
@@ -266,7 +257,6 @@ def places(node: Any, *steps: Any) -> Iterator[tuple[Any, ...]]:
         yield from places(value, *steps, key)
 
 
-@requirement("openapi.broken")
 @pytest.mark.parametrize("junk", JUNK, ids=str)
 def test_junk_anywhere_in_a_document_costs_no_more_than_an_operation(junk: Any) -> None:
     every = 1 if is_thorough() else 3  # on a developer's machine, a third of the places for each

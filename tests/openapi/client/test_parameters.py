@@ -9,7 +9,6 @@ from opwire.openapi.client import from_openapi
 from opwire.openapi.client.plan import RequestParameter
 from tests.openapi.client.documents import Read, document, parameter
 from tests.openapi.client.echo import EchoServer
-from tests.requirements import requirement
 
 
 def read(*parameters: Any, path: str = "/a", version: str = "3.1.0", item: Any = ()) -> Read:
@@ -20,7 +19,6 @@ def sent(*parameters: Any, **options: Any) -> dict[str, RequestParameter]:
     return {each.name: each for each in read(*parameters, **options).only.plan.parameters}
 
 
-@requirement("openapi.parameters")
 @pytest.mark.parametrize(
     ("given", "style", "explode"),
     [
@@ -41,7 +39,6 @@ def test_styles_have_defaults(given: Any, style: str, explode: bool) -> None:
     assert (found.style, found.explode) == (style, explode)
 
 
-@requirement("openapi.parameters")
 @pytest.mark.parametrize(
     ("collection", "style", "explode"),
     [("csv", "form", False), ("ssv", "spaceDelimited", False), ("tsv", "tabDelimited", False),
@@ -56,8 +53,8 @@ def test_swagger_calls_styles_collection_formats(collection: str | None, style: 
     assert json["properties"]["p"]["items"] == {"type": "integer"}
 
 
-@requirement("openapi.parameters")
 def test_parameters_of_the_path_count_unless_the_operation_has_its_own() -> None:
+    """Parameters have their place, style and defaults; those of the path can be overridden."""
     item = [parameter("a", schema={"type": "integer"}), parameter("b"), parameter("c", "header")]
     found = read(parameter("a", required=True), parameter("c"), item=item).only.plan.parameters
     assert [(each.name, each.location, each.required) for each in found] == [
@@ -65,7 +62,6 @@ def test_parameters_of_the_path_count_unless_the_operation_has_its_own() -> None
     ]  # fmt: skip
 
 
-@requirement("openapi.parameters")
 def test_headers_that_have_places_of_their_own_are_ignored() -> None:
     framing = ["Host", "content-length", "Transfer-Encoding", "Connection"]  # the HTTP client's own
     names = ["Accept", "content-type", *framing, "AUTHORIZATION", "X-Trace"]
@@ -122,7 +118,6 @@ def test_a_reference_may_override_the_description_of_the_parameter() -> None:
     assert json["properties"]["q"]["description"] == "here"
 
 
-@requirement("openapi.query-template")
 @pytest.mark.parametrize("version", ["2.0", "3.1.0"])
 @pytest.mark.parametrize(
     ("path", "declared", "input", "target"),
@@ -163,7 +158,6 @@ async def test_variables_in_the_query_of_a_path_are_filled(
     assert f"{arrived.path}?{arrived.query}" == target
 
 
-@requirement("openapi.nameless")
 @pytest.mark.parametrize("name", [{}, {"name": ""}, {"name": None}])
 @pytest.mark.parametrize(
     ("version", "location"),
@@ -172,6 +166,7 @@ async def test_variables_in_the_query_of_a_path_are_filled(
 async def test_an_optional_parameter_without_a_name_is_dropped_with_a_warning(
     server: EchoServer, name: dict[str, Any], version: str, location: str
 ) -> None:
+    """An optional parameter without a name costs itself, not its operation; the report says so."""
     kind: dict[str, Any] = {"type": "string"} if version == "2.0" else {"schema": {"type": "string"}}
     post = {
         "operationId": "post",

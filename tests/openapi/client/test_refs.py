@@ -5,7 +5,6 @@ import pytest
 from opwire.errors import SchemaError
 from opwire.openapi.client.document import DocumentSet, SourceDocument
 from opwire.schema.dialect import objects_in
-from tests.requirements import requirement
 
 ROOT = {
     "openapi": "3.1.0",
@@ -28,7 +27,6 @@ def documents(uri: str = "", version: str = "3.1") -> DocumentSet:
     return DocumentSet(ROOT, uri, version)  # pyright: ignore[reportArgumentType]
 
 
-@requirement("openapi.refs")
 @pytest.mark.parametrize(
     ("ref", "value"),
     [
@@ -50,7 +48,6 @@ def test_a_reference_inside_the_document_is_found(ref: str, value: object) -> No
     assert known.resolve(ref, known.main).value == value
 
 
-@requirement("openapi.refs")
 @pytest.mark.parametrize(
     ("ref", "says"),
     [
@@ -71,7 +68,6 @@ def test_a_reference_to_nothing_says_so(ref: str, says: str) -> None:
         known.resolve(ref, known.main)
 
 
-@requirement("openapi.refs")
 def test_references_are_followed_to_the_end_or_to_the_circle() -> None:
     known = documents()
     assert known.follow(ROOT["one"], known.main).value is ROOT["three"]
@@ -127,21 +123,18 @@ def chained(count: int) -> DocumentSet:
     return DocumentSet(root, "", "3.1")
 
 
-@requirement("openapi.refs")
 def test_references_that_lead_through_very_many_others_are_reported() -> None:
     found = chained(5_000)
     with pytest.raises(SchemaError, match="leads through more than 16 others"):
         found.resolve("#/a0/x", found.main)
 
 
-@requirement("openapi.refs")
 def test_a_place_in_an_array_that_no_integer_could_hold_is_nothing() -> None:
     with pytest.raises(SchemaError, match="has no target") as caught:
         documents().resolve("#/list/" + "9" * 6_000, documents().main)
     assert len(str(caught.value)) < 500
 
 
-@requirement("openapi.refs")
 def test_dynamic_anchors_are_looked_for_once(monkeypatch: pytest.MonkeyPatch) -> None:
     found, walks = documents(), 0
 

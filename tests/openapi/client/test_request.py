@@ -21,7 +21,6 @@ from opwire.openapi.client.plan import CallPlan, Location, PartEncoding, Request
 from opwire.openapi.client.request import compile_request
 from tests.openapi.client.echo import EchoServer
 from tests.openapi.client.plans import build_request
-from tests.requirements import requirement
 
 STYLES: dict[Location, Style] = {"path": "simple", "header": "simple"}
 
@@ -51,7 +50,6 @@ PETS = plan(
 )
 
 
-@requirement("openapi.request")
 def test_every_parameter_goes_to_its_place() -> None:
     input = {"id": "a/b", "tags": ["x y", "z"], "X-Trace": 7, "session": "s;1", "theme": "dark"}
     assert build_request(PETS, input) == HTTPRequest(
@@ -61,7 +59,6 @@ def test_every_parameter_goes_to_its_place() -> None:
     )
 
 
-@requirement("openapi.left-out")
 def test_what_is_not_given_or_null_is_left_out() -> None:
     bare = HTTPRequest(
         method="GET", url="http://127.0.0.1:1/v1/pets/1", headers=[("Accept", "application/json")], body=None
@@ -79,7 +76,6 @@ def refusal(plan: CallPlan, input: Any) -> CallError:
     return caught.value
 
 
-@requirement("openapi.request")
 @pytest.mark.parametrize("input", [{}, None, {"path": {}}])
 def test_a_required_parameter_that_is_not_given_is_named(input: Any) -> None:
     error = refusal(PETS, input)
@@ -89,14 +85,12 @@ def test_a_required_parameter_that_is_not_given_is_named(input: Any) -> None:
     assert refusal(query, {"query": {}}).message == "pets.get: /query/q: this query parameter is required"
 
 
-@requirement("openapi.left-out")
 def test_a_required_null_is_written_as_the_specification_writes_an_undefined_value() -> None:
     required = plan("/x{m}", parameter("m", "path", style="matrix"), parameter("q", "query", required=True))
     assert build_request(required, {"m": None, "q": None}).url == "http://127.0.0.1:1/v1/x;m?q="
     assert "{id} would make a path segment ''" in refusal(PETS, {"id": None}).message
 
 
-@requirement("openapi.request")
 def test_a_parameter_is_found_where_its_plan_says() -> None:
     grouped = plan(
         "/{id}",
@@ -106,19 +100,16 @@ def test_a_parameter_is_found_where_its_plan_says() -> None:
     assert build_request(grouped, {"path": {"id": 1}, "query": {"id": 2}}).url == "http://127.0.0.1:1/v1/1?id=2"
 
 
-@requirement("openapi.address")
 def test_queries_of_server_and_path_are_kept_before_the_parameters() -> None:
     queries = plan("/?action=list", parameter("q", "query"), server="http://h/base?version=1")
     assert build_request(queries, {"q": 1}).url == "http://h/base/?version=1&action=list&q=1"
 
 
-@requirement("openapi.path-values")
 @pytest.mark.parametrize("bad", ["", ".", "..", [], {}])
 def test_a_value_that_would_mean_another_path_is_refused(bad: Any) -> None:
     assert "{id} would make a path segment" in refusal(PETS, {"id": bad}).message
 
 
-@requirement("openapi.no-injection")
 @pytest.mark.parametrize(("name", "place"), [("X-Trace", "header"), ("theme", "cookie")])
 def test_a_line_break_is_refused_and_its_parameter_named(name: str, place: str) -> None:
     error = refusal(PETS, {"id": 1, name: "x\r\nEvil: 1"})
@@ -154,7 +145,6 @@ def test_the_repr_of_a_request_shows_neither_query_nor_headers() -> None:
 JSON_BODY = RequestBody(content_type="application/json", required=False)
 
 
-@requirement("openapi.bodies")
 def test_a_body_is_sent_with_its_content_type_or_not_at_all() -> None:
     request = build_request(body_plan(JSON_BODY), {"body": {"a": 1}})
     assert (request.body, request.headers[-1]) == (b'{"a":1}', ("Content-Type", "application/json"))
@@ -163,7 +153,6 @@ def test_a_body_is_sent_with_its_content_type_or_not_at_all() -> None:
         assert (request.body, request.headers) == (None, [("Accept", "*/*")])
 
 
-@requirement("openapi.bodies")
 def test_a_required_body_may_be_null_in_json_alone() -> None:
     required = RequestBody(content_type="application/json", required=True)
     assert build_request(body_plan(required), {"body": None}).body == b"null"
@@ -172,7 +161,6 @@ def test_a_required_body_may_be_null_in_json_alone() -> None:
     assert "null cannot be sent" in refusal(body_plan(text), {"body": None}).message
 
 
-@requirement("openapi.bodies")
 def test_the_properties_of_a_body_are_gathered_from_among_the_parameters() -> None:
     body = RequestBody(content_type="application/json", required=False, input_path=(), properties=("a", "b"))
     query = parameter("q", "query")
@@ -184,7 +172,6 @@ def test_the_properties_of_a_body_are_gathered_from_among_the_parameters() -> No
     assert build_request(body_plan(opened, query), {"q": 1, "x": 3, "a": 2}).body == b'{"a":2,"x":3}'
 
 
-@requirement("openapi.bodies")
 def test_fixed_properties_override_the_input() -> None:
     fixed = RequestBody(content_type="application/json", required=False, fixed={"stream": True})
     assert build_request(body_plan(fixed), {"body": {"stream": False, "a": 1}}).body == b'{"stream":true,"a":1}'
@@ -223,7 +210,6 @@ async def send(request: HTTPRequest) -> Any:
         return await response.json()
 
 
-@requirement("openapi.path-values")
 @pytest.mark.parametrize("value", ["../admin", "..%2Fadmin", "a?b=c", "a#b", "a/../../b", "%2e%2e", "a\\..\\b", "ä"])
 async def test_what_a_path_value_holds_arrives_in_its_own_segment(value: str) -> None:
     async with EchoServer() as server:
@@ -235,7 +221,6 @@ async def test_what_a_path_value_holds_arrives_in_its_own_segment(value: str) ->
     assert URL(f"http://h/{pieces[2]}", encoded=True).parts[1] == value
 
 
-@requirement("openapi.styles")
 async def test_every_vector_of_the_specification_arrives_as_it_says(shared: Path) -> None:
     vectors = json.loads((shared / "openapi" / "param-style-vectors-dev.json").read_bytes())["vectors"]
     wrong: list[Any] = []
@@ -271,7 +256,6 @@ def document_of(vector: dict[str, Any], location: str) -> dict[str, Any]:
     }
 
 
-@requirement("openapi.request")
 async def test_the_length_of_a_body_is_said_and_so_is_that_of_none() -> None:
     async with EchoServer() as server:
         operation = plan("/", method="POST", body=JSON_BODY, server=server.url)
@@ -306,7 +290,6 @@ async def form_server() -> AsyncIterator[str]:
     await runner.cleanup()
 
 
-@requirement("openapi.multipart")
 async def test_a_multipart_form_is_read_by_a_real_server(form_server: str) -> None:
     data = b64encode(bytes(range(256))).decode()
     photo = {"filename": "große Katze.png", "contentType": "image/png", "data": data}
@@ -324,7 +307,6 @@ async def test_a_multipart_form_is_read_by_a_real_server(form_server: str) -> No
     ]
 
 
-@requirement("openapi.forms")
 async def test_an_urlencoded_form_is_read_by_a_real_server(form_server: str) -> None:
     form = RequestBody(
         content_type="application/x-www-form-urlencoded",
@@ -363,7 +345,6 @@ ALL = compile_request(
 NAMES = ("q", "o", "w", "X-H", "c", "k")
 
 
-@requirement("openapi.no-injection")
 @given(st.fixed_dictionaries({"p": SEGMENT, "r": SEGMENT, "s": SEGMENT}, optional=dict.fromkeys(NAMES, JSON)))
 def test_any_input_is_refused_clearly_or_stays_in_its_places(input: dict[str, Any]) -> None:
     try:
@@ -395,7 +376,6 @@ def planned(*parameters: RequestParameter) -> CallPlan:
     return CallPlan(operation_id="a.b", method="GET", path="/", server="http://api.test", parameters=parameters)
 
 
-@requirement("openapi.left-out")
 @pytest.mark.parametrize("empty", [[], {}, [None], {"a": None}])
 def test_an_optional_header_of_nothing_is_left_out(empty: Any) -> None:
     plan = planned(parameter("X-Tags", "header"))
@@ -403,14 +383,12 @@ def test_an_optional_header_of_nothing_is_left_out(empty: Any) -> None:
     assert ("X-Tags", "") in build_request(plan, {"X-Tags": ""}).headers
 
 
-@requirement("openapi.request")
 def test_a_request_has_one_line_of_cookies() -> None:
     plan = planned(parameter("Cookie", "header"), parameter("a", "cookie"), parameter("b", "cookie"))
     headers = build_request(plan, {"Cookie": "own=1", "a": "2", "b": "3"}).headers
     assert [each for each in headers if each[0].lower() == "cookie"] == [("Cookie", "own=1; a=2; b=3")]
 
 
-@requirement("openapi.reserved", "openapi.no-injection")
 def test_names_are_encoded_even_where_values_may_hold_what_is_reserved() -> None:
     plan = planned(
         parameter("a=b", "query", allow_reserved=True),

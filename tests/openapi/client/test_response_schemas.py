@@ -6,7 +6,6 @@ import pytest
 
 from opwire.schema import Schema
 from tests.openapi.client.documents import JSON, accepts, answers, document, output_of, read, read_one
-from tests.requirements import requirement
 
 NUMBER, TEXT = {"type": "integer"}, {"type": "string"}
 
@@ -23,7 +22,6 @@ def responses(**content: Any) -> dict[str, Any]:
     }
 
 
-@requirement("openapi.output")
 @pytest.mark.parametrize(
     ("operation", "schema"),
     [
@@ -59,7 +57,6 @@ def test_the_answer_to_head_is_nothing() -> None:
     assert output_of(responses(s200={JSON: NUMBER}), method="head") == {"type": "null"}
 
 
-@requirement("openapi.output")
 def test_every_answer_keeps_its_own_schema() -> None:
     plan = read_one(responses(s200={JSON: NUMBER, "text/csv": TEXT}, s201={JSON: TEXT})).plan
     found = {
@@ -101,7 +98,6 @@ SSE = "text/event-stream"
 EVENT = {"type": "object", "properties": {"event": TEXT, "data": NUMBER, "id": TEXT}}
 
 
-@requirement("openapi.subscriptions")
 @pytest.mark.parametrize(
     ("content_type", "kind"),
     [
@@ -120,7 +116,6 @@ def test_a_stream_is_a_subscription(content_type: str, kind: str) -> None:
     assert one.plan.responses["200"][0].stream == kind
 
 
-@requirement("openapi.subscriptions")
 @pytest.mark.parametrize(
     ("content_type", "fields", "item"),
     [
@@ -141,8 +136,8 @@ def test_the_schema_of_one_item(content_type: str, fields: dict[str, Any], item:
     assert one.spec.output_schema.json in (item, {} if item is True else item)
 
 
-@requirement("openapi.twins")
 def test_an_operation_that_offers_both_has_each_in_its_own_plan() -> None:
+    """What offers plain answers and streams is two operations; each sets `stream` itself."""
     operation = {"operationId": "both", **responses(s200={JSON: TEXT, SSE: NUMBER}, s201={"text/csv": {}})}
     both = read(document({"/a": {"get": operation}}))
     kinds = {

@@ -20,7 +20,6 @@ from opwire.openapi.client.plan import CallPlan, ResponseMedia
 from opwire.openapi.client.responses import MAX_ERROR_BODY, ResponseHead, ResponseReader, error_of
 from opwire.schema import UNKNOWN, Schema
 from tests.properties import examples
-from tests.requirements import requirement
 
 PET = Schema({"type": "object"})
 CREATED = Schema({"type": "integer"})
@@ -52,7 +51,6 @@ def data_of(content_type: str, body: bytes, **options: Any) -> Any:
     return result_of(plan(), head(content_type, **options), body).value.data
 
 
-@requirement("openapi.answers")
 @pytest.mark.parametrize(
     ("content_type", "body", "data"),
     [
@@ -77,7 +75,6 @@ def test_data_is_what_the_content_type_says(content_type: str, body: bytes, data
     assert data_of(content_type, body) == data
 
 
-@requirement("openapi.answers")
 @pytest.mark.parametrize(
     ("content_type", "body", "status", "method"),
     [
@@ -96,7 +93,6 @@ def test_a_response_without_content_is_null(content_type: str, body: bytes, stat
     assert result.schema is UNKNOWN
 
 
-@requirement("openapi.answers")
 @pytest.mark.parametrize("body", [b'{"a": ', b"<html>", b"NaN", b"[" * 100_000, b'{"a": 1}x'])
 def test_invalid_json_is_kept_as_text_with_a_warning(body: bytes, caplog: pytest.LogCaptureFixture) -> None:
     with caplog.at_level(logging.WARNING):
@@ -123,14 +119,12 @@ def test_an_answer_that_does_not_say_what_it_is_is_what_its_document_says() -> N
     assert (result.value.data, result.schema) == ({"a": 1}, PET)
 
 
-@requirement("openapi.schema-of-answer")
 @pytest.mark.parametrize(("status", "schema"), [(200, PET), (201, CREATED), (202, ANY_SUCCESS), (304, UNKNOWN)])
 def test_the_schema_is_that_of_the_actual_status(status: int, schema: Schema) -> None:
     declared = plan(_200=PET, _201=CREATED, _2XX=ANY_SUCCESS, default=FALLBACK)
     assert result_of(declared, head(status=status), b"1").schema is schema
 
 
-@requirement("openapi.schema-of-answer")
 def test_the_default_counts_where_nothing_else_is_declared() -> None:
     assert result_of(plan(default=FALLBACK), head(), b"1").schema is FALLBACK
     assert result_of(plan(), head(), b"1").schema is UNKNOWN
@@ -160,7 +154,6 @@ def error(status: int, body: bytes = b"", content_type: str = "application/json"
     return error_of(head(content_type, status, **headers), body)
 
 
-@requirement("openapi.errors")
 @pytest.mark.parametrize("status", [301, 400, 401, 403, 404, 418, 429, 500, 599])
 def test_an_http_error_of_any_status_is_an_execution_error(status: int) -> None:
     caught = error(status, b'{"message": "no"}', X_Request_Id="7")
@@ -183,7 +176,6 @@ def test_the_message_is_the_status_and_its_reason(reason: str, status: int, mess
     assert error_of(answer, b"").message == message
 
 
-@requirement("openapi.explained")
 @pytest.mark.parametrize(
     ("body", "explanation"),
     [
@@ -225,25 +217,21 @@ def test_an_explanation_that_is_nested_too_deeply_is_not_searched() -> None:
     assert error(400, json.dumps(body).encode()).message == "HTTP 400: Bad Request"
 
 
-@requirement("openapi.retryable")
 @pytest.mark.parametrize("status", [408, 425, 429, 500, 502, 503, 504])
 def test_an_error_that_may_pass_is_retryable(status: int) -> None:
     assert error(status).retryable
 
 
-@requirement("openapi.retryable")
 @pytest.mark.parametrize("status", [300, 400, 401, 403, 404, 409, 422, 501, 505])
 def test_an_error_that_stays_is_not_retryable(status: int) -> None:
     assert not error(status).retryable
 
 
-@requirement("openapi.retryable")
 def test_an_api_that_says_when_to_come_back_is_believed() -> None:
     limited = error(403, Retry_After="30")
     assert (limited.retryable, limited.retry_after) == (True, 30.0)
 
 
-@requirement("openapi.retryable")
 @pytest.mark.parametrize(
     ("value", "low", "high"), [("0", 0, 0), ("1.5", 1.5, 1.5), ("Mon, 01 Jan 2001 00:00:00 GMT", 0, 0)]
 )
@@ -273,12 +261,10 @@ def test_a_rate_limit_says_when_it_ends_if_it_says_so_plainly() -> None:
     assert error(404, X_RateLimit_Reset="12").retry_after is None
 
 
-@requirement("openapi.errors")
 def test_cookies_are_not_told() -> None:
     assert error(500, Set_Cookie="session=secret", Vary="a").details["headers"] == {"vary": "a"}
 
 
-@requirement("openapi.errors")
 @pytest.mark.parametrize(
     ("content_type", "body", "told"),
     [
@@ -305,7 +291,6 @@ def test_a_hint_is_part_of_the_details() -> None:
     assert error_of(head(status=401), b"", hint="give credentials").details["hint"] == "give credentials"
 
 
-@requirement("openapi.retryable")
 @pytest.mark.parametrize(
     "value",
     [
@@ -320,22 +305,20 @@ def test_a_wait_is_never_longer_than_a_month(value: str) -> None:
     assert error(503, Retry_After=value).retry_after == MAX_WAIT
 
 
-@requirement("openapi.retryable")
 @given(st.text(alphabet="0123456789 ,:+-GMTFriDec.e", max_size=60))
 def test_any_retry_after_is_a_bounded_wait_or_none(value: str) -> None:
     wait = error(503, Retry_After=value).retry_after
     assert wait is None or 0 <= wait <= MAX_WAIT
 
 
-@requirement("openapi.bounded-values")
 @pytest.mark.parametrize("unit", [b"[],", b"{},", b"[" * 100 + b"]" * 100 + b","])
 def test_json_of_nothing_but_small_lists_is_text(unit: bytes, caplog: pytest.LogCaptureFixture) -> None:
+    """JSON with more than one object or list per 16 bytes, beyond 65,536, is not decoded."""
     body = b"[" + unit * (2_000_000 // len(unit)) + b"1]"
     assert data_of("application/json", body) == body.decode()
     assert "objects and lists" in caplog.text
 
 
-@requirement("openapi.bounded-values")
 def test_brackets_in_texts_and_rows_of_numbers_are_not_too_many() -> None:
     texts = ["[{" * 10 + '"\\"'] * 20_000
     assert data_of("application/json", json.dumps(texts).encode()) == texts
@@ -354,7 +337,6 @@ ECHOES = {
 }
 
 
-@requirement("openapi.secrets-hidden")
 @pytest.mark.parametrize(("content_type", "body"), ECHOES.values(), ids=ECHOES)
 def test_a_secret_that_the_api_echoes_is_not_told(content_type: str, body: bytes) -> None:
     failure = error_of(head(content_type, 403), body, secrets=[SECRET])
@@ -363,7 +345,6 @@ def test_a_secret_that_the_api_echoes_is_not_told(content_type: str, body: bytes
     assert "s3cret" not in told
 
 
-@requirement("openapi.secrets-hidden")
 def test_a_secret_in_a_header_or_the_reason_is_not_told() -> None:
     echoed = head(status=401, X_Key=SECRET, Location=f"/?key={quote(SECRET, safe='')}", Date="today")
     failure = error_of(replace(echoed, reason=f"no {SECRET}"), b"", secrets=[SECRET])
@@ -371,7 +352,6 @@ def test_a_secret_in_a_header_or_the_reason_is_not_told() -> None:
     assert failure.details["headers"] == {"x-key": "***", "location": "/?key=***", "date": "today"}
 
 
-@requirement("openapi.secrets-hidden")
 def test_the_beginning_of_a_secret_at_the_end_of_a_cut_body_is_not_told() -> None:
     failure = error_of(head("text/plain", 403), b"no sk/s3cr", is_whole=False, secrets=["other", SECRET])
     assert failure.details["body"] == "no ***…"

@@ -14,7 +14,6 @@ from opwire.openapi.client import call as call_module
 from opwire.openapi.client import from_openapi
 from tests.openapi.client.documents import document, parameter
 from tests.openapi.client.echo import EchoServer, Exchange, answer, json_answer
-from tests.requirements import requirement
 
 OK: dict[str, Any] = {"responses": {"200": {"description": ""}}}
 KEY = parameter("Idempotency-Key", "header", required=True)
@@ -50,21 +49,19 @@ async def cut(exchange: Exchange) -> None:
     exchange.close()
 
 
-@requirement("openapi.retries")
 @pytest.mark.parametrize("method", ["get", "put", "delete"])
 @pytest.mark.parametrize("failure", [answer(429), answer(502), answer(503), answer(504), reset])
 async def test_an_idempotent_call_is_repeated(server: EchoServer, method: str, failure: Any) -> None:
+    """Idempotent calls are repeated if that is asked for, after the API's delay, in time."""
     server.on("/x", failure, failure, json_answer("done"))
     assert await called(server, method) == "done"
 
 
-@requirement("openapi.retries")
 async def test_a_response_that_breaks_off_is_repeated(server: EchoServer) -> None:
     server.on("/x", cut, json_answer("done"))
     assert await called(server, "get") == "done"
 
 
-@requirement("openapi.retries")
 @pytest.mark.parametrize("method", ["post", "patch"])
 @pytest.mark.parametrize("failure", [answer(503), reset])
 async def test_other_calls_are_not_repeated(server: EchoServer, method: str, failure: Any) -> None:
@@ -74,7 +71,6 @@ async def test_other_calls_are_not_repeated(server: EchoServer, method: str, fai
     assert len(server.arrived) == 1
 
 
-@requirement("openapi.retries")
 @pytest.mark.parametrize("status", [400, 401, 404, 409, 500])
 async def test_other_errors_are_not_repeated(server: EchoServer, status: int) -> None:
     server.on("/x", answer(status), json_answer("done"))
@@ -83,7 +79,6 @@ async def test_other_errors_are_not_repeated(server: EchoServer, status: int) ->
     assert len(server.arrived) == 1
 
 
-@requirement("openapi.retries")
 async def test_the_number_of_attempts_is_limited_and_by_default_one(server: EchoServer) -> None:
     server.on("/x", answer(503))
     for retries, attempts in ((2, 3), (0, 1)):
@@ -102,7 +97,6 @@ async def test_the_number_of_attempts_is_limited_and_by_default_one(server: Echo
         from_openapi(ROOT, retries=-1)
 
 
-@requirement("openapi.retries")
 @pytest.mark.parametrize(
     ("delay", "timeout", "attempts"), [("0", 20.0, 2), ("30", 5.0, 1), ("61", 100.0, 1), ("9" * 50, None, 1)]
 )
@@ -120,7 +114,6 @@ async def test_retry_after_is_obeyed_within_the_deadline(
     assert len(server.arrived) == attempts
 
 
-@requirement("openapi.idempotency-key")
 async def test_a_mutation_with_a_declared_key_is_repeated_with_the_same_one(server: EchoServer) -> None:
     server.on("/pay", reset, answer(503), json_answer("paid"))
     assert await called(server, "pay") == "paid"
@@ -132,7 +125,6 @@ async def test_a_mutation_with_a_declared_key_is_repeated_with_the_same_one(serv
     assert server.arrived[-1].header("idempotency-key") != keys[0]
 
 
-@requirement("openapi.idempotency-key")
 async def test_the_key_of_the_input_comes_first(server: EchoServer) -> None:
     await called(server, "pay", {"Idempotency-Key": "mine"})
     assert server.arrived[0].header("idempotency-key") == "mine"
@@ -140,7 +132,6 @@ async def test_the_key_of_the_input_comes_first(server: EchoServer) -> None:
     assert server.arrived[1].header("idempotency-key") is None
 
 
-@requirement("openapi.idempotency-key")
 async def test_a_durable_call_has_its_own_key_and_nested_calls_do_not_share_it(server: EchoServer) -> None:
     registry = OperationRegistry()
 

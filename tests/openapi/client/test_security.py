@@ -18,7 +18,6 @@ from opwire.openapi.client.security import APICredentials
 from tests.openapi.client.documents import document
 from tests.openapi.client.echo import EchoServer, Exchange, json_answer
 from tests.openapi.client.plans import build_request
-from tests.requirements import requirement
 
 CONTEXT = Context(identity=Identity(id="ada"))
 HEADER_KEY = SecurityScheme(name="header_key", kind="apiKey", location="header", parameter="X-Key")
@@ -47,7 +46,6 @@ def secrets(request: HTTPRequest) -> dict[str, str]:
     return {name: value for name, value in request.headers if name != "Accept"}
 
 
-@requirement("openapi.schemes")
 @pytest.mark.parametrize(
     ("scheme", "credential", "header"),
     [
@@ -71,7 +69,6 @@ async def test_each_scheme_puts_its_credential_into_a_header_that_is_marked_as_s
     assert not request.secret_query
 
 
-@requirement("openapi.schemes")
 async def test_a_key_in_the_query_is_encoded_and_marked_as_secret() -> None:
     request = await signed(plan((QUERY_KEY,)), {"query_key": "a&b=c"})
     assert request.url == "https://api.example/v1/x?api%20key=a%26b%3Dc"
@@ -80,7 +77,6 @@ async def test_a_key_in_the_query_is_encoded_and_marked_as_secret() -> None:
     assert with_query.url == "https://api.example/x?v=1&api%20key=k"
 
 
-@requirement("openapi.schemes")
 async def test_a_cookie_joins_those_that_are_there_and_a_header_takes_the_place_of_its_namesake() -> None:
     both = plan((COOKIE_KEY, HEADER_KEY))
     given = HTTPRequest(method="GET", url="https://api.example/x", headers=[("cookie", "a=1"), ("x-key", "input")])
@@ -90,7 +86,6 @@ async def test_a_cookie_joins_those_that_are_there_and_a_header_takes_the_place_
     assert given.headers == [("cookie", "a=1"), ("x-key", "input")]
 
 
-@requirement("openapi.alternatives")
 @pytest.mark.parametrize(
     ("alternatives", "given", "names"),
     [
@@ -120,7 +115,6 @@ HEADER_KEY_TOO = SecurityScheme(name="header_key_too", kind="apiKey", location="
 QUERY_KEY_TOO = SecurityScheme(name="query_key_too", kind="apiKey", location="query", parameter="api key")
 
 
-@requirement("openapi.one-secret")
 @pytest.mark.parametrize(
     ("schemes", "given", "sent"),
     [
@@ -143,7 +137,6 @@ async def test_schemes_that_share_a_header_are_satisfied_by_either_and_it_is_sen
     assert [header for header in request.headers if header[0] != "Accept"] == sent
 
 
-@requirement("openapi.one-secret")
 async def test_a_key_that_the_query_or_a_cookie_has_already_is_overridden_not_repeated() -> None:
     shared = plan((QUERY_KEY, QUERY_KEY_TOO), server="https://api.example/?api%20key=old&api=1")
     request = await signed(shared, {"query_key": "a", "query_key_too": "b"})
@@ -152,7 +145,6 @@ async def test_a_key_that_the_query_or_a_cookie_has_already_is_overridden_not_re
     assert secrets(await signed(plan((COOKIE_KEY,)), {"cookie_key": "s"}, given)) == {"Cookie": "sid2=1; sid=s"}
 
 
-@requirement("openapi.credential-functions")
 async def test_credentials_may_be_given_by_a_function_of_each_call() -> None:
     async def later(context: Context) -> str:
         assert context.identity
@@ -171,7 +163,6 @@ async def test_credentials_may_be_given_by_a_function_of_each_call() -> None:
     assert secrets(await signed(plan((BEARER,)), {"bearer": lambda _: None})) == {}
 
 
-@requirement("openapi.credential-functions")
 async def test_a_function_is_asked_once_a_call_and_scheme() -> None:
     asked: list[str] = []
 
@@ -204,7 +195,6 @@ async def test_a_function_that_fails_is_an_error_that_names_the_scheme_alone() -
         await signed(plan((BEARER,)), {"bearer": refuse})
 
 
-@requirement("openapi.secrets-hidden")
 @pytest.mark.parametrize(
     ("scheme", "credential", "why"),
     [
@@ -230,7 +220,6 @@ async def test_a_credential_that_does_not_fit_is_an_error_that_does_not_show_it(
     assert "s3cret" not in message + caplog.text
 
 
-@requirement("openapi.secrets-hidden")
 async def test_no_repr_shows_a_credential() -> None:
     credentials = APICredentials({"query_key": "s3cret"})
     assert repr(credentials) == "<APICredentials ['query_key']>"
@@ -277,7 +266,6 @@ class Endpoint:
 FIELDS = {"client_id": "shop", "client_secret": "s3cret"}
 
 
-@requirement("openapi.oauth")
 @pytest.mark.parametrize("scheme", [OAUTH, BEARER, OIDC])
 @pytest.mark.parametrize("as_struct", [True, False])
 async def test_an_oauth_client_gets_a_token_for_the_scopes_that_the_operation_asks_for(
@@ -292,14 +280,12 @@ async def test_an_oauth_client_gets_a_token_for_the_scopes_that_the_operation_as
     assert endpoint.asked[0].body == b"grant_type=client_credentials&scope=read"
 
 
-@requirement("openapi.oauth")
 async def test_scopes_that_are_given_with_the_client_stand_before_those_of_the_operation() -> None:
     endpoint = Endpoint()
     await signed(plan((OAUTH,)), APICredentials({"login": {**FIELDS, "scopes": ["all", "more"]}}, endpoint))
     assert endpoint.asked[0].body == b"grant_type=client_credentials&scope=all%20more"
 
 
-@requirement("openapi.oauth")
 async def test_after_a_refusal_the_token_is_requested_again_by_the_first_call_that_met_it() -> None:
     endpoint = Endpoint()
     credentials = APICredentials({"login": FIELDS}, endpoint)
@@ -311,7 +297,6 @@ async def test_after_a_refusal_the_token_is_requested_again_by_the_first_call_th
     await credentials.close()
 
 
-@requirement("openapi.oauth")
 async def test_other_credentials_cannot_be_refreshed() -> None:
     credentials = APICredentials({"bearer": "t"}, Endpoint())
     assert not credentials.reject(await signed(plan((BEARER,)), credentials))
@@ -319,7 +304,6 @@ async def test_other_credentials_cannot_be_refreshed() -> None:
     await APICredentials().close()
 
 
-@requirement("openapi.base-url")
 async def test_with_a_base_url_no_secret_goes_where_the_document_alone_says() -> None:
     endpoint = Endpoint()
     fixed = plan((OAUTH,), base_url="https://mine.example/v1")
@@ -334,7 +318,6 @@ async def test_with_a_base_url_no_secret_goes_where_the_document_alone_says() ->
     assert secrets(await signed(same, APICredentials({"login": FIELDS}, endpoint))) == {"Authorization": "Bearer t2"}
 
 
-@requirement("openapi.oauth")
 @pytest.mark.parametrize("url", ["http://api.example/token", "http://127.0.0.1:9200/token", "ftp://api.example/token"])
 async def test_the_document_of_an_https_api_sends_no_secret_without_https(url: str) -> None:
     endpoint = Endpoint()
@@ -382,7 +365,6 @@ DOCUMENT = {
 }
 
 
-@requirement("openapi.oauth")
 async def test_calls_at_once_share_a_token_and_its_renewal_after_a_401() -> None:
     async def guarded(exchange: Exchange) -> None:
         is_good = exchange.request.header("Authorization") == "Bearer t2"
@@ -401,7 +383,6 @@ async def test_calls_at_once_share_a_token_and_its_renewal_after_a_401() -> None
     assert [request.body for request in asked] == [b"grant_type=client_credentials&scope=read"] * 2
 
 
-@requirement("openapi.one-secret")
 @pytest.mark.parametrize("version", ["2.0", "3.0.3"])
 async def test_a_declared_key_parameter_is_optional_where_a_credential_fills_it(
     server: EchoServer, version: str
@@ -444,7 +425,6 @@ async def test_a_declared_key_parameter_is_optional_where_a_credential_fills_it(
     assert keys == [["h"], ["h"], []]
 
 
-@requirement("openapi.one-secret")
 async def test_a_document_like_those_of_google_is_called_with_either_of_its_two_flows(server: EchoServer) -> None:
     flow = {"authorizationUrl": "https://accounts.example/auth", "scopes": {"read": "reads", "write": "writes"}}
     schemes = {
@@ -468,7 +448,6 @@ async def test_a_document_like_those_of_google_is_called_with_either_of_its_two_
     assert [request.header("Authorization") for request in server.arrived] == ["Bearer t"] * 3
 
 
-@requirement("openapi.explained")
 @pytest.mark.parametrize(
     ("scheme", "credential", "secret"),
     [
@@ -497,7 +476,6 @@ async def test_an_error_that_quotes_the_credential_is_quoted_without_it(
     assert caught.value.details["body"] == {"detail": "the key *** has expired"}  # a model may read it
 
 
-@requirement("openapi.explained")
 async def test_an_error_of_the_token_endpoint_is_not_quoted(server: EchoServer) -> None:
     server.on("/token", json_answer({"error": "invalid_client", "error_description": "s3cret is wrong"}, 401))
     credentials = {"login": {"client_id": "shop", "client_secret": "s3cret"}}

@@ -6,7 +6,6 @@ import pytest
 
 from opwire.openapi.client.plan import SecurityRequirement, SecurityScheme
 from tests.openapi.client.documents import Read, document
-from tests.requirements import requirement
 
 
 def needs(scheme: Any, version: str = "3.1.0") -> SecurityScheme:
@@ -20,7 +19,6 @@ def needs(scheme: Any, version: str = "3.1.0") -> SecurityScheme:
     return need.scheme
 
 
-@requirement("openapi.security-read")
 @pytest.mark.parametrize(
     ("given", "read"),
     [
@@ -46,6 +44,7 @@ def needs(scheme: Any, version: str = "3.1.0") -> SecurityScheme:
     ],
 )  # fmt: skip
 def test_every_kind_of_scheme_is_read(given: Any, read: dict[str, Any]) -> None:
+    """Security schemes and requirements are read as alternatives of needs."""
     assert needs(given) == SecurityScheme(name="s", **read)
 
 
@@ -62,7 +61,6 @@ def test_swagger_has_its_own_spelling(given: Any, read: dict[str, Any]) -> None:
     assert needs(given, "2.0") == SecurityScheme(name="s", **read)
 
 
-@requirement("openapi.security-read")
 def test_an_operation_has_its_own_alternatives_or_those_of_the_document() -> None:
     schemes = {name: {"type": "http", "scheme": "bearer"} for name in "ab"}
     root = document(

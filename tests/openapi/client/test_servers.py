@@ -5,7 +5,6 @@ from typing import Any
 import pytest
 
 from tests.openapi.client.documents import Read, document
-from tests.requirements import requirement
 
 DOCUMENT = "https://docs.test/api/openapi.json"
 
@@ -26,7 +25,6 @@ def at(url: str, **variables: Any) -> list[dict[str, Any]]:
     return [{"url": url, "variables": variables}]
 
 
-@requirement("openapi.servers")
 def test_the_closest_server_counts() -> None:
     assert server(api(at("https://a.test"))) == "https://a.test"
     assert server(api(at("https://a.test"), path=at("https://b.test"))) == "https://b.test"
@@ -36,7 +34,6 @@ def test_the_closest_server_counts() -> None:
     assert server(api(at("https://a.test"), operation=[])) == "https://a.test"
 
 
-@requirement("openapi.servers")
 @pytest.mark.parametrize(
     ("url", "address"),
     [
@@ -59,7 +56,6 @@ def test_without_any_address_it_stays_relative() -> None:
     assert server(api([None, {"url": 7}, "x"])) == "/"
 
 
-@requirement("openapi.servers")
 def test_variables_have_defaults_and_can_be_given() -> None:
     variables = {"region": {"default": "eu", "enum": ["eu", "us"]}, "port": {"default": 443}, "path": {"enum": ["v1"]}}
     root = api(at("https://{region}.test:{port}/{path}", **variables))
@@ -71,7 +67,6 @@ def test_variables_have_defaults_and_can_be_given() -> None:
     assert server(api(at("https://{unknown}.test"))) == "https://{unknown}.test"
 
 
-@requirement("openapi.servers")
 @pytest.mark.parametrize(
     ("fields", "uri", "address"),
     [
@@ -92,7 +87,6 @@ def test_what_the_user_fixes_is_kept_beside_it() -> None:
     assert (plan.server, plan.base_url) == ("https://a.test", "https://mine.test")
 
 
-@requirement("openapi.servers")
 def test_variables_do_not_multiply_the_address() -> None:
     long = {"default": "x" * 100_000, "enum": [str(number) for number in range(10_000)]}
     found = Read(api(at("https://a.test/" + "{v}" * 10_000, v=long)))

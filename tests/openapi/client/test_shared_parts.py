@@ -14,7 +14,6 @@ import pytest
 from opwire.openapi.client import from_openapi
 from opwire.openapi.webhooks import WebhookReceiver
 from tests.openapi.client.documents import Read, accepts, answers, document, input_of, json_body, parameter, read
-from tests.requirements import requirement
 
 SHARED = {"$ref": "#/components/pathItems/P"}
 
@@ -30,7 +29,6 @@ def why_skipped(found: Read) -> str:
     return found.report.skipped[0].reason
 
 
-@requirement("openapi.shared-parts")
 def test_operations_that_share_a_path_item_are_bounded_by_the_size_of_the_document() -> None:
     methods = {"additionalOperations": {f"M{number}": {} for number in range(1_000)}}
     root = document(
@@ -42,7 +40,6 @@ def test_operations_that_share_a_path_item_are_bounded_by_the_size_of_the_docume
     assert "more of the document by references than its size allows" in why_skipped(found)
 
 
-@requirement("openapi.shared-parts")
 @pytest.mark.parametrize(
     ("item", "fields"),
     [
@@ -65,7 +62,6 @@ def test_what_operations_share_counts_for_each_of_them(item: Any, fields: Any) -
 CHOICE: dict[str, Any] = {"type": "string", "enum": [f"e{number}" for number in range(50_000)]}
 
 
-@requirement("openapi.shared-parts")
 @pytest.mark.parametrize(
     ("item", "shared"),
     [
@@ -104,7 +100,6 @@ def test_what_operations_share_counts_by_its_size(item: Any, shared: Any) -> Non
     assert "than its size allows" in why_skipped(found)
 
 
-@requirement("openapi.shared-parts")
 def test_an_operation_that_is_nested_too_deeply_to_be_measured_is_skipped() -> None:
     deep: Any = "x"
     for _ in range(100_000):  # Python 3.13 encodes 5,000
@@ -114,7 +109,6 @@ def test_an_operation_that_is_nested_too_deeply_to_be_measured_is_skipped() -> N
     assert why_skipped(found) == "it is nested too deeply"
 
 
-@requirement("openapi.shared-parts")
 @pytest.mark.parametrize(
     "root",
     [
@@ -143,7 +137,6 @@ def test_webhooks_count_as_operations_do(root: Any) -> None:
     assert any("than its size allows" in each for each in source.report.warnings)
 
 
-@requirement("openapi.shared-parts")
 def test_a_larger_document_may_share_more() -> None:
     item = {"parameters": [parameter(f"p{number}") for number in range(900)], "get": {}}
     root = document({f"/a{number}": SHARED for number in range(300)}, components={"pathItems": {"P": item}})
@@ -153,7 +146,6 @@ def test_a_larger_document_may_share_more() -> None:
     assert len(many) == 300
 
 
-@requirement("openapi.shared-parts")
 def test_keywords_beside_the_reference_to_a_path_item_copy_it_a_bounded_number_of_times() -> None:
     item = {"get": {}, **{f"x-{number}": 0 for number in range(5_000)}}
     paths = {f"/a{number}": {**SHARED, "summary": "a"} for number in range(5_000)}
@@ -162,7 +154,6 @@ def test_keywords_beside_the_reference_to_a_path_item_copy_it_a_bounded_number_o
     assert len(found.operations) < 50
 
 
-@requirement("openapi.shared-parts")
 def test_a_long_chain_of_references_that_leads_nowhere_is_followed_a_bounded_number_of_times() -> None:
     chain = {f"p{number}": {"$ref": f"#/components/schemas/p{number + 1}"} for number in range(4_000)}
     any_of = {"anyOf": [{"$ref": each} for each in sorted(str(link["$ref"]) for link in chain.values())]}
@@ -171,7 +162,6 @@ def test_a_long_chain_of_references_that_leads_nowhere_is_followed_a_bounded_num
     assert accepts(schema, {"body": 1})
 
 
-@requirement("openapi.shared-parts")
 def test_a_schema_of_many_operations_is_rewritten_once() -> None:
     choice = parameter("p", schema={"type": "string", "enum": [f"e{number}" for number in range(2_000)]})
     found = read(
@@ -184,7 +174,6 @@ def test_a_schema_of_many_operations_is_rewritten_once() -> None:
     assert len({id(each["properties"]["p"]["anyOf"][0]["enum"]) for each in schemas}) == 1
 
 
-@requirement("openapi.shared-parts")
 @pytest.mark.parametrize("content_type", ["multipart/form-data", "text/event-stream"])
 def test_branches_that_refer_to_each_other_are_searched_a_bounded_number_of_times(content_type: str) -> None:
     schemas = {"A": {"anyOf": [{"$ref": "#/components/schemas/A"}] * 300}}
@@ -198,7 +187,6 @@ def test_branches_that_refer_to_each_other_are_searched_a_bounded_number_of_time
         assert found.spec.output_schema.json is not None
 
 
-@requirement("openapi.shared-parts")
 def test_a_file_is_still_found_in_nested_unions() -> None:
     schemas = {
         "File": {"type": "string", "format": "binary"},
@@ -210,7 +198,6 @@ def test_a_file_is_still_found_in_nested_unions() -> None:
     assert operation.plan.file_paths == (("f",),)
 
 
-@requirement("openapi.shared-parts")
 def test_many_different_events_are_compared_by_their_json() -> None:
     def event(number: int) -> dict[str, Any]:
         data = {"type": "object", "properties": {f"p{each}": {"type": "string"} for each in range(20)}}
@@ -223,7 +210,6 @@ def test_many_different_events_are_compared_by_their_json() -> None:
     assert len(schema["anyOf"]) == 1_000
 
 
-@requirement("openapi.shared-parts")
 def test_a_discriminator_that_many_unions_inherit_is_read_once() -> None:
     schemas: dict[str, Any] = {
         "P": {
@@ -240,7 +226,6 @@ def test_a_discriminator_that_many_unions_inherit_is_read_once() -> None:
     assert accepts({**schema["properties"]["body"]["anyOf"][0], "$defs": schema["$defs"]}, {"k": "t1"})
 
 
-@requirement("openapi.shared-parts")
 def test_properties_of_the_other_direction_are_sought_once_in_a_schema_that_many_extend() -> None:
     schemas: dict[str, Any] = {"B": {"properties": {f"p{number}": {"readOnly": True} for number in range(3_000)}}}
     extended = {"allOf": [{"$ref": "#/components/schemas/B"}], "properties": {"p1": {}, "own": {}}}
@@ -250,7 +235,6 @@ def test_properties_of_the_other_direction_are_sought_once_in_a_schema_that_many
     assert schema["properties"]["q0"]["properties"] == {"own": {}}
 
 
-@requirement("openapi.input-flat")
 def test_an_optional_body_of_many_required_properties_is_complete_or_absent() -> None:
     names = [f"p{number}" for number in range(3_000)]
     body = {"type": "object", "properties": {name: {} for name in [*names, "x"]}, "required": names}
@@ -268,7 +252,6 @@ def test_an_optional_body_of_many_required_properties_is_complete_or_absent() ->
             assert not accepts(given, {name: 1 for name in required if name != missing})
 
 
-@requirement("openapi.query-template")
 def test_a_path_of_thousands_of_variables_is_read_in_proportion() -> None:
     names = [f"v{number}" for number in range(8_000)]
     path = "/a?" + "&".join(f"{name}={{{name}}}" for name in names)

@@ -11,7 +11,6 @@ from opwire.openapi.client import AWSCredentials, from_openapi
 from opwire.openapi.client.security import aws_signed
 from tests.openapi.client.documents import document
 from tests.openapi.client.echo import EchoServer, redirect
-from tests.requirements import requirement
 
 ACCOUNT = AWSCredentials(
     access_key="AKIDEXAMPLE",
@@ -23,7 +22,6 @@ NOON = 1440938160.0  # 2015-08-30T12:36:00Z
 FORM = "application/x-www-form-urlencoded"
 
 
-@requirement("openapi.sigv4")
 @pytest.mark.parametrize(
     ("method", "target", "content_type", "body", "signature"),
     [
@@ -61,7 +59,6 @@ def test_the_signatures_are_those_of_the_published_test_suite(
 
 
 # What botocore 1.44.0 signs, at the same time.
-@requirement("openapi.sigv4")
 @pytest.mark.parametrize(
     ("service", "signature"),
     [
@@ -108,8 +105,8 @@ async def called(server: EchoServer, credential: Any) -> Any:
         return (await registry.execute("aws.get")).data
 
 
-@requirement("openapi.sigv4")
 async def test_an_operation_is_signed_and_the_signature_stays_at_its_origin(server: EchoServer) -> None:
+    """Requests are signed by AWS Signature Version 4 as AWS's own signatures are."""
     fields = {"access_key": "AK", "secret_key": "s3cret", "region": "eu-west-1", "service": "s3", "session_token": "t"}
     await called(server, fields)
     arrived = server.arrived[0]
@@ -123,7 +120,6 @@ async def test_an_operation_is_signed_and_the_signature_stays_at_its_origin(serv
     assert "s3cret" not in repr(AWSCredentials(**fields))
 
 
-@requirement("openapi.sigv4")
 async def test_incomplete_credentials_are_named(server: EchoServer) -> None:
     with pytest.raises(CallError, match=r"'hmac' cannot be used: expected AWS credentials: .*secret_key") as caught:
         await called(server, {"access_key": "AK-s3cret"})

@@ -19,7 +19,6 @@ from opwire.registry.source import Report
 from tests.openapi.client.documents import answers, document, json_body, parameter
 from tests.openapi.client.echo import EchoServer, Exchange, answer, events, json_answer, stream_head
 from tests.properties import is_thorough
-from tests.requirements import requirement
 from tests.turns import counted_turns
 
 SSE = "text/event-stream"
@@ -50,11 +49,12 @@ PETS = document(
 )  # fmt: skip
 
 
-@requirement("openapi.unclosed")
 @pytest.mark.parametrize("collected", [False, True], ids=["until the loop ends", "as garbage"])
 def test_a_source_that_is_not_closed_closes_its_connections(
     collected: bool, caplog: pytest.LogCaptureFixture, recwarn: pytest.WarningsRecorder
 ) -> None:
+    """A source that is never closed closes its connections with its event loop, or as garbage."""
+
     async def main() -> OperationRegistry | None:
         async with EchoServer() as server:
             registry = OperationRegistry()
@@ -75,7 +75,6 @@ def test_a_source_that_is_not_closed_closes_its_connections(
     assert caplog.messages == []
 
 
-@requirement("openapi.sources")
 async def test_a_document_becomes_operations_that_can_be_called(server: EchoServer) -> None:
     registry = OperationRegistry()
     api = from_openapi(PETS, namespace="pets", base_url=f"{server.url}/v1")
@@ -92,7 +91,6 @@ async def test_a_document_becomes_operations_that_can_be_called(server: EchoServ
     await api.close()
 
 
-@requirement("openapi.sources")
 async def test_an_address_is_loaded_by_entering_it(server: EchoServer) -> None:
     server.on("/api/openapi.json", json_answer({**PETS, "servers": [{"url": "v2"}]}))
     registry = OperationRegistry()
@@ -125,7 +123,6 @@ async def test_what_cannot_be_loaded_leaves_no_connection(server: EchoServer) ->
     await server.connections(0)
 
 
-@requirement("openapi.broken")
 def test_the_report_says_what_was_left_out() -> None:
     api = from_openapi(PETS)
     assert len(api) == 4
@@ -138,7 +135,6 @@ def test_a_source_that_cannot_change_tells_nothing() -> None:
     assert api.on_change(lambda change: pytest.fail(str(change)))() is None
 
 
-@requirement("openapi.subscriptions")
 async def test_a_stream_is_subscribed_to(server: EchoServer) -> None:
     registry = OperationRegistry()
     async with from_openapi(PETS, base_url=server.url) as api:
@@ -147,7 +143,6 @@ async def test_a_stream_is_subscribed_to(server: EchoServer) -> None:
         assert [item.data async for item in registry.subscribe("test.ticks", {})] == [1, 2]
 
 
-@requirement("openapi.files")
 async def test_files_and_credentials_reach_the_api(server: EchoServer, tmp_path: Path) -> None:
     picture = tmp_path / "a.png"
     picture.write_bytes(b"\x89PNG")
@@ -159,8 +154,8 @@ async def test_files_and_credentials_reach_the_api(server: EchoServer, tmp_path:
     assert dict(echo["headers"])["X-Key"] == "k"
 
 
-@requirement("openapi.lazy")
 async def test_the_first_call_reads_nothing_but_its_own_operation(server: EchoServer) -> None:
+    """Plans and schemas are read when an operation is first used."""
     registry = OperationRegistry()
     async with from_openapi(PETS, base_url=server.url) as api:
         registry.follow(api)
@@ -221,7 +216,6 @@ def real(shared: Path, name: str) -> OpenAPISource:
     return from_openapi(shared / "openapi" / name, namespace="api")
 
 
-@requirement("openapi.real-documents")
 @pytest.mark.slow
 @pytest.mark.parametrize("name", OPERATIONS)
 def test_every_operation_of_real_documents_is_registered(shared: Path, name: str) -> None:
@@ -237,7 +231,6 @@ def test_every_operation_of_real_documents_is_registered(shared: Path, name: str
     assert api.report.warnings == []
 
 
-@requirement("openapi.twins")
 def test_what_openai_streams_are_operations_of_their_own(shared: Path) -> None:
     operations = {each.spec.name: each.spec for each in real(shared, "openai.yaml")}
     plain, stream = operations["createChatCompletion"], operations["createChatCompletion_stream"]
@@ -251,7 +244,6 @@ def test_what_openai_streams_are_operations_of_their_own(shared: Path) -> None:
     )
 
 
-@requirement("openapi.output")
 def test_githubs_answers_are_read_with_the_definitions_that_they_need(shared: Path) -> None:
     operations = {each.spec.name: each.spec for each in real(shared, "github_api.json")}
     json_schema: Any = operations["repos/get"].output_schema.json
@@ -262,7 +254,6 @@ def test_githubs_answers_are_read_with_the_definitions_that_they_need(shared: Pa
     assert not operations["repos/get"].input_schema.is_valid({"owner": "a"})
 
 
-@requirement("openapi.secrets-hidden")
 async def test_neither_configured_headers_nor_credentials_are_told_if_the_api_repeats_them(server: EchoServer) -> None:
     async def script(exchange: Exchange) -> None:
         names = ("authorization", "x-token", "accept-language")
@@ -302,7 +293,6 @@ async def test_neither_configured_headers_nor_credentials_are_told_if_the_api_re
         assert "s3cret" not in f"{failure.message}{failure.details}"
 
 
-@requirement("openapi.charsets")
 @pytest.mark.parametrize("kind", ["text/plain", "application/json"])
 async def test_the_event_loop_runs_while_a_large_invalid_text_is_decoded(kind: str, server: EchoServer) -> None:
     size = 2 * 1024 * 1024

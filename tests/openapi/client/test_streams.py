@@ -11,7 +11,6 @@ from hypothesis import strategies as st
 from opwire.errors import CallError, ErrorCode
 from opwire.openapi.client.responses import JSONSeqDecoder, NDJSONDecoder
 from tests.properties import examples
-from tests.requirements import requirement
 
 VALUES = st.recursive(
     st.none() | st.booleans() | st.integers() | st.text(max_size=5),
@@ -24,7 +23,6 @@ def decoded(decoder: NDJSONDecoder, *chunks: bytes) -> list[Any]:
     return [value for chunk in chunks for value in decoder.feed(chunk)] + decoder.end()
 
 
-@requirement("openapi.ndjson")
 @pytest.mark.parametrize(
     "stream",
     [
@@ -36,10 +34,10 @@ def decoded(decoder: NDJSONDecoder, *chunks: bytes) -> list[Any]:
     ],
 )
 def test_each_line_is_a_value(stream: bytes) -> None:
+    """Each line of an NDJSON stream is an item."""
     assert decoded(NDJSONDecoder(), stream) == [{"a": 1}, {"a": 2}]
 
 
-@requirement("openapi.json-seq")
 @pytest.mark.parametrize(
     "stream",
     [
@@ -52,7 +50,6 @@ def test_each_record_is_a_value(stream: bytes) -> None:
     assert decoded(JSONSeqDecoder(), stream) == [{"a": 1}, {"a": 2}]
 
 
-@requirement("openapi.ndjson")
 @settings(max_examples=examples(60))
 @given(st.lists(VALUES, max_size=6), st.data())
 def test_any_chunking_gives_the_same_lines(values: list[Any], data: st.DataObject) -> None:
@@ -61,7 +58,6 @@ def test_any_chunking_gives_the_same_lines(values: list[Any], data: st.DataObjec
     assert decoded(NDJSONDecoder(), stream[:cut], stream[cut:]) == values
 
 
-@requirement("openapi.json-seq")
 @settings(max_examples=examples(60))
 @given(st.lists(VALUES, max_size=6), st.sampled_from([None, 1]), st.data())
 def test_any_chunking_gives_the_same_records(values: list[Any], indent: int | None, data: st.DataObject) -> None:
@@ -84,13 +80,13 @@ def test_a_record_of_many_lines_is_not_read_again_with_each_of_them() -> None:
     assert [len(value) for line in lines for value in decoder.feed(line) if value != 1] == [100_001]
 
 
-@requirement("openapi.stream-malformed")
 @pytest.mark.parametrize(
     ("decoder", "stream"), [(NDJSONDecoder(), b'1\n{"a":\n2\n'), (JSONSeqDecoder(), b'\x1e1\n\x1e{"a":\n\x1e2\n')]
 )
 def test_what_is_not_json_is_left_out_with_a_warning(
     decoder: NDJSONDecoder, stream: bytes, caplog: pytest.LogCaptureFixture
 ) -> None:
+    """Malformed items are left out with a warning."""
     with caplog.at_level(logging.WARNING):
         assert decoded(decoder, stream) == [1, 2]
     assert "not JSON" in caplog.text
@@ -100,9 +96,9 @@ def test_big_integers_keep_every_digit() -> None:
     assert decoded(NDJSONDecoder(), b"123456789012345678901234567890\n") == [123456789012345678901234567890]
 
 
-@requirement("openapi.stream-done")
 @pytest.mark.parametrize("decoder", [NDJSONDecoder(), JSONSeqDecoder()])
 def test_the_sentinel_ends_the_stream(decoder: NDJSONDecoder) -> None:
+    """`[DONE]` ends a stream cleanly."""
     assert decoded(decoder, b"\x1e1\n\x1e[DONE]\n\x1e3\n") == [1]
     assert decoder.done
 
@@ -119,14 +115,12 @@ def test_many_items_are_not_one_large_one() -> None:
     assert decoded(decoder, *[b'{"a": "0123456789"}\n'] * 50) == [{"a": "0123456789"}] * 50
 
 
-@requirement("openapi.flood")
 def test_invalid_items_do_not_flood_the_log(caplog: pytest.LogCaptureFixture) -> None:
     assert decoded(NDJSONDecoder(), b"x\n" * 20_000 + b"1\n") == [1]
     assert 0 < len(caplog.records) < 200
     assert "the rest of this second is dropped" in caplog.text
 
 
-@requirement("openapi.bounded-values")
 def test_an_item_of_nothing_but_small_lists_is_skipped(caplog: pytest.LogCaptureFixture) -> None:
     assert decoded(NDJSONDecoder(), b"[" + b"[]," * 200_000 + b"1]\n[]\n") == [[]]
     assert "objects and lists" in caplog.text

@@ -20,7 +20,6 @@ from opwire.schema import Schema
 from tests.openapi.client import echo
 from tests.openapi.client.echo import EchoServer, answer, chunk, events, json_answer, silence, stream_head
 from tests.openapi.client.plans import stream_plan
-from tests.requirements import requirement
 from tests.turns import counted_turns
 
 FAST = b"retry: 0\n\n"  # so that tests need not wait
@@ -60,7 +59,6 @@ def body(content_type: str, *pieces: bytes) -> bytes:
 # --- items ----------------------------------------------------------------------------------------------------------
 
 
-@requirement("openapi.sse-envelopes")
 async def test_each_event_is_an_item_with_what_the_answer_said(server: EchoServer, client: HTTPClient) -> None:
     server.on("/stream", events(b'id: 1\nevent: add\ndata: {"n"', b": 1}\n\ndata: text\n", b"\n"))
     subscription = subscribed(stream_plan(server.url), client)
@@ -73,19 +71,17 @@ async def test_each_event_is_an_item_with_what_the_answer_said(server: EchoServe
     assert server.arrived[0].header("accept") == "text/event-stream"
 
 
-@requirement("openapi.ndjson")
 async def test_lines_are_items(server: EchoServer, client: HTTPClient) -> None:
     server.on("/stream", body("application/x-ndjson", b'{"n":1}\n{"n"', b":2}\n\r\n3"))
     assert await all_items(subscribed(stream_plan(server.url, "ndjson"), client)) == [{"n": 1}, {"n": 2}, 3]
 
 
-@requirement("openapi.json-seq")
 async def test_records_are_items(server: EchoServer, client: HTTPClient) -> None:
+    """Each record of a JSON text sequence is an item."""
     server.on("/stream", body("application/json-seq", b'\x1e{"n":1}\n\x1e{"n"', b":2}\n"))
     assert await all_items(subscribed(stream_plan(server.url, "json-seq"), client)) == [{"n": 1}, {"n": 2}]
 
 
-@requirement("openapi.stream-done")
 async def test_the_sentinel_ends_the_stream_though_the_api_keeps_it_open(
     server: EchoServer, client: HTTPClient
 ) -> None:
@@ -98,7 +94,6 @@ async def test_the_sentinel_ends_the_stream_though_the_api_keeps_it_open(
     await server.connections(0)
 
 
-@requirement("openapi.stream-errors")
 async def test_an_http_error_is_raised_before_the_first_item(server: EchoServer, client: HTTPClient) -> None:
     server.on("/stream", json_answer({"error": "no"}, 503, {"Retry-After": "9"}))
     error = await failure(subscribed(stream_plan(server.url), client, reconnect=True).read())
@@ -106,7 +101,6 @@ async def test_an_http_error_is_raised_before_the_first_item(server: EchoServer,
     assert len(server.arrived) == 1
 
 
-@requirement("openapi.stream-errors")
 async def test_an_error_in_the_stream_is_raised_after_the_items_before_it(
     server: EchoServer, client: HTTPClient
 ) -> None:
@@ -117,7 +111,6 @@ async def test_an_error_in_the_stream_is_raised_after_the_items_before_it(
     subscription.close()
 
 
-@requirement("openapi.stream-whole")
 async def test_json_instead_of_a_stream_is_the_only_item(
     server: EchoServer, client: HTTPClient, caplog: pytest.LogCaptureFixture
 ) -> None:
@@ -127,7 +120,6 @@ async def test_json_instead_of_a_stream_is_the_only_item(
     assert "only item" in caplog.text
 
 
-@requirement("openapi.stream-whole")
 async def test_anything_else_instead_of_a_stream_is_an_error(server: EchoServer, client: HTTPClient) -> None:
     server.on("/stream", answer(200, b"<html>", {"Content-Type": "text/html"}))
     error = await failure(subscribed(stream_plan(server.url), client).read())
@@ -140,7 +132,6 @@ async def test_no_content_is_an_empty_stream(server: EchoServer, client: HTTPCli
     assert await all_items(subscribed(stream_plan(server.url), client, reconnect=True)) == []
 
 
-@requirement("openapi.sse-bounded")
 async def test_an_item_that_is_too_large_ends_the_stream(server: EchoServer) -> None:
     client = HTTPClient(ClientOptions(max_item=1000))
     server.on("/stream", events(b"data: " + b"x" * 2000 + b"\n\n"))
@@ -153,7 +144,6 @@ async def test_an_item_that_is_too_large_ends_the_stream(server: EchoServer) -> 
 # --- ends and losses ------------------------------------------------------------------------------------------------
 
 
-@requirement("openapi.stream-loss")
 @pytest.mark.parametrize("kind", ["sse", "ndjson"])
 async def test_a_stream_that_breaks_off_is_unavailable(kind: Any, server: EchoServer, client: HTTPClient) -> None:
     async def break_off(exchange: echo.Exchange) -> None:
@@ -169,7 +159,6 @@ async def test_a_stream_that_breaks_off_is_unavailable(kind: Any, server: EchoSe
     assert len(server.arrived) == 1
 
 
-@requirement("openapi.stream-close")
 async def test_closing_closes_the_connection_at_once(server: EchoServer, client: HTTPClient) -> None:
     async def endless(exchange: echo.Exchange) -> None:
         await exchange.send(stream_head() + b"data: 1\n\n")
@@ -183,7 +172,6 @@ async def test_closing_closes_the_connection_at_once(server: EchoServer, client:
     await server.connections(0)
 
 
-@requirement("openapi.client-close")
 async def test_closing_the_client_ends_the_stream_at_once(server: EchoServer) -> None:
     async def endless(exchange: echo.Exchange) -> None:
         await exchange.send(stream_head() + b"data: 1\n\n")
@@ -201,7 +189,6 @@ async def test_closing_the_client_ends_the_stream_at_once(server: EchoServer) ->
     subscription.close()
 
 
-@requirement("openapi.stream-back-pressure")
 async def test_the_api_is_read_only_as_fast_as_items_are_taken(server: EchoServer, client: HTTPClient) -> None:
     sent = 0
 
@@ -225,8 +212,9 @@ async def test_the_api_is_read_only_as_fast_as_items_are_taken(server: EchoServe
     subscription.close()
 
 
-@requirement("openapi.timeout")
 async def test_the_deadline_holds_for_the_whole_stream(server: EchoServer, client: HTTPClient) -> None:
+    """The deadline holds for the whole call or stream; the message names the host."""
+
     async def endless(exchange: echo.Exchange) -> None:
         await exchange.send(stream_head() + b"data: 1\n\n")
         await exchange.left()
@@ -241,7 +229,6 @@ async def test_the_deadline_holds_for_the_whole_stream(server: EchoServer, clien
     subscription.close()
 
 
-@requirement("openapi.timeout")
 async def test_without_a_deadline_only_the_beginning_of_a_stream_has_a_limit(server: EchoServer) -> None:
     go_on = asyncio.Event()
 
@@ -264,7 +251,6 @@ async def test_without_a_deadline_only_the_beginning_of_a_stream_has_a_limit(ser
 # --- coming back ----------------------------------------------------------------------------------------------------
 
 
-@requirement("openapi.reconnect")
 @pytest.mark.parametrize("ends", [True, False], ids=["ended", "broken off"])
 async def test_a_lost_stream_is_resumed_after_the_last_event(
     ends: bool, server: EchoServer, client: HTTPClient
@@ -279,7 +265,6 @@ async def test_a_lost_stream_is_resumed_after_the_last_event(
     assert [each.header("last-event-id") for each in server.arrived] == [None, "1", "3"]
 
 
-@requirement("openapi.reconnect", "resume.from")
 async def test_a_stream_begins_after_the_event_that_its_caller_has(server: EchoServer, client: HTTPClient) -> None:
     server.on("/stream", events(FAST + b"data: 8\n\n"), events(b"id: 9\ndata: 9\n\ndata: [DONE]\n\n"))
     resumed = subscribed(stream_plan(server.url), client, reconnect=True, context=Context(resume_from="7"))
@@ -287,14 +272,12 @@ async def test_a_stream_begins_after_the_event_that_its_caller_has(server: EchoS
     assert [each.header("last-event-id") for each in server.arrived] == ["7", "7"]
 
 
-@requirement("resume.unsupported")
 async def test_a_stream_without_ids_cannot_be_resumed(server: EchoServer, client: HTTPClient) -> None:
     server.on("/stream", body("application/x-ndjson", b"1\n"))
     resumed = subscribed(stream_plan(server.url), client, context=Context(resume_from="7"))
     assert is_resume_error(await failure(all_items(resumed)))
 
 
-@requirement("openapi.reconnect")
 async def test_a_server_that_is_away_for_a_moment_is_asked_again(server: EchoServer, client: HTTPClient) -> None:
     async def reset(exchange: echo.Exchange) -> None:
         exchange.reset()
@@ -305,14 +288,12 @@ async def test_a_server_that_is_away_for_a_moment_is_asked_again(server: EchoSer
     assert await all_items(subscribed(stream_plan(server.url), client, reconnect=True)) == [1, 2]
 
 
-@requirement("openapi.reconnect")
 async def test_an_error_that_stays_ends_the_stream(server: EchoServer, client: HTTPClient) -> None:
     server.on("/stream", events(FAST + b"data: 1\n\n"), answer(404))
     error = await failure(all_items(subscribed(stream_plan(server.url), client, reconnect=True)))
     assert error.message == "HTTP 404: Not Found"
 
 
-@requirement("openapi.reconnect")
 async def test_a_server_that_stays_away_is_given_up(
     server: EchoServer, client: HTTPClient, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -323,7 +304,6 @@ async def test_a_server_that_stays_away_is_given_up(
     assert len(server.arrived) == 1 + MAX_ATTEMPTS
 
 
-@requirement("openapi.reconnect")
 async def test_what_cannot_be_repeated_without_harm_is_not(server: EchoServer, client: HTTPClient) -> None:
     server.on("/stream", events(FAST + b"data: 1\n\n"))
     assert await all_items(subscribed(stream_plan(server.url, method="POST"), client, reconnect=True)) == [1]
@@ -333,7 +313,6 @@ async def test_what_cannot_be_repeated_without_harm_is_not(server: EchoServer, c
     assert len(server.arrived) == 2
 
 
-@requirement("openapi.reconnect")
 @pytest.mark.parametrize(
     ("said", "low", "high"), [(None, 3.0, 3.75), (b"retry: 500\n\n", 0.5, 0.625), (b"retry: 9999999\n\n", 60, 75)]
 )
@@ -360,7 +339,6 @@ async def test_a_pause_does_not_outlast_the_deadline(server: EchoServer, client:
     assert error.code is ErrorCode.TIMEOUT
 
 
-@requirement("openapi.reconnect")
 async def test_an_id_that_cannot_be_a_header_is_left_out_when_coming_back(
     server: EchoServer, client: HTTPClient, caplog: pytest.LogCaptureFixture
 ) -> None:
@@ -370,7 +348,6 @@ async def test_an_id_that_cannot_be_a_header_is_left_out_when_coming_back(
     assert "is not a valid header" in caplog.text
 
 
-@requirement("openapi.stream-back-pressure")
 @pytest.mark.parametrize("content", [b"\n" * 4_000_000, b":\n" * 1_000_000, b"data: 1\n\n" * 20_000])
 async def test_the_event_loop_runs_while_a_small_stream_is_unpacked(
     content: bytes, server: EchoServer, client: HTTPClient
@@ -385,7 +362,6 @@ async def test_the_event_loop_runs_while_a_small_stream_is_unpacked(
     assert turns.count >= len(content) / (32 * 1024)
 
 
-@requirement("openapi.flood")
 async def test_events_that_are_not_json_do_not_flood_the_log(
     server: EchoServer, client: HTTPClient, caplog: pytest.LogCaptureFixture
 ) -> None:

@@ -10,7 +10,6 @@ from opwire.model.operation import OperationType
 from opwire.openapi.client import from_openapi
 from tests.openapi.client.documents import JSON, Read, answers, document, json_body, parameter, read, read_one
 from tests.openapi.client.plans import build_request
-from tests.requirements import requirement
 
 FORM = "application/x-www-form-urlencoded"
 PET = {"type": "object", "properties": {"name": {"type": "string"}}}
@@ -36,7 +35,6 @@ def sent(operation: dict[str, Any], input: Any, path: str = "/a", method: str = 
 # --- broken pieces --------------------------------------------------------------------------------------------------
 
 
-@requirement("openapi.broken")
 @pytest.mark.parametrize(
     ("paths", "why"),
     [
@@ -125,7 +123,6 @@ def test_a_header_that_cannot_be_sent_costs_only_itself() -> None:
 # --- where things stand ---------------------------------------------------------------------------------------------
 
 
-@requirement("openapi.refs")
 def test_operations_and_responses_may_stand_elsewhere() -> None:
     elsewhere = {
         "x-operations": {"get": {"operationId": "got", "parameters": [parameter("q")], "responses": refer("x-all/a")}},
@@ -184,7 +181,6 @@ def test_files_may_have_any_name(tmp_path: Path) -> None:
 # --- YAML -----------------------------------------------------------------------------------------------------------
 
 
-@requirement("openapi.yaml")
 def test_what_yaml_takes_for_something_else_is_what_was_written() -> None:
     (operation,) = from_openapi("""
 openapi: 3.0
@@ -280,7 +276,6 @@ def test_readonly_properties_are_not_asked_for_and_writeonly_ones_not_promised(v
     assert not found.spec.output_schema.is_valid({"name": "x"})
 
 
-@requirement("openapi.read-only")
 def test_a_hidden_property_is_nowhere_required() -> None:
     schema = {
         "type": "object",
@@ -342,7 +337,6 @@ def chain(link: Any) -> dict[str, Any]:
     return {f"S{number}": link(f"#/components/schemas/S{number + 1}") for number in range(1_000)} | {"S1000": PET}
 
 
-@requirement("openapi.hostile-schemas")
 @pytest.mark.parametrize(
     "schemas",
     [
@@ -361,7 +355,6 @@ def test_a_long_chain_of_schemas_is_read_to_its_end(schemas: Any) -> None:
     assert found.spec.output_schema.is_valid(given)
 
 
-@requirement("openapi.hostile-schemas")
 @pytest.mark.parametrize("depth", [90, 150, 300])
 def test_a_schema_that_is_too_deep_for_the_compiler_takes_anything(depth: int) -> None:
     schema: dict[str, Any] = {"type": "string"}

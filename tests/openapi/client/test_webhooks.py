@@ -9,7 +9,6 @@ from opwire import OperationRegistry, OperationSpec, OperationType, UsageError
 from opwire.openapi.client import OpenAPISource, from_openapi
 from opwire.openapi.webhooks import WebhookReceiver
 from tests.openapi.client.documents import document, json_body
-from tests.requirements import requirement
 
 
 def loaded(given: Any, **options: Any) -> tuple[OpenAPISource, dict[str, OperationSpec]]:
@@ -23,7 +22,6 @@ def hook(schema: Any, **fields: Any) -> dict[str, Any]:
     return {"post": {"requestBody": json_body(schema), **fields}}
 
 
-@requirement("webhooks.operations")
 def test_each_webhook_is_a_subscription_with_the_schema_of_its_body() -> None:
     pet = {"type": "object", "properties": {"id": {"type": "integer", "readOnly": True}, "pin": {"writeOnly": True}}}
     given = document(
@@ -47,7 +45,6 @@ def test_each_webhook_is_a_subscription_with_the_schema_of_its_body() -> None:
     assert not born.input_schema.is_valid({"other": 1})
 
 
-@requirement("webhooks.operations")
 def test_callbacks_of_operations_and_webhooks_of_older_documents_are_webhooks_too() -> None:
     callbacks = {
         "paid": {"{$request.body#/url}": hook({"type": "object"}), "x-note": 1},
@@ -66,7 +63,6 @@ def test_callbacks_of_operations_and_webhooks_of_older_documents_are_webhooks_to
     assert specs["webhooks.sent"].output_schema.json == {"type": ["string", "null"]}
 
 
-@requirement("webhooks.operations")
 def test_an_invalid_webhook_is_skipped_with_the_reason_and_the_others_are_not() -> None:
     xml = {"requestBody": {"content": {"application/xml": {"schema": {}}}}}
     webhooks = {
@@ -83,7 +79,6 @@ def test_an_invalid_webhook_is_skipped_with_the_reason_and_the_others_are_not() 
         assert any(f"the webhook {name!r} is skipped" in each for each in source.report.warnings), name
 
 
-@requirement("webhooks.operations")
 def test_the_webhooks_that_become_operations_can_be_selected() -> None:
     webhooks = {name: hook({"type": "null"}) for name in ("issue-opened", "issue-closed", "push")}
     assert list(loaded(document({}, webhooks=webhooks), events=["issue-*"])[1]) == [
@@ -93,7 +88,6 @@ def test_the_webhooks_that_become_operations_can_be_selected() -> None:
     ]
 
 
-@requirement("webhooks.operations")
 def test_without_a_receiver_webhooks_give_no_operations() -> None:
     assert not list(from_openapi(document({}, webhooks={"a": hook({})})))
 
@@ -113,7 +107,6 @@ def test_a_receiver_belongs_to_one_source() -> None:
         registry.register_all(from_openapi(document({}), namespace="b", webhooks=receiver))
 
 
-@requirement("webhooks.operations")
 @pytest.mark.parametrize(
     ("name", "count", "example"),
     [("github_api.json", 270, "issues-opened"), ("openai.yaml", 16, "batch_completed"), ("museum.yaml", 1, None)],

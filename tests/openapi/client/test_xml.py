@@ -18,7 +18,6 @@ from tests.openapi.client.documents import Read, answers, document
 from tests.openapi.client.echo import EchoServer, answer
 from tests.openapi.client.plans import build_request
 from tests.properties import examples
-from tests.requirements import requirement
 
 XML = "application/xml"
 SERVER = [{"url": "http://api.example"}]
@@ -92,7 +91,6 @@ ARRAYS: list[tuple[dict[str, Any], str]] = [
 ]
 
 
-@requirement("openapi.xml")
 def test_an_object_is_written_with_attributes_and_namespaces_and_read_back() -> None:
     value = {"id": 123, "name": "Rex & <Co>", "age": 5.5, "alive": True}
     text = written(PERSON, value)
@@ -105,7 +103,6 @@ def test_an_object_is_written_with_attributes_and_namespaces_and_read_back() -> 
     assert result.schema.is_valid(value)
 
 
-@requirement("openapi.xml")
 @pytest.mark.parametrize(("array", "text"), ARRAYS)
 def test_arrays_are_written_as_the_specification_shows_and_read_back(array: dict[str, Any], text: str) -> None:
     schema = {"type": "object", "properties": {"animals": {"type": "array", **array}}}
@@ -113,7 +110,6 @@ def test_arrays_are_written_as_the_specification_shows_and_read_back(array: dict
     assert answered(schema, f"<Thing>{text}</Thing>".encode()).value.data == {"animals": ["one", "two"]}
 
 
-@requirement("openapi.xml")
 @pytest.mark.parametrize(
     ("schema", "value", "text"),
     [
@@ -182,7 +178,6 @@ def test_hints_of_every_kind_are_written_and_read_back(schema: Any, value: Any, 
     assert read == ({"b": ""} if text == "<Thing><b/></Thing>" else whole)
 
 
-@requirement("openapi.xml")
 def test_swagger_bodies_and_answers_are_xml_too() -> None:
     thing = {"type": "object", "properties": {"n": {"type": "integer"}, "tags": {"type": "array", "items": TEXT}}}
     schema = {"$ref": "#/definitions/Thing"}
@@ -202,7 +197,6 @@ def test_swagger_bodies_and_answers_are_xml_too() -> None:
     assert ResponseReader(plan).read(head, body).value.data == {"n": 1, "tags": ["a"]}
 
 
-@requirement("openapi.xml")
 def test_what_the_document_does_not_declare_is_kept() -> None:
     body = (
         b'<?xml version="1.0"?><!DOCTYPE r SYSTEM "http://elsewhere.example/r.dtd">'
@@ -223,7 +217,6 @@ def test_text_becomes_a_number_only_if_it_is_one(text: str, read: Any) -> None:
     assert answered(schema, f"<Thing><n>{text}</n></Thing>".encode()).value.data == {"n": read}
 
 
-@requirement("openapi.xml")
 def test_the_charset_of_the_answer_counts_before_that_of_the_text() -> None:
     schema = {"type": "object", "properties": {"a": TEXT}}
     text = '<?xml version="1.0" encoding="ISO-8859-1"?><Thing><a>é</a></Thing>'
@@ -238,7 +231,6 @@ DEFAULTS = b'<!DOCTYPE a [<!ATTLIST b c CDATA "' + b"x" * 10_000 + b'">]><a>' + 
 UNKNOWN_ENTITY = b'<!DOCTYPE a SYSTEM "http://elsewhere.example/a.dtd"><a>&f;</a>'
 
 
-@requirement("openapi.xml-safe")
 @pytest.mark.parametrize(
     ("body", "why"),
     [
@@ -257,6 +249,8 @@ UNKNOWN_ENTITY = b'<!DOCTYPE a SYSTEM "http://elsewhere.example/a.dtd"><a>&f;</a
 def test_xml_that_is_hostile_or_broken_is_text_with_a_warning(
     body: bytes, why: str, caplog: pytest.LogCaptureFixture
 ) -> None:
+    """Answers in XML that declare entities, attributes or an unknown encoding, or are nested too deeply, stay
+    text; no value breaks out of XML."""
     with caplog.at_level(logging.WARNING):
         result = answered(PERSON, body)
     assert result.value.data == body.decode(errors="replace")
@@ -264,7 +258,6 @@ def test_xml_that_is_hostile_or_broken_is_text_with_a_warning(
     assert why in caplog.text
 
 
-@requirement("openapi.xml-safe")
 @pytest.mark.parametrize(
     "value", [{"body": {"a b": 1}}, {"body": {"a><b": 1}}, {"body": {"a:b": 1}}, {"body": {"a": "\x00"}}]
 )
@@ -275,7 +268,6 @@ def test_names_and_text_cannot_break_out_of_an_element(value: Any) -> None:
     assert caught.value.code is ErrorCode.VALIDATION_ERROR
 
 
-@requirement("openapi.xml")
 @pytest.mark.parametrize(
     ("schema", "content_type", "warning"),
     [
@@ -293,7 +285,6 @@ def test_where_the_schema_cannot_say_how_a_warning_does(schema: Any, content_typ
     assert [each for each in found.report.warnings if warning in each]
 
 
-@requirement("openapi.media-missing")
 @pytest.mark.parametrize("content_type", ["", "*/*", "*", "application/*"])
 def test_an_object_without_a_content_type_is_json(content_type: str) -> None:
     schema = {"type": "object", "properties": {"a": TEXT}}
@@ -316,7 +307,6 @@ VALUES = st.recursive(
 )
 
 
-@requirement("openapi.xml")
 @given(VALUES)
 @settings(max_examples=examples(100))
 def test_objects_of_text_survive_a_round_trip_without_any_schema(value: Any) -> None:
@@ -324,7 +314,6 @@ def test_objects_of_text_survive_a_round_trip_without_any_schema(value: Any) -> 
     assert read_xml(write_xml(value, XMLRoot("root", node), str), node) == value
 
 
-@requirement("openapi.xml-safe")
 def test_many_elements_of_a_schema_with_many_properties_are_read_in_proportion() -> None:
     fields = {f"p{number}": TEXT for number in range(1_000)}
     thing = {"type": "array", "items": {"type": "object", "properties": fields}, "xml": {"name": "l", "wrapped": True}}
@@ -334,7 +323,6 @@ def test_many_elements_of_a_schema_with_many_properties_are_read_in_proportion()
     assert result.value.data == [{"p999": "x"}] * 3_000
 
 
-@requirement("openapi.xml-safe")
 def test_objects_that_are_not_elements_multiply_a_bounded_number_of_times() -> None:
     def level(number: int) -> dict[str, Any]:
         inner = {"$ref": f"#/components/schemas/L{number + 1}", "xml": {"nodeType": "none"}}
@@ -348,14 +336,12 @@ def test_objects_that_are_not_elements_multiply_a_bounded_number_of_times() -> N
     assert result.value.data == {"q": "1"}
 
 
-@requirement("openapi.xml-safe")
 def test_an_object_that_is_not_an_element_and_contains_itself_is_read() -> None:
     itself = {"$ref": "#/components/schemas/Thing", "xml": {"nodeType": "none"}}
     thing = {"type": "object", "xml": {"name": "r"}, "properties": {"again": itself, "x": TEXT}}
     assert answered(thing, b"<r><x>1</x></r>").value.data
 
 
-@requirement("openapi.xml")
 async def test_a_large_answer_is_read_beside_the_event_loop() -> None:
     thing = {"type": "object", "properties": {"n": {"type": "array", "items": {"type": "integer"}}}}
     responses = answers({"$ref": "#/components/schemas/Thing"}, content_type=XML)

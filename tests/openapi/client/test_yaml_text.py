@@ -10,7 +10,6 @@ from hypothesis import strategies as st
 from opwire.openapi.client import yaml_text
 from opwire.openapi.client.yaml_text import MAX_DEPTH, read_yaml
 from tests.properties import examples
-from tests.requirements import requirement
 
 
 def load(text: str | bytes) -> Any:
@@ -23,7 +22,6 @@ def warnings_of(text: str) -> list[str]:
     return found
 
 
-@requirement("openapi.yaml")
 @pytest.mark.parametrize(
     ("written", "read"),
     [
@@ -63,7 +61,6 @@ def test_scalars_have_the_types_of_json(written: str, read: Any) -> None:
     assert type(value) is type(read)
 
 
-@requirement("openapi.yaml")
 def test_keys_are_always_text() -> None:
     assert load("{200: a, 1.50: b, true: c, null: d, 2020-01-01: e, on: f}") == {
         "200": "a", "1.50": "b", "true": "c", "null": "d", "2020-01-01": "e", "on": "f"
@@ -97,7 +94,6 @@ def test_of_several_documents_the_first_counts() -> None:
     assert load("") is None
 
 
-@requirement("openapi.yaml-safe")
 def test_a_document_that_stands_for_too_much_is_refused() -> None:
     lines = ["a0: &a0 [x, x, x, x, x, x, x, x, x]"]
     lines += [f"a{n}: &a{n} [{', '.join([f'*a{n - 1}'] * 9)}]" for n in range(1, 30)]
@@ -105,7 +101,6 @@ def test_a_document_that_stands_for_too_much_is_refused() -> None:
         load("\n".join(lines))
 
 
-@requirement("openapi.yaml-safe")
 @pytest.mark.parametrize(
     ("text", "says"),
     [
@@ -146,14 +141,12 @@ plain = st.recursive(
 )
 
 
-@requirement("openapi.yaml")
 @settings(max_examples=examples(60))
 @given(st.dictionaries(words, plain, max_size=4))
 def test_json_read_as_yaml_is_the_same(value: dict[str, Any]) -> None:
     assert load(json.dumps(value)) == value
 
 
-@requirement("openapi.yaml")
 def test_pyyaml_alone_is_enough(monkeypatch: pytest.MonkeyPatch) -> None:
     import yaml
 
@@ -161,7 +154,6 @@ def test_pyyaml_alone_is_enough(monkeypatch: pytest.MonkeyPatch) -> None:
     assert load("a: [1, 2020-01-01, {200: yes}]") == {"a": [1, "2020-01-01", {"200": "yes"}]}
 
 
-@requirement("openapi.yaml-safe")
 def test_a_few_lines_stand_for_no_more_than_a_multiple_of_their_size() -> None:
     lines = ["a0: &a0 {type: string}"]
     for level in range(1, 7):
@@ -171,7 +163,6 @@ def test_a_few_lines_stand_for_no_more_than_a_multiple_of_their_size() -> None:
     assert len(load("a: &a [1, 2, 3]\nb: [" + "*a, " * 1_000 + "]")["b"]) == 1_000
 
 
-@requirement("openapi.yaml-safe")
 @pytest.mark.parametrize("anchored", ["&a {text}", "[&a {{k: {text}}}]", "{{k: &a [{text}]}}"])
 def test_aliases_of_a_long_text_stand_for_no_more_than_a_multiple_of_the_document(anchored: str) -> None:
     text = anchored.format(text="x" * 100_000)
@@ -181,7 +172,6 @@ def test_aliases_of_a_long_text_stand_for_no_more_than_a_multiple_of_the_documen
     assert len(load(few)["b"]) == 5
 
 
-@requirement("openapi.yaml-repaired")
 @pytest.mark.parametrize(
     ("text", "read"),
     [
@@ -206,11 +196,11 @@ def test_aliases_of_a_long_text_stand_for_no_more_than_a_multiple_of_the_documen
     ],
 )
 def test_text_that_only_libyaml_rejects_is_repaired(text: str, read: Any) -> None:
+    """YAML that js-yaml reads loads, also where libyaml rejects it: tabs, C1 controls, U+2028."""
     assert load(text.encode()) == read
     assert load(text) == read
 
 
-@requirement("openapi.yaml-repaired")
 @pytest.mark.parametrize(
     ("text", "says"),
     [
@@ -228,12 +218,10 @@ def test_text_that_cannot_be_repaired_says_where_it_is_invalid(text: str, says: 
         load(text)
 
 
-@requirement("openapi.yaml-repaired")
 def test_a_repaired_text_gives_each_warning_once() -> None:
     assert len(warnings_of("a: 1\na: 2\nb:\n  -\tx\n  -\ty\n")) == 1
 
 
-@requirement("openapi.yaml-safe")
 def test_repairs_are_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
     text = "a:\n" + "  -\tx\n" * 20
     assert load(text) == {"a": ["x"] * 20}

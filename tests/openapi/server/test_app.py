@@ -25,7 +25,6 @@ from opwire.runtime.deadlines import CALL_TIMEOUT
 from opwire.version import VERSION
 from tests.openapi.server.conftest import make_registry
 from tests.openapi.server.served import ME, Client, Reply, client_of, served
-from tests.requirements import requirement
 
 on_one_loop = pytest.mark.asyncio(loop_scope="module")
 TRACE = "00-0af7651916cd43dd8448eb211c80319c-b7ad6b7169203331-01"
@@ -40,7 +39,6 @@ def refused(reply: Reply, status: int, code: str) -> str:
     return reply.problem["detail"]
 
 
-@requirement("http.post")
 @on_one_loop
 async def test_an_operation_is_called_by_post(client: Client) -> None:
     reply = await client.post("/math/add", {"a": 1, "b": 3})
@@ -50,7 +48,6 @@ async def test_an_operation_is_called_by_post(client: Client) -> None:
     assert reply.headers["x-content-type-options"] == "nosniff"
 
 
-@requirement("http.get")
 @on_one_loop
 async def test_a_query_with_flat_input_is_called_by_get(client: Client) -> None:
     assert (await client.get("/math/add?a=40")).json == 42
@@ -60,7 +57,6 @@ async def test_a_query_with_flat_input_is_called_by_get(client: Client) -> None:
     assert (await client.get("/math/find?size=null")).json["size"] is None
 
 
-@requirement("http.get")
 @on_one_loop
 async def test_head_gives_the_headers_alone(client: Client) -> None:
     reply = await client("HEAD", "/math/add?a=40")
@@ -69,7 +65,6 @@ async def test_head_gives_the_headers_alone(client: Client) -> None:
     assert (reply.status, reply.body) == (422, b"")
 
 
-@requirement("http.data")
 @on_one_loop
 async def test_data_of_every_kind_is_sent_as_what_it_is(client: Client) -> None:
     assert (await client.post("/plain/sum", [1, 2, 3])).json == 6
@@ -81,7 +76,6 @@ async def test_data_of_every_kind_is_sent_as_what_it_is(client: Client) -> None:
     assert (reply.headers["content-type"], reply.body) == ("application/octet-stream", b"\x00\xff")
 
 
-@requirement("http.envelope")
 @on_one_loop
 async def test_the_whole_envelope_is_sent_where_it_is_asked_for(client: Client) -> None:
     reply = await client.post("/math/add", {"a": 1}, accept="application/vnd.opwire.envelope+json")
@@ -91,7 +85,6 @@ async def test_the_whole_envelope_is_sent_where_it_is_asked_for(client: Client) 
     assert (envelope.data, envelope.meta.source) == (3, "local")
 
 
-@requirement("http.upstream")
 @on_one_loop
 async def test_a_result_that_came_over_http_keeps_its_useful_headers(client: Client) -> None:
     reply = await client.get("/far/page")
@@ -105,22 +98,20 @@ async def test_a_result_that_came_over_http_keeps_its_useful_headers(client: Cli
     assert reply.headers["x-request-id"] != "far-1"
 
 
-@requirement("http.is-error")
 @on_one_loop
 async def test_a_tool_that_failed_is_a_problem_with_its_data(client: Client) -> None:
+    """An MCP result that is an error is a problem with its data, or, if chosen, an answer with a mark."""
     reply = await client.get("/far/tool")
     assert refused(reply, 500, "EXECUTION_ERROR") == "no such city"
     assert (reply.headers["opwire-is-error"], reply.problem["data"]) == ("true", [])
 
 
-@requirement("http.paths")
 @on_one_loop
 @pytest.mark.parametrize("path", ["/odd/a~2Fb~20~7E~C3~A9..", "/odd/~2E~2E"])
 async def test_an_odd_name_is_reached_by_its_path(client: Client, path: str) -> None:
     assert (await client.get(path)).status == 200
 
 
-@requirement("http.one-path")
 @on_one_loop
 @pytest.mark.parametrize(
     ("path", "place"),
@@ -144,7 +135,6 @@ async def test_a_path_that_is_percent_encoded_or_ends_with_a_slash_leads_to_the_
     assert (await client.get(place)).status not in (308, 404)
 
 
-@requirement("http.one-path")
 @on_one_loop
 @pytest.mark.parametrize(
     ("path", "place"),
@@ -167,7 +157,6 @@ async def test_any_other_spelling_is_not_found_and_the_answer_names_the_path(
         assert refused(await client(method, path), 404, "OPERATION_NOT_FOUND").endswith(f"this one is at {place}")
 
 
-@requirement("http.one-path")
 @on_one_loop
 @pytest.mark.parametrize(
     "path",
@@ -184,7 +173,6 @@ async def test_what_is_not_a_spelling_of_a_path_or_one_of_a_hidden_operation_is_
         refused(await client(method, path), 404, "OPERATION_NOT_FOUND")
 
 
-@requirement("http.one-path")
 async def test_no_redirect_leaves_the_server_wherever_it_is_mounted() -> None:
     registry = OperationRegistry()
 
@@ -204,7 +192,6 @@ async def test_no_redirect_leaves_the_server_wherever_it_is_mounted() -> None:
         assert re.fullmatch(rb"/[a-z%A-Z0-9.]+/math/add", location)
 
 
-@requirement("http.problems")
 @on_one_loop
 async def test_what_an_operation_raises_is_a_problem(client: Client) -> None:
     reply = await client.get("/fail/on_purpose", x_request_id="r-1")
@@ -222,7 +209,6 @@ async def test_what_an_operation_raises_is_a_problem(client: Client) -> None:
     assert (reply.headers["retry-after"], reply.headers["x-request-id"]) == ("60", "r-1")
 
 
-@requirement("http.problems")
 @on_one_loop
 async def test_an_unforeseen_error_shows_nothing_of_itself(client: Client) -> None:
     reply = await client.get("/fail/by_mistake")
@@ -230,7 +216,6 @@ async def test_an_unforeseen_error_shows_nothing_of_itself(client: Client) -> No
     assert b"secret" not in reply.body
 
 
-@requirement("http.problems")
 @on_one_loop
 async def test_invalid_input_is_reported_with_its_problems(client: Client) -> None:
     reply = await client.post("/math/add", {"a": "x", "c": 1})
@@ -244,7 +229,6 @@ async def test_invalid_input_is_reported_with_its_problems(client: Client) -> No
     assert (await client("POST", "/odd/text")).status == 200
 
 
-@requirement("http.strict")
 @on_one_loop
 async def test_a_body_that_is_not_clearly_json_is_refused(client: Client) -> None:
     refused(await client.send("a=1", "/math/add", "application/x-www-form-urlencoded"), 415, "PROTOCOL_ERROR")
@@ -253,7 +237,6 @@ async def test_a_body_that_is_not_clearly_json_is_refused(client: Client) -> Non
     refused(await client.send("[" * 500 + "]" * 500, "/plain/any"), 422, "VALIDATION_ERROR")
 
 
-@requirement("http.methods")
 @on_one_loop
 async def test_other_methods_are_not_for_a_path_and_it_says_which_are(client: Client) -> None:
     for method, path, allow in (
@@ -270,7 +253,6 @@ async def test_other_methods_are_not_for_a_path_and_it_says_which_are(client: Cl
         assert (options.status, options.headers["allow"], options.body) == (204, allow, b"")
 
 
-@requirement("http.not-found")
 @on_one_loop
 async def test_what_is_not_there_is_not_found_with_what_comes_close(client: Client) -> None:
     assert "did you mean /math/add" in refused(await client.post("/math/ad"), 404, "OPERATION_NOT_FOUND")
@@ -280,13 +262,11 @@ async def test_what_is_not_there_is_not_found_with_what_comes_close(client: Clie
     refused(await client.post("/plain/unserved"), 404, "OPERATION_NOT_FOUND")
 
 
-@requirement("http.not-found")
 @on_one_loop
 async def test_a_hint_names_nothing_that_the_caller_may_not_call(client: Client) -> None:
     assert "close" not in refused(await client.post("/shop/clos"), 404, "OPERATION_NOT_FOUND")
 
 
-@requirement("http.request-id", "http.trace", "http.deadline")
 @on_one_loop
 async def test_id_trace_and_deadline_of_a_request_reach_the_handler(client: Client) -> None:
     reply = await client.get("/shop/me", x_request_id="mine-1", traceparent=TRACE, x_deadline_ms="5000")
@@ -299,7 +279,6 @@ async def test_id_trace_and_deadline_of_a_request_reach_the_handler(client: Clie
     assert CALL_TIMEOUT - 5 < reply.json["left"] <= CALL_TIMEOUT
 
 
-@requirement("http.deadline")
 @on_one_loop
 async def test_a_call_ends_at_its_deadline(client: Client) -> None:
     refused(await client.get("/fail/slow", x_deadline_ms="30"), 504, "TIMEOUT")
@@ -308,9 +287,9 @@ async def test_a_call_ends_at_its_deadline(client: Client) -> None:
     assert (await client.get("/shop/me", x_deadline_ms="9" * 18)).json["left"] <= 86_400
 
 
-@requirement("http.document")
 @on_one_loop
 async def test_the_document_is_at_its_place_and_need_not_be_fetched_twice(client: Client) -> None:
+    """The OpenAPI document describes every operation."""
     reply = await client.get("/openapi.json")
     assert (reply.status, reply.json["info"]) == (200, {"title": "Shop", "version": "2.1"})
     assert "/shop/order" in reply.json["paths"]
@@ -322,7 +301,6 @@ async def test_the_document_is_at_its_place_and_need_not_be_fetched_twice(client
     refused(await client.get("/openapi.json?version=1.2"), 400, "PROTOCOL_ERROR")
 
 
-@requirement("http.access")
 async def test_access_is_checked_on_calls_and_on_the_document() -> None:
     token, admin = "a-token-0123456789", "admin-token-0123456789"
     grants = {token: Identity(id="me"), admin: Identity(id="root", scopes=("*",))}
@@ -347,7 +325,6 @@ async def test_access_is_checked_on_calls_and_on_the_document() -> None:
         assert known == {"title": "opwire", "version": VERSION}
 
 
-@requirement("http.document.access")
 async def test_a_document_without_public_operations_needs_a_token() -> None:
     registry = OperationRegistry()
     registry.query("a.b")(lambda: 1)
@@ -363,21 +340,18 @@ async def test_a_document_without_public_operations_needs_a_token() -> None:
         assert info["description"] == "1 more operation is not listed; this server accepts no tokens."
 
 
-@requirement("http.access")
 async def test_without_tokens_and_identity_only_public_operations_can_be_called() -> None:
     async with served(make_registry(), anonymous=None) as client:
         assert (await client.get("/math/add?a=1")).status == 200
         refused(await client.get("/shop/me"), 401, "UNAUTHENTICATED")
 
 
-@requirement("http.is-error")
 async def test_a_tool_that_failed_may_be_an_answer_with_a_mark() -> None:
     async with served(make_registry(), is_error="return") as client:
         reply = await client.get("/far/tool")
         assert (reply.status, reply.headers["opwire-is-error"], reply.json) == (200, "true", [])
 
 
-@requirement("http.gone")
 async def test_when_the_client_leaves_the_handler_is_cancelled() -> None:
     registry = OperationRegistry()
     running, stopped = asyncio.Event(), asyncio.Event()
@@ -397,7 +371,6 @@ async def test_when_the_client_leaves_the_handler_is_cancelled() -> None:
         await stopped.wait()
 
 
-@requirement("http.drain")
 async def test_draining_ends_readiness_and_lets_calls_finish() -> None:
     registry = OperationRegistry()
     running, go_on = asyncio.Event(), asyncio.Event()
@@ -421,8 +394,8 @@ async def test_draining_ends_readiness_and_lets_calls_finish() -> None:
             assert (await call).json == "done"
 
 
-@requirement("http.health")
 async def test_health_is_reported_to_probes_without_name_and_token() -> None:
+    """Probes need neither name nor token."""
     app = serve_http(OperationRegistry(), authenticate=StaticTokens({}))
     async with client_of(app) as client:
         for path in ("/healthz", "/readyz"):
@@ -431,7 +404,6 @@ async def test_health_is_reported_to_probes_without_name_and_token() -> None:
         assert (await client.get("/a/healthz")).status == 404
 
 
-@requirement("serve.smuggling", "http.health", "http.cors")
 @pytest.mark.parametrize(
     "line", [b"GET %s/healthz", b"GET %s/readyz", b"OPTIONS %s/math/add", b"OPTIONS %s/math/add\nOrigin: %s"]
 )
@@ -453,8 +425,8 @@ async def test_what_is_answered_before_the_guard_does_not_take_a_body_for_the_ne
             writer.close()
 
 
-@requirement("http.cors")
 async def test_pages_of_other_hosts_may_read_answers_only_where_that_is_said() -> None:
+    """CORS is off unless pages are named."""
     page = "https://shop.example"
     async with served(make_registry(), cors_origins=[page]) as client:
         reply = await client.get("/math/add?a=1", origin=page)
@@ -468,7 +440,6 @@ async def test_pages_of_other_hosts_may_read_answers_only_where_that_is_said() -
         assert (bad.status, bad.headers["access-control-allow-origin"]) == (422, page)
 
 
-@requirement("http.cors")
 @on_one_loop
 async def test_by_default_no_page_of_another_host_may_call(client: Client) -> None:
     reply = await client.get("/math/add?a=1", origin="https://shop.example")
@@ -476,7 +447,6 @@ async def test_by_default_no_page_of_another_host_may_call(client: Client) -> No
     assert not [name for name in reply.headers if name.lower().startswith("access-control")]
 
 
-@requirement("http.changes")
 async def test_changes_of_the_registry_are_served_at_once() -> None:
     registry = make_registry()
     async with served(registry) as client:
@@ -488,7 +458,6 @@ async def test_changes_of_the_registry_are_served_at_once() -> None:
         assert (await client.post("/math/add")).status == 404
 
 
-@requirement("http.mounted")
 async def test_it_can_be_mounted_into_another_application() -> None:
     app = Starlette(routes=[Mount("/api", serve_http(make_registry(), anonymous=ME))])
     async with listening(app, drain_timeout=1) as address, aiohttp.ClientSession() as session:
@@ -500,7 +469,6 @@ async def test_it_can_be_mounted_into_another_application() -> None:
         assert (await client.post("/math/add/")).headers["location"] == "/api/math/add"
 
 
-@requirement("http.mounted", "http.one-path")
 @pytest.mark.parametrize(("root", "other"), [("/api", "/%61pi"), ("/%C3%A9", "/%c3%a9")])
 async def test_where_an_app_is_mounted_has_one_spelling_too(root: str, other: str) -> None:
     app = Starlette(routes=[Mount(unquote(root), serve_http(make_registry(), anonymous=ME))])
@@ -510,7 +478,6 @@ async def test_where_an_app_is_mounted_has_one_spelling_too(root: str, other: st
         assert (await client.get(f"{other}/math/add?a=1")).headers["location"] == f"{root}/math/add?a=1"
 
 
-@requirement("handlers.stuck-share")
 @pytest.mark.parametrize("kind", ["query", "subscription"])
 async def test_a_caller_that_does_not_wait_does_not_use_up_the_threads_of_others(kind: str) -> None:
     registry, go_on = OperationRegistry(max_workers=2), threading.Event()
@@ -546,7 +513,6 @@ async def test_a_caller_that_does_not_wait_does_not_use_up_the_threads_of_others
             go_on.set()
 
 
-@requirement("policies.breaker")
 async def test_a_caller_that_does_not_wait_does_not_open_a_circuit_for_others() -> None:
     registry = OperationRegistry()
     registry.use(CircuitBreaker(2))
@@ -570,7 +536,6 @@ async def test_a_caller_that_does_not_wait_does_not_open_a_circuit_for_others() 
         assert "the last 2 calls failed" in refused(await client.post("/slow/ping"), 503, "UNAVAILABLE")
 
 
-@requirement("policies.queue")
 async def test_one_caller_cannot_use_up_the_room_of_calls_that_wait_for_approval() -> None:
     registry, queue = OperationRegistry(), ApprovalQueue()
     registry.use(Approval(queue, max_waiting=4))
@@ -601,7 +566,6 @@ async def test_the_lifespan_of_a_server_begins_and_ends_with_it() -> None:
     assert app.draining
 
 
-@requirement("http.run")
 async def test_it_runs_until_it_is_stopped(unused_tcp_port: int) -> None:
     app = serve_http(make_registry(), anonymous=ME)
     async with asyncio.timeout(5), aiohttp.ClientSession() as session:
@@ -671,8 +635,8 @@ def test_an_option_that_is_not_a_number_above_zero_is_refused_by_its_name(option
         serve_http(OperationRegistry(), **options)
 
 
-@requirement("http.sites")
 async def test_an_image_or_a_link_on_a_page_of_another_site_runs_nothing() -> None:
+    """Pages of other sites cannot make a browser call anything."""
     registry, ran = OperationRegistry(), list[str]()
 
     @registry.query("mail.search")
@@ -690,7 +654,6 @@ async def test_an_image_or_a_link_on_a_page_of_another_site_runs_nothing() -> No
     assert ran == ["mine"]
 
 
-@requirement("http.not-found")
 async def test_a_404_compares_few_operations_and_echoes_little() -> None:
     registry = OperationRegistry()
     for n in range(500):

@@ -9,7 +9,6 @@ from hypothesis import strategies as st
 
 from opwire import Schema
 from opwire.openapi.server.components import PREFIX, Components
-from tests.requirements import requirement
 
 NODE = {"type": "object", "properties": {"next": {"$ref": "#/$defs/Node"}, "value": {"type": "integer"}}}
 
@@ -27,7 +26,6 @@ def whole(placed: Any, components: Components) -> Schema:
     return Schema({"allOf": [placed], "components": {"schemas": components.schemas}})
 
 
-@requirement("http.document.schemas")
 def test_definitions_become_components_and_references_follow() -> None:
     components = Components({})
     schema = {"type": "array", "items": {"$ref": "#/$defs/Node"}, "$defs": {"Node": NODE, "Unused": {}}}
@@ -35,7 +33,6 @@ def test_definitions_become_components_and_references_follow() -> None:
     assert components.schemas == {"Node": {**NODE, "properties": {**NODE["properties"], "next": ref("Node")}}}
 
 
-@requirement("http.document.schemas")
 def test_the_same_definition_is_shared_and_another_one_of_that_name_is_not() -> None:
     components = Components({"Taken": {}})
     first = {"$ref": "#/$defs/A", "$defs": {"A": {"$ref": "#/$defs/B"}, "B": {"type": "integer"}}}
@@ -125,7 +122,6 @@ def test_a_discriminator_follows_too() -> None:
     assert place(schema)["discriminator"] == {"propertyName": "kind", "mapping": mapping}
 
 
-@requirement("http.document.schemas")
 def test_older_dialects_are_lowered() -> None:
     assert place({"type": "string", "nullable": True}, dialect="openapi-3.0") == {"type": ["string", "null"]}
     draft4 = {"$schema": "http://json-schema.org/draft-04/schema#", "minimum": 1, "exclusiveMinimum": True}
@@ -169,7 +165,6 @@ values = st.recursive(
 )
 
 
-@requirement("http.document.schemas")
 @given(schemas, objects, objects, st.lists(values, max_size=5))
 def test_a_schema_means_the_same_wherever_it_is_placed(root: Any, a: Any, b: Any, samples: list[Any]) -> None:
     original = Schema({**root, "$defs": {"A": a, "B": b}})
@@ -180,14 +175,12 @@ def test_a_schema_means_the_same_wherever_it_is_placed(root: Any, a: Any, b: Any
         assert original.is_valid(value) == moved.is_valid(value) == again.is_valid(value)
 
 
-@requirement("http.document.schemas")
 def test_base64_text_has_the_format_by_which_tools_know_it() -> None:
     data = {"type": "string", "contentEncoding": "base64"}
     assert place({"properties": {"data": data}}) == {"properties": {"data": {**data, "format": "byte"}}}
     assert place({**data, "format": "own"}) == {**data, "format": "own"}
 
 
-@requirement("http.document.schemas")
 def test_a_discriminator_keeps_its_variants_and_drops_those_that_are_missing() -> None:
     schema = {
         "$ref": "#/$defs/Pet",
@@ -212,7 +205,6 @@ def test_a_discriminator_keeps_its_variants_and_drops_those_that_are_missing() -
     assert "mapping" in nothing["discriminator"]  # the schema of the operation is not changed
 
 
-@requirement("http.document.schemas")
 def test_the_branches_of_a_discriminated_union_are_references() -> None:
     wrapped = {"allOf": [{"$ref": "#/$defs/A"}], "properties": {"kind": {"not": {"enum": ["b"]}}}}
     other = {"allOf": [{"$ref": "#/$defs/A"}], "properties": {"kind": {"const": "a"}}}
@@ -223,7 +215,6 @@ def test_the_branches_of_a_discriminated_union_are_references() -> None:
     assert found["anyOf"] == [ref("A"), {**other, "allOf": [ref("A")]}, ref("B")]
 
 
-@requirement("http.document.schemas")
 @pytest.mark.parametrize(
     ("schema", "expected"),
     [
@@ -283,7 +274,6 @@ def placed_in(seconds: float, schemas: list[Any]) -> Components:
     return components
 
 
-@requirement("http.document.schemas")
 def test_thousands_of_anchors_are_found_in_proportion() -> None:
     definitions = {f"d{number}": {"$anchor": f"a{number}", "maxLength": number} for number in range(2_000)}
     properties = {f"p{number}": {"$ref": f"#a{number}"} for number in range(2_000)}
@@ -291,7 +281,6 @@ def test_thousands_of_anchors_are_found_in_proportion() -> None:
     assert len(placed.schemas) == 2_000
 
 
-@requirement("http.document.schemas")
 def test_names_that_become_the_same_are_numbered_in_proportion() -> None:
     names = [f"d{chr(0x4E00 + number)}" for number in range(6_000)]
     schema = {
@@ -303,7 +292,6 @@ def test_names_that_become_the_same_are_numbered_in_proportion() -> None:
     assert {"d", "op0_d", "op0_d_2", "op0_d_5999"} <= placed.schemas.keys()
 
 
-@requirement("http.document.schemas")
 def test_a_name_that_thousands_of_schemas_define_differently_is_compared_a_bounded_number_of_times() -> None:
     def schema(number: int) -> dict[str, Any]:
         fields = {f"q{each}": {"type": "string"} for each in range(10)}
@@ -314,7 +302,6 @@ def test_a_name_that_thousands_of_schemas_define_differently_is_compared_a_bound
     assert len(placed.schemas) == 3_000
 
 
-@requirement("http.document.schemas")
 def test_chains_of_definitions_that_differ_at_their_end_are_compared_in_proportion() -> None:
     def chain(end: int) -> dict[str, Any]:
         links = {f"d{each}": {"properties": {"a": {"$ref": f"#/$defs/d{each + 1}"}}} for each in range(600)}

@@ -26,7 +26,6 @@ from opwire.openapi.server.document import DocumentInfo, build_document, operati
 from opwire.openapi.server.request import Route
 from opwire.protocol.schemas import RESPONSE_ENVELOPE_SCHEMA
 from tests.openapi.server.conftest import make_registry
-from tests.requirements import requirement
 
 ABOUT = DocumentInfo(title="Shop", version="2.1")
 
@@ -53,7 +52,6 @@ def document() -> dict[str, Any]:
     return build_document(make_registry().list(), ABOUT)
 
 
-@requirement("http.document")
 def test_every_operation_is_there_by_post_and_by_get_where_that_can_be(document: dict[str, Any]) -> None:
     assert {path: sorted(item) for path, item in document["paths"].items()} == {
         "/math/add": ["get", "post"],
@@ -79,7 +77,6 @@ def test_every_operation_is_there_by_post_and_by_get_where_that_can_be(document:
     }
 
 
-@requirement("http.document")
 def test_an_operation_says_what_it_takes_gives_and_is(document: dict[str, Any]) -> None:
     post = operation(document, "/math/add")
     assert (post["operationId"], post["summary"], post["description"]) == ("math_add", "Add", "Add two integers.")
@@ -98,7 +95,6 @@ def test_an_operation_says_what_it_takes_gives_and_is(document: dict[str, Any]) 
     assert (origin.id, origin.type, origin.tags) == ("math.add", OperationType.QUERY, ("numbers",))
 
 
-@requirement("http.document.summaries")
 @pytest.mark.parametrize(
     ("title", "description", "summary"),
     [
@@ -110,13 +106,13 @@ def test_an_operation_says_what_it_takes_gives_and_is(document: dict[str, Any]) 
     ],
 )
 def test_an_operation_has_a_summary(title: str, description: str, summary: str) -> None:
+    """Every operation in the document has a summary: its title, else the start of its description."""
     spec = OperationSpec(namespace="math", name="add", type="query", title=title, description=description)
     assert summary_of(spec) == summary
     post = build_document([spec], DocumentInfo(title="", version=""))["paths"]["/math/add"]["post"]
     assert post["summary"] == summary
 
 
-@requirement("http.get")
 def test_the_properties_of_a_flat_input_are_query_parameters(document: dict[str, Any]) -> None:
     get = operation(document, "/math/add", "get")
     assert get["operationId"] == "math_add_get"
@@ -135,7 +131,6 @@ def test_a_flat_input_that_refers_into_itself_has_parameters_too() -> None:
     assert parameters[1]["schema"] == {"$ref": "#/components/schemas/a_op_input/properties/a"}
 
 
-@requirement("http.document")
 def test_types_of_python_are_named_components(document: dict[str, Any]) -> None:
     body = operation(document, "/shop/order")["requestBody"]["content"]["application/json"]["schema"]
     assert body["properties"]["lines"]["items"] == {"$ref": "#/components/schemas/Line"}
@@ -145,7 +140,6 @@ def test_types_of_python_are_named_components(document: dict[str, Any]) -> None:
     assert output == {"$ref": "#/components/schemas/Line"}
 
 
-@requirement("http.document")
 def test_what_is_unknown_may_be_anything_and_bytes_are_an_octet_stream(document: dict[str, Any]) -> None:
     anything = operation(document, "/plain/any")
     assert anything["requestBody"] == {"required": False, "content": {"application/json": {"schema": {}}}}
@@ -163,7 +157,6 @@ def test_an_input_that_is_not_an_object_is_the_unchanged_body(document: dict[str
     assert body["content"]["application/json"]["schema"] == {"type": "array", "items": {"type": "integer"}}
 
 
-@requirement("http.document.streams")
 def test_a_subscription_is_a_stream_of_events_described_as_the_version_can() -> None:
     ticks = make_registry().get_spec("clock.ticks")
     assert ticks is not None
@@ -175,7 +168,6 @@ def test_a_subscription_is_a_stream_of_events_described_as_the_version_can() -> 
         assert event["properties"]["data"]["contentSchema"] == {"type": "integer"}
 
 
-@requirement("http.document.security")
 def test_where_tokens_are_taken_the_document_says_so() -> None:
     specs = spec("open", access=AccessControl(public=True)), spec("closed")
     assert document_of(*specs)["security"] == []
@@ -188,7 +180,6 @@ def test_where_tokens_are_taken_the_document_says_so() -> None:
     assert {} in optional["security"]
 
 
-@requirement("http.document")
 def test_the_tags_of_operations_are_declared() -> None:
     found = document_of(spec("one", tags=("b", "a", "b")), spec("two"))
     assert operation(found, "/a/one")["tags"] == ["b", "a"]
@@ -224,7 +215,6 @@ def test_the_envelope_of_the_document_is_that_of_the_library(envelope: Any) -> N
     assert not written.is_valid({"data": 1, "meta": {"source": "elsewhere"}})
 
 
-@requirement("http.problems")
 def test_every_problem_is_as_the_document_says() -> None:
     errors = [
         CallError("INTERNAL"),
@@ -275,7 +265,6 @@ def test_an_invalid_schema_does_not_fail_the_document(json: dict[str, Any]) -> N
 ids = st.text(min_size=1, max_size=8).filter(str.isprintable)
 
 
-@requirement("http.document")
 @given(st.lists(ids, max_size=8, unique=True))
 def test_operation_ids_are_safe_unique_and_readable(names: list[str]) -> None:
     specs = [spec(name) for name in names]

@@ -10,7 +10,6 @@ from opwire import AccessControl, CallError, ErrorCode, Identity, OperationRegis
 from opwire.openapi.server import document as module
 from opwire.openapi.server.document import MAX_DOCUMENTS, DocumentCache, DocumentInfo
 from opwire.registry.dispatch import Dispatcher
-from tests.requirements import requirement
 
 ADMIN, GUEST = Identity(id="admin", scopes=("*",)), Identity(id="guest")
 
@@ -44,7 +43,6 @@ async def paths(documents: DocumentCache, identity: Identity | None, query: byte
     return sorted(msgspec.json.decode(document.body)["paths"])
 
 
-@requirement("http.document.access")
 async def test_a_caller_sees_what_it_may_call_and_can_be_called(registry: OperationRegistry) -> None:
     documents = DocumentCache(Dispatcher(registry), DocumentInfo(title="", version=""))
     assert await paths(documents, None) == ["/a/open"]
@@ -52,7 +50,6 @@ async def test_a_caller_sees_what_it_may_call_and_can_be_called(registry: Operat
     assert await paths(documents, ADMIN) == ["/a/admin", "/a/known", "/a/open"]
 
 
-@requirement("http.document.cached")
 async def test_a_document_is_built_once_for_all_callers_that_see_the_same(
     registry: OperationRegistry, built: list[Any]
 ) -> None:
@@ -65,7 +62,6 @@ async def test_a_document_is_built_once_for_all_callers_that_see_the_same(
     assert len(built) == 2
 
 
-@requirement("http.document.cached")
 async def test_a_change_of_the_registry_is_seen_at_once(registry: OperationRegistry) -> None:
     documents = DocumentCache(Dispatcher(registry), DocumentInfo(title="", version=""))
     before = await documents.get(GUEST, b"", "")

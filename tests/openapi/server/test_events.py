@@ -14,7 +14,6 @@ from opwire import CallError, Identity, OperationRegistry, decode_envelope
 from opwire.auth import Grant, callback, tokens
 from opwire.openapi.server import responses, serve_http
 from tests.openapi.server.served import Client, client_of, served
-from tests.requirements import requirement
 
 on_one_loop = pytest.mark.asyncio(loop_scope="module")
 Event = dict[str, str]
@@ -68,7 +67,6 @@ class Tap:
                 self.closed.set()
 
 
-@requirement("http.events")
 @on_one_loop
 async def test_each_item_is_an_event_with_an_id(client: Client) -> None:
     for reply in (await client.get("/clock/ticks?count=2"), await client.post("/clock/ticks", {"count": 2})):
@@ -77,14 +75,12 @@ async def test_each_item_is_an_event_with_an_id(client: Client) -> None:
         assert blocks_of(reply.body) == ["retry: 3000", "id: 1\ndata: 0", "id: 2\ndata: 1"]
 
 
-@requirement("http.events")
 @on_one_loop
 async def test_a_stream_without_items_is_there_and_ends(client: Client) -> None:
     reply = await client.get("/clock/ticks?count=0")
     assert (reply.status, blocks_of(reply.body)) == (200, ["retry: 3000"])
 
 
-@requirement("http.events.resume")
 @on_one_loop
 async def test_an_operation_that_takes_the_last_event_goes_on_behind_it(client: Client) -> None:
     for reply in (
@@ -96,7 +92,6 @@ async def test_an_operation_that_takes_the_last_event_goes_on_behind_it(client: 
     assert "x-resumed" not in (await client.get("/clock/ticks")).headers
 
 
-@requirement("http.events.resume", "resume.unsupported")
 @on_one_loop
 async def test_other_operations_have_no_ids_and_do_not_begin_again(client: Client) -> None:
     assert parsed((await client.get("/clock/plain")).body) == [{"data": "1"}]
@@ -108,7 +103,6 @@ async def test_other_operations_have_no_ids_and_do_not_begin_again(client: Clien
     assert (await client.get("/clock/ticks", last_event_id="x" * 4097)).status == 422
 
 
-@requirement("http.events")
 @on_one_loop
 async def test_items_that_came_over_http_keep_their_id_and_type(client: Client) -> None:
     reply = await client.post("/clock/feed")
@@ -118,7 +112,6 @@ async def test_items_that_came_over_http_keep_their_id_and_type(client: Client) 
     ]
 
 
-@requirement("http.events.errors")
 @on_one_loop
 async def test_an_error_after_the_start_is_an_event_that_holds_the_problem(client: Client) -> None:
     reply = await client.post("/clock/feed", {}, x_request_id="r1")
@@ -130,14 +123,12 @@ async def test_an_error_after_the_start_is_an_event_that_holds_the_problem(clien
     assert problem["instance"] == "urn:opwire:request:r1"
 
 
-@requirement("http.events.errors")
 @on_one_loop
 async def test_an_error_before_the_first_item_is_a_response_of_its_own(client: Client) -> None:
     assert (await client.post("/clock/ticks", {"count": "many"})).problem["code"] == "VALIDATION_ERROR"
     assert (await client.get("/clock/ticks?x=1")).status == 422
 
 
-@requirement("http.envelope")
 @on_one_loop
 async def test_items_come_as_envelopes_where_they_are_asked_for(client: Client) -> None:
     reply = await client.get("/clock/ticks?count=1", accept="text/event-stream, application/vnd.opwire.envelope+json")
@@ -145,7 +136,6 @@ async def test_items_come_as_envelopes_where_they_are_asked_for(client: Client) 
     assert (envelope.data, envelope.meta.source) == (0, "local")
 
 
-@requirement("http.events.heartbeat")
 async def test_a_quiet_stream_begins_soon_and_is_kept_open_with_comments() -> None:
     tap = Tap()
     async with served(tap.registry, heartbeat=0.03) as client, opened(client, "/tap/items") as reply:
@@ -155,7 +145,6 @@ async def test_a_quiet_stream_begins_soon_and_is_kept_open_with_comments() -> No
         await read_until(reply, b":\n\n")
 
 
-@requirement("http.gone")
 async def test_when_the_client_leaves_the_generator_is_closed() -> None:
     tap = Tap()
     async with served(tap.registry) as client, asyncio.timeout(5):
@@ -172,7 +161,6 @@ async def opened_when_it_runs(client: Client, tap: Tap, **headers: str) -> Async
         yield reply
 
 
-@requirement("http.drain")
 async def test_a_server_that_goes_away_tells_its_streams_and_takes_no_new_ones() -> None:
     tap = Tap()
     app = serve_http(tap.registry, anonymous=Identity(id="me"))
@@ -186,7 +174,6 @@ async def test_a_server_that_goes_away_tells_its_streams_and_takes_no_new_ones()
         assert (late.status, late.headers["retry-after"]) == (503, "1")
 
 
-@requirement("serve.token")
 async def test_a_stream_ends_when_its_token_expires() -> None:
     tap = Tap()
     soon = callback(lambda token: Grant(Identity(id=token), expires=time.time() + 0.5))  # from when it comes in
@@ -203,7 +190,6 @@ async def test_a_stream_ends_when_its_token_expires() -> None:
         await tap.closed.wait()
 
 
-@requirement("serve.revoked")
 @pytest.mark.parametrize("now", [None, Identity(id="you", scopes=("read",)), Identity(id="me")])
 async def test_a_stream_ends_soon_after_its_token_was_revoked_or_grants_less(
     monkeypatch: pytest.MonkeyPatch, now: Identity | None
@@ -222,7 +208,6 @@ async def test_a_stream_ends_soon_after_its_token_was_revoked_or_grants_less(
         await tap.closed.wait()
 
 
-@requirement("serve.revoked")
 async def test_a_stream_goes_on_while_its_token_cannot_be_checked(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(tokens, "RECHECK", 0.01)
     tap, checked = Tap(), 0
@@ -241,7 +226,6 @@ async def test_a_stream_goes_on_while_its_token_cannot_be_checked(monkeypatch: p
     assert checked == 8
 
 
-@requirement("http.events")
 async def test_a_client_that_does_not_read_slows_its_own_stream_and_is_given_up(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
@@ -275,7 +259,6 @@ async def test_a_late_failure_of_a_handler_is_reported_too() -> None:
         assert parsed(await reply.content.read())[-1]["event"] == "error"
 
 
-@requirement("http.gone")
 @on_one_loop
 async def test_a_producer_that_never_waits_is_stopped_too_when_its_client_leaves() -> None:
     registry, closed, made = OperationRegistry(), asyncio.Event(), 0

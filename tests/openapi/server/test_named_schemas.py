@@ -10,7 +10,6 @@ from opwire import encode_envelope, http_envelope, local_envelope
 from opwire.model.envelope import mcp_envelope
 from opwire.openapi.server.components import NAMED_SCHEMAS
 from opwire.protocol.schemas import MCP_CONTENT_BLOCK_SCHEMA, RESPONSE_META_SCHEMA
-from tests.requirements import requirement
 
 BLOCKS: list[dict[str, Any]] = [
     {"type": "text", "text": "x", "annotations": {"audience": ["user"], "priority": 1}},
@@ -26,7 +25,6 @@ def named(name: str) -> Any:
     return jsonschema_rs.validator_for(root)
 
 
-@requirement("http.document.schemas")
 @pytest.mark.parametrize(
     "meta",
     [

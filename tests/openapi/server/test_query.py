@@ -15,7 +15,6 @@ from opwire.openapi.server.request import (
     parse_value,
     query_parameters,
 )
-from tests.requirements import requirement
 
 
 def flat(**properties: Any) -> Schema:
@@ -27,7 +26,6 @@ def kinds(schema: Any) -> tuple[set[str], bool] | None:
     return None if found is None else (set(found["x"].kinds), found["x"].is_array)
 
 
-@requirement("http.get")
 @pytest.mark.parametrize(
     ("schema", "expected"),
     [
@@ -48,7 +46,6 @@ def test_scalars_and_arrays_of_scalars_are_flat(schema: Any, expected: Any) -> N
     assert kinds(schema) == expected
 
 
-@requirement("http.get")
 @pytest.mark.parametrize(
     "schema",
     [
@@ -95,7 +92,6 @@ def test_older_dialects_are_read_too() -> None:
     assert query_parameters(schema) == {"a": QueryParameter(frozenset({"integer", "null"}), is_array=False)}
 
 
-@requirement("http.get")
 def test_the_schema_says_what_a_value_is() -> None:
     parameters = query_parameters(
         flat(
@@ -159,14 +155,12 @@ def test_a_query_string_means_what_it_means_to_urllib(query: str) -> None:
             parse_query({}, query.encode())
 
 
-@requirement("http.strict")
 def test_a_long_name_that_is_given_twice_is_shortened_in_the_error() -> None:
     with pytest.raises(CallError, match="duplicate query parameter") as failure:
         parse_query({}, b"&".join([b"a" * 10_000 + b"=1"] * 2))
     assert len(failure.value.message) < 200
 
 
-@requirement("http.strict")
 @pytest.mark.parametrize(
     "query", [b"a=1&a=2", b"a=%FF", b"a=%C3", b"\xff=1", b"&".join([b"b=1"] * (MAX_PARAMETERS + 1))]
 )

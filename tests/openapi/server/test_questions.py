@@ -2,11 +2,10 @@
 
 from opwire import Context, OperationRegistry
 from tests.openapi.server.served import served
-from tests.requirements import requirement
 
 
-@requirement("http.questions")
 async def test_the_error_says_what_was_asked_and_how_to_answer() -> None:
+    """An operation that asks its caller fails over HTTP, with the question and how to answer it."""
     registry = OperationRegistry()
 
     @registry.mutation("shop.purge")

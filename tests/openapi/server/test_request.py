@@ -14,7 +14,6 @@ from opwire.asgi.guard import AdmittedRequest
 from opwire.asgi.problem import HTTPStatusError
 from opwire.model.origin import ENVELOPE_JSON
 from opwire.openapi.server.request import Request, parse_body
-from tests.requirements import requirement
 
 TRACE = "00-0af7651916cd43dd8448eb211c80319c-b7ad6b7169203331-01"
 
@@ -30,7 +29,6 @@ def body_of(body: bytes, content_type: str = "application/json") -> Any:
     return request_with(content_type=content_type, body=body).json()
 
 
-@requirement("http.request-id")
 def test_a_request_id_is_kept_if_it_is_sane_and_else_made() -> None:
     assert request_with(x_request_id="abc-123:x/y").request_id == "abc-123:x/y"
     made = {request_with(x_request_id=odd).request_id for odd in ("", "a b", "a\x00", "é", "x" * 129, '"')}
@@ -51,7 +49,6 @@ def test_the_path_is_that_below_where_the_application_is_mounted(root: str, path
     assert request_with(path, root).path == expected
 
 
-@requirement("http.envelope")
 @pytest.mark.parametrize(
     ("accept", "wanted"),
     [
@@ -73,7 +70,6 @@ def test_the_envelope_is_asked_for_by_name(accept: str, wanted: bool) -> None:
     assert not request_with().wants_envelope
 
 
-@requirement("http.trace")
 def test_the_trace_is_kept_if_it_is_one() -> None:
     assert request_with(traceparent=TRACE, tracestate="a=1").metadata == {"traceparent": TRACE, "tracestate": "a=1"}
     assert request_with(traceparent=TRACE).metadata == {"traceparent": TRACE}
@@ -81,7 +77,6 @@ def test_the_trace_is_kept_if_it_is_one() -> None:
         assert request_with(traceparent=odd, tracestate="a=1").metadata == {}
 
 
-@requirement("http.deadline")
 def test_a_deadline_is_the_time_left_or_a_date() -> None:
     now = time.monotonic()
     for given_value in ("2000", str(time.time_ns() // 1_000_000 + 2000)):
@@ -90,7 +85,6 @@ def test_a_deadline_is_the_time_left_or_a_date() -> None:
     assert request_with().deadline(None) is None
 
 
-@requirement("http.deadline")
 @pytest.mark.parametrize(
     ("text", "code"),
     [
@@ -108,7 +102,6 @@ def test_a_deadline_that_has_passed_or_is_not_a_number_is_rejected(text: str, co
     assert raised.value.code is code
 
 
-@requirement("http.deadline")
 @pytest.mark.parametrize(
     "text", ["9" * 18, "90000000000", str(time.time_ns() // 1_000_000 + 10**10)], ids=["9s", "years", "date"]
 )
@@ -136,7 +129,6 @@ def test_the_last_event_is_text() -> None:
     assert request_with().last_event_id is None
 
 
-@requirement("http.strict")
 @pytest.mark.parametrize(
     "content_type",
     [
@@ -151,7 +143,6 @@ def test_json_is_taken_under_all_its_names(content_type: str) -> None:
     assert body_of(b'{"a": [1]}', content_type) == {"a": [1]}
 
 
-@requirement("http.strict")
 @pytest.mark.parametrize(
     "content_type",
     ["", "text/plain", "application/x-www-form-urlencoded", "application/jsonp", "application/json; charset=utf-16"],
@@ -166,7 +157,6 @@ def test_without_a_body_an_input_of_any_type_is_missing() -> None:
     assert body_of(b"", "text/plain") is UNSET
 
 
-@requirement("http.strict")
 @pytest.mark.parametrize(
     ("body", "reason"),
     [
@@ -210,7 +200,6 @@ def large(*items: bytes) -> bytes:
     return b"[" + b",".join([*([b'{"a:": [":"]}'] * 10_000), *items]) + b"]"
 
 
-@requirement("http.strict")
 @pytest.mark.parametrize("end", [b'{"z": 1, "z": 2}', rb'{"\u003a": 1, ":": 2}', rb'[{"\ud800": 1, "\ud801": 2}]'])
 def test_a_key_that_is_there_twice_is_found_in_a_large_body_too(end: bytes) -> None:
     with pytest.raises(CallError, match="duplicate key"):
@@ -232,7 +221,6 @@ def test_a_large_body_is_read_as_a_small_one_is(end: bytes, value: Any) -> None:
     assert parse_body(b'{":": [{}], "x": ' + end + b"}") == {":": [{}], "x": value}
 
 
-@requirement("http.strict")
 def test_the_work_to_find_a_key_that_is_there_twice_grows_with_the_body_and_not_with_its_square() -> None:
     def seconds(keys: int) -> float:
         body = b"{" + b",".join(b'"%d":0' % n for n in range(keys)) + b',"z":1,"z":2}'

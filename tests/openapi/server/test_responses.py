@@ -7,7 +7,6 @@ import pytest
 
 from opwire import CallError, ErrorCode, HTTPResponseMeta, decode_envelope, http_envelope, local_envelope, mcp_envelope
 from opwire.openapi.server.responses import encode_data, encode_response, upstream_headers
-from tests.requirements import requirement
 
 FAILED = mcp_envelope(
     [{"type": "text", "text": "no such city"}], is_error=True, content=[{"type": "text", "text": "no such city"}]
@@ -19,7 +18,6 @@ def headers_of(**headers: str) -> dict[str, str]:
     return {name.decode(): value.decode("latin-1") for name, value in upstream_headers(meta)}
 
 
-@requirement("http.data")
 @pytest.mark.parametrize(
     ("data", "content_type", "body"),
     [
@@ -32,11 +30,11 @@ def headers_of(**headers: str) -> dict[str, str]:
     ],
 )
 def test_data_is_json_and_bytes_are_bytes(data: Any, content_type: bytes, body: bytes) -> None:
+    """Data is JSON, bytes are an octet stream, None is null."""
     found = encode_response(local_envelope(data, "a.b"), whole=False, is_error="return")
     assert (found.content_type, found.body, found.headers) == (content_type, body, [])
 
 
-@requirement("http.envelope")
 @pytest.mark.parametrize("data", [{"a": 1}, None, b"\x00\xff"])
 def test_the_whole_envelope_can_be_had(data: Any) -> None:
     envelope = local_envelope(data, "a.b")
@@ -60,7 +58,6 @@ def test_not_a_number_is_null_and_said_so(caplog: pytest.LogCaptureFixture) -> N
     assert "NaN" in caplog.text
 
 
-@requirement("http.upstream")
 def test_headers_of_the_answer_behind_a_result_are_kept_under_another_name() -> None:
     envelope = http_envelope(
         [1],
@@ -76,7 +73,6 @@ def test_headers_of_the_answer_behind_a_result_are_kept_under_another_name() -> 
     ]
 
 
-@requirement("http.upstream")
 def test_nothing_of_them_can_break_out_of_its_header() -> None:
     kept = headers_of(link="a\r\nx-evil: 1", etag="\x00", location="x" * 5_000, retry_after="5")
     assert kept == {"opwire-upstream-status": "200", "opwire-upstream-retry-after": "5"}
@@ -84,7 +80,6 @@ def test_nothing_of_them_can_break_out_of_its_header() -> None:
     assert headers_of(link="<é€>") == {"opwire-upstream-status": "200", "opwire-upstream-link": "<é?>"}
 
 
-@requirement("http.is-error")
 def test_a_tool_that_failed_is_a_problem_with_its_text_and_its_data() -> None:
     found = encode_response(FAILED, whole=False, is_error="raise", request_id="r-1")
     assert (found.status, found.content_type) == (500, b"application/problem+json")
@@ -96,7 +91,6 @@ def test_a_tool_that_failed_is_a_problem_with_its_text_and_its_data() -> None:
     assert decode_envelope(encode_response(FAILED, whole=True, is_error="raise").body) == FAILED
 
 
-@requirement("http.is-error")
 def test_the_data_of_a_tool_that_failed_is_kept_whole_and_its_text_bounded() -> None:
     blocks: list[Any] = [{"type": "text", "text": "x" * 200_000}]
     found = encode_response(mcp_envelope(blocks, is_error=True, content=blocks), whole=False, is_error="raise")
@@ -107,7 +101,6 @@ def test_the_data_of_a_tool_that_failed_is_kept_whole_and_its_text_bounded() -> 
     assert (problem["detail"], problem["data"]) == ("the tool returned an error without a text", {"a": 1})
 
 
-@requirement("http.is-error")
 def test_a_tool_that_failed_may_be_an_answer_with_a_mark() -> None:
     found = encode_response(FAILED, whole=False, is_error="return")
     assert (found.status, found.body) == (200, b'[{"type":"text","text":"no such city"}]')

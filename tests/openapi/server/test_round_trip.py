@@ -17,7 +17,6 @@ from opwire.mcp.server import serve_mcp
 from opwire.openapi.client import from_openapi
 from opwire.openapi.server import serve_http
 from tests.openapi.server.served import ME
-from tests.requirements import requirement
 
 on_one_loop = pytest.mark.asyncio(loop_scope="module")
 bounded = settings(max_examples=15, suppress_health_check=[HealthCheck.function_scoped_fixture])
@@ -165,9 +164,9 @@ values = st.recursive(
 )
 
 
-@requirement("http.round-trip")
 @on_one_loop
 async def test_the_operations_are_the_same(both: Both) -> None:
+    """Served over HTTP and read back, a registry gives the same operations and data."""
     registry, back = both
     assert {spec.id for spec in back.list()} == {spec.id for spec in registry.list()}
     for spec in registry.list():
@@ -177,7 +176,6 @@ async def test_the_operations_are_the_same(both: Both) -> None:
             assert getattr(found, field) == getattr(spec, field), (spec.id, field)
 
 
-@requirement("http.round-trip")
 @on_one_loop
 async def test_schemas_mean_the_same(both: Both) -> None:
     registry, back = both
@@ -203,7 +201,6 @@ async def test_schemas_mean_the_same(both: Both) -> None:
             assert found.output_schema.is_valid(sample) == spec.output_schema.is_valid(sample), (spec.id, sample)
 
 
-@requirement("http.round-trip")
 @on_one_loop
 @pytest.mark.parametrize(
     ("id", "input"),
@@ -224,7 +221,6 @@ async def test_the_data_is_the_same(both: Both, id: str, input: Any) -> None:
     assert (await back.execute(id, input)).data == (await registry.execute(id, input)).data
 
 
-@requirement("http.round-trip")
 @on_one_loop
 @given(values)
 @bounded
@@ -234,7 +230,6 @@ async def test_every_value_survives_there_and_back(both: Both, value: Any) -> No
         assert (await back.execute(id, value)).data == (await registry.execute(id, value)).data == value
 
 
-@requirement("http.round-trip")
 @on_one_loop
 @given(st.lists(values, max_size=4))
 @bounded
@@ -243,7 +238,6 @@ async def test_every_item_of_a_stream_survives_there_and_back(both: Both, items:
     assert [envelope.data async for envelope in back.subscribe("any.items", items)] == items
 
 
-@requirement("http.round-trip")
 @on_one_loop
 @pytest.mark.parametrize(("id", "input"), [("types.ticks", {"count": 2}), ("types.words", {})])
 async def test_a_stream_is_the_same(both: Both, id: str, input: Any) -> None:
@@ -252,7 +246,6 @@ async def test_a_stream_is_the_same(both: Both, id: str, input: Any) -> None:
     assert given_back == [envelope.data async for envelope in registry.subscribe(id, input)]
 
 
-@requirement("http.round-trip")
 @on_one_loop
 async def test_a_stream_that_fails_fails_there_too(both: Both) -> None:
     _, back = both
@@ -264,7 +257,6 @@ async def test_a_stream_that_fails_fails_there_too(both: Both) -> None:
     assert "once a minute" in str(raised.value.details)
 
 
-@requirement("http.chain")
 @on_one_loop
 @given(values)
 @settings(bounded, max_examples=10)
@@ -273,7 +265,6 @@ async def test_a_chain_of_http_and_mcp_keeps_every_value(chained: Both, value: A
     assert (await back.execute("any.echo", value)).data == value
 
 
-@requirement("http.chain")
 @on_one_loop
 async def test_a_chain_of_http_and_mcp_keeps_operations_bytes_and_streams(chained: Both) -> None:
     registry, back = chained
@@ -287,7 +278,6 @@ async def test_a_chain_of_http_and_mcp_keeps_operations_bytes_and_streams(chaine
 names = st.text(min_size=1, max_size=12).filter(str.isprintable)
 
 
-@requirement("http.round-trip")
 @given(st.lists(names, min_size=1, max_size=10, unique=True), names.filter(lambda name: "." not in name))
 @settings(max_examples=3)
 async def test_every_name_survives_there_and_back(given_names: list[str], namespace: str) -> None:
@@ -339,7 +329,6 @@ PETS = {
 }
 
 
-@requirement("http.round-trip")
 async def test_read_only_parameters_loose_formats_and_variants_of_a_parent_survive() -> None:
     registry = OperationRegistry()
     async with from_openapi(PETS, base_url="http://127.0.0.1:9") as pets:

@@ -7,7 +7,6 @@ import pytest
 from opwire import CallError, ErrorCode, OperationSpec, OperationType, Schema
 from opwire.asgi.guard import AdmittedRequest
 from opwire.openapi.server.request import Request, Route
-from tests.requirements import requirement
 
 FLAT = Schema({"type": "object", "properties": {"a": {"type": "integer"}}})
 
@@ -22,7 +21,6 @@ def input_of(route: Route, method: str, query: bytes = b"", body: bytes = b"") -
     return route.input(Request({"type": "http", "path": "/a/b", "query_string": query}, admitted))
 
 
-@requirement("http.methods")
 def test_the_methods_of_an_operation_follow_from_its_type_and_input() -> None:
     assert route().methods == ("GET", "HEAD", "POST")
     assert route(type=OperationType.SUBSCRIPTION).methods == ("GET", "POST")

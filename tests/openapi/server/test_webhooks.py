@@ -23,7 +23,6 @@ from opwire.openapi.webhooks import (
     WebhookRequest,
 )
 from tests.openapi.server.served import ME, Client, Reply, client_of
-from tests.requirements import requirement
 
 PATIENCE = 5.0
 SECRET = "whsec_" + base64.b64encode(b"a secret of 24 characters").decode()
@@ -134,9 +133,9 @@ SCHEMES: dict[str, tuple[Any, Any]] = {
 }
 
 
-@requirement("webhooks.signed")
 @pytest.mark.parametrize("scheme", SCHEMES)
 async def test_a_signed_webhook_reaches_its_subscribers(scheme: str) -> None:
+    """A webhook with a signature of Stripe, GitHub or Standard Webhooks reaches its subscribers."""
     make, sign = SCHEMES[scheme]
     async with (
         hooked(WebhookReceiver(make())) as shop,
@@ -153,9 +152,9 @@ async def test_a_signed_webhook_reaches_its_subscribers(scheme: str) -> None:
             assert not [name for name in envelope.meta.headers if "signature" in name or name == "cookie"]
 
 
-@requirement("webhooks.forged")
 @pytest.mark.parametrize("scheme", SCHEMES)
 async def test_a_forged_webhook_is_rejected_and_reaches_no_subscriber(scheme: str) -> None:
+    """A missing or wrong signature is 403, before anything of the body is parsed."""
     make, sign = SCHEMES[scheme]
     other = "whsec_" + base64.b64encode(b"another secret").decode()
     good = sign(EVENT)
@@ -180,7 +179,6 @@ async def test_a_forged_webhook_is_rejected_and_reaches_no_subscriber(scheme: st
         assert (await shop.send(EVENT, good)).status == 200
 
 
-@requirement("webhooks.replayed")
 @pytest.mark.parametrize("scheme", SCHEMES)
 async def test_a_replayed_webhook_is_delivered_once(scheme: str) -> None:
     make, sign = SCHEMES[scheme]
@@ -193,7 +191,6 @@ async def test_a_replayed_webhook_is_delivered_once(scheme: str) -> None:
         assert every.empty()
 
 
-@requirement("webhooks.replayed")
 @pytest.mark.parametrize("scheme", ["stripe", "standard"])
 async def test_an_old_timestamp_is_rejected(scheme: str) -> None:
     make, sign = SCHEMES[scheme]
@@ -207,7 +204,6 @@ async def test_an_old_timestamp_is_rejected(scheme: str) -> None:
             assert (await shop.send(EVENT, headers)).status == 403, wrong
 
 
-@requirement("webhooks.signed")
 async def test_a_secret_can_be_replaced_while_both_are_accepted() -> None:
     other = "another secret"
     async with hooked(WebhookReceiver(StripeSignature([SECRET, other]))) as shop, shop.subscribed():
@@ -216,8 +212,8 @@ async def test_a_secret_can_be_replaced_while_both_are_accepted() -> None:
         assert (await shop.send(EVENT, {"stripe-signature": both})).status == 200
 
 
-@requirement("webhooks.unsigned")
 async def test_unsigned_webhooks_are_accepted_only_if_that_is_said() -> None:
+    """Nothing is accepted without verification unless that is said."""
     with pytest.raises(UsageError, match="unsigned=True"):
         WebhookReceiver()
     with pytest.raises(UsageError, match="exclude"):
@@ -226,7 +222,6 @@ async def test_unsigned_webhooks_are_accepted_only_if_that_is_said() -> None:
         assert (await shop.send(EVENT, {})).status == 200
 
 
-@requirement("webhooks.verify")
 async def test_any_function_can_verify_and_only_true_or_an_id_accepts() -> None:
     results: list[Any] = []
 
@@ -249,7 +244,6 @@ async def test_any_function_can_verify_and_only_true_or_an_id_accepts() -> None:
         assert (await shop.send(EVENT, {})).status == 429
 
 
-@requirement("webhooks.checked")
 async def test_a_body_is_checked_by_the_document() -> None:
     wrong = json.dumps({"type": "order.paid", "amount": "five"}).encode()
     async with hooked(WebhookReceiver(GitHubSignature(SECRET))) as shop, shop.subscribed() as every:
@@ -263,8 +257,8 @@ async def test_a_body_is_checked_by_the_document() -> None:
         assert (await item_of(every)).data["amount"] == "five"
 
 
-@requirement("webhooks.limits")
 async def test_the_size_and_the_type_of_a_body_are_limited() -> None:
+    """Size, type, method and path of a webhook are checked."""
     large = json.dumps({"type": "other", "text": "x" * 2_000}).encode()
     receiver = WebhookReceiver(GitHubSignature(SECRET), max_body=1_000)
     async with hooked(receiver, max_body=10_000) as shop, shop.subscribed():
@@ -279,7 +273,6 @@ async def test_the_size_and_the_type_of_a_body_are_limited() -> None:
         assert (await shop.send(EVENT, github(EVENT), "/webhooks/%73hop")).status == 404
 
 
-@requirement("webhooks.names")
 @pytest.mark.parametrize(
     ("payload", "headers", "name"),
     [
@@ -301,7 +294,6 @@ async def test_a_webhook_is_found_by_the_name_of_its_event(payload: Any, headers
         assert meta.event_type == name
 
 
-@requirement("webhooks.names")
 async def test_a_path_can_name_the_webhook() -> None:
     body = b'{"parcel": 7}'
     receiver = WebhookReceiver(GitHubSignature(SECRET))
@@ -312,7 +304,6 @@ async def test_a_path_can_name_the_webhook() -> None:
         assert (await shop.send(EVENT, github(EVENT))).json == {"status": "ignored"}
 
 
-@requirement("webhooks.unavailable")
 async def test_the_sender_repeats_what_no_subscriber_can_take() -> None:
     async with hooked(WebhookReceiver(GitHubSignature(SECRET), max_waiting=2)) as shop:
         reply = await shop.send(EVENT, github(EVENT))
@@ -328,7 +319,6 @@ async def test_the_sender_repeats_what_no_subscriber_can_take() -> None:
             assert [(await anext(slow)).data["n"] for _ in range(2)] == [2, 3]
 
 
-@requirement("webhooks.unavailable")
 async def test_a_slow_subscriber_ends_alone() -> None:
     async with (
         hooked(WebhookReceiver(GitHubSignature(SECRET), max_waiting=1)) as shop,
@@ -348,7 +338,6 @@ async def test_a_slow_subscriber_ends_alone() -> None:
         assert raised.value.code is ErrorCode.UNAVAILABLE
 
 
-@requirement("webhooks.signed")
 async def test_a_webhook_needs_no_token_and_a_subscriber_over_http_gets_it() -> None:
     tokens = StaticTokens({"a-token-of-this-server-01": ME})
     async with hooked(WebhookReceiver(StripeSignature(SECRET)), authenticate=tokens) as shop:
@@ -364,7 +353,6 @@ async def test_a_webhook_needs_no_token_and_a_subscriber_over_http_gets_it() -> 
         assert event.endswith(b'data: {"type":"order.paid","amount":5}\n\n')
 
 
-@requirement("webhooks.unavailable")
 async def test_subscriptions_end_with_their_source() -> None:
     async with hooked(WebhookReceiver(unsigned=True)) as shop:
         items = shop.registry.subscribe("shop.webhooks")

@@ -29,7 +29,6 @@ from opwire.testing.conformance.listening import CALLER_CHECKS, SESSION_CHECKS
 from opwire.testing.conformance.server import BROKER_CHECKS, SERVER_CHECKS
 from opwire.testing.harness import soon
 from opwire.transports.redis import RedisTransport
-from tests.requirements import requirement
 from tests.testing.conformance.proxy import Change, Event, drop, on, proxied, setting, without
 
 TOKEN = "token-of-the-kit-0123"
@@ -61,7 +60,6 @@ def test_every_check_names_a_section_of_the_page() -> None:
 # --- our own peers ----------------------------------------------------------------------------------------------------
 
 
-@requirement("conformance.own")
 async def test_our_hub_keeps_every_promise() -> None:
     async with hub() as url:
         report = await check_peer(url, token=TOKEN)
@@ -69,7 +67,6 @@ async def test_our_hub_keeps_every_promise() -> None:
     assert len(report.results) == len(HUB_CHECKS) + len(SERVER_CHECKS) + 1
 
 
-@requirement("conformance.own")
 async def test_what_a_token_does_not_allow_is_skipped() -> None:
     auth = StaticTokens({TOKEN: Identity(id="user")})
     async with Hub(None, "ws://127.0.0.1:0", authenticate=auth, linger=0) as served:
@@ -78,7 +75,6 @@ async def test_what_a_token_does_not_allow_is_skipped() -> None:
     assert {"calls are relayed unchanged", "data arrives as it was sent"} <= set(skipped(report))
 
 
-@requirement("conformance.own")
 @pytest.mark.parametrize("engine", ["redis", "nats"])
 async def test_our_spoke_on_a_broker_keeps_every_promise(engine: str, request: pytest.FixtureRequest) -> None:
     url = request.getfixturevalue(f"{engine}_server").url
@@ -102,7 +98,6 @@ class Listening:
         return await self._run
 
 
-@requirement("conformance.own")
 async def test_our_spoke_keeps_every_promise() -> None:
     kit = Listening()
     async with Spoke(conformance_operations(), await kit.url()):
@@ -111,7 +106,6 @@ async def test_our_spoke_keeps_every_promise() -> None:
     assert skipped(report) == list(CALLER_CHECKS)
 
 
-@requirement("conformance.own")
 async def test_our_client_keeps_every_promise() -> None:
     kit = Listening()
     async with Client(await kit.url(), retries=None) as client:
@@ -247,17 +241,16 @@ BROKEN_SERVERS: dict[str, tuple[str, dict[str, Any]]] = {
 }
 
 
-@requirement("conformance.broken")
 @pytest.mark.slow
 @pytest.mark.parametrize("promise", BROKEN_HUBS)
 async def test_a_hub_that_breaks_one_promise_is_found(promise: str) -> None:
+    """The conformance kit finds every peer that breaks one promise."""
     complaint, changes = BROKEN_HUBS[promise]
     async with hub() as url, proxied(url, **changes) as broken_url:
         report = await check_hub(broken_url, token=TOKEN, only="" if "schema" in promise else promise)
     assert complaint in failures(report).get(promise, "it was not found")
 
 
-@requirement("conformance.broken")
 @pytest.mark.slow
 @pytest.mark.parametrize("promise", BROKEN_SERVERS)
 async def test_a_server_that_breaks_one_promise_is_found(promise: str) -> None:
@@ -272,7 +265,6 @@ def test_every_check_can_fail() -> None:
     assert {*HUB_CHECKS, *SERVER_CHECKS} - {*BROKEN_HUBS, *BROKEN_SERVERS} == {"pings are answered"}
 
 
-@requirement("conformance.broken")
 async def test_an_end_on_a_broker_that_does_not_confirm_its_calls_is_found(redis_server: Any) -> None:
     async with Spoke(conformance_operations(), redis_server.url, prefix="broken") as spoke:
         assert isinstance(spoke.transport, RedisTransport)
@@ -288,7 +280,6 @@ async def test_an_end_on_a_broker_that_does_not_confirm_its_calls_is_found(redis
     assert "did not name a call in flight" in failures(report)["calls in flight are confirmed"]
 
 
-@requirement("conformance.broken", "transport.batches.requests")
 async def test_an_end_on_a_broker_that_runs_what_it_does_not_serve_or_drops_a_batch_is_found(nats_server: Any) -> None:
     promise = "requests in a batch are answered one by one"
     async with Spoke(conformance_operations(), nats_server.url, prefix="split") as spoke:
@@ -331,7 +322,6 @@ async def use(url: str) -> None:
                     pass
 
 
-@requirement("conformance.broken")
 @pytest.mark.slow
 @pytest.mark.parametrize("promise", BROKEN_CALLERS)
 async def test_a_caller_that_breaks_one_promise_is_found(promise: str) -> None:
@@ -345,7 +335,6 @@ async def test_a_caller_that_breaks_one_promise_is_found(promise: str) -> None:
     assert complaint in failures(report).get(promise, "it was not found")
 
 
-@requirement("conformance.broken")
 async def test_a_spoke_that_does_not_describe_what_it_announces_is_found() -> None:
     kit = Listening()
     forgetful = on("call.responded", lambda event: [event] if event.get("seq") != 2 else [])
@@ -357,7 +346,6 @@ async def test_a_spoke_that_does_not_describe_what_it_announces_is_found() -> No
 # --- peers that do nothing --------------------------------------------------------------------------------------------
 
 
-@requirement("conformance.bounded")
 @pytest.mark.slow
 async def test_a_silent_hub_does_not_stop_the_run() -> None:
     async with hub() as url, proxied(url, to_caller=lambda _: []) as silent:
@@ -365,14 +353,13 @@ async def test_a_silent_hub_does_not_stop_the_run() -> None:
     assert failures(report) == {"a session opens": "session.welcome did not arrive within 4 s"}
 
 
-@requirement("conformance.bounded")
 async def test_a_run_ends_when_its_time_is_up() -> None:
+    """The conformance kit ends in bounded time for any behaviour of a peer."""
     async with hub() as url, proxied(url, to_caller=drop("call.error")) as slow:
         report = await check_hub(slow, token=TOKEN, timeout=3)
     assert "not checked: the time of the run is up" in failures(report).values()
 
 
-@requirement("conformance.bounded")
 @pytest.mark.slow
 async def test_a_hub_that_floods_does_not_stop_the_run(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(wires, "_MAX_BYTES", 2_000_000)
@@ -385,7 +372,6 @@ async def test_a_hub_that_floods_does_not_stop_the_run(monkeypatch: pytest.Monke
     assert "more than 2,000,000 bytes" in failures(report)["every event agrees with its schema"]
 
 
-@requirement("conformance.bounded")
 async def test_a_token_that_is_refused_is_an_error_of_the_user_and_not_of_the_hub() -> None:
     async with hub() as url:
         with pytest.raises(CallError, match="the hub refuses the token: a token is needed") as failure:
@@ -393,7 +379,6 @@ async def test_a_token_that_is_refused_is_an_error_of_the_user_and_not_of_the_hu
     assert failure.value.code is ErrorCode.UNAUTHENTICATED
 
 
-@requirement("conformance.bounded")
 async def test_a_peer_that_cannot_be_reached_is_an_error(redis_server: Any) -> None:
     writers: list[asyncio.StreamWriter] = []
     silent = await asyncio.start_server(lambda _, writer: writers.append(writer), "127.0.0.1", 0)

@@ -6,7 +6,6 @@ from collections.abc import Callable
 import pytest
 
 from opwire.protocol import CallHandler, PendingRequestMap
-from tests.requirements import requirement
 from tests.servers.brokers import Server
 from tests.servers.processes import Worker
 from tests.transports.engines import Engine
@@ -16,11 +15,11 @@ from tests.transports.faults.harness import Notes, process
 pytestmark = pytest.mark.slow
 
 
-@requirement("transport.faults.caller-gone")
 @pytest.mark.parametrize("fault", [Worker.kill, Worker.freeze], ids=["killed", "frozen"])
 async def test_handlers_are_stopped_when_their_caller_is_gone(
     engine: Engine, server: Server, fault: Callable[[Worker], None]
 ) -> None:
+    """Handlers are stopped when the process that called is killed or frozen."""
     notes = Notes()
     async with (
         PendingRequestMap(engine.connect(server.url)) as serving,

@@ -8,7 +8,6 @@ from opwire import CallError
 from opwire.protocol import CallRequested
 from opwire.transports import broker
 from opwire.transports.websocket import client
-from tests.requirements import requirement
 from tests.servers.brokers import Server
 from tests.transports.engines import Engine
 from tests.transports.faults.harness import engines, processes, staged
@@ -17,7 +16,6 @@ from tests.transports.faults.load import CALLERS, Load
 pytestmark = pytest.mark.slow
 
 
-@requirement("transport.faults.engine-killed")
 @engines("redis", "websocket")
 async def test_calls_succeed_again_when_a_killed_engine_is_started_again(engine: Engine, own_server: Server) -> None:
     async with processes(engine, own_server) as (calls, one, other), Load(calls, callers=CALLERS) as load:
@@ -31,7 +29,6 @@ async def test_calls_succeed_again_when_a_killed_engine_is_started_again(engine:
     assert len(load.outcomes) >= 800 + 4 * CALLERS
 
 
-@requirement("transport.faults.engine-frozen")
 @engines("nats", "websocket")
 async def test_calls_fail_soon_while_the_engine_is_frozen_and_succeed_again_afterwards(
     engine: Engine, own_server: Server
@@ -50,10 +47,10 @@ async def test_calls_fail_soon_while_the_engine_is_frozen_and_succeed_again_afte
     assert len(load.outcomes) >= 800 + 4 * CALLERS
 
 
-@requirement("transport.faults.back-off")
 async def test_an_outage_does_not_cause_a_busy_loop(
     engine: Engine, own_server: Server, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    """While an engine is away, ends try to reach it ever more rarely."""
     monkeypatch.setattr(broker, "PATIENCE", 0.2)
     monkeypatch.setattr(client, "_STEADY", 0.2)
     async with staged(engine, own_server) as stage:

@@ -5,7 +5,6 @@ import asyncio
 import pytest
 
 from tests.properties import is_thorough
-from tests.requirements import requirement
 from tests.servers.brokers import RedisServer
 from tests.transports.engines import ENGINES
 from tests.transports.faults import load as loads
@@ -28,11 +27,12 @@ def ends(server: RedisServer) -> int:
         return 0
 
 
-@requirement("transport.redis.sentinel", "transport.redis.cluster", "transport.faults.engine-killed")
 @pytest.mark.parametrize(("way", "kind"), WAYS if is_thorough() else WAYS[:2])
 async def test_all_ends_follow_the_primary_and_each_call_ends_once(
     kind: type[RedisService | RedisCluster], way: str, brokers_run_here: None, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    """In a cluster, ends find the server of their prefix, follow it when it is replaced or killed, and each call
+    has one outcome."""
     monkeypatch.setattr(loads, "PATIENCE", PATIENCE)  # an election takes seconds
     with kind() as service:
         await fail_over(service, way)
@@ -56,7 +56,6 @@ async def fail_over(service: RedisService | RedisCluster, way: str) -> None:
     assert load.failed
 
 
-@requirement("transport.nats.cluster", "transport.faults.engine-killed")
 async def test_ends_find_another_server_of_a_nats_cluster_and_each_call_ends_once(
     brokers_run_here: None, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -8,7 +8,6 @@ from collections import Counter
 
 import pytest
 
-from tests.requirements import requirement
 from tests.servers.brokers import Server
 from tests.servers.leaks import PATIENCE
 from tests.transports.engines import Engine
@@ -22,7 +21,6 @@ FEW = 2  # of a kind that may come and go at any time
 OURS = {"opwire", "asyncio", "_asyncio", "functools"}
 
 
-@requirement("transport.faults.flapping")
 @pytest.mark.slow
 async def test_connections_that_break_again_and_again_lose_no_call_and_leave_nothing_behind(
     engine: Engine, server: Server, caplog: pytest.LogCaptureFixture

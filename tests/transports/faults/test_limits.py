@@ -12,7 +12,6 @@ from opwire import CallError, ErrorCode, OperationRegistry, ResponseEnvelope
 from opwire.protocol import CallEvent, CallHandler, PendingRequestMap
 from opwire.protocol.events import encode_event
 from opwire.testing.harness import soon
-from tests.requirements import requirement
 from tests.servers.brokers import HOST, RedisServer, Server
 from tests.servers.worker import PUBLIC
 from tests.transports.engines import ENGINES, Engine
@@ -30,7 +29,6 @@ SMALL: list[Any] = [
 ]
 
 
-@requirement("transport.faults.payload")
 @pytest.mark.parametrize(("name", "settings", "limit"), SMALL)
 async def test_a_message_above_the_limit_of_the_engine_fails_its_own_call_alone(
     name: str, settings: dict[str, Any], limit: int
@@ -89,7 +87,6 @@ def deep_operations() -> OperationRegistry:
     return registry
 
 
-@requirement("call.wire.depth")
 @pytest.mark.parametrize("order", [("type", "requestId"), ("output", "input", "details"), ("seq", "output")], ids=str)
 async def test_what_no_decoder_can_read_fails_its_call_at_once(
     engine: Engine, server: Server, order: tuple[str, ...], monkeypatch: pytest.MonkeyPatch
@@ -116,7 +113,6 @@ async def test_what_no_decoder_can_read_fails_its_call_at_once(
         assert calls.open_calls == 0
 
 
-@requirement("transport.faults.redis-memory")
 async def test_calls_go_on_while_redis_has_no_memory_left(own_redis: Callable[..., RedisServer]) -> None:
     server, engine = own_redis(policy="noeviction"), ENGINES["redis"]
     async with staged(engine, server, heartbeat=10.0) as stage, Load(stage.calls) as load:

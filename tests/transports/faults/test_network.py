@@ -5,7 +5,6 @@ from functools import partial
 
 import pytest
 
-from tests.requirements import requirement
 from tests.servers.brokers import Server
 from tests.servers.faults import FaultProxy, Way
 from tests.transports.engines import Engine
@@ -45,7 +44,6 @@ HINDRANCES: dict[str, Callable[[FaultProxy], None]] = {
 }
 
 
-@requirement("transport.faults.network")
 @pytest.mark.parametrize(("engine", "fault", "side"), combined(BREAKS), indirect=["engine"])
 async def test_calls_succeed_again_after_the_connection_broke(
     engine: Engine, server: Server, fault: str, side: Side
@@ -57,7 +55,6 @@ async def test_calls_succeed_again_after_the_connection_broke(
     load.check(stage.notes.lines)
 
 
-@requirement("transport.faults.network")
 @pytest.mark.parametrize(("engine", "way", "side"), combined(("up", "down")), indirect=["engine"])
 async def test_calls_succeed_again_after_a_cut_in_the_middle_of_a_message(
     engine: Engine, server: Server, way: Way, side: Side
@@ -70,11 +67,12 @@ async def test_calls_succeed_again_after_a_cut_in_the_middle_of_a_message(
     load.check(stage.notes.lines)
 
 
-@requirement("transport.faults.network")
 @pytest.mark.parametrize(("engine", "fault", "side"), combined(SILENCES), indirect=["engine"])
 async def test_calls_over_a_silent_connection_fail_and_later_ones_succeed(
     engine: Engine, server: Server, fault: str, side: Side
 ) -> None:
+    """However a connection breaks, stalls or delivers in pieces, each call has one outcome, streams have no gap
+    and no repetition, and later calls succeed."""
     async with staged(engine, server) as stage, Load(stage.calls) as load:
         await load.until(answers=100)
         SILENCES[fault](stage.proxies[side])
@@ -84,8 +82,8 @@ async def test_calls_over_a_silent_connection_fail_and_later_ones_succeed(
     load.check(stage.notes.lines)
 
 
-@requirement("transport.faults.mute")
 async def test_a_server_that_cannot_be_heard_gets_no_more_calls(engine: Engine, server: Server) -> None:
+    """A server whose answers do not get through gets no more calls."""
     async with staged(engine, server) as mute, staged(engine, server) as healthy:
         async with Load(healthy.calls) as load:
             await load.until(answers=100)
@@ -98,7 +96,6 @@ async def test_a_server_that_cannot_be_heard_gets_no_more_calls(engine: Engine, 
         load.check(mute.notes.lines + healthy.notes.lines)
 
 
-@requirement("transport.faults.network")
 @pytest.mark.parametrize(("engine", "fault", "side"), combined(HINDRANCES), indirect=["engine"])
 async def test_no_call_fails_because_bytes_arrive_in_pieces(
     engine: Engine, server: Server, fault: str, side: Side

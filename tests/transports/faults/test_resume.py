@@ -8,7 +8,6 @@ import pytest
 from opwire import Client, Item, OperationRegistry
 from opwire.client import Retries
 from opwire.protocol import LOCAL_IDENTITY, CallHandler, PendingRequestMap
-from tests.requirements import requirement
 from tests.servers.brokers import HOST, Server
 from tests.servers.faults import FaultProxy
 from tests.transports.engines import Engine, through
@@ -31,7 +30,6 @@ def counting() -> OperationRegistry:
     return registry
 
 
-@requirement("resume.faults")
 @pytest.mark.slow
 @pytest.mark.usefixtures("quick_reconnects")
 @pytest.mark.parametrize("side", ["caller", "server"])
@@ -52,7 +50,6 @@ async def test_a_connection_that_is_cut_loses_no_item(engine: Engine, server: Se
     assert got == list(range(1, COUNT + 1))
 
 
-@requirement("resume.faults")
 @pytest.mark.usefixtures("quick_reconnects")
 async def test_an_engine_that_is_killed_and_started_again_loses_no_item(engine: Engine, own_server: Server) -> None:
     serving = PendingRequestMap(engine.connect(own_server.url))

@@ -8,7 +8,6 @@ from opwire import Context
 from opwire.errors import CallError, ErrorCode
 from opwire.protocol import PendingRequestMap
 from opwire.testing.harness import soon
-from tests.requirements import requirement
 from tests.servers.brokers import NatsServer, Server
 from tests.transports.engines import ENGINES, Engine
 from tests.transports.faults.harness import engines, process, processes
@@ -17,9 +16,10 @@ from tests.transports.faults.load import CALLERS, Load, runs_in
 pytestmark = pytest.mark.slow
 
 
-@requirement("transport.faults.server-killed")
 @engines("nats", "websocket")
 async def test_a_killed_server_fails_the_calls_in_its_hands_and_no_others(engine: Engine, server: Server) -> None:
+    """Calls in the hands of a serving process that is killed fail with UNAVAILABLE; all others, and all later
+    ones, are answered by another."""
     async with processes(engine, server) as (calls, doomed, other), Load(calls, callers=CALLERS) as load:
         await load.until(answers=400)
         doomed.kill()
@@ -32,7 +32,6 @@ async def test_a_killed_server_fails_the_calls_in_its_hands_and_no_others(engine
     assert load.made_since(later) == {other.pid}
 
 
-@requirement("transport.leases.probes")
 async def test_a_killed_server_is_noticed_long_before_its_beats_are_missed(engine: Engine, server: Server) -> None:
     """The caller's heartbeat is a minute: what ends the calls is what the engine knows."""
 
@@ -51,7 +50,6 @@ async def test_a_killed_server_is_noticed_long_before_its_beats_are_missed(engin
         assert codes == 5 * [ErrorCode.UNAVAILABLE]
 
 
-@requirement("transport.faults.server-frozen")
 @engines("redis", "websocket")
 async def test_a_frozen_server_fails_its_calls_and_serves_again_when_it_wakes(engine: Engine, server: Server) -> None:
     async with processes(engine, server) as (calls, sleeper, other), Load(calls, callers=CALLERS) as load:
@@ -69,7 +67,6 @@ async def test_a_frozen_server_fails_its_calls_and_serves_again_when_it_wakes(en
     assert not load.failed & runs_in(other.lines).keys(), "what may have begun was asked again"
 
 
-@requirement("transport.faults.server-frozen")
 @pytest.mark.parametrize(("what", "size"), [("calls", 1), ("calls", 100_000), ("subscriptions", 0)])
 async def test_a_frozen_server_gets_few_requests_although_nats_routes_to_it(what: str, size: int) -> None:
     with NatsServer() as server:  # whose pings are minutes apart
@@ -95,7 +92,6 @@ async def test_a_frozen_server_gets_few_requests_although_nats_routes_to_it(what
             sleeper.thaw()
 
 
-@requirement("transport.faults.server-frozen")
 async def test_a_call_that_the_last_server_got_before_nats_dropped_it_may_have_run() -> None:
     engine = ENGINES["nats"]
     with engine.start() as server:

@@ -25,7 +25,6 @@ from opwire.transports.nats import connection
 from opwire.transports.nats.connection import NatsServers
 from opwire.transports.nats.protocol import Info
 from opwire.transports.nats.transport import NatsBrokerConnection, Subjects
-from tests.requirements import requirement
 from tests.servers.brokers import HOST, NatsServer
 from tests.transports.nats.ends import ANYONE, description, end, flushed, plain_client
 from tests.transports.recording import Log
@@ -61,7 +60,6 @@ def test_subjects_and_receipts_are_not_kept_without_bound() -> None:
     assert max(len(broker._calls), len(broker._receivers)) <= 4096
 
 
-@requirement("transport.nats.subjects")
 async def test_requests_for_operations_with_any_ids_reach_their_servers(
     nats_server: NatsServer,
 ) -> None:
@@ -87,7 +85,6 @@ async def test_a_message_has_its_sender_and_token(nats_server: NatsServer) -> No
         assert one.log.gone == []
 
 
-@requirement("transport.nats.order")
 async def test_a_broadcast_does_not_overtake_the_request_before_it(nats_server: NatsServer) -> None:
     order: list[bytes] = []
     async with end(nats_server.url, *(f"order.{number}" for number in range(20))) as server:
@@ -116,8 +113,8 @@ async def test_two_prefixes_do_not_meet(nats_server: NatsServer) -> None:
 # --- serving ----------------------------------------------------------------------------------------------------------
 
 
-@requirement("transport.nats.barrier")
 async def test_an_operation_is_never_without_responders_once_serve_has_returned(nats_server: NatsServer) -> None:
+    """Over NATS, serving and withdrawing are done when they return."""
     async with end(nats_server.url) as server, end(nats_server.url) as caller:
         for number in range(300):
             await server.connection.serve([f"late.{number}"])
@@ -127,7 +124,6 @@ async def test_an_operation_is_never_without_responders_once_serve_has_returned(
         assert caller.log.failures == []
 
 
-@requirement("transport.nats.barrier")
 async def test_no_request_arrives_once_unserve_has_returned_and_none_is_lost_before(nats_server: NatsServer) -> None:
     async with end(nats_server.url, "a.b") as server, end(nats_server.url) as caller:
         for number in range(500):
@@ -152,7 +148,6 @@ async def test_serving_an_operation_twice_gives_no_second_turn(nats_server: Nats
         await caller.log.until(lambda: caller.log.failures)
 
 
-@requirement("transport.nats.spread")
 async def test_servers_of_an_operation_share_its_requests(nats_server: NatsServer) -> None:
     async with (
         end(nats_server.url, "a.b") as one,
@@ -173,7 +168,6 @@ async def test_servers_of_an_operation_share_its_requests(nats_server: NatsServe
 # --- without peers ----------------------------------------------------------------------------------------------------
 
 
-@requirement("transport.nats.nobody")
 async def test_a_request_without_a_server_comes_back(nats_server: NatsServer) -> None:
     async with end(nats_server.url, "a.b") as caller:
         caller.connection.request("a.c", "t0ken", b"")
@@ -182,7 +176,6 @@ async def test_a_request_without_a_server_comes_back(nats_server: NatsServer) ->
         assert caller.log.gone == caller.log.arrivals == []
 
 
-@requirement("transport.nats.gone")
 async def test_a_message_for_an_end_that_is_gone_names_that_end(nats_server: NatsServer) -> None:
     async with end(nats_server.url) as one:
         async with end(nats_server.url) as other:
@@ -197,7 +190,6 @@ async def test_a_message_for_an_end_that_is_gone_names_that_end(nats_server: Nat
 # --- plain clients of NATS --------------------------------------------------------------------------------------------
 
 
-@requirement("transport.nats.plain-clients")
 async def test_a_plain_client_asks_with_its_own_inbox_and_is_answered_there(nats_server: NatsServer) -> None:
     async with end(nats_server.url, "a.b") as server, plain_client(nats_server.url) as client:
         asking = asyncio.create_task(client.request("opwire.call.a.b", b"hello", timeout=5, headers={"a": "b"}))
@@ -208,7 +200,6 @@ async def test_a_plain_client_asks_with_its_own_inbox_and_is_answered_there(nats
         assert (await asking).data == b"hi"
 
 
-@requirement("transport.nats.gone", "transport.nats.plain-clients")
 async def test_a_plain_client_that_is_gone_is_named_like_any_other(nats_server: NatsServer) -> None:
     async with end(nats_server.url, "a.b") as server:
         async with plain_client(nats_server.url) as client:
@@ -220,7 +211,6 @@ async def test_a_plain_client_that_is_gone_is_named_like_any_other(nats_server: 
         assert server.log.gone == [sender]
 
 
-@requirement("transport.nats.plain-clients")
 async def test_a_plain_client_can_answer_with_the_token_and_cannot_be_told_anything(nats_server: NatsServer) -> None:
     async with end(nats_server.url) as caller, plain_client(nats_server.url) as client:
 
@@ -240,7 +230,6 @@ async def test_a_plain_client_can_answer_with_the_token_and_cannot_be_told_anyth
 NOT_INBOXES = ("$JS.API.STREAM.DELETE.orders", "payroll.pay", "opwire.call.a.b", "opwire.all", "opwire.in.*.t")
 
 
-@requirement("transport.nats.no-deputy")
 async def test_what_cannot_or_must_not_be_answered_is_ignored_and_counted(nats_server: NatsServer) -> None:
     async with end(nats_server.url, "a.b") as server, plain_client(nats_server.url) as client:
         for reply in ("", *NOT_INBOXES):
@@ -275,7 +264,6 @@ async def test_statuses_other_than_no_responders_are_ignored_and_counted(nats_se
         assert one.log.arrivals == one.log.failures == []
 
 
-@requirement("transport.nats.no-deputy")
 async def test_a_forged_no_responders_status_names_no_peer(nats_server: NatsServer) -> None:
     async with end(nats_server.url) as one, end(nats_server.url) as other, end(nats_server.url) as thief:
         other.connection.send(thief.address, "t", b"", control=True)  # which shows the thief a receipt of `other`
@@ -288,7 +276,6 @@ async def test_a_forged_no_responders_status_names_no_peer(nats_server: NatsServ
         assert one.connection.ignored == 6
 
 
-@requirement("transport.nats.garbage")
 @pytest.mark.parametrize(
     "head", [b"x", b"NATS/1.0", b"HTTP/1.1 503\r\n\r\n", b"NATS/1.0 " + b"9" * 5000, b"\0\r\n\xff"]
 )
@@ -306,10 +293,10 @@ async def test_invalid_headers_of_another_client_do_not_end_the_connection(
 # --- limits and permissions -------------------------------------------------------------------------------------------
 
 
-@requirement("transport.nats.payload")
 async def test_a_message_that_the_server_would_not_let_through_is_refused_here_and_the_connection_lives(
     own_nats: StartNats,
 ) -> None:
+    """A message above the server's max_payload fails its own call; the connection lives."""
     server = own_nats(max_payload=1000)
     async with end(server.url, "a.b") as one:
         assert one.connection.max_message == 1000
@@ -343,7 +330,6 @@ def restricted(start: StartNats, **permissions: Any) -> str:
     return f"nats://ann:s3cret@{HOST}:{server.port}"
 
 
-@requirement("transport.nats.permissions")
 async def test_an_operation_that_may_not_be_asked_for_is_refused_at_once_and_the_connection_lives(
     own_nats: StartNats, caplog: pytest.LogCaptureFixture
 ) -> None:
@@ -361,7 +347,6 @@ async def test_an_operation_that_may_not_be_asked_for_is_refused_at_once_and_the
     assert "s3cret" not in caplog.text
 
 
-@requirement("transport.nats.permissions")
 async def test_if_one_operation_may_not_be_served_none_of_the_announcement_is(own_nats: StartNats) -> None:
     url = restricted(own_nats, subscribe={"deny": ["opwire.call.secret.>"]})
     async with end(url, "a.before") as server:
@@ -384,7 +369,6 @@ async def test_complaints_about_something_else_do_not_fail_an_announcement(own_n
         assert len(server.log.refusals) == 1
 
 
-@requirement("transport.nats.permissions")
 async def test_a_server_with_too_many_subscriptions_says_so(own_nats: StartNats) -> None:
     server = own_nats(max_subscriptions=10)
     async with end(server.url) as one:
@@ -421,7 +405,6 @@ async def test_an_end_that_is_not_connected_raises_unavailable() -> None:
     await connection.close()
 
 
-@requirement("transport.nats.outage")
 async def test_nothing_is_kept_for_later_while_the_server_is_gone(own_nats: StartNats) -> None:
     server = own_nats()
     async with end(server.url, "a.b") as one:
@@ -439,7 +422,6 @@ async def test_nothing_is_kept_for_later_while_the_server_is_gone(own_nats: Star
         assert len(one.log.ends) == 1
 
 
-@requirement("transport.nats.cluster")
 async def test_the_first_server_that_accepts_is_used_and_otherwise_each_reason_is_given(
     own_nats: StartNats, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -471,10 +453,10 @@ def free_port() -> int:
         return probe.getsockname()[1]
 
 
-@requirement("transport.nats.cluster", "transport.nats.lame-duck")
 async def test_the_other_servers_of_a_cluster_are_learned_and_used_when_the_first_shuts_down(
     own_nats: StartNats, caplog: pytest.LogCaptureFixture
 ) -> None:
+    """A NATS server about to shut down is used until it ends, then another one."""
     caplog.set_level(logging.INFO, "opwire.transports.nats")
     port = free_port()
     first = own_nats(cluster={"name": "c", "host": HOST, "port": port})
@@ -508,7 +490,6 @@ async def test_the_other_servers_of_a_cluster_are_learned_and_used_when_the_firs
         await soon("a request arrives over the second server", served(len(one.log.arrivals)))
 
 
-@requirement("transport.nats.cluster")
 async def test_what_a_server_says_of_itself_while_we_connect_is_not_forgotten() -> None:
     """No real server can be made to say it at this very moment, though all of them do now and then."""
 
@@ -541,7 +522,6 @@ async def question(client: Client, subject: str) -> Any:
     return json.loads((await client.request(subject, b"", timeout=5)).data)
 
 
-@requirement("transport.nats.discovery")
 async def test_the_tools_of_nats_see_what_is_served(nats_server: NatsServer) -> None:
     async with end(nats_server.url, "a.b", describe=described), plain_client(nats_server.url) as client:
         for subject in ("$SRV.PING", "$SRV.PING.shop", "$SRV.PING.shop.7f"):
@@ -565,7 +545,6 @@ async def test_an_end_describes_itself_once_to_be_found_and_once_for_each_questi
         assert len(times) == 2
 
 
-@requirement("transport.nats.discovery")
 async def test_nats_own_tools_hear_nothing_of_ends_that_serve_nothing_or_do_not_describe_themselves(
     nats_server: NatsServer,
 ) -> None:
@@ -579,7 +558,6 @@ async def test_nats_own_tools_hear_nothing_of_ends_that_serve_nothing_or_do_not_
             await question(client, "$SRV.PING")
 
 
-@requirement("transport.nats.discovery")
 async def test_a_question_without_a_place_for_the_answer_or_with_too_long_an_answer_does_no_harm(
     own_nats: StartNats,
 ) -> None:
@@ -594,7 +572,6 @@ async def test_a_question_without_a_place_for_the_answer_or_with_too_long_an_ans
         assert one.log.ends == []
 
 
-@requirement("transport.nats.discovery")
 async def test_queries_above_a_rate_are_ignored_so_that_a_flood_of_them_does_not_delay_calls(
     nats_server: NatsServer,
 ) -> None:

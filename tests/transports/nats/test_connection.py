@@ -20,7 +20,6 @@ from opwire.transports.nats.connection import (
     parse_server,
 )
 from opwire.transports.nats.protocol import PING, PONG, Info, Message, publish, subscribe
-from tests.requirements import requirement
 from tests.servers.brokers import HOST, NatsServer
 from tests.servers.faults import FaultProxy
 from tests.transports.nats.ends import ANYONE
@@ -78,7 +77,6 @@ async def refusal(server: ServerAddress | str, security: Security = ANYONE, subs
 # --- credentials ------------------------------------------------------------------------------------------------------
 
 
-@requirement("transport.nats.credentials")
 async def test_user_and_password_come_from_the_url_or_are_given(own_nats: StartNats) -> None:
     server = own_nats(user="ann", password="s3cret")
     async with opened(server.url):
@@ -87,7 +85,6 @@ async def test_user_and_password_come_from_the_url_or_are_given(own_nats: StartN
         pass
 
 
-@requirement("transport.nats.credentials")
 async def test_a_token_comes_from_the_url_or_is_given(own_nats: StartNats) -> None:
     server = own_nats(token="t0ken")
     async with opened(server.url):
@@ -96,7 +93,6 @@ async def test_a_token_comes_from_the_url_or_is_given(own_nats: StartNats) -> No
         pass
 
 
-@requirement("transport.nats.credentials")
 async def test_an_nkey_proves_an_identity(own_nats: StartNats, tmp_path: Path) -> None:
     known, unknown = Nkey(USER), Nkey(USER)
     server = own_nats(authorization={"users": [{"nkey": known.public}]})
@@ -111,7 +107,6 @@ async def test_an_nkey_proves_an_identity(own_nats: StartNats, tmp_path: Path) -
             assert "Authorization Violation" in await refusal(server.url, security)
 
 
-@requirement("transport.nats.credentials")
 async def test_a_creds_file_proves_an_identity(own_nats: StartNats, tmp_path: Path) -> None:
     realm, other = Realm(), Realm()
     server = own_nats(**realm.settings)
@@ -123,7 +118,6 @@ async def test_a_creds_file_proves_an_identity(own_nats: StartNats, tmp_path: Pa
     assert "Authorization Violation" in await refusal(server.url, Security(NatsCredentials(file=file)))
 
 
-@requirement("transport.nats.secrets")
 async def test_a_wrong_password_is_refused_with_a_message_that_says_what_to_do_and_shows_no_secret(
     own_nats: StartNats, caplog: pytest.LogCaptureFixture
 ) -> None:
@@ -138,7 +132,6 @@ async def test_a_wrong_password_is_refused_with_a_message_that_says_what_to_do_a
     assert "wr0ng" not in caplog.text
 
 
-@requirement("transport.nats.permissions")
 async def test_an_end_that_may_not_have_an_inbox_is_refused(own_nats: StartNats) -> None:
     users = [{"user": "ann", "password": "s3cret", "permissions": {"subscribe": ["other.>"]}}]
     server = own_nats(authorization={"users": users})
@@ -150,10 +143,10 @@ async def test_an_end_that_may_not_have_an_inbox_is_refused(own_nats: StartNats)
 # --- TLS --------------------------------------------------------------------------------------------------------------
 
 
-@requirement("transport.nats.tls")
 async def test_tls_is_used_where_the_server_demands_it_or_the_url_asks_for_it(
     own_nats: StartNats, tmp_path: Path
 ) -> None:
+    """TLS is used where either side wants it, is checked, and is never given up for plain text."""
     certificate = Certificate(tmp_path)
     server = own_nats(tls=certificate.settings)
     trusting = Security(NatsCredentials(), certificate.trust)
@@ -164,7 +157,6 @@ async def test_tls_is_used_where_the_server_demands_it_or_the_url_asks_for_it(
             assert log.messages[0].payload == b"x" * 100_000
 
 
-@requirement("transport.nats.tls")
 async def test_tls_comes_first_where_the_server_is_set_so(own_nats: StartNats, tmp_path: Path) -> None:
     certificate = Certificate(tmp_path)
     server = own_nats(tls=certificate.settings | {"handshake_first": "auto"})
@@ -175,14 +167,12 @@ async def test_tls_comes_first_where_the_server_is_set_so(own_nats: StartNats, t
         assert await connection.barrier() == []
 
 
-@requirement("transport.nats.tls")
 async def test_a_certificate_of_an_unknown_authority_is_rejected(own_nats: StartNats, tmp_path: Path) -> None:
     server = own_nats(tls=Certificate(tmp_path).settings)
     for security in (ANYONE, Security(NatsCredentials(), ssl.create_default_context())):
         assert "its certificate is not trusted: " in await refusal(f"nats://ann:s3cret@{HOST}:{server.port}", security)
 
 
-@requirement("transport.nats.tls")
 async def test_a_server_without_tls_gets_nothing_from_an_end_that_asks_for_it(nats_server: NatsServer) -> None:
     async with FaultProxy(HOST, nats_server.port) as proxy:
         assert "does not offer TLS" in await refusal(f"tls://ann:s3cret@{HOST}:{proxy.port}")
@@ -192,7 +182,6 @@ async def test_a_server_without_tls_gets_nothing_from_an_end_that_asks_for_it(na
         assert proxy.passed["up"] == 0
 
 
-@requirement("transport.nats.tls")
 async def test_the_name_in_a_certificate_may_be_that_of_another_server_of_the_cluster(
     own_nats: StartNats, tmp_path: Path
 ) -> None:
@@ -207,8 +196,8 @@ async def test_the_name_in_a_certificate_may_be_that_of_another_server_of_the_cl
 # --- other servers ----------------------------------------------------------------------------------------------------
 
 
-@requirement("transport.nats.unreachable")
 async def test_a_server_that_is_not_there_is_named(own_nats: StartNats) -> None:
+    """A NATS server that is absent, full, too old or something else is named, with the reason."""
     server = own_nats()
     server.stop()
     assert f"nats://{HOST}:{server.port} cannot be reached: " in await refusal(server.url)
@@ -233,7 +222,6 @@ async def greeting(text: bytes, *, then_close: bool = False) -> AsyncIterator[st
         await soon("the server has seen its client leave", done.wait())
 
 
-@requirement("transport.nats.unreachable")
 @pytest.mark.parametrize(
     ("text", "complaint"),
     [
@@ -248,14 +236,12 @@ async def test_a_server_that_is_not_one_of_nats_is_given_up(text: bytes, complai
         assert complaint in await refusal(url)
 
 
-@requirement("transport.nats.unreachable")
 async def test_a_server_that_hangs_up_is_given_up() -> None:
     for text in (b"", b'INFO {"headers":true}\r\n'):
         async with greeting(text, then_close=True) as url:
             assert "cannot be used: the peer closed the connection" in await refusal(url)
 
 
-@requirement("transport.nats.unreachable")
 async def test_a_server_that_is_full_says_so(own_nats: StartNats) -> None:
     server = own_nats(max_connections=2)
 
@@ -271,7 +257,6 @@ async def test_a_server_that_is_full_says_so(own_nats: StartNats) -> None:
 # --- order and life ---------------------------------------------------------------------------------------------------
 
 
-@requirement("transport.nats.cluster")
 async def test_a_host_that_cannot_be_looked_up_keeps_us_from_no_other(nats_server: NatsServer) -> None:
     servers = NatsServers(nats_server.url)
     servers.discover(ServerAddress("a", 1), ["\0:1", "a..b:1", "\ud800:1", "x" * 64 + ".y:1"])
@@ -280,7 +265,6 @@ async def test_a_host_that_cannot_be_looked_up_keeps_us_from_no_other(nats_serve
         await connection.close()
 
 
-@requirement("transport.nats.barrier")
 async def test_the_barrier_says_that_all_before_it_was_done(nats_server: NatsServer) -> None:
     async with opened(nats_server.url) as (one, log), opened(nats_server.url) as (other, _):
         for number in range(300):
@@ -292,7 +276,6 @@ async def test_the_barrier_says_that_all_before_it_was_done(nats_server: NatsSer
         await log.until(lambda: len(log.messages) == 300)
 
 
-@requirement("transport.nats.barrier")
 async def test_the_answer_to_a_beat_is_not_taken_for_that_to_a_barrier() -> None:
     """A server that answers so slowly cannot be had for real."""
     answer = asyncio.Event()
@@ -328,7 +311,6 @@ async def test_the_answer_to_a_beat_is_not_taken_for_that_to_a_barrier() -> None
         await soon("the server has seen us leave", seen())
 
 
-@requirement("transport.nats.permissions")
 async def test_the_barrier_tells_what_the_server_did_not_do(own_nats: StartNats) -> None:
     users = [{"user": "ann", "password": "s3cret", "permissions": {"subscribe": {"deny": ["secret"]}}}]
     server = own_nats(authorization={"users": users})
@@ -339,7 +321,6 @@ async def test_the_barrier_tells_what_the_server_did_not_do(own_nats: StartNats)
         assert log.reasons == []
 
 
-@requirement("transport.nats.barrier")
 async def test_waiting_at_the_barrier_ends_with_the_connection(own_nats: StartNats) -> None:
     server = own_nats()
     async with opened(server.url) as (connection, log):
@@ -359,7 +340,6 @@ async def test_waiting_at_the_barrier_ends_with_the_connection(own_nats: StartNa
         connection.beat()  # does nothing any more
 
 
-@requirement("transport.nats.frozen")
 async def test_a_server_that_was_silent_for_two_beats_is_given_up_at_the_third(own_nats: StartNats) -> None:
     server = own_nats()
     async with opened(server.url) as (connection, log):
@@ -375,7 +355,6 @@ async def test_a_server_that_was_silent_for_two_beats_is_given_up_at_the_third(o
         assert log.reasons == [f"nats://{HOST}:{server.port} does not answer"]
 
 
-@requirement("transport.nats.pings")
 async def test_the_servers_own_pings_are_answered(own_nats: StartNats) -> None:
     server = own_nats(ping_interval="400ms", ping_max=2)
     async with FaultProxy(HOST, server.port) as proxy, opened(f"nats://{HOST}:{proxy.port}") as (connection, log):
@@ -390,7 +369,6 @@ async def test_the_servers_own_pings_are_answered(own_nats: StartNats) -> None:
         assert log.reasons == []
 
 
-@requirement("transport.nats.last-word")
 async def test_the_last_word_of_the_server_is_the_reason_for_the_end(own_nats: StartNats) -> None:
     server = own_nats(max_payload=100)
     async with opened(server.url) as (connection, log):
@@ -400,7 +378,6 @@ async def test_the_last_word_of_the_server_is_the_reason_for_the_end(own_nats: S
         assert log.complaints == ["Maximum Payload Violation"]
 
 
-@requirement("transport.nats.last-word")
 async def test_an_old_complaint_is_not_the_reason_for_the_end(own_nats: StartNats) -> None:
     users = [{"user": "ann", "password": "s3cret", "permissions": {"publish": {"deny": ["a"]}}}]
     server = own_nats(authorization={"users": users})
@@ -413,7 +390,6 @@ async def test_an_old_complaint_is_not_the_reason_for_the_end(own_nats: StartNat
         assert "Violation" not in log.reasons[0]
 
 
-@requirement("transport.nats.closing")
 async def test_what_was_written_before_closing_arrives(nats_server: NatsServer) -> None:
     async with opened(nats_server.url, ANYONE, subscribe("closing", 1)) as (_, log):
         leaving_log = Log()
@@ -427,7 +403,6 @@ async def test_what_was_written_before_closing_arrives(nats_server: NatsServer) 
         await leaving.close()
 
 
-@requirement("transport.nats.closing")
 async def test_closing_does_not_wait_long_for_a_frozen_server(own_nats: StartNats) -> None:
     server = own_nats()
     async with opened(server.url) as (connection, log):

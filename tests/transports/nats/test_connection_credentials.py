@@ -8,7 +8,6 @@ import pytest
 
 from opwire.errors import CallError, ErrorCode, MissingExtraError
 from opwire.transports.nats.connection import NatsCredentials, sign
-from tests.requirements import requirement
 from tests.transports.nats.keys import ACCOUNT, USER, Nkey
 
 
@@ -19,7 +18,6 @@ def test_the_fields_of_connect_are_those_that_were_given() -> None:
     assert NatsCredentials(token="t0ken").fields("nonce") == {"auth_token": "t0ken"}
 
 
-@requirement("transport.nats.secrets")
 def test_credentials_do_not_show_what_is_secret() -> None:
     shown = repr(NatsCredentials("ann", "s3cret", "t0ken", "file.creds"))
     assert "ann" in shown
@@ -27,7 +25,6 @@ def test_credentials_do_not_show_what_is_secret() -> None:
     assert "t0ken" not in shown
 
 
-@requirement("transport.nats.credentials")
 def test_a_seed_gives_the_public_key_that_belongs_to_it_and_signs_each_number_otherwise() -> None:
     key = Nkey(USER)
     public, signature = sign(key.seed, "one")
@@ -37,7 +34,6 @@ def test_a_seed_gives_the_public_key_that_belongs_to_it_and_signs_each_number_ot
     assert sign(key.seed, "two") != (public, signature)
 
 
-@requirement("transport.nats.credentials")
 def test_a_file_is_read_again_for_each_connection(tmp_path: Path) -> None:
     file, keys = tmp_path / "user.nk", [Nkey(USER), Nkey(USER)]
     for key in keys:
@@ -45,7 +41,6 @@ def test_a_file_is_read_again_for_each_connection(tmp_path: Path) -> None:
         assert NatsCredentials(file=file).fields("nonce")["nkey"] == key.public
 
 
-@requirement("transport.nats.secrets")
 @pytest.mark.parametrize(
     ("make", "complaint"),
     [

@@ -4,7 +4,6 @@ import pytest
 
 from opwire.errors import UsageError
 from opwire.transports.nats.connection import NatsCredentials, NatsServers, ServerAddress, parse_server
-from tests.requirements import requirement
 
 
 @pytest.mark.parametrize(
@@ -24,7 +23,6 @@ def test_a_url_has_the_address_of_the_server_and_our_credentials(url: str, serve
     assert parse_server(url) == server
 
 
-@requirement("transport.nats.secrets")
 @pytest.mark.parametrize(
     "url", ["", "http://ann:s3cret@example", "nats://", "nats://ann:s3cret@example:port", "ws://x"]
 )
@@ -34,7 +32,6 @@ def test_a_url_that_cannot_be_used_is_refused_without_its_password(url: str) -> 
     assert "s3cret" not in str(failure.value)
 
 
-@requirement("transport.nats.secrets")
 def test_servers_are_shown_without_users_and_passwords() -> None:
     servers = NatsServers(["nats://ann:s3cret@a:1", "tls://t0ken@[::1]"])
     assert str(servers) == "nats://a:1, tls://[::1]:4222"
@@ -47,7 +44,6 @@ def test_there_has_to_be_a_server() -> None:
         NatsServers([])
 
 
-@requirement("transport.nats.cluster")
 def test_all_known_servers_are_tried_in_random_order() -> None:
     servers = NatsServers([f"nats://s{number}" for number in range(8)])
     orders = {tuple(map(str, servers.shuffled())) for _ in range(20)}
@@ -55,7 +51,6 @@ def test_all_known_servers_are_tried_in_random_order() -> None:
     assert {frozenset(order) for order in orders} == {frozenset(f"nats://s{number}:4222" for number in range(8))}
 
 
-@requirement("transport.nats.cluster")
 def test_servers_tell_of_others_which_are_reached_the_same_way() -> None:
     servers = NatsServers("tls://ann:s3cret@cluster.example")
     first = servers.shuffled()[0]

@@ -9,7 +9,6 @@ from hypothesis import strategies as st
 from opwire.errors import CallError, ErrorCode
 from opwire.transports.nats import protocol
 from opwire.transports.nats.protocol import Direct, Event, Info, Message, Parser, Ping, Pong, ServerError
-from tests.requirements import requirement
 
 WORDS: list[tuple[bytes, list[Event]]] = [
     (b"MSG a.b 1 5\r\nhello\r\n", [Message("a.b", "1", "", b"hello")]),
@@ -48,13 +47,11 @@ def messages(draw: st.DrawFn) -> tuple[bytes, list[Event]]:
     return head.encode("latin-1") + b"\r\n" + payload + b"\r\n", [Message(subject, "7", reply, payload)]
 
 
-@requirement("transport.nats.protocol")
 @pytest.mark.parametrize(("data", "events"), WORDS)
 def test_each_word_becomes_its_event(data: bytes, events: list[Event]) -> None:
     assert Parser().feed(data) == events
 
 
-@requirement("transport.nats.protocol")
 @given(st.lists(st.sampled_from(WORDS) | messages(), max_size=8), st.lists(st.integers(0, 2000), max_size=12))
 def test_however_the_bytes_are_cut_the_events_are_the_same(
     words: list[tuple[bytes, list[Event]]], cuts: list[int]
@@ -66,7 +63,6 @@ def test_however_the_bytes_are_cut_the_events_are_the_same(
     assert found == [event for _, events in words for event in events]
 
 
-@requirement("transport.nats.protocol")
 @given(st.lists(st.integers(0, 1000), max_size=12))
 def test_messages_from_a_remembered_inbox_go_to_its_receiver_however_the_bytes_are_cut(cuts: list[int]) -> None:
     parser, first = Parser(), Message("p.call.a", "1", "p.in.x.t1", b"hello")
@@ -96,7 +92,6 @@ def test_messages_from_a_remembered_inbox_go_to_its_receiver_however_the_bytes_a
     assert found == [*known, *others, Ping(), known[0]]
 
 
-@requirement("transport.nats.garbage")
 @pytest.mark.parametrize("size", ["", "x", "-1", "99999999999"])
 def test_a_message_from_a_remembered_inbox_has_a_size(size: str) -> None:
     parser = Parser()
@@ -105,7 +100,6 @@ def test_a_message_from_a_remembered_inbox_has_a_size(size: str) -> None:
         parser.feed(f"MSG a 1 in.x.t2 {size}\r\n\r\n".encode())
 
 
-@requirement("transport.nats.garbage")
 def test_remembered_inboxes_are_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(protocol, "_MAX_REMEMBERED", 3)
     parser = Parser()
@@ -116,7 +110,6 @@ def test_remembered_inboxes_are_bounded(monkeypatch: pytest.MonkeyPatch) -> None
     assert isinstance(parser.feed(b"MSG a 1 in.0.t2 0\r\n\r\n")[0], Message)
 
 
-@requirement("transport.nats.protocol")
 def test_a_large_message_that_comes_byte_by_byte_is_put_together() -> None:
     payload = bytes(range(256)) * 400
     stream = b"MSG a 1 %d\r\n%b\r\nPING\r\n" % (len(payload), payload)
@@ -125,7 +118,6 @@ def test_a_large_message_that_comes_byte_by_byte_is_put_together() -> None:
     assert found == [Message("a", "1", "", payload), Ping()]
 
 
-@requirement("transport.nats.garbage")
 @pytest.mark.parametrize(
     ("data", "complaint"),
     [
@@ -153,7 +145,6 @@ def test_what_is_not_nats_is_a_protocol_error_that_says_what_was_wrong(data: byt
     assert failure.value.code is ErrorCode.PROTOCOL_ERROR
 
 
-@requirement("transport.nats.garbage")
 @given(
     st.lists(st.sampled_from([data for data, _ in WORDS]) | st.binary(max_size=40) | st.just(b"\r\n"), max_size=8),
     st.integers(1, 50),
@@ -170,7 +161,6 @@ def test_garbage_is_a_protocol_error_and_never_a_crash(pieces: list[bytes], size
     assert code is ErrorCode.PROTOCOL_ERROR
 
 
-@requirement("transport.nats.garbage")
 def test_a_line_without_an_end_is_given_up_before_it_fills_the_memory() -> None:
     parser = Parser()
     for _ in range(protocol.MAX_LINE // 1000):

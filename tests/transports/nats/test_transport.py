@@ -19,7 +19,6 @@ from opwire.testing import LIMIT_CONTRACT, TRANSPORT_CONTRACT
 from opwire.testing.harness import soon
 from opwire.transports.broker import BrokerTransport
 from opwire.transports.nats import NatsTransport
-from tests.requirements import requirement
 from tests.servers.brokers import HOST, PORTS, NatsServer
 from tests.servers.leaks import Leaks
 from tests.transports.nats.ends import plain_client
@@ -30,21 +29,18 @@ StartNats = Callable[..., NatsServer]
 PUBLIC = AccessControl(public=True)
 
 
-@requirement("transport.contract")
 @pytest.mark.parametrize("promise", TRANSPORT_CONTRACT)
 async def test_nats_keeps_the_promise_of_every_transport(promise: str, nats_server: NatsServer) -> None:
     async with Leaks():
         await TRANSPORT_CONTRACT[promise](lambda: NatsTransport(nats_server.url))
 
 
-@requirement("transport.contract", "transport.limit")
 @pytest.mark.parametrize("promise", LIMIT_CONTRACT)
 @pytest.mark.parametrize("limit", [MAX_MESSAGE, 64 * 1024])
 async def test_nats_keeps_its_promise_about_the_limit(promise: str, limit: int, nats_server: NatsServer) -> None:
     await LIMIT_CONTRACT[promise](lambda: NatsTransport(nats_server.url, max_message=limit), limit)
 
 
-@requirement("transport.nats.payload")
 @pytest.mark.parametrize("promise", LIMIT_CONTRACT)
 async def test_the_servers_limit_counts_where_it_is_smaller(promise: str, own_nats: StartNats) -> None:
     server = own_nats(max_payload=64 * 1024)
@@ -67,7 +63,6 @@ async def calling(url: str, **options: Any) -> AsyncIterator[PendingRequestMap]:
 # --- traps of nats-py -------------------------------------------------------------------------------------------------
 
 
-@requirement("transport.nats.at-once")
 async def test_handlers_of_one_operation_run_at_the_same_time(nats_server: NatsServer) -> None:
     registry, together = OperationRegistry(), asyncio.Barrier(8)
 
@@ -81,7 +76,6 @@ async def test_handlers_of_one_operation_run_at_the_same_time(nats_server: NatsS
         assert [answer.data for answer in answers] == 8 * ["met"]
 
 
-@requirement("transport.nats.at-once")
 async def test_a_handler_may_call_back_the_end_that_called_it(nats_server: NatsServer) -> None:
     one, other = OperationRegistry(), OperationRegistry()
     ends: dict[str, PendingRequestMap] = {}
@@ -102,7 +96,6 @@ async def test_a_handler_may_call_back_the_end_that_called_it(nats_server: NatsS
         assert answer.data == [5, 4, 3, 2, 1, 0]
 
 
-@requirement("transport.nats.drain")
 async def test_a_server_that_withdraws_answers_everything_that_arrived_before(nats_server: NatsServer) -> None:
     registry, begun, go_on = OperationRegistry(), asyncio.Semaphore(0), asyncio.Event()
 
@@ -129,7 +122,6 @@ async def test_a_server_that_withdraws_answers_everything_that_arrived_before(na
         assert [answer.data for answer in answers] == list(range(100))
 
 
-@requirement("transport.nats.drain")
 async def test_a_server_that_withdraws_first_reports_the_calls_that_it_has(
     nats_server: NatsServer, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -159,7 +151,6 @@ async def test_a_server_that_withdraws_first_reports_the_calls_that_it_has(
         assert (await soon("it is answered", waiting)).data == 1
 
 
-@requirement("transport.nats.no-leak")
 async def test_what_an_exception_says_does_not_reach_the_caller(nats_server: NatsServer) -> None:
     registry = OperationRegistry()
 
@@ -180,7 +171,6 @@ async def test_what_an_exception_says_does_not_reach_the_caller(nats_server: Nat
         assert reply.headers is None
 
 
-@requirement("transport.nats.outage")
 async def test_each_call_has_one_outcome_while_the_server_is_killed_and_started_again(own_nats: StartNats) -> None:
     """nats-py loses what is published during an outage, and says nothing."""
     server, registry, runs = own_nats(), OperationRegistry(), Counter[int]()
@@ -218,7 +208,6 @@ async def test_each_call_has_one_outcome_while_the_server_is_killed_and_started_
     assert all(number in runs for number, outcome in outcomes.items() if outcome is True)
 
 
-@requirement("transport.nats.order")
 async def test_an_abort_never_overtakes_its_request(nats_server: NatsServer) -> None:
     registry, running = OperationRegistry(), 0
 
@@ -251,15 +240,14 @@ async def test_an_abort_never_overtakes_its_request(nats_server: NatsServer) -> 
 # --- what NATS adds ---------------------------------------------------------------------------------------------------
 
 
-@requirement("transport.nats.nobody")
 async def test_a_call_without_a_server_fails_at_once_and_says_which(nats_server: NatsServer) -> None:
+    """Over NATS a call without a server fails within a round trip."""
     async with calling(nats_server.url) as calls:
         with pytest.raises(CallError, match=r"no\.such: no server available") as failure:
             await soon("it fails long before its deadline", calls.call("no.such", timeout=60))
         assert failure.value.code is ErrorCode.UNAVAILABLE
 
 
-@requirement("transport.nats.permissions")
 async def test_a_call_that_the_server_forbids_fails_at_once_and_others_go_on(own_nats: StartNats) -> None:
     permissions = {"publish": {"deny": ["opwire.call.shop.>"]}}
     server = own_nats(authorization={"users": [{"user": "ann", "password": "s3cret", "permissions": permissions}]})
@@ -274,7 +262,6 @@ async def test_a_call_that_the_server_forbids_fails_at_once_and_others_go_on(own
         assert (await calls.call("math.one")).data == 1
 
 
-@requirement("transport.nats.plain-clients")
 async def test_a_plain_nats_client_calls_an_operation_with_json_alone(nats_server: NatsServer) -> None:
     registry = OperationRegistry()
 
@@ -304,7 +291,6 @@ async def test_a_plain_nats_client_calls_an_operation_with_json_alone(nats_serve
         assert events[3]["type"] == "call.completed"
 
 
-@requirement("transport.nats.gone", "transport.nats.plain-clients")
 async def test_a_stream_for_a_plain_client_that_left_is_stopped(nats_server: NatsServer) -> None:
     registry, stopped = OperationRegistry(), asyncio.Event()
 
@@ -326,7 +312,6 @@ async def test_a_stream_for_a_plain_client_that_left_is_stopped(nats_server: Nat
         await soon("the generator is closed", stopped.wait())
 
 
-@requirement("transport.nats.plain-clients")
 async def test_a_plain_nats_service_can_answer_calls(nats_server: NatsServer) -> None:
     async with plain_client(nats_server.url) as client, calling(nats_server.url) as calls:
 
@@ -356,7 +341,6 @@ async def test_two_prefixes_do_not_meet(nats_server: NatsServer) -> None:
         assert await calls.transport.servers(wait=0.1) == []
 
 
-@requirement("transport.nats.frozen")
 async def test_a_frozen_server_is_noticed_within_three_beats_and_used_again_when_it_thaws(own_nats: StartNats) -> None:
     server, registry = own_nats(), OperationRegistry()
     registry.query("math.one")(lambda: 1)
@@ -378,7 +362,6 @@ async def test_a_frozen_server_is_noticed_within_three_beats_and_used_again_when
         await soon("calls are answered again", answered())
 
 
-@requirement("transport.nats.secrets")
 async def test_no_message_or_log_line_shows_the_password(own_nats: StartNats, caplog: pytest.LogCaptureFixture) -> None:
     caplog.set_level(logging.DEBUG, "opwire")
     server = own_nats(user="ann", password="s3cret")
@@ -409,7 +392,6 @@ def test_options_that_cannot_be_used_are_refused_at_once(options: dict[str, Any]
         NatsTransport(**options)
 
 
-@requirement("transport.nats.discovery", "call.discovery.statistics")
 async def test_nats_own_tools_see_what_a_registry_serves_and_how_it_is_doing(nats_server: NatsServer) -> None:
     registry, prefix = OperationRegistry(), "srv-test"
 
@@ -437,7 +419,6 @@ async def test_nats_own_tools_see_what_a_registry_serves_and_how_it_is_doing(nat
 # --- leaf nodes and accounts ------------------------------------------------------------------------------------------
 
 
-@requirement("transport.nats.accounts")
 async def test_ends_at_a_leaf_node_and_at_its_hub_are_in_one_account_and_those_of_another_are_not(
     own_nats: StartNats,
 ) -> None:
@@ -471,7 +452,6 @@ async def test_ends_at_a_leaf_node_and_at_its_hub_are_in_one_account_and_those_o
             await stranger.call("trap.where")
 
 
-@requirement("transport.nats.no-deputy")
 async def test_the_tokens_of_a_batch_cannot_make_a_server_publish_elsewhere(nats_server: NatsServer) -> None:
     registry, inbox, paid = OperationRegistry(), "opwire.in.batch0123456789abcdef", list[Any]()
 

@@ -10,7 +10,6 @@ from nats.micro.service import ServiceStats as TheirStats
 
 from opwire.protocol.description import Statistics
 from opwire.transports.nats.transport import Subjects, service_response, service_subjects
-from tests.requirements import requirement
 from tests.transports.nats.ends import description
 
 SUBJECTS = Subjects("opwire")
@@ -23,14 +22,12 @@ def told(subject: str) -> dict[str, Any]:
     return json.loads(text)
 
 
-@requirement("transport.nats.discovery")
 def test_a_ping_is_answered_with_the_peers_that_are_there() -> None:
     ping: dict[str, Any] = {"type": "io.nats.micro.v1.ping_response", "name": "shop", "id": "7f", "version": "1.2.3"}
     ping["metadata"] = {"status": "serving"}
     assert told("$SRV.PING") == told("$SRV.PING.shop") == told("$SRV.PING.shop.7f") == ping
 
 
-@requirement("transport.nats.discovery")
 def test_info_names_the_operations_in_the_form_that_nats_own_client_reads() -> None:
     info = TheirInfo.from_dict(told("$SRV.INFO"))
     assert [(each.name, each.subject, each.queue_group) for each in info.endpoints] == [
@@ -40,7 +37,6 @@ def test_info_names_the_operations_in_the_form_that_nats_own_client_reads() -> N
     assert told("$SRV.INFO")["endpoints"][0]["metadata"] == {"operation": "shop.order/new"}
 
 
-@requirement("transport.nats.discovery")
 def test_stats_count_in_the_form_that_nats_own_client_reads() -> None:
     stats = TheirStats.from_dict(told("$SRV.STATS.shop"))
     assert stats.started == datetime(2026, 1, 2, 3, 4, 5, 678_000)  # they mean UTC

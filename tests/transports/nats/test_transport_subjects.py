@@ -9,7 +9,6 @@ from hypothesis import strategies as st
 
 from opwire.errors import CallError, ErrorCode, UsageError
 from opwire.transports.nats.transport import Receipts, Subjects, encode_id, plain_token
-from tests.requirements import requirement
 
 OWN = Subjects("acme.opwire")
 ids = st.text(max_size=40) | st.text(st.sampled_from("a.*> %/\r\nà😀"), max_size=12)
@@ -23,7 +22,6 @@ def is_legal(subject: str) -> bool:
     return all(re.fullmatch(r"[A-Za-z0-9_~%-]+", token) for token in subject.split("."))
 
 
-@requirement("transport.nats.subjects")
 @pytest.mark.parametrize(
     ("operation_id", "subject"),
     [
@@ -40,11 +38,11 @@ def is_legal(subject: str) -> bool:
     ],
 )
 def test_an_operations_subject_is_its_id_with_the_rest_escaped(operation_id: str, subject: str) -> None:
+    """Every operation id has a legal NATS subject of its own, readable where it can be."""
     assert encode_id(operation_id) == subject
     assert OWN.call(operation_id) == f"acme.opwire.call.{subject}"
 
 
-@requirement("transport.nats.subjects")
 @given(ids)
 def test_every_id_has_a_legal_subject_that_it_can_be_read_from_again(operation_id: str) -> None:
     subject = encode_id(operation_id)
@@ -52,13 +50,11 @@ def test_every_id_has_a_legal_subject_that_it_can_be_read_from_again(operation_i
     assert unquote(subject) == (operation_id or "%")
 
 
-@requirement("transport.nats.subjects")
 @given(st.lists(ids | st.just("%"), min_size=2, max_size=20, unique=True))
 def test_no_two_ids_have_the_same_subject(operation_ids: list[str]) -> None:
     assert len(set(map(encode_id, operation_ids))) == len(operation_ids)
 
 
-@requirement("transport.nats.subjects")
 def test_an_id_that_is_too_long_for_a_subject_has_one_made_of_its_hash() -> None:
     long, longer = encode_id("a." + "x" * 5000), encode_id("a." + "x" * 5001)
     assert long != longer
@@ -68,7 +64,6 @@ def test_an_id_that_is_too_long_for_a_subject_has_one_made_of_its_hash() -> None
     assert is_legal(encode_id("a.\ud800"))
 
 
-@requirement("transport.nats.plain-clients")
 def test_a_request_has_its_sender_and_token() -> None:
     assert OWN.sender("acme.opwire.in.12ab.t0ken") == ("12ab", "t0ken")
     assert OWN.sender("acme.opwire.in.12ab.-") == ("12ab", "")
@@ -78,7 +73,6 @@ def test_a_request_has_its_sender_and_token() -> None:
     assert OWN.sender("_R_.abc.1") == ("@_R_.abc.1", "")  # a request from another account
 
 
-@requirement("transport.nats.no-deputy")
 @pytest.mark.parametrize(
     "reply",
     [
@@ -123,7 +117,6 @@ def test_a_message_goes_to_the_inbox_of_its_receiver() -> None:
     assert failure.value.code is ErrorCode.UNAVAILABLE
 
 
-@requirement("transport.nats.no-deputy")
 @pytest.mark.parametrize(
     "address", ["a.b", "a b", "*", ">", "a\r\nPUB x 0", "@$JS.API.INFO", "@payroll", "@", "x" * 65]
 )
@@ -133,7 +126,6 @@ def test_nothing_is_sent_to_what_is_not_the_address_of_an_inbox(address: str) ->
     assert failure.value.code is ErrorCode.UNAVAILABLE
 
 
-@requirement("transport.nats.gone")
 @given(addresses)
 def test_a_receipt_is_one_token_that_names_the_receiver(address: str) -> None:
     receipts = Receipts()
@@ -145,7 +137,6 @@ def test_a_receipt_is_one_token_that_names_the_receiver(address: str) -> None:
     assert OWN.sender(f"acme.opwire.in.12ab.{shown}") == ("12ab", "t0ken")
 
 
-@requirement("transport.nats.no-deputy")
 @given(st.text(max_size=40), st.sampled_from(["12ab", "@_INBOX.a.1"]))
 def test_a_receipt_that_another_end_made_names_no_receiver(text: str, address: str) -> None:
     receipts, others = Receipts(), Receipts()
@@ -162,7 +153,6 @@ def test_a_token_is_not_a_receipt() -> None:
     assert plain_token("t k") is plain_token("*") is plain_token("x" * 65) is None
 
 
-@requirement("transport.nats.permissions")
 def test_the_operation_that_may_not_be_asked_for_is_read_from_the_complaint() -> None:
     complaint = 'Permissions Violation for Publish to "{}"'
     assert OWN.forbidden(complaint.format("acme.opwire.call.github.repos%2Fget")) == ("github.repos/get", None)

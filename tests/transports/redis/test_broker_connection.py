@@ -13,7 +13,6 @@ from opwire.errors import CallError, ErrorCode
 from opwire.testing.harness import soon
 from opwire.transports.redis.connection import parse_url
 from opwire.transports.redis.transport import RedisBrokerConnection
-from tests.requirements import requirement
 from tests.servers.brokers import HOST, RedisServer
 from tests.servers.faults import FaultProxy
 from tests.transports.recording import Log
@@ -52,7 +51,6 @@ async def test_messages_arrive_with_their_sender_and_token(own_redis: Redis) -> 
         assert one.log.rumours == two.log.rumours == [("one", "t3", b"all")]
 
 
-@requirement("transport.sharing")
 async def test_the_servers_of_an_operation_take_exact_turns(own_redis: Redis) -> None:
     url = own_redis().url
     async with (
@@ -71,7 +69,6 @@ async def test_the_servers_of_an_operation_take_exact_turns(own_redis: Redis) ->
         assert others == [0, 45, 45]
 
 
-@requirement("transport.redis.sticky")
 async def test_messages_with_one_key_go_to_one_server_until_it_leaves(own_redis: Redis) -> None:
     url, keys = own_redis().url, [*map(str, range(60)), "línea 🜚", "\ud800"]
 
@@ -98,7 +95,6 @@ async def test_messages_with_one_key_go_to_one_server_until_it_leaves(own_redis:
         assert caller.log.failures == []
 
 
-@requirement("transport.nobody")
 async def test_a_request_without_a_server_is_undelivered(own_redis: Redis) -> None:
     async with end(own_redis().url, "caller", "c.d") as caller:
         for number, operation_id in enumerate(("a.b", "", "c.d ", "línea 🜚", "\ud800", "a\nb")):
@@ -134,7 +130,6 @@ async def test_what_was_sent_before_closing_arrives(own_redis: Redis) -> None:
         assert staying.log.messages == [b"%d" % number for number in range(5_000)]
 
 
-@requirement("transport.redis.garbage")
 async def test_garbage_on_a_channel_is_ignored_and_counted(own_redis: Redis) -> None:
     server = own_redis()
     async with end(server.url, "one", "a.b") as one:
@@ -146,7 +141,6 @@ async def test_garbage_on_a_channel_is_ignored_and_counted(own_redis: Redis) -> 
         assert one.log.arrivals == one.log.rumours == []
 
 
-@requirement("transport.redis.prefix")
 async def test_prefixes_and_databases_do_not_meet(own_redis: Redis) -> None:
     url = own_redis().url
     async with (
@@ -163,7 +157,6 @@ async def test_prefixes_and_databases_do_not_meet(own_redis: Redis) -> None:
         assert other.log.arrivals == other.log.rumours == database.log.arrivals == database.log.rumours == []
 
 
-@requirement("transport.redis.backlog")
 async def test_when_too_much_is_waiting_there_is_still_room_for_what_ends_or_steers_calls(own_redis: Redis) -> None:
     server = own_redis()
     async with end(server.url, "one") as one, end(server.url, "two") as two:
@@ -187,8 +180,8 @@ async def test_when_too_much_is_waiting_there_is_still_room_for_what_ends_or_ste
         assert one.log.failures == one.log.ends == []
 
 
-@requirement("transport.redis.pace")
 async def test_large_messages_are_paced_so_that_redis_need_not_buffer_them(own_redis: Redis) -> None:
+    """Large messages are paced: a broker disconnects an end for which it has buffered too much."""
     server, large = own_redis(), b"x" * 1_000_000
     async with end(server.url, "one") as one, end(server.url, "two") as two:
 
@@ -205,7 +198,6 @@ async def test_large_messages_are_paced_so_that_redis_need_not_buffer_them(own_r
         await two.log.until(lambda: large in two.log.messages and b"small" in two.log.messages)
 
 
-@requirement("transport.redis.backlog")
 async def test_a_beat_that_finds_no_room_is_logged(own_redis: Redis, caplog: pytest.LogCaptureFixture) -> None:
     server = own_redis()
     async with end(server.url, "one", "a.b") as one:
@@ -271,7 +263,6 @@ async def test_announcing_nothing_waits_for_what_was_announced_before(own_redis:
         await earlier
 
 
-@requirement("transport.redis.leases")
 async def test_a_lease_lives_as_long_as_its_holder_beats(own_redis: Redis) -> None:
     server = own_redis()
     async with end(server.url, "beats", "a.b", beat=0.1) as one, end(server.url, "frozen", "c.d", beat=0.1) as frozen:
@@ -287,7 +278,6 @@ async def test_a_lease_lives_as_long_as_its_holder_beats(own_redis: Redis) -> No
         assert frozen.log.arrivals == []
 
 
-@requirement("transport.redis.leases")
 async def test_one_that_was_silent_for_too_long_serves_again_with_its_next_beat(own_redis: Redis) -> None:
     server = own_redis()
     async with end(server.url, "caller") as caller, end(server.url, "held up", "a.b", "c.d", beat=0.01) as served:
@@ -307,7 +297,6 @@ async def test_announcing_something_else_brings_back_what_was_lost_with_the_leas
         assert listed(server, "a.b") == listed(server, "c.d") == [b"opwire:end:one"]
 
 
-@requirement("transport.redis.lost-data")
 async def test_what_redis_loses_comes_back_with_the_next_beat(own_redis: Redis) -> None:
     server = own_redis()
     async with end(server.url, "one", *(f"many.{number}" for number in range(1_223))) as one:
@@ -316,7 +305,6 @@ async def test_what_redis_loses_comes_back_with_the_next_beat(own_redis: Redis) 
         await until("everything is back", lambda: ask(server, "DBSIZE") == 1_224)
 
 
-@requirement("transport.redis.lost-data")
 async def test_a_list_that_redis_evicts_comes_back_though_the_lease_is_there(own_redis: Redis) -> None:
     server = own_redis()
     async with end(server.url, "one", "a.b", "c.d") as one:
@@ -342,7 +330,6 @@ async def test_what_was_withdrawn_does_not_come_back(own_redis: Redis) -> None:
         assert (listed(server, "a.b"), listed(server, "c.d"), listed(server, "e.f")) == ([b"opwire:end:one"], [], [])
 
 
-@requirement("transport.redis.scripts")
 async def test_requests_pass_while_the_cache_of_scripts_is_flushed(own_redis: Redis) -> None:
     server = own_redis()
     async with end(server.url, "caller") as caller, end(server.url, "server", "a.b") as served:
@@ -357,7 +344,6 @@ async def test_requests_pass_while_the_cache_of_scripts_is_flushed(own_redis: Re
         assert caller.log.failures == []
 
 
-@requirement("transport.redis.no-memory")
 async def test_without_memory_calls_go_on_and_servers_come_and_stay(own_redis: Redis) -> None:
     server = own_redis()
     async with end(server.url, "server", "a.b") as served:
@@ -373,7 +359,6 @@ async def test_without_memory_calls_go_on_and_servers_come_and_stay(own_redis: R
             await late.log.until(lambda: late.log.messages)
 
 
-@requirement("transport.redis.refusals")
 async def test_an_announcement_that_redis_refuses_fails_and_what_is_served_goes_on(own_redis: Redis) -> None:
     server = own_redis()
     ask(server, "SET", "opwire:serving:c.d", "")
@@ -390,7 +375,6 @@ async def test_an_announcement_that_redis_refuses_fails_and_what_is_served_goes_
         assert listed(server, "c.d") == [b"opwire:end:server"]
 
 
-@requirement("transport.redis.leases")
 @pytest.mark.parametrize("loss", ["DEL opwire:serving:a.b", "FLUSHALL"])
 async def test_a_lease_that_cannot_be_renewed_is_logged(
     own_redis: Redis, caplog: pytest.LogCaptureFixture, loss: str
@@ -433,8 +417,8 @@ async def test_one_connection_does_it_all(own_redis: Redis) -> None:
         assert sum("name=opwire" in each for each in clients) == 1
 
 
-@requirement("transport.redis.once")
 async def test_a_message_with_a_lost_reply_is_delivered_once(own_redis: Redis) -> None:
+    """A message whose reply is lost is not sent again."""
     server = own_redis()
     async with FaultProxy(HOST, server.port) as proxy, end(server.url, "server", "a.b") as served:
         async with end(f"redis://{HOST}:{proxy.port}", "caller") as caller:
@@ -470,7 +454,6 @@ async def test_one_that_connects_again_is_not_asked_under_its_old_name(own_redis
             assert listed(server) == [b"opwire:end:after"]
 
 
-@requirement("transport.redis.frozen")
 async def test_a_server_that_does_not_answer_two_beats_is_given_up(own_redis: Redis) -> None:
     server = own_redis()
     async with end(server.url, "one", "a.b") as one:
@@ -485,7 +468,6 @@ async def test_a_server_that_does_not_answer_two_beats_is_given_up(own_redis: Re
         assert one.log.ends == ["it does not answer"]
 
 
-@requirement("transport.redis.replica")
 @pytest.mark.parametrize("operations", [(), ("a.b",)])
 async def test_a_server_that_becomes_a_replica_is_left_until_it_is_primary_again(
     own_redis: Redis, operations: tuple[str, ...]
@@ -504,7 +486,6 @@ async def test_a_server_that_becomes_a_replica_is_left_until_it_is_primary_again
         await one.log.until(lambda: one.log.messages)
 
 
-@requirement("transport.redis.refusals")
 async def test_a_sentinel_is_called_one_and_the_way_to_its_primary_is_said() -> None:
     with SentinelServer(1) as server:
         for db in ("", "/2"):
@@ -514,7 +495,6 @@ async def test_a_sentinel_is_called_one_and_the_way_to_its_primary_is_said() -> 
             assert caught.value.code is ErrorCode.UNAVAILABLE
 
 
-@requirement("transport.redis.dead-servers")
 async def test_the_beats_of_a_server_take_dead_ones_off_its_lists(own_redis: Redis) -> None:
     server = own_redis()
     async with end(server.url, "one", "a.b", "c.d") as one:
@@ -525,7 +505,6 @@ async def test_the_beats_of_a_server_take_dead_ones_off_its_lists(own_redis: Red
         assert listed(server) == ask(server, "LRANGE", "opwire:serving:c.d", 0, -1) == [b"opwire:end:one"]
 
 
-@requirement("transport.redis.dead-servers")
 async def test_a_caller_learns_which_server_got_its_request_however_many_dead_ones_are_listed(
     own_redis: Redis,
 ) -> None:
@@ -544,7 +523,6 @@ async def test_a_caller_learns_which_server_got_its_request_however_many_dead_on
         assert caller.log.failures == [("t3", "no server available")]
 
 
-@requirement("transport.redis.refusals")
 @pytest.mark.parametrize(
     ("login", "advice"),
     [
@@ -576,7 +554,6 @@ async def test_a_user_without_password_is_let_in(own_redis: Redis) -> None:
         assert b"user=ann" in ask(server, "CLIENT", "LIST")
 
 
-@requirement("transport.redis.refusals")
 async def test_a_user_with_no_more_rights_than_needed_can_call_and_serve(own_redis: Redis) -> None:
     server = own_redis()
     commands = (
@@ -599,7 +576,6 @@ async def test_a_user_with_no_more_rights_than_needed_can_call_and_serve(own_red
         assert ann.log.failures == [("t", "no server available")]
 
 
-@requirement("transport.redis.refusals")
 async def test_a_request_that_redis_refuses_fails_alone(own_redis: Redis) -> None:
     server = own_redis()
     async with end(server.url, "caller") as caller, end(server.url, "server", "a.b"):

@@ -10,7 +10,6 @@ import pytest
 from opwire.errors import CallError, ErrorCode
 from opwire.testing.harness import soon
 from opwire.transports.redis.connection import RedisConnection, command, parse_url
-from tests.requirements import requirement
 from tests.servers.brokers import HOST, RedisServer
 
 PING = command("PING")
@@ -94,7 +93,6 @@ async def test_closing_fails_pending_calls_and_is_not_a_loss(own_redis: Callable
     assert reasons == []
 
 
-@requirement("transport.redis.refusals")
 @pytest.mark.parametrize(
     "url", [f"redis://ann:secret@{HOST}:1", "unix://ann:secret@/nowhere/redis.sock", "redis://ann:secret@a..b"]
 )
@@ -126,7 +124,6 @@ async def test_whether_something_was_heard_is_kept(redis_server: RedisServer) ->
         assert connection.heard
 
 
-@requirement("transport.redis.refusals")
 async def test_a_user_without_a_password_gives_its_name(redis_server: RedisServer) -> None:
     target = parse_url(redis_server.url.replace("redis://", "redis://stranger@"))
     connection = RedisConnection(target, lambda channel, message: None, lambda reason: None)

@@ -7,7 +7,6 @@ import pytest
 from hiredis import ReplyError
 
 from opwire.transports.redis.connection import SETTINGS, largest_message
-from tests.requirements import requirement
 from tests.servers.brokers import RedisServer
 from tests.transports.redis.ends import end
 
@@ -37,7 +36,6 @@ def test_however_small_a_limit_is_something_fits() -> None:
     assert largest_message([{b"proto-max-bulk-len": b"1"}]) == 1
 
 
-@requirement("transport.limit")
 @pytest.mark.parametrize("setting", SETTINGS)
 async def test_the_limits_of_a_server_are_learned_and_what_is_just_below_passes(
     own_redis: Callable[..., RedisServer], setting: bytes

@@ -5,7 +5,6 @@ from hiredis import ReplyError
 
 from opwire.errors import ErrorCode
 from opwire.transports.redis.connection import is_refusal, refusal
-from tests.requirements import requirement
 
 
 @pytest.mark.parametrize(
@@ -33,7 +32,6 @@ def test_a_refusal_says_what_to_do(reply: str, advice: str) -> None:
     assert advice in error.message
 
 
-@requirement("transport.redis.secrets")
 def test_a_command_that_redis_repeats_is_not_repeated_again() -> None:
     reply = "ERR unknown command `HELLO`, with args beginning with: `3`, `AUTH`, `default`, `secret`, "
     message = refusal("Redis", ReplyError(reply)).message

@@ -9,7 +9,6 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from opwire.transports.redis.connection import Replies, command
-from tests.requirements import requirement
 
 
 class Talk:
@@ -43,9 +42,9 @@ confirmations = st.tuples(st.sampled_from([b"subscribe", b"unsubscribe"]), st.bi
 streams = st.lists(st.one_of(replies, messages, confirmations), max_size=12)
 
 
-@requirement("transport.redis.framing")
 @given(streams, st.data())
 def test_any_split_of_the_bytes_gives_the_same_replies_in_the_same_order(stream: list[bytes], data: Any) -> None:
+    """However the bytes of Redis are split, each reply reaches its request, in order."""
     whole, split = Talk(len(stream)), Talk(len(stream))
     text = b"".join(stream)
     whole.replies.feed(text)
@@ -58,7 +57,6 @@ def test_any_split_of_the_bytes_gives_the_same_replies_in_the_same_order(stream:
     assert numbers == list(range(len(numbers)))
 
 
-@requirement("transport.redis.framing")
 @given(st.binary(max_size=200))
 def test_garbage_is_a_value_error_or_waits_for_more(garbage: bytes) -> None:
     try:

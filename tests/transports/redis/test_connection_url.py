@@ -4,7 +4,6 @@ import pytest
 
 from opwire.errors import UsageError
 from opwire.transports.redis.connection import Target, parse_url
-from tests.requirements import requirement
 
 
 @pytest.mark.parametrize(
@@ -31,7 +30,6 @@ def test_a_url_has_the_address_of_the_server_and_our_credentials(url: str, targe
     assert parse_url(url) == target
 
 
-@requirement("transport.redis.secrets")
 @pytest.mark.parametrize(
     "url",
     [
@@ -57,8 +55,8 @@ def test_any_other_url_is_refused_without_being_repeated(url: str) -> None:
     assert "secret" not in str(caught.value)
 
 
-@requirement("transport.redis.secrets")
 def test_a_target_shows_its_place_and_never_its_password() -> None:
+    """A password appears in no message, name or repr."""
     target = parse_url("redis://ann:secret@[::1]:7000/4")
     assert target.name == "Redis at [::1]:7000"
     assert parse_url("unix://:secret@/run/redis.sock").name == "Redis at /run/redis.sock"

@@ -13,7 +13,6 @@ from opwire.testing.harness import soon
 from opwire.transports.redis import servers
 from opwire.transports.redis.connection import Target, command, parse_url
 from opwire.transports.redis.servers import ClusterNodes, Election, Sentinels, parse_servers
-from tests.requirements import requirement
 from tests.servers.brokers import HOST, RedisServer
 from tests.transports.redis.ends import ask, end
 from tests.transports.redis.service import NAME, RedisCluster, SentinelServer
@@ -25,7 +24,6 @@ SECRET = "s3cret"
 # --- the URL ----------------------------------------------------------------------------------------------------------
 
 
-@requirement("transport.redis.sentinel", "transport.redis.secrets")
 def test_a_url_names_sentinels_the_service_and_both_credentials() -> None:
     url = f"rediss+sentinel://ann:{SECRET}@a,b:7000,[::1]:7001/my%20service/2?sentinel_user=bob&sentinel_password=%2B"
     made = parse_servers(url)
@@ -42,7 +40,6 @@ def test_a_url_names_sentinels_the_service_and_both_credentials() -> None:
     assert SECRET not in repr([*made._servers, made._primary])
 
 
-@requirement("transport.redis.cluster", "transport.redis.secrets")
 def test_a_url_names_servers_of_a_cluster() -> None:
     made = parse_servers(f"rediss+cluster://ann:{SECRET}@a,b:7000", prefix="shop")
     assert isinstance(made, ClusterNodes)
@@ -58,7 +55,6 @@ def test_the_url_of_one_server_is_that_server() -> None:
     assert parse_servers("redis://cache/2") == parse_url("redis://cache/2")
 
 
-@requirement("transport.redis.secrets")
 @pytest.mark.parametrize(
     "url",
     [
@@ -120,7 +116,6 @@ async def unavailable(url: str) -> str:
     return caught.value.message
 
 
-@requirement("transport.redis.sentinel")
 async def test_the_address_of_the_latest_election_is_used_even_if_most_sentinels_know_an_earlier_one(
     sentinel: Callable[..., SentinelServer],
 ) -> None:
@@ -130,7 +125,6 @@ async def test_the_address_of_the_latest_election_is_used_even_if_most_sentinels
     assert (await parse_servers(url_of(*stale)).primary()).port == 9
 
 
-@requirement("transport.redis.sentinel")
 async def test_sentinels_that_are_gone_or_silent_are_not_waited_for(sentinel: Callable[..., SentinelServer]) -> None:
     gone, silent, alive = sentinel(), sentinel(), sentinel(7)
     gone.kill()
@@ -138,7 +132,6 @@ async def test_sentinels_that_are_gone_or_silent_are_not_waited_for(sentinel: Ca
     assert (await soon("it is found", parse_servers(url_of(gone, silent, alive)).primary())).port == 7
 
 
-@requirement("transport.redis.sentinel", "transport.redis.refusals")
 async def test_each_sentinel_that_does_not_know_the_primary_is_named_with_the_reason(
     sentinel: Callable[..., SentinelServer], redis_server: RedisServer, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -178,7 +171,6 @@ async def test_a_server_that_answers_anything_else_is_named() -> None:
         assert "returned an invalid address" in await unavailable(f"redis+sentinel://{HOST}:{port}/main")
 
 
-@requirement("transport.redis.cluster")
 async def test_the_server_of_each_prefix_is_found_in_a_cluster_and_its_other_servers_are_remembered(
     brokers_run_here: None,
 ) -> None:
@@ -202,7 +194,6 @@ async def test_the_server_of_each_prefix_is_found_in_a_cluster_and_its_other_ser
         assert await known.primary() == before
 
 
-@requirement("transport.redis.cluster", "transport.redis.refusals")
 async def test_a_server_without_a_cluster_is_named(redis_server: RedisServer) -> None:
     message = await unavailable(f"redis+cluster://{HOST}:{redis_server.port}")
     assert message == f"Redis at {HOST}:{redis_server.port} is not part of a cluster: connect to it with redis://"
@@ -211,7 +202,6 @@ async def test_a_server_without_a_cluster_is_named(redis_server: RedisServer) ->
 # --- connections ------------------------------------------------------------------------------------------------------
 
 
-@requirement("transport.redis.sentinel")
 async def test_passwords_of_servers_and_sentinels_are_different(
     sentinel: Callable[..., SentinelServer], own_redis: Callable[..., RedisServer]
 ) -> None:
@@ -223,7 +213,6 @@ async def test_passwords_of_servers_and_sentinels_are_different(
         await one.log.until(lambda: one.log.messages)
 
 
-@requirement("transport.redis.sentinel", "transport.redis.replica")
 async def test_a_server_that_is_not_the_primary_yet_is_refused(
     sentinel: Callable[..., SentinelServer], own_redis: Callable[..., RedisServer]
 ) -> None:
@@ -234,7 +223,6 @@ async def test_a_server_that_is_not_the_primary_yet_is_refused(
     await session.close()
 
 
-@requirement("transport.redis.sentinel", "transport.redis.tls")
 async def test_sentinels_and_servers_are_reached_by_tls(
     sentinel: Callable[..., SentinelServer], redis_server: RedisServer
 ) -> None:
@@ -246,7 +234,6 @@ async def test_sentinels_and_servers_are_reached_by_tls(
         await session.close()
 
 
-@requirement("transport.redis.sentinel")
 async def test_a_connection_ends_when_a_sentinel_announces_another_primary(
     sentinel: Callable[..., SentinelServer], own_redis: Callable[..., RedisServer], monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -16,7 +16,6 @@ from opwire.registry import OperationRegistry
 from opwire.testing import LIMIT_CONTRACT, TRANSPORT_CONTRACT, check_transport
 from opwire.testing.harness import soon
 from opwire.transports.redis import RedisTransport
-from tests.requirements import requirement
 from tests.servers.brokers import HOST, RedisServer
 from tests.servers.faults import FaultProxy
 from tests.servers.leaks import Leaks
@@ -26,21 +25,19 @@ Redis = Callable[..., RedisServer]
 BEAT = 0.2
 
 
-@requirement("transport.contract", "transport.redis")
 @pytest.mark.parametrize("promise", TRANSPORT_CONTRACT)
 async def test_redis_keeps_the_promise(redis_server: RedisServer, promise: str) -> None:
     async with Leaks():
         await TRANSPORT_CONTRACT[promise](lambda: RedisTransport(redis_server.url))
 
 
-@requirement("transport.contract", "transport.limit", "transport.redis")
 @pytest.mark.parametrize("promise", LIMIT_CONTRACT)
 async def test_redis_keeps_the_promise_about_its_limit(redis_server: RedisServer, promise: str) -> None:
     await LIMIT_CONTRACT[promise](lambda: RedisTransport(redis_server.url, max_message=200_000), 200_000)
 
 
-@requirement("transport.contract", "transport.redis")
 async def test_a_unix_socket_and_a_user_keep_the_whole_contract(own_redis: Redis, tmp_path: Path) -> None:
+    """Calls run over a Redis server, 6.2 or newer, under the whole contract."""
     path = tmp_path / "redis.sock"
     own_redis(password="p@ss/word", unixsocket=str(path))
     await check_transport(lambda: RedisTransport(f"unix://default:p%40ss%2Fword@{path}?db=3"))
@@ -129,7 +126,6 @@ def clients(server: RedisServer) -> int:
 # --- what the client libraries are known for --------------------------------------------------------------------------
 
 
-@requirement("transport.redis.one-connection")
 async def test_a_thousand_calls_in_flight_need_one_connection(redis_server: RedisServer) -> None:
     async with serving(redis_server.url, heartbeat=10) as counted, calling(redis_server.url, heartbeat=10) as calls:
         running = asyncio.gather(*(calls.call("work.wait", {"number": number}) for number in range(1_000)))
@@ -141,7 +137,6 @@ async def test_a_thousand_calls_in_flight_need_one_connection(redis_server: Redi
         assert sorted(counted.runs) == list(range(1_000))
 
 
-@requirement("transport.redis.once")
 async def test_a_request_with_a_lost_reply_runs_once_and_its_call_ends_once(own_redis: Redis) -> None:
     server = own_redis()
     async with (
@@ -160,7 +155,6 @@ async def test_a_request_with_a_lost_reply_runs_once_and_its_call_ends_once(own_
         assert sorted(number for number in counted.runs if number >= 0) == list(range(20))
 
 
-@requirement("transport.redis.frozen")
 async def test_a_frozen_redis_is_noticed_and_calls_go_on_when_it_thaws(own_redis: Redis) -> None:
     server = own_redis()
     async with serving(server.url) as counted, calling(server.url) as calls:
@@ -178,7 +172,6 @@ async def test_a_frozen_redis_is_noticed_and_calls_go_on_when_it_thaws(own_redis
 # --- too much ---------------------------------------------------------------------------------------------------------
 
 
-@requirement("transport.redis.backlog")
 async def test_what_redis_does_not_take_waits_until_it_does_or_the_deadline_of_the_call(own_redis: Redis) -> None:
     server, filling = own_redis(), "x" * 900_000
     async with serving(server.url, heartbeat=5) as counted, calling(server.url, heartbeat=5) as calls:
@@ -197,8 +190,8 @@ async def test_what_redis_does_not_take_waits_until_it_does_or_the_deadline_of_t
         await answered(calls)
 
 
-@requirement("transport.redis.slow-reader")
 async def test_an_end_that_redis_disconnects_for_reading_too_slowly_reconnects(own_redis: Redis) -> None:
+    """An end that Redis closes for reading too slowly comes back; each call has one outcome."""
     server = own_redis(client_output_buffer_limit="pubsub 2mb 1mb 1")
     async with (
         FaultProxy(HOST, server.port, buffer=131_072) as proxy,
@@ -224,7 +217,6 @@ async def test_an_end_that_redis_disconnects_for_reading_too_slowly_reconnects(o
         assert max(counted.runs.count(number) for number in range(1_000)) == 1
 
 
-@requirement("transport.redis.no-memory")
 async def test_calls_go_on_for_many_beats_while_redis_has_no_memory_left(own_redis: Redis) -> None:
     server = own_redis()
     async with serving(server.url, heartbeat=0.2) as counted, calling(server.url, heartbeat=0.2) as calls:
@@ -242,7 +234,6 @@ async def test_calls_go_on_for_many_beats_while_redis_has_no_memory_left(own_red
 # --- what can be lost -------------------------------------------------------------------------------------------------
 
 
-@requirement("transport.redis.lost-data")
 async def test_calls_in_flight_survive_that_redis_loses_its_data_and_new_ones_find_their_way(own_redis: Redis) -> None:
     server = own_redis()
     async with serving(server.url) as counted, calling(server.url) as calls:
@@ -257,7 +248,6 @@ async def test_calls_in_flight_survive_that_redis_loses_its_data_and_new_ones_fi
         assert counted.runs.count(1) == 1
 
 
-@requirement("transport.redis.scripts")
 async def test_scripts_that_are_flushed_while_calls_run_fail_no_call(own_redis: Redis) -> None:
     server = own_redis()
     async with serving(server.url, heartbeat=10) as counted, calling(server.url, heartbeat=10) as calls:
@@ -274,7 +264,6 @@ async def test_scripts_that_are_flushed_while_calls_run_fail_no_call(own_redis: 
         assert sorted(counted.runs) == list(numbers)
 
 
-@requirement("transport.redis.dead-servers")
 async def test_a_server_that_crashed_fails_no_call(own_redis: Redis) -> None:
     server = own_redis()
     async with serving(server.url) as counted, calling(server.url) as calls:
@@ -286,7 +275,6 @@ async def test_a_server_that_crashed_fails_no_call(own_redis: Redis) -> None:
         assert ask(server, "LLEN", "opwire:serving:work.count") == 1
 
 
-@requirement("transport.redis.replica")
 async def test_calls_by_way_of_a_demoted_primary_fail_with_what_is_wrong_and_what_to_do(own_redis: Redis) -> None:
     server = own_redis()
     async with calling(server.url) as calls:
@@ -305,7 +293,6 @@ async def test_calls_by_way_of_a_demoted_primary_fail_with_what_is_wrong_and_wha
         assert "is a read-only replica, perhaps a demoted primary: connect to its primary" in message
 
 
-@requirement("transport.redis.prefix")
 async def test_prefixes_do_not_meet(redis_server: RedisServer) -> None:
     async with serving(redis_server.url, prefix="one"), calling(redis_server.url, prefix="other") as calls:
         assert await outcomes([calls.call("work.count", {"number": 1})]) == [ErrorCode.UNAVAILABLE]
@@ -315,7 +302,6 @@ async def test_prefixes_do_not_meet(redis_server: RedisServer) -> None:
 # --- the way in -------------------------------------------------------------------------------------------------------
 
 
-@requirement("transport.redis.refusals")
 async def test_a_wrong_password_is_unavailable_and_leaves_nothing_behind(own_redis: Redis) -> None:
     server = own_redis(password="right")
     async with Leaks():
@@ -360,7 +346,6 @@ async def copy(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> No
         await writer.wait_closed()
 
 
-@requirement("transport.redis.tls")
 async def test_calls_pass_through_tls(redis_server: RedisServer) -> None:
     async with behind_tls(redis_server) as port:
         context = unauthenticated(ssl.PROTOCOL_TLS_CLIENT)
@@ -368,7 +353,6 @@ async def test_calls_pass_through_tls(redis_server: RedisServer) -> None:
             assert await outcomes([calls.call("work.count", {"number": 1})]) == [1]
 
 
-@requirement("transport.redis.tls")
 async def test_a_server_without_proof_of_its_identity_is_rejected(redis_server: RedisServer) -> None:
     async with behind_tls(redis_server) as port:
         with pytest.raises(CallError, match="cannot be reached") as caught:

@@ -5,7 +5,6 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from opwire.transports.redis.transport import RedisNames, pack_message, unpack_message
-from tests.requirements import requirement
 
 addresses = st.from_regex(r"[A-Za-z0-9]{1,63}", fullmatch=True)
 tokens = st.from_regex(r"[A-Za-z0-9]{0,64}", fullmatch=True)
@@ -16,14 +15,12 @@ def test_what_was_sealed_is_unsealed_as_it_was(sender: str, token: str, message:
     assert unpack_message(pack_message(sender.encode(), token, message)) == (sender, token, message)
 
 
-@requirement("transport.redis.garbage")
 @given(st.binary())
 def test_anything_can_be_unsealed(published: bytes) -> None:
     letter = unpack_message(published)
     assert letter is None or letter[0]
 
 
-@requirement("transport.redis.garbage")
 @pytest.mark.parametrize(
     "published",
     [

@@ -5,7 +5,6 @@ from collections.abc import Callable, Iterator
 import pytest
 
 from opwire.transports.redis.transport import ENTER, PRUNE, ROUTE
-from tests.requirements import requirement
 from tests.servers.brokers import RedisServer
 from tests.transports.redis.ends import ask, end, exhaust
 
@@ -53,7 +52,6 @@ async def test_the_servers_of_an_operation_take_turns(server: RedisServer) -> No
         assert (len(one.log.messages), len(two.log.messages)) == (3, 3)
 
 
-@requirement("transport.redis.dead-servers")
 async def test_an_entry_without_lease_or_reader_is_passed_over_and_removed(server: RedisServer) -> None:
     async with end(server.url, "reads") as reads, end(server.url, "serves", "a.b") as serves:
         ask(server, "SET", "opwire:end:crashed", "")
@@ -67,14 +65,12 @@ async def test_an_entry_without_lease_or_reader_is_passed_over_and_removed(serve
         assert listed(server) == [b"opwire:end:serves"]
 
 
-@requirement("transport.redis.dead-servers")
 def test_a_list_with_nothing_but_dead_servers_is_empty_afterwards(server: RedisServer) -> None:
     ask(server, "RPUSH", LIST, *(f"opwire:end:{number}" for number in range(50)))
     assert route(server, 7) == 0
     assert ask(server, "EXISTS", LIST) == 0
 
 
-@requirement("transport.redis.dead-servers")
 @pytest.mark.parametrize("sticky_key", [(), ("ann",)])
 async def test_a_long_list_of_dead_servers_is_worked_off_in_steps(
     server: RedisServer, sticky_key: tuple[str, ...]
@@ -96,7 +92,6 @@ async def test_a_long_list_keeps_those_that_live(server: RedisServer) -> None:
         assert sorted(listed(server)) == [b"opwire:end:one", b"opwire:end:two"]
 
 
-@requirement("transport.redis.garbage")
 async def test_an_entry_that_is_not_an_end_gets_nothing(server: RedisServer) -> None:
     """A peer with write access to the prefix alone cannot make others publish elsewhere."""
     async with end(server.url, "victim", prefix="payroll") as victim:
@@ -109,7 +104,6 @@ async def test_an_entry_that_is_not_an_end_gets_nothing(server: RedisServer) -> 
         assert listed(server) == []
 
 
-@requirement("transport.redis.dead-servers")
 def test_pruning_removes_dead_servers_and_looks_at_a_limited_number_of_entries(server: RedisServer) -> None:
     other = "opwire:serving:c.d"
     for name in ("one", "two"):
@@ -125,7 +119,6 @@ def test_pruning_removes_dead_servers_and_looks_at_a_limited_number_of_entries(s
     assert sorted(listed(server)) == [b"opwire:end:one", b"opwire:end:two"]
 
 
-@requirement("transport.redis.no-memory")
 def test_without_memory_pruning_loses_no_server(own_redis: Callable[..., RedisServer]) -> None:
     server = own_redis()
     enter(server, "opwire:end:one", LIST)
@@ -141,7 +134,6 @@ def test_entering_again_gives_no_second_turn(server: RedisServer) -> None:
     assert listed(server) == listed(server, "opwire:serving:c.d") == [b"opwire:end:one"]
 
 
-@requirement("transport.redis.leases")
 def test_leases_and_lists_run_out_unless_they_are_renewed(server: RedisServer) -> None:
     enter(server, "opwire:end:one", LIST)
     assert 4_000 < ask(server, "PTTL", "opwire:end:one") <= 5_000
@@ -153,7 +145,6 @@ def test_leases_and_lists_run_out_unless_they_are_renewed(server: RedisServer) -
     assert ask(server, "PTTL", LIST) > 59_000
 
 
-@requirement("transport.redis.no-memory")
 async def test_without_memory_requests_pass_and_leases_are_renewed(own_redis: Callable[..., RedisServer]) -> None:
     server = own_redis()
     async with end(server.url, "one", "a.b") as one:

@@ -13,7 +13,6 @@ from opwire.model.operation import Identity
 from opwire.protocol import Address
 from opwire.testing.harness import soon
 from opwire.transports.websocket import WebSocketServer, WebSocketTransport, admission, session
-from tests.requirements import requirement
 from tests.transports.websocket.ends import Ends, Plain, until
 
 
@@ -86,7 +85,6 @@ async def answers(plain: Plain, count: int) -> dict[int, str]:
     return {event["id"]: event["type"].removeprefix("session.") for event in heard}
 
 
-@requirement("transport.websocket.gate")
 async def test_announcements_and_withdrawals_are_decided_in_order(ends: Ends) -> None:
     policy, _, plain = await undecided(ends, "a.1")
     await plain.say("session.announce", id=2, operations=["a.2"])
@@ -106,7 +104,6 @@ async def test_announcements_and_withdrawals_are_decided_in_order(ends: Ends) ->
     ]
 
 
-@requirement("transport.websocket.gate")
 async def test_one_that_is_refused_does_not_take_others_with_it(ends: Ends) -> None:
     policy = Watched("a.2")
     server = await guarded(ends, policy)
@@ -125,7 +122,6 @@ async def test_one_that_is_refused_does_not_take_others_with_it(ends: Ends) -> N
     assert [(await plain.hear())["operationId"] for _ in range(3)] == ["a.1", "a.3", "a.4"]
 
 
-@requirement("transport.websocket.gate")
 async def test_an_announcement_is_taken_whole_or_not_at_all_unless_it_is_partial(ends: Ends) -> None:
     policy = Watched("a.2")
     server = await guarded(ends, policy)
@@ -144,7 +140,6 @@ async def test_an_announcement_is_taken_whole_or_not_at_all_unless_it_is_partial
     assert server.routes.operations(server.peers[0]) == ["a.1"]
 
 
-@requirement("transport.websocket.gate")
 async def test_an_announcement_of_nothing_is_invalid(ends: Ends) -> None:
     policy = Watched()
     server = await guarded(ends, policy)
@@ -155,7 +150,6 @@ async def test_an_announcement_of_nothing_is_invalid(ends: Ends) -> None:
     assert policy.told == []
 
 
-@requirement("transport.websocket.gate")
 async def test_a_client_waits_as_long_as_its_announcement_is_being_decided(
     ends: Ends, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -176,7 +170,6 @@ async def test_a_client_waits_as_long_as_its_announcement_is_being_decided(
     await soon("it is served", announcing)
 
 
-@requirement("transport.websocket.gate")
 async def test_a_client_begins_again_if_its_announcement_is_not_confirmed(
     ends: Ends, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -192,7 +185,6 @@ async def test_a_client_begins_again_if_its_announcement_is_not_confirmed(
     await until("it is announced again", lambda: server.routes.servers() != [])
 
 
-@requirement("transport.websocket.gate")
 async def test_an_operation_that_is_being_announced_is_unavailable_and_not_unknown(ends: Ends) -> None:
     policy = Watched()
     server = await guarded(ends, policy)
@@ -212,7 +204,6 @@ async def test_an_operation_that_is_being_announced_is_unavailable_and_not_unkno
     assert not server._admission._announcing
 
 
-@requirement("transport.websocket.gate")
 async def test_a_subscription_passes_whole_between_peers_that_know_neither_credits_nor_numbers(ends: Ends) -> None:
     server = await guarded(ends, Watched())
     plain, caller = await ends.plain(server.url), await ends.plain(server.url)
@@ -231,7 +222,6 @@ async def test_a_subscription_passes_whole_between_peers_that_know_neither_credi
     assert len(server.routes) == 0
 
 
-@requirement("transport.websocket.gate")
 async def test_what_is_refused_is_raised_and_forgotten_and_the_others_are_served(ends: Ends) -> None:
     server = await guarded(ends, Watched("a.2"))
     client = await ends.client(server.url, "a.1")
@@ -244,7 +234,6 @@ async def test_what_is_refused_is_raised_and_forgotten_and_the_others_are_served
     assert server.routes.operations(server.peers[0]) == ["a.1", "a.3"]
 
 
-@requirement("transport.websocket.gate")
 async def test_thousands_of_operations_are_announced_in_messages_that_fit(ends: Ends) -> None:
     policy = Watched("n.700")
     server = await guarded(ends, policy)
@@ -255,7 +244,6 @@ async def test_thousands_of_operations_are_announced_in_messages_that_fit(ends: 
     assert len(server.routes.operations(server.peers[0])) == 1_199
 
 
-@requirement("transport.websocket.gate")
 async def test_an_operation_that_is_refused_after_a_loss_does_not_keep_the_others_away(
     ends: Ends, caplog: pytest.LogCaptureFixture
 ) -> None:
@@ -271,7 +259,6 @@ async def test_an_operation_that_is_refused_after_a_loss_does_not_keep_the_other
     await until("it is logged", lambda: "not a.2" in caplog.text)
 
 
-@requirement("hub.just-started")
 async def test_a_gate_may_know_why_an_operation_has_no_server(ends: Ends) -> None:
     server = await guarded(ends, Watched("a.2"))
     plain = await ends.plain(server.url)
@@ -282,7 +269,6 @@ async def test_a_gate_may_know_why_an_operation_has_no_server(ends: Ends) -> Non
     assert (await plain.hear())["message"] == "nothing is served here"  # which is what the server itself says
 
 
-@requirement("transport.websocket.gate")
 async def test_a_gate_that_fails_is_not_shown(ends: Ends, caplog: pytest.LogCaptureFixture) -> None:
     server = await guarded(ends, Watched())
     with pytest.raises(CallError) as failure:
@@ -292,7 +278,6 @@ async def test_a_gate_that_fails_is_not_shown(ends: Ends, caplog: pytest.LogCapt
     assert "ZeroDivisionError" in caplog.text
 
 
-@requirement("transport.websocket.gate")
 async def test_one_that_leaves_before_it_is_welcome_was_never_there(ends: Ends) -> None:
     policy = Watched()
     server = await guarded(ends, policy)
@@ -309,7 +294,6 @@ async def test_one_that_leaves_before_it_is_welcome_was_never_there(ends: Ends) 
     assert policy.told == []
 
 
-@requirement("transport.websocket.gate")
 async def test_one_that_leaves_while_its_announcement_is_decided_serves_nothing(ends: Ends) -> None:
     policy, server, plain = await undecided(ends, "a.b")
     plain.connection.transport.abort()
@@ -319,7 +303,6 @@ async def test_one_that_leaves_while_its_announcement_is_decided_serves_nothing(
     assert await server.servers() == []
 
 
-@requirement("transport.websocket.gate")
 async def test_one_that_is_about_to_leave_withdraws_everything(ends: Ends) -> None:
     policy = Watched()
     server = await guarded(ends, policy)
@@ -331,7 +314,6 @@ async def test_one_that_is_about_to_leave_withdraws_everything(ends: Ends) -> No
     assert await server.servers() == []
 
 
-@requirement("transport.websocket.gate")
 async def test_a_server_closes_while_its_gate_decides(ends: Ends) -> None:
     _, server, _ = await undecided(ends, "a.b")
     await soon("it closes", server.close())

@@ -14,7 +14,6 @@ from opwire.model.operation import Context
 from opwire.protocol import CallCredit, CallRequested
 from opwire.testing.harness import item, soon
 from opwire.transports.websocket import WebSocketServer, WebSocketTransport, client
-from tests.requirements import requirement
 from tests.servers.brokers import HOST
 from tests.servers.faults import FaultProxy
 from tests.transports.reconnecting import reconnect_quickly
@@ -22,7 +21,6 @@ from tests.transports.websocket.ends import End, Ends, until
 from tests.transports.websocket.foreign import WELCOME, foreign, silent
 
 
-@requirement("transport.websocket.unreachable", "transport.no-secrets")
 @pytest.mark.parametrize(
     "url", ["http://ann:secret@example", "ws://", "ws://h:port", "ws://secret@h", "ws://h/#secret", "ws://["]
 )
@@ -32,7 +30,6 @@ def test_what_is_not_an_address_is_refused_where_it_is_given(url: str) -> None:
     assert "secret" not in str(failure.value)
 
 
-@requirement("transport.closed")
 async def test_a_start_that_is_cancelled_leaves_nothing_behind(ends: Ends) -> None:
     async with silent() as url:
         transport = WebSocketTransport(url)
@@ -59,7 +56,6 @@ async def behind_a_proxy(ends: Ends, *operations: str, **options: Any) -> AsyncI
             await client.transport.close()
 
 
-@requirement("transport.reconnects")
 @pytest.mark.parametrize("way", ["cut", "close_all"])
 async def test_after_a_loss_it_comes_back_and_serves_again(ends: Ends, way: str) -> None:
     async with behind_a_proxy(ends, "a.b", "a.c") as (server, client, proxy):
@@ -74,7 +70,6 @@ async def test_after_a_loss_it_comes_back_and_serves_again(ends: Ends, way: str)
             server.ask("a.c")
 
 
-@requirement("transport.reconnects")
 async def test_without_a_connection_every_method_that_sends_is_unavailable(ends: Ends) -> None:
     async with behind_a_proxy(ends, "a.b") as (server, client, proxy):
         client.ask("a.b", "one")
@@ -103,7 +98,6 @@ async def test_without_a_connection_every_method_that_sends_is_unavailable(ends:
             server.ask("a.b")
 
 
-@requirement("transport.reconnects")
 async def test_calls_over_a_lost_connection_end_at_once_on_both_sides(ends: Ends) -> None:
     began, stopped = asyncio.Event(), asyncio.Event()
 
@@ -128,7 +122,6 @@ async def test_calls_over_a_lost_connection_end_at_once_on_both_sides(ends: Ends
         await calls.close()
 
 
-@requirement("transport.reconnects")
 async def test_it_comes_back_to_a_server_that_was_away(ends: Ends) -> None:
     server, end = await ends.server()
     client = await ends.client(server.url, "a.b")
@@ -140,7 +133,6 @@ async def test_it_comes_back_to_a_server_that_was_away(ends: Ends) -> None:
         assert await server.servers() == server.peers
 
 
-@requirement("transport.reconnects")
 async def test_a_server_that_drops_everyone_is_not_stormed(ends: Ends, monkeypatch: pytest.MonkeyPatch) -> None:
     attempts: list[int] = []
 
@@ -161,7 +153,6 @@ async def test_a_server_that_drops_everyone_is_not_stormed(ends: Ends, monkeypat
     assert attempts == [1, 2, 3, 4, 5, 6]
 
 
-@requirement("transport.reconnects")
 async def test_it_can_be_closed_while_it_is_away(ends: Ends) -> None:
     server, _ = await ends.server()
     client = await ends.client(server.url)
@@ -172,7 +163,6 @@ async def test_it_can_be_closed_while_it_is_away(ends: Ends) -> None:
         client.ask("a.b")
 
 
-@requirement("transport.websocket.goaway")
 async def test_a_server_that_goes_away_gets_no_new_requests_and_finishes_the_old_ones(ends: Ends) -> None:
     release = asyncio.Event()
 
@@ -198,7 +188,6 @@ async def test_a_server_that_goes_away_gets_no_new_requests_and_finishes_the_old
     assert (await soon("the call in hand ends", in_hand)).data == "finished"
 
 
-@requirement("transport.closed")
 async def test_what_waits_to_be_sent_is_sent_before_it_closes(ends: Ends) -> None:
     server, end = await ends.server("a.b")
     client = await ends.client(server.url)
@@ -208,7 +197,6 @@ async def test_what_waits_to_be_sent_is_sent_before_it_closes(ends: Ends) -> Non
     await end.count(2)
 
 
-@requirement("transport.websocket.loss")
 async def test_when_it_has_closed_the_server_routes_nothing_to_it(ends: Ends) -> None:
     server, _ = await ends.server()
     client = await ends.client(server.url, "a.b")
@@ -217,8 +205,9 @@ async def test_when_it_has_closed_the_server_routes_nothing_to_it(ends: Ends) ->
     assert await server.servers() == []
 
 
-@requirement("transport.websocket")
 async def test_many_clients_come_and_go_while_calls_are_made(ends: Ends) -> None:
+    """A WebSocket server and its clients are ends of one medium; the server relays."""
+
     async def echo(input: Any, _: Context) -> Any:
         return input
 
@@ -236,7 +225,6 @@ async def test_many_clients_come_and_go_while_calls_are_made(ends: Ends) -> None
     assert len(server.routes) == 0
 
 
-@requirement("transport.websocket.token")
 async def test_a_token_function_that_raises_does_not_end_the_attempts(
     ends: Ends, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
@@ -264,7 +252,6 @@ async def test_a_token_function_that_raises_does_not_end_the_attempts(
     assert failure.value.code is ErrorCode.UNAVAILABLE
 
 
-@requirement("transport.websocket.token")
 async def test_a_fault_while_connecting_does_not_end_the_attempts(
     ends: Ends, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:

@@ -11,7 +11,6 @@ from websockets.frames import Frame, Opcode
 from opwire.protocol import CallRequested
 from opwire.testing.harness import item, soon
 from opwire.transports.websocket import WebSocketServer, WebSocketTransport
-from tests.requirements import requirement
 from tests.servers.brokers import HOST
 from tests.servers.faults import FaultProxy
 from tests.transports.websocket.ends import BEAT, Ends, Raw, until
@@ -27,7 +26,6 @@ async def beats(raw: Raw, number: int) -> None:
             raw.write(data)
 
 
-@requirement("transport.websocket.heartbeat")
 async def test_a_client_that_is_silent_is_given_up(ends: Ends) -> None:
     server, end = await ends.server(heartbeat=BEAT)
     raw = await ends.raw(server.url)
@@ -38,7 +36,6 @@ async def test_a_client_that_is_silent_is_given_up(ends: Ends) -> None:
     await raw.end()
 
 
-@requirement("transport.websocket.heartbeat")
 async def test_a_server_that_is_silent_is_given_up(ends: Ends) -> None:
     server, _ = await ends.server(heartbeat=BEAT)
     async with FaultProxy(HOST, int(server.url.rpartition(":")[2])) as proxy:
@@ -50,7 +47,6 @@ async def test_a_server_that_is_silent_is_given_up(ends: Ends) -> None:
         await client.transport.close()
 
 
-@requirement("transport.websocket.heartbeat")
 async def test_a_client_may_want_to_hear_more_often_than_the_server(ends: Ends) -> None:
     server, _ = await ends.server(heartbeat=60)
     async with FaultProxy(HOST, int(server.url.rpartition(":")[2])) as proxy:
@@ -60,7 +56,6 @@ async def test_a_client_may_want_to_hear_more_often_than_the_server(ends: Ends) 
         await client.transport.close()
 
 
-@requirement("transport.websocket.heartbeat")
 async def test_a_peer_that_answers_pings_is_alive_without_messages(ends: Ends) -> None:
     server, end = await ends.server(heartbeat=BEAT / 2)
     raw = await ends.raw(server.url)
@@ -69,7 +64,6 @@ async def test_a_peer_that_answers_pings_is_alive_without_messages(ends: Ends) -
     assert end.losses == []
 
 
-@requirement("transport.websocket.heartbeat")
 async def test_a_peer_that_sends_anything_is_alive_without_answering_pings(ends: Ends) -> None:
     server, end = await ends.server(heartbeat=BEAT)
     raw, other = await ends.raw(server.url), await ends.raw(server.url)
@@ -85,7 +79,6 @@ async def test_a_peer_that_sends_anything_is_alive_without_answering_pings(ends:
     dripping.cancel()
 
 
-@requirement("transport.websocket.heartbeat")
 async def test_a_process_that_was_held_up_does_not_take_others_for_dead(ends: Ends) -> None:
     server, end = await ends.server("a.b", heartbeat=BEAT / 2)
     client = await ends.client(server.url)
@@ -95,9 +88,9 @@ async def test_a_process_that_was_held_up_does_not_take_others_for_dead(ends: En
     assert (end.losses, client.losses) == ([], [])
 
 
-@requirement("transport.websocket.unread")
 async def test_messages_without_a_receiver_do_not_end_a_connection(ends: Ends) -> None:
     """A hundred items of 1 kB wait for a consumer that does something else for a while."""
+    # Messages that an application does not take kill no connection.
 
     async def flood(*_: Any) -> Any:
         for number in range(100):
@@ -115,7 +108,6 @@ async def test_messages_without_a_receiver_do_not_end_a_connection(ends: Ends) -
     assert [first.data, *rest] == [f"{number}" + "x" * 1000 for number in range(100)]
 
 
-@requirement("transport.websocket.unread")
 async def test_a_message_is_handed_on_while_its_receiver_waits_for_another(ends: Ends) -> None:
     """The reader never waits for a handler: a hundred of them hang, and the next call is answered."""
 
@@ -136,8 +128,8 @@ async def test_a_message_is_handed_on_while_its_receiver_waits_for_another(ends:
     await asyncio.wait(hanging)
 
 
-@requirement("transport.websocket.slow-peer")
 async def test_pings_of_a_peer_that_reads_nothing_do_not_pile_up(ends: Ends) -> None:
+    """A peer that does not read costs bounded memory and delays no other."""
     server, _ = await ends.server(max_backlog=100_000)
     raw, other = await ends.raw(server.url), await ends.plain(server.url)
     (connection,) = [peer.connection for peer in server._connected if peer.address == server.peers[0]]
@@ -158,7 +150,6 @@ async def test_pings_of_a_peer_that_reads_nothing_do_not_pile_up(ends: Ends) -> 
     assert (await other.hear())["type"] == "session.here"
 
 
-@requirement("transport.websocket.heartbeat")
 @pytest.mark.parametrize("size", [1, 100_000])
 async def test_pings_are_answered_with_what_they_carry(ends: Ends, size: int) -> None:
     server, end = await ends.server()
@@ -171,7 +162,6 @@ async def test_pings_are_answered_with_what_they_carry(ends: Ends, size: int) ->
     assert [bytes(pong.data) for pong in pongs] == [b"hello?"]
 
 
-@requirement("transport.websocket")
 async def test_messages_arrive_however_the_network_cuts_them(ends: Ends) -> None:
     server, end = await ends.server("a.b")
     async with FaultProxy(HOST, int(server.url.rpartition(":")[2])) as proxy:

@@ -15,7 +15,6 @@ from websockets.server import ServerProtocol
 from websockets.uri import parse_uri
 
 from opwire.transports.websocket.connection import Core, FrameCodec
-from tests.requirements import requirement
 
 LIMIT = 70_000
 
@@ -50,7 +49,6 @@ SIDES = [pytest.param(client, server, id="to the server"), pytest.param(server, 
 SIZES = (0, 1, 125, 126, 127, 65_535, 65_536, LIMIT)
 
 
-@requirement("transport.websocket.frames")
 @pytest.mark.parametrize(("sender", "receiver"), SIDES)
 @pytest.mark.parametrize("size", SIZES)
 def test_a_message_of_any_size_is_read_by_the_core_and_by_us(sender, receiver, size: int) -> None:
@@ -64,7 +62,6 @@ def test_a_message_of_any_size_is_read_by_the_core_and_by_us(sender, receiver, s
     assert FrameCodec(receiver()).feed(written) == [message]
 
 
-@requirement("transport.websocket.frames")
 @pytest.mark.parametrize(("sender", "receiver"), SIDES)
 @given(texts=st.lists(st.text(max_size=300), max_size=8), cuts=st.lists(st.integers(0, 10_000), max_size=12))
 def test_messages_arrive_however_the_bytes_are_cut(sender, receiver, texts: list[str], cuts: list[int]) -> None:
@@ -76,7 +73,6 @@ def test_messages_arrive_however_the_bytes_are_cut(sender, receiver, texts: list
     assert not reader.over
 
 
-@requirement("transport.websocket.frames")
 @given(parts=st.lists(st.text(max_size=50), min_size=2, max_size=6), cuts=st.lists(st.integers(0, 1000), max_size=5))
 def test_fragments_are_joined_with_pings_between_them(parts: list[str], cuts: list[int]) -> None:
     data = frame(Opcode.TEXT, parts[0].encode(), fin=False)
@@ -89,14 +85,12 @@ def test_fragments_are_joined_with_pings_between_them(parts: list[str], cuts: li
     assert frames.replies() == [frame(Opcode.PONG, b"?", mask=False)] * (len(parts) - 2)
 
 
-@requirement("transport.websocket.frames")
 def test_a_character_may_be_cut_by_fragments() -> None:
     frames, euro = FrameCodec(server()), "€".encode()
     assert frames.feed(frame(Opcode.TEXT, euro[:1], fin=False)) == []
     assert frames.feed(frame(Opcode.CONT, euro[1:])) == [euro]
 
 
-@requirement("transport.websocket.frames")
 def test_empty_fragments_cost_nothing_and_end_nothing() -> None:
     frames = FrameCodec(server())
     frames.feed(frame(Opcode.TEXT, b"", fin=False))
@@ -124,7 +118,6 @@ BROKEN = {
 }
 
 
-@requirement("transport.websocket.frames.refused")
 @pytest.mark.parametrize("case", BROKEN)
 def test_what_breaks_the_rules_ends_the_connection_with_a_code(case: str) -> None:
     data, code = BROKEN[case]
@@ -135,7 +128,6 @@ def test_what_breaks_the_rules_ends_the_connection_with_a_code(case: str) -> Non
     assert str(code) in frames.reason
 
 
-@requirement("transport.websocket.frames.refused")
 @pytest.mark.parametrize("data", [b"\x81\x81\x00\x00\x00\x00x", b"\x82\x01x"])
 def test_a_server_that_breaks_the_rules_is_left(data: bytes) -> None:
     frames = FrameCodec(client())
@@ -144,7 +136,6 @@ def test_a_server_that_breaks_the_rules_is_left(data: bytes) -> None:
     assert frames.replies() != []
 
 
-@requirement("transport.websocket.frames.refused")
 @given(data=st.lists(st.binary(max_size=40) | st.sampled_from([case for case, _ in BROKEN.values()]), max_size=8))
 def test_no_bytes_are_too_strange(data: list[bytes]) -> None:
     frames = FrameCodec(server())
@@ -154,7 +145,6 @@ def test_no_bytes_are_too_strange(data: list[bytes]) -> None:
         frames.replies()
 
 
-@requirement("transport.websocket.frames")
 def test_a_goodbye_is_answered_and_its_reason_known() -> None:
     frames = FrameCodec(server())
     other = client()
@@ -167,7 +157,6 @@ def test_a_goodbye_is_answered_and_its_reason_known() -> None:
     assert close_code(frames) == 4400
 
 
-@requirement("transport.websocket.frames")
 def test_a_reason_is_cut_to_what_a_frame_holds() -> None:
     frames, other = FrameCodec(server()), client()
     frames.close(4400, "€" * 100)
@@ -177,7 +166,6 @@ def test_a_reason_is_cut_to_what_a_frame_holds() -> None:
     assert other.close_rcvd.reason == "€" * 40
 
 
-@requirement("transport.websocket.frames")
 def test_nothing_is_said_after_a_goodbye() -> None:
     frames = FrameCodec(server())
     frames.close(1000, "")
@@ -188,13 +176,11 @@ def test_nothing_is_said_after_a_goodbye() -> None:
     assert frames.replies() == []
 
 
-@requirement("transport.websocket.frames")
 def test_every_message_of_a_client_has_a_mask_of_its_own() -> None:
     frames = FrameCodec(client())
     assert len({frames.encode(b"the same") for _ in range(3000)}) == 3000
 
 
-@requirement("transport.websocket.frames")
 @given(cuts=st.lists(st.integers(0, 1000), max_size=6))
 def test_messages_may_follow_the_handshake_in_the_same_piece(cuts: list[int]) -> None:
     near, far = client(State.CONNECTING), server(State.CONNECTING)
@@ -213,7 +199,6 @@ def test_messages_may_follow_the_handshake_in_the_same_piece(cuts: list[int]) ->
     assert frames.replies()[0].startswith(b"HTTP/1.1 101 ")
 
 
-@requirement("transport.websocket.frames")
 def test_a_refusal_is_the_reason() -> None:
     frames = FrameCodec(near := client(State.CONNECTING))
     near.send_request(near.connect())
@@ -224,7 +209,6 @@ def test_a_refusal_is_the_reason() -> None:
     assert "403" in frames.reason
 
 
-@requirement("transport.websocket.frames")
 @pytest.mark.parametrize("noise", [b"\r\n" * 100, b"\x16\x03\x01\x02\x00\x01\n", b"GET / HTTP/0.9\r\n\r\n"])
 def test_what_is_not_a_handshake_ends_the_connection(noise: bytes) -> None:
     frames = FrameCodec(server(State.CONNECTING))
@@ -233,8 +217,8 @@ def test_what_is_not_a_handshake_ends_the_connection(noise: bytes) -> None:
     assert "handshake" in frames.reason
 
 
-@requirement("transport.no-secrets")
 def test_messages_and_headers_are_not_logged(caplog: pytest.LogCaptureFixture) -> None:
+    """Neither messages nor logs show passwords, tokens or payloads."""
     caplog.set_level(logging.DEBUG)
     near = ClientProtocol(parse_uri("ws://ann:secret@127.0.0.1/?token=secret"), max_size=LIMIT)
     frames = FrameCodec(near)
@@ -245,7 +229,6 @@ def test_messages_and_headers_are_not_logged(caplog: pytest.LogCaptureFixture) -
     assert "secret" not in caplog.text
 
 
-@requirement("transport.websocket.frames")
 @pytest.mark.parametrize("opcode", [Opcode.PING, Opcode.CONT])
 def test_a_flood_of_small_frames_ends_the_connection(opcode: Opcode) -> None:
     first, small = frame(Opcode.TEXT, b"[", fin=False), frame(opcode, b"[", fin=opcode is Opcode.PING)

@@ -9,7 +9,6 @@ import pytest
 from opwire.protocol import Address, CallEvent, Receiver, Transport
 from opwire.testing import LIMIT_CONTRACT, TRANSPORT_CONTRACT, Connect
 from opwire.transports.websocket import WebSocketServer, WebSocketTransport
-from tests.requirements import requirement
 from tests.servers.leaks import Leaks
 from tests.transports.websocket.ends import until
 
@@ -96,14 +95,12 @@ CASES = [
 ]
 
 
-@requirement("transport.contract", "transport.websocket")
 @pytest.mark.parametrize(("promise", "place"), CASES)
 async def test_the_websocket_keeps_its_promise(promise: str, place: str) -> None:
     async with medium(PLACES.index(place)) as connect:
         await TRANSPORT_CONTRACT[promise](connect)
 
 
-@requirement("transport.contract", "transport.websocket", "transport.limit")
 @pytest.mark.parametrize("place", PLACES)
 @pytest.mark.parametrize("promise", LIMIT_CONTRACT)
 async def test_the_websocket_keeps_its_promise_about_its_limit(promise: str, place: str) -> None:

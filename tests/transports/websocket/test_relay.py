@@ -15,7 +15,6 @@ from opwire.protocol import CallAborted, CallFailed, CallProgress, CallRequested
 from opwire.protocol.events import Left
 from opwire.testing.harness import item, soon
 from opwire.transports.websocket import WebSocketServer, WebSocketTransport
-from tests.requirements import requirement
 from tests.transports.websocket.ends import Ends, Raw, until
 from tests.transports.websocket.foreign import META
 
@@ -53,7 +52,6 @@ async def events(raw: Raw, kind: str) -> list[dict[str, Any]]:
 # --- loss -------------------------------------------------------------------------------------------------------------
 
 
-@requirement("transport.websocket.loss")
 @pytest.mark.parametrize("way", ["FIN", "RST"])
 async def test_a_caller_learns_at_once_that_the_server_of_its_call_is_gone(ends: Ends, way: str) -> None:
     server, _ = await ends.server()
@@ -74,7 +72,6 @@ async def test_a_caller_learns_at_once_that_the_server_of_its_call_is_gone(ends:
     assert "no server for far.op" in failure.value.message
 
 
-@requirement("transport.websocket.loss")
 @pytest.mark.parametrize("way", ["FIN", "RST"])
 async def test_a_handler_is_stopped_at_once_when_its_caller_is_gone(ends: Ends, way: str) -> None:
     server, _ = await ends.server()
@@ -89,7 +86,6 @@ async def test_a_handler_is_stopped_at_once_when_its_caller_is_gone(ends: Ends, 
     assert time.monotonic() - began < AT_ONCE
 
 
-@requirement("transport.websocket.loss")
 async def test_a_server_is_notified_once_of_a_caller_with_many_calls(ends: Ends) -> None:
     server, _ = await ends.server()
     serving = await ends.client(server.url, "a.b")
@@ -107,7 +103,6 @@ async def test_a_server_is_notified_once_of_a_caller_with_many_calls(ends: Ends)
     assert isinstance(await other.event(), CallResponded)
 
 
-@requirement("transport.websocket.plain")
 async def test_a_plain_server_learns_of_a_caller_that_is_gone(ends: Ends) -> None:
     server, _ = await ends.server()
     plain = await ends.plain(server.url)
@@ -125,7 +120,6 @@ async def test_a_plain_server_learns_of_a_caller_that_is_gone(ends: Ends) -> Non
 # --- forgery ----------------------------------------------------------------------------------------------------------
 
 
-@requirement("transport.websocket.stamps", "call.transport.sender-is-stamped")
 @pytest.mark.parametrize(
     "forged",
     [
@@ -146,7 +140,6 @@ async def test_a_client_cannot_say_that_an_event_is_from_another(ends: Ends, for
     assert serving.senders == [sender]
 
 
-@requirement("transport.strangers")
 @pytest.mark.parametrize("kind", ["call.responded", "call.error", "call.completed", "call.aborted", "call.credit"])
 async def test_a_stranger_with_all_ids_cannot_affect_a_call(ends: Ends, kind: str) -> None:
     server, _ = await ends.server()
@@ -166,7 +159,6 @@ async def test_a_stranger_with_all_ids_cannot_affect_a_call(ends: Ends, kind: st
     assert server.dropped == {"foreign": 1}
 
 
-@requirement("transport.websocket.duplicates")
 async def test_a_request_that_comes_twice_is_served_once(ends: Ends) -> None:
     server, _ = await ends.server()
     serving = await ends.client(server.url, "a.b")
@@ -181,7 +173,6 @@ async def test_a_request_that_comes_twice_is_served_once(ends: Ends) -> None:
 # --- limits -----------------------------------------------------------------------------------------------------------
 
 
-@requirement("transport.limit")
 async def test_a_request_that_is_too_large_for_its_server_fails_alone(ends: Ends) -> None:
     server, _ = await ends.server()
     await ends.calls(WebSocketTransport(server.url, max_message=5_000), echo=echo)
@@ -193,7 +184,6 @@ async def test_a_request_that_is_too_large_for_its_server_fails_alone(ends: Ends
     assert len(server.routes) == 0
 
 
-@requirement("transport.limit")
 async def test_an_answer_that_is_too_large_for_its_caller_fails_alone_and_stops_its_stream(ends: Ends) -> None:
     stopped = asyncio.Event()
 
@@ -219,7 +209,6 @@ async def test_an_answer_that_is_too_large_for_its_caller_fails_alone_and_stops_
     assert len(server.routes) == 0
 
 
-@requirement("call.progress.optional")
 async def test_progress_that_cannot_be_passed_on_is_dropped_and_its_call_goes_on(ends: Ends) -> None:
     server, _ = await ends.server()
     serving = await ends.client(server.url, "a.b")
@@ -245,7 +234,6 @@ def backlogs(server: WebSocketServer) -> int:
     return max(peer.connection.link.backlog for peer in server._connected)
 
 
-@requirement("transport.websocket.slow-peer")
 async def test_requests_to_a_peer_that_does_not_read_fail_alone(ends: Ends) -> None:
     server, _ = await ends.server(max_backlog=BACKLOG)
     raw = await ends.raw(server.url)
@@ -265,7 +253,6 @@ async def test_requests_to_a_peer_that_does_not_read_fail_alone(ends: Ends) -> N
     assert len(server.routes) == 200 - len(errors)
 
 
-@requirement("transport.websocket.slow-peer")
 async def test_answers_for_a_peer_that_does_not_read_become_errors_and_stop_their_streams(ends: Ends) -> None:
     server, _ = await ends.server(max_backlog=BACKLOG)
     serving = await ends.client(server.url, "a.b")
@@ -287,7 +274,6 @@ async def test_answers_for_a_peer_that_does_not_read_become_errors_and_stop_thei
     assert len(server.routes) == 0
 
 
-@requirement("transport.websocket.slow-peer")
 async def test_a_peer_that_leaves_no_room_even_for_small_events_is_given_up(ends: Ends) -> None:
     server, end = await ends.server(max_backlog=BACKLOG)
     serving = await ends.client(server.url, "a.b")
@@ -308,7 +294,6 @@ async def test_a_peer_that_leaves_no_room_even_for_small_events_is_given_up(ends
     await until("nothing is left of it", lambda: len(server.routes) == 0)
 
 
-@requirement("transport.websocket.slow-peer")
 async def test_a_client_does_not_wait_for_a_server_that_does_not_read(ends: Ends) -> None:
     """A request above what may wait fails at once, where it is made."""
     server, _ = await ends.server("a.b")
@@ -323,7 +308,6 @@ async def test_a_client_does_not_wait_for_a_server_that_does_not_read(ends: Ends
     assert failure.value.code is ErrorCode.RATE_LIMITED
 
 
-@requirement("transport.directed")
 async def test_a_directed_request_passes_and_its_answer_is_in_the_name_of_the_peer(ends: Ends) -> None:
     server, _ = await ends.server()
     serving, caller = await ends.client(server.url), await ends.client(server.url)
@@ -338,7 +322,6 @@ async def test_a_directed_request_passes_and_its_answer_is_in_the_name_of_the_pe
 # --- floods -----------------------------------------------------------------------------------------------------------
 
 
-@requirement("transport.websocket.unmatched")
 @pytest.mark.parametrize("kind", ["unmatched", "credits"])
 async def test_events_that_no_call_needs_are_dropped_above_a_rate_and_affect_no_other_peer(
     ends: Ends, kind: str
@@ -370,7 +353,6 @@ async def test_events_that_no_call_needs_are_dropped_above_a_rate_and_affect_no_
     call.cancel()
 
 
-@requirement("transport.websocket.unmatched", "hub.rate")
 async def test_unmatched_events_count_against_the_rate_of_their_sender(ends: Ends) -> None:
     server, _ = await ends.server(rate=0.001, burst=5)
     other, sender = await ends.client(server.url), await ends.plain(server.url)
@@ -382,7 +364,6 @@ async def test_unmatched_events_count_against_the_rate_of_their_sender(ends: End
     assert server.dropped["flood"] == 15
 
 
-@requirement("transport.websocket.unmatched")
 async def test_an_abort_with_a_long_reason_reaches_a_server_that_does_not_keep_up(ends: Ends) -> None:
     server, end = await ends.server(max_backlog=BACKLOG)
     victim = await ends.raw(server.url)
@@ -415,12 +396,12 @@ INVALID = [
 ]
 
 
-@requirement("transport.websocket.routes")
 @pytest.mark.parametrize(("kind", "fields"), INVALID)
 @pytest.mark.parametrize("own", [False, True], ids=["of-a-client", "of-the-server"])
 async def test_a_call_that_fails_by_an_invalid_event_is_over_at_the_relay_and_at_its_server(
     ends: Ends, kind: str, fields: dict[str, Any], own: bool
 ) -> None:
+    """A relay keeps a call exactly until it ends."""
     server, _ = await ends.server(max_calls=3)
     calls = await ends.calls(WebSocketServer(heartbeat=60.0, max_calls=3) if own else WebSocketTransport(server.url))
     relay = calls.transport if isinstance(calls.transport, WebSocketServer) else server
@@ -444,7 +425,6 @@ async def refuse(_: Question) -> Any:
     raise AssertionError("an invalid question is not asked")
 
 
-@requirement("transport.websocket.max-calls")
 async def test_responses_that_look_like_items_of_a_stream_do_not_use_up_the_calls_of_their_caller(ends: Ends) -> None:
     server, _ = await ends.server(max_calls=3)
     calls = await ends.calls(WebSocketTransport(server.url), echo=echo)

@@ -32,7 +32,6 @@ from opwire.transports.websocket.relay import (
     with_header,
 )
 from opwire.transports.websocket.routes import SERVER, RespondedHead, read_head
-from tests.requirements import requirement
 
 EVENTS: list[tuple[CallEvent, type[routes.EventHead]]] = [
     (CallRequested(request_id="r", operation_id="a.b", input={"peer": "x"}, credits=3), routes.RequestedHead),
@@ -51,7 +50,6 @@ json_values: st.SearchStrategy[Any] = st.recursive(
 names = st.text(max_size=20)
 
 
-@requirement("transport.websocket.opaque")
 @pytest.mark.parametrize(("event", "kind"), EVENTS)
 def test_of_an_event_only_what_matters_on_the_way_is_read(event: CallEvent, kind: type[routes.EventHead]) -> None:
     head = read_head(encode_event(event))
@@ -59,7 +57,6 @@ def test_of_an_event_only_what_matters_on_the_way_is_read(event: CallEvent, kind
     assert (head.request_id, head.peer, head.unmatched) == ("r", None, False)
 
 
-@requirement("transport.websocket.opaque")
 @pytest.mark.parametrize("payload", [b"1e9999", b'{"\\u0070eer":2}', b'"half of \\ud83d a pair"', b"-0.0", b"9" * 500])
 def test_a_payload_is_passed_on_unread_and_unchanged(payload: bytes) -> None:
     message = b'{"type":"call.responded","requestId":"r","output":%b}' % payload
@@ -67,7 +64,6 @@ def test_a_payload_is_passed_on_unread_and_unchanged(payload: bytes) -> None:
     assert with_header(message, relay_header("c7")) == message[:-1] + b',"peer":"c7"}'
 
 
-@requirement("call.wire.depth")
 def test_the_head_of_an_event_is_read_however_deeply_it_is_nested() -> None:
     deep = b"[" * 100_000 + b"]" * 100_000
     head = read_head(b'{"type":"call.responded","requestId":"r","output":%b,"seq":3,"peer":"c7"}' % deep)
@@ -76,7 +72,6 @@ def test_the_head_of_an_event_is_read_however_deeply_it_is_nested() -> None:
         read_head(b'{"output":%b,"requestId":"r","x":[]}' % deep)
 
 
-@requirement("transport.websocket.malformed")
 @pytest.mark.parametrize(
     "message",
     [
@@ -99,7 +94,6 @@ def test_what_is_not_an_event_of_a_call_is_refused(message: bytes) -> None:
     assert failure.value.code is ErrorCode.PROTOCOL_ERROR
 
 
-@requirement("transport.websocket.stamps")
 @pytest.mark.parametrize(("event", "_"), EVENTS)
 @pytest.mark.parametrize("unmatched", [False, True])
 def test_a_relay_header_names_the_sender_of_an_event(event: CallEvent, _: object, unmatched: bool) -> None:
@@ -110,13 +104,11 @@ def test_a_relay_header_names_the_sender_of_an_event(event: CallEvent, _: object
     )
 
 
-@requirement("transport.websocket.stamps")
 @pytest.mark.parametrize(("event", "_"), EVENTS)
 def test_without_a_stamp_it_is_from_the_server(event: CallEvent, _: object) -> None:
     assert read_origin(encode_event(event)) == (SERVER, False)
 
 
-@requirement("transport.websocket.stamps")
 @given(payload=json_values, place=st.integers(0, 4), own=names | st.none(), indent=st.sampled_from([None, 0, 1]))
 def test_a_stamp_cannot_be_forged(payload: Any, place: int, own: str | None, indent: int | None) -> None:
     fields: list[tuple[str, Any]] = [("type", "call.responded"), ("requestId", "r"), ("output", payload)]
@@ -130,7 +122,6 @@ def test_a_stamp_cannot_be_forged(payload: Any, place: int, own: str | None, ind
     assert len(passed_on) <= len(message) + MARGIN
 
 
-@requirement("transport.websocket.stamps")
 @pytest.mark.parametrize(
     "message",
     [
@@ -149,7 +140,6 @@ def test_of_two_fields_with_one_name_the_last_counts_for_every_reader(message: b
         assert (read(passed_on)["peer"], read(passed_on)["unmatched"]) == ("c7", True)
 
 
-@requirement("transport.websocket.stamps")
 @pytest.mark.parametrize(
     ("message", "sender"),
     [
@@ -173,7 +163,6 @@ identities = st.builds(
 )
 
 
-@requirement("hub.identity")
 @given(
     identity=identities | st.none(),
     claimed=identities | st.none(),
@@ -206,7 +195,6 @@ def test_the_largest_stamp_fits_into_the_margin() -> None:
     assert len(request_header("c" * 20, b"x" * MAX_IDENTITY)) <= MARGIN
 
 
-@requirement("transport.websocket.stamps")
 @given(
     name=st.text(min_size=1, max_size=20) | st.sampled_from(["a\\b", 'a"b', "\n", "c" * 200]), unmatched=st.booleans()
 )

@@ -24,7 +24,6 @@ from opwire.transports.websocket.routes import (
     Routes,
 )
 from tests.properties import examples
-from tests.requirements import requirement
 
 
 def routes(*addresses: str, max_calls: int = 100, max_operations: int = 100) -> Routes:
@@ -50,7 +49,6 @@ def error(table: Routes, caller: str, head: RequestedHead) -> CallError:
     return failure.value
 
 
-@requirement("call.progress.optional")
 @pytest.mark.parametrize("asked", [True, None, "yes"])
 def test_progress_goes_to_a_caller_that_asked_for_it_and_is_not_an_item(asked: Any) -> None:
     table = routes("s", "c", "x")
@@ -65,7 +63,6 @@ def test_progress_goes_to_a_caller_that_asked_for_it_and_is_not_an_item(asked: A
     assert table.dropped["unknown"] == (2 if asked is True else 3)
 
 
-@requirement("transport.sharing")
 def test_servers_of_an_operation_take_turns() -> None:
     table = routes("s1", "s2", "c")
     for each in ("s1", "s2", SERVER):
@@ -75,7 +72,6 @@ def test_servers_of_an_operation_take_turns() -> None:
     assert turns[:3] == turns[3:6] == turns[6:]
 
 
-@requirement("transport.sharing")
 def test_a_server_that_withdraws_or_leaves_has_no_more_turns() -> None:
     table = routes("s1", "s2", "s3")
     for each in ("s1", "s2", "s3"):
@@ -88,7 +84,6 @@ def test_a_server_that_withdraws_or_leaves_has_no_more_turns() -> None:
     assert table.operations("s1") == ["a.c"]
 
 
-@requirement("transport.sticky")
 def test_requests_with_one_key_go_to_one_server_until_it_leaves() -> None:
     table = routes("s1", "s2", "s3", "c")
     for each in ("s1", "s2", "s3"):
@@ -102,7 +97,6 @@ def test_requests_with_one_key_go_to_one_server_until_it_leaves() -> None:
     assert set(after.values()) == {"s1", "s3"}
 
 
-@requirement("transport.nobody")
 def test_an_operation_without_a_server_is_unavailable_at_once() -> None:
     table = routes("s", "c")
     table.announce("s", ["a.other"])
@@ -112,14 +106,12 @@ def test_an_operation_without_a_server_is_unavailable_at_once() -> None:
     assert len(table) == 0
 
 
-@requirement("transport.nobody")
 def test_a_request_for_an_unserved_operation_goes_to_a_server_of_others() -> None:
     table = routes("c")
     table.announce(SERVER, ["a.other"])
     assert opened(table, "c", ask()).server == SERVER
 
 
-@requirement("hub.just-started")
 def test_the_reason_why_an_operation_has_no_server_is_looked_up() -> None:
     def unserved(operation_id: str) -> None:
         if operation_id == "a.later":
@@ -134,7 +126,6 @@ def test_the_reason_why_an_operation_has_no_server_is_looked_up() -> None:
     assert opened(table, "c", ask("other", "a.later")).server == SERVER
 
 
-@requirement("transport.directed")
 def test_a_request_that_names_a_peer_goes_there() -> None:
     table = routes("s1", "s2", "c")
     table.announce("s1", ["a.b"])
@@ -142,12 +133,10 @@ def test_a_request_that_names_a_peer_goes_there() -> None:
     assert opened(table, "c", ask("other", peer=SERVER)).server == SERVER
 
 
-@requirement("transport.directed")
 def test_a_request_to_a_peer_that_is_not_there_is_unavailable() -> None:
     assert error(routes("c"), "c", ask(peer="s" * 1000)).code is ErrorCode.UNAVAILABLE
 
 
-@requirement("transport.websocket.max-calls")
 def test_the_open_calls_of_a_connection_are_limited() -> None:
     table = routes("s", "c", "d", max_calls=2)
     table.announce("s", ["a.b"])
@@ -160,7 +149,6 @@ def test_the_open_calls_of_a_connection_are_limited() -> None:
     assert error(table, "c", ask("4", peer=SERVER)).code is ErrorCode.RATE_LIMITED
 
 
-@requirement("hub.cluster.shares")
 def test_an_identity_takes_no_more_of_the_calls_between_two_hubs_than_it_leaves_to_others() -> None:
     table = routes("s", max_calls=1)  # ten for a hub
     table.join("h", hub=True)
@@ -183,7 +171,6 @@ def test_an_identity_takes_no_more_of_the_calls_between_two_hubs_than_it_leaves_
     assert len(table) == 0
 
 
-@requirement("transport.websocket.max-calls")
 def test_an_open_call_keeps_no_long_ids() -> None:
     table, long = routes("s", "c"), "x" * 1_001
     for head in (ask(operation=long, peer="s"), ask(parent_request_id=long, peer="s")):
@@ -192,7 +179,6 @@ def test_an_open_call_keeps_no_long_ids() -> None:
     opened(table, "c", ask(operation=long[:1_000], peer="s"))
 
 
-@requirement("transport.websocket.max-operations")
 @pytest.mark.parametrize("operation", ["a.3", "a." + "x" * 999])
 def test_the_operations_of_a_peer_are_limited(operation: str) -> None:
     table = routes("s", "t", max_operations=2)
@@ -207,7 +193,6 @@ def test_the_operations_of_a_peer_are_limited(operation: str) -> None:
         table.check_room("t", ["a.1"], waiting=2)
 
 
-@requirement("hub.least-busy")
 def test_the_least_busy_one_gets_the_next_call() -> None:
     table = Routes(max_calls=100, max_operations=100, balance="least_busy")
     for each in ("s1", "s2", "s3", "c"):
@@ -241,7 +226,6 @@ def refused(table: Routes, caller: str, request: Any) -> None:
     assert "delegates=True" in refusal.value.message
 
 
-@requirement("hub.delegation")
 def test_a_peer_that_delegates_makes_nested_calls_with_the_identity_of_its_caller() -> None:
     table = delegation()
     call = opened(table, "alice", ask("parent"))
@@ -254,7 +238,6 @@ def test_a_peer_that_delegates_makes_nested_calls_with_the_identity_of_its_calle
     refused(table, "service", ask("late", "a.c", parent_request_id="parent"))
 
 
-@requirement("hub.delegation")
 def test_a_peer_that_does_not_delegate_is_refused_nested_calls() -> None:
     table = delegation(delegates=False)
     opened(table, "alice", ask("parent"))
@@ -262,7 +245,6 @@ def test_a_peer_that_does_not_delegate_is_refused_nested_calls() -> None:
     assert opened(table, "service", ask("own", "a.c")).identity == b"service"
 
 
-@requirement("hub.delegation")
 def test_a_nested_call_is_refused_when_two_callers_chose_the_same_id() -> None:
     table = delegation()
     for caller in ("alice", "mallory"):
@@ -270,7 +252,6 @@ def test_a_nested_call_is_refused_when_two_callers_chose_the_same_id() -> None:
     refused(table, "service", ask("child", "a.c", parent_request_id="parent"))
 
 
-@requirement("hub.delegation")
 def test_operations_of_opwire_itself_neither_give_authority_nor_are_called_with_that_of_others() -> None:
     table = delegation()
     opened(table, "alice", ask("about", "opwire.about"))
@@ -296,7 +277,6 @@ def test_a_call_of_the_server_is_in_the_table_until_it_ends() -> None:
     assert [call.caller for call in table.leave("t")] == [SERVER]
 
 
-@requirement("transport.websocket.duplicates")
 def test_the_same_request_again_goes_nowhere_while_it_is_answered() -> None:
     table = routes("s", "c")
     table.announce("s", ["a.b"])
@@ -318,7 +298,6 @@ ENDS = [
 ]
 
 
-@requirement("transport.websocket.routes")
 @pytest.mark.parametrize(("head", "streams"), ENDS)
 def test_a_call_is_over_with_its_last_event(head: EventHead, streams: bool) -> None:
     table = routes("s", "c")
@@ -329,7 +308,6 @@ def test_a_call_is_over_with_its_last_event(head: EventHead, streams: bool) -> N
     assert not table.end(call)
 
 
-@requirement("transport.websocket.routes")
 @pytest.mark.parametrize(("seq", "credits"), [(1, None), (1, 8), (None, 8)])
 def test_an_item_is_not_the_end(seq: int | None, credits: int | None) -> None:
     table = routes("s", "c")
@@ -342,7 +320,6 @@ def test_an_item_is_not_the_end(seq: int | None, credits: int | None) -> None:
     assert not call.open
 
 
-@requirement("transport.websocket.routes", "transport.addresses")
 def test_equal_ids_of_two_callers_do_not_meet() -> None:
     table = routes("s", "c", "d")
     table.announce("s", ["a.b"])
@@ -352,7 +329,6 @@ def test_equal_ids_of_two_callers_do_not_meet() -> None:
     assert len(table) == 0
 
 
-@requirement("transport.websocket.plain")
 def test_a_response_without_a_receiver_goes_to_the_first_caller() -> None:
     table = routes("s", "c", "d")
     table.announce("s", ["a.b"])
@@ -361,7 +337,6 @@ def test_a_response_without_a_receiver_goes_to_the_first_caller() -> None:
     assert table.follow("s", RespondedHead("r")) == EventRoute("d", calls[1])
 
 
-@requirement("transport.websocket.routes")
 def test_a_peer_may_call_itself() -> None:
     table = routes("s")
     table.announce("s", ["a.b"])
@@ -374,7 +349,6 @@ def test_a_peer_may_call_itself() -> None:
     assert table.leave("s") == [call]
 
 
-@requirement("transport.strangers")
 @pytest.mark.parametrize(
     "head", [RespondedHead("r"), CompletedHead("r"), FailedHead("r"), AbortedHead("r"), CreditHead("r")]
 )
@@ -392,7 +366,6 @@ def test_a_stranger_can_neither_answer_nor_steer_a_call(head: EventHead) -> None
     assert call.open
 
 
-@requirement("transport.strangers")
 def test_a_caller_cannot_answer_nor_a_server_steer() -> None:
     table = routes("s", "c")
     table.announce("s", ["a.b"])
@@ -403,7 +376,6 @@ def test_a_caller_cannot_answer_nor_a_server_steer() -> None:
     assert len(table) == 1
 
 
-@requirement("transport.websocket.routes")
 def test_what_belongs_to_no_call_goes_to_the_peer_that_it_names() -> None:
     table = routes("s", "c")
     assert table.follow("s", RespondedHead("late", peer="c")) == EventRoute("c", None)
@@ -412,7 +384,6 @@ def test_what_belongs_to_no_call_goes_to_the_peer_that_it_names() -> None:
     assert table.dropped == {"unknown": 1}
 
 
-@requirement("transport.websocket.routes")
 def test_a_peer_that_leaves_ends_the_calls_it_made_and_those_it_served() -> None:
     table = routes("s", "c", "d")
     for each in ("s", "c"):
@@ -531,11 +502,10 @@ class Table(RuleBasedStateMachine):
         assert set(self.table.servers()) == set().union(*self.serving.values())
 
 
-TestTable = requirement("transport.websocket.routes")(Table.TestCase)
+TestTable = Table.TestCase
 TestTable.settings = settings(max_examples=examples(60), stateful_step_count=40, deadline=None)
 
 
-@requirement("transport.sharing")
 def test_of_many_servers_an_idle_one_is_found_although_those_beside_it_are_busy() -> None:
     servers = [f"s{number}" for number in range(200)]
     table = routes(*servers, "c", max_calls=10_000)
@@ -546,7 +516,6 @@ def test_of_many_servers_an_idle_one_is_found_although_those_beside_it_are_busy(
     assert {table.choose("a.b") for _ in range(100)}.isdisjoint(servers[:100])
 
 
-@requirement("transport.sharing")
 def test_servers_come_and_go_and_each_has_its_turns() -> None:
     servers = [f"s{number}" for number in range(20)]
     table = routes(*servers)
@@ -560,8 +529,8 @@ def test_servers_come_and_go_and_each_has_its_turns() -> None:
     assert table._serving == {}
 
 
-@requirement("transport.websocket.streams")
 def test_the_type_of_an_operation_says_whether_a_call_streams() -> None:
+    """A relay passes subscriptions whole, with or without credits and numbers."""
     table = routes("s", "c")
     table.announce("s", ["a.stream", "a.query"], ["a.stream"])
     assert opened(table, "c", ask("1", "a.stream")).streams
@@ -572,7 +541,6 @@ def test_the_type_of_an_operation_says_whether_a_call_streams() -> None:
     assert table._streams == {"opwire.operations", "opwire.calls"}
 
 
-@requirement("transport.websocket.unmatched")
 def test_credits_for_many_more_items_than_there_were_are_in_excess() -> None:
     table = routes("s", "c")
     table.announce("s", ["a.b"])
@@ -585,7 +553,6 @@ def test_credits_for_many_more_items_than_there_were_are_in_excess() -> None:
     assert [route == EventRoute("s", None) for route in ways] == [False] * 10 + [True]
 
 
-@requirement("transport.websocket.streams")
 def test_an_operation_that_is_announced_again_with_another_type_is_routed_as_that() -> None:
     table = routes("s", "c")
     table.announce("s", ["a.b"], ["a.b"])

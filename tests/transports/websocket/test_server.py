@@ -27,7 +27,6 @@ from opwire.testing.harness import item, soon
 from opwire.transports.websocket import WebSocketServer, WebSocketTransport
 from opwire.transports.websocket import server as server_module
 from tests.properties import examples
-from tests.requirements import requirement
 from tests.servers.brokers import HOST
 from tests.servers.certificates import self_signed
 from tests.transports.websocket.ends import End, Ends, until
@@ -53,7 +52,6 @@ async def status(url: str, **options: Any) -> int:
 # --- admission --------------------------------------------------------------------------------------------------------
 
 
-@requirement("transport.websocket.http")
 @pytest.mark.parametrize(
     ("request_line", "code"), [("GET / HTTP/1.1", 426), ("GET /health HTTP/1.1", 426), ("PUT / HTTP/1.1", 405)]
 )
@@ -63,9 +61,9 @@ async def test_a_request_that_is_not_an_upgrade_gets_an_error(ends: Ends, reques
     assert answer.startswith(f"HTTP/1.1 {code} ".encode())
 
 
-@requirement("transport.websocket.probes")
 @pytest.mark.parametrize("path", server_module.PROBES)
 async def test_a_probe_of_an_orchestrator_is_answered_until_the_server_drains(ends: Ends, path: str) -> None:
+    """A hub answers /healthz and /readyz over HTTP until it drains."""
     server, _ = await ends.server()
     probe = f"GET {path} HTTP/1.1\r\nHost: 10.0.0.7:8700\r\n\r\n".encode()
     assert (await http(server.url, probe)).startswith(b"HTTP/1.1 200 OK\r\n")
@@ -74,15 +72,14 @@ async def test_a_probe_of_an_orchestrator_is_answered_until_the_server_drains(en
         await http(server.url, probe)
 
 
-@requirement("transport.websocket.http")
 @pytest.mark.parametrize("noise", [b"\x16\x03\x01\x00\xa5\x01\x00\n", b"\n", b"GET /" + b"x" * 20_000])
 async def test_what_is_not_a_request_at_all_is_closed(ends: Ends, noise: bytes) -> None:
+    """What is not a WebSocket handshake is rejected or closed."""
     server, _ = await ends.server()
     await http(server.url, noise)
     await ends.client(server.url)
 
 
-@requirement("transport.websocket.origin")
 async def test_a_page_of_a_foreign_origin_cannot_connect(ends: Ends) -> None:
     server, _ = await ends.server(origins=["https://console.example"])
     opwire = [Subprotocol("opwire.v1")]
@@ -91,17 +88,17 @@ async def test_a_page_of_a_foreign_origin_cannot_connect(ends: Ends) -> None:
     await ends.plain(server.url)
 
 
-@requirement("transport.websocket.subprotocol")
 @pytest.mark.parametrize("offered", [None, [Subprotocol("graphql-transport-ws")]])
 async def test_a_client_has_to_offer_our_protocol(ends: Ends, offered: list[Subprotocol] | None) -> None:
+    """Both sides speak opwire.v1 or do not connect."""
     server, _ = await ends.server()
     assert await status(server.url, subprotocols=offered) == 400
     plain = await ends.plain(server.url, subprotocols=[Subprotocol("other"), Subprotocol("opwire.v1")])
     assert plain.connection.subprotocol == "opwire.v1"
 
 
-@requirement("transport.websocket.max-connections")
 async def test_one_connection_too_many_is_refused(ends: Ends) -> None:
+    """The connections of a server are limited."""
     server, _ = await ends.server(max_connections=1)
     first = await ends.plain(server.url)
     second = await ends.plain(server.url, hello=False)
@@ -114,7 +111,6 @@ async def test_one_connection_too_many_is_refused(ends: Ends) -> None:
     await ends.plain(server.url)
 
 
-@requirement("transport.websocket.max-operations")
 async def test_an_announcement_beyond_the_limit_is_refused_and_the_client_stays(ends: Ends) -> None:
     server, _ = await ends.server(max_operations=10)
     plain = await ends.plain(server.url)
@@ -130,8 +126,8 @@ async def test_an_announcement_beyond_the_limit_is_refused_and_the_client_stays(
     assert len(json.dumps(await plain.hear())) < 500, "a list of all that are refused would have 14 MB"
 
 
-@requirement("transport.websocket.tls")
 async def test_connections_may_be_encrypted(ends: Ends, tmp_path: Path) -> None:
+    """Connections can be encrypted, and certificates are checked."""
     certificate = self_signed(tmp_path)
     serving, calling = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER), ssl.create_default_context(cafile=certificate)
     serving.load_cert_chain(certificate)
@@ -149,7 +145,6 @@ async def test_connections_may_be_encrypted(ends: Ends, tmp_path: Path) -> None:
         await WebSocketTransport(server.url).start(End(server))
 
 
-@requirement("transport.websocket")
 async def test_an_address_that_is_taken_is_unavailable(ends: Ends) -> None:
     server, end = await ends.server()
     port = parse_uri(server.url).port
@@ -159,7 +154,6 @@ async def test_an_address_that_is_taken_is_unavailable(ends: Ends) -> None:
     assert str(port) in failure.value.message
 
 
-@requirement("transport.websocket")
 async def test_a_server_can_be_started_again_at_the_same_address(ends: Ends) -> None:
     server, end = await ends.server("a.b")
     url = server.url
@@ -170,7 +164,6 @@ async def test_a_server_can_be_started_again_at_the_same_address(ends: Ends) -> 
     assert await server.servers() == []
 
 
-@requirement("transport.websocket")
 def test_an_ipv6_address_is_written_with_brackets() -> None:
     assert WebSocketServer("::1", 8765).url == "ws://[::1]:8765"
 
@@ -178,7 +171,6 @@ def test_an_ipv6_address_is_written_with_brackets() -> None:
 # --- hello ------------------------------------------------------------------------------------------------------------
 
 
-@requirement("transport.websocket.hello")
 async def test_hello_is_answered_with_a_name_and_the_terms(ends: Ends) -> None:
     server, _ = await ends.server(max_message=50_000, heartbeat=7.5)
     plain = await ends.plain(server.url, hello=False)
@@ -193,7 +185,6 @@ async def test_hello_is_answered_with_a_name_and_the_terms(ends: Ends) -> None:
     }
 
 
-@requirement("transport.websocket.hello")
 @pytest.mark.parametrize(
     ("first", "code", "reason"),
     [
@@ -216,7 +207,6 @@ async def test_any_other_first_message_closes_the_connection(ends: Ends, first: 
     assert end.losses == []
 
 
-@requirement("transport.websocket.hello")
 async def test_a_connection_without_hello_in_time_is_closed(ends: Ends) -> None:
     server, _ = await ends.server(hello_timeout=0.1)
     plain = await ends.plain(server.url, hello=False)
@@ -226,7 +216,6 @@ async def test_a_connection_without_hello_in_time_is_closed(ends: Ends) -> None:
     await until("the connections are gone", lambda: not server._connected)
 
 
-@requirement("transport.websocket.hello")
 async def test_a_connection_with_hello_in_time_stays(ends: Ends) -> None:
     server, _ = await ends.server(hello_timeout=0.1)
     plain = await ends.plain(server.url)
@@ -239,8 +228,9 @@ async def test_a_connection_with_hello_in_time_stays(ends: Ends) -> None:
 # --- a peer that knows nothing of opwire ------------------------------------------------------------------------------
 
 
-@requirement("transport.websocket.plain")
 async def test_a_plain_client_calls_an_operation_of_the_server_and_of_another_client(ends: Ends) -> None:
+    """A client with hand-written JSON and no `peer` can call and serve."""
+
     async def echo(input: Any, _: Context) -> Any:
         return input
 
@@ -257,7 +247,6 @@ async def test_a_plain_client_calls_an_operation_of_the_server_and_of_another_cl
     assert (await plain.hear())["code"] == "OPERATION_NOT_FOUND"
 
 
-@requirement("transport.websocket.plain")
 async def test_a_plain_client_serves_the_server_and_other_clients(ends: Ends) -> None:
     server = WebSocketServer()
     callers = [await ends.calls(server), await ends.calls(WebSocketTransport(server.url))]
@@ -273,7 +262,6 @@ async def test_a_plain_client_serves_the_server_and_other_clients(ends: Ends) ->
         assert (await soon("the call is answered", call)).data == 42
 
 
-@requirement("transport.websocket.plain")
 async def test_a_plain_client_streams_and_follows_a_stream(ends: Ends) -> None:
     server, _ = await ends.server()
     calls = await ends.calls(WebSocketTransport(server.url))
@@ -302,7 +290,6 @@ async def test_a_plain_client_streams_and_follows_a_stream(ends: Ends) -> None:
 # --- what is malformed ------------------------------------------------------------------------------------------------
 
 
-@requirement("call.wire.one-line")
 async def test_an_invalid_message_writes_one_line_to_the_log_without_control_characters(
     ends: Ends, caplog: pytest.LogCaptureFixture
 ) -> None:
@@ -314,7 +301,6 @@ async def test_an_invalid_message_writes_one_line_to_the_log_without_control_cha
     assert line.isprintable()
 
 
-@requirement("transport.websocket.malformed")
 @pytest.mark.parametrize(
     ("message", "request_id"),
     [
@@ -353,7 +339,6 @@ async def test_a_message_that_cannot_be_read_ends_its_own_call_alone(
     assert server.dropped["malformed"] == 1
 
 
-@requirement("peers.containers")
 async def test_a_request_of_too_many_objects_and_lists_fails_alone(ends: Ends) -> None:
     server, end = await ends.server("a.b")
     plain = await ends.plain(server.url)
@@ -365,7 +350,6 @@ async def test_a_request_of_too_many_objects_and_lists_fails_alone(ends: Ends) -
     assert (await end.event()).request_id == "next"
 
 
-@requirement("peers.containers")
 async def test_a_response_of_too_many_objects_and_lists_fails_the_call_of_the_server(ends: Ends) -> None:
     server = WebSocketServer()
     calls = await ends.calls(server)
@@ -382,7 +366,6 @@ async def test_a_response_of_too_many_objects_and_lists_fails_the_call_of_the_se
     assert failure.value.code is ErrorCode.PAYLOAD_TOO_LARGE
 
 
-@requirement("transport.websocket.malformed")
 async def test_a_malformed_answer_ends_the_call_of_the_server(ends: Ends) -> None:
     server = WebSocketServer()
     calls = await ends.calls(server)
@@ -397,7 +380,6 @@ async def test_a_malformed_answer_ends_the_call_of_the_server(ends: Ends) -> Non
     assert failure.value.code is ErrorCode.PROTOCOL_ERROR
 
 
-@requirement("transport.websocket.malformed")
 @pytest.mark.parametrize("nonsense", ["nonsense", '{"type":"call.responded","requestId":"r","output":' + "[" * 5_000])
 async def test_a_connection_that_sends_nothing_but_nonsense_is_closed(
     ends: Ends, nonsense: str, caplog: pytest.LogCaptureFixture
@@ -416,7 +398,6 @@ async def test_a_connection_that_sends_nothing_but_nonsense_is_closed(
     assert (await other.hear())["type"] == "session.here"
 
 
-@requirement("transport.websocket.malformed")
 async def test_what_breaks_the_rules_of_frames_ends_its_own_connection_alone(ends: Ends) -> None:
     server, end = await ends.server(max_message=1000)
     other = await ends.plain(server.url)
@@ -458,7 +439,6 @@ frames = st.builds(
 )
 
 
-@requirement("transport.websocket.malformed")
 @settings(max_examples=examples(60), suppress_health_check=[HealthCheck.function_scoped_fixture, HealthCheck.too_slow])
 @given(data=st.lists(frames | st.binary(max_size=30), min_size=1, max_size=12))
 def test_other_connections_are_served_after_any_input_of_one(data: list[bytes]) -> None:
@@ -482,7 +462,6 @@ def test_other_connections_are_served_after_any_input_of_one(data: list[bytes]) 
 # --- calls of the server itself ---------------------------------------------------------------------------------------
 
 
-@requirement("transport.addresses")
 async def test_the_server_knows_the_sender_and_the_receiver_of_a_request(ends: Ends) -> None:
     server, end = await ends.server("near.op")
     client = await ends.client(server.url, "far.op")
@@ -494,7 +473,6 @@ async def test_the_server_knows_the_sender_and_the_receiver_of_a_request(ends: E
     assert end.senders == server.peers
 
 
-@requirement("transport.nobody")
 async def test_the_server_sends_no_discovery_without_servers(ends: Ends) -> None:
     _, end = await ends.server()
     with pytest.raises(CallError) as failure:
@@ -502,7 +480,6 @@ async def test_the_server_sends_no_discovery_without_servers(ends: Ends) -> None
     assert failure.value.code is ErrorCode.UNAVAILABLE
 
 
-@requirement("transport.nobody")
 async def test_a_client_learns_at_once_that_its_operation_has_no_server(ends: Ends) -> None:
     server, _ = await ends.server()
     client = await ends.client(server.url)
@@ -512,7 +489,6 @@ async def test_a_client_learns_at_once_that_its_operation_has_no_server(ends: En
     assert "a.b" in error.message
 
 
-@requirement("transport.websocket")
 async def test_the_server_can_call_itself_through_the_wire_format(ends: Ends) -> None:
     _, end = await ends.server("a.b")
     sent = {"data": [1, 2]}
@@ -523,7 +499,6 @@ async def test_the_server_can_call_itself_through_the_wire_format(ends: Ends) ->
     assert event.input is not sent
 
 
-@requirement("transport.websocket.max-calls")
 async def test_a_call_of_the_server_counts_until_it_ends(ends: Ends) -> None:
     async def wait(input: Any, context: Context) -> None:
         await asyncio.Event().wait()
@@ -555,7 +530,6 @@ async def test_a_call_of_the_server_counts_until_it_ends(ends: Ends) -> None:
     await ends_with("call.responded", operationId="opwire.about")
 
 
-@requirement("transport.strangers")
 async def test_the_server_does_not_answer_what_is_routed_to_others(ends: Ends) -> None:
     server, end = await ends.server()
     serving = await ends.client(server.url, "a.b")
@@ -567,7 +541,6 @@ async def test_the_server_does_not_answer_what_is_routed_to_others(ends: Ends) -
     assert failure.value.code is ErrorCode.UNAVAILABLE
 
 
-@requirement("transport.closed")
 @pytest.mark.parametrize("to", [None, "nobody"])
 async def test_a_message_for_an_unknown_address_is_unavailable(ends: Ends, to: str | None) -> None:
     _, end = await ends.server()
@@ -576,7 +549,6 @@ async def test_a_message_for_an_unknown_address_is_unavailable(ends: Ends, to: s
     assert failure.value.code is ErrorCode.UNAVAILABLE
 
 
-@requirement("transport.limit")
 async def test_the_limit_of_a_peer_counts_where_it_is_lower(ends: Ends) -> None:
     server, end = await ends.server()
     client = await ends.client(server.url, "a.b", max_message=2000)
@@ -590,7 +562,6 @@ async def test_the_limit_of_a_peer_counts_where_it_is_lower(ends: Ends) -> None:
 # --- loss and leave ---------------------------------------------------------------------------------------------------
 
 
-@requirement("transport.websocket.loss")
 @pytest.mark.parametrize("way", ["FIN", "RST", "goodbye"])
 async def test_the_server_learns_at_once_that_a_client_is_gone(ends: Ends, way: str) -> None:
     server, end = await ends.server()
@@ -611,7 +582,6 @@ async def test_the_server_learns_at_once_that_a_client_is_gone(ends: Ends, way: 
         end.transport.send(CallAborted(request_id="r"), address)
 
 
-@requirement("transport.websocket.goaway")
 async def test_a_client_that_goes_away_gets_no_more_requests(ends: Ends) -> None:
     server, end = await ends.server()
     plain = await ends.plain(server.url)
@@ -626,7 +596,6 @@ async def test_a_client_that_goes_away_gets_no_more_requests(ends: Ends) -> None
     assert isinstance(await end.event(), CallResponded)
 
 
-@requirement("transport.websocket.goaway")
 async def test_a_server_that_closes_says_so(ends: Ends) -> None:
     server, _ = await ends.server()
     plain = await ends.plain(server.url)
@@ -636,7 +605,6 @@ async def test_a_server_that_closes_says_so(ends: Ends) -> None:
     await closing
 
 
-@requirement("transport.websocket.goaway")
 async def test_a_server_closes_in_time_although_a_client_does_not_answer(ends: Ends) -> None:
     server, _ = await ends.server()
     raw = await ends.raw(server.url)
@@ -644,7 +612,6 @@ async def test_a_server_closes_in_time_although_a_client_does_not_answer(ends: E
     await raw.end()
 
 
-@requirement("transport.websocket.loss")
 async def test_peers_that_share_a_call_with_the_server_are_notified(ends: Ends) -> None:
     stopped = asyncio.Event()
 
@@ -669,7 +636,6 @@ async def test_peers_that_share_a_call_with_the_server_are_notified(ends: Ends) 
     await soon("the handler is stopped", stopped.wait())
 
 
-@requirement("transport.directed")
 async def test_a_request_can_be_directed_at_one_peer(ends: Ends) -> None:
     server, end = await ends.server("a.b")
     serving = [end, *[await ends.client(server.url, "a.b") for _ in range(2)]]
@@ -684,7 +650,6 @@ async def test_a_request_can_be_directed_at_one_peer(ends: Ends) -> None:
     assert sorted(caller.senders) == sorted(found)
 
 
-@requirement("transport.directed")
 async def test_a_request_to_a_peer_that_is_gone_is_answered_in_its_name(ends: Ends) -> None:
     server, _ = await ends.server()
     client = await ends.client(server.url)
@@ -697,7 +662,6 @@ async def test_a_request_to_a_peer_that_is_gone_is_answered_in_its_name(ends: En
 # --- the server's own calls -------------------------------------------------------------------------------------------
 
 
-@requirement("transport.websocket.loss")
 async def test_a_request_of_the_server_that_cannot_be_sent_leaves_nothing_behind(ends: Ends) -> None:
     server, _ = await ends.server(max_backlog=100_000)
     await ends.raw(server.url)  # which does not read
@@ -728,7 +692,6 @@ async def test_a_server_is_idle_when_no_call_is_left(ends: Ends) -> None:
 # --- room -------------------------------------------------------------------------------------------------------------
 
 
-@requirement("transport.websocket.max-connections")
 async def test_connections_that_say_nothing_make_room_for_others(ends: Ends) -> None:
     server, _ = await ends.server(max_connections=5, max_pending=10)
     uri = parse_uri(server.url)
@@ -759,7 +722,6 @@ class Anonymous:
     def unserved(self, operation_id: str) -> None: ...
 
 
-@requirement("transport.websocket.slow-peer")
 async def test_anonymous_peers_that_do_not_read_hold_so_much_altogether(
     ends: Ends, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -11,7 +11,6 @@ from opwire.errors import CallError, ErrorCode
 from opwire.protocol import CallAborted, CallFailed, CallResponded
 from opwire.testing.harness import item, soon
 from opwire.transports.websocket import WebSocketTransport, session
-from tests.requirements import requirement
 from tests.servers.brokers import HOST
 from tests.transports.websocket.ends import End, Ends, until
 from tests.transports.websocket.foreign import META, WELCOME, foreign, saying, silent
@@ -30,7 +29,6 @@ async def refusal(url: str, **options: Any) -> CallError:
 # --- connecting -------------------------------------------------------------------------------------------------------
 
 
-@requirement("transport.websocket.unreachable", "transport.no-secrets")
 async def test_a_server_that_cannot_be_reached_is_unavailable_and_no_secret_is_shown(ends: Ends) -> None:
     server, _ = await ends.server()
     url = server.url
@@ -41,7 +39,6 @@ async def test_a_server_that_cannot_be_reached_is_unavailable_and_no_secret_is_s
     assert "secret" not in str(error)
 
 
-@requirement("transport.websocket.unreachable")
 async def test_a_server_that_says_nothing_is_unavailable_in_time() -> None:
     async with silent() as url:
         error = await refusal(url, connect_timeout=0.2)
@@ -49,7 +46,6 @@ async def test_a_server_that_says_nothing_is_unavailable_in_time() -> None:
     assert "0.2 s" in error.message
 
 
-@requirement("transport.websocket.unreachable")
 @pytest.mark.parametrize(
     ("messages", "complaint"),
     [
@@ -65,7 +61,6 @@ async def test_a_server_that_speaks_otherwise_is_unavailable(messages: tuple[Any
     assert complaint in error.message
 
 
-@requirement("transport.websocket.heartbeat")
 @pytest.mark.parametrize("beat", [1, 2**63, 10**400], ids=["short", "long", "endless"])
 async def test_a_server_may_ask_for_any_beat(ends: Ends, beat: int) -> None:
     async with foreign(saying(WELCOME | {"heartbeatMs": beat}, {"type": "session.left", "peer": "c2"})) as url:
@@ -74,14 +69,12 @@ async def test_a_server_may_ask_for_any_beat(ends: Ends, beat: int) -> None:
         await client.transport.close()
 
 
-@requirement("transport.websocket.unreachable", "transport.websocket.subprotocol")
 async def test_a_websocket_server_of_another_kind_is_unavailable() -> None:
     async with foreign(saying(WELCOME), protocol=None) as url:
         error = await refusal(url)
     assert "opwire.v1" in error.message
 
 
-@requirement("transport.websocket.unreachable")
 async def test_a_web_server_is_unavailable_with_its_status() -> None:
     async def answer(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         await reader.readuntil(b"\r\n\r\n")
@@ -94,7 +87,6 @@ async def test_a_web_server_is_unavailable_with_its_status() -> None:
     assert "404" in error.message
 
 
-@requirement("transport.websocket.unreachable")
 @pytest.mark.parametrize("welcome", [False, True])
 async def test_the_reason_of_a_server_that_closes_is_shown(welcome: bool) -> None:
     async def talk(connection: ServerConnection) -> None:
@@ -111,7 +103,6 @@ async def test_the_reason_of_a_server_that_closes_is_shown(welcome: bool) -> Non
     assert "not you" in error.message
 
 
-@requirement("transport.websocket.unreachable")
 async def test_a_host_that_cannot_be_one_is_unavailable() -> None:
     assert (await refusal(f"ws://{'x' * 70}.example")).code is ErrorCode.UNAVAILABLE
 
@@ -119,7 +110,6 @@ async def test_a_host_that_cannot_be_one_is_unavailable() -> None:
 # --- talking ----------------------------------------------------------------------------------------------------------
 
 
-@requirement("transport.websocket.unconfirmed")
 async def test_an_announcement_that_is_not_confirmed_is_unavailable(
     ends: Ends, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -135,7 +125,6 @@ async def test_an_announcement_that_is_not_confirmed_is_unavailable(
         await client.transport.close()
 
 
-@requirement("transport.websocket.unconfirmed")
 async def test_a_server_that_goes_before_it_confirms_is_unavailable_at_once(ends: Ends) -> None:
     async def talk(connection: ServerConnection) -> None:
         await connection.recv()
@@ -150,7 +139,6 @@ async def test_a_server_that_goes_before_it_confirms_is_unavailable_at_once(ends
         await client.transport.close()
 
 
-@requirement("transport.websocket.malformed")
 async def test_a_malformed_answer_ends_its_own_call_alone(ends: Ends) -> None:
     server, _ = await ends.server()
     calls = await ends.calls(WebSocketTransport(server.url))
@@ -167,7 +155,6 @@ async def test_a_malformed_answer_ends_its_own_call_alone(ends: Ends) -> None:
     assert (await soon("the call is answered", second)).data == 1
 
 
-@requirement("transport.websocket.malformed")
 async def test_a_malformed_request_is_reported_to_its_caller(ends: Ends) -> None:
     server, _ = await ends.server()
     client = await ends.client(server.url, "a.b")
@@ -178,7 +165,6 @@ async def test_a_malformed_request_is_reported_to_its_caller(ends: Ends) -> None
     assert client.events == []
 
 
-@requirement("peers.containers")
 async def test_a_relayed_request_of_too_many_objects_and_lists_is_rejected_by_its_server(ends: Ends) -> None:
     server, _ = await ends.server()
     client = await ends.client(server.url, "a.b")
@@ -190,7 +176,6 @@ async def test_a_relayed_request_of_too_many_objects_and_lists_is_rejected_by_it
     assert client.events == []
 
 
-@requirement("transport.websocket.malformed")
 async def test_nonsense_from_the_server_is_counted_and_ends_nothing(ends: Ends) -> None:
     nonsense = ["x", "{}", '{"type":"session.welcome"}', '{"type":"session.who","id":1}', WELCOME]
     unmatched = [{"type": "call.responded", "requestId": "r", "output": 1, "unmatched": True, "peer": "c9"}]
@@ -202,7 +187,6 @@ async def test_nonsense_from_the_server_is_counted_and_ends_nothing(ends: Ends) 
         await client.transport.close()
 
 
-@requirement("transport.websocket.malformed")
 async def test_nonsense_from_the_server_does_not_fill_the_log(ends: Ends, caplog: pytest.LogCaptureFixture) -> None:
     last = {"type": "call.credit", "requestId": "last", "n": 1}
     async with foreign(saying(WELCOME, *["x"] * 1_000, last)) as url:
@@ -212,7 +196,6 @@ async def test_nonsense_from_the_server_does_not_fill_the_log(ends: Ends, caplog
         await client.transport.close()
 
 
-@requirement("transport.websocket.loss")
 async def test_a_peer_that_a_server_says_has_left_is_lost(ends: Ends) -> None:
     left = {"type": "session.left", "peer": "c9", "reason": "it left"}
     async with foreign(saying(WELCOME, left)) as url:
@@ -222,7 +205,6 @@ async def test_a_peer_that_a_server_says_has_left_is_lost(ends: Ends) -> None:
         await client.transport.close()
 
 
-@requirement("transport.strangers")
 async def test_an_answer_that_comes_before_the_request_is_not_taken_for_one(ends: Ends) -> None:
     """A stranger guesses the id of the next request."""
     server, _ = await ends.server()
@@ -243,7 +225,6 @@ async def test_an_answer_that_comes_before_the_request_is_not_taken_for_one(ends
     assert answer.output.data == "genuine"
 
 
-@requirement("transport.limit")
 async def test_the_limit_of_the_server_counts_where_it_is_lower(ends: Ends) -> None:
     server, end = await ends.server("a.b", max_message=2000)
     client = await ends.client(server.url)
