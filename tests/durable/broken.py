@@ -358,11 +358,27 @@ class CancelsInSilence(MemoryJournal):
 
 
 class RecordsTheFirstOnly(MemoryJournal):
-    async def record_all(self, ended: Sequence[tuple[Claim, Outcome]]) -> Sequence[Outcome | Exception | None]:
-        await super().record_all(ended[:1])
-        return [outcome for _, outcome in ended]
+    """Of the outcomes of one turn of the event loop."""
+
+    _is_recording = False
+
+    async def record(self, claim: Claim, outcome: Outcome) -> Outcome | None:
+        if self._is_recording:
+            return outcome
+        self._is_recording = True
+        await asyncio.sleep(0)
+        self._is_recording = False
+        return await super().record(claim, outcome)
 
 
 class MixesUpReplies(MemoryJournal):
-    async def record_all(self, ended: Sequence[tuple[Claim, Outcome]]) -> Sequence[Outcome | Exception | None]:
-        return list(reversed(await super().record_all(ended)))
+    """Those to the outcomes of one turn of the event loop."""
+
+    def __init__(self, state: MemoryJournalState) -> None:
+        super().__init__(state)
+        self._replies: list[Outcome | None] = []
+
+    async def record(self, claim: Claim, outcome: Outcome) -> Outcome | None:
+        self._replies.append(await super().record(claim, outcome))
+        await asyncio.sleep(0)
+        return self._replies.pop()

@@ -5,10 +5,10 @@
 The URL is that of Redis or of NATS. The mutation `job.run` appends its key and its attempt to FILE: what is in it has
 begun. OPTIONS, as JSON:
 
-    die     "before|amid|after claim|renew|record|record_all|release|submit", "in handler", or "of poison": in the
+    die     "before|amid|after claim|renew|record|release|submit", "in handler", or "of poison": in the
             handler, if the key begins with "poison"
     fail    how many attempts fail with an error that is worth a retry
-    take    seconds that the mutation takes; null if it cannot suspend, so that its outcome is recorded by `record_all`
+    take    seconds that the mutation takes
     lease, max_attempts, concurrency    of the worker
 
 It prints `ready`. A worker leaves when its stdin is closed; a caller prints its answer.
@@ -33,7 +33,7 @@ from tests.servers.worker import say, wait_for_the_end
 LEASE = 0.5
 """Seconds for which a task belongs to a worker that gives no sign of life."""
 
-STEPS = ("claim", "renew", "record", "record_all", "release", "submit")
+STEPS = ("claim", "renew", "record", "release", "submit")
 """What a journal does for workers and callers."""
 
 
@@ -67,32 +67,22 @@ class Deadly:
         return result
 
 
-def operations(file: Path, *, fail: int = 0, take: float | None = 0, fatal: str | None = None) -> OperationRegistry:
+def operations(file: Path, *, fail: int = 0, take: float = 0, fatal: str | None = None) -> OperationRegistry:
     """What is served: a mutation that leaves a trace, and kills its process if its key begins with `fatal`."""
     registry = OperationRegistry()
 
-    def begin(context: Context) -> None:
+    @registry.mutation("job.run", access=AccessControl(public=True))
+    async def run(context: Context) -> str:
+        key, attempt = context.metadata["idempotency_key"], context.metadata["attempt"]
         with file.open("a") as trace:
-            trace.write(f"{context.metadata['idempotency_key']} {context.metadata['attempt']}\n")
-
-    def end(context: Context) -> str:
-        key = context.metadata["idempotency_key"]
+            trace.write(f"{key} {attempt}\n")
+        await asyncio.sleep(take)
         if fatal is not None and key.startswith(fatal):
             die()
-        if context.metadata["attempt"] <= fail:
+        if attempt <= fail:
             raise CallError("UNAVAILABLE", "not yet")
         return f"{key} is done"
 
-    async def run(context: Context) -> str:
-        begin(context)
-        await asyncio.sleep(take or 0)
-        return end(context)
-
-    async def run_at_once(context: Context) -> str:
-        begin(context)
-        return end(context)
-
-    registry.mutation("job.run", access=AccessControl(public=True))(run_at_once if take is None else run)
     return registry
 
 

@@ -24,8 +24,6 @@ pytestmark = pytest.mark.slow
 TIMES = ("before", "amid", "after")
 WORKER_STEPS = [f"{when} {step}" for step in STEPS[:-1] for when in TIMES] + ["in handler"]
 CALLER_STEPS = [f"{when} {step}" for step in STEPS[-1:] for when in TIMES] + ["while it waits"]
-BATCH_STEPS = [f"{when} {step}" for step in ("claim", "record_all") for when in TIMES] + ["in handler"]
-BATCH_STEPS += [f"{when} {step} of a split" for step in ("submit", "record") for when in TIMES]
 ENGINES = ("redis", "jetstream")
 
 
@@ -63,7 +61,7 @@ async def death(process: Worker) -> None:
 
 @at_steps(WORKER_STEPS)
 async def test_a_worker_may_be_killed_at_any_step(step: str, place: Place[Any]) -> None:
-    fail, take = int("release" in step), LEASE if "renew" in step else None if "record_all" in step else 0
+    fail, take = int("release" in step), LEASE if "renew" in step else 0
     async with place.journal() as journal:
         durable = DurableCalls(journal)
         calling = asyncio.create_task(durable.call("job.run", {}, key="job", timeout=PATIENCE))
@@ -75,24 +73,8 @@ async def test_a_worker_may_be_killed_at_any_step(step: str, place: Place[Any]) 
         assert (await durable.call("job.run", {}, key="job")).data == "job is done"
         assert await journal.outcome("job") == first
         await place.nothing_is_left(journal)
-    once = ("before claim", "amid claim", "after claim", "after record", "after record_all")
+    once = ("before claim", "amid claim", "after claim", "after record")
     assert 1 <= place.runs["job"] <= (1 if step in once else 2)
-
-
-@at_steps(BATCH_STEPS)
-async def test_the_worker_of_a_batch_may_be_killed_at_any_step(step: str, place: Place[Any]) -> None:
-    take = 0 if "split" in step else None  # a handler that suspends is not run in a batch
-    async with place.journal() as journal:
-        durable = DurableCalls(journal)
-        calling = [asyncio.create_task(durable.call("job.run", {}, timeout=2 * PATIENCE)) for _ in range(12)]
-        async with place.process(die=step.removesuffix(" of a split"), take=take) as process:
-            await death(process)
-        async with place.worker(journal):
-            found = [(await each).data for each in calling]
-        assert set(found) == {f"{key} is done" for key in place.runs}
-        assert len(found) == len(set(found)) == 12
-        await place.nothing_is_left(journal)
-    assert max(place.runs.values()) <= 2
 
 
 @at_steps(CALLER_STEPS)

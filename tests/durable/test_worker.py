@@ -8,9 +8,8 @@ from typing import Any
 
 import pytest
 
-from opwire import CallError, Context, Identity, OperationRegistry
+from opwire import CallError, Identity, OperationRegistry
 from opwire.durable import Claim, DurableCalls, DurableWorker, MemoryJournal, MemoryJournalState, Outcome
-from opwire.durable.attempt import isolation_of_loop
 from opwire.errors import UsageError
 from tests.chaos.virtual_time import run_virtually
 from tests.durable.samples import PUBLIC, Shop
@@ -695,136 +694,6 @@ def test_a_result_that_is_too_large_for_the_journal_is_an_outcome_that_says_so(b
             assert (runs, given_up) == ((2, [2]) if buried else (1, []))
 
     run_virtually(run())
-
-
-# --- handlers that cannot suspend -------------------------------------------------------------------------------------
-
-
-class Bench:
-    """A registry with a mutation without `await`: it is called without a task, and outcomes are recorded together."""
-
-    def __init__(self) -> None:
-        self.registry = OperationRegistry()
-        self.runs: list[tuple[str, str, int]] = []  # article, key and attempt
-        self.failures: dict[str, list[CallError | Exception]] = {}  # what the next runs for an article raise
-        self.registry.mutation("shop.pack", access=PUBLIC)(self.pack)
-
-    async def pack(self, article: str, context: Context) -> str:
-        self.runs.append((article, context.metadata["idempotency_key"], context.metadata["attempt"]))
-        if self.failures.get(article):
-            raise self.failures[article].pop(0)
-        return f"{article} is packed"
-
-
-class Together(Flaky):
-    """Notes how many outcomes are recorded at once."""
-
-    def __init__(self, state: MemoryJournalState | None = None) -> None:
-        super().__init__(state)
-        self.batches: list[int] = []
-
-    async def record_all(self, ended: Sequence[tuple[Claim, Outcome]]) -> Sequence[Outcome | Exception | None]:
-        self.batches.append(len(ended))
-        await self._fail("record_all")
-        return await super().record_all(ended)
-
-
-def at_the_bench(run: Callable[[Bench, Together, DurableCalls], Awaitable[None]]) -> None:
-    async def scene() -> None:
-        async with Together() as journal:
-            durable, bench = DurableCalls(journal), Bench()
-            for each in ("tea", "milk", "salt"):
-                await durable.submit("shop.pack", {"article": each}, key=each)
-            await run(bench, journal, durable)
-
-    run_virtually(scene())
-
-
-async def packed(durable: DurableCalls, *keys: str) -> list[Any]:
-    found = [await durable.outcome(key, timeout=1000) for key in keys]
-    return [None if each is None else each.data for each in found]
-
-
-ALL_PACKED = ["tea is packed", "milk is packed", "salt is packed"]
-
-
-def test_outcomes_of_handlers_that_cannot_suspend_are_recorded_together() -> None:
-    async def run(bench: Bench, journal: Together, durable: DurableCalls) -> None:
-        async with DurableWorker(bench.registry, journal) as worker:
-            assert await packed(durable, "tea", "milk", "salt") == ALL_PACKED
-            assert len(worker) == 0
-        assert journal.batches == [3]
-        assert bench.runs == [("tea", "tea", 1), ("milk", "milk", 1), ("salt", "salt", 1)]
-
-    at_the_bench(run)
-
-
-def test_of_tasks_that_run_together_each_has_its_own_result() -> None:
-    async def run(bench: Bench, journal: Together, durable: DurableCalls) -> None:
-        bench.failures = {"milk": [unavailable()], "salt": [ValueError("spilled")] * 5}
-        async with DurableWorker(bench.registry, journal, max_attempts=2):
-            assert await packed(durable, "tea", "milk") == ALL_PACKED[:2]
-            with pytest.raises(CallError, match="failed unexpectedly"):
-                await durable.outcome("salt", timeout=1000)
-            await durable.submit("shop.pack", {"article": "oil"}, key="oil")
-            bench.failures = {"oil": [unavailable(), unavailable()]}
-            with pytest.raises(CallError, match="UNAVAILABLE"):
-                await durable.outcome("oil", timeout=1000)
-        assert [attempt for article, _, attempt in bench.runs if article == "milk"] == [1, 2]
-        assert [each.key async for each in durable.buried()] == ["oil"]
-
-    at_the_bench(run)
-
-
-@pytest.mark.parametrize("method", ["record", "record_all"])
-@pytest.mark.parametrize("error", [unavailable, lambda: OSError("not what a journal should raise")])
-def test_outcomes_that_could_not_be_recorded_together_are_recorded_one_by_one(
-    method: str, error: Callable[[], Exception]
-) -> None:
-    async def run(bench: Bench, journal: Together, durable: DurableCalls) -> None:
-        journal.broken, journal.raises = {method}, error
-        async with DurableWorker(bench.registry, journal) as worker:
-            await until(lambda: journal.batches)
-            if method == "record":
-                assert len(worker) == 3
-            journal.broken = set()
-            assert await packed(durable, "tea", "milk", "salt") == ALL_PACKED
-        assert len(bench.runs) == 3
-
-    at_the_bench(run)
-
-
-def test_a_task_is_renewed_while_its_outcome_is_recorded_and_left_behind_if_that_does_not_end() -> None:
-    async def run(bench: Bench, journal: Together, durable: DurableCalls) -> None:
-        journal.silent = {"record_all"}
-        async with DurableWorker(bench.registry, journal, lease=30) as worker:
-            await asyncio.sleep(100)
-            assert (len(bench.runs), len(worker)) == (3, 3)
-            await worker.close(grace=1)
-            await asyncio.sleep(0)
-            assert (len(worker), isolation_of_loop()._running) == (0, {})
-        journal.silent = set()
-        async with DurableWorker(bench.registry, journal, lease=30):
-            assert await packed(durable, "tea", "milk", "salt") == ALL_PACKED
-        assert [attempt for *_, attempt in bench.runs] == [1, 1, 1, 2, 2, 2]
-
-    at_the_bench(run)
-
-
-def test_a_handler_that_cannot_suspend_does_not_run_beside_an_isolated_suspect() -> None:
-    async def run(yard: Yard, journal: Flaky, submit: Callable[..., Awaitable[object]]) -> None:
-        await submit(a=10)
-        await lose(journal._state, ["a"])
-        bench, durable = Bench(), DurableCalls(journal)
-        async with DurableWorker(yard.registry, journal), DurableWorker(bench.registry, journal):
-            await until(lambda: yard.running)
-            await durable.submit("shop.pack", {"article": "tea"}, key="tea")
-            await asyncio.sleep(1)
-            assert bench.runs == []
-            assert await packed(durable, "tea") == ["tea is packed"]
-        assert len(yard.ends) == 1
-
-    in_the_yard(run)
 
 
 # --- leaving ----------------------------------------------------------------------------------------------------------

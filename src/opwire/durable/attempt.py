@@ -26,23 +26,17 @@ from weakref import WeakKeyDictionary
 from msgspec import Struct
 from msgspec.structs import replace
 
-from opwire.durable.batches import SMALL, batch_requests, batch_responses, is_batch, own_key, own_task
-from opwire.durable.journal import MAX_SECONDS, Claim, Outcome, Task, seconds_within
+from opwire.durable.journal import MAX_SECONDS, Claim, Outcome, seconds_within
 from opwire.errors import CallError, ErrorCode
 from opwire.model.operation import LOCAL_IDENTITY, Context, Identity, Inbound, OperationType
-from opwire.protocol.batch import encode_batch
 from opwire.protocol.events import CallFailed, CallRequested, CallResponded, encode_event
 from opwire.registry import OperationRegistry
-from opwire.registry.bound import BoundOperation
 from opwire.registry.dispatch import Dispatcher
 from opwire.registry.invoke import failure
 from opwire.runtime.deadlines import back_off
 
 MAX_DELAY = 24 * 3600.0
 """The longest delay before the next attempt, in seconds, even if an error asks for more."""
-
-RUN_TIME = 0.02
-"""Seconds after which the event loop has its turn while handlers are run at once; the next one begins later."""
 
 _SHORT = 200  # characters of an error's message that fit into any event
 _FIRST_QUIET = 30.0  # seconds; most jobs are shorter, so that most suspects run alone from the first time on
@@ -58,13 +52,6 @@ class Retry(Struct, frozen=True):
     delay: float
     error: CallError
     failed: bool = True
-
-
-class Split(Struct, frozen=True):
-    """The result of a batch: its outcome, with the responses of some calls, and the tasks that the others become."""
-
-    outcome: Outcome
-    tasks: list[Task]
 
 
 class AttemptPolicy(Struct, frozen=True, kw_only=True):
@@ -95,18 +82,17 @@ class TaskRunner:
         self._anonymous = anonymous
         self._trusted = trusted
 
-    async def run(self, claim: Claim) -> Outcome | Retry | Split:
+    async def run(self, claim: Claim) -> Outcome | Retry:
         """Run a task once, unless it was lost too often. Errors of its handler are part of the result."""
         task, policy = claim.task, self._policy
-        if is_batch(task):
-            return self._run_batch(claim)
         if self.given_up(claim):
             lost = f"its worker was lost in the last of {claim.attempt - 1} attempts, {claim.lone_losses} of them alone"
             error = CallError(ErrorCode.EXECUTION_ERROR, f"{task.operation_id} was given up: {lost}")
             return _buried(claim, error, attempts=claim.attempt - 1)
-        event = self._read(claim)
-        if not isinstance(event, CallRequested):
-            return event
+        try:
+            event = task.read()
+        except Exception as error:  # it stays invalid
+            return _buried(claim, failure(error, task.operation_id))
         context = self._context(claim, event)
         try:
             spec = self._dispatcher.find(task.operation_id, context.identity)
@@ -122,86 +108,17 @@ class TaskRunner:
         except Exception as error:
             return self._after(claim, failure(error, task.operation_id))
 
-    def run_at_once(self, claim: Claim) -> Outcome | Retry | Split | None:
-        """Run a task once, without a task of asyncio, if its handler cannot suspend; otherwise return None.
-
-        It cannot be cancelled, and needs no isolation: nothing else runs meanwhile. A suspect is not run in this way.
-        """
-        if is_batch(claim.task):
-            return self._run_batch(claim)
-        bound = self._dispatcher.immediate(claim.task.operation_id)
-        if bound is None or bound.spec.type is not OperationType.MUTATION or claim.suspect:
-            return None
-        event = self._read(claim)
-        if not isinstance(event, CallRequested):
-            return event
-        try:
-            envelope = self._dispatcher.execute_at_once(bound, event.input, self._context(claim, event))
-            return _ended(claim, encode_event(CallResponded(request_id=event.request_id, output=envelope)))
-        except Exception as error:
-            return self._after(claim, failure(error, claim.task.operation_id))
-
-    def _run_batch(self, claim: Claim) -> Outcome | Split:
-        """Run the calls of a batch, at its first attempt; those without a small response become tasks."""
-        task, until = claim.task, time.monotonic() + RUN_TIME
-        try:
-            if claim.failures >= self._policy.max_attempts:
-                raise CallError(ErrorCode.UNAVAILABLE, f"a batch of {task.operation_id} cannot be split into tasks")
-            requests = batch_requests(task)
-        except Exception as error:
-            return _buried(claim, failure(error, task.operation_id))
-        # With one attempt, a call that fails has to be buried at once: that takes a task.
-        runs = claim.attempt == 1 and self._policy.max_attempts > 1
-        bound = self._dispatcher.immediate(task.operation_id) if runs else None
-        responses, tasks = list[tuple[str, bytes]](), list[Task]()
-        for token, request in requests:
-            result, is_final = b"", False
-            if bound is not None and time.monotonic() < until:
-                result, is_final = self._run_in_batch(claim, bound, token, request)
-            if is_final and len(result) <= SMALL:
-                responses.append((token, result))
-            else:
-                tasks.append(own_task(task, token, request, result))
-        outcome = _ended(claim, encode_batch(responses))
-        return Split(outcome, tasks) if tasks else outcome
-
-    def _run_in_batch(
-        self, claim: Claim, bound: BoundOperation, token: str, request: CallRequested
-    ) -> tuple[bytes, bool]:
-        """Return the encoded response of a call, and whether it ends the call."""
-        context = self._context(claim, request, own_key(claim.task.key, token))
-        try:
-            envelope = self._dispatcher.execute_at_once(bound, request.input, context)
-            return encode_event(CallResponded(request_id=token, output=envelope)), True
-        except Exception as error:
-            failed = failure(error, bound.spec.id)
-            return _encode_failure(token, failed), not failed.retryable
-
-    def _read(self, claim: Claim) -> CallRequested | Outcome | Retry:
-        """Decode the request of a task, or return its result, if it was run in a batch or is invalid."""
-        try:
-            result = claim.task.result()
-            if type(result) is CallResponded:
-                return _ended(claim, encode_event(replace(result, request_id=claim.task.key)))
-            if type(result) is CallFailed and claim.failures == 0:  # otherwise that attempt was counted
-                return self._after(claim, result.error())
-            return claim.task.read()
-        except Exception as error:  # it stays invalid
-            return _buried(claim, failure(error, claim.task.operation_id))
-
-    def _context(self, claim: Claim, event: CallRequested, key: str = "") -> Context:
-        """Return the context of a call; `key` is that of a call in a batch."""
+    def _context(self, claim: Claim, event: CallRequested) -> Context:
         identity = event.identity if self._trusted else None
         if identity is None and (event.parent_request_id is None or self._anonymous is not LOCAL_IDENTITY):
             identity = self._anonymous  # a call on behalf of an anonymous caller is not made by this process
-        key, request_id = (key, key) if key else (claim.task.key, event.request_id)
         return Context(
-            request_id=request_id,
+            request_id=event.request_id,
             parent_request_id=event.parent_request_id,
             identity=identity,
-            metadata={**event.trace, "idempotency_key": key, "attempt": claim.attempt},
+            metadata={**event.trace, "idempotency_key": claim.task.key, "attempt": claim.attempt},
             bind_env=self._dispatcher.registry.bind_env,
-            inbound=Inbound(request_id),
+            inbound=Inbound(event.request_id),
         )
 
     def _after(self, claim: Claim, error: CallError) -> Outcome | Retry:
@@ -220,12 +137,8 @@ class TaskRunner:
         return claim.losses >= most and claim.lone_losses >= max(1, most - 1)
 
 
-def too_large(claim: Claim, outcome: Outcome, error: CallError) -> Outcome | Split:
+def too_large(claim: Claim, outcome: Outcome, error: CallError) -> Outcome:
     """Return what to record instead of an outcome that exceeds the journal's limit."""
-    if is_batch(claim.task) and not outcome.buried:
-        requests, responses = dict(batch_requests(claim.task)), batch_responses(outcome)
-        tasks = [own_task(claim.task, each, requests[each], encode_event(responses[each])) for each in responses]
-        return Split(_ended(claim, encode_batch([])), tasks)
     message = f"the outcome of {claim.task.operation_id} is too large to be recorded: {error.message}"
     instead = _failed(claim, CallError(error.code, message, error.details))
     return replace(instead, buried=outcome.buried, attempts=outcome.attempts)
@@ -238,17 +151,14 @@ def _buried(claim: Claim, error: CallError, attempts: int | None = None) -> Outc
 
 
 def _failed(claim: Claim, error: CallError) -> Outcome:
-    return _ended(claim, _encode_failure(claim.task.key, error))
-
-
-def _encode_failure(request_id: str, error: CallError) -> bytes:
     after = None if error.retry_after is None else seconds_within(error.retry_after, MAX_SECONDS)
     plain = CallError(error.code, error.message, error.details, retryable=error.retryable, retry_after=after)
-    event = CallFailed.of(request_id, plain)
+    event = CallFailed.of(claim.task.key, plain)
     try:
-        return encode_event(event)
+        encoded = encode_event(event)
     except Exception:  # its details are too large or not plain, or its message is too large
-        return encode_event(replace(event, message=event.message[:_SHORT], details=None))
+        encoded = encode_event(replace(event, message=event.message[:_SHORT], details=None))
+    return _ended(claim, encoded)
 
 
 def _ended(claim: Claim, event: bytes) -> Outcome:
@@ -283,11 +193,7 @@ class Isolation:
         """Begin a task as soon as no suspect is isolated."""
         while self._isolated is not None:
             await self._change()
-        self.begin(task, time.monotonic())
-
-    def begin(self, task: Hashable, now: float) -> None:
-        """Begin a task; no suspect is isolated."""
-        self._running[task] = now
+        self._running[task] = time.monotonic()
 
     async def enter_alone(self, task: Hashable, quiet: float) -> bool:
         """Isolate a suspect as soon as no other is, and begin it. Return whether no other task is running."""

@@ -5,13 +5,13 @@ import logging
 import time
 from abc import abstractmethod
 from collections.abc import Sequence
-from typing import Any, Generic, Protocol, TypeVar
+from typing import Generic, Protocol, TypeVar
 
 from opwire.durable.journal import Claim, Outcome
 from opwire.durable.waiters import OutcomeWaiters
 from opwire.errors import CallError
 from opwire.runtime.limits import TokenBucket
-from opwire.runtime.tasks import AsyncResource, resolve
+from opwire.runtime.tasks import AsyncResource
 
 logger = logging.getLogger("opwire.durable")
 
@@ -45,24 +45,6 @@ class ClaimStore(Protocol):
 C = TypeVar("C", bound=ClaimStore)
 
 
-class GatheredReplies:
-    """Collects the replies to several requests: one future for all of them, instead of one and a callback for each."""
-
-    def __init__(self, count: int) -> None:
-        self._replies: list[Any] = [None] * count
-        self._left = count
-        self.all: asyncio.Future[list[Any]] = asyncio.get_running_loop().create_future()
-        if count == 0:
-            self.all.set_result([])
-
-    def put(self, index: int, reply: Any) -> None:
-        """Take the reply to a request."""
-        self._replies[index] = reply
-        self._left -= 1
-        if self._left == 0:
-            resolve(self.all, self._replies)
-
-
 class BrokerJournal(AsyncResource, Generic[C]):
     """Base class of a `Journal` in a broker."""
 
@@ -79,16 +61,15 @@ class BrokerJournal(AsyncResource, Generic[C]):
     def __repr__(self) -> str:
         return f"<{type(self).__name__} at {self.name}>"
 
-    async def pace(self, *outcomes: Outcome) -> None:
-        """Wait before large outcomes are recorded.
+    async def pace(self, outcome: Outcome) -> None:
+        """Wait before a large outcome is recorded.
 
-        They are sent to their callers at once, and the engine disconnects one for which it has to buffer too much.
+        It is sent to its callers at once, and the engine disconnects one for which it has to buffer too much.
         """
-        for outcome in outcomes:
-            size, wait = min(len(outcome.event), _LARGE_AT_ONCE), 1.0
-            while size > _LARGE and wait:
-                wait = self._large.take(time.monotonic(), size)
-                await asyncio.sleep(wait)
+        size, wait = min(len(outcome.event), _LARGE_AT_ONCE), 1.0
+        while size > _LARGE and wait:
+            wait = self._large.take(time.monotonic(), size)
+            await asyncio.sleep(wait)
 
     @abstractmethod
     async def disconnect(self) -> None:

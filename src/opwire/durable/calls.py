@@ -11,13 +11,12 @@ from typing import Any, TypedDict, TypeVar, Unpack, overload
 import msgspec
 from msgspec.structs import replace
 
-from opwire.durable.batches import BatchedKey, CallBatches, OperationCalls, SharedCall, call_outcome, task_key
-from opwire.durable.journal import MAX_SECONDS, Journal, JournalInfo, Outcome, Task, key_in_use, seconds_within
+from opwire.durable.journal import MAX_SECONDS, Journal, JournalInfo, Outcome, Task, seconds_within
 from opwire.errors import CallError, ErrorCode, UsageError
 from opwire.model.envelope import ResponseEnvelope
 from opwire.model.operation import Context, trace_of
 from opwire.names import limit_text
-from opwire.protocol.events import CallFailed, CallRequested, CallResponded, encode_event
+from opwire.protocol.events import CallFailed, CallRequested, encode_event
 from opwire.protocol.pending import DEFAULT_TIMEOUT
 from opwire.registry.pipeline import typed_envelope
 from opwire.typed.plain import json_form, write_json
@@ -55,7 +54,6 @@ class DurableCalls:
     def __init__(self, journal: Journal) -> None:
         self._journal = journal
         self._is_punctual = getattr(journal, "punctual", False)
-        self._batches = CallBatches(self._submit)
 
     def __repr__(self) -> str:
         return f"<DurableCalls in {self._journal!r}>"
@@ -91,44 +89,20 @@ class DurableCalls:
         wait = timeout if remaining is None else min(timeout, remaining)
         if wait <= 0:
             raise CallError(ErrorCode.TIMEOUT, f"the deadline of {operation_id} had passed before it was submitted")
-        request = _request(operation_id, input, context or _NO_CONTEXT, key)
-        calls = self._batches.of(operation_id)
-        shared = self._share(calls, request, wait)
-        if shared is None and key is None:
-            request = replace(request, request_id=_new_key())
-        calls.in_flight += 1
+        request = _request(operation_id, input, context or _NO_CONTEXT, _new_key() if key is None else key)
+        task = _task(request)
         try:
-            response = None if shared is None else await self._batches.response(shared)
-            if response is None:
-                task, left = (_task(request), wait) if shared is None else (shared.task(), shared.seconds_left)
-                outcome = await self._submit(task, left)
-                response = None if outcome is None else outcome.read()
+            outcome = await self._in_time(self._journal.submit(task, wait=wait), wait)
         except CallError as error:
             if error.code is not ErrorCode.TIMEOUT:
-                raise _with_key(error, _key(request, shared)) from error
-            response = None
-        finally:
-            calls.in_flight -= 1
-        if response is None:
+                raise _with_key(error, task.key) from error
+            outcome = None
+        if outcome is None:
             message = (
                 f"{operation_id} has no outcome after {limit_text(wait)} s, and continues: retry with the same key"
             )
-            raise CallError(ErrorCode.TIMEOUT, message, {"key": _key(request, shared)})
-        return _envelope(response, operation_id, output_type)
-
-    def _share(self, calls: OperationCalls, request: CallRequested, wait: float) -> SharedCall | None:
-        """Submit a call in a batch, if others are in flight; or again, if its key is that of a call in a batch."""
-        if not request.request_id:
-            return self._batches.add(calls, request, wait)
-        key = BatchedKey.parse(request.request_id)
-        if key is None:
-            return None
-        if not _fingerprint(request).startswith(key.digest):
-            raise key_in_use(request.request_id)
-        return self._batches.again(calls, key, request, wait)
-
-    def _submit(self, task: Task, wait: float) -> Awaitable[Outcome | None]:
-        return self._in_time(self._journal.submit(task, wait=wait), wait)
+            raise CallError(ErrorCode.TIMEOUT, message, {"key": task.key})
+        return outcome_envelope(outcome, output_type)
 
     async def submit(
         self, operation_id: str, input: Any = None, *, context: Context | None = None, key: str | None = None
@@ -140,9 +114,6 @@ class DurableCalls:
                 belongs to another call, or is invalid.
         """
         request = _request(operation_id, input, context or _NO_CONTEXT, _new_key() if key is None else key)
-        if BatchedKey.parse(request.request_id) is not None:
-            message = f"the idempotency key {key!r:.80} is that of a call in a batch: repeat it by `call`"
-            raise CallError(ErrorCode.VALIDATION_ERROR, message, {"key": key})
         task = _task(request)
         try:
             await self._in_time(self._journal.submit(task), DEFAULT_TIMEOUT)
@@ -163,29 +134,22 @@ class DurableCalls:
             CallError: the recorded error of the mutation; UNAVAILABLE.
             UsageError: the timeout is NaN.
         """
-        timeout, batched = _seconds(timeout), BatchedKey.parse(key)
-        end = time.monotonic() + timeout
-        outcome = await self._outcome(key if batched is None else batched.batch, timeout)
-        if batched is not None:
-            outcome = None if outcome is None else call_outcome(outcome, batched)
-            outcome = outcome or await self._outcome(batched.own, end - time.monotonic())
-        return None if outcome is None else outcome_envelope(outcome, output_type)
-
-    def _outcome(self, key: str, timeout: float) -> Awaitable[Outcome | None]:
+        timeout = _seconds(timeout)
         if timeout > 0:
-            return self._in_time(self._journal.wait(key, timeout), timeout)
-        return self._in_time(self._journal.outcome(key), DEFAULT_TIMEOUT)
+            outcome = await self._in_time(self._journal.wait(key, timeout), timeout)
+        else:
+            outcome = await self._in_time(self._journal.outcome(key), DEFAULT_TIMEOUT)
+        return None if outcome is None else outcome_envelope(outcome, output_type)
 
     async def cancel(self, operation_id: str, key: str) -> bool:
         """Cancel a mutation that no worker has begun; its outcome is then ABORTED, and it never runs.
 
-        Return False if a worker has begun it, which cannot be cancelled, if it has ended, or if it does not exist. So
-        does a call without a key of its own, which may be stored together with others: `submit` it, or give it a key.
+        Return False if a worker has begun it, which cannot be cancelled, if it has ended, or if it does not exist.
 
         Raises:
             CallError: UNAVAILABLE.
         """
-        outcome = await self._journal.cancel(cancellation(operation_id, task_key(key)))
+        outcome = await self._journal.cancel(cancellation(operation_id, key))
         return outcome is not None and outcome.cancelled
 
     def _in_time(self, work: Awaitable[Outcome | None], seconds: float) -> Awaitable[Outcome | None]:
@@ -208,7 +172,7 @@ class DurableCalls:
         Raises:
             CallError: UNAVAILABLE.
         """
-        return await self._journal.replay(task_key(key))
+        return await self._journal.replay(key)
 
     async def purge(self, key: str) -> bool:
         """Delete an ended mutation with its outcome, so that its key can be reused. Return False if it does not exist.
@@ -216,7 +180,7 @@ class DurableCalls:
         Raises:
             CallError: UNAVAILABLE.
         """
-        return await self._journal.purge(task_key(key))
+        return await self._journal.purge(key)
 
     async def info(self) -> list[JournalInfo]:
         """Return how many mutations are waiting, claimed and buried, by operation.
@@ -245,13 +209,11 @@ def _new_key() -> str:
     return urandom(16).hex()
 
 
-def _request(operation_id: str, input: Any, context: Context, key: str | None) -> CallRequested:
-    """Return the request of a call; without a key, its id is empty."""
+def _request(operation_id: str, input: Any, context: Context, key: str) -> CallRequested:
     _check_name(operation_id, "the id of an operation")
-    if key is not None:
-        _check_name(key, "an idempotency key")
+    _check_name(key, "an idempotency key")
     request = CallRequested(
-        request_id=key or "",
+        request_id=key,
         operation_id=operation_id,
         input=input,
         parent_request_id=context.parent_request_id if context.inbound is None else context.inbound.request_id,
@@ -270,11 +232,6 @@ def _task(request: CallRequested) -> Task:
         fingerprint=_fingerprint(request),
         submitted=round(time.time() * 1000),
     )
-
-
-def _key(request: CallRequested, shared: SharedCall | None) -> str:
-    """Return the key with which a call can be repeated."""
-    return request.request_id if shared is None else shared.key(_fingerprint(request))
 
 
 def _check_name(name: str, what: str) -> None:
@@ -332,11 +289,8 @@ def outcome_envelope(outcome: Outcome, output_type: Any = None) -> ResponseEnvel
     Raises:
         CallError: the recorded error.
     """
-    return _envelope(outcome.read(), outcome.operation_id, output_type)
-
-
-def _envelope(response: CallResponded | CallFailed, operation_id: str, output_type: Any) -> ResponseEnvelope[Any]:
+    response = outcome.read()
     if isinstance(response, CallFailed):
         raise response.error()
     envelope = response.output
-    return envelope if output_type is None else typed_envelope(envelope, output_type, operation_id)
+    return envelope if output_type is None else typed_envelope(envelope, output_type, outcome.operation_id)

@@ -37,16 +37,9 @@ KEEP = 7 * 24 * 3600.0
 MAX_SECONDS = 10 * 365 * 24 * 3600.0
 """The longest lease, delay or retention of an outcome: engines count these in 64-bit nanoseconds."""
 
-SEPARATOR = b"\x1e"
-"""The record separator of RFC 7464, which JSON cannot contain."""
-
 
 class Task(Struct, frozen=True, kw_only=True, gc=False):
-    """A submitted mutation, or a batch of them. `request` is opaque to the journal.
-
-    It is the `call.requested` event as JSON; if the call was run in a batch, followed by `SEPARATOR` and its result.
-    That of a batch is an array: see `batches`.
-    """
+    """A submitted mutation. `request` is its `call.requested` event as JSON, opaque to the journal."""
 
     key: str
     """The idempotency key: a second submission with it is the same task."""
@@ -63,19 +56,10 @@ class Task(Struct, frozen=True, kw_only=True, gc=False):
         Raises:
             CallError: PROTOCOL_ERROR, it is not a request for this operation.
         """
-        event = decode_event(self.request.partition(SEPARATOR)[0])
+        event = decode_event(self.request)
         if type(event) is not CallRequested or event.operation_id != self.operation_id:
             raise CallError(ErrorCode.PROTOCOL_ERROR, f"the task does not hold a request for {self.operation_id}")
         return event
-
-    def result(self) -> "CallResponded | CallFailed | None":
-        """Decode the result of a call that was run in a batch; None for other tasks.
-
-        Raises:
-            CallError: PROTOCOL_ERROR, it is not a response or an error.
-        """
-        event = self.request.partition(SEPARATOR)[2]
-        return _read_response(event, self.operation_id) if event else None
 
 
 class Claim(Struct, frozen=True, kw_only=True, gc=False):
@@ -96,10 +80,7 @@ class Claim(Struct, frozen=True, kw_only=True, gc=False):
 
 
 class Outcome(Struct, frozen=True, kw_only=True, gc=False, omit_defaults=True, rename="camel"):
-    """The outcome of a task. `event` is the `call.responded` or `call.error` that its caller gets, as JSON.
-
-    That of a batch is an array of such events: see `batches`.
-    """
+    """The outcome of a task. `event` is the `call.responded` or `call.error` that its caller gets, as JSON."""
 
     key: str
     operation_id: str
@@ -118,7 +99,10 @@ class Outcome(Struct, frozen=True, kw_only=True, gc=False, omit_defaults=True, r
         Raises:
             CallError: PROTOCOL_ERROR, it is not a response or an error.
         """
-        return _read_response(self.event, self.operation_id)
+        event = decode_event(self.event)
+        if type(event) is not CallResponded and type(event) is not CallFailed:
+            raise CallError(ErrorCode.PROTOCOL_ERROR, f"the recorded event of {self.operation_id} is not a response")
+        return event
 
 
 class JournalInfo(Struct, frozen=True, kw_only=True):
@@ -205,10 +189,6 @@ class Journal(Protocol):
         """
         ...
 
-    async def record_all(self, ended: Sequence[tuple[Claim, Outcome]]) -> Sequence[Outcome | Exception | None]:
-        """End tasks together; return for each what `record` would return, or the error that it would raise."""
-        ...
-
     async def release(self, claim: Claim, delay: float, *, failed: bool = False) -> None:
         """Return a task, to be claimed again after `delay` seconds. No-op if the lease was lost.
 
@@ -256,13 +236,6 @@ class Journal(Protocol):
     async def close(self) -> None:
         """Disconnect; idempotent."""
         ...
-
-
-def _read_response(message: bytes, operation_id: str) -> CallResponded | CallFailed:
-    event = decode_event(message)
-    if type(event) is not CallResponded and type(event) is not CallFailed:
-        raise CallError(ErrorCode.PROTOCOL_ERROR, f"the recorded event of {operation_id} is not a response")
-    return event
 
 
 def seconds_within(value: object, most: float) -> float:

@@ -378,16 +378,6 @@ class MemoryJournal(AsyncResource):
         """End a task; return its outcome."""
         return self._opened().record(claim, outcome, time.monotonic())
 
-    async def record_all(self, ended: Sequence[tuple[Claim, Outcome]]) -> Sequence[Outcome | Exception | None]:
-        """End tasks together; return the outcome of each, or its error."""
-        replies: list[Outcome | Exception | None] = []
-        for claim, outcome in ended:
-            try:
-                replies.append(await self.record(claim, outcome))
-            except Exception as error:
-                replies.append(error)
-        return replies
-
     async def release(self, claim: Claim, delay: float, *, failed: bool = False) -> None:
         """Return a task, to be claimed again after `delay` seconds."""
         self._opened().release(claim, delay, time.monotonic(), failed=failed)

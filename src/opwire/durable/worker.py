@@ -10,22 +10,19 @@ other tasks for as long as that took: suspects cost others half of the time, at 
 import asyncio
 import logging
 import time
-from collections import deque
-from collections.abc import Awaitable, Callable, Coroutine, Iterable
+from collections.abc import Awaitable, Callable, Iterable
 from contextlib import suppress
 from functools import partial
 from math import inf
-from typing import Any, Self
+from typing import Self
 
 from msgspec import Struct
 
 from opwire.durable.attempt import (
     MAX_DELAY,
-    RUN_TIME,
     AttemptPolicy,
     Isolation,
     Retry,
-    Split,
     TaskRunner,
     isolation_of_loop,
     quiet_time,
@@ -35,7 +32,7 @@ from opwire.durable.journal import MAX_SECONDS, Claim, Journal, Outcome, check_s
 from opwire.errors import CallError, ErrorCode, UsageError, check_counts
 from opwire.model.operation import LOCAL_IDENTITY, Identity, OperationType
 from opwire.registry import OperationRegistry
-from opwire.registry.invoke import FAILURES, eager_task
+from opwire.registry.invoke import FAILURES
 from opwire.runtime.deadlines import back_off as growing_delay
 from opwire.runtime.tasks import AsyncResource
 
@@ -212,41 +209,15 @@ class DurableWorker(AsyncResource):
                 failures += 1
                 await _pause(failures, f"claiming tasks from {self._journal.name} failed", error)
                 continue
-            left = deque(claims)
-            while left:
-                self._begin(left)
-                await asyncio.sleep(0)  # also since a journal in memory may have more, and does not suspend
+            for claim in claims:
+                self._begin(claim)
+            await asyncio.sleep(0)  # a journal in memory may have more, and does not suspend
 
-    def _begin(self, claims: deque[Claim]) -> None:
-        """Run tasks: handlers that cannot suspend at once, 12 µs less each, the others in tasks of asyncio.
-
-        What is left after some time has to wait for the next turn of the event loop.
-        """
-        now, ended = time.monotonic(), list[tuple[_RunningTask, Outcome]]()
-        while claims and time.monotonic() < now + RUN_TIME:
-            claim = claims.popleft()
-            running = _RunningTask(claim, now)
-            self._running.add(running)
-            result = None if self._closing or self._isolation.closed else self._runner.run_at_once(claim)
-            if result is None:
-                self._start(running, self._serve(running))
-                continue
-            if type(result) is Outcome:
-                ended.append((running, result))
-            else:
-                self._isolation.begin(running, now)
-                self._start(running, self._store(running, result))
-        if ended:
-            eager_task(self._record(ended), asyncio.get_running_loop())
-
-    def _start(self, running: _RunningTask, work: Coroutine[Any, Any, None]) -> None:
-        running.task = eager_task(work, asyncio.get_running_loop())
-        if running.task.done():
-            self._ended(running, running.task)
-            return
+    def _begin(self, claim: Claim) -> None:
+        running = _RunningTask(claim, time.monotonic())
+        self._running.add(running)
+        running.task = asyncio.get_running_loop().create_task(self._serve(running))
         running.task.add_done_callback(partial(self._ended, running))
-        if self._closing:  # by the handler, in its first step
-            running.stop("the worker is closing")
 
     async def _claim(self, room: int) -> list[Claim]:
         if self._serves_since != self._registry.changes:
@@ -286,46 +257,19 @@ class DurableWorker(AsyncResource):
     # --- running ------------------------------------------------------------------------------------------------------
 
     async def _serve(self, running: _RunningTask) -> None:
-        await self._store(running, await self._run(running))
-
-    async def _record(self, ended: list[tuple[_RunningTask, Outcome]]) -> None:
-        """Record outcomes together, and each that failed again by itself."""
-        task, now = asyncio.current_task(), time.monotonic()
-        self._isolation.begin(task, now)  # one entry for all of them
-        for running, _ in ended:
-            running.task = task
-        try:
-            replies = await self._journal.record_all([(running.claim, outcome) for running, outcome in ended])
-            if len(replies) != len(ended):
-                raise ValueError(f"{self._journal.name} has {len(replies)} replies to {len(ended)} outcomes")
-        except FAILURES as error:  # any exception of a journal
-            if isinstance(error, asyncio.CancelledError) and task is not None and task.cancelling():
-                self._running.difference_update(running for running, _ in ended)  # left behind by `close`
-                self._isolation.leave(task)
-                raise
-            replies = [error] * len(ended)
-        for (running, outcome), reply in zip(ended, replies, strict=True):
-            if isinstance(reply, BaseException):
-                self._isolation.begin(running, now)
-                self._start(running, self._store(running, outcome))
-            else:
-                self._running.discard(running)
-        self._isolation.leave(task)  # sets `_changed`
-
-    async def _store(self, running: _RunningTask, result: Outcome | Retry | Split | None) -> None:
-        """Store the result of an attempt; None: it was stopped."""
+        """Run a task, and store the result of this attempt; there is none if it was stopped."""
+        result = await self._run(running)
         claim, name = running.claim, running.claim.task.operation_id
         try:
             match result:
-                case Outcome() | Split():
+                case Outcome():
                     try:
-                        await self._end(claim, result)
+                        await self._insist(name, lambda: self._journal.record(claim, result))
                     except CallError as error:
                         if error.code is not ErrorCode.PAYLOAD_TOO_LARGE:
                             raise
-                        # A retry would lead to the same outcome.
-                        outcome = result if isinstance(result, Outcome) else result.outcome
-                        await self._end(claim, too_large(claim, outcome, error))
+                        instead = too_large(claim, result, error)  # a retry would lead to the same outcome
+                        await self._insist(name, lambda: self._journal.record(claim, instead))
                 case Retry():
                     logger.info("%s is retried in %.3g s: %s", name, result.delay, result.error)
                     await self._insist(name, lambda: self._journal.release(claim, result.delay, failed=result.failed))
@@ -345,15 +289,7 @@ class DurableWorker(AsyncResource):
             logger.exception("%s with the key %r has no outcome, and is retried", name, claim.task.key)
             await self._insist(name, lambda: self._journal.release(claim, delay, failed=True))
 
-    async def _end(self, claim: Claim, result: Outcome | Split) -> None:
-        """Record an outcome; that of a batch after its tasks were submitted."""
-        name, journal = claim.task.operation_id, self._journal
-        if isinstance(result, Split):
-            tasks, result = result.tasks, result.outcome
-            await self._insist(name, lambda: asyncio.gather(*map(journal.submit, tasks)))
-        await self._insist(name, lambda: journal.record(claim, result))
-
-    async def _run(self, running: _RunningTask) -> Outcome | Retry | Split | None:
+    async def _run(self, running: _RunningTask) -> Outcome | Retry | None:
         """Return the result of an attempt; None if it was stopped."""
         if self._closing:
             return None

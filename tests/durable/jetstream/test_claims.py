@@ -12,13 +12,10 @@ import pytest
 
 from opwire import CallError
 from opwire.durable import Claim
-from opwire.durable.jetstream import journal as nats_journal
 from opwire.durable.jetstream.api import EntryBody, JetStreamSession, TaskLog, token
 from opwire.durable.jetstream.claims import JetStreamClaims, JetStreamReceipt
-from opwire.errors import ErrorCode
-from opwire.registry.invoke import eager_task
 from opwire.testing.harness import soon
-from tests.durable.jetstream.journals import ORDER, begun, claimed, entries, journal, until
+from tests.durable.jetstream.journals import ORDER, begun, claimed, entries, journal
 from tests.durable.samples import outcome, task
 from tests.servers.brokers import NatsServer
 from tests.transports.nats.ends import plain_client
@@ -251,56 +248,13 @@ def sent(monkeypatch: pytest.MonkeyPatch) -> list[bytes]:
     return words
 
 
-async def test_the_redelivery_of_a_task_is_delayed_unless_its_outcome_is_written_in_the_same_turn(
+async def test_the_redelivery_of_a_task_is_delayed_when_it_is_claimed(
     jetstream_server: NatsServer, sent: list[bytes]
 ) -> None:
     async with journal(jetstream_server) as made:
         claim = await begun(made, task("k"))
-        assert await made.record_all([(claim, outcome(claim))]) == [outcome(claim)]
-        assert sent == [b"+ACK"]
-        sent.clear()
-        claim = await begun(made, task("l"))
-        await asyncio.sleep(0)
         assert sent == [b"-NAK"]
-        assert await made.record_all([(claim, outcome(claim))]) == [outcome(claim)]
-        assert sent == [b"-NAK", b"+ACK"]
-        assert made._claims._ending == {}
-
-
-async def test_the_redelivery_of_a_task_is_delayed_if_its_outcome_is_not_stored_soon(
-    own_nats: OwnNats, sent: list[bytes], monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(nats_journal, "_LATE", 0.05)
-    server = own_nats(jetstream=True)
-    async with journal(server) as made:
-        claim = await begun(made, task("k"))
-        server.freeze()
-        recording = eager_task(made.record_all([(claim, outcome(claim))]), asyncio.get_running_loop())
-
-        async def delayed() -> bool:
-            return sent == [b"-NAK"]
-
-        await until(delayed)
-        server.thaw()
-        assert await soon("it is recorded", recording) == [outcome(claim)]
-        assert sent == [b"-NAK", b"+ACK"]
-
-
-async def test_the_redelivery_of_a_task_with_a_lost_outcome_is_delayed_over_the_next_connection(
-    own_nats: OwnNats, sent: list[bytes]
-) -> None:
-    server = own_nats(jetstream=True)
-    async with journal(server) as made:
-        claim = await begun(made, task("k"))
-        server.freeze()
-        recording = eager_task(made.record_all([(claim, outcome(claim))]), asyncio.get_running_loop())
-        await asyncio.sleep(0.05)
-        server.kill()
-        (refused,) = await soon("it is refused", recording)
-        assert isinstance(refused, CallError)
-        assert (refused.code, sent) == (ErrorCode.UNAVAILABLE, [])
-        server.start()
-        assert await soon("it is recorded", made.record(claim, outcome(claim))) == outcome(claim)
+        assert await made.record(claim, outcome(claim)) == outcome(claim)
         assert sent == [b"-NAK", b"+ACK"]
 
 

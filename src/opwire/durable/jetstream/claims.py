@@ -398,14 +398,7 @@ class JetStreamReceipt(NamedTuple):
 
 
 class JetStreamClaims(SessionListener):
-    """The claims of one end.
-
-    The redelivery of a task that was claimed for the first time is delayed at the end of the turn. If its outcome is
-    written before that, as for handlers that do not suspend, `ACK_WAIT` is enough, and the server saves 10 µs: nothing
-    is sent before such a handler has returned, anyway. It is made up for if the outcome is not stored soon.
-
-    Its coroutines raise `CallError(UNAVAILABLE)`.
-    """
+    """The claims of one end. Its coroutines raise `CallError(UNAVAILABLE)`."""
 
     def __init__(self, session: JetStreamSession, log: TaskLog) -> None:
         self.consumers = Consumers(session, log.names, self._give_back)
@@ -414,17 +407,11 @@ class JetStreamClaims(SessionListener):
         self._log = log
         self._end = token_hex(8)
         self._numbers = count(1)
-        self._undelayed: dict[str, float] = {}  # leases of first claims in this turn, by the subject of acks
-        self._ending: dict[str, float] = {}  # of tasks that were not delayed, while their outcomes are being stored
-        self._owed: dict[str, float] = {}  # to delay as soon as there is a connection
         self._tidied: deque[tuple[str, int]] = deque(maxlen=_MAX_TIDIED)  # tasks with removed leases
         session.listeners.append(self)
 
     async def prepare(self) -> None:
-        """Delay what could not be delayed over the connection before; remove leases that a killed server restored."""
-        owed, self._owed = self._owed, {}
-        for ack, lease in owed.items():
-            self._delay(ack, lease)
+        """Remove leases that a killed server restored."""
         for key, ended in self._tidied:
             self._log.tidy_again(key, ended)
 
@@ -439,10 +426,8 @@ class JetStreamClaims(SessionListener):
         claims: list[Claim] = []
         room = [None] if suspects else []  # for suspects: one at a time
         while not claims and (taken := await self.consumers.take(operations, end, limit)):
-            claims = [self._first_claim(each, lease) for each in taken if each.fresh]
-            others = [self._begin(each, lease, room) for each in taken if not each.fresh]
-            begun = await asyncio.gather(*others, return_exceptions=True) if others else []
-            claims += [each for each in begun if isinstance(each, Claim)]
+            begun = await asyncio.gather(*(self._begin(each, lease, room) for each in taken), return_exceptions=True)
+            claims = [each for each in begun if isinstance(each, Claim)]
             failures = [each for each in begun if isinstance(each, BaseException)]
             if failures and not claims:
                 raise failures[0]
@@ -450,50 +435,12 @@ class JetStreamClaims(SessionListener):
                 logger.warning("a task of %s is delivered again: %s", self._session.name, failure)
         return claims
 
-    def _first_claim(self, delivery: Delivery, lease: float) -> Claim:
-        """Claim a task without a log."""
-        if not self._undelayed:
-            asyncio.get_running_loop().call_soon(self._delay_claimed)
-        self._undelayed[delivery.ack] = lease
-        return self._next_claim(delivery, None, lease)
-
-    def _delay_claimed(self) -> None:
-        claimed, self._undelayed = self._undelayed, {}
-        for ack, lease in claimed.items():
-            self._delay_or_owe(ack, lease)
-
-    def _delay_or_owe(self, ack: str, lease: float) -> None:
-        try:
-            self._delay(ack, lease)
-        except CallError:  # lost, or its queue is full
-            self._owed[ack] = lease
-
-    def ending(self, ack: str, lease: float) -> None:
-        """Do not delay a task while its outcome is being written."""
-        if self._undelayed.pop(ack, None) is not None:
-            self._ending[ack] = lease
-
-    def delay_ending(self) -> None:
-        """Delay tasks without a stored outcome."""
-        ending, self._ending = self._ending, {}
-        for ack, lease in ending.items():
-            self._delay_or_owe(ack, lease)
-
-    def ended(self, ack: str, *, is_stored: bool) -> None:
-        """Remove a task with an outcome and without leases; delay it if the outcome is not stored."""
-        lease = self._ending.pop(ack, None)
-        if is_stored:
-            with suppress(CallError):  # lost, or its queue is full: it is delivered again, and removed then
-                self._session.send(ack, b"+ACK")
-        elif lease is not None:
-            self._delay_or_owe(ack, lease)
-
     async def _begin(self, delivery: Delivery, lease: float, room: list[None]) -> Claim | None:
         """Claim a task; return None if it has ended or has an owner, which a restored consumer may not know.
 
         A suspect is not claimed without room for it.
         """
-        since = await self._log.since(delivery.task.key)
+        since = None if delivery.fresh else await self._log.since(delivery.task.key)
         if since is not None and since.seq < delivery.birth:
             since = None  # of an earlier life
         if since is not None and since.body.outcome is not None:

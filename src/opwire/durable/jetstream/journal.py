@@ -26,7 +26,7 @@ import asyncio
 import logging
 import time
 from collections import Counter
-from collections.abc import AsyncIterator, Callable, Iterable, Sequence
+from collections.abc import AsyncIterator, Iterable
 from functools import partial
 from os import PathLike
 from secrets import token_hex
@@ -34,7 +34,7 @@ from ssl import SSLContext
 
 from msgspec.structs import replace
 
-from opwire.durable.broker_journal import BrokerJournal, GatheredReplies
+from opwire.durable.broker_journal import BrokerJournal
 from opwire.durable.jetstream.api import (
     TRIES,
     Entry,
@@ -58,7 +58,6 @@ from opwire.transports.nats.connection import NatsCredentials, NatsServers, Secu
 logger = logging.getLogger("opwire.durable")
 
 _PAGE = 50  # outcomes that are fetched concurrently
-_LATE = 1.0  # seconds after which tasks are delayed while their outcomes are being stored, well before `ACK_WAIT`
 
 
 class _KeyKnownError(Exception):
@@ -230,51 +229,6 @@ class NatsJournal(BrokerJournal[JetStreamClaims]):
                 return None
             after = last.seq
         raise self._log.busy(claim.task.key)
-
-    async def record_all(self, ended: Sequence[tuple[Claim, Outcome]]) -> Sequence[Outcome | Exception | None]:
-        """Record outcomes together; each task is removed as soon as its outcome is stored.
-
-        An outcome that cannot be written right after its task is recorded by itself.
-        """
-        await self.pace(*(outcome for _, outcome in ended))
-        await self._session.connect()
-        replies = GatheredReplies(len(ended))
-        for index, (claim, outcome) in enumerate(ended):
-            self._write_outcome(claim, outcome, partial(replies.put, index))
-        late = asyncio.get_running_loop().call_later(_LATE, self._claims.delay_ending)
-        try:
-            stored = await replies.all
-        finally:
-            late.cancel()
-        recorded: list[Outcome | Exception | None] = []
-        for (claim, outcome), reply in zip(ended, stored, strict=True):
-            if reply is not None:
-                recorded.append(outcome if isinstance(reply, int) else reply)
-                continue
-            try:
-                recorded.append(await self.record(claim, outcome))
-            except CallError as error:
-                recorded.append(error)
-        return recorded
-
-    def _write_outcome(self, claim: Claim, outcome: Outcome, done: Callable[[Put], None]) -> None:
-        """Write the first entry after a task, and remove the task. `done` gets None if that is not possible."""
-        receipt = JetStreamReceipt.of(claim)
-
-        def stored(reply: Put) -> None:
-            self._claims.ended(receipt.ack, is_stored=isinstance(reply, int))
-            done(reply)
-
-        if outcome.buried:
-            done(None)
-            return
-        body = EntryBody(fingerprint=claim.task.fingerprint, birth=receipt.birth, outcome=outcome)
-        subject = self._names.ended(outcome, receipt.caller)
-        try:
-            self._log.put(subject, body, receipt.birth, stored, self._keep)
-            self._claims.ending(receipt.ack, claim.lease)
-        except CallError as error:
-            done(error)
 
     async def _end(self, task: Task, receipt: JetStreamReceipt, outcome: Outcome, after: int) -> int | None:
         body = EntryBody(fingerprint=task.fingerprint, birth=receipt.birth, outcome=outcome)

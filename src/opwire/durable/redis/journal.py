@@ -38,7 +38,7 @@ from typing import Any, NamedTuple
 import msgspec
 from msgspec import Struct
 
-from opwire.durable.broker_journal import BrokerJournal, GatheredReplies
+from opwire.durable.broker_journal import BrokerJournal
 from opwire.durable.journal import (
     KEEP,
     MAX_SECONDS,
@@ -407,27 +407,13 @@ class RedisJournal(BrokerJournal[StreamClaims]):
 
     async def record(self, claim: Claim, outcome: Outcome) -> Outcome | None:
         """Record the outcome of a task; return the first recorded one, or None if the task is unknown."""
-        (recorded,) = await self.record_all([(claim, outcome)])
-        if isinstance(recorded, Exception):
-            raise recorded
-        return recorded
-
-    async def record_all(self, ended: Sequence[tuple[Claim, Outcome]]) -> Sequence[Outcome | Exception | None]:
-        """Record the outcomes of tasks together; return for each the first recorded one, None, or its error."""
-        await self.pace(*(outcome for _, outcome in ended))
-        replies = GatheredReplies(len(ended))
-        for index, (claim, outcome) in enumerate(ended):
-            task, id = claim.task, claim.receipt.partition(" ")[0]
-            arguments = (id, _encode(outcome), f"{outcome.recorded} {task.key}" if outcome.buried else b"")
-            done = partial(replies.put, index)
-            self._recording.run(task.operation_id, len(outcome.event), self._names.task(task.key), arguments, done)
-        recorded: list[Outcome | Exception | None] = []
-        for (_, outcome), reply in zip(ended, await replies.all, strict=True):
-            try:
-                recorded.append(reply if isinstance(reply, Exception) else _ended(outcome, reply))
-            except CallError as error:
-                recorded.append(error)
-        return recorded
+        await self.pace(outcome)
+        task, id = claim.task, claim.receipt.partition(" ")[0]
+        arguments = (id, _encode(outcome), f"{outcome.recorded} {task.key}" if outcome.buried else b"")
+        reply: asyncio.Future[Any] = asyncio.get_running_loop().create_future()
+        done = partial(resolve, reply)
+        self._recording.run(task.operation_id, len(outcome.event), self._names.task(task.key), arguments, done)
+        return _ended(outcome, await reply)
 
     async def cancel(self, outcome: Outcome) -> Outcome | None:
         """End a task that is not claimed; return its outcome, or None if it is claimed or unknown."""
@@ -542,6 +528,8 @@ def _settle(waiter: OutcomeWaiter, key: str, reply: Any) -> None:
 
 def _ended(outcome: Outcome, reply: Any) -> Outcome | None:
     """Read the reply to an outcome: the one that was recorded before, 0 for this one, -1 if the task is unknown."""
+    if isinstance(reply, Exception):
+        raise reply
     if reply == -1:
         return None
     return _decode(reply) if reply else outcome
