@@ -15,7 +15,7 @@ from opwire.protocol import schemas
 PINNED = """
     ERROR_TABLE RESPONSE_SOURCES UNKNOWN AccessControl Annotations CallError CastError Change Client Completion
     CompletionRequest ConfigError Context ConversionError Depends Elicitation Env ErrorCode HTTPResponseMeta Handler
-    HintError Hub Identity Interceptor Item LocalResponseMeta LogMessage MCPContentBlock MCPResponseMeta
+    HintError Hub Identity Interceptor Item LocalResponseMeta LogMessage MCPContentBlock MCPPresentation MCPResponseMeta
     MissingExtraError NormalizeMode NotPlainError Operation OperationRegistry OperationSpec OperationType OpwireError
     Problem Progress
     Question RegistrationError RegistryView Reshape ResourceRule ResponseEnvelope ResponseMeta ResponseSource Root

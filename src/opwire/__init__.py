@@ -28,7 +28,7 @@ from opwire.errors import (
     is_resume_error,
     resume_error,
 )
-from opwire.model.annotations import Annotations, Completion, CompletionRequest, LogMessage
+from opwire.model.completion import Completion, CompletionRequest
 from opwire.model.envelope import (
     RESPONSE_SOURCES,
     HTTPResponseMeta,
@@ -48,6 +48,8 @@ from opwire.model.envelope import (
     read_envelope,
     unwrap,
 )
+from opwire.model.log_message import LogMessage
+from opwire.model.mcp_presentation import Annotations, MCPPresentation
 from opwire.model.operation import (
     AccessControl,
     Change,
@@ -114,6 +116,7 @@ __all__ = [
     "LocalResponseMeta",
     "LogMessage",
     "MCPContentBlock",
+    "MCPPresentation",
     "MCPResponseMeta",
     "MissingExtraError",
     "NormalizeMode",

@@ -73,7 +73,7 @@ def test_what_an_operation_is_to_clients_is_part_of_its_origin_unless_mcp_has_it
     (spec,) = registry.list()
     carried = read_origin({ORIGIN_EXTENSION: msgspec.to_builtins(Origin.of(spec))}, ORIGIN_EXTENSION)
     assert carried is not None
-    assert structs.replace(spec, **carried.presentation) == spec
+    assert structs.replace(spec, mcp=carried.mcp) == spec
     shown = Origin.of(spec, in_mcp=True)
     assert (shown.role, shown.uri, shown.mime_type) == ("resource", "a://{b}", "x/y")
     assert (shown.annotations, shown.icons, shown.meta) == ({}, (), {})

@@ -14,6 +14,7 @@ from opwire import (
     Context,
     Depends,
     LogMessage,
+    MCPPresentation,
     OperationRegistry,
     OperationSpec,
     OperationType,
@@ -33,8 +34,8 @@ async def test_a_resource_is_an_operation_with_the_variables_of_its_uri_as_input
     assert read("a", Context(request_id="1")) == "a for 1"
     spec = registry.get_spec("files.read")
     assert spec is not None
-    assert (spec.role, spec.uri, spec.mime_type) == ("resource", "file:///{+path}", "text/plain")
-    assert (spec.type, spec.is_tool, spec.tags) == (OperationType.QUERY, False, ("files",))
+    assert (spec.mcp.role, spec.mcp.uri, spec.mcp.mime_type) == ("resource", "file:///{+path}", "text/plain")
+    assert (spec.type, spec.tags) == (OperationType.QUERY, ("files",))
     assert (await registry.execute("files.read", {"path": "x"}, Context(request_id="2"))).data == "x for 2"
 
 
@@ -67,7 +68,7 @@ async def test_a_prompt_is_an_operation_that_returns_what_its_function_returns()
 
     spec = registry.get_spec("local.review")
     assert spec is not None
-    assert (spec.role, spec.type) == ("prompt", OperationType.QUERY)
+    assert (spec.mcp.role, spec.type) == ("prompt", OperationType.QUERY)
     assert (await registry.execute("local.review", {"title": "Emma"})).data == "Review Emma."
 
 
@@ -169,16 +170,17 @@ def test_updates_reach_listeners_of_a_registry_and_of_its_views() -> None:
 
 
 def test_operations_have_annotations_icons_and_meta_and_a_query_is_read_only() -> None:
-    spec = OperationSpec(namespace="a", name="b", icons=["https://x/i.png", {"src": "data:,", "sizes": ["1x1"]}])
-    assert spec.annotations == Annotations(read_only=True)
-    assert spec.icons == ({"src": "https://x/i.png"}, {"src": "data:,", "sizes": ["1x1"]})
-    denied = OperationSpec(namespace="a", name="b", annotations=Annotations(read_only=False))
-    assert denied.annotations.read_only is False
-    assert OperationSpec(namespace="a", name="b", type="mutation").annotations == Annotations()
+    mcp = MCPPresentation(icons=["https://x/i.png", {"src": "data:,", "sizes": ["1x1"]}])
+    spec = OperationSpec(namespace="a", name="b", mcp=mcp)
+    assert spec.mcp.annotations == Annotations(read_only=True)
+    assert spec.mcp.icons == ({"src": "https://x/i.png"}, {"src": "data:,", "sizes": ["1x1"]})
+    denied = OperationSpec(namespace="a", name="b", mcp=MCPPresentation(annotations=Annotations(read_only=False)))
+    assert denied.mcp.annotations.read_only is False
+    assert OperationSpec(namespace="a", name="b", type="mutation").mcp.annotations == Annotations()
     wrong: list[Any] = ["x.png", {"src": "x"}, [{"href": "x"}], [{"src": 1}]]
     for icons in wrong:
         with pytest.raises(RegistrationError, match="icon"):
-            OperationSpec(namespace="a", name="b", icons=icons)
+            MCPPresentation(icons=icons)
 
 
 def test_annotations_of_mcp_are_kept_with_what_is_not_a_hint() -> None:

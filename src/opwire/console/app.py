@@ -292,8 +292,8 @@ class OperationRoutes:
                     "summary": spec.description.strip().partition("\n")[0][:200],
                     "tags": spec.tags,
                     "source": self._source(spec.id),
-                    "readOnly": spec.annotations.read_only,
-                    "destructive": spec.annotations.destructive,
+                    "readOnly": spec.mcp.annotations.read_only,
+                    "destructive": spec.mcp.annotations.destructive,
                 }
                 for spec in self._dispatcher.visible(identity)
             ]
@@ -317,9 +317,9 @@ class OperationRoutes:
             "version": spec.version,
             "tags": spec.tags,
             "source": self._source(spec.id),
-            "role": spec.role,
-            "uri": spec.uri,
-            "annotations": spec.annotations.to_mcp(),
+            "role": spec.mcp.role,
+            "uri": spec.mcp.uri,
+            "annotations": spec.mcp.annotations.to_mcp(),
             "access": None
             if access is None
             else {
@@ -368,7 +368,7 @@ class OperationRoutes:
         found = {
             "curl": curl_snippet(spec, body.input, url) if url and is_http else None,
             "python": python_snippet(spec, body.input, url) if url and has_token else None,  # a broker needs more
-            "mcp": mcp_snippet(spec, body.input, names[spec.id]) if spec.role == "tool" else None,
+            "mcp": mcp_snippet(spec, body.input, names[spec.id]) if spec.mcp.role == "tool" else None,
         }
         return json_reply(request, found)
 

@@ -22,9 +22,9 @@ from opwire.asgi.problem import MAX_DETAILS, Send
 from opwire.console.session import acting
 from opwire.console.web import ConsoleEvents, Streams, empty_reply, error_data, read_body, reply
 from opwire.errors import CallError, ErrorCode
-from opwire.model.annotations import LogMessage
 from opwire.model.caller import caller_metadata
 from opwire.model.envelope import ResponseEnvelope
+from opwire.model.log_message import LogMessage
 from opwire.model.operation import Context, Identity, Inbound, OperationSpec, OperationType, Progress
 from opwire.model.questions import Question, unanswerable
 from opwire.observe.logs import CANCELLED, OK, begin_access

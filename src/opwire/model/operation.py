@@ -23,17 +23,9 @@ from opwire.errors import (
     check_instance,
     check_list,
 )
-from opwire.model.annotations import (
-    Annotations,
-    Completion,
-    CompletionRequest,
-    Icon,
-    LogLevel,
-    LogMessage,
-    Role,
-    read_icons,
-    severity,
-)
+from opwire.model.completion import Completion, CompletionRequest
+from opwire.model.log_message import LogLevel, LogMessage, severity
+from opwire.model.mcp_presentation import Annotations, Icon, MCPPresentation
 from opwire.model.questions import (
     MAX_TOKENS,
     QUESTION_TIMEOUT,
@@ -158,12 +150,7 @@ class OperationSpec(Struct, frozen=True, kw_only=True):
     unchecked_input: bool = False  # allow calls although the input schema is invalid
     lenient_input: bool = False  # input that does not match its schema is logged, and passed on
     examples: tuple[Any, ...] = ()
-    role: Role = "tool"  # what it is to clients of MCP
-    uri: str = ""  # of a resource, or its template: the variables are the input
-    mime_type: str = ""  # of a resource
-    annotations: Annotations = Annotations()
-    icons: tuple[dict[str, Any], ...] = ()
-    meta: Mapping[str, Any] = {}  # `_meta` of MCP
+    mcp: MCPPresentation = MCPPresentation()  # a query is marked as read-only, unless its annotations say otherwise
     id: str = ""  # always namespace.name; stored because every call needs it
 
     if TYPE_CHECKING:  # a schema may be given as a dict, although the attribute is always a `Schema`
@@ -189,12 +176,7 @@ class OperationSpec(Struct, frozen=True, kw_only=True):
             unchecked_input: bool = False,
             lenient_input: bool = False,
             examples: Iterable[Any] = (),
-            role: Role = "tool",
-            uri: str = "",
-            mime_type: str = "",
-            annotations: Annotations = ...,
-            icons: Iterable[Icon] = (),
-            meta: Mapping[str, Any] = ...,
+            mcp: MCPPresentation = ...,
         ) -> None: ...
 
     def __post_init__(self) -> None:
@@ -210,19 +192,13 @@ class OperationSpec(Struct, frozen=True, kw_only=True):
             raise RegistrationError(f"{self.id}: {error}") from None
         force_setattr(self, "tags", tuple(self.tags))
         force_setattr(self, "examples", tuple(self.examples))
-        if self.icons != ():
-            force_setattr(self, "icons", read_icons(self.icons))
-        if self.annotations.read_only is None and self.type is OperationType.QUERY:
-            force_setattr(self, "annotations", replace(self.annotations, read_only=True))
+        annotations = self.mcp.annotations
+        if annotations.read_only is None and self.type is OperationType.QUERY:
+            force_setattr(self, "mcp", replace(self.mcp, annotations=replace(annotations, read_only=True)))
         for field in ("input_schema", "output_schema"):
             given = getattr(self, field)
             if not isinstance(given, Schema):
                 force_setattr(self, field, Schema(given).compile())
-
-    @property
-    def is_tool(self) -> bool:
-        """Whether clients of MCP call it as a tool, and do not read it as a resource or prompt."""
-        return self.role == "tool"
 
     def _repr_html_(self) -> str:
         """Return a table for notebooks."""

@@ -18,7 +18,7 @@ from typing import Any, Literal, cast
 import msgspec
 from msgspec import Struct
 
-from opwire.model.annotations import Annotations, Role
+from opwire.model.mcp_presentation import Annotations, MCPPresentation, Role
 from opwire.model.operation import OperationSpec, OperationType
 
 ORIGIN_META = "opwire/operation"
@@ -87,7 +87,7 @@ class Origin(Struct, frozen=True, kw_only=True, rename="camel", omit_defaults=Tr
 
         MCP cannot resume the items of a call.
         """
-        hints = spec.annotations.to_mcp()
+        hints = spec.mcp.annotations.to_mcp()
         is_default = spec.type is OperationType.QUERY and hints == {"readOnlyHint": True}
         return cls(
             id=spec.id,
@@ -103,25 +103,25 @@ class Origin(Struct, frozen=True, kw_only=True, rename="camel", omit_defaults=Tr
             binary_output=binary_output,
             untitled=untitled,
             loose_formats=not spec.input_schema.checks_formats,
-            role=spec.role,
-            uri=spec.uri,
-            mime_type=spec.mime_type,
+            role=spec.mcp.role,
+            uri=spec.mcp.uri,
+            mime_type=spec.mcp.mime_type,
             annotations={} if in_mcp or is_default else hints,
-            icons=() if in_mcp else spec.icons,
-            meta={} if in_mcp else dict(spec.meta),
+            icons=() if in_mcp else spec.mcp.icons,
+            meta={} if in_mcp else dict(spec.mcp.meta),
         )
 
     @property
-    def presentation(self) -> dict[str, Any]:
-        """The fields of a spec that say what an operation is to clients."""
-        return {
-            "role": self.role,
-            "uri": self.uri,
-            "mime_type": self.mime_type,
-            "annotations": Annotations.from_mcp(self.annotations),
-            "icons": self.icons,
-            "meta": self.meta,
-        }
+    def mcp(self) -> MCPPresentation:
+        """What the operation is to clients of MCP."""
+        return MCPPresentation(
+            role=self.role,
+            uri=self.uri,
+            mime_type=self.mime_type,
+            annotations=Annotations.from_mcp(self.annotations),
+            icons=self.icons,
+            meta=self.meta,
+        )
 
 
 class ResultOrigin(Struct, frozen=True, kw_only=True, rename="camel", omit_defaults=True):

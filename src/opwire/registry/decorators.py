@@ -9,7 +9,7 @@ from collections.abc import Awaitable, Callable, Iterable, Mapping
 from typing import Any, NamedTuple, TypeVar, Unpack, cast, overload
 
 from opwire.errors import RegistrationError
-from opwire.model.annotations import Completion, CompletionRequest
+from opwire.model.completion import Completion, CompletionRequest
 from opwire.model.operation import Completer, Context, OperationOptions, OperationSpec, OperationType
 from opwire.names import similar_names, suggestion
 from opwire.registry.signature import Signature, check_kind, describe_function, is_method

@@ -13,7 +13,7 @@ import msgspec
 from msgspec import structs
 
 from opwire.errors import CallError, ErrorCode, RegistrationError, check_choice, check_counts, check_instance
-from opwire.model.annotations import Completion, CompletionRequest
+from opwire.model.completion import Completion, CompletionRequest
 from opwire.model.envelope import ResponseEnvelope
 from opwire.model.operation import (
     Change,

@@ -10,7 +10,7 @@ from msgspec import UNSET, Struct, UnsetType, defstruct
 from msgspec.structs import asdict, replace
 
 from opwire.errors import CallError, ErrorCode, RegistrationError, UsageError, check_counts, check_list
-from opwire.model.annotations import CompletionRequest
+from opwire.model.completion import CompletionRequest
 from opwire.model.envelope import LocalResponseMeta, MCPResponseMeta, ResponseEnvelope, ResponseMeta, local_envelope
 from opwire.model.operation import Context, OperationSpec, input_error
 from opwire.names import similar_names, suggestion

@@ -20,6 +20,7 @@ from msgspec import UNSET, Struct, UnsetType, defstruct
 
 from opwire.errors import HintError, NotPlainError, RegistrationError
 from opwire.model.envelope import Item, ResponseEnvelope
+from opwire.model.mcp_presentation import MCPPresentation
 from opwire.model.operation import Context, Handler, OperationOptions, OperationSpec, OperationType, split_id
 from opwire.schema import UNKNOWN, Schema
 from opwire.typed import converter, identity_kinds, json_schema_of, yield_type_of
@@ -180,7 +181,7 @@ def describe_function(
 ) -> tuple[OperationSpec, Signature]:
     """Return the spec of a function as an operation, and its signature; `namespace` is that of an id without one.
 
-    `marks` are further fields of the spec.
+    `marks` are further fields of its presentation to clients of MCP.
 
     Raises:
         HintError: as `read_signature`.
@@ -197,8 +198,9 @@ def describe_function(
     fields: dict[str, Any] = {"description": description, **options, **marks}
     fields["resumable"] = signature.resumable or fields.get("resumable", False)
     fields.update(input_schema=signature.input_schema, output_schema=signature.output_schema)
+    mcp = MCPPresentation(**{key: fields.pop(key) for key in MCPPresentation.__struct_fields__ if key in fields})
     fields = {key: value for key, value in fields.items() if key not in ("completes", "inline", "replace")}
-    return OperationSpec(namespace=namespace, name=name, type=type, **fields), signature
+    return OperationSpec(namespace=namespace, name=name, type=type, mcp=mcp, **fields), signature
 
 
 def _hints(function: Callable[..., Any], name: str) -> dict[str, Any]:

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple, TypedDict
 from msgspec.structs import replace
 
 from opwire.errors import CallError, RegistrationError, SchemaError, UsageError, check_known, check_list
-from opwire.model.annotations import Completion, CompletionRequest
+from opwire.model.completion import Completion, CompletionRequest
 from opwire.model.envelope import ResponseEnvelope
 from opwire.model.operation import (
     AccessControl,

@@ -30,7 +30,7 @@ async def test_a_prompt_is_a_query_that_takes_its_arguments(tmp_path: Path) -> N
             await registry.execute(spec.id, {"mood": "kind"})
         with pytest.raises(CallError, match="VALIDATION_ERROR"):
             await registry.execute(spec.id, {"title": 3})
-    assert (spec.type, spec.role, spec.title) == (OperationType.QUERY, "prompt", "Review")
+    assert (spec.type, spec.mcp.role, spec.title) == (OperationType.QUERY, "prompt", "Review")
     assert spec.description == "Asks for a review."
     assert spec.input_schema.json == {
         "type": "object",

@@ -27,10 +27,10 @@ async def test_annotations_icons_and_meta_of_tools_and_prompts_are_kept(tmp_path
     async with following(stage, namespace="ns") as registry:
         spec, prompt = registry.get_spec("ns.a"), registry.get_spec("ns.prompts/p")
     assert spec is not None
-    assert spec.annotations == Annotations(read_only=True, destructive=False, extra={"title": "T", "new": 1})
-    assert (spec.icons, spec.meta, spec.lenient_input) == ((ICON,), {"a/b": 1}, True)
+    assert spec.mcp.annotations == Annotations(read_only=True, destructive=False, extra={"title": "T", "new": 1})
+    assert (spec.mcp.icons, spec.mcp.meta, spec.lenient_input) == ((ICON,), {"a/b": 1}, True)
     assert prompt is not None
-    assert (prompt.icons, prompt.meta, prompt.role) == ((ICON,), {"c": 2}, "prompt")
+    assert (prompt.mcp.icons, prompt.mcp.meta, prompt.mcp.role) == ((ICON,), {"c": 2}, "prompt")
 
 
 async def test_arguments_are_completed_by_the_server(tmp_path: Path) -> None:

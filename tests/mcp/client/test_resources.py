@@ -62,7 +62,7 @@ async def test_a_server_that_announces_resources_and_prompts_and_has_none_has_no
         assert len(registry) == 0
     stage.set(resourceTemplates=templates)
     async with following(stage) as registry:
-        assert {spec.role for spec in registry.list()} == {spec.name for spec in registry.list()}
+        assert {spec.mcp.role for spec in registry.list()} == {spec.name for spec in registry.list()}
         assert len(registry) == 4
 
 

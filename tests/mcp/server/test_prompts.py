@@ -7,7 +7,7 @@ import pytest
 from mcp import MCPError
 from mcp_types import PromptReference, ResourceTemplateReference, TextContent
 
-from opwire import Annotations, CallError, Context, Identity, OperationRegistry, OperationSpec
+from opwire import Annotations, CallError, Context, Identity, MCPPresentation, OperationRegistry, OperationSpec
 from opwire.mcp.server import serve_mcp
 from opwire.schema import Schema
 from tests.mcp.server.library import library
@@ -16,6 +16,7 @@ from tests.mcp.server.shop import ERAS, NEWEST, connected
 from tests.mcp.server.test_app import Browser, browsing
 
 READER = Identity(id="reader")
+PROMPT = MCPPresentation(role="prompt")
 
 
 def plain(model: Any) -> dict[str, Any]:
@@ -194,7 +195,9 @@ async def test_only_the_prompts_of_a_page_are_written() -> None:
             written.append(number)
             return {"type": "object", "properties": {"text": {"type": "string", "description": "x" * 300}}}
 
-        spec = OperationSpec(namespace="a", name=f"p{number}", role="prompt", input_schema=Schema.deferred(schema))
+        spec = OperationSpec(
+            namespace="a", name=f"p{number}", mcp=MCPPresentation(role="prompt"), input_schema=Schema.deferred(schema)
+        )
         registry.register(spec, lambda *_: "text")
     async with raw(serve_mcp(registry, max_page=2000), handshake=False) as client:
         error = (await client.ask(request("prompts/get", {"name": "a_p"}, era=NEWEST)))["error"]
@@ -209,7 +212,10 @@ async def test_a_prompt_of_thousands_of_required_arguments_is_listed() -> None:
     names = [f"{number:x}" for number in range(20_000)]
     schema = Schema({"type": "object", "properties": {name: {"type": "string"} for name in names}, "required": names})
     registry = OperationRegistry()
-    registry.register(OperationSpec(namespace="a", name="p", role="prompt", input_schema=schema), lambda *_: "text")
+    registry.register(
+        OperationSpec(namespace="a", name="p", mcp=PROMPT, input_schema=schema),
+        lambda *_: "text",
+    )
     async with raw(serve_mcp(registry), handshake=False) as client:
         spent = time.thread_time()
         (prompt,) = (await client.ask(request("prompts/list", era=NEWEST)))["result"]["prompts"]

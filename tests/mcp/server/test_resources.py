@@ -5,15 +5,16 @@ import base64
 import json
 import tracemalloc
 from itertools import count
-from typing import Any, cast
+from typing import Any
 
 import pytest
 from mcp import Client, MCPError
 from mcp_types import TextContent
 
-from opwire import AccessControl, Identity, OperationRegistry, OperationSpec, mcp_envelope
+from opwire import AccessControl, Identity, MCPPresentation, OperationRegistry, OperationSpec, mcp_envelope
 from opwire.auth import StaticTokens
 from opwire.mcp.server import serve_mcp
+from opwire.model.mcp_presentation import Role
 from opwire.model.origin import FIELDS_META
 from tests.mcp.server.library import BOOKS, ICON, PNG, library
 from tests.mcp.server.raw import HANDSHAKE, raw, request
@@ -255,7 +256,9 @@ async def test_views_select_and_restrict_resources_as_other_operations() -> None
 
 async def test_an_operation_with_an_invalid_uri_costs_no_other(caplog: pytest.LogCaptureFixture) -> None:
     registry = library()
-    registry.register(OperationSpec(namespace="odd", name="one", role="resource", uri="no uri"), lambda i, c: 1)
+    registry.register(
+        OperationSpec(namespace="odd", name="one", mcp=MCPPresentation(role="resource", uri="no uri")), lambda i, c: 1
+    )
     async with connected(serve_mcp(registry)) as client:
         assert len((await client.list_resources()).resources) == 2
         assert (await client.read_resource("book://dune")).contents
@@ -290,8 +293,10 @@ def put_server(registry: OperationRegistry, namespace: str, list_uris: Any, answ
     def listed(*_: Any) -> dict[str, Any]:
         return {"resources": [{"uri": uri, "name": "r"} for uri in list_uris()]}
 
-    for role, handler in (("resources/list", listed), ("resources/read", lambda *_: answer)):
-        registry.register(OperationSpec(namespace=namespace, name=role, role=cast("Any", role), **spec), handler)
+    roles: tuple[tuple[Role, Any], ...] = (("resources/list", listed), ("resources/read", lambda *_: answer))
+    for role, handler in roles:
+        mcp = MCPPresentation(role=role)
+        registry.register(OperationSpec(namespace=namespace, name=role, mcp=mcp, **spec), handler)
 
 
 async def test_a_server_does_not_take_the_resources_of_one_before_it_by_listing_them_to_another_caller() -> None:
@@ -336,7 +341,10 @@ async def test_a_result_of_another_server_is_neither_a_question_nor_public() -> 
     messages = {"messages": [{"role": "user", "content": {"type": "text", "text": "hi"}}], **asked}
     said = mcp_envelope(messages, is_error=False, content=[], structured_content=messages, _meta={FIELDS_META: fields})
     for name, result in (("other", said), ("own", messages)):
-        registry.register(OperationSpec(namespace="x", name=name, role="prompt"), lambda *_, result=result: result)
+        registry.register(
+            OperationSpec(namespace="x", name=name, mcp=MCPPresentation(role="prompt")),
+            lambda *_, result=result: result,
+        )
     async with raw(serve_mcp(registry), handshake=False) as client:
         for method, params in (
             ("resources/read", {"uri": "x://y"}),

@@ -25,7 +25,7 @@ def test_what_reads_is_a_query_and_what_else_a_mutation() -> None:
 
 def test_annotations_are_what_http_says_of_the_method() -> None:
     found = read(document({"/a": {method: {} for method in ("get", "post", "put", "delete")}}))
-    assert {name: one.spec.annotations.to_mcp() for name, one in found.operations.items()} == {
+    assert {name: one.spec.mcp.annotations.to_mcp() for name, one in found.operations.items()} == {
         "get_a": {"readOnlyHint": True},
         "post_a": {},
         "put_a": {"idempotentHint": True},

@@ -28,8 +28,9 @@ from opwire.mcp.client.tools import (
     skip,
     structured_envelope,
 )
-from opwire.model.annotations import MAX_COMPLETIONS, Completion, CompletionRequest, Role
+from opwire.model.completion import MAX_COMPLETIONS, Completion, CompletionRequest
 from opwire.model.envelope import MCPResponseMeta, ResponseEnvelope
+from opwire.model.mcp_presentation import MCPPresentation, Role
 from opwire.model.operation import (
     Completer,
     Context,
@@ -145,7 +146,7 @@ def list_operation(
         description=description,
         input_schema=_NO_INPUT,
         output_schema=Schema({"type": "object", "properties": {key: entries}, "required": [key]}),
-        role=role,
+        mcp=MCPPresentation(role=role),
     )
 
     async def list_entries(_: Any, context: Context) -> ResponseEnvelope[Any]:
@@ -206,9 +207,7 @@ def read_prompt(
             description=as_text(prompt.get("description")),
             input_schema=schema,
             lenient_input=not options.strict_input,
-            role="prompt",
-            icons=icons_of(prompt),
-            meta=meta_of(prompt),
+            mcp=MCPPresentation(role="prompt", icons=icons_of(prompt), meta=meta_of(prompt)),
         )
     except RegistrationError as error:  # raised for an invalid origin
         skip(report, "prompt", namespace, name, str(error))
@@ -283,7 +282,7 @@ def _read_operation(sessions: MCPSessions, namespace: str) -> Operation:
         name="resources/read",
         description="Read a resource as content blocks; bytes are base64 in a `blob`.",
         input_schema=_ONE_RESOURCE,
-        role="resources/read",
+        mcp=MCPPresentation(role="resources/read"),
     )
 
     def params(input: Any) -> dict[str, Any]:
@@ -311,7 +310,7 @@ def _watch_operation(sessions: MCPSessions, namespace: str) -> Operation:
         description="Yield an item after each update of a resource: the URI to read again.",
         input_schema=_ONE_RESOURCE,
         output_schema=_ONE_RESOURCE,
-        role="resources/watch",
+        mcp=MCPPresentation(role="resources/watch"),
     )
 
     async def watch(input: Any, context: Context) -> AsyncGenerator[ResponseEnvelope[Any]]:

@@ -19,6 +19,7 @@ from typing import Annotated, Any, TypeVar, cast
 
 import msgspec
 from msgspec import UNSET, Meta, Struct, UnsetType
+from msgspec.structs import replace
 
 from opwire.errors import CallError, ConversionError, ErrorCode, RegistrationError, SchemaError, ToolEnvelopeError
 from opwire.mcp.client.negotiation import as_text
@@ -27,8 +28,8 @@ from opwire.mcp.client.session import MCPSessions
 from opwire.mcp.client.transport import MAX_RETRY_AFTER
 from opwire.mcp.messages import SMALL, SmallResponse, max_values
 from opwire.mcp.protocol import SCHEMA_KEYWORD, ArgumentHeader, argument_headers
-from opwire.model.annotations import Annotations
 from opwire.model.envelope import MCPContentBlock, MCPResponseMeta, ResponseEnvelope, content_blocks
+from opwire.model.mcp_presentation import Annotations, MCPPresentation
 from opwire.model.operation import (
     Context,
     Operation,
@@ -156,6 +157,13 @@ class ToolReader:
             type = origin.type
         output_path = _ITEM if type is OperationType.SUBSCRIPTION else _RESULT if wraps_output else ()
         try:
+            mcp = MCPPresentation(
+                annotations=Annotations.from_mcp(as_dict(tool.get("annotations"))),
+                icons=icons_of(tool),
+                meta=meta_of(tool),
+            )
+            if origin is not None:
+                mcp = replace(mcp, role=origin.role, uri=origin.uri, mime_type=origin.mime_type)
             spec = OperationSpec(
                 type=type,
                 title=as_text(tool.get("title")) or as_text(as_dict(tool.get("annotations")).get("title")),
@@ -167,9 +175,7 @@ class ToolReader:
                 normalize=self._options.normalize,
                 strip=self._options.strip,
                 lenient_input=not self._options.strict_input and origin is None,
-                annotations=Annotations.from_mcp(as_dict(tool.get("annotations"))),
-                icons=icons_of(tool),
-                meta=meta_of(tool),
+                mcp=mcp,
                 **self._origin_fields(name, origin),
             )
         except RegistrationError as error:  # raised for fields of an invalid origin
@@ -192,7 +198,6 @@ class ToolReader:
             "examples": origin.examples,
             "timeout": origin.timeout if keeps_timeout else timeout,
             "idle_timeout": origin.idle_timeout,
-            **{field: getattr(origin, field) for field in ("role", "uri", "mime_type")},
         }
 
     def schema(self, tool: Mapping[str, Any], field: str, path: tuple[str, ...] = ()) -> Schema:

@@ -34,9 +34,10 @@ from opwire.mcp.server.tools import (
     result_of,
     rpc_error,
 )
-from opwire.model.annotations import CompletionRequest, LogMessage, severity
 from opwire.model.caller import caller_metadata
+from opwire.model.completion import CompletionRequest
 from opwire.model.envelope import ResponseEnvelope
+from opwire.model.log_message import LogMessage, severity
 from opwire.model.operation import (
     Context,
     Identity,

@@ -40,7 +40,7 @@ from opwire.mcp.messages import (
 )
 from opwire.mcp.peer import Answer, JsonRpcPeer
 from opwire.mcp.protocol import DEFAULT_VERSION
-from opwire.model.annotations import LogLevel
+from opwire.model.log_message import LogLevel
 from opwire.model.operation import Change, Identity, OperationSpec
 from opwire.model.questions import Question, QuestionCallback, QuestionKind, unanswerable
 from opwire.registry import OperationRegistry
@@ -117,7 +117,7 @@ def can_answer(capabilities: Mapping[str, Any], question: Question) -> bool:
 
 def list_of(spec: OperationSpec) -> str:
     """Return the list of MCP that an operation is in: tools, prompts or resources."""
-    return _LISTS.get(spec.role, "resources")
+    return _LISTS.get(spec.mcp.role, "resources")
 
 
 class PendingNotifications:

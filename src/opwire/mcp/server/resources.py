@@ -78,8 +78,8 @@ def typed_arguments(spec: OperationSpec, given: dict[str, Any]) -> dict[str, Any
 
 def definition_of(spec: OperationSpec, **fields: Any) -> Result:
     """Return the entry of a resource or prompt in a list."""
-    meta = {**spec.meta, ORIGIN_META: msgspec.to_builtins(Origin.of(spec, in_mcp=True))}
-    texts = {"title": spec.title, "description": spec.description, "icons": list(spec.icons)}
+    meta = {**spec.mcp.meta, ORIGIN_META: msgspec.to_builtins(Origin.of(spec, in_mcp=True))}
+    texts = {"title": spec.title, "description": spec.description, "icons": list(spec.mcp.icons)}
     return {**fields, **{key: value for key, value in texts.items() if value}, "_meta": meta}
 
 
@@ -130,8 +130,8 @@ class ResourceCatalogue:
         if self._served_at != self._dispatcher.registry.changes:
             self._served_at, self._by_role = self._dispatcher.registry.changes, {}
             for spec in self._dispatcher.served():
-                if spec.role != "tool":
-                    self._by_role.setdefault(spec.role, []).append(spec)
+                if spec.mcp.role != "tool":
+                    self._by_role.setdefault(spec.mcp.role, []).append(spec)
         return self._by_role.get(role, [])
 
     def _visible(self, role: str, identity: Identity | None) -> list[OperationSpec]:
@@ -142,7 +142,7 @@ class ResourceCatalogue:
         cached = self._templates.get(spec.id)
         if cached is None or cached[0] is not spec:
             try:
-                cached = spec, URITemplate(spec.uri)
+                cached = spec, URITemplate(spec.mcp.uri)
             except RegistrationError as error:
                 logger.warning("%s is not shown as a resource: %s", spec.id, error)
                 cached = spec, None
@@ -196,8 +196,8 @@ class ResourceCatalogue:
         template = self.template(spec)
         if template is None or bool(template.names) != (key == "resourceTemplates"):
             return None
-        entry = definition_of(spec, **{"uriTemplate" if template.names else "uri": spec.uri}, name=spec.name)
-        more = {"mimeType": spec.mime_type, "annotations": dict(spec.annotations.extra)}
+        entry = definition_of(spec, **{"uriTemplate" if template.names else "uri": spec.mcp.uri}, name=spec.name)
+        more = {"mimeType": spec.mcp.mime_type, "annotations": dict(spec.mcp.annotations.extra)}
         return {**entry, **{key: value for key, value in more.items() if value}}
 
     # --- reading ------------------------------------------------------------------------------------------------------
@@ -228,7 +228,7 @@ class ResourceCatalogue:
 
     def _function(self, uri: str) -> tuple[OperationSpec, dict[str, Any]] | None:
         """Return the function of a resource and the values in its URI: that of exactly this URI comes first."""
-        for spec in sorted(self._served("resource"), key=lambda spec: spec.uri != uri):
+        for spec in sorted(self._served("resource"), key=lambda spec: spec.mcp.uri != uri):
             template = self.template(spec)
             values = None if template is None else template.match(uri)
             if values is not None:
@@ -311,7 +311,7 @@ class ResourceCatalogue:
             self._watched.give_back(owner, 1)
             ended()
 
-        if spec.role == "resource":
+        if spec.mcp.role == "resource":
             return self._watch_function(uri, updated, end)
         opening: asyncio.Future[None] = asyncio.get_running_loop().create_future()
         task = spawn(self._watch_server(call(spec), uri, updated, opening))
@@ -367,7 +367,7 @@ class ResourceCatalogue:
 
     def completed_by(self, uri: str, identity: Identity | None) -> OperationSpec | None:
         """Return the operation that completes variables of a template; None if it is unknown."""
-        found = next((spec for spec in self._served("resource") if spec.uri == uri), None)
+        found = next((spec for spec in self._served("resource") if spec.mcp.uri == uri), None)
         return found or next(iter(self._servers("resources/templates", uri, identity)), None)
 
 
@@ -387,7 +387,7 @@ def read_result(envelope: ResponseEnvelope[Any], uri: str, spec: OperationSpec) 
     if isinstance(meta, MCPResponseMeta):
         content, fields = encode_data([meta.content, forwarded_fields(meta)], spec.id).data
         return {**fields, "contents": [_content_of(block, uri) for block in content]}
-    content_type = spec.mime_type or (meta.content_type if isinstance(meta, HTTPResponseMeta) else "")
+    content_type = spec.mcp.mime_type or (meta.content_type if isinstance(meta, HTTPResponseMeta) else "")
     data: Any = envelope.data
     if isinstance(data, bytes):
         blob = {"mimeType": media_type(data, content_type), "blob": b64encode(data).decode("ascii")}
@@ -452,7 +452,7 @@ class PromptCatalogue:
         changes = self._dispatcher.registry.changes
         if self._named_at == changes:
             return
-        prompts = [spec for spec in self._dispatcher.served() if spec.role == "prompt"]
+        prompts = [spec for spec in self._dispatcher.served() if spec.mcp.role == "prompt"]
         ids = {spec.id for spec in prompts}
         self._short = {}
         for spec in prompts:

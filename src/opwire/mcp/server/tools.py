@@ -158,7 +158,7 @@ def _definition(
     binary = gives is None and is_binary(spec.output_schema)
     wraps_output = gives is not None and gives.wraps
     origin = Origin.of(spec, wraps_input=takes.wraps, wraps_output=wraps_output, binary_output=binary, in_mcp=True)
-    meta = {**spec.meta, ORIGIN_META: msgspec.to_builtins(origin)}
+    meta = {**spec.mcp.meta, ORIGIN_META: msgspec.to_builtins(origin)}
     definition: ToolDefinition = {"name": name, "inputSchema": takes.schema, "_meta": meta}
     if spec.title:
         definition["title"] = spec.title
@@ -166,10 +166,10 @@ def _definition(
         definition["description"] = spec.description
     if gives is not None:
         definition["outputSchema"] = gives.schema
-    if annotations := spec.annotations.to_mcp():
+    if annotations := spec.mcp.annotations.to_mcp():
         definition["annotations"] = annotations
-    if spec.icons:
-        definition["icons"] = list(spec.icons)
+    if spec.mcp.icons:
+        definition["icons"] = list(spec.mcp.icons)
     if survey(definition).deep:
         raise ValueError(f"its schemas are nested deeper than {MAX_DEPTH}")
     encoded = write_json(_encoder, definition)
@@ -238,7 +238,7 @@ class ToolCatalogue:
 
     def is_tool(self, spec: OperationSpec) -> bool:
         """Return whether an operation is a tool of this surface."""
-        return self._all_tools or spec.is_tool
+        return self._all_tools or spec.mcp.role == "tool"
 
     def page(self, identity: Identity | None, cursor: str | None, max_bytes: int) -> tuple[list[Tool], str | None]:
         """Return tools that a caller may call, ordered by name, and the cursor of the next page.

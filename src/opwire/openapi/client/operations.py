@@ -22,7 +22,7 @@ import msgspec
 from msgspec import Struct
 
 from opwire.errors import RegistrationError
-from opwire.model.annotations import Annotations
+from opwire.model.mcp_presentation import Annotations, MCPPresentation
 from opwire.model.operation import NormalizeMode, OperationSpec, OperationType, is_own, split_id
 from opwire.model.origin import ORIGIN_EXTENSION, Origin, read_origin
 from opwire.names import UniqueNames, similar_names, suggestion
@@ -49,7 +49,10 @@ from opwire.typed.plain import as_dict, as_list, harmless, json_form, write_json
 logger = logging.getLogger("opwire.adapters")
 
 # What HTTP says about its methods (RFC 9110, 9.2).
-_ANNOTATIONS = {"DELETE": Annotations(destructive=True, idempotent=True), "PUT": Annotations(idempotent=True)}
+_MCP_PRESENTATIONS = {
+    "DELETE": MCPPresentation(annotations=Annotations(destructive=True, idempotent=True)),
+    "PUT": MCPPresentation(annotations=Annotations(idempotent=True)),
+}
 
 _EVENT_FIELDS = frozenset({"event", "data", "id", "retry"})
 _DEPTH = 3  # of unions that are searched for an event
@@ -252,9 +255,6 @@ class LazyOperation:
         own = endpoint.operation.value
         title = "" if origin is not None and origin.untitled else as_text(own.get("summary")).strip()
         description = as_text(own.get("description")).strip() or title
-        presentation: dict[str, Any] = {"annotations": _ANNOTATIONS.get(endpoint.method, Annotations())}
-        if origin is not None:
-            presentation = origin.presentation
         self.spec = OperationSpec(
             namespace=namespace,
             name=name,
@@ -272,7 +272,7 @@ class LazyOperation:
             idle_timeout=origin.idle_timeout if origin else None,
             resumable=origin is not None and origin.resumable,
             examples=origin.examples if origin else (),
-            **presentation,
+            mcp=_MCP_PRESENTATIONS.get(endpoint.method, MCPPresentation()) if origin is None else origin.mcp,
         )
 
     @cached_property
