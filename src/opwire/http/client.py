@@ -16,7 +16,6 @@ import weakref
 from base64 import b64decode
 from collections.abc import AsyncGenerator, Awaitable, Mapping
 from contextlib import suppress
-from functools import partial
 from ssl import SSLContext
 from typing import Any, TypedDict
 from urllib.parse import unquote
@@ -26,15 +25,14 @@ from msgspec import Struct
 from msgspec.structs import replace
 
 from opwire.errors import CallError, ErrorCode, UsageError, check_above_zero, check_counts, needs_extra, system_message
+from opwire.http.connector import BoundedConnector, expect_body
 from opwire.http.tls import client_context
 from opwire.runtime.bounded import BoundedDict
 from opwire.runtime.deadlines import Deadlines
 
 with needs_extra("openapi"):
     import aiohttp
-    from aiohttp import ClientResponse, ClientSession, StreamReader, hdrs
-    from aiohttp.client_proto import ResponseHandler
-    from aiohttp.http import RawResponseMessage
+    from aiohttp import ClientResponse, ClientSession, hdrs
     from aiohttp.http_exceptions import ContentEncodingError, HttpProcessingError
     from yarl import URL
 
@@ -48,8 +46,6 @@ RETRYABLE = frozenset({408, 425, 429, 500, 502, 503, 504})
 _LARGE_BODY = 1024 * 1024  # above this, aiohttp wants a body that it can send in chunks
 _MAX_HEADER = 64 * 1024  # bytes of one response header; aiohttp's default of 8 KiB is too small for some policies
 _MAX_HEADERS = 256
-_MAX_HEAD = 256 * 1024  # bytes before the body: headers, which go into the meta of every result, and interim responses
-_MAX_INTERIM = 1_000  # responses with a status of 1xx before the response: those of one chunk take 10 ms
 _CHUNK = 16 * 1024  # bytes of a stream that are parsed at a time: 1,800 of the smallest events, 40 ms
 _MAX_NUMBER_TEXT = 100  # characters; a longer number has no meaning
 _DECIMAL = re.compile(r"[0-9]+(\.[0-9]+)?", re.ASCII)
@@ -205,56 +201,6 @@ class ClientOptions(Struct, frozen=True, kw_only=True):
         return f"<ClientOptions timeout={self.timeout} max_response={self.max_response}>"
 
 
-class _PooledConnection(ResponseHandler):
-    """A connection that bounds what the server sends before and after its response.
-
-    After it and before the next request, data closes the connection: aiohttp would parse them as responses, without a
-    limit (550 MB in 8 s), and return them for later requests. Before it, aiohttp would parse any number of interim
-    responses: 15,000 in one read of the socket, which took 90 ms.
-    """
-
-    _latest: object = None  # the parser of the latest request: aiohttp creates one for each
-    _is_answered = False  # the response to that request has begun
-    _interim = 0  # responses before it
-    _received = 0  # bytes before it
-
-    def data_received(self, data: bytes) -> None:
-        if self._latest is not self._parser:
-            self._latest, self._is_answered, self._interim, self._received = self._parser, False, 0, 0
-        while not self._is_answered:
-            chunk, data = data[:_CHUNK], data[_CHUNK:]
-            self._received += len(chunk)
-            if self._received > _MAX_HEAD + _CHUNK:  # the last chunk may contain the start of the body
-                self._reject(f"more than {_MAX_HEAD:,} bytes of headers")
-                return
-            super().data_received(chunk)
-            if not data or self.exception() is not None:
-                return
-        if self._payload is not None and not self._payload.is_eof():
-            super().data_received(data)  # without data, aiohttp continues to decompress what it has received
-        elif data and self.transport is not None:
-            self.transport.abort()
-
-    def feed_data(self, data: tuple[RawResponseMessage, StreamReader], size: int = 0) -> None:
-        self._is_answered = data[0].code >= 200  # others precede the response
-        self._interim += not self._is_answered
-        if self._interim > _MAX_INTERIM:
-            self._reject(f"more than {_MAX_INTERIM:,} interim responses")
-        else:
-            super().feed_data(data, size)
-
-    def _reject(self, problem: str) -> None:
-        self.set_exception(HttpProcessingError(message=problem))
-        if self.transport is not None:
-            self.transport.abort()
-
-
-class _PoolConnector(aiohttp.TCPConnector):
-    def __init__(self, **options: Any) -> None:
-        super().__init__(**options)  # pyright: ignore[reportUnknownMemberType]
-        self._factory = partial(_PooledConnection, loop=self._loop)
-
-
 class HTTPClient:
     """Sends requests. Each event loop, in whatever thread, has a session of its own, which is created lazily.
 
@@ -295,6 +241,7 @@ class HTTPClient:
                 raise
             except _FOREIGN as error:
                 raise self._failure(error, request.url) from None
+            expect_body(response)
             if response.status not in REDIRECTS or bare or not self.options.follow_redirects:
                 return response
             location = response.headers.get(hdrs.LOCATION)
@@ -343,7 +290,7 @@ class HTTPClient:
             raise _closed()
         options, loop = self.options, asyncio.get_running_loop()
         session = ClientSession(
-            connector=_PoolConnector(limit=options.max_connections, limit_per_host=options.max_per_host),
+            connector=BoundedConnector(limit=options.max_connections, limit_per_host=options.max_per_host),
             cookie_jar=aiohttp.DummyCookieJar(),
             headers={hdrs.USER_AGENT: "opwire"},
             timeout=aiohttp.ClientTimeout(total=None, sock_connect=options.connect_timeout),
