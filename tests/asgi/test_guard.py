@@ -4,6 +4,7 @@ import asyncio
 import contextlib
 import logging
 import time
+from collections import Counter
 from collections.abc import AsyncGenerator
 from typing import Any
 
@@ -16,8 +17,11 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from opwire import Identity
-from opwire.asgi.guard import ADMITTED, AdmittedRequest, App, RequestGuard
+from opwire.asgi import bodies
+from opwire.asgi.credentials import MAX_CONCURRENT_RECHECKS, Credentials
+from opwire.asgi.guard import RequestGuard
 from opwire.asgi.listener import listening
+from opwire.asgi.request import ADMITTED, AdmittedRequest, App
 from opwire.auth import Grant, JWTs, StaticTokens, allow_anonymous, callback
 from opwire.errors import UsageError
 from opwire.http.hosts import LOOPBACK, HostNames, without_port
@@ -52,11 +56,19 @@ class Gate:
     def __init__(self) -> None:
         self.reached, self._opened = asyncio.Event(), asyncio.Event()
         self.open = self._opened.set
+        self._waiting: list[str | None] = []
 
     async def __call__(self, scope: Any, receive: Any, send: Any) -> None:
+        identity = scope[ADMITTED].identity
+        self._waiting.append(identity and identity.id)
         self.reached.set()
         await self._opened.wait()
         await echo(scope, receive, send)
+
+    async def holds(self, *identities: str | None) -> None:
+        """Wait until the requests of these callers have arrived, and no others."""
+        while Counter(self._waiting) != Counter(identities):
+            await asyncio.sleep(0.01)
 
 
 class House:
@@ -440,49 +452,42 @@ async def test_anonymous_callers_cannot_lock_out_the_others(house: House) -> Non
 async def test_one_identity_cannot_keep_the_others_out(house: House) -> None:
     gate, other = Gate(), "another-token-0123456789"
     tokens = StaticTokens({TOKEN: Identity(id="me"), other: Identity(id="you")})
-    guard = RequestGuard(gate, authenticate=tokens, max_requests=3)
-    client = house.behind(guard)
+    client = house.behind(RequestGuard(gate, authenticate=tokens, max_requests=3))
     async with asyncio.timeout(10):
         mine = [asyncio.create_task(client.get("/", x_api_key=TOKEN)) for _ in range(2)]
-        while guard._shares.get("me") != 2:
-            await asyncio.sleep(0.01)
+        await gate.holds("me", "me")
         refused(await client.get("/", x_api_key=TOKEN), 503, "UNAVAILABLE")
         yours = asyncio.create_task(client.get("/", x_api_key=other))
-        while "you" not in guard._shares:
-            await asyncio.sleep(0.01)
+        await gate.holds("me", "me", "you")
         gate.open()
         assert {(await each).status for each in (*mine, yours)} == {200}
-    assert not guard._shares
+        again = await asyncio.gather(*(client.get("/", x_api_key=TOKEN) for _ in range(2)))
+        assert [reply.status for reply in again] == [200, 200]
 
 
 @on_one_loop
 async def test_large_bodies_share_a_limit_of_which_callers_without_a_token_get_half(
     house: House, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("opwire.asgi.guard._MAX_BODIES", 0)  # then it is four times max_body
+    monkeypatch.setattr(bodies, "MAX_OPEN_BODY_BYTES", 0)  # then it is four times max_body
     gate, large = Gate(), b"0" * 256 * 1024
-    guard = RequestGuard(gate, authenticate=TOKENS, max_body=len(large))
-    client = house.behind(guard)
-
-    async def reserved(*shares: tuple[str | None, int]) -> None:
-        while guard._bodies.held != {share: number * len(large) for share, number in shares}:
-            await asyncio.sleep(0.01)
+    client = house.behind(RequestGuard(gate, authenticate=TOKENS, max_body=len(large)))
 
     def begin(body: bytes, **headers: str) -> asyncio.Task[Reply]:
         return asyncio.create_task(client("POST", "/", data=body, headers=headers))
 
     async with asyncio.timeout(20):
         open_requests = [begin(large) for _ in range(2)]
-        await reserved((None, 2))
+        await gate.holds(None, None)
         reply = await client("POST", "/", data=large)
         refused(reply, 503, "UNAVAILABLE")
         assert (reply.headers["retry-after"], reply.headers["connection"]) == ("1", "close")
         open_requests += [begin(large, authorization=f"Bearer {TOKEN}"), begin(b"0" * 1000)]
-        await reserved((None, 2), ("me", 1))
+        await gate.holds(None, None, "me", None)
         gate.open()
         assert [(await each).json["size"] for each in open_requests] == [*[len(large)] * 3, 1000]
-        assert (await client("POST", "/", data=large)).json["size"] == len(large)
-    assert not guard._bodies.held
+        again = await asyncio.gather(*(client("POST", "/", data=large) for _ in range(2)))
+        assert [reply.json["size"] for reply in again] == [len(large)] * 2
 
 
 @on_one_loop
@@ -502,25 +507,23 @@ async def test_a_body_is_dropped_with_its_request_although_the_connection_keeps_
 async def test_without_authentication_large_bodies_of_all_callers_share_the_whole_limit(
     house: House, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("opwire.asgi.guard._MAX_BODIES", 0)
+    monkeypatch.setattr(bodies, "MAX_OPEN_BODY_BYTES", 0)
     gate, large = Gate(), b"0" * 256 * 1024
-    guard = RequestGuard(gate, max_body=len(large))
-    client = house.behind(guard)
+    client = house.behind(RequestGuard(gate, max_body=len(large)))
     async with asyncio.timeout(20):
         open_requests = [asyncio.create_task(client("POST", "/", data=large)) for _ in range(4)]
-        while guard._bodies.held.get(None) != 4 * len(large):
-            await asyncio.sleep(0.01)
+        await gate.holds(None, None, None, None)
         refused(await client("POST", "/", data=large), 503, "UNAVAILABLE")
         gate.open()
         assert [(await each).status for each in open_requests] == [200] * 4
-    assert not guard._bodies.held
+        assert (await client("POST", "/", data=large)).status == 200
 
 
 @on_one_loop
 async def test_of_many_large_bodies_at_once_as_many_as_fit_get_through(
     house: House, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("opwire.asgi.guard._MAX_BODIES", 0)
+    monkeypatch.setattr(bodies, "MAX_OPEN_BODY_BYTES", 0)
     large = b"x" * 1024 * 1024
 
     async def slowly() -> AsyncGenerator[bytes]:
@@ -541,7 +544,7 @@ async def test_of_many_large_bodies_at_once_as_many_as_fit_get_through(
 async def test_large_bodies_that_were_announced_and_do_not_arrive_keep_no_others_out(
     house: House, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("opwire.asgi.guard._MAX_BODIES", 0)
+    monkeypatch.setattr(bodies, "MAX_OPEN_BODY_BYTES", 0)
     large, reads = b"x" * 1024 * 1024, asyncio.Semaphore(0)
     guard = RequestGuard(echo, max_body=len(large))
 
@@ -593,13 +596,24 @@ async def test_tokens_that_are_being_checked_cannot_keep_out_those_that_were_goo
 @on_one_loop
 async def test_a_token_that_was_good_counts_as_new_again_once_it_is_refused(house: House) -> None:
     users = {TOKEN: Identity(id="me")}
-    guard = RequestGuard(echo, authenticate=callback(users.get))
-    client = house.behind(guard)
-    assert (await client.get("/", x_api_key=TOKEN)).status == 200
-    assert len(guard._known) == 1
-    users.clear()
-    refused(await client.get("/", x_api_key=TOKEN), 401, "UNAUTHENTICATED")
-    assert not guard._known
+    checking, answer = asyncio.Event(), asyncio.Event()
+
+    async def look_up(token: str) -> Identity | None:
+        if token != TOKEN:
+            checking.set()
+            await answer.wait()
+        return users.get(token)
+
+    client = house.behind(RequestGuard(echo, authenticate=callback(look_up), max_requests=4))
+    async with asyncio.timeout(10):
+        assert (await client.get("/", x_api_key=TOKEN)).status == 200
+        users.clear()
+        refused(await client.get("/", x_api_key=TOKEN), 401, "UNAUTHENTICATED")
+        bogus = asyncio.create_task(client.get("/", x_api_key="bogus"))
+        await checking.wait()
+        refused(await client.get("/", x_api_key=TOKEN), 503, "UNAVAILABLE")  # one new token is checked at a time
+        answer.set()
+        refused(await bogus, 401, "UNAUTHENTICATED")
 
 
 @pytest.mark.parametrize("option", ["max_body", "max_headers", "max_requests", "body_timeout"])
@@ -741,10 +755,10 @@ async def test_few_streams_have_their_tokens_checked_at_the_same_time() -> None:
         checking -= 1
         return Identity(id="me")
 
-    guard = RequestGuard(echo, authenticate=callback(look_up))
+    credentials = Credentials(echo, authenticate=callback(look_up))
     request = AdmittedRequest("GET", [], {b"authorization": b"Bearer a-token"})
-    assert await asyncio.gather(*(guard.regrant(request) for _ in range(20))) == 20 * [Grant(Identity(id="me"))]
-    assert most == 4
+    assert await asyncio.gather(*(credentials.regrant(request) for _ in range(20))) == 20 * [Grant(Identity(id="me"))]
+    assert most == MAX_CONCURRENT_RECHECKS
 
 
 @pytest.mark.parametrize("option", ["hosts", "origins"])

@@ -19,8 +19,8 @@ from math import ceil, inf
 from ssl import SSLContext
 from typing import TYPE_CHECKING, Any, Literal, TypedDict, Unpack, cast
 
-from opwire.asgi.guard import ADMITTED, AdmittedRequest, App, Receive, Scope, has_no_token
 from opwire.asgi.problem import Send, send_problem
+from opwire.asgi.request import ADMITTED, AdmittedRequest, App, Receive, Scope, has_no_token
 from opwire.errors import (
     CallError,
     ErrorCode,

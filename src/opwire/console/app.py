@@ -17,9 +17,10 @@ from starlette.responses import Response
 from opwire.agents.search_mode import token_cost
 from opwire.agents.snippets import curl_snippet, mcp_snippet, python_snippet
 from opwire.agents.tools import ToolNames
-from opwire.asgi.guard import ADMITTED, App, GuardOptions, Receive, RequestGuard, Scope
+from opwire.asgi.guard import GuardOptions, RequestGuard
 from opwire.asgi.listener import ListeningApp
 from opwire.asgi.problem import HTTPStatusError, Send
+from opwire.asgi.request import ADMITTED, App, Receive, Scope
 from opwire.console.calls import ConsoleCalls, Text
 from opwire.console.session import ACT_AS, LIFETIME, SessionStore, cookie_name
 from opwire.console.system import (

@@ -17,8 +17,8 @@ import msgspec
 from msgspec import UNSET, Meta, Raw, Struct, UnsetType
 from starlette.responses import Response
 
-from opwire.asgi.guard import App, Receive, Scope
 from opwire.asgi.problem import MAX_DETAILS, Send
+from opwire.asgi.request import App, Receive, Scope
 from opwire.console.session import acting
 from opwire.console.web import ConsoleEvents, Streams, empty_reply, error_data, read_body, reply
 from opwire.errors import CallError, ErrorCode

@@ -21,8 +21,8 @@ import msgspec
 from msgspec import Struct
 from starlette.responses import Response
 
-from opwire.asgi.guard import App, Receive, Scope
 from opwire.asgi.problem import Send
+from opwire.asgi.request import App, Receive, Scope
 from opwire.console.web import ConsoleEvents, Streams, json_reply, require
 from opwire.errors import CallError, ErrorCode
 from opwire.model.operation import holds

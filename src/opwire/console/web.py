@@ -20,8 +20,8 @@ from typing import Any, NamedTuple, TypeVar
 import msgspec
 from starlette.responses import Response
 
-from opwire.asgi.guard import Receive
 from opwire.asgi.problem import Header, Send, problem_details
+from opwire.asgi.request import Receive
 from opwire.console.session import SessionStore
 from opwire.errors import CallError, ErrorCode
 from opwire.model.operation import Identity, holds

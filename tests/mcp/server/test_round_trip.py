@@ -14,8 +14,8 @@ from msgspec import Struct
 from msgspec.structs import replace
 
 from opwire import CallError, Context, Identity, OperationRegistry, OperationSpec, OperationType
-from opwire.asgi.guard import App
 from opwire.asgi.listener import listening
+from opwire.asgi.request import App
 from opwire.mcp.client import HTTPServer, MCPSource, StdioServer, from_mcp
 from opwire.mcp.server import serve_mcp
 from opwire.model.operation import AccessControl

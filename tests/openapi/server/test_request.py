@@ -10,8 +10,8 @@ from hypothesis import strategies as st
 from msgspec import UNSET
 
 from opwire import CallError, ErrorCode, Identity
-from opwire.asgi.guard import AdmittedRequest
 from opwire.asgi.problem import HTTPStatusError
+from opwire.asgi.request import AdmittedRequest
 from opwire.model.origin import ENVELOPE_JSON
 from opwire.openapi.server.request import Request, parse_body
 

@@ -5,7 +5,7 @@ from typing import Any
 import pytest
 
 from opwire import CallError, ErrorCode, OperationSpec, OperationType, Schema
-from opwire.asgi.guard import AdmittedRequest
+from opwire.asgi.request import AdmittedRequest
 from opwire.openapi.server.request import Request, Route
 
 FLAT = Schema({"type": "object", "properties": {"a": {"type": "integer"}}})

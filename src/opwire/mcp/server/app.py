@@ -12,9 +12,10 @@ from typing import Any, Unpack
 from urllib.parse import quote
 
 from opwire.agents.tools import MAX_NAME
-from opwire.asgi.guard import ADMITTED, AdmittedRequest, GuardOptions, Receive, RequestGuard, Scope, is_plain
+from opwire.asgi.guard import GuardOptions, RequestGuard
 from opwire.asgi.listener import ListeningApp, ListenOptions
 from opwire.asgi.problem import Header, HTTPStatusError, Send, send_problem
+from opwire.asgi.request import ADMITTED, AdmittedRequest, Receive, Scope, is_plain
 from opwire.errors import CallError, ErrorCode, check_above_zero, check_counts, check_instance, check_known
 from opwire.mcp.messages import (
     HTTP_STATUS,

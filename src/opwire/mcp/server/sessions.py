@@ -12,8 +12,8 @@ from functools import lru_cache
 from typing import Any, NamedTuple, cast
 from uuid import uuid4
 
-from opwire.asgi.guard import AdmittedRequest, Receive
 from opwire.asgi.problem import Header, Send, challenge_of
+from opwire.asgi.request import AdmittedRequest, Receive
 from opwire.errors import CallError, ErrorCode
 from opwire.mcp.messages import (
     InvalidMessageError,

@@ -21,8 +21,8 @@ from collections import deque
 from collections.abc import Callable, Coroutine, Iterable
 from typing import Any, NamedTuple, cast
 
-from opwire.asgi.guard import Receive
 from opwire.asgi.problem import Header, Send
+from opwire.asgi.request import Receive
 
 PING = 15.0
 """Seconds without an event, after which a comment is sent."""

@@ -10,18 +10,10 @@ from urllib.parse import quote
 
 from starlette.middleware.cors import CORSMiddleware
 
-from opwire.asgi.guard import (
-    ADMITTED,
-    UPGRADE,
-    AdmittedRequest,
-    GuardOptions,
-    Receive,
-    RequestGuard,
-    Scope,
-    closing,
-)
+from opwire.asgi.guard import CloseAfterUpgrade, GuardOptions, RequestGuard
 from opwire.asgi.listener import ListeningApp
 from opwire.asgi.problem import Header, HTTPStatusError, Send
+from opwire.asgi.request import ADMITTED, AdmittedRequest, Receive, Scope
 from opwire.errors import CallError, ErrorCode, UsageError, check_above_zero, check_choice, check_known, check_list
 from opwire.model.envelope import ResponseEnvelope, ToolErrorPolicy
 from opwire.model.operation import Context, Interceptor, OperationType, check_access
@@ -144,9 +136,10 @@ class HTTPApp(ListeningApp):
         self._guarded = RequestGuard(self._handle, surface="http", **guard)
         if options.cors:
             wildcard = ["*"]
-            self._guarded = CORSMiddleware(
+            answering = CORSMiddleware(
                 self._guarded, options.cors, allow_methods=wildcard, allow_headers=wildcard, expose_headers=wildcard
             )
+            self._guarded = CloseAfterUpgrade(answering)
         self._deadlines = Deadlines()
         self._routes: dict[str, Route] = {}
         self._streams: set[CancelOnDisconnect] = set()
@@ -166,22 +159,21 @@ class HTTPApp(ListeningApp):
                 if (inner == path or inner.startswith(f"{path}/")) and is_spelled(scope, path):
                     await app({**scope, "root_path": root + path, API_ROOT: root}, receive, send)
                     return
-        is_probe = scope["path"].endswith(("/healthz", "/readyz"))
-        if is_probe or self._options.cors:  # answered before the guard
-            send = closing(send) if any(name == UPGRADE for name, _ in scope["headers"]) else send
-        if is_probe:
-            request = Request(scope, AdmittedRequest.of(scope))
-            if request.path in ("/healthz", "/readyz") and request.is_plain:
-                # With any host name: probes use the address, and learn nothing.
-                if request.method not in READS:
-                    await _send_methods(send, request, ("GET", "HEAD"))
-                elif request.path == "/readyz" and self.draining:
-                    await send_error(send, request, _shutting_down(), logger)
-                else:
-                    headers = [(b"content-type", b"application/json"), _NO_STORE]
-                    await _send_response(send, request, HTTPStatus.OK, b'{"status":"ok"}', headers)
-                return
-        await self._guarded(scope, receive, send)
+        request = Request(scope, AdmittedRequest.of(scope))
+        if request.path in ("/healthz", "/readyz") and request.is_plain:  # with any host name: probes use the address
+            await CloseAfterUpgrade(self._probe)(scope, receive, send)
+        else:
+            await self._guarded(scope, receive, send)
+
+    async def _probe(self, scope: Scope, receive: Receive, send: Send) -> None:
+        request = Request(scope, AdmittedRequest.of(scope))
+        if request.method not in READS:
+            await _send_methods(send, request, ("GET", "HEAD"))
+        elif request.path == "/readyz" and self.draining:
+            await send_error(send, request, _shutting_down(), logger)
+        else:
+            headers = [(b"content-type", b"application/json"), _NO_STORE]
+            await _send_response(send, request, HTTPStatus.OK, b'{"status":"ok"}', headers)
 
     def use(self, interceptor: Interceptor) -> Callable[[], None]:
         """Install an interceptor around every call of this surface; the returned function removes it."""

@@ -20,8 +20,8 @@ from urllib.parse import quote, unquote_to_bytes
 import msgspec
 from msgspec import UNSET
 
-from opwire.asgi.guard import AdmittedRequest, Receive, Scope, is_plain
 from opwire.asgi.problem import HTTPStatusError
+from opwire.asgi.request import AdmittedRequest, Receive, Scope, is_plain
 from opwire.errors import CallError, ErrorCode
 from opwire.model.caller import caller_metadata
 from opwire.model.operation import Context, Inbound, OperationSpec, OperationType, Trace, input_error, trace_of
