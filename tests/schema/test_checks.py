@@ -4,7 +4,7 @@ from typing import Any
 import pytest
 
 from opwire.errors import SchemaError
-from opwire.schema.cost import Effort, ExhaustedError
+from opwire.schema.effort import Effort, ExhaustedError
 from opwire.schema.fit import Fitter
 from opwire.schema.schema import Reporter
 from opwire.schema.validator import Checks, MeteredChecks, compile_validator

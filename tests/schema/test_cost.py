@@ -9,7 +9,8 @@ from typing import Any
 import pytest
 
 from opwire import CallError, ErrorCode, OperationRegistry, OperationSpec, Schema, SchemaError
-from opwire.schema.cost import FREE, ComplexityError, Costs, Meter
+from opwire.schema.cost import FREE_UNITS, SchemaCosts
+from opwire.schema.meter import ComplexityError, Meter
 from opwire.schema.validator import Checks, MeteredValidator
 
 
@@ -52,12 +53,12 @@ HARMLESS: dict[str, Any] = {
 
 @pytest.mark.parametrize("schema", HARMLESS.values(), ids=HARMLESS)
 def test_branches_recursion_and_long_chains_do_not_multiply(schema: Any) -> None:
-    Costs(schema)
+    SchemaCosts(schema)
 
 
 @pytest.mark.parametrize("document", ["github_api.json", "stripe_spec3.json", "kubernetes_swagger.json"])
 def test_no_schema_of_a_large_api_is_refused(document: str, shared: Path) -> None:
-    Costs(json.loads((shared / "openapi" / document).read_bytes()))
+    SchemaCosts(json.loads((shared / "openapi" / document).read_bytes()))
 
 
 def test_references_that_lead_on_and_on_are_refused_before_the_compiler_follows_them() -> None:
@@ -97,7 +98,7 @@ ORDINARY: dict[str, Any] = {
 
 @pytest.mark.parametrize("schema", ORDINARY.values(), ids=ORDINARY)
 def test_values_of_ordinary_schemas_are_not_metered(schema: Any) -> None:
-    assert Costs(schema).is_free
+    assert SchemaCosts(schema).is_free
 
 
 def test_nearly_no_schema_of_a_large_api_needs_a_meter(shared: Path) -> None:
@@ -106,7 +107,7 @@ def test_nearly_no_schema_of_a_large_api_needs_a_meter(shared: Path) -> None:
     metered = [
         name
         for name in names
-        if not Costs({"$ref": f"#/components/schemas/{name}", "components": document["components"]}).is_free
+        if not SchemaCosts({"$ref": f"#/components/schemas/{name}", "components": document["components"]}).is_free
     ]
     assert len(metered) <= len(names) // 100
 
@@ -205,7 +206,7 @@ def test_a_closed_document_that_would_multiply_is_rejected_before_it_is_written(
     schema = below(60)
     for metered in (False, True):
         checks = Checks(schema)
-        checks.shapes.metered = Costs(schema) if metered else None
+        checks.shapes.metered = SchemaCosts(schema) if metered else None
         with pytest.raises(SchemaError, match="cannot be bounded beside `unevaluated"):
             checks.conformity(schema, strip=True)
 
@@ -303,7 +304,7 @@ def test_prices_that_are_multiples_of_a_cent_are_checked() -> None:
 
 def test_the_meter_looks_only_where_a_value_can_be_expensive() -> None:
     expensive = {"anyOf": [{"const": n} for n in range(1_000)]}
-    costs = Costs({"properties": {"cheap": {"items": {"type": "integer"}}, "dear": expensive}})
+    costs = SchemaCosts({"properties": {"cheap": {"items": {"type": "integer"}}, "dear": expensive}})
     assert not costs.is_free
     Meter(costs).check({"cheap": [1] * 1_000_000, "dear": 1, "other": [1] * 1_000_000})
 
@@ -330,6 +331,6 @@ async def test_output_that_is_too_complex_is_kept_with_a_warning(mode: Any, capl
 
 
 def test_free_is_below_what_is_refused() -> None:
-    wide = {"anyOf": [{"const": n} for n in range(FREE + 1)]}
-    assert not Costs(wide).is_free
-    assert not Costs(wide).multiplies
+    wide = {"anyOf": [{"const": n} for n in range(FREE_UNITS + 1)]}
+    assert not SchemaCosts(wide).is_free
+    assert not SchemaCosts(wide).multiplies

@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from opwire.schema.cost import Effort, ExhaustedError, extent
+from opwire.schema.effort import Effort, ExhaustedError, extent
 from tests.schema.strategies import values
 
 
@@ -46,8 +46,8 @@ def test_a_count_is_exact_up_to_the_limit(value: Any, limit: int) -> None:
 
 def test_the_budget_grows_with_the_value_and_comes_to_an_end() -> None:
     small, large = Effort([]), Effort([1] * 100_000)
-    assert large.left > 10 * small.left
-    small.spend(small.left)
+    assert large.remaining > 10 * small.remaining
+    small.spend(small.remaining)
     with pytest.raises(ExhaustedError):
         small.spend(1)
 
@@ -58,6 +58,6 @@ def test_a_check_of_some_items_of_a_deep_array_counts_what_is_in_them() -> None:
         deep = [deep]
     value = [deep, [], []]
     effort = Effort(value)
-    before = effort.left
+    before = effort.remaining
     effort.spend_check(value[:2])
-    assert before - effort.left > 50
+    assert before - effort.remaining > 50

@@ -9,8 +9,9 @@ from typing import Any
 import pytest
 
 from opwire import SchemaError
-from opwire.schema.cost import Costs
-from opwire.schema.validator import Validator, compile_validator, memoised
+from opwire.schema.cost import SchemaCosts
+from opwire.schema.memo import memoised
+from opwire.schema.validator import Validator, compile_validator
 
 
 def ref(number: int) -> dict[str, str]:
@@ -22,7 +23,7 @@ def document(definitions: list[Any]) -> dict[str, Any]:
 
 
 def remembering(schema: dict[str, Any]) -> Validator:
-    return compile_validator(memoised(schema, Costs(schema)))
+    return compile_validator(memoised(schema, SchemaCosts(schema)))
 
 
 def nested(levels: int, leaf: Any) -> Any:
@@ -77,7 +78,7 @@ def test_no_verdict_changes() -> None:
     changed = 0
     for schema in graphs():
         bare, other = compile_validator(schema), remembering(schema)
-        changed += memoised(schema, Costs(schema)) is not schema
+        changed += memoised(schema, SchemaCosts(schema)) is not schema
         for levels, leaf in product(range(5), ({}, {"b": 1}, {"c": {}}, 1, "x", {"a": {"c": 1}, "b": {}})):
             value = nested(levels, leaf)
             assert other.is_valid(value) is bare.is_valid(value), (schema, value)
@@ -93,8 +94,8 @@ def test_what_looks_like_a_reference_in_data_is_left_alone() -> None:
 
 def test_a_schema_that_does_not_multiply_stays_unchanged() -> None:
     schema = document([{"properties": {"a": ref(0), "b": ref(1)}}, {"type": "string"}])
-    assert memoised(schema, Costs(schema)) is schema
-    assert memoised(True, Costs(True)) is True
+    assert memoised(schema, SchemaCosts(schema)) is schema
+    assert memoised(True, SchemaCosts(True)) is True
 
 
 def test_unevaluated_members_among_definitions_that_multiply_are_refused() -> None:
@@ -123,4 +124,4 @@ def test_too_many_definitions_that_multiply_are_refused() -> None:
         "$defs": document([dict(twice) for _ in range(2_100)])["$defs"],
     }
     with pytest.raises(SchemaError, match="of its definitions multiply"):
-        memoised(schema, Costs(schema))
+        memoised(schema, SchemaCosts(schema))

@@ -7,7 +7,7 @@ import pytest
 
 from opwire.errors import CastError
 from opwire.schema import Schema
-from opwire.schema.pattern_cost import PatternPrice
+from opwire.schema.pattern_cost import PatternCost
 
 _BUDGET = 5_000_000  # units of 10 to 20 ns
 
@@ -28,17 +28,17 @@ HARMLESS = [
 
 
 @pytest.mark.parametrize("pattern", REREADING + COUNTING + OPTIONAL)
-def test_a_pattern_that_may_take_long_has_a_price_that_grows_with_the_text(pattern: str) -> None:
+def test_a_pattern_that_may_take_long_has_a_cost_that_grows_with_the_text(pattern: str) -> None:
     """Patterns of foreign schemas cannot hang the process."""
-    price = PatternPrice(pattern)
-    assert price.matters
-    assert price.of("a" * 20) < _BUDGET / 10
-    assert price.of("a" * 100_000) > _BUDGET
+    cost = PatternCost(pattern)
+    assert not cost.is_ordinary
+    assert cost.units("a" * 20) < _BUDGET / 10
+    assert cost.units("a" * 100_000) > _BUDGET
 
 
 @pytest.mark.parametrize("pattern", HARMLESS)
 def test_patterns_as_documents_have_them_are_free(pattern: str) -> None:
-    assert not PatternPrice(pattern).matters
+    assert PatternCost(pattern).is_ordinary
 
 
 @pytest.mark.parametrize(
@@ -67,6 +67,6 @@ def test_a_cast_does_not_search_in_a_text_that_would_take_seconds() -> None:
 
 
 def test_what_is_not_a_pattern_is_free() -> None:
-    assert not PatternPrice(None).matters
-    assert not PatternPrice(5).matters
-    assert PatternPrice("(?=a*b)c").of("short") == 0
+    assert PatternCost(None).is_ordinary
+    assert PatternCost(5).is_ordinary
+    assert PatternCost("(?=a*b)c").units("short") == 0

@@ -16,7 +16,7 @@ from opwire.registry.pipeline import FINISHED, ResultPipeline, always
 from opwire.registry.reshape import Reshaping
 from opwire.registry.signature import Dependency, injecting, injecting_stream
 from opwire.schema import Problem
-from opwire.schema.cost import ComplexityError
+from opwire.schema.meter import ComplexityError
 from opwire.typed.plain import MAX_DEPTH, SCALARS, as_dict, survey, to_plain
 
 logger = logging.getLogger("opwire.invoke")

@@ -34,8 +34,9 @@ from opwire.model.envelope import (
 from opwire.model.operation import NormalizeMode, OperationSpec, ShapedResult
 from opwire.runtime.limits import LimitedLog
 from opwire.schema import Schema
-from opwire.schema.cost import ComplexityError, extent
+from opwire.schema.effort import extent
 from opwire.schema.fit import Repair
+from opwire.schema.meter import ComplexityError
 from opwire.typed.plain import MAX_DEPTH, SCALARS, replace_surrogates, shorten, survey, to_plain
 
 logger = logging.getLogger("opwire.pipeline")

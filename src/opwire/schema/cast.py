@@ -13,8 +13,8 @@ from opwire.errors import CastError, SchemaError
 from opwire.schema import cast_kinds as kinds
 from opwire.schema.cast_javascript import MISSING, is_number
 from opwire.schema.cast_kinds import Condition, Kind, Run
-from opwire.schema.cost import Effort
 from opwire.schema.dialect import JSONSchema, References
+from opwire.schema.effort import Effort
 from opwire.typed.plain import as_dict, as_list
 
 _OBJECT_KEYWORDS = frozenset(
@@ -44,7 +44,7 @@ class Caster:
         Raises:
             CastError: TypeBox throws too, or the schema or the value is nested too deeply.
         """
-        run = Run(Effort(value).left)
+        run = Run(Effort(value).remaining)
         try:
             if self._kind is None:
                 self._kind = Lowering(self._root).kind(self._root)

@@ -11,10 +11,10 @@ from functools import lru_cache
 from typing import Any, Final, cast
 
 from opwire.errors import SchemaError
-from opwire.schema.pattern_cost import PatternPrice
+from opwire.schema.pattern_cost import PatternCost
 from opwire.schema.validator import Validator, compile_validator
 
-_MAX_PRICE = 250_000  # units of 10 to 20 ns for one text
+_MAX_UNITS = 250_000  # units of 10 to 20 ns for one text
 
 
 class Missing(Enum):
@@ -89,22 +89,22 @@ def matches(pattern: str | None, format: str | None, text: str) -> bool:
 
     A pattern that is invalid, or may take long for this text, matches nothing.
     """
-    validator, price = _text_validator(pattern, format)
-    return validator is not None and price.of(text) <= _MAX_PRICE and validator.is_valid(code_units(text))
+    validator, cost = _text_validator(pattern, format)
+    return validator is not None and cost.units(text) <= _MAX_UNITS and validator.is_valid(code_units(text))
 
 
 @lru_cache(maxsize=1024)
-def _text_validator(pattern: str | None, format: str | None) -> tuple[Validator | None, PatternPrice]:
-    price = PatternPrice(pattern)
+def _text_validator(pattern: str | None, format: str | None) -> tuple[Validator | None, PatternCost]:
+    cost = PatternCost(pattern)
     schema: dict[str, Any] = {}
     if pattern is not None:
         schema["pattern"] = code_units(pattern)
     if format in ASSERTED_FORMATS:
         schema["format"] = format
     try:
-        return compile_validator(schema), price
+        return compile_validator(schema), cost
     except SchemaError:
-        return None, price
+        return None, cost
 
 
 def own_names(value: Any) -> list[str]:

@@ -19,8 +19,9 @@ from types import NoneType
 from typing import Any, Literal, NamedTuple, cast
 
 from opwire.errors import SchemaError
-from opwire.schema.cost import ComplexityError, Effort, ExhaustedError
 from opwire.schema.dialect import JSONSchema, escaped, lazy_property
+from opwire.schema.effort import Effort, ExhaustedError
+from opwire.schema.meter import ComplexityError
 from opwire.schema.shape import DEPENDENT, UNIONS, Node, allows_extras, json_type, names_properties, type_names
 from opwire.schema.validator import Check, Checks, MeteredChecks, PartChecks
 from opwire.typed.plain import as_dict, as_list, collection_paused

@@ -18,7 +18,6 @@ from types import NoneType
 from typing import TYPE_CHECKING, Any, ClassVar, Final, NamedTuple, Self, cast
 
 from opwire.errors import CastError, SchemaError
-from opwire.schema.cost import ComplexityError, Effort, ExhaustedError, extent
 from opwire.schema.dialect import (
     META_SCHEMAS,
     Dialect,
@@ -29,7 +28,9 @@ from opwire.schema.dialect import (
     lower,
     may_recurse,
 )
+from opwire.schema.effort import Effort, ExhaustedError, extent
 from opwire.schema.fit import Demand, Evaluator, Fitted, Fitter, Force, Scope
+from opwire.schema.meter import ComplexityError
 from opwire.schema.shape import Node, is_without_whole_floats, patterns_in, plain_document, type_names
 from opwire.schema.validator import (
     Checks,

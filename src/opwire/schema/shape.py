@@ -23,7 +23,7 @@ from itertools import chain
 from typing import Any, Final, TypeVar, cast
 
 from opwire.errors import SchemaError
-from opwire.schema.cost import FREE, Costs
+from opwire.schema.cost import FREE_UNITS, SchemaCosts
 from opwire.schema.dialect import JSONSchema, References, lazy_property, objects_in
 from opwire.typed.plain import as_dict, as_list
 
@@ -106,16 +106,16 @@ class Shapes:
         self.root = root
         self.caches: defaultdict[str, dict[int, Any]] = defaultdict(dict)
         self._references = References(root)
-        self.metered: Costs | None = None  # the costs of a schema that needs a meter, which holds them anyway
+        self.metered: SchemaCosts | None = None  # the costs of a schema that needs a meter, which holds them anyway
 
     @lazy_property
     def has_defaults(self) -> bool:
         """Whether a default may be filled; true also for data that only looks like one."""
         return any("default" in node for node in objects_in(self.root, data=True))
 
-    def costs(self) -> Costs:
+    def costs(self) -> SchemaCosts:
         """Return the costs of the root; raises `SchemaError` where they are too high."""
-        return self.metered or Costs(self.root)
+        return self.metered or SchemaCosts(self.root)
 
     def references(self, node: Node) -> Iterator[tuple[str, JSONSchema | None]]:
         """Yield the references of one node with their targets; None where one leads out of the document.
@@ -462,7 +462,8 @@ class _DocumentWriter:
             return
         metered = self._shapes.metered
         part = None if metered is None else metered.part(schema)
-        if part is not None and part.below > FREE:  # the compiler rejects it too, after the work of ten such documents
+        if part is not None and part.descendant_cost > FREE_UNITS:
+            # The compiler rejects it too, after the work of ten such documents.
             raise SchemaError("its definitions multiply, which cannot be bounded beside `unevaluated…`")
         out["unevaluatedProperties"] = False
 

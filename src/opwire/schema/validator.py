@@ -3,31 +3,22 @@
 jsonschema-rs passes the official test suite of every draft. This module adds safety: references are never fetched, a
 pattern that exceeds its backtracking limit counts as not matching, checking a value takes bounded time, and a schema
 that cannot be compiled raises a `SchemaError` with the path.
-
-`memoised` rewrites a schema so that jsonschema-rs caches verdicts. It caches what a definition said about an object or
-array, but only for references that it compiles while the definition is open, that is, while it is still compiling it:
-in a recursive schema these are the references that lead back. Any other reference is evaluated again, and definitions
-that each name the next one twice are evaluated twice as often at every level of a value.
-
-So each definition that multiplies is opened inside the one before it: beside its content, and compiled before that, is
-a condition that always holds and mentions the next definition. The contents are then compiled from the last definition
-to the first, each while all definitions before its own are open. A reference to a later one would find it closed, so
-there are two rows of the same definitions, the second in reverse and behind the first: what is later in one row is
-earlier in the other. Only references from the first row to the second are evaluated again, and no two of them follow
-each other. This relies on jsonschema-rs 0.60.3 and is not documented there; `tests/schema/test_memo.py` checks it.
 """
 
 import re
 from collections.abc import Callable
 from contextlib import suppress
-from itertools import chain, pairwise
+from itertools import chain
 from math import inf
 from typing import Any, Final, Generic, NamedTuple, Protocol, TypeVar, cast
 
 from opwire.errors import SchemaError
 from opwire.names import similar_names, suggestion
-from opwire.schema.cost import FREE, ComplexityError, Costs, Effort, ExhaustedError, Meter
+from opwire.schema.cost import SchemaCosts
 from opwire.schema.dialect import JSONSchema, lazy_property, map_subschemas, quoted_refs
+from opwire.schema.effort import Effort, ExhaustedError
+from opwire.schema.memo import memoised
+from opwire.schema.meter import ComplexityError, Meter
 from opwire.schema.pattern_cost import MAX_STEPS
 from opwire.schema.shape import Node, Shapes, closed_document, sized_document
 from opwire.typed.plain import as_dict
@@ -36,8 +27,6 @@ G = TypeVar("G")
 
 # Its automaton has a copy of the class for each repetition: 440 kB for 259 of a negated class, and AWS has hundreds.
 _COUNTED: Final = r"\^(\[\^?(?:[^\[\]\\]|\\.)+\]|\\[wdsWDS])\{([0-9]{1,9}),([0-9]{1,9})\}\$"
-_MAX_DEFINITIONS: Final = 2_000
-_FIRST, _SECOND = "-first", "-second"
 _CONSTANTS = frozenset({"const", "enum"})
 _TAGS = _CONSTANTS | {"not"}  # a variant may also list the tags that it does not have
 _OTHER_KIND = _CONSTANTS | {"type", "anyOf", "oneOf"}
@@ -207,7 +196,7 @@ def hint_of(error: Any, root: JSONSchema) -> str:
 
 
 def compile_bounded(
-    schema: JSONSchema, costs: Costs, portable: Callable[[], JSONSchema] | None = None, *, formats: bool = True
+    schema: JSONSchema, costs: SchemaCosts, portable: Callable[[], JSONSchema] | None = None, *, formats: bool = True
 ) -> Validator:
     """Compile a schema so that checking a value takes bounded time.
 
@@ -221,64 +210,8 @@ def compile_bounded(
         return compile_validator(schema, formats=formats)
     if costs.multiplies:
         document = schema if portable is None else portable()
-        schema = memoised(document, costs if portable is None else Costs(document))
+        schema = memoised(document, costs if portable is None else SchemaCosts(document))
     return MeteredValidator(compile_validator(schema, formats=formats), Meter(costs))
-
-
-def memoised(document: JSONSchema, costs: Costs) -> JSONSchema:
-    """Return an equivalent schema with cached verdicts. Every reference has to be of the form "#/$defs/name".
-
-    Raises:
-        SchemaError: too many definitions multiply, `unevaluated…` is among them, or one applies its own negation to
-            the same value.
-    """
-    if not isinstance(document, dict):
-        return document
-    if costs.has_unevaluated:  # it evaluates the branches of a definition by itself, and those verdicts are not cached
-        raise SchemaError("its definitions multiply, which cannot be bounded beside `unevaluated…`")
-    if costs.negated_loops:  # a cached verdict would depend on where the loop was entered
-        raise SchemaError("its definitions multiply, and apply their own negation to one and the same value")
-    contents: dict[str, Any] = document.get("$defs", {})
-    names = [name for name, each in contents.items() if (part := costs.part(each)) is not None and part.below > FREE]
-    if len(names) > _MAX_DEFINITIONS:
-        raise SchemaError(f"more than {_MAX_DEFINITIONS} of its definitions multiply")
-    if not names:
-        return document
-    rows = _Rows(names)
-    definitions: dict[str, Any] = {name: each for name, each in contents.items() if name not in rows.positions}
-    for name, row in rows.order:
-        key = f"{name}{row}"
-        definitions[key] = {"allOf": [rows.opening(name, row), {"$ref": f"#/$defs/{key}-content"}]}
-        definitions[f"{key}-content"] = rows.moved(contents[name], rows.positions[name])
-    body = {keyword: value for keyword, value in document.items() if keyword != "$defs"}
-    return {"allOf": [rows.opening("", ""), rows.moved(body, -1)], "$defs": definitions}
-
-
-class _Rows:
-    """The two rows of definitions that multiply."""
-
-    def __init__(self, names: list[str]) -> None:
-        self.positions = {name: position for position, name in enumerate(names)}
-        self.order = [*((name, _FIRST) for name in names), *((name, _SECOND) for name in reversed(names))]
-        self._next = dict(pairwise([("", ""), *self.order]))
-
-    def opening(self, name: str, row: str) -> JSONSchema:
-        """Return a condition that always holds and mentions the next definition.
-
-        It is a `not`, since `unevaluatedProperties` looks into anything else that applies to the same value.
-        """
-        following = self._next.get((name, row))
-        return following is None or {"not": {"allOf": [False, {"$ref": f"#/$defs/{''.join(following)}"}]}}
-
-    def moved(self, schema: JSONSchema, position: int) -> JSONSchema:
-        """Return a copy for one position: references up to it lead to the first row, later ones to the second."""
-        if not isinstance(schema, dict):
-            return schema
-        copy = map_subschemas(schema, lambda each: self.moved(each, position))
-        name = str(copy.get("$ref", "")).removeprefix("#/$defs/")
-        if name in self.positions:
-            copy["$ref"] = f"#/$defs/{name}{_FIRST if self.positions[name] <= position else _SECOND}"
-        return copy
 
 
 Check = Callable[[Any], bool]
@@ -393,7 +326,7 @@ class Checks:
         return _PARTS + _PARTS_PER_PART * self.costs.size
 
     @lazy_property
-    def costs(self) -> Costs:
+    def costs(self) -> SchemaCosts:
         """The costs of the root; raises `SchemaError` where they are too high."""
         return self.shapes.costs()
 
@@ -405,7 +338,7 @@ class Checks:
             return False
 
     def _compiled(self, key: Any, document: JSONSchema) -> Check:
-        costs = Costs(document)
+        costs = SchemaCosts(document)
         self.sizes.setdefault(key, _DOCUMENT + costs.size)
         validator = compile_bounded(document, costs, formats=self._formats)
         if isinstance(validator, MeteredValidator):
