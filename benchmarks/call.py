@@ -1,4 +1,7 @@
-"""The call protocol over the in-process transport, against the least that asyncio needs for a call."""
+"""The call protocol over the in-process transport, against the least that asyncio needs for a call.
+
+The handler awaits once, like the handlers of users, so that each call of the controls has a task of its own, too.
+"""
 
 import asyncio
 import tracemalloc
@@ -12,16 +15,26 @@ from typing import Any
 import msgspec
 
 from benchmarks.measure import Contender, NotMeasuredError, Row, Table, compared, ladder, race
-from benchmarks.work import INPUT, SUM, add, data_of, registry
+from benchmarks.work import INPUT, SUM, data_of, registry
 from opwire import ResponseEnvelope
 from opwire.protocol import CallHandler, PendingRequestMap
 from opwire.transports.memory import MemoryBus, MemoryTransport
 
 _WORKERS = 64
 _ITEMS = 1_000
-_LIMITS = 2.5, 4.0  # × the control, one at a time and with many in flight
+_LIMITS = 3.0, 5.0  # × the control, one at a time and with many in flight
 
 Call = Callable[[], Awaitable[Any]]
+
+
+@registry.query("math.add_later")
+async def add_later(a: int, b: int) -> int:
+    """Add two numbers in the next turn of the event loop."""
+    loop = asyncio.get_running_loop()
+    turn: asyncio.Future[None] = loop.create_future()
+    loop.call_soon(turn.set_result, None)
+    await turn
+    return a + b
 
 
 # --- controls ---------------------------------------------------------------------------------------------------------
@@ -39,16 +52,17 @@ class _Reply(msgspec.Struct):
 
 
 class _QueueFuture:
-    """A queue to a server task, a future back."""
+    """A queue to a server that handles each request in a task, a future back."""
 
     def __init__(self) -> None:
-        self._handlers = {"math.add": add}
+        self._handlers = {"math.add_later": add_later}
+        self._tasks: set[asyncio.Task[None]] = set()
         self._ids = count(1)
         self._pending: dict[int, asyncio.Future[Any]] = {}
         self._queue: asyncio.Queue[Any] = asyncio.Queue()
 
     async def call(self) -> Any:
-        request = _Request(next(self._ids), "math.add", INPUT)
+        request = _Request(next(self._ids), "math.add_later", INPUT)
         answer = self._pending[request.id] = asyncio.get_running_loop().create_future()
         self._queue.put_nowait(self.packed(request))
         return await answer
@@ -58,32 +72,29 @@ class _QueueFuture:
 
     async def serve(self) -> None:
         while True:
-            request = await self._queue.get()
-            output = await self._handlers[request.operation](**request.input)
-            self._pending.pop(request.id).set_result(output)
+            task = asyncio.create_task(self._respond(await self._queue.get()))
+            self._tasks.add(task)
+            task.add_done_callback(self._tasks.discard)
+
+    async def _respond(self, request: Any) -> None:
+        output = await self._handlers[request.operation](**request.input)
+        self._pending.pop(request.id).set_result(output)
 
 
-class _TaskAndJson(_QueueFuture):
-    """The same with a task a request, and both messages through JSON."""
+class _QueueAndJSON(_QueueFuture):
+    """The same with both messages through JSON."""
 
     def __init__(self) -> None:
         super().__init__()
         self._encode = msgspec.json.Encoder().encode
         self._request = msgspec.json.Decoder(_Request).decode
         self._reply = msgspec.json.Decoder(_Reply).decode
-        self._tasks: set[asyncio.Task[None]] = set()
 
     def packed(self, request: _Request) -> Any:
         return self._encode(request)
 
-    async def serve(self) -> None:
-        while True:
-            task = asyncio.create_task(self._answer(await self._queue.get()))
-            self._tasks.add(task)
-            task.add_done_callback(self._tasks.discard)
-
-    async def _answer(self, message: bytes) -> None:
-        request = self._request(message)
+    async def _respond(self, request: Any) -> None:
+        request = self._request(request)
         output = await self._handlers[request.operation](**request.input)
         reply = self._reply(self._encode(_Reply(request.id, output)))
         self._pending.pop(reply.id).set_result(reply.output)
@@ -94,7 +105,7 @@ async def _task_and_future() -> Any:
     answer: asyncio.Future[Any] = asyncio.get_running_loop().create_future()
 
     async def settle() -> None:
-        answer.set_result(await add(**INPUT))
+        answer.set_result(await add_later(**INPUT))
 
     task = asyncio.create_task(settle())
     result = await answer
@@ -126,7 +137,7 @@ async def _ends(*, codec: bool = False) -> AsyncGenerator[tuple[PendingRequestMa
 
 
 def _opwire_call(client: PendingRequestMap) -> Call:
-    return lambda: client.call("math.add", INPUT)
+    return lambda: client.call("math.add_later", INPUT)
 
 
 def _value(result: Any) -> Any:
@@ -158,11 +169,11 @@ def _in_flight(call: Call) -> Callable[[int], Awaitable[Any]]:
 async def _calls() -> tuple[list[Row], list[Row]]:
     async with AsyncExitStack() as stack:
         queue = await stack.enter_async_context(_served(_QueueFuture()))
-        task = await stack.enter_async_context(_served(_TaskAndJson()))
+        task = await stack.enter_async_context(_served(_QueueAndJSON()))
         by_reference, _ = await stack.enter_async_context(_ends())
         encoded, _ = await stack.enter_async_context(_ends(codec=True))
         ways: list[tuple[str, Call, tuple[float, float] | tuple[None, None]]] = [
-            ("queue + future", queue, (None, None)),
+            ("queue + task a call + future", queue, (None, None)),
             ("task + future, without a queue", _task_and_future, (None, None)),
             (f"queue + task a call + JSON (msgspec {version('msgspec')})", task, (None, None)),
             ("opwire, by reference", _opwire_call(by_reference), _LIMITS),

@@ -16,7 +16,7 @@ from opwire import OperationSpec, Schema
 from opwire.model.operation import NormalizeMode
 from opwire.registry.pipeline import ResultPipeline
 
-_CHECK_LIMIT, _FIT_LIMIT = 1.1, 2.0  # times `is_valid`, for 1,000 conforming objects
+_CHECK_LIMIT, _FIT_LIMIT = 1.3, 2.0  # times `is_valid`, for 1,000 conforming objects
 
 
 def _repeated(function: Callable[[Any], Any], value: Any) -> Callable[[int], Awaitable[Any]]:

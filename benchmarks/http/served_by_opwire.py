@@ -4,6 +4,7 @@ import sys
 from dataclasses import dataclass
 
 from benchmarks.http.uvicorn_server import run
+from benchmarks.upstream import round_trip
 from opwire import OperationRegistry
 from opwire.openapi.server import serve_http
 from opwire.protocol import LOCAL_IDENTITY
@@ -19,7 +20,8 @@ class Sum:
 
 @registry.query("math.add")
 async def add(a: int, b: int, note: str) -> Sum:
-    """Add two numbers."""
+    """Add two numbers, after a wait for the upstream."""
+    await round_trip()
     return Sum(a + b, note)
 
 

@@ -12,6 +12,7 @@ from starlette.responses import Response
 from starlette.routing import Route
 
 from benchmarks.http.uvicorn_server import run
+from benchmarks.upstream import round_trip
 
 
 class Input(BaseModel):
@@ -34,6 +35,7 @@ async def _with_jsonschema(request: Request) -> Response:
     given: Any = msgspec.json.decode(await request.body()) if request.method == "POST" else _query(request)
     if not _is_input(given):
         return Response("bad input", 422)
+    await round_trip()
     result = {"sum": given["a"] + given["b"], "note": given["note"]}
     if not _is_output(result):
         return Response("bad output", 500)
@@ -45,6 +47,7 @@ async def _with_pydantic(request: Request) -> Response:
         given = _input.validate_json(await request.body())
     else:
         given = _input.validate_python(dict(request.query_params))
+    await round_trip()
     result = _output.validate_python({"sum": given.a + given.b, "note": given.note})
     return Response(_output.dump_json(result), media_type="application/json")
 

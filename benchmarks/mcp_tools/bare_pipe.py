@@ -13,6 +13,7 @@ from typing import Any
 from benchmarks.exchanges import Call
 from benchmarks.peers import ROOT
 from benchmarks.transports.messages import NOTE
+from benchmarks.upstream import round_trip
 
 _REVISION = "2026-07-28"
 _DISCOVERED = {
@@ -63,11 +64,12 @@ async def bare_over_stdio(command: str, arguments: Sequence[str]) -> AsyncGenera
         await process.wait()
 
 
-def _answer(method: str, params: dict[str, Any]) -> dict[str, Any]:
+async def _answer(method: str, params: dict[str, Any]) -> dict[str, Any]:
     if method == "server/discover":
         return _DISCOVERED
     if method == "tools/list":
         return {**_LISTED, "tools": [_TOOL]}
+    await round_trip()
     given = params["arguments"]
     total = {"sum": given["a"] + given["b"]}
     text = {"type": "text", "text": json.dumps(total)}
@@ -84,7 +86,7 @@ async def _serve() -> None:
         request = json.loads(line)
         if "id" not in request:
             continue
-        result = _answer(request["method"], request["params"])
+        result = await _answer(request["method"], request["params"])
         write.write(json.dumps({"jsonrpc": "2.0", "id": request["id"], "result": result}).encode() + b"\n")
         await write.drain()
 

@@ -2,6 +2,7 @@
 
 from dataclasses import dataclass
 
+from benchmarks.upstream import round_trip
 from opwire import OperationRegistry
 
 registry = OperationRegistry()
@@ -14,5 +15,6 @@ class Sum:
 
 @registry.query("work.add")
 async def add(a: int, b: int, note: str) -> Sum:
-    """Add two numbers."""
+    """Add two numbers, after a wait for the upstream."""
+    await round_trip()
     return Sum(a + b)

@@ -9,6 +9,7 @@ from mcp.server import Server
 from mcp.server.stdio import stdio_server
 
 from benchmarks.http.uvicorn_server import run
+from benchmarks.upstream import round_trip
 
 _INPUT = {
     "type": "object",
@@ -25,6 +26,7 @@ async def _list_tools(_: Any, __: Any) -> types.ListToolsResult:
 
 async def _call_tool(_: Any, params: types.CallToolRequestParams) -> types.CallToolResult:
     given = params.arguments or {}
+    await round_trip()
     total = given["a"] + given["b"]
     text = types.TextContent(text=f'{{"sum":{total}}}')
     return types.CallToolResult(content=[text], structured_content={"sum": total})

@@ -7,6 +7,7 @@ from fastapi import FastAPI, Query  # pyright: ignore[reportMissingImports] - it
 from pydantic import BaseModel
 
 from benchmarks.http.uvicorn_server import run
+from benchmarks.upstream import round_trip
 
 app = FastAPI()
 
@@ -24,11 +25,13 @@ class Sum(BaseModel):
 
 @app.post("/math/add")
 async def add(input: Input) -> Sum:
+    await round_trip()
     return Sum(sum=input.a + input.b, note=input.note)
 
 
 @app.get("/math/add")
 async def add_by_query(input: Annotated[Input, Query()]) -> Sum:
+    await round_trip()
     return Sum(sum=input.a + input.b, note=input.note)
 
 

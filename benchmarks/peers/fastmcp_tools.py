@@ -6,6 +6,7 @@ from dataclasses import dataclass
 from fastmcp import FastMCP  # pyright: ignore[reportMissingImports] - its own environment
 
 from benchmarks.http.uvicorn_server import run
+from benchmarks.upstream import round_trip
 
 server = FastMCP("benchmark")
 
@@ -17,7 +18,8 @@ class Sum:
 
 @server.tool
 async def add(a: int, b: int, note: str) -> Sum:
-    """Add two numbers."""
+    """Add two numbers, after a wait for the upstream."""
+    await round_trip()
     return Sum(a + b)
 
 

@@ -10,7 +10,8 @@ from functools import partial
 from typing import Any
 
 from benchmarks.transports.messages import NOTE, OPERATION
-from benchmarks.transports.scenario import Call, Scenario
+from benchmarks.transports.scenario import SERVERS, Call, Scenario
+from benchmarks.upstream import round_trip
 
 
 def _broker(engine: str, url: str) -> Any:
@@ -29,8 +30,14 @@ def _broker(engine: str, url: str) -> Any:
 async def _responder(engine: str, url: str) -> AsyncGenerator[str]:
     broker = _broker(engine, url)
 
-    @broker.subscriber(OPERATION)
+    # Servers share a queue group of NATS and a list of Redis: each of them would respond to every message of a channel.
+    subscriber = (
+        broker.subscriber(OPERATION, queue="servers") if engine == "nats" else broker.subscriber(list=OPERATION)
+    )
+
+    @subscriber
     async def add(a: int, b: int, note: str) -> int:
+        await round_trip()
         return a + b
 
     async with broker:
@@ -40,10 +47,12 @@ async def _responder(engine: str, url: str) -> AsyncGenerator[str]:
 
 @asynccontextmanager
 async def _caller(engine: str, url: str) -> AsyncGenerator[Call]:
+    destination = "subject" if engine == "nats" else "list"
     async with _broker(engine, url) as broker:
 
         async def call(a: int) -> int:
-            reply = await broker.request({"a": a, "b": 1, "note": NOTE}, OPERATION, timeout=10)
+            request = {"a": a, "b": 1, "note": NOTE}
+            reply = await broker.request(request, **{destination: OPERATION}, timeout=10)
             return await reply.decode()
 
         yield call
@@ -58,6 +67,8 @@ def _scenario(engine: str) -> Scenario:
         library="faststream",
         peer="faststream",
         ahead=True,
+        servers=SERVERS,
+        engine={"nats": "NATS", "redis": "Redis"}[engine],
     )
 
 

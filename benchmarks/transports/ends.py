@@ -5,6 +5,7 @@ from contextlib import asynccontextmanager
 
 from benchmarks.transports.messages import NOTE, OPERATION
 from benchmarks.transports.scenario import Call
+from benchmarks.upstream import round_trip
 from opwire import OperationRegistry
 from opwire.protocol import LOCAL_IDENTITY, CallHandler, PendingRequestMap, Transport
 
@@ -13,7 +14,8 @@ registry = OperationRegistry()
 
 @registry.query(OPERATION)
 async def add(a: int, b: int, note: str) -> int:
-    """Add two numbers."""
+    """Add two numbers, after a wait for the upstream."""
+    await round_trip()
     return a + b
 
 

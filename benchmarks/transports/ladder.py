@@ -4,7 +4,7 @@ import asyncio
 import re
 import subprocess
 from collections.abc import Iterator, Mapping, Sequence
-from contextlib import AbstractContextManager, nullcontext
+from contextlib import ExitStack
 from importlib.util import find_spec
 from typing import Any, NamedTuple
 
@@ -16,91 +16,96 @@ from benchmarks.transports import durable, nats, redis, websocket
 from benchmarks.transports.run import IN_FLIGHT, Broker, Figures, measure
 from benchmarks.transports.scenario import Scenario
 
-
-class _Engine(NamedTuple):
-    """One table: the first scenario is the control, and opwire must reach a multiple of its calls per second, if that
-    is promised.
-    """
-
-    name: str
-    scenarios: Sequence[Scenario]
-    opwire: Scenario
-    at_least: float | None = None
-    broker: type[NatsServer | RedisServer] | None = None
-    peers: Sequence[Scenario] = ()
-    settings: Mapping[str, Any] = {}
+_SERVERS: Mapping[str, type[NatsServer | RedisServer]] = {"NATS": NatsServer, "Redis": RedisServer}
 
 
-_ENGINES = (
-    _Engine("WebSocket", websocket.RAW, websocket.OPWIRE, 0.7),
-    _Engine(
-        "WebSocket through a relay", [*websocket.RAW_RELAYED, websocket.OPWIRE_RELAYED], websocket.OPWIRE_HUB, 0.75
+class _Ladder(NamedTuple):
+    """One table. The first of the `controls` that is fastest is the control; opwire must reach multiples of it."""
+
+    title: str
+    controls: Sequence[Scenario]
+    limits: Mapping[Scenario, float]  # of opwire
+    others: Sequence[Scenario] = ()
+    loops: Sequence[str] = ("asyncio", "uvloop")
+    settings: Mapping[str, Mapping[str, Any]] = {}  # of the brokers
+
+    @property
+    def scenarios(self) -> list[Scenario]:
+        return [*self.controls, *self.others, *self.limits]
+
+
+_LADDERS = (
+    _Ladder("WebSocket", websocket.RAW[:1], {websocket.OPWIRE: 0.6}, websocket.RAW[1:]),
+    _Ladder(
+        "WebSocket through a relay",
+        websocket.RAW_RELAYED[:1],
+        {websocket.OPWIRE_HUB: 0.7},
+        [*websocket.RAW_RELAYED[1:], websocket.OPWIRE_RELAYED],
     ),
-    _Engine("Redis", redis.RAW, redis.OPWIRE, 1.5, RedisServer, [faststream_rpc.REDIS]),
-    _Engine("NATS", nats.RAW, nats.OPWIRE, 1.5, NatsServer, [faststream_rpc.NATS]),
-    _Engine("durable, in one process", [durable.PLAIN_MEMORY, durable.MEMORY_KEYS], durable.MEMORY, 0.5),
-    _Engine(
-        "durable",
-        [redis.OPWIRE, durable.REDIS_KEYS],
-        durable.REDIS,
-        0.5,
-        RedisServer,
-        [task_queues.ARQ, task_queues.TASKIQ],
-        {"appendonly": "yes"},
-    ),
-    _Engine(
-        "durable",
-        [nats.OPWIRE, durable.NATS_KEYS],
-        durable.NATS,
-        0.5,
-        NatsServer,
-        settings={"jetstream": True},
+    _Ladder("Redis, two servers", redis.RAW[:1], {redis.OPWIRE: 1.5}, [*redis.RAW[1:], faststream_rpc.REDIS]),
+    _Ladder("NATS, two servers", nats.RAW[:1], {nats.OPWIRE: 1.2}, [*nats.RAW[1:], faststream_rpc.NATS]),
+    _Ladder(
+        "durable mutations with a key, two workers",
+        task_queues.SCENARIOS,
+        {durable.REDIS: 8, durable.JETSTREAM: 4},
+        loops=("asyncio",),
+        settings={"Redis": {"appendonly": "yes"}, "NATS": {"jetstream": True}},
     ),
 )
 
 
 def tables() -> Iterator[Table]:
     """One table for each engine and event loop. The peers run on asyncio's."""
-    for engine in _ENGINES:
-        for loop in ("asyncio", "uvloop"):
+    for ladder in _LADDERS:
+        for loop in ladder.loops:
             if find_spec(loop) is None:
                 print(f"{loop} is not on this machine: skipped\n")
                 continue
-            scenarios = [*engine.scenarios, engine.opwire, *(engine.peers if loop == "asyncio" else ())]
-            figures = _measured(engine, scenarios, loop)
-            title = f"{_title(engine)}, {IN_FLIGHT} in flight [{loop}]"
-            yield Table(title, "calls/s", "first", _rows(engine, dict(zip(scenarios, figures, strict=True))))
+            scenarios = [scenario for scenario in ladder.scenarios if loop == "asyncio" or scenario.peer is None]
+            figures = dict(zip(scenarios, _measured(ladder, scenarios, loop), strict=True))
+            control = max((scenario for scenario in ladder.controls), key=lambda scenario: figures[scenario].rate)
+            word = "first" if len(ladder.controls) == 1 else "best peer"
+            yield Table(
+                f"{_title(ladder)}, {IN_FLIGHT} in flight [{loop}]", "calls/s", word, _rows(ladder, figures, control)
+            )
 
 
-def _measured(engine: _Engine, scenarios: Sequence[Scenario], loop: str) -> list[Figures]:
-    serving: AbstractContextManager[NatsServer | RedisServer | None]
-    serving = nullcontext() if engine.broker is None else engine.broker(**engine.settings)
-    with serving as server:
-        broker = None if server is None else Broker(server.url, server.pid)
-        return asyncio.run(measure(scenarios, loop, broker))
+def _engines(ladder: _Ladder) -> list[str]:
+    return sorted({scenario.engine for scenario in ladder.scenarios if scenario.engine is not None})
 
 
-def _title(engine: _Engine) -> str:
-    """With the version of the broker that is about to run."""
-    if engine.broker is None:
-        return engine.name
-    program = engine.broker.program
+def _measured(ladder: _Ladder, scenarios: Sequence[Scenario], loop: str) -> list[Figures]:
+    with ExitStack() as stack:
+        brokers: dict[str, Broker] = {}
+        for engine in _engines(ladder):
+            server = stack.enter_context(_SERVERS[engine](**ladder.settings.get(engine, {})))
+            brokers[engine] = Broker(server.url, server.pid)
+        return asyncio.run(measure(scenarios, loop, brokers))
+
+
+def _title(ladder: _Ladder) -> str:
+    """The title with the versions of the brokers that are about to run."""
+    programs = [_SERVERS[engine].program for engine in _engines(ladder)]
+    versions = ", ".join(f"{program} {_version(program)}" for program in programs)
+    return f"{ladder.title} ({versions})" if versions else ladder.title
+
+
+def _version(program: str) -> str:
     printed = subprocess.run([find_server(program), "--version"], capture_output=True, text=True, check=True).stdout
     version = re.search(r"v=?(\d[\w.]*)", printed)
-    return f"{engine.name} ({program} {version[1] if version else printed.strip()})"
+    return version[1] if version else printed.strip()
 
 
-def _rows(engine: _Engine, figures: dict[Scenario, Figures]) -> list[Row]:
-    control = figures[engine.scenarios[0]].rate
-    opwire = figures[engine.opwire].rate
+def _rows(ladder: _Ladder, figures: Mapping[Scenario, Figures], control: Scenario) -> list[Row]:
     rows: list[Row] = []
     for scenario, figure in figures.items():
-        row = Row(scenario.label(figure.version), figure.rate, figure.rate / control, note=_note(figure))
-        if scenario is engine.opwire:
-            if engine.at_least is not None:
-                row = row._replace(must_reach=f">= {engine.at_least:g}", reached=opwire >= engine.at_least * control)
+        ratio = figure.rate / figures[control].rate
+        row = Row(scenario.label(figure.version), figure.rate, ratio, note=_note(figure))
+        if (limit := ladder.limits.get(scenario)) is not None:
+            row = row._replace(must_reach=f">= {limit:g}", reached=ratio >= limit)
         elif scenario.ahead:
-            row = row._replace(must_reach="opwire ahead", reached=opwire > figure.rate)
+            behind = all(figures[opwire].rate > figure.rate for opwire in ladder.limits)
+            row = row._replace(must_reach="opwire ahead", reached=behind)
         rows.append(row)
     return rows
 
@@ -108,8 +113,8 @@ def _rows(engine: _Engine, figures: dict[Scenario, Figures]) -> list[Row]:
 def _note(figure: Figures) -> str:
     """Processor time of each process; what a call takes when it is the only one."""
     parts = " + ".join(f"{end} {_microseconds(seconds)}" for end, seconds in figure.processor.items())
-    used = _microseconds(sum(figure.processor.values()))
-    return f"CPU {used} µs = {parts}; alone p50 {_microseconds(figure.p50)}, p99 {_microseconds(figure.p99)} µs"
+    total = _microseconds(sum(figure.processor.values()))
+    return f"CPU {total} µs = {parts}; alone p50 {_microseconds(figure.p50)}, p99 {_microseconds(figure.p99)} µs"
 
 
 def _microseconds(seconds: float) -> str:

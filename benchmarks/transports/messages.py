@@ -1,15 +1,18 @@
 """The work that every transport is measured on, and the least that a caller and a responder need for it.
 
-A request of some 200 bytes is decoded into its type; the answer is encoded, and decoded again at the caller. Requests
-are distinguished by their ids, so that one connection carries all of them. Every answer depends on its request, and is
-checked.
+A request of some 200 bytes is decoded into its type; the handler waits for an upstream; the answer is encoded, and
+decoded again at the caller. Requests are distinguished by their ids, so that one connection carries all of
+them. Every answer depends on its request, and is checked.
 """
 
 import asyncio
+from collections.abc import Awaitable, Callable
 from itertools import count
 from typing import Any
 
 import msgspec
+
+from benchmarks.upstream import round_trip
 
 OPERATION = "work.add"
 NOTE = "A note that nobody reads; it brings the request to the usual 200 bytes, like in the other measurements."
@@ -62,10 +65,22 @@ def request(request_id: str, a: int) -> bytes:
     return _encode(Request(request_id, OPERATION, Input(a)))
 
 
-def answer(message: bytes) -> bytes:
-    """The reply to a request."""
+_answering: set[asyncio.Task[None]] = set()
+
+
+def answer(message: bytes, send: Callable[[bytes], Awaitable[Any] | None]) -> None:
+    """Reply to a request in a task of its own, since its handler waits."""
+    task = asyncio.get_running_loop().create_task(_answer(message, send))
+    _answering.add(task)
+    task.add_done_callback(_answering.discard)
+
+
+async def _answer(message: bytes, send: Callable[[bytes], Awaitable[Any] | None]) -> None:
     asked = _decode_request(message)
-    return _encode(Reply(asked.request_id, _Output(asked.input.a + asked.input.b, _META)))
+    await round_trip()
+    sending = send(_encode(Reply(asked.request_id, _Output(asked.input.a + asked.input.b, _META))))
+    if sending is not None:
+        await sending
 
 
 def answered(message: bytes) -> int:

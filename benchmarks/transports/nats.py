@@ -11,7 +11,7 @@ from nats.aio.msg import Msg
 from benchmarks.transports.connection import Connection, connected
 from benchmarks.transports.ends import calling, responding
 from benchmarks.transports.messages import Calls, answer, answered, request
-from benchmarks.transports.scenario import Call, Scenario
+from benchmarks.transports.scenario import SERVERS, Call, End, Scenario
 from opwire.transports.nats import NatsTransport
 
 
@@ -25,10 +25,10 @@ async def _client(url: str) -> AsyncGenerator[Client]:
 @asynccontextmanager
 async def _responder(subject: str, url: str) -> AsyncGenerator[str]:
     async def respond(message: Msg) -> None:
-        await message.respond(answer(message.data))
+        answer(message.data, message.respond)
 
     async with _client(url) as client:
-        await client.subscribe(subject, cb=respond)
+        await client.subscribe(subject, queue="servers", cb=respond)
         await client.flush()
         await client.flush()  # the first one may overtake the subscription
         yield url
@@ -70,9 +70,9 @@ async def _inbox_caller(url: str) -> AsyncGenerator[Call]:
 class _Frames(Connection):
     """The few words of NATS' protocol that calls need."""
 
-    def __init__(self, subject: str, arrived: Callable[[bytes, bytes], None]) -> None:
+    def __init__(self, subscription: bytes, arrived: Callable[[bytes, bytes], None]) -> None:
         super().__init__()
-        self._subject = subject
+        self._subscription = subscription  # a subject, and where servers share it, their queue group
         self._arrived = arrived
         self._rest = b""
 
@@ -96,7 +96,7 @@ class _Frames(Connection):
 
     def _control(self, line: bytes) -> None:
         if line.startswith(b"INFO"):
-            self.write(b'CONNECT {"verbose":false}\r\nSUB %b 1\r\nPING\r\n' % self._subject.encode())
+            self.write(b'CONNECT {"verbose":false}\r\nSUB %b 1\r\nPING\r\n' % self._subscription)
         elif line == b"PING":
             self.write(b"PONG\r\n")
         elif line == b"PONG":
@@ -109,9 +109,9 @@ class _Frames(Connection):
 @asynccontextmanager
 async def _frames_responder(url: str) -> AsyncGenerator[str]:
     def arrived(message: bytes, reply: bytes) -> None:
-        connection.publish(reply, answer(message))
+        answer(message, lambda response: connection.publish(reply, response))
 
-    async with connected(url, lambda: _Frames("by-hand.requests", arrived)) as connection:
+    async with connected(url, lambda: _Frames(b"by-hand.requests servers", arrived)) as connection:
         yield url
 
 
@@ -124,7 +124,7 @@ async def _frames_caller(url: str) -> AsyncGenerator[Call]:
         connection.publish(b"by-hand.requests", message, b"by-hand.replies")
         return await future
 
-    async with connected(url, lambda: _Frames("by-hand.replies", calls.arrived)) as connection:
+    async with connected(url, lambda: _Frames(b"by-hand.replies", calls.arrived)) as connection:
         yield call
 
 
@@ -137,14 +137,20 @@ async def _opwire_responder(url: str) -> AsyncGenerator[str]:
         yield url
 
 
+def _scenario(
+    name: str, responder: End, caller: Callable[[str], AbstractAsyncContextManager[Call]], library: str | None = None
+) -> Scenario:
+    return Scenario(name, __name__, responder, caller, library=library, servers=SERVERS, engine="NATS")
+
+
 def _nats_py(use: str, subject: str, caller: Callable[[str], AbstractAsyncContextManager[Call]]) -> Scenario:
-    return Scenario(f"nats-py, {use}", __name__, partial(_responder, subject), caller, library="nats-py")
+    return _scenario(f"nats-py, {use}", partial(_responder, subject), caller, "nats-py")
 
 
-OPWIRE = Scenario("opwire", __name__, _opwire_responder, lambda url: calling(NatsTransport(url)), library="opwire")
+OPWIRE = _scenario("opwire", _opwire_responder, lambda url: calling(NatsTransport(url)), "opwire")
 RAW = [
     _nats_py("request()", "request", _request_caller),
     _nats_py("an inbox of our own", "inbox", _inbox_caller),
-    Scenario("NATS' protocol by hand", __name__, _frames_responder, _frames_caller),
+    _scenario("NATS' protocol by hand", _frames_responder, _frames_caller),
 ]
 SCENARIOS = [*RAW, OPWIRE]

@@ -1,6 +1,7 @@
 """Redis: publish and subscribe with redis-py, pooled and batched, with hiredis under a protocol of our own, and opwire.
 
-A client is given the channel that it reads and what to do with a message, and gives a way to publish.
+A client is given the channel that it reads and what to do with a message, and gives a way to publish. Each server has a
+channel of its own, and the caller takes them in turn.
 """
 
 import asyncio
@@ -14,7 +15,7 @@ import redis.asyncio
 from benchmarks.transports.connection import Connection, connected
 from benchmarks.transports.ends import calling, responding
 from benchmarks.transports.messages import Calls, answer
-from benchmarks.transports.scenario import Call, Scenario
+from benchmarks.transports.scenario import SERVERS, Call, Scenario, server_number
 from opwire.transports.redis import RedisTransport
 
 Publish = Callable[[str, bytes], Awaitable[Any] | None]
@@ -125,7 +126,10 @@ def _scenario(name: str, library: str, client: Client, *, ahead: bool = False) -
 
     @asynccontextmanager
     async def responder(url: str) -> AsyncGenerator[str]:
-        async with client(url, requests, lambda message, publish: publish(replies, answer(message))):
+        def arrived(message: bytes, publish: Publish) -> None:
+            answer(message, lambda response: publish(replies, response))
+
+        async with client(url, f"{requests}.{server_number()}", arrived):
             yield url
 
     @asynccontextmanager
@@ -135,14 +139,14 @@ def _scenario(name: str, library: str, client: Client, *, ahead: bool = False) -
 
             async def call(a: int) -> int:
                 message, future = calls.open(a)
-                waiting = publish(requests, message)
+                waiting = publish(f"{requests}.{a % SERVERS}", message)
                 if waiting is not None:
                     await waiting
                 return await future
 
             yield call
 
-    return Scenario(name, __name__, responder, caller, library=library, ahead=ahead)
+    return Scenario(name, __name__, responder, caller, library=library, ahead=ahead, servers=SERVERS, engine="Redis")
 
 
 # --- opwire -----------------------------------------------------------------------------------------------------------
@@ -154,7 +158,15 @@ async def _responder(url: str) -> AsyncGenerator[str]:
         yield url
 
 
-OPWIRE = Scenario("opwire", __name__, _responder, lambda url: calling(RedisTransport(url)), library="opwire")
+OPWIRE = Scenario(
+    "opwire",
+    __name__,
+    _responder,
+    lambda url: calling(RedisTransport(url)),
+    library="opwire",
+    servers=SERVERS,
+    engine="Redis",
+)
 RAW = [
     _scenario("redis, one pipelined writer", "redis", _batched),
     _scenario("redis, a pool", "redis", _pooled, ahead=True),

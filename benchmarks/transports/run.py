@@ -8,8 +8,9 @@ exactly the calls that are counted.
 
 import asyncio
 import json
+import os
 import sys
-from collections.abc import AsyncGenerator, Sequence
+from collections.abc import AsyncGenerator, Mapping, Sequence
 from contextlib import AsyncExitStack, asynccontextmanager
 from statistics import median
 from tempfile import TemporaryFile
@@ -18,7 +19,7 @@ from typing import IO, NamedTuple
 from benchmarks.measure import NotMeasuredError, processor_time
 from benchmarks.peers import ROOT, python_of
 from benchmarks.transports.process import Measured
-from benchmarks.transports.scenario import Scenario
+from benchmarks.transports.scenario import SERVER_NUMBER, Scenario
 
 ROUNDS = 5
 IN_FLIGHT = 64
@@ -27,7 +28,7 @@ _PATIENCE = 20  # seconds
 
 
 class Broker(NamedTuple):
-    """A server that all scenarios of a table share."""
+    """A server that scenarios of a table share."""
 
     url: str
     pid: int
@@ -90,13 +91,16 @@ class _Process:
 
 
 @asynccontextmanager
-async def _end(scenario: Scenario, end: str, loop: str, address: str) -> AsyncGenerator[_Process]:
+async def _end(scenario: Scenario, end: str, loop: str, address: str, number: int = 0) -> AsyncGenerator[_Process]:
     """Start an end; it ends by itself when its standard input does."""
     python = sys.executable if scenario.peer is None else python_of(scenario.peer)
     command = [python, "-m", "benchmarks.transports.process", scenario.module, scenario.name, end, loop, address]
     pipe = asyncio.subprocess.PIPE
     with TemporaryFile() as log:
-        process = await asyncio.create_subprocess_exec(*command, cwd=ROOT, stdin=pipe, stdout=pipe, stderr=log)
+        environment = {**os.environ, SERVER_NUMBER: str(number)}
+        process = await asyncio.create_subprocess_exec(
+            *command, cwd=ROOT, env=environment, stdin=pipe, stdout=pipe, stderr=log
+        )
         try:
             yield _Process(f"{scenario.name} ({end}, {loop})", process, log)
         finally:
@@ -110,15 +114,20 @@ async def _end(scenario: Scenario, end: str, loop: str, address: str) -> AsyncGe
                 await process.wait()
 
 
-async def _start(stack: AsyncExitStack, scenario: Scenario, loop: str, broker: Broker | None) -> _Running:
+async def _start(stack: AsyncExitStack, scenario: Scenario, loop: str, brokers: Mapping[str, Broker]) -> _Running:
+    broker = None if scenario.engine is None else brokers[scenario.engine]
     address = "" if broker is None else broker.url
     pids: dict[str, int] = {}
-    for end in ("relay", "responder"):
-        if getattr(scenario, end) is None:
-            continue
-        process = await stack.enter_async_context(_end(scenario, end, loop, address))
-        address = await process.line()
-        pids[end] = process.pid
+    if scenario.relay is not None:
+        relay = await stack.enter_async_context(_end(scenario, "relay", loop, address))
+        address = await relay.line()
+        pids["relay"] = relay.pid
+    if scenario.responder is not None:
+        ends = [_end(scenario, "responder", loop, address, number) for number in range(scenario.servers)]
+        for number, end in enumerate(ends, 1):
+            responder = await stack.enter_async_context(end)
+            address = await responder.line()
+            pids["responder" if number == 1 else f"responder {number}"] = responder.pid
     caller = await stack.enter_async_context(_end(scenario, "caller", loop, address))
     version = await caller.line()
     if broker is not None:
@@ -135,14 +144,14 @@ async def _round(running: _Running) -> Figures:
     return Figures(running.version, alone.p50, alone.p99, many.calls / many.seconds, used)
 
 
-async def measure(scenarios: Sequence[Scenario], loop: str, broker: Broker | None = None) -> list[Figures]:
+async def measure(scenarios: Sequence[Scenario], loop: str, brokers: Mapping[str, Broker]) -> list[Figures]:
     """Measure scenarios on one event loop.
 
     Raises:
         NotMeasuredError: one of them did not run, or gave a wrong result.
     """
     async with AsyncExitStack() as stack:
-        running = [await _start(stack, each, loop, broker) for each in scenarios]
+        running = [await _start(stack, scenario, loop, brokers) for scenario in scenarios]
         for each in running:
             await each.caller.measure(IN_FLIGHT, _MANY)  # to warm up
         figures: list[list[Figures]] = [[] for _ in running]

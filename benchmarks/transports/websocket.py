@@ -41,15 +41,11 @@ class _Relay:
         return self._askers.pop(request_id)(message)
 
 
-def _answer(message: bytes, send: Send) -> Awaitable[None] | None:
-    return send(answer(message))
-
-
 def _direct(library: Library) -> Scenario:
     return Scenario(
         library.name,
         __name__,
-        lambda _: library.listen(_answer),
+        lambda _: library.listen(answer),
         lambda url: _caller(library, url),
         library=library.library,
     )
@@ -58,7 +54,7 @@ def _direct(library: Library) -> Scenario:
 def _relayed(library: Library) -> Scenario:
     @asynccontextmanager
     async def responder(url: str) -> AsyncGenerator[str]:
-        async with library.connect(url, _answer) as send:
+        async with library.connect(url, answer) as send:
             waiting = send(_SERVE)
             if waiting is not None:
                 await waiting
