@@ -1,7 +1,6 @@
 """Questions of handlers to their callers, in one process."""
 
 import asyncio
-import threading
 from collections.abc import AsyncGenerator
 from enum import Enum
 from typing import Annotated, Any, Literal
@@ -9,7 +8,7 @@ from typing import Annotated, Any, Literal
 import pytest
 from msgspec import Meta, Struct
 
-from opwire import CallError, Client, Context, ErrorCode, OperationRegistry, Question, SyncClient, UsageError
+from opwire import CallError, Context, ErrorCode, OperationRegistry, Question, UsageError
 from opwire.model.operation import Root
 from opwire.model.questions import Form
 
@@ -64,8 +63,7 @@ async def ask(id: str, answer: Any, input: Any = None) -> Any:
         reply: Any = answer(question) if callable(answer) else answer
         return reply
 
-    async with Client(shop(), on_question=on_question) as client:
-        return await client.call(id, input)
+    return (await shop().execute(id, input, Context(on_question=on_question))).data
 
 
 @pytest.mark.parametrize(
@@ -132,9 +130,8 @@ async def test_several_choices_are_a_list() -> None:
 
 
 async def test_without_a_callback_the_error_says_what_was_asked_and_how_to_answer() -> None:
-    async with Client(shop()) as client:
-        with pytest.raises(CallError, match=r'asks "Delete 3 orders\?", which its caller cannot answer') as failure:
-            await client.call("shop.delete")
+    with pytest.raises(CallError, match=r'asks "Delete 3 orders\?", which its caller cannot answer') as failure:
+        await shop().execute("shop.delete")
     assert failure.value.code is ErrorCode.ABORTED
     assert not failure.value.retryable
     assert failure.value.details["question"]["method"] == "elicitation/create"
@@ -231,24 +228,5 @@ async def test_a_subscription_asks_between_two_items() -> None:
     async def answer(_: Question) -> dict[str, Any]:
         return {"action": "accept", "content": {"value": True}}
 
-    async with Client(shop(), on_question=answer) as client:
-        assert [item async for item in client.subscribe("shop.steps")] == ["first", "second"]
-
-
-def test_a_plain_function_answers_in_a_thread_of_its_own_so_that_it_may_block() -> None:
-    threads: list[int] = []
-
-    def answer(_: Question) -> dict[str, Any]:
-        threads.append(threading.get_ident())
-        return {"action": "accept", "content": {"value": True}}
-
-    registry = shop()
-
-    @registry.query("shop.here", inline=True)
-    def here() -> int:
-        return threading.get_ident()
-
-    with SyncClient(registry, on_question=answer) as client:
-        assert client.call("shop.delete") == "deleted"
-        loop = client.call("shop.here")
-    assert len({*threads, loop, threading.get_ident()}) == 3
+    items = shop().subscribe("shop.steps", None, Context(on_question=answer))
+    assert [item.data async for item in items] == ["first", "second"]

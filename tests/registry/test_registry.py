@@ -28,7 +28,7 @@ from opwire import (
     UsageError,
     http_envelope,
 )
-from opwire.model.operation import Change, SourceChange, may_access
+from opwire.model.operation import Change, PreparedRequest, SourceChange, may_access
 
 
 def spec(id: str, **fields: Any) -> OperationSpec:
@@ -599,3 +599,19 @@ async def test_objects_that_are_not_plain_are_prepared_before_they_are_checked_a
     assert (await registry.execute("t.send", {"file": Opened()})).data == {"file": "hello"}
     assert (await registry.execute("t.send", {"file": "plain"})).data == {"file": "plain"}
     assert len(prepared) == 1
+
+
+async def test_a_preview_rejects_invalid_input_and_does_not_run_a_function() -> None:
+    registry = OperationRegistry()
+
+    @registry.mutation("math.add")
+    def add(a: int) -> int:
+        raise AssertionError(a)
+
+    assert await registry.preview("math.add", {"a": 1}) == PreparedRequest(protocol="local", body=b'{"a":1}')
+    with pytest.raises(CallError) as failure:
+        await registry.preview("math.add", {"a": "x"})
+    assert failure.value.code is ErrorCode.VALIDATION_ERROR
+    with pytest.raises(CallError) as failure:
+        await registry.preview("math.sub")
+    assert failure.value.code is ErrorCode.OPERATION_NOT_FOUND

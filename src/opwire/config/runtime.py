@@ -39,7 +39,6 @@ from opwire.policies import (
     RateLimit,
     ask_caller,
 )
-from opwire.policies.cache import ResponseCache
 from opwire.registry.source import AdapterSource
 from opwire.registry.view import Selection, ViewRules
 
@@ -306,6 +305,8 @@ async def create_policies(
         decide = known.get(ask) or await modules.function(ask, "policies.approval.ask")
         yield Approval(decide, **options)
     if settings.cache is not None:
+        from opwire.policies.cache import ResponseCache  # a part that may be removed
+
         options = asdict(settings.cache)
         selection = Selection(options.pop("include"), options.pop("exclude"))
         cache = ResponseCache(**options)

@@ -6,10 +6,9 @@
 
 Each applies to the operations that `include` and `exclude` select: ids or tags with `*`, namespaces, `type:mutation`,
 `tag:NAME`. Policies run in the order in which they are installed, the first outermost: an audit log that is installed
-first also has the calls that the others reject.
+first also has the calls that the others reject. `opwire.policies.cache` has an interceptor that caches results.
 """
 
-from opwire.policies.cache import ResponseCache
 from opwire.policies.policies import (
     Approval,
     ApprovalChange,
@@ -39,6 +38,5 @@ __all__ = [
     "PolicyCall",
     "PolicyOptions",
     "RateLimit",
-    "ResponseCache",
     "ask_caller",
 ]

@@ -21,28 +21,16 @@ from msgspec.structs import replace
 
 from opwire.errors import OpwireError, check_counts, check_not_below_zero
 from opwire.model.caller import find_caller_token
+from opwire.model.condition import with_condition
 from opwire.model.envelope import HTTPResponseMeta, ResponseEnvelope, decode_envelope, encode_envelope
 from opwire.model.operation import Context, Handler, OperationSpec, OperationType
 from opwire.names import counted
-
-CONDITION = "opwire.condition"
-"""The key of a `Condition` in the metadata of a context."""
 
 _MAX_AGE = 365 * 24 * 60 * 60.0  # seconds
 _OVERHEAD = 512  # bytes of an entry besides its data
 _SHARE = 8  # a result that takes more than this part of the cache is not stored
 _DIRECTIVE = re.compile(r'([a-z-]+)(?:\s*=\s*"?([^",]*)"?)?', re.IGNORECASE)
 _OK, _NOT_MODIFIED = 200, 304
-
-
-class Condition(Struct, frozen=True):
-    """The condition under which an operation need not send its result again, as headers.
-
-    It names the operation: nested calls inherit the metadata of a context.
-    """
-
-    operation_id: str
-    headers: tuple[tuple[str, str], ...]
 
 
 class _CachedResult(Struct, frozen=True):
@@ -108,8 +96,7 @@ class ResponseCache:
                 self._entries.move_to_end(key)
                 if self._clock() < known.fresh_until:
                     return decode_envelope(known.content)
-                condition = Condition(spec.id, known.validators)
-                context = replace(context, metadata={**context.metadata, CONDITION: condition})
+                context = with_condition(context, spec.id, known.validators)
             changes = self._changes.get(spec.namespace)
             envelope = await handler(input, context)
             meta = getattr(envelope, "meta", None)

@@ -22,6 +22,7 @@ from msgspec.structs import replace
 from opwire.errors import CallError, ErrorCode, resume_error
 from opwire.http.client import ChunkReader, HTTPClient, HTTPRequest, host_of
 from opwire.http.sse import SSEParser
+from opwire.model.condition import condition_headers
 from opwire.model.operation import Context, PreparedRequest, ShapedResult, trace_of
 from opwire.openapi.client.plan import FAST_CHARSETS, CallPlan, StreamKind, header_value, is_visible_ascii
 from opwire.openapi.client.request import compile_request
@@ -38,7 +39,6 @@ from opwire.openapi.client.responses import (
 )
 from opwire.openapi.client.security import APICredentials
 from opwire.openapi.client.serialize import prepare_files
-from opwire.policies.cache import CONDITION, Condition
 from opwire.runtime.deadlines import back_off
 from opwire.typed.plain import as_dict
 
@@ -191,10 +191,9 @@ class HTTPOperation(Struct, eq=False, dict=True):
             # The request joins the trace of the call, unless the input has a trace of its own among the parameters.
             trace = [(name, str(value)) for name, value in trace_of(context.metadata).items()]
             request = replace(request, headers=request.headers + trace)
-        condition = context.metadata.get(CONDITION)
-        if isinstance(condition, Condition) and condition.operation_id == self.plan.operation_id:
+        if conditional := condition_headers(context, self.plan.operation_id):
             own = {name.lower() for name, _ in request.headers}
-            added = [pair for pair in condition.headers if pair[0].lower() not in own and is_visible_ascii(pair[1])]
+            added = [pair for pair in conditional if pair[0].lower() not in own and is_visible_ascii(pair[1])]
             request = replace(request, headers=[*request.headers, *added])
         if not self.plan.security:
             return request

@@ -1,17 +1,12 @@
-"""`registry.preview` shows the request that `execute` sends."""
+"""`registry.preview` of operations of HTTP APIs shows the request that `execute` sends."""
 
-from pathlib import Path
 from typing import Any
 
-import msgspec
 import pytest
 
 from opwire import OperationRegistry
-from opwire.errors import CallError, ErrorCode
-from opwire.mcp.client import from_mcp
-from opwire.model.operation import Context, PreparedRequest
+from opwire.model.operation import Context
 from opwire.openapi.client import from_openapi
-from tests.mcp.client.listed_server import MODERN, Stage, tool
 from tests.openapi.client.echo import EchoServer
 
 SECRET = "s3cret-of-ours"
@@ -88,39 +83,3 @@ async def test_a_preview_requests_no_token(server: EchoServer) -> None:
         shown = await registry.preview("pets.add", INPUT, reveal=True)
     assert dict(shown.headers)["Authorization"] == "Bearer ***"
     assert server.arrived == []
-
-
-@pytest.mark.parametrize("answers", [{}, MODERN], ids=["2025-11-25", "2026-07-28"])
-async def test_a_previewed_mcp_request_is_the_one_that_is_sent(tmp_path: Path, answers: Any) -> None:
-    received = {"result": "received"}
-    registry = OperationRegistry()
-    stage = Stage(tmp_path, tools=[tool("look")], answers=answers)
-    async with from_mcp(stage.server, namespace="x") as source:
-        registry.follow(source)
-        shown = await registry.preview("x.look", received, Context(metadata=TRACE, on_progress=print))
-        messages: Any = (await registry.execute("x.look", received, Context(metadata=TRACE, on_progress=print))).data
-    message = msgspec.json.decode(shown.body or b"")
-    sent = messages[-1]
-    assert shown.protocol == "mcp"
-    assert message.keys() == sent.keys()
-    for each in (message, sent):
-        del each["id"]
-        del each["params"]["_meta"]["progressToken"]  # the next one
-    assert message == sent
-    assert sum(each.get("method") == "tools/call" for each in messages) == 1
-
-
-async def test_invalid_input_is_rejected_and_a_function_does_not_run() -> None:
-    registry = OperationRegistry()
-
-    @registry.mutation("math.add")
-    def add(a: int) -> int:
-        raise AssertionError(a)
-
-    assert await registry.preview("math.add", {"a": 1}) == PreparedRequest(protocol="local", body=b'{"a":1}')
-    with pytest.raises(CallError) as failure:
-        await registry.preview("math.add", {"a": "x"})
-    assert failure.value.code is ErrorCode.VALIDATION_ERROR
-    with pytest.raises(CallError) as failure:
-        await registry.preview("math.sub")
-    assert failure.value.code is ErrorCode.OPERATION_NOT_FOUND
