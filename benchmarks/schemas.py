@@ -94,7 +94,7 @@ def _every_error() -> Callable[[Any], int]:
 
 def tables() -> Iterator[Table]:
     """One table a sample."""
-    logging.getLogger("opwire.pipeline").setLevel(logging.ERROR)  # the warnings are made, but not written
+    logging.getLogger("opwire.registry").setLevel(logging.ERROR)  # the warnings are made, but not written
     for sample in (SMALL, ISSUE, TREE):
         yield Table(f"{sample.name}, conforming", "µs", "is_valid", asyncio.run(_conforming(sample)))
     rows = asyncio.run(_conforming(THOUSAND, limits=True))

@@ -68,7 +68,6 @@ from opwire.model.operation import (
     check_access,
 )
 from opwire.model.questions import Elicitation, Question, Root, SampledMessage
-from opwire.observe.logs import escape_peer_text
 from opwire.registry import OperationRegistry, RegistryView, build_env
 from opwire.registry.env import Env
 from opwire.registry.reshape import Reshape
@@ -184,10 +183,3 @@ def __getattr__(name: str) -> Any:
 
 def __dir__() -> list[str]:
     return __all__
-
-
-# asyncio reads into a new buffer of 256 KiB. Until a larger block was freed, glibc maps and unmaps each of them, which
-# takes 25 µs of every message over a pipe or socket.
-bytes(512 * 1024)
-
-escape_peer_text()

@@ -1,17 +1,13 @@
 """The tests of this package refuse many tokens: each may be logged."""
 
-from collections.abc import Generator
-
 import pytest
 
-from opwire.auth import tokens
+from opwire.auth import jwt, tokens
+from opwire.auth.oauth import resource
+from opwire.runtime.text import get_logger
 
 
 @pytest.fixture(autouse=True)
-def whole_log() -> Generator[None]:
-    limits = tokens.log_limit, tokens.failure_limit
-    for each in limits:
-        tokens.logger.removeFilter(each)
-    yield
-    for each in limits:
-        tokens.logger.addFilter(each)
+def unlimited_log(monkeypatch: pytest.MonkeyPatch) -> None:
+    for module in (tokens, jwt, resource):
+        monkeypatch.setattr(module, "logger", get_logger("opwire.auth"))

@@ -120,7 +120,7 @@ def test_with_json_an_error_is_an_object_on_standard_error(capsys: pytest.Captur
 
 
 def test_warnings_of_opwire_are_shown_as_long_as_the_block_lasts(capsys: pytest.CaptureFixture[str]) -> None:
-    logger = logging.getLogger("opwire.pipeline")
+    logger = logging.getLogger("opwire.registry")
     handlers = list(logging.getLogger("opwire").handlers)
     with Screen().logging():
         logger.warning("mended %s", "a\x1b")

@@ -511,7 +511,7 @@ def test_nan_and_infinities_become_null_with_one_warning(
 ) -> None:
     encoded = encode_envelope(local(place(number)))
     assert decode_envelope(encoded).data == place(None)
-    assert [(record.name, record.levelno) for record in caplog.records] == [("opwire.envelope", logging.WARNING)]
+    assert [(record.name, record.levelno) for record in caplog.records] == [("opwire.model", logging.WARNING)]
     assert "null" in caplog.text
 
 

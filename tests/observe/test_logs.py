@@ -2,19 +2,17 @@
 
 import json
 import logging
-import re
-from pathlib import Path
+import time
 from typing import Any
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-import opwire
 from opwire import CallError, Identity, OperationRegistry, local_envelope
-from opwire.observe import logs
-from opwire.observe.logs import AccessEntry, JSONFormatter, begin_access, traceback_of
+from opwire.observe.logs import AccessEntry, JSONFormatter, begin_access
 from opwire.runtime.limits import LimitedLog
+from opwire.runtime.text import get_logger, traceback_of
 
 
 def record_of(message: str, error: BaseException | None = None, **extra: Any) -> logging.LogRecord:
@@ -86,8 +84,8 @@ def test_lines_above_the_limit_of_a_second_are_dropped_and_that_is_said_once(
     caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     now = [100.0]
-    monkeypatch.setattr(logs.time, "monotonic", lambda: now[0])
-    log = LimitedLog(logging.getLogger("opwire.a"), per_second=2)
+    monkeypatch.setattr(time, "monotonic", lambda: now[0])
+    log = LimitedLog(get_logger("opwire.a"), per_second=2)
     for n in range(10):
         log.write(logging.WARNING, "line %d", n)
         log.write(logging.DEBUG, "not enabled")
@@ -95,24 +93,6 @@ def test_lines_above_the_limit_of_a_second_are_dropped_and_that_is_said_once(
     log.write(logging.WARNING, "again")
     lines = [record.getMessage() for record in caplog.records]
     assert lines == ["line 0", "line 1", "line 2 (the rest of this second is dropped)", "again"]
-
-
-SOURCES = Path(opwire.__file__).parent
-LOGGERS = {
-    name
-    for path in SOURCES.rglob("*.py")
-    for name in re.findall(r'getLogger\("(opwire\.[a-z._]+)"\)', path.read_text(encoding="utf-8"))
-}
-
-
-@pytest.mark.parametrize("name", sorted({*LOGGERS, "opwire.tool_envelope"}))
-def test_text_of_peers_in_a_log_is_escaped_and_forges_no_record(name: str, caplog: pytest.LogCaptureFixture) -> None:
-    caplog.set_level(logging.INFO, name)
-    text = "no\x1b]52;c;eA==\x07\u202e\nERROR forged"
-    logging.getLogger(name).warning("a %s b %s c %d %r", text, CallError("INTERNAL", text), 7, {"a": text})
-    shown = r"no\x1b]52;c;eA==\x07\u202e"
-    assert caplog.messages[0].startswith(f"a {shown}\n    ERROR forged b INTERNAL: {shown}\n    ERROR forged c 7 {{")
-    assert not set(caplog.messages[0]) & set("\x1b\x07\u202e")
 
 
 async def test_text_of_peers_in_a_traceback_is_escaped_and_forges_no_record(caplog: pytest.LogCaptureFixture) -> None:
@@ -124,12 +104,7 @@ async def test_text_of_peers_in_a_traceback_is_escaped_and_forges_no_record(capl
 
     with pytest.raises(CallError, match="error id"):
         await registry.execute("shop.parse", {"text": "no\x1b]52;c;eA==\x07\u202e\nERROR forged"})
-    [record] = [each for each in caplog.records if each.exc_info]
-    shown = logging.Formatter("%(levelname)s %(message)s").format(record).splitlines()
-    assert shown[-2:] == ["    RuntimeError: cannot parse no\\x1b]52;c;eA==\\x07\\u202e", "    ERROR forged"]
-    assert [line for line in shown if not line.startswith(" ")] == [shown[0], "Traceback (most recent call last):"]
-
-
-def test_a_long_text_of_a_peer_is_cut(caplog: pytest.LogCaptureFixture) -> None:
-    logging.getLogger("opwire.registry").warning("a %s", "\x1b" * 1_000_000)
-    assert len(caplog.messages[0]) < 5 * logs.MAX_TRACEBACK
+    [record] = [record for record in caplog.records if record.exc_info]
+    lines = logging.Formatter("%(levelname)s %(message)s").format(record).splitlines()
+    assert lines[-2:] == ["    RuntimeError: cannot parse no\\x1b]52;c;eA==\\x07\\u202e", "    ERROR forged"]
+    assert [line for line in lines if not line.startswith(" ")] == [lines[0], "Traceback (most recent call last):"]

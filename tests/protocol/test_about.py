@@ -127,7 +127,7 @@ def test_a_server_that_does_not_answer_is_left_out(caplog: pytest.LogCaptureFixt
         async with connected_ends(shop(), bus=bus) as here:
             deaf = PendingRequestMap(Deaf(bus))
             async with deaf, CallHandler(shop(), deaf):
-                with caplog.at_level(logging.WARNING, "opwire.call"):
+                with caplog.at_level(logging.WARNING, "opwire.protocol"):
                     found = await discover(here.client, wait=0, timeout=5)
             assert [each.server.id for each in found] == [here.handler.about().id]
             assert "did not describe itself" in caplog.text
@@ -153,7 +153,7 @@ async def test_a_server_that_describes_itself_without_end_is_cut_off(
             closed.set()
 
     async with connected_ends(registry) as here:
-        with caplog.at_level(logging.WARNING, "opwire.call"):
+        with caplog.at_level(logging.WARNING, "opwire.protocol"):
             found = await only(here.client)
         await within(closed.wait())
     assert len(found.operations) == 20  # of 512 bytes each, and as many invalid ones
@@ -231,7 +231,7 @@ async def test_draining_ends_in_time_and_says_that_something_is_left(caplog: pyt
     async with connected_ends(slow.registry) as here:
         call = asyncio.ensure_future(here.call("slow.call"))
         await within(slow.began.wait())
-        with caplog.at_level(logging.WARNING, "opwire.call"):
+        with caplog.at_level(logging.WARNING, "opwire.protocol"):
             assert not await within(here.handler.drain(0.02))
         assert "1 calls did not end within 0.02 s of draining" in caplog.text
         await here.handler.close()

@@ -65,7 +65,7 @@ async def test_an_observer_that_fails_is_logged_and_the_others_see_the_event(cap
 
     calls.observe(fail)
     calls.observe(seen.append)
-    with caplog.at_level(logging.ERROR, "opwire.call"):
+    with caplog.at_level(logging.ERROR, "opwire.protocol"):
         calls.received(EVENT, "peer")
         await asyncio.sleep(0)
     assert seen == [EVENT]

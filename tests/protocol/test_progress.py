@@ -214,7 +214,7 @@ async def test_a_callback_that_fails_is_logged_and_the_call_goes_on(caplog: pyte
         raise ValueError("broken")
 
     async with connected_ends(registry) as ends:
-        with caplog.at_level(logging.ERROR, "opwire.call"):
+        with caplog.at_level(logging.ERROR, "opwire.protocol"):
             assert await ends.call("a.work", context=Context(on_progress=fail)) == "done"
     assert "a progress callback failed" in caplog.text
 

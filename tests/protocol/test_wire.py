@@ -502,7 +502,7 @@ def test_events_without_nan_are_sent_without_a_warning(event: CallEvent) -> None
         heard.append(record)
         return False
 
-    listen = logging.getLogger("opwire.envelope")
+    listen = logging.getLogger("opwire.model")
     listen.addFilter(hear)
     try:
         encode_event(event)

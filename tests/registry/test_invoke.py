@@ -523,7 +523,7 @@ async def test_an_unforeseen_exception_is_a_fixed_sentence_with_an_error_id_and_
     assert error.details == {"errorId": error_id}
     assert "hunter2" not in f"{error!r} {error} {error.details}"
     assert error.__cause__ is original
-    [record] = [each for each in caplog.records if each.name == "opwire.invoke"]
+    [record] = [each for each in caplog.records if each.name == "opwire.registry"]
     assert (record.levelno, record.getMessage()) == (logging.ERROR, f"a.b failed, error id {error_id}")
     assert "Traceback" in caplog.text
     assert "RuntimeError: password=hunter2" in caplog.text

@@ -302,7 +302,7 @@ def test_fit_fills_defaults_strips_the_undeclared_and_converts_without_loss(capl
 
 
 def test_a_default_that_is_filled_into_a_conforming_result_is_not_a_warning(caplog: pytest.LogCaptureFixture) -> None:
-    caplog.set_level(logging.DEBUG, "opwire.pipeline")
+    caplog.set_level(logging.DEBUG, "opwire.registry")
     optional = {**PROFILE, "required": ["name"]}
     assert data_of({"name": "Ada", "secret": 1}, optional) == {"name": "Ada", "plan": "free"}
     assert data_of({"name": "Ada"}, PROFILE) == {"name": "Ada", "plan": "free"}

@@ -224,7 +224,7 @@ async def test_a_thread_that_waits_keeps_nothing_of_its_last_call() -> None:
 
 
 def test_a_call_that_ends_after_its_event_loop_affects_no_other_call(caplog: pytest.LogCaptureFixture) -> None:
-    caplog.set_level("DEBUG", logger="opwire.workers")
+    caplog.set_level("DEBUG", logger="opwire.runtime")
     pool = WorkerPool(max_workers=1)
 
     async def leave_behind() -> Blocker:

@@ -4,7 +4,6 @@ Names, definitions and results are made here once; `opwire.agents.providers` bri
 and `opwire.agents.frameworks` into that of an agent framework.
 """
 
-import logging
 from collections.abc import Sequence
 from typing import Any, TypedDict, Unpack, cast
 
@@ -26,8 +25,9 @@ from opwire.model.operation import Context, Identity, OperationSpec, OperationTy
 from opwire.names import similar_names, suggestion
 from opwire.registry import OperationRegistry
 from opwire.registry.dispatch import Dispatcher
+from opwire.runtime.text import get_logger
 
-logger = logging.getLogger("opwire.llm")
+logger = get_logger("opwire.agents")
 
 MAX_NAME = 64
 """Longest tool name: what OpenAI and Anthropic accept."""

@@ -20,9 +20,10 @@ from opwire.agents.model_tools import Media, ModelTool, ModelToolOptions, ModelT
 from opwire.errors import UsageError
 from opwire.model.operation import Context
 from opwire.registry import OperationRegistry
+from opwire.runtime.text import shorten
 from opwire.schema import JSONSchema
 from opwire.schema.dialect import References
-from opwire.typed.plain import as_dict, as_list, shorten
+from opwire.typed.plain import as_dict, as_list
 
 Message = dict[str, Any]
 """A definition, or a message, in the JSON form of a provider."""

@@ -14,7 +14,8 @@ from opwire.agents.tools import input_schema
 from opwire.errors import SchemaError
 from opwire.model.operation import OperationSpec, OperationType, PreparedRequest
 from opwire.model.origin import path_of
-from opwire.typed.plain import as_dict, harmless, replace_surrogates
+from opwire.runtime.text import harmless
+from opwire.typed.plain import as_dict, replace_surrogates
 
 TOKEN_VARIABLE = "OPWIRE_TOKEN"  # noqa: S105 - its name
 """The environment variable that snippets take the token from."""

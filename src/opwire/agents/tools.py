@@ -1,7 +1,6 @@
 """Operations as tools of a model: their names, their schemas, and what a model reads of a call. No I/O."""
 
 import asyncio
-import logging
 import re
 import unicodedata
 from base64 import b64encode
@@ -16,11 +15,12 @@ from msgspec import Struct
 
 from opwire.errors import CallError, ErrorCode, SchemaError, UsageError
 from opwire.model.envelope import MCPContentBlock, ResponseEnvelope
+from opwire.runtime.text import get_logger
 from opwire.schema import JSONSchema, Schema
 from opwire.schema.dialect import map_subschemas
 from opwire.typed.plain import MAX_DEPTH, SCALARS, as_dict, as_list, find_nonfinite, replace_surrogates, survey
 
-logger = logging.getLogger("opwire.tools")
+logger = get_logger("opwire.agents")
 
 # --- names ------------------------------------------------------------------------------------------------------------
 #

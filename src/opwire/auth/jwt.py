@@ -5,21 +5,31 @@ has no influence on it, so that a public key can never be used as a shared secre
 """
 
 import asyncio
-import logging
 import time
 from collections.abc import Awaitable, Callable, Iterator, Mapping, Sequence
 from math import inf
 from typing import Any, cast
 
-from opwire.auth.tokens import EXPIRED, NOT_VALID, ClaimNames, Grant, UserFunction, grant_of, presented, rejected
+from opwire.auth.tokens import (
+    EXPIRED,
+    NOT_VALID,
+    ClaimNames,
+    Grant,
+    UserFunction,
+    failure_limit,
+    grant_of,
+    presented,
+    rejected,
+)
 from opwire.errors import CallError, UsageError, check_not_below_zero, needs_extra
+from opwire.runtime.text import get_logger
 from opwire.typed.plain import as_dict
 
 with needs_extra("auth"):
     import jwt
     from cryptography.exceptions import UnsupportedAlgorithm
 
-logger = logging.getLogger("opwire.auth")
+logger = get_logger("opwire.auth", failure_limit)
 
 SECRET_BYTES = {"HS256": 32, "HS384": 48, "HS512": 64}
 """Algorithms with a shared secret, and its minimum length: the length of their digest."""

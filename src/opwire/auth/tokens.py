@@ -26,6 +26,7 @@ from opwire.errors import CallError, ErrorCode, UsageError, check_not_below_zero
 from opwire.model.operation import Identity, holds
 from opwire.runtime.bounded import BoundedDict
 from opwire.runtime.limits import LogLimit
+from opwire.runtime.text import get_logger
 from opwire.runtime.workers import WorkerPool
 
 MAX_TOKEN = 16 * 1024
@@ -62,12 +63,10 @@ _MAX_TIME = 2**53  # seconds: excludes NaN, infinities and an integer of 400 dig
 
 # --- limits -----------------------------------------------------------------------------------------------------------
 
-logger = logging.getLogger("opwire.auth")
 log_limit = LogLimit(most=logging.INFO)  # any peer can send invalid tokens
-logger.addFilter(log_limit)
 # And each of them is an error while a database or an issuer is out of reach.
 failure_limit = LogLimit(least=logging.WARNING, most=logging.ERROR, burst=50)
-logger.addFilter(failure_limit)
+logger = get_logger("opwire.auth", log_limit, failure_limit)
 
 
 # --- grants -----------------------------------------------------------------------------------------------------------

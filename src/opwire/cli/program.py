@@ -20,7 +20,7 @@ from opwire.cli import exit_codes
 from opwire.cli.options import CommandGroup, shared_options
 from opwire.cli.screen import Screen, folded
 from opwire.errors import OpwireError
-from opwire.typed.plain import harmless
+from opwire.runtime.text import harmless
 
 COMMANDS = {
     "ls": "List or search the operations.",

@@ -31,8 +31,9 @@ from msgspec import UnsetType
 from opwire.cli.text import cells, wrapped
 from opwire.errors import CallError, OpwireError
 from opwire.model.envelope import MCPContentBlock, MCPResponseMeta, ResponseEnvelope, encode_envelope
-from opwire.observe.logs import JSONFormatter, traceback_of
-from opwire.typed.plain import as_dict, harmless, harmless_json, write_json
+from opwire.observe.logs import JSONFormatter
+from opwire.runtime.text import harmless, harmless_json, traceback_of
+from opwire.typed.plain import as_dict, write_json
 
 _SPINNER_DELAY = 0.3  # seconds before a spinner appears: most calls have returned by then
 _MAX_HINT = 500  # characters
@@ -206,8 +207,10 @@ class Screen:
         """
         logger = logging.getLogger("opwire")
         handler, before = _LogHandler(self), logging.lastResort
-        children = list(map(logging.getLogger, ("opwire.access", "opwire.transports", "opwire.view")))
-        servers = logging.getLogger("opwire.mcp")  # what MCP servers print on standard error, which is shown with `-v`
+        children = list(map(logging.getLogger, ("opwire.access", "opwire.transports", "opwire.registry")))
+        servers = logging.getLogger(
+            "opwire.mcp.client"
+        )  # what MCP servers print on standard error, which is shown with `-v`
         levels = [(each, each.level) for each in (logger, servers, *children)]
         logger.addHandler(handler)
         servers.setLevel(logging.INFO)
@@ -238,7 +241,7 @@ class _LogHandler(logging.Handler):
         self._screen = screen
 
     def handle(self, record: logging.LogRecord) -> bool:
-        wanted = self._screen.verbose if record.name == "opwire.mcp" else self._screen.log_format is not None
+        wanted = self._screen.verbose if record.name == "opwire.mcp.client" else self._screen.log_format is not None
         return super().handle(record) if wanted or record.levelno >= logging.WARNING else False
 
     def emit(self, record: logging.LogRecord) -> None:

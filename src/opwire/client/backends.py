@@ -4,7 +4,6 @@ The backend for served HTTP addresses, which needs aiohttp, is in `http_backend`
 """
 
 import asyncio
-import logging
 import time
 from collections.abc import AsyncGenerator, Awaitable, Callable, Coroutine, Sequence
 from contextlib import aclosing
@@ -21,8 +20,9 @@ from opwire.protocol.pending import PendingRequestMap
 from opwire.registry import OperationRegistry
 from opwire.registry.dispatch import Dispatcher
 from opwire.runtime.deadlines import back_off
+from opwire.runtime.text import get_logger
 
-logger = logging.getLogger("opwire.client")
+logger = get_logger("opwire.client")
 
 _FIRST_DELAY = 0.1  # seconds
 

@@ -34,8 +34,9 @@ from opwire.client.codegen_types import (
 from opwire.errors import UsageError
 from opwire.model.operation import OperationSpec, OperationType
 from opwire.names import UniqueNames, counted
+from opwire.runtime.text import shorten
 from opwire.schema import Schema
-from opwire.typed.plain import as_dict, shorten
+from opwire.typed.plain import as_dict
 
 _WIDTH = 112
 _IMPORTED = (

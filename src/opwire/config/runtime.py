@@ -4,7 +4,6 @@ A source that fails does not affect the others. `watch` reports changed files, f
 """
 
 import asyncio
-import logging
 import time
 from collections.abc import AsyncGenerator, AsyncIterator, Callable, Iterable, Iterator
 from contextlib import asynccontextmanager
@@ -41,11 +40,12 @@ from opwire.policies import (
 )
 from opwire.registry.source import AdapterSource
 from opwire.registry.view import Selection, ViewRules
+from opwire.runtime.text import get_logger
 
 if TYPE_CHECKING:
     from opwire.console.system import SourceStatus
 
-logger = logging.getLogger("opwire.config")
+logger = get_logger("opwire.config")
 
 _TYPES = frozenset(f"type:{each}" for each in OperationType)  # which a source need not have
 _GRACE = 10.0

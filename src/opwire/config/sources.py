@@ -6,7 +6,6 @@ normalization. `ProjectModules` imports the Python modules of the project around
 
 import asyncio
 import importlib
-import logging
 import re
 import sys
 import threading
@@ -48,6 +47,7 @@ from opwire.openapi.webhooks import GitHubSignature, StandardSignature, StripeSi
 from opwire.registry import OperationRegistry
 from opwire.registry.following import RegistryOperations
 from opwire.registry.source import AdapterSource
+from opwire.runtime.text import get_logger
 from opwire.runtime.workers import WorkerPool
 from opwire.typed.plain import as_dict
 
@@ -55,7 +55,7 @@ if TYPE_CHECKING:
     from opwire.mcp.client.servers import MCPKeywords, MCPServer
 
 
-logger = logging.getLogger("opwire.config")
+logger = get_logger("opwire.config")
 
 _PYTHON_FILE = re.compile(r"(.+\.py)(:(.*))?")
 _THREADS = 16  # concurrent imports, not counting those that hang

@@ -5,7 +5,6 @@ Its event loop runs in a thread of its own, so that it works where another loop 
 
 import asyncio
 import atexit
-import logging
 import os
 import threading
 import weakref
@@ -31,8 +30,9 @@ from opwire.errors import CallError, ErrorCode, UsageError
 from opwire.model.envelope import ResponseEnvelope
 from opwire.model.operation import Interceptor, OperationSpec
 from opwire.registry import OperationRegistry
+from opwire.runtime.text import get_logger
 
-logger = logging.getLogger("opwire.client")
+logger = get_logger("opwire.config")
 
 T = TypeVar("T")
 

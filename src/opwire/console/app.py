@@ -2,7 +2,6 @@
 
 import asyncio
 import gzip
-import logging
 from collections.abc import Awaitable, Callable, Iterable, Mapping
 from http import HTTPStatus
 from pathlib import Path
@@ -55,9 +54,10 @@ from opwire.openapi.server.responses import send_error
 from opwire.registry import OperationRegistry, RegistryView
 from opwire.registry.dispatch import Dispatcher, operation_filter
 from opwire.runtime.bounded import BoundedDict
+from opwire.runtime.text import get_logger
 from opwire.version import VERSION
 
-logger = logging.getLogger("opwire.serve.console")
+logger = get_logger("opwire.console")
 
 STATIC = Path(__file__).parent / "static"
 """The files of the page, which `make console` builds."""

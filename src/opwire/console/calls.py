@@ -7,7 +7,6 @@ minute, for the caller alone, within a limit of bytes.
 
 import asyncio
 import contextlib
-import logging
 import time
 from collections import deque
 from secrets import token_hex
@@ -32,9 +31,10 @@ from opwire.observe.monitor import outcome_of
 from opwire.openapi.server.request import Request
 from opwire.openapi.server.responses import EncodedResponse, encode_response, encode_whole
 from opwire.registry.dispatch import Dispatcher
-from opwire.typed.plain import one_line, write_json
+from opwire.runtime.text import get_logger, one_line
+from opwire.typed.plain import write_json
 
-logger = logging.getLogger("opwire.serve.console")
+logger = get_logger("opwire.console")
 
 MAX_INLINE = 5 * 1024 * 1024
 """Bytes of a result in the stream, as JSON; a larger one is downloaded."""

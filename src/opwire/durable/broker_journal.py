@@ -1,7 +1,6 @@
 """What the journals of Redis and NATS JetStream share: opening, closing, and the forwarding to claims."""
 
 import asyncio
-import logging
 import time
 from abc import abstractmethod
 from collections.abc import Sequence
@@ -12,8 +11,9 @@ from opwire.durable.waiters import OutcomeWaiters
 from opwire.errors import CallError
 from opwire.runtime.limits import TokenBucket
 from opwire.runtime.tasks import AsyncResource
+from opwire.runtime.text import get_logger
 
-logger = logging.getLogger("opwire.durable")
+logger = get_logger("opwire.durable")
 
 _GRACE = 1.0  # seconds for an orderly close
 _LARGE = 64 * 1024  # bytes of an outcome that is paced

@@ -35,8 +35,9 @@ from opwire.registry import OperationRegistry
 from opwire.registry.invoke import FAILURES
 from opwire.runtime.deadlines import back_off as growing_delay
 from opwire.runtime.tasks import AsyncResource
+from opwire.runtime.text import get_logger
 
-logger = logging.getLogger("opwire.durable")
+logger = get_logger("opwire.durable")
 
 _WAIT = 0.5  # seconds for which a claim waits for a task; draining and closing may take as long
 _FIRST_PAUSE = 0.1  # seconds before a request to a journal is retried, at first

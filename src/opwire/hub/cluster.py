@@ -16,7 +16,6 @@ themselves: `opwire.hub.routes` and `opwire.hub.sync`.
 """
 
 import asyncio
-import logging
 import re
 import time
 from collections.abc import AsyncIterator, Callable, Sequence
@@ -54,6 +53,7 @@ from opwire.protocol.transport import Address
 from opwire.registry import OperationRegistry
 from opwire.runtime.bounded import BoundedDict
 from opwire.runtime.tasks import cancel_tasks, spawn
+from opwire.runtime.text import get_logger
 from opwire.transports.batches import BATCHING
 from opwire.transports.broker import BrokerTransport
 from opwire.transports.connect import TransportOptions, connect
@@ -63,7 +63,7 @@ from opwire.transports.websocket.routes import ANONYMOUS, SERVER, RequestedHead,
 if TYPE_CHECKING:
     from opwire.transports.websocket.server import WebSocketServer
 
-logger = logging.getLogger("opwire.hub")
+logger = get_logger("opwire.hub")
 
 PREFIX = "opwire-hubs"
 """The default prefix of the hubs on their broker."""

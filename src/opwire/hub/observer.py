@@ -1,7 +1,6 @@
 """`Observer`: the figures and the calls of every server behind a URL."""
 
 import asyncio
-import logging
 from collections.abc import AsyncGenerator, Callable, Sequence
 from contextlib import aclosing
 from typing import Any, NamedTuple, Self, Unpack
@@ -11,9 +10,10 @@ from opwire.errors import CallError, ErrorCode, check_instance
 from opwire.observe.monitor import CALLS, STATISTICS, CallRecord, ServerStatistics
 from opwire.protocol.pending import PendingRequestMap
 from opwire.protocol.transport import Address, Announcing, Transport
+from opwire.runtime.text import get_logger
 from opwire.transports.connect import connect
 
-logger = logging.getLogger("opwire.hub")
+logger = get_logger("opwire.hub")
 
 _TIMEOUT = 5.0  # seconds for the figures of one server
 _BUFFER = 1_000  # records of all servers: while it is full, each server drops records and counts them

@@ -11,7 +11,6 @@ is missing, and `monitor.problem` says why.
 
 import asyncio
 import contextlib
-import logging
 import time
 from collections.abc import AsyncGenerator, Callable, Sequence
 from contextlib import AsyncExitStack, aclosing
@@ -28,8 +27,9 @@ from opwire.names import counted
 from opwire.observe.monitor import OBSERVE, OUTCOMES, CallMonitor, CallRecord, ServerStatistics
 from opwire.protocol.pending import PendingRequestMap
 from opwire.registry import OperationRegistry
+from opwire.runtime.text import get_logger
 
-logger = logging.getLogger("opwire.hub")
+logger = get_logger("opwire.hub")
 
 RATE = 1_500
 """Records per second, beside those of errors, that are requested of the server."""

@@ -4,7 +4,6 @@
 """
 
 import asyncio
-import logging
 from collections.abc import Callable, Container, Sequence
 from typing import Self, Unpack
 
@@ -19,10 +18,11 @@ from opwire.protocol.pending import PendingRequestMap
 from opwire.protocol.transport import Address, Transport
 from opwire.registry import OperationRegistry
 from opwire.runtime.tasks import cancel_tasks
+from opwire.runtime.text import get_logger
 from opwire.transports.connect import TransportOptions, connect
 from opwire.version import VERSION
 
-logger = logging.getLogger("opwire.hub")
+logger = get_logger("opwire.hub")
 
 _MAX_REJECTED = 1_000  # operations, the rejections of which are logged: any client of a broker can describe others
 

@@ -9,7 +9,6 @@ So the values are bounded too, and counted before anything is decoded.
 
 import codecs
 import json
-import logging
 from collections.abc import Callable
 from typing import Any, Literal, cast
 
@@ -17,6 +16,7 @@ import msgspec
 from msgspec import UNSET, Struct, UnsetType
 
 from opwire.errors import CallError, ErrorCode
+from opwire.runtime.text import get_logger
 from opwire.typed.plain import (
     LARGE_JSON,
     MAX_DEPTH,
@@ -29,7 +29,7 @@ from opwire.typed.plain import (
     replace_surrogates,
 )
 
-logger = logging.getLogger("opwire.mcp")
+logger = get_logger("opwire.mcp")
 
 
 class RPCCode:

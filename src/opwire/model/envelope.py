@@ -8,7 +8,6 @@ Content blocks are plain dicts as MCP encodes them; the types are defined here, 
 SDK. Fields of a newer protocol are kept. A block of an unknown type becomes a text block with its JSON.
 """
 
-import logging
 import sys
 from base64 import b64decode
 from collections.abc import Iterable, Mapping
@@ -33,6 +32,7 @@ import msgspec
 from msgspec import UNSET, Meta, Struct, UnsetType
 
 from opwire.errors import ConversionError, UsageError
+from opwire.runtime.text import get_logger
 from opwire.typed import convert
 from opwire.typed.plain import find_nonfinite, html_table, indented_json, read_json, replace_surrogates, write_json
 
@@ -185,7 +185,7 @@ def _without_nulls(block: dict[str, Any]) -> dict[str, Any]:
     return kept
 
 
-logger = logging.getLogger("opwire.envelope")
+logger = get_logger("opwire.model")
 
 T = TypeVar("T")
 U = TypeVar("U")

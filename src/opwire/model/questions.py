@@ -19,9 +19,10 @@ from msgspec.structs import replace
 
 from opwire.errors import CallError, ConversionError, ErrorCode, UsageError
 from opwire.names import limit_text
+from opwire.runtime.text import shorten
 from opwire.schema import Schema
 from opwire.typed import converter, json_schema_of
-from opwire.typed.plain import as_dict, as_list, shorten
+from opwire.typed.plain import as_dict, as_list
 
 T = TypeVar("T")
 

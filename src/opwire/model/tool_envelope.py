@@ -15,7 +15,6 @@ direction is lossy: an error's details become text, and `retry_after` is dropped
 """
 
 import json
-import logging
 import re
 from asyncio import CancelledError
 from binascii import a2b_base64, b2a_base64
@@ -38,6 +37,7 @@ from opwire.model.envelope import (
     content_blocks,
     mcp_envelope,
 )
+from opwire.runtime.text import get_logger
 from opwire.typed.plain import check_density, has_few_values, replace_surrogates, to_plain
 
 T = TypeVar("T")
@@ -45,7 +45,7 @@ T = TypeVar("T")
 TOOL_ENVELOPE_VERSION = 1
 TOOL_ENVELOPE_PREFIX = f"__ENVELOPE_V{TOOL_ENVELOPE_VERSION}__:"
 
-_logger = logging.getLogger(__name__)
+_logger = get_logger("opwire.model")
 _ANY_PREFIX = re.compile(r"__ENVELOPE_V([0-9]+)__:")
 _NOT_BASE64 = re.compile(r"[^A-Za-z0-9+/_-]+")
 _MAX_VALUES = 262_144  # in a block: about 100 ms to parse

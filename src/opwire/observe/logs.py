@@ -1,4 +1,4 @@
-"""The access log, one line per call that a surface serves, a formatter that writes log records as JSON, and a filter.
+"""The access log, one line per call that a surface serves, and a formatter that writes log records as JSON.
 
     logging.getLogger("opwire.access").setLevel(logging.INFO)
 
@@ -12,7 +12,6 @@ quote them, are not logged.
 import logging
 import re
 import time
-import traceback
 from collections.abc import Collection
 from datetime import UTC, datetime
 from typing import Any, Literal, cast
@@ -22,9 +21,10 @@ import msgspec
 from opwire.errors import CallError, ConversionError
 from opwire.model.envelope import MCPResponseMeta, ResponseEnvelope, encode_envelope
 from opwire.model.operation import Identity, is_own
-from opwire.typed.plain import as_dict, harmless, harmless_json, one_line, shorten, write_json
+from opwire.runtime.text import get_logger, harmless_json, one_line, traceback_of
+from opwire.typed.plain import as_dict, write_json
 
-logger = logging.getLogger("opwire.access")
+logger = get_logger("opwire.access")
 
 OK = "OK"
 TOOL_ERROR = "TOOL_ERROR"
@@ -38,9 +38,6 @@ INPUT_REQUIRED = "INPUT_REQUIRED"
 
 MAX_TEXT = 200
 """Characters of an id in a line."""
-
-MAX_TRACEBACK = 64 * 1024
-"""Characters of a traceback in a log: the last ones, which have the exception."""
 
 _SECRET = "(?i)passw|secret|token|authorization|api[-_]?key|credential|cookie|private"  # noqa: S105 - of names
 _encoder = msgspec.json.Encoder()
@@ -151,46 +148,6 @@ def masked(value: Any, names: Collection[str] = ()) -> Any:
     return value
 
 
-class PeerTextFilter(logging.Filter):
-    """Escape control characters in log records where they quote peers: a handler may be a terminal.
-
-    That is in their arguments and in tracebacks: formatters take their text from `exc_text` if it is set. Lines after
-    the first are indented, so that none of them looks like a record of its own. What is longer than a traceback is cut:
-    a megabyte of control characters takes 0.6 s.
-    """
-
-    def filter(self, record: logging.LogRecord) -> bool:
-        """Change the arguments and the traceback, and accept the record."""
-        if isinstance(record.args, tuple):
-            record.args = tuple(
-                _quoted(str(each)) if isinstance(each, str | BaseException) else each for each in record.args
-            )
-        if record.exc_text is None and (found := traceback_of(record)) is not None:
-            record.exc_text = _quoted(found)
-        return True
-
-
-def _quoted(text: str) -> str:
-    return harmless(shorten(text, MAX_TRACEBACK)).replace("\n", "\n    ")
-
-
-# A filter counts for the logger that it was added to, and not for those below it.
-_LOGGERS = (
-    "access adapters adapters.openapi auth call client config durable envelope hub invoke llm mcp oauth pipeline "
-    "policies registry search serve serve.console serve.http telemetry tool_envelope tools transports "
-    "transports.nats view webhooks workers"
-)
-
-
-def escape_peer_text() -> None:
-    """Add the filter to the loggers of this package."""
-    for name in _LOGGERS.split():
-        logging.getLogger(f"opwire.{name}").addFilter(_PEER_TEXT)
-
-
-_PEER_TEXT = PeerTextFilter()
-
-
 class JSONFormatter(logging.Formatter):
     """Format log records as JSON, one object per line: `time`, `level`, `logger`, `message`.
 
@@ -209,14 +166,6 @@ class JSONFormatter(logging.Formatter):
         if (found := traceback_of(record)) is not None:
             line["traceback"] = found
         return harmless_json(write_json(_encoder, line).decode())
-
-
-def traceback_of(record: logging.LogRecord) -> str | None:
-    """Return the traceback of a record; a long one loses its beginning."""
-    if not record.exc_info or record.exc_info[1] is None:
-        return None
-    text = "".join(traceback.format_exception(record.exc_info[1])).rstrip()
-    return text if len(text) <= MAX_TRACEBACK else f"…{text[-MAX_TRACEBACK:]}"
 
 
 def _shown(text: str | None) -> str | None:

@@ -12,7 +12,6 @@ before. `serve_metrics` shows the metrics to Prometheus.
 """
 
 import asyncio
-import logging
 from collections.abc import AsyncGenerator, Callable, Generator, Iterator, Mapping
 from contextlib import contextmanager, suppress
 from functools import partial
@@ -33,6 +32,7 @@ from opwire.model.operation import Context, Handler, Interceptor, OperationSpec,
 from opwire.protocol.handler import CallHandler
 from opwire.protocol.pending import PendingRequestMap
 from opwire.registry import OperationRegistry, build_env
+from opwire.runtime.text import get_logger
 from opwire.typed.plain import as_dict
 
 with needs_extra("otel"):
@@ -51,7 +51,7 @@ with needs_extra("otel"):
     )
     from opentelemetry.trace.propagation.tracecontext import TraceContextTextMapPropagator
 
-logger = logging.getLogger("opwire.telemetry")
+logger = get_logger("opwire.observe")
 
 _w3c = TraceContextTextMapPropagator()
 _SCRAPE_TIMEOUT = 10  # seconds; each connection holds a thread

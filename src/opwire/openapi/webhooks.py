@@ -13,7 +13,6 @@ import asyncio
 import binascii
 import hmac
 import inspect
-import logging
 import re
 import time
 from base64 import b64decode
@@ -31,10 +30,11 @@ from opwire.model.envelope import ResponseEnvelope, http_envelope
 from opwire.model.operation import Context, Handler, NormalizeMode, Operation, OperationSpec, OperationType
 from opwire.names import counted
 from opwire.runtime.bounded import BoundedDict
+from opwire.runtime.text import get_logger
 from opwire.schema import UNKNOWN, Schema
 from opwire.typed.plain import as_dict, read_json
 
-logger = logging.getLogger("opwire.webhooks")
+logger = get_logger("opwire.openapi")
 
 WEBHOOKS = "webhooks"
 """The name of the operation that gets all webhooks of a source, and the prefix of those for one of them."""

@@ -2,7 +2,6 @@
 
 import asyncio
 import errno
-import logging
 import os
 import time
 from abc import ABC, abstractmethod
@@ -36,9 +35,10 @@ from opwire.observe.logs import masked
 from opwire.registry.view import Pattern, Selection
 from opwire.runtime.bounded import BoundedDict, SharedLimit
 from opwire.runtime.limits import TokenBucket
-from opwire.typed.plain import harmless, replace_surrogates, survey, to_plain, write_json
+from opwire.runtime.text import get_logger, harmless
+from opwire.typed.plain import replace_surrogates, survey, to_plain, write_json
 
-logger = logging.getLogger("opwire.policies")
+logger = get_logger("opwire.policies")
 
 T = TypeVar("T")
 

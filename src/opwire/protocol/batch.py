@@ -10,7 +10,8 @@ from msgspec import Meta
 from opwire.errors import CallError, ConversionError, ErrorCode
 from opwire.model.envelope import arrived_envelope
 from opwire.protocol.events import CallEvent, CallRequested, CallResponded, SessionEvent, decode_message
-from opwire.typed.plain import MAX_DEPTH, one_line, read_json, survey
+from opwire.runtime.text import one_line
+from opwire.typed.plain import MAX_DEPTH, read_json, survey
 
 MAX_BATCH = 64 * 1024
 """Limit of a batch of several events in bytes."""

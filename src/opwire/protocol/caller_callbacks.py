@@ -1,7 +1,6 @@
 """Progress, questions and observers of calls: the callbacks of a caller, and what a served request sends to its own."""
 
 import asyncio
-import logging
 from collections.abc import Callable
 from typing import Any, TypeVar, cast
 
@@ -20,8 +19,9 @@ from opwire.protocol.call_table import CallTable
 from opwire.protocol.events import CallAnswer, CallEvent, CallProgress, CallQuestion
 from opwire.protocol.transport import Address
 from opwire.runtime.tasks import resolve, spawn
+from opwire.runtime.text import get_logger
 
-logger = logging.getLogger("opwire.call")
+logger = get_logger("opwire.protocol")
 
 T = TypeVar("T")
 

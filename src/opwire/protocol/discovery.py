@@ -24,8 +24,9 @@ from opwire.protocol.transport import Address, Transport
 from opwire.registry import OperationRegistry
 from opwire.registry.dispatch import Dispatcher
 from opwire.runtime.limits import LimitedLog
+from opwire.runtime.text import get_logger
 
-logger = logging.getLogger("opwire.call")
+logger = get_logger("opwire.protocol")
 _failures = LimitedLog(logger, per_second=10)
 
 ABOUT = "opwire.about"

@@ -64,6 +64,7 @@ from opwire.model.envelope import (
 )
 from opwire.model.operation import Identity, Progress, Trace, trace_of
 from opwire.runtime.deadlines import MAX_SECONDS, bounded_seconds
+from opwire.runtime.text import one_line
 from opwire.typed import json_schema_of
 from opwire.typed.plain import (
     LARGE_JSON,
@@ -71,7 +72,6 @@ from opwire.typed.plain import (
     check_density,
     collection_paused,
     json_form,
-    one_line,
     outline,
     read_json,
     read_outline,

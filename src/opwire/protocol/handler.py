@@ -45,9 +45,10 @@ from opwire.registry.invoke import eager_task, failure
 from opwire.runtime.bounded import SharedLimit, Tally
 from opwire.runtime.deadlines import Deadlines, HoldUps
 from opwire.runtime.tasks import AsyncResource
+from opwire.runtime.text import get_logger
 from opwire.version import VERSION
 
-logger = logging.getLogger("opwire.call")
+logger = get_logger("opwire.protocol")
 
 _REMEMBERED = 10_000  # ended requests, at least, that are remembered to detect duplicates
 _NOT_STARTED = -1.0  # instead of the deadline of a request that was rejected

@@ -4,7 +4,6 @@
 """
 
 import asyncio
-import logging
 import time
 from collections import OrderedDict
 from collections.abc import AsyncGenerator, Callable, Coroutine, Mapping
@@ -38,8 +37,9 @@ from opwire.registry.invoke import Interceptors, Run
 from opwire.registry.pipeline import typed_envelope
 from opwire.runtime.deadlines import MAX_SECONDS, Deadlines
 from opwire.runtime.tasks import AsyncResource, in_turns, reject, resolve
+from opwire.runtime.text import get_logger
 
-logger = logging.getLogger("opwire.call")
+logger = get_logger("opwire.protocol")
 
 T = TypeVar("T")
 

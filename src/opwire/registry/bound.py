@@ -1,6 +1,5 @@
 """Operations as the registry stores them: a spec, its handler, and what validates input and normalises results."""
 
-import logging
 from collections.abc import AsyncGenerator, Awaitable, Callable, Sequence
 from contextlib import aclosing
 from typing import Any, cast
@@ -15,11 +14,12 @@ from opwire.registry.invoke import InterceptedCall, Open, Run
 from opwire.registry.pipeline import FINISHED, ResultPipeline, always
 from opwire.registry.reshape import Reshaping
 from opwire.registry.signature import Dependency, injecting, injecting_stream
+from opwire.runtime.text import get_logger
 from opwire.schema import Problem
 from opwire.schema.meter import ComplexityError
 from opwire.typed.plain import MAX_DEPTH, SCALARS, as_dict, survey, to_plain
 
-logger = logging.getLogger("opwire.invoke")
+logger = get_logger("opwire.registry")
 
 _UNUSABLE = (
     "{}: the input cannot be validated, because the input schema is invalid: {}; correct the schema, or allow the call "

@@ -3,7 +3,6 @@
 A registry, or a view of one, is such a source too.
 """
 
-import logging
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from typing import TYPE_CHECKING, Protocol
 
@@ -11,11 +10,12 @@ from msgspec.structs import replace
 
 from opwire.model.operation import Change, NormalizeMode, Operation, OperationSpec, Source, SourceChange
 from opwire.registry.view import operation_through
+from opwire.runtime.text import get_logger
 
 if TYPE_CHECKING:
     from opwire.registry.registry import OperationRegistry
 
-logger = logging.getLogger("opwire.registry")
+logger = get_logger("opwire.registry")
 
 
 class Registering(Protocol):

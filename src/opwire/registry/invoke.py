@@ -2,7 +2,6 @@
 
 import asyncio
 import inspect
-import logging
 import sys
 import time
 from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Callable, Coroutine, Generator
@@ -19,9 +18,10 @@ from opwire.registry.pipeline import ResultPipeline
 from opwire.registry.signature import unwrapped
 from opwire.runtime.deadlines import Deadlines
 from opwire.runtime.tasks import resolve
+from opwire.runtime.text import get_logger
 from opwire.runtime.workers import WorkerPool
 
-logger = logging.getLogger("opwire.invoke")
+logger = get_logger("opwire.registry")
 
 T = TypeVar("T")
 

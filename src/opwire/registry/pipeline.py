@@ -33,13 +33,14 @@ from opwire.model.envelope import (
 )
 from opwire.model.operation import NormalizeMode, OperationSpec, ShapedResult
 from opwire.runtime.limits import LimitedLog
+from opwire.runtime.text import get_logger, shorten
 from opwire.schema import Schema
 from opwire.schema.effort import extent
 from opwire.schema.fit import Repair
 from opwire.schema.meter import ComplexityError
-from opwire.typed.plain import MAX_DEPTH, SCALARS, replace_surrogates, shorten, survey, to_plain
+from opwire.typed.plain import MAX_DEPTH, SCALARS, replace_surrogates, survey, to_plain
 
-logger = logging.getLogger("opwire.pipeline")
+logger = get_logger("opwire.registry")
 
 _MAX_WARNINGS = 10
 _MAX_WARNING = 200

@@ -1,6 +1,5 @@
 """The registry: register operations, look them up, call them in process."""
 
-import logging
 import time
 from collections.abc import AsyncGenerator, Callable, Iterable
 from contextlib import aclosing
@@ -51,13 +50,14 @@ from opwire.registry.reshape import MORE, Reshaping
 from opwire.registry.signature import Signature, check_kind, may_suspend
 from opwire.registry.view import ViewOptions, ViewRules, operation_through
 from opwire.runtime.deadlines import Deadlines
+from opwire.runtime.text import get_logger, shorten
 from opwire.runtime.workers import WorkerPool
-from opwire.typed.plain import html_table, shorten, to_plain
+from opwire.typed.plain import html_table, to_plain
 
 if TYPE_CHECKING:
     from opwire.registry.search import Embed, SearchIndex
 
-logger = logging.getLogger("opwire.registry")
+logger = get_logger("opwire.registry")
 
 T = TypeVar("T")
 

@@ -8,7 +8,6 @@ No I/O, no clock, no tasks, except for the user's embedding function. The work i
 texts of an operation contain.
 """
 
-import logging
 import re
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from heapq import nlargest
@@ -29,8 +28,9 @@ from opwire.registry.search_words import (
     words,
 )
 from opwire.runtime.bounded import Tally
+from opwire.runtime.text import get_logger
 
-logger = logging.getLogger("opwire.search")
+logger = get_logger("opwire.registry")
 
 Embed = Callable[[Sequence[str]], Sequence[Sequence[float]]]
 """Returns a vector for each text, such as the `encode` of a sentence transformer."""

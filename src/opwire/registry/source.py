@@ -4,7 +4,6 @@ An adapter never raises for one broken tool or endpoint: it skips it, warns, and
 from foreign servers and documents, so entries are bounded in number and length, and control characters are escaped.
 """
 
-import logging
 import re
 from abc import ABC, abstractmethod
 from collections.abc import Awaitable, Callable, Generator, Iterator, Mapping
@@ -15,9 +14,9 @@ from opwire.errors import OpwireError, UsageError
 from opwire.model.login import LoginOptions
 from opwire.model.operation import Operation, Skipped, SourceChange
 from opwire.names import counted
-from opwire.typed.plain import harmless, shorten
+from opwire.runtime.text import get_logger, harmless, shorten
 
-logger = logging.getLogger("opwire.adapters")
+logger = get_logger("opwire.registry")
 
 ENV_PLACEHOLDER = re.compile(r"\$\{(?:env:)?([A-Za-z_][A-Za-z0-9_]*)(?::-([^}]*))?\}")
 """An environment variable in the settings of a source: `${NAME}`, `${env:NAME}` or `${NAME:-default}`."""

@@ -4,7 +4,6 @@
 cannot be applied leaves its operation out: a parameter that should be hidden must not become visible by a typo.
 """
 
-import logging
 import re
 from collections.abc import AsyncGenerator, Awaitable, Callable, Iterable, Iterator, Mapping
 from contextlib import aclosing
@@ -29,11 +28,12 @@ from opwire.model.operation import (
 )
 from opwire.names import similar_names, suggestion
 from opwire.registry.reshape import Reshape, Reshaping, ResultStore
+from opwire.runtime.text import get_logger
 
 if TYPE_CHECKING:
     from opwire.registry.registry import OperationRegistry
 
-logger = logging.getLogger("opwire.view")
+logger = get_logger("opwire.registry")
 
 Pattern = str | Callable[[OperationSpec], bool]
 """An id or tag with `*` and `?`, a namespace, `type:query`, `tag:NAME`, `scope:NAME`, or a predicate."""

@@ -8,6 +8,7 @@ import time
 from math import inf
 
 from opwire.errors import check_above_zero, check_counts
+from opwire.runtime.text import EscapingLogger
 
 
 class TokenBucket:
@@ -84,7 +85,7 @@ class LimitedLog:
 
     __slots__ = ("_lines", "_logger", "_per_second", "_second_ends")
 
-    def __init__(self, logger: logging.Logger, *, per_second: int) -> None:
+    def __init__(self, logger: EscapingLogger, *, per_second: int) -> None:
         self._logger = logger
         self._per_second = per_second
         self._second_ends = 0.0

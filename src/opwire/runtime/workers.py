@@ -6,7 +6,6 @@ A caller with `max_workers` stuck threads gets no others: it may have set a shor
 """
 
 import asyncio
-import logging
 import os
 import threading
 from collections.abc import Callable
@@ -18,8 +17,9 @@ from typing import Any, TypeVar
 from opwire.errors import CallError, ErrorCode
 from opwire.runtime.bounded import Tally
 from opwire.runtime.tasks import resolve
+from opwire.runtime.text import get_logger
 
-logger = logging.getLogger("opwire.workers")
+logger = get_logger("opwire.runtime")
 
 T = TypeVar("T")
 

@@ -18,6 +18,7 @@ from types import NoneType
 from typing import TYPE_CHECKING, Any, ClassVar, Final, NamedTuple, Self, cast
 
 from opwire.errors import CastError, SchemaError
+from opwire.runtime.text import shorten
 from opwire.schema.dialect import (
     META_SCHEMAS,
     Dialect,
@@ -43,7 +44,7 @@ from opwire.schema.validator import (
     specific_errors,
 )
 from opwire.typed import json_schema_of
-from opwire.typed.plain import MAX_DEPTH, as_dict, as_list, shorten, survey
+from opwire.typed.plain import MAX_DEPTH, as_dict, as_list, survey
 
 if TYPE_CHECKING:
     from opwire.schema.cast import Caster

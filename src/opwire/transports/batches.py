@@ -14,17 +14,17 @@ Rules:
    batches before it may have been delivered, and those after it were not.
 """
 
-import logging
 from itertools import count
 
 from opwire.errors import CallError
 from opwire.protocol.batch import MAX_BATCH, encode_batch
 from opwire.protocol.events import Waiting, encode_session
 from opwire.protocol.transport import Address
+from opwire.runtime.text import get_logger
 from opwire.transports.broker_connection import BatchingConnection, BrokerConnection
 from opwire.transports.leases import Asked, LatestServer
 
-logger = logging.getLogger("opwire.transports")
+logger = get_logger("opwire.transports")
 
 BATCHING = "batch"
 """The beginning of the address of an end that accepts batches."""

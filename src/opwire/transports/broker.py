@@ -6,7 +6,6 @@ is a `BrokerConnection`.
 """
 
 import asyncio
-import logging
 import time
 from collections.abc import Coroutine, Iterable, Iterator, Mapping
 from itertools import count
@@ -38,12 +37,13 @@ from opwire.protocol.events import (
 from opwire.protocol.transport import Address, Receiver
 from opwire.runtime.deadlines import back_off
 from opwire.runtime.tasks import cancel_tasks
+from opwire.runtime.text import get_logger
 from opwire.transports.batches import BATCHING, Batches, batch_number
 from opwire.transports.broker_connection import BrokerConnection, RequestSigner
 from opwire.transports.leases import MOMENT, Asked, Leases, Probes
 from opwire.transports.link import keep_running
 
-logger = logging.getLogger("opwire.transports")
+logger = get_logger("opwire.transports")
 
 PATIENCE = 5.0
 """Timeout of a broker's confirmations, in seconds."""

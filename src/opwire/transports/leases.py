@@ -14,7 +14,6 @@
 """
 
 import asyncio
-import logging
 import time
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from math import inf
@@ -26,8 +25,9 @@ from opwire.errors import CallError
 from opwire.protocol.batch import MAX_TOKEN
 from opwire.protocol.events import CallAborted, CallAnswer, CallCredit, CallEvent, CallFailed, CallResponded, is_final
 from opwire.protocol.transport import Address, random_ids
+from opwire.runtime.text import get_logger
 
-logger = logging.getLogger("opwire.transports")
+logger = get_logger("opwire.transports")
 
 MOMENT = 0.02
 """Seconds after which a server reports a call, and the caller probes the server. Shorter calls cost nothing."""

@@ -9,7 +9,6 @@ What the peer sends is handled for a hundredth of a second per turn of the event
 """
 
 import asyncio
-import logging
 import time
 from collections import deque
 from collections.abc import Awaitable, Callable
@@ -18,8 +17,9 @@ from typing import Any, cast
 from opwire.errors import CallError, ErrorCode, system_message
 from opwire.runtime.deadlines import back_off
 from opwire.runtime.tasks import resolve
+from opwire.runtime.text import get_logger
 
-logger = logging.getLogger("opwire.transports")
+logger = get_logger("opwire.transports")
 
 MAX_BACKLOG = 16 * 1024 * 1024
 """Default limit of the buffer for a peer that does not read, in bytes."""

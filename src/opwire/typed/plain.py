@@ -24,6 +24,7 @@ from typing import Any, NamedTuple, TypeVar, cast
 import msgspec
 
 from opwire.errors import NotPlainError
+from opwire.runtime.text import harmless, shorten
 
 MAX_DEPTH = 200
 """The deepest nesting of a value: jsonschema-rs crashes the process on a value nested 30,000 deep."""
@@ -297,43 +298,6 @@ T = TypeVar("T")
 
 _ENCODER = msgspec.json.Encoder()
 _DISPLAYED = msgspec.json.Encoder(enc_hook=json_form)
-
-# Control characters (C0 without tab and line feed, DEL, C1), line and paragraph separators, characters that change the
-# direction of text or are invisible, and halves of surrogate pairs, which cannot be encoded at all. Not the joiners
-# and variation selectors (U+200C, U+200D, U+FE0F), which emoji, Persian and Indic scripts need.
-# `re` compiles and caches this pattern and the next one with their first use: 1.6 ms of `import opwire` otherwise.
-_STEERING = (
-    "[\x00-\x08\x0b-\x1f\x7f-\x9f\u061c\u200b\u200e\u200f\u2028-\u202e\u2060-\u206f\ufeff\ufff9-\ufffb\ud800-\udfff"
-    "\U000e0000-\U000e007f]"
-)
-
-
-def harmless(text: str) -> str:
-    r"""Return text with control characters escaped, so that a terminal displays `\x1b[2J` instead of obeying it."""
-    if text.isprintable():  # as most is: a tenth of the time
-        return text
-    return re.sub(_STEERING, lambda found: found[0].encode("unicode_escape").decode(), text)
-
-
-def shorten(text: str, longest: int) -> str:
-    """Return the text, or its first `longest` characters and an ellipsis."""
-    return text if len(text) <= longest else f"{text[:longest]}…"
-
-
-def one_line(text: str, longest: int = 200) -> str:
-    """Return text of a peer for one line of a log or a message: shortened, with control characters escaped."""
-    return harmless(shorten(text, longest)).replace("\n", "\\n").replace("\t", "\\t")
-
-
-def harmless_json(text: str) -> str:
-    """Return the same JSON with control characters escaped; it decodes to the same value."""
-
-    def escape(found: re.Match[str]) -> str:
-        return re.sub("....", r"\\u\g<0>", found[0].encode("utf-16-be", "surrogatepass").hex())
-
-    return re.sub(_STEERING, escape, text)
-
-
 _MARKUP = str.maketrans({"&": "&amp;", "<": "&lt;", ">": "&gt;", '"': "&quot;", "'": "&#39;"})
 _CELL = "text-align: left; vertical-align: top; white-space: pre-wrap"
 _MAX_CELL = 5_000  # characters

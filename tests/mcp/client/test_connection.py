@@ -213,7 +213,7 @@ async def test_log_messages_go_to_the_callback_or_to_our_log(caplog: pytest.LogC
     assert "full" not in caplog.text
     async with connected(rogue()) as session:
         await call(session, "announce", **message)
-    assert ("opwire.mcp", logging.WARNING, 'python: {"disk":"full"}') in caplog.record_tuples
+    assert ("opwire.mcp.client", logging.WARNING, 'python: {"disk":"full"}') in caplog.record_tuples
 
 
 async def test_arguments_travel_as_headers_where_the_tool_says_so(sdk_address: str) -> None:

@@ -112,11 +112,11 @@ async def test_an_answer_with_bytes_that_are_not_utf_8_is_kept() -> None:
 async def test_what_a_server_says_on_stderr_is_in_the_log_line_by_line_and_not_endless(
     caplog: pytest.LogCaptureFixture,
 ) -> None:
-    caplog.set_level(logging.INFO, "opwire.mcp")
+    caplog.set_level(logging.INFO, "opwire.mcp.client")
     async with connected(rogue()) as session:
         await call(session, "say", text="first\nsecond é")
         await call(session, "say", text="x" * 50_000)
-    lines = [record.getMessage() for record in caplog.records if record.name == "opwire.mcp"]
+    lines = [record.getMessage() for record in caplog.records if record.name == "opwire.mcp.client"]
     assert any(line.endswith(": first") for line in lines)
     assert any(line.endswith(": second é") for line in lines)
     assert 2000 <= max(map(len, lines)) < 2100
@@ -203,7 +203,7 @@ async def test_a_server_that_ignores_everything_is_killed() -> None:
 @pytest.mark.parametrize("habit", ["polite", "stubborn"])
 async def test_the_children_of_a_server_end_with_it(habit: str, caplog: pytest.LogCaptureFixture) -> None:
     """A server is stopped with its children, even a stubborn one, even if we are cancelled."""
-    caplog.set_level(logging.INFO, "opwire.mcp")
+    caplog.set_level(logging.INFO, "opwire.mcp.client")
     async with connected(rogue("parent", habit, stop_timeout=0.3)) as session:
         await session.start()
         await until(lambda: "child" in caplog.text)

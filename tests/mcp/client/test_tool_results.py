@@ -248,11 +248,11 @@ RESULTS = st.fixed_dictionaries(
 @settings(max_examples=examples(150), deadline=None)
 @given(RESULTS, st.booleans())
 def test_every_json_object_is_a_readable_result(result: dict[str, Any], declared: bool) -> None:
-    logging.getLogger("opwire.mcp").setLevel(logging.ERROR)
+    logging.getLogger("opwire.mcp.client").setLevel(logging.ERROR)
     try:
         envelope = result_envelope(result, "ns.tool", declared=declared)
     finally:
-        logging.getLogger("opwire.mcp").setLevel(logging.NOTSET)
+        logging.getLogger("opwire.mcp.client").setLevel(logging.NOTSET)
     structured, found = result.get("structuredContent", UNSET), mcp_meta(envelope).structured_content
     # Some servers write null beside content for a missing value.
     assert found == structured or (structured is None and found is UNSET and mcp_meta(envelope).content)

@@ -153,7 +153,7 @@ async def test_a_handler_that_does_not_stop_is_left_behind(
         await client.send(call("a_b", id=7))
         async with asyncio.timeout(PATIENCE):
             await begun.wait()
-        with caplog.at_level(logging.WARNING, "opwire.serve"):
+        with caplog.at_level(logging.WARNING, "opwire.mcp.server"):
             await client.send(_cancelled(7))
             await until(lambda: "is abandoned" in caplog.text)
         release.set()

@@ -132,7 +132,7 @@ def test_none_is_there() -> None:
 
 
 def test_what_json_cannot_carry_is_replaced(caplog: pytest.LogCaptureFixture) -> None:
-    with caplog.at_level(logging.WARNING, "opwire.serve"):
+    with caplog.at_level(logging.WARNING, "opwire.mcp.server"):
         assert encode_data([float("nan"), None], "a.b").data == [None, None]
     assert "NaN" in caplog.text
     assert encode_data({"\ud800": 2**70}, "a.b").data == {"\ufffd": 2**70}

@@ -194,7 +194,7 @@ def test_tools_of_operations_that_are_gone_are_forgotten() -> None:
 
 def test_a_broken_schema_costs_itself_alone(caplog: pytest.LogCaptureFixture) -> None:
     broken = Schema({"type": "object", "properties": []})
-    with caplog.at_level(logging.WARNING, "opwire.serve"):
+    with caplog.at_level(logging.WARNING, "opwire.mcp.server"):
         tool = _one(input_schema=broken, output_schema=broken)
         streams = _one(type="subscription", output_schema=_deep(20_000))
     assert tool.shape["inputSchema"] == {"type": "object"}

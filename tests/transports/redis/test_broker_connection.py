@@ -210,7 +210,7 @@ async def test_a_beat_that_finds_no_room_is_logged(own_redis: Redis, caplog: pyt
         for size in (100_000, 1_000, 1):
             with pytest.raises(CallError, match="does not keep up"):
                 pour(b"x" * size)
-        with caplog.at_level(logging.WARNING, "opwire.transports"):
+        with caplog.at_level(logging.WARNING, "opwire.transports.redis"):
             one.connection.beat(BEAT)
         server.thaw()
         await one.log.until(lambda: one.log.gone)
@@ -383,7 +383,7 @@ async def test_a_lease_that_cannot_be_renewed_is_logged(
     async with end(server.url, "server", "a.b") as served:
         ask(server, *loss.split())
         ask(server, "SET", "opwire:serving:a.b", "")
-        with caplog.at_level(logging.WARNING, "opwire.transports"):
+        with caplog.at_level(logging.WARNING, "opwire.transports.redis"):
             served.connection.beat(BEAT)
             await served.barrier()
     assert "the lease was not renewed: Redis at" in caplog.text
@@ -397,7 +397,7 @@ async def test_an_operation_that_redis_does_not_take_back_is_logged(
     async with end(server.url, "server", "a.b", "c.d") as served:
         ask(server, "FLUSHALL")
         ask(server, "SET", "opwire:serving:c.d", "")
-        with caplog.at_level(logging.WARNING, "opwire.transports"):
+        with caplog.at_level(logging.WARNING, "opwire.transports.redis"):
             served.connection.beat(1)
             await served.barrier()
             await served.barrier()  # the first one was sent before the loss was known
@@ -605,7 +605,7 @@ async def test_a_message_that_redis_refuses_is_logged(own_redis: Redis, caplog: 
         "&opwire:all:0",
     )
     async with end(f"redis://ann:secret@{HOST}:{server.port}", "ann") as ann, end(server.url, "bob") as bob:
-        with caplog.at_level(logging.WARNING, "opwire.transports"):
+        with caplog.at_level(logging.WARNING, "opwire.transports.redis"):
             ann.connection.send("bob", "t", b"{}", control=False)
             await ann.barrier()
         assert "a message was not sent: Redis at" in caplog.text

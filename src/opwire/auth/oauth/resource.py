@@ -10,7 +10,6 @@ fetched once per minute, and introspections are bounded.
 """
 
 import asyncio
-import logging
 import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from functools import partial
@@ -23,6 +22,7 @@ from opwire.auth.tokens import (
     Grant,
     ResourceMetadata,
     callback,
+    failure_limit,
     grant_of,
     presented,
     rejected,
@@ -30,6 +30,7 @@ from opwire.auth.tokens import (
 )
 from opwire.errors import CallError, ErrorCode, UsageError, check_list, needs_extra
 from opwire.runtime.bounded import BoundedDict
+from opwire.runtime.text import get_logger
 from opwire.typed.plain import as_dict, as_list
 
 with needs_extra("oauth"):
@@ -38,7 +39,7 @@ with needs_extra("oauth"):
     from opwire.auth.oauth.tokens import OAuthClient, is_secure, json_fetcher, token_request
     from opwire.http.client import ClientOptions, HTTPClient, HTTPRequest
 
-logger = logging.getLogger("opwire.auth")
+logger = get_logger("opwire.auth.oauth", failure_limit)
 
 INTROSPECTED_AGE = 60.0
 """Seconds for which the introspection of a valid token is cached; it may be revoked in the meantime."""

@@ -10,7 +10,6 @@ Imports no HTTP client: the command line looks here whether there is a login at 
 import asyncio
 import contextlib
 import importlib
-import logging
 import os
 import secrets
 import stat
@@ -28,9 +27,10 @@ from msgspec import Struct
 from msgspec.structs import replace
 
 from opwire.errors import CallError, ErrorCode
+from opwire.runtime.text import get_logger
 from opwire.runtime.workers import WorkerPool
 
-logger = logging.getLogger("opwire.oauth")
+logger = get_logger("opwire.auth.oauth")
 
 _SERVICE = "opwire"
 _MAX_FILE = 1024 * 1024  # bytes

@@ -29,8 +29,9 @@ from opwire.model.operation import Context, OperationSpec, OperationType, Prepar
 from opwire.model.questions import Question, unanswerable
 from opwire.registry import OperationRegistry
 from opwire.runtime.deadlines import CALL_TIMEOUT
+from opwire.runtime.text import harmless
 from opwire.schema import Schema
-from opwire.typed.plain import as_dict, harmless
+from opwire.typed.plain import as_dict
 
 _version = click.option(
     "--operation-version", "version", metavar="VERSION", help="The version of the operation, where several are served."

@@ -142,7 +142,6 @@ def _check_callers(config: Config) -> Iterator[CheckResult]:
 
 async def _check_sources(config: Config, screen: Screen) -> list[CheckResult]:
     """Load every source; a required one that fails does not hide the others."""
-    logging.getLogger("opwire.view").setLevel(logging.ERROR)  # its warnings are among the results
     optional = {name: replace(source, required=False) for name, source in config.sources.items()}
     async with opened(replace(config, sources=optional), screen, quiet=True) as running:
         results = [
@@ -156,6 +155,7 @@ async def _check_sources(config: Config, screen: Screen) -> list[CheckResult]:
             results.append(CheckResult(f"source {name}", "ok", counted(count, "operation")))
             results += [CheckResult(f"source {name}", "note", note) for note in running.notes_of(name)]
         results += [CheckResult("policies", "note", problem) for problem in running.policy_problems()]
+        logging.getLogger("opwire.registry").setLevel(logging.ERROR)  # the warnings of views are among the results
         for name in config.views:
             view = view_of(config, name, running.registry)
             results.append(CheckResult(f"view {name}", "ok", counted(len(view), "operation")))

@@ -21,7 +21,6 @@ at which the task was submitted, so that one subscription is enough for all its 
 """
 
 import asyncio
-import logging
 import re
 import time
 from collections.abc import Callable, Collection, Coroutine, Mapping
@@ -41,11 +40,12 @@ from opwire.durable.journal import Outcome, Task
 from opwire.errors import CallError, ErrorCode
 from opwire.runtime.deadlines import Deadlines
 from opwire.runtime.tasks import resolve
+from opwire.runtime.text import get_logger
 from opwire.transports.nats.connection import NatsConnection, NatsServers, Security, open_any
 from opwire.transports.nats.protocol import Info, Message, publish, subscribe, unsubscribe
 from opwire.transports.nats.transport import Subjects
 
-logger = logging.getLogger("opwire.durable")
+logger = get_logger("opwire.durable.jetstream")
 
 # --- the session ------------------------------------------------------------------------------------------------------
 

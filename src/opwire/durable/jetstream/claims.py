@@ -48,9 +48,10 @@ from opwire.durable.jetstream.api import (
 from opwire.durable.journal import MAX_SECONDS, Claim, Task, seconds_within
 from opwire.errors import CallError
 from opwire.runtime.tasks import reject, resolve
+from opwire.runtime.text import get_logger
 from opwire.transports.nats.protocol import Message
 
-logger = logging.getLogger("opwire.durable")
+logger = get_logger("opwire.durable.jetstream")
 
 ACK_WAIT = 5.0  # seconds after which a task is delivered again, unless its end has delayed that
 

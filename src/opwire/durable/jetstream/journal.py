@@ -23,7 +23,6 @@ subscribe to `<prefix>.in.>` and `<prefix>.ended.>`; the stream is `<prefix>_dur
 """
 
 import asyncio
-import logging
 import time
 from collections import Counter
 from collections.abc import AsyncIterator, Iterable
@@ -53,9 +52,10 @@ from opwire.durable.waiters import OutcomeWaiter, OutcomeWaiters
 from opwire.errors import CallError, ErrorCode
 from opwire.runtime.bounded import Tally
 from opwire.runtime.deadlines import Deadlines
+from opwire.runtime.text import get_logger
 from opwire.transports.nats.connection import NatsCredentials, NatsServers, Security
 
-logger = logging.getLogger("opwire.durable")
+logger = get_logger("opwire.durable.jetstream")
 
 _PAGE = 50  # outcomes that are fetched concurrently
 

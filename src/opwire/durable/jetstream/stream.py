@@ -9,7 +9,6 @@ Durability is that of JetStream: see `jetstream.journal`. A user of the server n
 """
 
 import asyncio
-import logging
 import re
 from collections.abc import Iterable
 from os import PathLike
@@ -30,11 +29,12 @@ from opwire.durable.jetstream.api import (
 )
 from opwire.durable.streams import BATCH, MAX_ITEMS, DurableStream, StoredItem, position_number
 from opwire.errors import CallError, UsageError, check_counts
+from opwire.runtime.text import get_logger
 from opwire.transports.nats.connection import NatsCredentials, NatsServers, Security
 from opwire.transports.nats.transport import Subjects
 from opwire.typed.plain import as_list
 
-logger = logging.getLogger("opwire.durable")
+logger = get_logger("opwire.durable.jetstream")
 
 _NAME = re.compile(r"[A-Za-z0-9_-]{1,200}")
 _SUBJECT = re.compile(r"[!-)+-\-/-=?-~]+(?:\.[!-)+-\-/-=?-~]+)*")  # without wildcards: `append` publishes to it

@@ -26,7 +26,6 @@ Redis does not signal when they are due.
 """
 
 import asyncio
-import logging
 import time
 from collections.abc import AsyncIterator, Callable, Coroutine, Iterable, Sequence
 from functools import partial
@@ -58,10 +57,11 @@ from opwire.durable.waiters import OutcomeWaiter
 from opwire.errors import CallError, ErrorCode
 from opwire.registry.invoke import eager_task
 from opwire.runtime.tasks import resolve
+from opwire.runtime.text import get_logger
 from opwire.transports.redis.connection import Done, Part, Script, command, is_refusal, refusal
 from opwire.transports.redis.servers import parse_servers
 
-logger = logging.getLogger("opwire.durable")
+logger = get_logger("opwire.durable.redis")
 
 _IDLE_CONSUMER = 600_000  # milliseconds after which a consumer without tasks is deleted
 _POLL = 1.0  # seconds, at most, between two polls for released and lost tasks

@@ -9,7 +9,6 @@ Durability is that of Redis: see `redis.journal`.
 """
 
 import asyncio
-import logging
 import re
 from functools import partial
 from pathlib import Path
@@ -23,10 +22,11 @@ from opwire.durable.streams import BATCH, MAX_ITEMS, DurableStream, StoredItem
 from opwire.errors import CallError, UsageError, check_counts
 from opwire.runtime.deadlines import back_off
 from opwire.runtime.tasks import cancel_tasks
+from opwire.runtime.text import get_logger
 from opwire.transports.redis.connection import command, load_script
 from opwire.transports.redis.servers import parse_servers
 
-logger = logging.getLogger("opwire.durable")
+logger = get_logger("opwire.durable.redis")
 
 _FIRST = "0-0"
 _ID = re.compile(r"[0-9]{1,20}-[0-9]{1,20}")

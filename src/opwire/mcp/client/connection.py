@@ -8,7 +8,6 @@ read the rejections is disconnected.
 """
 
 import asyncio
-import logging
 import time
 from collections.abc import Awaitable, Callable, Coroutine, Mapping
 from contextlib import AbstractAsyncContextManager
@@ -51,9 +50,10 @@ from opwire.mcp.peer import MAX_REQUESTS, Answer, CancelledRequest, JsonRpcPeer,
 from opwire.mcp.protocol import ToolHeaders, write_argument_headers
 from opwire.runtime.deadlines import Deadlines, back_off
 from opwire.runtime.tasks import resolve
+from opwire.runtime.text import get_logger
 from opwire.typed.plain import as_dict
 
-logger = logging.getLogger("opwire.mcp")
+logger = get_logger("opwire.mcp.client")
 
 MAX_ROUNDS = 10
 """Input-required results of one call."""

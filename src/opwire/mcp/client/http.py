@@ -8,7 +8,6 @@ Redirects are followed within the server's origin only: headers may be secrets.
 """
 
 import asyncio
-import logging
 from abc import abstractmethod
 from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Mapping
 from contextlib import AsyncExitStack, asynccontextmanager, suppress
@@ -51,12 +50,13 @@ from opwire.mcp.messages import (
 from opwire.mcp.peer import REPLIES
 from opwire.mcp.protocol import LAST_EVENT_HEADER, METHOD_HEADER, SESSION_HEADER, VERSION_HEADER
 from opwire.runtime.tasks import spawn
+from opwire.runtime.text import get_logger
 from opwire.typed.plain import has_few_values
 
 with needs_extra("mcp"):
     import httpx2
 
-logger = logging.getLogger("opwire.mcp")
+logger = get_logger("opwire.mcp.client")
 
 PATIENCE = httpx2.Timeout(30.0, read=300.0, pool=None)  # a server may take long before it responds
 MAX_REDIRECTS = 5

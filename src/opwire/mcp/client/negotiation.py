@@ -9,7 +9,6 @@ notifications. `ListenStreams` reopens broken streams, and both ways end in the 
 
 import asyncio
 import itertools
-import logging
 from collections.abc import Awaitable, Callable, Mapping
 from functools import partial
 from typing import Any, Protocol
@@ -33,10 +32,11 @@ from opwire.mcp.protocol import (
     request_headers,
 )
 from opwire.runtime.deadlines import back_off
+from opwire.runtime.text import get_logger
 from opwire.typed.plain import as_dict, as_list
 from opwire.version import VERSION
 
-logger = logging.getLogger("opwire.mcp")
+logger = get_logger("opwire.mcp.client")
 
 _CLIENT = {"name": "opwire", "version": VERSION}
 _PAUSE, _LONGEST_PAUSE = 1.0, 60.0  # seconds until an ended stream is reopened

@@ -5,7 +5,6 @@ number. Servers are not trusted to end a list: pages, entries and bytes are boun
 """
 
 import asyncio
-import logging
 from collections.abc import AsyncGenerator, Callable, Iterator, Mapping
 from typing import Any, cast
 
@@ -42,10 +41,11 @@ from opwire.model.operation import (
 )
 from opwire.model.origin import ORIGIN_META, read_origin
 from opwire.registry.source import Report
+from opwire.runtime.text import get_logger
 from opwire.schema import Schema
 from opwire.typed.plain import as_dict, as_list
 
-logger = logging.getLogger("opwire.mcp")
+logger = get_logger("opwire.mcp.client")
 
 MAX_PAGES = 1000
 MAX_OPERATIONS = 10_000

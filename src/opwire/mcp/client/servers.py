@@ -30,13 +30,14 @@ from opwire.names import UniqueNames, counted
 from opwire.registry.source import ENV_PLACEHOLDER
 from opwire.runtime.limits import LimitedLog
 from opwire.runtime.tasks import reject
-from opwire.typed.plain import as_dict, harmless
+from opwire.runtime.text import get_logger, harmless
+from opwire.typed.plain import as_dict
 
 if TYPE_CHECKING:
     from opwire.auth.oauth.tokens import OAuthClient
     from opwire.mcp.client.auth import MCPAuth
 
-logger = logging.getLogger("opwire.mcp")
+logger = get_logger("opwire.mcp.client")
 
 HTTPKind = Literal["http", "sse"]
 

@@ -10,7 +10,6 @@ and closed when they are idle.
 
 import asyncio
 import inspect
-import logging
 import math
 import time
 from collections import OrderedDict
@@ -34,11 +33,12 @@ from opwire.model.operation import Context, PreparedRequest, Progress, trace_of
 from opwire.runtime.bounded import Tally
 from opwire.runtime.deadlines import back_off
 from opwire.runtime.tasks import cancel_tasks, spawn
+from opwire.runtime.text import get_logger
 
 if TYPE_CHECKING:
     from opwire.mcp.client.auth import MCPAuth
 
-logger = logging.getLogger("opwire.mcp")
+logger = get_logger("opwire.mcp.client")
 
 
 MAX_PENDING = 1000

@@ -1,7 +1,6 @@
 """`from_mcp`: MCP servers as a source of operations, kept up to date with their listings."""
 
 import asyncio
-import logging
 import time
 from collections.abc import AsyncGenerator, Callable, Iterable, Iterator, Mapping
 from pathlib import Path
@@ -47,12 +46,13 @@ from opwire.mcp.client.transport import with_output
 from opwire.mcp.protocol import STATELESS_VERSIONS, ArgumentHeader
 from opwire.model.operation import NormalizeMode, Operation, OperationSpec, SourceChange
 from opwire.registry.source import AdapterSource, Report
+from opwire.runtime.text import get_logger
 from opwire.typed.plain import as_dict
 
 if TYPE_CHECKING:
     from opwire.model.login import LoginOptions
 
-logger = logging.getLogger("opwire.mcp")
+logger = get_logger("opwire.mcp.client")
 
 _SLICE = 0.01  # seconds after which other tasks run
 

@@ -10,7 +10,6 @@ the result.
 """
 
 import asyncio
-import logging
 import reprlib
 from base64 import b64decode
 from collections.abc import AsyncGenerator, Iterable, Iterator, Mapping
@@ -52,11 +51,12 @@ from opwire.model.origin import (
 )
 from opwire.model.tool_envelope import TOOL_ENVELOPE_PREFIX, block_texts, parse
 from opwire.registry.source import Report
+from opwire.runtime.text import get_logger
 from opwire.schema import UNKNOWN, JSONSchema, Schema
 from opwire.schema.dialect import map_subschemas
 from opwire.typed.plain import as_dict, as_list, has_few_values, read_peer_json
 
-logger = logging.getLogger("opwire.mcp")
+logger = get_logger("opwire.mcp.client")
 
 MAX_NAME = 500
 """Characters of a tool's or prompt's name; the protocol recommends at most 128."""

@@ -36,9 +36,10 @@ from opwire.mcp.messages import (
     read_message,
     split_batch,
 )
-from opwire.typed.plain import harmless, replace_surrogates, write_json
+from opwire.runtime.text import get_logger, harmless
+from opwire.typed.plain import replace_surrogates, write_json
 
-logger = logging.getLogger("opwire.mcp")
+logger = get_logger("opwire.mcp.client")
 
 MAX_RETRY_AFTER = 86_400.0
 """Seconds: longer delays that a server asks for are reduced to a day."""

@@ -55,9 +55,10 @@ from opwire.observe.logs import logger as access_logger
 from opwire.registry.dispatch import Dispatcher
 from opwire.registry.invoke import CLOSE_GRACE, failure, leave_behind, run_within
 from opwire.runtime.deadlines import CALL_TIMEOUT, MAX_SECONDS, Deadlines
+from opwire.runtime.text import get_logger
 from opwire.typed.plain import write_json
 
-logger = logging.getLogger("opwire.serve")
+logger = get_logger("opwire.mcp.server")
 
 Params = dict[str, Any]
 

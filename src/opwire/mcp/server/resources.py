@@ -5,7 +5,6 @@ behind operations that list, read and watch them: its entries pass unchanged, an
 """
 
 import asyncio
-import logging
 from base64 import b64encode
 from collections.abc import Callable, Coroutine, Iterable, Iterator
 from contextlib import aclosing
@@ -30,9 +29,10 @@ from opwire.model.uri_template import MAX_URI, URITemplate
 from opwire.registry.dispatch import Dispatcher
 from opwire.registry.invoke import failure
 from opwire.runtime.bounded import BoundedDict, SharedLimit
+from opwire.runtime.text import get_logger
 from opwire.typed.plain import as_dict, as_list, read_peer_json
 
-logger = logging.getLogger("opwire.serve")
+logger = get_logger("opwire.mcp.server")
 
 ListKey = Literal["resources", "resourceTemplates"]
 

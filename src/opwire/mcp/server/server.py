@@ -6,7 +6,6 @@ result with `isError`.
 """
 
 import asyncio
-import logging
 import re
 from collections.abc import Awaitable, Callable, Coroutine
 from contextlib import suppress
@@ -56,9 +55,10 @@ from opwire.model.operation import Identity, OperationSpec
 from opwire.names import similar_names, suggestion
 from opwire.observe.logs import begin_access
 from opwire.registry.invoke import EagerTasks
+from opwire.runtime.text import get_logger
 from opwire.typed.plain import as_dict, write_json
 
-logger = logging.getLogger("opwire.serve")
+logger = get_logger("opwire.mcp.server")
 
 MAX_LISTENERS = 1024
 """Streams of one surface on which clients of revision 2026-07-28 listen for changes."""

@@ -11,7 +11,6 @@ Output that handlers print goes to standard error.
 """
 
 import asyncio
-import logging
 import os
 import stat
 import sys
@@ -45,9 +44,10 @@ from opwire.mcp.server.clients import MAX_BATCH_VALUES, ClientState
 from opwire.mcp.server.server import RegistryServer
 from opwire.registry.invoke import CLOSE_GRACE
 from opwire.runtime.tasks import resolve, spawn
+from opwire.runtime.text import get_logger
 from opwire.typed.plain import as_dict
 
-logger = logging.getLogger("opwire.serve")
+logger = get_logger("opwire.mcp.server")
 
 MAX_LINE = 16 * 1024 * 1024
 """Longest message in bytes; longer ones are rejected."""

@@ -16,7 +16,6 @@ wait for the outcome. That is a courtesy to them. What a client reads is always 
 """
 
 import asyncio
-import logging
 import secrets
 import time
 from collections.abc import Awaitable, Callable, Coroutine, Iterable, Mapping
@@ -51,9 +50,10 @@ from opwire.registry.dispatch import Dispatcher
 from opwire.registry.invoke import CLOSE_GRACE, failure
 from opwire.runtime.bounded import SharedLimit, Tally
 from opwire.runtime.deadlines import CALL_TIMEOUT, MAX_SECONDS
+from opwire.runtime.text import get_logger
 from opwire.typed.plain import as_dict, write_json
 
-logger = logging.getLogger("opwire.serve")
+logger = get_logger("opwire.mcp.server")
 
 TASKS = "io.modelcontextprotocol/tasks"
 """The name of the extension."""

@@ -5,7 +5,6 @@ an object: other types are then the property `result` of one, and `_meta` says s
 pass unchanged.
 """
 
-import logging
 from collections.abc import Callable, Mapping
 from contextlib import suppress
 from math import inf
@@ -47,10 +46,11 @@ from opwire.model.origin import (
 from opwire.model.tool_envelope import encode_blocks, error_blocks, error_payload, to_blocks
 from opwire.names import similar_names
 from opwire.registry.dispatch import Dispatcher
+from opwire.runtime.text import get_logger
 from opwire.schema import UNKNOWN
 from opwire.typed.plain import MAX_DEPTH, as_dict, read_json, replace_surrogates, survey, write_json
 
-logger = logging.getLogger("opwire.serve")
+logger = get_logger("opwire.mcp.server")
 
 T = TypeVar("T")
 ToolDefinition = dict[str, Any]

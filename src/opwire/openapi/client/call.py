@@ -7,7 +7,6 @@ the end of such a stream counts as a loss too, unless the API ends it with `[DON
 """
 
 import asyncio
-import logging
 import random
 import time
 from collections.abc import AsyncGenerator, Awaitable, Callable
@@ -40,9 +39,10 @@ from opwire.openapi.client.responses import (
 from opwire.openapi.client.security import APICredentials
 from opwire.openapi.client.serialize import prepare_files
 from opwire.runtime.deadlines import back_off
+from opwire.runtime.text import get_logger
 from opwire.typed.plain import as_dict
 
-logger = logging.getLogger("opwire.adapters.openapi")
+logger = get_logger("opwire.openapi.client")
 
 _LARGE_BODY = 1024 * 1024  # bytes that are decoded in a thread: invalid UTF-8 takes 20 ms
 _SLOW_BODY = 64 * 1024  # bytes of XML, 50 times as slow as JSON, or in a charset with a slow codec: 10 to 20 ms

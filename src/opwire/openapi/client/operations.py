@@ -8,7 +8,6 @@ The schema for all is that of the successful response, in JSON if there is a cho
 result of a call is validated against the schema of its actual status and content type.
 """
 
-import logging
 import re
 import unicodedata
 from collections.abc import Callable, Iterable, Iterator, Mapping
@@ -43,10 +42,11 @@ from opwire.openapi.client.plan import CallPlan, ResponseMedia, SecurityRequirem
 from opwire.openapi.client.schemas import RewrittenSchema, SchemaRewriter
 from opwire.openapi.client.security import security_requirements
 from opwire.registry.source import Report
+from opwire.runtime.text import get_logger, harmless
 from opwire.schema import UNKNOWN, JSONSchema, Schema
-from opwire.typed.plain import as_dict, as_list, harmless, json_form, write_json
+from opwire.typed.plain import as_dict, as_list, json_form, write_json
 
-logger = logging.getLogger("opwire.adapters")
+logger = get_logger("opwire.openapi.client")
 
 # What HTTP says about its methods (RFC 9110, 9.2).
 _MCP_PRESENTATIONS = {

@@ -42,13 +42,14 @@ from opwire.openapi.client.plan import (
 )
 from opwire.openapi.client.xml_text import read_xml
 from opwire.runtime.limits import LimitedLog
+from opwire.runtime.text import get_logger, harmless, shorten
 from opwire.schema import UNKNOWN
-from opwire.typed.plain import MAX_DEPTH, harmless, read_peer_json, shorten, survey
+from opwire.typed.plain import MAX_DEPTH, read_peer_json, survey
 
 if TYPE_CHECKING:
     from aiohttp import ClientResponse
 
-logger = logging.getLogger("opwire.adapters.openapi")
+logger = get_logger("opwire.openapi.client")
 
 MAX_ERROR_BODY = 8 * 1024
 """Bytes of an error's body that its details include."""

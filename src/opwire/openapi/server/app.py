@@ -1,7 +1,6 @@
 """The HTTP surface as an ASGI app: route, parse, dispatch, respond."""
 
 import asyncio
-import logging
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from functools import partial
 from http import HTTPStatus
@@ -28,9 +27,10 @@ from opwire.openapi.webhooks import WebhookReceiver, WebhookRequest
 from opwire.registry import OperationRegistry
 from opwire.registry.dispatch import Dispatcher, operation_filter
 from opwire.runtime.deadlines import CALL_TIMEOUT, Deadlines, resume
+from opwire.runtime.text import get_logger
 from opwire.version import VERSION
 
-logger = logging.getLogger("opwire.serve.http")
+logger = get_logger("opwire.openapi.server")
 
 _WEBHOOKS = "/webhooks/"
 _NO_STORE = (b"cache-control", b"no-store")  # and no `vary`, which would only matter to a cache

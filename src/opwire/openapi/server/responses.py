@@ -12,7 +12,6 @@ a silent connection open.
 
 import asyncio
 import contextlib
-import logging
 import time
 from collections.abc import AsyncGenerator, Iterable
 from http import HTTPStatus
@@ -42,6 +41,7 @@ from opwire.model.envelope import (
 )
 from opwire.model.origin import ENVELOPE_JSON
 from opwire.openapi.server.request import CancelOnDisconnect, Request
+from opwire.runtime.text import EscapingLogger
 from opwire.typed.plain import write_json
 
 UPSTREAM = "opwire-upstream-"
@@ -142,7 +142,7 @@ def upstream_headers(meta: HTTPResponseMeta) -> list[Header]:
 
 
 async def send_error(
-    send: Send, request: Request, error: Exception, logger: logging.Logger, headers: Iterable[Header] = ()
+    send: Send, request: Request, error: Exception, logger: EscapingLogger, headers: Iterable[Header] = ()
 ) -> None:
     """Send the problem of an error. An unexpected one is logged, under the request id that the client gets."""
     if not isinstance(error, CallError | HTTPStatusError):

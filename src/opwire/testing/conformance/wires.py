@@ -22,9 +22,9 @@ from websockets.typing import Subprotocol
 from opwire.errors import CallError, ErrorCode, system_message
 from opwire.protocol.schemas import CALL_EVENT_SCHEMAS, SESSION_EVENT_SCHEMAS
 from opwire.protocol.transport import Address
+from opwire.runtime.text import shorten
 from opwire.schema import Schema
 from opwire.transports.broker_connection import BrokerConnection
-from opwire.typed.plain import shorten
 
 SUBPROTOCOL = Subprotocol("opwire.v1")
 PATIENCE = 4.0

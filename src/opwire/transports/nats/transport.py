@@ -22,7 +22,6 @@ another account (`_R_.…`). A message with any other reply, such as `$JS.API.ST
 of one name, or one of them (NATS ADR-32). An operation is an endpoint of the service.
 """
 
-import logging
 import re
 import time
 from asyncio import timeout
@@ -46,6 +45,7 @@ from opwire.protocol.description import Describing, Description
 from opwire.protocol.events import MAX_MESSAGE
 from opwire.protocol.transport import Address
 from opwire.runtime.limits import TokenBucket
+from opwire.runtime.text import get_logger
 from opwire.transports.broker import BrokerTransport
 from opwire.transports.broker_connection import BrokerListener, RequestSigner
 from opwire.transports.link import Link
@@ -53,7 +53,7 @@ from opwire.transports.nats.connection import NatsConnection, NatsCredentials, N
 from opwire.transports.nats.protocol import MAX_PAYLOAD, Info, Message, subscribe, unsubscribe
 from opwire.transports.pacing import LARGE, LargeMessages
 
-logger = logging.getLogger("opwire.transports.nats")
+logger = get_logger("opwire.transports.nats")
 
 # --- subjects ---------------------------------------------------------------------------------------------------------
 

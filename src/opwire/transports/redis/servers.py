@@ -8,7 +8,6 @@ connection then checks that the server is a primary.
 """
 
 import asyncio
-import logging
 from abc import ABC, abstractmethod
 from binascii import crc_hqx
 from collections.abc import Iterable
@@ -21,9 +20,10 @@ from urllib.parse import parse_qsl, unquote
 
 from opwire.errors import CallError, ErrorCode, UsageError
 from opwire.runtime.deadlines import back_off
+from opwire.runtime.text import get_logger
 from opwire.transports.redis.connection import INVALID_URL, RedisConnection, RedisServers, Target, command, parse_url
 
-logger = logging.getLogger("opwire.transports")
+logger = get_logger("opwire.transports.redis")
 
 LOOKUP_TIMEOUT = 2.0  # seconds for each server that is asked, so that there is time to connect to the primary
 _GRACE = 0.3  # seconds, after an answer, for the next one

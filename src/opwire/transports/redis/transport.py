@@ -7,7 +7,6 @@ An end has one connection, for messages and commands alike. No message is sent t
 has arrived. The one exception is a script that Redis reports as unknown: it did not run.
 """
 
-import logging
 from asyncio import timeout
 from collections.abc import Iterable
 from functools import partial
@@ -22,6 +21,7 @@ from msgspec import Struct
 from opwire.errors import CallError, ErrorCode
 from opwire.protocol.events import MAX_MESSAGE
 from opwire.protocol.transport import Address
+from opwire.runtime.text import get_logger
 from opwire.transports.broker import BrokerTransport
 from opwire.transports.broker_connection import BrokerListener, RequestSigner
 from opwire.transports.link import Link
@@ -40,7 +40,7 @@ from opwire.transports.redis.connection import (
 )
 from opwire.transports.redis.servers import parse_servers
 
-logger = logging.getLogger("opwire.transports")
+logger = get_logger("opwire.transports.redis")
 
 # --- names and messages -----------------------------------------------------------------------------------------------
 

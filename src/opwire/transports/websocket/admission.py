@@ -5,7 +5,6 @@ and withdrawals of one client keep their order.
 """
 
 import asyncio
-import logging
 from collections import Counter, OrderedDict
 from collections.abc import AsyncGenerator, Callable, Collection, Iterable, Mapping, Sequence
 from contextlib import asynccontextmanager
@@ -23,10 +22,11 @@ from opwire.protocol import events
 from opwire.protocol.transport import Address
 from opwire.runtime.bounded import BoundedDict
 from opwire.runtime.tasks import cancel_tasks, spawn
+from opwire.runtime.text import get_logger
 from opwire.transports.websocket.relay import MAX_IDENTITY, Peer, identity_json
 from opwire.transports.websocket.routes import Routes
 
-logger = logging.getLogger("opwire.transports")
+logger = get_logger("opwire.transports.websocket")
 
 # Close codes: the token is invalid or has expired, the client is not admitted, it asks for more than is kept.
 UNAUTHENTICATED, FORBIDDEN, TOO_MUCH = 4401, 4403, 4413

@@ -17,11 +17,12 @@ from opwire.protocol.events import MAX_MESSAGE, CallEvent, CallRequested, Here, 
 from opwire.protocol.transport import Address, MovableReceiver, Receiver
 from opwire.runtime import deadlines
 from opwire.runtime.tasks import cancel_tasks
+from opwire.runtime.text import get_logger
 from opwire.transports.link import MAX_BACKLOG
 from opwire.transports.websocket.routes import SERVER
 from opwire.transports.websocket.session import ClientSession, Dropped
 
-logger = logging.getLogger("opwire.transports")
+logger = get_logger("opwire.transports.websocket")
 
 _STEADY = 5.0  # seconds: a connection that lasted longer was not refused
 _SPREAD = 0.2  # seconds over which the clients of a lost hub connect to others

@@ -12,7 +12,6 @@ caller's `identity` is written before it in the same way, and its `credential` i
 """
 
 import asyncio
-import logging
 import time
 from collections import deque
 from collections.abc import Callable
@@ -30,6 +29,7 @@ from opwire.protocol import events
 from opwire.protocol.events import MAX_ID, CallAborted, CallEvent, CallFailed, SessionMessage, encode_event
 from opwire.protocol.transport import Address
 from opwire.runtime.limits import TokenBucket
+from opwire.runtime.text import get_logger
 from opwire.transports.websocket.connection import WebSocketConnection
 from opwire.transports.websocket.routes import (
     ANONYMOUS,
@@ -47,7 +47,7 @@ from opwire.transports.websocket.routes import (
     read_head,
 )
 
-logger = logging.getLogger("opwire.transports")
+logger = get_logger("opwire.transports.websocket")
 
 MAX_IDENTITY = 4 * 1024  # bytes of an identity that a relay writes
 MARGIN = MAX_IDENTITY + 256  # bytes that a relay header may add to a message

@@ -29,7 +29,8 @@ from opwire.protocol.discovery import OPERATIONS
 from opwire.protocol.events import MAX_ID, union_of
 from opwire.protocol.transport import Address
 from opwire.runtime.bounded import BoundedDict, Tally
-from opwire.typed.plain import one_line, read_outline
+from opwire.runtime.text import one_line
+from opwire.typed.plain import read_outline
 
 SERVER: Address = "server"  # the address of the server itself, for its clients
 ANONYMOUS = b"null"  # the identity of an anonymous caller

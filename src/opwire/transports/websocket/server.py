@@ -1,7 +1,6 @@
 """`WebSocketServer`: the end that listens. It serves and calls like any other, and relays between its clients."""
 
 import asyncio
-import logging
 import time
 from collections import Counter
 from collections.abc import Callable, Container, Iterable, Sequence
@@ -25,6 +24,7 @@ from opwire.protocol import events
 from opwire.protocol.events import BULK, CallAborted, CallEvent, CallRequested, decode_event, encode_event, is_final
 from opwire.protocol.transport import Address, Receiver
 from opwire.runtime.limits import TokenBucket
+from opwire.runtime.text import get_logger, one_line
 from opwire.transports.link import Backlogs, Link
 from opwire.transports.websocket.admission import TOO_MUCH, Admission, AdmissionPolicy
 from opwire.transports.websocket.connection import SUBPROTOCOL, WebSocketConnection
@@ -39,9 +39,8 @@ from opwire.transports.websocket.routes import (
     RoutedCall,
     Routes,
 )
-from opwire.typed.plain import one_line
 
-logger = logging.getLogger("opwire.transports")
+logger = get_logger("opwire.transports.websocket")
 
 # Close codes: an invalid message, one before the welcome, one that came too late.
 MALFORMED, UNEXPECTED, LATE = 4400, 4401, 4408

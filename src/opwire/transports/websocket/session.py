@@ -4,7 +4,6 @@ It holds all state of one connection. After a loss, the client opens another ses
 """
 
 import asyncio
-import logging
 from collections import Counter
 from collections.abc import Callable, Sequence
 from contextlib import suppress
@@ -30,11 +29,12 @@ from opwire.protocol.events import (
 )
 from opwire.protocol.transport import Address, Receiver
 from opwire.runtime.tasks import resolve
+from opwire.runtime.text import get_logger
 from opwire.transports.websocket.connection import SUBPROTOCOL, WebSocketConnection
 from opwire.transports.websocket.relay import MARGIN, read_origin, relay_header
 from opwire.transports.websocket.routes import SERVER, RequestedHead, read_head
 
-logger = logging.getLogger("opwire.transports")
+logger = get_logger("opwire.transports.websocket")
 
 PATIENCE = 10.0  # seconds within which the server has to answer a session request, or to report that it is pending
 
