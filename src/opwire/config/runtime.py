@@ -8,7 +8,7 @@ import time
 from collections.abc import AsyncGenerator, AsyncIterator, Callable, Iterable, Iterator
 from contextlib import asynccontextmanager
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, cast
 
 from msgspec import UNSET, Struct
 from msgspec.structs import asdict, replace
@@ -27,7 +27,6 @@ from opwire.config.views import ConfigRegistry, source_rules
 from opwire.errors import CallError, ConfigError, ErrorCode, OpwireError
 from opwire.model.operation import Handler, Interceptor, Operation, OperationSpec, OperationType, Skipped, SourceChange
 from opwire.names import counted
-from opwire.openapi.webhooks import WebhookReceiver
 from opwire.policies import (
     Approval,
     ApprovalQueue,
@@ -44,6 +43,8 @@ from opwire.runtime.text import get_logger
 
 if TYPE_CHECKING:
     from opwire.console.system import SourceStatus
+    from opwire.openapi.client import OpenAPISource
+    from opwire.openapi.webhooks import WebhookReceiver
 
 logger = get_logger("opwire.config")
 
@@ -133,10 +134,12 @@ class OpenedConfig:
         return found if self.config.file is None else {*found, self.config.file.absolute()}
 
     @property
-    def webhooks(self) -> dict[str, WebhookReceiver]:
+    def webhooks(self) -> "dict[str, WebhookReceiver]":
         """The receivers of webhooks, by the name of their source."""
-        receivers = {name: getattr(source, "webhooks", None) for name, source in self._opened.items()}
-        return {name: each for name, each in receivers.items() if isinstance(each, WebhookReceiver)}
+        settings = self.config.sources
+        configured = [name for name in self._opened if getattr(settings.get(name), "webhooks", None) is not None]
+        receivers = {name: cast("OpenAPISource", self._opened[name]).webhooks for name in configured}
+        return {name: receiver for name, receiver in receivers.items() if receiver is not None}
 
     def source_of(self, operation_id: str) -> str | None:
         """Return the name of an operation's source, or None."""

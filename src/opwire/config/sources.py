@@ -43,7 +43,6 @@ from opwire.errors import ConfigError, UsageError, needs_extra
 from opwire.http.tls import client_context
 from opwire.model.caller import caller_token
 from opwire.model.operation import NormalizeMode, Operation, SourceChange
-from opwire.openapi.webhooks import GitHubSignature, StandardSignature, StripeSignature, Verify, WebhookReceiver
 from opwire.registry import OperationRegistry
 from opwire.registry.following import RegistryOperations
 from opwire.registry.source import AdapterSource
@@ -53,6 +52,7 @@ from opwire.typed.plain import as_dict
 
 if TYPE_CHECKING:
     from opwire.mcp.client.servers import MCPKeywords, MCPServer
+    from opwire.openapi.webhooks import Verify, WebhookReceiver
 
 
 logger = get_logger("opwire.config")
@@ -194,7 +194,9 @@ def _tls(values: dict[str, Any], folder: Path) -> dict[str, Any]:
 
 async def _webhook_receiver(
     settings: WebhookSettings, values: dict[str, Any], modules: "ProjectModules", key: Key
-) -> WebhookReceiver:
+) -> "WebhookReceiver":
+    from opwire.openapi.webhooks import GitHubSignature, StandardSignature, StripeSignature, WebhookReceiver
+
     verify: Verify | None = None
     try:
         match settings.signature:
@@ -221,7 +223,7 @@ async def _webhook_receiver(
 
 
 def _openapi_source(
-    name: str, settings: OpenAPISettings, values: dict[str, Any], folder: Path, webhooks: WebhookReceiver | None
+    name: str, settings: OpenAPISettings, values: dict[str, Any], folder: Path, webhooks: "WebhookReceiver | None"
 ) -> AdapterSource:
     from opwire.openapi.client.source import from_openapi
 

@@ -35,7 +35,6 @@ from opwire.hub.hub import Hub
 from opwire.hub.spoke import BrokerNode, Spoke
 from opwire.model.operation import LOCAL_IDENTITY, Identity, OperationSpec
 from opwire.observe.monitor import CallMonitor
-from opwire.openapi.webhooks import WebhookReceiver
 from opwire.registry import OperationRegistry
 
 if TYPE_CHECKING:
@@ -47,6 +46,7 @@ if TYPE_CHECKING:
     from opwire.durable.worker import DurableWorker
     from opwire.mcp.server.app import MCPHTTPOptions, MCPSurface
     from opwire.openapi.server.app import HTTPApp
+    from opwire.openapi.webhooks import WebhookReceiver
 
 
 CONSOLE = "/console"
@@ -258,7 +258,7 @@ def http_surface(
     registry: OperationRegistry,
     *,
     monitor: CallMonitor | None = None,
-    webhooks: Mapping[str, WebhookReceiver] | None = None,
+    webhooks: "Mapping[str, WebhookReceiver] | None" = None,
     console: "ConsoleApp | None" = None,
 ) -> "HTTPApp":
     """Return the HTTP API of `[serve.http]`; `monitor` counts its calls, `webhooks` are those of `OpenedConfig`.

@@ -9,7 +9,7 @@ import asyncio
 from collections import deque
 from collections.abc import Collection, Iterable, Iterator, Mapping
 from pathlib import Path
-from typing import Any, Self, Unpack, cast
+from typing import TYPE_CHECKING, Any, Self, Unpack, cast
 from urllib.parse import unquote, urldefrag, urljoin, urlsplit, urlunsplit
 from urllib.request import url2pathname
 
@@ -51,10 +51,12 @@ from opwire.openapi.client.operations import LazyOperation, ReadOptions, namespa
 from opwire.openapi.client.plan import SecurityRequirement, media_type
 from opwire.openapi.client.schemas import SchemaRewriter
 from opwire.openapi.client.security import APICredentials, GivenCredentials
-from opwire.openapi.webhooks import DeclaredWebhook, WebhookReceiver
 from opwire.registry.source import AdapterSource, Report
 from opwire.schema import UNKNOWN, Schema
 from opwire.typed.plain import collection_paused
+
+if TYPE_CHECKING:
+    from opwire.openapi.webhooks import DeclaredWebhook, WebhookReceiver
 
 DocumentLike = Mapping[str, Any] | str | bytes | Path
 """A document: a mapping, text, a path, or a URL."""
@@ -331,7 +333,7 @@ class OpenAPIOptions(ClientKeywords, total=False):
     token_store: TokenStore
     """Where logins are stored; by default in the user's keyring, or in files."""
 
-    webhooks: WebhookReceiver | None
+    webhooks: "WebhookReceiver | None"
     """Receives the webhooks and callbacks of the document, which become subscriptions: `namespace.webhooks` for all of
     them, `namespace.webhooks.NAME` for each. `serve_http` takes it as well."""
 
@@ -517,8 +519,10 @@ class OpenAPISource(AdapterSource):
         return list(found.values())
 
 
-def read_webhooks(documents: DocumentSet, report: Report) -> list[DeclaredWebhook]:
+def read_webhooks(documents: DocumentSet, report: Report) -> "list[DeclaredWebhook]":
     """Return the webhooks of a document that are POST requests with JSON, each with its own name."""
+    from opwire.openapi.webhooks import DeclaredWebhook  # only who has a receiver needs that module
+
     schemas = SchemaRewriter(documents, report)
     names = UniqueNames()
     found: list[DeclaredWebhook] = []

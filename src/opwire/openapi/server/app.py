@@ -4,7 +4,7 @@ import asyncio
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from functools import partial
 from http import HTTPStatus
-from typing import Any, NamedTuple, Unpack
+from typing import TYPE_CHECKING, Any, NamedTuple, Unpack
 from urllib.parse import quote
 
 from starlette.middleware.cors import CORSMiddleware
@@ -23,12 +23,14 @@ from opwire.observe.monitor import CallMonitor
 from opwire.openapi.server.document import DocumentCache, DocumentInfo
 from opwire.openapi.server.request import API_ROOT, READS, CancelOnDisconnect, Request, Route, is_spelled, parse_body
 from opwire.openapi.server.responses import EventStream, encode_response, send_error
-from opwire.openapi.webhooks import WebhookReceiver, WebhookRequest
 from opwire.registry import OperationRegistry
 from opwire.registry.dispatch import Dispatcher, operation_filter
 from opwire.runtime.deadlines import CALL_TIMEOUT, Deadlines, resume
 from opwire.runtime.text import get_logger
 from opwire.version import VERSION
+
+if TYPE_CHECKING:
+    from opwire.openapi.webhooks import WebhookReceiver
 
 logger = get_logger("opwire.openapi.server")
 
@@ -52,7 +54,7 @@ def serve_http(
     exclude: Iterable[str] = (),
     interceptors: Iterable[Interceptor] = (),
     monitor: CallMonitor | None = None,
-    webhooks: Mapping[str, WebhookReceiver] | None = None,
+    webhooks: "Mapping[str, WebhookReceiver] | None" = None,
     mounts: Mapping[str, ListeningApp] | None = None,
     **guard: Unpack[GuardOptions],
 ) -> "HTTPApp":
@@ -106,7 +108,7 @@ class HTTPAppOptions(NamedTuple):
     heartbeat: float
     is_error: ToolErrorPolicy
     cors: Sequence[str]
-    webhooks: Mapping[str, WebhookReceiver]
+    webhooks: "Mapping[str, WebhookReceiver]"
     mounts: Mapping[str, ListeningApp]
 
 
@@ -273,6 +275,8 @@ class HTTPApp(ListeningApp):
 
     async def _take_webhook(self, request: Request, send: Send) -> bool:
         """Respond to a webhook, and return whether it is one. Nothing of it is parsed before it is verified."""
+        from opwire.openapi.webhooks import WebhookRequest  # only who has a receiver needs that module
+
         name, _, webhook = request.path.removeprefix(_WEBHOOKS).partition("/")
         receiver = self._options.webhooks.get(name)
         if receiver is None or not request.path.startswith(_WEBHOOKS) or not request.is_plain:
