@@ -1,6 +1,6 @@
 """What a hub with a console costs, and what an open page costs it: calls per second of spokes, in turn, in one run.
 
-    .venv-bench/bin/python -m benchmarks.console_tape
+    .venv-bench/bin/python -m benchmarks.console_call_log
 
 The hub, the spokes and the page are processes of their own. Rounds with and without an open page alternate, so that
 load on the machine disturbs both alike; the ratio is that of the medians. The CPU time of the hub's process per call is
@@ -76,7 +76,7 @@ class Child:
 @contextlib.asynccontextmanager
 async def child(*arguments: str) -> AsyncGenerator[Child]:
     pipe = asyncio.subprocess.PIPE
-    command = [sys.executable, "-m", "benchmarks.console_tape", *arguments]
+    command = [sys.executable, "-m", "benchmarks.console_call_log", *arguments]
     process = await asyncio.create_subprocess_exec(*command, stdin=pipe, stdout=pipe)
     try:
         yield Child(process)
