@@ -91,7 +91,7 @@ def test_long_ids_that_differ_at_one_end_have_names_that_differ_readably() -> No
 
 
 def test_a_chosen_name_belongs_to_its_operation_alone() -> None:
-    names = ToolNames(chosen={"shop.find": "search", "shop.all": "shop_item"})
+    names = ToolNames(chosen_names={"shop.find": "search", "shop.all": "shop_item"})
     names.add(["shop.item", "shop.other"])
     names.add(["shop.find", "shop.all"])
     assert [names[id] for id in ("shop.find", "shop.all", "shop.item")] == ["search", "shop_item", "shop__item"]
@@ -103,7 +103,7 @@ def test_a_chosen_name_belongs_to_its_operation_alone() -> None:
 )
 def test_a_chosen_name_that_clients_reject_is_an_error(chosen: dict[str, str]) -> None:
     with pytest.raises(UsageError, match="name"):
-        ToolNames(chosen=chosen)
+        ToolNames(chosen_names=chosen)
 
 
 def test_many_ids_with_one_spelling_are_named_in_linear_time() -> None:

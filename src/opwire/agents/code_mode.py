@@ -40,14 +40,14 @@ _NAME = re.compile(r"[A-Za-z_]\w*", re.ASCII)
 _UNKNOWN_NAME = re.compile(r"NameError: name '(\w{1,200})' is not defined", re.ASCII)
 _TIME_LIMIT = re.compile(r"feed time limit exceeded: \S+ > \S+")
 _NOT_AWAITED = re.compile(r"<coroutine external_future\(\d{1,10}\)>")
-_MAX_FAULT = 2_000  # characters of a traceback
-_AT_ONCE = 4  # calls at the same time that may have the longest arguments
-_MAX_TOLD = 200  # of a failure, which is found by them in a traceback
-_CORRECT = {"hint": "Correct the program and run it again."}
+_MAX_TRACEBACK_CHARACTERS = 2_000
+_MAX_LARGE_CALLS = 4  # calls at the same time that may have the longest arguments
+_MAX_FAILURE_CHARACTERS = 200  # a failure is found by them in a traceback
+_CORRECTION_HINT = {"hint": "Correct the program and run it again."}
 _NO_RESULT = "(no result: end the program with an expression, or print what you want to see)"
 _encoder = msgspec.json.Encoder(enc_hook=str)
 
-_ABOUT = """Run Python that calls operations as functions, and return the value of its last expression.
+_DESCRIPTION = """Run Python that calls operations as functions, and return the value of its last expression.
 
 Await functions that {} returned, with keyword arguments: `issues = await github_issues_list(owner="a")`.
 For calls at the same time `import asyncio` and use asyncio.gather; print() anything else that you want to see. A
@@ -110,7 +110,7 @@ def code_mode(
         "Returns a line for each: its name, its parameters (? is optional), what it does."
     )
     mode.query(f"{namespace}.search", description=about, access=PUBLIC)(tools.search)
-    mode.mutation(f"{namespace}.run", description=_ABOUT.format(f"{namespace}_search"), access=PUBLIC)(tools.run)
+    mode.mutation(f"{namespace}.run", description=_DESCRIPTION.format(f"{namespace}_search"), access=PUBLIC)(tools.run)
     return mode
 
 
@@ -126,8 +126,8 @@ class _CodeTools:
     async def search(self, query: Query, context: Context, limit: Limit = 5) -> str:
         """Find functions by what they do, in plain words."""
         names = self._tools.names()[0]
-        found = self._tools.found(query, context, limit)
-        lines = [signature(spec).replace(spec.id, names.get(spec.id, spec.id), 1) for spec in found]
+        results = self._tools.found(query, context, limit)
+        lines = [signature(spec).replace(spec.id, names.get(spec.id, spec.id), 1) for spec in results]
         return "\n".join(lines) or NOTHING_FOUND
 
     async def run(self, code: Code, context: Context) -> str:
@@ -148,7 +148,7 @@ class _CodeTools:
         limits = self._limits
         if REQUEST_STATE not in context.metadata:  # the calls of a program are calls of one request
             context = replace(context, metadata={**context.metadata, REQUEST_STATE: {}})
-        printed, calls = _Printed(limits.output), _ProgramCalls(limits.calls, _AT_ONCE * limits.longest)
+        printed, calls = _Printed(limits.output), _ProgramCalls(limits.calls, _MAX_LARGE_CALLS * limits.longest)
         ids = self._tools.names()[1]
         functions = {name: self._function(name, context, calls) for name in {*_NAME.findall(code)} & ids.keys()}
         remaining = limits.total_seconds if context.remaining is None else min(context.remaining, limits.total_seconds)
@@ -169,38 +169,40 @@ class _CodeTools:
             message = f"the program did not end within {limit_text(remaining)} s"
             raise CallError(ErrorCode.TIMEOUT, message, retryable=False) from None
         except MontyCrashedError as error:
-            raise CallError(ErrorCode.EXECUTION_ERROR, f"the program was ended: {str(error)[:_MAX_FAULT]}") from None
+            raise CallError(
+                ErrorCode.EXECUTION_ERROR, f"the program was ended: {str(error)[:_MAX_TRACEBACK_CHARACTERS]}"
+            ) from None
         except MontyError as error:
             display = cast("Callable[[], str]", getattr(error, "display", error.__str__))
             fault = _TIME_LIMIT.sub(f"computed for more than {limits.seconds:g} s", display())
-            if len(fault) > _MAX_FAULT:  # the kind of an error is before its message, which may be long
-                fault = f"{fault[: _MAX_FAULT // 2]}\n…\n{fault[-_MAX_FAULT // 2 :]}"
-            kept = f" after {calls.returned} calls, which are not undone" if calls.returned else ""
-            message = f"the program failed{kept}:\n{printed.before}{fault}{self._hint(fault, code, context)}"
-            caused = calls.failure and calls.failure[:_MAX_TOLD] in fault
-            details = {"hint": "The operation failed, not the program."} if caused else _CORRECT
+            if len(fault) > _MAX_TRACEBACK_CHARACTERS:  # the kind of an error is before its message, which may be long
+                fault = f"{fault[: _MAX_TRACEBACK_CHARACTERS // 2]}\n…\n{fault[-_MAX_TRACEBACK_CHARACTERS // 2 :]}"
+            calls_text = f" after {calls.returned} calls, which are not undone" if calls.returned else ""
+            message = f"the program failed{calls_text}:\n{printed.before}{fault}{self._hint(fault, code, context)}"
+            caused = calls.failure and calls.failure[:_MAX_FAILURE_CHARACTERS] in fault
+            details = {"hint": "The operation failed, not the program."} if caused else _CORRECTION_HINT
             raise CallError(ErrorCode.VALIDATION_ERROR, message, details) from None
         finally:
             await calls.stop()
         # In a thread: a value of 100,000 lists takes a third of a second.
-        shown = await asyncio.to_thread(_shown, value, limits.output, limits.longest)
-        return printed.before + shown or _NO_RESULT
+        shown_value = await asyncio.to_thread(_shown, value, limits.output, limits.longest)
+        return printed.before + shown_value or _NO_RESULT
 
     def _function(self, name: str, context: Context, calls: "_ProgramCalls") -> Callable[..., Awaitable[Any]]:
         """Return the function of an operation."""
         id = self._tools.names()[1][name]
 
-        async def call(*arguments: Any, **named: Any) -> Any:
+        async def call(*arguments: Any, **keywords: Any) -> Any:
             if len(arguments) > 1 or (arguments and not isinstance(arguments[0], dict)):
                 raise TypeError(f"{name}() takes keyword arguments; {self._search} returns their names")
             try:
-                given = {**as_dict(arguments[0]), **named} if arguments else named
-                length = await asyncio.to_thread(json_length, given, most := self._limits.longest)
+                call_input = {**as_dict(arguments[0]), **keywords} if arguments else keywords
+                length = await asyncio.to_thread(json_length, call_input, most := self._limits.longest)
                 if length > most:
                     message = f"the arguments have more than {most:,} characters: pass less"
                     raise CallError(ErrorCode.PAYLOAD_TOO_LARGE, message)
                 with calls.running(name, length):
-                    result = await self._tools.call(context.child(), id, given)
+                    result = await self._tools.call(context.child(), id, call_input)
             except CallError as error:
                 text = error_text(error, id, name, advises=False).replace(f"{HINT}{id}(", f"{HINT}{name}(")
                 if error.code not in (ErrorCode.VALIDATION_ERROR, ErrorCode.PAYLOAD_TOO_LARGE):
@@ -210,8 +212,10 @@ class _CodeTools:
                 return result
             envelope = cast("ResponseEnvelope[Any]", result)
             if isinstance(envelope.meta, MCPResponseMeta) and envelope.meta.is_error:
-                text = tool_error_text(envelope.meta, "")[:_MAX_FAULT]
-                text = text or await asyncio.to_thread(_shown, envelope.data, _MAX_FAULT, self._limits.longest)
+                text = tool_error_text(envelope.meta, "")[:_MAX_TRACEBACK_CHARACTERS]
+                text = text or await asyncio.to_thread(
+                    _shown, envelope.data, _MAX_TRACEBACK_CHARACTERS, self._limits.longest
+                )
                 calls.failure = f"{name}: {text}"
                 raise RuntimeError(calls.failure)
             return envelope.data
@@ -280,11 +284,11 @@ class _ProgramCalls:
         """
         if isinstance(value, str) and _NOT_AWAITED.fullmatch(value) and not self._running:
             message = "the result is a call that has run: write await before it"
-            raise CallError(ErrorCode.VALIDATION_ERROR, message, _CORRECT)
+            raise CallError(ErrorCode.VALIDATION_ERROR, message, _CORRECTION_HINT)
         if self._running:
             names = ", ".join(sorted({*self._running.values()})[:10])
             message = f"the program ended before calls that it did not await, and they were stopped: await {names}"
-            raise CallError(ErrorCode.VALIDATION_ERROR, message, _CORRECT)
+            raise CallError(ErrorCode.VALIDATION_ERROR, message, _CORRECTION_HINT)
 
     async def stop(self) -> None:
         """Cancel the calls that are still running: Monty leaves them behind."""
@@ -326,35 +330,37 @@ def json_length(value: Any, most: int) -> int:
     parts: dict[int, list[Any]] = {}  # of containers, by id
     stack, seen = [value], 0
     while stack:
-        each = stack[-1]
-        if id(each) not in sizes:
-            sizes[id(each)], parts[id(each)] = 0, _parts(each)
-            seen += len(parts[id(each)])
-            if not _FLAT.issuperset(map(type, parts[id(each)])):
-                inner = [part for part in parts[id(each)] if type(part) not in _FLAT]
-                if (least := _LEAST * len(inner)) > most:
+        container = stack[-1]
+        if id(container) not in sizes:
+            sizes[id(container)], parts[id(container)] = 0, _parts(container)
+            seen += len(parts[id(container)])
+            if not _FLAT_TYPES.issuperset(map(type, parts[id(container)])):
+                inner = [part for part in parts[id(container)] if type(part) not in _FLAT_TYPES]
+                if (least := _MIN_CONTAINER_CHARACTERS * len(inner)) > most:
                     return least
                 stack += {id(part): part for part in inner if id(part) not in sizes}.values()
         else:
             stack.pop()
-            sizes[id(each)] = sizes[id(each)] or max(_LEAST, 2 + _total(parts[id(each)], sizes))
-        if max(seen, sizes[id(each)]) > most:
-            return max(seen, sizes[id(each)])
+            sizes[id(container)] = sizes[id(container)] or max(
+                _MIN_CONTAINER_CHARACTERS, 2 + _total(parts[id(container)], sizes)
+            )
+        if max(seen, sizes[id(container)]) > most:
+            return max(seen, sizes[id(container)])
     return sizes[id(value)]
 
 
 _TEXTS, _NUMBERS = frozenset({str, bytes}), frozenset({int, bool})
-_FLAT = _TEXTS | _NUMBERS | {float, NoneType}
-_LEAST = 16  # characters of a container: JSON of a peer may have as many bytes for each, since it costs as much
+_FLAT_TYPES = _TEXTS | _NUMBERS | {float, NoneType}
+_MIN_CONTAINER_CHARACTERS = 16  # JSON of a peer may have as many bytes for each container, since it costs as much
 
 
 def _parts(value: Any) -> list[Any]:
     """Return the parts of a container, of a class of the program or of an instance of one."""
-    found: Any = getattr(value, "attributes", value)
-    if isinstance(found, dict):
-        given = cast("dict[Any, Any]", found)
-        return [*given, *given.values()]
-    return [*found] if isinstance(found, list | tuple | set | frozenset) else []
+    attributes: Any = getattr(value, "attributes", value)
+    if isinstance(attributes, dict):
+        mapping = cast("dict[Any, Any]", attributes)
+        return [*mapping, *mapping.values()]
+    return [*attributes] if isinstance(attributes, list | tuple | set | frozenset) else []
 
 
 def _total(parts: list[Any], sizes: dict[int, int]) -> int:

@@ -14,7 +14,7 @@ from opwire.agents.providers import OpenAITools
 from opwire.errors import ErrorCode, MissingExtraError
 from opwire.registry import OperationRegistry
 
-_CORRECTABLE = frozenset({ErrorCode.VALIDATION_ERROR, ErrorCode.OPERATION_NOT_FOUND})
+_CORRECTABLE_CODES = frozenset({ErrorCode.VALIDATION_ERROR, ErrorCode.OPERATION_NOT_FOUND})
 
 
 def _package(module: str, distribution: str) -> Any:
@@ -45,20 +45,20 @@ def pydantic_ai_toolset(registry: OperationRegistry, **options: Unpack[ModelTool
         id = "opwire"
 
         async def get_tools(self, ctx: Any) -> dict[str, Any]:
-            found: dict[str, Any] = {}
-            for each in tools.tools:
+            toolset_tools: dict[str, Any] = {}
+            for tool in tools.tools:
                 defined = definitions.ToolDefinition(
-                    name=each.name, description=each.description, parameters_json_schema=each.schema
+                    name=tool.name, description=tool.description, parameters_json_schema=tool.schema
                 )
-                found[each.name] = toolsets.ToolsetTool(
+                toolset_tools[tool.name] = toolsets.ToolsetTool(
                     toolset=self, tool_def=defined, max_retries=1, args_validator=anything
                 )
-            return found
+            return toolset_tools
 
         async def call_tool(self, name: str, tool_args: dict[str, Any], ctx: Any, tool: Any) -> Any:
             outcome = await tools.run(name, tool_args)
             if outcome.is_error:
-                raise (ai.ModelRetry if outcome.code in _CORRECTABLE else failed)(outcome.text)
+                raise (ai.ModelRetry if outcome.code in _CORRECTABLE_CODES else failed)(outcome.text)
             parts = [
                 ai.BinaryContent(b64decode(part.data), media_type=part.media_type) if isinstance(part, Media) else part
                 for part in outcome.parts

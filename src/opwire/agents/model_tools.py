@@ -35,7 +35,7 @@ MAX_NAME = 64
 MAX_TEXT = 50_000
 """Characters of the texts of a result that a model reads, by default."""
 
-_MAX_NAMED = 10  # tools in the error about an unknown one
+_MAX_SUGGESTED_TOOLS = 10
 
 MAX_MEDIA = 5 * 1024 * 1024
 """Longest image or sound, in characters of its base64."""
@@ -128,18 +128,18 @@ class ModelTools:
             self._refresh()
             tool = self._tools.get(name)
             if tool is None:
-                others = f"the tools are {', '.join(self._tools)}" if len(self._tools) <= _MAX_NAMED else ""
+                others = f"the tools are {', '.join(self._tools)}" if len(self._tools) <= _MAX_SUGGESTED_TOOLS else ""
                 hint = suggestion(similar_names(name, self._tools), others)
                 raise CallError(ErrorCode.OPERATION_NOT_FOUND, f"there is no tool {name[:100]!r}{hint}")
             operation_id = tool.spec.id
             if not isinstance(arguments, dict):
                 problem = f"the arguments are an object, not {type(arguments).__name__}"
                 raise CallError(ErrorCode.VALIDATION_ERROR, f"{name}: {problem}")
-            given = self._input(tool, cast("dict[str, Any]", arguments))
+            tool_input = self._input(tool, cast("dict[str, Any]", arguments))
             context = (context or Context(identity=self._identity)).within(self._timeout)
             if tool.spec.type is OperationType.SUBSCRIPTION:
-                return await self._collect(tool.spec, given, context)
-            return self._outcome(await self._dispatcher.execute(tool.spec, given, context), tool.spec.id)
+                return await self._collect(tool.spec, tool_input, context)
+            return self._outcome(await self._dispatcher.execute(tool.spec, tool_input, context), tool.spec.id)
         except CallError as error:
             return ToolOutcome([self._truncated(error_text(error, operation_id, name))], is_error=True, code=error.code)
 
@@ -154,10 +154,10 @@ class ModelTools:
         served = self._dispatcher.served() if self._identity is None else self._dispatcher.visible(self._identity)
         self._names.keep(spec.id for spec in served)
         self._names.add(spec.id for spec in served)
-        known = {tool.spec.id: tool for tool in self._tools.values()}
+        tools_by_id = {tool.spec.id: tool for tool in self._tools.values()}
         self._tools = {}
         for spec in served:
-            tool, name = known.get(spec.id), self._names[spec.id]
+            tool, name = tools_by_id.get(spec.id), self._names[spec.id]
             if tool is None or tool.spec is not spec or tool.name != name:
                 try:
                     schema = input_schema(spec.input_schema)
@@ -183,16 +183,16 @@ class ModelTools:
             content_type = getattr(meta, "content_type", None)
             blocks = [data_block(envelope.data, encode_data(envelope.data, label).json, label, content_type)]
         parts: list[str | Media] = []
-        left = self._max_chars
+        remaining_chars = self._max_chars
         for part in map(_part, blocks):
             if isinstance(part, Media) and len(part.data) <= MAX_MEDIA:
                 parts.append(part)
                 continue
-            if left <= 0:
+            if remaining_chars <= 0:
                 parts.append("… (more content is not shown)")
                 break
-            parts.append(self._truncated(str(part), left))
-            left -= len(str(part))
+            parts.append(self._truncated(str(part), remaining_chars))
+            remaining_chars -= len(str(part))
         return ToolOutcome(parts, isinstance(meta, MCPResponseMeta) and meta.is_error)
 
     def _truncated(self, text: str, limit: int | None = None) -> str:

@@ -28,20 +28,20 @@ from opwire.typed.plain import as_dict, as_list
 Message = dict[str, Any]
 """A definition, or a message, in the JSON form of a provider."""
 
-_MAX_DESCRIPTION = 1_024  # characters, of OpenAI
-_IMAGES = frozenset({"image/png", "image/jpeg", "image/gif", "image/webp"})  # that every provider shows
+_MAX_DESCRIPTION_CHARACTERS = 1_024  # OpenAI's limit
+_IMAGE_TYPES = frozenset({"image/png", "image/jpeg", "image/gif", "image/webp"})
 _NO_CONTENT = "(no content)"  # some providers reject an empty text
 _decoder = msgspec.json.Decoder()
 _encoder = msgspec.json.Encoder()
 
-_NUMBERS = frozenset({"minimum", "maximum", "exclusiveMinimum", "exclusiveMaximum", "multipleOf"})
-_STRUCTURE = frozenset(
+_NUMBER_KEYWORDS = frozenset({"minimum", "maximum", "exclusiveMinimum", "exclusiveMaximum", "multipleOf"})
+_STRUCTURE_KEYWORDS = frozenset(
     "$ref $defs type properties required additionalProperties items enum const anyOf title description".split()
 )
-_FORMATS = frozenset("date-time time date duration email hostname ipv4 ipv6 uuid".split())
-_SILENT = frozenset("$schema $id $comment $anchor example examples deprecated readOnly writeOnly".split())
-_NULL = {"type": "null"}
-_MAX_NOTE = 300  # characters of one keyword in a description
+_STRICT_FORMATS = frozenset("date-time time date duration email hostname ipv4 ipv6 uuid".split())
+_OMITTED_KEYWORDS = frozenset("$schema $id $comment $anchor example examples deprecated readOnly writeOnly".split())
+_NULL_SCHEMA = {"type": "null"}
+_MAX_KEYWORD_NOTE_CHARACTERS = 300
 
 
 class SchemaRules(Struct, frozen=True):
@@ -61,16 +61,18 @@ class SchemaRules(Struct, frozen=True):
 
 
 OPENAI_STRICT = SchemaRules(
-    _STRUCTURE | _NUMBERS | {"pattern", "format", "minItems", "maxItems"},
-    _FORMATS,
+    _STRUCTURE_KEYWORDS | _NUMBER_KEYWORDS | {"pattern", "format", "minItems", "maxItems"},
+    _STRICT_FORMATS,
     closed=True,
     all_required=True,
     max_depth=10,
     max_properties=5_000,
 )
-ANTHROPIC_STRICT = SchemaRules(_STRUCTURE | {"format", "default"}, _FORMATS | {"uri"}, closed=True, recursive=False)
+ANTHROPIC_STRICT = SchemaRules(
+    _STRUCTURE_KEYWORDS | {"format", "default"}, _STRICT_FORMATS | {"uri"}, closed=True, recursive=False
+)
 GEMINI = SchemaRules(
-    (_STRUCTURE - {"const"}) | {"format", "minimum", "maximum", "minItems", "maxItems", "oneOf", "prefixItems"}
+    (_STRUCTURE_KEYWORDS - {"const"}) | {"format", "minimum", "maximum", "minItems", "maxItems", "oneOf", "prefixItems"}
 )
 
 
@@ -127,7 +129,7 @@ class OpenAITools(ProviderTools):
             strict = self._converted(tool)
             function: Message = {
                 "name": tool.name,
-                "description": shorten(tool.description, _MAX_DESCRIPTION - 1),
+                "description": shorten(tool.description, _MAX_DESCRIPTION_CHARACTERS - 1),
                 "parameters": tool.schema if strict is None else strict,
                 "strict": strict is not None,
             }
@@ -261,7 +263,9 @@ class GeminiTools(ProviderTools):
         response["response"] = {"error" if outcome.is_error else "output": outcome.text}
         images = [part for part in outcome.parts if _is_image(part)]
         if images:
-            response["parts"] = [{"inline_data": {"mime_type": each.media_type, "data": each.data}} for each in images]
+            response["parts"] = [
+                {"inline_data": {"mime_type": image.media_type, "data": image.data}} for image in images
+            ]
         return {"function_response": response}
 
 
@@ -284,7 +288,7 @@ def gemini_tools(registry: OperationRegistry, **options: Unpack[ModelToolOptions
 
 
 def _is_image(part: str | Media) -> TypeGuard[Media]:
-    return isinstance(part, Media) and part.media_type in _IMAGES
+    return isinstance(part, Media) and part.media_type in _IMAGE_TYPES
 
 
 def _field(call: Any, name: str) -> Any:
@@ -329,12 +333,12 @@ class _Conversion:
         body = {key: value for key, value in self._root.items() if key not in ("$defs", "definitions")}
         converted = self._convert({"properties": {}, **body, "type": "object"}, 0)
         definitions: dict[str, Any] = {}
-        left = sorted(self._referred.get("", ()))
-        while left:
-            self._place = name = left.pop()
+        referred_names = sorted(self._referred.get("", ()))
+        while referred_names:
+            self._place = name = referred_names.pop()
             if name not in definitions:
                 definitions[name] = self._convert(self._definitions[name], 1)
-                left += sorted(self._referred.get(name, ()))
+                referred_names += sorted(self._referred.get(name, ()))
         if not self._rules.recursive:
             try:
                 TopologicalSorter(self._referred).prepare()
@@ -350,39 +354,43 @@ class _Conversion:
             return self._convert({} if schema else {"not": {}}, depth)
         if "$ref" in schema:
             return self._refer(schema["$ref"])
-        kept = self._keep(_merged(schema))
+        converted = self._keep(_merged(schema))
         for keyword in ("anyOf", "oneOf", "prefixItems"):
-            if keyword in kept:
-                kept[keyword] = [self._convert(each, depth + 1) for each in as_list(kept[keyword])]
-        if "items" in kept:
-            kept["items"] = self._convert(kept["items"], depth + 1)
-        if "properties" in kept or kept.get("type") == "object":
-            self._convert_object(kept, depth)
-        if rules.closed and not kept.keys() & {"type", "anyOf", "enum", "const"}:
+            if keyword in converted:
+                converted[keyword] = [self._convert(branch, depth + 1) for branch in as_list(converted[keyword])]
+        if "items" in converted:
+            converted["items"] = self._convert(converted["items"], depth + 1)
+        if "properties" in converted or converted.get("type") == "object":
+            self._convert_object(converted, depth)
+        if rules.closed and not converted.keys() & {"type", "anyOf", "enum", "const"}:
             raise UnsupportedSchemaError("a value may be anything")
-        if rules.closed and "array" in _types(kept) and "items" not in kept:
+        if rules.closed and "array" in _types(converted) and "items" not in converted:
             raise UnsupportedSchemaError("the items of an array may be anything")
-        return kept
+        return converted
 
-    def _keep(self, given: dict[str, Any]) -> dict[str, Any]:
+    def _keep(self, schema: dict[str, Any]) -> dict[str, Any]:
         """Return the keywords that the provider accepts, with the others in the description."""
         rules = self._rules
-        if "oneOf" in given and "oneOf" not in rules.keywords:
-            given["anyOf"] = [*as_list(given.get("anyOf")), *as_list(given.pop("oneOf"))]
-        if "const" in given and "const" not in rules.keywords:
-            given["enum"] = [given.pop("const")]
-        kept = {key: value for key, value in given.items() if key in rules.keywords}
-        if rules.formats is not None and str(kept.get("format", "")) not in rules.formats:
-            kept.pop("format", None)
+        if "oneOf" in schema and "oneOf" not in rules.keywords:
+            schema["anyOf"] = [*as_list(schema.get("anyOf")), *as_list(schema.pop("oneOf"))]
+        if "const" in schema and "const" not in rules.keywords:
+            schema["enum"] = [schema.pop("const")]
+        supported = {key: value for key, value in schema.items() if key in rules.keywords}
+        if rules.formats is not None and str(supported.get("format", "")) not in rules.formats:
+            supported.pop("format", None)
         notes: list[str] = []
-        for keyword, value in given.items():
-            if keyword not in kept and keyword not in _SILENT and not (keyword == "default" and value is None):
+        for keyword, value in schema.items():
+            if (
+                keyword not in supported
+                and keyword not in _OMITTED_KEYWORDS
+                and not (keyword == "default" and value is None)
+            ):
                 with suppress(TypeError, ValueError, RecursionError):
                     text = value if isinstance(value, str) else _encoder.encode(value).decode()
-                    notes.append(f"{keyword}: {text[:_MAX_NOTE]}")
+                    notes.append(f"{keyword}: {text[:_MAX_KEYWORD_NOTE_CHARACTERS]}")
         if notes:
-            kept["description"] = f"{kept.get('description', '')} ({'; '.join(notes)})".strip()
-        return kept
+            supported["description"] = f"{supported.get('description', '')} ({'; '.join(notes)})".strip()
+        return supported
 
     def _refer(self, ref: Any) -> dict[str, Any]:
         for prefix in ("#/$defs/", "#/definitions/"):
@@ -392,15 +400,15 @@ class _Conversion:
                 return {"$ref": f"#/$defs/{name}"}
         raise UnsupportedSchemaError(f"the reference {str(ref)[:100]} is not to a definition")
 
-    def _convert_object(self, kept: dict[str, Any], depth: int) -> None:
+    def _convert_object(self, schema: dict[str, Any], depth: int) -> None:
         rules = self._rules
-        names = as_dict(kept.get("properties"))
-        additional = kept.get("additionalProperties", True)
+        names = as_dict(schema.get("properties"))
+        additional = schema.get("additionalProperties", True)
         self._properties += len(names)
         if self._properties > rules.max_properties:
             raise UnsupportedSchemaError(f"it has more than {rules.max_properties} properties")
-        required = {name: None for name in as_list(kept.get("required")) if isinstance(name, str) and name in names}
-        converted = {name: self._convert(each, depth + 1) for name, each in names.items()}
+        required = {name: None for name in as_list(schema.get("required")) if isinstance(name, str) and name in names}
+        converted = {name: self._convert(property_schema, depth + 1) for name, property_schema in names.items()}
         if rules.closed:
             is_open = isinstance(additional, dict) or (additional is True and not names and depth > 0)
             if is_open:
@@ -409,11 +417,14 @@ class _Conversion:
         elif isinstance(additional, dict):
             additional = self._convert(cast("dict[str, Any]", additional), depth + 1)
         if rules.all_required:
-            converted = {name: each if name in required else _nullable(each) for name, each in converted.items()}
+            converted = {
+                name: property_schema if name in required else _nullable(property_schema)
+                for name, property_schema in converted.items()
+            }
             required = converted
-        kept.update({"type": kept.get("type", "object"), "properties": converted, "required": list(required)})
+        schema.update({"type": schema.get("type", "object"), "properties": converted, "required": list(required)})
         if additional is not True:
-            kept["additionalProperties"] = additional
+            schema["additionalProperties"] = additional
 
 
 def _merged(schema: dict[str, Any]) -> dict[str, Any]:
@@ -423,11 +434,11 @@ def _merged(schema: dict[str, Any]) -> dict[str, Any]:
     if any("$ref" in branch or "allOf" in branch for branch in branches):
         raise UnsupportedSchemaError("allOf cannot be merged")
     parts = [schema, *branches] if branches else []
-    if any("properties" in each for each in parts):
-        named = [as_dict(each.get("properties")) for each in parts]
-        merged["properties"] = {name: value for each in named for name, value in each.items()}
-    if any("required" in each for each in parts):
-        merged["required"] = [name for each in parts for name in as_list(each.get("required"))]
+    if any("properties" in part for part in parts):
+        properties_of_parts = [as_dict(part.get("properties")) for part in parts]
+        merged["properties"] = {name: value for properties in properties_of_parts for name, value in properties.items()}
+    if any("required" in part for part in parts):
+        merged["required"] = [name for part in parts for name in as_list(part.get("required"))]
     for branch in branches:
         for key, value in branch.items():
             if key in ("properties", "required"):
@@ -438,8 +449,8 @@ def _merged(schema: dict[str, Any]) -> dict[str, Any]:
 
 
 def _types(schema: dict[str, Any]) -> list[Any]:
-    given = schema.get("type")
-    return cast("list[Any]", given) if isinstance(given, list) else [given]
+    declared_type = schema.get("type")
+    return cast("list[Any]", declared_type) if isinstance(declared_type, list) else [declared_type]
 
 
 def _nullable(schema: dict[str, Any]) -> dict[str, Any]:
@@ -448,42 +459,54 @@ def _nullable(schema: dict[str, Any]) -> dict[str, Any]:
         return schema
     if "anyOf" in schema:
         branches = as_list(schema["anyOf"])
-        return schema if _NULL in branches else {**schema, "anyOf": [*branches, _NULL]}
+        return schema if _NULL_SCHEMA in branches else {**schema, "anyOf": [*branches, _NULL_SCHEMA]}
     if "type" not in schema or "const" in schema:
-        return {"anyOf": [schema, _NULL]}
+        return {"anyOf": [schema, _NULL_SCHEMA]}
     enum = {"enum": [*as_list(schema["enum"]), None]} if "enum" in schema else {}
     return {**schema, **enum, "type": [*types, "null"]}
 
 
 def without_nulls(value: Any, schema: JSONSchema, references: References) -> Any:
     """Return arguments without the nulls that a strict schema demands for absent optional properties."""
-    known = as_dict(references.follow(schema))
-    if isinstance(value, list) and "items" in known:
-        return [without_nulls(each, known["items"], references) for each in cast("list[Any]", value)]
+    resolved = as_dict(references.follow(schema))
+    if isinstance(value, list) and "items" in resolved:
+        return [without_nulls(element, resolved["items"], references) for element in cast("list[Any]", value)]
     if not isinstance(value, dict):
         return cast("Any", value)
-    given = cast("dict[str, Any]", value)
-    branches = [as_dict(references.follow(each)) for key in ("anyOf", "oneOf") for each in as_list(known.get(key))]
-    objects = [known, *(branch for branch in branches if given.keys() <= as_dict(branch.get("properties")).keys())]
-    objects += [as_dict(references.follow(each)) for each in as_list(known.get("allOf"))]
-    properties = {name: each for one in objects for name, each in as_dict(one.get("properties")).items()}
-    required = {name for one in objects for name in as_list(one.get("required"))}
+    arguments = cast("dict[str, Any]", value)
+    branches = [
+        as_dict(references.follow(branch)) for key in ("anyOf", "oneOf") for branch in as_list(resolved.get(key))
+    ]
+    objects = [
+        resolved,
+        *(branch for branch in branches if arguments.keys() <= as_dict(branch.get("properties")).keys()),
+    ]
+    objects += [as_dict(references.follow(branch)) for branch in as_list(resolved.get("allOf"))]
+    properties = {
+        name: property_schema
+        for object_schema in objects
+        for name, property_schema in as_dict(object_schema.get("properties")).items()
+    }
+    required = {name for object_schema in objects for name in as_list(object_schema.get("required"))}
     return {
-        name: without_nulls(each, properties.get(name, True), references)
-        for name, each in given.items()
-        if each is not None or name in required or name not in properties or _allows_null(properties[name], references)
+        name: without_nulls(property_value, properties.get(name, True), references)
+        for name, property_value in arguments.items()
+        if property_value is not None
+        or name in required
+        or name not in properties
+        or _allows_null(properties[name], references)
     }
 
 
 def _allows_null(schema: JSONSchema, references: References) -> bool:
-    known = as_dict(references.follow(schema))
-    if not known.keys() & {"type", "enum", "const", "anyOf", "oneOf", "allOf"}:
+    resolved = as_dict(references.follow(schema))
+    if not resolved.keys() & {"type", "enum", "const", "anyOf", "oneOf", "allOf"}:
         return True
-    if "const" in known:
-        return known["const"] is None
-    if "enum" in known:
-        return None in as_list(known["enum"])
-    branches = [*as_list(known.get("anyOf")), *as_list(known.get("oneOf"))]
-    if branches and "type" not in known:
-        return any(_allows_null(each, references) for each in branches)
-    return "null" in _types(known)
+    if "const" in resolved:
+        return resolved["const"] is None
+    if "enum" in resolved:
+        return None in as_list(resolved["enum"])
+    branches = [*as_list(resolved.get("anyOf")), *as_list(resolved.get("oneOf"))]
+    if branches and "type" not in resolved:
+        return any(_allows_null(branch, references) for branch in branches)
+    return "null" in _types(resolved)

@@ -26,23 +26,30 @@ from opwire.registry.reshape import MORE
 from opwire.registry.view import Pattern
 from opwire.typed.plain import as_dict
 
-_MAX_FOUND = 50  # operations of one search
-_MAX_DESCRIBED = 10
-_MAX_OPTIONAL = 4  # optional parameters in a signature
-_MAX_SUMMARY = 100  # characters
-_MAX_MARKUP = 2_000  # characters of a description from which it is taken
-_MAX_TYPE = 40
-_MAX_NESTED = 400  # characters of a type that is written out with its fields
-_MAX_FIELDS = 8  # of an object in it
-_MAX_NAMES = 1_000  # characters of the names of further optional parameters
-_MAX_NESTED_DEPTH = 9  # of it, where objects and unions, which have several parts, count twice: some 4,000 parts
-_MAX_DEPTH = 3  # of references, unions and arrays in a type
-_MAX_PARTS = 4  # of a union
-_MAX_NAMESPACES = 20  # that the description of `search` names
-_MAX_ITEMS = 100  # of a subscription
-_MAX_SECONDS = 10.0  # for which the items of a subscription are collected
-_CHARACTERS_PER_TOKEN = 4  # of JSON; tokenizers of models differ by some 20 %
-_TYPES = {"string": "str", "integer": "int", "number": "float", "boolean": "bool", "object": "object", "null": "null"}
+_MAX_SEARCH_RESULTS = 50
+_MAX_DESCRIBED_OPERATIONS = 10
+_MAX_OPTIONAL_PARAMETERS = 4
+_MAX_SUMMARY_CHARACTERS = 100
+_MAX_MARKUP_CHARACTERS = 2_000
+_MAX_TYPE_CHARACTERS = 40
+_MAX_EXPANDED_TYPE_CHARACTERS = 400
+_MAX_EXPANDED_FIELDS = 8
+_MAX_PARAMETER_NAMES_CHARACTERS = 1_000
+_MAX_EXPANDED_DEPTH = 9  # objects and unions count twice: some 4,000 parts
+_MAX_TYPE_DEPTH = 3  # references, unions and arrays count
+_MAX_UNION_PARTS = 4
+_MAX_DESCRIBED_NAMESPACES = 20
+_MAX_SUBSCRIPTION_ITEMS = 100
+_MAX_SUBSCRIPTION_SECONDS = 10.0
+_JSON_CHARACTERS_PER_TOKEN = 4  # tokenizers of models differ by some 20 %
+_PYTHON_TYPES = {
+    "string": "str",
+    "integer": "int",
+    "number": "float",
+    "boolean": "bool",
+    "object": "object",
+    "null": "null",
+}
 # Not `plain_text`: a model reads `<name>` as a placeholder.
 _HTML = re.compile(r"</?(?:p|a|b|i|em|strong|code|br|ul|ol|li|div|span|h[1-6])\b[^<>]{0,300}>", re.IGNORECASE)
 _SEPARATORS = re.compile(r"\W+", re.ASCII)
@@ -57,10 +64,10 @@ HINT = "Its parameters: "
 """Stands before the signature of an operation in errors about its input: a model may have called it unseen."""
 
 Query = Annotated[str, Meta(max_length=400, description="What you want to do, such as: close an issue")]
-Limit = Annotated[int, Meta(ge=1, le=_MAX_FOUND)]
+Limit = Annotated[int, Meta(ge=1, le=_MAX_SEARCH_RESULTS)]
 Id = Annotated[str, Meta(description="The id of an operation, as the search returns it")]
 Input = Annotated[dict[str, Any], Meta(description="The parameters of the operation, by name")]
-Ids = Annotated[list[Id], Meta(min_length=1, max_length=_MAX_DESCRIBED)]
+Ids = Annotated[list[Id], Meta(min_length=1, max_length=_MAX_DESCRIBED_OPERATIONS)]
 
 
 def search_mode(
@@ -93,15 +100,15 @@ def token_cost(spec: OperationSpec) -> int:
     except (TypeError, ValueError, RecursionError):
         schema = b""
     texts = (spec.id, spec.title, spec.description if spec.description != spec.title else "")
-    return (sum(map(len, texts)) + len(schema)) // _CHARACTERS_PER_TOKEN + 1
+    return (sum(map(len, texts)) + len(schema)) // _JSON_CHARACTERS_PER_TOKEN + 1
 
 
 def fits_budget(specs: Iterable[OperationSpec], budget: int) -> bool:
     """Return whether all definitions together take at most `budget` tokens. Schemas beyond the budget are not built."""
-    left = budget
+    remaining_budget = budget
     for spec in specs:
-        left -= token_cost(spec)
-        if left < 0:
+        remaining_budget -= token_cost(spec)
+        if remaining_budget < 0:
             return False
     return True
 
@@ -119,11 +126,11 @@ def signature(spec: OperationSpec, *, is_nested: bool = False) -> str:
     optional = [name for name in properties if name not in required]
     type_of = partial(_type, definitions=definitions, is_nested=is_nested)
     parameters = [f"{name}: {type_of(properties[name])}" for name in required]
-    parameters += [f"{name}?: {type_of(properties[name])}" for name in optional[:_MAX_OPTIONAL]]
-    if others := ", ".join(f"{name}?" for name in optional[_MAX_OPTIONAL:]):
-        parameters.append(others if is_nested and len(others) <= _MAX_NAMES else "…")
-    line = _HTML.sub("", (spec.title or spec.description)[:_MAX_MARKUP]).strip().partition("\n")[0]
-    summary = line if len(line) <= _MAX_SUMMARY else f"{line[:_MAX_SUMMARY]}…"
+    parameters += [f"{name}?: {type_of(properties[name])}" for name in optional[:_MAX_OPTIONAL_PARAMETERS]]
+    if others := ", ".join(f"{name}?" for name in optional[_MAX_OPTIONAL_PARAMETERS:]):
+        parameters.append(others if is_nested and len(others) <= _MAX_PARAMETER_NAMES_CHARACTERS else "…")
+    line = _HTML.sub("", (spec.title or spec.description)[:_MAX_MARKUP_CHARACTERS]).strip().partition("\n")[0]
+    summary = line if len(line) <= _MAX_SUMMARY_CHARACTERS else f"{line[:_MAX_SUMMARY_CHARACTERS]}…"
     return f"{spec.id}({', '.join(parameters)})  {summary}".rstrip()
 
 
@@ -142,11 +149,13 @@ class ToolSearch:
         """Add the operations to the registry that the model sees."""
         specs = [spec for spec in self._registry.list() if spec.id != MORE]
         spaces = dict.fromkeys(spec.namespace for spec in specs)
-        known = ", ".join(islice(spaces, _MAX_NAMESPACES)) + (", …" if len(spaces) > _MAX_NAMESPACES else "")
+        namespaces_text = ", ".join(islice(spaces, _MAX_DESCRIBED_NAMESPACES)) + (
+            ", …" if len(spaces) > _MAX_DESCRIBED_NAMESPACES else ""
+        )
         find, describe, call = (f"{namespace}_{name}" for name in ("search", "describe", "call"))  # as tools are named
         self._searching = find
         about = (
-            f"Find operations by what they do, in plain words. There are {len(specs):,}, of {known}. "
+            f"Find operations by what they do, in plain words. There are {len(specs):,}, of {namespaces_text}. "
             "Returns a line for each: its id, its parameters (? is optional), what it does. "
             f"Pass the id to {call} to call it, or to {describe} for the schema of its input."
         )
@@ -171,8 +180,8 @@ class ToolSearch:
     async def describe(self, operations: Ids, context: Context) -> list[dict[str, Any]]:
         """Describe operations by their ids: what they do, and the JSON Schema of their input."""
         described: list[dict[str, Any]] = []
-        for each in operations:
-            spec = self._find(each, context)
+        for operation in operations:
+            spec = self._find(operation, context)
             about = spec.description or spec.title
             described.append(
                 {"id": spec.id, "type": spec.type.value, "description": about, "input": _schema(spec).schema}
@@ -183,16 +192,16 @@ class ToolSearch:
         """Call an operation by its id, with its input. Of a subscription the first items are returned."""
         spec = self._find(operation, context)
         if beside:  # models flatten the two levels; a closed schema would only say that these are unexpected
-            names = ", ".join(name[:_MAX_TYPE] for name in islice(beside, _MAX_PARTS))
+            names = ", ".join(name[:_MAX_TYPE_CHARACTERS] for name in islice(beside, _MAX_UNION_PARTS))
             message = f"the parameters of {spec.id} belong in `input`: move {names} there"
             details = {"hint": f"{HINT}{signature(spec, is_nested=True)}"}
             raise CallError(ErrorCode.VALIDATION_ERROR, message, details)
-        given = input.get("input") if _schema(spec).wraps else input
+        call_input = input.get("input") if _schema(spec).wraps else input
         try:
             if spec.type is not OperationType.SUBSCRIPTION:
-                return await self._dispatcher.execute(spec, given, context)
-            stream = self._dispatcher.subscribe(spec, given, context)
-            items, _ = await collect_items(stream, _MAX_ITEMS, _MAX_SECONDS)
+                return await self._dispatcher.execute(spec, call_input, context)
+            stream = self._dispatcher.subscribe(spec, call_input, context)
+            items, _ = await collect_items(stream, _MAX_SUBSCRIPTION_ITEMS, _MAX_SUBSCRIPTION_SECONDS)
             return items
         except CallError as error:
             if error.code is not ErrorCode.VALIDATION_ERROR or "problems" not in as_dict(error.details):
@@ -219,9 +228,11 @@ class ToolSearch:
     def _find(self, operation_id: str, context: Context) -> OperationSpec:
         """Return an operation by its id, or by its name as a tool or function, which models write as well."""
         if operation_id not in self._registry:
-            named = self._registry.get_spec(self.names()[1].get(operation_id.replace("-", "_"), ""))
-            if named is not None and self.visible(context)(named):  # otherwise the name tells that it exists
-                return named
+            spec_of_name = self._registry.get_spec(self.names()[1].get(operation_id.replace("-", "_"), ""))
+            if spec_of_name is not None and self.visible(context)(
+                spec_of_name
+            ):  # otherwise the name tells that it exists
+                return spec_of_name
         try:
             if _is_checked(context):
                 return self._dispatcher.find(operation_id, context.identity)
@@ -260,31 +271,36 @@ def _schema(spec: OperationSpec) -> ToolSchema:
 
 
 def _type(schema: Any, definitions: dict[str, Any], depth: int = 0, *, is_nested: bool = False) -> str:
-    given = cast("dict[str, Any]", schema) if isinstance(schema, dict) else {}
-    reference = str(given.get("$ref", "")).rpartition("/")[2]
-    if depth > (_MAX_NESTED_DEPTH if is_nested else _MAX_DEPTH):
+    schema_dict = cast("dict[str, Any]", schema) if isinstance(schema, dict) else {}
+    reference = str(schema_dict.get("$ref", "")).rpartition("/")[2]
+    if depth > (_MAX_EXPANDED_DEPTH if is_nested else _MAX_TYPE_DEPTH):
         return "any"
     type_of = partial(_type, definitions=definitions, is_nested=is_nested)
     if reference:
         return type_of(definitions.get(reference), depth=depth + 1)
-    parts = given.get("anyOf") or given.get("oneOf")
+    parts = schema_dict.get("anyOf") or schema_dict.get("oneOf")
     if isinstance(parts, list):
-        names = [type_of(part, depth=depth + 1 + is_nested) for part in cast("list[Any]", parts)[:_MAX_PARTS]]
-    elif isinstance(choices := given.get("enum"), list):
-        names = [repr(each) for each in cast("list[Any]", choices)[: 2 * _MAX_PARTS]]
-    elif "const" in given:
-        names = [repr(given["const"])]
-    elif given.get("type") in ("array", ["array", "null"]):
-        names = [f"list[{type_of(given.get('items'), depth=depth + 1)}]"]
-    elif is_nested and isinstance(fields := given.get("properties"), dict):
-        required = cast("list[str]", given.get("required") or [])
-        shown = islice(cast("dict[str, Any]", fields).items(), _MAX_FIELDS)
-        written = [f"{name}{'' if name in required else '?'}: {type_of(each, depth=depth + 2)}" for name, each in shown]
-        names = [f"{{{', '.join(written)}{', …' if len(cast('dict[str, Any]', fields)) > _MAX_FIELDS else ''}}}"]
+        names = [type_of(part, depth=depth + 1 + is_nested) for part in cast("list[Any]", parts)[:_MAX_UNION_PARTS]]
+    elif isinstance(choices := schema_dict.get("enum"), list):
+        names = [repr(choice) for choice in cast("list[Any]", choices)[: 2 * _MAX_UNION_PARTS]]
+    elif "const" in schema_dict:
+        names = [repr(schema_dict["const"])]
+    elif schema_dict.get("type") in ("array", ["array", "null"]):
+        names = [f"list[{type_of(schema_dict.get('items'), depth=depth + 1)}]"]
+    elif is_nested and isinstance(fields := schema_dict.get("properties"), dict):
+        required = cast("list[str]", schema_dict.get("required") or [])
+        shown_fields = islice(cast("dict[str, Any]", fields).items(), _MAX_EXPANDED_FIELDS)
+        written = [
+            f"{name}{'' if name in required else '?'}: {type_of(field_schema, depth=depth + 2)}"
+            for name, field_schema in shown_fields
+        ]
+        names = [
+            f"{{{', '.join(written)}{', …' if len(cast('dict[str, Any]', fields)) > _MAX_EXPANDED_FIELDS else ''}}}"
+        ]
     else:
-        kinds = given.get("type", "any")
+        kinds = schema_dict.get("type", "any")
         several = cast("list[Any]", kinds) if isinstance(kinds, list) else [kinds]
-        names = [_TYPES.get(str(kind), str(kind)) for kind in several]
+        names = [_PYTHON_TYPES.get(str(kind), str(kind)) for kind in several]
     text = "|".join(dict.fromkeys(name for name in names if name not in ("null", "None"))) or "null"
-    longest = _MAX_NESTED if is_nested else _MAX_TYPE
+    longest = _MAX_EXPANDED_TYPE_CHARACTERS if is_nested else _MAX_TYPE_CHARACTERS
     return text if len(text) <= longest else f"{text[:longest]}…"

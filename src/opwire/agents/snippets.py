@@ -20,7 +20,7 @@ from opwire.typed.plain import as_dict, replace_surrogates
 TOKEN_VARIABLE = "OPWIRE_TOKEN"  # noqa: S105 - its name
 """The environment variable that snippets take the token from."""
 
-_HINTS = {
+_PYTHON_TYPES = {
     "string": "str",
     "integer": "int",
     "number": "float",
@@ -72,9 +72,9 @@ def curl_snippet(spec: OperationSpec, input: Any, url: str) -> str:
 
 def python_snippet(spec: OperationSpec, input: Any, url: str) -> str:
     """Return a program that makes the call with `opwire.client.Client`."""
-    hint = _HINTS.get(str(as_dict(spec.output_schema.json).get("type")), "Any")
+    hint = _PYTHON_TYPES.get(str(as_dict(spec.output_schema.json).get("type")), "Any")
     token = "" if _is_public(spec) else f', token=os.environ["{TOKEN_VARIABLE}"]'
-    given = pformat(input, width=88, sort_dicts=False).replace("\n", "\n    ")
+    input_text = pformat(input, width=88, sort_dicts=False).replace("\n", "\n    ")
     arguments = f"{spec.id!r}" if input is None else f"{spec.id!r}, input"
     typed = "" if hint == "Any" else f", output_type={hint}"
     lines = [
@@ -83,7 +83,7 @@ def python_snippet(spec: OperationSpec, input: Any, url: str) -> str:
         *(["from typing import Any"] if "Any" in typed else []),
     ]
     lines += ["", "from opwire.client import Client", "", "", "async def main() -> None:"]
-    lines += [] if input is None else [f"    input = {given}"]
+    lines += [] if input is None else [f"    input = {input_text}"]
     lines.append(f"    async with Client({url!r}{token}) as client:")
     if spec.type is OperationType.SUBSCRIPTION:
         lines += [f"        async for item in client.subscribe({arguments}{typed}):", "            print(item)"]

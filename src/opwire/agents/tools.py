@@ -44,10 +44,17 @@ SHORTEST_MAX_NAME, LONGEST_MAX_NAME = 32, 128
 _SEPARATORS = re.compile(r"[^A-Za-z0-9_-]+")
 _NAME = re.compile(rf"[A-Za-z_][A-Za-z0-9_-]{{0,{LONGEST_MAX_NAME - 1}}}")
 _UNDERSCORES = re.compile(r"_{2,}")
-_SPELLINGS = (("_", "_"), ("_", "-"), ("__", "_"), ("__", "-"), ("-", "_"), ("-", "-"))  # of the dot, of the others
-_DIGITS = 6  # of a digest
-_NAMESPACE = 16  # characters of a namespace that are kept when a name is abbreviated
-_LENGTHS = (8, 6, 4, 3, 2, 1)  # of an abbreviated word
+_SEPARATOR_PAIRS = (
+    ("_", "_"),
+    ("_", "-"),
+    ("__", "_"),
+    ("__", "-"),
+    ("-", "_"),
+    ("-", "-"),
+)  # for the dot, and for other characters
+_DIGEST_LENGTH = 6
+_MAX_NAMESPACE_CHARACTERS = 16  # kept when a name is abbreviated
+_ABBREVIATED_WORD_LENGTHS = (8, 6, 4, 3, 2, 1)
 
 
 class ToolNames:
@@ -67,9 +74,9 @@ class ToolNames:
         UsageError: a chosen name is invalid, or chosen twice.
     """
 
-    def __init__(self, *, max_name: int = MAX_NAME, chosen: Mapping[str, str] | None = None) -> None:
+    def __init__(self, *, max_name: int = MAX_NAME, chosen_names: Mapping[str, str] | None = None) -> None:
         self._max_name = max_name
-        self._chosen = dict(chosen or {})
+        self._chosen = dict(chosen_names or {})
         self._reserved = frozenset(self._chosen.values())
         for id, name in self._chosen.items():
             if not _NAME.fullmatch(name):
@@ -103,8 +110,8 @@ class ToolNames:
 
     def keep(self, operation_ids: Iterable[str]) -> None:
         """Forget all other operations: their names may be given again."""
-        kept = set(operation_ids)
-        for id in [id for id in self._names if id not in kept]:
+        kept_ids = set(operation_ids)
+        for id in [id for id in self._names if id not in kept_ids]:
             del self._ids[self._names.pop(id)]
 
     @property
@@ -117,14 +124,14 @@ class ToolNames:
         return self._ids.get(name)
 
     def _candidates(self, id: str) -> Iterator[str]:
-        namespace, _, rest = id.partition(".")
+        namespace, _, local_name = id.partition(".")
         head = _readable(namespace, "_")
-        if head and _readable(rest, "_"):
-            for dot, separator in _SPELLINGS:
-                yield _shortened(_started(f"{head}{dot}{_readable(rest, separator)}"), self._max_name)
+        if head and _readable(local_name, "_"):
+            for dot, separator in _SEPARATOR_PAIRS:
+                yield _shortened(_started(f"{head}{dot}{_readable(local_name, separator)}"), self._max_name)
         digest = sha256(id.encode("utf-8", "surrogatepass")).hexdigest()
-        name = _started(f"{head}_{_readable(rest, '_')}".strip("_") or "op")
-        for digits in range(_DIGITS, self._max_name // 2):
+        name = _started(f"{head}_{_readable(local_name, '_')}".strip("_") or "op")
+        for digits in range(_DIGEST_LENGTH, self._max_name // 2):
             yield f"{_shortened(name, self._max_name - 1 - digits)}_{digest[:digits]}"
 
 
@@ -142,9 +149,9 @@ def _shortened(name: str, longest: int) -> str:
     if len(name) <= longest:
         return name
     first, *others = name.split("_")
-    for length in _LENGTHS if others else ():
+    for length in _ABBREVIATED_WORD_LENGTHS if others else ():
         *middle, last = others
-        short = "_".join([first[:_NAMESPACE], *(word[:length] for word in middle), last])
+        short = "_".join([first[:_MAX_NAMESPACE_CHARACTERS], *(word[:length] for word in middle), last])
         if len(short) <= longest:
             return short
     return f"{name[: longest // 3]}_{name[1 + longest // 3 - longest :]}"  # one long word: its ends
@@ -156,8 +163,8 @@ def _shortened(name: str, longest: int) -> str:
 # object, as `input` or `result`, together with their definitions. References to "#/$defs/…" stay unchanged, references
 # to the whole schema are rewritten.
 
-_DEFINITIONS = ("$defs", "definitions")
-_UNCHANGED = tuple(f"#/{key}/" for key in _DEFINITIONS)
+_DEFINITION_KEYWORDS = ("$defs", "definitions")
+_DEFINITION_REFERENCES = tuple(f"#/{key}/" for key in _DEFINITION_KEYWORDS)
 
 
 class ToolSchema(Struct, frozen=True):
@@ -227,9 +234,13 @@ def _checked(schema: JSONSchema) -> dict[str, Any]:
     properties: Any = checked.get("properties", {})
     required: Any = checked.get("required", [])
     schemas = as_dict(properties).values()
-    if not isinstance(properties, dict) or not all(isinstance(each, dict | bool) for each in schemas):
+    if not isinstance(properties, dict) or not all(
+        isinstance(property_schema, dict | bool) for property_schema in schemas
+    ):
         raise SchemaError("its properties are not an object of schemas")
-    if not isinstance(required, list) or not all(isinstance(each, str) for each in cast("list[Any]", required)):
+    if not isinstance(required, list) or not all(
+        isinstance(property_name, str) for property_name in cast("list[Any]", required)
+    ):
         raise SchemaError("required is not a list of names")
     if not isinstance(checked.get("$schema", ""), str):
         raise SchemaError("$schema is not an address")
@@ -246,12 +257,12 @@ def _lifted(schema: JSONSchema, place: str) -> tuple[dict[str, Any], dict[str, A
     if "$id" in inner:  # a document of its own: its references are relative to itself
         return {}, inner
 
-    def move(each: JSONSchema) -> JSONSchema:
-        if not isinstance(each, dict) or "$id" in each:
-            return each
-        copy = map_subschemas(each, move)
+    def move(schema: JSONSchema) -> JSONSchema:
+        if not isinstance(schema, dict) or "$id" in schema:
+            return schema
+        copy = map_subschemas(schema, move)
         ref = copy.get("$ref")
-        if isinstance(ref, str) and (ref == "#" or ref.startswith("#/")) and not ref.startswith(_UNCHANGED):
+        if isinstance(ref, str) and (ref == "#" or ref.startswith("#/")) and not ref.startswith(_DEFINITION_REFERENCES):
             copy["$ref"] = place + ref[1:]
         return copy
 
@@ -260,7 +271,7 @@ def _lifted(schema: JSONSchema, place: str) -> tuple[dict[str, Any], dict[str, A
     except RecursionError:
         raise SchemaError("the schema is nested too deeply") from None
     moved.pop("$schema", None)  # allowed at the root only; 2020-12 is the default
-    return {key: moved.pop(key) for key in _DEFINITIONS if key in moved}, moved
+    return {key: moved.pop(key) for key in _DEFINITION_KEYWORDS if key in moved}, moved
 
 
 # --- results and errors -----------------------------------------------------------------------------------------------
@@ -274,8 +285,8 @@ MAX_SHOWN = 4_000
 SHOWN_PROBLEMS = 20
 """Problems of a value that a model reads."""
 
-_KNOWN_DETAILS = frozenset({"problems", "status", "headers", "body", "hint", "errorId"})  # which messages have
-_IMAGES = (
+_DETAILS_IN_MESSAGES = frozenset({"problems", "status", "headers", "body", "hint", "errorId"})
+_IMAGE_SIGNATURES = (
     (b"\x89PNG\r\n\x1a\n", "image/png"),
     (b"\xff\xd8\xff", "image/jpeg"),
     (b"GIF87a", "image/gif"),
@@ -322,8 +333,8 @@ def media_type(data: bytes, content_type: str | None = None) -> str:
     if mime:
         return mime
     is_webp = data[:4] == b"RIFF" and data[8:12] == b"WEBP"
-    known = (mime for magic, mime in _IMAGES if data.startswith(magic))
-    return "image/webp" if is_webp else next(known, "application/octet-stream")
+    matching_types = (mime for magic, mime in _IMAGE_SIGNATURES if data.startswith(magic))
+    return "image/webp" if is_webp else next(matching_types, "application/octet-stream")
 
 
 def data_block(data: Any, json: bytes, operation_id: str, content_type: str | None = None) -> MCPContentBlock:
@@ -362,17 +373,17 @@ def error_text(error: CallError, operation_id: str = "", tool: str = "", *, advi
     A message that starts with the id of the operation starts with the name of the tool, which is what a model can call.
     """
     details = as_dict(error.details)
-    named = operation_id and error.message.startswith((f"{operation_id}:", f"{operation_id} "))
-    message = f"{tool}{error.message.removeprefix(operation_id)}" if named else error.message
+    names_operation = operation_id and error.message.startswith((f"{operation_id}:", f"{operation_id} "))
+    message = f"{tool}{error.message.removeprefix(operation_id)}" if names_operation else error.message
     lines = [f"{error.code.value}: {message}" if message else str(error)]
     if error.code is ErrorCode.VALIDATION_ERROR:
         lines += _problem_lines(details.get("problems"), error.message)
     body = details.get("body")
     if body is not None and body != "":
         lines.append(f"Response body: {_shown(body)}")
-    rest = {name: value for name, value in details.items() if name not in _KNOWN_DETAILS}
-    if rest or not (error.details is None or isinstance(error.details, dict)):
-        lines.append(f"Details: {_shown(rest or error.details)}")
+    other_details = {name: value for name, value in details.items() if name not in _DETAILS_IN_MESSAGES}
+    if other_details or not (error.details is None or isinstance(error.details, dict)):
+        lines.append(f"Details: {_shown(other_details or error.details)}")
     hint = details.get("hint")
     if isinstance(hint, str) and hint not in error.message:
         lines.append(hint[:MAX_SHOWN])

@@ -38,10 +38,10 @@ from opwire.openapi.client.source import from_openapi
 from opwire.openapi.server.app import serve_http
 from opwire.typed.plain import indented_json
 
-_GAP = "  "
-_NARROWEST = 30  # characters of a readable column
+_COLUMN_GAP = "  "
+_MIN_COLUMN_WIDTH = 30
 _RATES = {"EUR": 1.0, "USD": 1.09, "JPY": 163.2}
-_STEP = 0.05  # seconds between two events
+_EVENT_INTERVAL_SECONDS = 0.05
 _PRICES = {"tea": 4.5, "cup": 11.0, "pot": 39.0}
 _OFFER = {"article": "tea", "pieces": 2, "currency": "JPY"}
 _DEPARTMENTS = ("sales", "travel", "people", "support")
@@ -86,15 +86,15 @@ class DemoPrinter:
 
     def columns(self, *texts: str) -> None:
         """Print texts side by side, or one below the other on a narrow page."""
-        width = (self.width - 4) // len(texts) - len(_GAP)
-        if width < _NARROWEST:
+        width = (self.width - 4) // len(texts) - len(_COLUMN_GAP)
+        if width < _MIN_COLUMN_WIDTH:
             for text in texts:
                 self.code(text)
             return
 
         columns = [[part for line in text.splitlines() for part in _wrapped(line, width)] for text in texts]
         for row in zip_longest(*columns, fillvalue=""):
-            self.code(_GAP.join(part.ljust(width) for part in row).rstrip())
+            self.code(_COLUMN_GAP.join(part.ljust(width) for part in row).rstrip())
 
 
 def _wrapped(line: str, width: int) -> list[str]:
@@ -171,7 +171,7 @@ async def follow_rate(request: Request) -> Response:
     async def events() -> AsyncGenerator[str]:
         for number in range(count):
             yield f"id: {number}\ndata: {json.dumps({'rate': round(rate + number / 100, 2)})}\n\n"
-            await asyncio.sleep(_STEP)
+            await asyncio.sleep(_EVENT_INTERVAL_SECONDS)
 
     return StreamingResponse(events(), media_type="text/event-stream")
 
@@ -196,10 +196,14 @@ def _response(media_type: str, schema: dict[str, Any]) -> dict[str, Any]:
     return {"200": {"description": "Found.", "content": {media_type: {"schema": schema}}}}
 
 
-_RATE = {"rate": {"type": "number"}}
-_NAMED = {"type": "object", "properties": {"currency": {"type": "string"}, **_RATE}, "required": ["currency", "rate"]}
-_CURRENCY = {"name": "currency", "in": "path", "required": True, "schema": {"type": "string"}}
-_COUNT = {"name": "count", "in": "query", "required": True, "schema": {"type": "integer", "minimum": 1}}
+_RATE_PROPERTY = {"rate": {"type": "number"}}
+_NAMED_RATE = {
+    "type": "object",
+    "properties": {"currency": {"type": "string"}, **_RATE_PROPERTY},
+    "required": ["currency", "rate"],
+}
+_CURRENCY_PARAMETER = {"name": "currency", "in": "path", "required": True, "schema": {"type": "string"}}
+_COUNT_PARAMETER = {"name": "count", "in": "query", "required": True, "schema": {"type": "integer", "minimum": 1}}
 _DOCUMENT: dict[str, Any] = {
     "openapi": "3.1.0",
     "info": {"title": "rates", "version": "1.0"},
@@ -208,16 +212,16 @@ _DOCUMENT: dict[str, Any] = {
             "get": {
                 "operationId": "get",
                 "summary": "The exchange rate of the euro",
-                "parameters": [_CURRENCY],
-                "responses": _response("application/json", _NAMED),
+                "parameters": [_CURRENCY_PARAMETER],
+                "responses": _response("application/json", _NAMED_RATE),
             }
         },
         "/rates/{currency}/changes": {
             "get": {
                 "operationId": "follow",
                 "summary": "The exchange rate of the euro, at each change",
-                "parameters": [_CURRENCY, _COUNT],
-                "responses": _response("text/event-stream", {"type": "object", "properties": _RATE}),
+                "parameters": [_CURRENCY_PARAMETER, _COUNT_PARAMETER],
+                "responses": _response("text/event-stream", {"type": "object", "properties": _RATE_PROPERTY}),
             }
         },
     },
@@ -338,8 +342,8 @@ async def serve(registry: OperationRegistry, printer: DemoPrinter) -> None:
             over_mcp = await remote.execute(id, _OFFER)
             over_http = await client.call_envelope("shop.offer", _OFFER)
     local = await registry.execute("shop.offer", _OFFER)
-    named = {"in this process": local, "over MCP": over_mcp, "over HTTP": over_http}
-    printer.columns(*(f"{name}\n{indented_json(envelope.data)}" for name, envelope in named.items()))
+    registries = {"in this process": local, "over MCP": over_mcp, "over HTTP": over_http}
+    printer.columns(*(f"{name}\n{indented_json(envelope.data)}" for name, envelope in registries.items()))
 
 
 def thousand_operations() -> OperationRegistry:
@@ -368,7 +372,7 @@ async def search(printer: DemoPrinter) -> None:
     printer.section("A thousand operations for a model")
     registry = thousand_operations()
     tools = anthropic_tools(search_mode(registry))
-    all_tokens, few_tokens = (sum(map(token_cost, each.list())) for each in (registry, search_mode(registry)))
+    all_tokens, few_tokens = (sum(map(token_cost, tools.list())) for tools in (registry, search_mode(registry)))
     printer.paragraph(f"""The definitions of {len(registry):,} operations take {all_tokens:,} tokens of each request to
         a model. In search mode it has three tools, which take {few_tokens:,}, and finds the others:""")
     cancel = {"operation": "travel.bookings.delete", "input": {"id": 7}}

@@ -36,16 +36,16 @@ from opwire.schema import Schema
 from opwire.schema.dialect import References, escaped
 from opwire.typed.plain import as_dict, as_list, read_json
 
-_MAX_NODES = 200  # of one field; the rest of a larger union is ignored
-_MAX_DEPTH = 4  # of summaries, examples and prompts; `describe --json` prints the whole schema
+_MAX_SUBSCHEMAS_OF_FIELD = 200  # the rest of a larger union is ignored
+_MAX_SUMMARY_DEPTH = 4  # for examples and prompts, too; `describe --json` prints the whole schema
 _MAX_CHOICES = 12
-_MAX_DIGITS = 6  # of the index of an item
-_MAX_DEFAULT = 200  # characters of a default value in a prompt
+_MAX_INDEX_DIGITS = 6
+_MAX_DEFAULT_CHARACTERS = 200
 _QUOTES = (
     "; JSON has double quotes, and a shell removes them: put single quotes around the whole argument, as in "
     """'key={"a": "b"}'"""
 )
-_MISSING = object()
+_NO_VALUE = object()
 _PAIR = re.compile(r"(?!:=)([^=]+?)(:?=)(.*)", re.DOTALL)
 _INTEGER = re.compile(r"[+-]?\d{1,4000}")  # int() raises above 4,300 digits
 _PLAIN_KEY = re.compile(r"\w[\w-]*")
@@ -92,7 +92,7 @@ class SchemaField:
         self._certain: list[dict[str, Any]] = []  # those outside `anyOf` and `oneOf`
         pending: list[tuple[Any, bool]] = [(schema, True)]
         seen: set[int] = set()
-        while pending and len(seen) < _MAX_NODES:
+        while pending and len(seen) < _MAX_SUBSCHEMAS_OF_FIELD:
             node, certain = pending.pop()
             if not isinstance(node, dict) or id(node) in seen:  # pyright: ignore[reportUnknownArgumentType]
                 continue
@@ -106,7 +106,7 @@ class SchemaField:
                 with suppress(SchemaError):
                     children.append((self._references.resolve(node["$ref"]), certain))
             for keyword in ("allOf", "anyOf", "oneOf"):
-                children += [(each, certain and keyword == "allOf") for each in as_list(node.get(keyword))]
+                children += [(subschema, certain and keyword == "allOf") for subschema in as_list(node.get(keyword))]
             pending += reversed(children)
 
     def first(self, keyword: str) -> Any:
@@ -116,24 +116,24 @@ class SchemaField:
     @cached_property
     def choices(self) -> list[Any]:
         """The values of `enum` and `const`."""
-        found: list[Any] = []
+        choices: list[Any] = []
         for node in self.nodes:
-            found += as_list(node.get("enum"))
-            found += [node["const"]] if "const" in node else []
-        return found
+            choices += as_list(node.get("enum"))
+            choices += [node["const"]] if "const" in node else []
+        return choices
 
     @cached_property
     def kinds(self) -> list[str]:
         """The accepted JSON types in the order of the schema; empty if the schema does not restrict them."""
-        found: dict[str, None] = {}
+        kinds: dict[str, None] = {}
         for node in self.nodes:
             declared = node.get("type")
-            found |= dict.fromkeys(_strings([declared] if isinstance(declared, str) else declared))
+            kinds |= dict.fromkeys(_strings([declared] if isinstance(declared, str) else declared))
             if "properties" in node:
-                found["object"] = None
+                kinds["object"] = None
             if "items" in node:
-                found["array"] = None
-        return list(found or dict.fromkeys(_KINDS[type(each)] for each in self.choices if type(each) in _KINDS))
+                kinds["array"] = None
+        return list(kinds or dict.fromkeys(_KINDS[type(choice)] for choice in self.choices if type(choice) in _KINDS))
 
     @cached_property
     def required(self) -> list[str]:
@@ -143,12 +143,12 @@ class SchemaField:
     @cached_property
     def fields(self) -> dict[str, "SchemaField"]:
         """The declared fields by name."""
-        found: dict[str, SchemaField] = {}
+        fields: dict[str, SchemaField] = {}
         for node in self.nodes:
             for name, schema in as_dict(node.get("properties")).items():
-                if name not in found:
-                    found[name] = SchemaField(schema, self._references)
-        return found
+                if name not in fields:
+                    fields[name] = SchemaField(schema, self._references)
+        return fields
 
     def field(self, name: str) -> "SchemaField":
         """Return a declared field, or what the schema says of undeclared ones (`additionalProperties`)."""
@@ -161,7 +161,7 @@ class SchemaField:
 
 
 def _strings(value: Any) -> list[str]:
-    return [each for each in as_list(value) if isinstance(each, str)]
+    return [element for element in as_list(value) if isinstance(element, str)]
 
 
 # --- parse ------------------------------------------------------------------------------------------------------------
@@ -173,7 +173,7 @@ def read_input(words: Sequence[str], field: SchemaField, *, stdin: Callable[[], 
     Raises:
         click.UsageError: a word is invalid, or a file is missing.
     """
-    whole: Any = _MISSING
+    whole: Any = _NO_VALUE
     first = words[0] if words else ""
     if first == "-":
         whole = _parse_json((stdin or sys.stdin.buffer.read)(), "standard input")
@@ -181,10 +181,10 @@ def read_input(words: Sequence[str], field: SchemaField, *, stdin: Callable[[], 
         whole = _parse_json(_read_file(first[1:]), first[1:])
     elif first.startswith(("{", "[")):
         whole = _parse_json(first.encode(), "the input", _QUOTES)
-    given: dict[str, Any] = {}
-    for word in words if whole is _MISSING else words[1:]:
+    input: dict[str, Any] = {}
+    for word in words if whole is _NO_VALUE else words[1:]:
         if pair := _PAIR.fullmatch(word):
-            _assign(given, field, *pair.groups())
+            _assign(input, field, *pair.groups())
         elif len(words) == 1 and field.kinds and "object" not in field.kinds:
             return from_text(word, field)
         else:
@@ -192,16 +192,16 @@ def read_input(words: Sequence[str], field: SchemaField, *, stdin: Callable[[], 
                 f"invalid input {word!r}: expected key=value or key:=JSON, or as the first word the whole input: JSON, "
                 "@file, or - for standard input"
             )
-    if whole is _MISSING:
-        return given or None
-    if not given:
+    if whole is _NO_VALUE:
+        return input or None
+    if not input:
         return whole
     if not isinstance(whole, dict):
         raise click.UsageError("key=value needs a JSON object before it; the whole input is not an object")
-    return cast("dict[str, Any]", whole) | given
+    return cast("dict[str, Any]", whole) | input
 
 
-def _assign(given: dict[str, Any], field: SchemaField, key: str, sign: str, text: str) -> None:
+def _assign(input: dict[str, Any], field: SchemaField, key: str, sign: str, text: str) -> None:
     """Set `key` to the parsed text. Dots separate nested fields unless the schema declares the key with its dots.
 
     A number is the index of an item where the schema has a list, or nothing; `[]` at the end appends to a list.
@@ -209,13 +209,13 @@ def _assign(given: dict[str, Any], field: SchemaField, key: str, sign: str, text
     steps = [key] if key in field.fields else key.split(".")
     appends = steps[-1].endswith("[]") and steps[-1] not in field.fields
     steps[-1] = steps[-1].removesuffix("[]") if appends else steps[-1]
-    parent: Any = given
+    parent: Any = input
     for step, following in pairwise(steps):
         field = field.items if isinstance(parent, list) else field.field(step)
         is_index = following.isdecimal() and following.isascii() and following not in field.fields
         empty: Any = [] if is_index and field.kinds in ([], ["array"]) else {}
         inner = _entry(parent, step, key)
-        if inner is _MISSING:
+        if inner is _NO_VALUE:
             inner = empty
             _set_entry(parent, step, inner)
         if type(inner) is not type(empty):
@@ -227,7 +227,7 @@ def _assign(given: dict[str, Any], field: SchemaField, key: str, sign: str, text
     value = _parse_json(text.encode(), key, _QUOTES) if sign == ":=" else _read_value(text, target, key)
     value = [value] if appends else value
     before = _entry(parent, steps[-1], key)
-    if before is _MISSING:
+    if before is _NO_VALUE:
         _set_entry(parent, steps[-1], value)  # the first of several items is a list already if the schema says so
     elif isinstance(before, list) and isinstance(value, list):
         cast("list[Any]", before).extend(cast("list[Any]", value))
@@ -238,14 +238,14 @@ def _assign(given: dict[str, Any], field: SchemaField, key: str, sign: str, text
 
 
 def _entry(container: Any, step: str, key: str) -> Any:
-    """Return the value in a list or an object, or _MISSING."""
+    """Return the value in a list or an object, or _NO_VALUE."""
     if isinstance(container, dict):
-        return cast("dict[str, Any]", container).get(step, _MISSING)
+        return cast("dict[str, Any]", container).get(step, _NO_VALUE)
     items = cast("list[Any]", container)
-    index = int(step) if len(step) < _MAX_DIGITS and step.isdecimal() else len(items) + 1
+    index = int(step) if len(step) < _MAX_INDEX_DIGITS and step.isdecimal() else len(items) + 1
     if index > len(items):
         raise click.UsageError(f"{key!r}: item {len(items)} of the list is missing; items are given in order from 0")
-    return items[index] if index < len(items) else _MISSING
+    return items[index] if index < len(items) else _NO_VALUE
 
 
 def _set_entry(container: Any, step: str, value: Any) -> None:
@@ -281,12 +281,12 @@ def from_text(text: str, field: SchemaField) -> Any:
         return text
     for kind in field.kinds:
         if kind == "integer":
-            value: object = int(text) if _INTEGER.fullmatch(text) else _MISSING
+            value: object = int(text) if _INTEGER.fullmatch(text) else _NO_VALUE
         else:
             try:
                 value = msgspec.json.decode(text.lower() if kind == "boolean" else text)
             except (msgspec.DecodeError, UnicodeError, RecursionError):
-                value = _MISSING
+                value = _NO_VALUE
         if _KINDS.get(type(value)) in ({"number", "integer"} if kind == "number" else {kind}):
             return value
         if kind == "array":
@@ -323,18 +323,20 @@ class FieldSummary(NamedTuple):
 
 def schema_summary(field: SchemaField, depth: int = 0) -> Iterator[FieldSummary]:
     """Yield the fields of a schema, required ones first, each followed by its nested fields."""
-    if depth >= _MAX_DEPTH:
+    if depth >= _MAX_SUMMARY_DEPTH:
         return
     inner = field.items if "array" in field.kinds and not field.fields else field
     required = frozenset(inner.required)
-    for name, each in sorted(inner.fields.items(), key=lambda item: item[0] not in required):
-        about = summary(str(each.first("description") or each.first("title") or ""))
-        more = [words.format(each.first(keyword)) for keyword, words in _CONSTRAINTS.items() if each.first(keyword)]
-        default = each.first("default")
+    for name, subfield in sorted(inner.fields.items(), key=lambda item: item[0] not in required):
+        about = summary(str(subfield.first("description") or subfield.first("title") or ""))
+        more = [
+            words.format(subfield.first(keyword)) for keyword, words in _CONSTRAINTS.items() if subfield.first(keyword)
+        ]
+        default = subfield.first("default")
         more += [f"default {value_text(default)}"] if default is not None else []
         note = one_line("; ".join(filter(None, (about.removesuffix(".") if more else about, *more))))
-        yield FieldSummary(depth, name, type_name(each), note, name in required)
-        yield from schema_summary(each, depth + 1)
+        yield FieldSummary(depth, name, type_name(subfield), note, name in required)
+        yield from schema_summary(subfield, depth + 1)
 
 
 def type_name(field: SchemaField) -> str:
@@ -363,14 +365,14 @@ def _sample(field: SchemaField, depth: int) -> Any:
     for keyword in ("default", "example"):
         if field.first(keyword) is not None:
             return field.first(keyword)
-    if given := [*as_list(field.first("examples")), *field.choices]:
-        return given[0]
+    if examples := [*as_list(field.first("examples")), *field.choices]:
+        return examples[0]
     kind = field.kinds[0] if field.kinds else "string"
     if kind == "object":
-        names = field.required if depth < _MAX_DEPTH else ()
+        names = field.required if depth < _MAX_SUMMARY_DEPTH else ()
         return {name: _sample(field.field(name), depth + 1) for name in names}
     if kind == "array":
-        return [_sample(field.items, depth + 1)] if depth < _MAX_DEPTH else []
+        return [_sample(field.items, depth + 1)] if depth < _MAX_SUMMARY_DEPTH else []
     if kind == "string":
         return _FORMAT_SAMPLES.get(str(field.first("format")), "text")
     minimum = field.first("minimum")
@@ -395,26 +397,30 @@ def example_command(spec: OperationSpec, verb: str, options: Iterable[str] = ())
 
 # --- complete ---------------------------------------------------------------------------------------------------------
 
-_MAX_COMPLETED = 200  # fields of one operation, and values of one field
-_MAX_WORD = 200  # characters
+_MAX_COMPLETIONS = 200
+_MAX_COMPLETION_CHARACTERS = 200
 
 
 def completed_fields(field: SchemaField, prefix: str = "", depth: int = 0) -> dict[str, list[str]]:
     """Return the keys of an input with their known values, required ones first: `{"size": ["s", "m"], "a.0.b": []}`."""
-    found: dict[str, list[str]] = {}
+    completions: dict[str, list[str]] = {}
     required = frozenset(field.required)
-    for name, each in sorted(field.fields.items(), key=lambda item: item[0] not in required):
-        items = each.items if "array" in each.kinds and not each.fields else None
-        inner = each if items is None else items
-        if inner.fields and depth < _MAX_DEPTH:
-            found |= completed_fields(inner, f"{prefix}{name}.{'' if items is None else '0.'}", depth + 1)
-        elif len(prefix + name) <= _MAX_WORD and name.isprintable() and "=" not in name:
-            choices = inner.choices or ([True, False] if each.kinds == ["boolean"] else [])
-            words = [word for choice in choices if len(word := value_text(choice)) <= _MAX_WORD and word.isprintable()]
-            found[prefix + name] = words[:_MAX_COMPLETED]
-        if len(found) >= _MAX_COMPLETED:
+    for name, subfield in sorted(field.fields.items(), key=lambda item: item[0] not in required):
+        items = subfield.items if "array" in subfield.kinds and not subfield.fields else None
+        inner = subfield if items is None else items
+        if inner.fields and depth < _MAX_SUMMARY_DEPTH:
+            completions |= completed_fields(inner, f"{prefix}{name}.{'' if items is None else '0.'}", depth + 1)
+        elif len(prefix + name) <= _MAX_COMPLETION_CHARACTERS and name.isprintable() and "=" not in name:
+            choices = inner.choices or ([True, False] if subfield.kinds == ["boolean"] else [])
+            words = [
+                word
+                for choice in choices
+                if len(word := value_text(choice)) <= _MAX_COMPLETION_CHARACTERS and word.isprintable()
+            ]
+            completions[prefix + name] = words[:_MAX_COMPLETIONS]
+        if len(completions) >= _MAX_COMPLETIONS:
             break
-    return dict(list(found.items())[:_MAX_COMPLETED])
+    return dict(list(completions.items())[:_MAX_COMPLETIONS])
 
 
 # --- prompt -----------------------------------------------------------------------------------------------------------
@@ -441,13 +447,17 @@ def complete_input(input: Any, schema: Schema) -> Any:
         signal.signal(signal.SIGINT, before)
 
 
-def _complete(given: dict[str, Any], field: SchemaField, schema: Schema, path: tuple[str, ...]) -> dict[str, Any]:
-    completed = dict(given)
+def _complete(input: dict[str, Any], field: SchemaField, schema: Schema, path: tuple[str, ...]) -> dict[str, Any]:
+    completed = dict(input)
     for name in field.required:
         inner, here = field.field(name), (*path, name)
-        known: Any = completed.get(name)
-        if inner.required and (name not in completed or isinstance(known, dict)) and len(path) < _MAX_DEPTH:
-            completed[name] = _complete(cast("dict[str, Any]", known or {}), inner, schema, here)
+        current_value: Any = completed.get(name)
+        if (
+            inner.required
+            and (name not in completed or isinstance(current_value, dict))
+            and len(path) < _MAX_SUMMARY_DEPTH
+        ):
+            completed[name] = _complete(cast("dict[str, Any]", current_value or {}), inner, schema, here)
         elif name not in completed:
             completed[name] = _prompt(inner, schema, here, completed)
     return completed
@@ -460,10 +470,10 @@ def _prompt(field: SchemaField, schema: Schema, path: tuple[str, ...], siblings:
     secret = field.first("format") == "password" or field.first("writeOnly") is True
     # Not click's own display of the default: it would print control characters, and an escaped default must not become
     # the value.
-    shown = f" [{default[:_MAX_DEFAULT]}]" if default is not None and not secret else ""
+    default_text = f" [{default[:_MAX_DEFAULT_CHARACTERS]}]" if default is not None and not secret else ""
     kind = type_name(field)
     kind += " as JSON" if kind.endswith("object") else ""
-    words = harmless(f"{'.'.join(path)} ({kind}){shown}").replace("\n", "\\n")
+    words = harmless(f"{'.'.join(path)} ({kind}){default_text}").replace("\n", "\\n")
     if about := summary(str(field.first("description") or "")):
         click.echo(harmless(about), err=True)
     while True:
@@ -481,7 +491,7 @@ def _problem(schema: Schema, path: tuple[str, ...], value: Any) -> str | None:
         value = {step: value}
     pointer = "".join(f"/{escaped(step)}" for step in path)
     with suppress(SchemaError):  # raised again by the call
-        for each in schema.problems(value):
-            if each.path == pointer or each.path.startswith(f"{pointer}/"):
-                return each.message
+        for problem in schema.problems(value):
+            if problem.path == pointer or problem.path.startswith(f"{pointer}/"):
+                return problem.message
     return None

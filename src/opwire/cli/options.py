@@ -30,7 +30,7 @@ class CommandGroup(click.Group):
             return super().parse_args(ctx, args)
         except click.NoSuchOption as error:
             commands = self.list_commands(ctx)
-            command = next((each for each in args if each in commands), commands[0])
+            command = next((argument for argument in args if argument in commands), commands[0])
             where = f"options follow their command; `{ctx.command_path} {command} --help` lists its options"
             raise click.UsageError(f"unknown option {error.option_name}; {where}", ctx) from None
 
@@ -57,7 +57,7 @@ class NumberRange(click.FloatRange):
         return self.fail(f"{value} is not a number.", param, ctx) if isnan(number) else number
 
 
-_SOURCES = {
+_SOURCE_OPTIONS = {
     "config": click.option(
         "-c", "--config", metavar="FILE", help="The configuration file.  [default: the nearest opwire.toml]"
     ),
@@ -85,13 +85,17 @@ def token_option(target: str) -> Callable[[F], F]:
     return click.option("--token-env", default="OPWIRE_TOKEN", show_default=True, metavar="VARIABLE", help=help)
 
 
-_FILE = click.Path(exists=True, dir_okay=False)
+_EXISTING_FILE = click.Path(exists=True, dir_okay=False)
 BROKER_OPTIONS: dict[str, Callable[[Any], Any]] = {
     "prefix": click.option("--prefix", help="The prefix of all names on a broker.  [default: opwire]"),
-    "signing_key": click.option("--signing-key", type=_FILE, metavar="FILE", help="Sign calls over a broker by it."),
-    "certificate": click.option("--certificate", type=_FILE, metavar="FILE", help="The signing key's certificate."),
+    "signing_key": click.option(
+        "--signing-key", type=_EXISTING_FILE, metavar="FILE", help="Sign calls over a broker by it."
+    ),
+    "certificate": click.option(
+        "--certificate", type=_EXISTING_FILE, metavar="FILE", help="The signing key's certificate."
+    ),
 }
-_REMOTE = {
+_REMOTE_OPTIONS = {
     "url": click.option("--url", help="A served registry: ws://, redis://, nats://, http(s):// or localhost:8080."),
     "token_env": token_option("--url"),
     **BROKER_OPTIONS,
@@ -101,8 +105,8 @@ _REMOTE = {
 def _flag(*names: str, sets: str, help: str) -> Callable[[F], F]:
     """Return an option that sets an attribute of the `Screen`."""
 
-    def callback(ctx: click.Context, _: click.Parameter, given: bool) -> None:
-        if given:
+    def callback(ctx: click.Context, _: click.Parameter, enabled: bool) -> None:
+        if enabled:
             setattr(ctx.ensure_object(Screen), sets, True)
 
     return click.option(*names, is_flag=True, expose_value=False, callback=callback, help=help)
@@ -153,10 +157,10 @@ def result_options(function: Callable[..., Any]) -> Callable[..., Any]:
     def wrapped(envelope: bool, raw: bool, **arguments: Any) -> Any:
         as_json = click.get_current_context().ensure_object(Screen).as_json
         flags = {OutputFormat.JSON: as_json, OutputFormat.ENVELOPE: envelope, OutputFormat.RAW: raw}
-        chosen = [form for form, given in flags.items() if given]
-        if len(chosen) > 1:
-            raise click.UsageError(f"--{chosen[0]} and --{chosen[1]} exclude each other")
-        return function(form=chosen[0] if chosen else OutputFormat.READABLE, **arguments)
+        chosen_forms = [form for form, enabled in flags.items() if enabled]
+        if len(chosen_forms) > 1:
+            raise click.UsageError(f"--{chosen_forms[0]} and --{chosen_forms[1]} exclude each other")
+        return function(form=chosen_forms[0] if chosen_forms else OutputFormat.READABLE, **arguments)
 
     options = json_option(wrapped)
     options = click.option("--envelope", is_flag=True, help="Print the whole envelope as JSON: data and meta.")(options)
@@ -165,17 +169,17 @@ def result_options(function: Callable[..., Any]) -> Callable[..., Any]:
 
 def source_options(function: F) -> F:
     """Add the options that name sources to call; the command receives `sources`."""
-    return grouped_options(function, "sources", Sources, {**_SOURCES, **_REMOTE})
+    return grouped_options(function, "sources", Sources, {**_SOURCE_OPTIONS, **_REMOTE_OPTIONS})
 
 
 def served_source_options(function: F) -> F:
     """Add the options that name sources to serve; the command receives `sources`."""
-    return grouped_options(function, "sources", Sources, _SOURCES)
+    return grouped_options(function, "sources", Sources, _SOURCE_OPTIONS)
 
 
 def observed_source_options(function: F) -> F:
     """Add the options that name a hub, a broker or an HTTP API; the command receives `sources`."""
-    return grouped_options(function, "sources", Sources, {"config": _SOURCES["config"], **_REMOTE})
+    return grouped_options(function, "sources", Sources, {"config": _SOURCE_OPTIONS["config"], **_REMOTE_OPTIONS})
 
 
 def grouped_options(function: Any, name: str, kind: type, options: dict[str, Callable[[Any], Any]]) -> Any:
@@ -183,7 +187,7 @@ def grouped_options(function: Any, name: str, kind: type, options: dict[str, Cal
 
     @functools.wraps(function)
     def wrapped(*positional: Any, **arguments: Any) -> Any:
-        fields = {each: arguments.pop(each) for each in options}
+        fields = {option: arguments.pop(option) for option in options}
         return function(*positional, **{name: kind(**fields)}, **arguments)
 
     decorated: Any = wrapped
@@ -199,11 +203,11 @@ def operation_argument(*, subscriptions: bool | None = None) -> Callable[[F], F]
         from click.shell_completion import CompletionItem
 
         return [
-            CompletionItem(id, help=known.type)
-            for id, known in _known_operations(ctx).items()
+            CompletionItem(id, help=operation.type)
+            for id, operation in _known_operations(ctx).items()
             if id.startswith(incomplete)
             and not id.startswith("-")  # the namespace of a server may look like an option
-            and (subscriptions is None or subscriptions == (known.type == "subscription"))
+            and (subscriptions is None or subscriptions == (operation.type == "subscription"))
         ]
 
     return click.argument("operation_id", metavar="ID", shell_complete=complete)
@@ -215,8 +219,8 @@ def input_argument(function: F) -> F:
     def complete(ctx: click.Context, param: click.Parameter, incomplete: str) -> "list[CompletionItem]":
         from click.shell_completion import CompletionItem
 
-        known = _known_operations(ctx).get(ctx.params.get("operation_id") or "")
-        fields = (known.fields if known else None) or {}
+        operation = _known_operations(ctx).get(ctx.params.get("operation_id") or "")
+        fields = (operation.fields if operation else None) or {}
         name, equals, _ = incomplete.partition("=")
         if equals:
             return [
@@ -224,11 +228,11 @@ def input_argument(function: F) -> F:
                 for value in fields.get(name, ())
                 if (word := f"{name}={value}").startswith(incomplete)
             ]
-        given = {word.partition("=")[0] for word in ctx.params.get("words") or ()}
+        entered_fields = {word.partition("=")[0] for word in ctx.params.get("words") or ()}
         return [
-            CompletionItem(f"{each}=", type="field")
-            for each in fields
-            if each.startswith(incomplete) and each not in given and not each.startswith("-")
+            CompletionItem(f"{field_name}=", type="field")
+            for field_name in fields
+            if field_name.startswith(incomplete) and field_name not in entered_fields and not field_name.startswith("-")
         ]
 
     return click.argument("words", nargs=-1, metavar="[INPUT]...", shell_complete=complete)(function)
@@ -238,8 +242,10 @@ def namespace_option(**options: Any) -> Callable[[F], F]:
     """Add `--namespace`, which shells complete."""
 
     def complete(ctx: click.Context, param: click.Parameter, incomplete: str) -> list[str]:
-        found = dict.fromkeys(id.partition(".")[0] for id in _known_operations(ctx))
-        return [each for each in found if each.startswith(incomplete) and not each.startswith("-")]
+        namespaces = dict.fromkeys(id.partition(".")[0] for id in _known_operations(ctx))
+        return [
+            namespace for namespace in namespaces if namespace.startswith(incomplete) and not namespace.startswith("-")
+        ]
 
     return click.option("-n", "--namespace", shell_complete=complete, **options)
 
@@ -253,9 +259,9 @@ def _known_operations(ctx: click.Context) -> dict[str, KnownOperation]:
             return known_operations(loaded.specs.values())
 
     try:
-        known = cached_ids(sources.key)
-        if known is not None:
-            return known
+        cached_operations = cached_ids(sources.key)
+        if cached_operations is not None:
+            return cached_operations
         with contextlib.redirect_stdout(io.StringIO()), contextlib.redirect_stderr(io.StringIO()):
             return asyncio.run(load())
     except Exception:  # an error message would end up in the command line that is being completed

@@ -47,7 +47,7 @@ COMMANDS = {
 }
 
 # Commands that share a module with another one.
-_MODULES = {
+_COMMAND_MODULES = {
     **dict.fromkeys(("ls", "describe"), "listing"),
     **dict.fromkeys(("init", "gen", "keys", "completion", "demo"), "setup"),
     **dict.fromkeys(("hub", "spoke"), "serve"),
@@ -59,7 +59,7 @@ _MODULES = {
 
 
 # What other programs call a command.
-_SYNONYMS = {
+_COMMAND_SYNONYMS = {
     **dict.fromkeys(("list", "search", "find", "tools"), "ls"),
     **dict.fromkeys(("show", "inspect", "schema"), "describe"),
     **dict.fromkeys(("run", "exec", "invoke", "execute"), "call"),
@@ -84,7 +84,7 @@ class Program(CommandGroup):
         """Import and return a command; return None for an unknown name."""
         if cmd_name not in COMMANDS:
             return None
-        module = importlib.import_module(f"opwire.cli.commands.{_MODULES.get(cmd_name, cmd_name)}")
+        module = importlib.import_module(f"opwire.cli.commands.{_COMMAND_MODULES.get(cmd_name, cmd_name)}")
         return getattr(module, f"{cmd_name}_command")
 
     def format_commands(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
@@ -94,7 +94,7 @@ class Program(CommandGroup):
 
     def similar_commands(self, ctx: click.Context, name: str) -> list[str]:
         """Return what another program calls so, or the similar names."""
-        return [_SYNONYMS[name]] if name in _SYNONYMS else super().similar_commands(ctx, name)
+        return [_COMMAND_SYNONYMS[name]] if name in _COMMAND_SYNONYMS else super().similar_commands(ctx, name)
 
     def invoke(self, ctx: click.Context) -> Any:
         """Run a command; a broken pipe raises `_OutputClosedError`, since click would exit with code 1."""
@@ -107,7 +107,7 @@ class Program(CommandGroup):
 
 
 # Of the disk, the user's quota, the largest file. Commands report the files that they write themselves.
-_FULL = {getattr(errno, name) for name in ("ENOSPC", "EDQUOT", "EFBIG") if hasattr(errno, name)}
+_DISK_FULL_ERRORS = {getattr(errno, name) for name in ("ENOSPC", "EDQUOT", "EFBIG") if hasattr(errno, name)}
 
 
 class _OutputClosedError(Exception):
@@ -119,7 +119,7 @@ def _with_hint(error: click.UsageError) -> click.UsageError:
 
     Some commands have `--url`, others take it as an argument.
     """
-    params = {each.name: each for each in error.ctx.command.params} if error.ctx is not None else {}
+    params = {param.name: param for param in error.ctx.command.params} if error.ctx is not None else {}
     if isinstance(error, click.NoSuchOption) and error.option_name == "--url" and error.ctx is not None:
         if "url" in params:
             hint = f"; write the URL without it: {error.ctx.command_path} ws://127.0.0.1:8700"
@@ -175,9 +175,9 @@ def run(arguments: Sequence[str] | None = None) -> int:
         importlib.import_module("opwire.cli.commands.setup").use_own_scripts()
     try:
         with screen.logging():
-            ended = program.main(arguments, prog_name="opwire", standalone_mode=False, obj=screen)
+            exit_code = program.main(arguments, prog_name="opwire", standalone_mode=False, obj=screen)
             sys.stdout.flush()
-        return ended if isinstance(ended, int) else exit_codes.OK
+        return exit_code if isinstance(exit_code, int) else exit_codes.OK
     except (BrokenPipeError, _OutputClosedError):
         _discard_output()  # the reader closed the pipe
         return exit_codes.BROKEN_PIPE
@@ -195,7 +195,7 @@ def run(arguments: Sequence[str] | None = None) -> int:
             click.echo(err=True)  # the terminal has echoed ^C; the shell's prompt starts on a new line
         return exit_codes.INTERRUPTED
     except Exception as error:
-        if isinstance(error, OSError) and error.errno in _FULL:
+        if isinstance(error, OSError) and error.errno in _DISK_FULL_ERRORS:
             _discard_output()
             error = OpwireError(f"cannot write the output: {error.strerror}")
         screen.failure(error)

@@ -35,8 +35,8 @@ from opwire.observe.logs import JSONFormatter
 from opwire.runtime.text import harmless, harmless_json, traceback_of
 from opwire.typed.plain import as_dict, write_json
 
-_SPINNER_DELAY = 0.3  # seconds before a spinner appears: most calls have returned by then
-_MAX_HINT = 500  # characters
+_SPINNER_DELAY_SECONDS = 0.3  # most calls have returned by then
+_MAX_HINT_CHARACTERS = 500
 _encoder = msgspec.json.Encoder()
 
 
@@ -124,8 +124,8 @@ class Screen:
 
     def marked(self, mark: str, colour: str, text: str) -> None:
         """Print a line after a coloured mark."""
-        shown = folded(f"{mark} {harmless(text)}", sys.stdout, hanging="  ").removeprefix(mark)
-        click.echo(f"{click.style(mark, fg=colour)}{shown}", color=_has_colour(sys.stdout))
+        folded_text = folded(f"{mark} {harmless(text)}", sys.stdout, hanging="  ").removeprefix(mark)
+        click.echo(f"{click.style(mark, fg=colour)}{folded_text}", color=_has_colour(sys.stdout))
 
     def json(self, value: Any) -> None:
         """Print a value as JSON: indented on a terminal, otherwise on one line."""
@@ -191,7 +191,7 @@ class Screen:
         if self.verbose and isinstance(error, CallError) and error.details is not None:
             _print_error(json_text(error.details, indent=True))
         elif isinstance(error, CallError) and isinstance(hint := as_dict(error.details).get("hint"), str):
-            _print_error(folded(f"hint: {one_line(hint)[:_MAX_HINT]}"))
+            _print_error(folded(f"hint: {one_line(hint)[:_MAX_HINT_CHARACTERS]}"))
 
     def _log_line(self, level: int, text: str, error: Exception | None = None) -> None:
         caught = None if error is None else (type(error), error, error.__traceback__)
@@ -208,10 +208,9 @@ class Screen:
         logger = logging.getLogger("opwire")
         handler, before = _LogHandler(self), logging.lastResort
         children = list(map(logging.getLogger, ("opwire.access", "opwire.transports", "opwire.registry")))
-        servers = logging.getLogger(
-            "opwire.mcp.client"
-        )  # what MCP servers print on standard error, which is shown with `-v`
-        levels = [(each, each.level) for each in (logger, servers, *children)]
+        # What MCP servers print on standard error is shown with `-v`.
+        servers = logging.getLogger("opwire.mcp.client")
+        levels = [(affected_logger, affected_logger.level) for affected_logger in (logger, servers, *children)]
         logger.addHandler(handler)
         servers.setLevel(logging.INFO)
         logging.lastResort = handler
@@ -220,8 +219,8 @@ class Screen:
         finally:
             logger.removeHandler(handler)
             logging.lastResort = before
-            for each, level in levels:
-                each.setLevel(level)
+            for affected_logger, level in levels:
+                affected_logger.setLevel(level)
 
     def start_log(self, log_format: LogFormat, *, access: bool) -> None:
         """Print the log of a server: tracebacks, connections, and one line per call if `access` is set.
@@ -241,29 +240,30 @@ class _LogHandler(logging.Handler):
         self._screen = screen
 
     def handle(self, record: logging.LogRecord) -> bool:
-        wanted = self._screen.verbose if record.name == "opwire.mcp.client" else self._screen.log_format is not None
-        return super().handle(record) if wanted or record.levelno >= logging.WARNING else False
+        is_mcp_server = record.name == "opwire.mcp.client"
+        is_shown = self._screen.verbose if is_mcp_server else self._screen.log_format is not None
+        return super().handle(record) if is_shown or record.levelno >= logging.WARNING else False
 
     def emit(self, record: logging.LogRecord) -> None:
         screen = self._screen
         if screen.log_format == "json":
             _print_error(JSONFormatter().format(record))
             return
-        text, found = record.getMessage(), traceback_of(record)
+        text, traceback_text = record.getMessage(), traceback_of(record)
         if screen.log_format is None and record.levelno < logging.WARNING:
             screen.note(text)
             return
         if screen.log_format is None:
-            screen.warning(text if found is None or screen.debug else f"{text}; --debug shows the traceback")
-            if screen.debug and found is not None:
-                screen.note(found)
+            screen.warning(text if traceback_text is None or screen.debug else f"{text}; --debug shows the traceback")
+            if screen.debug and traceback_text is not None:
+                screen.note(traceback_text)
             return
         clock = time.strftime("%H:%M:%S", time.localtime(record.created))
         is_error, is_warning = record.levelno >= logging.ERROR, record.levelno >= logging.WARNING
         kind = "error: " if is_error else "warning: " if is_warning else ""
         _print_error(f"{clock} {kind}{harmless(text)}", fg="red" if is_error else "yellow" if is_warning else None)
-        if found is not None:
-            screen.note(found)
+        if traceback_text is not None:
+            screen.note(traceback_text)
 
 
 def rich_console(stream: TextIO) -> Any:
@@ -329,7 +329,7 @@ class Spinner:
 
     def __enter__(self) -> Self:
         if sys.stderr.isatty():
-            self._timer = asyncio.get_running_loop().call_later(_SPINNER_DELAY, self._start)
+            self._timer = asyncio.get_running_loop().call_later(_SPINNER_DELAY_SECONDS, self._start)
         return self
 
     def __exit__(self, *_: object) -> None:
@@ -481,16 +481,16 @@ def save(envelope: ResponseEnvelope[Any], path: Path, screen: Screen) -> None:
     Raises:
         click.ClickException: a file cannot be written.
     """
-    found = parts(envelope)
-    binary = [part for part in found if part.text is None]
+    envelope_parts = parts(envelope)
+    binary = [part for part in envelope_parts if part.text is None]
     if len(binary) == 1:
-        for part in found:
+        for part in envelope_parts:
             if part.text is not None and part.media_type != "application/json":
                 screen.line(part.text)
-        found = binary
-    for number, part in enumerate(found, 1):
+        envelope_parts = binary
+    for number, part in enumerate(envelope_parts, 1):
         suffix = mimetypes.guess_extension(part.media_type) or path.suffix
-        target = path if len(found) == 1 else path.with_name(f"{path.stem}-{number}{suffix}")
+        target = path if len(envelope_parts) == 1 else path.with_name(f"{path.stem}-{number}{suffix}")
         write_file(target, part.content)
         screen.note(f"{part} saved to {target}")
 

@@ -48,16 +48,16 @@ if TYPE_CHECKING:
 P = ParamSpec("P")
 T = TypeVar("T")
 
-_NO_SOURCE = (
+_NO_SOURCE_HINT = (
     "no opwire.toml in this folder or above: write one with `opwire init`, or name a source: --python shop.py, "
     "--mcp 'program arguments', --openapi file-or-URL"
 )
-_BROKER_ONLY = "--prefix, --signing-key and --certificate are for brokers: redis:// and nats://"
-_ANONYMOUS = "callers over a broker are anonymous: use --signing-key, or start the server with --open"
-_SIGNED = "check --prefix, the scopes and the expiry of --certificate, and --authority of the server"
+_BROKER_ONLY_HINT = "--prefix, --signing-key and --certificate are for brokers: redis:// and nats://"
+_ANONYMOUS_HINT = "callers over a broker are anonymous: use --signing-key, or start the server with --open"
+_SIGNED_HINT = "check --prefix, the scopes and the expiry of --certificate, and --authority of the server"
 _SHOWN_NAMESPACES = 10
 _SHOWN_IDS = 5
-_BROKERS = ("redis", "unix:", "nats:", "tls:")
+_BROKER_SCHEMES = ("redis", "unix:", "nats:", "tls:")
 _SOURCE_KEY = re.compile(r'^sources\.(?:"[^"]*"|[\w-]+)\.(\w+): ')
 # Words of a command line that start a server without naming it.
 _LAUNCHERS = re.compile(r"(npx|bunx|uvx|uv|pipx|node|deno|docker|run|tool|python[\d.]*)(\.exe)?")
@@ -87,7 +87,8 @@ def known_operations(
     """Return what is completed of operations; `before` has the fields of those that are not parsed yet."""
     return {
         spec.id: KnownOperation(
-            spec.type.value, before.get(spec.id, _UNKNOWN).fields if spec.input_schema.is_deferred else _fields(spec)
+            spec.type.value,
+            before.get(spec.id, _UNKNOWN_OPERATION).fields if spec.input_schema.is_deferred else _fields(spec),
         )
         for spec in specs
     }
@@ -106,7 +107,7 @@ def cached_ids(key: str) -> dict[str, KnownOperation] | None:
         return None
 
 
-_UNKNOWN = KnownOperation("")
+_UNKNOWN_OPERATION = KnownOperation("")
 
 
 def _fields(spec: OperationSpec) -> dict[str, list[str]]:
@@ -118,8 +119,8 @@ def _fields(spec: OperationSpec) -> dict[str, list[str]]:
         return {}
 
 
-def _write_cache(key: str, known: dict[str, KnownOperation]) -> None:
-    content = msgspec.json.encode(known)
+def _write_cache(key: str, operations: dict[str, KnownOperation]) -> None:
+    content = msgspec.json.encode(operations)
     file = _cache_file(key)
     with contextlib.suppress(OSError):
         if file.is_file() and file.read_bytes() == content:
@@ -206,7 +207,7 @@ class LoadedOperations(NamedTuple):
                 raise ConfigError(f"sources.{source}: {failure}")  # such as its document: not an invalid input
             if "://" in operation_id:
                 hint = "; a URL is the value of --url"
-            elif any(each.namespace == operation_id for each in self.specs.values()):
+            elif any(spec.namespace == operation_id for spec in self.specs.values()):
                 hint = f"; it is a namespace, and `opwire ls -n {operation_id}` lists its operations"
             else:
                 hint = suggestion(similar_names(operation_id, self.specs), "`opwire ls` lists the operations")
@@ -240,9 +241,11 @@ class Sources(NamedTuple):
         """The options as words, for a command that uses the same sources."""
         words: list[str] = []
         for name, value in self._asdict().items():
-            given = cast("tuple[str, ...]", value if isinstance(value, tuple) else (value,))
+            option_values = cast("tuple[str, ...]", value if isinstance(value, tuple) else (value,))
             if value != self._field_defaults[name]:
-                words += [word for each in given for word in (f"--{name.replace('_', '-')}", each)]
+                words += [
+                    word for option_value in option_values for word in (f"--{name.replace('_', '-')}", option_value)
+                ]
         return words
 
     @property
@@ -266,12 +269,12 @@ class Sources(NamedTuple):
             click.UsageError: the file is missing, and no option names a source.
         """
         if self.url is None and (self.prefix or self.signing_key or self.certificate):
-            raise click.UsageError(f"{_BROKER_ONLY}; add --url, or write them into [spoke] of the configuration")
+            raise click.UsageError(f"{_BROKER_ONLY_HINT}; add --url, or write them into [spoke] of the configuration")
         file = self.file
         if file is None and not (self.python or self.mcp or self.openapi or may_be_empty):
             context = click.get_current_context(silent=True)
-            takes_url = context is None or any("--url" in each.opts for each in context.command.params)
-            raise click.UsageError(_NO_SOURCE + (", --url ws://hub" if takes_url else ""))
+            takes_url = context is None or any("--url" in param.opts for param in context.command.params)
+            raise click.UsageError(_NO_SOURCE_HINT + (", --url ws://hub" if takes_url else ""))
         config = Config() if file is None else load_config(file)
         names, added = UniqueNames(config.sources), dict[str, Any]()
         for target in self.python:
@@ -294,7 +297,7 @@ class Sources(NamedTuple):
 
     @asynccontextmanager
     async def open(
-        self, screen: Screen, wanted: str | None = None, *, source: str | None = None
+        self, screen: Screen, operation_id: str | None = None, *, source: str | None = None
     ) -> AsyncGenerator[LoadedOperations]:
         """Load the sources; with `wanted` or `source`, only those that can hold that operation.
 
@@ -312,16 +315,16 @@ class Sources(NamedTuple):
                     await stack.enter_async_context(client)
                     loaded = LoadedOperations({spec.id: spec for spec in await client.operations()}, client)
                 cache_ids(self.key, loaded.specs.values())
-                if not loaded.specs and self.url.startswith(_BROKERS):
-                    hint = _ANONYMOUS if self.signing_key is None else _SIGNED
+                if not loaded.specs and self.url.startswith(_BROKER_SCHEMES):
+                    hint = _ANONYMOUS_HINT if self.signing_key is None else _SIGNED_HINT
                     screen.warning(f"there is no server, or none that shows this caller its operations; {hint}")
                 yield loaded
                 return
             config = self.read()
-            selected = _select(config, wanted, source)
-            is_part = wanted is not None and selected is not config
+            selected = _select(config, operation_id, source)
+            is_part = operation_id is not None and selected is not config
             loaded = await stack.enter_async_context(_load(selected, screen, quiet=is_part))
-            if is_part and wanted not in loaded.specs:
+            if is_part and operation_id not in loaded.specs:
                 await stack.aclose()
                 loaded = await stack.enter_async_context(_load(config, screen))
                 selected = config
@@ -351,15 +354,15 @@ class Sources(NamedTuple):
     async def open_local(self, screen: Screen) -> AsyncGenerator[LoadedOperations]:
         """Load the Python modules only, which starts no server and sends no request."""
         config = self.read()
-        local = {name: each for name, each in config.sources.items() if isinstance(each, PythonSource)}
+        local = {name: settings for name, settings in config.sources.items() if isinstance(settings, PythonSource)}
         async with _load(replace(config, sources=local), screen) as loaded:
             yield loaded
 
     def token_hint(self) -> AbstractContextManager[None]:
         """Say in an error how to authenticate: by the variable of the token, or over a broker by a signature."""
-        if not (self.url or "").startswith(_BROKERS):
+        if not (self.url or "").startswith(_BROKER_SCHEMES):
             return token_hint(self.token_env)
-        return unauthenticated_hint(_ANONYMOUS if self.signing_key is None else _SIGNED)
+        return unauthenticated_hint(_ANONYMOUS_HINT if self.signing_key is None else _SIGNED_HINT)
 
     def connection_options(self, url: str) -> dict[str, Any]:
         """Return the options of a connection to a hub, a broker or an HTTP API.
@@ -368,9 +371,9 @@ class Sources(NamedTuple):
             click.UsageError: they are for another kind of URL, or incomplete.
             ConfigError: a key cannot be used.
         """
-        if not url.startswith(_BROKERS):
+        if not url.startswith(_BROKER_SCHEMES):
             if self.prefix or self.signing_key or self.certificate:
-                raise click.UsageError(_BROKER_ONLY)
+                raise click.UsageError(_BROKER_ONLY_HINT)
             # From the environment: other users of the machine can read a command line. Brokers do not take a token.
             token = os.environ.get(self.token_env)
             return {"token": token} if token else {}
@@ -418,7 +421,7 @@ async def opened(config: Config, screen: Screen, *, quiet: bool = False) -> Asyn
     if not (config.file is None or config.sources or config.hub or quiet):  # such as that of `opwire init`
         screen.warning(f"{config.file} has no sources of operations: add one, such as [sources.shop]")
     async with AsyncExitStack() as stack:
-        silent = [name for name, each in config.sources.items() if each.required or quiet]
+        silent = [name for name, settings in config.sources.items() if settings.required or quiet]
         with LoadProgress(screen, silent=silent) as progress:
             try:
                 running = await stack.enter_async_context(open_config(config, on_event=progress.event))
@@ -433,8 +436,8 @@ async def opened(config: Config, screen: Screen, *, quiet: bool = False) -> Asyn
                     raise ConfigError(f"--openapi: {cause.message}") from cause  # the document, not an input
                 raise cause from None
         for name, ids in ({} if quiet else running.duplicates).items():
-            shown = ", ".join(ids[:_SHOWN_IDS]) + (", …" if len(ids) > _SHOWN_IDS else "")
-            skipped = f"{counted(len(ids), 'operation')} skipped, since an earlier source has the same ids: {shown}"
+            shown_ids = ", ".join(ids[:_SHOWN_IDS]) + (", …" if len(ids) > _SHOWN_IDS else "")
+            skipped = f"{counted(len(ids), 'operation')} skipped, since an earlier source has the same ids: {shown_ids}"
             screen.warning(f"source {name}: {skipped}")
         yield running
 
@@ -446,7 +449,7 @@ async def _load(config: Config, screen: Screen, *, quiet: bool = False) -> Async
         yield LoadedOperations(specs, running.registry, config, running.failures)
 
 
-def _select(config: Config, wanted: str | None, source: str | None) -> Config:
+def _select(config: Config, operation_id: str | None, source: str | None) -> Config:
     """Return the configuration with one source only, if that source is named or its namespace is the operation's.
 
     An operation of an MCP server or an HTTP API calls no other source; one of a Python module may call any.
@@ -454,16 +457,16 @@ def _select(config: Config, wanted: str | None, source: str | None) -> Config:
     if source is not None and source not in config.sources:
         names = ", ".join(config.sources) or "none"
         raise click.UsageError(f"unknown source {source!r}; sources of the configuration: {names}")
-    selected = _source_of(config, wanted) if source is None and wanted is not None else source
+    selected = _source_of(config, operation_id) if source is None and operation_id is not None else source
     return config if selected is None else replace(config, sources={selected: config.sources[selected]})
 
 
 def _source_of(config: Config, operation_id: str) -> str | None:
     """Return the name of the MCP server or HTTP API whose namespace is that of the operation."""
     namespace = operation_id.partition(".")[0]
-    for name, each in config.sources.items():
-        own = getattr(each, "namespace", "")
-        if namespace == (name if own is None else own):
+    for name, settings in config.sources.items():
+        own_namespace = getattr(settings, "namespace", "")
+        if namespace == (name if own_namespace is None else own_namespace):
             return name
     return None
 
@@ -487,20 +490,22 @@ def complete_url(url: str) -> str:
     if is_complete:
         from opwire.transports.connect import SCHEMES
 
-        if scheme not in (known := ("http", "https", *SCHEMES)):
-            raise click.UsageError(f"unknown URL scheme {scheme!r}; expected one of {', '.join(known)}")
+        if scheme not in (known_schemes := ("http", "https", *SCHEMES)):
+            raise click.UsageError(f"unknown URL scheme {scheme!r}; expected one of {', '.join(known_schemes)}")
         return url
     host = urlsplit(f"//{url}").hostname or ""
     return f"{'http' if host == 'localhost' or host.startswith('127.') or host == '::1' else 'https'}://{url}"
 
 
-def unknown_namespace(given: str, specs: Iterable[OperationSpec]) -> str:
+def unknown_namespace(namespace: str, specs: Iterable[OperationSpec]) -> str:
     """Return what to say of a namespace without operations."""
-    known = list(dict.fromkeys(spec.namespace for spec in specs))
-    if given in known:
-        return f"the namespace {given} has no such operations"
-    hint = suggestion(similar_names(given, known), f"there are {', '.join(known[:_SHOWN_NAMESPACES]) or 'none'}")
-    return f"unknown namespace {given!r}{hint}"
+    namespaces = list(dict.fromkeys(spec.namespace for spec in specs))
+    if namespace in namespaces:
+        return f"the namespace {namespace} has no such operations"
+    hint = suggestion(
+        similar_names(namespace, namespaces), f"there are {', '.join(namespaces[:_SHOWN_NAMESPACES]) or 'none'}"
+    )
+    return f"unknown namespace {namespace!r}{hint}"
 
 
 def served_tables(config: Config) -> tuple[Any, ...]:
@@ -516,7 +521,7 @@ def check_variables(config: Config, *tables: Any) -> None:
     Raises:
         ConfigError: variables are not set; the message names all of them.
     """
-    required = tuple(each for each in config.sources.values() if each.required and each.enabled)
+    required = tuple(settings for settings in config.sources.values() if settings.required and settings.enabled)
     if missing := missing_variables((*tables, required)):
         noun = "variable is" if len(missing) == 1 else "variables are"
         exports = " ".join(f"{name}=…" for name in missing)

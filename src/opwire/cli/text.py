@@ -12,8 +12,8 @@ from html import unescape
 from typing import NamedTuple
 from unicodedata import combining, east_asian_width
 
-_MAX_MARKUP = 20_000  # characters of a description that are rendered
-_MAX_SUMMARY = 600  # and of one that is shown as a single line
+_MAX_MARKUP_CHARACTERS = 20_000
+_MAX_SUMMARY_CHARACTERS = 600
 
 _HAS_MARKUP = re.compile(r"[<&\[*_`#>|\\]|^[ \t]*[-+\d=]", re.MULTILINE)
 _ITEM = re.compile(r"(\s*)([-*+]|\d{1,9}[.)])\s+(.*)")
@@ -36,26 +36,26 @@ _TAG = re.compile(r"<!--[^<>]*-->|<(/?)([a-zA-Z][a-zA-Z0-9]*)((?:\s[^<>]*)?)/?>"
 # With the semicolon: `?a=1&copy=2` is a query. Python converts at most 4,300 digits to a number.
 _REFERENCE = re.compile(r"&(?:#\d{1,7}|#[xX][0-9a-fA-F]{1,6}|[a-zA-Z][a-zA-Z0-9]{1,31});")
 _ATTRIBUTE = re.compile(r"""\b(href|alt)\s*=\s*(?:"([^"]*)"|'([^']*)')""")
-_BREAKS = frozenset("blockquote br dd div dl dt h1 h2 h3 h4 h5 h6 hr ol p pre section table tr ul".split())
-_DROPPED = frozenset("b big em font i s small span strong sub sup tbody td th thead u".split())
+_BLOCK_TAGS = frozenset("blockquote br dd div dl dt h1 h2 h3 h4 h5 h6 hr ol p pre section table tr ul".split())
+_INLINE_TAGS = frozenset("b big em font i s small span strong sub sup tbody td th thead u".split())
 
 
 def cells(text: str) -> int:
     """Return the width of a text in terminal cells: wide characters take two, combining ones none."""
     if text.isascii():
         return len(text)
-    return sum(0 if combining(each) else 2 if east_asian_width(each) in "WF" else 1 for each in text)
+    return sum(0 if combining(character) else 2 if east_asian_width(character) in "WF" else 1 for character in text)
 
 
 def cut(text: str, width: int) -> str:
     """Return the text, cut to a width with an ellipsis if it is longer."""
     if cells(text) <= width:
         return text
-    kept, used = 0, 1  # the ellipsis
-    while kept < len(text) and used + cells(text[kept]) <= width:
-        used += cells(text[kept])
-        kept += 1
-    return f"{text[:kept].rstrip()}…" if width > 0 else ""
+    prefix_length, used = 0, 1  # the ellipsis
+    while prefix_length < len(text) and used + cells(text[prefix_length]) <= width:
+        used += cells(text[prefix_length])
+        prefix_length += 1
+    return f"{text[:prefix_length].rstrip()}…" if width > 0 else ""
 
 
 def padded(text: str, width: int) -> str:
@@ -81,12 +81,12 @@ def wrapped(text: str, width: int | None, indent: str = "", hanging: str | None 
         is_new = False
         if not word.isascii() and cells(line) > width > cells(hanging) + 2:  # such as Chinese, without spaces
             characters, line, used = line, "", 0
-            for each in characters:
-                if used + cells(each) > width:
+            for character in characters:
+                if used + cells(character) > width:
                     lines.append(line)
                     line, used = hanging, cells(hanging)
-                line += each
-                used += cells(each)
+                line += character
+                used += cells(character)
     return [*lines, line]
 
 
@@ -106,7 +106,7 @@ def rendered(markup: str, width: int | None = None, *, links: bool = True) -> li
     """
     lines: list[str] = []
     before: Block | None = None
-    for block in _blocks(_without_html(markup[:_MAX_MARKUP])):
+    for block in _blocks(_without_html(markup[:_MAX_MARKUP_CHARACTERS])):
         text = _inline(block.text, links=links)
         is_list = before is not None and bool(before.hanging or before.is_verbatim)
         if before is not None and not (is_list and (block.hanging or block.is_verbatim)):
@@ -116,12 +116,12 @@ def rendered(markup: str, width: int | None = None, *, links: bool = True) -> li
         else:
             lines += wrapped(text, width, block.indent, block.hanging)
         before = block
-    return [*lines, "…"] if len(markup) > _MAX_MARKUP else lines
+    return [*lines, "…"] if len(markup) > _MAX_MARKUP_CHARACTERS else lines
 
 
 def summary(markup: str) -> str:
     """Return the first paragraph of Markdown or HTML as one line."""
-    head = markup[:_MAX_SUMMARY].strip()
+    head = markup[:_MAX_SUMMARY_CHARACTERS].strip()
     if _HAS_MARKUP.search(head):
         head = next((line for line in rendered(head, links=False) if line.strip()), "")
     else:
@@ -137,7 +137,7 @@ def _blocks(text: str) -> Iterator[Block]:
         if in_fence and not raw.lstrip().startswith(("```", "~~~")):
             blocks.append((Block(raw, "    ", is_verbatim=True), [raw.rstrip()]))
             continue
-        line = _ALERT.sub(lambda found: f"{found[1].capitalize()}: ", raw.lstrip("> ")) if raw[:1] == ">" else raw
+        line = _ALERT.sub(lambda alert: f"{alert[1].capitalize()}: ", raw.lstrip("> ")) if raw[:1] == ">" else raw
         block = _started(line)
         if block is None and is_open:
             blocks[-1][1].append(line.strip())
@@ -155,14 +155,14 @@ def _started(line: str) -> Block | None:
     text = line.strip()
     if not text or _RULE.fullmatch(line) or text.startswith(("```", "~~~")):
         return Block("")
-    if found := _HEADING.fullmatch(line):
-        return Block(found[1].rstrip().rstrip("#").rstrip())
+    if match := _HEADING.fullmatch(line):
+        return Block(match[1].rstrip().rstrip("#").rstrip())
     if text.startswith("|"):
-        return Block("- " + " | ".join(filter(None, (each.strip() for each in text.split("|")))), "", "  ")
-    if found := _ITEM.fullmatch(line):
-        space, mark, rest = found.groups()
+        return Block("- " + " | ".join(filter(None, (cell.strip() for cell in text.split("|")))), "", "  ")
+    if match := _ITEM.fullmatch(line):
+        space, mark, item_text = match.groups()
         indent, mark = " " * min(len(space), 12), "-" if mark in "*+" else mark
-        return Block(f"{mark} {rest}", indent, indent + " " * (len(mark) + 1))
+        return Block(f"{mark} {item_text}", indent, indent + " " * (len(mark) + 1))
     return None
 
 
@@ -170,43 +170,43 @@ def _inline(text: str, *, links: bool) -> str:
     """Remove the markup within a paragraph, except in code."""
     codes: list[str] = []
 
-    def keep(found: re.Match[str]) -> str:
-        codes.append(found[0])
+    def keep(match: re.Match[str]) -> str:
+        codes.append(match[0])
         return f"\ue000{len(codes) - 1}\ue001"
 
-    def link(found: re.Match[str]) -> str:
-        image, shown, address = found.groups()
+    def link(match: re.Match[str]) -> str:
+        image, link_text, address = match.groups()
         is_web = address.startswith(("http://", "https://", "mailto:"))
-        return f"{shown} ({address})" if links and is_web and not image and address != shown else shown
+        return f"{link_text} ({address})" if links and is_web and not image and address != link_text else link_text
 
     text = _LINK.sub(link, _CODE.sub(keep, text.replace("\ue000", "")))
     for pattern, replacement in _INLINE:
         text = pattern.sub(replacement, text)
-    return _KEPT_CODE.sub(lambda found: codes[int(found[1])], text)
+    return _KEPT_CODE.sub(lambda match: codes[int(match[1])], text)
 
 
 def _without_html(text: str) -> str:
     """Return HTML as Markdown: blocks as paragraphs, items as `-`, code in backticks, links as links."""
     addresses: list[str] = []  # of the links that are open
 
-    def replaced(found: re.Match[str]) -> str:
-        end, tag, attributes = found[1], (found[2] or "").lower(), found[3] or ""
-        given = {name: one or other for name, one, other in _ATTRIBUTE.findall(attributes)}
+    def replaced(match: re.Match[str]) -> str:
+        end, tag, attributes = match[1], (match[2] or "").lower(), match[3] or ""
+        attribute_values = {name: one or other for name, one, other in _ATTRIBUTE.findall(attributes)}
         match tag:
             case "a" if end:
                 return f"]({addresses.pop()})" if addresses else ""
             case "a":
-                addresses.append(re.sub(r"[()\s]", "", given.get("href", "")))
+                addresses.append(re.sub(r"[()\s]", "", attribute_values.get("href", "")))
                 return "["
             case "li":
                 return "" if end else "\n- "
             case "img":
-                return given.get("alt", "")
+                return attribute_values.get("alt", "")
             case "code":
                 return "`"
-            case _ if tag in _BREAKS:
+            case _ if tag in _BLOCK_TAGS:
                 return "\n\n"
             case _:
-                return "" if tag in _DROPPED or not tag else found[0]
+                return "" if tag in _INLINE_TAGS or not tag else match[0]
 
-    return _REFERENCE.sub(lambda found: unescape(found[0]), _TAG.sub(replaced, text))
+    return _REFERENCE.sub(lambda match: unescape(match[0]), _TAG.sub(replaced, text))

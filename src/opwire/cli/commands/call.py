@@ -210,8 +210,8 @@ async def watch_command(
 DECLINE = "!"
 """What a person enters instead of a value, to decline the whole form."""
 
-_LONGEST_LINE = 65_536  # bytes; a terminal ends lines after 4,096
-_DECLINED = {"action": "decline"}
+_MAX_LINE_BYTES = 65_536  # a terminal ends lines after 4,096
+_DECLINED_ANSWER = {"action": "decline"}
 
 
 class TerminalAnswers:
@@ -244,7 +244,7 @@ class TerminalAnswers:
                     # Accepting an address means to visit it.
                     click.echo(_quoted(f"{params.get('message', '')}\n{params.get('url', '')}"), err=True)
                     accepts = await _confirm("Do you open this address in a browser?")
-                    return {"action": "accept"} if accepts else _DECLINED
+                    return {"action": "accept"} if accepts else _DECLINED_ANSWER
                 except EOFError:  # ^D
                     click.echo(err=True)
                     return {"action": "cancel"}
@@ -263,13 +263,13 @@ async def _read_line(words: str) -> str:
     """
     click.echo(words, nl=False, err=True)
     loop, line, fd = asyncio.get_running_loop(), bytearray(), sys.stdin.fileno()
-    ended: asyncio.Future[None] = loop.create_future()
+    end_of_input: asyncio.Future[None] = loop.create_future()
 
     def readable() -> None:
         chunk = os.read(fd, 4096)
         line.extend(chunk)
-        if not ended.done() and (not chunk or chunk.endswith(b"\n") or len(line) >= _LONGEST_LINE):
-            ended.set_result(None)
+        if not end_of_input.done() and (not chunk or chunk.endswith(b"\n") or len(line) >= _MAX_LINE_BYTES):
+            end_of_input.set_result(None)
 
     try:
         loop.add_reader(fd, readable)
@@ -277,7 +277,7 @@ async def _read_line(words: str) -> str:
         line.extend(sys.stdin.readline().encode())
     else:
         try:
-            await ended
+            await end_of_input
         finally:
             loop.remove_reader(fd)
     if not line:
@@ -303,18 +303,18 @@ async def _ask_form(params: dict[str, Any]) -> dict[str, Any]:
     message, json = _quoted(params.get("message", "")), as_dict(params.get("requestedSchema"))
     form = SchemaField(json)
     if not form.fields:
-        return {"action": "accept", "content": {}} if await _confirm(message) else _DECLINED
+        return {"action": "accept", "content": {}} if await _confirm(message) else _DECLINED_ANSWER
     (name, field), *others = form.fields.items()
     if not others and field.kinds == ["boolean"]:
         default = field.first("default")
         decided = await _confirm(message, default if default in (True, False) else None)
-        return _DECLINED if decided is None else {"action": "accept", "content": {name: decided}}
+        return _DECLINED_ANSWER if decided is None else {"action": "accept", "content": {name: decided}}
     click.echo(f"{message}\n({DECLINE} declines, ^D cancels)", err=True)
     schema, content = Schema({**json, "required": []}), dict[str, Any]()
     for name, field in form.fields.items():
         text = await _prompt(name, field, schema, is_required=name in form.required)
         if text == DECLINE:
-            return _DECLINED
+            return _DECLINED_ANSWER
         if text:
             content[name] = from_text(text, field)
     return {"action": "accept", "content": content}
@@ -322,8 +322,8 @@ async def _ask_form(params: dict[str, Any]) -> dict[str, Any]:
 
 async def _prompt(name: str, field: SchemaField, schema: Schema, *, is_required: bool) -> str:
     """Return a valid text for a field; an empty one if it is optional, and left out."""
-    given = field.first("default")
-    default = "" if given is None else value_text(given)
+    default_value = field.first("default")
+    default = "" if default_value is None else value_text(default_value)
     words = _quoted(f"{field.first('title') or name} ({type_name(field)}){f' [{default}]' if default else ''}: ")
     if about := field.first("description"):
         click.echo(_quoted(about), err=True)

@@ -32,7 +32,7 @@ Status = Literal["ok", "note", "wrong"]
 _MARKS: dict[Status, tuple[str, str]] = {"ok": ("✓", "green"), "note": ("·", "yellow"), "wrong": ("✗", "red")}
 _PROMISE_MARKS = {"kept": ("✓", "green"), "broken": ("✗", "red"), "skipped": ("·", "yellow")}
 # One package of each extra: if it is installed, so is the extra.
-_EXTRAS = {
+_EXTRA_PACKAGES = {
     "auth": "pyjwt",
     "cli": "rich",
     "code": "pydantic-monty",
@@ -68,7 +68,7 @@ def doctor_command(screen: Screen, sources: Sources) -> int:
     Sources are loaded, which starts MCP servers. The exit code is 1 if a check fails.
     """
     results = [CheckResult("opwire", "ok", f"{__version__} on Python {platform.python_version()}")]
-    for extra, package in _EXTRAS.items():
+    for extra, package in _EXTRA_PACKAGES.items():
         try:
             installed = CheckResult(extra, "ok", f"{package} {importlib.metadata.version(package)}")
         except importlib.metadata.PackageNotFoundError:
@@ -80,7 +80,7 @@ def doctor_command(screen: Screen, sources: Sources) -> int:
     else:
         for check, status, message in results:
             screen.marked(*_MARKS[status], f"{check}: {message}")
-    return exit_codes.ERROR_RESULT if any(each.status == "wrong" for each in results) else exit_codes.OK
+    return exit_codes.ERROR_RESULT if any(result.status == "wrong" for result in results) else exit_codes.OK
 
 
 async def _check(sources: Sources, screen: Screen) -> list[CheckResult]:
@@ -104,9 +104,9 @@ async def _check(sources: Sources, screen: Screen) -> list[CheckResult]:
             from opwire.mcp.client.servers import StdioServer
 
             withheld = StdioServer("", env=dict.fromkeys(source.env, "")).withheld
-            shown = ": " + ", ".join(withheld) if screen.verbose or screen.as_json else "; -v lists them"
+            withheld_text = ": " + ", ".join(withheld) if screen.verbose or screen.as_json else "; -v lists them"
             number = counted(len(withheld), "environment variable")
-            message = f"{number} not passed to the program, except by `env`{shown}"
+            message = f"{number} not passed to the program, except by `env`{withheld_text}"
             results.append(CheckResult(f"source {name}", "note", message))
     results += _check_callers(config)
     try:
@@ -230,7 +230,10 @@ def conformance_command(
         screen.marked(mark, colour, line)
         for part in wrap(one_line(result.message), screen.width - 4):
             screen.line(f"    {part}")
-    numbers = {status: sum(each.status == status for each in report.results) for status in _PROMISE_MARKS}
+    numbers = {
+        status: sum(status_of_promise.status == status for status_of_promise in report.results)
+        for status in _PROMISE_MARKS
+    }
     screen.line()
     screen.line(
         f"{counted(len(report.results), 'promise')}: {numbers['kept']} kept, {numbers['broken']} broken, "

@@ -115,7 +115,7 @@ def install_command(
     snippet = json.dumps({program.key: {name: entry}}, indent=2, ensure_ascii=False)
     if client == "claude-code" and scope == "user":
         # Claude Code rewrites ~/.claude.json while it runs, and would lose an entry that another program adds.
-        variables = [word for each in entry["env"].items() for word in ("--env", "=".join(each))]
+        variables = [word for variable in entry["env"].items() for word in ("--env", "=".join(variable))]
         # `--env` takes every word that follows, up to the next option.
         words = ["claude", "mcp", "add", name, *variables, "--scope", "user", "--", entry["command"], *entry["args"]]
         screen.note("Claude Code adds a server for you with this command:")
@@ -131,8 +131,8 @@ def install_command(
         except UneditableFileError as error:
             screen.line(snippet)
             raise click.UsageError(f"{path}: {error}; nothing was written. Add the entry above by hand") from None
-        kept = "" if backup is None else f"; the file before is {backup}"
-        screen.note(f"{name} is in {path}{kept}")
+        backup_text = "" if backup is None else f"; the file before is {backup}"
+        screen.note(f"{name} is in {path}{backup_text}")
         screen.note(f"next: {program.next_step}")
     if missing:
         names = ", ".join(missing)
@@ -150,8 +150,8 @@ def server_entry(sources: Sources, program: ClientProgram) -> tuple[dict[str, An
 
     def absolute(text: str) -> str:
         name, target = cast("tuple[str, str]", re.fullmatch(r"([\w-]+=)?(.*)", text, re.DOTALL).groups(""))  # pyright: ignore[reportOptionalMemberAccess]
-        path, colon, rest = target.partition(":") if re.match(r"[^:]+\.py:", target) else (target, "", "")
-        return f"{name}{Path(path).absolute()}{colon}{rest}" if Path(path).is_file() else text
+        path, colon, attribute = target.partition(":") if re.match(r"[^:]+\.py:", target) else (target, "", "")
+        return f"{name}{Path(path).absolute()}{colon}{attribute}" if Path(path).is_file() else text
 
     config, file = sources.read(), sources.file
     paths = sources._replace(
@@ -221,7 +221,7 @@ def add_entry(path: Path, key: str, name: str, entry: dict[str, Any], *, force: 
         backup = None
         if path.exists():
             backups = (path.with_name(f"{path.name}.{number}.bak") for number in range(1, 10_000))
-            backup = next(each for each in backups if not each.exists())
+            backup = next(path for path in backups if not path.exists())
             shutil.copy2(path, backup)
         draft = path.with_name(f".{path.name}.{os.getpid()}")
         try:

@@ -20,11 +20,11 @@ from opwire.registry import OperationRegistry
 from opwire.registry.search import SearchIndex
 from opwire.schema import Schema
 
-_MAX_FIELDS = 60  # of a schema: some have thousands
-_MAX_COUNTED = 1_000  # fields; a charge of Stripe's has millions within four levels
-_MAX_CLOSEST = 20  # operations, if none contains every word
-_MIN_DESCRIPTION = 24  # columns of descriptions, unless ids are longer
-_MIN_WORDS = 8  # columns below which a description is omitted
+_MAX_LISTED_FIELDS = 60  # some schemas have thousands
+_MAX_COUNTED_FIELDS = 1_000  # a charge of Stripe's has millions within four levels
+_MAX_CLOSEST_OPERATIONS = 20  # listed if none contains every word
+_MIN_DESCRIPTION_WIDTH = 24  # unless ids are longer
+_OMITTED_BELOW_WIDTH = 8  # descriptions are omitted below it
 
 
 _pager_option = click.option("--pager/--no-pager", default=True, help="Show long output on a terminal with $PAGER.")
@@ -33,7 +33,12 @@ _pager_option = click.option("--pager/--no-pager", default=True, help="Show long
 @click.command(name="ls")
 @click.argument("search", nargs=-1)
 @namespace_option(help="Only operations of this namespace.")
-@click.option("-t", "--type", type=click.Choice([each.value for each in OperationType]), help="Only this type.")
+@click.option(
+    "-t",
+    "--type",
+    type=click.Choice([operation_type.value for operation_type in OperationType]),
+    help="Only this type.",
+)
 @click.option("--tag", help="Only operations with this tag.")
 @click.option("--source", help="Only operations of this source of the configuration.")
 @click.option("--view", help="The operations of this view of the configuration.")
@@ -63,34 +68,34 @@ def ls_command(
       opwire ls --type query close an issue
     """
     specs, views = run(_load(sources, screen, source, view, all_views=tokens))
-    found = [
+    matching_specs = [
         spec
         for spec in specs
         if (namespace is None or spec.namespace == namespace)
         and (type is None or spec.type.value == type)
         and (tag is None or tag in spec.tags)
     ]
-    chosen = _searched(found, search) if search else found
-    costs = {spec.id: token_cost(spec) for spec in chosen} if tokens else None
+    listed_specs = _searched(matching_specs, search) if search else matching_specs
+    costs = {spec.id: token_cost(spec) for spec in listed_specs} if tokens else None
     if screen.as_json:
-        screen.json([entry(spec) | ({} if costs is None else {"tokens": costs[spec.id]}) for spec in chosen])
+        screen.json([entry(spec) | ({} if costs is None else {"tokens": costs[spec.id]}) for spec in listed_specs])
         return
     if screen.is_terminal:
-        lines = listing_lines(chosen, screen.width, costs)
+        lines = listing_lines(listed_specs, screen.width, costs)
         screen.pages(lines) if pager else screen.lines(lines)
     else:
-        rows = [(spec.id, spec.type.value, summary(spec.title or spec.description)) for spec in chosen]
+        rows = [(spec.id, spec.type.value, summary(spec.title or spec.description)) for spec in listed_specs]
         screen.rows(rows if costs is None else [(*row[:2], str(costs[row[0]]), row[2]) for row in rows])
-    if not chosen and namespace is not None:
+    if not listed_specs and namespace is not None:
         screen.note(unknown_namespace(namespace, specs))
-    elif not chosen and specs:
+    elif not listed_specs and specs:
         hint = "; a URL is the value of --url" if any("://" in word for word in search) else ""
         screen.note(f"none of the {counted(len(specs), 'operation')} matches{hint}")
     elif screen.is_terminal or costs is not None:
-        screen.note(_total(chosen, costs))
+        screen.note(_total(listed_specs, costs))
     if costs is not None:
-        for name, each in views.items():
-            screen.note(f"view {name}: {_total(each, {spec.id: token_cost(spec) for spec in each})}")
+        for name, view_specs in views.items():
+            screen.note(f"view {name}: {_total(view_specs, {spec.id: token_cost(spec) for spec in view_specs})}")
 
 
 async def _load(
@@ -98,12 +103,14 @@ async def _load(
 ) -> tuple[Sequence[OperationSpec], dict[str, Sequence[OperationSpec]]]:
     """Return the operations, or those of a view, and the operations of all views."""
     async with sources.open(screen, source=source) as loaded:
-        known = {} if loaded.config is None else loaded.config.views
-        if view is not None and view not in known:
-            raise click.UsageError(f"unknown view {view!r}: the configuration has {', '.join(known) or 'none'}")
+        configured_views = {} if loaded.config is None else loaded.config.views
+        if view is not None and view not in configured_views:
+            raise click.UsageError(
+                f"unknown view {view!r}: the configuration has {', '.join(configured_views) or 'none'}"
+            )
         views: dict[str, Sequence[OperationSpec]] = {}
         if loaded.config is not None and isinstance(loaded.target, OperationRegistry):
-            for name in known if all_views and view is None else filter(None, [view]):
+            for name in configured_views if all_views and view is None else filter(None, [view]):
                 views[name] = served_view(loaded.config, name, loaded.target).list()
         return (tuple(loaded.specs.values()), views) if view is None else (views[view], {})
 
@@ -120,7 +127,9 @@ def _searched(specs: list[OperationSpec], search: tuple[str, ...]) -> list[Opera
     words = " ".join(search).lower().split()
     texts = [" ".join((spec.id, spec.title, spec.description, *spec.tags)).lower() for spec in specs]
     containing = [spec for spec, text in zip(specs, texts, strict=True) if all(word in text for word in words)]
-    return sorted(containing, key=lambda spec: places.get(spec.id, len(specs))) or list(ranked[:_MAX_CLOSEST])
+    return sorted(containing, key=lambda spec: places.get(spec.id, len(specs))) or list(
+        ranked[:_MAX_CLOSEST_OPERATIONS]
+    )
 
 
 def listing_lines(specs: Sequence[OperationSpec], width: int, costs: dict[str, int] | None = None) -> list[Line]:
@@ -137,14 +146,16 @@ def listing_lines(specs: Sequence[OperationSpec], width: int, costs: dict[str, i
     for namespace, group in groups.items():
         lines += [Line()] if lines else []
         lines.append(Line(((namespace, "bold"), (f"  {_total(group, costs)}", "dim"))))
-        room = min(width - types - 6 - (9 if costs else 0) - _MIN_DESCRIPTION, width // 2)
+        room = min(width - types - 6 - (9 if costs else 0) - _MIN_DESCRIPTION_WIDTH, width // 2)
         column = min(max(cells(spec.id) for spec in group), max(room, 0))
         for spec in group:
             cost = "" if costs is None else f"{costs[spec.id]:>7,}  "
             start = f"  {spec.type.value.ljust(types)}  {cost}"
             id = padded(spec.id, column)
-            left = width - cells(start) - cells(id) - 2
-            about = cut(summary(spec.title or spec.description), left) if left >= _MIN_WORDS else ""
+            free_cells = width - cells(start) - cells(id) - 2
+            about = (
+                cut(summary(spec.title or spec.description), free_cells) if free_cells >= _OMITTED_BELOW_WIDTH else ""
+            )
             lines.append(
                 Line(((start, "dim"), (id if about else spec.id, "bold"), (f"  {about}" if about else "", "")))
             )
@@ -180,7 +191,7 @@ async def describe_command(screen: Screen, operation_id: str, sources: Sources, 
         return
     width = screen.width if screen.is_terminal else None
     verb = "watch" if spec.type is OperationType.SUBSCRIPTION else "call"
-    texts = [each for each in dict.fromkeys((spec.title, spec.description)) if each.strip()]
+    texts = [text for text in dict.fromkeys((spec.title, spec.description)) if text.strip()]
     lines = [
         _heading(spec.id),
         _line(", ".join([spec.type.value, *spec.tags])),
@@ -224,26 +235,26 @@ def access_text(access: AccessControl) -> str:
 
 def _schema_lines(schema: Schema, width: int | None) -> Iterator[str]:
     field = SchemaField(schema.json)
-    lines = list(islice(schema_summary(field), _MAX_COUNTED))
+    lines = list(islice(schema_summary(field), _MAX_COUNTED_FIELDS))
     if not lines or "array" in field.kinds:
         yield f"  {'not described' if schema.is_unknown else type_name(field)}"
-    shown = lines[:_MAX_FIELDS]
-    names = max((2 * line.depth + cells(line.name) for line in shown), default=0)
-    types = min(max((cells(line.type) for line in shown), default=0), 24)
+    shown_lines = lines[:_MAX_LISTED_FIELDS]
+    names = max((2 * line.depth + cells(line.name) for line in shown_lines), default=0)
+    types = min(max((cells(line.type) for line in shown_lines), default=0), 24)
     column = names + types + 16
-    for depth, name, type, note, required in shown:
+    for depth, name, type, note, required in shown_lines:
         start = f"  {padded('  ' * depth + name, names)}  {padded(type, types)}  {'required' if required else ' ' * 8}"
         if width is None or cells(start) + 2 + cells(note) <= width:
             yield f"{start}  {note}".rstrip()
         elif cells(start) + 2 == column and width - column >= width * 2 // 5:  # narrower notes would be towers
-            first, *rest = wrapped(note, width, " " * column)
-            yield from (start + first[column - 2 :], *rest)
+            first, *further_lines = wrapped(note, width, " " * column)
+            yield from (start + first[column - 2 :], *further_lines)
         else:
             nested = "  " * depth
             yield from (
                 [start.rstrip()] if cells(start) <= width else wrapped(start, width, f"  {nested}", f"      {nested}")
             )
             yield from wrapped(note, width, f"      {nested}") if note else ()
-    if len(lines) > _MAX_FIELDS:
-        least = "at least " if len(lines) == _MAX_COUNTED else ""
-        yield f"  … and {least}{len(lines) - _MAX_FIELDS:,} more: --json shows the whole schema"
+    if len(lines) > _MAX_LISTED_FIELDS:
+        least = "at least " if len(lines) == _MAX_COUNTED_FIELDS else ""
+        yield f"  … and {least}{len(lines) - _MAX_LISTED_FIELDS:,} more: --json shows the whole schema"

@@ -72,17 +72,21 @@ async def logout_command(screen: Screen, source: str | None, sources: Sources) -
 
 
 @asynccontextmanager
-async def _opened(sources: Sources, wanted: str | None) -> "AsyncGenerator[tuple[str, AdapterSource]]":
+async def _opened(sources: Sources, source_name: str | None) -> "AsyncGenerator[tuple[str, AdapterSource]]":
     """Yield the only source, or the one with this name; it is not connected."""
     from opwire.config.settings import OpenAPISettings, ServerClient, ServerSource
     from opwire.config.sources import ProjectModules, create_source
 
     config = sources.read()
-    able = {name: each for name, each in config.sources.items() if isinstance(each, ServerSource | OpenAPISettings)}
+    able = {
+        name: settings
+        for name, settings in config.sources.items()
+        if isinstance(settings, ServerSource | OpenAPISettings)
+    }
     names = ", ".join(able) or "none"
-    if wanted is None and len(able) != 1:
+    if source_name is None and len(able) != 1:
         raise click.UsageError(f"name the source; HTTP APIs and MCP servers with a URL: {names}")
-    name = next(iter(able)) if wanted is None else wanted
+    name = next(iter(able)) if source_name is None else source_name
     if name not in able:
         raise click.UsageError(f"unknown source {name!r}; HTTP APIs and MCP servers with a URL: {names}")
     settings = able[name]

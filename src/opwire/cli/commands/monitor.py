@@ -34,14 +34,21 @@ if TYPE_CHECKING:
     from opwire.hub.observer import ObservedServer, Observer
     from opwire.observe.monitor import CallRecord, OperationStatistics, ServerStatistics
 
-_RETRY = 1.0  # seconds between two attempts after a lost connection
-_MAX_NAME = 16
-_LEAST_NAME = 8  # spoke-01 and spoke-02 are not the same
-_MAX_BUSIEST = 10
-_MIN_WIDTH = 40
-_NOTHING = Statistics()  # of an operation without calls
-_WORDS = ("ID", "NAME", "KIND", "STATUS", "VERSION")  # columns that are not figures
-_OPTIONAL = ("VERSION", "UP", "KIND", "OPS", "OPEN", "ID")  # columns that a narrow terminal leaves out, in this order
+_RECONNECT_SECONDS = 1.0
+_MAX_NAME_WIDTH = 16
+_MIN_NAME_WIDTH = 8  # spoke-01 and spoke-02 are not the same
+_MAX_BUSIEST_OPERATIONS = 10
+_MIN_TERMINAL_WIDTH = 40
+_NO_CALLS = Statistics()
+_TEXT_COLUMNS = ("ID", "NAME", "KIND", "STATUS", "VERSION")
+_OPTIONAL_COLUMNS = (
+    "VERSION",
+    "UP",
+    "KIND",
+    "OPS",
+    "OPEN",
+    "ID",
+)  # columns that a narrow terminal leaves out, in this order
 
 
 def _observer(sources: Sources) -> "Observer":
@@ -96,14 +103,14 @@ class Sample(NamedTuple):
         for server in self.servers:
             if server.id not in self.before:
                 continue
-            before = {each.id: each for each in self.before[server.id].busiest}
-            for each in server.busiest:
-                old = before.get(each.id, _NOTHING)
-                if (calls := each.calls - old.calls) > 0:
-                    _, known, spent = sums.get(each.id, (each, 0, 0.0))
-                    sums[each.id] = each, known + calls, spent + each.seconds - old.seconds
-        ranked = sorted(sums.values(), key=lambda entry: -entry[1])[:_MAX_BUSIEST]
-        return [(each, calls / self.seconds, 1000 * spent / calls) for each, calls, spent in ranked]
+            before = {operation.id: operation for operation in self.before[server.id].busiest}
+            for operation in server.busiest:
+                old = before.get(operation.id, _NO_CALLS)
+                if (calls := operation.calls - old.calls) > 0:
+                    _, calls_so_far, spent = sums.get(operation.id, (operation, 0, 0.0))
+                    sums[operation.id] = operation, calls_so_far + calls, spent + operation.seconds - old.seconds
+        ranked = sorted(sums.values(), key=lambda entry: -entry[1])[:_MAX_BUSIEST_OPERATIONS]
+        return [(operation, calls / self.seconds, 1000 * spent / calls) for operation, calls, spent in ranked]
 
     def data(self) -> list[dict[str, Any]]:
         """Return the servers as JSON data, with their rates."""
@@ -114,11 +121,11 @@ class Sample(NamedTuple):
 
         return [
             {
-                **to_builtins(each),
-                "callsPerSecond": rounded(each, lambda found: found.calls),
-                "errorsPerSecond": rounded(each, lambda found: found.errors),
+                **to_builtins(server),
+                "callsPerSecond": rounded(server, lambda statistics: statistics.calls),
+                "errorsPerSecond": rounded(server, lambda statistics: statistics.errors),
             }
-            for each in self.servers
+            for server in self.servers
         ]
 
 
@@ -135,12 +142,12 @@ class Sampler:
         """Take a sample."""
         observed = await self._observer.servers()
         now = time.monotonic()
-        self.failed = [each for each in observed if each.error is not None]
-        servers = [each.statistics for each in observed if each.statistics is not None]
+        self.failed = [observation for observation in observed if observation.error is not None]
+        servers = [observation.statistics for observation in observed if observation.statistics is not None]
         if not servers and self.failed and self.failed[0].error is not None:
             raise _explained(self.failed[0].error)
         sample = Sample(now - self._time, servers, self._before)
-        self._before, self._time = {each.id: each for each in servers}, now
+        self._before, self._time = {server.id: server for server in servers}, now
         return sample
 
 
@@ -175,15 +182,15 @@ async def ps_command(screen: Screen, sources: Sources, interval: float) -> None:
         await asyncio.sleep(interval)
         sample = await sampler.sample()
         if screen.as_json:
-            for each in sample.data():
-                screen.json_line(each)
+            for server in sample.data():
+                screen.json_line(server)
         elif not sample.servers:
             screen.note("no server is connected")
         else:
             for line in server_lines(sample, _width(screen)):
                 screen.line(line)
-        for each in sampler.failed:
-            screen.warning(f"the server at {each.address} did not return its figures: {each.error}")
+        for server in sampler.failed:
+            screen.warning(f"the server at {server.address} did not return its figures: {server.error}")
 
 
 @click.command(name="top")
@@ -241,8 +248,8 @@ class _TopScreen:
     def show(self, sample: Sample) -> None:
         """Show a sample."""
         if self._screen.as_json:
-            for each in sample.data():
-                self._screen.json_line({"time": round(time.time() * 1000), **each})
+            for server in sample.data():
+                self._screen.json_line({"time": round(time.time() * 1000), **server})
             return
         height = None if self._live is None else self._live.console.height
         lines = top_lines(sample, _width(self._screen), height)
@@ -271,34 +278,34 @@ def server_lines(sample: Sample, width: int) -> list[str]:
     """Return the table of servers: names shrink, figures never do; a narrow terminal has fewer columns."""
     header = ("ID", "NAME", "KIND", "STATUS", "VERSION", "UP", "OPS", "OPEN", "CALLS/S", "CALLS", "ERRORS")
     rows: list[tuple[str, ...]] = [header]
-    for each in sample.servers:
-        up = max(time.time() - each.started / 1000, 0.0)
-        rate = sample.rate(each, lambda found: found.calls)
+    for server in sample.servers:
+        up = max(time.time() - server.started / 1000, 0.0)
+        rate = sample.rate(server, lambda statistics: statistics.calls)
         rows.append(
             (
-                each.id[:6],
-                cut(one_line(each.name), _MAX_NAME),
-                cut(one_line(each.kind), 6),
-                each.status,
-                cut(one_line(each.version), 8) or "-",
+                server.id[:6],
+                cut(one_line(server.name), _MAX_NAME_WIDTH),
+                cut(one_line(server.kind), 6),
+                server.status,
+                cut(one_line(server.version), 8) or "-",
                 elapsed_text(up),
-                figure(each.operations),
-                figure(each.in_flight),
+                figure(server.operations),
+                figure(server.in_flight),
                 "-" if rate is None else figure(rate),
-                figure(each.calls),
-                figure(each.errors),
+                figure(server.calls),
+                figure(server.errors),
             )
         )
     widths = {name: max(cells(row[column]) for row in rows) for column, name in enumerate(header)}
-    dropped = iter(_OPTIONAL)
-    while (excess := sum(widths.values()) + len(widths) - 1 - width) > max(widths["NAME"] - _LEAST_NAME, 0):
+    dropped = iter(_OPTIONAL_COLUMNS)
+    while (excess := sum(widths.values()) + len(widths) - 1 - width) > max(widths["NAME"] - _MIN_NAME_WIDTH, 0):
         if (optional := next(dropped, None)) is None:
             break
         del widths[optional]
     widths["NAME"] = max(widths["NAME"] - max(excess, 0), 4)  # wider than the terminal below 36 columns
     return [
         " ".join(
-            padded(cut(text, widths[name]), widths[name]) if name in _WORDS else text.rjust(widths[name])
+            padded(cut(text, widths[name]), widths[name]) if name in _TEXT_COLUMNS else text.rjust(widths[name])
             for name, text in zip(header, row, strict=True)
             if name in widths
         )
@@ -308,8 +315,11 @@ def server_lines(sample: Sample, width: int) -> list[str]:
 
 def top_lines(sample: Sample, width: int, height: int | None = None) -> list[str]:
     """Return the screen of `top`: a summary, the servers, and the busiest operations, for which servers leave room."""
-    rates = [sample.rate(each, lambda found: found.calls - found.relayed) or 0.0 for each in sample.servers]
-    open_calls = sum(each.in_flight for each in sample.servers if each.kind != "hub")
+    rates = [
+        sample.rate(server, lambda statistics: statistics.calls - statistics.relayed) or 0.0
+        for server in sample.servers
+    ]
+    open_calls = sum(server.in_flight for server in sample.servers if server.kind != "hub")
     busiest = sample.busiest()
     servers = server_lines(sample, width)
     if height is not None and len(servers) > (room := max(height - 4 - len(busiest), 4)):
@@ -324,9 +334,9 @@ def top_lines(sample: Sample, width: int, height: int | None = None) -> list[str
         size = max(width - 36, 9)
         lines += ["", f"{'OPERATION'.ljust(size)} {'CALLS/S':>8} {'MS/CALL':>8} {'CALLS':>8} {'ERRORS':>8}"]
         lines += [
-            f"{padded(cut(one_line(each.id), size), size)} {figure(rate):>8} {figure(ms):>8} {figure(each.calls):>8} "
-            f"{figure(each.errors):>8}"
-            for each, rate, ms in busiest
+            f"{padded(cut(one_line(operation.id), size), size)} {figure(rate):>8} {figure(ms):>8} "
+            f"{figure(operation.calls):>8} {figure(operation.errors):>8}"
+            for operation, rate, ms in busiest
         ]
     return lines
 
@@ -374,8 +384,8 @@ async def tap_command(
             screen.note("waiting for calls; ^C stops")
         while True:
             try:
-                wanted = observer.calls(id=id, operation=operation, outcome=outcome, caller=caller)
-                async with aclosing(wanted) as records:
+                call_records = observer.calls(id=id, operation=operation, outcome=outcome, caller=caller)
+                async with aclosing(call_records) as records:
                     async for record in records:
                         said = None
                         _show_record(screen, record)
@@ -390,7 +400,7 @@ async def tap_command(
             if message != said:  # otherwise an outage fills the screen
                 screen.note(f"not connected: {one_line(message)}; retrying")
                 said = message
-            await asyncio.sleep(_RETRY)
+            await asyncio.sleep(_RECONNECT_SECONDS)
 
 
 def _show_record(screen: Screen, record: "CallRecord") -> None:
@@ -427,7 +437,7 @@ def record_line(record: "CallRecord", width: int) -> str:
 
 
 def _width(screen: Screen) -> int:
-    return max(shutil.get_terminal_size((100, 24)).columns, _MIN_WIDTH) if screen.is_terminal else 100
+    return max(shutil.get_terminal_size((100, 24)).columns, _MIN_TERMINAL_WIDTH) if screen.is_terminal else 100
 
 
 def figure(number: float) -> str:
@@ -457,14 +467,14 @@ def milliseconds_text(ms: float) -> str:
 
 def elapsed_text(seconds: float) -> str:
     """Return a duration in its two largest units: 12s, 3m04s, 2h10m, 5d03h."""
-    minutes, rest = divmod(int(seconds), 60)
+    minutes, remaining_seconds = divmod(int(seconds), 60)
     hours, minute = divmod(minutes, 60)
     days, hour = divmod(hours, 24)
     if days:
         return f"{days}d{hour:02d}h"
     if hours:
         return f"{hours}h{minute:02d}m"
-    return f"{minutes}m{rest:02d}s" if minutes else f"{rest}s"
+    return f"{minutes}m{remaining_seconds:02d}s" if minutes else f"{remaining_seconds}s"
 
 
 @click.command(name="console")
@@ -496,8 +506,8 @@ def console_command(screen: Screen, sources: Sources, port: int, no_open: bool) 
     if sources.url is not None:
         asyncio.run(_serve_remote(screen, sources, sources.url, port, open_page))
         return
-    chosen = ServeOptions(http=True, host="127.0.0.1", port=port, console=True)
-    callers = with_callers(chosen_surfaces(sources.read(), chosen), screen, is_open=False)
+    serve_options = ServeOptions(http=True, host="127.0.0.1", port=port, console=True)
+    callers = with_callers(chosen_surfaces(sources.read(), serve_options), screen, is_open=False)
     check_variables(callers.config, *served_tables(callers.config))
     asyncio.run(serve(callers, screen, on_link=open_page))
 

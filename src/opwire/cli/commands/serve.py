@@ -51,8 +51,8 @@ if TYPE_CHECKING:
 TOKEN = "OPWIRE_TOKEN"  # noqa: S105 - its name
 CLUSTER_SECRET = "OPWIRE_CLUSTER_SECRET"  # noqa: S105 - its name
 ANONYMOUS = "anonymous"
-_LONG_END = 1.0  # seconds
-_SHOWN_NAMESPACES = 5
+_SHUTDOWN_NOTE_SECONDS = 1.0
+_MAX_SHOWN_NAMESPACES = 5
 
 
 def server_options(function: Any) -> Any:
@@ -144,12 +144,14 @@ async def until_stopped(screen: Screen, *running: Awaitable[Any], ready: Callabl
     try:
         with stop_signals() as stop:
             ready()
-            tasks += [asyncio.ensure_future(each) for each in (stop.wait(), *running)]
-            ended, _ = await asyncio.wait(tasks, return_when=asyncio.FIRST_COMPLETED)
-        for each in ended:
-            each.result()
+            tasks += [asyncio.ensure_future(awaitable) for awaitable in (stop.wait(), *running)]
+            ended_tasks, _ = await asyncio.wait(tasks, return_when=asyncio.FIRST_COMPLETED)
+        for ended_task in ended_tasks:
+            ended_task.result()
     finally:
-        asyncio.get_running_loop().call_later(_LONG_END, screen.note, "waiting for calls in flight; ^C stops at once")
+        asyncio.get_running_loop().call_later(
+            _SHUTDOWN_NOTE_SECONDS, screen.note, "waiting for calls in flight; ^C stops at once"
+        )
         for task in tasks:
             task.cancel()
         await asyncio.gather(*tasks, return_exceptions=True)
@@ -158,16 +160,16 @@ async def until_stopped(screen: Screen, *running: Awaitable[Any], ready: Callabl
 def served_text(registry: "OperationRegistry") -> str:
     """Return what a registry serves: `12 operations (github 9, shop 3)`."""
     counts = Counter(spec.namespace for spec in registry.list())
-    shown = [f"{namespace} {count:,}" for namespace, count in counts.most_common(_SHOWN_NAMESPACES)]
-    more = [f"{len(counts) - len(shown):,} more"] if len(counts) > len(shown) else []
+    namespace_counts = [f"{namespace} {count:,}" for namespace, count in counts.most_common(_MAX_SHOWN_NAMESPACES)]
+    more = [f"{len(counts) - len(namespace_counts):,} more"] if len(counts) > len(namespace_counts) else []
     total = counted(len(registry), "operation")
-    return f"{total} ({', '.join([*shown, *more])})" if counts else total
+    return f"{total} ({', '.join([*namespace_counts, *more])})" if counts else total
 
 
 def shown_url(url: str) -> str:
     """Return scheme, host and port of a URL, without credentials."""
-    scheme, _, rest = url.partition("://")
-    return f"{scheme}://{rest.partition('/')[0].partition('?')[0].rpartition('@')[2]}"
+    scheme, _, location = url.partition("://")
+    return f"{scheme}://{location.partition('/')[0].partition('?')[0].rpartition('@')[2]}"
 
 
 class ServeOptions(NamedTuple):
@@ -220,16 +222,18 @@ def serve_command(
       opwire serve --python shop.py --as mcp-stdio  for Claude Desktop and others
       opwire serve --as http --port 8080 --reload   while you write the operations
     """
-    mcp = [each.removeprefix("mcp-") for each in surfaces if each != "http"]
+    mcp = [surface.removeprefix("mcp-") for surface in surfaces if surface != "http"]
     if len(set(mcp)) > 1:
         raise click.UsageError("--as mcp-stdio and --as mcp-http exclude each other: start two processes")
-    chosen = ServeOptions(mcp=mcp[0] if mcp else None, http=http or "http" in surfaces, **options)
-    config = chosen_surfaces(sources.read(), chosen)
+    serve_options = ServeOptions(mcp=mcp[0] if mcp else None, http=http or "http" in surfaces, **options)
+    config = chosen_surfaces(sources.read(), serve_options)
     callers = Callers(config)
     if config.serve.http is not None or (config.serve.mcp is not None and config.serve.mcp.transport == "http"):
         callers = with_callers(config, screen, is_open=options["is_open"])
         config = callers.config
-        warn_if_exposed(screen, (each.host for each in (config.serve.mcp, config.serve.http) if each), **options)
+        warn_if_exposed(
+            screen, (surface.host for surface in (config.serve.mcp, config.serve.http) if surface), **options
+        )
     check_variables(config, *served_tables(config))
     if reload and config.serve.mcp is not None and config.serve.mcp.transport == "stdio":
         reason = "--reload restarts the process, which would end an MCP session over stdio"
@@ -245,11 +249,11 @@ def chosen_surfaces(config: Config, options: ServeOptions) -> Config:
     """Return the configuration with the surfaces that the options select."""
 
     def override(settings: Any, port: int | None) -> Any:
-        given: dict[str, Any] = {"host": options.host, "port": port}
-        given["anonymous"] = ANONYMOUS if options.is_open else None
+        overrides: dict[str, Any] = {"host": options.host, "port": port}
+        overrides["anonymous"] = ANONYMOUS if options.is_open else None
         if options.allow_host:
-            given["hosts"] = ("localhost", "127.0.0.1", "[::1]", *options.allow_host)
-        return replace(settings, **{name: value for name, value in given.items() if value is not None})
+            overrides["hosts"] = ("localhost", "127.0.0.1", "[::1]", *options.allow_host)
+        return replace(settings, **{name: value for name, value in overrides.items() if value is not None})
 
     mcp, http = config.serve.mcp, config.serve.http
     if options.mcp is not None or options.http or (mcp is None and http is None):
@@ -319,8 +323,8 @@ async def _serve_mcp(
     pair = durable_of(config, running.registry) if settings.durable_tasks else None
     surface = mcp_surface(config, running.registry, journal=None if pair is None else pair[0])
     if pair is not None:
-        for each in pair:
-            await surfaces.enter_async_context(each)
+        for stream in pair:
+            await surfaces.enter_async_context(stream)
         screen.note(f"durable mutations from {pair[0].name}")
     surface.use(monitor.interceptor("mcp"))
     if settings.transport == "stdio":
@@ -388,7 +392,7 @@ async def _wait_for_changes(running: OpenedConfig, screen: Screen) -> None:
         except ConfigError as error:
             screen.warning(f"not restarted: {error}")
         else:
-            screen.note(f"restarting: {', '.join(sorted(each.name for each in changed))} changed")
+            screen.note(f"restarting: {', '.join(sorted(path.name for path in changed))} changed")
             return
 
 
@@ -403,17 +407,17 @@ class BrokerOptions(NamedTuple):
 
     def override(self, settings: Any) -> Any:
         """Return the settings of a hub or spoke with these options."""
-        given = {name: value for name in ("name", "prefix") if (value := getattr(self, name)) is not None}
+        overrides = {name: value for name in ("name", "prefix") if (value := getattr(self, name)) is not None}
         files = {"key": self.signing_key, "certificate": self.certificate}
         signed = {name: str(Path(file).absolute()) for name, file in files.items() if file is not None}
         if signed or self.authority:
-            known = settings.signed or SignedSettings()
+            signed_settings = settings.signed or SignedSettings()
             changes: dict[str, Any] = {f"{name}_file": file for name, file in signed.items()}
             changes |= dict.fromkeys(signed)  # a file overrides a variable
             if self.authority:
                 changes["authorities"] = tuple(str(Path(file).absolute()) for file in self.authority)
-            given["signed"] = replace(known, **changes)
-        return replace(settings, **given)
+            overrides["signed"] = replace(signed_settings, **changes)
+        return replace(settings, **overrides)
 
 
 def broker_options(function: Any) -> Any:
@@ -516,9 +520,9 @@ async def spoke_command(
     if durable is not None:
         config = chosen_durable(config, durable)
     check_variables(config, config.spoke, config.durable)
-    given = None if config.spoke is None else config.spoke.url
-    urls = given if isinstance(given, tuple) else () if given is None else (given,)
-    where = " and ".join(shown_url(each.resolve("spoke.url")) for each in urls)
+    configured_url = None if config.spoke is None else config.spoke.url
+    urls = configured_url if isinstance(configured_url, tuple) else () if configured_url is None else (configured_url,)
+    where = " and ".join(shown_url(url.resolve("spoke.url")) for url in urls)
 
     async with _loaded(config, screen) as running, AsyncExitStack() as stack:
         for problem in running.policy_problems():

@@ -32,7 +32,7 @@ from opwire.errors import UsageError, needs_extra
 from opwire.model.operation import Identity
 from opwire.names import counted
 
-_MAX_KEY = 64 * 1024  # bytes of a key file
+_MAX_KEY_FILE_BYTES = 64 * 1024
 _UNSAFE = re.compile(r"[^\w@%+=:,./-]")
 
 
@@ -60,14 +60,18 @@ class _Bash(BashComplete):
 
         bash replaces only what follows the last character that it breaks words at, such as `=`.
         """
-        found = super().get_completions(args, incomplete)
+        completions = super().get_completions(args, incomplete)
         if "COMP_ESCAPED" not in os.environ:
-            return [each for each in found if not _UNSAFE.search(each.value) and each.type != "field"]
+            return [
+                completion
+                for completion in completions
+                if not _UNSAFE.search(completion.value) and completion.type != "field"
+            ]
         breaks = set(os.environ.get("COMP_BREAKS", "")) & set("=:")
-        kept = max((incomplete.rfind(each) + 1 for each in breaks), default=0)
-        for each in found:
-            each.value = _UNSAFE.sub(r"\\\g<0>", each.value[kept:])
-        return found
+        prefix_length = max((incomplete.rfind(separator) + 1 for separator in breaks), default=0)
+        for completion in completions:
+            completion.value = _UNSAFE.sub(r"\\\g<0>", completion.value[prefix_length:])
+        return completions
 
 
 class _Zsh(ZshComplete):
@@ -120,8 +124,8 @@ SHELLS: dict[str, type[ShellComplete]] = {"bash": _Bash, "zsh": _Zsh, "fish": _F
 
 def use_own_scripts() -> None:
     """Override click's completion classes with those of this module."""
-    for name, each in SHELLS.items():
-        add_completion_class(each, name)
+    for name, shell_class in SHELLS.items():
+        add_completion_class(shell_class, name)
 
 
 @click.command(name="completion")
@@ -139,10 +143,10 @@ def completion_command(ctx: click.Context, shell: str | None) -> None:
 
     Ids are cached when sources are loaded; pressing TAB starts no server.
     """
-    found = SHELLS.get(shell or PurePath(os.environ.get("SHELL", "")).name)
-    if found is None:
+    shell_class = SHELLS.get(shell or PurePath(os.environ.get("SHELL", "")).name)
+    if shell_class is None:
         raise click.UsageError(f"unknown shell; name one of: {', '.join(SHELLS)}")
-    click.echo(found(ctx.find_root().command, {}, "opwire", "_OPWIRE_COMPLETE").source())
+    click.echo(shell_class(ctx.find_root().command, {}, "opwire", "_OPWIRE_COMPLETE").source())
 
 
 @click.group(name="gen", cls=CommandGroup)
@@ -164,10 +168,10 @@ def client(
     """Write a typed Python module: a method for each operation, a type for each schema."""
     from opwire.client.codegen import generate_client
 
-    found = sources.load(screen).specs.values()
-    specs = [spec for spec in found if not namespace or spec.namespace in namespace]
+    all_specs = sources.load(screen).specs.values()
+    specs = [spec for spec in all_specs if not namespace or spec.namespace in namespace]
     if unknown := {*namespace} - {spec.namespace for spec in specs}:
-        raise click.UsageError(unknown_namespace(min(unknown), found))
+        raise click.UsageError(unknown_namespace(min(unknown), all_specs))
     code = generate_client(specs, class_name=class_name, sync=sync)
     if output is None:
         click.echo(code, nl=False)
@@ -282,7 +286,7 @@ def certify(
 
 def _read_key(path: Path) -> bytes:
     with path.open("rb") as file:
-        return file.read(_MAX_KEY)
+        return file.read(_MAX_KEY_FILE_BYTES)
 
 
 @click.command(name="demo")

@@ -197,7 +197,7 @@ class ToolCatalogue:
         self._all_tools = all_tools  # resources and prompts are tools as well
         self._max_output_schema = max_output_schema
         self._tools: dict[str, tuple[OperationSpec, Tool | None]] = {}  # by id
-        self._names = ToolNames(max_name=max_name, chosen=names)
+        self._names = ToolNames(max_name=max_name, chosen_names=names)
         self._found: dict[str, Tool] = {}  # by name, since the last change of the registry
         self._found_at = -1
         self._named_at = -1  # the number of changes of the registry when every served operation got its name
