@@ -1,16 +1,12 @@
-"""The first step of a served call is executed where its request is received, in a task of its own if it may suspend."""
+"""A served call runs in a task of its own, which may execute its first step where the request is received."""
 
 import asyncio
-from collections.abc import AsyncIterator, Coroutine
+from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from contextvars import ContextVar
-from functools import partial
 from typing import Any
 
-import pytest
-
-from opwire import Context, ErrorCode, OperationRegistry
-from opwire.model.operation import Handler
+from opwire import ErrorCode, OperationRegistry
 from opwire.protocol import PendingRequestMap
 from tests.protocol.harness import call_error, connected_ends
 
@@ -76,36 +72,6 @@ async def connected() -> AsyncIterator[tuple[PendingRequestMap, Tasks]]:
         yield ends.client, tasks
 
 
-async def test_a_handler_that_does_not_suspend_responds_without_a_turn_of_the_event_loop() -> None:
-    async with connected() as (client, tasks):
-        call: Coroutine[Any, Any, Any] = client.call("task.note_once")
-        with pytest.raises(StopIteration) as ended:
-            call.send(None)
-        assert ended.value.value.data == 1
-        (task,) = tasks.noted
-        assert task is not None
-        assert task is not asyncio.current_task()
-
-
-async def test_a_handler_without_an_await_needs_no_task() -> None:
-    async with connected() as (client, tasks):
-        before = asyncio.all_tasks()
-        assert (await client.call("task.note")).data == 1
-        assert tasks.noted == [asyncio.current_task()]  # missing over a network
-        assert asyncio.all_tasks() == before
-
-
-async def test_an_interceptor_around_a_handler_without_an_await_may_suspend() -> None:
-    async def pause(call: Handler, input: Any, context: Context) -> Any:
-        await asyncio.sleep(0)
-        return await call(input, context)
-
-    async with connected() as (client, tasks):
-        tasks.registry.use(lambda _, handler: partial(pause, handler))
-        assert (await client.call("task.note")).data == 1
-        assert tasks.noted[0] is not asyncio.current_task()
-
-
 async def test_a_handler_has_the_same_task_in_all_its_steps_and_its_caller_has_another() -> None:
     async with connected() as (client, tasks):
         before = asyncio.current_task()
@@ -147,18 +113,3 @@ async def test_tasks_of_a_loop_with_a_task_factory_are_created_by_it() -> None:
         finally:
             loop.set_task_factory(None)
         assert len(made) == 1
-
-
-async def test_a_loop_with_another_call_soon_is_left_alone(monkeypatch: pytest.MonkeyPatch) -> None:
-    async with connected() as (client, _):
-        loop = asyncio.get_running_loop()
-        original, scheduled = loop.call_soon, list[object]()
-
-        def call_soon(callback: Any, *values: Any, **options: Any) -> asyncio.Handle:
-            scheduled.append(callback)
-            return original(callback, *values, **options)
-
-        monkeypatch.setattr(loop, "call_soon", call_soon)
-        assert (await client.call("task.note_twice")).data is True
-        assert loop.call_soon is call_soon
-        assert scheduled

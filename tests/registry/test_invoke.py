@@ -2,7 +2,6 @@
 
 import asyncio
 import functools
-import gc
 import inspect
 import logging
 import re
@@ -18,8 +17,7 @@ from typing import Any
 import pytest
 
 from opwire import CallError, Context, ErrorCode, OperationRegistry, OperationSpec, OperationType
-from opwire.registry.invoke import eager_task
-from opwire.registry.signature import is_generator_function, may_suspend
+from opwire.registry.signature import is_generator_function
 
 PATIENCE = 10
 SHORT = 0.02
@@ -315,37 +313,6 @@ async def test_calls_that_call_each_other_with_a_deadline_do_not_exhaust_the_sta
     context = Context(deadline=time.monotonic() + 60)
     async with asyncio.timeout(60):
         assert (await registry.execute("a.count", {"left": depth}, context)).data == depth
-
-
-async def test_whether_a_function_can_suspend_is_seen_in_its_code() -> None:
-    async def computes(number: int) -> list[int]:
-        return sorted(each * 2 for each in range(number))
-
-    async def awaits(number: int) -> None:
-        if number:
-            await asyncio.sleep(0)
-
-    async def iterates(items: Any) -> None:
-        async for _ in items:
-            pass
-
-    async def enters(manager: Any) -> None:
-        async with manager:
-            pass
-
-    class Callable:
-        async def __call__(self) -> None:
-            await asyncio.sleep(0)
-
-        async def method(self) -> None: ...
-
-    @functools.wraps(awaits)
-    def wraps(number: int) -> Any:
-        return awaits(number)
-
-    assert may_suspend(wraps)
-    assert not any(map(may_suspend, (computes, functools.partial(computes, 1), Callable().method)))
-    assert all(map(may_suspend, (awaits, iterates, enters, functools.partial(awaits, 1), Callable(), len)))
 
 
 @pytest.mark.parametrize("timeout", [None, 5.0])
@@ -1044,41 +1011,3 @@ async def test_a_handler_that_makes_something_of_its_cancellation_in_time_answer
         return "never"
 
     assert (await within(registry.execute("a.b"))).data == "late, but here"
-
-
-class _Closing:
-    """Schedules a callback when it is collected, as a connection does that was never closed."""
-
-    def __init__(self, called: list[int]) -> None:
-        self.loop, self.called, self.itself = asyncio.get_running_loop(), called, self
-
-    def __del__(self) -> None:
-        self.loop.call_soon(self.called.append, 1)
-
-
-async def test_what_finalizers_schedule_while_a_task_is_created_is_not_lost() -> None:
-    called: list[int] = []
-    steps: list[str] = []
-
-    async def work() -> None:
-        steps.append("first")
-        await asyncio.sleep(0)
-        steps.append("second")
-
-    loop, before = asyncio.get_running_loop(), gc.get_threshold()
-    tasks: list[asyncio.Task[None]] = []
-    try:
-        for number in range(50):
-            gc.set_threshold(
-                1 + number % 10, 1, 1
-            )  # a collection after this number of allocations, in the constructor too
-            _Closing(called)
-            tasks.append(eager_task(work(), loop))
-    finally:
-        gc.set_threshold(*before)
-    assert steps == ["first"] * 50
-    gc.collect()
-    await asyncio.wait_for(asyncio.gather(*tasks), PATIENCE)
-    await asyncio.sleep(0)
-    assert len(called) == 50
-    assert steps[50:] == ["second"] * 50

@@ -27,24 +27,22 @@ from opwire.model.operation import (
     is_own,
 )
 from opwire.observe.logs import CANCELLED, OK, begin_access
-from opwire.observe.logs import logger as access_logger
 from opwire.observe.monitor import CallMonitor, ServerStatistics, json_size, outcome_of
 from opwire.protocol.call_table import Credits
 from opwire.protocol.caller_callbacks import ProgressSender, RemoteCaller
 from opwire.protocol.description import Description, ServerInfo
 from opwire.protocol.discovery import ABOUT, OPERATIONS, AnnouncedDispatcher, Announcements, SelfDescription
 from opwire.protocol.events import CallAborted, CallAnswer, CallCredit, CallRequested, Milliseconds
-from opwire.protocol.outbox import Outbox, is_full, memory_of
+from opwire.protocol.outbox import Outbox, memory_of
 from opwire.protocol.pending import DEFAULT_TIMEOUT, PendingRequestMap
 from opwire.protocol.running import RunningRequest
 from opwire.protocol.transport import Address, Announcing
 from opwire.registry import OperationRegistry
-from opwire.registry.bound import BoundOperation
 from opwire.registry.dispatch import Dispatcher
-from opwire.registry.invoke import eager_task, failure
+from opwire.registry.invoke import failure
 from opwire.runtime.bounded import SharedLimit, Tally
 from opwire.runtime.deadlines import Deadlines, HoldUps
-from opwire.runtime.tasks import AsyncResource
+from opwire.runtime.tasks import AsyncResource, start_eagerly
 from opwire.runtime.text import get_logger
 from opwire.version import VERSION
 
@@ -110,8 +108,6 @@ class CallHandler(AsyncResource):
         self._hold_ups = HoldUps()
         self._announcements = Announcements(self._dispatcher, calls.transport)
         self._draining = False
-        self._is_starting = False
-        self._loop: asyncio.AbstractEventLoop | None = None
         self._idle: asyncio.Event | None = None  # set when no request is in flight; created by `drain`
         self._about = SelfDescription(registry, self.about, self._dispatcher.is_announced, self.monitor.statistics)
         self.look_up: Callable[[str], Awaitable[None]] | None = None  # awaited before an operation is found, or unknown
@@ -125,7 +121,6 @@ class CallHandler(AsyncResource):
                 then.
         """
         self._draining = False
-        self._loop = asyncio.get_running_loop()  # cached: `get_running_loop` is a system call on Python 3.11
         self._deadlines.bind()
         self._calls.serve_with(self)
         if not self._calls.transport.local:  # within one process nothing is buffered in a socket
@@ -224,10 +219,6 @@ class CallHandler(AsyncResource):
         if (most := self._max_calls_per_identity) is not None and self._by_identity[_id_of(identity)] >= most:
             self._reject(event, CallError(ErrorCode.RATE_LIMITED, f"this caller already has {most} calls in flight"))
             return
-        if (bound := self._immediate(event)) is not None:
-            self._remember(key, event.deadline)
-            self._run_now(event, caller, identity, bound)
-            return
         size = 0 if self._calls.transport.local else memory_of(event.input)
         if size > _LARGE_INPUT and not self._inputs.take(_id_of(identity), size):
             full = "large inputs of other calls are in flight: call again when some of them have ended"
@@ -244,25 +235,12 @@ class CallHandler(AsyncResource):
         return served
 
     def _start(self, event: CallRequested, served: RunningRequest) -> None:
-        """Run a request in a task of its own, which executes its first step at once.
+        """Run a request in a task of its own.
 
-        A handler that does not suspend has then responded when this returns: 4 µs less than a turn of the event loop.
-        Not within the first step of another request, so that the stack does not grow with calls that call each other,
-        and not for a subscription, which would fill the buffer of its consumer before that can read.
+        A subscription does not begin at once: it would fill the buffer of its consumer before that can read.
         """
-        loop = self._loop or asyncio.get_running_loop()
-        if served.credits is not None or self._is_starting:
-            served.task = loop.create_task(self._serve(event, served))
-            return
-        self._is_starting = True
-        try:
-            served.task = eager_task(self._serve(event, served), loop)
-        finally:
-            self._is_starting = False
-        if served.cancelled is not None:
-            served.task.cancel(served.cancelled)
-        elif served.deadline is not None and not served.task.done():
-            served.tick = self._deadlines.add(served, served.deadline, self._time_out)
+        work = self._serve(event, served)
+        served.task = start_eagerly(work) if served.credits is None else asyncio.get_running_loop().create_task(work)
 
     def _repeated(self, event: CallRequested, key: tuple[Address, str]) -> None:
         """Respond to a request with an id that was used before. No request runs twice."""
@@ -321,50 +299,6 @@ class CallHandler(AsyncResource):
 
     # --- execution ----------------------------------------------------------------------------------------------------
 
-    def _immediate(self, event: CallRequested) -> BoundOperation | None:
-        """Return the operation of a request that is served where it is received; None: it runs in a task."""
-        if event.credits is not None or event.progress or event.questions or self.look_up is not None:
-            return None
-        if self.monitor.watched or self.monitor.on_values is not None or access_logger.isEnabledFor(logging.INFO):
-            return None  # there is more to do than to call it
-        return self._dispatcher.immediate(event.operation_id)
-
-    def _run_now(self, event: CallRequested, caller: Address, identity: Identity | None, bound: BoundOperation) -> None:
-        """Call a handler that cannot suspend: it needs no task, is never in flight, and cannot be cancelled.
-
-        At a WebSocket server on Python 3.11, a request takes 22 µs of CPU time in this way, and 34 in a task.
-        """
-        began, outcome, context, envelope = time.monotonic(), OK, None, None
-        try:
-            context = self._context(event, identity, began, self._timeout)
-            envelope = self._dispatcher.execute_at_once(bound, event.input, context)
-            self._calls.respond(event.request_id, envelope)
-        except Exception as error:
-            if context is not None and envelope is not None and is_full(error):
-                served = self._admit(event, caller, identity, 0)
-                waiting = self._respond_later(envelope, served, context.deadline)
-                served.task = asyncio.get_running_loop().create_task(waiting)
-            else:
-                failed = error if isinstance(error, CallError) else failure(error, event.operation_id)
-                outcome = failed.code.value
-                self._calls.fail(event.request_id, failed)
-                del failed  # its traceback refers to this frame
-        self.monitor.count(event.operation_id, time.monotonic() - began, outcome)
-
-    async def _respond_later(
-        self, envelope: ResponseEnvelope[Any], served: RunningRequest, deadline: float | None
-    ) -> None:
-        """Send the response of a handler that has run where its request was received."""
-        served.begun, request_id = True, served.event.request_id
-        if deadline is not None:
-            served.tick = self._deadlines.add(served, deadline, self._time_out)
-        try:
-            await self._send(envelope, served)
-        except CallError as error:
-            self._calls.fail(request_id, error)
-        finally:
-            self._done(request_id, served)
-
     async def _send(self, envelope: ResponseEnvelope[Any], served: RunningRequest, **item: Any) -> bool:
         """Send a response or an item, waiting while the queue of the connection is full. Return False if it is gone."""
         try:
@@ -405,7 +339,8 @@ class CallHandler(AsyncResource):
         )
 
     async def _serve(self, event: CallRequested, served: RunningRequest) -> None:
-        served.begun, began, outcome, error = True, time.perf_counter(), OK, None
+        served.begin()
+        began, outcome, error = time.perf_counter(), OK, None
         try:
             dispatcher = self._dispatcher
             if event.operation_id in (ABOUT, OPERATIONS):
@@ -416,8 +351,7 @@ class CallHandler(AsyncResource):
                 await self.look_up(event.operation_id)
             spec = dispatcher.find(event.operation_id, served.identity)
             streams, served.resumable = spec.type is OperationType.SUBSCRIPTION, spec.resumable
-            served.report = ProgressSender(partial(self._calls.report, event.request_id)) if event.progress else None
-            served.questions = RemoteCaller(event.request_id, self._calls.ask) if event.questions else None
+            self._accept_callbacks(event, served)
             timeout = None if streams else self._timeout
             context = self._context(event, served.identity, served.arrived, timeout, served)
             self._watch(served, context.deadline)
@@ -443,6 +377,12 @@ class CallHandler(AsyncResource):
             outcome = served.failed or (outcome if error is None else error.code.value)
             self._end_call(served, outcome, error, time.perf_counter() - began)
             error = None  # its traceback refers to this frame: a cycle that only the garbage collector would free
+
+    def _accept_callbacks(self, event: CallRequested, served: RunningRequest) -> None:
+        if event.progress:
+            served.report = ProgressSender(partial(self._calls.report, event.request_id))
+        if event.questions:
+            served.questions = RemoteCaller(event.request_id, self._calls.ask)
 
     async def _respond(self, envelope: ResponseEnvelope[Any], served: RunningRequest) -> str:
         """Send the response of a query or mutation. Return its outcome for watchers."""
@@ -488,13 +428,10 @@ class CallHandler(AsyncResource):
     def _watch(self, served: RunningRequest, deadline: float | None) -> None:
         """Enforce the deadline of a request.
 
-        During the first step of the handler nothing can be enforced: `_start` does it after that.
-
         Raises:
             CallError: TIMEOUT if it has passed: the handler is not started.
         """
-        served.deadline = deadline
-        if deadline is not None and not self._is_starting:
+        if deadline is not None:
             if deadline <= time.monotonic():
                 raise _expired()
             served.tick = self._deadlines.add(served, deadline, self._time_out)

@@ -1,6 +1,7 @@
 """`RunningRequest`: a request that a `CallHandler` has in flight."""
 
 import asyncio
+from typing import Any
 
 from msgspec import Struct
 
@@ -21,8 +22,7 @@ class RunningRequest(Struct, eq=False):
     credits: Credits | None  # of a subscription
     arrived: float  # monotonic time
     size: int  # bytes of its input in memory, about; 0 within one process
-    deadline: float | None = None  # monotonic time
-    task: asyncio.Task[None] | None = None
+    task: asyncio.Task[Any] | None = None
     begun: bool = False
     cancelled: str | None = None  # why
     tick: int = 0  # of its deadline
@@ -34,9 +34,13 @@ class RunningRequest(Struct, eq=False):
     report: ProgressSender | None = None  # if its caller asked for progress
     questions: RemoteCaller | None = None  # if its caller accepts questions
 
+    def begin(self) -> None:
+        """Note the task of the request in its first step: if it starts eagerly, its creator does not have it yet."""
+        self.begun, self.task = True, asyncio.current_task()
+
     def cancel(self, reason: str) -> None:
         """Cancel the handler, once: a second cancellation would interrupt its cleanup."""
         if self.cancelled is None:
             self.cancelled = reason
-            if self.task is not None:  # otherwise it is in its first step, after which `_start` cancels it
+            if self.task is not None:
                 self.task.cancel(reason)

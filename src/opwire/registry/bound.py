@@ -45,7 +45,6 @@ class BoundOperation:
         "preview",
         "run",
         "spec",
-        "suspends",
         "timeout",
     )
 
@@ -55,7 +54,6 @@ class BoundOperation:
         self.pipeline = pipeline
         self.timeout = spec.timeout
         self.run: Run | None = None  # of a query or mutation that has a handler
-        self.suspends = True  # False: `run` ends in its first step, so that it needs no task of its own for a deadline
         self.open: Open | None = None  # of a subscription that has a handler
         self.intercepted: InterceptedCall | None = None  # where the registry has interceptors
         self.prepare: Callable[[Any], Any] | None = None  # objects of a local caller -> plain input
@@ -69,14 +67,14 @@ class BoundOperation:
     def inject(self, dependencies: Sequence[Dependency]) -> None:
         """Fill parameters of the handler for each call."""
         if self.run is not None:
-            self.run, self.suspends = injecting(self.run, dependencies), True
+            self.run = injecting(self.run, dependencies)
         if self.open is not None:
             self.open = injecting_stream(self.open, dependencies)
 
     def under(self, spec: OperationSpec, pipeline: ResultPipeline) -> "BoundOperation":
         """Return the same operation, with the same input and results, under another spec."""
         bound = BoundOperation(spec, self.handler, pipeline)
-        for name in ("complete", "convert", "exact", "flat", "open", "prepare", "preview", "run", "suspends"):
+        for name in ("complete", "convert", "exact", "flat", "open", "prepare", "preview", "run"):
             setattr(bound, name, getattr(self, name))
         return bound
 
@@ -189,7 +187,7 @@ class SourceOperation(BoundOperation):
 class ReshapedOperation(BoundOperation):
     """An operation of a view that runs the handler of another one, with its input and results reshaped."""
 
-    __slots__ = ("_reshaping", "_source", "arguments")
+    __slots__ = ("_reshaping", "_source", "_to_arguments")
 
     def __init__(
         self, source: BoundOperation, spec: OperationSpec, reshaping: Reshaping, pipeline: ResultPipeline
@@ -198,17 +196,20 @@ class ReshapedOperation(BoundOperation):
         self._source = source
         self._reshaping = reshaping
         self.accepts, self.prepare, self.preview = always, source.prepare, source.preview  # the source validates
-        self.run, self.suspends, self.open = source.run, source.suspends, source.open
+        self.run, self.open = source.run, source.open
         if (complete := source.complete) is not None:
             self.complete = lambda request, context: complete(reshaping.asked(request), context)
         if not reshaping.keeps_results:
             self._reshape_results(source)
-        arguments = self._reshaped if source.flat is None else reshaping.compile(source.flat, self._reshaped)
-        self.arguments = arguments  # pyright: ignore[reportAttributeAccessIssue] - instead of the method: 0.1 µs
+        self._to_arguments = self._reshaped if source.flat is None else reshaping.compile(source.flat, self._reshaped)
 
     def under(self, spec: OperationSpec, pipeline: ResultPipeline) -> BoundOperation:
         """Return the same operation under another spec."""
         return ReshapedOperation(self._source, spec, self._reshaping, pipeline)
+
+    def arguments(self, input: Any, context: Context) -> Any:
+        """Validate the input of the view's operation and convert it to the arguments of the source's handler."""
+        return self._to_arguments(input, context)
 
     def _reshaped(self, input: Any, context: Context) -> Any:
         if type(input) is not dict or self._reshaping.narrows:  # values of a dict are converted by the source, once

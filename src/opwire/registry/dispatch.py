@@ -9,7 +9,6 @@ here, and calls it here, so that lookup, access control and the interceptors of 
 """
 
 from collections.abc import AsyncGenerator, Callable, Coroutine, Iterable
-from contextvars import copy_context
 from functools import partial
 from typing import Any, cast
 
@@ -26,8 +25,7 @@ from opwire.model.operation import (
     is_own,
     may_access,
 )
-from opwire.registry.bound import BoundOperation
-from opwire.registry.invoke import FAILURES, Interceptors, fail
+from opwire.registry.invoke import Interceptors
 from opwire.registry.registry import OperationRegistry
 from opwire.registry.view import Selection
 
@@ -92,13 +90,13 @@ class Dispatcher:
         """Return the operations that a caller may call, in the order of registration."""
         return [spec for spec in self.registry.list() if self.is_visible(spec, identity)]
 
-    def find(self, operation_id: str, identity: Identity | None, bound: BoundOperation | None = None) -> OperationSpec:
-        """Return the operation that a caller wants to call. `bound` is what `immediate` has returned for it, if any.
+    def find(self, operation_id: str, identity: Identity | None) -> OperationSpec:
+        """Return the operation that a caller wants to call.
 
         Raises:
             CallError: OPERATION_NOT_FOUND, which suggests only what the caller may see; UNAUTHENTICATED; ACCESS_DENIED.
         """
-        bound = bound or self.registry.get_bound(operation_id)  # which overrides an operation of the server itself
+        bound = self.registry.get_bound(operation_id)  # which overrides an operation of the server itself
         spec = self.get_spec(operation_id) if bound is None else bound.spec
         if spec is None or (self._serves is not None and bound is not None and not self._serves(spec)):
             raise self.registry.not_found(operation_id, visible=partial(self.is_visible, identity=identity))
@@ -107,32 +105,6 @@ class Dispatcher:
         if spec.access is not None or identity is None:  # otherwise there is nothing to check
             check_access(spec, identity)
         return spec
-
-    def immediate(self, operation_id: str) -> BoundOperation | None:
-        """Return an operation that cannot suspend: its handler contains no `await`, and nothing is around it."""
-        bound = self.registry.get_bound(operation_id)
-        if bound is None or bound.suspends or bound.intercepted is not None or bound.timeout is not None:
-            return None
-        return None if self._interceptors.installed or self._rerouted is not None else bound
-
-    def execute_at_once(self, bound: BoundOperation, input: Any, context: Context) -> ResponseEnvelope[Any]:
-        """Find and call an operation that `immediate` returned, without a task, in a copy of the context variables.
-
-        Raises:
-            CallError: as `find`; or the call failed.
-        """
-        if self._serves is not None or bound.spec.access is not None or context.identity is None:
-            self.find(bound.spec.id, context.identity, bound)  # otherwise there is nothing to check
-        run: Any = bound.run
-        try:
-            arguments = bound.arguments(input, context)
-            try:
-                copy_context().run(run(arguments, context).send, None)
-            except StopIteration as ended:
-                return bound.pipeline.envelope(ended.value)
-        except FAILURES as error:
-            fail(error, bound.spec.id)
-        raise CallError(ErrorCode.INTERNAL, f"{bound.spec.id} has suspended without an await in its code")
 
     def execute(self, spec: OperationSpec, input: Any, context: Context) -> Coroutine[Any, Any, ResponseEnvelope[Any]]:
         """Call a query or mutation that `find` returned.

@@ -2,10 +2,8 @@
 
 import asyncio
 import inspect
-import sys
 import time
 from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Callable, Coroutine, Generator
-from contextvars import Context as ContextVars
 from functools import partial
 from typing import Any, NoReturn, TypeVar, cast
 from uuid import uuid4
@@ -17,7 +15,7 @@ from opwire.names import limit_text
 from opwire.registry.pipeline import ResultPipeline
 from opwire.registry.signature import unwrapped
 from opwire.runtime.deadlines import Deadlines
-from opwire.runtime.tasks import resolve
+from opwire.runtime.tasks import resolve, start_eagerly
 from opwire.runtime.text import get_logger
 from opwire.runtime.workers import WorkerPool
 
@@ -63,88 +61,9 @@ def _remote_caller(context: Context) -> str | None:
     return "" if context.identity is None else context.identity.id
 
 
-class _FirstStep:
-    """Takes the step that a new task schedules. Not a nested function: its annotations would take 2 µs for each call.
-
-    Finalizers may run in the constructor of the task, and schedule something else, such as the end of a connection.
-    """
-
-    __slots__ = ("context", "schedule", "step")
-    step: Callable[[], object]
-    context: ContextVars | None
-
-    def __init__(self, schedule: Callable[..., asyncio.Handle]) -> None:
-        self.schedule = schedule
-        self.context = None
-
-    def __call__(
-        self, callback: Callable[..., object], *arguments: Any, context: ContextVars | None = None
-    ) -> asyncio.Handle | None:
-        if arguments or self.context or not isinstance(getattr(callback, "__self__", None), asyncio.Task):
-            return self.schedule(callback, *arguments, context=context)
-        self.step, self.context = callback, context
-        return None
-
-
-def eager_task(work: Coroutine[Any, Any, T], loop: asyncio.AbstractEventLoop) -> asyncio.Task[T]:
-    """Create a task, and execute its first step before this returns.
-
-    A task factory of the event loop, which may instrument tasks, is used instead if there is one. Python 3.11 has no
-    option for this. There, the step that the task passes to `call_soon` is executed instead of scheduled, with the task
-    that is running now set aside, as later versions do.
-    """
-    if loop.get_task_factory() is not None:
-        return loop.create_task(work)
-    if sys.version_info >= (3, 12):
-        return asyncio.Task(work, loop=loop, eager_start=True)
-    own: dict[str, Any] | None = getattr(loop, "__dict__", None)
-    if own is None or "call_soon" in own:  # not a loop of Python, or one that something else has changed
-        return loop.create_task(work)
-    first = own["call_soon"] = _FirstStep(loop.call_soon)  # instead of the method, only for the constructor
-    try:
-        task = asyncio.Task(work, loop=loop)
-    finally:
-        del own["call_soon"]
-    running = asyncio.current_task(loop)
-    if first.context is None:  # not a task of asyncio
-        return task
-    if running is None:
-        first.context.run(first.step)
-        return task
-    asyncio.tasks._leave_task(loop, running)  # documented under "Extending asyncio", like the next
-    try:
-        first.context.run(first.step)
-    finally:
-        asyncio.tasks._enter_task(loop, running)
-    return task
-
-
-class EagerTasks:
-    """Start tasks that execute their first step at once, see `eager_task`: those of requests, or those of handlers.
-
-    What does not suspend has then ended when `start` returns: one turn of the event loop instead of four, and a quarter
-    of the processor time of a call over stdio. Within the first step of another one a task starts later, so that the
-    stack does not grow with handlers that call the server they run in.
-    """
-
-    __slots__ = ("_starting",)
-
-    def __init__(self) -> None:
-        self._starting: set[asyncio.AbstractEventLoop] = set()
-
-    def start(self, work: Coroutine[Any, Any, T]) -> asyncio.Task[T]:
-        """Create a task in the running event loop."""
-        loop = asyncio.get_running_loop()
-        if loop in self._starting:
-            return loop.create_task(work)
-        self._starting.add(loop)
-        try:
-            return eager_task(work, loop)
-        finally:
-            self._starting.discard(loop)
-
-
-_handlers = EagerTasks()
+def eager_task(work: Coroutine[Any, Any, T], _loop: asyncio.AbstractEventLoop) -> asyncio.Task[T]:
+    """Start a task, see `start_eagerly`."""
+    return start_eagerly(work)
 
 
 async def run_within(
@@ -159,8 +78,7 @@ async def run_within(
     `renewed` is called at that time, and returns a later one if the handler may go on.
 
     It runs in its own task: a coroutine cannot be removed from the task that runs it, and would block the caller
-    forever. The first step is executed at once, see `eager_task`: a handler that does not suspend costs neither a
-    future, nor a deadline, nor two turns of the event loop, which take 15 µs together.
+    forever.
 
     Raises:
         CallError: TIMEOUT.
@@ -199,7 +117,7 @@ class _LimitedRun:
         self._label = label
         self._renewed = renewed
         self._tick = 0
-        self.task = _handlers.start(self._run(call))
+        self.task = start_eagerly(self._run(call))
 
     async def _run(self, call: Callable[[], Awaitable[Any]]) -> None:
         """Run the handler and keep its result or exception: SystemExit in a task would stop the loop."""

@@ -1,6 +1,5 @@
 """The registry: register operations, look them up, call them in process."""
 
-import time
 from collections.abc import AsyncGenerator, Callable, Iterable
 from contextlib import aclosing
 from functools import partial
@@ -47,7 +46,7 @@ from opwire.registry.invoke import (
 )
 from opwire.registry.pipeline import ResultPipeline, typed_envelope
 from opwire.registry.reshape import MORE, Reshaping
-from opwire.registry.signature import Signature, check_kind, may_suspend
+from opwire.registry.signature import Signature, check_kind
 from opwire.registry.view import ViewOptions, ViewRules, operation_through
 from opwire.runtime.deadlines import Deadlines
 from opwire.runtime.text import get_logger, shorten
@@ -207,7 +206,6 @@ class OperationRegistry(Decorators):
             bound.open = opener(handler, self._workers, spec.id)
         else:
             bound.run = runner(handler, function, self._workers, spec.id, inline=inline)
-            bound.suspends = bound.run is not handler or may_suspend(function)
         if signature is not None and signature.dependencies:
             bound.inject(signature.dependencies)
         return bound
@@ -399,11 +397,6 @@ class OperationRegistry(Decorators):
         try:
             if bound.intercepted is not None:
                 envelope = await bound.intercepted.execute(input, self._context if context is None else context)
-            elif bound.timeout is None and (context is None or context.watched or context is self._context):
-                # `_call` without the call: 0.1 µs
-                inside = self._context if context is None else context
-                result = await bound.run(bound.arguments(input, inside), inside)
-                envelope = bound.pipeline.envelope(result)
             else:
                 envelope = await self._call(bound, input, context)
         except FAILURES as error:
@@ -417,8 +410,7 @@ class OperationRegistry(Decorators):
             arguments = bound.arguments(input, self._context if context is None else context)
             inside = self._inside(bound, context)
             deadline = inside.deadline
-            # A handler that is cancelled twice could not clean up, and one that never suspends cannot be cancelled.
-            if deadline is None or ((inside.watched or not bound.suspends) and deadline > time.monotonic()):
+            if deadline is None or inside.watched:  # a handler that is cancelled twice could not clean up
                 result = await run(arguments, inside)
             else:
                 result = await run_within(partial(run, arguments, inside), self._deadlines, deadline, bound.spec.id)

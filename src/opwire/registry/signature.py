@@ -12,8 +12,7 @@ import sys
 from collections.abc import AsyncGenerator, Callable, Iterator, Mapping, Sequence
 from contextlib import AsyncExitStack, asynccontextmanager, contextmanager, suppress
 from functools import partial
-from opcode import opmap
-from types import FunctionType, MethodType, NoneType, UnionType
+from types import NoneType, UnionType
 from typing import Any, ForwardRef, NotRequired, TypedDict, Union, cast, get_args, get_origin, get_type_hints
 
 from msgspec import UNSET, Struct, UnsetType, defstruct
@@ -426,18 +425,6 @@ def unwrapped(function: Any) -> Any:
     if isinstance(function, partial):
         function = cast("partial[Any]", function).func
     return function if inspect.isroutine(function) else type(function).__call__
-
-
-def may_suspend(function: Callable[..., Any]) -> bool:
-    """Return whether an async function contains an `await`: without one, it ends in its first step.
-
-    All that suspends, `async for` and `async with` included, is compiled to a YIELD_VALUE. A compiled function
-    without known code, or a wrapper that returns the coroutine of another one may suspend.
-    """
-    function = unwrapped(function)
-    if not isinstance(function, FunctionType | MethodType) or not function.__code__.co_flags & inspect.CO_COROUTINE:
-        return True
-    return opmap["YIELD_VALUE"] in function.__code__.co_code[::2]
 
 
 # --- docstrings -------------------------------------------------------------------------------------------------------

@@ -52,6 +52,7 @@ from opwire.protocol import LOCAL_IDENTITY
 from opwire.registry import OperationRegistry
 from opwire.registry.dispatch import Dispatcher, operation_filter
 from opwire.runtime.deadlines import CALL_TIMEOUT
+from opwire.runtime.tasks import start_eagerly
 from opwire.typed.plain import as_dict
 from opwire.version import VERSION
 
@@ -319,7 +320,7 @@ async def serve_stateless(server: RegistryServer, post: AdmittedRequest, receive
         return
     writer = EventWriter(send)
     request = StatelessRequest(message, post.identity, token=post.token, writer=writer)
-    request.task = task = server.tasks.start(server.respond(request))
+    request.task = task = start_eagerly(server.respond(request))
     ended = post.ended if message.method == "subscriptions/listen" else None
     try:
         is_done = task.done() or await follow(task, writer, receive, ended=ended)

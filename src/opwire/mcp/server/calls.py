@@ -235,16 +235,13 @@ class ServedCall(Struct, frozen=True, kw_only=True):
             else:  # the timeout of the surface is that without progress, so it is enforced here
                 ends = reporter.last + MAX_SECONDS
                 context = self.context(reporter, watched_until=ends)
-                if (bound := dispatcher.immediate(spec.id)) is not None:  # it cannot suspend: saves a task, 10 µs
-                    envelope = dispatcher.execute_at_once(bound, input, context)
-                else:
-                    envelope = await run_within(
-                        partial(dispatcher.execute, spec, input, context),
-                        self.served.deadlines,
-                        reporter.last + timeout,
-                        spec.id,
-                        lambda: min(reporter.latest() + timeout, ends),
-                    )
+                envelope = await run_within(
+                    partial(dispatcher.execute, spec, input, context),
+                    self.served.deadlines,
+                    reporter.last + timeout,
+                    spec.id,
+                    lambda: min(reporter.latest() + timeout, ends),
+                )
             await reporter.flush()
             return envelope
         finally:

@@ -219,6 +219,7 @@ class ClientState:
     def __init__(self) -> None:
         self.version = DEFAULT_VERSION
         self.is_accepted = False  # the handshake
+        self.is_closed = False
         self.is_askable = False  # whether it can answer any questions
         self.log_level: LogLevel = "info"
         self.pending = PendingNotifications()
@@ -296,6 +297,7 @@ class ClientState:
 
     def close(self) -> None:
         """Stop following changes, and end subscriptions."""
+        self.is_closed = True
         for cancel in tuple(self.watches.values()):
             cancel()
         self.watches.clear()

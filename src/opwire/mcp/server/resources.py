@@ -259,8 +259,10 @@ class ResourceCatalogue:
         """Notify a client of updates of a resource from now on; idempotent.
 
         Raises:
-            RPCError: as `watch`; the client has too many subscriptions.
+            RPCError: as `watch`; the client has too many subscriptions, or has gone before the request began.
         """
+        if client.is_closed:
+            raise RPCError(RPCCode.INVALID_REQUEST, "rejected: the session has ended")
         if uri in client.watches:
             return
         if len(client.watches) >= MAX_SUBSCRIPTIONS:

@@ -54,7 +54,6 @@ from opwire.model.log_message import LOG_LEVELS, LogLevel
 from opwire.model.operation import Identity, OperationSpec
 from opwire.names import similar_names, suggestion
 from opwire.observe.logs import begin_access
-from opwire.registry.invoke import EagerTasks
 from opwire.runtime.text import get_logger
 from opwire.typed.plain import as_dict, write_json
 
@@ -183,7 +182,6 @@ class RegistryServer:
         self.bus = ListBus(served.dispatcher.registry)
         self._served = served
         self._listeners: set[PendingNotifications] = set()
-        self.tasks = EagerTasks()  # of requests
         self._lists: frozenset[str] = frozenset()
         self._namespaces: frozenset[str] = frozenset()
         self._listed_at = -1  # the number of changes of the registry

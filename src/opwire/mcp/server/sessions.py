@@ -45,7 +45,7 @@ from opwire.mcp.server.streams import PING, EventLog, EventStore, EventWriter, R
 from opwire.model.operation import Identity, check_access
 from opwire.protocol.outbox import memory_of
 from opwire.runtime.bounded import SharedLimit, Tally
-from opwire.runtime.tasks import spawn
+from opwire.runtime.tasks import spawn, start_eagerly
 
 PRIMED = "2025-11-25"
 """The first revision with events without data, from which clients resume a stream."""
@@ -355,7 +355,7 @@ class HTTPSession:
         if size > LARGE_INPUT and not self._calls.inputs.take(self.owner, size):
             del self._running[request.message.id]
             raise RPCError(RPCCode.INTERNAL_ERROR, "rejected: large inputs of other calls are in flight")
-        request.task = task = self._server.tasks.start(self._server.respond(request))
+        request.task = task = start_eagerly(self._server.respond(request))
         if size > LARGE_INPUT:
             task.add_done_callback(lambda _: self._calls.inputs.give_back(self.owner, size))
         if not task.done():  # as most are

@@ -43,7 +43,7 @@ from opwire.mcp.server.calls import Params, ServedRequest
 from opwire.mcp.server.clients import MAX_BATCH_VALUES, ClientState
 from opwire.mcp.server.server import RegistryServer
 from opwire.registry.invoke import CLOSE_GRACE
-from opwire.runtime.tasks import resolve, spawn
+from opwire.runtime.tasks import resolve, spawn, start_eagerly
 from opwire.runtime.text import get_logger
 from opwire.typed.plain import as_dict
 
@@ -146,7 +146,7 @@ class DuplexConnection:
         client = None if self._is_stateless else self._client
         request = DuplexRequest(message, self._server.trusted, client, connection=self)
         self._running[message.id] = request
-        request.task = self._server.tasks.start(self._serve(request))
+        request.task = start_eagerly(self._serve(request))
         if self._unread < MAX_UNREAD:
             return None
         self._keeps_up.clear()
