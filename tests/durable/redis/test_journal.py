@@ -191,30 +191,6 @@ async def test_a_batch_is_bounded_in_number_and_bytes(
         assert [each.waiting for each in await made.info()] == [250]
 
 
-async def test_a_batch_that_is_large_enough_is_sent_before_the_turn_ends(
-    redis_server: RedisServer, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    async with journal(redis_server.url) as made:
-        submitted, sent = 0, list[int]()
-        run = made._session.run
-
-        def noted(script: Script, keys: Sequence[bytes], *arguments: bytes | str | int) -> Awaitable[Any]:
-            sent.append(submitted)
-            return run(script, keys, *arguments)
-
-        async def submit(number: int) -> None:
-            nonlocal submitted
-            submitted += 1
-            await made.submit(task(f"{number}", input="x" * 300))
-
-        monkeypatch.setattr(made._session, "run", noted)
-        await asyncio.gather(*map(submit, range(64)))
-        assert 0 < sent[0] < 64
-        assert len(sent) < 5
-        monkeypatch.undo()
-        assert [each.waiting for each in await made.info()] == [64]
-
-
 async def test_a_caller_that_gives_up_takes_no_other_of_its_batch_along(redis_server: RedisServer) -> None:
     async with journal(redis_server.url) as made:
         submitting = [asyncio.create_task(made.submit(task(f"{number}"))) for number in range(3)]
