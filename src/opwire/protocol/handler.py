@@ -5,7 +5,6 @@ never publish. An MCP result with `is_error` is an ordinary response; only raise
 """
 
 import asyncio
-import logging
 import time
 from collections.abc import AsyncGenerator, Awaitable, Callable
 from contextlib import aclosing
