@@ -24,7 +24,7 @@ from opwire.runtime.text import get_logger
 
 logger = get_logger("opwire.client")
 
-_FIRST_DELAY = 0.1  # seconds
+_FIRST_DELAY_SECONDS = 0.1
 
 STALE = 0.5
 """Seconds for which a cached listing without the requested operation stays valid."""
@@ -102,7 +102,7 @@ async def resuming(
             if attempts == 0 or now - opened > longest:  # after an item, or a while without one
                 attempts, lost = 0, now
             attempts += 1
-            delay = (error.retry_after or 0.0) + back_off(attempts, first=_FIRST_DELAY, longest=longest)
+            delay = (error.retry_after or 0.0) + back_off(attempts, first=_FIRST_DELAY_SECONDS, longest=longest)
             if now + delay > lost + outage or (context.deadline is not None and now + delay > context.deadline):
                 raise
             logger.info("%s: lost the subscription, resuming in %.3g s: %s", operation_id, delay, error.message)
@@ -229,16 +229,16 @@ class CallsBackend:
 
     async def operations(self) -> Sequence[OperationSpec]:
         """Return the specs of every server; of several servers of one operation, the first one counts."""
-        found: dict[str, OperationSpec] = {}
+        specs: dict[str, OperationSpec] = {}
         for server in await discover(self._calls):
             for info in server.operations:
-                if info.id in found:
+                if info.id in specs:
                     continue
                 try:
-                    found[info.id] = info.spec()
+                    specs[info.id] = info.spec()
                 except RegistrationError as error:
                     logger.warning("ignoring an invalid operation of a peer: %s", error)
-        return [spec for spec in found.values() if self._act_as is None or may_access(spec, self._act_as)]
+        return [spec for spec in specs.values() if self._act_as is None or may_access(spec, self._act_as)]
 
     async def find(self, operation_id: str) -> OperationSpec | None:
         """Return the spec of one operation, or None."""

@@ -133,7 +133,7 @@ class PageOptions(RequestOptions, total=False):
 
 
 _RESUME, _VERSION = "opwire.resume", "opwire.version"  # in the metadata of a context
-_MAX_INTERCEPTED = 10_000  # cached intercepted calls
+_MAX_INTERCEPTED_CALLS = 10_000
 
 
 class Retries(Struct, frozen=True, kw_only=True):
@@ -506,17 +506,17 @@ class Client(AsyncResource):
         if max_items != 0:
             check_counts(max_items=max_items)
         pages = Pagination(operation_id, input, cursor=cursor, items=items, max_pages=max_pages)
-        left, spec, looked_up = max_items, None, cursor is not None
-        while pages.input is not None and left != 0:
+        remaining_items, spec, looked_up = max_items, None, cursor is not None
+        while pages.input is not None and remaining_items != 0:
             envelope = await self.call_envelope(
                 operation_id, pages.input, timeout=timeout, context=context, version=version
             )
             self._data(envelope, None, operation_id)
-            found = pages.items(envelope)
-            for item in found if left is None else found[:left]:
+            page_items = pages.items(envelope)
+            for item in page_items if remaining_items is None else page_items[:remaining_items]:
                 yield self._data(ResponseEnvelope(item, envelope.meta), output_type, operation_id)
-            left = None if left is None else max(left - len(found), 0)
-            if left != 0:
+            remaining_items = None if remaining_items is None else max(remaining_items - len(page_items), 0)
+            if remaining_items != 0:
                 if not looked_up:
                     looked_up = True
                     within = self._context(context, self._timeout if timeout is None else timeout)
@@ -534,19 +534,19 @@ class Client(AsyncResource):
         """
         self._check_open()
         deadline = time.monotonic() + (self._timeout if timeout is None else timeout)
-        found = await self._deadlines.limit(self._backend.operations, deadline, "the operations were not returned")
-        return sorted(found, key=lambda spec: spec.id)
+        specs = await self._deadlines.limit(self._backend.operations, deadline, "the operations were not returned")
+        return sorted(specs, key=lambda spec: spec.id)
 
     # --- helpers ----------------------------------------------------------------------------------------------------
 
     def _through(self, operation_id: str, type: OperationType, call: Callable[..., Any]) -> InterceptedCall:
         """Return the intercepted call of an operation, built once so that interceptors can keep state in it."""
         spec = None if self._registry is None else self._registry.get_spec(operation_id)
-        known = self._intercepted.get((operation_id, type))
-        if known is not None and (spec is None or known[0] is spec):
-            return known[1]
+        intercepted_call = self._intercepted.get((operation_id, type))
+        if intercepted_call is not None and (spec is None or intercepted_call[0] is spec):
+            return intercepted_call[1]
         spec = spec or remote_spec(operation_id, type)
-        if len(self._intercepted) >= _MAX_INTERCEPTED:
+        if len(self._intercepted) >= _MAX_INTERCEPTED_CALLS:
             self._intercepted.clear()
         made = InterceptedCall(spec, partial(call, operation_id), self._interceptors)
         self._intercepted[operation_id, type] = (spec, made)
@@ -589,8 +589,8 @@ def _taken(context: Context, name: str) -> tuple[Context, Any]:
     """Return an option of a call from the metadata of its context, and the context without it."""
     if name not in context.metadata:
         return context, None
-    rest = {each: value for each, value in context.metadata.items() if each != name}
-    return replace(context, metadata=rest), context.metadata[name]
+    other_metadata = {key: value for key, value in context.metadata.items() if key != name}
+    return replace(context, metadata=other_metadata), context.metadata[name]
 
 
 def _backend_for(target: Target, act_as: Identity | None, options: dict[str, Any]) -> Backend:

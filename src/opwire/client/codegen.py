@@ -38,16 +38,16 @@ from opwire.runtime.text import shorten
 from opwire.schema import Schema
 from opwire.typed.plain import as_dict
 
-_WIDTH = 112
+_LINE_WIDTH = 112
 _IMPORTED = (
     "Any AsyncGenerator Client Generator Literal NotRequired SyncClient TypeAlias TypedDict UNSET UnsetType".split()
 )
-_TAKEN = ("self", "timeout")
+_RESERVED_PARAMETERS = ("self", "timeout")
 _TEXT = re.compile(r"'(?:[^'\\]|\\.)*'|\"(?:[^\"\\]|\\.)*\"")
 _WORD = re.compile(r"\w+")
 _QUOTES = re.compile(r'"{3,}|"+\Z')
-_MAX_TEXT = 10_000  # characters of a title or description
-_GIVEN = """
+_MAX_DESCRIPTION_CHARACTERS = 10_000
+_GIVEN_FUNCTION = """
 
 def _given(input: dict[str, Any]) -> dict[str, Any]:
     \"""What was given, without what was left out.\"""
@@ -72,7 +72,7 @@ class _Method(NamedTuple):
     @property
     def hints(self) -> list[str]:
         """Return the type hints of its signature."""
-        return [self.output, self.whole or "None", *(each.hint for each in self.parameters), FLOAT]
+        return [self.output, self.whole or "None", *(parameter.hint for parameter in self.parameters), FLOAT]
 
 
 class _Style(NamedTuple):
@@ -83,11 +83,11 @@ class _Style(NamedTuple):
     define: str
     wait: str
     generator: str
-    rest: str  # of its type parameters
+    further_type_parameters: str
 
 
-_ASYNC = _Style("Client", "opwire.client", "async def", "await ", "AsyncGenerator", "None")
-_SYNC = _Style("SyncClient", "opwire", "def", "", "Generator", "None, None")
+_ASYNC_STYLE = _Style("Client", "opwire.client", "async def", "await ", "AsyncGenerator", "None")
+_SYNC_STYLE = _Style("SyncClient", "opwire", "def", "", "Generator", "None, None")
 
 
 class _Space(NamedTuple):
@@ -119,16 +119,16 @@ def generate_client(specs: Iterable[OperationSpec], *, class_name: str = "Operat
     for namespace, group in groupby(listed, key=lambda spec: spec.namespace):
         attribute = attributes.take(snake(namespace, "namespace"))
         of_class = names.take(f"{pascal(namespace, 'Namespace')}Operations")
-        methods, taken = list[_Method](), UniqueNames()
+        methods, method_names = list[_Method](), UniqueNames()
         for spec in group:
-            name, wish = taken.take(snake(spec.name, "operation")), pascal(spec.name, "Operation")
+            name, wish = method_names.take(snake(spec.name, "operation")), pascal(spec.name, "Operation")
             parameters, whole, optional = _input(types.reader(spec.input_schema), f"{wish}Input", spec.input_schema)
             json, reader = as_dict(spec.output_schema.json), types.reader(spec.output_schema)
             is_binary = json.get("type") == "string" and "contentEncoding" in json
             output = BYTES if is_binary else reader.hint(reader.root, f"{wish}Output")
             methods.append(_Method(spec, name, parameters, whole, optional, output))
-        spaces.append(_Space(namespace, attribute, of_class, methods, shadowing(each.name for each in methods)))
-    style = _SYNC if sync else _ASYNC
+        spaces.append(_Space(namespace, attribute, of_class, methods, shadowing(method.name for method in methods)))
+    style = _SYNC_STYLE if sync else _ASYNC_STYLE
     whole = [
         f"class {class_name}:",
         f'    """{counted(sum(len(space.methods) for space in spaces), "operation")}, by namespace."""',
@@ -159,14 +159,17 @@ def _input(reader: TypeReader, wish: str, schema: Schema) -> tuple[list[_Paramet
         is_empty = root.get("additionalProperties") is False or root.get("properties") == {}
         return [], None if is_empty else OBJECT, True
     declared, required = properties
-    names = UniqueNames(_TAKEN)
+    names = UniqueNames(_RESERVED_PARAMETERS)
     parameters = [
         _Parameter(
-            names.take(snake(key, "field")), key, reader.hint(each, f"{wish}{pascal(key, 'Field')}"), key in required
+            names.take(snake(key, "field")),
+            key,
+            reader.hint(property_schema, f"{wish}{pascal(key, 'Field')}"),
+            key in required,
         )
-        for key, each in declared.items()
+        for key, property_schema in declared.items()
     ]
-    return sorted(parameters, key=lambda each: not each.required), None, False
+    return sorted(parameters, key=lambda parameter: not parameter.required), None, False
 
 
 def _signature(method: _Method, prefix: str, output: str, hidden: frozenset[str]) -> Iterator[str]:
@@ -176,16 +179,18 @@ def _signature(method: _Method, prefix: str, output: str, hidden: frozenset[str]
         parts.append(
             f"input: {hint}{' = None' if hint == ANY else ' | None = None'}" if method.optional else f"input: {hint}"
         )
-    parts += [f"{each.name}: {written(each.hint, hidden)}" for each in method.parameters if each.required]
+    parts += [
+        f"{parameter.name}: {written(parameter.hint, hidden)}" for parameter in method.parameters if parameter.required
+    ]
     parts.append("*")
     parts += [
-        f"{each.name}: {written(each.hint, hidden)} | UnsetType = UNSET"
-        for each in method.parameters
-        if not each.required
+        f"{parameter.name}: {written(parameter.hint, hidden)} | UnsetType = UNSET"
+        for parameter in method.parameters
+        if not parameter.required
     ]
     parts.append(f"timeout: {written(FLOAT, hidden)} | None = None")
     line = f"    {prefix} {method.name}({', '.join(parts)}) -> {output}:"
-    if len(line) <= _WIDTH:
+    if len(line) <= _LINE_WIDTH:
         yield line
         return
     yield f"    {prefix} {method.name}("
@@ -199,10 +204,10 @@ def _input_expression(method: _Method) -> list[str]:
         return ["input"]
     if not method.parameters:
         return []
-    pairs = [f"{quoted(each.key)}: {each.name}" for each in method.parameters]
-    opening, closing = ("{", "}") if all(each.required for each in method.parameters) else ("_given({", "})")
+    pairs = [f"{quoted(parameter.key)}: {parameter.name}" for parameter in method.parameters]
+    opening, closing = ("{", "}") if all(parameter.required for parameter in method.parameters) else ("_given({", "})")
     line = f"{opening}{', '.join(pairs)}{closing}"
-    return [line] if len(line) <= _WIDTH - 12 else [opening, *(f"    {pair}," for pair in pairs), closing]
+    return [line] if len(line) <= _LINE_WIDTH - 12 else [opening, *(f"    {pair}," for pair in pairs), closing]
 
 
 # --- the module -------------------------------------------------------------------------------------------------------
@@ -213,7 +218,7 @@ def _header(spaces: list[_Space], types: Types, style: _Style) -> str:
     methods = [method for space in spaces for method in space.methods]
     hints = [*types.hints, *(hint for method in methods for hint in method.hints)]
     words = set(_WORD.findall(" ".join(_TEXT.sub("", hint) for hint in hints)))
-    optional = any(not each.required for method in methods for each in method.parameters)
+    optional = any(not parameter.required for method in methods for parameter in method.parameters)
     streams = any(method.spec.type is OperationType.SUBSCRIPTION for method in methods)
     typing = {name for name in ("Any", "Literal", "NotRequired", "TypeAlias", "TypedDict") if name in words}
     number = counted(len(methods), "operation")
@@ -230,7 +235,7 @@ def _header(spaces: list[_Space], types: Types, style: _Style) -> str:
     if typing or optional:
         lines.append(f"from typing import {', '.join(sorted(typing | ({'Any'} if optional else set())))}")
     lines += ["", *(["from msgspec import UNSET, UnsetType", ""] if optional else [])]
-    lines += [f"from {style.module} import {style.client}", *(_GIVEN if optional else [])]
+    lines += [f"from {style.module} import {style.client}", *(_GIVEN_FUNCTION if optional else [])]
     return "\n".join(lines).replace("\n\n\nfrom", "\n\nfrom") + "\n"
 
 
@@ -248,26 +253,26 @@ def _namespace_class(space: _Space, style: _Style) -> str:
         prefix, verb = style.define, f"{style.wait}self._client.call"
         if streams:
             prefix, verb = "def", "self._client.subscribe"
-            output = f"{style.generator}[{output}, {style.rest}]"
+            output = f"{style.generator}[{output}, {style.further_type_parameters}]"
         lines += ["", *_signature(method, prefix, output, space.hidden), *_docstring(method.spec)]
         id, input = quoted(method.spec.id), _input_expression(method)
         line = f"        return {verb}({id}, {''.join(input)}{', ' if input else ''}timeout=timeout)"
-        if len(line) <= _WIDTH and len(input) <= 1:
+        if len(line) <= _LINE_WIDTH and len(input) <= 1:
             lines.append(line)
             continue
         lines += [f"        return {verb}(", f"            {id},"]
-        lines += [f"            {each}{',' if number == len(input) else ''}" for number, each in enumerate(input, 1)]
+        lines += [f"            {line}{',' if number == len(input) else ''}" for number, line in enumerate(input, 1)]
         lines += ["            timeout=timeout,", "        )"]
     return "\n".join(lines) + "\n"
 
 
 def _docstring(spec: OperationSpec) -> Iterator[str]:
-    said = [_printable(each) for each in (spec.title, spec.description)]
-    text = "\n\n".join(dict.fromkeys(each for each in said if each))
+    said = [_printable(text) for text in (spec.title, spec.description)]
+    text = "\n\n".join(dict.fromkeys(paragraph for paragraph in said if paragraph))
     wrapped = [
         part
         for line in textwrap.dedent(text or _printable(spec.id)).splitlines()
-        for part in (textwrap.wrap(line, _WIDTH - 8, break_long_words=False, break_on_hyphens=False) or [""])
+        for part in (textwrap.wrap(line, _LINE_WIDTH - 8, break_long_words=False, break_on_hyphens=False) or [""])
     ]
     lines = _in_docstring("\n".join(wrapped)).split("\n")
     if len(lines) == 1:
@@ -280,10 +285,10 @@ def _docstring(spec: OperationSpec) -> Iterator[str]:
 
 def _printable(text: str) -> str:
     """Replace control characters and surrogates, which are invalid in source files, and truncate."""
-    cut = shorten(text, _MAX_TEXT).replace("\r\n", "\n")
-    return "".join(each if each.isprintable() or each == "\n" else " " for each in cut).strip()
+    cut = shorten(text, _MAX_DESCRIPTION_CHARACTERS).replace("\r\n", "\n")
+    return "".join(character if character.isprintable() or character == "\n" else " " for character in cut).strip()
 
 
 def _in_docstring(text: str) -> str:
     """Escape printable text for a docstring: it can neither close the quotes nor escape the closing ones."""
-    return _QUOTES.sub(lambda found: '\\"' * len(found[0]), text.replace("\\", "\\\\"))
+    return _QUOTES.sub(lambda quotes: '\\"' * len(quotes[0]), text.replace("\\", "\\\\"))

@@ -23,7 +23,7 @@ from opwire.typed.plain import as_dict, as_list
 
 _NAME_PARTS = re.compile(r"[^\W_]+")
 _HUMPS = re.compile(r"(?<=[a-z0-9])(?=[A-Z])|(?<=[A-Z])(?=[A-Z][a-z])")
-_MAX = 80
+_MAX_NAME_CHARACTERS = 80
 
 
 def snake(text: str, otherwise: str) -> str:
@@ -49,7 +49,7 @@ def _words(text: str) -> list[str]:
 
 def _valid(name: str, otherwise: str) -> str:
     # Changing the case can undo the normal form in which Python compares names: two names would collide.
-    name = unicodedata.normalize("NFKC", name)[:_MAX].rstrip("_")
+    name = unicodedata.normalize("NFKC", name)[:_MAX_NAME_CHARACTERS].rstrip("_")
     if not name.isidentifier():  # empty, or with a leading digit
         name = f"{otherwise}_{name}" if f"x{name}".isidentifier() and name else otherwise
     return f"{name}_" if keyword.iskeyword(name) else name
@@ -57,14 +57,14 @@ def _valid(name: str, otherwise: str) -> str:
 
 _WORDS = re.compile(r"\w+")
 _MARKED = re.compile(r"\0(\w+)")
-_SCALARS = {"string": "\0str", "integer": "\0int", "number": "\0float", "boolean": "\0bool", "null": "None"}
-_BUILTINS = frozenset({"bool", "bytes", "dict", "float", "int", "list", "str"})
-_DEFINITIONS = frozenset({"$defs", "components", "definitions"})
-_DEPTH = 60
+_SCALAR_HINTS = {"string": "\0str", "integer": "\0int", "number": "\0float", "boolean": "\0bool", "null": "None"}
+_BUILTIN_NAMES = frozenset({"bool", "bytes", "dict", "float", "int", "list", "str"})
+_DEFINITION_KEYWORDS = frozenset({"$defs", "components", "definitions"})
+_MAX_DEPTH = 60
 _MAX_LITERALS = 200
-_LARGEST = 10**1_000  # Python raises for integers of more than 4,300 digits
-_MAX_PARTS = 500  # schemas that one object is composed of
-_MAX_REFERENCES = 1_000  # of a schema that is compared by content
+_MAX_LITERAL_INTEGER = 10**1_000  # Python raises for integers of more than 4,300 digits
+_MAX_COMPOSED_SCHEMAS = 500
+_MAX_COMPARED_REFERENCES = 1_000  # schemas with more are not compared by content
 _encoder = msgspec.json.Encoder(order="deterministic")
 
 ANY = "Any"
@@ -76,12 +76,14 @@ FLOAT = "\0float"
 def written(hint: str, shadowed: Iterable[str] = ()) -> str:
     """Serialize a hint for a scope in which these names of built-in types are shadowed."""
     hidden = frozenset(shadowed)
-    return _MARKED.sub(lambda found: f"builtins.{found[1]}" if found[1] in hidden else found[1], hint)
+    return _MARKED.sub(
+        lambda marked_name: f"builtins.{marked_name[1]}" if marked_name[1] in hidden else marked_name[1], hint
+    )
 
 
 def shadowing(names: Iterable[str]) -> frozenset[str]:
     """Return the names that shadow a built-in type."""
-    return _BUILTINS.intersection(names)
+    return _BUILTIN_NAMES.intersection(names)
 
 
 def shadowed_in(hint: str) -> frozenset[str]:
@@ -144,7 +146,7 @@ class Types:
         # A class, or a call if a key is not a valid attribute name: `__x` is mangled in a class body, and `list` would
         # shadow a type in a hint.
         names = (key.isidentifier() and key.isascii() and not keyword.iskeyword(key) for key in fields)
-        if all(names) and all(key[0].islower() and key not in _BUILTINS for key in fields):
+        if all(names) and all(key[0].islower() and key not in _BUILTIN_NAMES for key in fields):
             lines = "".join(f"    {key}: {written(hint)}\n" for key, hint in fields.items())
             source = f"class {name}(TypedDict):\n{lines}"
         else:
@@ -177,7 +179,7 @@ class TypeReader:
         self._types = types
         self.resolved = References(root).follow
 
-    def hint(self, schema: JSONSchema, wish: str, depth: int = _DEPTH) -> str:
+    def hint(self, schema: JSONSchema, wish: str, depth: int = _MAX_DEPTH) -> str:
         """Return the hint of a schema; `wish` is the preferred name of a type for it."""
         if not isinstance(schema, dict) or not depth:
             return ANY
@@ -192,11 +194,11 @@ class TypeReader:
             if isinstance(schema.get(several), list):
                 branches = cast("list[JSONSchema]", schema[several])
                 return union(
-                    self.hint(each, wish if len(branches) == 1 else f"{wish}{number}", depth - 1)
-                    for number, each in enumerate(branches, 1)
+                    self.hint(branch, wish if len(branches) == 1 else f"{wish}{number}", depth - 1)
+                    for number, branch in enumerate(branches, 1)
                 )
         if isinstance(schema.get("allOf"), list):
-            hints = [self.hint(each, wish, depth - 1) for each in cast("list[JSONSchema]", schema["allOf"])]
+            hints = [self.hint(part, wish, depth - 1) for part in cast("list[JSONSchema]", schema["allOf"])]
             return next((hint for hint in hints if hint != ANY), ANY)
         return self._by_type(schema, wish, depth)
 
@@ -210,31 +212,31 @@ class TypeReader:
         if id(schema) in self._types.declared:  # cached: thousands of references may lead to one large union
             return self._types.declared[id(schema)]
         self._types.keep(schema)
-        found: dict[str, JSONSchema] = {}
+        properties: dict[str, JSONSchema] = {}
         required: set[str] = set()
         for part in self._parts(schema, ("allOf",)):
-            found.update(as_dict(part.get("properties")))
+            properties.update(as_dict(part.get("properties")))
             required.update(map(str, as_list(part.get("required"))))
-        required.intersection_update(found)
-        for part in self._parts(schema, ("allOf", "anyOf", "oneOf")) if found else ():
-            for key, each in as_dict(part.get("properties")).items():
-                found.setdefault(key, each)
-        declared = self._types.declared[id(schema)] = (found, required) if found else None
+        required.intersection_update(properties)
+        for part in self._parts(schema, ("allOf", "anyOf", "oneOf")) if properties else ():
+            for key, property_schema in as_dict(part.get("properties")).items():
+                properties.setdefault(key, property_schema)
+        declared = self._types.declared[id(schema)] = (properties, required) if properties else None
         return declared
 
     def _parts(self, schema: JSONSchema, keywords: tuple[str, ...]) -> Iterator[dict[str, Any]]:
         """Yield the schema and its parts under these keywords, each one once: nested unions would multiply."""
         waiting, seen = [(schema, 8)], set[int]()
-        while waiting and len(seen) < _MAX_PARTS:
-            given, depth = waiting.pop()
-            part = self.resolved(given)
+        while waiting and len(seen) < _MAX_COMPOSED_SCHEMAS:
+            subschema, depth = waiting.pop()
+            part = self.resolved(subschema)
             if not isinstance(part, dict) or id(part) in seen:
                 continue
             seen.add(id(part))
             yield part
             if depth > 1:
-                below = [each for keyword in keywords for each in as_list(part.get(keyword))]
-                waiting.extend((each, depth - 1) for each in reversed(below))
+                below = [branch for keyword in keywords for branch in as_list(part.get(keyword))]
+                waiting.extend((branch, depth - 1) for branch in reversed(below))
 
     def _referred(self, ref: str, wish: str, depth: int) -> str:
         target = self.resolved({"$ref": ref})
@@ -244,11 +246,11 @@ class TypeReader:
         if self.properties(target) is not None:
             return self.hint(target, wish, depth - 1)
         digest = self._digest(target)
-        if (known := self._types.known(target, wish, digest)) is not None:
-            return known
+        if (known_type := self._types.known(target, wish, digest)) is not None:
+            return known_type
         name = self._types.begin(target, wish, digest)
         hint = self.hint(target, wish, depth - 1)
-        if hint in _SCALARS.values() or hint in (ANY, OBJECT):  # too short for an alias
+        if hint in _SCALAR_HINTS.values() or hint in (ANY, OBJECT):  # too short for an alias
             self._types.settle(target, wish, digest, hint)
             return hint
         self._types.define(name, [hint, "TypeAlias"], f"{name}: TypeAlias = {quoted(written(hint))}\n")
@@ -260,74 +262,84 @@ class TypeReader:
         title = schema.get("title")
         wish = pascal(title, wish) if isinstance(title, str) and len(title) <= 60 else wish
         digest = self._digest(schema)
-        known = self._types.known(schema, wish, digest)
-        if known is None:
-            known = self._types.begin(schema, wish, digest)
+        known_type = self._types.known(schema, wish, digest)
+        if known_type is None:
+            known_type = self._types.begin(schema, wish, digest)
             declared, required = properties
-            hints = {key: self.hint(each, f"{wish}{pascal(key, 'Field')}", depth - 1) for key, each in declared.items()}
+            hints = {
+                key: self.hint(property_schema, f"{wish}{pascal(key, 'Field')}", depth - 1)
+                for key, property_schema in declared.items()
+            }
             fields = {key: hint if key in required else f"NotRequired[{hint}]" for key, hint in hints.items()}
-            known = self._types.define_object(known, wish, fields)
-            self._types.settle(schema, wish, digest, known)
+            known_type = self._types.define_object(known_type, wish, fields)
+            self._types.settle(schema, wish, digest, known_type)
         null = isinstance(schema.get("type"), list) and "null" in schema["type"]
-        return f"{known} | None" if null else known
+        return f"{known_type} | None" if null else known_type
 
     def _by_type(self, schema: dict[str, Any], wish: str, depth: int) -> str:
         is_map = isinstance(schema.get("additionalProperties"), dict)
         kind = schema.get("type") or ("array" if "items" in schema else "object" if is_map else None)
         if isinstance(kind, list):
             kinds = dict.fromkeys(map(str, cast("list[str]", kind)))
-            return union(self._by_type({**schema, "type": each}, wish, depth) for each in kinds)
+            return union(self._by_type({**schema, "type": kind}, wish, depth) for kind in kinds)
         if kind == "array":
             first: list[JSONSchema] = schema.get("prefixItems") or []
-            rest: list[JSONSchema] = [schema.get("items", True)] if schema.get("items") is not False else []
-            items = union(self.hint(each, f"{wish}Item", depth - 1) for each in (*first, *rest))
+            further_items: list[JSONSchema] = [schema.get("items", True)] if schema.get("items") is not False else []
+            items = union(self.hint(item_schema, f"{wish}Item", depth - 1) for item_schema in (*first, *further_items))
             return f"\0list[{items}]"
         if kind == "object":
             values = self.hint(schema["additionalProperties"], wish, depth - 1) if is_map else ANY
             return f"\0dict[\0str, {values}]"
-        return _SCALARS.get(str(kind), ANY)
+        return _SCALAR_HINTS.get(str(kind), ANY)
 
     def _digest(self, schema: dict[str, Any]) -> int:
         """Return a hash of a schema with everything that it references."""
-        known = self._types.digests.get(id(schema))
-        if known is None:
+        known_digest = self._types.digests.get(id(schema))
+        if known_digest is None:
             reached: dict[str, JSONSchema] = {}
             waiting: list[Any] = [schema]
-            while waiting and len(reached) <= _MAX_REFERENCES:
+            while waiting and len(reached) <= _MAX_COMPARED_REFERENCES:
                 for ref in _references(waiting.pop()):
                     if ref not in reached:
                         reached[ref] = self.resolved({"$ref": ref})
                         waiting.append(reached[ref])
             try:
-                own = {key: value for key, value in schema.items() if key not in _DEFINITIONS}
-                known = hash(_encoder.encode([own, reached])) if len(reached) <= _MAX_REFERENCES else id(schema)
+                own_keywords = {key: value for key, value in schema.items() if key not in _DEFINITION_KEYWORDS}
+                known_digest = (
+                    hash(_encoder.encode([own_keywords, reached]))
+                    if len(reached) <= _MAX_COMPARED_REFERENCES
+                    else id(schema)
+                )
             except (TypeError, ValueError, RecursionError):
-                known = id(schema)
-            self._types.digests[id(schema)] = known
-        return known
+                known_digest = id(schema)
+            self._types.digests[id(schema)] = known_digest
+        return known_digest
 
 
 def _references(node: Any) -> Iterator[str]:
     waiting = [node]
     while waiting:
-        each = waiting.pop()
-        if isinstance(each, dict):
-            fields = cast("dict[str, Any]", each)
+        part = waiting.pop()
+        if isinstance(part, dict):
+            fields = cast("dict[str, Any]", part)
             if isinstance(fields.get("$ref"), str):
                 yield fields["$ref"]
-            waiting.extend(value for key, value in fields.items() if key not in _DEFINITIONS)
-        elif isinstance(each, list):
-            waiting.extend(cast("list[Any]", each))
+            waiting.extend(value for key, value in fields.items() if key not in _DEFINITION_KEYWORDS)
+        elif isinstance(part, list):
+            waiting.extend(cast("list[Any]", part))
 
 
 def _literal(values: list[Any]) -> str:
     """Return a Literal of the values, or the union of their types if a Literal cannot hold them."""
     if len(values) <= _MAX_LITERALS and all(
-        each is None or isinstance(each, str) or (isinstance(each, int) and abs(each) < _LARGEST) for each in values
+        value is None or isinstance(value, str) or (isinstance(value, int) and abs(value) < _MAX_LITERAL_INTEGER)
+        for value in values
     ):
         listed = ", ".join(
-            dict.fromkeys(quoted(each) if isinstance(each, str) else str(each) for each in values if each is not None)
+            dict.fromkeys(
+                quoted(value) if isinstance(value, str) else str(value) for value in values if value is not None
+            )
         )
         return union([*([f"Literal[{listed}]"] if listed else []), *(["None"] if None in values else [])])
     kinds = {"str": "\0str", "bool": "\0bool", "int": "\0int", "float": "\0float", "NoneType": "None"}
-    return union(kinds.get(type(each).__name__, ANY) for each in values)
+    return union(kinds.get(type(value).__name__, ANY) for value in values)

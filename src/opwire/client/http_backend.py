@@ -38,13 +38,13 @@ if TYPE_CHECKING:
 Token = str | Callable[[], str]
 
 _EVENT_STREAM = "text/event-stream"
-_MAX_PROBLEM = 1024 * 1024
-_SECRET = frozenset({"authorization"})
+_MAX_PROBLEM_BYTES = 1024 * 1024
+_SECRET_HEADERS = frozenset({"authorization"})
 _encoder = msgspec.json.Encoder()
 
 # A proxy in front of the server returns a status without a problem document.
-_CODES = {row.http_status: code for code, row in reversed(list(ERROR_TABLE.items()))}
-_CODES[int(HTTPStatus.BAD_GATEWAY)] = ErrorCode.UNAVAILABLE
+_CODES_BY_STATUS = {row.http_status: code for code, row in reversed(list(ERROR_TABLE.items()))}
+_CODES_BY_STATUS[int(HTTPStatus.BAD_GATEWAY)] = ErrorCode.UNAVAILABLE
 
 
 class _ProblemDocument(Struct, rename="camel"):
@@ -79,8 +79,8 @@ class HTTPBackend:
         self._url = url.rstrip("/")
         self._token = token
         self._trust_annotations = bool(options.pop("trust_annotations", True))
-        known = ("token", "trust_annotations", *ClientOptions.__struct_fields__)
-        check_known(options, known, "a client of an HTTP address")
+        known_options = ("token", "trust_annotations", *ClientOptions.__struct_fields__)
+        check_known(options, known_options, "a client of an HTTP address")
         self._client = HTTPClient(ClientOptions(**options))
         self._cache = SpecCache(self.operations)
 
@@ -137,7 +137,7 @@ class HTTPBackend:
             method="GET",
             url=f"{self._url}/openapi.json",
             headers=[("accept", "application/json"), *self._authorization()],
-            secret_headers=_SECRET,
+            secret_headers=_SECRET_HEADERS,
         )
         document = await self._client.read(await self._open(request))
         async with from_openapi(document, trust_annotations=True) as api:
@@ -182,7 +182,7 @@ class HTTPBackend:
                 message = f"{operation_id}: the input cannot be encoded as JSON: {error}"
                 raise CallError(ErrorCode.VALIDATION_ERROR, message) from error
         url = self._url + path_of(operation_id)
-        return HTTPRequest(method="POST", url=url, headers=headers, body=body, secret_headers=_SECRET)
+        return HTTPRequest(method="POST", url=url, headers=headers, body=body, secret_headers=_SECRET_HEADERS)
 
     def _authorization(self) -> list[tuple[str, str]]:
         token = self._token() if callable(self._token) else self._token
@@ -198,7 +198,7 @@ class HTTPBackend:
         response = await self._client.open(request)
         if response.status == HTTPStatus.OK:
             return response
-        body, _ = await self._client.read_start(response, _MAX_PROBLEM)
+        body, _ = await self._client.read_start(response, _MAX_PROBLEM_BYTES)
         raise _read_problem(body) or self._unexpected(response)
 
     async def _limit(self, call: Callable[[], Any], context: Context, complaint: str) -> Any:
@@ -215,7 +215,7 @@ class HTTPBackend:
 
     def _unexpected(self, response: "ClientResponse") -> CallError:
         """Return the error for a response of a proxy, or of another program altogether."""
-        code = _CODES.get(response.status, ErrorCode.PROTOCOL_ERROR)
+        code = _CODES_BY_STATUS.get(response.status, ErrorCode.PROTOCOL_ERROR)
         what = f"HTTP {response.status} with content type {response.content_type}"
         return CallError(code, f"{self._host} returned {what}, which opwire does not serve; is the address right?")
 

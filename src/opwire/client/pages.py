@@ -25,10 +25,10 @@ Cursor = tuple[str, str]
 
 _LINK = re.compile(r"<([^<>]*)>\s*((?:;\s*[\w*-]+\s*=\s*(?:\"[^\"]*\"|[^\s\",;]+)\s*)*)")
 _RELATION = re.compile(r";\s*rel\s*=\s*(?:\"([^\"]*)\"|([^\s\",;]+))", re.IGNORECASE)
-_NUMBERS = frozenset({"integer", "number"})
+_NUMBER_KINDS = frozenset({"integer", "number"})
 _MAX_DIGITS = 1_000
-_MAX_ADDRESS = 64 * 1024  # characters; servers reject longer addresses
-_HINT = 'pass cursor=("field of the response", "field of the input")'
+_MAX_ADDRESS_CHARACTERS = 64 * 1024  # servers reject longer addresses
+_CURSOR_HINT = 'pass cursor=("field of the response", "field of the input")'
 
 
 class Pagination:
@@ -55,16 +55,16 @@ class Pagination:
         """
         data: Any = envelope.data
         if self._cursor is None and isinstance(data, dict) and not isinstance(envelope.meta, HTTPResponseMeta):
-            raise self._invalid(f"the response is an object and has no Link header: {_HINT}")
+            raise self._invalid(f"the response is an object and has no Link header: {_CURSOR_HINT}")
         if self._items is not None:
-            found = _dig(data, self._items)
+            items = _dig(data, self._items)
         else:
             lists: list[Any] = [value for value in as_dict(data).values() if isinstance(value, list)]
-            found = lists[0] if len(lists) == 1 else envelope.data
-        if not isinstance(found, list):
+            items = lists[0] if len(lists) == 1 else envelope.data
+        if not isinstance(items, list):
             where = f"field {self._items}" if self._items else "response: pass items=, the field that holds them"
             raise self._invalid(f"no list of items in the {where}")
-        return cast("list[Any]", found)
+        return cast("list[Any]", items)
 
     def advance(self, envelope: ResponseEnvelope[Any], spec: OperationSpec | None) -> None:
         """Set `input` to that of the next page. The spec is optional: it types the parameters of a Link header.
@@ -97,21 +97,25 @@ class Pagination:
     def _parameters(self, address: str, input: dict[str, Any], properties: dict[str, Any]) -> dict[str, Any]:
         """Return the query parameters of an address that the operation takes, ignoring lists."""
         try:
-            pairs = parse_qsl(urlsplit(address[:_MAX_ADDRESS]).query, keep_blank_values=True)
+            pairs = parse_qsl(urlsplit(address[:_MAX_ADDRESS_CHARACTERS]).query, keep_blank_values=True)
         except ValueError:  # an invalid address
             pairs = []
         count = Counter(name for name, _ in pairs)
-        found: dict[str, Any] = {}
+        parameters: dict[str, Any] = {}
         for name, text in pairs:
-            given = input.get(name)
-            if count[name] > 1 or isinstance(given, list) or (properties and name not in properties):
+            current_value = input.get(name)
+            if count[name] > 1 or isinstance(current_value, list) or (properties and name not in properties):
                 continue
             kinds = _kinds(properties.get(name))  # a number where the input takes one
-            is_number = "string" not in kinds and not kinds.isdisjoint(_NUMBERS) if kinds else isinstance(given, int)
-            found[name] = int(text) if is_number and text.isdecimal() and len(text) < _MAX_DIGITS else text
-        if all(input.get(name) == value for name, value in found.items()):
-            raise self._invalid(f"the input has no field for the address of the next page: {_HINT}")
-        return found
+            is_number = (
+                "string" not in kinds and not kinds.isdisjoint(_NUMBER_KINDS)
+                if kinds
+                else isinstance(current_value, int)
+            )
+            parameters[name] = int(text) if is_number and text.isdecimal() and len(text) < _MAX_DIGITS else text
+        if all(input.get(name) == value for name, value in parameters.items()):
+            raise self._invalid(f"the input has no field for the address of the next page: {_CURSOR_HINT}")
+        return parameters
 
     def _invalid(self, message: str) -> CallError:
         return CallError(ErrorCode.VALIDATION_ERROR, f"{self._id}: {message}")
@@ -131,7 +135,7 @@ def _kinds(schema: Any) -> set[str]:
     """Return the JSON types that a schema allows; empty if it names none."""
     json = as_dict(schema)
     branches = [*json.get("anyOf", ()), *json.get("oneOf", ())]
-    return {*type_names(json), *(kind for each in branches for kind in _kinds(each))}
+    return {*type_names(json), *(kind for branch in branches for kind in _kinds(branch))}
 
 
 def _dig(data: Any, path: str) -> Any:

@@ -46,22 +46,22 @@ TEMPLATE = Path(__file__).with_name("template.toml").read_text(encoding="utf-8")
 _INVALID: Any = object()  # replaces a value that was rejected
 _TYPE = re.compile(r"\b(?:object|str|int|float|bool)\b")
 _TOML_TYPES = {"object": "table", "str": "string", "int": "integer", "float": "number", "bool": "boolean"}
-_MAX_SHOWN = 30  # characters of an unknown word
-_MAX_LISTED = 5  # keys that are listed if none is close
+_MAX_WORD_CHARACTERS = 30
+_MAX_LISTED_KEYS = 5  # listed if none is close
 _POSITION = re.compile(r" \(at (?:line (\d+), column \d+|end of document)\)$")
-_PART = r"""(?:[A-Za-z0-9_-]+|"[^"\n]*"|'[^'\n]*')"""
-_DOTTED = rf"{_PART}(?:\s*\.\s*{_PART})*"
-_TABLE = re.compile(rf"\s*\[\[?\s*({_DOTTED})\s*\]")
-_VALUE = re.compile(rf"\s*({_DOTTED})\s*=")
+_KEY_PART = r"""(?:[A-Za-z0-9_-]+|"[^"\n]*"|'[^'\n]*')"""
+_DOTTED_KEY = rf"{_KEY_PART}(?:\s*\.\s*{_KEY_PART})*"
+_TABLE = re.compile(rf"\s*\[\[?\s*({_DOTTED_KEY})\s*\]")
+_VALUE = re.compile(rf"\s*({_DOTTED_KEY})\s*=")
 _MULTILINE = re.compile(r'"""|' + "'''")
-_MAX_PROBLEMS = 20  # in a message
+_MAX_REPORTED_PROBLEMS = 20
 _SECRET_HEADERS = frozenset({"authorization", "cookie", "proxy-authorization", "x-api-key"})
 
 
 def find_config(start: Path | str = ".") -> Path | None:
     """Return the nearest `opwire.toml`, in this folder or one above it, or None."""
     folder = Path(start).absolute()
-    return next((path for each in (folder, *folder.parents) if (path := each / NAME).is_file()), None)
+    return next((path for parent in (folder, *folder.parents) if (path := parent / NAME).is_file()), None)
 
 
 def load_config(path: Path | str = NAME) -> Config:
@@ -100,9 +100,9 @@ def parse_config(text: str) -> tuple[Config | None, tuple[ConfigProblem, ...]]:
         tables: dict[str, Any] = tomllib.loads(text)
     except tomllib.TOMLDecodeError as error:
         message = str(error)
-        found = _POSITION.search(message)
-        line = None if found is None or found[1] is None else int(found[1])
-        problem = message if found is None else message[: found.start()]
+        position = _POSITION.search(message)
+        line = None if position is None or position[1] is None else int(position[1])
+        problem = message if position is None else message[: position.start()]
         return None, (ConfigProblem((), f"invalid TOML: {problem[:1].lower()}{problem[1:]}", line=line),)
     except RecursionError:
         return None, (ConfigProblem((), "invalid TOML: nested too deeply"),)
@@ -113,15 +113,17 @@ def parse_config(text: str) -> tuple[Config | None, tuple[ConfigProblem, ...]]:
     problems = reader.problems
     if config is not None:
         # An inner problem of a table may be the cause of an outer one.
-        inner = [each.path for each in problems]
+        inner = [problem.path for problem in problems]
         problems += [
-            each for each in check_settings(config) if not any(path[: len(each.path)] == each.path for path in inner)
+            problem
+            for problem in check_settings(config)
+            if not any(path[: len(problem.path)] == problem.path for path in inner)
         ]
     if not problems:
         return config, ()
     lines = TOMLLines(text)
-    located = [replace(each, line=lines.line_of(each.path)) for each in problems]
-    return None, tuple(sorted(located, key=lambda each: (each.line or 0, each.key)))
+    located = [replace(problem, line=lines.line_of(problem.path)) for problem in problems]
+    return None, tuple(sorted(located, key=lambda problem: (problem.line or 0, problem.key)))
 
 
 class TOMLLines:
@@ -137,11 +139,11 @@ class TOMLLines:
         delimiter = ""  # of the multi-line string that this line is a part of
         for number, line in enumerate(text.split("\n"), 1):
             if not delimiter:
-                if found := _TABLE.match(line):
-                    table = _parse_key(found[1])
+                if table_header := _TABLE.match(line):
+                    table = _parse_key(table_header[1])
                     self._lines.setdefault(table, number)
-                elif found := _VALUE.match(line):
-                    self._lines.setdefault(table + _parse_key(found[1]), number)
+                elif table_header := _VALUE.match(line):
+                    self._lines.setdefault(table + _parse_key(table_header[1]), number)
             for quotes in _MULTILINE.findall(line):
                 delimiter = quotes if not delimiter else "" if quotes == delimiter else delimiter
 
@@ -151,7 +153,7 @@ class TOMLLines:
         A table without a header of its own is at its first inner one: `source` at [source.shop].
         """
         if key and key not in self._lines:
-            inner = (line for known, line in self._lines.items() if known[: len(key)] == key)
+            inner = (line for path, line in self._lines.items() if path[: len(key)] == key)
             if line := next(inner, None):
                 return line
         while key:
@@ -178,9 +180,9 @@ def problems_message(file: str, problems: Sequence[ConfigProblem]) -> str:
     """Return the message of a ConfigError."""
     if len(problems) == 1:
         return f"{file}: {problems[0]}"
-    shown = "".join(f"\n  {each}" for each in problems[:_MAX_PROBLEMS])
-    more = f"\n  and {len(problems) - _MAX_PROBLEMS} more" if len(problems) > _MAX_PROBLEMS else ""
-    return f"{file} has {len(problems)} problems:{shown}{more}"
+    shown_problems = "".join(f"\n  {problem}" for problem in problems[:_MAX_REPORTED_PROBLEMS])
+    more = f"\n  and {len(problems) - _MAX_REPORTED_PROBLEMS} more" if len(problems) > _MAX_REPORTED_PROBLEMS else ""
+    return f"{file} has {len(problems)} problems:{shown_problems}{more}"
 
 
 class TableReader:
@@ -194,17 +196,17 @@ class TableReader:
 
         `exclude` are fields that files cannot set.
         """
-        read = self._struct((), table, kind, exclude)
-        return None if read is _INVALID else read
+        settings = self._struct((), table, kind, exclude)
+        return None if settings is _INVALID else settings
 
     def _reject(self, path: Key, message: str, suggestion: str = "") -> Any:
         self.problems.append(ConfigProblem(path, message, suggestion))
         return _INVALID
 
     def _struct(self, path: Key, table: Mapping[str, Any], kind: type[Struct], exclude: Collection[str] = ()) -> Any:
-        fields = {each.name: each for each in msgspec.structs.fields(kind) if each.name not in exclude}
+        fields = {field.name: field for field in msgspec.structs.fields(kind) if field.name not in exclude}
         unused = fields.keys() - table.keys()
-        listed = f"the keys are {', '.join(fields)}" if len(fields) <= _MAX_LISTED else ""
+        listed = f"the keys are {', '.join(fields)}" if len(fields) <= _MAX_LISTED_KEYS else ""
         for name in table.keys() - fields.keys():
             hint = similar_keys(name, unused)
             self._reject((*path, name), "unknown key", hint or listed)
@@ -222,23 +224,29 @@ class TableReader:
         if kind is Any:
             return value
         kinds = (
-            [each for each in get_args(kind) if each is not NoneType]
+            [alternative for alternative in get_args(kind) if alternative is not NoneType]
             if get_origin(kind) in (Union, UnionType)
             else [kind]
         )
-        texts = [each for each in kinds if isinstance(each, type) and issubclass(each, EnvText)]
-        tables = [each for each in kinds if isinstance(each, type) and issubclass(each, Struct) and each not in texts]
+        texts = [
+            alternative for alternative in kinds if isinstance(alternative, type) and issubclass(alternative, EnvText)
+        ]
+        tables = [
+            alternative
+            for alternative in kinds
+            if isinstance(alternative, type) and issubclass(alternative, Struct) and alternative not in texts
+        ]
         if texts and isinstance(value, dict) and value.keys() == {"env"} and isinstance(value["env"], str):
             value = f"${{{value['env']}}}"
         if isinstance(value, str) and get_origin(kinds[0]) is Literal and value not in (words := get_args(kinds[0])):
-            expected = ", ".join(f'"{each}"' for each in words)
-            problem = f'expected one of {expected}, got "{value[:_MAX_SHOWN]}"'
+            expected = ", ".join(f'"{word}"' for word in words)
+            problem = f'expected one of {expected}, got "{value[:_MAX_WORD_CHARACTERS]}"'
             return self._reject(path, problem, similar_keys(value, words))
         try:
             # Values are not part of these messages: a string may be a secret at the wrong key.
             converted = msgspec.convert(value, Union[tuple(map(_plain_type, kinds))])  # noqa: UP007 - of a runtime tuple
         except msgspec.ValidationError as error:
-            message = _TYPE.sub(lambda found: _TOML_TYPES[found[0]], str(error))
+            message = _TYPE.sub(lambda type_name: _TOML_TYPES[type_name[0]], str(error))
             got = f", got {value}" if isinstance(value, int | float) and "got" not in message else ""
             return self._reject(path, f"{message[:1].lower()}{message[1:]}{got}")
         if isinstance(value, str) and texts:
@@ -246,13 +254,15 @@ class TableReader:
             return self._reject(path, *text.problem) if text.problem is not None else text
         if isinstance(value, dict) and tables:
             return self._table(path, cast("dict[str, Any]", value), tables)
-        inner = next((each for each in kinds if get_origin(each) in (dict, tuple)), None)
+        inner = next((alternative for alternative in kinds if get_origin(alternative) in (dict, tuple)), None)
         if isinstance(value, dict):
-            read = {name: self._value((*path, name), each, get_args(inner)[1]) for name, each in converted.items()}
-            return {name: each for name, each in read.items() if each is not _INVALID}
+            values = {
+                name: self._value((*path, name), element, get_args(inner)[1]) for name, element in converted.items()
+            }
+            return {name: element for name, element in values.items() if element is not _INVALID}
         if isinstance(value, list):
-            items = [self._value((*path, n), each, get_args(inner)[0]) for n, each in enumerate(converted)]
-            return tuple(each for each in items if each is not _INVALID)
+            items = [self._value((*path, n), element, get_args(inner)[0]) for n, element in enumerate(converted)]
+            return tuple(element for element in items if element is not _INVALID)
         return converted
 
     def _table(self, path: Key, table: dict[str, Any], kinds: list[type[Struct]]) -> Any:
@@ -263,14 +273,15 @@ class TableReader:
         if len(kinds) == 1:
             return self._struct(path, table, kinds[0])
         by_key = {
-            next((each.name for each in msgspec.structs.fields(kind) if _is_required(each)), ""): kind for kind in kinds
+            next((field.name for field in msgspec.structs.fields(kind) if _is_required(field)), ""): kind
+            for kind in kinds
         }
         default = by_key.pop("", None)
-        found = [key for key in by_key if key in table]
-        if len(found) == 1:
-            return self._struct(path, table, by_key[found[0]])
-        if found:
-            return self._reject(path, f"the keys {' and '.join(found)} exclude each other", "keep one of them")
+        kind_keys = [key for key in by_key if key in table]
+        if len(kind_keys) == 1:
+            return self._struct(path, table, by_key[kind_keys[0]])
+        if kind_keys:
+            return self._reject(path, f"the keys {' and '.join(kind_keys)} exclude each other", "keep one of them")
         if default is not None:
             return self._struct(path, table, default)
         for name in table:
@@ -312,9 +323,9 @@ def check_settings(config: Config) -> Iterator[ConfigProblem]:
             yield ConfigProblem(path, f"unknown identity {name!r}", hint)
     yield from check_views(config)
     if (jwt := config.auth.jwt) is not None:
-        given = [name for name in ("key", "key_file", "jwks_url") if getattr(jwt, name) is not None]
-        if len(given) != 1:
-            problem = f"the keys {' and '.join(given)} exclude each other" if given else "the key is missing"
+        given_keys = [name for name in ("key", "key_file", "jwks_url") if getattr(jwt, name) is not None]
+        if len(given_keys) != 1:
+            problem = f"the keys {' and '.join(given_keys)} exclude each other" if given_keys else "the key is missing"
             yield ConfigProblem(("auth", "jwt"), problem, "set one of key, key_file and jwks_url")
         url = urlsplit(jwt.jwks_url or "https://")
         is_loopback = url.scheme == "http" and url.hostname in ("localhost", "127.0.0.1", "::1")
@@ -391,7 +402,7 @@ def _check_source(path: Key, name: str, source: AnySource) -> Iterator[ConfigPro
 
 def _check_clients(path: Key, source: AnySource) -> Iterator[ConfigProblem]:
     clients: dict[Key, Any] = {("auth",): getattr(source, "auth", None)}
-    clients |= {("credentials", name): each for name, each in getattr(source, "credentials", {}).items()}
+    clients |= {("credentials", name): credential for name, credential in getattr(source, "credentials", {}).items()}
     for at, client in clients.items():
         if isinstance(client, ClientSettings) and client.login and client.exchange:
             yield ConfigProblem((*path, *at), "the keys login and exchange exclude each other", "keep one of them")
@@ -408,9 +419,11 @@ def _check_clients(path: Key, source: AnySource) -> Iterator[ConfigProblem]:
 def _check_webhooks(path: Key, name: str, webhooks: WebhookSettings | None) -> Iterator[ConfigProblem]:
     if webhooks is None:
         return
-    given = [key for key in ("signature", "verify", "unsigned") if getattr(webhooks, key)]
-    if len(given) != 1:
-        problem = f"the keys {' and '.join(given)} exclude each other" if given else "the signature is missing"
+    given_keys = [key for key in ("signature", "verify", "unsigned") if getattr(webhooks, key)]
+    if len(given_keys) != 1:
+        problem = (
+            f"the keys {' and '.join(given_keys)} exclude each other" if given_keys else "the signature is missing"
+        )
         hint = "set signature and secret, or verify, or unsigned = true, which accepts everything"
         yield ConfigProblem(path, problem, hint)
     elif (webhooks.signature is None) != (webhooks.secret is None):

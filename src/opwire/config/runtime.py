@@ -48,8 +48,10 @@ if TYPE_CHECKING:
 
 logger = get_logger("opwire.config")
 
-_TYPES = frozenset(f"type:{each}" for each in OperationType)  # which a source need not have
-_GRACE = 10.0
+_TYPE_PATTERNS = frozenset(
+    f"type:{operation_type}" for operation_type in OperationType
+)  # a source need not have operations of every type
+_CLOSE_GRACE_SECONDS = 10.0
 """Additional seconds for MCP servers: each has its own timeout and better message, and needs time to stop."""
 
 
@@ -129,9 +131,9 @@ class OpenedConfig:
     @property
     def files(self) -> set[Path]:
         """The files that the configuration was loaded from: its own, Python modules and documents."""
-        of_sources = (files_of(each, self.config.folder) for each in self.config.sources.values())
-        found = self._modules.files.union(*of_sources)
-        return found if self.config.file is None else {*found, self.config.file.absolute()}
+        of_sources = (files_of(settings, self.config.folder) for settings in self.config.sources.values())
+        files = self._modules.files.union(*of_sources)
+        return files if self.config.file is None else {*files, self.config.file.absolute()}
 
     @property
     def webhooks(self) -> "dict[str, WebhookReceiver]":
@@ -148,7 +150,7 @@ class OpenedConfig:
     @property
     def duplicates(self) -> dict[str, list[str]]:
         """The ids that are skipped since an earlier source has them, by source."""
-        return {name: sorted(each.duplicates) for name, each in self._mounted.items() if each.duplicates}
+        return {name: sorted(source.duplicates) for name, source in self._mounted.items() if source.duplicates}
 
     def notes_of(self, source: str) -> list[str]:
         """Return the report of a source: skipped items, warnings and duplicate ids."""
@@ -185,17 +187,20 @@ class OpenedConfig:
 
         Empty if a source failed: it may have the operations.
         """
-        specs, found = self.registry.list(), list[str]()
+        specs, problems = self.registry.list(), list[str]()
         for name in PoliciesSettings.__struct_fields__:
             policy = getattr(self.config.policies, name)
             if policy is not None and not self.failures:
                 selection = Selection(
-                    *([each for each in part if each not in _TYPES] for part in (policy.include, policy.exclude))
+                    *(
+                        [pattern for pattern in part if pattern not in _TYPE_PATTERNS]
+                        for part in (policy.include, policy.exclude)
+                    )
                 )
                 for spec in specs:
                     selection.selects(spec)
-                found += [f"policies.{name}.{each}" for each in selection.problems(spec.id for spec in specs)]
-        return found
+                problems += [f"policies.{name}.{problem}" for problem in selection.problems(spec.id for spec in specs)]
+        return problems
 
     async def load(self) -> None:
         """Install the policies, and load the enabled sources.
@@ -206,7 +211,7 @@ class OpenedConfig:
         policies = create_policies(self.config.policies, self.config.folder, self._modules, self.approvals)
         async for policy in policies:
             self.registry.use(policy)
-        enabled = {name: each for name, each in self.config.sources.items() if each.enabled}
+        enabled = {name: settings for name, settings in self.config.sources.items() if settings.enabled}
         try:
             async with asyncio.TaskGroup() as group:
                 for name, settings in enabled.items():
@@ -225,7 +230,7 @@ class OpenedConfig:
             mounted.unmount()
         self._mounted.clear()
         opened, self._opened = self._opened, {}
-        for error in await asyncio.gather(*(each.close() for each in opened.values()), return_exceptions=True):
+        for error in await asyncio.gather(*(source.close() for source in opened.values()), return_exceptions=True):
             if isinstance(error, Exception):
                 logger.warning("a source raised when it was closed: %s", error, exc_info=error)
         await asyncio.gather(*self._abandoned)
@@ -250,7 +255,7 @@ class OpenedConfig:
 
     async def _open(self, name: str, settings: AnySource) -> AdapterSource:
         """Open a source within its timeout; one that is late is abandoned at once, and cleans up in the background."""
-        limit = settings.load_timeout + (_GRACE if isinstance(settings, MCPSettings) else 0)
+        limit = settings.load_timeout + (_CLOSE_GRACE_SECONDS if isinstance(settings, MCPSettings) else 0)
         key = dotted(("sources", name))
         opening = asyncio.create_task(open_source(name, settings, self.config.folder, self._modules))
 
@@ -304,8 +309,8 @@ async def create_policies(
     if settings.approval is not None:
         options = asdict(settings.approval)
         ask = options.pop("ask")
-        known = {"console": approvals, "caller": ask_caller}
-        decide = known.get(ask) or await modules.function(ask, "policies.approval.ask")
+        approvers = {"console": approvals, "caller": ask_caller}
+        decide = approvers.get(ask) or await modules.function(ask, "policies.approval.ask")
         yield Approval(decide, **options)
     if settings.cache is not None:
         from opwire.policies.cache import ResponseCache  # a part that may be removed
@@ -345,7 +350,7 @@ class MountedSource:
     @property
     def problems(self) -> tuple[str, ...]:
         """Patterns of the rules that match nothing, and operations that they leave out."""
-        return () if self._rules is None else self._rules.problems(each.spec.id for each in self.source)
+        return () if self._rules is None else self._rules.problems(operation.spec.id for operation in self.source)
 
     def skipped(self) -> list[Skipped]:
         """Return the operations with an id that another source has, too."""
@@ -362,24 +367,28 @@ class MountedSource:
         self._drop(change.gone)
 
     def _put(self, operations: Iterable[Operation]) -> None:
-        given = {each.spec.id: each for each in operations}
+        operations_by_id = {operation.spec.id: operation for operation in operations}
         if self._rules is not None:
-            derived = {id: self._rules.derive(id, each.spec) for id, each in given.items()}
-            given = {id: replace(given[id], spec=each.spec) for id, each in derived.items() if each is not None}
+            derived = {id: self._rules.derive(id, operation.spec) for id, operation in operations_by_id.items()}
+            operations_by_id = {
+                id: replace(operations_by_id[id], spec=derived_operation.spec)
+                for id, derived_operation in derived.items()
+                if derived_operation is not None
+            }
         sources = self._registry.sources
         self.duplicates |= {
             id
-            for id, each in given.items()
-            if each.spec.id in self._registry and sources.get(each.spec.id) != self._name
+            for id, operation in operations_by_id.items()
+            if operation.spec.id in self._registry and sources.get(operation.spec.id) != self._name
         }
-        own = {id: each for id, each in given.items() if id not in self.duplicates}
-        self.ids |= {id: each.spec.id for id, each in own.items()}
+        own_operations = {id: operation for id, operation in operations_by_id.items() if id not in self.duplicates}
+        self.ids |= {id: operation.spec.id for id, operation in own_operations.items()}
         sources |= dict.fromkeys(self.ids.values(), self._name)
-        self._registry.register_all(own.values(), replace=True)
+        self._registry.register_all(own_operations.values(), replace=True)
 
-    def _drop(self, gone: Iterable[str]) -> None:
-        self.duplicates.difference_update(gone)
-        for id in (self.ids.pop(each) for each in gone if each in self.ids):
+    def _drop(self, operation_ids: Iterable[str]) -> None:
+        self.duplicates.difference_update(operation_ids)
+        for id in (self.ids.pop(operation_id) for operation_id in operation_ids if operation_id in self.ids):
             if id in self._registry:
                 self._registry.unregister(id)
             self._registry.sources.pop(id, None)
@@ -397,14 +406,14 @@ async def watch(paths: Iterable[Path], *, interval: float = 0.5) -> AsyncGenerat
     paths = tuple(paths)
 
     def versions() -> dict[Path, tuple[int, int, int] | None]:
-        found: dict[Path, tuple[int, int, int] | None] = {}
+        file_versions: dict[Path, tuple[int, int, int] | None] = {}
         for path in paths:
             try:
                 status = path.stat()
-                found[path] = status.st_mtime_ns, status.st_size, status.st_ino
+                file_versions[path] = status.st_mtime_ns, status.st_size, status.st_ino
             except OSError:
-                found[path] = None
-        return found
+                file_versions[path] = None
+        return file_versions
 
     before = versions()
     while True:

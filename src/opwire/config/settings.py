@@ -40,13 +40,19 @@ class EnvText(Struct, frozen=True):
     @property
     def variables(self) -> tuple[str, ...]:
         """The names of the environment variables, each once."""
-        return tuple(dict.fromkeys(found[1] for found in ENV_PLACEHOLDER.finditer(self.template)))
+        return tuple(dict.fromkeys(placeholder[1] for placeholder in ENV_PLACEHOLDER.finditer(self.template)))
 
     @property
     def missing(self) -> tuple[str, ...]:
         """The variables without a default that are not set."""
-        found = ENV_PLACEHOLDER.finditer(self.template)
-        return tuple(dict.fromkeys(each[1] for each in found if each[2] is None and each[1] not in os.environ))
+        placeholders = ENV_PLACEHOLDER.finditer(self.template)
+        return tuple(
+            dict.fromkeys(
+                placeholder[1]
+                for placeholder in placeholders
+                if placeholder[2] is None and placeholder[1] not in os.environ
+            )
+        )
 
     def resolve(self, at: str) -> str:
         """Return the text with the variables replaced; `at` is its key.
@@ -57,7 +63,9 @@ class EnvText(Struct, frozen=True):
         if missing := self.missing:
             names = f"variable {missing[0]} is" if len(missing) == 1 else f"variables {' and '.join(missing)} are"
             raise ConfigError(f"{at}: the environment {names} not set")
-        return ENV_PLACEHOLDER.sub(lambda found: os.environ.get(found[1], found[2] or ""), self.template)
+        return ENV_PLACEHOLDER.sub(
+            lambda placeholder: os.environ.get(placeholder[1], placeholder[2] or ""), self.template
+        )
 
     @property
     def problem(self) -> tuple[str, str] | None:
@@ -75,8 +83,8 @@ def env_texts(value: Any) -> Iterator[EnvText]:
         yield from env_texts(tuple(getattr(value, name) for name in value.__struct_fields__))
     elif isinstance(value, dict | tuple):
         items = cast("dict[str, Any] | tuple[Any, ...]", value)
-        for each in items.values() if isinstance(items, dict) else items:
-            yield from env_texts(each)
+        for element in items.values() if isinstance(items, dict) else items:
+            yield from env_texts(element)
 
 
 def missing_variables(value: Any) -> tuple[str, ...]:
@@ -90,7 +98,7 @@ class Secret(EnvText, frozen=True):
     @property
     def problem(self) -> tuple[str, str] | None:
         """As for any text; and the problem of a secret in the file."""
-        defaults = {found[2] for found in ENV_PLACEHOLDER.finditer(self.template)}
+        defaults = {placeholder[2] for placeholder in ENV_PLACEHOLDER.finditer(self.template)}
         return super().problem or (None if defaults == {None} else (SECRET_IN_FILE, USE_ENVIRONMENT))
 
 
@@ -662,6 +670,6 @@ def dotted(key: Key) -> str:
     return text
 
 
-def similar_keys(given: str, known: Iterable[str]) -> str:
+def similar_keys(key: str, known_keys: Iterable[str]) -> str:
     """Return "did you mean `key`?", or an empty string if no known word is close."""
-    return did_you_mean(f"`{each}`" for each in similar_names(given, known))
+    return did_you_mean(f"`{name}`" for name in similar_names(key, known_keys))

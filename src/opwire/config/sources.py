@@ -58,7 +58,7 @@ if TYPE_CHECKING:
 logger = get_logger("opwire.config")
 
 _PYTHON_FILE = re.compile(r"(.+\.py)(:(.*))?")
-_THREADS = 16  # concurrent imports, not counting those that hang
+_IMPORT_THREADS = 16  # not counting those of imports that hang
 
 
 async def open_source(name: str, settings: AnySource, folder: Path, modules: "ProjectModules") -> AdapterSource:
@@ -84,7 +84,7 @@ async def create_source(name: str, settings: AnySource, folder: Path, modules: "
     key: Key = ("sources", name)
     if isinstance(settings, PythonSource):
         registries = await modules.registries(settings.python, dotted((*key, "python")))
-        methods = list(chain.from_iterable(each.decorated_methods for each in registries))
+        methods = list(chain.from_iterable(registry.decorated_methods for registry in registries))
         if methods and not any(map(len, registries)):
             told = "%s: no operations: %s needs register_object with an object of its class"
             logger.warning(told, settings.python, methods[0])
@@ -118,14 +118,14 @@ def resolve(value: Any, key: Key) -> Any:
         case CallerCredential():
             return value
         case ClientSettings():
-            given = {name: each for name, each in msgspec.structs.asdict(value).items() if each is not None}
-            return resolve(given, key)
+            settings = {name: setting for name, setting in msgspec.structs.asdict(value).items() if setting is not None}
+            return resolve(settings, key)
         case msgspec.Struct():
-            return {name: resolve(each, (*key, name)) for name, each in msgspec.structs.asdict(value).items()}
+            return {name: resolve(setting, (*key, name)) for name, setting in msgspec.structs.asdict(value).items()}
         case dict():
-            return {name: resolve(each, (*key, name)) for name, each in cast("dict[str, Any]", value).items()}
+            return {name: resolve(element, (*key, name)) for name, element in cast("dict[str, Any]", value).items()}
         case tuple():
-            return tuple(resolve(each, (*key, n)) for n, each in enumerate(cast("tuple[Any, ...]", value)))
+            return tuple(resolve(element, (*key, n)) for n, element in enumerate(cast("tuple[Any, ...]", value)))
         case _:
             return value
 
@@ -142,8 +142,8 @@ async def _load_callers(values: dict[str, Any], key: Key, modules: "ProjectModul
 
 def files_of(settings: AnySource, folder: Path) -> list[Path]:
     """Return the files that a source is loaded from, except Python modules."""
-    given = settings.openapi if isinstance(settings, OpenAPISettings) else getattr(settings, "mcp_servers", None)
-    if given is None or given.missing or "://" in (path := given.resolve("")):
+    document = settings.openapi if isinstance(settings, OpenAPISettings) else getattr(settings, "mcp_servers", None)
+    if document is None or document.missing or "://" in (path := document.resolve("")):
         return []
     return [folder / Path(path).expanduser()]
 
@@ -188,8 +188,8 @@ def _mcp_source(
 def _tls(values: dict[str, Any], folder: Path) -> dict[str, Any]:
     """Return the TLS options that are set, with paths relative to the folder."""
     files = ("ca_file", "client_certificate", "client_key")
-    found = {name: str(folder / Path(values[name]).expanduser()) for name in files if values[name] is not None}
-    return found | ({"client_key_password": values["client_key_password"]} if values["client_key_password"] else {})
+    paths = {name: str(folder / Path(values[name]).expanduser()) for name in files if values[name] is not None}
+    return paths | ({"client_key_password": values["client_key_password"]} if values["client_key_password"] else {})
 
 
 async def _webhook_receiver(
@@ -267,7 +267,9 @@ class RegistrySource(AdapterSource):
         strip: bool | None = None,
     ) -> None:
         super().__init__()
-        self._parts = [RegistryOperations(each, normalize=normalize or "off", strip=strip) for each in registries]
+        self._parts = [
+            RegistryOperations(registry, normalize=normalize or "off", strip=strip) for registry in registries
+        ]
 
     def __iter__(self) -> Iterator[Operation]:
         """Iterate over the current operations."""
@@ -276,15 +278,15 @@ class RegistrySource(AdapterSource):
     @property
     def instructions(self) -> dict[str, str]:
         """The instructions of the registries' own sources."""
-        return {namespace: text for each in self._parts for namespace, text in each.instructions.items()}
+        return {namespace: text for part in self._parts for namespace, text in part.instructions.items()}
 
     def on_change(self, listener: Callable[[SourceChange], None]) -> Callable[[], None]:
         """Call the listener after every change; the returned function removes it."""
-        return _all_of([each.on_change(listener) for each in self._parts])
+        return _all_of([part.on_change(listener) for part in self._parts])
 
     def on_resource_updated(self, listener: Callable[[str], None]) -> Callable[[], None]:
         """Call the listener with the URI of every updated resource; the returned function removes it."""
-        return _all_of([each.on_resource_updated(listener) for each in self._parts])
+        return _all_of([part.on_resource_updated(listener) for part in self._parts])
 
 
 def _all_of(removes: Sequence[Callable[[], None]]) -> Callable[[], None]:
@@ -304,7 +306,7 @@ class ProjectModules:
     def __init__(self, folder: Path) -> None:
         self._folder = folder
         self._before = frozenset(sys.modules)  # modules of the process itself are never removed
-        self._threads = WorkerPool(_THREADS)
+        self._threads = WorkerPool(_IMPORT_THREADS)
         self._lock = threading.Lock()
         self._running: Counter[Path] = Counter()  # imports, by their folder
         self._folders = {folder}
@@ -319,15 +321,15 @@ class ProjectModules:
         """
         module, attribute = await self._module(target, at)
         name = module.__name__
-        found = {name: each for name, each in vars(module).items() if isinstance(each, OperationRegistry)}
+        registries = {name: value for name, value in vars(module).items() if isinstance(value, OperationRegistry)}
         if not attribute:
-            if not found:
+            if not registries:
                 raise ConfigError(f"{at}: the module {name} has no OperationRegistry")
-            return list({id(each): each for each in found.values()}.values())  # one may have two names
+            return list({id(registry): registry for registry in registries.values()}.values())  # one may have two names
         try:
             registry: Any = attrgetter(attribute)(module)
         except AttributeError:
-            hint = similar_keys(attribute, found) or (f"it has {', '.join(found)}" if found else "")
+            hint = similar_keys(attribute, registries) or (f"it has {', '.join(registries)}" if registries else "")
             message = f"{at}: the module {name} has no {attribute}{f'; {hint}' if hint else ''}"
             raise ConfigError(message) from None
         if not isinstance(registry, OperationRegistry):
@@ -342,17 +344,17 @@ class ProjectModules:
             ConfigError: the target does not exist, or the import failed.
         """
         module, attribute = await self._module(target, at)
-        found: Any = getattr(module, attribute, None)
-        if not callable(found):
+        function: Any = getattr(module, attribute, None)
+        if not callable(function):
             raise ConfigError(f"{at}: the module {module.__name__} has no function {attribute}")
-        return found
+        return function
 
     async def _module(self, target: str, at: str) -> tuple[ModuleType, str]:
         """Import the module of a target, and return it with the name of the attribute."""
         folder = self._folder
-        if found := _PYTHON_FILE.fullmatch(target):
-            colon, attribute = found[2] or "", found[3] or ""
-            folder, name = self._module_of(found[1], at)
+        if file_target := _PYTHON_FILE.fullmatch(target):
+            colon, attribute = file_target[2] or "", file_target[3] or ""
+            folder, name = self._module_of(file_target[1], at)
         else:
             name, colon, attribute = target.partition(":")
         if not name or (colon and not attribute):
@@ -360,19 +362,19 @@ class ProjectModules:
         module: ModuleType = await self._threads.run(partial(self._import, name, at, folder), f"the import of {name}")
         return module, attribute
 
-    def _module_of(self, given: str, at: str) -> tuple[Path, str]:
+    def _module_of(self, path: str, at: str) -> tuple[Path, str]:
         """Return the folder to import a file from, and its module; a file of a package is imported as its part."""
-        file = (self._folder / Path(given).expanduser()).resolve()
+        file = (self._folder / Path(path).expanduser()).resolve()
         if not file.is_file():
-            raise ConfigError(f"{at}: {given}: no such file")
+            raise ConfigError(f"{at}: {path}: no such file")
         folder, names = file.parent, [file.stem]
         while (folder / "__init__.py").is_file() and folder.name.isidentifier():
             folder, names = folder.parent, [folder.name, *names]
         name = ".".join(names)
-        known = sys.modules.get(name)
-        taken = known is not None and Path(getattr(known, "__file__", None) or "").resolve() != file
-        if taken or not file.stem.isidentifier():
-            raise ConfigError(f"{at}: {given} cannot be imported as {name}, which is another module: rename the file")
+        known_module = sys.modules.get(name)
+        is_taken = known_module is not None and Path(getattr(known_module, "__file__", None) or "").resolve() != file
+        if is_taken or not file.stem.isidentifier():
+            raise ConfigError(f"{at}: {path} cannot be imported as {name}, which is another module: rename the file")
         return folder, name
 
     def forget(self) -> None:
@@ -395,11 +397,11 @@ class ProjectModules:
                 message = f"{at}: unknown module {error.name}: it is neither in {self._folder} nor installed"
                 raise ConfigError(message) from error
             message = f"{at}: {name} cannot be imported: {type(error).__name__}: {error}"
-            ours = [each for each in frames if self._is_ours(each.filename)]
+            ours = [frame for frame in frames if self._is_ours(frame.filename)]
             if ours and not isinstance(error, SyntaxError):  # its message has the position
                 file = Path(ours[-1].filename)
-                shown = file.relative_to(self._folder) if file.is_relative_to(self._folder) else file
-                message += f" ({shown}, line {ours[-1].lineno})"
+                shown_file = file.relative_to(self._folder) if file.is_relative_to(self._folder) else file
+                message += f" ({shown_file}, line {ours[-1].lineno})"
             raise ConfigError(message) from error
         finally:
             self.files |= {Path(module.__file__) for module in self._modules().values() if module.__file__}
@@ -428,5 +430,5 @@ class ProjectModules:
         }
 
     def _is_ours(self, file: str | None) -> bool:
-        ours = file is not None and any(Path(file).is_relative_to(each) for each in tuple(self._folders))
+        ours = file is not None and any(Path(file).is_relative_to(folder) for folder in tuple(self._folders))
         return ours and "site-packages" not in Path(file or "").parts

@@ -52,8 +52,8 @@ if TYPE_CHECKING:
 CONSOLE = "/console"
 """The path of the console beside the HTTP API."""
 
-_MAX_KEYS = 1024 * 1024  # bytes of a published key set
-_FETCH_TIMEOUT = 10.0  # seconds
+_MAX_KEY_SET_BYTES = 1024 * 1024
+_FETCH_TIMEOUT_SECONDS = 10.0
 
 
 def build_authenticator(config: Config) -> Authenticator | None:
@@ -96,18 +96,20 @@ class AnyAuthenticator:
 
     def __init__(self, accepted: Sequence[Authenticator]) -> None:
         self._accepted = accepted
-        found = (getattr(each, "protected_resource", None) for each in accepted)
-        self.protected_resource: ResourceMetadata | None = next((each for each in found if each is not None), None)
+        resources = (getattr(authenticator, "protected_resource", None) for authenticator in accepted)
+        self.protected_resource: ResourceMetadata | None = next(
+            (resource for resource in resources if resource is not None), None
+        )
 
     async def authenticate(self, token: str | None) -> Grant:
         """Return the first grant of a token; the error says more than that it is invalid, if one of them does."""
         errors: list[CallError] = []
-        for each in self._accepted:
+        for authenticator in self._accepted:
             try:
-                return await each.authenticate(token)
+                return await authenticator.authenticate(token)
             except CallError as error:
                 errors.append(error)
-        raise next((each for each in errors if each.code is not ErrorCode.UNAUTHENTICATED), errors[-1])
+        raise next((error for error in errors if error.code is not ErrorCode.UNAUTHENTICATED), errors[-1])
 
 
 class AnonymousGrant:
@@ -173,8 +175,8 @@ def _oauth_tokens(settings: OAuthSettings) -> Authenticator:
 
 
 def _claim_names(settings: ClaimSettings) -> ClaimNames:
-    given = {name: each for name, each in msgspec.structs.asdict(settings).items() if each is not None}
-    return cast("ClaimNames", given)
+    claim_names = {name: claim for name, claim in msgspec.structs.asdict(settings).items() if claim is not None}
+    return cast("ClaimNames", claim_names)
 
 
 class _NoRedirects(HTTPRedirectHandler):
@@ -192,8 +194,8 @@ def key_fetcher(url: str) -> Callable[[], Mapping[str, Any]]:
 
     def fetch() -> Mapping[str, Any]:
         try:
-            with opener.open(url, timeout=_FETCH_TIMEOUT) as response:
-                return json.loads(response.read(_MAX_KEYS))
+            with opener.open(url, timeout=_FETCH_TIMEOUT_SECONDS) as response:
+                return json.loads(response.read(_MAX_KEY_SET_BYTES))
         except HTTPError as error:
             error.close()  # it holds the connection
             raise
@@ -393,12 +395,12 @@ def spoke_of(config: Config, registry: OperationRegistry | None) -> Spoke:
 
     def is_announced(spec: OperationSpec) -> bool:
         patterns = settings.announces or ()
-        return any(spec.namespace == each or fnmatchcase(spec.id, each) for each in patterns)
+        return any(spec.namespace == pattern or fnmatchcase(spec.id, pattern) for pattern in patterns)
 
     with _config_errors("spoke"):
         return Spoke(
             registry,
-            [each.resolve("spoke.url") for each in urls],
+            [url.resolve("spoke.url") for url in urls],
             name=settings.name,
             version=settings.version,
             anonymous=identity_of(config, settings.anonymous),
@@ -479,9 +481,9 @@ def signed_requests(key: str, settings: SignedSettings, folder: Path) -> "Signed
             raise ConfigError(f"{key}.{name}: cannot be read: {error}") from error
 
     def text(name: str) -> str | None:
-        given: EnvText | None = getattr(settings, name)
+        env_text: EnvText | None = getattr(settings, name)
         file: str | None = getattr(settings, f"{name}_file")
-        return given.resolve(f"{key}.{name}") if given is not None else file and read(f"{name}_file", file)
+        return env_text.resolve(f"{key}.{name}") if env_text is not None else file and read(f"{name}_file", file)
 
     pem, certificate = text("key"), text("certificate")
     with _config_errors(key):
@@ -491,7 +493,7 @@ def signed_requests(key: str, settings: SignedSettings, folder: Path) -> "Signed
         if pem is not None and certificate is not None:
             signer = Signer(certificate, SigningKey.from_pem(pem), lifetime=settings.lifetime)
         if settings.authorities:
-            verifier = Verifier(*(read("authorities", each) for each in settings.authorities))
+            verifier = Verifier(*(read("authorities", authority) for authority in settings.authorities))
         return SignedRequests(signer, verifier)
 
 

@@ -36,7 +36,7 @@ logger = get_logger("opwire.config")
 
 T = TypeVar("T")
 
-_AT_EXIT = 5.0  # seconds that a process waits for connections to close
+_CLOSE_AT_EXIT_SECONDS = 5.0
 
 
 class SyncClient:
@@ -208,20 +208,20 @@ class SyncClient:
         thread = self._thread
 
         async def next_item() -> Any:
-            return await anext(items, _END)
+            return await anext(items, _END_OF_STREAM)
 
         async def close() -> None:
             await items.aclose()
 
         try:
-            while (item := self._wait(next_item())) is not _END:
+            while (item := self._wait(next_item())) is not _END_OF_STREAM:
                 yield cast("T", item)
         finally:
             if thread is not None and thread.is_running:  # otherwise they were closed with it
                 thread.wait(close())
 
 
-_END = object()
+_END_OF_STREAM = object()
 
 
 def _is_config(target: Target | Path) -> TypeGuard[str | Path]:
@@ -261,7 +261,7 @@ class _LoopThread:
         self._thread.start()
         running.wait()
         # Daemon threads are stopped at exit wherever they are, so connections are closed before.
-        atexit.register(self.close, _AT_EXIT)
+        atexit.register(self.close, _CLOSE_AT_EXIT_SECONDS)
 
     @property
     def is_running(self) -> bool:
@@ -321,7 +321,7 @@ class _LoopThread:
         atexit.unregister(self.close)
 
     async def _main(self, opening: Callable[[AsyncExitStack], Awaitable[Client]], running: threading.Event) -> None:
-        task, ended = cast("asyncio.Task[None]", asyncio.current_task()), asyncio.Event()
+        task, close_requested = cast("asyncio.Task[None]", asyncio.current_task()), asyncio.Event()
         self._end, self._loop = task.cancel, asyncio.get_running_loop()
         running.set()
         async with AsyncExitStack() as stack:
@@ -332,9 +332,9 @@ class _LoopThread:
                     self._loop = None
                 self.opened.set_exception(error)
                 return
-            self._end = ended.set
+            self._end = close_requested.set
             self.opened.set_result(client)
-            await ended.wait()
+            await close_requested.wait()
         self._has_closed = True
 
 

@@ -22,7 +22,7 @@ from opwire.registry import OperationRegistry, RegistryView
 from opwire.registry.reshape import Reshape
 from opwire.registry.view import Pattern, ViewOptions, ViewRules
 
-_SOURCE = "source:"
+_SOURCE_PREFIX = "source:"
 
 
 class ConfigRegistry(OperationRegistry):
@@ -70,7 +70,7 @@ def check_views(config: Config) -> Iterator[ConfigProblem]:
         path: Key = ("views", name)
         for option in ("include", "exclude"):
             for pattern in getattr(view, option):
-                source = pattern.removeprefix(_SOURCE)
+                source = pattern.removeprefix(_SOURCE_PREFIX)
                 if source != pattern and source not in config.sources:
                     yield ConfigProblem(
                         (*path, option), f"unknown source {source!r}", similar_keys(source, config.sources)
@@ -93,7 +93,7 @@ def check_views(config: Config) -> Iterator[ConfigProblem]:
 def _options(view: ViewSettings, sources: dict[str, str]) -> ViewOptions:
     def selected(patterns: Iterable[str]) -> Iterator[Pattern]:
         for pattern in patterns:
-            source = pattern.removeprefix(_SOURCE)
+            source = pattern.removeprefix(_SOURCE_PREFIX)
 
             def is_of(spec: OperationSpec, source: str = source) -> bool:
                 return sources.get(spec.id) == source
@@ -104,6 +104,6 @@ def _options(view: ViewSettings, sources: dict[str, str]) -> ViewOptions:
         "include": list(selected(view.include)),
         "exclude": list(selected(view.exclude)),
         "rename": view.rename,
-        "reshape": {key: Reshape(**asdict(each)) for key, each in view.reshape.items()},
+        "reshape": {key: Reshape(**asdict(reshape_settings)) for key, reshape_settings in view.reshape.items()},
         "scopes": view.scopes,
     }
