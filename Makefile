@@ -1,7 +1,7 @@
 # Needs Python 3.11; the rest is fetched into .venv*, whose stamps make a second run quick. PYENV_VERSION wakes pyenv's shims.
 PYTHON ?= $(firstword $(foreach p,python3.11 python3,$(shell $(p) -c 'import sys; sys.version_info >= (3, 11) and print("$(p)")' 2>/dev/null)))
 GROUPS = demo test check docs judges judges-sdk1 mutants bench bench-pydantic-ai bench-fastmcp bench-faststream bench-arq bench-taskiq bench-celery bench-fastapi bench-utcp bench-bm25s
-INSTALL = .venv/bin/uv pip install -q -e .
+INSTALL = .venv/bin/uv pip install -q -e . $(if $(filter test check mutants .venv3%,$* $@),-e conformance)
 COMPILE = .venv/bin/uv pip compile -q --upgrade --universal --python-version 3.11 --no-annotate --no-header
 export PYTHONDONTWRITEBYTECODE =# compiled tests save 60 s of CPU time per run
 .PHONY: help demo test coverage chaos soak check docs bench judges console browser mutants lock clean
@@ -50,9 +50,9 @@ clean:  ## remove environments, caches and reports
 .venv/bin/uv:
 	$(or $(PYTHON),$(error opwire needs Python 3.11 or newer; `make PYTHON=...` names one)) -m venv .venv
 	.venv/bin/pip install -q uv==0.13.7
-.venv/.%: requirements/%.txt pyproject.toml | .venv/bin/uv
+.venv/.%: requirements/%.txt pyproject.toml conformance/pyproject.toml | .venv/bin/uv
 	$(INSTALL) --python .venv -r $< && touch $@
-.venv3%/.done: requirements/test.txt pyproject.toml | .venv/bin/uv
+.venv3%/.done: requirements/test.txt pyproject.toml conformance/pyproject.toml | .venv/bin/uv
 	PYENV_VERSION=3.$* .venv/bin/uv venv -q --clear --no-python-downloads --python python3.$* .venv3$*
 	$(INSTALL) --python .venv3$* -r $< && touch $@
 .venv-%/.done: requirements/%.txt pyproject.toml | .venv/bin/uv

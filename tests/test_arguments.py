@@ -11,6 +11,7 @@ from typing import Any
 import pytest
 
 import opwire
+import opwire_conformance
 from opwire import (
     CallError,
     Client,
@@ -50,7 +51,11 @@ DOCUMENT = {"openapi": "3.1.0", "info": {"title": "shop", "version": "1"}, "path
 
 def public() -> Iterator[tuple[str, Callable[..., Any]]]:
     """Yield what the `__all__` of every module names and can be called."""
-    for module in pkgutil.walk_packages(opwire.__path__, "opwire."):
+    modules = [
+        *pkgutil.walk_packages(opwire.__path__, "opwire."),
+        *pkgutil.walk_packages(opwire_conformance.__path__, "opwire_conformance."),
+    ]
+    for module in modules:
         loaded = importlib.import_module(module.name)
         for name in getattr(loaded, "__all__", ()):
             found = getattr(loaded, name)
@@ -72,7 +77,7 @@ def parameters() -> Iterator[tuple[str, inspect.Parameter]]:
 def test_every_keyword_that_is_passed_on_is_typed() -> None:
     """Every option that a public function passes on to another one is typed."""
     passed_on = {name: each for name, each in parameters() if each.kind is inspect.Parameter.VAR_KEYWORD}
-    assert {"opwire.hub.Observer", "opwire.hub.RemoteServer", "opwire.testing.conformance.check_peer"} <= set(passed_on)
+    assert {"opwire.hub.Observer", "opwire.hub.RemoteServer", "opwire_conformance.peers.check_peer"} <= set(passed_on)
     assert [name for name, each in passed_on.items() if "Any" in str(each.annotation)] == []
 
 

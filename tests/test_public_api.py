@@ -1,7 +1,6 @@
 """What `import opwire` gives: pinned names, there at once, and no optional dependency behind them."""
 
 import importlib.metadata
-import platform
 import subprocess
 import sys
 
@@ -97,18 +96,3 @@ assert opwire.Schema.from_type(Sum).is_valid({"total": 3})
 print(sorted({"pydantic", "attr", "attrs"} & sys.modules.keys()))
 """
     assert in_a_fresh_python(code) == "[]\n"
-
-
-@pytest.mark.skipif(platform.libc_ver()[0] != "glibc", reason="other allocators have no such threshold")
-def test_buffers_of_the_event_loop_are_not_mapped_one_by_one() -> None:
-    code = """
-import ctypes, opwire
-class Info(ctypes.Structure):
-    _fields_ = [("others", ctypes.c_size_t * 3), ("hblks", ctypes.c_size_t), ("rest", ctypes.c_size_t * 6)]
-read = ctypes.CDLL(None).mallinfo2
-read.restype = Info
-before = read().hblks
-buffer = bytearray(256 * 1024)
-print(read().hblks - before)
-"""
-    assert in_a_fresh_python(code) == "0\n"

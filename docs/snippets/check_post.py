@@ -1,6 +1,6 @@
 import asyncio
 
-from opwire.testing import TRANSPORT_CONTRACT, check_transport
+from opwire_conformance import TRANSPORT_CONTRACT, check_transport
 
 from post import PostOffice, PostTransport
 

@@ -1,9 +1,6 @@
-import hashlib
-import json
+from opwire.testing import interface_digests
 
 from shop import registry
 
-for spec in registry.list():
-    schemas = [spec.type, spec.input_schema.json, spec.output_schema.json]
-    digest = hashlib.sha256(json.dumps(schemas, sort_keys=True).encode()).hexdigest()
-    print(spec.id, digest[:12])
+for operation_id, digest in interface_digests(registry).items():
+    print(operation_id, digest)

@@ -5,15 +5,15 @@ import pytest
 from opwire import (
     CallError,
     Identity,
-    OperationRegistry,
     ResponseEnvelope,
     mcp_envelope,
 )
 from opwire.client import Client
 from opwire.openapi.server import serve_http
+from opwire.testing import with_stand_ins
 
-from composed import offer
-from shop import Line, order, registry
+from composed import registry
+from shop import Line, order
 
 TEA = {"article": "tea", "price": 4.5, "quantity": 2}
 
@@ -34,19 +34,16 @@ def test_invalid_input_is_rejected_before_the_function_runs() -> None:
 
 
 def test_an_operation_that_calls_others_with_stand_ins_for_them() -> None:
-    stand_in = OperationRegistry()
-
-    @stand_in.query("warehouse.stock")
     def stock(article: str) -> ResponseEnvelope[Any]:
         return mcp_envelope({"pieces": 3}, is_error=article != "tea", content=[])
 
-    @stand_in.query("rates.get")
     def get(currency: str) -> dict[str, Any]:
         return {"rate": 2.0}
 
-    stand_in.query("shop.offer")(offer)  # the function of the program, unchanged
+    stand_ins = {"warehouse.stock": stock, "rates.get": get}
+    tested = with_stand_ins(registry, stand_ins)  # with the program's own shop.offer
     asked = {"article": "tea", "price": 4.5, "currency": "USD"}
-    offered = asyncio.run(stand_in.execute("shop.offer", asked))
+    offered = asyncio.run(tested.execute("shop.offer", asked))
     assert offered.data == "3 pieces of tea at 9.00 USD"
 
 

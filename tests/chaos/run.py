@@ -20,8 +20,8 @@ from opwire.errors import CallError, ErrorCode
 from opwire.model.operation import Context, Handler, OperationSpec, OperationType
 from opwire.protocol import CallHandler, Overflow, PendingRequestMap, Transport
 from opwire.registry import OperationRegistry
-from opwire.testing.harness import expect
 from opwire.transports.memory import MemoryBus, MemoryTransport
+from opwire_conformance.harness import expect
 from tests.chaos.transport import FAULTS, Chaos, ChaosTransport, Fault
 
 LONGEST = 1.0

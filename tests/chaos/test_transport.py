@@ -8,8 +8,8 @@ import pytest
 
 from opwire.errors import CallError, ErrorCode
 from opwire.protocol import Address, CallCredit, CallEvent, CallRequested
-from opwire.testing import check_transport
 from opwire.transports.memory import MemoryBus, MemoryTransport
+from opwire_conformance import check_transport
 from tests.chaos.transport import Chaos, ChaosTransport
 from tests.chaos.virtual_time import run_virtually
 

@@ -13,7 +13,7 @@ from opwire.client import Retries
 from opwire.errors import CallError, UsageError, is_resume_error
 from opwire.hub import Hub, Spoke
 from opwire.openapi.server import serve_http
-from opwire.testing.harness import soon
+from opwire_conformance.harness import soon
 from tests.client.samples import ME, WAYS, Way
 from tests.hub.meeting import OPEN
 from tests.servers.faults import FaultProxy

@@ -18,8 +18,8 @@ from opwire.durable.redis import RedisStream
 from opwire.durable.streams import BATCH
 from opwire.errors import CallError, ErrorCode, UsageError, is_resume_error
 from opwire.hub import Hub, Spoke
-from opwire.testing.harness import soon
 from opwire.transports.redis.connection import command
+from opwire_conformance.harness import soon
 from tests.hub.meeting import OPEN
 from tests.servers.brokers import NatsServer, RedisServer
 from tests.servers.leaks import Leaks

@@ -7,7 +7,7 @@ import pytest
 from opwire.durable.journal import Outcome
 from opwire.durable.waiters import OutcomeWaiter, OutcomeWaiters
 from opwire.errors import CallError, ErrorCode
-from opwire.testing.harness import soon
+from opwire_conformance.harness import soon
 
 DONE = Outcome(key="k", operation_id="shop.order", event=b"{}", attempts=1, recorded=1)
 

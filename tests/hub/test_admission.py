@@ -13,8 +13,8 @@ from opwire.hub import Hub, Spoke
 from opwire.model.operation import AccessControl, Context, Identity, OperationType
 from opwire.protocol.discovery import OPERATIONS
 from opwire.registry import OperationRegistry
-from opwire.testing.harness import soon
 from opwire.transports.websocket import WebSocketServer, WebSocketTransport
+from opwire_conformance.harness import soon
 from tests.hub.meeting import AUTH, TOKENS, Meeting, Waiting, adding, answer, connected, ids, peers, whoami
 from tests.transports.websocket.ends import Plain, until
 

@@ -13,8 +13,8 @@ from opwire.hub.spoke import DiscoveryPoller
 from opwire.model.operation import Identity
 from opwire.protocol import CallHandler, PendingRequestMap
 from opwire.registry import OperationRegistry
-from opwire.testing.harness import soon
 from opwire.transports.memory import MemoryBus, MemoryTransport
+from opwire_conformance.harness import soon
 from tests.hub.meeting import BEAT, Meeting, Waiting, adding, ids
 from tests.transports.websocket.ends import until
 

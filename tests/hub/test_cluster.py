@@ -21,8 +21,8 @@ from opwire.protocol.description import OperationInfo
 from opwire.protocol.events import CallAborted, CallEvent, CallFailed, CallRequested, CallResponded
 from opwire.registry import OperationRegistry
 from opwire.schema import Schema
-from opwire.testing.harness import soon
 from opwire.transports.broker import BrokerTransport
+from opwire_conformance.harness import soon
 from tests.hub.meeting import AUTH, BEAT, Meeting, Waiting, adding, connected, ids, peers, whoami
 from tests.transports.websocket.ends import until
 

@@ -18,8 +18,8 @@ from opwire.model.envelope import ResponseEnvelope
 from opwire.model.operation import Context, Identity, Progress
 from opwire.protocol.events import CallRequested
 from opwire.registry import OperationRegistry
-from opwire.testing.harness import soon
 from opwire.version import VERSION
+from opwire_conformance.harness import soon
 from tests.hub.meeting import BEAT, OPEN, Meeting, Waiting, adding, connected, ids, peers
 from tests.servers.brokers import RedisServer
 from tests.servers.certificates import self_signed

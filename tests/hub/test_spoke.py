@@ -10,8 +10,8 @@ from opwire.errors import CallError, ErrorCode, UsageError
 from opwire.hub import Spoke
 from opwire.model.operation import Identity
 from opwire.registry import OperationRegistry
-from opwire.testing.harness import soon
 from opwire.transports.memory import MemoryBus, MemoryTransport
+from opwire_conformance.harness import soon
 from tests.hub.meeting import AUTH, BEAT, Meeting, Waiting, adding
 from tests.protocol.harness import until
 

@@ -10,9 +10,9 @@ from opwire.errors import CallError, ErrorCode
 from opwire.hub import Hub, Spoke
 from opwire.model.envelope import local_envelope
 from opwire.protocol import Address, CallbackHandler, CallRequested, PendingRequestMap
-from opwire.testing.harness import soon
 from opwire.transports.memory import MemoryBus, MemoryTransport
 from opwire.transports.websocket import WebSocketTransport
+from opwire_conformance.harness import soon
 from tests.hub.meeting import OPEN
 
 Ends = tuple[PendingRequestMap, PendingRequestMap]

@@ -6,8 +6,8 @@ from contextlib import asynccontextmanager
 from typing import TypeVar
 
 from opwire.protocol import Address
-from opwire.testing.harness import soon
 from opwire.transports.broker_connection import BrokerConnection
+from opwire_conformance.harness import soon
 
 T = TypeVar("T")
 

@@ -20,11 +20,11 @@ from opwire.protocol.events import (
     CallResponded,
     encode_event,
 )
-from opwire.testing.harness import soon
 from opwire.transports.batches import BATCHING, Batches
 from opwire.transports.broker import BrokerTransport
 from opwire.transports.nats import NatsTransport
 from opwire.transports.redis import RedisTransport
+from opwire_conformance.harness import soon
 from tests.servers.brokers import NatsServer, RedisServer
 from tests.transports.broker_in_memory import MemoryBroker, MemoryBrokerConnection
 from tests.transports.nats.ends import end as nats_end

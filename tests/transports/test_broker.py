@@ -1,6 +1,6 @@
 """What every broker transport adds to its broker: in virtual time, on a broker in memory that can stop and can lose.
 
-What holds for every transport is in the contract, tests/testing/test_contract.py.
+What holds for every transport is in the contract, tests/conformance/test_contract.py.
 """
 
 import asyncio
@@ -29,8 +29,8 @@ from opwire.protocol import (
 )
 from opwire.protocol.events import Hello, Here, Left, Serving, Waiting, Who, encode_session
 from opwire.registry import OperationRegistry
-from opwire.testing.harness import Probe, item
 from opwire.transports.broker import BrokerTransport
+from opwire_conformance.harness import Probe, item
 from tests.chaos.virtual_time import run_virtually
 from tests.properties import is_thorough
 from tests.transports.broker_in_memory import MemoryBroker, MemoryBrokerConnection

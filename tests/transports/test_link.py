@@ -9,9 +9,9 @@ from contextlib import asynccontextmanager
 import pytest
 
 from opwire.errors import CallError, ErrorCode
-from opwire.testing.harness import soon
 from opwire.transports import link
 from opwire.transports.link import Backlogs, Link, keep_running
+from opwire_conformance.harness import soon
 from tests.servers.leaks import Leaks
 
 

@@ -1,4 +1,4 @@
-"""Calls within one process. What holds for every transport is in the contract, tests/testing/test_contract.py."""
+"""Calls within one process. What holds for every transport is in the contract, tests/conformance/test_contract.py."""
 
 from typing import Any
 

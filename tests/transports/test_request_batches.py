@@ -14,12 +14,12 @@ from opwire.errors import CallError, ErrorCode
 from opwire.model.envelope import local_envelope
 from opwire.protocol import LOCAL_IDENTITY, CallHandler, PendingRequestMap
 from opwire.protocol.events import CallFailed, CallRequested, CallResponded, encode_event
-from opwire.testing.harness import soon
 from opwire.transports.batches import BATCHING, Batches, batch_number
 from opwire.transports.broker import BrokerTransport
 from opwire.transports.leases import Asked, LatestServer, Leases
 from opwire.transports.nats import NatsTransport
 from opwire.transports.redis import RedisTransport
+from opwire_conformance.harness import soon
 from tests.servers.brokers import HOST, NatsServer, RedisServer
 from tests.transports.broker_in_memory import MemoryBroker, MemoryBrokerConnection
 from tests.transports.recording import Log

@@ -17,7 +17,7 @@ its last attempt is a *suspect*: it may have killed its worker. Suspects are cla
 run each of them with nothing else in flight. A worker that does so marks the attempt by `renew(claim, alone=True)`:
 only a loss that follows such a mark counts against the task (`lone_losses`).
 
-`opwire.testing.check_journal` is the contract suite for every implementation.
+`opwire_conformance.check_journal` is the contract suite for every implementation.
 
 Tasks and outcomes refer to plain data alone, so they need no garbage collector: a journal in memory keeps many.
 """

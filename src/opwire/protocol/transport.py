@@ -11,7 +11,7 @@ registries.
   `request` returned, or else the sender of the first event. If `request` returns None, the transport therefore proves
   that the first event comes from the peer that received the request: brokers by a token, a hub by its routes.
 
-`opwire.testing.check_transport` is the contract suite for implementations.
+`opwire_conformance.check_transport` is the contract suite for implementations.
 """
 
 import time

@@ -1,7 +1,9 @@
-"""Contract suites for implementers: check that a transport or a journal keeps its promises."""
+"""Test your operations: stand-ins for those that they call, and a digest of each interface.
 
-from opwire.testing.contract import LIMIT_CONTRACT, TRANSPORT_CONTRACT, check_transport
-from opwire.testing.harness import Connect
-from opwire.testing.journal import JOURNAL_CONTRACT, check_journal
+registry = with_stand_ins(program.registry, {"rates.get": lambda currency: {"rate": 2.0}})
+assert interface_digests(registry) == json.loads(Path("interface.json").read_text())
+"""
 
-__all__ = ["JOURNAL_CONTRACT", "LIMIT_CONTRACT", "TRANSPORT_CONTRACT", "Connect", "check_journal", "check_transport"]
+from opwire.testing.operations import interface_digests, with_stand_ins
+
+__all__ = ["interface_digests", "with_stand_ins"]

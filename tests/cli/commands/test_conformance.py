@@ -1,6 +1,8 @@
 """`opwire conformance`."""
 
 import json
+import subprocess
+import sys
 from pathlib import Path
 
 import pytest
@@ -38,3 +40,17 @@ def test_a_broken_promise_gives_the_exit_code_1() -> None:
 @pytest.mark.parametrize("words", [("http://127.0.0.1:1",), ("redis://127.0.0.1:1", "--listen")])
 def test_another_url_is_a_usage_error(words: tuple[str, ...], tmp_path: Path) -> None:
     assert opwire("conformance", *words, cwd=tmp_path).returncode == 2
+
+
+def test_it_says_how_to_install_the_checks() -> None:
+    code = "import sys; sys.modules['opwire_conformance'] = None; from opwire.cli import main; sys.exit(main())"
+    program = subprocess.run(
+        [sys.executable, "-c", code, "conformance", "ws://127.0.0.1:1"],
+        capture_output=True,
+        check=False,
+        text=True,
+        timeout=60,
+    )
+    assert program.returncode != 0
+    assert "run: pip install opwire-conformance" in program.stderr
+    assert "Traceback" not in program.stderr

@@ -11,7 +11,7 @@ import pytest
 from opwire.durable import Claim, Task
 from opwire.durable.jetstream.journal import NatsJournal
 from opwire.errors import CallError, ErrorCode
-from opwire.testing.harness import soon
+from opwire_conformance.harness import soon
 from tests.servers.brokers import NatsServer
 
 ORDER = "shop.order"

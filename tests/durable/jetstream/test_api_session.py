@@ -12,10 +12,10 @@ from nats.aio.msg import Msg
 from opwire.durable.jetstream import api as jetstream_api
 from opwire.durable.jetstream.api import ApiResponse, JetStreamSession, SessionListener
 from opwire.errors import CallError
-from opwire.testing.harness import soon
 from opwire.transports.nats import connection
 from opwire.transports.nats.connection import NatsServers
 from opwire.transports.nats.protocol import Message, publish
+from opwire_conformance.harness import soon
 from tests.durable.jetstream.journals import unavailable, until
 from tests.servers.brokers import HOST, NatsServer
 from tests.servers.faults import FaultProxy

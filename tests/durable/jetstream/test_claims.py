@@ -14,7 +14,7 @@ from opwire import CallError
 from opwire.durable import Claim
 from opwire.durable.jetstream.api import EntryBody, JetStreamSession, TaskLog, token
 from opwire.durable.jetstream.claims import JetStreamClaims, JetStreamReceipt
-from opwire.testing.harness import soon
+from opwire_conformance.harness import soon
 from tests.durable.jetstream.journals import ORDER, begun, claimed, entries, journal
 from tests.durable.samples import outcome, task
 from tests.servers.brokers import NatsServer

@@ -13,8 +13,8 @@ from opwire.durable.jetstream.api import TaskLog, token
 from opwire.durable.jetstream.claims import JetStreamClaims
 from opwire.durable.jetstream.journal import NatsJournal
 from opwire.errors import CallError, UsageError
-from opwire.testing.harness import soon
-from opwire.testing.journal import JOURNAL_CONTRACT
+from opwire_conformance.harness import soon
+from opwire_conformance.journal import JOURNAL_CONTRACT
 from tests.durable.jetstream.journals import ORDER, begun, claimed, entries, journal, unavailable, until
 from tests.durable.samples import DEEP, NOT_TEXT, Shop, lists_buried_tasks_by_pages, outcome, task
 from tests.servers.brokers import HOST, NatsServer

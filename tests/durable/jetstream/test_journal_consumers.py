@@ -13,7 +13,7 @@ from opwire.durable.jetstream.api import JetStreamSession, TaskLog, token
 from opwire.durable.jetstream.claims import _ConsumerPage, parse_ack
 from opwire.durable.jetstream.journal import NatsJournal
 from opwire.errors import CallError
-from opwire.testing.harness import soon
+from opwire_conformance.harness import soon
 from tests.durable.jetstream.journals import ORDER, begun, claimed, entries, journal, unavailable, until
 from tests.durable.samples import DEEP, NOT_TEXT, outcome, task
 from tests.servers.brokers import HOST, NatsServer

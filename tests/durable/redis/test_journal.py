@@ -15,8 +15,8 @@ from opwire.durable import Claim, DurableCalls, DurableWorker
 from opwire.durable.redis import journal as redis_journal
 from opwire.durable.redis.journal import RedisJournal
 from opwire.errors import UsageError
-from opwire.testing.harness import soon
 from opwire.transports.redis.connection import Script
+from opwire_conformance.harness import soon
 from tests.durable.samples import DEEP, NOT_TEXT, PUBLIC, lists_buried_tasks_by_pages, outcome, task
 from tests.servers.brokers import HOST, RedisServer
 from tests.servers.faults import FaultProxy

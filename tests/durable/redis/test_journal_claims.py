@@ -11,7 +11,7 @@ import pytest
 from opwire.durable import Claim
 from opwire.durable.redis.journal import RedisJournal, StreamClaims
 from opwire.durable.redis.journal_scripts import StreamReceipt
-from opwire.testing.harness import soon
+from opwire_conformance.harness import soon
 from tests.durable.samples import outcome, task
 from tests.servers.brokers import HOST, RedisServer
 from tests.servers.faults import FaultProxy

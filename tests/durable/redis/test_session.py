@@ -11,8 +11,8 @@ from opwire.durable.redis import journal
 from opwire.durable.redis.journal_scripts import PURGE
 from opwire.durable.redis.session import RedisSession
 from opwire.errors import CallError, ErrorCode
-from opwire.testing.harness import soon
 from opwire.transports.redis.connection import command, parse_url
+from opwire_conformance.harness import soon
 from tests.servers.brokers import HOST, RedisServer
 from tests.transports.redis.ends import ask
 

@@ -25,9 +25,9 @@ from opwire import (
 from opwire.auth import Grant, StaticTokens
 from opwire.hub import Hub, Spoke
 from opwire.model.tool_envelope import encode_blocks
-from opwire.testing.conformance import ConformanceReport, check_connecting_peer
-from opwire.testing.conformance.listening import CALLER_CHECKS
-from opwire.testing.conformance.server import SERVER_CHECKS
+from opwire_conformance.peers import ConformanceReport, check_connecting_peer
+from opwire_conformance.peers.listening import CALLER_CHECKS
+from opwire_conformance.peers.server import SERVER_CHECKS
 from tests.judges.programs import NODE, NODE_MODULES
 from tests.judges.serving import HOST, finished, free_port
 from tests.servers.processes import ROOT, mortal

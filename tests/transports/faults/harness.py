@@ -9,7 +9,7 @@ from typing import Any, Literal, Protocol, get_args
 import pytest
 
 from opwire.protocol import CallHandler, PendingRequestMap
-from opwire.testing.harness import soon
+from opwire_conformance.harness import soon
 from tests.properties import is_thorough
 from tests.servers.brokers import HOST, Server
 from tests.servers.faults import FaultProxy

@@ -11,7 +11,7 @@ import pytest
 from opwire import CallError, ErrorCode, OperationRegistry, ResponseEnvelope
 from opwire.protocol import CallEvent, CallHandler, PendingRequestMap
 from opwire.protocol.events import encode_event
-from opwire.testing.harness import soon
+from opwire_conformance.harness import soon
 from tests.servers.brokers import HOST, RedisServer, Server
 from tests.servers.worker import PUBLIC
 from tests.transports.engines import ENGINES, Engine

@@ -7,7 +7,7 @@ import pytest
 from opwire import Context
 from opwire.errors import CallError, ErrorCode
 from opwire.protocol import PendingRequestMap
-from opwire.testing.harness import soon
+from opwire_conformance.harness import soon
 from tests.servers.brokers import NatsServer, Server
 from tests.transports.engines import ENGINES, Engine
 from tests.transports.faults.harness import engines, process, processes

@@ -11,9 +11,9 @@ from nats.aio.client import Client
 from opwire.model.operation import OperationType
 from opwire.protocol import Address, Description
 from opwire.protocol.description import OperationInfo, ServerInfo, Statistics
-from opwire.testing.harness import soon
 from opwire.transports.nats.connection import NatsCredentials, NatsServers, Security
 from opwire.transports.nats.transport import NatsBrokerConnection, Subjects
+from opwire_conformance.harness import soon
 from tests.transports.recording import Log, connected
 
 ANYONE = Security(NatsCredentials())

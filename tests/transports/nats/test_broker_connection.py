@@ -20,11 +20,11 @@ from nats.micro.service import ServiceInfo as TheirInfo
 from opwire.errors import CallError, ErrorCode
 from opwire.protocol import Description
 from opwire.protocol.description import Statistics
-from opwire.testing.harness import soon
 from opwire.transports.nats import connection
 from opwire.transports.nats.connection import NatsServers
 from opwire.transports.nats.protocol import Info
 from opwire.transports.nats.transport import NatsBrokerConnection, Subjects
+from opwire_conformance.harness import soon
 from tests.servers.brokers import HOST, NatsServer
 from tests.transports.nats.ends import ANYONE, description, end, flushed, plain_client
 from tests.transports.recording import Log

@@ -9,7 +9,6 @@ from pathlib import Path
 import pytest
 
 from opwire.errors import CallError, ErrorCode
-from opwire.testing.harness import soon
 from opwire.transports.nats.connection import (
     NatsConnection,
     NatsCredentials,
@@ -20,6 +19,7 @@ from opwire.transports.nats.connection import (
     parse_server,
 )
 from opwire.transports.nats.protocol import PING, PONG, Info, Message, publish, subscribe
+from opwire_conformance.harness import soon
 from tests.servers.brokers import HOST, NatsServer
 from tests.servers.faults import FaultProxy
 from tests.transports.nats.ends import ANYONE

@@ -15,10 +15,10 @@ import pytest
 from opwire import AccessControl, Context, OperationRegistry
 from opwire.errors import CallError, ErrorCode, UsageError
 from opwire.protocol import LOCAL_IDENTITY, MAX_MESSAGE, CallHandler, PendingRequestMap
-from opwire.testing import LIMIT_CONTRACT, TRANSPORT_CONTRACT
-from opwire.testing.harness import soon
 from opwire.transports.broker import BrokerTransport
 from opwire.transports.nats import NatsTransport
+from opwire_conformance import LIMIT_CONTRACT, TRANSPORT_CONTRACT
+from opwire_conformance.harness import soon
 from tests.servers.brokers import HOST, PORTS, NatsServer
 from tests.servers.leaks import Leaks
 from tests.transports.nats.ends import plain_client

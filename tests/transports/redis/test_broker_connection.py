@@ -10,9 +10,9 @@ from typing import Any
 import pytest
 
 from opwire.errors import CallError, ErrorCode
-from opwire.testing.harness import soon
 from opwire.transports.redis.connection import parse_url
 from opwire.transports.redis.transport import RedisBrokerConnection
+from opwire_conformance.harness import soon
 from tests.servers.brokers import HOST, RedisServer
 from tests.servers.faults import FaultProxy
 from tests.transports.recording import Log

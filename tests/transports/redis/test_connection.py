@@ -8,8 +8,8 @@ from typing import Any
 import pytest
 
 from opwire.errors import CallError, ErrorCode
-from opwire.testing.harness import soon
 from opwire.transports.redis.connection import RedisConnection, command, parse_url
+from opwire_conformance.harness import soon
 from tests.servers.brokers import HOST, RedisServer
 
 PING = command("PING")

@@ -9,10 +9,10 @@ import pytest
 
 from opwire.durable.redis.session import RedisSession
 from opwire.errors import CallError, ErrorCode, UsageError
-from opwire.testing.harness import soon
 from opwire.transports.redis import servers
 from opwire.transports.redis.connection import Target, command, parse_url
 from opwire.transports.redis.servers import ClusterNodes, Election, Sentinels, parse_servers
+from opwire_conformance.harness import soon
 from tests.servers.brokers import HOST, RedisServer
 from tests.transports.redis.ends import ask, end
 from tests.transports.redis.service import NAME, RedisCluster, SentinelServer

@@ -13,9 +13,9 @@ import pytest
 from opwire.errors import CallError, ErrorCode, UsageError
 from opwire.protocol import LOCAL_IDENTITY, CallHandler, PendingRequestMap
 from opwire.registry import OperationRegistry
-from opwire.testing import LIMIT_CONTRACT, TRANSPORT_CONTRACT, check_transport
-from opwire.testing.harness import soon
 from opwire.transports.redis import RedisTransport
+from opwire_conformance import LIMIT_CONTRACT, TRANSPORT_CONTRACT, check_transport
+from opwire_conformance.harness import soon
 from tests.servers.brokers import HOST, RedisServer
 from tests.servers.faults import FaultProxy
 from tests.servers.leaks import Leaks

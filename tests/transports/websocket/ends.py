@@ -23,8 +23,8 @@ from opwire.protocol import (
     Transport,
 )
 from opwire.registry import OperationRegistry
-from opwire.testing.harness import Probe, soon
 from opwire.transports.websocket import WebSocketServer, WebSocketTransport
+from opwire_conformance.harness import Probe, soon
 
 BEAT = 0.2
 """Seconds between two beats where a test waits for them."""

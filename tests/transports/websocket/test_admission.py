@@ -11,8 +11,8 @@ from opwire.auth import Grant
 from opwire.errors import CallError, ErrorCode
 from opwire.model.operation import Identity
 from opwire.protocol import Address
-from opwire.testing.harness import soon
 from opwire.transports.websocket import WebSocketServer, WebSocketTransport, admission, session
+from opwire_conformance.harness import soon
 from tests.transports.websocket.ends import Ends, Plain, until
 
 

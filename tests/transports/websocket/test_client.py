@@ -12,8 +12,8 @@ from websockets.asyncio.server import ServerConnection
 from opwire.errors import CallError, ErrorCode, UsageError
 from opwire.model.operation import Context
 from opwire.protocol import CallCredit, CallRequested
-from opwire.testing.harness import item, soon
 from opwire.transports.websocket import WebSocketServer, WebSocketTransport, client
+from opwire_conformance.harness import item, soon
 from tests.servers.brokers import HOST
 from tests.servers.faults import FaultProxy
 from tests.transports.reconnecting import reconnect_quickly

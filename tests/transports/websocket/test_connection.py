@@ -9,8 +9,8 @@ import pytest
 from websockets.frames import Frame, Opcode
 
 from opwire.protocol import CallRequested
-from opwire.testing.harness import item, soon
 from opwire.transports.websocket import WebSocketServer, WebSocketTransport
+from opwire_conformance.harness import item, soon
 from tests.servers.brokers import HOST
 from tests.servers.faults import FaultProxy
 from tests.transports.websocket.ends import BEAT, Ends, Raw, until

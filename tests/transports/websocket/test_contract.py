@@ -7,8 +7,8 @@ from typing import Any
 import pytest
 
 from opwire.protocol import Address, CallEvent, Receiver, Transport
-from opwire.testing import LIMIT_CONTRACT, TRANSPORT_CONTRACT, Connect
 from opwire.transports.websocket import WebSocketServer, WebSocketTransport
+from opwire_conformance import LIMIT_CONTRACT, TRANSPORT_CONTRACT, Connect
 from tests.servers.leaks import Leaks
 from tests.transports.websocket.ends import until
 

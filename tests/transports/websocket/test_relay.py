@@ -13,8 +13,8 @@ from opwire.model.operation import Context, Progress
 from opwire.model.questions import Question
 from opwire.protocol import CallAborted, CallFailed, CallProgress, CallRequested, CallResponded
 from opwire.protocol.events import Left
-from opwire.testing.harness import item, soon
 from opwire.transports.websocket import WebSocketServer, WebSocketTransport
+from opwire_conformance.harness import item, soon
 from tests.transports.websocket.ends import Ends, Raw, until
 from tests.transports.websocket.foreign import META
 

@@ -20,7 +20,6 @@ from opwire.protocol import (
     decode_event,
     encode_event,
 )
-from opwire.testing.harness import item
 from opwire.transports.websocket import routes
 from opwire.transports.websocket.relay import (
     MARGIN,
@@ -32,6 +31,7 @@ from opwire.transports.websocket.relay import (
     with_header,
 )
 from opwire.transports.websocket.routes import SERVER, RespondedHead, read_head
+from opwire_conformance.harness import item
 
 EVENTS: list[tuple[CallEvent, type[routes.EventHead]]] = [
     (CallRequested(request_id="r", operation_id="a.b", input={"peer": "x"}, credits=3), routes.RequestedHead),

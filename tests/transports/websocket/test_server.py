@@ -23,9 +23,9 @@ from opwire.auth import Grant
 from opwire.errors import CallError, ErrorCode
 from opwire.model.operation import Context
 from opwire.protocol import Address, CallAborted, CallFailed, CallRequested, CallResponded
-from opwire.testing.harness import item, soon
 from opwire.transports.websocket import WebSocketServer, WebSocketTransport
 from opwire.transports.websocket import server as server_module
+from opwire_conformance.harness import item, soon
 from tests.properties import examples
 from tests.servers.brokers import HOST
 from tests.servers.certificates import self_signed

@@ -9,8 +9,8 @@ from websockets.asyncio.server import ServerConnection
 
 from opwire.errors import CallError, ErrorCode
 from opwire.protocol import CallAborted, CallFailed, CallResponded
-from opwire.testing.harness import item, soon
 from opwire.transports.websocket import WebSocketTransport, session
+from opwire_conformance.harness import item, soon
 from tests.servers.brokers import HOST
 from tests.transports.websocket.ends import End, Ends, until
 from tests.transports.websocket.foreign import META, WELCOME, foreign, saying, silent

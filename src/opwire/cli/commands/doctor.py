@@ -25,7 +25,7 @@ from opwire.cli.sources import Sources, opened, source_message
 from opwire.cli.text import cut
 from opwire.config.settings import Config, ProgramSource, missing_variables
 from opwire.config.views import view_of
-from opwire.errors import OpwireError
+from opwire.errors import MissingExtraError, OpwireError
 from opwire.names import counted
 
 Status = Literal["ok", "note", "wrong"]
@@ -202,9 +202,13 @@ def conformance_command(
     URL is that of a hub (ws://, wss://), or of a broker (redis://, nats://) with the server. With --listen, a spoke or
     a caller connects to URL. A hub's token should announce in the namespace `conformance`; a server that serves
     conformance.echo, fail, count, wait, waiting and steps has all its promises checked. The exit code is 1 if a
-    promise is broken.
+    promise is broken. The checks are in the package opwire-conformance.
     """
-    from opwire.testing.conformance import check_connecting_peer, check_peer
+    try:
+        from opwire_conformance.peers import check_connecting_peer, check_peer
+    except ModuleNotFoundError as error:
+        message = "the conformance kit is not installed; run: pip install opwire-conformance"
+        raise MissingExtraError(message, name=error.name) from error
 
     if listen:
         if not url.startswith("ws://"):

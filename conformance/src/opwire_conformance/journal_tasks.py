@@ -10,7 +10,7 @@ from collections.abc import Callable
 
 from opwire.durable.journal import Claim, Journal, Outcome, Task
 from opwire.errors import ErrorCode
-from opwire.testing.harness import PATIENCE, Harness, expect, refused, soon
+from opwire_conformance.harness import PATIENCE, Harness, expect, refused, soon
 
 Connect = Callable[[], Journal]
 """Returns a fresh end of the same journal, not started."""

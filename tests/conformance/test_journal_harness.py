@@ -5,8 +5,8 @@ import pytest
 from opwire import CallError
 from opwire.durable import MemoryJournal, MemoryJournalState
 from opwire.errors import ErrorCode
-from opwire.testing.harness import refused
-from opwire.testing.journal_tasks import JournalHarness
+from opwire_conformance.harness import refused
+from opwire_conformance.journal_tasks import JournalHarness
 from tests.chaos.virtual_time import run_virtually
 
 

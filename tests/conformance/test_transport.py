@@ -6,12 +6,12 @@ from collections.abc import Callable
 import pytest
 
 from opwire.protocol import MAX_MESSAGE
-from opwire.testing import LIMIT_CONTRACT, TRANSPORT_CONTRACT, Connect, check_transport
 from opwire.transports.broker import BrokerTransport
 from opwire.transports.memory import MemoryBus, MemoryTransport
+from opwire_conformance import LIMIT_CONTRACT, TRANSPORT_CONTRACT, Connect, check_transport
 from tests.chaos.virtual_time import run_virtually
-from tests.testing import broken
-from tests.testing.broker import BrokerLike
+from tests.conformance import broken
+from tests.conformance.broker import BrokerLike
 from tests.transports.broker_in_memory import MemoryBroker, MemoryBrokerConnection
 
 PROMISES = (*TRANSPORT_CONTRACT, *LIMIT_CONTRACT)

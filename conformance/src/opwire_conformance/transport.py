@@ -15,9 +15,9 @@ from typing import Any, cast
 
 from opwire.model.envelope import LocalResponseMeta, ResponseEnvelope
 from opwire.protocol.events import CallAborted, CallCompleted, CallCredit, CallFailed, CallRequested, CallResponded
-from opwire.testing import contract_calls as calls
-from opwire.testing.harness import Connect, TransportHarness, expect, item, named_checks, refused
 from opwire.typed.plain import MAX_DEPTH
+from opwire_conformance import transport_calls as calls
+from opwire_conformance.harness import Connect, TransportHarness, expect, item, named_checks, refused
 
 _MANY = 300
 

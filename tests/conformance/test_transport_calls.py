@@ -2,11 +2,11 @@
 
 import pytest
 
-from opwire.testing import contract_calls as calls
-from opwire.testing.harness import TransportHarness
 from opwire.transports.memory import MemoryBus, MemoryTransport
+from opwire_conformance import transport_calls as calls
+from opwire_conformance.harness import TransportHarness
 from tests.chaos.virtual_time import run_virtually
-from tests.testing import broken
+from tests.conformance import broken
 
 
 def complaint(check: object, kind: type[MemoryTransport], *limit: int) -> str:

@@ -15,7 +15,9 @@ from opwire.client import Client
 from opwire.errors import CallError, ErrorCode, UsageError
 from opwire.hub import Hub, Spoke
 from opwire.model.operation import Identity
-from opwire.testing.conformance import (
+from opwire.transports.redis import RedisTransport
+from opwire_conformance.harness import soon
+from opwire_conformance.peers import (
     ConformanceReport,
     check_broker,
     check_connecting_peer,
@@ -24,12 +26,10 @@ from opwire.testing.conformance import (
     conformance_operations,
     wires,
 )
-from opwire.testing.conformance.hub import HUB_CHECKS
-from opwire.testing.conformance.listening import CALLER_CHECKS, SESSION_CHECKS
-from opwire.testing.conformance.server import BROKER_CHECKS, SERVER_CHECKS
-from opwire.testing.harness import soon
-from opwire.transports.redis import RedisTransport
-from tests.testing.conformance.proxy import Change, Event, drop, on, proxied, setting, without
+from opwire_conformance.peers.hub import HUB_CHECKS
+from opwire_conformance.peers.listening import CALLER_CHECKS, SESSION_CHECKS
+from opwire_conformance.peers.server import BROKER_CHECKS, SERVER_CHECKS
+from tests.conformance.peers.proxy import Change, Event, drop, on, proxied, setting, without
 
 TOKEN = "token-of-the-kit-0123"
 AUTH = StaticTokens({TOKEN: Grant(Identity(id="kit"), announces=("conformance",))})

@@ -12,8 +12,8 @@ from msgspec import Struct, field
 from websockets.asyncio.server import ServerConnection, serve
 
 from opwire.runtime.tasks import spawn
-from opwire.testing.conformance.server import NAMESPACE, Server, describe
-from opwire.testing.conformance.wires import (
+from opwire_conformance.peers.server import NAMESPACE, Server, describe
+from opwire_conformance.peers.wires import (
     PATIENCE,
     SETTLE,
     SUBPROTOCOL,

@@ -23,7 +23,9 @@ from opwire.errors import CallError, ConversionError, ErrorCode
 from opwire.model.envelope import read_envelope
 from opwire.model.operation import AccessControl, Context, OperationSpec, OperationType
 from opwire.registry import OperationRegistry
-from opwire.testing.conformance.wires import (
+from opwire.transports.batches import BATCHING
+from opwire.transports.broker_connection import BrokerConnection
+from opwire_conformance.peers.wires import (
     PATIENCE,
     SETTLE,
     BrokerWire,
@@ -36,8 +38,6 @@ from opwire.testing.conformance.wires import (
     expect,
     shown,
 )
-from opwire.transports.batches import BATCHING
-from opwire.transports.broker_connection import BrokerConnection
 
 NAMESPACE = "conformance"
 _MANY = 40

@@ -9,11 +9,11 @@ from urllib.parse import urlsplit
 from msgspec import Struct, field
 
 from opwire.errors import CallError, ErrorCode, UsageError, check_above_zero, check_known, system_message
-from opwire.testing.conformance import hub, listening
-from opwire.testing.conformance.server import BROKER_CHECKS, SERVER_CHECKS, find_server, open_end
-from opwire.testing.conformance.wires import NotChecked, Problems
 from opwire.transports.broker import BrokerTransport
 from opwire.transports.connect import TransportOptions, connect
+from opwire_conformance.peers import hub, listening
+from opwire_conformance.peers.server import BROKER_CHECKS, SERVER_CHECKS, find_server, open_end
+from opwire_conformance.peers.wires import NotChecked, Problems
 
 T = TypeVar("T")
 

@@ -13,7 +13,7 @@ from opwire.model.questions import Question
 from opwire.protocol.discovery import discover
 from opwire.protocol.events import CallAborted, CallCompleted, CallCredit, CallFailed, CallProgress
 from opwire.protocol.pending import PendingRequestMap
-from opwire.testing.harness import PATIENCE, TransportHarness, expect, item, soon
+from opwire_conformance.harness import PATIENCE, TransportHarness, expect, item, soon
 
 _GONE = (ErrorCode.UNAVAILABLE, ErrorCode.ABORTED)
 _NOBODY = (ErrorCode.UNAVAILABLE, ErrorCode.OPERATION_NOT_FOUND, ErrorCode.TIMEOUT)

@@ -3,8 +3,8 @@
 import pytest
 
 from opwire.durable import MemoryJournal, MemoryJournalState
-from opwire.testing import journal_tasks as tasks
-from opwire.testing.journal_tasks import JournalHarness
+from opwire_conformance import journal_tasks as tasks
+from opwire_conformance.journal_tasks import JournalHarness
 from tests.chaos.virtual_time import run_virtually
 from tests.durable import broken
 

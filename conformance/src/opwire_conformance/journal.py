@@ -16,9 +16,9 @@ from msgspec.structs import replace
 
 from opwire.durable.journal import Journal, Outcome
 from opwire.errors import ErrorCode
-from opwire.testing import journal_tasks as tasks
-from opwire.testing.harness import expect, named_checks, refused, soon
-from opwire.testing.journal_tasks import LONG, SHORT, Connect, JournalHarness
+from opwire_conformance import journal_tasks as tasks
+from opwire_conformance.harness import expect, named_checks, refused, soon
+from opwire_conformance.journal_tasks import LONG, SHORT, Connect, JournalHarness
 
 _AT_ONCE = 20
 

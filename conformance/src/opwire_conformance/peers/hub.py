@@ -11,8 +11,8 @@ from secrets import token_hex
 from typing import Any
 
 from opwire.errors import CallError, ErrorCode
-from opwire.testing.conformance.server import NAMESPACE, Server, described_server, envelope_data
-from opwire.testing.conformance.wires import (
+from opwire_conformance.peers.server import NAMESPACE, Server, described_server, envelope_data
+from opwire_conformance.peers.wires import (
     SETTLE,
     SUBPROTOCOL,
     Event,

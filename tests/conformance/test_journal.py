@@ -7,7 +7,7 @@ import pytest
 
 from opwire.durable import Journal, MemoryJournal, MemoryJournalState
 from opwire.durable.redis.journal import RedisJournal
-from opwire.testing.journal import JOURNAL_CONTRACT, check_journal
+from opwire_conformance.journal import JOURNAL_CONTRACT, check_journal
 from tests.chaos.virtual_time import run_virtually
 from tests.durable import broken
 from tests.servers.brokers import RedisServer

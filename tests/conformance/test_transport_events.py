@@ -2,12 +2,12 @@
 
 import pytest
 
-from opwire.testing import contract as events
-from opwire.testing.harness import TransportHarness
 from opwire.transports.memory import MemoryBus, MemoryTransport
 from opwire.typed.plain import MAX_DEPTH, survey
+from opwire_conformance import transport as events
+from opwire_conformance.harness import TransportHarness
 from tests.chaos.virtual_time import run_virtually
-from tests.testing import broken
+from tests.conformance import broken
 
 
 def complaint(check: object, kind: type[MemoryTransport]) -> str:

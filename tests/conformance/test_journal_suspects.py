@@ -3,9 +3,9 @@
 import pytest
 
 from opwire.durable import MemoryJournal
-from opwire.testing import journal_tasks as suspects
+from opwire_conformance import journal_tasks as suspects
+from tests.conformance.test_journal_tasks import complaint
 from tests.durable import broken
-from tests.testing.test_journal_tasks import complaint
 
 
 @pytest.mark.parametrize(

@@ -7,8 +7,8 @@ import pytest
 
 from opwire.model.operation import Context
 from opwire.protocol import CallRequested
-from opwire.testing.harness import PATIENCE, TransportHarness, expect, item, soon
 from opwire.transports.memory import MemoryBus, MemoryTransport
+from opwire_conformance.harness import PATIENCE, TransportHarness, expect, item, soon
 from tests.chaos.virtual_time import run_virtually
 
 
