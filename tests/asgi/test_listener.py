@@ -20,8 +20,9 @@ import pytest
 
 from opwire import CallError, ErrorCode, Identity
 from opwire.asgi import listener
+from opwire.asgi.app import ListeningApp
 from opwire.asgi.guard import RequestGuard
-from opwire.asgi.listener import ListeningApp, listening
+from opwire.asgi.listener import listening
 from opwire.auth import StaticTokens
 from opwire.errors import UsageError
 from tests.servers.certificates import self_signed

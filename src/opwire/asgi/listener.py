@@ -10,14 +10,12 @@ import contextlib
 import logging
 import re
 import socket
-from abc import ABC, abstractmethod
 from collections.abc import AsyncGenerator, Callable, Generator
-from contextlib import AbstractAsyncContextManager
 from contextvars import ContextVar
 from http import HTTPStatus
 from math import ceil, inf
 from ssl import SSLContext
-from typing import TYPE_CHECKING, Any, Literal, TypedDict, Unpack, cast
+from typing import TYPE_CHECKING, Any, Literal, TypedDict, cast
 
 from opwire.asgi.problem import Send, send_problem
 from opwire.asgi.request import ADMITTED, AdmittedRequest, App, Receive, Scope, has_no_token
@@ -32,7 +30,6 @@ from opwire.errors import (
     system_message,
 )
 from opwire.runtime.limits import LogLimit
-from opwire.runtime.signals import stop_signals
 
 with needs_extra("http"):
     import uvicorn
@@ -63,58 +60,6 @@ class ListenOptions(TypedDict, total=False):
     write_timeout: float
     max_connections: int
     lifespan: Literal["auto", "on", "off"]
-
-
-class ListeningApp(ABC):
-    """Base of ASGI apps behind a guard that can listen without a server of the application."""
-
-    _guarded: App
-
-    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        """Serve one request, or follow the server's lifespan."""
-        if scope["type"] == "lifespan":
-            await self.follow_lifespan(receive, send)
-        else:
-            await self._guarded(scope, receive, send)
-
-    @abstractmethod
-    def drain(self) -> None:
-        """Prepare for shutdown: end streams, and let calls in flight complete."""
-
-    async def close(self) -> None:
-        """End what is left at the end of the server's lifespan."""
-        self.drain()
-
-    async def follow_lifespan(self, receive: Receive, send: Send) -> None:
-        """Close at the end of the server's lifespan."""
-        await receive()
-        try:
-            await send({"type": "lifespan.startup.complete"})
-            await receive()
-        finally:
-            await self.close()
-        await send({"type": "lifespan.shutdown.complete"})
-
-    async def run(self, host: str = "127.0.0.1", port: int = 8000, **options: Unpack[ListenOptions]) -> None:
-        """Listen until SIGINT or SIGTERM, or until the task is cancelled, then drain; see `listening` for the options.
-
-        A second signal does not drain.
-
-        Raises:
-            CallError: UNAVAILABLE, if the address cannot be used.
-        """
-        async with self.listening(host, port, **options):
-            with stop_signals() as stop:
-                await stop.wait()
-
-    def listening(
-        self, host: str = "127.0.0.1", port: int = 0, **options: Unpack[ListenOptions]
-    ) -> AbstractAsyncContextManager[str]:
-        """Listen for the duration of the block, and yield the address. Port 0 selects a free port.
-
-        async with app.listening() as address: ...
-        """
-        return listening(self, host, port, on_drain=self.drain, **options)
 
 
 @contextlib.asynccontextmanager

@@ -38,7 +38,8 @@ class PrefixRoute(ExactRoute):
 
     def matches(self, scope: Scope) -> tuple[Match, Scope]:
         """Return whether the route serves a request."""
-        is_below = path_in_app(scope).startswith(f"{self.path}/")
+        path, start = path_in_app(scope), f"{self.path}/"
+        is_below = path.startswith(start) and path != start
         return (Match.FULL, {}) if is_below and is_spelled(scope, self.path) else _NO_MATCH
 
 

@@ -9,7 +9,7 @@ import contextlib
 import gzip
 import mimetypes
 import time
-from collections.abc import AsyncGenerator, Mapping
+from collections.abc import AsyncGenerator, Awaitable, Callable, Mapping
 from contextlib import asynccontextmanager
 from functools import lru_cache
 from hashlib import sha256
@@ -20,12 +20,12 @@ from typing import Any, NamedTuple, TypeVar
 import msgspec
 from starlette.responses import Response
 
-from opwire.asgi.problem import Header, Send, problem_details
-from opwire.asgi.request import Receive
+from opwire.asgi.problem import Header, HTTPStatusError, Send, problem_details
+from opwire.asgi.request import App, Receive, Scope
 from opwire.console.session import SessionStore
 from opwire.errors import CallError, ErrorCode
 from opwire.model.operation import Identity, holds
-from opwire.openapi.server.request import CancelOnDisconnect, Request
+from opwire.openapi.server.request import REQUEST, CancelOnDisconnect, Request
 from opwire.openapi.server.responses import COMMENT, EventResponse
 from opwire.runtime.deadlines import Deadlines
 from opwire.typed.plain import write_json
@@ -123,6 +123,56 @@ def read_body(request: Request, kind: type[T]) -> T:
         return msgspec.convert({} if value is msgspec.UNSET else value, kind)
     except msgspec.ValidationError as error:
         raise CallError(ErrorCode.VALIDATION_ERROR, f"the body: {error}") from None
+
+
+# --- endpoints --------------------------------------------------------------------------------------------------------
+
+Handle = Callable[[Request], Awaitable[App]]
+"""Returns the response to a request, or the app that streams it."""
+
+
+class Endpoint:
+    """One path as an ASGI app: its handlers by method. A HEAD is a GET without the body, unless that has no end."""
+
+    def __init__(self, *, is_endless: bool = False, **handlers: Handle) -> None:
+        self._is_endless = is_endless
+        self._handlers = handlers
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        """Serve a request.
+
+        Raises:
+            HTTPStatusError: the path does not have its method.
+        """
+        request: Request = scope[REQUEST]
+        is_head = request.method == "HEAD" and not self._is_endless
+        handle = self._handlers.get("GET" if is_head else request.method)
+        if handle is None:
+            raise wrong_method(*self._handlers)
+        response = await handle(request)
+        if is_head and isinstance(response, Response):
+            response.body = b""  # with the headers of the whole
+        await response(scope, receive, send)
+
+
+def wrong_method(*methods: str) -> HTTPStatusError:
+    """Return the error for a method that a path does not have."""
+    wrong = CallError(ErrorCode.PROTOCOL_ERROR, f"the methods of this path are {', '.join(methods)}")
+    return HTTPStatusError(HTTPStatus.METHOD_NOT_ALLOWED, wrong, (b"allow", ", ".join(methods).encode()))
+
+
+def no_such_path(request: Request) -> CallError:
+    """Return the error for a path that does not exist."""
+    return CallError(ErrorCode.OPERATION_NOT_FOUND, f"unknown path {request.path[:200]}")
+
+
+async def unknown_path(scope: Scope, receive: Receive, send: Send) -> None:
+    """Reject a request that no route matches.
+
+    Raises:
+        CallError: OPERATION_NOT_FOUND.
+    """
+    raise no_such_path(scope[REQUEST])
 
 
 # --- responses --------------------------------------------------------------------------------------------------------

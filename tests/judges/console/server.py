@@ -399,7 +399,7 @@ async def add_buried_task(journal: MemoryJournal) -> None:
 
 
 def add_load(monitor: CallMonitor) -> None:
-    """Register an operation that fills the tape."""
+    """Register an operation that fills the call log."""
 
     @registry.query("load.run")
     async def run(rate: int = 1000, seconds: float = 4.0) -> int:

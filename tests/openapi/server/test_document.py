@@ -23,7 +23,7 @@ from opwire import (
 from opwire.asgi.problem import encode_problem, problem_details
 from opwire.model.origin import read_origin
 from opwire.openapi.server.document import DocumentInfo, build_document, operation_names, summary_of
-from opwire.openapi.server.request import Route
+from opwire.openapi.server.request import OperationRoute
 from opwire.protocol.schemas import RESPONSE_ENVELOPE_SCHEMA
 from tests.openapi.server.conftest import make_registry
 
@@ -229,10 +229,10 @@ def test_every_problem_is_as_the_document_says() -> None:
 
 def test_only_what_writes_nothing_can_be_got() -> None:
     flat = {"type": "object", "properties": {}}
-    assert "GET" in Route.of(spec(input_schema=flat)).methods
-    assert "GET" in Route.of(spec(input_schema=flat, type=OperationType.SUBSCRIPTION)).methods
-    assert "GET" not in Route.of(spec(input_schema=flat, type=OperationType.MUTATION)).methods
-    assert "GET" not in Route.of(spec()).methods
+    assert "GET" in OperationRoute.of(spec(input_schema=flat)).methods
+    assert "GET" in OperationRoute.of(spec(input_schema=flat, type=OperationType.SUBSCRIPTION)).methods
+    assert "GET" not in OperationRoute.of(spec(input_schema=flat, type=OperationType.MUTATION)).methods
+    assert "GET" not in OperationRoute.of(spec()).methods
 
 
 garbage = st.recursive(
@@ -259,7 +259,7 @@ def test_an_invalid_schema_does_not_fail_the_document(json: dict[str, Any]) -> N
     schema = Schema({"type": "object", **json})
     found = document_of(spec(input_schema=schema, output_schema=Schema(json)), spec("other"))
     assert "/a/other" in found["paths"]
-    assert Route.of(spec(input_schema=schema)).methods[-1] == "POST"
+    assert OperationRoute.of(spec(input_schema=schema)).methods[-1] == "POST"
 
 
 ids = st.text(min_size=1, max_size=8).filter(str.isprintable)

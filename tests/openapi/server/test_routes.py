@@ -6,16 +6,16 @@ import pytest
 
 from opwire import CallError, ErrorCode, OperationSpec, OperationType, Schema
 from opwire.asgi.request import AdmittedRequest
-from opwire.openapi.server.request import Request, Route
+from opwire.openapi.server.request import OperationRoute, Request
 
 FLAT = Schema({"type": "object", "properties": {"a": {"type": "integer"}}})
 
 
-def route(input_schema: Schema = FLAT, type: OperationType = OperationType.QUERY) -> Route:
-    return Route.of(OperationSpec(namespace="a", name="b", type=type, input_schema=input_schema))
+def route(input_schema: Schema = FLAT, type: OperationType = OperationType.QUERY) -> OperationRoute:
+    return OperationRoute.of(OperationSpec(namespace="a", name="b", type=type, input_schema=input_schema))
 
 
-def input_of(route: Route, method: str, query: bytes = b"", body: bytes = b"") -> Any:
+def input_of(route: OperationRoute, method: str, query: bytes = b"", body: bytes = b"") -> Any:
     headers = [(b"content-type", b"application/json")]
     admitted = AdmittedRequest(method, headers, dict(headers), body=body)
     return route.input(Request({"type": "http", "path": "/a/b", "query_string": query}, admitted))

@@ -4,18 +4,21 @@ An HTTP request of the stateless era is served here, one of the handshake era in
 """
 
 import asyncio
-from collections.abc import AsyncGenerator, AsyncIterable, Awaitable, Callable, Iterable, Mapping
-from contextlib import asynccontextmanager
+from collections.abc import AsyncIterable, Awaitable, Callable, Iterable, Mapping
 from http import HTTPStatus
 from math import ceil
 from typing import Any, Unpack
 from urllib.parse import quote
 
+from starlette.routing import Router
+
 from opwire.agents.tools import MAX_NAME
+from opwire.asgi.app import ListeningApp
 from opwire.asgi.guard import GuardOptions, RequestGuard
-from opwire.asgi.listener import ListeningApp, ListenOptions
-from opwire.asgi.problem import Header, HTTPStatusError, Send, send_problem
-from opwire.asgi.request import ADMITTED, AdmittedRequest, Receive, Scope, is_plain
+from opwire.asgi.listener import ListenOptions
+from opwire.asgi.problem import Header, HTTPStatusError, Send
+from opwire.asgi.request import ADMITTED, AdmittedRequest, App, Receive, Scope, is_plain
+from opwire.asgi.routing import ExactRoute
 from opwire.errors import CallError, ErrorCode, check_above_zero, check_counts, check_instance, check_known
 from opwire.mcp.messages import (
     HTTP_STATUS,
@@ -224,14 +227,16 @@ class MCPApp(ListeningApp):
         check_counts(max_sessions=max_sessions, max_sessions_per_identity=max_sessions_per_identity)
         check_above_zero(session_idle=session_idle, poll_after=poll_after)
         self._server = server
-        self._path = path.rstrip("/") or "/"
-        self._guarded = RequestGuard(self._handle, surface="mcp", **guard)
-        each = max_sessions_per_identity or ceil(max_sessions / 2)
+        path = path.rstrip("/") or "/"
+        max_each = max_sessions_per_identity or ceil(max_sessions / 2)
         timing = SessionTiming(session_idle, poll_after)
         calls = max(MAX_OPEN, guard.get("max_requests", 0))  # with those of clients that have disconnected
-        self._identified = Sessions(server, timing, max_sessions=max_sessions, max_each=each, max_calls=calls)
+        self._identified = Sessions(server, timing, max_sessions=max_sessions, max_each=max_each, max_calls=calls)
         # Separate, so that these cannot displace the others.
         self._anonymous = Sessions(server, timing, max_sessions=max_sessions, max_each=max_sessions, max_calls=calls)
+        endpoint = ExactRoute(path, TokenIfNeeded(self._serve, server))
+        paths = Router([endpoint], redirect_slashes=False, default=UnknownPath(path))
+        super().__init__(default=RequestGuard(paths, surface="mcp", **guard))
 
     def drain(self) -> None:
         """End the streams on which clients listen for changes: they would delay the shutdown."""
@@ -244,24 +249,9 @@ class MCPApp(ListeningApp):
         self.drain()
         await asyncio.gather(self._identified.close(), self._anonymous.close(), self._server.close())
 
-    @asynccontextmanager
-    async def running(self) -> AsyncGenerator[None]:
-        """Run within the lifespan of an app that this one is mounted into: `async with app.running(): yield`."""
-        try:
-            yield
-        finally:
-            await self.close()
-
-    async def _handle(self, scope: Scope, receive: Receive, send: Send) -> None:
+    async def _serve(self, scope: Scope, receive: Receive, send: Send) -> None:
+        """Serve a request of the era that its header names."""
         request: AdmittedRequest = scope[ADMITTED]
-        try:
-            self._check_path(scope)
-            if request.identity is None and not self._server.catalogue.has_public():
-                needed = CallError(ErrorCode.UNAUTHENTICATED, "a token is needed, as Authorization: Bearer")
-                raise HTTPStatusError(HTTPStatus.UNAUTHORIZED, needed, (b"www-authenticate", b"Bearer"))
-        except HTTPStatusError as error:
-            await send_problem(send, error, access=request.access, with_body=request.method != "HEAD")
-            return
         version = request.headers.get(VERSION_HEADER.encode())
         if version is not None and version.decode("latin-1") not in HANDSHAKE_VERSIONS:
             await serve_stateless(self._server, request, receive, send)
@@ -269,12 +259,41 @@ class MCPApp(ListeningApp):
         sessions = self._anonymous if request.identity is None else self._identified
         await sessions.serve(request, receive, send)
 
-    def _check_path(self, scope: Scope) -> None:
+
+class TokenIfNeeded:
+    """Middleware that asks anonymous clients for a token if they could call nothing without one."""
+
+    def __init__(self, app: App, server: RegistryServer) -> None:
+        self._app = app
+        self._server = server
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        """Serve a request.
+
+        Raises:
+            HTTPStatusError: UNAUTHORIZED.
+        """
+        if scope[ADMITTED].identity is None and not self._server.catalogue.has_public():
+            needed = CallError(ErrorCode.UNAUTHENTICATED, "a token is needed, as Authorization: Bearer")
+            raise HTTPStatusError(HTTPStatus.UNAUTHORIZED, needed, (b"www-authenticate", b"Bearer"))
+        await self._app(scope, receive, send)
+
+
+class UnknownPath:
+    """Redirect from the path of the server with a slash too many, and reject others."""
+
+    def __init__(self, path: str) -> None:
+        self._path = path
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        """Reject a request.
+
+        Raises:
+            HTTPStatusError: NOT_FOUND, PERMANENT_REDIRECT.
+        """
+        wrong = CallError(ErrorCode.OPERATION_NOT_FOUND, f"unknown path; MCP is at {self._path}")
         root: str = scope.get("root_path", "")
         path: str = scope["path"].removeprefix(root)
-        if path == self._path and is_plain(scope):  # one spelling only: a proxy's rule for it cannot be evaded
-            return
-        wrong = CallError(ErrorCode.OPERATION_NOT_FOUND, f"unknown path; MCP is at {self._path}")
         if path.rstrip("/") != self._path.rstrip("/") or not is_plain(scope):
             raise HTTPStatusError(HTTPStatus.NOT_FOUND, wrong)
         root = root.strip("/")

@@ -1,31 +1,29 @@
-"""The HTTP surface as an ASGI app: route, parse, dispatch, respond."""
+"""The HTTP surface as an ASGI app: probes, mounted apps, the document, webhooks and operations, as routes."""
 
-import asyncio
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from functools import partial
 from http import HTTPStatus
-from typing import TYPE_CHECKING, Any, NamedTuple, Unpack
-from urllib.parse import quote
+from typing import TYPE_CHECKING, NamedTuple, Unpack
 
 from starlette.middleware.cors import CORSMiddleware
+from starlette.routing import Router
 
+from opwire.asgi.app import ListeningApp
 from opwire.asgi.guard import CloseAfterUpgrade, GuardOptions, RequestGuard
-from opwire.asgi.listener import ListeningApp
-from opwire.asgi.problem import Header, HTTPStatusError, Send
-from opwire.asgi.request import ADMITTED, AdmittedRequest, Receive, Scope
-from opwire.errors import CallError, ErrorCode, UsageError, check_above_zero, check_choice, check_known, check_list
-from opwire.model.envelope import ResponseEnvelope, ToolErrorPolicy
-from opwire.model.operation import Context, Interceptor, OperationType, check_access
-from opwire.model.origin import RESUMED, id_of, path_of
-from opwire.names import suggestion
-from opwire.observe.logs import CANCELLED
+from opwire.asgi.problem import Send
+from opwire.asgi.request import ADMITTED, AdmittedRequest, App, Receive, Scope
+from opwire.asgi.routing import AppMount, ExactRoute
+from opwire.errors import UsageError, check_above_zero, check_choice, check_known, check_list
+from opwire.model.envelope import ToolErrorPolicy
+from opwire.model.operation import Interceptor
 from opwire.observe.monitor import CallMonitor
 from opwire.openapi.server.document import DocumentCache, DocumentInfo
-from opwire.openapi.server.request import API_ROOT, READS, CancelOnDisconnect, Request, Route, is_spelled, parse_body
-from opwire.openapi.server.responses import EventStream, encode_response, send_error
+from opwire.openapi.server.endpoints import JSON, NO_STORE, Requests, send_methods, send_response, shutting_down
+from opwire.openapi.server.operations import CallOptions, OperationEndpoint
+from opwire.openapi.server.request import READS, REQUEST, Request
+from opwire.openapi.server.webhooks import WebhookRoute
 from opwire.registry import OperationRegistry
 from opwire.registry.dispatch import Dispatcher, operation_filter
-from opwire.runtime.deadlines import CALL_TIMEOUT, Deadlines
+from opwire.runtime.deadlines import CALL_TIMEOUT
 from opwire.runtime.text import get_logger
 from opwire.version import VERSION
 
@@ -33,10 +31,6 @@ if TYPE_CHECKING:
     from opwire.openapi.webhooks import WebhookReceiver
 
 logger = get_logger("opwire.openapi.server")
-
-_WEBHOOKS = "/webhooks/"
-_NO_STORE = (b"cache-control", b"no-store")  # and no `vary`, which would only matter to a cache
-_WITHOUT_LENGTH = frozenset({HTTPStatus.NO_CONTENT, HTTPStatus.NOT_MODIFIED})
 
 
 def serve_http(
@@ -97,16 +91,16 @@ def serve_http(
         dispatcher.use(monitor.interceptor("http"))
     for interceptor in interceptors:
         dispatcher.use(interceptor)
-    options = HTTPAppOptions(timeout, heartbeat, is_error, list(cors_origins), webhooks or {}, mounts or {})
+    options = HTTPAppOptions(
+        CallOptions(timeout, heartbeat, is_error), list(cors_origins), webhooks or {}, mounts or {}
+    )
     return HTTPApp(dispatcher, info, options, guard)
 
 
 class HTTPAppOptions(NamedTuple):
     """The options of `HTTPApp` besides those of its guard; see `serve_http`."""
 
-    timeout: float | None
-    heartbeat: float
-    is_error: ToolErrorPolicy
+    calls: CallOptions
     cors: Sequence[str]
     webhooks: "Mapping[str, WebhookReceiver]"
     mounts: Mapping[str, ListeningApp]
@@ -118,64 +112,46 @@ class HTTPApp(ListeningApp):
     def __init__(
         self, dispatcher: Dispatcher, info: DocumentInfo, options: HTTPAppOptions, guard: GuardOptions
     ) -> None:
-        check_above_zero(timeout=options.timeout, heartbeat=options.heartbeat)
-        check_choice(ToolErrorPolicy, is_error=options.is_error)
+        check_above_zero(timeout=options.calls.timeout, heartbeat=options.calls.heartbeat)
+        check_choice(ToolErrorPolicy, is_error=options.calls.is_error)
         check_known(guard, GuardOptions.__annotations__, "serve_http")
-        for name in options.webhooks:
-            if path_of(f"webhooks.{name}") != _WEBHOOKS + name:
-                raise UsageError(f"the name of a webhook receiver has letters, digits, -, _ and ., unlike {name!r}")
         for path in options.mounts:
             if not path.startswith("/") or path.endswith("/"):
                 raise UsageError(f"an app is mounted at a path such as /console, not {path!r}")
         self.draining = False
         self._dispatcher = dispatcher
-        self._registry = dispatcher.registry
-        self._options = options
         self._title = info.title
-        self._documents = DocumentCache(dispatcher, info)
+        self._mounts = options.mounts
+        self._operations = OperationEndpoint(dispatcher, options.calls)
+        api = Router(
+            [
+                *(WebhookRoute(name, each, lambda: self.draining) for name, each in options.webhooks.items()),
+                ExactRoute("/openapi.json", DocumentEndpoint(DocumentCache(dispatcher, info))),
+            ],
+            redirect_slashes=False,
+            default=self._operations,
+        )
         if options.cors:
             guard["origins"] = [*guard.get("origins", ()), *options.cors]
-        self._guarded = RequestGuard(self._handle, surface="http", **guard)
+        guarded: App = RequestGuard(Requests(api, logger), surface="http", **guard)
         if options.cors:
-            wildcard = ["*"]
-            answering = CORSMiddleware(
-                self._guarded, options.cors, allow_methods=wildcard, allow_headers=wildcard, expose_headers=wildcard
+            any_name = ["*"]
+            guarded = CloseAfterUpgrade(
+                CORSMiddleware(
+                    guarded, options.cors, allow_methods=any_name, allow_headers=any_name, expose_headers=any_name
+                )
             )
-            self._guarded = CloseAfterUpgrade(answering)
-        self._deadlines = Deadlines()
-        self._routes: dict[str, Route] = {}
-        self._streams: set[CancelOnDisconnect] = set()
+        super().__init__(
+            default=guarded,
+            routes=[
+                *(AppMount(path, app) for path, app in options.mounts.items()),
+                ExactRoute("/healthz", CloseAfterUpgrade(Probe(lambda: True))),
+                ExactRoute("/readyz", CloseAfterUpgrade(Probe(lambda: not self.draining))),
+            ],
+        )
 
     def __repr__(self) -> str:
-        return f"<HTTPApp {self._title!r} of {self._registry!r}>"
-
-    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        """Serve one request, or follow the server's lifespan."""
-        if scope["type"] != "http":
-            await super().__call__(scope, receive, send)
-            return
-        if self._options.mounts:
-            root: str = scope.get("root_path", "")
-            inner = scope["path"].removeprefix(root)
-            for path, app in self._options.mounts.items():
-                if (inner == path or inner.startswith(f"{path}/")) and is_spelled(scope, path):
-                    await app({**scope, "root_path": root + path, API_ROOT: root}, receive, send)
-                    return
-        request = Request(scope, AdmittedRequest.of(scope))
-        if request.path in ("/healthz", "/readyz") and request.is_plain:  # with any host name: probes use the address
-            await CloseAfterUpgrade(self._probe)(scope, receive, send)
-        else:
-            await self._guarded(scope, receive, send)
-
-    async def _probe(self, scope: Scope, receive: Receive, send: Send) -> None:
-        request = Request(scope, AdmittedRequest.of(scope))
-        if request.method not in READS:
-            await _send_methods(send, request, ("GET", "HEAD"))
-        elif request.path == "/readyz" and self.draining:
-            await send_error(send, request, _shutting_down(), logger)
-        else:
-            headers = [(b"content-type", b"application/json"), _NO_STORE]
-            await _send_response(send, request, HTTPStatus.OK, b'{"status":"ok"}', headers)
+        return f"<HTTPApp {self._title!r} of {self._dispatcher.registry!r}>"
 
     def use(self, interceptor: Interceptor) -> Callable[[], None]:
         """Install an interceptor around every call of this surface; the returned function removes it."""
@@ -184,186 +160,54 @@ class HTTPApp(ListeningApp):
     def drain(self) -> None:
         """Prepare for shutdown: not ready any more, and streams end. Calls in flight complete."""
         self.draining = True
-        for stream in tuple(self._streams):
-            stream.interrupt(_shutting_down())
-        for app in self._options.mounts.values():
+        self._operations.drain()
+        for app in self._mounts.values():
             app.drain()
 
-    async def _handle(self, scope: Scope, receive: Receive, send: Send) -> None:
-        request = Request(scope, scope[ADMITTED])
-        if request.access is not None:
-            request.access.request_id = request.request_id
-        try:
-            if not (self._options.webhooks and await self._take_webhook(request, send)):
-                await self._respond(request, receive, send)
-        except asyncio.CancelledError:  # the server stops, and does not wait any longer
-            if request.access is not None:
-                request.access.outcome = CANCELLED
-            raise
-        except Exception as error:
-            await send_error(send, request, error, logger)
 
-    async def _respond(self, request: Request, receive: Receive, send: Send) -> None:
-        route = self._route(request)
-        if route is None:
-            await self._send_document(request, send)
-            return
-        access = request.access
-        if access is not None:
-            access.operation = route.spec.id
-        if request.method not in route.methods:
-            await _send_methods(send, request, route.methods)
-            return
-        check_access(route.spec, request.identity)
-        input = route.input(request)
-        if route.spec.type is OperationType.SUBSCRIPTION:
-            await self._stream(route, request, input, receive, send)
-            return
-        whole = request.wants_envelope
-        context = request.context(self._options.timeout, self._registry.bind_env)
-        envelope = await self._execute(route, input, context, receive)
-        if envelope is None:  # the client has disconnected
-            if access is not None:
-                access.outcome = CANCELLED
-            return
-        if access is not None:
-            access.answered(envelope)
-        response = encode_response(
-            envelope, whole=whole, is_error=self._options.is_error, request_id=request.request_id
-        )
-        headers = [(b"content-type", response.content_type), _NO_STORE, *response.headers]
-        await _send_response(send, request, response.status, response.body, headers)
+class Probe:
+    """Tell a load balancer or an orchestrator about this server, with any host name: probes use the address."""
 
-    async def _execute(
-        self, route: Route, input: Any, context: Context, receive: Receive
-    ) -> ResponseEnvelope[Any] | None:
-        """Call an operation; return None if the client disconnects meanwhile."""
-        with CancelOnDisconnect(receive, self._deadlines):
-            return await self._dispatcher.execute(route.spec, input, context)
-        return None
+    def __init__(self, is_ok: Callable[[], bool]) -> None:
+        self._is_ok = is_ok
+        self._responding = Requests(self._respond, logger)
 
-    async def _stream(self, route: Route, request: Request, input: Any, receive: Receive, send: Send) -> None:
-        if self.draining:
-            raise _shutting_down()
-        items = self._dispatcher.subscribe(route.spec, input, request.context(None, self._registry.bind_env))
-        headers = [(b"x-request-id", request.request_id.encode())]
-        if request.last_event_id is not None:  # otherwise the subscription fails
-            headers.append((RESUMED.encode(), b"true"))
-        running = CancelOnDisconnect(receive, self._deadlines)
-        self._streams.add(running)
-        try:
-            stream = EventStream(
-                request, running, send, headers, heartbeat=self._options.heartbeat, has_ids=route.spec.resumable
-            )
-            error = await stream.run(items)
-        finally:
-            self._streams.discard(running)
-        if request.access is not None:
-            if error is not None:
-                request.access.failed(error)
-            elif running.interrupted:
-                request.access.outcome = CANCELLED
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        """Serve a request, which no guard has admitted."""
+        scope[ADMITTED] = AdmittedRequest.of(scope)
+        await self._responding(scope, receive, send)
 
-    async def _take_webhook(self, request: Request, send: Send) -> bool:
-        """Respond to a webhook, and return whether it is one. Nothing of it is parsed before it is verified."""
-        from opwire.openapi.webhooks import WebhookRequest  # only who has a receiver needs that module
-
-        name, _, webhook = request.path.removeprefix(_WEBHOOKS).partition("/")
-        receiver = self._options.webhooks.get(name)
-        if receiver is None or not request.path.startswith(_WEBHOOKS) or not request.is_plain:
-            return False
-        if request.access is not None:
-            request.access.operation = f"{name}.webhooks"
-        if request.method != "POST":
-            await _send_methods(send, request, ("POST",))
-            return True
-        if self.draining:
-            raise _shutting_down()
-        given = WebhookRequest(request.text_headers, request.admitted.body)
-        delivery = await receiver.verify(given)
-        request.check_json()
-        id = id_of(f"/{name}/{webhook}")
-        named = None if id is None else id.partition(".")[2]
-        outcome = receiver.deliver(parse_body(given.body), given, delivery=delivery, webhook=named)
-        headers: list[Header] = [(b"content-type", b"application/json"), _NO_STORE]
-        await _send_response(send, request, HTTPStatus.OK, b'{"status":"%s"}' % outcome.encode(), headers)
-        return True
-
-    def _route(self, request: Request) -> Route | None:
-        """Return the route of a request, or None for the document.
-
-        The path has to be spelled exactly as `path_of` spells it. With several spellings, a proxy's rule for one of
-        them could be evaded by another.
-
-        Raises:
-            CallError, HTTPStatusError: unknown path.
-        """
-        route = self._routes.get(request.path)
-        if route is not None and request.is_plain and self._dispatcher.get_spec(route.spec.id) is route.spec:
-            return route
-        if request.path == "/openapi.json" and request.is_plain:
-            return None
-        operation_id = id_of(request.path)
-        if operation_id is None:
-            raise CallError(ErrorCode.OPERATION_NOT_FOUND, "operations are at /{namespace}/{name}: see /openapi.json")
-        spec = self._dispatcher.get_spec(operation_id)
-        is_plain = request.is_plain and spec is not None and path_of(spec.id) == request.path
-        if spec is not None and is_plain and self._dispatcher.is_served(spec):
-            route = self._routes[request.path] = Route.of(spec)
-            return route
-        path = request.path.rstrip("/")
-        if spec is None:
-            self._routes.pop(request.path, None)
-            spec = self._registry.get_spec(id_of(path) or "")
-        if spec is not None and self._dispatcher.is_visible(spec, request.identity):
-            place = path_of(spec.id)
-            error = CallError(ErrorCode.OPERATION_NOT_FOUND, f"an operation has one path, and this one is at {place}")
-            if path != place:
-                raise error
-            root = request.root_path.strip("/")
-            location = quote(f"/{root}{place}" if root else place, safe="/~").encode()
-            query = b"?" + request.query if request.query else b""
-            raise HTTPStatusError(HTTPStatus.PERMANENT_REDIRECT, error, (b"location", location + query))
-        is_visible = partial(self._dispatcher.is_visible, identity=request.identity)
-        hint = suggestion(map(path_of, self._registry.suggestions(operation_id, visible=is_visible)))
-        raise CallError(ErrorCode.OPERATION_NOT_FOUND, f"unknown path {request.path[:200]}{hint}")
-
-    async def _send_document(self, request: Request, send: Send) -> None:
+    async def _respond(self, scope: Scope, receive: Receive, send: Send) -> None:
+        request: Request = scope[REQUEST]
         if request.method not in READS:
-            await _send_methods(send, request, ("GET", "HEAD"))
+            await send_methods(send, request, "GET", "HEAD")
+        elif not self._is_ok():
+            raise shutting_down()
+        else:
+            await send_response(send, request, HTTPStatus.OK, b'{"status":"ok"}', [JSON, NO_STORE])
+
+
+class DocumentEndpoint:
+    """The OpenAPI document, with the operations that the caller may see."""
+
+    def __init__(self, documents: DocumentCache) -> None:
+        self._documents = documents
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        """Serve a request."""
+        request: Request = scope[REQUEST]
+        if request.method not in READS:
+            await send_methods(send, request, "GET", "HEAD")
             return
         document = await self._documents.get(request.identity, request.query, request.root_path)
         headers = [
-            (b"content-type", b"application/json"),
+            JSON,
             (b"cache-control", b"private, no-cache"),
             (b"vary", b"authorization, x-api-key"),
             (b"etag", document.etag),
         ]
         cached = request.headers.get(b"if-none-match", b"")
         if document.etag in cached or cached == b"*":
-            await _send_response(send, request, HTTPStatus.NOT_MODIFIED, b"", headers)
+            await send_response(send, request, HTTPStatus.NOT_MODIFIED, b"", headers)
         else:
-            await _send_response(send, request, HTTPStatus.OK, document.body, headers)
-
-
-def _shutting_down() -> CallError:
-    return CallError(ErrorCode.UNAVAILABLE, "the server is shutting down: connect again", retry_after=1)
-
-
-async def _send_methods(send: Send, request: Request, methods: tuple[str, ...]) -> None:
-    """Respond to OPTIONS, or to a method that a path does not have."""
-    allow = (b"allow", ", ".join((*methods, "OPTIONS")).encode())
-    if request.method == "OPTIONS":
-        await _send_response(send, request, HTTPStatus.NO_CONTENT, b"", [allow])
-    else:
-        wrong = CallError(ErrorCode.PROTOCOL_ERROR, f"the methods of this path are {', '.join(methods)} and OPTIONS")
-        await send_error(send, request, HTTPStatusError(HTTPStatus.METHOD_NOT_ALLOWED, wrong, allow), logger)
-
-
-async def _send_response(send: Send, request: Request, status: int, body: bytes, headers: list[Header]) -> None:
-    headers.append((b"x-content-type-options", b"nosniff"))
-    headers.append((b"x-request-id", request.request_id.encode()))
-    if status not in _WITHOUT_LENGTH:
-        headers.append((b"content-length", b"%d" % len(body)))
-    await send({"type": "http.response.start", "status": int(status), "headers": headers})
-    await send({"type": "http.response.body", "body": b"" if request.method == "HEAD" else body})
+            await send_response(send, request, HTTPStatus.OK, document.body, headers)

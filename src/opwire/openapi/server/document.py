@@ -16,7 +16,7 @@ from opwire.model.operation import Identity, OperationSpec, OperationType
 from opwire.model.origin import ENVELOPE_JSON, ORIGIN_EXTENSION, Origin, path_of
 from opwire.names import UniqueNames
 from opwire.openapi.server.components import NAMED_SCHEMAS, PREFIX, Components
-from opwire.openapi.server.request import Route
+from opwire.openapi.server.request import OperationRoute
 from opwire.registry.dispatch import Dispatcher
 from opwire.runtime.bounded import BoundedDict
 from opwire.typed.plain import as_dict
@@ -143,7 +143,7 @@ class _DocumentBuilder:
         is_optional = spec.input_schema.is_unknown or (json.get("type") == "object" and not json.get("required"))
         body = {"required": not is_optional, "content": {"application/json": {"schema": input}}}
         item: dict[str, Any] = {"post": {"operationId": name, **common, "requestBody": body}}
-        if "GET" in Route.of(spec).methods:
+        if "GET" in OperationRoute.of(spec).methods:
             if isinstance(input, dict) and "$ref" in input:
                 input = self.components.schemas[input["$ref"].removeprefix(PREFIX)]
             flat = as_dict(input)

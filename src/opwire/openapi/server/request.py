@@ -15,13 +15,14 @@ from http import HTTPStatus
 from math import isfinite
 from types import NoneType
 from typing import Any, NamedTuple, Self
-from urllib.parse import quote, unquote_to_bytes
+from urllib.parse import unquote_to_bytes
 
 import msgspec
 from msgspec import UNSET
 
 from opwire.asgi.problem import HTTPStatusError
-from opwire.asgi.request import AdmittedRequest, Receive, Scope, is_plain
+from opwire.asgi.request import AdmittedRequest, Receive, Scope, is_plain, path_in_app
+from opwire.asgi.routing import PARENT_ROOT
 from opwire.errors import CallError, ErrorCode
 from opwire.model.caller import caller_metadata
 from opwire.model.operation import Context, Inbound, OperationSpec, OperationType, Trace, input_error, trace_of
@@ -35,8 +36,8 @@ from opwire.typed.plain import LARGE_JSON, as_dict, as_list, has_duplicate_keys,
 MAX_PARAMETERS = 1_000
 READS = frozenset({"GET", "HEAD"})
 
-API_ROOT = "opwire.api"
-"""Key of the ASGI scope of an app that is mounted beside the HTTP API: the root path of the API."""
+REQUEST = "opwire.http_request"
+"""Key of the ASGI scope: the `Request`."""
 
 _ENVELOPE = ENVELOPE_JSON.encode()
 _JSON = re.compile(rb"application/(?:json|[\w.!#$&^-]+\+json)\s*(?:;\s*charset=\"?utf-?8\"?\s*)?;?", re.IGNORECASE)
@@ -44,13 +45,6 @@ _REQUEST_ID = re.compile(rb"[A-Za-z0-9._:/+=@~-]{1,128}")
 _QUALITY = re.compile(rb"(?:^|;)\s*q=([01](?:\.[0-9]{0,3})?)\s*(?:;|$)")
 _EPOCH = 100_000_000_000  # milliseconds: no call takes three years, so a larger number is a date
 _decoder = msgspec.json.Decoder()
-
-
-def is_spelled(scope: Scope, path: str) -> bool:
-    """Return whether the path of a request, which begins with this one, came without percent-encoding so far."""
-    raw: bytes = scope.get("raw_path") or b""
-    sent = raw.removeprefix(quote(scope.get("root_path", "")).encode())
-    return b"%" not in raw or sent.startswith(path.encode() + b"/")
 
 
 class Request:
@@ -75,10 +69,7 @@ class Request:
         self.admitted = admitted
         self.method = admitted.method
         self.root_path: str = scope.get("root_path", "")
-        path: str = scope["path"]
-        if self.root_path and path.startswith(f"{self.root_path}/"):
-            path = path[len(self.root_path) :]
-        self.path = path  # within this app
+        self.path = path_in_app(scope)
         self.is_plain = is_plain(scope)
         self.query: bytes = scope["query_string"]
         self.headers = admitted.headers
@@ -88,10 +79,6 @@ class Request:
         is_sane = given is not None and _REQUEST_ID.fullmatch(given)
         self.request_id = given.decode() if given and is_sane else os.urandom(16).hex()
 
-    def is_spelled(self, path: str) -> bool:
-        """Return whether the path begins with this one, without percent-encoding."""
-        return is_spelled(self._scope, path)
-
     @property
     def is_secure(self) -> bool:
         """Whether it came over TLS."""
@@ -100,7 +87,7 @@ class Request:
     @property
     def api_root(self) -> str | None:
         """The root path of the HTTP API beside which the app is mounted."""
-        return self._scope.get(API_ROOT)
+        return self._scope.get(PARENT_ROOT)
 
     @property
     def wants_envelope(self) -> bool:
@@ -373,7 +360,7 @@ def _types(schema: Any, references: References, hops: int) -> frozenset[str] | N
 # --- routes -----------------------------------------------------------------------------------------------------------
 
 
-class Route(NamedTuple):
+class OperationRoute(NamedTuple):
     """The path of an operation: its methods, and how its input is parsed."""
 
     spec: OperationSpec
@@ -383,7 +370,7 @@ class Route(NamedTuple):
     takes_nothing: bool  # its input may be missing
 
     @classmethod
-    def of(cls, spec: OperationSpec) -> "Route":
+    def of(cls, spec: OperationSpec) -> "OperationRoute":
         """Return the route of an operation."""
         schema = spec.input_schema
         parameters = None if spec.type is OperationType.MUTATION else query_parameters(schema)

@@ -91,7 +91,7 @@ class CallValues(Struct, frozen=True):
         return len(self.input or b"") + len(self.output or b"") + len(self.error or "")
 
 
-class ValueTape:
+class RecentValues:
     """The values of recent calls, by request id, while a page watches them."""
 
     def __init__(self, monitor: CallMonitor) -> None:
@@ -171,7 +171,7 @@ def matcher(words: str) -> Callable[[CallRecord], bool]:
     return matches
 
 
-class Tape:
+class CallLog:
     """Streams what happens to pages."""
 
     def __init__(
@@ -182,7 +182,7 @@ class Tape:
         approvals: "ApprovalQueue | None",
         revision: Callable[[], str],
     ) -> None:
-        self.values = ValueTape(monitor)
+        self.values = RecentValues(monitor)
         self._registry = registry
         self._monitor = monitor
         self._feed = CallFeed(monitor)

@@ -9,8 +9,8 @@ import pytest
 
 from opwire import AccessControl, CallError, Context, Identity, OperationRegistry
 from opwire.auth import tokens
-from opwire.console import ConsoleSystem, tape
-from opwire.console.tape import ValueTape
+from opwire.console import ConsoleSystem, call_log
+from opwire.console.call_log import RecentValues
 from opwire.observe.monitor import CallMonitor, CallRecord
 from opwire.policies import Approval, ApprovalQueue
 from tests.console.served import CLERK, Page, Revocable, make_registry, page_of
@@ -84,7 +84,7 @@ async def test_a_change_of_the_operations_is_sent_to_every_client() -> None:
 
 
 async def test_figures_are_sent_from_time_to_time(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(tape, "STATISTICS_INTERVAL", 0.01)
+    monkeypatch.setattr(call_log, "STATISTICS_INTERVAL", 0.01)
     async with page_of() as page:
         await page.log_in()
         async with page.stream("GET", "events") as events:
@@ -122,7 +122,7 @@ async def test_of_very_many_calls_all_are_counted_and_the_errors_shown() -> None
                 monitor.record(f"x{number}", "math.add", "TIMEOUT" if number % 100 == 99 else "OK", 0.001, "local")
             batch = await until(events, "calls")
             assert len(batch["records"]) + batch["dropped"] == 2_500
-            assert len(batch["records"]) == tape.MAX_CALLS
+            assert len(batch["records"]) == call_log.MAX_CALLS
             assert sum(each["outcome"] == "TIMEOUT" for each in batch["records"]) == 25
             monitor.record("later", "math.add", "OK", 0.001, "local")
             assert (await until(events, "calls"))["records"][0]["requestId"] == "later"
@@ -155,13 +155,13 @@ def test_a_filter_has_words_for_any_column_or_one(words: str, is_found: bool) ->
     record = CallRecord(
         time=0, request_id="r2", operation_id="math.add", outcome="TIMEOUT", ms=1, server="s", via="local"
     )
-    assert tape.matcher(words)(record) is is_found
+    assert call_log.matcher(words)(record) is is_found
 
 
 async def test_a_batch_is_taken_and_encoded_once_for_all_pages() -> None:
     monitor = CallMonitor(make_registry())
-    feed = tape.CallFeed(monitor)
-    first, second = tape.WatchingPage(), tape.WatchingPage()
+    feed = call_log.CallFeed(monitor)
+    first, second = call_log.WatchingPage(), call_log.WatchingPage()
     async with feed.reading(first, ""):
         async with feed.reading(second, ""):
             assert monitor.snapshot().watchers == 1
@@ -184,7 +184,7 @@ async def test_a_batch_is_taken_and_encoded_once_for_all_pages() -> None:
 
 
 def test_a_page_that_does_not_read_loses_the_oldest_batches_and_learns_how_many_calls_they_had() -> None:
-    page = tape.WatchingPage()
+    page = call_log.WatchingPage()
     for number in range(12):
         page.put("calls", b"%d" % number, calls=100)
     lost, *kept = page.take()
@@ -194,8 +194,8 @@ def test_a_page_that_does_not_read_loses_the_oldest_batches_and_learns_how_many_
 
 
 async def test_the_streams_of_one_identity_are_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(tape, "MAX_STREAMS", 2)
-    monkeypatch.setattr(tape, "MAX_ANONYMOUS", 1)
+    monkeypatch.setattr(call_log, "MAX_STREAMS", 2)
+    monkeypatch.setattr(call_log, "MAX_ANONYMOUS", 1)
     async with page_of() as page, page.stream("GET", "events") as anonymous:
         await until(anonymous, "hello")
         assert (await page.api("GET", "events")).status == 429
@@ -235,17 +235,17 @@ async def test_values_are_kept_only_while_they_are_watched_and_have_no_secrets()
 
 
 def test_values_are_bounded_and_dropped_with_the_last_watcher(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(tape, "MAX_CALLS", 3)
+    monkeypatch.setattr(call_log, "MAX_CALLS", 3)
     monitor = CallMonitor(OperationRegistry())
-    values = ValueTape(monitor)
+    values = RecentValues(monitor)
     assert monitor.on_values is None
     with values.watching(), values.watching():
         for number in range(5):
-            values.put(str(number), {"n": number}, "x" * tape.MAX_VALUE if number == 4 else number)
+            values.put(str(number), {"n": number}, "x" * call_log.MAX_VALUE if number == 4 else number)
         assert values.shown("4") == {"input": {"n": 4}, "output": None, "error": None, "truncated": True}
         with pytest.raises(CallError, match="not kept"):
             values.shown("1")
-        monkeypatch.setattr(tape, "MAX_BYTES", 20)
+        monkeypatch.setattr(call_log, "MAX_BYTES", 20)
         values.put("5", "x" * 15, None)
         with pytest.raises(CallError, match="not kept"):
             values.shown("3")
