@@ -1,7 +1,6 @@
 """What the endpoints of the HTTP API share with those of the console: the parsed request, its errors, its responses."""
 
 import asyncio
-import logging
 from collections.abc import Iterable
 from http import HTTPStatus
 
@@ -11,6 +10,7 @@ from opwire.errors import CallError, ErrorCode
 from opwire.observe.logs import CANCELLED
 from opwire.openapi.server.request import REQUEST, Request
 from opwire.openapi.server.responses import send_error
+from opwire.runtime.text import EscapingLogger
 
 NO_STORE: Header = (b"cache-control", b"no-store")
 """Without `vary`, which would only matter to a cache."""
@@ -23,7 +23,7 @@ _STATUSES_WITHOUT_LENGTH = frozenset({HTTPStatus.NO_CONTENT, HTTPStatus.NOT_MODI
 class Requests:
     """Middleware that parses each admitted request, and responds with a problem if its endpoint raises an error."""
 
-    def __init__(self, app: App, logger: logging.Logger, error_headers: Iterable[Header] = ()) -> None:
+    def __init__(self, app: App, logger: EscapingLogger, error_headers: Iterable[Header] = ()) -> None:
         self._app = app
         self._logger = logger
         self._error_headers = error_headers
