@@ -36,7 +36,7 @@ _PATIENCE = 300  # seconds
 _GRID = {
     "description": (0.15, 0.25, 0.4),
     "synonym": (0.45, 0.6, 0.75),
-    "title": (0.5, 0.8, 1.1),
+    "coverage": (0.5, 0.8, 1.1),
     "intent": (0.1, 0.15, 0.25),
 }
 _SPLITS = 200

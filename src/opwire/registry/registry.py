@@ -338,7 +338,7 @@ class OperationRegistry(Decorators):
         `visible` for requests from outside, so that only operations the caller may see are found.
         """
         if self._index is None:
-            from opwire.registry.search import SearchIndex  # its tables take 2 ms to import
+            from opwire.registry.search import SearchIndex  # many programs search for nothing
 
             self._index = SearchIndex(self.list(), embed=self._embed)
         return self._index.find(text, limit, visible=visible)
