@@ -51,7 +51,7 @@ from opwire.runtime.workers import WorkerPool
 from opwire.typed.plain import as_dict
 
 if TYPE_CHECKING:
-    from opwire.mcp.client.servers import MCPKeywords, MCPServer
+    from opwire.mcp.client.servers import HTTPServerOptions, MCPKeywords, MCPServer
     from opwire.openapi.webhooks import Verify, WebhookReceiver
 
 
@@ -171,8 +171,8 @@ def _mcp_source(
     server: MCPServer
     if isinstance(settings, ServerSource):
         tls = _tls(values["tls"], folder)
-        http = {"verify": client_context(**tls)} if tls else {}
-        server = HTTPServer(values["url"], values["headers"], settings.type, http)
+        http_options: HTTPServerOptions = {"ssl": client_context(**tls)} if tls else {}
+        server = HTTPServer(values["url"], values["headers"], settings.type, http_options)
         options["auth"] = values["auth"]
         if not values["auth"] and not any(name.lower() == "authorization" for name in values["headers"]):
             # `opwire login NAME` signs in to a server without `auth` too.

@@ -67,10 +67,31 @@ _FAILURES: tuple[tuple[Any, ErrorCode, str], ...] = (  # the first match
     ((ValueError, aiohttp.NonHttpUrlClientError), ErrorCode.VALIDATION_ERROR, "cannot be sent this request"),
     (_PROXY, ErrorCode.UNAVAILABLE, "cannot be reached through the proxy"),
     (aiohttp.ConnectionTimeoutError, ErrorCode.UNAVAILABLE, "did not accept a connection in time"),
+    (aiohttp.SocketTimeoutError, ErrorCode.UNAVAILABLE, "sent nothing for too long"),
     (aiohttp.ClientConnectorError, ErrorCode.UNAVAILABLE, "cannot be reached"),
     ((aiohttp.ClientResponseError, HttpProcessingError), ErrorCode.PROTOCOL_ERROR, "sent invalid HTTP"),
     (Exception, ErrorCode.UNAVAILABLE, "closed the connection before its response was complete"),
 )
+
+
+class NoResponseError(CallError):
+    """There is no response, or not all of it.
+
+    `problem` completes a sentence about the server, such as "cannot be reached"; `detail` says why, or is empty.
+    """
+
+    problem: str = ""
+    detail: str = ""
+
+    @classmethod
+    def explained(
+        cls, code: ErrorCode, host: str, problem: str, detail: str = "", *, retryable: bool | None = None
+    ) -> "NoResponseError":
+        """Return the error of a host."""
+        error = cls(code, f"{host} {problem}{f': {detail}' if detail else ''}", retryable=retryable)
+        error.problem = problem
+        error.detail = detail
+        return error
 
 
 class HTTPRequest(Struct, frozen=True, kw_only=True):
@@ -207,8 +228,10 @@ class HTTPClient:
     Without `close`, a session is closed at the end of its loop, or when the client is garbage.
     """
 
-    def __init__(self, options: ClientOptions | None = None) -> None:
+    def __init__(self, options: ClientOptions | None = None, *, keeps_cookies: bool = False) -> None:
         self.options = options or ClientOptions()
+        self._keeps_cookies = keeps_cookies
+        self._timeout = self._timeout_of(None)
         self._tls = self.options.tls(presents=True)
         self._foreign_tls = self.options.tls(presents=False)  # beyond the origin of a request
         self.deadlines = Deadlines()  # for callers: one deadline covers redirects and token requests as well
@@ -218,10 +241,13 @@ class HTTPClient:
         self._is_closed = False
         self._digests: BoundedDict[tuple[str, str], aiohttp.DigestAuthMiddleware] = BoundedDict(_MAX_DIGESTS)
 
-    async def open(self, request: HTTPRequest, *, bare: bool = False) -> ClientResponse:
+    async def open(
+        self, request: HTTPRequest, *, bare: bool = False, read_timeout: float | None = None
+    ) -> ClientResponse:
         """Return the response after redirects, its body unread; the caller closes it.
 
         A bare request is for another server than the API: it has only its own headers and follows no redirects.
+        `read_timeout` is how long the server may be silent, in seconds.
 
         Raises:
             CallError: UNAVAILABLE, PROTOCOL_ERROR or VALIDATION_ERROR without a response.
@@ -232,7 +258,7 @@ class HTTPClient:
         session = await self._start() if opened is None else opened[0]
         for _ in range(self.options.max_redirects + 1):
             try:
-                response = await self._send(session, request, tls)
+                response = await self._send(session, request, tls, read_timeout)
             except asyncio.CancelledError:
                 # A closing pool cancels its waiters, as if their own tasks had been cancelled.
                 task = asyncio.current_task()
@@ -265,7 +291,9 @@ class HTTPClient:
         secret = request.secret_headers.union(name.lower() for name, _ in added)
         return replace(request, headers=[*added, *request.headers], secret_headers=secret)
 
-    def _send(self, session: ClientSession, request: HTTPRequest, tls: SSLContext | bool) -> Awaitable[ClientResponse]:
+    def _send(
+        self, session: ClientSession, request: HTTPRequest, tls: SSLContext | bool, read_timeout: float | None
+    ) -> Awaitable[ClientResponse]:
         body, digest = request.body, request.digest
         if digest is not None and digest not in self._digests:
             # It remembers the challenge, so that only the first request of a user is repeated.
@@ -280,10 +308,14 @@ class HTTPClient:
             data=io.BytesIO(body) if body is not None and len(body) > _LARGE_BODY else body,
             allow_redirects=False,
             ssl=tls,
+            timeout=self._timeout if read_timeout is None else self._timeout_of(read_timeout),
             skip_auto_headers=(hdrs.CONTENT_TYPE,) if is_untyped else None,
             middlewares=() if digest is None else (self._digests[digest],),
-            proxy=self.options.proxy or (_env_proxy(request.url) if self.options.trust_env else None),
+            proxy=self.options.proxy or (env_proxy(request.url) if self.options.trust_env else None),
         )
+
+    def _timeout_of(self, read_timeout: float | None) -> aiohttp.ClientTimeout:
+        return aiohttp.ClientTimeout(total=None, sock_connect=self.options.connect_timeout, sock_read=read_timeout)
 
     async def _start(self) -> ClientSession:
         if self._is_closed:
@@ -291,9 +323,10 @@ class HTTPClient:
         options, loop = self.options, asyncio.get_running_loop()
         session = ClientSession(
             connector=BoundedConnector(limit=options.max_connections, limit_per_host=options.max_per_host),
-            cookie_jar=aiohttp.DummyCookieJar(),
+            # Its own limits bound a jar. Servers may have IP addresses, whose cookies it ignores unless it is `unsafe`.
+            cookie_jar=aiohttp.CookieJar(unsafe=True) if self._keeps_cookies else aiohttp.DummyCookieJar(),
             headers={hdrs.USER_AGENT: "opwire"},
-            timeout=aiohttp.ClientTimeout(total=None, sock_connect=options.connect_timeout),
+            timeout=self._timeout,
             max_line_size=_MAX_HEADER,
             max_field_size=_MAX_HEADER,
             max_headers=_MAX_HEADERS,
@@ -410,8 +443,8 @@ class HTTPClient:
             detail = system_message(error.os_error)
         elif isinstance(error, aiohttp.ClientResponseError | HttpProcessingError):
             detail = error.message.partition(":")[0]  # the rest quotes the response
-        message = f"{host_of(url)} {problem}{f': {detail}' if detail else ''}"
-        return CallError(code, message, retryable=False if isinstance(error, _UNTRUSTED) else None)
+        retryable = False if isinstance(error, _UNTRUSTED) else None
+        return NoResponseError.explained(code, host_of(url), problem, detail, retryable=retryable)
 
 
 class ChunkReader:
@@ -526,7 +559,7 @@ def bounded_number(value: Any, most: float) -> float | None:
     return float(min(max(value, 0), most))
 
 
-def _env_proxy(url: str) -> str | None:
+def env_proxy(url: str) -> str | None:
     """Return the proxy of the environment for a URL.
 
     aiohttp can look it up as well, but would also send credentials from ~/.netrc to any host that a document names.

@@ -148,8 +148,8 @@ def test_a_missing_package_is_reported_and_not_an_error(
     monkeypatch.setattr(importlib.metadata, "version", version)
     code, found = findings(capsys, *SHOP)
     assert code == 0
-    [missing] = [each for each in found if each["status"] == "note"]
-    assert missing["message"] == "not installed; if you need it: pip install 'opwire[openapi]'"
+    notes = [check["message"] for check in found if check["status"] == "note"]
+    assert notes == [f"not installed; if you need it: pip install 'opwire[{extra}]'" for extra in ("mcp", "openapi")]
 
 
 def test_that_there_is_nothing_to_check_is_wrong_too(

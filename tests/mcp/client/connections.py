@@ -68,8 +68,9 @@ async def http_server(
             headers = {name.lower(): value.strip() for name, _, value in (line.partition(":") for line in head[1:])}
             body = await reader.readexactly(int(headers.get("content-length", 0)))
             status, extra, content = await answer(method, path, headers, body)
-            lines = [f"HTTP/1.1 {status} X", f"content-length: {len(content)}", "connection: close"]
-            lines += [f"{name}: {value}" for name, value in extra.items()]
+            framing = {} if "transfer-encoding" in extra else {"content-length": len(content)}
+            lines = [f"HTTP/1.1 {status} X", "connection: close"]
+            lines += [f"{name}: {value}" for name, value in (framing | extra).items()]
             writer.write("\r\n".join([*lines, "", ""]).encode("latin-1") + content)
             await writer.drain()
         except (ConnectionError, asyncio.IncompleteReadError):

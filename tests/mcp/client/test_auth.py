@@ -4,7 +4,6 @@ from collections.abc import AsyncIterator
 from pathlib import Path
 from typing import Any
 
-import httpx2
 import pytest
 from msgspec.structs import replace
 
@@ -24,7 +23,7 @@ async def authorize(auth: MCPAuth, url: str) -> None:
     if auth.is_login:
         await auth.sign_in(LoginOptions(show=browse))
     else:
-        await anext(auth.async_auth_flow(httpx2.Request("POST", url)))
+        await auth.token(url)
 
 
 @pytest.fixture
@@ -140,7 +139,7 @@ async def test_a_server_does_not_decide_where_a_secret_is_sent(
         else:
             identity.metadata_changes = {"token_endpoint": f"{thief.url}/token"}
         auth = MCPAuth(f"{identity.url}/mcp", client, store)
-        with pytest.raises((CallError, httpx2.RequestError), match="set issuer of the OAuth client"):
+        with pytest.raises(CallError, match="set issuer of the OAuth client"):
             await authorize(auth, f"{identity.url}/mcp")
         await auth.close()
         assert not thief.count("/token")
@@ -155,17 +154,9 @@ async def test_a_token_goes_to_the_origin_of_its_server_alone(identity: Authoriz
     mcp = source(identity, store)
     await mcp.login(browse)
     auth = MCPAuth(f"{identity.url}/mcp", LOGIN, store)
-    sent: list[httpx2.Request] = []
-
-    async def answer(request: httpx2.Request) -> httpx2.Response:
-        sent.append(request)
-        return httpx2.Response(307, headers={"Location": "https://evil.example/mcp"}, request=request)
-
-    async with httpx2.AsyncClient(transport=httpx2.MockTransport(answer), auth=auth, max_redirects=1) as client:
-        with pytest.raises(httpx2.TooManyRedirects):
-            await client.post(f"{identity.url}/mcp", follow_redirects=True)
-        await client.post("https://evil.example/mcp")
-    assert ["authorization" in request.headers for request in sent] == [True, False, False]
+    assert await auth.token(f"{identity.url}/mcp/messages")
+    for url in ("https://evil.example/mcp", f"{identity.url.replace('127.0.0.1', 'localhost')}/mcp"):
+        assert await auth.token(url) is None
     await auth.close()
     await mcp.close()
 

@@ -31,21 +31,21 @@ from opwire.names import counted
 Status = Literal["ok", "note", "wrong"]
 _MARKS: dict[Status, tuple[str, str]] = {"ok": ("✓", "green"), "note": ("·", "yellow"), "wrong": ("✗", "red")}
 _PROMISE_MARKS = {"kept": ("✓", "green"), "broken": ("✗", "red"), "skipped": ("·", "yellow")}
-# One package of each extra: if it is installed, so is the extra.
+# Packages of each extra: if they are installed, so is the extra.
 _EXTRA_PACKAGES = {
-    "auth": "pyjwt",
-    "cli": "rich",
-    "code": "pydantic-monty",
-    "http": "starlette",
-    "keyring": "keyring",
-    "mcp": "httpx2",
-    "nats": "cryptography",
-    "openapi": "aiohttp",
-    "otel": "opentelemetry-api",
-    "prometheus": "opentelemetry-exporter-prometheus",
-    "redis": "hiredis",
-    "uvloop": "uvloop",
-    "websocket": "websockets",
+    "auth": ("pyjwt",),
+    "cli": ("rich",),
+    "code": ("pydantic-monty",),
+    "http": ("starlette",),
+    "keyring": ("keyring",),
+    "mcp": ("aiohttp", "uvicorn"),
+    "nats": ("cryptography",),
+    "openapi": ("aiohttp",),
+    "otel": ("opentelemetry-api",),
+    "prometheus": ("opentelemetry-exporter-prometheus",),
+    "redis": ("hiredis",),
+    "uvloop": ("uvloop",),
+    "websocket": ("websockets",),
 }
 
 
@@ -68,9 +68,10 @@ def doctor_command(screen: Screen, sources: Sources) -> int:
     Sources are loaded, which starts MCP servers. The exit code is 1 if a check fails.
     """
     results = [CheckResult("opwire", "ok", f"{__version__} on Python {platform.python_version()}")]
-    for extra, package in _EXTRA_PACKAGES.items():
+    for extra, packages in _EXTRA_PACKAGES.items():
         try:
-            installed = CheckResult(extra, "ok", f"{package} {importlib.metadata.version(package)}")
+            versions = ", ".join(f"{package} {importlib.metadata.version(package)}" for package in packages)
+            installed = CheckResult(extra, "ok", versions)
         except importlib.metadata.PackageNotFoundError:
             installed = CheckResult(extra, "note", f"not installed; if you need it: pip install 'opwire[{extra}]'")
         results.append(installed)

@@ -4,6 +4,7 @@ from opwire.mcp.client.negotiation import MCPServerInfo
 from opwire.mcp.client.servers import (
     Callbacks,
     HTTPServer,
+    HTTPServerOptions,
     MCPKeywords,
     MCPServer,
     StdioServer,
@@ -17,6 +18,7 @@ from opwire.registry.source import Report
 __all__ = [
     "Callbacks",
     "HTTPServer",
+    "HTTPServerOptions",
     "MCPKeywords",
     "MCPServer",
     "MCPServerInfo",

@@ -4,11 +4,9 @@ The server says which authorization server issues its tokens (RFC 9728). A token
 (RFC 8707), and sent to its origin only.
 """
 
-from collections.abc import AsyncGenerator
 from copy import copy
 from typing import Any
 
-import httpx2
 from msgspec.structs import replace
 
 from opwire.auth.oauth.discovery import (
@@ -32,8 +30,8 @@ LOGIN_NAME = "mcp"
 """The name in the key of a login."""
 
 
-class MCPAuth(httpx2.Auth):
-    """The `auth` of an HTTP client for one server. A rejected token is refreshed once."""
+class MCPAuth:
+    """The tokens for one server. A rejected token is refreshed once."""
 
     def __init__(self, url: str, client: Any, store: TokenStore | None) -> None:
         try:
@@ -82,40 +80,39 @@ class MCPAuth(httpx2.Auth):
         caller._subject = subject
         return caller
 
-    async def async_auth_flow(self, request: httpx2.Request) -> AsyncGenerator[httpx2.Request, httpx2.Response]:
-        """Add the token to a request; repeat the request once if the server rejects it."""
-        if origin_of(str(request.url)) != origin_of(self._url):
-            yield request
-            return
-        token = await self._token()
-        if token is not None:
-            request.headers["Authorization"] = f"Bearer {token}"
-        response = yield request
-        challenge = response.headers.get("www-authenticate", "")[:_MAX_CHALLENGE]
-        if response.status_code == 403 and (scopes := challenged_scopes(challenge)) and self.is_login:
+    async def token(self, url: str) -> str | None:
+        """Return the token for a request to a URL; None if it is of another origin, or there is no token.
+
+        Raises:
+            CallError: a token cannot be requested.
+        """
+        if origin_of(url) != origin_of(self._url):
+            return None
+        if self._client.login:
+            return await self._login.get()
+        if self._client.client_secret is None and self._subject is None:  # only callers have a token to exchange
+            return None
+        resource, server = await self._discovered()
+        scopes = resource.scopes if self._client.scopes is None else self._client.scopes
+        return await self._cache.get(self._client, server.token_url, scopes, resource.resource, subject=self._subject)
+
+    async def token_after(self, url: str, token: str | None, status: int, challenge: str) -> str | None:
+        """Return another token if the server rejected this one, to repeat the request with.
+
+        The next login requests the scopes that a server demands. `challenge` is the header WWW-Authenticate.
+
+        Raises:
+            CallError: a token cannot be requested.
+        """
+        scopes = challenged_scopes(challenge[:_MAX_CHALLENGE]) if status == 403 and self.is_login else ()
+        if scopes and origin_of(url) == origin_of(self._url):
             await self._login.want(scopes)
-        if response.status_code != 401 or token is None:
-            return
+        if status != 401 or token is None:
+            return None
         self._login.reject(token)
         self._cache.forget(token)
-        again = await self._token()
-        if again not in (None, token):
-            request.headers["Authorization"] = f"Bearer {again}"
-            yield request
-
-    async def _token(self) -> str | None:
-        try:
-            if self._client.login:
-                return await self._login.get()
-            if self._client.client_secret is None and self._subject is None:  # only callers have a token to exchange
-                return None
-            resource, server = await self._discovered()
-            scopes = resource.scopes if self._client.scopes is None else self._client.scopes
-            return await self._cache.get(
-                self._client, server.token_url, scopes, resource.resource, subject=self._subject
-            )
-        except CallError as error:
-            raise httpx2.RequestError(error.message) from error  # the HTTP client repeats the messages of these alone
+        other_token = await self.token(url)
+        return None if other_token == token else other_token
 
     async def _discovered(self) -> tuple[ProtectedResource, AuthorizationServer]:
         if self._found is None:

@@ -13,7 +13,7 @@ from collections.abc import Awaitable, Callable, Coroutine, Mapping
 from contextlib import AbstractAsyncContextManager
 from copy import copy
 from types import ModuleType
-from typing import Any, cast
+from typing import TYPE_CHECKING, Any, cast
 
 from opwire.errors import CallError, ErrorCode
 from opwire.mcp.client.negotiation import Agreement, ListenStreams, MCPServerInfo, announced_changes, negotiate
@@ -53,6 +53,9 @@ from opwire.runtime.tasks import resolve
 from opwire.runtime.text import get_logger
 from opwire.typed.plain import as_dict
 
+if TYPE_CHECKING:
+    from opwire.mcp.client.auth import MCPAuth
+
 logger = get_logger("opwire.mcp.client")
 
 MAX_ROUNDS = 10
@@ -69,7 +72,7 @@ class SessionLostError(Exception):
 
 
 def open_transport(
-    server: MCPServer, max_message: int, events: TransportEvents
+    server: MCPServer, max_message: int, events: TransportEvents, auth: "MCPAuth | None"
 ) -> AbstractAsyncContextManager[ClientTransport]:
     """Start the server or connect to it; stop or disconnect on exit.
 
@@ -78,7 +81,7 @@ def open_transport(
     """
     if isinstance(server, StdioServer):
         return server_process(server, max_message, events)
-    return load_http().http_transport(server, max_message, events)
+    return load_http().http_transport(server, max_message, events, auth)
 
 
 def load_http() -> ModuleType:
@@ -102,6 +105,7 @@ class MCPConnection:
         on_notification: Callable[[str, dict[str, Any]], object],
         *,
         discover: bool,
+        auth: "MCPAuth | None" = None,
         on_ignored: Callable[[bytes], None] = lambda line: None,
     ) -> None:
         self._server = server
@@ -109,6 +113,7 @@ class MCPConnection:
         self._options = options
         self._on_notification = on_notification
         self._discover = discover
+        self._auth = auth
         self.ignored = on_ignored
         self._agreement: Agreement | None = None
         self._loop = asyncio.get_running_loop()
@@ -178,7 +183,7 @@ class MCPConnection:
 
     async def _run(self, timeout: float) -> None:
         try:
-            async with open_transport(self._server, self._options.max_message, self) as self._transport:
+            async with open_transport(self._server, self._options.max_message, self, self._auth) as self._transport:
                 self._spawn(self._handshake(min(_DISCOVERY, timeout / 2)))
                 await self._over.wait()
                 self._fail_requests()

@@ -9,19 +9,17 @@ Redirects are followed within the server's origin only: headers may be secrets.
 
 import asyncio
 from abc import abstractmethod
+from base64 import b64encode
 from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Mapping
 from contextlib import AsyncExitStack, asynccontextmanager, suppress
-from http.client import HTTPResponse
-from http.cookiejar import Cookie, CookieJar
-from typing import Any, cast
+from typing import TYPE_CHECKING, Any
 from urllib.parse import urljoin, urlsplit
-from urllib.request import Request
 
 from msgspec.structs import replace
 
-from opwire.errors import CallError, ErrorCode, needs_extra, system_message
+from opwire.errors import CallError, ErrorCode, UsageError, check_above_zero, needs_extra
 from opwire.http.sse import SSEParser
-from opwire.mcp.client.servers import HTTPServer
+from opwire.mcp.client.servers import DEFAULT_OPTIONS, HTTPServer
 from opwire.mcp.client.transport import (
     MAX_RETRY_AFTER,
     ClientTransport,
@@ -54,114 +52,202 @@ from opwire.runtime.text import get_logger
 from opwire.typed.plain import has_few_values
 
 with needs_extra("mcp"):
-    import httpx2
+    from yarl import URL
+
+    from opwire.http.client import (
+        ChunkReader,
+        ClientOptions,
+        ClientResponse,
+        HTTPClient,
+        HTTPRequest,
+        NoResponseError,
+        env_proxy,
+    )
+
+if TYPE_CHECKING:
+    from opwire.mcp.client.auth import MCPAuth
 
 logger = get_logger("opwire.mcp.client")
 
-PATIENCE = httpx2.Timeout(30.0, read=300.0, pool=None)  # a server may take long before it responds
 MAX_REDIRECTS = 5
 MAX_RESUMPTIONS = 2
 """Attempts in a row, without an event, to resume a stream."""
 
 _DELETE_TIMEOUT = 2.0  # seconds for the request that ends a session
 _MAX_ERROR_BODY = 64 * 1024  # bytes that are read of a failed response
-_MAX_COOKIES, _MAX_COOKIE = 50, 4096  # of one server, and bytes of one with its name
 _RETRY, _SHORTEST_RETRY, _LONGEST_RETRY = 1000, 100, 60_000  # milliseconds until a stream is resumed
 _JSON, _EVENTS = "application/json", "text/event-stream"
-_CHUNK = 16 * 1024  # bytes of events that are parsed at a time, before other tasks run: 400 small messages
-_LEAST_COST = 32  # bytes of a body that take as long as a chunk of HTTP, 30 µs
 
 
-class BoundedCookies(CookieJar):
-    """The cookies of one server, as many as browsers keep (RFC 6265); others are ignored.
-
-    A server that sets 4,000 with each response would make each request 0.03 s slower than the one before.
-    """
-
-    def extract_cookies(self, response: HTTPResponse, request: Request) -> None:
-        """Store the cookies of a response, unless there are too many to parse."""
-        headers = response.info()  # pyright: ignore[reportDeprecated] - the response of the client has nothing else
-        if len(headers.get_all("set-cookie", ())) <= _MAX_COOKIES:
-            super().extract_cookies(response, request)
-
-    def set_cookie(self, cookie: Cookie) -> None:
-        """Store a cookie, if there is room for it."""
-        if len(cookie.name) + len(cookie.value or "") <= _MAX_COOKIE:
-            super().set_cookie(cookie)
-            if len(self) > _MAX_COOKIES:
-                self.clear(cookie.domain, cookie.path, cookie.name)
-
-
-class MCPHTTPClient(httpx2.AsyncClient):
-    """The HTTP client of one server.
+class MCPHTTPClient:
+    """The HTTP client of one connection. It adds headers and token, and follows redirects within the server's origin.
 
     Raises:
         CallError: VALIDATION_ERROR, the server's options or headers are invalid.
     """
 
-    def __init__(self, server: HTTPServer) -> None:
-        limits = httpx2.Limits(max_connections=None)  # calls are limited elsewhere; here they would wait unseen
-        options: dict[str, Any] = {"timeout": PATIENCE, "limits": limits, **server.options}
+    def __init__(self, server: HTTPServer, auth: "MCPAuth | None") -> None:
+        self._auth = auth
         try:
-            super().__init__(**options, headers=server.headers)
-        except Exception as error:  # options raise anything; values are not repeated, since a header may be a secret
-            reason = str(error) if isinstance(error, (TypeError, OSError)) else type(error).__name__
+            self._headers = _headers_of(server)
+            self._read_timeout, self._client = _client_of(server)
+        except (UsageError, ValueError, TypeError) as error:  # values are not repeated, since a header may be a secret
+            reason = str(error) if isinstance(error, UsageError) else type(error).__name__
             message = f"the options or headers for the MCP server {server.name} cannot be used: {reason}"
             raise CallError(ErrorCode.VALIDATION_ERROR, message) from error
-        if not isinstance(server.options.get("cookies"), CookieJar):  # otherwise the application has chosen its own
-            given, self.cookies.jar = self.cookies.jar, BoundedCookies()
-            for cookie in given:
-                self.cookies.jar.set_cookie(cookie)
 
-    @property
-    def silent_timeout(self) -> httpx2.Timeout:
-        """The timeouts of a stream that may be silent for any time."""
-        return httpx2.Timeout(**{**self.timeout.as_dict(), "read": None})
+    async def close(self) -> None:
+        """Close all connections."""
+        await self._client.close()
 
     @asynccontextmanager
     async def respond(
-        self, method: str, url: str, headers: Mapping[str, str], body: bytes | None = None, **options: Any
-    ) -> AsyncGenerator[httpx2.Response]:
+        self,
+        method: str,
+        url: str,
+        headers: Mapping[str, str],
+        body: bytes | None = None,
+        *,
+        may_be_silent: bool = False,
+    ) -> AsyncGenerator[ClientResponse]:
         """Send a request, follow redirects within its origin, and yield the response, which is not read yet.
 
         Raises:
-            HTTPExchangeError: there is no response, it is compressed twice, or it is a redirect to another origin.
+            HTTPExchangeError: there is no response, or it is a redirect to another origin.
         """
-        for left in reversed(range(MAX_REDIRECTS)):
+        read_timeout = None if may_be_silent else self._read_timeout
+        for redirects_left in reversed(range(MAX_REDIRECTS)):
+            response = await self._authorized(method, url, headers, body, read_timeout)
             try:
-                request = self.build_request(method, url, headers=headers, content=body, **options)
-                request.url = _QuietURL(request.url)
-                response = await self.send(request, stream=True, follow_redirects=False)
-            except (httpx2.HTTPError, OSError) as error:
-                raise no_response(error) from error
-            except Exception as error:  # of an auth flow of the user, for example; it may contain secrets
-                logger.debug("a request failed", exc_info=True)
-                raise HTTPExchangeError(0, f" ({type(error).__name__})") from error
-            try:
-                # Bytes that are compressed several times may unpack to terabytes within one step of the decoder.
-                codings = [each for each in response.headers.get("content-encoding", "").split(",") if each.strip()]
-                if len(codings) > 1:
-                    raise HTTPExchangeError(response.status_code, " in more than one content coding")
-                if not 300 <= response.status_code < 400:
+                if not 300 <= response.status < 400:
                     yield response
                     return
             finally:
-                await response.aclose()
+                response.release()
             location = ""
             with suppress(ValueError):  # an invalid URL, which is not followed
                 location = urljoin(url, response.headers.get("location", ""))
-            keeps_method = method == "GET" or response.status_code in (307, 308)
-            if not left or not keeps_method or not _keeps_origin(url, location):
+            keeps_method = method == "GET" or response.status in (307, 308)
+            if not redirects_left or not keeps_method or not _keeps_origin(url, location):
                 reason = ", a redirect that is not followed: use its target as the url"
-                raise HTTPExchangeError(response.status_code, reason)
+                raise HTTPExchangeError(response.status, reason)
             url = location
 
+    async def _authorized(
+        self, method: str, url: str, headers: Mapping[str, str], body: bytes | None, read_timeout: float | None
+    ) -> ClientResponse:
+        """Send a request with the token, and once more with another one if the server rejects it."""
+        if self._auth is None:
+            return await self._send(method, url, headers, body, read_timeout)
+        try:
+            token = await self._auth.token(url)
+            response = await self._send(method, url, _with_token(headers, token), body, read_timeout)
+            challenge = response.headers.get("WWW-Authenticate", "")
+            other_token = await self._auth.token_after(url, token, response.status, challenge)
+        except CallError as error:
+            raise HTTPExchangeError(0, f" ({error.message})") from error
+        if other_token is None:
+            return response
+        response.release()
+        return await self._send(method, url, _with_token(headers, other_token), body, read_timeout)
 
-class _QuietURL(httpx2.URL):
-    """A URL that is shown without user, password and query: every request is logged with it."""
+    async def _send(
+        self, method: str, url: str, headers: Mapping[str, str], body: bytes | None, read_timeout: float | None
+    ) -> ClientResponse:
+        sent_headers = [*(self._headers | {name.lower(): (name, value) for name, value in headers.items()}).values()]
+        try:
+            request = HTTPRequest(method=method, url=_target(url), headers=sent_headers, body=body)
+            return await self._client.open(request, bare=True, read_timeout=read_timeout)
+        except NoResponseError as error:
+            raise _no_response(error) from error
 
-    def __str__(self) -> str:
-        return f"{self.scheme}://{self.netloc.decode('ascii')}{self.path}"
+    async def chunks(self, response: ClientResponse) -> AsyncIterator[bytes]:
+        """Yield the body in small chunks.
+
+        Raises:
+            HTTPExchangeError: it was cut off.
+        """
+        reader = ChunkReader(self._client, response)
+        try:
+            while chunk := await reader.read():
+                yield chunk
+        except NoResponseError as error:
+            raise _no_response(error) from error
+
+    async def read(self, response: ClientResponse, limit: int) -> bytes | None:
+        """Return the whole body, or None if it is longer than the limit.
+
+        Raises:
+            HTTPExchangeError: it was cut off.
+        """
+        body = bytearray()
+        async for chunk in self.chunks(response):
+            body += chunk
+            if len(body) > limit:
+                return None
+        return bytes(body)
+
+    async def failure_in(self, response: ClientResponse, *, has_session: bool) -> RPCError | HTTPExchangeError:
+        """Return the JSON-RPC error in the body of a failed response, or an error for its status."""
+        status = response.status
+        body = await self.read(response, _MAX_ERROR_BODY)
+        error = None
+        with suppress(InvalidMessageError):
+            message = decode_message(body or b"")
+            if isinstance(message, RPCFailure):
+                error = message.error.exception()
+        # A dropped session is 404, regardless of the body.
+        is_lost = status == 404 and has_session and (error is None or error.code != RPCCode.METHOD_NOT_FOUND)
+        if error is not None and status not in (401, 403) and not is_lost:
+            return error
+        delay = response.headers.get("retry-after", "")
+        retry_after = min(float(delay[:20]), MAX_RETRY_AFTER) if delay.isascii() and delay.isdigit() else None
+        return HTTPExchangeError(status, retry_after=retry_after, lost=is_lost)
+
+
+def _headers_of(server: HTTPServer) -> dict[str, tuple[str, str]]:
+    """Return the names and values of a server's headers by lower-case name, with user and password of its URL.
+
+    Raises:
+        ValueError: one cannot be sent.
+    """
+    headers = {name.lower(): (name, value) for name, value in server.headers.items()}
+    for name, value in headers.values():
+        line = f"{name}: {value}"
+        line.encode()  # UnicodeEncodeError is a ValueError
+        if any(character in line for character in "\r\n\0"):
+            raise ValueError("a header has a line break")
+    address = URL(server.url)
+    if address.user is not None:
+        pair = f"{address.user}:{address.password or ''}"
+        headers["authorization"] = ("Authorization", f"Basic {b64encode(pair.encode()).decode()}")
+    return headers
+
+
+def _client_of(server: HTTPServer) -> tuple[float | None, HTTPClient]:
+    """Return the timeout for reading, and the client.
+
+    Raises:
+        UsageError: an option is invalid.
+    """
+    options: dict[str, Any] = {**DEFAULT_OPTIONS, **server.options}
+    read_timeout = options.pop("read_timeout")
+    check_above_zero(read_timeout=read_timeout)
+    if options.pop("trust_env") and options["proxy"] is None:
+        options["proxy"] = env_proxy(_target(server.url))
+    if options["proxy"] is not None and urlsplit(options["proxy"]).scheme not in ("http", "https"):
+        raise UsageError("proxy is not an HTTP URL; write http://host:port")
+    # Calls are limited elsewhere; here they would wait unseen.
+    return read_timeout, HTTPClient(ClientOptions(max_connections=0, **options), keeps_cookies=True)
+
+
+def _target(url: str) -> str:
+    """Return a URL as it is sent: quoted, without user, password and fragment."""
+    return str(URL(url).with_user(None).with_fragment(None))
+
+
+def _with_token(headers: Mapping[str, str], token: str | None) -> Mapping[str, str]:
+    return headers if token is None else {**headers, "Authorization": f"Bearer {token}"}
 
 
 def _keeps_origin(url: str, location: str) -> bool:
@@ -175,77 +261,8 @@ def _keeps_origin(url: str, location: str) -> bool:
         return False
 
 
-def no_response(error: Exception) -> HTTPExchangeError:
-    """Return the error of a request without a response. Its reason is that of the system, if that is the cause.
-
-    The HTTP client only says that all attempts failed where each address has refused the connection.
-    """
-    reasons: list[str] = []
-    cause: BaseException | None = error if isinstance(error, httpx2.TransportError) else None
-    while cause is not None and not reasons:
-        # Several addresses of a host fail as a group.
-        failures = (
-            cast("ExceptionGroup[Exception]", cause).exceptions if isinstance(cause, ExceptionGroup) else (cause,)
-        )
-        reasons = [system_message(each) for each in failures if isinstance(each, OSError) and each.errno]
-        cause = cause.__cause__ or cause.__context__
-    reason = "; ".join(dict.fromkeys(reasons)) or str(error) or type(error).__name__
-    return HTTPExchangeError(0, f" ({reason[:200]})")
-
-
-async def read_body(response: httpx2.Response, limit: int) -> bytes | None:
-    """Return the whole body, or None if it is longer than the limit.
-
-    Raises:
-        HTTPExchangeError: it was cut off.
-    """
-    body = bytearray()
-    async for chunk in _chunks(response):
-        body += chunk
-        if len(body) > limit:
-            return None
-    return bytes(body)
-
-
-async def _chunks(response: httpx2.Response) -> AsyncIterator[bytes]:
-    """Yield the body in chunks of at most `_CHUNK` bytes, and let the event loop run after as many.
-
-    What was received or is decompressed does not await: 20 kB of gzip, 20 MB of comments, blocked the loop for 3 s, and
-    64 kB in chunks of one byte for 0.3 s.
-
-    Raises:
-        HTTPExchangeError: it was cut off.
-    """
-    unyielded = 0  # bytes since the event loop last ran; the smallest chunk costs as much as `_LEAST_COST`
-    try:
-        async for chunk in response.aiter_bytes():  # without a size, which would wait until a chunk is full
-            for start in range(0, len(chunk), _CHUNK):
-                if unyielded >= _CHUNK:
-                    unyielded = 0
-                    await asyncio.sleep(0)
-                piece = chunk[start : start + _CHUNK]
-                unyielded += max(len(piece), _LEAST_COST)
-                yield piece
-    except (httpx2.HTTPError, httpx2.StreamError) as error:
-        raise no_response(error) from error
-
-
-async def failure_in(response: httpx2.Response, *, has_session: bool) -> RPCError | HTTPExchangeError:
-    """Return the JSON-RPC error in the body of a failed response, or an error for its status."""
-    status = response.status_code
-    body = await read_body(response, _MAX_ERROR_BODY)
-    found = None
-    with suppress(InvalidMessageError):
-        message = decode_message(body or b"")
-        if isinstance(message, RPCFailure):
-            found = message.error.exception()
-    # A dropped session is 404, regardless of the body.
-    lost = status == 404 and has_session and (found is None or found.code != RPCCode.METHOD_NOT_FOUND)
-    if found is not None and status not in (401, 403) and not lost:
-        return found
-    delay = response.headers.get("retry-after", "")
-    retry_after = min(float(delay[:20]), MAX_RETRY_AFTER) if delay.isascii() and delay.isdigit() else None
-    return HTTPExchangeError(status, retry_after=retry_after, lost=lost)
+def _no_response(error: NoResponseError) -> HTTPExchangeError:
+    return HTTPExchangeError(0, f" ({error.detail})" if error.detail else "", problem=error.problem)
 
 
 class HTTPTransport(ClientTransport):
@@ -273,7 +290,7 @@ class HTTPTransport(ClientTransport):
     async def _post_reply(self, message: RPCMessage, body: bytes, headers: Mapping[str, str]) -> None:
         try:
             await self._post(message, body, headers)
-        except (HTTPExchangeError, RPCError) as error:
+        except (HTTPExchangeError, RPCError, CallError) as error:
             logger.debug("%s rejected a message: %s", self._server.name, error)
 
     def cancel(self, id: RequestId, notification: RPCNotification | None) -> None:
@@ -302,14 +319,14 @@ class HTTPTransport(ClientTransport):
     async def _post(self, message: RPCMessage, body: bytes, headers: Mapping[str, str]) -> None:
         """Send a message, and hand over its response."""
 
-    async def _parsed(self, response: httpx2.Response, parser: SSEParser) -> AsyncIterator[tuple[str, bytes]]:
+    async def _parsed(self, response: ClientResponse, parser: SSEParser) -> AsyncIterator[tuple[str, bytes]]:
         """Yield kind and data of the events of a response.
 
         Raises:
             HTTPExchangeError: the stream was cut off.
             CallError: PAYLOAD_TOO_LARGE, an event exceeds the limit.
         """
-        async for chunk in _chunks(response):
+        async for chunk in self._client.chunks(response):
             for event in parser.feed(chunk):
                 if event.data:
                     yield event.event, event.data.encode()
@@ -335,7 +352,7 @@ class StreamableHTTP(HTTPTransport):
 
     async def close(self) -> None:
         if self._session is not None and self.failure is None:
-            with suppress(HTTPExchangeError, TimeoutError):
+            with suppress(HTTPExchangeError, CallError, TimeoutError):
                 async with (
                     asyncio.timeout(_DELETE_TIMEOUT),
                     self._client.respond("DELETE", self._server.url, self._headers({})),
@@ -360,8 +377,8 @@ class StreamableHTTP(HTTPTransport):
         has_session = self._session is not None
         parser = SSEParser(max_event=self._max_message)
         async with self._client.respond("POST", self._server.url, self._headers(headers), body) as response:
-            if response.status_code >= 400:
-                raise await failure_in(response, has_session=has_session)
+            if response.status >= 400:
+                raise await self._client.failure_in(response, has_session=has_session)
             self._session = response.headers.get(SESSION_HEADER, self._session)
             if request is not None and await self._read_response(request, response, parser):
                 return
@@ -370,7 +387,7 @@ class StreamableHTTP(HTTPTransport):
         elif isinstance(message, RPCNotification) and message.method == "notifications/initialized":
             spawn(self._listen(), self._tasks)
 
-    async def _read_response(self, request: RPCRequest, response: httpx2.Response, parser: SSEParser) -> bool:
+    async def _read_response(self, request: RPCRequest, response: ClientResponse, parser: SSEParser) -> bool:
         """Deliver the messages of a response; return False if it is a stream that ended early."""
         kind = _kind(response)
         if kind == _EVENTS:
@@ -378,10 +395,10 @@ class StreamableHTTP(HTTPTransport):
         if kind != _JSON:
             words = f"answered {request.method} with {kind[:100] or 'nothing'!r}, which is neither JSON nor events"
             raise self._broken(words, ErrorCode.PROTOCOL_ERROR)
-        body = await read_body(response, self._max_message)
+        body = await self._client.read(response, self._max_message)
         if body is None or not has_few_values(body, self._max_values):
             unit = f"{self._max_message} bytes" if body is None else f"{self._max_values:,} JSON values"
-            raise HTTPExchangeError(response.status_code, f" and more than {unit}", too_long=True)
+            raise HTTPExchangeError(response.status, f" and more than {unit}", too_long=True)
         messages = read_messages(body, self._max_values)
         if not any(isinstance(message, REPLIES) for message in messages):
             raise self._broken("answered with JSON that is not a JSON-RPC response", ErrorCode.PROTOCOL_ERROR)
@@ -390,7 +407,7 @@ class StreamableHTTP(HTTPTransport):
             await self._deliver(_for_request(id, message) if isinstance(message, REPLIES) else message, id)
         return True
 
-    async def _read_events(self, id: RequestId | None, response: httpx2.Response, parser: SSEParser) -> bool:
+    async def _read_events(self, id: RequestId | None, response: ClientResponse, parser: SSEParser) -> bool:
         """Deliver the messages of a stream; return whether the response to a request was among them."""
         try:
             async for kind, data in self._parsed(response, parser):
@@ -442,14 +459,12 @@ class StreamableHTTP(HTTPTransport):
             await asyncio.sleep(_pause(parser))
 
     @asynccontextmanager
-    async def _open_stream(self, last_event_id: str) -> AsyncGenerator[httpx2.Response]:
+    async def _open_stream(self, last_event_id: str) -> AsyncGenerator[ClientResponse]:
         resumed = {LAST_EVENT_HEADER: last_event_id} if last_event_id else {}
         headers = self._headers({"accept": _EVENTS, **resumed})
-        async with self._client.respond(
-            "GET", self._server.url, headers, timeout=self._client.silent_timeout
-        ) as response:
-            if response.status_code >= 300 or _kind(response) != _EVENTS:
-                raise HTTPExchangeError(response.status_code if response.status_code >= 300 else 405)
+        async with self._client.respond("GET", self._server.url, headers, may_be_silent=True) as response:
+            if response.status >= 300 or _kind(response) != _EVENTS:
+                raise HTTPExchangeError(response.status if response.status >= 300 else 405)
             yield response
 
 
@@ -467,11 +482,9 @@ class SSETransport(HTTPTransport):
         """
         accept = {"accept": _EVENTS}
         try:
-            async with self._client.respond(
-                "GET", self._server.url, accept, timeout=self._client.silent_timeout
-            ) as response:
-                if response.status_code >= 300:
-                    raise await failure_in(response, has_session=False)
+            async with self._client.respond("GET", self._server.url, accept, may_be_silent=True) as response:
+                if response.status >= 300:
+                    raise await self._client.failure_in(response, has_session=False)
                 kind = _kind(response)
                 if kind != _EVENTS:
                     words = f"broke the event stream: its content type is {kind[:100]!r}"
@@ -526,13 +539,13 @@ class SSETransport(HTTPTransport):
 
     async def _post(self, message: RPCMessage, body: bytes, headers: Mapping[str, str]) -> None:
         async with self._client.respond("POST", self._endpoint, {"content-type": _JSON}, body) as response:
-            if response.status_code >= 300:
-                raise await failure_in(response, has_session=False)
+            if response.status >= 300:
+                raise await self._client.failure_in(response, has_session=False)
 
 
 @asynccontextmanager
 async def http_transport(
-    server: HTTPServer, max_message: int, events: TransportEvents
+    server: HTTPServer, max_message: int, events: TransportEvents, auth: "MCPAuth | None" = None
 ) -> AsyncGenerator[HTTPTransport]:
     """Connect to a server. Streamable HTTP connects lazily: its first request fails.
 
@@ -541,14 +554,16 @@ async def http_transport(
     """
     async with AsyncExitStack() as stack:
         kind = SSETransport if server.kind == "sse" else StreamableHTTP
-        transport = kind(server, await stack.enter_async_context(MCPHTTPClient(server)), max_message, events)
+        client = MCPHTTPClient(server, auth)
+        stack.push_async_callback(client.close)
+        transport = kind(server, client, max_message, events)
         if isinstance(transport, SSETransport):
             await stack.enter_async_context(transport.stream())
         stack.push_async_callback(transport.close)
         yield transport
 
 
-def _kind(response: httpx2.Response) -> str:
+def _kind(response: ClientResponse) -> str:
     return response.headers.get("content-type", "").partition(";")[0].strip().lower()
 
 

@@ -12,15 +12,15 @@ import os
 import re
 from collections.abc import Awaitable, Callable, Coroutine, Iterable, Mapping
 from pathlib import Path
+from ssl import SSLContext
 from typing import TYPE_CHECKING, Any, Literal, TypedDict, cast
 from urllib.parse import urlsplit
 
 import msgspec
 from msgspec import Struct, field
-from msgspec.structs import replace
 
 from opwire.auth.oauth.store import TokenStore
-from opwire.errors import CallError, ErrorCode, UsageError, check_choice, check_instance
+from opwire.errors import CallError, ErrorCode, UsageError, check_choice, check_instance, check_known, needs_extra
 from opwire.mcp.messages import RequestId, RPCCode, RPCError, RPCFailure, RPCMessage, RPCRequest, RPCResponse
 from opwire.mcp.protocol import HANDSHAKE_VERSIONS, STATELESS_VERSIONS
 from opwire.model.log_message import LOG_LEVELS, LogMessage
@@ -120,22 +120,46 @@ class StdioServer(Struct, frozen=True):
         return f"StdioServer({self.command!r}, {counted(len(self.args), 'argument')}, env: {sorted(self.env or ())})"
 
 
+class HTTPServerOptions(TypedDict, total=False):
+    """How requests to an MCP server are sent; those of `from_openapi` with the same names mean the same."""
+
+    connect_timeout: float | None  # seconds; 30 by default
+    read_timeout: float | None  # seconds that a server may be silent before it has responded; 300 by default
+    proxy: str | None  # "http://user:password@proxy.example:8080"
+    trust_env: bool  # use the proxies of the environment, HTTP_PROXY and the like; by default True
+    ssl: SSLContext | bool  # False skips certificate checks
+    ca_file: str | None  # PEM: the authorities to trust, instead of the system's
+    client_certificate: str | None  # PEM, for mutual TLS
+    client_key: str | None  # PEM, if it is not in the file of the certificate
+    client_key_password: str | None
+
+
+DEFAULT_OPTIONS: HTTPServerOptions = {
+    "connect_timeout": 30.0,
+    "read_timeout": 300.0,  # a tool may take long before it responds
+    "proxy": None,
+    "trust_env": True,
+}
+
+
 class HTTPServer(Struct, frozen=True):
     """An MCP server behind a URL; `kind` is "sse" for the HTTP+SSE transport of 2024, which is rare now.
 
-    `options` are those of `httpx2.AsyncClient`: `verify` (an `ssl.SSLContext`), `proxy`, `auth`, `timeout`, … Headers
-    are sent to this origin only: redirects to another origin are not followed.
+        HTTPServer("https://tools.example/mcp", {"Authorization": f"Bearer {token}"}, options={"ca_file": "our.pem"})
+
+    Headers are sent to this origin only: redirects to another origin are not followed.
 
     Raises:
-        UsageError: the URL is invalid.
+        UsageError: the URL is invalid, or an option is unknown.
     """
 
     url: str
     headers: dict[str, str] = {}
     kind: HTTPKind = "http"
-    options: dict[str, Any] = {}
+    options: HTTPServerOptions = {}
 
     def __post_init__(self) -> None:
+        check_known(self.options, HTTPServerOptions.__annotations__, "HTTPServer")
         try:
             parts = urlsplit(self.url)
             valid = parts.scheme in ("http", "https") and bool(parts.hostname) and parts.port != 0
@@ -441,8 +465,8 @@ class MCPKeywords(TypedDict, total=False):
     token_store: TokenStore | None
 
 
-def authorized(server: MCPServer, options: MCPOptions) -> "tuple[MCPServer, MCPAuth | None]":
-    """Return the server with the OAuth client of the options as the `auth` of its HTTP client.
+def server_auth(server: MCPServer, options: MCPOptions) -> "MCPAuth | None":
+    """Return the OAuth client of the options for a server.
 
     Raises:
         UsageError: a program has callers with credentials of their own.
@@ -451,13 +475,10 @@ def authorized(server: MCPServer, options: MCPOptions) -> "tuple[MCPServer, MCPA
     if callable(options.auth) or options.auth is None or is_program:
         if callable(options.auth) and is_program:
             raise UsageError(f"auth: {server.name} is a program, which all callers share; it needs a server with a URL")
-        return server, None
-    from opwire.mcp.client.auth import MCPAuth
-
-    auth = MCPAuth(server.url, options.auth, options.token_store)
-    if auth.exchanges and any(name.lower() == "authorization" for name in server.headers):
-        return server, auth  # the tools are listed with that header
-    return replace(server, options={**server.options, "auth": auth}), auth
+        return None
+    with needs_extra("mcp"):
+        from opwire.mcp.client.auth import MCPAuth
+    return MCPAuth(server.url, options.auth, options.token_store)
 
 
 # --- questions and log lines ------------------------------------------------------------------------------------------

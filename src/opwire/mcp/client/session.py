@@ -70,6 +70,7 @@ class MCPSession:
         server: MCPServer,
         options: MCPOptions = MCPOptions(),  # noqa: B008 - frozen
         *,
+        auth: "MCPAuth | None" = None,
         on_notification: Callable[[str, dict[str, Any]], object] = lambda method, params: None,
         on_connected: Callable[[], object] = lambda: None,
     ) -> None:
@@ -77,6 +78,7 @@ class MCPSession:
             load_http()  # now, and not with the first call: the extra may be missing
         self._server = server
         self._options = options
+        self._auth = auth
         self._notify = on_notification
         self._on_connected = on_connected
         self._discover = True  # whether `server/discover` may be sent: some servers exit when they receive it
@@ -306,7 +308,12 @@ class MCPSession:
 
     async def _open(self, timeout: float, *, discover: bool) -> MCPConnection:
         new = MCPConnection(
-            self._server, self._options, self._on_notification, discover=discover, on_ignored=self._ignored
+            self._server,
+            self._options,
+            self._on_notification,
+            discover=discover,
+            auth=self._auth,
+            on_ignored=self._ignored,
         )
         ends = time.monotonic() + timeout
         try:
@@ -504,8 +511,7 @@ class CallerSessions:
         idle_seconds: float = IDLE_SECONDS,
     ) -> None:
         own = {name: value for name, value in server.headers.items() if name.lower() != "authorization"}
-        others = {name: value for name, value in server.options.items() if name != "auth"}
-        self._server = replace(server, headers=own, options=others)
+        self._server = replace(server, headers=own)
         self._auth = auth
         self._shared = shared
         self._options = options
@@ -533,14 +539,13 @@ class CallerSessions:
         proof = credential if isinstance(credential, dict) else credential.key
         key = msgspec.msgpack.encode((context.identity, proof), order="deterministic")
         if key not in self._sessions:
-            server = self._server
+            server, caller_auth = self._server, None
             if isinstance(credential, dict):
                 names = {name.lower() for name in credential}
                 others = {name: value for name, value in server.headers.items() if name.lower() not in names}
                 server = replace(server, headers={**others, **credential})
             else:  # the caller to request tokens for
-                subject = await cast("MCPAuth", auth).of_caller(credential)
-                server = replace(server, options={**server.options, "auth": subject})
+                caller_auth = await cast("MCPAuth", auth).of_caller(credential)
             if key not in self._sessions:  # another call of this caller may have created it meanwhile
                 if len(self._sessions) >= self._max_sessions:
                     idle = next((other for other, session in self._sessions.items() if session.is_idle), None)
@@ -550,7 +555,7 @@ class CallerSessions:
                         )
                         raise CallError(ErrorCode.RATE_LIMITED, taken, retry_after=1.0)
                     self._drop(idle)
-                self._sessions[key] = MCPSession(server, self._options)
+                self._sessions[key] = MCPSession(server, self._options, auth=caller_auth)
         session = self._sessions[key]
         session.send_headers(self._shared.argument_headers)
         self._sessions.move_to_end(key)

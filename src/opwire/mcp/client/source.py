@@ -34,9 +34,9 @@ from opwire.mcp.client.servers import (
     MCPOptions,
     MCPServer,
     StdioServer,
-    authorized,
     read_server,
     read_servers,
+    server_auth,
     usable_namespace,
     usable_namespaces,
 )
@@ -359,12 +359,20 @@ class ServerOperations:
     def __init__(self, server: MCPServer, options: MCPOptions, notify: Callable[[SourceChange], None]) -> None:
         self._options = options
         self._notify = notify
-        server, self.auth = authorized(server, options)
+        self.auth = server_auth(server, options)
         self._stale = asyncio.Event()
         self._resource_changes = 0
         self._task: asyncio.Task[None] | None = None
-        self.session = MCPSession(server, options, on_notification=self._on_notification, on_connected=self._stale.set)
         by_caller = options.auth if callable(options.auth) else self.auth if self.auth and self.auth.exchanges else None
+        has_header = isinstance(server, HTTPServer) and any(name.lower() == "authorization" for name in server.headers)
+        self.session = MCPSession(
+            server,
+            options,
+            # Where tokens of callers are exchanged, a header of the server is there to list its tools with.
+            auth=None if has_header and by_caller is not None else self.auth,
+            on_notification=self._on_notification,
+            on_connected=self._stale.set,
+        )
         self._sessions: MCPSession | CallerSessions = self.session
         if by_caller is not None and isinstance(server, HTTPServer):
             self._sessions = CallerSessions(server, by_caller, self.session, options)

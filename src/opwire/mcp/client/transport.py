@@ -134,8 +134,8 @@ class ClientTransport(ABC):
 class HTTPExchangeError(Exception):
     """A failed HTTP exchange.
 
-    A `status` of 0 means that there was no response. `lost`: the server has dropped the session. `too_long`: the
-    response exceeds a limit.
+    A `status` of 0 means that there was no response; `problem` says then what the server did, if it is known. `lost`:
+    the server has dropped the session. `too_long`: the response exceeds a limit.
     """
 
     def __init__(
@@ -143,13 +143,15 @@ class HTTPExchangeError(Exception):
         status: int,
         reason: str = "",
         *,
+        problem: str = "",
         retry_after: float | None = None,
         lost: bool = False,
         too_long: bool = False,
     ) -> None:
-        super().__init__(f"HTTP {status}{reason}")
+        super().__init__(f"{problem or f'HTTP {status}'}{reason}")
         self.status = status
         self.reason = reason
+        self.problem = problem
         self.retry_after = retry_after
         self.lost = lost
         self.too_long = too_long
@@ -165,10 +167,10 @@ def call_error(error: RPCError | HTTPExchangeError, server: str, method: str) ->
     if isinstance(error, HTTPExchangeError):
         # UNAVAILABLE even for 401 and 403: the server rejected opwire, not opwire's caller.
         status = error.status
-        words = _HTTP_MESSAGES.get(status) or f"answered with HTTP {status}"
+        problem = error.problem or _HTTP_MESSAGES.get(status) or f"answered with HTTP {status}"
         return CallError(
             ErrorCode.PAYLOAD_TOO_LARGE if error.too_long else ErrorCode.UNAVAILABLE,
-            f"the MCP server {server} {words}{error.reason}",
+            f"the MCP server {server} {problem}{error.reason}",
             {"status": status} if status else None,
             retryable=not error.too_long and (status in (0, 408, 425, 429) or status >= 500),
             retry_after=error.retry_after,
