@@ -6,6 +6,7 @@ that does no real I/O and starts no threads.
 
 import asyncio
 import selectors
+import sys
 import time
 from collections.abc import Coroutine
 from typing import Any, TypeVar
@@ -31,6 +32,14 @@ class _Selector(selectors.DefaultSelector):
         return ready
 
 
+_selectors: list[_Selector] = []  # of the run, if there is one
+
+
+def skip(seconds: float) -> None:
+    """Let time pass in which nothing runs, as if the process was blocked."""
+    _selectors[-1].now += seconds
+
+
 def run_virtually(main: Coroutine[Any, Any, T]) -> T:
     """Run a coroutine in virtual time, which `time.monotonic` returns meanwhile in the whole process.
 
@@ -40,6 +49,7 @@ def run_virtually(main: Coroutine[Any, Any, T]) -> T:
     selector = _Selector()
     with (
         mock.patch.object(time, "monotonic", selector.time),
+        mock.patch.object(sys.modules[__name__], "_selectors", [selector]),
         asyncio.Runner(loop_factory=lambda: asyncio.SelectorEventLoop(selector)) as runner,
     ):
         return runner.run(main)

@@ -327,7 +327,7 @@ async def test_a_call_of_an_end_that_cannot_be_a_hub_is_refused_and_leaves_nothi
         assert isinstance(refused, CallFailed)
         assert refused.code == ErrorCode.UNAVAILABLE
         connected: Any = hub._cluster
-        assert len(connected._transport._leases) == 0
+        assert len(connected._transport.leases) == 0
     finally:
         await link.close()
 

@@ -38,15 +38,6 @@ class MemoryBroker:
         self._on_the_way.popleft()()
 
 
-class MemoryBuffer:
-    """Calls functions at the end of a turn."""
-
-    paused = False
-
-    def at_turn_end(self, write: Callable[[], None]) -> None:
-        asyncio.get_running_loop().call_soon(write)
-
-
 class MemoryBrokerConnection:
     """One connection to a `MemoryBroker`."""
 
@@ -57,14 +48,13 @@ class MemoryBrokerConnection:
         self.beats = 0
         self.largest = 0  # bytes of a message that was sent
         self.connections = 0
-        self.link = MemoryBuffer()
         self._broker = broker
-        self._address: Address | None = None
-        self._listener: BrokerListener | None = None
+        self.address: Address | None = None
+        self.listener: BrokerListener | None = None
 
     async def connect(self, address: Address, listener: BrokerListener) -> None:
         await self._round_trip()
-        self._address, self._listener = address, listener
+        self.address, self.listener = address, listener
         self._broker.ends[address] = self
         self.connections += 1
 
@@ -79,7 +69,7 @@ class MemoryBrokerConnection:
             self._broker.serving[operation_id].remove(self._here())
 
     def request(self, operation_id: str, token: str, message: bytes, sticky_key: str | None = None) -> None:
-        here, listener = self._here(), self._listener
+        here, listener = self._here(), self.listener
         assert listener is not None
 
         def route() -> None:  # on arrival, as brokers do: a server may have left meanwhile
@@ -100,32 +90,32 @@ class MemoryBrokerConnection:
     def broadcast(self, token: str, message: bytes) -> None:
         here = self._here()
         for end in self._broker.ends.values():
-            if (listener := end._listener) is not None:
+            if (listener := end.listener) is not None:
                 self._broker.pass_on(lambda listener=listener: listener.overheard(here, token, message), message)
 
     def beat(self, every: float) -> None:
         self.beats += 1
 
     async def close(self) -> None:
-        if self._address is not None:
-            self._broker.ends.pop(self._address, None)
-        self._address = self._listener = None
+        if self.address is not None:
+            self._broker.ends.pop(self.address, None)
+        self.address = self.listener = None
 
     def break_off(self, reason: str) -> None:
         """The connection breaks."""
-        listener = self._listener
-        if self._address is not None:
-            self._broker.ends.pop(self._address, None)
-        self._address = self._listener = None
+        listener = self.listener
+        if self.address is not None:
+            self._broker.ends.pop(self.address, None)
+        self.address = self.listener = None
         if listener is not None:
             listener.disconnected(reason)
 
     def _deliver(self, to: Address, sender: Address, token: str, message: bytes) -> None:
         end = self._broker.ends.get(to)
-        if end is not None and end._listener is not None:
-            end._listener.arrived(sender, token, message)
-        elif self._listener is not None:
-            self._listener.unreachable(to, token)
+        if end is not None and end.listener is not None:
+            end.listener.arrived(sender, token, message)
+        elif self.listener is not None:
+            self.listener.unreachable(to)
 
     async def _round_trip(self) -> None:
         await asyncio.sleep(self._broker.latency)
@@ -133,6 +123,6 @@ class MemoryBrokerConnection:
             raise CallError(ErrorCode.UNAVAILABLE, "the broker is not there")
 
     def _here(self) -> Address:
-        if self._address is None:
+        if self.address is None:
             raise CallError(ErrorCode.UNAVAILABLE, "the connection is gone")
-        return self._address
+        return self.address

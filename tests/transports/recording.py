@@ -66,7 +66,7 @@ class Log(Recorder):
     def refused(self, operation_id: str, reason: str) -> None:
         self.record(self.refusals, (operation_id, reason))
 
-    def unreachable(self, peer: Address, token: str = "") -> None:
+    def unreachable(self, peer: Address) -> None:
         self.record(self.gone, peer)
 
     def forbidden(self, peer: Address) -> None:

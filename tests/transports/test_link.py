@@ -112,20 +112,15 @@ async def test_writes_of_any_size_arrive_in_order() -> None:
         assert there.received == sent
 
 
-async def test_what_is_written_at_the_end_of_a_turn_leaves_with_the_rest_of_the_turn() -> None:
+async def test_what_is_written_in_a_turn_leaves_at_its_end() -> None:
     async with connected() as (here, there):
-        turns: list[str] = []
         here.link.write(b"one ")
-        here.link.at_turn_end(lambda: (turns.append("first"), here.link.write(b"three "))[0])
-        here.link.at_turn_end(lambda: turns.append("second"))
-        here.link.write(b"two ")
-        assert turns == []
+        here.link.write(b"two")
+        assert here.link.backlog == 7
         await asyncio.sleep(0)
-        assert (sorted(turns), here.link.backlog) == (["first", "second"], 0), "no further turn is needed"
-        await there.until(14)
-        assert bytes(there.received) == b"one two three "
-        here.link.at_turn_end(lambda: here.link.write(b"four"))
-        await there.until(18)
+        assert here.link.backlog == 0
+        await there.until(7)
+        assert bytes(there.received) == b"one two"
 
 
 async def test_a_peer_that_does_not_read_costs_no_more_than_the_bound() -> None:

@@ -54,7 +54,6 @@ from opwire.registry import OperationRegistry
 from opwire.runtime.bounded import BoundedDict
 from opwire.runtime.tasks import cancel_tasks, spawn
 from opwire.runtime.text import get_logger
-from opwire.transports.batches import BATCHING
 from opwire.transports.broker import BrokerTransport
 from opwire.transports.connect import TransportOptions, connect
 from opwire.transports.websocket.relay import MARGIN, MAX_IDENTITY, Peer, identity_json
@@ -84,7 +83,7 @@ _TURN = 0.005  # seconds after which other tasks run: registering a route of 1 M
 _LIFETIME, _SKEW = 20.0, 10.0  # seconds for which a proof is valid, and by which clocks may differ
 _ANY_SIZE = 2**62
 _NO_CALLS = Statistics()
-_ADDRESS = re.compile(rf"(?:{BATCHING})?[0-9a-f]{{16}}")  # of an end of a broker
+_ADDRESS = re.compile(r"[0-9a-f]{16}")  # of an end of a broker
 
 # --- proof ------------------------------------------------------------------------------------------------------------
 

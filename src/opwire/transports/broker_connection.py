@@ -5,8 +5,8 @@ A transport for another broker is one class with these methods; `BrokerTransport
 beside it.
 """
 
-from collections.abc import Callable, Iterable
-from typing import Protocol, runtime_checkable
+from collections.abc import Iterable
+from typing import Protocol
 
 from opwire.protocol.events import CallRequested
 from opwire.protocol.transport import Address
@@ -35,8 +35,8 @@ class BrokerListener(Protocol):
         """Handle missing permission to request an operation, where the broker does not report which request it was."""
         ...
 
-    def unreachable(self, peer: Address, token: str = "") -> None:
-        """Handle the report of the broker that a message found no listener at its address, with the token of `send`."""
+    def unreachable(self, peer: Address) -> None:
+        """Handle the report of the broker that a message found no listener at its address."""
         ...
 
     def forbidden(self, peer: Address) -> None:
@@ -113,31 +113,6 @@ class BrokerConnection(Protocol):
 
     async def close(self) -> None:
         """Flush the queue and disconnect, within a second or two. Idempotent; never raises."""
-        ...
-
-
-class TurnBuffer(Protocol):
-    """Holds what is sent in a turn of the event loop; a `Link` is one."""
-
-    paused: bool
-    """Whether the broker reads too slowly, so that messages queue up here."""
-
-    def at_turn_end(self, write: Callable[[], None]) -> None:
-        """Call a function at the end of this turn, before its messages are written. It may send, and never raises."""
-        ...
-
-
-@runtime_checkable
-class BatchingConnection(BrokerConnection, Protocol):
-    """A connection that buffers what is sent in a turn of the event loop. Over others, batches are not sent.
-
-    It calls `BrokerListener.unreachable` with the token, so that the requests of a batch without a receiver are sent
-    again.
-    """
-
-    @property
-    def link(self) -> TurnBuffer | None:
-        """The buffer; None while disconnected."""
         ...
 
 

@@ -80,7 +80,6 @@ class Link(asyncio.Protocol):
         self._waiting: deque[bytes] = deque()
         self._waiting_bytes = 0
         self._scheduled = False
-        self._last: list[Callable[[], None]] = []  # called at the end of this turn
         self.paused = False  # whether the peer reads too slowly
         self._unread = b""  # received, and left for the next turn
         self._is_closing = False  # `lost` is not called any more
@@ -126,7 +125,7 @@ class Link(asyncio.Protocol):
             self._flush()
         elif not self._scheduled:
             self._scheduled = True
-            asyncio.get_running_loop().call_soon(self._turn_ends)
+            asyncio.get_running_loop().call_soon(self._flush)
 
     def control(self, data: bytes) -> None:
         """Send a small message that ends or steers a call; it may use the reserve of the buffer.
@@ -145,20 +144,8 @@ class Link(asyncio.Protocol):
         if self._transport is not None and self._reason is None and self.backlog + len(data) <= room:
             self._transport.write(data)
 
-    def at_turn_end(self, write: Callable[[], None]) -> None:
-        """Call a function at the end of this turn, which may write; it must not raise."""
-        self._last.append(write)
-        if not self._scheduled:
-            self._scheduled = True
-            asyncio.get_running_loop().call_soon(self._turn_ends)
-
-    def _turn_ends(self) -> None:
-        while self._last:
-            self._last.pop(0)()
-        self._scheduled = False  # not before: its writes need no turn of their own, which takes 10 µs
-        self._flush()
-
     def _flush(self) -> None:
+        self._scheduled = False
         while self._waiting and not self.paused and self._transport is not None:
             # Joined, since each write is a system call. Not all at once, since `urgent` cannot overtake data that was
             # passed to asyncio.

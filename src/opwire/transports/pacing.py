@@ -12,7 +12,7 @@ from opwire.runtime.limits import TokenBucket
 from opwire.transports.link import Link
 
 LARGE = 64 * 1024
-"""Bytes of a message that is paced; batches of small ones have no more."""
+"""Bytes of a message that is paced."""
 
 _MAX_RECEIVERS = 4096
 
@@ -26,7 +26,7 @@ class LargeMessages:
         self._per_second = per_second
         self._buckets: BoundedDict[str, TokenBucket] = BoundedDict(_MAX_RECEIVERS)
 
-    def pace(self, to: str, size: int, link: Link | None) -> None:
+    def pace(self, to: str, size: int, link: Link) -> None:
         """Check that a large message may be sent now, over this link.
 
         Raises:
@@ -35,7 +35,7 @@ class LargeMessages:
         bucket = self._buckets.get(to)
         if bucket is None:
             bucket = self._buckets[to] = TokenBucket(self._per_second, self._at_once)
-        is_behind = link is not None and link.paused  # then the broker would get all of them at once, later
+        is_behind = link.paused  # then the broker would get all of them at once, later
         if is_behind or bucket.take(time.monotonic(), min(size, self._at_once)):
             rate = f"large messages are sent at {self._per_second >> 20} MiB/s"
             closes = f"{self._broker} closes the connection of an end that does not keep up"

@@ -280,24 +280,6 @@ async def test_an_end_on_a_broker_that_does_not_confirm_its_calls_is_found(redis
     assert "did not name a call in flight" in failures(report)["calls in flight are confirmed"]
 
 
-async def test_an_end_on_a_broker_that_runs_what_it_does_not_serve_or_drops_a_batch_is_found(nats_server: Any) -> None:
-    promise = "requests in a batch are answered one by one"
-    async with Spoke(conformance_operations(), nats_server.url, prefix="split") as spoke:
-        transport: Any = spoke.transport
-        report = await check_broker(nats_server.url, prefix="split", only=promise)
-        assert failures(report) == {}
-        report = await check_broker(nats_server.url, prefix="split", only="routed")
-        assert failures(report) == {}
-        transport._operations = _Everything(transport._operations)
-        report = await check_broker(nats_server.url, prefix="split", only=promise)
-        assert "not served" in failures(report)[promise]
-
-
-class _Everything(dict[str, None]):
-    def __contains__(self, _: object) -> bool:
-        return True
-
-
 BROKEN_CALLERS: dict[str, tuple[str, Change]] = {
     "the first message is session.hello": ("session.hello was expected", drop("session.hello")),
     "every request has a new id": ("used", setting("call.requested", requestId="same")),

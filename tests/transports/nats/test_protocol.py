@@ -8,7 +8,7 @@ from hypothesis import strategies as st
 
 from opwire.errors import CallError, ErrorCode
 from opwire.transports.nats import protocol
-from opwire.transports.nats.protocol import Direct, Event, Info, Message, Parser, Ping, Pong, ServerError
+from opwire.transports.nats.protocol import Event, Info, Message, Parser, Ping, Pong, ServerError
 
 WORDS: list[tuple[bytes, list[Event]]] = [
     (b"MSG a.b 1 5\r\nhello\r\n", [Message("a.b", "1", "", b"hello")]),
@@ -61,53 +61,6 @@ def test_however_the_bytes_are_cut_the_events_are_the_same(
     parser = Parser()
     found = [event for start, end in pairwise(places) for event in parser.feed(stream[start:end])]
     assert found == [event for _, events in words for event in events]
-
-
-@given(st.lists(st.integers(0, 1000), max_size=12))
-def test_messages_from_a_remembered_inbox_go_to_its_receiver_however_the_bytes_are_cut(cuts: list[int]) -> None:
-    parser, first = Parser(), Message("p.call.a", "1", "p.in.x.t1", b"hello")
-
-    def receive(token: str, payload: bytes) -> None: ...
-
-    parser.remember(first, receive)
-    others = [
-        Message("p.call.a", "1", "p.in.x.t1-receipt", b"1"),
-        Message("p.call.a", "1", "p.in.x.-", b"2"),
-        Message("p.call.a", "1", f"p.in.x.{'t' * (protocol.MAX_WORD + 1)}", b"3"),
-        Message("p.call.a", "1", "p.in.x.t\xe9", b"4"),
-        Message("p.call.a", "2", "p.in.x.t1", b"5"),
-        Message("p.call.b", "1", "p.in.x.t1", b"6"),
-        Message("p.call.a", "1", "p.in.y.t1", b"7"),
-        Message("p.call.a", "1", "p.in.x.y.t1", b"8"),
-        Message("p.call.a", "1", "", b"9"),
-    ]
-    known = [Direct(receive, "t1", b"hello"), Direct(receive, "T2", b""), Direct(receive, "3", b"\r\n")]
-    lines = [b"MSG p.call.a 1 p.in.x.%b %d\r\n%b\r\n" % (e.token.encode(), len(e.payload), e.payload) for e in known]
-    for each in others:
-        head = " ".join(filter(None, ["MSG", each.subject, each.sid, each.reply, str(len(each.payload))]))
-        lines.append(head.encode("latin-1") + b"\r\n" + each.payload + b"\r\n")
-    stream = b"".join([*lines, b"PING\r\n", lines[0]])
-    places = sorted({0, len(stream), *(cut for cut in cuts if cut < len(stream))})
-    found = [event for start, end in pairwise(places) for event in parser.feed(stream[start:end])]
-    assert found == [*known, *others, Ping(), known[0]]
-
-
-@pytest.mark.parametrize("size", ["", "x", "-1", "99999999999"])
-def test_a_message_from_a_remembered_inbox_has_a_size(size: str) -> None:
-    parser = Parser()
-    parser.remember(Message("a", "1", "in.x.t1", b""), lambda _token, _payload: None)
-    with pytest.raises(CallError, match="not the size of a message"):
-        parser.feed(f"MSG a 1 in.x.t2 {size}\r\n\r\n".encode())
-
-
-def test_remembered_inboxes_are_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(protocol, "_MAX_REMEMBERED", 3)
-    parser = Parser()
-    for number in range(10):
-        parser.remember(Message("a", "1", f"in.{number}.t1", b""), lambda _token, _payload: None)
-        assert len(parser._remembered) <= 3
-    assert isinstance(parser.feed(b"MSG a 1 in.9.t2 0\r\n\r\n")[0], Direct)
-    assert isinstance(parser.feed(b"MSG a 1 in.0.t2 0\r\n\r\n")[0], Message)
 
 
 def test_a_large_message_that_comes_byte_by_byte_is_put_together() -> None:

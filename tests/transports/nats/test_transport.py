@@ -142,11 +142,10 @@ async def test_a_server_that_withdraws_first_reports_the_calls_that_it_has(
         waiting = asyncio.create_task(calls.call("trap.slow"))
         await soon("the handler begins", begun.wait())
         [request_id] = calls.open_requests()
-        asked = cast("BrokerTransport", calls.transport)._leases.asked(request_id)
-        assert asked is not None
-        assert asked.server is None
+        outgoing = cast("BrokerTransport", calls.transport).leases.calls.by_request_id[request_id]
+        assert outgoing.server is None
         await server.transport.withdraw(["trap.slow"])
-        await until("it is reported", lambda: asked.server is not None)
+        await until("it is reported", lambda: outgoing.server is not None)
         go_on.set()
         assert (await soon("it is answered", waiting)).data == 1
 
@@ -362,6 +361,28 @@ async def test_a_frozen_server_is_noticed_within_three_beats_and_used_again_when
         await soon("calls are answered again", answered())
 
 
+async def test_a_caller_that_may_not_publish_to_inboxes_reroutes_nothing(own_nats: StartNats) -> None:
+    users = [
+        {"user": "server", "password": "s3cret"},
+        {"user": "ann", "password": "s3cret", "permissions": {"publish": {"deny": ["opwire.in.>"]}}},
+    ]
+    port, registry = own_nats(authorization={"users": users}).port, OperationRegistry()
+    registry.query("math.one")(lambda: 1)
+    async with (
+        served(f"nats://server:s3cret@{HOST}:{port}", registry),
+        calling(f"nats://ann:s3cret@{HOST}:{port}", heartbeat=60) as calls,
+    ):
+        assert (await calls.call("math.one")).data == 1
+        transport = calls.transport
+        assert isinstance(transport, NatsTransport)
+        reroutes = transport.leases.calls.reroutes
+        (server,) = transport.leases.calls.latest_servers.values()
+        reroutes.unanswered("math.one", server, time.monotonic())
+        results = await soon("the broker routes them", asyncio.gather(*(calls.call("math.one") for _ in range(20))))
+        assert [result.data for result in results] == [1] * 20
+        assert not reroutes
+
+
 async def test_no_message_or_log_line_shows_the_password(own_nats: StartNats, caplog: pytest.LogCaptureFixture) -> None:
     caplog.set_level(logging.DEBUG, "opwire")
     server = own_nats(user="ann", password="s3cret")
@@ -450,29 +471,3 @@ async def test_ends_at_a_leaf_node_and_at_its_hub_are_in_one_account_and_those_o
         assert await soon("the leaf node is connected", reached()) == "at the hub"
         with pytest.raises(CallError, match="no server available"):
             await stranger.call("trap.where")
-
-
-async def test_the_tokens_of_a_batch_cannot_make_a_server_publish_elsewhere(nats_server: NatsServer) -> None:
-    registry, inbox, paid = OperationRegistry(), "opwire.in.batch0123456789abcdef", list[Any]()
-
-    @registry.query("trap.hello", access=PUBLIC)
-    async def hello() -> str:
-        return "hello"
-
-    async def pay(message: Any) -> None:
-        paid.append(message.data)
-
-    async with served(nats_server.url, registry), plain_client(nats_server.url) as client:
-        await client.subscribe("payroll.pay", cb=pay)
-        replies = await client.subscribe(f"{inbox}.*")
-        request = {"type": "call.requested", "requestId": "r", "operationId": "trap.hello", "input": {}}
-        token = "a 0\r\n\r\nPUB payroll.pay 3\r\neve\r\nPUB payroll.none "
-        for n, changes in enumerate(({}, {"operationId": "trap.none"}, {"input": "x" * 70_000}, {"input": 1})):
-            hostile = json.dumps([[token, {**request, **changes, "requestId": f"hostile{n}"}]]).encode()
-            await client.publish("opwire.call.trap.hello", hostile, reply=f"{inbox}.t0ken")
-        good = json.dumps([["t0ken", request]]).encode()
-        await client.publish("opwire.call.trap.hello", good, reply=f"{inbox}.t0ken")
-        reply = await replies.next_msg(timeout=30)  # of the last one: the others are ignored
-        assert json.loads(reply.data)["output"]["data"] == "hello"
-        await client.flush()
-        assert paid == []

@@ -23,7 +23,6 @@ from opwire.errors import CallError, ConversionError, ErrorCode
 from opwire.model.envelope import read_envelope
 from opwire.model.operation import AccessControl, Context, OperationSpec, OperationType
 from opwire.registry import OperationRegistry
-from opwire.transports.batches import BATCHING
 from opwire.transports.broker_connection import BrokerConnection
 from opwire_conformance.peers.wires import (
     PATIENCE,
@@ -434,26 +433,6 @@ async def requests_are_routed(server: Server) -> None:
     expect(envelope_data(answer) == {"a": 1}, f"it was answered by {shown(answer)}")
 
 
-async def batches_are_split(server: Server) -> None:
-    """Send requests in a batch, if the address of the server asks for batches, and one that it does not serve."""
-    end, echo = cast("BrokerWire", server.line.wire), server.needs("echo")
-    if not server.line.end.startswith(BATCHING):
-        raise NotChecked(f"the address of the server does not begin with {BATCHING}")
-    asked = [(token_hex(8), id) for id in (echo, f"{NAMESPACE}.unknown-{token_hex(4)}", echo)]
-    events = [
-        [token, {"type": "call.requested", "requestId": token, "operationId": id, "input": {"a": token}}]
-        for token, id in asked
-    ]
-    end.connection.send(server.line.end, "q1", json.dumps(events).encode(), control=True)
-    for token, id in asked:
-        answer = await end.take("the response", type=("call.responded", "call.error"), requestId=token)
-        expect(answer["token"] == token, f"the response has another token: {shown(answer)}")
-        if id == echo:
-            expect(envelope_data(answer) == {"a": token}, f"it was answered by {shown(answer)}")
-        else:
-            expect(answer.get("notStarted") is True, f"an operation that is not served: {shown(answer)}")
-
-
 async def calls_in_flight_are_confirmed(server: Server) -> None:
     """Wait for the confirmation of a call in flight, and answer it."""
     end = cast("BrokerWire", server.line.wire)
@@ -481,7 +460,6 @@ async def calls_end_with_their_caller(server: Server) -> None:
 BROKER_CHECKS: Mapping[str, tuple[str, ServerCheck]] = {
     "all servers are found": ("Brokers", who_is_answered),
     "requests are routed by their operation": ("Brokers", requests_are_routed),
-    "requests in a batch are answered one by one": ("Brokers", batches_are_split),
     "calls in flight are confirmed": ("Brokers", calls_in_flight_are_confirmed),
     "a call ends with its caller": ("Brokers", calls_end_with_their_caller),
 }

@@ -294,7 +294,7 @@ class BrokerWire(Wire):
     def refused(self, operation_id: str, reason: str) -> None:
         """Ignore missing permissions: the request is not answered."""
 
-    def unreachable(self, peer: Address, token: str = "") -> None:
+    def unreachable(self, peer: Address) -> None:
         """Ignore lost peers: their answers are missed."""
 
     def forbidden(self, peer: Address) -> None:

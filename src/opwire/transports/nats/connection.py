@@ -31,7 +31,6 @@ from opwire.transports.nats.protocol import (
     PING,
     PONG,
     Control,
-    Direct,
     Info,
     Message,
     Parser,
@@ -260,7 +259,6 @@ class NatsConnection:
         self.server = server
         self._listener = listener
         self._parser = Parser()
-        self.remember = self._parser.remember
         self._greeting: asyncio.Future[None] = asyncio.get_running_loop().create_future()
         self._pongs: deque[_Barrier | None] = deque()  # one per PING in flight; None: of a beat
         self._silent_beats = 0
@@ -351,9 +349,7 @@ class NatsConnection:
         self._silent_beats, self._last_error = 0, ""
         listener = self._listener
         for event in self._parser.feed(data):
-            if type(event) is Direct:  # nearly all are
-                event.receive(event.token, event.payload)
-            elif type(event) is Message:
+            if type(event) is Message:
                 listener.on_message(event)
             else:
                 self._control(event)

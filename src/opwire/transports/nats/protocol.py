@@ -8,7 +8,7 @@ Lines are decoded and encoded as Latin-1, so that a subject of arbitrary bytes s
 """
 
 import re
-from collections.abc import Callable, Iterable
+from collections.abc import Iterable
 from typing import final
 
 import msgspec
@@ -17,14 +17,12 @@ from msgspec import Struct
 from opwire.errors import CallError, ErrorCode
 
 MAX_LINE = 32 * 1024  # bytes of a line: INFO lists every server of a cluster, other lines have a few hundred
-MAX_WORD = 64  # characters of the last word of the reply subject of a `Direct`, which are letters and digits
 MAX_PAYLOAD = 64 * 1024 * 1024  # bytes of a message: the maximum that a NATS server can be configured for
 
 PING = b"PING\r\n"
 PONG = b"PONG\r\n"
 
 _END = b"\r\n"
-_MAX_REMEMBERED = 4096  # beginnings of lines
 _MESSAGES = frozenset(("MSG", "HMSG"))
 _STATUS = re.compile(rb"NATS/1\.0 ([0-9]{3})(?![0-9])")
 
@@ -38,18 +36,6 @@ class Message(Struct, frozen=True, gc=False):
     reply: str
     payload: bytes
     status: int = 0
-
-
-Receive = Callable[[str, bytes], None]
-
-
-@final
-class Direct(Struct, frozen=True, gc=False):
-    """MSG with a remembered inbox: its receiver, the last word of its reply subject, and its payload."""
-
-    receive: Receive
-    token: str
-    payload: bytes
 
 
 class Info(Struct, frozen=True):
@@ -83,20 +69,15 @@ class Pong(Struct, frozen=True):
 
 
 Control = Info | ServerError | Ping | Pong
-Event = Message | Direct | Control
+Event = Message | Control
 
 _info = msgspec.json.Decoder(Info)
 
 
 class Parser:
-    """Parse the bytes of a server into events.
-
-    Messages of one end to one subject differ in the last word of the reply subject alone. Once `remember` has stored
-    what precedes it, they become `Direct` events: their subjects need not be parsed again.
-    """
+    """Parse the bytes of a server into events."""
 
     def __init__(self) -> None:
-        self._remembered: dict[bytes, Receive] = {}  # by the line of a message, up to its last dot
         self._buffer: list[bytes] = []  # an incomplete event
         self._have = 0
         self._need = 0
@@ -115,31 +96,10 @@ class Parser:
             data = b"".join(self._buffer)
             self._buffer = []
         events: list[Event] = []
-        at = self._direct(data, 0, events) if self._remembered else 0
+        at = 0
         while at < len(data):
             at = self._next(data, at, events)
-            if self._remembered:
-                at = self._direct(data, at, events)
         return events
-
-    def _direct(self, data: bytes, at: int, events: list[Event]) -> int:
-        """Parse messages from remembered inboxes, and return where anything else or an incomplete one begins."""
-        remembered = self._remembered
-        while (end := data.find(b"\n", at, at + MAX_LINE)) >= 0:
-            known, _, rest = data[at:end].rpartition(b".")
-            receive = remembered.get(known)
-            if receive is None:
-                break
-            token, _, size = rest.partition(b" ")  # the size ends with \r
-            try:
-                stop = end + 1 + int(size)
-            except ValueError:
-                break
-            if stop <= end or data[stop : stop + 2] != _END or not token.isalnum() or len(token) > MAX_WORD:
-                break
-            events.append(Direct(receive, token.decode(), data[end + 1 : stop]))
-            at = stop + 2
-        return at
 
     def _next(self, data: bytes, at: int, events: list[Event]) -> int:
         """Parse one event, and return where the next one begins. An incomplete one is kept."""
@@ -163,16 +123,6 @@ class Parser:
         else:
             events.append(_message(fields, data[begin:stop]))
         return stop + 2
-
-    def remember(self, message: Message, receive: Receive) -> None:
-        """Return later messages like this one as `Direct` to this receiver.
-
-        Like it are those with its subject, subscription and reply subject, except for the last word of the latter.
-        """
-        if len(self._remembered) >= _MAX_REMEMBERED:
-            self._remembered.clear()
-        inbox = message.reply.rpartition(".")[0]
-        self._remembered[f"MSG {message.subject} {message.sid} {inbox}".encode("latin-1")] = receive
 
     def _keep(self, data: bytes, at: int, need: int) -> int:
         self._buffer, self._have, self._need = [data[at:]], len(data) - at, need

@@ -28,7 +28,7 @@ from asyncio import timeout
 from collections.abc import Callable, Iterable
 from contextlib import suppress
 from datetime import UTC, datetime
-from functools import lru_cache, partial
+from functools import lru_cache
 from hashlib import blake2s, sha256
 from hmac import compare_digest
 from itertools import count
@@ -48,7 +48,6 @@ from opwire.runtime.limits import TokenBucket
 from opwire.runtime.text import get_logger
 from opwire.transports.broker import BrokerTransport
 from opwire.transports.broker_connection import BrokerListener, RequestSigner
-from opwire.transports.link import Link
 from opwire.transports.nats.connection import NatsConnection, NatsCredentials, NatsServers, Security, open_any
 from opwire.transports.nats.protocol import MAX_PAYLOAD, Info, Message, subscribe, unsubscribe
 from opwire.transports.pacing import LARGE, LargeMessages
@@ -266,7 +265,6 @@ class NatsBrokerConnection:
         self._describe = describe
         self._listener: BrokerListener | None = None
         self._connection: NatsConnection | None = None
-        self.link: Link | None = None  # of the connection
         self._large = LargeMessages("NATS", 16 * 1024 * 1024, 64 * 1024 * 1024)
         self._mine = ""  # the prefix of the subjects of our inbox
         # What precedes and follows the token in the line of a message, for each operation and each receiver.
@@ -286,7 +284,6 @@ class NatsBrokerConnection:
         self._discoverable = False
         subscriptions = subscribe(f"{self._mine}*", _OWN_INBOX) + subscribe(self._subjects.all, _ALL)
         self._connection = await open_any(self._servers, self, self._security, subscriptions)
-        self.link = self._connection.link
         self.on_info(self._connection.info)
 
     def beat(self, every: float) -> None:
@@ -305,13 +302,16 @@ class NatsBrokerConnection:
                 connection.link.control(unsubscribe([_OWN_INBOX, _ALL]))
                 async with timeout(_GRACE):
                     await connection.barrier()
-            self._connection = self.link = None
+            self._connection = None
             await connection.close()
 
     def _open(self) -> NatsConnection:
         if self._connection is None:
-            raise CallError(ErrorCode.UNAVAILABLE, f"not connected to {self.name}")
+            raise self._disconnected()
         return self._connection
+
+    def _disconnected(self) -> CallError:
+        return CallError(ErrorCode.UNAVAILABLE, f"not connected to {self.name}")
 
     async def serve(self, operation_ids: Iterable[str]) -> None:
         """Subscribe to requests for these operations, all or nothing."""
@@ -347,9 +347,7 @@ class NatsBrokerConnection:
             if len(self._calls) >= _MAX_CACHED:
                 self._calls.clear()
             line = self._calls[operation_id] = self._line(self._subjects.call(operation_id))
-        if len(message) > LARGE:
-            self._large.pace(operation_id, len(message), self.link)
-        self._publish(line, token, b"", message, control=False)
+        self._publish(line, token, b"", message, receiver=operation_id)
 
     def send(self, to: Address, token: str, message: bytes, *, control: bool) -> None:
         """Publish to the inbox of one end."""
@@ -360,29 +358,32 @@ class NatsBrokerConnection:
             if len(self._receivers) >= _MAX_CACHED:
                 self._receivers.clear()
             known = self._receivers[to] = line, receipt.encode("latin-1")
-        if len(message) > LARGE and not control:
-            self._large.pace(to, len(message), self.link)
-        self._publish(known[0], token, known[1], message, control=control)
+        line, receipt = known
+        self._publish(line, token, receipt, message, receiver="" if control else to)
 
     def broadcast(self, token: str, message: bytes) -> None:
         """Publish to every end."""
-        self._publish(self._line(self._subjects.all), token or ABSENT, b"", message, control=True)
+        self._publish(self._line(self._subjects.all), token or ABSENT, b"", message)
 
     def _line(self, subject: str) -> bytes:
         """Return the line of a message to a subject, up to the token in its reply subject."""
         return f"PUB {subject} {self._mine}".encode("latin-1")
 
-    def _publish(self, line: bytes, token: str, receipt: bytes, message: bytes, *, control: bool) -> None:
+    def _publish(self, line: bytes, token: str, receipt: bytes, message: bytes, *, receiver: str = "") -> None:
+        """Publish a message. `receiver` is whom large ones are paced for; without one it is a control message."""
         if len(message) > self.max_message:  # the server would end the connection
             size = f"the message has {len(message):,} bytes; {self.name} accepts {self.max_message:,}"
             raise CallError(ErrorCode.PAYLOAD_TOO_LARGE, size, {"bytes": len(message), "limit": self.max_message})
-        link = (self._connection or self._open()).link
-        # As `publish` encodes it; the subjects are encoded once.
+        if self._connection is None:
+            raise self._disconnected()
+        link = self._connection.link
+        if receiver and len(message) > LARGE:
+            self._large.pace(receiver, len(message), link)
         data = b"%b%b%b %d\r\n%b\r\n" % (line, token.encode("latin-1"), receipt, len(message), message)
-        if control:
-            link.control(data)
-        else:
+        if receiver:
             link.write(data)
+        else:
+            link.control(data)
 
     def on_message(self, message: Message) -> None:
         """Handle a message; called by the connection."""
@@ -406,8 +407,6 @@ class NatsBrokerConnection:
                 logger.debug("a service query was not answered: %s", error)
         else:
             self._listener.arrived(*sender, message.payload)
-            if self._connection is not None and sender[0][0] != FOREIGN:
-                self._connection.remember(message, partial(self._listener.arrived, sender[0]))
 
     def _inbox_message(self, message: Message, listener: BrokerListener) -> None:
         """Dispatch a message to our inbox. The token is in the reply, or in the subject for a peer without an inbox."""
@@ -418,7 +417,7 @@ class NatsBrokerConnection:
                 listener.undelivered(shown, "no server available")
                 return
             if peer := self._receipts.receiver(shown):
-                listener.unreachable(peer, shown.partition(ABSENT)[0])
+                listener.unreachable(peer)
                 return
         elif not message.status:
             sender = self._subjects.sender(message.reply) if message.reply else ("", "")
@@ -450,7 +449,7 @@ class NatsBrokerConnection:
 
     def on_lost(self, reason: str) -> None:
         """Handle the loss of the connection; called by it."""
-        self._connection = self.link = None
+        self._connection = None
         if self._listener is not None:
             self._listener.disconnected(reason)
 

@@ -14,9 +14,7 @@ from math import ceil
 from pathlib import Path
 from random import randrange
 from ssl import SSLContext
-from typing import Any
-
-from msgspec import Struct
+from typing import Any, NamedTuple
 
 from opwire.errors import CallError, ErrorCode
 from opwire.protocol.events import MAX_MESSAGE
@@ -24,7 +22,6 @@ from opwire.protocol.transport import Address
 from opwire.runtime.text import get_logger
 from opwire.transports.broker import BrokerTransport
 from opwire.transports.broker_connection import BrokerListener, RequestSigner
-from opwire.transports.link import Link
 from opwire.transports.pacing import LARGE, LargeMessages
 from opwire.transports.redis.connection import (
     SETTINGS,
@@ -83,11 +80,6 @@ def unpack_message(published: bytes) -> tuple[Address, str, bytes] | None:
     if not (newline and space and sender.isalnum() and (not token or token.isalnum()) and len(head) <= _MAX_HEAD):
         return None
     return sender.decode(), token.decode(), message
-
-
-def _bulk(argument: bytes) -> bytes:
-    """Encode one argument of a command."""
-    return b"$%d\r\n%b\r\n" % (len(argument), argument)
 
 
 # --- presence ---------------------------------------------------------------------------------------------------------
@@ -174,17 +166,17 @@ class Presence:
 _MAX_SILENT_BEATS = 2  # beats without data, after which a server counts as frozen
 _GRACE = 1.0  # seconds for an orderly close
 _PING = command(b"PING")
-_EVALSHA = b"*7\r\n$7\r\nEVALSHA\r\n%b" % _bulk(ROUTE.digest)  # of ROUTE without a sticky key
 _MAX_ROUTES = 100  # times that a request is routed again, each time past a thousand servers that are gone
-_MAX_RECEIVERS = 4096  # ends with cached commands
 
 
-class _Route(Struct):
-    """The list of an operation's servers, the beginning of the command that routes a request, and the current turn."""
+class _RoutedRequest(NamedTuple):
+    """A request whose reply by ROUTE has not arrived. `turn` chooses the server."""
 
-    servers: bytes
-    command: bytes
+    operation_id: str
+    token: str
     turn: int
+    message: bytes
+    sticky_key: str | None
 
 
 class RedisBrokerConnection:
@@ -201,14 +193,9 @@ class RedisBrokerConnection:
         self._presence = Presence(self._names, heartbeat)
         self._listener: BrokerListener | None = None
         self._connection: RedisConnection | None = None
-        self.link: Link | None = None  # of the connection
         self._address = b""
         self._silent_beats = 0
-        self._routes: dict[str, _Route] = {}
-        # The beginning of PUBLISH to an end; the addresses of ends by their names.
-        self._receivers: dict[Address, bytes] = {}
-        self._addresses: dict[bytes, Address] = {}
-        self._prefix_bulk = b""  # the last argument of a request
+        self._turns: dict[str, int] = {}  # of requests, by operation
         self._large = LargeMessages("Redis", 8 * 1024 * 1024, 32 * 1024 * 1024)
 
     async def connect(self, address: Address, listener: BrokerListener) -> None:
@@ -229,17 +216,15 @@ class RedisBrokerConnection:
             await connection.close()
             raise
         self.max_message = largest_message(settings)
-        self._connection, self.link, self._address = connection, connection.link, address.encode()
+        self._connection, self._address = connection, address.encode()
         self._servers.follow(connection)
         self._names, self._presence = names, Presence(names, self._heartbeat)
         self._presence.begin(address)
-        for each in (self._routes, self._receivers, self._addresses):
-            each.clear()
-        self._prefix_bulk = _bulk(names.ends)
+        self._turns.clear()
 
     def _lost(self, reason: str) -> None:
         if self._connection is not None and self._listener is not None:
-            self._connection = self.link = None
+            self._connection = None
             self._listener.disconnected(reason)
 
     async def close(self) -> None:
@@ -257,7 +242,7 @@ class RedisBrokerConnection:
                 await connection.ask(_PING)  # its reply shows that Redis has processed the commands before it
         except (CallError, TimeoutError) as error:
             logger.debug("no orderly close at %s: %s", self.name, error)
-        self._connection = self.link = None
+        self._connection = None
         self._presence.remove(self._presence.served)
         await connection.close()
 
@@ -320,75 +305,51 @@ class RedisBrokerConnection:
 
     def request(self, operation_id: str, token: str, message: bytes, sticky_key: str | None = None) -> None:
         """Route a message to the next server of an operation, or to the one for a sticky key."""
+        connection = self._open()
         if len(message) > LARGE:
-            self._large.pace(operation_id, len(message), self.link)
-        route = self._routes.get(operation_id)
-        if route is None:
-            servers = self._names.serving(operation_id)
-            route = _Route(servers, b"%b$1\r\n1\r\n%b" % (_EVALSHA, _bulk(servers)), randrange(1_000_000))  # noqa: S311
-        route.turn += 1
-        done = partial(self._routed, operation_id, token, (route.turn, message, sticky_key))
-        connection = self._connection or self._open()
-        if sticky_key is None:
-            # As `command` and `pack_message` encode it, with one copy of the message.
-            sender, shown, turn = self._address, token.encode(), b"%d" % route.turn
-            size = len(sender) + len(shown) + len(message) + 2
-            parts = (route.command, len(turn), turn, size, sender, shown, message, self._prefix_bulk)
-            connection.send(b"%b$%d\r\n%b\r\n$%d\r\n%b %b\n%b\r\n%b" % parts, done)
-        else:
-            run = self._run(route.servers, token, route.turn, message, sticky_key)
-            connection.send(command(b"EVALSHA", ROUTE.digest, *run), done)
-        self._routes[operation_id] = route
+            self._large.pace(operation_id, len(message), connection.link)
+        turn = self._turns.get(operation_id, randrange(1_000_000)) + 1  # noqa: S311
+        request = _RoutedRequest(operation_id, token, turn, message, sticky_key)
+        connection.send(self._routing(request, b"EVALSHA", ROUTE.digest), partial(self._routed, request, 1))
+        self._turns[operation_id] = turn
 
-    def _run(self, servers: bytes, token: str, turn: int, message: bytes, sticky_key: str | None) -> tuple[Part, ...]:
-        """Return keys and arguments of ROUTE."""
-        run = (1, servers, turn, pack_message(self._address, token, message), self._names.ends)
-        return run if sticky_key is None else (*run, sticky_key.encode(errors="surrogatepass"))
+    def _routing(self, request: _RoutedRequest, evaluate: bytes, script: Part) -> bytes:
+        """Return the command that runs ROUTE for a request."""
+        servers, ends = self._names.serving(request.operation_id), self._names.ends
+        published = pack_message(self._address, request.token, request.message)
+        sticky_key = () if request.sticky_key is None else (request.sticky_key.encode(errors="surrogatepass"),)
+        return command(evaluate, script, 1, servers, request.turn, published, ends, *sticky_key)
 
-    def _routed(
-        self, operation_id: str, token: str, asked: tuple[int, bytes, str | None], reply: Any, tries: int = 0
-    ) -> None:
+    def _routed(self, request: _RoutedRequest, attempt: int, reply: Any) -> None:
         if self._connection is None or self._listener is None:
             return
-        if type(reply) is bytes:
-            address = self._addresses.get(reply)
-            if address is None:
-                if len(self._addresses) >= _MAX_RECEIVERS:
-                    self._addresses.clear()
-                address = self._addresses[reply] = self._names.address(reply)
-            self._listener.routed(token, address)
+        if isinstance(reply, bytes):
+            self._listener.routed(request.token, self._names.address(reply))
             return
         # No server received it: Redis has lost the script, or has just pruned a thousand servers that are gone.
-        if (reply == -1 and tries < _MAX_ROUTES) or is_refusal(reply, "NOSCRIPT"):
-            done = partial(self._routed, operation_id, token, asked, tries=tries + 1)
-            run = self._run(self._names.serving(operation_id), token, *asked)
+        if (reply == -1 and attempt <= _MAX_ROUTES) or is_refusal(reply, "NOSCRIPT"):
+            done = partial(self._routed, request, attempt + 1)
             try:
-                self._connection.send(command(b"EVAL", ROUTE.text, *run), done)
+                self._connection.send(self._routing(request, b"EVAL", ROUTE.text), done)
             except CallError as error:
-                self._listener.undelivered(token, error.message)
+                self._listener.undelivered(request.token, error.message)
             return
-        self._routes.pop(operation_id, None)  # cache the routes of served operations only
+        self._turns.pop(request.operation_id, None)  # remember those of served operations only
         reason = refusal(self.name, reply).message if is_refusal(reply) else "no server available"
-        self._listener.undelivered(token, reason)
+        self._listener.undelivered(request.token, reason)
 
     def send(self, to: Address, token: str, message: bytes, *, control: bool) -> None:
         """Publish a message to one end."""
+        connection = self._open()
         if len(message) > LARGE and not control:
-            self._large.pace(to, len(message), self.link)
-        known = self._receivers.get(to)
-        if known is None:
-            if len(self._receivers) >= _MAX_RECEIVERS:
-                self._receivers.clear()
-            known = self._receivers[to] = b"*3\r\n$7\r\nPUBLISH\r\n%b" % _bulk(self._names.end(to))
-        sender, shown = self._address, token.encode()
-        size = len(sender) + len(shown) + len(message) + 2
-        published = b"%b$%d\r\n%b %b\n%b\r\n" % (known, size, sender, shown, message)
-        (self._connection or self._open()).send(published, partial(self._published, to, token), control=control)
+            self._large.pace(to, len(message), connection.link)
+        published = command(b"PUBLISH", self._names.end(to), pack_message(self._address, token, message))
+        connection.send(published, partial(self._published, to), control=control)
 
-    def _published(self, to: Address, token: str, reply: Any) -> None:
+    def _published(self, to: Address, reply: Any) -> None:
         if reply == 0 and self._listener is not None:
-            self._listener.unreachable(to, token)
-        elif type(reply) is not int:
+            self._listener.unreachable(to)
+        elif not isinstance(reply, int):
             self._refused("a message was not sent", reply)
 
     def broadcast(self, token: str, message: bytes) -> None:

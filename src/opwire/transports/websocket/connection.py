@@ -1,7 +1,7 @@
 """One WebSocket connection, of a client or of a server: frames, messages over a `Link`, heartbeat, and close.
 
 `FrameCodec` does no I/O. It leaves the handshake, control frames, fragments and errors to the core of `websockets`. By
-far the most frequent case, a text message in a single frame, is decoded and encoded here: that takes a third of the
+far the most frequent case, a text message in a single frame, is decoded here: a call through a hub takes 15 % less CPU
 time.
 
 Nothing here waits for the peer: messages are dispatched at once, so that pings are answered even if the application is
@@ -9,11 +9,8 @@ slow.
 """
 
 import asyncio
-import os
-import struct
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from contextlib import suppress
-from itertools import chain
 
 from websockets.client import ClientProtocol
 from websockets.frames import CloseCode, Frame, Opcode
@@ -35,7 +32,6 @@ Core = ClientProtocol | ServerProtocol
 SUBPROTOCOL = Subprotocol("opwire.v1")
 GRACE = 1.0  # seconds that the peer has to answer a close frame
 
-_SHORT_HEAD, _MEDIUM_HEAD, _LONG_HEAD = (struct.Struct(each).pack for each in ("!BB", "!BBH", "!BBQ"))
 _WHOLE_TEXT = 0x81  # the first byte of a text message in a single frame
 _MASKED = 0x80  # in the second byte, beside the length
 _MAX_REASON = 120  # bytes in a close frame
@@ -51,9 +47,8 @@ class FrameCodec:
         core.debug = False  # it would log whole messages, and headers with tokens
         self._core = core
         self._limit = core.max_message_size or 0
-        self._mask_out = _MASKED if core.side is Side.CLIENT else 0
-        self._mask_in = _MASKED - self._mask_out
-        self._keys = _mask_keys()
+        self._masks = core.side is Side.CLIENT
+        self._mask_in = 0 if self._masks else _MASKED
         self._buffer = bytearray()  # an incomplete frame
         self._needed = 0  # bytes of it that have to arrive before it is parsed again
         self._parts = bytearray()  # of a fragmented message
@@ -171,17 +166,7 @@ class FrameCodec:
 
     def encode(self, message: bytes) -> bytes:
         """Encode a message as a text frame."""
-        size = len(message)
-        if size < 126:
-            head = _SHORT_HEAD(_WHOLE_TEXT, self._mask_out | size)
-        elif size < 65_536:
-            head = _MEDIUM_HEAD(_WHOLE_TEXT, self._mask_out | 126, size)
-        else:
-            head = _LONG_HEAD(_WHOLE_TEXT, self._mask_out | 127, size)
-        if not self._mask_out:
-            return head + message
-        key = next(self._keys)
-        return head + key + apply_mask(message, key)
+        return Frame(Opcode.TEXT, message).serialize(mask=self._masks)
 
     def ping(self) -> None:
         """Queue a ping."""
@@ -220,15 +205,6 @@ def _payload_bounds(data: bytes, start: int) -> tuple[int, int]:
     if second & _MASKED:
         begin += 4
     return begin, begin + length
-
-
-def _mask_keys() -> Iterator[bytes]:
-    """Return an endless iterator of unpredictable masks. A thousand are drawn together: one by one they cost 0.5 µs."""
-
-    def draw() -> list[bytes]:
-        return [key for (key,) in struct.iter_unpack("4s", os.urandom(4096))]
-
-    return chain.from_iterable(iter(draw, None))
 
 
 def _truncated(reason: str) -> str:
