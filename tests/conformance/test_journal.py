@@ -67,8 +67,8 @@ IN_TIME = "waiting for an outcome ends in time"
 SUBMITTED = "a submission waits for the outcome"
 CANCELLED = "a task that waits can be cancelled"
 BEGUN = "a task that has begun is not cancelled"
-BURIED = "buried tasks are listed, the oldest first"
-REPLAYED = "a buried task can be replayed"
+DEAD_LETTERS = "dead letters are listed, the oldest first"
+REPLAYED = "a dead letter can be replayed"
 FORMER = "a claim from before a replay ends nothing"
 PURGED = "a purged key can be used again"
 COUNTED = "everything is counted"
@@ -102,7 +102,7 @@ CAUGHT: dict[type[MemoryJournal], set[str]] = {
     broken.WaitsForEver: {IN_TIME},
     broken.SubmitsAndForgets: {SUBMITTED},
     broken.SubmitsForEver: {SUBMITTED},
-    broken.ListsTheNewestFirst: {BURIED},
+    broken.ListsTheNewestFirst: {DEAD_LETTERS},
     broken.GoesOnCountingAfterAReplay: {REPLAYED},
     broken.MixesUpLives: {FORMER},
     broken.PurgesAnything: {PURGED},

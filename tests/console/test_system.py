@@ -100,7 +100,7 @@ async def bury(journal: MemoryJournal, key: str) -> None:
     (claim,) = await journal.claim(["shop.order"], lease=10, wait=1)
     error = CallFailed.of("r", CallError("TIMEOUT", "too slow for hunter2"))
     outcome = Outcome(
-        key=key, operation_id="shop.order", event=encode_event(error), attempts=5, recorded=1, buried=True
+        key=key, operation_id="shop.order", event=encode_event(error), attempts=5, recorded=1, dead_letter=True
     )
     await journal.record(claim, outcome)
 

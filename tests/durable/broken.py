@@ -36,7 +36,7 @@ class LendsToEverybody(MemoryJournal):
     async def claim(self, operation_ids: Sequence[str], **options: Any) -> list[Claim]:
         claims = await super().claim(operation_ids, **options)
         for claim in claims:
-            self._state.release(claim, 0, time.monotonic())
+            self.state.release(claim, 0, time.monotonic())
         return claims
 
 
@@ -48,9 +48,9 @@ class TakesTooMany(MemoryJournal):
 
 class NewestFirst(MemoryJournal):
     async def claim(self, operation_ids: Sequence[str], **options: Any) -> list[Claim]:
-        for queue in self._state._queues.values():
+        for queue in self.state.queues.values():
             for _, key in queue.ready:
-                entry = self._state._entries.get(key)
+                entry = self.state.entries.get(key)
                 if entry is not None:
                     entry.number = -abs(entry.number)
             queue.ready = sorted((-abs(born), key) for born, key in queue.ready)
@@ -59,7 +59,7 @@ class NewestFirst(MemoryJournal):
 
 class ClaimsWhateverThereIs(MemoryJournal):
     async def claim(self, operation_ids: Sequence[str], **options: Any) -> list[Claim]:
-        return await super().claim(list(self._state._queues), **options)
+        return await super().claim(list(self.state.queues), **options)
 
 
 class SleepsBetweenLooks(MemoryJournal):
@@ -80,9 +80,9 @@ class HasOneLeaseForAll(MemoryJournal):
     """The lease of the next claim counts."""
 
     async def claim(self, operation_ids: Sequence[str], **options: Any) -> list[Claim]:
-        for entry in self._state._entries.values():
+        for entry in self.state.entries.values():
             if entry.claimed:
-                self._state._postpone(entry, min(entry.due, time.monotonic() + options["lease"]))
+                self.state.postpone(entry, min(entry.due, time.monotonic() + options["lease"]))
         return await super().claim(operation_ids, **options)
 
 
@@ -94,9 +94,9 @@ class PretendsToRenew(MemoryJournal):
 class CountsRenewals(MemoryJournal):
     async def renew(self, claim: Claim, *, alone: bool = False) -> bool:
         self._opened()
-        entry = self._state._entries[claim.task.key]
+        entry = self.state.entries[claim.task.key]
         entry.attempts += 1
-        self._state._postpone(entry, time.monotonic() + claim.lease)
+        self.state.postpone(entry, time.monotonic() + claim.lease)
         return True
 
 
@@ -107,10 +107,10 @@ class ReleasesAtOnce(MemoryJournal):
 
 class ReleasesForAnybody(MemoryJournal):
     async def release(self, claim: Claim, delay: float, *, failed: bool = False) -> None:
-        entry = self._opened()._entries[claim.task.key]
+        entry = self._opened().entries[claim.task.key]
         if entry.outcome is None:
             entry.claimed = False
-            self._state._postpone(entry, time.monotonic() + delay)
+            self.state.postpone(entry, time.monotonic() + delay)
             self.claimable()
 
 
@@ -127,13 +127,13 @@ class TakesItsTasksAlong(MemoryJournal):
 
     async def close(self) -> None:
         for key in self.submitted:
-            self._state._entries.pop(key, None)
+            self.state.entries.pop(key, None)
         await super().close()
 
 
 class AcceptsAfterClose(MemoryJournal):
     def _opened(self) -> MemoryJournalState:
-        return self._state
+        return self.state
 
 
 class CannotBeClosedTwice(MemoryJournal):
@@ -157,7 +157,7 @@ class ChangesEvents(MemoryJournal):
 class TheLastOutcomeStands(MemoryJournal):
     async def record(self, claim: Claim, outcome: Outcome) -> Outcome | None:
         await super().record(claim, outcome)
-        self._state._entries[claim.task.key].outcome = outcome
+        self.state.entries[claim.task.key].outcome = outcome
         return outcome
 
 
@@ -173,15 +173,26 @@ class ForgetsThatTasksHaveEnded(MemoryJournal):
         owned = await self.renew(claim)
         stands = await super().record(claim, outcome)
         if not owned and stands is not None:
-            self._state._entries[claim.task.key].outcome = None
+            self.state.entries[claim.task.key].outcome = None
         return stands
 
 
 class TellsOne(MemoryJournal):
-    def ended(self, outcome: Outcome) -> None:
-        for waiter in self._waiters._waiting.get(outcome.key, ()):
-            waiter.resolve(outcome)
-            return
+    """Of several callers that wait for the same outcome."""
+
+    def __init__(self, state: MemoryJournalState) -> None:
+        super().__init__(state)
+        self._waiting_keys: set[str] = set()
+
+    async def wait(self, key: str, timeout: float) -> Outcome | None:
+        if key in self._waiting_keys:
+            await asyncio.sleep(timeout)
+            return None
+        self._waiting_keys.add(key)
+        try:
+            return await super().wait(key, timeout)
+        finally:
+            self._waiting_keys.discard(key)
 
 
 class WaitsForEver(MemoryJournal):
@@ -203,17 +214,17 @@ class SubmitsForEver(MemoryJournal):
 
 
 class ListsTheNewestFirst(MemoryJournal):
-    async def buried(self, operation_id: str | None = None) -> AsyncIterator[Outcome]:
-        for outcome in reversed([each async for each in super().buried(operation_id)]):
+    async def dead_letters(self, operation_id: str | None = None) -> AsyncIterator[Outcome]:
+        for outcome in reversed([each async for each in super().dead_letters(operation_id)]):
             yield outcome
 
 
 class GoesOnCountingAfterAReplay(MemoryJournal):
     async def replay(self, key: str) -> bool:
-        entry = self._opened()._entries.get(key)
+        entry = self._opened().entries.get(key)
         done = await super().replay(key)
         if done and entry is not None:
-            self._state._entries[key].attempts = entry.attempts
+            self.state.entries[key].attempts = entry.attempts
         return done
 
 
@@ -221,18 +232,18 @@ class MixesUpLives(MemoryJournal):
     """A replayed task keeps its number, so that old receipts are good again."""
 
     async def replay(self, key: str) -> bool:
-        entry = self._opened()._entries.get(key)
-        if entry is None or entry.outcome is None or not entry.outcome.buried:
+        entry = self._opened().entries.get(key)
+        if entry is None or entry.outcome is None or not entry.outcome.dead_letter:
             return False
         entry.outcome, entry.attempts, entry.claimed = None, 0, False
-        self._state._postpone(entry, 0)
+        self.state.postpone(entry, 0)
         self.claimable()
         return True
 
 
 class PurgesAnything(MemoryJournal):
     async def purge(self, key: str) -> bool:
-        return self._opened()._entries.pop(key, None) is not None
+        return self._opened().entries.pop(key, None) is not None
 
 
 class PurgesNothing(MemoryJournal):
@@ -242,7 +253,7 @@ class PurgesNothing(MemoryJournal):
 
 class CountsWhatHasEnded(MemoryJournal):
     async def info(self) -> list[JournalInfo]:
-        ended = sum(entry.outcome is not None for entry in self._opened()._entries.values())
+        ended = sum(entry.outcome is not None for entry in self._opened().entries.values())
         return [replace(info, waiting=info.waiting + ended) for info in await super().info()]
 
 
@@ -274,7 +285,7 @@ class StaysAlone(MemoryJournal):
     """A task that was alone once stays alone."""
 
     async def renew(self, claim: Claim, *, alone: bool = False) -> bool:
-        entry = self._opened()._entries.get(claim.task.key)
+        entry = self._opened().entries.get(claim.task.key)
         return await super().renew(claim, alone=alone or (entry is not None and entry.alone))
 
 
@@ -304,18 +315,18 @@ class KeepsSuspectsForItself(MemoryJournal):
 class ClearsWhatIsReleased(MemoryJournal):
     async def release(self, claim: Claim, delay: float, *, failed: bool = False) -> None:
         await super().release(claim, delay, failed=failed)
-        self._state._entries[claim.task.key].lost = False
+        self.state.entries[claim.task.key].lost = False
 
 
 class SuspectsForEver(MemoryJournal):
     async def release(self, claim: Claim, delay: float, *, failed: bool = False) -> None:
         await super().release(claim, delay, failed=failed)
-        self._state._entries[claim.task.key].lost = claim.suspect
+        self.state.entries[claim.task.key].lost = claim.suspect
 
 
 class CancelsWhatRuns(MemoryJournal):
     async def cancel(self, outcome: Outcome) -> Outcome | None:
-        entry = self._state._entries.get(outcome.key)
+        entry = self.state.entries.get(outcome.key)
         if entry is not None:
             entry.claimed = False
         return await super().cancel(outcome)
@@ -323,7 +334,7 @@ class CancelsWhatRuns(MemoryJournal):
 
 class CancelsWhatHasEnded(MemoryJournal):
     async def cancel(self, outcome: Outcome) -> Outcome | None:
-        entry = self._state._entries.get(outcome.key)
+        entry = self.state.entries.get(outcome.key)
         if entry is not None and entry.outcome is not None:
             entry.outcome = None
             entry.claimed = False
@@ -340,9 +351,9 @@ class RunsWhatWasCancelled(MemoryJournal):
 
     async def cancel(self, outcome: Outcome) -> Outcome | None:
         cancelled = await super().cancel(outcome)
-        entry = self._state._entries.get(outcome.key)
+        entry = self.state.entries.get(outcome.key)
         if cancelled is not None and cancelled.cancelled and entry is not None:
-            self._state._enter(replace(entry.task, key=entry.task.key + "'"))
+            self.state.enter(replace(entry.task, key=entry.task.key + "'"))
         return cancelled
 
 
@@ -350,11 +361,11 @@ class CancelsInSilence(MemoryJournal):
     """Callers that wait are not told."""
 
     async def cancel(self, outcome: Outcome) -> Outcome | None:
-        listeners, self._state.listeners = self._state.listeners, set()
+        listeners, self.state.listeners = self.state.listeners, set()
         try:
             return await super().cancel(outcome)
         finally:
-            self._state.listeners = listeners
+            self.state.listeners = listeners
 
 
 class RecordsTheFirstOnly(MemoryJournal):

@@ -15,7 +15,9 @@ from opwire import CallError
 from opwire.durable import DurableWorker
 from opwire.durable.jetstream.journal import NatsJournal
 from opwire.durable.redis import RedisJournal
+from opwire.durable.redis.session import RedisSession
 from opwire.transports.redis.connection import command
+from opwire.transports.redis.servers import parse_servers
 from tests.durable.process import LEASE, operations
 from tests.servers.processes import Worker
 
@@ -73,23 +75,27 @@ class RedisPlace(Place[RedisJournal]):
         return RedisJournal(self.urls[0], prefix=self.prefix)
 
     async def knows(self, journal: RedisJournal, key: str) -> bool:
-        return bool(await self._ask(journal, "EXISTS", journal._names.task(key)))
+        return bool(await self._ask("EXISTS", journal.keys.task(key)))
 
     async def nothing_is_left(self, journal: RedisJournal) -> None:
-        stream = journal._names.stream("job.run")
-        assert await self._ask(journal, "XLEN", stream) == 0
-        assert (await self._ask(journal, "XPENDING", stream, "workers"))[0] == 0
+        stream = journal.keys.stream("job.run")
+        assert await self._ask("XLEN", stream) == 0
+        assert (await self._ask("XPENDING", stream, "workers"))[0] == 0
         (info,) = await journal.info()
-        assert (info.waiting, info.claimed, info.buried) == (0, 0, 0)
+        assert (info.waiting, info.claimed, info.dead_letters) == (0, 0, 0)
 
-    async def _ask(self, journal: RedisJournal, *parts: str | bytes) -> Any:
-        async with asyncio.timeout(2 * PATIENCE):
-            while True:
-                try:
-                    (reply,) = await journal._session.ask(command(*parts))
-                    return reply
-                except CallError:  # the server, or its successor, is not there yet
-                    await asyncio.sleep(0.02)
+    async def _ask(self, *parts: str | bytes) -> Any:
+        session = RedisSession(parse_servers(self.urls[0]))
+        try:
+            async with asyncio.timeout(2 * PATIENCE):
+                while True:
+                    try:
+                        (reply,) = await session.ask(command(*parts))
+                        return reply
+                    except CallError:  # the server, or its successor, is not there yet
+                        await asyncio.sleep(0.02)
+        finally:
+            await session.close()
 
 
 class NatsPlace(Place[NatsJournal]):
@@ -106,7 +112,7 @@ class NatsPlace(Place[NatsJournal]):
         async with asyncio.timeout(PATIENCE):
             while True:
                 try:
-                    return await journal._log.last(key) is not None
+                    return await journal.log.last(key) is not None
                 except CallError:  # the server, or its leader, is not there yet
                     await asyncio.sleep(0.02)
 
@@ -120,9 +126,9 @@ class NatsPlace(Place[NatsJournal]):
     async def _rest(self, journal: NatsJournal) -> tuple[list[str], int, int, int] | None:
         try:
             assert await journal.claim(["job.run"], lease=LEASE, wait=0) == []
-            subjects = await journal._log.subjects(">")
+            subjects = await journal.log.subjects(">")
             (info,) = await journal.info()
         except CallError:  # a cluster that has lost a server is not back yet
             return None
         left = [subject for subject in subjects if ".since.ended.done." not in subject]
-        return left, info.waiting, info.claimed, info.buried
+        return left, info.waiting, info.claimed, info.dead_letters

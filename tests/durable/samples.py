@@ -26,7 +26,7 @@ def claim(given: Task | None = None, attempt: int = 1, **past: Any) -> Claim:
     return Claim(task=given or task(), attempt=attempt, lease=30, receipt="", **past)
 
 
-def outcome(of: Claim, data: Any = "done", *, buried: bool = False, recorded: int = 1) -> Outcome:
+def outcome(of: Claim, data: Any = "done", *, dead_letter: bool = False, recorded: int = 1) -> Outcome:
     output = ResponseEnvelope(data, LocalResponseMeta(operation_id=of.task.operation_id, timestamp=1))
     event = encode_event(CallResponded(request_id=of.task.key, output=output))
     return Outcome(
@@ -35,23 +35,23 @@ def outcome(of: Claim, data: Any = "done", *, buried: bool = False, recorded: in
         event=event,
         attempts=of.attempt,
         recorded=recorded,
-        buried=buried,
+        dead_letter=dead_letter,
     )
 
 
-async def lists_buried_tasks_by_pages(journal: Journal, page: int) -> None:
+async def lists_dead_letters_by_pages(journal: Journal, page: int) -> None:
     """Check a list of more than two pages, from which one task is purged while it is read."""
     count = 2 * page + 2
-    assert [each async for each in journal.buried()] == []
+    assert [each async for each in journal.dead_letters()] == []
     for number in range(count):
         await journal.submit(task(f"{number}"))
         async with asyncio.timeout(10):
             while not (claims := await journal.claim(["shop.order"], lease=60, wait=0.2)):
                 pass
-        await journal.record(claims[0], outcome(claims[0], buried=True, recorded=number))
-    assert [each.key async for each in journal.buried()] == [f"{number}" for number in range(count)]
+        await journal.record(claims[0], outcome(claims[0], dead_letter=True, recorded=number))
+    assert [each.key async for each in journal.dead_letters()] == [f"{number}" for number in range(count)]
     listed = 0
-    async for each in journal.buried():
+    async for each in journal.dead_letters():
         listed += 1
         if each.key == "2":
             await journal.purge("5")

@@ -35,7 +35,7 @@ def failed(result: object) -> CallFailed:
 async def test_an_envelope_is_an_outcome() -> None:
     result = await attempts(Shop()).run(claim(TEA, attempt=2))
     assert isinstance(result, Outcome)
-    assert (result.key, result.operation_id, result.attempts, result.buried) == ("k", "shop.order", 2, False)
+    assert (result.key, result.operation_id, result.attempts, result.dead_letter) == ("k", "shop.order", 2, False)
     event = result.read()
     assert isinstance(event, CallResponded)
     assert (event.request_id, event.output.data) == ("k", "tea is ordered")
@@ -62,7 +62,7 @@ async def test_the_error_table_says_what_is_tried_again(code: ErrorCode) -> None
         assert isinstance(result, Retry)
         assert result.error.code is code
     else:
-        assert (failed(result).code, getattr(result, "buried", None)) == (code, False)
+        assert (failed(result).code, getattr(result, "dead_letter", None)) == (code, False)
 
 
 @pytest.mark.parametrize(("code", "retryable"), [("TIMEOUT", False), ("EXECUTION_ERROR", True)])
@@ -87,16 +87,16 @@ async def test_the_last_attempt_buries_with_its_error_which_is_not_to_be_retried
     event = failed(result)
     assert (event.code, event.message, event.details) == ("UNAVAILABLE", "the warehouse is closed", {"until": 9})
     assert isinstance(result, Outcome)
-    assert (result.buried, result.attempts, event.retryable) == (True, 3, False)
+    assert (result.dead_letter, result.attempts, event.retryable) == (True, 3, False)
 
 
-async def test_a_task_that_was_lost_too_often_is_buried_without_running() -> None:
+async def test_a_task_that_was_lost_too_often_becomes_a_dead_letter_without_running() -> None:
     shop = Shop()
     result = await attempts(shop).run(claim(TEA, attempt=4, losses=3, lone_losses=2))
     event = failed(result)
     assert shop.runs == []
     assert isinstance(result, Outcome)
-    assert (result.buried, result.attempts, event.code) == (True, 3, "EXECUTION_ERROR")
+    assert (result.dead_letter, result.attempts, event.code) == (True, 3, "EXECUTION_ERROR")
     assert "its worker was lost in the last of 3 attempts, 2 of them alone" in event.message
 
 
@@ -113,7 +113,7 @@ async def test_a_task_that_was_lost_with_others_or_given_back_is_run_however_oft
     shop = Shop()
     result = await attempts(shop).run(claim(TEA, **past))
     assert isinstance(result, Outcome)
-    assert (result.buried, len(shop.runs)) == (False, 1)
+    assert (result.dead_letter, len(shop.runs)) == (False, 1)
 
 
 async def test_one_attempt_is_enough_for_no_task_that_was_lost_once() -> None:
@@ -123,7 +123,7 @@ async def test_one_attempt_is_enough_for_no_task_that_was_lost_once() -> None:
     assert len(shop.runs) == 1
     result = await once.run(claim(TEA, attempt=3, losses=2, lone_losses=1, suspect=True))
     assert isinstance(result, Outcome)
-    assert (result.buried, len(shop.runs)) == (True, 1)
+    assert (result.dead_letter, len(shop.runs)) == (True, 1)
 
 
 async def test_losses_are_not_failures() -> None:
@@ -143,12 +143,12 @@ async def test_losses_are_not_failures() -> None:
     ],
     ids=["empty", "binary", "of another kind", "deep", "a long number"],
 )
-async def test_a_task_that_cannot_be_read_is_buried_at_once(request_: bytes) -> None:
+async def test_a_task_that_cannot_be_read_becomes_a_dead_letter_at_once(request_: bytes) -> None:
     shop = Shop()
     result = await attempts(shop).run(claim(replace(TEA, request=request_)))
     assert shop.runs == []
     assert isinstance(result, Outcome)
-    assert (result.buried, failed(result).code) == (True, "PROTOCOL_ERROR")
+    assert (result.dead_letter, failed(result).code) == (True, "PROTOCOL_ERROR")
 
 
 @pytest.mark.parametrize(

@@ -51,9 +51,7 @@ def place(request: pytest.FixtureRequest, tmp_path: Path) -> Place[Any]:
 async def death(process: Worker) -> None:
     """Wait until a process has killed itself."""
     async with asyncio.timeout(PATIENCE):
-        await process._process.wait()
-    assert process._process.returncode == -9, "\n".join(process.lines)
-    process._killed = True  # it need not be stopped
+        assert await process.death() == -9, "\n".join(process.lines)
 
 
 # --- workers and callers die ------------------------------------------------------------------------------------------
@@ -98,7 +96,9 @@ async def test_a_caller_may_be_killed_at_any_step_and_asks_again(step: str, plac
     assert place.runs == {"job": 1}
 
 
-async def test_a_task_that_kills_its_worker_is_buried_after_as_many_attempts_as_are_allowed(place: Place[Any]) -> None:
+async def test_a_task_that_kills_its_worker_becomes_a_dead_letter_after_as_many_attempts_as_are_allowed(
+    place: Place[Any],
+) -> None:
     async with place.journal() as journal:
         durable = DurableCalls(journal)
         calling = asyncio.create_task(durable.call("job.run", {}, key="job", timeout=3 * PATIENCE))
@@ -109,8 +109,8 @@ async def test_a_task_that_kills_its_worker_is_buried_after_as_many_attempts_as_
         async with place.worker(journal, max_attempts=2):
             with pytest.raises(CallError, match="its worker was lost in the last of 2 attempts"):
                 await calling
-            (buried,) = [each async for each in durable.buried()]
-            assert (buried.key, buried.attempts) == ("job", 2)
+            (dead_letter,) = [each async for each in durable.dead_letters()]
+            assert (dead_letter.key, dead_letter.attempts) == ("job", 2)
             assert place.runs == {"job": 2}
             assert await durable.replay("job")
             assert (await durable.call("job.run", {}, key="job", timeout=PATIENCE)).data == "job is done"
@@ -118,7 +118,7 @@ async def test_a_task_that_kills_its_worker_is_buried_after_as_many_attempts_as_
 
 
 @pytest.mark.parametrize("place", ENGINES if is_thorough() else ["redis"], indirect=True)
-async def test_tasks_that_kill_their_worker_are_buried_and_what_was_in_flight_with_them_is_done(
+async def test_tasks_that_kill_their_worker_become_dead_letters_and_what_was_in_flight_with_them_is_done(
     place: Place[Any],
 ) -> None:
     poison = ["poison-1", "poison-2"]
@@ -132,18 +132,18 @@ async def test_tasks_that_kill_their_worker_are_buried_and_what_was_in_flight_wi
         async def live_and_die() -> None:
             while not all(answer.done() for answer in answers):
                 async with place.process(die="of poison", max_attempts=2, concurrency=8, take=0.02) as process:
-                    dying = asyncio.create_task(process._process.wait())
+                    dying = asyncio.create_task(process.death())
                     await asyncio.wait([dying, asyncio.gather(*answers)], return_when=asyncio.FIRST_COMPLETED)
                     if dying.done():
-                        await death(process)
+                        assert await dying == -9
                     dying.cancel()
 
         async with asyncio.TaskGroup() as group:
             for _ in range(2):
                 group.create_task(live_and_die())
         outcomes = {each.result().key: each.result() for each in answers}
-        assert [outcomes[key].buried for key in keys] == [False] * len(keys)
-        assert [outcomes[key].buried for key in poison] == [True, True]
+        assert [outcomes[key].dead_letter for key in keys] == [False] * len(keys)
+        assert [outcomes[key].dead_letter for key in poison] == [True, True]
         assert set(place.runs) == {*keys, *poison}
         for key in poison:
             await durable.purge(key)
@@ -176,7 +176,7 @@ async def test_two_workers_that_are_killed_at_random_finish_200_tasks(place: Pla
                 group.create_task(live_and_die(3))
         assert [task.result() for task in answers] == [f"{key} is done" for key in keys]
         outcomes = [await journal.outcome(key) for key in keys]
-        assert [outcome.key for outcome in outcomes if outcome is not None and not outcome.buried] == keys
+        assert [outcome.key for outcome in outcomes if outcome is not None and not outcome.dead_letter] == keys
         await place.nothing_is_left(journal)
     runs = place.runs
     assert set(runs) == set(keys)
@@ -290,7 +290,7 @@ async def test_what_a_cluster_has_acknowledged_survives_the_loss_of_its_leader(t
         async with plain_client(servers[0].url) as client:
             info = await client.jetstream().stream_info(f"{place.prefix}_durable")
         assert info.cluster is not None
-        (leader,) = [server for server in servers if server._folder.name == info.cluster.leader]
+        (leader,) = [server for server in servers if server.name == info.cluster.leader]
         await survive(place, [leader.kill])
 
 

@@ -5,7 +5,7 @@ from collections.abc import Awaitable, Callable
 
 import pytest
 
-from opwire.durable.attempt import Isolation, isolation_of_loop, quiet_time
+from opwire.durable.isolation import Isolation, isolation_of_loop, quiet_time
 from tests.chaos.virtual_time import run_virtually
 
 QUIET = 30.0

@@ -108,22 +108,22 @@ class JournalMachine(RuleBasedStateMachine):
             life.due, life.released = self.now + delay, True
             life.failures, life.lost = life.failures + failed, life.lost and not failed
 
-    @rule(claim=claims, buried=st.booleans())
-    def record(self, claim: Claim, buried: bool) -> None:
+    @rule(claim=claims, dead_letter=st.booleans())
+    def record(self, claim: Claim, dead_letter: bool) -> None:
         self.number += 1
-        mine = outcome(claim, self.number, buried=buried, recorded=self.number)
+        mine = outcome(claim, self.number, dead_letter=dead_letter, recorded=self.number)
         life = self.lives.get(claim.task.key, Life())
         if life.outcome is None and claim in life.claims:
-            life.outcome, life.expires = mine, inf if buried else self.now + KEEP
+            life.outcome, life.expires = mine, inf if dead_letter else self.now + KEEP
         self.state.outcome("", self.now)  # forgets what has expired
         assert self.state.record(claim, mine, self.now) == life.outcome
 
     @rule(key=KEYS)
     def replay(self, key: str) -> None:
         life = self.lives.get(key, Life())
-        buried = life.outcome is not None and life.outcome.buried
-        assert self.state.replay(key) == buried
-        if buried:
+        dead_letter = life.outcome is not None and life.outcome.dead_letter
+        assert self.state.replay(key) == dead_letter
+        if dead_letter:
             self.lives[key] = Life()
 
     @rule(key=KEYS)
@@ -139,10 +139,12 @@ class JournalMachine(RuleBasedStateMachine):
         lives = self.lives.values()
         for key in NAMES:
             assert self.state.outcome(key, self.now) == self.lives.get(key, Life()).outcome
-        buried = sorted((life.outcome for life in lives if life.outcome and life.outcome.buried), key=_recorded)
-        assert list(self.state.buried(None)) == buried
+        dead_letter = sorted(
+            (life.outcome for life in lives if life.outcome and life.outcome.dead_letter), key=_recorded
+        )
+        assert list(self.state.dead_letters(None)) == dead_letter
         counts = self.state.info()
-        assert sum(info.buried for info in counts) == len(buried)
+        assert sum(info.dead_letters for info in counts) == len(dead_letter)
         open_ = [life for life in lives if life.outcome is None]
         assert sum(info.claimed for info in counts) == sum(life.held for life in open_)
         assert sum(info.waiting + info.claimed for info in counts) == len(open_)
@@ -194,7 +196,7 @@ def test_watchers_are_notified_of_claimable_and_ended_tasks() -> None:
     (claim,) = state.claim(["shop.order"], 30, 1, 0)
     state.release(claim, 0, 0)
     (claim,) = state.claim(["shop.order"], 30, 1, 0)
-    done = outcome(claim, buried=True)
+    done = outcome(claim, dead_letter=True)
     state.record(claim, done, 0)
     state.record(claim, outcome(claim), 0)
     state.replay("k")

@@ -13,16 +13,16 @@ from opwire import Client, OperationRegistry
 from opwire.client import Retries
 from opwire.durable import DurableStream, MemoryStream, streams
 from opwire.durable.jetstream import NatsStream
-from opwire.durable.jetstream.api import ApiResponse
+from opwire.durable.jetstream.session import ApiResponse
 from opwire.durable.redis import RedisStream
 from opwire.durable.streams import BATCH
 from opwire.errors import CallError, ErrorCode, UsageError, is_resume_error
 from opwire.hub import Hub, Spoke
-from opwire.transports.redis.connection import command
 from opwire_conformance.harness import soon
 from tests.hub.meeting import OPEN
 from tests.servers.brokers import NatsServer, RedisServer
 from tests.servers.leaks import Leaks
+from tests.transports.redis.ends import ask
 
 Make = Callable[..., DurableStream]
 
@@ -165,10 +165,11 @@ async def test_items_are_decoded_one_by_one(make: Make, monkeypatch: pytest.Monk
 
 async def test_entries_of_other_programs_in_redis_are_objects(redis_server: RedisServer) -> None:
     """What other programs have written to a stream of Redis or JetStream is read, too."""
-    async with RedisStream(redis_server.url, f"foreign-{token_hex(4)}") as stream:
+    name = f"foreign-{token_hex(4)}"
+    async with RedisStream(redis_server.url, name) as stream:
         following = asyncio.create_task(take(stream.follow(), 2))
-        await stream._session.ask(command(b"XADD", stream._key, b"*", b"article", b"tea", b"price", b"4.5"))
-        await stream._session.ask(command(b"XADD", stream._key, b"*", b"data", b"\xff"))
+        ask(redis_server, "XADD", name, "*", "article", "tea", "price", "4.5")
+        ask(redis_server, "XADD", name, "*", "data", b"\xff")
         assert await following == [{"article": "tea", "price": "4.5"}, b"\xff"]
 
 

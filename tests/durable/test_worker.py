@@ -197,7 +197,7 @@ def _runs(journal: Flaky) -> list[float]:
     return sorted([*journal.times("release"), *journal.times("record")])
 
 
-def test_what_fails_too_often_is_buried_after_as_many_attempts_as_are_allowed() -> None:
+def test_what_fails_too_often_becomes_a_dead_letter_after_as_many_attempts_as_are_allowed() -> None:
     async def run(shop: Shop, journal: Flaky, durable: DurableCalls) -> None:
         shop.failures = [CallError("RATE_LIMITED", "slow down", retry_after=40) for _ in range(9)]
         began = now()
@@ -207,8 +207,8 @@ def test_what_fails_too_often_is_buried_after_as_many_attempts_as_are_allowed() 
         assert not caught.value.retryable
         assert [attempt for _, attempt in shop.runs] == [1, 2, 3]
         assert now() - began >= 80
-        (buried,) = [each async for each in durable.buried()]
-        assert (buried.key, buried.attempts) == ("k", 3)
+        (dead_letter,) = [each async for each in durable.dead_letters()]
+        assert (dead_letter.key, dead_letter.attempts) == ("k", 3)
 
     virtually(run)
 
@@ -221,7 +221,7 @@ def test_the_outcome_of_a_worker_that_was_too_late_does_not_replace_the_first() 
             await until(lambda: shop.runs)
             journal.broken = {"claim", "renew", "record"}
             await asyncio.sleep(3)
-            async with MemoryJournal(journal._state) as healthy, DurableWorker(shop.registry, healthy, lease=3):
+            async with MemoryJournal(journal.state) as healthy, DurableWorker(shop.registry, healthy, lease=3):
                 first = await healthy.wait("k", 60)
                 assert first is not None
                 journal.broken = set()
@@ -258,9 +258,9 @@ def test_a_handler_is_stopped_when_its_lease_is_lost_and_the_task_stays_with_its
         async with DurableWorker(shop.registry, journal, lease=30) as worker:
             await durable.submit("shop.order", TEA, key="k")
             await until(lambda: shop.runs)
-            entry = journal._state._entries["k"]
-            journal._state._postpone(entry, 0)  # as if the lease had run out while this process slept
-            (claim,) = journal._state.claim(["shop.order"], 1000, 1, now())
+            entry = journal.state.entries["k"]
+            journal.state.postpone(entry, 0)  # as if the lease had run out while this process slept
+            (claim,) = journal.state.claim(["shop.order"], 1000, 1, now())
             await until(lambda: not len(worker))
             assert shop.stopped == 1
             assert await journal.renew(claim)
@@ -366,11 +366,11 @@ async def outcomes(journal: MemoryJournal, *keys: str, timeout: float = 1000) ->
 def test_tasks_that_were_lost_together_are_run_one_after_the_other_with_nothing_else_in_flight() -> None:
     async def run(yard: Yard, journal: Flaky, submit: Callable[..., Awaitable[object]]) -> None:
         await submit(a=1, b=1, c=1)
-        await lose(journal._state, "abc")
+        await lose(journal.state, "abc")
         await submit(**{f"sound{number}": 5 for number in range(20)})
         async with DurableWorker(yard.registry, journal, max_attempts=1):
             found = await outcomes(journal, "a", "b", "c", *(f"sound{number}" for number in range(20)))
-        assert [each.buried for each in found if each is not None] == [False] * 23
+        assert [each.dead_letter for each in found if each is not None] == [False] * 23
         assert [yard.beside[name] for name in "abc"] == [set()] * 3
 
     in_the_yard(run)
@@ -380,7 +380,7 @@ def test_suspects_cost_others_half_of_the_time_at_most_and_do_not_starve() -> No
     async def run(yard: Yard, journal: Flaky, submit: Callable[..., Awaitable[object]]) -> None:
         suspects = [f"suspect{number}" for number in range(10)]
         await submit(**dict.fromkeys(suspects, 10.0))
-        await lose(journal._state, suspects)
+        await lose(journal.state, suspects)
         await submit(**{f"sound{number}": 1 for number in range(2000)})
         async with DurableWorker(yard.registry, journal, concurrency=4) as worker:
             began = now()
@@ -399,12 +399,12 @@ def test_suspects_cost_others_half_of_the_time_at_most_and_do_not_starve() -> No
 def test_a_suspect_and_long_jobs_do_not_wait_for_each_other_for_ever() -> None:
     async def run(yard: Yard, journal: Flaky, submit: Callable[..., Awaitable[object]]) -> None:
         await submit(suspect=10_000)
-        await lose(journal._state, ["suspect"])
+        await lose(journal.state, ["suspect"])
         await submit(long=10_000)
         async with DurableWorker(yard.registry, journal):
             await until(lambda: yard.running == {"suspect", "long"})
             assert await journal.purge("suspect") is False
-            entry = journal._state._entries["suspect"]
+            entry = journal.state.entries["suspect"]
             assert (entry.alone, entry.losses, entry.lone_losses) == (
                 False,
                 1,
@@ -419,9 +419,9 @@ def test_a_suspect_and_long_jobs_do_not_wait_for_each_other_for_ever() -> None:
 def test_a_suspect_waits_for_what_is_in_flight_but_not_for_what_takes_longer_than_the_quiet_time() -> None:
     async def run(yard: Yard, journal: Flaky, submit: Callable[..., Awaitable[object]]) -> None:
         await submit(suspect=1)
-        await lose(journal._state, ["suspect"])
-        entry = journal._state._entries["suspect"]
-        journal._state._postpone(entry, now() + 5)
+        await lose(journal.state, ["suspect"])
+        entry = journal.state.entries["suspect"]
+        journal.state.postpone(entry, now() + 5)
         await submit(short=10, long=10_000)
         async with DurableWorker(yard.registry, journal):
             await until(lambda: "suspect" in yard.running)
@@ -435,8 +435,8 @@ def test_a_suspect_waits_for_what_is_in_flight_but_not_for_what_takes_longer_tha
 def test_a_lone_suspect_is_marked_while_it_runs_and_every_renewal_says_so() -> None:
     async def run(yard: Yard, journal: Flaky, submit: Callable[..., Awaitable[object]]) -> None:
         await submit(suspect=25)
-        await lose(journal._state, ["suspect"])
-        entry = journal._state._entries["suspect"]
+        await lose(journal.state, ["suspect"])
+        entry = journal.state.entries["suspect"]
         async with DurableWorker(yard.registry, journal, lease=3):
             await until(lambda: yard.running)
             for _ in range(20):
@@ -449,7 +449,7 @@ def test_a_lone_suspect_is_marked_while_it_runs_and_every_renewal_says_so() -> N
 def test_workers_of_one_process_do_not_run_anything_beside_the_suspect_of_another() -> None:
     async def run(yard: Yard, journal: Flaky, submit: Callable[..., Awaitable[object]]) -> None:
         await submit(suspect=5)
-        await lose(journal._state, ["suspect"])
+        await lose(journal.state, ["suspect"])
         async with MemoryJournal() as elsewhere:
             other = DurableCalls(elsewhere)
             workers = [DurableWorker(yard.registry, each) for each in (elsewhere, journal)]
@@ -466,16 +466,18 @@ def test_workers_of_one_process_do_not_run_anything_beside_the_suspect_of_anothe
 
 
 @pytest.mark.parametrize(("attempts", "lone"), [(1, 1), (2, 1), (5, 4)])
-def test_a_task_that_was_lost_alone_too_often_is_buried_at_once_regardless_of_others(attempts: int, lone: int) -> None:
+def test_a_task_that_was_lost_alone_too_often_becomes_a_dead_letter_at_once_regardless_of_others(
+    attempts: int, lone: int
+) -> None:
     async def run(yard: Yard, journal: Flaky, submit: Callable[..., Awaitable[object]]) -> None:
         await submit(poison=1)
-        await lose(journal._state, ["poison"], times=max(1, attempts - lone))
-        await lose(journal._state, ["poison"], times=lone, alone=True)
+        await lose(journal.state, ["poison"], times=max(1, attempts - lone))
+        await lose(journal.state, ["poison"], times=lone, alone=True)
         await submit(long=10_000)
         async with DurableWorker(yard.registry, journal, max_attempts=attempts):
             outcome = await journal.wait("poison", 5)
             assert outcome is not None
-            assert (outcome.buried, outcome.attempts) == (True, max(attempts, lone + 1))
+            assert (outcome.dead_letter, outcome.attempts) == (True, max(attempts, lone + 1))
             assert "poison" not in yard.beside
 
     in_the_yard(run)
@@ -484,10 +486,10 @@ def test_a_task_that_was_lost_alone_too_often_is_buried_at_once_regardless_of_ot
 def test_a_suspect_that_waits_for_its_turn_is_given_back_when_the_worker_closes_and_stays_a_suspect() -> None:
     async def run(yard: Yard, journal: Flaky, submit: Callable[..., Awaitable[object]]) -> None:
         await submit(suspect=1)
-        await lose(journal._state, ["suspect"])
+        await lose(journal.state, ["suspect"])
         await submit(long=10_000)
-        entry = journal._state._entries["suspect"]
-        journal._state._postpone(entry, now() + 1)
+        entry = journal.state.entries["suspect"]
+        journal.state.postpone(entry, now() + 1)
         async with DurableWorker(yard.registry, journal) as worker:
             await until(lambda: len(worker) == 2)
             assert yard.running == {"long"}
@@ -497,7 +499,7 @@ def test_a_suspect_that_waits_for_its_turn_is_given_back_when_the_worker_closes_
     in_the_yard(run)
 
 
-def test_a_task_that_many_workers_gave_back_when_they_closed_is_not_buried() -> None:
+def test_a_task_that_many_workers_gave_back_when_they_closed_is_no_dead_letter() -> None:
     async def run(yard: Yard, journal: Flaky, submit: Callable[..., Awaitable[object]]) -> None:
         await submit(long=100)
         for _ in range(10):
@@ -506,7 +508,7 @@ def test_a_task_that_many_workers_gave_back_when_they_closed_is_not_buried() -> 
         async with DurableWorker(yard.registry, journal, max_attempts=2):
             (outcome,) = await outcomes(journal, "long")
         assert outcome is not None
-        assert (outcome.buried, outcome.attempts) == (False, 11)
+        assert (outcome.dead_letter, outcome.attempts) == (False, 11)
 
     in_the_yard(run)
 
@@ -514,7 +516,7 @@ def test_a_task_that_many_workers_gave_back_when_they_closed_is_not_buried() -> 
 def test_a_task_that_was_stopped_because_the_journal_was_away_was_not_lost() -> None:
     async def run(yard: Yard, journal: Flaky, submit: Callable[..., Awaitable[object]]) -> None:
         await submit(long=100)
-        entry = journal._state._entries["long"]
+        entry = journal.state.entries["long"]
         async with DurableWorker(yard.registry, journal, max_attempts=1, lease=30):
             for _ in range(5):
                 await until(lambda: yard.running)
@@ -526,7 +528,7 @@ def test_a_task_that_was_stopped_because_the_journal_was_away_was_not_lost() -> 
                 journal.broken = set()
             (outcome,) = await outcomes(journal, "long")
         assert outcome is not None
-        assert (outcome.buried, entry.losses) == (False, 0)
+        assert (outcome.dead_letter, entry.losses) == (False, 0)
 
     in_the_yard(run)
 
@@ -664,8 +666,8 @@ def test_a_result_that_a_journal_refuses_is_logged_and_the_worker_goes_on(caplog
     assert "shop.order with the key 'k' has no outcome, and is retried" in caplog.text
 
 
-@pytest.mark.parametrize("buried", [False, True])
-def test_a_result_that_is_too_large_for_the_journal_is_an_outcome_that_says_so(buried: bool) -> None:
+@pytest.mark.parametrize("dead_letter", [False, True])
+def test_a_result_that_is_too_large_for_the_journal_is_an_outcome_that_says_so(dead_letter: bool) -> None:
     """A result that is too large for the journal is recorded as the error that says so, and not run again."""
 
     class Small(MemoryJournal):
@@ -681,7 +683,7 @@ def test_a_result_that_is_too_large_for_the_journal_is_an_outcome_that_says_so(b
         async def order() -> str:  # a thread would take real time
             nonlocal runs
             runs += 1
-            if buried:
+            if dead_letter:
                 raise CallError("UNAVAILABLE", "x" * 2000)
             return "x" * 2000
 
@@ -690,8 +692,8 @@ def test_a_result_that_is_too_large_for_the_journal_is_an_outcome_that_says_so(b
             with pytest.raises(CallError, match=r"the outcome of shop\.order is too large") as failure:
                 await durable.call("shop.order", {}, key="k", timeout=100)
             assert (failure.value.code, failure.value.details) == ("PAYLOAD_TOO_LARGE", {"limit": 1000})
-            given_up = [each.attempts async for each in journal.buried()]
-            assert (runs, given_up) == ((2, [2]) if buried else (1, []))
+            given_up = [each.attempts async for each in journal.dead_letters()]
+            assert (runs, given_up) == ((2, [2]) if dead_letter else (1, []))
 
     run_virtually(run())
 

@@ -281,6 +281,7 @@ class NatsServer(Server):
         password: str | None = None,
         token: str | None = None,
         jetstream: bool = False,
+        domain: str | None = None,
         **settings: Any,
     ) -> None:
         super().__init__()
@@ -289,7 +290,13 @@ class NatsServer(Server):
         if user or token:
             self._settings["authorization"] = {"token": token} if token else {"user": user, "password": password}
         if jetstream:
-            self._settings["jetstream"] = {"store_dir": str(self._folder / "jetstream")}
+            store = {"store_dir": str(self._folder / "jetstream")}
+            self._settings["jetstream"] = store if domain is None else {**store, "domain": domain}
+
+    @property
+    def name(self) -> str:
+        """The name of the server in its cluster."""
+        return self._folder.name
 
     @property
     def url(self) -> str:

@@ -108,6 +108,12 @@ class Worker:
         """Its process id."""
         return self._process.pid
 
+    async def death(self) -> int:
+        """Wait until the process has ended by itself; return its exit status, negative for a signal."""
+        status = await self._process.wait()
+        self._killed = True
+        return status
+
     async def until(self, line: str, times: int = 1) -> None:
         """Wait until it has printed a line, this number of times.
 

@@ -6,7 +6,7 @@
 
 Each check connects ends of the journal, submits and claims tasks, and closes the ends. It leaves a few tasks behind,
 with unique operation ids. Leases have to expire in it, so the whole contract takes some seconds. The checks here look
-at outcomes: how they are recorded, awaited, buried, replayed and purged; `journal_tasks` has those of tasks.
+at outcomes: how they are recorded, awaited, given up, replayed and purged; `journal_tasks` has those of tasks.
 """
 
 import asyncio
@@ -23,10 +23,12 @@ from opwire_conformance.journal_tasks import LONG, SHORT, Connect, JournalHarnes
 _AT_ONCE = 20
 
 
-async def _buried(harness: JournalHarness, journal: Journal, key: str, operation: str = "do", age: int = 0) -> Outcome:
+async def _dead_letter(
+    harness: JournalHarness, journal: Journal, key: str, operation: str = "do", age: int = 0
+) -> Outcome:
     claim = await harness.submitted(journal, key, operation)
-    outcome = harness.outcome(claim, b'{"no": 1}', buried=True, age=age)
-    expect(await journal.record(claim, outcome) == outcome, "a buried outcome was not recorded")
+    outcome = harness.outcome(claim, b'{"no": 1}', dead_letter=True, age=age)
+    expect(await journal.record(claim, outcome) == outcome, "the outcome of a dead letter was not recorded")
     return outcome
 
 
@@ -211,37 +213,43 @@ def _cancelled(harness: JournalHarness, key: str, attempts: int = 0) -> Outcome:
     )
 
 
-async def buried_tasks_are_listed(harness: JournalHarness) -> None:
-    """List buried tasks, of one operation or of all, the oldest first."""
+async def dead_letters_are_listed(harness: JournalHarness) -> None:
+    """List dead letters, of one operation or of all, the oldest first."""
     journal = await harness.end()
-    second = await _buried(harness, journal, "2", "a", age=60_000)
-    first = await _buried(harness, journal, "1", "b", age=120_000)
-    third = await _buried(harness, journal, "3", "b")
+    second = await _dead_letter(harness, journal, "2", "a", age=60_000)
+    first = await _dead_letter(harness, journal, "1", "b", age=120_000)
+    third = await _dead_letter(harness, journal, "3", "b")
     done = await harness.submitted(journal, "done", "a")
     await journal.record(done, harness.outcome(done))
     ours = {outcome.key for outcome in (first, second, third)} | {done.task.key}
-    every = [outcome async for outcome in journal.buried() if outcome.key in ours]
+    every = [outcome async for outcome in journal.dead_letters() if outcome.key in ours]
     expect(every == [first, second, third], f"{[first, second, third]} are listed as {every}")
-    some = [outcome async for outcome in journal.buried(harness.id("b"))]
+    some = [outcome async for outcome in journal.dead_letters(harness.id("b"))]
     expect(some == [first, third], f"{[first, third]} are listed as {some}")
-    expect(await journal.outcome(first.key) == first, "a buried outcome is not returned to its caller")
+    expect(await journal.outcome(first.key) == first, "the outcome of a dead letter is not returned to its caller")
 
 
-async def a_buried_task_can_be_replayed(harness: JournalHarness) -> None:
-    """Replay a buried task; it is not buried any more, has no outcome, and counts attempts from 1."""
+async def a_dead_letter_can_be_replayed(harness: JournalHarness) -> None:
+    """Replay a dead letter; it is none any more, has no outcome, and counts attempts from 1."""
     journal, other = await harness.end(), await harness.end()
-    buried = await _buried(harness, journal, "again")
-    expect(await other.replay(buried.key), "a buried task was not replayed")
-    expect(not await other.replay(buried.key), "a task was replayed twice")
-    expect(await other.outcome(buried.key) is None, "a replayed task still has its outcome")
-    expect(not [each async for each in other.buried(harness.id())], "a replayed task is still listed as buried")
+    dead_letter = await _dead_letter(harness, journal, "again")
+    expect(await other.replay(dead_letter.key), "a dead letter was not replayed")
+    expect(not await other.replay(dead_letter.key), "a task was replayed twice")
+    expect(await other.outcome(dead_letter.key) is None, "a replayed task still has its outcome")
+    expect(
+        not [each async for each in other.dead_letters(harness.id())],
+        "a replayed task is still listed as a dead letter",
+    )
     claim = await harness.claim(other)
     expect(claim.attempt == 1, f"the first attempt after a replay is counted as {claim.attempt}")
-    expect(claim.task.key == buried.key and claim.task.request == harness.task("again").request, f"replayed as {claim}")
+    expect(
+        claim.task.key == dead_letter.key and claim.task.request == harness.task("again").request,
+        f"replayed as {claim}",
+    )
     outcome = harness.outcome(claim, b"2")
     await other.record(claim, outcome)
-    expect(await journal.outcome(buried.key) == outcome, "the outcome of a replayed task was not recorded")
-    expect(not await other.replay(buried.key), "a task that was not buried was replayed")
+    expect(await journal.outcome(dead_letter.key) == outcome, "the outcome of a replayed task was not recorded")
+    expect(not await other.replay(dead_letter.key), "a task that was no dead letter was replayed")
     expect(not await other.replay(harness.task("unknown").key), "a task that does not exist was replayed")
 
 
@@ -250,7 +258,7 @@ async def a_claim_from_before_a_replay_ends_nothing(harness: JournalHarness) -> 
     one, other = await harness.end(), await harness.end()
     old = await harness.submitted(one, "again", lease=SHORT)
     claim = await harness.claim(other)
-    await other.record(claim, harness.outcome(claim, buried=True))
+    await other.record(claim, harness.outcome(claim, dead_letter=True))
     await other.replay(claim.task.key)
     expect(await one.record(old, harness.outcome(old)) is None, "an outcome from before a replay was recorded")
     expect(not await one.renew(old), "a lease from before a replay was renewed")
@@ -261,26 +269,28 @@ async def a_claim_from_before_a_replay_ends_nothing(harness: JournalHarness) -> 
 
 
 async def a_purged_key_can_be_used_again(harness: JournalHarness) -> None:
-    """Purge tasks; ended ones are removed, buried or not, and open ones are not."""
+    """Purge tasks; ended ones are removed, dead letters or not, and open ones are not."""
     journal, other = await harness.end(), await harness.end()
-    buried = await _buried(harness, journal, "buried")
+    dead_letter = await _dead_letter(harness, journal, "dead")
     claim = await harness.submitted(journal, "ended")
     key = claim.task.key
     expect(not await other.purge(key), "a task that has not ended was purged")
     await journal.record(claim, harness.outcome(claim))
-    for each in (buried.key, key):
+    for each in (dead_letter.key, key):
         expect(await other.purge(each), "a task that has ended was not purged")
         expect(not await other.purge(each), "a task was purged twice")
         expect(await journal.outcome(each) is None, "a task that was purged has an outcome")
-    expect(not [each async for each in other.buried(harness.id())], "a purged task is still listed as buried")
+    expect(
+        not [each async for each in other.dead_letters(harness.id())], "a purged task is still listed as a dead letter"
+    )
     expect(await journal.submit(harness.task("ended", fingerprint="f2")) is None, "a purged key is still known")
     expect((await harness.claim(other)).task.fingerprint == "f2", "a purged task came back")
 
 
 async def everything_is_counted(harness: JournalHarness) -> None:
-    """Count the tasks that are queued, claimed and buried; ended ones are ignored."""
+    """Count the tasks that are queued or claimed, and dead letters; ended ones are ignored."""
     journal = await harness.end()
-    await _buried(harness, journal, "buried")
+    await _dead_letter(harness, journal, "dead")
     ended, released = [await harness.submitted(journal, key) for key in ("ended", "released")]
     await journal.record(ended, harness.outcome(ended))
     await journal.release(released, LONG)
@@ -291,15 +301,15 @@ async def everything_is_counted(harness: JournalHarness) -> None:
     expect(len(counted) == 1, f"the operation is counted {len(counted)} times")
     info = counted[0]
     expect(
-        (info.waiting, info.claimed, info.buried) == (4, 1, 1),
-        f"4 tasks that wait, 1 that is claimed and 1 that is buried are counted as {info}",
+        (info.waiting, info.claimed, info.dead_letters) == (4, 1, 1),
+        f"4 tasks that wait, 1 that is claimed and 1 dead letter are counted as {info}",
     )
 
 
 async def what_waits_or_runs_is_listed(harness: JournalHarness) -> None:
     """List the tasks of an operation that wait or run, the oldest first; ended ones are left out."""
     journal, other = await harness.end(), await harness.end()
-    await _buried(harness, journal, "buried")
+    await _dead_letter(harness, journal, "dead")
     ended, released, claimed = [await harness.submitted(journal, key) for key in ("ended", "released", "claimed")]
     await journal.record(ended, harness.outcome(ended))
     await journal.release(released, LONG, failed=True)
@@ -318,17 +328,17 @@ async def what_waits_or_runs_is_listed(harness: JournalHarness) -> None:
 async def a_closed_end_cannot_be_looked_at(harness: JournalHarness) -> None:
     """Query a closed end; every method raises UNAVAILABLE."""
     journal = await harness.end()
-    key = (await _buried(harness, journal, "buried")).key
+    key = (await _dead_letter(harness, journal, "dead")).key
     await journal.close()
 
-    async def first_buried() -> Outcome:
-        return await anext(aiter(journal.buried()))
+    async def first_dead_letter() -> Outcome:
+        return await anext(aiter(journal.dead_letters()))
 
     await refused("wait on a closed end", journal.wait(key, 1))
-    await refused("buried on a closed end", first_buried())
+    await refused("dead_letters on a closed end", first_dead_letter())
     await refused("replay on a closed end", journal.replay(key))
     await refused("purge on a closed end", journal.purge(key))
-    await refused("cancel on a closed end", journal.cancel(_cancelled(harness, "buried")))
+    await refused("cancel on a closed end", journal.cancel(_cancelled(harness, "dead")))
     await refused("pending on a closed end", journal.pending("do"))
     await refused("info on a closed end", journal.info())
 
@@ -372,8 +382,8 @@ JOURNAL_CONTRACT: Mapping[str, Check] = named_checks(
         "a submission waits for the outcome": a_submission_waits_for_the_outcome,
         "a task that waits can be cancelled": a_task_that_waits_can_be_cancelled,
         "a task that has begun is not cancelled": a_task_that_has_begun_is_not_cancelled,
-        "buried tasks are listed, the oldest first": buried_tasks_are_listed,
-        "a buried task can be replayed": a_buried_task_can_be_replayed,
+        "dead letters are listed, the oldest first": dead_letters_are_listed,
+        "a dead letter can be replayed": a_dead_letter_can_be_replayed,
         "a claim from before a replay ends nothing": a_claim_from_before_a_replay_ends_nothing,
         "a purged key can be used again": a_purged_key_can_be_used_again,
         "everything is counted": everything_is_counted,

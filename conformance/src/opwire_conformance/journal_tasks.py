@@ -43,7 +43,9 @@ class JournalHarness(Harness[Journal]):
             submitted=round(time.time() * 1000),
         )
 
-    def outcome(self, claim: Claim, event: bytes = b'{"done": true}', *, buried: bool = False, age: int = 0) -> Outcome:
+    def outcome(
+        self, claim: Claim, event: bytes = b'{"done": true}', *, dead_letter: bool = False, age: int = 0
+    ) -> Outcome:
         """Return an outcome, recorded `age` milliseconds ago."""
         return Outcome(
             key=claim.task.key,
@@ -51,7 +53,7 @@ class JournalHarness(Harness[Journal]):
             event=event,
             attempts=claim.attempt,
             recorded=round(time.time() * 1000) - age,
-            buried=buried,
+            dead_letter=dead_letter,
         )
 
     async def claim(self, journal: Journal, operation: str = "do", *, lease: float = LONG) -> Claim:
@@ -394,7 +396,7 @@ async def a_suspect_is_cleared_by_a_failure(harness: JournalHarness) -> None:
 
 
 async def innocents_are_run_beside_poison(harness: JournalHarness) -> None:
-    """Claim with workers that die of some tasks; only those are buried, and all others are done."""
+    """Claim with workers that die of some tasks; only those become dead letters, and all others are done."""
     journal = await harness.end()
     tasks = [harness.task(name) for name in ("a", "b", "poison c", "d", "poison e", "f")]
     poison = {task.key for task in tasks if "poison" in task.key}
@@ -405,13 +407,13 @@ async def innocents_are_run_beside_poison(harness: JournalHarness) -> None:
         end = await harness.end()
         await _work_until_death(harness, end, len(tasks), given_up)
         await end.close()
-    buried = {key for key, buried in given_up.items() if buried}
-    expect(buried == poison, f"{sorted(poison)} kill their worker, and {sorted(buried)} were given up")
+    dead_letters = {key for key, is_dead_letter in given_up.items() if is_dead_letter}
+    expect(dead_letters == poison, f"{sorted(poison)} kill their worker, and {sorted(dead_letters)} were given up")
     expect(len(given_up) == len(tasks), f"of {len(tasks)} tasks, {len(given_up)} have an outcome")
 
 
 async def _work_until_death(harness: JournalHarness, end: Journal, number: int, given_up: dict[str, bool]) -> None:
-    """Work until a poisoned task; bury a suspect that was alone with a worker that died."""
+    """Work until a poisoned task; give up a suspect that was alone with a worker that died."""
     patience = time.monotonic() + PATIENCE
     while len(given_up) < number and time.monotonic() < patience:
         claims = await soon("claim returns", end.claim([harness.id()], lease=SHORT, wait=SHORT, limit=3))
@@ -423,6 +425,6 @@ async def _work_until_death(harness: JournalHarness, end: Journal, number: int, 
                     continue
                 if "poison" in claim.task.key:
                     return
-            buried = claim.lone_losses > 0
-            await end.record(claim, harness.outcome(claim, buried=buried))
-            given_up[claim.task.key] = buried
+            dead_letter = claim.lone_losses > 0
+            await end.record(claim, harness.outcome(claim, dead_letter=dead_letter))
+            given_up[claim.task.key] = dead_letter

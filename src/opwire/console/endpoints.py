@@ -45,7 +45,7 @@ from opwire.runtime.text import get_logger
 logger = get_logger("opwire.console")
 
 JOURNAL = "opwire:journal"
-"""The scope that submits buried tasks again, and discards them."""
+"""The scope that submits dead letters again, and discards them."""
 
 _MAX_RESULTS = 200
 _MAX_QUERY_LENGTH = 400
@@ -68,7 +68,7 @@ class ApprovalDecision(Struct, frozen=True):
 
 
 class TaskDecision(Struct, frozen=True):
-    """The body of a decision about a buried task."""
+    """The body of a decision about a dead letter."""
 
     action: Literal["retry", "discard"]
 
@@ -252,7 +252,7 @@ class SessionEndpoints:
 
 
 class SystemEndpoints:
-    """Shows the system, and decides about calls that wait for approval and about buried tasks."""
+    """Shows the system, and decides about calls that wait for approval and about dead letters."""
 
     def __init__(self, monitor: CallMonitor, system: ConsoleSystem) -> None:
         self._monitor = monitor
@@ -284,12 +284,12 @@ class SystemEndpoints:
         return empty_reply(request)
 
     async def decide_task(self, request: Request) -> Response:
-        """Submit a buried task again, or discard it."""
+        """Submit a dead letter again, or discard it."""
         identity = require(request, JOURNAL)
         body = read_body(request, TaskDecision)
         key = request.path.removeprefix("/api/journal/")
         if self._system.journal is None:
             raise CallError(ErrorCode.OPERATION_NOT_FOUND, "this server has no journal")
         await decide_task(self._system.journal, key, body.action)
-        logger.info("%s: %s of the buried task %r", identity.id, body.action, key[:200])
+        logger.info("%s: %s of the dead letter %r", identity.id, body.action, key[:200])
         return empty_reply(request)

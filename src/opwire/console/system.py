@@ -131,7 +131,7 @@ def shown_timings(timings: dict[str, OperationTimings]) -> list[dict[str, Any]]:
 
 
 async def shown_journal(journal: Journal, *, messages: bool) -> dict[str, Any]:
-    """Return how many tasks wait, run and are buried, and the oldest of them.
+    """Return how many tasks wait, run and are dead letters, and the oldest of them.
 
     `messages`: with the messages of their errors.
     """
@@ -141,10 +141,10 @@ async def shown_journal(journal: Journal, *, messages: bool) -> dict[str, Any]:
         async with asyncio.timeout(_JOURNAL_TIMEOUT):
             counted = await journal.info()
             found["operations"] = [
-                {"id": each.operation_id, "waiting": each.waiting, "claimed": each.claimed, "buried": each.buried}
+                {"id": each.operation_id, "waiting": each.waiting, "claimed": each.claimed, "buried": each.dead_letters}
                 for each in counted
             ]
-            async for outcome in journal.buried():
+            async for outcome in journal.dead_letters():
                 if len(tasks) == MAX_TASKS:
                     break
                 tasks.append(_task(outcome, messages=messages))
@@ -164,7 +164,7 @@ async def shown_journal(journal: Journal, *, messages: bool) -> dict[str, Any]:
                         for task in pending
                     ]
                     room -= len(pending)
-            found["more"] = len(tasks) < sum(each.waiting + each.claimed + each.buried for each in counted)
+            found["more"] = len(tasks) < sum(each.waiting + each.claimed + each.dead_letters for each in counted)
     except TimeoutError:
         found["error"] = f"the journal did not respond within {_JOURNAL_TIMEOUT:g} s"
     except CallError as error:
@@ -191,12 +191,12 @@ def _task(outcome: Outcome, *, messages: bool) -> dict[str, Any]:
 
 
 async def decide_task(journal: Journal, key: str, action: Literal["retry", "discard"]) -> None:
-    """Submit a buried task again, or delete it.
+    """Submit a dead letter again, or delete it.
 
     Raises:
-        CallError: OPERATION_NOT_FOUND, it is not buried any more; UNAVAILABLE.
+        CallError: OPERATION_NOT_FOUND, it is no dead letter any more; UNAVAILABLE.
     """
     outcome = await journal.outcome(key)
-    is_buried = outcome is not None and outcome.buried
-    if not is_buried or not await (journal.replay(key) if action == "retry" else journal.purge(key)):
+    is_dead_letter = outcome is not None and outcome.dead_letter
+    if not is_dead_letter or not await (journal.replay(key) if action == "retry" else journal.purge(key)):
         raise CallError(ErrorCode.OPERATION_NOT_FOUND, "the task is not buried any more")

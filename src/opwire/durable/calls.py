@@ -19,6 +19,7 @@ from opwire.names import limit_text
 from opwire.protocol.events import CallFailed, CallRequested, encode_event
 from opwire.protocol.pending import DEFAULT_TIMEOUT
 from opwire.registry.pipeline import typed_envelope
+from opwire.runtime.deadlines import Deadlines
 from opwire.typed.plain import json_form, write_json
 
 T = TypeVar("T")
@@ -27,7 +28,6 @@ MAX_NAME = 256
 """Characters of an idempotency key, and of the id of an operation that is called durably."""
 
 _NO_CONTEXT = Context()
-_GRACE = 1.0  # seconds, after which a journal has exceeded its time
 _plain = msgspec.json.Encoder(enc_hook=json_form)
 _sorted = msgspec.json.Encoder(enc_hook=json_form, order="deterministic")
 
@@ -53,7 +53,7 @@ class DurableCalls:
 
     def __init__(self, journal: Journal) -> None:
         self._journal = journal
-        self._is_punctual = getattr(journal, "punctual", False)
+        self._deadlines = Deadlines()
 
     def __repr__(self) -> str:
         return f"<DurableCalls in {self._journal!r}>"
@@ -92,7 +92,8 @@ class DurableCalls:
         request = _request(operation_id, input, context or _NO_CONTEXT, _new_key() if key is None else key)
         task = _task(request)
         try:
-            outcome = await self._in_time(self._journal.submit(task, wait=wait), wait)
+            with self._deadlines.within(time.monotonic() + wait, "no outcome"):
+                outcome = await self._journal.submit(task, wait=wait)
         except CallError as error:
             if error.code is not ErrorCode.TIMEOUT:
                 raise _with_key(error, task.key) from error
@@ -116,7 +117,7 @@ class DurableCalls:
         request = _request(operation_id, input, context or _NO_CONTEXT, _new_key() if key is None else key)
         task = _task(request)
         try:
-            await self._in_time(self._journal.submit(task), DEFAULT_TIMEOUT)
+            await self._reply(self._journal.submit(task))
         except CallError as error:
             raise _with_key(error, task.key) from error
         return task.key
@@ -136,9 +137,15 @@ class DurableCalls:
         """
         timeout = _seconds(timeout)
         if timeout > 0:
-            outcome = await self._in_time(self._journal.wait(key, timeout), timeout)
+            try:
+                with self._deadlines.within(time.monotonic() + timeout, "no outcome"):
+                    outcome = await self._journal.wait(key, timeout)
+            except CallError as error:
+                if error.code is not ErrorCode.TIMEOUT:
+                    raise
+                return None
         else:
-            outcome = await self._in_time(self._journal.outcome(key), DEFAULT_TIMEOUT)
+            outcome = await self._reply(self._journal.outcome(key))
         return None if outcome is None else outcome_envelope(outcome, output_type)
 
     async def cancel(self, operation_id: str, key: str) -> bool:
@@ -152,19 +159,24 @@ class DurableCalls:
         outcome = await self._journal.cancel(cancellation(operation_id, key))
         return outcome is not None and outcome.cancelled
 
-    def _in_time(self, work: Awaitable[Outcome | None], seconds: float) -> Awaitable[Outcome | None]:
-        """Limit the time of a journal that does not keep it by itself."""
-        return work if self._is_punctual else _limited(work, seconds, self._journal.name)
+    async def _reply(self, reply: Awaitable[T]) -> T:
+        """Return the reply of the journal, which may never come."""
+        try:
+            async with asyncio.timeout(DEFAULT_TIMEOUT):
+                return await reply
+        except TimeoutError:
+            message = f"{self._journal.name} did not return within {limit_text(DEFAULT_TIMEOUT)} s"
+            raise CallError(ErrorCode.UNAVAILABLE, message) from None
 
     # --- maintenance --------------------------------------------------------------------------------------------------
 
-    def buried(self, operation_id: str | None = None) -> AsyncIterator[Outcome]:
+    def dead_letters(self, operation_id: str | None = None) -> AsyncIterator[Outcome]:
         """Iterate over the mutations that were given up, the oldest first: `outcome.read().error()` is the reason.
 
         Raises:
             CallError: UNAVAILABLE.
         """
-        return self._journal.buried(operation_id)
+        return self._journal.dead_letters(operation_id)
 
     async def replay(self, key: str) -> bool:
         """Submit a mutation that was given up again. Return False if it does not exist.
@@ -183,7 +195,7 @@ class DurableCalls:
         return await self._journal.purge(key)
 
     async def info(self) -> list[JournalInfo]:
-        """Return how many mutations are waiting, claimed and buried, by operation.
+        """Return how many mutations are waiting, claimed and dead letters, by operation.
 
         Raises:
             CallError: UNAVAILABLE.
@@ -195,14 +207,6 @@ def _seconds(timeout: float) -> float:
     if isinstance(timeout, float) and isnan(timeout):
         raise UsageError("timeout is a number of seconds, not NaN")
     return seconds_within(timeout, MAX_SECONDS)
-
-
-async def _limited(work: Awaitable[Outcome | None], seconds: float, name: str) -> Outcome | None:
-    try:
-        async with asyncio.timeout(seconds + _GRACE):
-            return await work
-    except TimeoutError:
-        raise CallError(ErrorCode.UNAVAILABLE, f"{name} did not return within {limit_text(seconds)} s") from None
 
 
 def _new_key() -> str:

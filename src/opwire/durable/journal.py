@@ -8,9 +8,9 @@ one claims the task: a handler runs at least once, and perhaps more often.
     submitted -> claimed -> recorded                    the outcome of a handler
                     |  \\-> released -> claimed …        retried after a delay
                     |  \\-> (lease expires) -> claimed …
-                    \\-> buried                          given up; `replay` submits it again
+                    \\-> dead letter                     given up; `replay` submits it again
 
-Buried tasks do not expire: an operator has to replay or purge them.
+Dead letters do not expire: an operator has to replay or purge them.
 
 A journal counts failures (an attempt was released as failed) apart from losses (its lease expired). A task that lost
 its last attempt is a *suspect*: it may have killed its worker. Suspects are claimed one at a time, so that a worker can
@@ -26,7 +26,7 @@ from collections.abc import AsyncIterator, Sequence
 from math import inf
 from typing import Protocol
 
-from msgspec import Struct
+from msgspec import Struct, field
 
 from opwire.errors import CallError, ErrorCode, UsageError
 from opwire.protocol.events import CallFailed, CallRequested, CallResponded, decode_event
@@ -88,7 +88,7 @@ class Outcome(Struct, frozen=True, kw_only=True, gc=False, omit_defaults=True, r
     attempts: int
     recorded: int
     """Epoch milliseconds."""
-    buried: bool = False
+    dead_letter: bool = field(default=False, name="buried")
     """It was given up: every allowed attempt failed or was lost."""
     cancelled: bool = False
     """It was cancelled before a worker had claimed it; `attempts` are those before."""
@@ -111,7 +111,7 @@ class JournalInfo(Struct, frozen=True, kw_only=True):
     operation_id: str
     waiting: int
     claimed: int
-    buried: int
+    dead_letters: int
 
 
 class PendingTask(Struct, frozen=True, kw_only=True):
@@ -131,8 +131,7 @@ class Journal(Protocol):
     Every method may raise `CallError(UNAVAILABLE)`. Whether it took effect is then unknown, and a retry is safe. A
     journal that has lost its engine reconnects when it is next used.
 
-    A journal with the attribute `punctual = True` ends `submit`, `wait` and `outcome` in time, whatever its engine
-    does. `DurableCalls` limits the time of others, by a timer for each call.
+    `DurableCalls` limits the time of each method: a journal need not do so if its engine does not reply.
     """
 
     @property
@@ -159,8 +158,7 @@ class Journal(Protocol):
         When this returns, the task is stored.
 
         Raises:
-            CallError: VALIDATION_ERROR, the key is known with another fingerprint. TIMEOUT, with a `wait`: it is over,
-                and whether the task is stored is unknown.
+            CallError: VALIDATION_ERROR, the key is known with another fingerprint.
         """
         ...
 
@@ -213,8 +211,8 @@ class Journal(Protocol):
         """Wait for the outcome of a task; return None after `timeout` seconds."""
         ...
 
-    def buried(self, operation_id: str | None = None) -> AsyncIterator[Outcome]:
-        """Iterate over the outcomes of buried tasks, the oldest first."""
+    def dead_letters(self, operation_id: str | None = None) -> AsyncIterator[Outcome]:
+        """Iterate over the outcomes of dead letters, the oldest first."""
         ...
 
     async def pending(self, operation_id: str, *, limit: int = 100) -> list[PendingTask]:
@@ -222,7 +220,7 @@ class Journal(Protocol):
         ...
 
     async def replay(self, key: str) -> bool:
-        """Submit a buried task again, counting attempts from 1. Return False if it does not exist."""
+        """Submit a dead letter again, counting attempts from 1. Return False if it does not exist."""
         ...
 
     async def purge(self, key: str) -> bool:

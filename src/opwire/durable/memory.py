@@ -15,6 +15,7 @@ import asyncio
 import time
 from collections import deque
 from collections.abc import AsyncIterator, Iterator, Sequence
+from functools import partial
 from heapq import heappop, heappush
 from itertools import islice
 from math import inf
@@ -38,7 +39,9 @@ from opwire.errors import CallError, ErrorCode
 from opwire.runtime.tasks import AsyncResource, reject, resolve
 
 
-class _JournalEntry(Struct, eq=False, gc=False):
+class JournalEntry(Struct, eq=False, gc=False):
+    """A task, its attempts and its outcome."""
+
     task: Task
     number: int  # of its submission: older ones go first
     due: float = 0.0  # when it can be claimed: at once, after a delay, or when its lease expires
@@ -80,7 +83,7 @@ class _JournalEntry(Struct, eq=False, gc=False):
         )
 
 
-class _TaskQueue(Struct, eq=False):
+class TaskQueue(Struct, eq=False):
     """The tasks of one operation that are not claimed: ready ones, ready suspects, and those that are due later."""
 
     ready: list[tuple[int, str]] = []  # number and key
@@ -89,7 +92,7 @@ class _TaskQueue(Struct, eq=False):
 
 
 class MemoryJournalState:
-    """What several `MemoryJournal`s share. Outcomes expire after `keep` seconds, buried ones never.
+    """What several `MemoryJournal`s share. Outcomes expire after `keep` seconds, dead letters never.
 
     Raises:
         UsageError: `keep` is invalid.
@@ -98,9 +101,9 @@ class MemoryJournalState:
     def __init__(self, keep: float = KEEP) -> None:
         self.listeners: set[MemoryJournal] = set()  # the open ones
         self._keep = check_seconds("keep", keep)
-        self._entries: dict[str, _JournalEntry] = {}
-        self._queues: dict[str, _TaskQueue] = {}  # by operation
-        self._ended: deque[tuple[float, _JournalEntry]] = deque()  # with the time of expiry, the oldest first
+        self.entries: dict[str, JournalEntry] = {}  # by idempotency key
+        self.queues: dict[str, TaskQueue] = {}  # by operation
+        self._ended: deque[tuple[float, JournalEntry]] = deque()  # with the time of expiry, the oldest first
         self._submissions = 0
 
     # --- tasks --------------------------------------------------------------------------------------------------------
@@ -112,18 +115,19 @@ class MemoryJournalState:
             CallError: VALIDATION_ERROR, the key is known with another fingerprint.
         """
         self._expire(now)
-        known = self._entries.get(task.key)
+        known = self.entries.get(task.key)
         if known is None:
-            self._enter(task)
+            self.enter(task)
             return None
         if known.task.fingerprint != task.fingerprint:
             raise key_in_use(task.key)
         return known.outcome
 
-    def _enter(self, task: Task) -> None:
+    def enter(self, task: Task) -> None:
+        """Store a task, as a new one."""
         self._submissions += 1
-        self._entries[task.key] = _JournalEntry(task, self._submissions)
-        queue = self._queues.setdefault(task.operation_id, _TaskQueue())
+        self.entries[task.key] = JournalEntry(task, self._submissions)
+        queue = self.queues.setdefault(task.operation_id, TaskQueue())
         heappush(queue.ready, (self._submissions, task.key))
         for listener in tuple(self.listeners):
             listener.claimable()
@@ -132,7 +136,7 @@ class MemoryJournalState:
         self, operation_ids: Sequence[str], lease: float, limit: int, now: float, *, suspects: bool = True
     ) -> list[Claim]:
         """Claim tasks that are due, the oldest first: one suspect, or up to `limit` others."""
-        queues = [self._queues[each] for each in operation_ids if each in self._queues]
+        queues = [self.queues[each] for each in operation_ids if each in self.queues]
         for queue in queues:
             while queue.later and queue.later[0][0] <= now:
                 _, number, key = heappop(queue.later)
@@ -146,14 +150,14 @@ class MemoryJournalState:
             claims.append(self._claim(entry, lease, now))
         return claims
 
-    def _claim(self, entry: _JournalEntry, lease: float, now: float) -> Claim:
+    def _claim(self, entry: JournalEntry, lease: float, now: float) -> Claim:
         claim = entry.claim(lease)
-        self._postpone(entry, now + lease)
+        self.postpone(entry, now + lease)
         return claim
 
-    def _take(self, heaps: list[list[tuple[int, str]]], now: float, *, suspect: bool) -> _JournalEntry | None:
+    def _take(self, heaps: list[list[tuple[int, str]]], now: float, *, suspect: bool) -> JournalEntry | None:
         """Remove the oldest entry of these heaps and return it, and drop stale elements on the way."""
-        oldest: _JournalEntry | None = None
+        oldest: JournalEntry | None = None
         source: list[tuple[int, str]] = []
         for heap in heaps:
             while heap:
@@ -169,23 +173,24 @@ class MemoryJournalState:
 
     def due(self, operation_ids: Sequence[str]) -> float | None:
         """Return the time of the next claimable task, if nothing happens before; it may be too early."""
-        queues = [self._queues[each] for each in operation_ids if each in self._queues]
+        queues = [self.queues[each] for each in operation_ids if each in self.queues]
         return min((queue.later[0][0] for queue in queues if queue.later), default=None)
 
-    def _unfinished(self, number: int, key: str) -> _JournalEntry | None:
-        entry = self._entries.get(key)
+    def _unfinished(self, number: int, key: str) -> JournalEntry | None:
+        entry = self.entries.get(key)
         return entry if entry is not None and entry.number == number and entry.outcome is None else None
 
-    def _postpone(self, entry: _JournalEntry, due: float) -> None:
+    def postpone(self, entry: JournalEntry, due: float) -> None:
+        """Set when a task can be claimed: at once, after a delay, or when its lease expires."""
         entry.due = due
-        heappush(self._queues[entry.task.operation_id].later, (due, entry.number, entry.task.key))
+        heappush(self.queues[entry.task.operation_id].later, (due, entry.number, entry.task.key))
 
     def renew(self, claim: Claim, now: float, *, alone: bool = False) -> bool:
         """Extend the lease of a task; return False if it was lost."""
         entry = self._owned(claim)
         if entry is not None:
             entry.alone = alone
-            self._postpone(entry, now + claim.lease)
+            self.postpone(entry, now + claim.lease)
         return entry is not None
 
     def release(self, claim: Claim, delay: float, now: float, *, failed: bool = False) -> None:
@@ -197,13 +202,13 @@ class MemoryJournalState:
         if failed:
             entry.failures += 1
             entry.lost = False
-        self._postpone(entry, now + seconds_within(delay, MAX_SECONDS))
+        self.postpone(entry, now + seconds_within(delay, MAX_SECONDS))
         for listener in tuple(self.listeners):
             listener.claimable()
 
-    def _owned(self, claim: Claim) -> _JournalEntry | None:
+    def _owned(self, claim: Claim) -> JournalEntry | None:
         """Return the entry if this is the receipt of its latest claim."""
-        entry = self._entries.get(claim.task.key)
+        entry = self.entries.get(claim.task.key)
         owned = entry is not None and entry.claimed and entry.outcome is None and entry.receipt == claim.receipt
         return entry if owned else None
 
@@ -211,7 +216,7 @@ class MemoryJournalState:
 
     def record(self, claim: Claim, outcome: Outcome, now: float) -> Outcome | None:
         """End a task, unless it has ended; return its outcome, or None if it does not exist any more."""
-        entry = self._entries.get(claim.task.key)
+        entry = self.entries.get(claim.task.key)
         if entry is None:
             return None
         if entry.outcome is None:
@@ -222,16 +227,16 @@ class MemoryJournalState:
 
     def cancel(self, outcome: Outcome, now: float) -> Outcome | None:
         """End a task that is not claimed; return its outcome, or None if it is claimed or does not exist."""
-        entry = self._entries.get(outcome.key)
+        entry = self.entries.get(outcome.key)
         if entry is None or entry.task.operation_id != outcome.operation_id:
             return None
         if entry.outcome is None and not entry.claimed:
             self._end(entry, outcome, now)
         return entry.outcome
 
-    def _end(self, entry: _JournalEntry, outcome: Outcome, now: float) -> None:
+    def _end(self, entry: JournalEntry, outcome: Outcome, now: float) -> None:
         entry.outcome = outcome
-        if not outcome.buried:
+        if not outcome.dead_letter:
             self._ended.append((now + self._keep, entry))
         for listener in tuple(self.listeners):
             listener.ended(outcome)
@@ -239,18 +244,18 @@ class MemoryJournalState:
     def outcome(self, key: str, now: float) -> Outcome | None:
         """Return the outcome of a task, or None."""
         self._expire(now)
-        entry = self._entries.get(key)
+        entry = self.entries.get(key)
         return None if entry is None else entry.outcome
 
-    def buried(self, operation_id: str | None) -> Iterator[Outcome]:
-        """Iterate over the outcomes of buried tasks, the oldest first."""
-        found = [entry.outcome for entry in self._entries.values() if entry.outcome is not None]
-        wanted = [each for each in found if each.buried and operation_id in (None, each.operation_id)]
+    def dead_letters(self, operation_id: str | None) -> Iterator[Outcome]:
+        """Iterate over the outcomes of dead letters, the oldest first."""
+        found = [entry.outcome for entry in self.entries.values() if entry.outcome is not None]
+        wanted = [each for each in found if each.dead_letter and operation_id in (None, each.operation_id)]
         return iter(sorted(wanted, key=lambda outcome: outcome.recorded))
 
     def pending(self, operation_id: str) -> Iterator[PendingTask]:
         """Iterate over the tasks of an operation that wait or run, the oldest first."""
-        found = [each for each in self._entries.values() if each.outcome is None]
+        found = [each for each in self.entries.values() if each.outcome is None]
         for each in sorted(found, key=lambda entry: entry.number):
             task = each.task
             if task.operation_id == operation_id:
@@ -263,38 +268,38 @@ class MemoryJournalState:
                 )
 
     def replay(self, key: str) -> bool:
-        """Submit a buried task again, as a new one; return False if it does not exist."""
-        entry = self._entries.get(key)
-        if entry is None or entry.outcome is None or not entry.outcome.buried:
+        """Submit a dead letter again, as a new one; return False if it does not exist."""
+        entry = self.entries.get(key)
+        if entry is None or entry.outcome is None or not entry.outcome.dead_letter:
             return False
-        self._enter(entry.task)
+        self.enter(entry.task)
         return True
 
     def purge(self, key: str) -> bool:
         """Delete an ended task; return False if it does not exist."""
-        entry = self._entries.get(key)
+        entry = self.entries.get(key)
         if entry is None or entry.outcome is None:
             return False
-        del self._entries[key]
+        del self.entries[key]
         return True
 
     def info(self) -> list[JournalInfo]:
         """Return the task counts of each operation."""
-        counts: dict[str, list[int]] = {operation_id: [0, 0, 0] for operation_id in self._queues}
-        for entry in self._entries.values():
+        counts: dict[str, list[int]] = {operation_id: [0, 0, 0] for operation_id in self.queues}
+        for entry in self.entries.values():
             outcome = entry.outcome
-            if outcome is None or outcome.buried:
+            if outcome is None or outcome.dead_letter:
                 counts[entry.task.operation_id][2 if outcome else int(entry.claimed)] += 1
         return [
-            JournalInfo(operation_id=each, waiting=waiting, claimed=claimed, buried=buried)
-            for each, (waiting, claimed, buried) in counts.items()
+            JournalInfo(operation_id=each, waiting=waiting, claimed=claimed, dead_letters=dead_letters)
+            for each, (waiting, claimed, dead_letters) in counts.items()
         ]
 
     def _expire(self, now: float) -> None:
         while self._ended and self._ended[0][0] <= now:
             _, entry = self._ended.popleft()
-            if self._entries.get(entry.task.key) is entry:  # otherwise it was purged, and perhaps submitted again
-                del self._entries[entry.task.key]
+            if self.entries.get(entry.task.key) is entry:  # otherwise it was purged, and perhaps submitted again
+                del self.entries[entry.task.key]
 
 
 class MemoryJournal(AsyncResource):
@@ -308,10 +313,9 @@ class MemoryJournal(AsyncResource):
 
     name = "the journal in memory"
     trusted = True
-    punctual = True
 
     def __init__(self, state: MemoryJournalState | None = None, *, keep: float = KEEP) -> None:
-        self._state = MemoryJournalState(keep) if state is None else state
+        self.state = MemoryJournalState(keep) if state is None else state
         self._claiming: set[asyncio.Future[None]] = set()
         self._waiters = OutcomeWaiters(inf)  # nothing gets lost on the way
         self._is_open = False
@@ -323,12 +327,12 @@ class MemoryJournal(AsyncResource):
         """Open the journal."""
         self._is_open = True
         self._waiters.bind()
-        self._state.listeners.add(self)
+        self.state.listeners.add(self)
 
     async def close(self) -> None:
         """Close the journal; pending waits raise UNAVAILABLE."""
         self._is_open = False
-        self._state.listeners.discard(self)
+        self.state.listeners.discard(self)
         self._waiters.fail(_closed())
         for future in self._claiming:
             reject(future, _closed())
@@ -336,7 +340,7 @@ class MemoryJournal(AsyncResource):
     def _opened(self) -> MemoryJournalState:
         if not self._is_open:
             raise _closed()
-        return self._state
+        return self.state
 
     # --- tasks --------------------------------------------------------------------------------------------------------
 
@@ -346,8 +350,7 @@ class MemoryJournal(AsyncResource):
         Raises:
             CallError: VALIDATION_ERROR, the key is known with another fingerprint.
         """
-        known = self._opened().submit(task, time.monotonic())
-        return known if known is not None or wait <= 0 else await self._waiters.wait(task.key, wait)
+        return self._opened().submit(task, time.monotonic()) or await self.wait(task.key, wait)
 
     async def claim(
         self, operation_ids: Sequence[str], *, lease: float, wait: float, limit: int = 1, suspects: bool = True
@@ -359,7 +362,7 @@ class MemoryJournal(AsyncResource):
             claims = self._opened().claim(operation_ids, lease, limit, now, suspects=suspects)
             if claims or now >= end:
                 return claims
-            due = self._state.due(operation_ids)
+            due = self.state.due(operation_ids)
             future: asyncio.Future[None] = asyncio.get_running_loop().create_future()
             self._claiming.add(future)
             try:
@@ -394,12 +397,16 @@ class MemoryJournal(AsyncResource):
 
     async def wait(self, key: str, timeout: float) -> Outcome | None:
         """Wait for the outcome of a task; return None after `timeout` seconds."""
-        known = self._opened().outcome(key, time.monotonic())
-        return known if known is not None or timeout <= 0 else await self._waiters.wait(key, timeout)
+        now, look_up = time.monotonic(), partial(self.outcome, key)
+        outcome = self._opened().outcome(key, now)
+        if outcome is not None or timeout <= 0:
+            return outcome
+        with self._waiters.waiting(key) as waiter:
+            return await waiter.outcome(now + timeout, look_up)
 
-    async def buried(self, operation_id: str | None = None) -> AsyncIterator[Outcome]:
-        """Iterate over the outcomes of buried tasks, the oldest first."""
-        for outcome in self._opened().buried(operation_id):
+    async def dead_letters(self, operation_id: str | None = None) -> AsyncIterator[Outcome]:
+        """Iterate over the outcomes of dead letters, the oldest first."""
+        for outcome in self._opened().dead_letters(operation_id):
             yield outcome
 
     async def pending(self, operation_id: str, *, limit: int = 100) -> list[PendingTask]:
@@ -407,7 +414,7 @@ class MemoryJournal(AsyncResource):
         return list(islice(self._opened().pending(operation_id), limit))
 
     async def replay(self, key: str) -> bool:
-        """Submit a buried task again."""
+        """Submit a dead letter again."""
         return self._opened().replay(key)
 
     async def purge(self, key: str) -> bool:

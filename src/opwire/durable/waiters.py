@@ -1,142 +1,103 @@
-"""The callers of one end of a journal that wait for outcomes."""
+"""The callers that wait for outcomes at one peer of a journal."""
 
 import asyncio
 import time
-from collections.abc import Awaitable, Callable
-
-from msgspec import Struct
+from collections.abc import Awaitable, Callable, Generator
+from contextlib import contextmanager
 
 from opwire.durable.journal import Outcome
-from opwire.errors import CallError, ErrorCode
-from opwire.names import limit_text
+from opwire.errors import CallError
 from opwire.runtime.deadlines import Deadlines
 from opwire.runtime.tasks import reject, resolve
 
-RECHECK = 5.0
-"""Seconds between two lookups of an awaited outcome, in an engine that may lose notifications."""
+RECHECK_SECONDS = 5.0
+"""Time between two lookups of an awaited outcome, in an engine that may lose notifications."""
 
-Fetch = Callable[[], Awaitable[Outcome | None]]
+Lookup = Callable[[], Awaitable[Outcome | None]]
 
 
-class OutcomeWaiter(Struct, eq=False):
-    """A caller that waits. It gets no outcome while its task is being stored, which `stored` tells.
+class OutcomeWaiter:
+    """A caller that waits for one outcome. What arrives before it is awaited is kept."""
 
-    The outcome may be that of another caller's call under the same key: the reply of the engine is an error then.
-    """
+    def __init__(self, deadlines: Deadlines, recheck: float) -> None:
+        self._deadlines = deadlines
+        self._recheck = recheck
+        # Resolves to None when it is time to look for the outcome, or to give up.
+        self._future: asyncio.Future[Outcome | None] = asyncio.get_running_loop().create_future()
 
-    future: asyncio.Future[None]  # woken up: there is an outcome, or it is time to look for one
-    stored: bool = True
-    outcome: Outcome | None = None
+    async def outcome(self, deadline: float, look_up: Lookup) -> Outcome | None:
+        """Wait for the outcome, and look for it from time to time; return None at a monotonic time.
 
-    def settle(self, known: Outcome | None) -> None:
-        """Take the reply of the engine: the task is stored, and may have an outcome already.
-
-        Without one, the caller does not wake up: 10 µs.
+        Raises:
+            CallError: an error of `look_up`, or of the journal.
         """
-        self.stored = True
-        self.outcome = known or self.outcome
-        if self.outcome is not None:
-            resolve(self.future)
+        while (now := time.monotonic()) < deadline:
+            lookup_time = now + self._recheck
+            tick = self._deadlines.add(self, min(deadline, lookup_time), OutcomeWaiter._wake_up)
+            try:
+                outcome = await self._future
+            finally:
+                self._deadlines.discard(self, tick)
+            if outcome is None and lookup_time < deadline:
+                self._future = asyncio.get_running_loop().create_future()
+                outcome = await look_up()
+            if outcome is not None:
+                return outcome
+        return None
+
+    def _wake_up(self) -> None:
+        resolve(self._future)
 
     def resolve(self, outcome: Outcome) -> None:
         """Return an outcome to the caller."""
-        self.outcome = outcome
-        if self.stored:
-            resolve(self.future)
+        resolve(self._future, outcome)
 
-    def expire(self) -> None:
-        """Wake the caller up: it is time to look for an outcome, or to give up."""
-        resolve(self.future)
-
-    def fail(self, error: Exception) -> None:
+    def fail(self, error: CallError) -> None:
         """Raise an error in the caller."""
-        reject(self.future, error)
+        reject(self._future, error)
+        self._future.exception()  # retrieved, even if the caller has stopped waiting
 
 
 class OutcomeWaiters:
-    """The callers that wait for outcomes, by idempotency key; outcomes are looked up every `recheck` seconds."""
+    """The callers that wait, by idempotency key; each looks for its outcome every `recheck` seconds.
 
-    def __init__(self, recheck: float = RECHECK) -> None:
-        self._recheck = recheck
-        self._waiting: dict[str, set[OutcomeWaiter]] = {}
+    The default is `RECHECK_SECONDS`.
+    """
+
+    def __init__(self, recheck: float | None = None) -> None:
+        self._recheck = RECHECK_SECONDS if recheck is None else recheck
+        self._waiters: dict[str, set[OutcomeWaiter]] = {}
         self._deadlines = Deadlines()
 
     def bind(self) -> None:
         """Use the running event loop, which is that of the journal."""
         self._deadlines.bind()
 
-    def __contains__(self, key: str) -> bool:
-        return key in self._waiting
+    def __len__(self) -> int:
+        """Return the number of keys for which callers wait."""
+        return len(self._waiters)
 
-    async def wait(
-        self,
-        key: str,
-        timeout: float,
-        fetch: Fetch | None = None,
-        submit: Callable[[OutcomeWaiter], None] | None = None,
-    ) -> Outcome | None:
-        """Wait for an outcome that is resolved, or that `fetch` returns; return None after `timeout` seconds.
-
-        `submit` starts to store the task, and passes the reply to `settle` or `fail`; it replaces the first `fetch`.
-        An outcome that is resolved while one of them runs is not missed.
-
-        Raises:
-            CallError: an error of `submit` or `fetch`; TIMEOUT, if the task is not known to be stored by then.
-        """
-        loop, end = asyncio.get_running_loop(), time.monotonic() + timeout
-        waiter = OutcomeWaiter(loop.create_future(), submit is None)
-        waiting = self._waiting.setdefault(key, set())
-        waiting.add(waiter)
+    @contextmanager
+    def waiting(self, key: str) -> Generator[OutcomeWaiter]:
+        """Return a waiter that gets the outcome with this key, from now until the end of the block."""
+        waiter = OutcomeWaiter(self._deadlines, self._recheck)
+        waiters = self._waiters.setdefault(key, set())
+        waiters.add(waiter)
         try:
-            if submit is not None:
-                submit(waiter)
-            elif fetch is not None:
-                waiter.outcome = await fetch() or waiter.outcome
-            while waiter.outcome is None or not waiter.stored:
-                look = time.monotonic() + self._recheck
-                tick = self._deadlines.add(waiter, min(end, look), OutcomeWaiter.expire)
-                try:
-                    await waiter.future
-                finally:
-                    self._deadlines.discard(waiter, tick)
-                if waiter.stored and waiter.outcome is not None:
-                    break
-                if end <= look:
-                    return _expired(waiter, key, timeout)
-                waiter.future = loop.create_future()
-                if fetch is not None and waiter.stored:
-                    waiter.outcome = await self.within(end, fetch) or waiter.outcome
-            return waiter.outcome
+            yield waiter
         finally:
-            if not waiter.future.cancel() and not waiter.future.cancelled():
-                waiter.future.exception()  # retrieved, or asyncio logs it
-            waiting.discard(waiter)
-            if not waiting and self._waiting.get(key) is waiting:
-                del self._waiting[key]
-
-    async def within(self, end: float, fetch: Fetch) -> Outcome | None:
-        """Return what `fetch` returns, or None at a monotonic time."""
-        try:
-            return await self._deadlines.limit(fetch, end, "no outcome")
-        except CallError as error:
-            if error.code is not ErrorCode.TIMEOUT:
-                raise
-            return None
+            waiters.discard(waiter)
+            if not waiters and self._waiters.get(key) is waiters:
+                del self._waiters[key]
 
     def resolve(self, outcome: Outcome) -> None:
         """Return an outcome to the callers that wait for its key."""
-        for waiter in self._waiting.get(outcome.key, ()):
+        for waiter in self._waiters.get(outcome.key, ()):
             waiter.resolve(outcome)
 
-    def fail(self, error: CallError, is_concerned: Callable[[str], bool] = lambda _: True) -> None:
-        """Raise an error in the callers that wait for these keys; by default, for any key."""
-        for key, waiting in self._waiting.items():
-            if is_concerned(key):
-                for waiter in waiting:
+    def fail(self, error: CallError, *, concerns: Callable[[str], bool] = lambda _: True) -> None:
+        """Raise an error in the callers that wait for the keys that it concerns, by default for any key."""
+        for key, waiters in self._waiters.items():
+            if concerns(key):
+                for waiter in waiters:
                     waiter.fail(error)
-
-
-def _expired(waiter: OutcomeWaiter, key: str, timeout: float) -> None:
-    if not waiter.stored:
-        message = f"the engine has not confirmed within {limit_text(timeout)} s that the task {key!r:.80} is stored"
-        raise CallError(ErrorCode.TIMEOUT, message, {"key": key})

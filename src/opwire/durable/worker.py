@@ -18,16 +18,8 @@ from typing import Self
 
 from msgspec import Struct
 
-from opwire.durable.attempt import (
-    MAX_DELAY,
-    AttemptPolicy,
-    Isolation,
-    Retry,
-    TaskRunner,
-    isolation_of_loop,
-    quiet_time,
-    too_large,
-)
+from opwire.durable.attempt import MAX_DELAY, AttemptPolicy, Retry, TaskRunner, too_large
+from opwire.durable.isolation import Isolation, isolation_of_loop, quiet_time
 from opwire.durable.journal import MAX_SECONDS, Claim, Journal, Outcome, check_seconds, seconds_within
 from opwire.errors import CallError, ErrorCode, UsageError, check_counts
 from opwire.model.operation import LOCAL_IDENTITY, Identity, OperationType
@@ -75,8 +67,9 @@ class DurableWorker(AsyncResource):
     `operations` are the ids that it claims, by default every mutation of the registry, while it changes. `concurrency`
     bounds the running tasks; a claim expires `lease` seconds after its last renewal. A task that failed with a
     retryable error is retried after `back_off` seconds, doubled each time up to `max_back_off`, or after the error's
-    `retry_after`, at most a day. It is buried after `max_attempts` failures. A task that lost its worker is run with
-    nothing else in flight; it is buried after as many deaths, if it ran alone in all but the first.
+    `retry_after`, at most a day. After `max_attempts` failures it becomes a dead letter. A task that lost its worker is
+    run with nothing else in flight; it becomes a dead letter after as many deaths, if it ran alone in all but the
+    first.
 
     `anonymous` is the identity of callers without one, by default `LOCAL_IDENTITY`; and of all callers, if the journal
     cannot tell them apart.

@@ -10,6 +10,7 @@ import pytest
 
 from opwire.durable import Claim, Task
 from opwire.durable.jetstream.journal import NatsJournal
+from opwire.durable.jetstream.session import JetStreamSession
 from opwire.errors import CallError, ErrorCode
 from opwire_conformance.harness import soon
 from tests.servers.brokers import NatsServer
@@ -41,8 +42,8 @@ async def begun(made: NatsJournal, task: Task, *, lease: float = 60) -> Claim:
 
 async def entries(made: NatsJournal) -> list[str]:
     """What is in the stream: the key and the kind of each entry."""
-    subjects = await made._log.subjects(">")
-    return sorted(f"{subject.split('.')[2]} {made._names.kind(subject)}" for subject in subjects)
+    subjects = await made.log.subjects(">")
+    return sorted(f"{subject.split('.')[2]} {made.log.names.kind(subject)}" for subject in subjects)
 
 
 async def until(what: Callable[[], Awaitable[object]], patience: float = 10) -> None:
@@ -50,6 +51,17 @@ async def until(what: Callable[[], Awaitable[object]], patience: float = 10) -> 
     async with asyncio.timeout(patience):
         while not await what():
             await asyncio.sleep(0.01)
+
+
+def drop_acknowledgements(patch: pytest.MonkeyPatch, word: bytes) -> None:
+    """Send no acknowledgement of tasks that begins with this word: +ACK removes them, -NAK delays their redelivery."""
+    send = JetStreamSession.send
+
+    def drop(session: JetStreamSession, subject: str, payload: bytes, *rest: Any, **options: Any) -> None:
+        if not (subject.startswith("$JS.ACK.") and payload.startswith(word)):
+            send(session, subject, payload, *rest, **options)
+
+    patch.setattr(JetStreamSession, "send", drop)
 
 
 async def unavailable(asking: Awaitable[object]) -> str:

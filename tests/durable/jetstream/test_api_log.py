@@ -10,7 +10,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from opwire.durable.jetstream.api import EntryBody, JournalSubjects, TaskLog, decode_entry, token
+from opwire.durable.jetstream.log import EntryBody, JournalSubjects, TaskLog, decode_entry, token
 from opwire.errors import CallError, UsageError
 from tests.durable.jetstream.journals import ORDER, entries, journal, until
 from tests.durable.samples import claim, outcome, task
@@ -24,7 +24,7 @@ TASK = EntryBody(fingerprint="f", task=task())
 @asynccontextmanager
 async def log(server: NatsServer) -> AsyncIterator[TaskLog]:
     async with journal(server) as made:
-        yield made._log
+        yield made.log
 
 
 def subject(made: TaskLog, kind: str = "task", operation: str = ORDER) -> str:
@@ -53,8 +53,8 @@ def test_a_name_cannot_look_like_that_of_a_longer_one() -> None:
 
 def test_names_are_readable() -> None:
     assert NAMES.task("order-17", "orders.create") == "shop.durable.order-17.task.orders=2Ecreate"
-    buried = outcome(claim(task("k", "a.b")), buried=True, recorded=5)
-    assert NAMES.ended(buried, "e1") == "shop.durable.k.since.ended.buried.a=2Eb.e1.5"
+    dead_letter = outcome(claim(task("k", "a.b")), dead_letter=True, recorded=5)
+    assert NAMES.ended(dead_letter, "e1") == "shop.durable.k.since.ended.buried.a=2Eb.e1.5"
     assert (NAMES.stream, NAMES.republished("k")) == ("shop_durable", "shop.ended.*.k")
 
 
@@ -63,7 +63,7 @@ def test_the_kind_of_an_entry_is_in_its_subject() -> None:
     assert NAMES.kind(NAMES.held("task", "lease", "task")) == "lease"
     assert NAMES.kind(NAMES.held("a.b", "later", "c.d")) == "later"
     assert NAMES.kind(NAMES.ended(outcome(claim()), "-")) == "done"
-    assert NAMES.kind(NAMES.ended(outcome(claim(), buried=True), "-")) == "buried"
+    assert NAMES.kind(NAMES.ended(outcome(claim(), dead_letter=True), "-")) == "dead letter"
 
 
 @pytest.mark.parametrize("rest", ["what", "what.is.this", "since.held.what.a", "since.ended.lease.a.-.5"])
@@ -103,8 +103,8 @@ async def test_of_many_concurrent_writers_one_succeeds(jetstream_server: NatsSer
 
 async def test_what_is_written_without_limit_stays_and_the_rest_expires(jetstream_server: NatsServer) -> None:
     async with journal(jetstream_server) as made:
-        await made._log.add(made._names.task("for ever", ORDER), TASK, 0)
-        await made._log.add(made._names.task("for a while", ORDER), TASK, 0, ttl=0.1)
+        await made.log.add(made.log.names.task("for ever", ORDER), TASK, 0)
+        await made.log.add(made.log.names.task("for a while", ORDER), TASK, 0, ttl=0.1)
 
         async def one_is_left() -> bool:
             return await entries(made) == ["for=20ever task"]
@@ -175,7 +175,7 @@ async def test_a_log_that_changes_all_the_time_is_given_up(
         (held,) = await made.claim([ORDER], lease=9, wait=1)
         await made.submit(task("b"))
         (other,) = await made.claim([ORDER], lease=9, wait=1)
-        await made.record(other, outcome(other, buried=True))
+        await made.record(other, outcome(other, dead_letter=True))
         monkeypatch.setattr(TaskLog, "add", too_late)
         for act in (made.submit(task("new")), made.record(held, outcome(held)), made.renew(held), made.replay("b")):
             with pytest.raises(CallError, match=r"UNAVAILABLE.*changed by others"):

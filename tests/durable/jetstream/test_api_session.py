@@ -9,8 +9,8 @@ from typing import Any
 import pytest
 from nats.aio.msg import Msg
 
-from opwire.durable.jetstream import api as jetstream_api
-from opwire.durable.jetstream.api import ApiResponse, JetStreamSession, SessionListener
+from opwire.durable.jetstream import session as jetstream_session
+from opwire.durable.jetstream.session import ApiResponse, JetStreamSession, SessionListener
 from opwire.errors import CallError
 from opwire.transports.nats import connection
 from opwire.transports.nats.connection import NatsServers
@@ -96,8 +96,8 @@ async def test_a_server_that_does_not_answer_is_lost_and_found_again(
     own_nats: OwnNats, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(connection, "CONNECT_TIMEOUT", 0.3)
-    for limit, value in (("_BEAT", 0.1), ("PATIENCE", 60)):
-        monkeypatch.setattr(jetstream_api, limit, value)
+    for limit, value in (("_BEAT_SECONDS", 0.1), ("PATIENCE", 60)):
+        monkeypatch.setattr(jetstream_session, limit, value)
     server = own_nats(jetstream=True)
     async with session(server.url) as made:
         await made.api(ApiResponse, INFO)
@@ -112,7 +112,7 @@ async def test_a_request_that_is_lost_with_the_leader_is_sent_again_unless_it_ma
     nats_server: NatsServer, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """What is asked of a JetStream leader that dies is asked again, not waited for."""
-    monkeypatch.setattr(jetstream_api, "_REPEAT", 0.05)
+    monkeypatch.setattr(jetstream_session, "_REPEAT_SECONDS", 0.05)
     heard = 0
 
     async def answer_the_second(message: Msg) -> None:
@@ -126,7 +126,7 @@ async def test_a_request_that_is_lost_with_the_leader_is_sent_again_unless_it_ma
         await flushed(leader)
         await soon("it is answered", made.api(ApiResponse, INFO))
         heard = 0
-        monkeypatch.setattr(jetstream_api, "PATIENCE", 0.5)
+        monkeypatch.setattr(jetstream_session, "PATIENCE", 0.5)
         assert "does not answer" in await unavailable(made.api(ApiResponse, INFO, once=True))
         assert heard == 1
 
@@ -134,7 +134,7 @@ async def test_a_request_that_is_lost_with_the_leader_is_sent_again_unless_it_ma
 async def test_a_request_that_jetstream_does_not_answer_affects_no_other(
     nats_server: NatsServer, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(jetstream_api, "PATIENCE", 0.2)
+    monkeypatch.setattr(jetstream_session, "PATIENCE", 0.2)
     log = Log()
     async with plain_client(nats_server.url) as lazy, session(nats_server.url, log, "lazy") as made:
         await lazy.subscribe("$JS.lazy.>")
@@ -157,7 +157,7 @@ async def test_a_missing_stream_has_the_connection_prepared_again(jetstream_serv
     log = Log()
     async with session(jetstream_server.url, log) as made:
         await unavailable(made.api(ApiResponse, "STREAM.INFO.nowhere"))
-        await unavailable(made.store(ApiResponse, "no.stream.here", b""))
+        await unavailable(made.store("no.stream.here", b""))
         await made.connect()
     assert log.prepared == 3
 

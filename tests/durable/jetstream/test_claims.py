@@ -11,11 +11,12 @@ from typing import Any
 import pytest
 
 from opwire import CallError
-from opwire.durable import Claim
-from opwire.durable.jetstream.api import EntryBody, JetStreamSession, TaskLog, token
-from opwire.durable.jetstream.claims import JetStreamClaims, JetStreamReceipt
+from opwire.durable import Claim, DurableCalls
+from opwire.durable.jetstream.journal import JetStreamReceipt
+from opwire.durable.jetstream.log import EntryBody, TaskLog, token
+from opwire.durable.jetstream.session import JetStreamSession
 from opwire_conformance.harness import soon
-from tests.durable.jetstream.journals import ORDER, begun, claimed, entries, journal
+from tests.durable.jetstream.journals import ORDER, begun, claimed, drop_acknowledgements, entries, journal
 from tests.durable.samples import outcome, task
 from tests.servers.brokers import NatsServer
 from tests.transports.nats.ends import plain_client
@@ -59,7 +60,7 @@ async def test_a_renewed_lease_is_respected_even_if_jetstream_was_not_told_to_wa
     async with journal(jetstream_server, prefix) as made, journal(jetstream_server, prefix) as other:
         claim = await begun(made, task(), lease=1)
         with monkeypatch.context() as cut_off:
-            cut_off.setattr(JetStreamClaims, "_delay", lambda *_: None)
+            drop_acknowledgements(cut_off, b"-NAK")
             await asyncio.sleep(0.6)  # most of the lease: JetStream delivers again before the renewed one expires
             began = time.monotonic()
             assert await made.renew(claim)
@@ -88,10 +89,6 @@ async def test_of_two_first_deliveries_of_a_task_one_keeps_it(jetstream_server: 
         assert await other.renew(second)
         assert await other.record(second, outcome(second)) == outcome(second)
         assert await one.record(first, outcome(first, "late")) == outcome(second)
-
-
-async def crash(*_: object) -> None:
-    """In the place of a step that a crash prevents."""
 
 
 async def test_the_log_is_read_unless_no_end_can_have_claimed_the_task(
@@ -136,7 +133,7 @@ async def test_an_invalid_end_in_a_task_does_not_change_the_subject_of_its_outco
         await made.submit(task("sound"))
         wrong = task("wrong")
         body = EntryBody(fingerprint=wrong.fingerprint, task=wrong, caller="x\r\nPUB y 1\r\nz\r\n")
-        assert await made._log.add(made._names.task(wrong.key, ORDER), body, 0)
+        assert await made.log.add(made.log.names.task(wrong.key, ORDER), body, 0)
         for claim in await made.claim([ORDER], lease=9, wait=5, limit=2):
             assert await made.record(claim, outcome(claim)) == outcome(claim)
         assert await made.outcome("wrong") is not None
@@ -149,7 +146,7 @@ async def test_what_jetstream_has_forgotten_is_known_to_the_log(
     async with journal(jetstream_server, prefix) as made:
         done, held, released = [await begun(made, task(key), lease=60) for key in ("done", "held", "released")]
         with monkeypatch.context() as crashing:
-            crashing.setattr(JetStreamClaims, "done", crash)
+            drop_acknowledgements(crashing, b"+ACK")
             await made.record(done, outcome(done))
         assert await made.renew(held)
         await made.release(released, 60)
@@ -216,7 +213,7 @@ async def test_a_lease_of_another_program_without_a_valid_time_does_not_block_th
         body = EntryBody(
             fingerprint="f", birth=JetStreamReceipt.of(claim).birth, holder="stranger", attempt=1, lease=lease
         )
-        assert await made._log.hold("lease", claim.task, body, JetStreamReceipt.of(claim).birth)
+        assert await made.log.hold("lease", claim.task, body, JetStreamReceipt.of(claim).birth)
         again = await claimed(made)
         assert (again.attempt, again.losses, again.suspect) == (2, 1, True)
 
@@ -263,10 +260,9 @@ async def test_a_silent_server_does_not_prolong_the_wait_for_an_outcome(own_nats
     async with journal(server) as made:
         assert await made.submit(task("j"), wait=0.5) is None
         server.freeze()
-        for key in ("j", "k"):
-            with pytest.raises(CallError, match="TIMEOUT: the engine has not confirmed"):
-                await soon("the submission ends", made.submit(task(key), wait=0.1))
-        with pytest.raises(CallError, match=r"TIMEOUT: .* was not ready"):
-            await soon("the submission ends", made.submit(task("l", operation_id="shop.other"), wait=0.1))
+        durable = DurableCalls(made)
+        for operation_id in (ORDER, "shop.other"):
+            with pytest.raises(CallError, match=r"TIMEOUT: .* has no outcome after 0.1 s"):
+                await soon("the call ends", durable.call(operation_id, timeout=0.1))
         server.thaw()
         assert await made.submit(task("k")) is None

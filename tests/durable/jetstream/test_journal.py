@@ -7,16 +7,25 @@ from typing import Any
 
 import pytest
 
-from opwire.durable import DurableCalls, DurableWorker
+from opwire.durable import DurableCalls, DurableWorker, waiters
 from opwire.durable.jetstream import journal as nats_journal
-from opwire.durable.jetstream.api import TaskLog, token
-from opwire.durable.jetstream.claims import JetStreamClaims
 from opwire.durable.jetstream.journal import NatsJournal
+from opwire.durable.jetstream.log import TaskLog, token
+from opwire.durable.jetstream.session import JetStreamSession
 from opwire.errors import CallError, UsageError
 from opwire_conformance.harness import soon
 from opwire_conformance.journal import JOURNAL_CONTRACT
-from tests.durable.jetstream.journals import ORDER, begun, claimed, entries, journal, unavailable, until
-from tests.durable.samples import DEEP, NOT_TEXT, Shop, lists_buried_tasks_by_pages, outcome, task
+from tests.durable.jetstream.journals import (
+    ORDER,
+    begun,
+    claimed,
+    drop_acknowledgements,
+    entries,
+    journal,
+    unavailable,
+    until,
+)
+from tests.durable.samples import DEEP, NOT_TEXT, Shop, lists_dead_letters_by_pages, outcome, task
 from tests.servers.brokers import HOST, NatsServer
 from tests.transports.nats.ends import flushed, plain_client
 
@@ -44,21 +53,22 @@ async def test_calls_are_served_by_workers(jetstream_server: NatsServer) -> None
 async def test_what_another_program_has_written_hides_no_task_from_an_operator(
     jetstream_server: NatsServer, caplog: pytest.LogCaptureFixture
 ) -> None:
-    async with journal(jetstream_server) as made:
-        claim = await begun(made, task("buried"))
-        await made.record(claim, outcome(claim, buried=True))
-        root, operation = made._names.log("x").removesuffix("x.>"), token(ORDER)
+    async with journal(jetstream_server) as made, plain_client(jetstream_server.url) as stranger:
+        claim = await begun(made, task("dead"))
+        await made.record(claim, outcome(claim, dead_letter=True))
+        root, operation = made.log.names.log("x").removesuffix("x.>"), token(ORDER)
         for number, wrong in enumerate((b"", b"not ours", b"\xc1", b"\x80", DEEP, NOT_TEXT)):
-            made._session.send(f"{root}odd{number}.task.{operation}", wrong)
-            made._session.send(f"{root}odd{number}.since.ended.buried.{operation}.-.{number}", wrong)
-        made._session.send(f"{root}odd.since.ended.buried.{operation}.-.yesterday", b"")
-        made._session.send(f"{root}{token('doubtful')}.since.held.lease.{operation}", b"not ours")
+            await stranger.publish(f"{root}odd{number}.task.{operation}", wrong)
+            await stranger.publish(f"{root}odd{number}.since.ended.buried.{operation}.-.{number}", wrong)
+        await stranger.publish(f"{root}odd.since.ended.buried.{operation}.-.yesterday", b"")
+        await stranger.publish(f"{root}{token('doubtful')}.since.held.lease.{operation}", b"not ours")
+        await flushed(stranger)
         await made.submit(task("waiting"))
         with pytest.raises(CallError, match="PROTOCOL_ERROR"):
             await made.submit(task("doubtful"))
-        assert [each.key async for each in made.buried()] == ["buried"]
+        assert [each.key async for each in made.dead_letters()] == ["dead"]
         assert [each.key for each in await made.pending(ORDER)] == ["waiting"]
-        assert "ignored a buried task" in caplog.text
+        assert "ignored a dead letter" in caplog.text
 
 
 async def test_journals_with_another_prefix_do_not_meet(jetstream_server: NatsServer) -> None:
@@ -84,8 +94,8 @@ async def test_outcomes_expire_and_nothing_else_is_left(jetstream_server: NatsSe
     async with journal(jetstream_server, keep=1) as made:
         for number in range(20):
             await made.submit(task(f"{number}"))
-        buried = await claimed(made)
-        await made.record(buried, outcome(buried, buried=True))
+        dead_letter = await claimed(made)
+        await made.record(dead_letter, outcome(dead_letter, dead_letter=True))
         for claim in await made.claim([ORDER], lease=9, wait=1, limit=50):
             await made.renew(claim)
             await made.record(claim, outcome(claim))
@@ -94,10 +104,10 @@ async def test_outcomes_expire_and_nothing_else_is_left(jetstream_server: NatsSe
                 for claim in claims:
                     await made.record(claim, outcome(claim))
 
-        async def only_the_buried() -> bool:
-            return await entries(made) == [f"{buried.task.key} buried"]
+        async def only_the_dead_letter() -> bool:
+            return await entries(made) == [f"{dead_letter.task.key} dead letter"]
 
-        await until(only_the_buried)
+        await until(only_the_dead_letter)
         assert await made.outcome("7") is None
         assert await made.submit(task("7", fingerprint="new")) is None
         assert (await claimed(made)).task.fingerprint == "new"
@@ -106,8 +116,8 @@ async def test_outcomes_expire_and_nothing_else_is_left(jetstream_server: NatsSe
 async def test_a_waiter_is_notified_without_polling(
     jetstream_server: NatsServer, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    monkeypatch.setattr(waiters, "RECHECK_SECONDS", 1000)
     async with journal(jetstream_server) as made:
-        made._waiters._recheck = 1000
         claim = await begun(made, task())
         for _ in range(2):  # the second time without a listener
             waiting = [asyncio.create_task(made.wait("k", 60)) for _ in range(3)]
@@ -115,35 +125,56 @@ async def test_a_waiter_is_notified_without_polling(
             waiting[0].cancel()
             await made.record(claim, outcome(claim))
             assert await soon("they are told", asyncio.gather(*waiting[1:])) == [outcome(claim)] * 2
-        assert made._waiters._waiting == {}
 
 
-async def test_every_submitter_of_a_task_is_notified_without_polling(jetstream_server: NatsServer) -> None:
+async def test_every_submitter_of_a_task_is_notified_without_polling(
+    jetstream_server: NatsServer, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(waiters, "RECHECK_SECONDS", 1000)
+    listening: set[tuple[JetStreamSession, str]] = set()
+    listen, forget = JetStreamSession.listen, JetStreamSession.forget
+
+    def note_listening(session: JetStreamSession, subject: str) -> None:
+        listening.add((session, subject))
+        listen(session, subject)
+
+    def note_forgotten(session: JetStreamSession, subject: str) -> None:
+        listening.discard((session, subject))
+        forget(session, subject)
+
+    monkeypatch.setattr(JetStreamSession, "listen", note_listening)
+    monkeypatch.setattr(JetStreamSession, "forget", note_forgotten)
     async with journal(jetstream_server, "told") as one, journal(jetstream_server, "told") as other:
-        one._waiters._recheck = other._waiters._recheck = 1000
         calls = [asyncio.create_task(one.submit(task(key), wait=60)) for key in ("k", "l")]
         claims = sorted([await claimed(other), await claimed(other)], key=lambda claim: claim.task.key)
         calls += [asyncio.create_task(other.submit(task(key), wait=60)) for key in ("k", "l")]
         async with asyncio.timeout(20):
-            while len(other._listening) < 2:
+            while len(listening) < 4:  # each peer listens to its own outcomes, and `other` to two keys
                 await asyncio.sleep(0.01)
-        assert not one._listening  # one subscription is enough for all that it submitted first
         await asyncio.sleep(0.05)
         told = [await other.record(claim, outcome(claim)) for claim in claims]
         assert await soon("they are told", asyncio.gather(*calls)) == told * 2
-        assert not other._listening
+        assert len(listening) == 2
 
 
 async def test_an_outcome_with_a_lost_notification_is_found_by_polling(
     jetstream_server: NatsServer, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """An outcome in NATS whose news got lost is found by asking again."""
+    monkeypatch.setattr(waiters, "RECHECK_SECONDS", 0.1)
+    sessions: list[JetStreamSession] = []
+    listen = JetStreamSession.listen
+
+    def note_session(session: JetStreamSession, subject: str) -> None:
+        sessions.append(session)
+        listen(session, subject)
+
+    monkeypatch.setattr(JetStreamSession, "listen", note_session)
     async with journal(jetstream_server) as made:
-        made._waiters._recheck = 0.1
         claim = await begun(made, task())
         waiting = asyncio.create_task(made.wait("k", 60))
         await asyncio.sleep(0.05)
-        made._session.forget(made._names.republished("k"))
+        sessions[0].forget(made.log.names.republished("k"))
         await made.record(claim, outcome(claim))
         assert await soon("it is found", waiting) == outcome(claim)
 
@@ -151,31 +182,31 @@ async def test_an_outcome_with_a_lost_notification_is_found_by_polling(
 async def test_published_messages_that_are_not_outcomes_are_ignored(
     jetstream_server: NatsServer, caplog: pytest.LogCaptureFixture
 ) -> None:
-    async with journal(jetstream_server) as made, plain_client(jetstream_server.url) as stranger:
+    async with journal(jetstream_server, "any") as made, plain_client(jetstream_server.url) as stranger:
         claim = await begun(made, task())
         waiting = asyncio.create_task(made.wait("k", 60))
         await asyncio.sleep(0.05)
         for message in (b"", b"nonsense", b"\x81\xabfingerprint\xa1f", DEEP, NOT_TEXT):
-            await stranger.publish("any.ended.-.k".replace("any", made._names._root.split(".")[0]), message)
+            await stranger.publish("any.ended.-.k", message)
         await flushed(stranger)
         await made.record(claim, outcome(claim))
         assert await soon("it is told", waiting) == outcome(claim)
     assert caplog.text.count("ignored a message") == 4
 
 
-async def test_many_buried_tasks_are_listed_page_by_page(
+async def test_many_dead_letters_are_listed_page_by_page(
     jetstream_server: NatsServer, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(nats_journal, "_PAGE", 3)
+    monkeypatch.setattr(nats_journal, "_OUTCOMES_PER_PAGE", 3)
     async with journal(jetstream_server) as made:
-        await lists_buried_tasks_by_pages(made, 3)
+        await lists_dead_letters_by_pages(made, 3)
 
 
 async def test_of_concurrent_replays_and_purges_one_succeeds(jetstream_server: NatsServer) -> None:
     async with journal(jetstream_server) as made:
         for key, act in (("p", made.purge), ("r", made.replay)):
             claim = await begun(made, task(key))
-            await made.record(claim, outcome(claim, buried=True))
+            await made.record(claim, outcome(claim, dead_letter=True))
             assert sorted(await asyncio.gather(*(act(key) for _ in range(5)))) == [False] * 4 + [True]
 
 
@@ -192,7 +223,8 @@ async def test_a_task_that_was_not_removed_after_its_outcome_was_recorded_is_not
             crashing.setattr(TaskLog, "drop", lambda *_: None)
             await made.release(claim, 0)
             claim = await claimed(made, lease=0.3)
-            crashing.setattr(JetStreamClaims, "done", lambda *_: asyncio.sleep(0))
+            crashing.setattr(TaskLog, "tidy", lambda *_: asyncio.sleep(0))
+            drop_acknowledgements(crashing, b"+ACK")
             await made.record(claim, outcome(claim))
         assert await entries(made) == ["k done", "k later", "k lease", "k task"]
         assert await made.claim([ORDER], lease=0.3, wait=1) == []
@@ -206,7 +238,8 @@ async def test_leftovers_of_a_purged_task_are_ignored(
         old = await begun(made, task())
         await made.renew(old)
         with monkeypatch.context() as crashing:
-            crashing.setattr(JetStreamClaims, "done", lambda *_: asyncio.sleep(0))
+            crashing.setattr(TaskLog, "tidy", lambda *_: asyncio.sleep(0))
+            drop_acknowledgements(crashing, b"+ACK")
             await made.record(old, outcome(old))
         assert await entries(made) == ["k done", "k lease", "k task"]
         assert await made.purge("k")
@@ -227,16 +260,16 @@ async def test_a_replay_that_was_not_finished_is_not_listed_any_more(
 
     async with journal(jetstream_server) as made:
         claim = await begun(made, task())
-        await made.record(claim, outcome(claim, buried=True))
+        await made.record(claim, outcome(claim, dead_letter=True))
         with monkeypatch.context() as crashing:
             crashing.setattr(TaskLog, "delete", nothing)
             assert await made.replay("k")
         assert await made.outcome("k") is None
-        assert [each async for each in made.buried()] == []
+        assert [each async for each in made.dead_letters()] == []
         new = await claimed(made)
         await made.record(new, outcome(new, "again"))
         assert await made.outcome("k") == outcome(new, "again")
-        assert [each async for each in made.buried()] == []
+        assert [each async for each in made.dead_letters()] == []
 
 
 # --- size -------------------------------------------------------------------------------------------------------------
@@ -253,14 +286,14 @@ async def test_what_the_server_does_not_let_through_is_refused_and_the_connectio
         assert await made.record(claim, outcome(claim)) == outcome(claim)
 
 
-async def test_a_task_that_is_too_large_to_be_kept_beside_its_error_is_buried_without_it(
+async def test_a_task_that_is_too_large_to_be_kept_beside_its_error_becomes_a_dead_letter_without_it(
     own_nats: OwnNats, caplog: pytest.LogCaptureFixture
 ) -> None:
     async with journal(own_nats(jetstream=True, max_payload=20_000)) as made:
         claim = await begun(made, task(input="x" * 15_000))
-        buried = outcome(claim, "y" * 10_000, buried=True)
-        assert await made.record(claim, buried) == buried
-        assert [each async for each in made.buried()] == [buried]
+        dead_letter = outcome(claim, "y" * 10_000, dead_letter=True)
+        assert await made.record(claim, dead_letter) == dead_letter
+        assert [each async for each in made.dead_letters()] == [dead_letter]
         assert not await made.replay("k")
         assert await made.purge("k")
     assert "too large to be replayed" in caplog.text
@@ -307,7 +340,7 @@ async def test_an_account_without_jetstream_gets_an_error_with_a_remedy(own_nats
 
 async def test_a_server_that_is_too_old_is_named(jetstream_server: NatsServer, monkeypatch: pytest.MonkeyPatch) -> None:
     """A NATS server that cannot keep a journal is named, with what to do about it."""
-    monkeypatch.setattr("opwire.durable.jetstream.api._OLDEST", (99, 0))
+    monkeypatch.setattr("opwire.durable.jetstream.log._OLDEST_VERSION", (99, 0))
     made = NatsJournal(jetstream_server.url)
     assert "durable calls need 2.11" in await unavailable(made.start())
     await made.close()
@@ -421,9 +454,7 @@ async def test_an_unreachable_server_is_unavailable_and_the_error_has_no_passwor
 
 
 async def test_jetstream_may_have_a_domain(own_nats: OwnNats) -> None:
-    server = own_nats()
-    server._settings["jetstream"] = {"store_dir": str(server._folder / "jetstream"), "domain": "hub"}
-    server.restart()
+    server = own_nats(jetstream=True, domain="hub")
     async with journal(server, domain="hub") as made:
         claim = await begun(made, task())
         assert await made.renew(claim)

@@ -4,14 +4,16 @@ import asyncio
 import time
 from collections.abc import Callable
 from secrets import token_hex
+from typing import Any
 
 import pytest
 
 from opwire.durable import Claim
-from opwire.durable.jetstream import claims as journal_claims
-from opwire.durable.jetstream.api import JetStreamSession, TaskLog, token
-from opwire.durable.jetstream.claims import _ConsumerPage, parse_ack
+from opwire.durable.jetstream import consumers as jetstream_consumers
+from opwire.durable.jetstream.consumers import ConsumerPage, parse_ack
 from opwire.durable.jetstream.journal import NatsJournal
+from opwire.durable.jetstream.log import TaskLog, token
+from opwire.durable.jetstream.session import JetStreamSession
 from opwire.errors import CallError
 from opwire_conformance.harness import soon
 from tests.durable.jetstream.journals import ORDER, begun, claimed, entries, journal, unavailable, until
@@ -44,7 +46,7 @@ async def test_no_operation_waits_until_another_has_no_more_tasks(jetstream_serv
 async def test_what_an_end_has_no_room_for_is_given_to_others_soon_and_not_counted(
     jetstream_server: NatsServer, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(journal_claims, "_MAX_UNCLAIMED", 0.05)
+    monkeypatch.setattr(jetstream_consumers, "_UNCLAIMED_SECONDS", 0.05)
     prefix = token_hex(4)
     async with journal(jetstream_server, prefix) as full, journal(jetstream_server, prefix) as other:
         await submit_to_each(full)
@@ -60,8 +62,8 @@ async def test_what_an_end_has_no_room_for_is_given_to_others_soon_and_not_count
 async def test_an_end_that_closes_gives_back_what_it_has_not_claimed(
     jetstream_server: NatsServer, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(journal_claims, "ACK_WAIT", 60)  # seconds after which they would come back in any case
-    monkeypatch.setattr(journal_claims, "_MAX_UNCLAIMED", 60)
+    monkeypatch.setattr(jetstream_consumers, "ACK_WAIT", 60)  # seconds after which they would come back in any case
+    monkeypatch.setattr(jetstream_consumers, "_UNCLAIMED_SECONDS", 60)
     prefix = token_hex(4)
     async with journal(jetstream_server, prefix) as other:
         async with Leaks(), journal(jetstream_server, prefix) as made:
@@ -87,14 +89,14 @@ async def test_what_arrives_without_a_claim_is_kept_for_the_next_one(jetstream_s
         rest: list[Claim] = []
         while len(rest) < 2:
             rest += await made.claim(OPERATIONS, lease=9, wait=1, limit=1)
-        assert time.monotonic() - began < journal_claims.ACK_WAIT / 2, "kept, not handed out again"
+        assert time.monotonic() - began < jetstream_consumers.ACK_WAIT / 2, "kept, not handed out again"
         assert sorted(claim.task.operation_id for claim in (*first, *rest)) == OPERATIONS
 
 
 async def test_a_task_that_is_lost_on_the_way_to_an_end_isparse_ack_again(
     jetstream_server: NatsServer, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(journal_claims, "ACK_WAIT", 0.5)
+    monkeypatch.setattr(jetstream_consumers, "ACK_WAIT", 0.5)
     prefix = token_hex(4)
     async with FaultProxy(HOST, jetstream_server.port) as proxy, journal(jetstream_server, prefix) as other:
         async with journal(f"nats://{HOST}:{proxy.port}", prefix) as made:
@@ -147,7 +149,7 @@ async def test_foreign_entries_among_the_tasks_are_removed(
     """What is not a task is removed from the stream in NATS."""
     async with journal(jetstream_server) as made, plain_client(jetstream_server.url) as stranger:
         for key, message in zip("abcd", (b"what is this?", b"\x81\xabfingerprint\xa1f", DEEP, NOT_TEXT), strict=True):
-            await stranger.jetstream().publish(made._names.task(key, ORDER), message)
+            await stranger.jetstream().publish(made.log.names.task(key, ORDER), message)
         await made.submit(task())
         (claim,) = await made.claim([ORDER], lease=9, wait=1, limit=9)
         assert claim.task == task()
@@ -192,7 +194,7 @@ async def submitted(made: NatsJournal, key: str) -> bool:
 async def test_too_many_waiters_do_not_affect_the_others(
     jetstream_server: NatsServer, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(journal_claims, "_MAX_WAITING", 1)
+    monkeypatch.setattr(jetstream_consumers, "_MAX_WAITING_PEERS", 1)
     prefix = token_hex(4)
     async with journal(jetstream_server, prefix) as one, journal(jetstream_server, prefix) as other:
         waiting = asyncio.create_task(one.claim([ORDER], lease=9, wait=60))
@@ -210,7 +212,7 @@ async def test_consumers_of_strangers_are_not_counted(jetstream_server: NatsServ
 
 
 async def test_a_silent_consumer_is_given_up(jetstream_server: NatsServer, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(journal_claims, "PATIENCE", 0.1)
+    monkeypatch.setattr(jetstream_consumers, "PATIENCE", 0.1)
     async with FaultProxy(HOST, jetstream_server.port) as proxy, journal(f"nats://{HOST}:{proxy.port}") as made:
         await made.claim([ORDER], lease=9, wait=0)
         proxy.stall("down")
@@ -223,44 +225,46 @@ async def test_a_silent_consumer_is_given_up(jetstream_server: NatsServer, monke
 async def test_a_pull_request_that_is_lost_with_its_server_is_sent_again(
     jetstream_server: NatsServer, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(journal_claims, "_BEAT", 0.1)
+    monkeypatch.setattr(jetstream_consumers, "_MIN_HEARTBEAT_SECONDS", 0.1)
     async with journal(jetstream_server) as made:
         await made.claim([ORDER], lease=9, wait=0)
-        send, lost = made._session.request, list[str]()
+        send, lost = JetStreamSession.request, list[str]()
 
-        def lose_the_first(what: str, request: object, token: str = "") -> str:
+        def lose_the_first(session: JetStreamSession, method: str, request: object, token: str = "") -> str:
             if lost:
-                return send(what, request, token)
-            lost.append(what)
-            return what
+                return send(session, method, request, token)
+            lost.append(method)
+            return method
 
-        monkeypatch.setattr(made._session, "request", lose_the_first)
+        monkeypatch.setattr(JetStreamSession, "request", lose_the_first)
         await made.submit(task())
         (claim,) = await soon("the task is claimed", made.claim([ORDER], lease=9, wait=60))
         assert claim.attempt == 1
 
 
-async def test_a_pull_request_stays_in_flight_while_its_consumer_sends_heartbeats(jetstream_server: NatsServer) -> None:
+async def test_a_pull_request_stays_in_flight_while_its_consumer_sends_heartbeats(
+    jetstream_server: NatsServer, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(jetstream_consumers, "_MIN_HEARTBEAT_SECONDS", 0.1)
+    send, methods = JetStreamSession.request, list[str]()
+
+    def note(session: JetStreamSession, method: str, request: object, token: str = "") -> str:
+        methods.append(method)
+        return send(session, method, request, token)
+
+    monkeypatch.setattr(JetStreamSession, "request", note)
     async with journal(jetstream_server) as made:
-        consumers = made._claims.consumers
         claiming = asyncio.create_task(made.claim([ORDER], lease=9, wait=60))
-        await until(lambda: ready(ORDER in consumers._pulls))
-        pull = consumers._pulls[ORDER]
-        before = pull.deadline
-        await until(lambda: ready(pull.deadline > before))  # by the server, after a second
-        assert consumers._pulls == {ORDER: pull}
+        await asyncio.sleep(1)  # ten heartbeats, where two and a half that are missing end a request
+        assert len(methods) == 1
         await made.submit(task())
         assert len(await soon("the task is claimed", claiming)) == 1
-
-
-async def ready(value: bool) -> bool:
-    return value
 
 
 @pytest.mark.parametrize(
     "ack", ["$JS.ACK.s.c.3.17.9.1700000000000000000.0", "$JS.ACK._.hash.s.c.3.17.9.1700000000000000000.0.random"]
 )
-def test_how_often_a_task_wasparse_ack_is_read_in_the_old_form_and_in_the_new(ack: str) -> None:
+def test_an_acknowledgement_is_parsed_in_the_old_form_and_in_the_new(ack: str) -> None:
     assert parse_ack(ack) == (3, 17)
 
 
@@ -269,12 +273,14 @@ async def test_what_cannot_be_counted_completely_is_not_counted(
 ) -> None:
     """In a cluster, a consumer without a leader is missing in the list."""
 
-    async def incomplete(*_: object, **__: object) -> _ConsumerPage:
-        return _ConsumerPage(total=1)
+    api = JetStreamSession.api
+
+    async def incomplete(session: JetStreamSession, kind: Any, *request: Any, **options: Any) -> Any:
+        return ConsumerPage(total=1) if kind is ConsumerPage else await api(session, kind, *request, **options)
 
     async with journal(jetstream_server) as made:
         monkeypatch.setattr(JetStreamSession, "api", incomplete)
-        assert "has a leader" in await unavailable(made._claims.consumers.every())
+        assert "has a leader" in await unavailable(made.info())
 
 
 async def test_a_connection_that_breaks_while_tasks_are_released_is_not_an_error(

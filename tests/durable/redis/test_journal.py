@@ -11,13 +11,14 @@ import pytest
 from msgspec.structs import replace
 
 from opwire import CallError, OperationRegistry
-from opwire.durable import Claim, DurableCalls, DurableWorker
+from opwire.durable import Claim, DurableCalls, DurableWorker, waiters
 from opwire.durable.redis import journal as redis_journal
 from opwire.durable.redis.journal import RedisJournal
+from opwire.durable.redis.session import RedisSession
 from opwire.errors import UsageError
 from opwire.transports.redis.connection import Script
 from opwire_conformance.harness import soon
-from tests.durable.samples import DEEP, NOT_TEXT, PUBLIC, lists_buried_tasks_by_pages, outcome, task
+from tests.durable.samples import DEEP, NOT_TEXT, PUBLIC, lists_dead_letters_by_pages, outcome, task
 from tests.servers.brokers import HOST, RedisServer
 from tests.servers.faults import FaultProxy
 from tests.servers.leaks import Leaks
@@ -67,7 +68,7 @@ async def test_a_submission_with_a_lost_confirmation_can_be_repeated(redis_serve
     async with FaultProxy(HOST, redis_server.port) as proxy, journal(f"redis://{HOST}:{proxy.port}") as made:
         proxy.drop_replies = True
         submitting = asyncio.create_task(made.submit(task()))
-        name = made._names.task("k")
+        name = made.keys.task("k")
         async with asyncio.timeout(5):
             while not ask(redis_server, "EXISTS", name):
                 await asyncio.sleep(0.01)
@@ -101,23 +102,25 @@ async def test_an_outcome_with_a_lost_notification_is_found_by_polling(
     redis_server: RedisServer, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """An outcome whose news got lost is found by asking again."""
+    monkeypatch.setattr(waiters, "RECHECK_SECONDS", 0.1)
     async with journal(redis_server.url) as made:
-        made._waiters._recheck = 0.1
         await made.submit(task())
         claim = await claimed(made)
         waiting = asyncio.create_task(made.wait("k", 60))
         async with asyncio.timeout(5):
-            while made._end.encode() not in (value := ask(redis_server, "GET", made._names.task("k"))):
+            while made.peer.encode() not in (value := ask(redis_server, "GET", made.keys.task("k"))):
                 await asyncio.sleep(0.001)
-        monkeypatch.setattr(made._waiters, "resolve", lambda outcome: None)
-        ask(redis_server, "SET", made._names.task("k"), value.replace(made._end.encode(), b""))
+        monkeypatch.setattr(waiters.OutcomeWaiters, "resolve", lambda *_: None)
+        ask(redis_server, "SET", made.keys.task("k"), value.replace(made.peer.encode(), b""))
         await made.record(claim, outcome(claim))
         assert await soon("it is found", waiting) == outcome(claim)
 
 
-async def test_a_waiter_for_a_task_that_is_submitted_later_is_notified(redis_server: RedisServer) -> None:
+async def test_a_waiter_for_a_task_that_is_submitted_later_is_notified(
+    redis_server: RedisServer, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(waiters, "RECHECK_SECONDS", 0.05)
     async with journal(redis_server.url) as made:
-        made._waiters._recheck = 0.05
         waiting = asyncio.create_task(made.wait("k", 60))
         await asyncio.sleep(0.01)
         await made.submit(task())
@@ -132,7 +135,7 @@ async def test_foreign_messages_affect_no_peer(redis_server: RedisServer, caplog
         waiting = asyncio.create_task(made.wait("k", 60))
         await asyncio.sleep(0.05)
         for message in (b"", b"nonsense", b"\x91\x81\xa3key\xa1k", b"\x91" + DEEP, b"\x91" + NOT_TEXT):
-            ask(redis_server, "PUBLISH", made._names.channels + made._end.encode(), message)
+            ask(redis_server, "PUBLISH", made.keys.channels + made.peer.encode(), message)
         claim = await claimed(made)
         await made.record(claim, outcome(claim))
         assert await soon("it is told", waiting) == outcome(claim)
@@ -144,7 +147,7 @@ async def test_foreign_messages_affect_no_peer(redis_server: RedisServer, caplog
 
 async def test_a_key_of_another_type_fails_its_own_call_and_no_other_of_the_batch(redis_server: RedisServer) -> None:
     async with journal(redis_server.url) as made:
-        ask(redis_server, "LPUSH", made._names.task("1"), "not a task")
+        ask(redis_server, "LPUSH", made.keys.task("1"), "not a task")
         submitted = await asyncio.gather(
             *(made.submit(task(f"{number}")) for number in range(3)), return_exceptions=True
         )
@@ -152,12 +155,12 @@ async def test_a_key_of_another_type_fails_its_own_call_and_no_other_of_the_batc
         assert "WRONGTYPE" in str(submitted[1])
         claims = await made.claim(["shop.order"], lease=9, wait=1, limit=9)
         assert [claim.task.key for claim in claims] == ["0", "2"]
-        ask(redis_server, "DEL", made._names.task("2"))
-        ask(redis_server, "LPUSH", made._names.task("2"), "not a task")
+        ask(redis_server, "DEL", made.keys.task("2"))
+        ask(redis_server, "LPUSH", made.keys.task("2"), "not a task")
         recorded = await asyncio.gather(*(made.record(each, outcome(each)) for each in claims), return_exceptions=True)
         assert recorded[0] == outcome(claims[0])
         assert "WRONGTYPE" in str(recorded[1])
-        ask(redis_server, "DEL", made._names.task("1"), made._names.task("2"))
+        ask(redis_server, "DEL", made.keys.task("1"), made.keys.task("2"))
 
 
 async def test_of_two_outcomes_in_one_batch_the_first_stands(redis_server: RedisServer) -> None:
@@ -172,16 +175,18 @@ async def test_of_two_outcomes_in_one_batch_the_first_stands(redis_server: Redis
 async def test_a_batch_is_bounded_in_number_and_bytes(
     redis_server: RedisServer, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(redis_journal, "_MAX_BATCH_BYTES", 10_000)
+    monkeypatch.setattr(redis_journal, "_MAX_SCRIPT_BYTES", 10_000)
     async with journal(redis_server.url) as made:
         sizes: list[tuple[int, int]] = []
-        run = made._session.run
+        run = RedisSession.run
 
-        def counted(script: Script, keys: Sequence[bytes], *arguments: bytes | str | int) -> Awaitable[Any]:
+        def counted(
+            session: RedisSession, script: Script, keys: Sequence[bytes], *arguments: bytes | str | int
+        ) -> Awaitable[Any]:
             sizes.append((len(keys) - 2, sum(len(each) for each in arguments if isinstance(each, bytes))))
-            return run(script, keys, *arguments)
+            return run(session, script, keys, *arguments)
 
-        monkeypatch.setattr(made._session, "run", counted)
+        monkeypatch.setattr(RedisSession, "run", counted)
         tasks = [task(f"{number}", input="x" * (100 if number else 100_000)) for number in range(250)]
         await asyncio.gather(*map(made.submit, tasks))
         assert sizes[0][0] == 1  # it is too large to be joined
@@ -292,12 +297,12 @@ async def test_journals_with_another_prefix_or_database_do_not_meet(redis_server
         assert len(await one.claim(["shop.order"], lease=9, wait=0)) == 1
 
 
-async def test_many_buried_tasks_are_listed_page_by_page(
+async def test_many_dead_letters_are_listed_page_by_page(
     redis_server: RedisServer, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(redis_journal, "_PAGE", 3)
+    monkeypatch.setattr(redis_journal, "_OUTCOMES_PER_PAGE", 3)
     async with journal(redis_server.url) as made:
-        await lists_buried_tasks_by_pages(made, 3)
+        await lists_dead_letters_by_pages(made, 3)
 
 
 # --- making one -------------------------------------------------------------------------------------------------------
@@ -331,30 +336,30 @@ async def test_an_outcome_that_another_program_has_written_is_a_protocol_error_a
         for key in ("odd", "good"):
             await made.submit(task(key))
             claim = await claimed(made)
-            await made.record(claim, outcome(claim, buried=True))
+            await made.record(claim, outcome(claim, dead_letter=True))
         for wrong in (b"\xff not ours", DEEP, NOT_TEXT):
-            ask(redis_server, "SET", made._names.task("odd"), b"f\n" + wrong)
+            ask(redis_server, "SET", made.keys.task("odd"), b"f\n" + wrong)
             with pytest.raises(CallError, match="PROTOCOL_ERROR: an outcome in the journal is invalid"):
                 await made.outcome("odd")
-        assert [each.key async for each in made.buried()] == ["good"]
-        assert "ignored a buried task" in caplog.text
+        assert [each.key async for each in made.dead_letters()] == ["good"]
+        assert "ignored a dead letter" in caplog.text
 
 
 async def test_what_another_program_has_written_hides_no_task_from_an_operator(redis_server: RedisServer) -> None:
     async with journal(redis_server.url) as made:
-        await made.submit(task("buried"))
+        await made.submit(task("dead"))
         claim = await claimed(made)
-        await made.record(claim, outcome(claim, buried=True))
-        names, stream = made._names, made._names.stream("shop.order")
-        ask(redis_server, "ZADD", names.buried("shop.order"), 0, b"\xff\xfe")
+        await made.record(claim, outcome(claim, dead_letter=True))
+        names, stream = made.keys, made.keys.stream("shop.order")
+        ask(redis_server, "ZADD", names.dead_letters("shop.order"), 0, b"\xff\xfe")
         ask(redis_server, "SADD", names.operations, b"\xff\xfe")
         ask(redis_server, "XADD", stream, "*", "other", "fields")
         for entry in (b"", b"\xff", b"1", b"{}\n", b'["x", "f", "never"]\n', b'[1, "f", 1]\n'):
             ask(redis_server, "XADD", stream, "*", "task", entry)
         await made.submit(task("waiting"))
-        assert [each.key async for each in made.buried()] == ["buried"]
+        assert [each.key async for each in made.dead_letters()] == ["dead"]
         assert [each.key for each in await made.pending("shop.order")] == ["waiting"]
-        assert {each.operation_id: each.buried for each in await made.info()}["shop.order"] == 2
+        assert {each.operation_id: each.dead_letters for each in await made.info()}["shop.order"] == 2
 
 
 @pytest.mark.parametrize("delay", [float("inf"), float("nan"), 10**400, -1], ids=lambda value: f"{value!r:.9}")
@@ -376,7 +381,7 @@ async def test_a_silent_server_does_not_prolong_the_wait_for_an_outcome(own_redi
     server = own_redis()
     async with journal(server.url) as made:
         server.freeze()
-        with pytest.raises(CallError, match="TIMEOUT: the engine has not confirmed"):
-            await soon("the submission ends", made.submit(task("k"), wait=0.1))
+        with pytest.raises(CallError, match=r"TIMEOUT: .* has no outcome after 0.1 s"):
+            await soon("the call ends", DurableCalls(made).call("shop.order", timeout=0.1))
         server.thaw()
         assert await made.submit(task("k")) is None

@@ -9,8 +9,8 @@ from typing import Any
 import pytest
 
 from opwire.durable import Claim
-from opwire.durable.redis.journal import RedisJournal, StreamClaims
-from opwire.durable.redis.journal_scripts import StreamReceipt
+from opwire.durable.redis.journal import RedisJournal, StreamReceipt
+from opwire.durable.redis.session import RedisSession
 from opwire_conformance.harness import soon
 from tests.durable.samples import outcome, task
 from tests.servers.brokers import HOST, RedisServer
@@ -56,7 +56,7 @@ async def test_a_stream_that_was_deleted_is_created_again(redis_server: RedisSer
     async with journal(redis_server) as made:
         for _ in range(2):
             assert await made.claim(["shop.order"], lease=9, wait=0, limit=2) == []
-            ask(redis_server, "DEL", made._names.stream("shop.order"))
+            ask(redis_server, "DEL", made.keys.stream("shop.order"))
         assert await made.claim(["shop.order"], lease=9, wait=0.01, limit=2) == []
         await made.submit(task())
         assert len(await made.claim(["shop.order"], lease=9, wait=1, limit=2)) == 1
@@ -68,16 +68,17 @@ async def test_what_came_too_many_at_once_is_given_back_and_not_counted(
     async with journal(redis_server) as made:
         for operation in ("shop.a", "shop.b", "shop.c"):
             await made.submit(task(operation, operation))
-        take = StreamClaims._take
+        run = RedisSession.run
 
-        async def nothing(*_: object, **__: object) -> list[Any]:
+        async def find_nothing(*_: object, **__: object) -> list[Any]:
             return []  # as if all three were submitted between this and the blocking read
 
-        monkeypatch.setattr(StreamClaims, "_take", nothing)
+        monkeypatch.setattr(RedisSession, "run", find_nothing)
         operations = ["shop.a", "shop.b", "shop.c"]
-        first = await made.claim(operations, lease=9, wait=1, limit=1)
-        assert len(first) == 1
-        monkeypatch.setattr(StreamClaims, "_take", take)
+        claiming = asyncio.create_task(made.claim(operations, lease=9, wait=1, limit=1))
+        await asyncio.sleep(0)
+        monkeypatch.setattr(RedisSession, "run", run)
+        assert len(await claiming) == 1
         rest: list[Claim] = []
         async with asyncio.timeout(5):
             while len(rest) < 2:
@@ -160,7 +161,7 @@ async def test_foreign_entries_of_a_stream_are_removed(
 ) -> None:
     async with journal(redis_server) as made:
         await made.submit(task())
-        stream = made._names.stream("shop.order")
+        stream = made.keys.stream("shop.order")
         ask(redis_server, "XADD", stream, "*", "key", b"\xff", "what", "is this?")
         ask(redis_server, "XADD", stream, "*", "task", b"\xff")
         ask(redis_server, "XADD", stream, "*", "task", b'["k", "f", "soon"]\nrequest')
@@ -172,7 +173,7 @@ async def test_foreign_entries_of_a_stream_are_removed(
 
 async def test_an_end_that_closes_takes_its_name_off_the_streams(redis_server: RedisServer) -> None:
     async with journal(redis_server) as made:
-        stream = made._names.stream("shop.order")
+        stream = made.keys.stream("shop.order")
         await made.submit(task())
         (claim,) = await made.claim(["shop.order"], lease=9, wait=0)
         await made.record(claim, outcome(claim))

@@ -6,21 +6,25 @@ from typing import Any
 
 import pytest
 
-from opwire.durable.redis import journal_scripts as scripts
-from opwire.durable.redis.journal_scripts import JournalKeys, without_space
+from opwire.durable.redis import journal as scripts
+from opwire.durable.redis.journal import JournalKeys, without_space
 from opwire.transports.redis.connection import Script
 from tests.servers.brokers import RedisServer
 from tests.transports.redis.ends import ask, exhaust
 
 NAMES = JournalKeys("scripts")
 TASK, STREAM = NAMES.task("k"), NAMES.stream("shop.order")
-LATER, BURIED, REQUESTS = NAMES.later("shop.order"), NAMES.buried("shop.order"), NAMES.requests("shop.order")
+LATER, DEAD_LETTERS, REQUESTS = (
+    NAMES.later("shop.order"),
+    NAMES.dead_letters("shop.order"),
+    NAMES.requests("shop.order"),
+)
 SUSPECTS, HISTORY = NAMES.suspects("shop.order"), NAMES.history("shop.order")
 
 
 @pytest.fixture
 def server(redis_server: RedisServer) -> RedisServer:
-    for key in (TASK, STREAM, LATER, SUSPECTS, HISTORY, BURIED, REQUESTS, NAMES.operations):
+    for key in (TASK, STREAM, LATER, SUSPECTS, HISTORY, DEAD_LETTERS, REQUESTS, NAMES.operations):
         ask(redis_server, "DEL", key)
     return redis_server
 
@@ -43,9 +47,9 @@ def take(
     return taken
 
 
-def record(server: RedisServer, id: bytes, *, buried: bool = False) -> object:
-    keys = [STREAM, LATER, SUSPECTS, HISTORY, BURIED, REQUESTS, TASK]
-    arguments = (60_000, "channel:", id, b"outcome", "1 k" if buried else "")
+def record(server: RedisServer, id: bytes, *, dead_letter: bool = False) -> object:
+    keys = [STREAM, LATER, SUSPECTS, HISTORY, DEAD_LETTERS, REQUESTS, TASK]
+    arguments = (60_000, "channel:", id, b"outcome", "1 k" if dead_letter else "")
     return run(server, scripts.RECORD, keys, *arguments)
 
 
@@ -72,7 +76,7 @@ def test_names_under_different_prefixes_and_of_different_kinds_differ() -> None:
             names.later,
             names.suspects,
             names.history,
-            names.buried,
+            names.dead_letters,
             names.requests,
         )
     ]
@@ -100,19 +104,19 @@ def test_a_task_that_has_ended_leaves_an_outcome_with_an_expiry_and_nothing_else
     assert submit(server) == [b"outcome"]
 
 
-def test_a_buried_task_does_not_expire_and_keeps_its_request_until_it_is_replayed(server: RedisServer) -> None:
+def test_a_dead_letter_does_not_expire_and_keeps_its_request_until_it_is_replayed(server: RedisServer) -> None:
     submit(server)
     ((_, id, *_),) = take(server)
-    assert record(server, id, buried=True) == 0
+    assert record(server, id, dead_letter=True) == 0
     assert ask(server, "PTTL", TASK) == -1
-    assert (ask(server, "HGET", REQUESTS, "k"), ask(server, "ZCARD", BURIED)) == (b"entry", 1)
-    assert run(server, scripts.REPLAY, [TASK, STREAM, BURIED, REQUESTS], "k") == 1
-    assert ask(server, "EXISTS", REQUESTS, BURIED) == 0
+    assert (ask(server, "HGET", REQUESTS, "k"), ask(server, "ZCARD", DEAD_LETTERS)) == (b"entry", 1)
+    assert run(server, scripts.REPLAY, [TASK, STREAM, DEAD_LETTERS, REQUESTS], "k") == 1
+    assert ask(server, "EXISTS", REQUESTS, DEAD_LETTERS) == 0
     ((_, new_id, attempt, fields),) = take(server)
     assert (new_id != id, attempt, fields[-1]) == (True, 1, b"entry")
-    assert record(server, new_id, buried=True) == 0
-    assert run(server, scripts.PURGE, [TASK, BURIED, REQUESTS], "k") == 1
-    assert ask(server, "EXISTS", TASK, REQUESTS, BURIED) == 0
+    assert record(server, new_id, dead_letter=True) == 0
+    assert run(server, scripts.PURGE, [TASK, DEAD_LETTERS, REQUESTS], "k") == 1
+    assert ask(server, "EXISTS", TASK, REQUESTS, DEAD_LETTERS) == 0
 
 
 def test_the_history_of_a_task_is_kept_until_it_has_ended(server: RedisServer) -> None:
@@ -126,7 +130,7 @@ def test_the_history_of_a_task_is_kept_until_it_has_ended(server: RedisServer) -
     assert (attempt, history) == (3, [0, 2, 1, 1, 0])
     assert run(server, scripts.RELEASE, keys, id, "me:1000", 3, 0, 3, 0) == 1
     assert (ask(server, "ZCARD", LATER), ask(server, "ZCARD", SUSPECTS)) == (0, 1)
-    assert run(server, scripts.COUNT, [STREAM, LATER, SUSPECTS, BURIED]) == [1, 0, 0]
+    assert run(server, scripts.COUNT, [STREAM, LATER, SUSPECTS, DEAD_LETTERS]) == [1, 0, 0]
     assert take(server, suspects=0) == []
     ((_, _, attempt, _, history),) = take(server)
     assert (attempt, history) == (4, [0, 2, 1, 1, 0])

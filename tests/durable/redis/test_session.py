@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from opwire.durable.redis import journal
-from opwire.durable.redis.journal_scripts import PURGE
+from opwire.durable.redis.journal import PURGE
 from opwire.durable.redis.session import RedisSession
 from opwire.errors import CallError, ErrorCode
 from opwire.transports.redis.connection import command, parse_url
@@ -103,7 +103,7 @@ async def test_a_server_that_has_become_a_replica_is_left(own_redis: OwnRedis) -
     ask(server, "SET", "task", "f\ndone")
     for write in (
         lambda: made.ask(command("SET", "a", "b")),
-        lambda: made.run(PURGE, ["task", "buried", "requests"], "k"),
+        lambda: made.run(PURGE, ["task", "dead", "requests"], "k"),
     ):
         async with session(server.url) as made:
             await made.ask(PING)

@@ -386,14 +386,14 @@ class Sources:
         ]
 
 
-async def add_buried_task(journal: MemoryJournal) -> None:
+async def add_dead_letter(journal: MemoryJournal) -> None:
     """Put a task into the journal that has failed for good."""
     await journal.submit(Task(key="order-4711", operation_id="shop.order", request=b"{}", fingerprint="f", submitted=0))
     (claim,) = await journal.claim(["shop.order"], lease=10, wait=1)
     event = encode_event(CallFailed.of("r", CallError("TIMEOUT", "no answer in 30 s")))
     recorded = round(time.time() * 1000) - 60_000
     outcome = Outcome(
-        key="order-4711", operation_id="shop.order", event=event, attempts=5, recorded=recorded, buried=True
+        key="order-4711", operation_id="shop.order", event=event, attempts=5, recorded=recorded, dead_letter=True
     )
     await journal.record(claim, outcome)
 
@@ -424,7 +424,7 @@ async def serve(port: int, amount: int) -> None:
     registry.use(Approval(queue, include=["shop.close"]))
     journal = MemoryJournal()
     await journal.start()
-    await add_buried_task(journal)
+    await add_dead_letter(journal)
     grants = {OWNER: Identity(id="owner", scopes=("*",)), CLERK: Identity(id="clerk", scopes=("shop:write",))}
     tokens = StaticTokens({token: Grant(identity) for token, identity in grants.items()})
     system = ConsoleSystem(sources=Sources(), journal=journal, approvals=queue)

@@ -685,10 +685,10 @@ async def test_a_mutation_that_kills_its_worker_is_a_failed_task(place: Place) -
         shape(failed, "failed")
         assert "was given up" in failed["error"]["message"]
         async with journal_at(place.url, place.prefix) as journal:
-            (buried,) = [each async for each in DurableCalls(journal).buried("job.run")]
+            (dead_letter,) = [each async for each in DurableCalls(journal).dead_letters("job.run")]
             place.file.with_suffix(".poison").unlink()
             place.file.with_suffix(".go").touch()
-            assert await journal.replay(buried.key)
+            assert await journal.replay(dead_letter.key)
         async with place.process("work"):
             async with asyncio.timeout(60):
                 while (await post(about("get", task), task))["result"]["status"] != "completed":

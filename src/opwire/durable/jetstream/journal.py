@@ -15,8 +15,14 @@ same key makes safe.
 can let single messages expire. Without the first, a task and its outcome could not be changed atomically; without the
 second, outcomes could expire only together with unfinished tasks.
 
-Unfinished tasks never expire. Outcomes are kept for `keep` seconds, buried ones until they are replayed or purged.
-`api` describes the stream, `claims` how tasks are delivered and leased.
+Unfinished tasks never expire. Outcomes are kept for `keep` seconds, dead letters until they are replayed or purged.
+`log` describes the stream, `consumers` how tasks are delivered.
+
+**Leases.** The owner of a lease is recorded in the log of the task, since JetStream does not check the sender of an
+acknowledgement. The redelivery is JetStream's, delayed until the lease has expired: by a negative acknowledgement with
+a delay. The first claim of a task needs no entry in its log. It gets one when the lease is renewed, when the task is
+released, or when it is claimed again. JetStream cannot skip suspects when it delivers tasks. Unwanted ones are
+delivered again a little later; only a claim counts as an attempt.
 
 A user of the server needs permissions to publish to `$JS.API.>`, `$JS.ACK.<stream>.>` and `<prefix>.durable.>`, and to
 subscribe to `<prefix>.in.>` and `<prefix>.ended.>`; the stream is `<prefix>_durable`.
@@ -25,59 +31,97 @@ subscribe to `<prefix>.in.>` and `<prefix>.ended.>`; the stream is `<prefix>_dur
 import asyncio
 import time
 from collections import Counter
-from collections.abc import AsyncIterator, Iterable
+from collections.abc import AsyncIterator, Iterable, Sequence
 from functools import partial
+from itertools import count
 from os import PathLike
 from secrets import token_hex
 from ssl import SSLContext
+from typing import NamedTuple
 
 from msgspec.structs import replace
 
 from opwire.durable.broker_journal import BrokerJournal
-from opwire.durable.jetstream.api import (
-    TRIES,
+from opwire.durable.jetstream.consumers import NANOSECONDS, Consumers, Delivery, waiting_peer
+from opwire.durable.jetstream.log import (
+    MAX_WRITES,
     Entry,
     EntryBody,
-    JetStreamSession,
     JournalSubjects,
-    Put,
-    SessionListener,
+    Kind,
     TaskLog,
     decode_entry,
     token,
 )
-from opwire.durable.jetstream.claims import JetStreamClaims, JetStreamReceipt, waiting_end
-from opwire.durable.journal import KEEP, Claim, JournalInfo, Outcome, PendingTask, Task, check_seconds, key_in_use
-from opwire.durable.waiters import OutcomeWaiter, OutcomeWaiters
+from opwire.durable.jetstream.session import JetStreamSession, SessionListener
+from opwire.durable.journal import (
+    KEEP,
+    MAX_SECONDS,
+    Claim,
+    JournalInfo,
+    Outcome,
+    PendingTask,
+    Task,
+    check_seconds,
+    key_in_use,
+    seconds_within,
+)
+from opwire.durable.waiters import OutcomeWaiters
 from opwire.errors import CallError, ErrorCode
 from opwire.runtime.bounded import Tally
-from opwire.runtime.deadlines import Deadlines
 from opwire.runtime.text import get_logger
 from opwire.transports.nats.connection import NatsCredentials, NatsServers, Security
 
 logger = get_logger("opwire.durable.jetstream")
 
-_PAGE = 50  # outcomes that are fetched concurrently
+_OUTCOMES_PER_PAGE = 50
+_SUSPECT_DELAY_SECONDS = 0.5  # until an unwanted suspect is delivered again
+_NO_HISTORY = EntryBody(fingerprint="")
 
 
-class _KeyKnownError(Exception):
-    """A task was not stored: its key is known."""
+class JetStreamReceipt(NamedTuple):
+    """The receipt of a claim: the life of its task, the owner of the lease, the peer at which a caller waits, and the
+    subject of acknowledgements.
+    """
+
+    birth: int
+    holder: str
+    caller: str
+    ack: str
+
+    @classmethod
+    def of(cls, claim: Claim) -> "JetStreamReceipt":
+        """Parse the receipt of a claim."""
+        birth, holder, caller, ack = claim.receipt.split(" ", 3)
+        return cls(int(birth), holder, caller, ack)
+
+    def is_valid(self, claim: Claim, last: Entry) -> bool:
+        """Return whether the claim still holds, if this is the last entry of its log."""
+        if last.kind == "task":
+            return last.seq == self.birth and claim.attempt == 1
+        return last.kind == "lease" and last.body.holder == self.holder
+
+
+class _Stored(NamedTuple):
+    """The result of a submission: whether the key was new, or the outcome of its task if it has ended."""
+
+    is_new: bool
+    outcome: Outcome | None = None
 
 
 class _OutcomeListener(SessionListener):
     """Pass republished outcomes, and errors of the session, to the waiters."""
 
-    def __init__(self, session: JetStreamSession, names: JournalSubjects, waiters: OutcomeWaiters) -> None:
-        self.end = token_hex(8)
-        self._subject = names.republished_to(self.end)
+    def __init__(self, session: JetStreamSession, names: JournalSubjects, peer: str, waiters: OutcomeWaiters) -> None:
         self._session = session
         self._names = names
+        self._subject = names.republished_to(peer)
         self._waiters = waiters
         self._is_listening = False
         session.listeners.append(self)
 
     def listen(self) -> None:
-        """Subscribe to the outcomes of tasks that are submitted at this end."""
+        """Subscribe to the outcomes of tasks that are submitted at this peer."""
         if not self._is_listening:
             self._session.listen(self._subject)
             self._is_listening = True
@@ -92,21 +136,21 @@ class _OutcomeListener(SessionListener):
             self._waiters.resolve(outcome)
 
     def refused(self, subject: str, error: CallError) -> None:
-        ours = subject == self._subject
-        self._waiters.fail(error, lambda key: ours or self._names.republished(key) == subject)
+        concerns_all = subject == self._subject
+        self._waiters.fail(error, concerns=lambda key: concerns_all or self._names.republished(key) == subject)
 
     def lost(self, error: CallError) -> None:
         self._is_listening = False
         self._waiters.fail(error)
 
 
-class NatsJournal(BrokerJournal[JetStreamClaims]):
+class NatsJournal(BrokerJournal):
     """A `Journal` in a NATS server or cluster.
 
         async with NatsJournal("nats://127.0.0.1:4222") as journal, DurableWorker(registry, journal):
             await DurableCalls(journal).call("orders.create", {"article": "tea"}, key="order-17")
 
-    Ends with the same `prefix` share the journal. `replicas` is the number of servers of a cluster that store
+    Peers with the same `prefix` share the journal. `replicas` is the number of servers of a cluster that store
     everything, if the journal does not exist yet. `domain` is that of JetStream, if it is not the server's own.
     `trusted` accepts the identity in a request from any client that can write to this journal. The other options are
     those of `NatsTransport`.
@@ -131,17 +175,18 @@ class NatsJournal(BrokerJournal[JetStreamClaims]):
         ssl: SSLContext | None = None,
         tls_first: bool = False,
     ) -> None:
-        known = NatsServers(url)
-        super().__init__(str(known), trusted=trusted)
+        servers = NatsServers(url)
+        super().__init__(str(servers), trusted=trusted)
         self._keep = check_seconds("keep", keep)
-        self._names = JournalSubjects(prefix)
+        subjects = JournalSubjects(prefix)
         security = Security(NatsCredentials(user, password, token, credentials_file), ssl, tls_first)
-        self._session = JetStreamSession(known, security, self._names.inboxes.inbox(token_hex(8)), domain)
-        self._log = TaskLog(self._session, self._names, replicas)
-        self._claims = JetStreamClaims(self._session, self._log)
+        self._session = JetStreamSession(servers, security, subjects.inboxes.inbox(token_hex(8)), domain)
+        self.log = TaskLog(self._session, subjects, replicas)
+        self._consumers = Consumers(self._session, subjects, self._give_back)
+        self._peer = token_hex(8)
+        self._outcomes = _OutcomeListener(self._session, subjects, self._peer, self._waiters)
         self._listening: Tally[str] = Tally()  # calls of `wait`, by key
-        self._outcomes = _OutcomeListener(self._session, self._names, self._waiters)
-        self._deadlines = Deadlines()
+        self._claim_numbers = count(1)
 
     async def start(self) -> None:
         """Connect, and create the stream if it is missing.
@@ -152,9 +197,15 @@ class NatsJournal(BrokerJournal[JetStreamClaims]):
         self._waiters.bind()
         await self._session.connect()
 
+    async def leave(self) -> None:
+        """Return delivered tasks that were not claimed."""
+        await self._consumers.leave()
+
     async def disconnect(self) -> None:
         """End the connection."""
         await self._session.close()
+
+    # --- tasks --------------------------------------------------------------------------------------------------------
 
     async def submit(self, task: Task, *, wait: float = 0.0) -> Outcome | None:
         """Store a task, unless its key is known; return its outcome, waiting for it up to `wait` seconds.
@@ -162,86 +213,154 @@ class NatsJournal(BrokerJournal[JetStreamClaims]):
         Raises:
             CallError: VALIDATION_ERROR, if the key is known with another fingerprint; UNAVAILABLE, PAYLOAD_TOO_LARGE.
         """
+        await self._consumers.create([task.operation_id])
         if wait <= 0:
-            return await self._submit(task)
-        end, consumers = time.monotonic() + wait, self._claims.consumers
-        if not consumers.exists(task.operation_id):
-            create = partial(consumers.create, [task.operation_id])
-            await self._deadlines.limit(create, end, f"{self.name} was not ready")
-            wait = end - time.monotonic()
-        await self._deadlines.limit(self._session.connect, end, f"{self.name} did not keep up")
-        try:
-            fetch, store = partial(self._log.outcome, task.key), partial(self._store, task)
-            return await self._waiters.wait(task.key, wait, fetch, store)
-        except _KeyKnownError:
-            return await self._waiters.within(end, partial(self._submit, task, self._outcomes.end, end))
-
-    def _store(self, task: Task, waiter: OutcomeWaiter) -> None:
-        """Store a task; its caller does not wake up before there is an outcome, or the key turns out to be known."""
-
-        def stored(reply: Put) -> None:
-            if isinstance(reply, int):
-                waiter.settle(None)
-            else:
-                waiter.fail(_KeyKnownError() if reply is None else reply)
-
+            return (await self._store(task)).outcome
+        deadline = time.monotonic() + wait
         self._outcomes.listen()
-        body = EntryBody(fingerprint=task.fingerprint, task=task, caller=self._outcomes.end)
-        self._log.put(self._names.task(task.key, task.operation_id), body, 0, stored)
+        with self._waiters.waiting(task.key) as waiter:
+            stored = await self._store(task, self._peer)
+            if stored.is_new:
+                return await waiter.outcome(deadline, partial(self.log.outcome, task.key))
+        # Another caller has submitted this task: its outcome is not republished to this peer.
+        return stored.outcome or await self.wait(task.key, deadline - time.monotonic())
 
-    async def _submit(self, task: Task, caller: str = "", end: float = 0.0) -> Outcome | None:
-        """Store a task, unless its key is known: then its outcome is awaited here, since it has another caller."""
-        await self._claims.consumers.create([task.operation_id])
-        subject = self._names.task(task.key, task.operation_id)
-        body, after = EntryBody(fingerprint=task.fingerprint, task=task, caller=caller), 0
-        for _ in range(TRIES):
-            if await self._log.add(subject, body, after):
-                return None
-            last = await self._log.last(task.key)
+    async def _store(self, task: Task, caller: str = "") -> _Stored:
+        """Store a task, unless its key is known; `caller` is the peer at which a caller waits."""
+        subject = self.log.names.task(task.key, task.operation_id)
+        body = EntryBody(fingerprint=task.fingerprint, task=task, caller=caller)
+        after = 0
+        for _ in range(MAX_WRITES):
+            if await self.log.add(subject, body, after):
+                return _Stored(is_new=True)
+            last = await self.log.last(task.key)
             if last is None or last.kind == "gone":
                 after = 0 if last is None else last.seq
                 continue
             if last.body.fingerprint != task.fingerprint:
                 raise key_in_use(task.key)
-            if last.body.outcome is not None or not caller:
-                return last.body.outcome
-            return await self.wait(task.key, end - time.monotonic())
-        raise self._log.busy(task.key)
+            return _Stored(is_new=False, outcome=last.body.outcome)
+        raise self.log.busy(task.key)
 
-    async def record(self, claim: Claim, outcome: Outcome) -> Outcome | None:
-        """Record the outcome of a task; return the first recorded one, or None if the task is unknown.
+    async def claim(
+        self, operation_ids: Sequence[str], *, lease: float, wait: float, limit: int = 1, suspects: bool = True
+    ) -> list[Claim]:
+        """Claim the next tasks of these operations."""
+        if not operation_ids:
+            await asyncio.sleep(wait)
+            return []
+        deadline, operations = time.monotonic() + wait, frozenset(operation_ids)
+        room = asyncio.Semaphore(1 if suspects else 0)
+        claims: list[Claim] = []
+        while not claims and (deliveries := await self._consumers.take(operations, deadline, limit)):
+            claiming = (self._claim(delivery, lease, room) for delivery in deliveries)
+            results = await asyncio.gather(*claiming, return_exceptions=True)
+            claims = [claim for claim in results if isinstance(claim, Claim)]
+            errors = [error for error in results if isinstance(error, BaseException)]
+            if errors and not claims:
+                raise errors[0]
+            for error in errors:
+                logger.warning("a task of %s is delivered again: %s", self.name, error)
+        return claims
 
-        Raises:
-            CallError: UNAVAILABLE; PAYLOAD_TOO_LARGE, if the server rejects it.
+    async def _claim(self, delivery: Delivery, lease: float, room: asyncio.Semaphore) -> Claim | None:
+        """Claim a task; return None if it has ended or has an owner, which a restored consumer may not know.
+
+        A suspect is not claimed without room for it.
         """
-        await self.pace(outcome)
-        receipt = JetStreamReceipt.of(claim)
-        after = receipt.birth
-        for _ in range(TRIES):
-            ended = await self._end(claim.task, receipt, outcome, after)
-            if ended is not None:
-                await self._claims.done(claim.task.key, receipt.ack, None if after == receipt.birth else ended)
-                return outcome
-            last = await self._log.last(claim.task.key)
-            if last is None or last.body.outcome is not None:
-                return None if last is None else last.body.outcome
-            if last.kind == "gone" or last.birth != receipt.birth:
+        key = delivery.task.key
+        last = None if delivery.fresh else await self.log.since(key)
+        if last is not None and last.seq < delivery.birth:
+            last = None  # of an earlier life
+        if last is not None and last.body.outcome is not None:  # its worker could not acknowledge it
+            await self._finish(key, delivery.ack, last.seq)
+            return None
+        if last is not None and last.kind == "lease":
+            now = await self.log.now()  # by the clock of the server that stores the lease
+            lease_seconds = seconds_within(last.body.lease, MAX_SECONDS)
+            seconds_left = 0.0 if now is None else lease_seconds - (now - last.time).total_seconds()
+            if seconds_left > 0:
+                self._delay(delivery.ack, seconds_left)  # the worker that renewed the lease could not delay it
                 return None
-            after = last.seq
-        raise self._log.busy(claim.task.key)
+        claim = self._next_claim(delivery, last, lease)
+        if claim.suspect and room.locked():
+            self._delay(delivery.ack, _SUSPECT_DELAY_SECONDS)
+            return None
+        if claim.suspect:
+            await room.acquire()
+        if (last is not None or delivery.times > 1) and not await self._hold("lease", claim, last):
+            return None
+        self._delay(delivery.ack, lease)
+        return claim
 
-    async def _end(self, task: Task, receipt: JetStreamReceipt, outcome: Outcome, after: int) -> int | None:
-        body = EntryBody(fingerprint=task.fingerprint, birth=receipt.birth, outcome=outcome)
-        subject = self._names.ended(outcome, receipt.caller)
-        if not outcome.buried:
-            return await self._log.add(subject, body, after, self._keep)
-        try:
-            return await self._log.add(subject, replace(body, task=task), after)
-        except CallError as error:
-            if error.code is not ErrorCode.PAYLOAD_TOO_LARGE:
-                raise
-            logger.warning("%s with the key %r is too large to be replayed: %s", task.operation_id, task.key, error)
-            return await self._log.add(subject, body, after)
+    def _next_claim(self, delivery: Delivery, last: Entry | None, lease: float) -> Claim:
+        """Return the next claim of a task, given the last entry of its log since it was submitted."""
+        history = _NO_HISTORY if last is None else last.body
+        lost = delivery.times > 1 if last is None else last.kind == "lease"
+        return Claim(
+            task=delivery.task,
+            attempt=min(delivery.times, 2) if last is None else history.attempt + 1,
+            lease=lease,
+            receipt=f"{delivery.birth} {self._peer}/{next(self._claim_numbers)} {delivery.caller} {delivery.ack}",
+            failures=history.failures,
+            losses=history.losses + lost,
+            lone_losses=history.lone_losses + (lost and history.alone),
+            suspect=history.suspect or lost,
+        )
+
+    async def _give_back(self, delivery: Delivery) -> None:
+        """Return a task that was not claimed."""
+        if delivery.times == 1:  # must not look like a first attempt that failed
+            body = EntryBody(fingerprint=delivery.task.fingerprint, birth=delivery.birth)
+            await self.log.hold("later", delivery.task, body, delivery.birth)
+        self._delay(delivery.ack, 0)
+
+    async def renew(self, claim: Claim, *, alone: bool = False) -> bool:
+        """Renew a lease; return False if it was lost."""
+        return await self._change(claim, "lease", claim.lease, alone=alone)
+
+    async def release(self, claim: Claim, delay: float, *, failed: bool = False) -> None:
+        """Return a task to the queue, to be claimed again after `delay` seconds."""
+        if failed:
+            claim = replace(claim, failures=claim.failures + 1, suspect=False)
+        await self._change(claim, "later", delay)
+
+    async def _change(self, claim: Claim, kind: Kind, delay: float, *, alone: bool = False) -> bool:
+        """Renew or release a lease, and have the task delivered again after `delay`. Return False if it was lost."""
+        receipt = JetStreamReceipt.of(claim)
+        for _ in range(MAX_WRITES):
+            last = await self.log.last(claim.task.key)
+            if last is None or not receipt.is_valid(claim, last):
+                return False
+            if await self._hold(kind, claim, last, alone=alone):
+                self._delay(receipt.ack, delay)
+                return True
+        raise self.log.busy(claim.task.key)
+
+    async def _hold(self, kind: Kind, claim: Claim, last: Entry | None, *, alone: bool = False) -> bool:
+        """Write a lease or release after the last entry, or after the task if there is none since."""
+        receipt = JetStreamReceipt.of(claim)
+        body = EntryBody(
+            fingerprint=claim.task.fingerprint,
+            birth=receipt.birth,
+            holder=receipt.holder,
+            attempt=claim.attempt,
+            lease=claim.lease,
+            failures=claim.failures,
+            losses=claim.losses,
+            lone_losses=claim.lone_losses,
+            suspect=claim.suspect,
+            alone=alone,
+        )
+        written = await self.log.hold(kind, claim.task, body, receipt.birth if last is None else last.seq)
+        if written and last is not None and last.kind not in ("task", kind):  # one of the same kind was replaced
+            self.log.drop(last.seq)
+        return written
+
+    def _delay(self, ack: str, seconds: float) -> None:
+        """Have a task delivered again after this time."""
+        delay = round(seconds_within(seconds, MAX_SECONDS) * NANOSECONDS)
+        self._session.send(ack, b'-NAK {"delay": %d}' % delay if delay > 0 else b"-NAK")
 
     async def cancel(self, outcome: Outcome) -> Outcome | None:
         """End a task that is not claimed; return its outcome, or None if it is claimed or unknown.
@@ -251,130 +370,193 @@ class NatsJournal(BrokerJournal[JetStreamClaims]):
         renewal of its lease.
         """
         key, operation_id = outcome.key, outcome.operation_id
-        for _ in range(TRIES):
-            last = await self._log.last(key)
+        for _ in range(MAX_WRITES):
+            last = await self.log.last(key)
             if last is None or last.body.outcome is not None:
                 return None if last is None else last.body.outcome
-            born = last if last.kind == "task" else await self._log.entry(last.birth)
-            task = None if born is None else born.body.task
-            if born is None or task is None or task.operation_id != operation_id or last.kind not in ("task", "later"):
+            submission = last if last.kind == "task" else await self.log.entry(last.birth)
+            task = None if submission is None else submission.body.task
+            if submission is None or task is None or task.operation_id != operation_id:
                 return None
-            if last.kind == "task" and born.seq <= await self._claims.consumers.delivered(operation_id):
+            if last.kind not in ("task", "later"):
                 return None
-            receipt = JetStreamReceipt(born.seq, "", waiting_end(born.body), "")
+            if last.kind == "task" and submission.seq <= await self._consumers.last_delivered(operation_id):
+                return None
+            receipt = JetStreamReceipt(submission.seq, "", waiting_peer(submission.body), "")
             ended = await self._end(task, receipt, outcome, last.seq)
             if ended is not None:
                 if last.kind == "later":
-                    await self._log.tidy(key, ended)
-                await self._log.delete(born.seq)
+                    await self.log.tidy(key, ended)
+                await self.log.delete(submission.seq)
                 return outcome
-        raise self._log.busy(key)
+        raise self.log.busy(key)
+
+    # --- outcomes -----------------------------------------------------------------------------------------------------
+
+    async def record(self, claim: Claim, outcome: Outcome) -> Outcome | None:
+        """Record the outcome of a task; return the first recorded one, or None if the task is unknown.
+
+        Raises:
+            CallError: UNAVAILABLE; PAYLOAD_TOO_LARGE, if the server rejects it.
+        """
+        await self.pace(outcome)
+        key, receipt = claim.task.key, JetStreamReceipt.of(claim)
+        after = receipt.birth
+        for _ in range(MAX_WRITES):
+            ended = await self._end(claim.task, receipt, outcome, after)
+            if ended is not None:
+                await self._finish(key, receipt.ack, None if after == receipt.birth else ended)
+                return outcome
+            last = await self.log.last(key)
+            if last is None or last.body.outcome is not None:
+                return None if last is None else last.body.outcome
+            if last.kind == "gone" or last.birth != receipt.birth:
+                return None
+            after = last.seq
+        raise self.log.busy(key)
+
+    async def _end(self, task: Task, receipt: JetStreamReceipt, outcome: Outcome, after: int) -> int | None:
+        """Write an outcome; return the number of its entry, or None on a conflict."""
+        body = EntryBody(fingerprint=task.fingerprint, birth=receipt.birth, outcome=outcome)
+        subject = self.log.names.ended(outcome, receipt.caller)
+        if not outcome.dead_letter:
+            return await self.log.add(subject, body, after, self._keep)
+        try:
+            return await self.log.add(subject, replace(body, task=task), after)
+        except CallError as error:
+            if error.code is not ErrorCode.PAYLOAD_TOO_LARGE:
+                raise
+            logger.warning("%s with the key %r is too large to be replayed: %s", task.operation_id, task.key, error)
+            return await self.log.add(subject, body, after)
+
+    async def _finish(self, key: str, ack: str, ended: int | None) -> None:
+        """Remove a task that has an outcome; given the outcome's number, the leases and releases before it, too.
+
+        JetStream handles an acknowledgement before requests that arrived earlier, so the removal of the leases is
+        awaited: a server that was killed in between would keep them.
+        """
+        if ended is not None:
+            await self.log.tidy(key, ended)
+        self._session.send(ack, b"+ACK")  # last: without it the task is delivered again, and this is repeated
 
     async def outcome(self, key: str) -> Outcome | None:
         """Return the outcome of a task, if any yet."""
-        return await self._log.outcome(key)
+        return await self.log.outcome(key)
 
     async def wait(self, key: str, timeout: float) -> Outcome | None:
         """Wait for the outcome of a task; return None after the timeout."""
+        deadline = time.monotonic() + timeout
         await self._session.connect()
-        subject = self._names.republished(key)
+        subject, look_up = self.log.names.republished(key), partial(self.log.outcome, key)
         self._listening[key] += 1
         if self._listening[key] == 1:
             self._session.listen(subject)
         try:
-            return await self._waiters.wait(key, timeout, lambda: self._log.outcome(key))
+            with self._waiters.waiting(key) as waiter:
+                return await look_up() or await waiter.outcome(deadline, look_up)
         finally:
             self._listening.subtract(key)
             if key not in self._listening:
                 self._session.forget(subject)
 
-    async def buried(self, operation_id: str | None = None) -> AsyncIterator[Outcome]:
-        """Yield the outcomes of buried tasks, the oldest first."""
+    # --- maintenance --------------------------------------------------------------------------------------------------
+
+    async def dead_letters(self, operation_id: str | None = None) -> AsyncIterator[Outcome]:
+        """Yield the outcomes of dead letters, the oldest first."""
         operation = "*" if operation_id is None else token(operation_id)
-        subjects = await self._log.subjects(f"since.ended.buried.{operation}.*.*")
-        subjects.sort(key=_recorded)
-        for start in range(0, len(subjects), _PAGE):
-            for outcome in await asyncio.gather(*map(self._read_buried, subjects[start : start + _PAGE])):
+        subjects = await self.log.subjects(f"since.ended.buried.{operation}.*.*")
+        subjects.sort(key=_recorded_time)
+        for start in range(0, len(subjects), _OUTCOMES_PER_PAGE):
+            page = subjects[start : start + _OUTCOMES_PER_PAGE]
+            for outcome in await asyncio.gather(*map(self._read_dead_letter, page)):
                 if outcome is not None:  # else purged or replayed meanwhile
                     yield outcome
 
-    async def _read_buried(self, subject: str) -> Outcome | None:
+    async def _read_dead_letter(self, subject: str) -> Outcome | None:
         try:
-            return await self._log.buried(subject)
+            return await self.log.dead_letter(subject)
         except CallError as error:
             if error.code is not ErrorCode.PROTOCOL_ERROR:
                 raise
-            logger.warning("ignored a buried task of %s: %s", self.name, error.message)  # must not hide the others
+            logger.warning("ignored a dead letter of %s: %s", self.name, error.message)  # must not hide the others
             return None
 
     async def pending(self, operation_id: str, *, limit: int = 100) -> list[PendingTask]:
         """Return the tasks of an operation that wait or run, the oldest first, at most `limit`."""
-        delivered = await self._claims.consumers.delivered(operation_id)
-        entries, seq = list[Entry](), 1
-        while len(entries) < limit and (entry := await self._log.next_task(operation_id, seq)) is not None:
-            entries.append(entry)
+        last_delivered = await self._consumers.last_delivered(operation_id)
+        submissions: list[Entry] = []
+        seq = 1
+        while len(submissions) < limit and (entry := await self.log.next_task(operation_id, seq)) is not None:
+            submissions.append(entry)
             seq = entry.seq + 1
+        reading = (self._read_pending(entry, operation_id, last_delivered) for entry in submissions)
+        return [task for task in await asyncio.gather(*reading) if task is not None]
 
-        async def read(entry: Entry) -> PendingTask | None:
-            task = entry.body.task
-            try:
-                since = None if task is None else await self._log.since(task.key)
-            except CallError as error:
-                if error.code is not ErrorCode.PROTOCOL_ERROR:
-                    raise
-                return None  # written by another program
-            if since is not None and since.birth != entry.seq:
-                since = None  # of an earlier life
-            if task is None or (since is not None and since.body.outcome is not None):
-                return None  # it has ended, and is not acknowledged yet
-            is_first = since is None and entry.seq <= delivered  # the first claim of a task needs no entry
-            return PendingTask(
-                key=task.key,
-                operation_id=operation_id,
-                submitted=task.submitted,
-                claimed=is_first or (since is not None and since.kind == "lease"),
-                attempts=int(is_first) if since is None else since.body.attempt,
-            )
-
-        return [each for each in await asyncio.gather(*map(read, entries)) if each is not None]
+    async def _read_pending(self, submission: Entry, operation_id: str, last_delivered: int) -> PendingTask | None:
+        task = submission.body.task
+        if task is None:
+            return None
+        try:
+            last = await self.log.since(task.key)
+        except CallError as error:
+            if error.code is not ErrorCode.PROTOCOL_ERROR:
+                raise
+            return None  # written by another program
+        if last is not None and last.birth != submission.seq:
+            last = None  # of an earlier life
+        if last is not None and last.body.outcome is not None:
+            return None  # it has ended, and is not acknowledged yet
+        is_first_claim = last is None and submission.seq <= last_delivered  # it needs no entry
+        return PendingTask(
+            key=task.key,
+            operation_id=operation_id,
+            submitted=task.submitted,
+            claimed=is_first_claim or (last is not None and last.kind == "lease"),
+            attempts=int(is_first_claim) if last is None else last.body.attempt,
+        )
 
     async def replay(self, key: str) -> bool:
-        """Submit a buried task again; return False if it is unknown."""
-        for _ in range(TRIES):
-            last = await self._log.last(key)
+        """Submit a dead letter again; return False if it is unknown."""
+        for _ in range(MAX_WRITES):
+            last = await self.log.last(key)
             if last is None or last.body.outcome is None or last.body.task is None:
                 return False
             task = last.body.task
-            subject = self._names.task(key, task.operation_id)
-            if await self._log.add(subject, EntryBody(fingerprint=task.fingerprint, task=task), last.seq):
-                await self._log.delete(last.seq)
+            subject = self.log.names.task(key, task.operation_id)
+            if await self.log.add(subject, EntryBody(fingerprint=task.fingerprint, task=task), last.seq):
+                await self.log.delete(last.seq)
                 return True
-        raise self._log.busy(key)
+        raise self.log.busy(key)
 
     async def purge(self, key: str) -> bool:
         """Delete a task that has ended; return False if it is unknown."""
-        last = await self._log.last(key)
+        last = await self.log.last(key)
         if last is None or last.body.outcome is None:
             return False
-        await self._log.delete(last.birth)  # left over if the worker that recorded the outcome could not acknowledge
-        return await self._log.delete(last.seq)
+        await self.log.delete(last.birth)  # left over if the worker that recorded the outcome could not acknowledge
+        return await self.log.delete(last.seq)
 
     async def info(self) -> list[JournalInfo]:
         """Return the number of tasks of each operation."""
-        later = Counter(subject.split(".")[-1] for subject in await self._log.subjects("since.held.later.*"))
-        buried = Counter(subject.split(".")[-3] for subject in await self._log.subjects("since.ended.buried.*.*.*"))
-        return [
-            JournalInfo(
-                operation_id=each.operation_id,
-                waiting=each.num_pending + later[token(each.operation_id)],
-                claimed=max(0, each.num_ack_pending - later[token(each.operation_id)]),
-                buried=buried[token(each.operation_id)],
+        released = await self.log.subjects("since.held.later.*")
+        dead_letters = await self.log.subjects("since.ended.buried.*.*.*")
+        released_counts = Counter(subject.split(".")[-1] for subject in released)
+        dead_letter_counts = Counter(subject.split(".")[-3] for subject in dead_letters)
+        infos: list[JournalInfo] = []
+        for consumer in await self._consumers.infos():
+            operation = token(consumer.operation_id)
+            infos.append(
+                JournalInfo(
+                    operation_id=consumer.operation_id,
+                    waiting=consumer.num_pending + released_counts[operation],
+                    claimed=max(0, consumer.num_ack_pending - released_counts[operation]),
+                    dead_letters=dead_letter_counts[operation],
+                )
             )
-            for each in await self._claims.consumers.every()
-        ]
+        return infos
 
 
-def _recorded(subject: str) -> int:
-    """Return when a buried task was recorded, in epoch milliseconds; 0, if another program wrote something else."""
+def _recorded_time(subject: str) -> int:
+    """Return when a dead letter was recorded, in epoch milliseconds; 0, if another program wrote something else."""
     recorded = subject.rpartition(".")[2]
     return int(recorded) if recorded.isascii() and recorded.isdecimal() and len(recorded) < 20 else 0

@@ -16,13 +16,12 @@ from secrets import token_hex
 from ssl import SSLContext
 from typing import Literal
 
-from opwire.durable.jetstream.api import (
+from opwire.durable.jetstream.session import (
     NO_STREAM,
     NOT_FOUND,
     JetStreamSession,
     MessageFound,
     SessionListener,
-    Stored,
     StoredMessage,
     StreamFound,
     StreamState,
@@ -127,7 +126,7 @@ class NatsStream(DurableStream):
 
     async def store(self, encoded: bytes) -> str:
         """Store an encoded item and return its cursor."""
-        return str((await self.session.store(Stored, self._subject, encoded)).seq)
+        return str((await self.session.store(self._subject, encoded)).seq)
 
     async def position(self, start: Literal["first", "new"]) -> str:
         """Return the cursor before the first item to read."""

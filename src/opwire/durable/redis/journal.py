@@ -17,22 +17,42 @@ that is cut off from its replicas: it rejects further writes.
 Unfinished tasks must not be evicted: set `maxmemory-policy` to `noeviction` or one of `volatile-…`, which evict nothing
 but outcomes.
 
-Unfinished tasks never expire. Outcomes are kept for `keep` seconds, buried ones until they are replayed or purged.
-`journal_scripts` describes the data model.
+Unfinished tasks never expire. Outcomes are kept for `keep` seconds, dead letters until they are replayed or purged.
 
-A claim reads the tasks that are queued, up to its limit. On an empty queue, its connection blocks: Redis gives the next
-task to the worker that has waited longest, and wakes no other. Released and lost tasks are polled for by a script:
-Redis does not signal when they are due.
+**Data model.** Each operation has a stream of tasks, with one consumer group. An entry has one field: a JSON array of
+key, fingerprint and time of submission, a line feed, and the request. It stays in its stream, under one id, from
+`submit` until its outcome is recorded; its attempts are the group's delivery count. The lease of a claim is part of the
+name of its consumer (`<peer>:<milliseconds>`): it has expired when the entry was idle for that time, by any reader's
+clock. A released entry belongs to the consumer `released`, and is in the sorted set `later` under the time when it is
+due; a released suspect is in the set `suspects`. An entry that has failed or was lost has a line in the hash
+`history`: failures, losses, losses while alone, 1 for a suspect, 1 if its worker runs nothing else.
+
+Each idempotency key has a string. Until the task has an outcome, it is `<fingerprint> <id of the entry> <peers>`: the
+peers at which callers wait. Outcomes that are recorded together are published to the channel of each, as one array of
+MessagePack. Then the string is the fingerprint, a line feed and the outcome, and expires. That of a dead letter does
+not, and its entry is in the hash `requests`, for a replay. One command reads or sets the strings of many tasks.
+
+**Scripts** change the data atomically; all of their commands exist in Redis 6.2. Tasks are submitted, claimed and
+recorded many at a time, since a script costs more than what it does for one task. When Redis is out of memory, a script
+that has begun to write may finish. So the scripts that end a task begin with a command that needs no memory: outcomes
+can be recorded even then, and every script is all or nothing.
+
+**Claims.** A claim reads the tasks that are queued, up to its limit. On an empty queue, its connection blocks: Redis
+gives the next task to the worker that has waited longest, and wakes no other. Released and lost tasks are polled for by
+a script: Redis does not signal when they are due.
 """
 
 import asyncio
 import time
-from collections.abc import AsyncIterator, Callable, Coroutine, Iterable, Sequence
+from collections.abc import AsyncGenerator, AsyncIterator, Callable, Sequence
+from contextlib import asynccontextmanager
 from functools import partial
 from math import ceil, inf
+from pathlib import Path
 from secrets import token_hex
 from ssl import SSLContext
 from typing import Any, NamedTuple
+from urllib.parse import quote
 
 import msgspec
 from msgspec import Struct
@@ -50,47 +70,96 @@ from opwire.durable.journal import (
     key_in_use,
     seconds_within,
 )
-from opwire.durable.redis import journal_scripts as scripts
-from opwire.durable.redis.journal_scripts import JournalKeys, StreamReceipt, without_space
 from opwire.durable.redis.session import PATIENCE, RedisSession
-from opwire.durable.waiters import OutcomeWaiter
 from opwire.errors import CallError, ErrorCode
-from opwire.registry.invoke import eager_task
-from opwire.runtime.tasks import resolve
+from opwire.runtime.tasks import reject, resolve, spawn
 from opwire.runtime.text import get_logger
-from opwire.transports.redis.connection import Done, Part, Script, command, is_refusal, refusal
+from opwire.transports.redis.connection import Part, Script, command, is_refusal, load_script, refusal
 from opwire.transports.redis.servers import parse_servers
 
 logger = get_logger("opwire.durable.redis")
 
-_IDLE_CONSUMER = 600_000  # milliseconds after which a consumer without tasks is deleted
-_POLL = 1.0  # seconds, at most, between two polls for released and lost tasks
-_PAGE = 100  # outcomes in one pipeline
-_MAX_BATCH_BYTES = 256 * 1024  # of the requests or outcomes in one script; a larger one is alone
-# Bytes of a batch that is sent at once instead of at the end of the turn: if all tasks of a turn are in one, callers
-# and workers wait for each other. Half of 64 small tasks; with 8 or 24 kB there were a tenth fewer calls per second.
-# Redis serves no other client while a script runs.
-_FULL = 16 * 1024
-_FRAMING = 250  # bytes of a task beside its request or outcome: keys, digest, times
+_IDLE_CONSUMER_MILLISECONDS = 600_000
+"""Time after which a consumer without tasks is deleted."""
+
+_POLL_SECONDS = 1.0
+"""Longest time between two polls for released and lost tasks."""
+
+_OUTCOMES_PER_PAGE = 100
+
+_MAX_SCRIPT_BYTES = 16 * 1024
+"""Size of the items that share a script: about 40 small ones. A larger item has a script of its own.
+
+With all tasks of a turn in one script, callers and workers wait for each other: with 32 kB there were a tenth fewer
+calls per second, and with 8 kB as well.
+"""
+
+_ITEM_BYTES = 250
+"""Size of an item beside its request or outcome: keys, digest, times."""
 
 _encode = msgspec.msgpack.Encoder().encode
-_about = msgspec.json.Decoder(tuple[str, str, int])  # what precedes the request in an entry
-_decoder = msgspec.msgpack.Decoder(Outcome)
-_published = msgspec.msgpack.Decoder(list[Outcome])
+_entry_head = msgspec.json.Decoder(tuple[str, str, int])  # key, fingerprint and time: what precedes the request
+_outcome_decoder = msgspec.msgpack.Decoder(Outcome)
+_outcomes_decoder = msgspec.msgpack.Decoder(list[Outcome])
+
+# --- keys and scripts -------------------------------------------------------------------------------------------------
 
 
-class _Batch(Struct, eq=False):
-    """Items that one script handles."""
+class JournalKeys:
+    """The names of the keys under one prefix. Journals with different prefixes are isolated from each other."""
 
-    keys: dict[bytes, None] = {}  # no key twice: the second item is in a later script
+    def __init__(self, prefix: str) -> None:
+        def name(kind: str, suffix: str) -> bytes:
+            # Callers may pass any text; text that UTF-8 cannot encode is an unknown name, not an error.
+            return f"{prefix}:durable:{kind}:{suffix}".encode("utf-8", "surrogatepass")
+
+        self.operations = f"{prefix}:durable:operations".encode()
+        self.channels = f"{prefix}:durable:inbox:".encode()  # followed by the name of a peer
+        self.task = partial(name, "call")  # the string of an idempotency key; the others are by operation id
+        self.stream = partial(name, "queue")
+        self.later = partial(name, "later")  # a sorted set: released tasks
+        self.suspects = partial(name, "suspects")  # a sorted set: released tasks after a lost attempt
+        self.history = partial(name, "history")  # a hash: failures and losses
+        self.dead_letters = partial(name, "buried")  # a sorted set
+        self.requests = partial(name, "requests")  # a hash: the entries of dead letters
+
+    def queue(self, operation_id: str) -> list[bytes]:
+        """Return the keys of the unfinished tasks of an operation, in the order in which scripts take them."""
+        return [name(operation_id) for name in (self.stream, self.later, self.suspects, self.history)]
+
+    def operation(self, operation_id: str) -> list[bytes]:
+        """Return all keys of an operation, in the order in which scripts take them."""
+        return [*self.queue(operation_id), self.dead_letters(operation_id), self.requests(operation_id)]
+
+
+_load = partial(load_script, Path(__file__).with_name("scripts"))
+
+SUBMIT = _load("note_peer", "submit")
+WAIT = _load("note_peer", "wait")
+TAKE = _load("history", "take")
+RENEW = _load("history", "if_ours", "renew")
+RELEASE = _load("history", "if_ours", "release")
+RECORD = _load("record")
+CANCEL = _load("cancel")
+REPLAY = _load("replay")
+PURGE = _load("purge")
+COUNT = _load("count")
+PENDING = _load("pending")
+LEAVE = _load("leave")
+
+SCRIPTS = (SUBMIT, WAIT, TAKE, RENEW, RELEASE, RECORD, CANCEL, REPLAY, PURGE, COUNT, PENDING, LEAVE)
+
+
+class _ScriptBatch(Struct, eq=False):
+    """Items that one script handles: their replies by key, and their arguments."""
+
+    replies: dict[bytes, asyncio.Future[Any]] = {}
     arguments: list[Part] = []
-    done: list[Done] = []
-    size: int = 0  # bytes
-    begun: bool = False  # it is sent
+    size: int = 0
 
 
-class BatchedScript:
-    """Runs a script for the items of one operation that arrive in the same turn of the event loop.
+class ScriptBatches:
+    """Runs a script once for the items of an operation that arrive in the same turn of the event loop.
 
     `shared` returns the keys and arguments of an operation that precede those of the items.
     """
@@ -101,59 +170,68 @@ class BatchedScript:
         self._session = session
         self._script = script
         self._shared = shared
-        self._batches: dict[str, _Batch] = {}  # that are not sent yet, by operation
+        self._open_batches: dict[str, _ScriptBatch] = {}  # by operation; each is sent in the next turn
         self._running: set[asyncio.Task[None]] = set()
 
-    def run(self, operation_id: str, size: int, key: bytes, arguments: Iterable[Part], done: Done) -> None:
-        """Run the script for an item of about `size` bytes; `done` receives its reply, or a CallError."""
-        batch = self._batches.get(operation_id)
-        if batch is not None and key in batch.keys:
-            self._begin(operation_id, batch)
-            batch = None
-        if batch is None or batch.size + size > _MAX_BATCH_BYTES:
-            batch = self._batches[operation_id] = _Batch()
-            asyncio.get_running_loop().call_soon(self._begin, operation_id, batch)
-        batch.keys[key] = None
+    async def run(self, operation_id: str, size: int, key: bytes, *arguments: Part) -> Any:
+        """Run the script for an item with a payload of `size` bytes, and return its reply.
+
+        Raises:
+            CallError: the script failed, or this item.
+        """
+        batch = self._open_batches.get(operation_id)
+        size += _ITEM_BYTES
+        if batch is None or key in batch.replies or batch.size + size > _MAX_SCRIPT_BYTES:
+            batch = self._open_batches[operation_id] = _ScriptBatch()
+            spawn(self._run(operation_id, batch), self._running)
+        reply: asyncio.Future[Any] = asyncio.get_running_loop().create_future()
+        batch.replies[key] = reply
         batch.arguments.extend(arguments)
-        batch.done.append(done)
         batch.size += size
-        if batch.size + _FRAMING * len(batch.keys) >= _FULL:
-            self._begin(operation_id, batch)
+        return await reply
 
-    def _begin(self, operation_id: str, batch: _Batch) -> None:
-        if batch.begun:
-            return
-        batch.begun = True
-        if self._batches.get(operation_id) is batch:
-            del self._batches[operation_id]
-        task = eager_task(self._run(operation_id, batch), asyncio.get_running_loop())
-        self._running.add(task)
-        task.add_done_callback(self._running.discard)
-
-    async def _run(self, operation_id: str, batch: _Batch) -> None:
+    async def _run(self, operation_id: str, batch: _ScriptBatch) -> None:
+        if self._open_batches.get(operation_id) is batch:
+            del self._open_batches[operation_id]
         keys, arguments = self._shared(operation_id)
-        replies: Any
+        futures = batch.replies.values()
         try:
-            replies = await self._session.run(self._script, [*keys, *batch.keys], *arguments, *batch.arguments)
+            script_keys = [*keys, *batch.replies]
+            replies = await self._session.run(self._script, script_keys, *arguments, *batch.arguments)
+            if replies == 0:  # nearly always: the same for all items
+                replies = [0] * len(futures)
+            for future, reply in zip(futures, replies, strict=True):
+                if is_refusal(reply):
+                    reject(future, refusal(self._session.name, reply))
+                else:
+                    resolve(future, reply)
         except Exception as error:  # of any kind: no caller may be left waiting
-            replies = [error] * len(batch.done)
-        if replies == 0:  # nearly always: the same for all items, which takes 0.5 µs less for each
-            for done in batch.done:
-                done(0)
-            return
-        for done, reply in zip(batch.done, replies, strict=True):
-            done(refusal(self._session.name, reply) if is_refusal(reply) else reply)
+            for future in futures:
+                reject(future, error)
 
     async def close(self) -> None:
-        """Wait for the batches that are on their way; the session has been closed."""
+        """Wait for the scripts that are on their way; the session has been closed."""
         await asyncio.gather(*self._running)
 
 
-# --- claims -----------------------------------------------------------------------------------------------------------
+# --- entries of a stream ----------------------------------------------------------------------------------------------
+
+
+class StreamReceipt(NamedTuple):
+    """The receipt of a claim: the entry, and the consumer that claimed it."""
+
+    entry_id: str
+    consumer: str
+
+    @classmethod
+    def of(cls, claim: Claim) -> "StreamReceipt":
+        """Parse the receipt of a claim."""
+        entry_id, _, consumer = claim.receipt.partition(" ")
+        return cls(entry_id, consumer)
 
 
 class _StreamEntry(NamedTuple):
-    """An entry of a stream that this end has claimed."""
+    """An entry of a stream that this peer has claimed."""
 
     operation_id: str
     id: bytes
@@ -169,8 +247,8 @@ class _StreamEntry(NamedTuple):
         """Return the claim of this entry by a consumer; raises ValueError."""
         if self.fields[::2] != [b"task"]:
             raise ValueError(f"unknown fields {self.fields[::2]!r:.200}")
-        about, _, request = self.fields[1].partition(b"\n")
-        key, fingerprint, submitted = _about.decode(about)
+        head, _, request = self.fields[1].partition(b"\n")
+        key, fingerprint, submitted = _entry_head.decode(head)
         task = Task(
             key=key, operation_id=self.operation_id, request=request, fingerprint=fingerprint, submitted=submitted
         )
@@ -187,146 +265,21 @@ class _StreamEntry(NamedTuple):
         )
 
 
-class StreamClaims:
-    """The claims of one end. Scripts run on `session`; `connect` opens the sessions of claims.
-
-    Its methods raise `CallError(UNAVAILABLE)`.
-    """
-
-    def __init__(self, keys: JournalKeys, session: RedisSession, connect: Callable[[], RedisSession]) -> None:
-        self._names = keys
-        self._session = session
-        self._connect = connect
-        self._idle: list[RedisSession] = []  # sessions that no claim uses
-        self._token = token_hex(8)
-        self._consumers: dict[bytes, str] = {}  # the latest, by stream
-        self._polled: dict[tuple[tuple[str, ...], bool], float] = {}  # by operations, and whether for suspects
-        self._turn = 0
-        self._closed = False
-
-    async def claim(
-        self, operation_ids: Sequence[str], lease: float, wait: float, limit: int, *, suspects: bool
-    ) -> list[Claim]:
-        """Claim the next tasks of these operations."""
-        if self._closed:
-            raise CallError(ErrorCode.UNAVAILABLE, f"the journal at {self._session.name} was closed")
-        now, operations = time.monotonic(), tuple(operation_ids)
-        interval, polled = min(_POLL, lease / 3), (operations, suspects)
-        poll = now - self._polled.get(polled, -inf) >= interval
-        consumer = f"{self._token}:{max(1, ceil(lease * 1000))}"
-        self._consumers.update((self._names.stream(each), consumer) for each in operations)
-        entries, fit = list[_StreamEntry](), 0 < len(operations) <= limit
-        if poll or not fit:
-            entries = await self._take(operations, consumer, limit, poll=poll, suspects=suspects)
-        if poll and not (entries and entries[0].suspect):  # else there may be more
-            self._polled[polled] = now
-        if not entries and (fit or (operations and wait > 0)):
-            try:
-                entries = await self._read(operations, consumer, limit, min(wait, interval))
-            except CallError as error:
-                if "NOGROUP" not in error.message:  # a stream was deleted: the script creates it
-                    raise
-                entries = await self._take(operations, consumer, limit, poll=poll, suspects=suspects)
-        claims: list[Claim] = []
-        for each in entries:
-            try:
-                claims.append(each.claim(lease, consumer))
-            except ValueError as error:
-                await self._remove(each, error)
-        for excess in claims[limit:]:  # several operations had new tasks at the same time
-            await self.release(excess, 0.0, attempts=excess.attempt - 1)
-        return claims[:limit]
-
-    async def _take(
-        self, operations: tuple[str, ...], consumer: str, limit: int, *, poll: bool, suspects: bool
-    ) -> list[_StreamEntry]:
-        """Claim queued tasks, each time starting with another operation if there is no room for all."""
-        self._turn += 1
-        keys = [self._names.operations, *(key for each in operations for key in self._names.queue(each))]
-        arguments = (consumer, limit, int(poll), self._turn, _IDLE_CONSUMER, int(suspects), *operations)
-        taken = await self._borrow(lambda session: session.run(scripts.TAKE, keys, *arguments))
-        return [_StreamEntry(operations[place], *rest) for place, *rest in taken]
-
-    async def _read(self, operations: tuple[str, ...], consumer: str, limit: int, wait: float) -> list[_StreamEntry]:
-        """Claim new tasks, waiting for the first; without a script, which would copy the requests twice.
-
-        A task that arrives goes to the worker that has waited longest, and then the others of its batch to the first
-        that reads on. Both commands are sent at once: a connection that blocks executes no other.
-        """
-        streams = {self._names.stream(each): each for each in operations}
-        group, ids = (b"GROUP", b"workers", consumer, b"COUNT"), (b"STREAMS", *streams, *[b">"] * len(streams))
-        share, reads = limit // len(streams), list[bytes]()
-        if wait > 0:
-            reads.append(command(b"XREADGROUP", *group, 1, b"BLOCK", max(1, ceil(wait * 1000)), *ids))
-            share -= 1
-        if share > 0:
-            reads.append(command(b"XREADGROUP", *group, share, *ids))
-        replies: list[dict[bytes, list[Any]] | None]
-        replies = await self._borrow(lambda session: session.ask(*reads, patience=wait + PATIENCE))
-        return [
-            _StreamEntry(streams[stream], id, 1, fields)
-            for found in replies
-            for stream, new in (found or {}).items()
-            for id, fields in new
-        ]
-
-    async def _borrow(self, ask: Callable[[RedisSession], Coroutine[Any, Any, Any]]) -> Any:
-        """Return the reply to a claim, on a session that no other claim uses.
-
-        Not on the session of the scripts: that is subscribed to outcomes, and Redis buffers 32 MiB for a subscriber.
-        """
-        session = self._idle.pop() if self._idle else self._connect()
-        try:
-            reply = await ask(session)
-        except BaseException:
-            await session.close()  # a task that it receives all the same is claimed again when its lease expires
-            raise
-        self._idle.append(session)
-        if self._closed:
-            await self._close_idle()
-        return reply
-
-    async def _remove(self, entry: _StreamEntry, error: ValueError) -> None:
-        """Remove an invalid entry, which another program wrote."""
-        logger.error("removed an invalid task of %s: %s", entry.operation_id, error)
-        stream = self._names.stream(entry.operation_id)
-        await self._session.ask(command(b"XACK", stream, b"workers", entry.id), command(b"XDEL", stream, entry.id))
-
-    async def renew(self, claim: Claim, *, alone: bool) -> bool:
-        """Renew a lease; return False if it was lost."""
-        keys = [self._names.stream(claim.task.operation_id), self._names.history(claim.task.operation_id)]
-        return bool(await self._session.run(scripts.RENEW, keys, *StreamReceipt.of(claim), claim.attempt, int(alone)))
-
-    async def release(self, claim: Claim, delay: float, *, failed: bool = False, attempts: int | None = None) -> None:
-        """Return a task to the queue; `attempts` overrides the number of attempts that count."""
-        keys = self._names.queue(claim.task.operation_id)
-        milliseconds = ceil(seconds_within(delay, MAX_SECONDS) * 1000)
-        counted = claim.attempt if attempts is None else attempts
-        arguments = (claim.attempt, milliseconds, counted, int(failed))
-        await self._session.run(scripts.RELEASE, keys, *StreamReceipt.of(claim), *arguments)
-
-    async def leave(self) -> None:
-        """Delete our consumers that have no tasks left. The owner closes the session."""
-        self._closed = True
-        await self._close_idle()
-        if self._consumers:
-            await self._session.run(scripts.LEAVE, list(self._consumers), *self._consumers.values())
-
-    async def _close_idle(self) -> None:
-        while self._idle:
-            await self._idle.pop().close()
+def without_space(fingerprint: str) -> str:
+    """Return a fingerprint without white space; different ones stay different, and hexadecimal ones the same."""
+    return fingerprint if fingerprint.isascii() and fingerprint.isalnum() else quote(fingerprint, safe="")
 
 
 # --- the journal ------------------------------------------------------------------------------------------------------
 
 
-class RedisJournal(BrokerJournal[StreamClaims]):
+class RedisJournal(BrokerJournal):
     """A `Journal` in a Redis server, the primary that Sentinels elect, or a server of a cluster.
 
         async with RedisJournal("redis://127.0.0.1:6379") as journal, DurableWorker(registry, journal):
             await DurableCalls(journal).call("orders.create", {"article": "tea"}, key="order-17")
 
-    The URL is that of `RedisTransport`. Ends with the same `prefix` on the same database share the journal. `trusted`
+    The URL is that of `RedisTransport`. Peers with the same `prefix` on the same database share the journal. `trusted`
     accepts the identity in a request from any client that can write to this server.
 
     Raises:
@@ -342,33 +295,43 @@ class RedisJournal(BrokerJournal[StreamClaims]):
         trusted: bool = False,
         ssl: SSLContext | None = None,
     ) -> None:
-        servers = parse_servers(url, ssl, prefix=prefix)
-        prefix = servers.key_prefix(prefix)
-        super().__init__(servers.name, trusted=trusted)
-        self._keep = max(1, ceil(check_seconds("keep", keep) * 1000))
-        self._names = JournalKeys(prefix)
-        self._end = token_hex(8)
-        channel = self._names.channels + self._end.encode()
-        self._session = RedisSession(servers, channel=channel, pushed=self._pushed, lost=self._waiters.fail)
-        self._claims = StreamClaims(self._names, self._session, lambda: RedisSession(servers))
-        names = self._names
-        self._submitting = BatchedScript(
-            self._session, scripts.SUBMIT, lambda each: ((names.stream(each), names.operations), (each,))
+        self._servers = parse_servers(url, ssl, prefix=prefix)
+        super().__init__(self._servers.name, trusted=trusted)
+        self._keep_milliseconds = max(1, ceil(check_seconds("keep", keep) * 1000))
+        self.keys = keys = JournalKeys(self._servers.key_prefix(prefix))
+        self.peer = token_hex(8)
+        self._session = RedisSession(
+            self._servers,
+            scripts=SCRIPTS,
+            channel=keys.channels + self.peer.encode(),
+            pushed=self._read_outcomes,
+            lost=self._waiters.fail,
         )
-        self._recording = BatchedScript(
-            self._session, scripts.RECORD, lambda each: (names.every(each), (self._keep, names.channels))
+        self._submissions = ScriptBatches(
+            self._session,
+            SUBMIT,
+            lambda operation_id: ((keys.stream(operation_id), keys.operations), (operation_id,)),
         )
+        self._records = ScriptBatches(
+            self._session,
+            RECORD,
+            lambda operation_id: (keys.operation(operation_id), (self._keep_milliseconds, keys.channels)),
+        )
+        self._idle_sessions: list[RedisSession] = []  # of claims
+        self._consumers: dict[bytes, str] = {}  # the latest, by stream
+        self._poll_times: dict[tuple[tuple[str, ...], bool], float] = {}  # by operations, and whether for suspects
+        self._turn = 0
 
     async def start(self) -> None:
         """Connect; log a warning for settings of the server that put tasks at risk."""
         self._waiters.bind()
         await self._session.ask(command(b"PING"))
         try:
-            about = await self._session.ask(*(command(b"INFO", each) for each in ("persistence", "memory")))
+            sections = await self._session.ask(command(b"INFO", b"persistence"), command(b"INFO", b"memory"))
         except CallError as error:
             logger.debug("%s does not show its settings: %s", self.name, error)
             return
-        settings = b"".join(about)
+        settings = b"".join(sections)
         if b"aof_enabled:0" in settings:
             logger.warning("%s has no append-only file: a crash loses durable calls; set appendonly yes", self.name)
         if b"maxmemory_policy:allkeys" in settings:
@@ -379,10 +342,18 @@ class RedisJournal(BrokerJournal[StreamClaims]):
         self._waiters.fail(CallError(ErrorCode.UNAVAILABLE, f"the journal at {self.name} was closed"))
         await super().close()
 
+    async def leave(self) -> None:
+        """Delete the consumers of this peer that have no tasks."""
+        await self._close_idle_sessions()
+        if self._consumers:
+            await self._session.run(LEAVE, list(self._consumers), *self._consumers.values())
+
     async def disconnect(self) -> None:
-        """End the connection."""
+        """End the connections."""
         await self._session.close()
-        await asyncio.gather(self._submitting.close(), self._recording.close())
+        await asyncio.gather(self._submissions.close(), self._records.close())
+
+    # --- tasks --------------------------------------------------------------------------------------------------------
 
     async def submit(self, task: Task, *, wait: float = 0.0) -> Outcome | None:
         """Store a task, unless its key is known; return its outcome, waiting for it up to `wait` seconds.
@@ -390,159 +361,273 @@ class RedisJournal(BrokerJournal[StreamClaims]):
         Raises:
             CallError: VALIDATION_ERROR, if the key is known with another fingerprint; UNAVAILABLE.
         """
-        if wait > 0:
-            submit = partial(self._submit, task)
-            return await self._waiters.wait(task.key, wait, lambda: self._fetch(task.key), submit)
-        reply: asyncio.Future[Any] = asyncio.get_running_loop().create_future()
-        self._store(task, "", partial(resolve, reply))
-        return _known(task.key, await reply)
+        if wait <= 0:
+            return await self._store(task)
+        deadline = time.monotonic() + wait
+        with self._waiters.waiting(task.key) as waiter:
+            outcome = await self._store(task, self.peer)
+            return outcome or await waiter.outcome(deadline, partial(self._look_up, task.key))
 
-    def _submit(self, task: Task, waiter: OutcomeWaiter) -> None:
-        self._store(task, self._end, partial(_settle, waiter, task.key))
-
-    def _store(self, task: Task, end: str, done: Done) -> None:
+    async def _store(self, task: Task, waiting_peer: str = "") -> Outcome | None:
         entry = msgspec.json.encode((task.key, task.fingerprint, task.submitted)) + b"\n" + task.request
-        arguments = (entry, without_space(task.fingerprint), end)
-        self._submitting.run(task.operation_id, len(task.request), self._names.task(task.key), arguments, done)
+        arguments = (entry, without_space(task.fingerprint), waiting_peer)
+        key = self.keys.task(task.key)
+        reply = await self._submissions.run(task.operation_id, len(task.request), key, *arguments)
+        if reply == -1:
+            raise key_in_use(task.key)
+        return _decode(reply) if reply else None
+
+    async def claim(
+        self, operation_ids: Sequence[str], *, lease: float, wait: float, limit: int = 1, suspects: bool = True
+    ) -> list[Claim]:
+        """Claim the next tasks of these operations."""
+        if self._closed:
+            raise CallError(ErrorCode.UNAVAILABLE, f"the journal at {self.name} was closed")
+        operations = tuple(operation_ids)
+        consumer = f"{self.peer}:{max(1, ceil(lease * 1000))}"
+        self._consumers.update((self.keys.stream(operation_id), consumer) for operation_id in operations)
+        now = time.monotonic()
+        poll_interval = min(_POLL_SECONDS, lease / 3)
+        polls = now - self._poll_times.get((operations, suspects), -inf) >= poll_interval
+        can_read = 0 < len(operations) <= limit  # a read returns a task of each operation
+        entries: list[_StreamEntry] = []
+        if polls or not can_read:
+            entries = await self._take(operations, consumer, limit, polls=polls, suspects=suspects)
+        if polls and not (entries and entries[0].suspect):  # otherwise there may be more
+            self._poll_times[operations, suspects] = now
+        if not entries and (can_read or (operations and wait > 0)):
+            try:
+                entries = await self._read(operations, consumer, limit, min(wait, poll_interval))
+            except CallError as error:
+                if "NOGROUP" not in error.message:  # a stream was deleted: the script creates it
+                    raise
+                entries = await self._take(operations, consumer, limit, polls=polls, suspects=suspects)
+        claims: list[Claim] = []
+        for entry in entries:
+            try:
+                claims.append(entry.claim(lease, consumer))
+            except ValueError as error:
+                await self._remove(entry, error)
+        for excess_claim in claims[limit:]:  # several operations had new tasks at the same time
+            await self._release(excess_claim, 0.0, attempts=excess_claim.attempt - 1)
+        return claims[:limit]
+
+    async def _take(
+        self, operations: tuple[str, ...], consumer: str, limit: int, *, polls: bool, suspects: bool
+    ) -> list[_StreamEntry]:
+        """Claim queued tasks, each time starting with another operation if there is no room for all."""
+        self._turn += 1
+        keys = [self.keys.operations]
+        for operation_id in operations:
+            keys += self.keys.queue(operation_id)
+        arguments = (consumer, limit, int(polls), self._turn, _IDLE_CONSUMER_MILLISECONDS, int(suspects), *operations)
+        async with self._claim_session() as session:
+            entries = await session.run(TAKE, keys, *arguments)
+        return [_StreamEntry(operations[index], *entry) for index, *entry in entries]
+
+    async def _read(self, operations: tuple[str, ...], consumer: str, limit: int, wait: float) -> list[_StreamEntry]:
+        """Claim new tasks, waiting for the first; without a script, which would copy the requests twice.
+
+        A task that arrives goes to the worker that has waited longest, and then the others of its turn to the first
+        that reads on. Both commands are sent at once: a connection that blocks executes no other.
+        """
+        operation_by_stream = {self.keys.stream(operation_id): operation_id for operation_id in operations}
+        group = (b"GROUP", b"workers", consumer, b"COUNT")
+        streams = (b"STREAMS", *operation_by_stream, *[b">"] * len(operation_by_stream))
+        tasks_per_operation = limit // len(operations)
+        commands: list[bytes] = []
+        if wait > 0:
+            commands.append(command(b"XREADGROUP", *group, 1, b"BLOCK", max(1, ceil(wait * 1000)), *streams))
+            tasks_per_operation -= 1
+        if tasks_per_operation > 0:
+            commands.append(command(b"XREADGROUP", *group, tasks_per_operation, *streams))
+        replies: list[dict[bytes, list[Any]] | None]
+        async with self._claim_session() as session:
+            replies = await session.ask(*commands, patience=wait + PATIENCE)
+        return [
+            _StreamEntry(operation_by_stream[stream], entry_id, 1, fields)
+            for reply in replies
+            for stream, entries in (reply or {}).items()
+            for entry_id, fields in entries
+        ]
+
+    @asynccontextmanager
+    async def _claim_session(self) -> AsyncGenerator[RedisSession]:
+        """Return a session that no other claim uses.
+
+        Not the session of the scripts: that is subscribed to outcomes, and Redis buffers 32 MiB for a subscriber.
+        """
+        session = self._idle_sessions.pop() if self._idle_sessions else RedisSession(self._servers, scripts=SCRIPTS)
+        try:
+            yield session
+        except BaseException:
+            await session.close()  # a task that it receives all the same is claimed again when its lease expires
+            raise
+        self._idle_sessions.append(session)
+        if self._closed:
+            await self._close_idle_sessions()
+
+    async def _close_idle_sessions(self) -> None:
+        while self._idle_sessions:
+            await self._idle_sessions.pop().close()
+
+    async def _remove(self, entry: _StreamEntry, error: ValueError) -> None:
+        """Remove an invalid entry, which another program wrote."""
+        logger.error("removed an invalid task of %s: %s", entry.operation_id, error)
+        stream = self.keys.stream(entry.operation_id)
+        await self._session.ask(command(b"XACK", stream, b"workers", entry.id), command(b"XDEL", stream, entry.id))
+
+    async def renew(self, claim: Claim, *, alone: bool = False) -> bool:
+        """Renew a lease; return False if it was lost."""
+        keys = [self.keys.stream(claim.task.operation_id), self.keys.history(claim.task.operation_id)]
+        return bool(await self._session.run(RENEW, keys, *StreamReceipt.of(claim), claim.attempt, int(alone)))
+
+    async def release(self, claim: Claim, delay: float, *, failed: bool = False) -> None:
+        """Return a task to the queue, to be claimed again after `delay` seconds."""
+        await self._release(claim, delay, attempts=claim.attempt, failed=failed)
+
+    async def _release(self, claim: Claim, delay: float, *, attempts: int, failed: bool = False) -> None:
+        milliseconds = ceil(seconds_within(delay, MAX_SECONDS) * 1000)
+        arguments = (*StreamReceipt.of(claim), claim.attempt, milliseconds, attempts, int(failed))
+        await self._session.run(RELEASE, self.keys.queue(claim.task.operation_id), *arguments)
+
+    async def cancel(self, outcome: Outcome) -> Outcome | None:
+        """End a task that is not claimed; return its outcome, or None if it is claimed or unknown."""
+        operation_id = outcome.operation_id
+        keys = [self.keys.task(outcome.key), *self.keys.queue(operation_id)]
+        arguments = (outcome.key, _encode(outcome), self._keep_milliseconds, self.keys.channels)
+        recorded = _recorded(outcome, await self._session.run(CANCEL, keys, *arguments))
+        return recorded if recorded is not None and recorded.operation_id == operation_id else None
+
+    # --- outcomes -----------------------------------------------------------------------------------------------------
 
     async def record(self, claim: Claim, outcome: Outcome) -> Outcome | None:
         """Record the outcome of a task; return the first recorded one, or None if the task is unknown."""
         await self.pace(outcome)
-        task, id = claim.task, claim.receipt.partition(" ")[0]
-        arguments = (id, _encode(outcome), f"{outcome.recorded} {task.key}" if outcome.buried else b"")
-        reply: asyncio.Future[Any] = asyncio.get_running_loop().create_future()
-        done = partial(resolve, reply)
-        self._recording.run(task.operation_id, len(outcome.event), self._names.task(task.key), arguments, done)
-        return _ended(outcome, await reply)
-
-    async def cancel(self, outcome: Outcome) -> Outcome | None:
-        """End a task that is not claimed; return its outcome, or None if it is claimed or unknown."""
-        names, operation_id = self._names, outcome.operation_id
-        keys = [names.task(outcome.key), *names.queue(operation_id)]
-        arguments = (outcome.key, _encode(outcome), self._keep, names.channels)
-        ended = _ended(outcome, await self._session.run(scripts.CANCEL, keys, *arguments))
-        return ended if ended is not None and ended.operation_id == operation_id else None
+        task, receipt = claim.task, StreamReceipt.of(claim)
+        time_and_key = f"{outcome.recorded} {task.key}" if outcome.dead_letter else b""
+        arguments = (receipt.entry_id, _encode(outcome), time_and_key)
+        key = self.keys.task(task.key)
+        return _recorded(outcome, await self._records.run(task.operation_id, len(outcome.event), key, *arguments))
 
     async def outcome(self, key: str) -> Outcome | None:
         """Return the outcome of a task, if any yet."""
-        (value,) = await self._session.ask(command(b"GET", self._names.task(key)))
-        return _outcome(value)
+        (value,) = await self._session.ask(command(b"GET", self.keys.task(key)))
+        return _parse(value)
 
     async def wait(self, key: str, timeout: float) -> Outcome | None:
         """Wait for the outcome of a task; return None after the timeout."""
-        return await self._waiters.wait(key, timeout, lambda: self._fetch(key))
+        deadline, look_up = time.monotonic() + timeout, partial(self._look_up, key)
+        with self._waiters.waiting(key) as waiter:
+            return await look_up() or await waiter.outcome(deadline, look_up)
 
-    async def _fetch(self, key: str) -> Outcome | None:
-        outcome = await self._session.run(scripts.WAIT, [self._names.task(key)], self._end)
+    async def _look_up(self, key: str) -> Outcome | None:
+        """Return the outcome of a task; without one, note that a caller waits here."""
+        outcome = await self._session.run(WAIT, [self.keys.task(key)], self.peer)
         return None if outcome is None else _decode(outcome)
 
-    def _pushed(self, message: bytes) -> None:
+    def _read_outcomes(self, message: bytes) -> None:
         try:
-            outcomes = _published.decode(message)
+            outcomes = _outcomes_decoder.decode(message)
         except (ValueError, RecursionError) as error:  # any client can publish to the channel
             logger.warning("ignored a message for %s: it does not hold outcomes: %s", self.name, error)
             return
         for outcome in outcomes:
             self._waiters.resolve(outcome)
 
-    async def buried(self, operation_id: str | None = None) -> AsyncIterator[Outcome]:
-        """Yield the outcomes of buried tasks, the oldest first."""
+    # --- maintenance --------------------------------------------------------------------------------------------------
+
+    async def dead_letters(self, operation_id: str | None = None) -> AsyncIterator[Outcome]:
+        """Yield the outcomes of dead letters, the oldest first."""
         operations = await self._operations() if operation_id is None else [operation_id]
-        lists = [command(b"ZRANGE", self._names.buried(each), 0, -1, b"WITHSCORES") for each in operations]
-        found = [pair for pairs in await self._session.ask(*lists) for pair in pairs]
-        keys: list[bytes] = [key for key, _ in sorted(found, key=lambda pair: pair[1])]
-        for start in range(0, len(keys), _PAGE):
-            page = (self._names.task(self._names.read(key)) for key in keys[start : start + _PAGE])
-            for value in await self._session.ask(*(command(b"GET", each) for each in page)):
+        sets = [self.keys.dead_letters(operation_id) for operation_id in operations]
+        replies = await self._session.ask(*(command(b"ZRANGE", name, 0, -1, b"WITHSCORES") for name in sets))
+        keys_and_times = [key_and_time for reply in replies for key_and_time in reply]
+        keys_and_times.sort(key=lambda key_and_time: key_and_time[1])
+        names = [self.keys.task(_read_name(key)) for key, _ in keys_and_times]
+        for start in range(0, len(names), _OUTCOMES_PER_PAGE):
+            page = names[start : start + _OUTCOMES_PER_PAGE]
+            for value in await self._session.ask(*(command(b"GET", name) for name in page)):
                 try:
-                    outcome = _outcome(value)
+                    outcome = _parse(value)
                 except CallError as error:  # must not hide the others
-                    logger.warning("ignored a buried task of %s: %s", self.name, error.message)
+                    logger.warning("ignored a dead letter of %s: %s", self.name, error.message)
                     continue
                 if outcome is not None:  # else purged or replayed meanwhile
                     yield outcome
 
     async def pending(self, operation_id: str, *, limit: int = 100) -> list[PendingTask]:
         """Return the tasks of an operation that wait or run, the oldest first, at most `limit`."""
-        found = await self._session.run(scripts.PENDING, [self._names.stream(operation_id)], limit)
+        rows = await self._session.run(PENDING, [self.keys.stream(operation_id)], limit)
         return [
             PendingTask(
-                key=self._names.read(key),
+                key=_read_name(key),
                 operation_id=operation_id,
                 submitted=submitted,
                 claimed=bool(claimed),
                 attempts=attempts,
             )
-            for key, submitted, claimed, attempts in found
+            for key, submitted, claimed, attempts in rows
         ]
 
     async def replay(self, key: str) -> bool:
-        """Submit a buried task again; return False if it is unknown."""
-        ended, names = await self.outcome(key), self._names
-        if ended is None:
+        """Submit a dead letter again; return False if it is unknown."""
+        outcome = await self.outcome(key)
+        if outcome is None:
             return False
-        keys = [names.task(key), *(name(ended.operation_id) for name in (names.stream, names.buried, names.requests))]
-        return bool(await self._session.run(scripts.REPLAY, keys, key))
+        operation_id, keys = outcome.operation_id, self.keys
+        names = [keys.stream(operation_id), keys.dead_letters(operation_id), keys.requests(operation_id)]
+        return bool(await self._session.run(REPLAY, [keys.task(key), *names], key))
 
     async def purge(self, key: str) -> bool:
         """Delete a task that has ended; return False if it is unknown."""
-        ended, names = await self.outcome(key), self._names
-        if ended is None:
+        outcome = await self.outcome(key)
+        if outcome is None:
             return False
-        keys = [names.task(key), names.buried(ended.operation_id), names.requests(ended.operation_id)]
-        return bool(await self._session.run(scripts.PURGE, keys, key))
+        names = [self.keys.dead_letters(outcome.operation_id), self.keys.requests(outcome.operation_id)]
+        return bool(await self._session.run(PURGE, [self.keys.task(key), *names], key))
 
     async def info(self) -> list[JournalInfo]:
         """Return the number of tasks of each operation."""
-        names, found = self._names, list[JournalInfo]()
-        for each in await self._operations():
-            keys = [name(each) for name in (names.stream, names.later, names.suspects, names.buried)]
-            waiting, claimed, buried = await self._session.run(scripts.COUNT, keys)
-            found.append(JournalInfo(operation_id=each, waiting=waiting, claimed=claimed, buried=buried))
-        return found
+        infos: list[JournalInfo] = []
+        keys = self.keys
+        for operation_id in await self._operations():
+            names = [keys.stream, keys.later, keys.suspects, keys.dead_letters]
+            counts = await self._session.run(COUNT, [name(operation_id) for name in names])
+            waiting, claimed, dead_letters = counts
+            infos.append(
+                JournalInfo(operation_id=operation_id, waiting=waiting, claimed=claimed, dead_letters=dead_letters)
+            )
+        return infos
 
     async def _operations(self) -> list[str]:
-        (operations,) = await self._session.ask(command(b"SMEMBERS", self._names.operations))
-        return sorted(self._names.read(each) for each in operations)
+        (operations,) = await self._session.ask(command(b"SMEMBERS", self.keys.operations))
+        return sorted(_read_name(name) for name in operations)
 
 
-def _known(key: str, reply: Any) -> Outcome | None:
-    """Read the reply to a submission: an outcome, 0 if there is none yet, -1 if the key belongs to another call."""
-    if isinstance(reply, Exception):
-        raise reply
-    if reply == -1:
-        raise key_in_use(key)
-    return _decode(reply) if reply else None
-
-
-def _settle(waiter: OutcomeWaiter, key: str, reply: Any) -> None:
-    """Pass the reply to a submission to its caller."""
-    if reply == 0:
-        waiter.settle(None)
-        return
+def _read_name(name: bytes) -> str:
+    """Decode a key or an id. Those of other programs may be invalid, and must not hide the others."""
     try:
-        waiter.settle(_known(key, reply))
-    except Exception as error:
-        waiter.fail(error)
+        return name.decode("utf-8", "surrogatepass")
+    except UnicodeDecodeError:
+        return name.decode(errors="replace")
 
 
-def _ended(outcome: Outcome, reply: Any) -> Outcome | None:
+def _recorded(outcome: Outcome, reply: Any) -> Outcome | None:
     """Read the reply to an outcome: the one that was recorded before, 0 for this one, -1 if the task is unknown."""
-    if isinstance(reply, Exception):
-        raise reply
     if reply == -1:
         return None
     return _decode(reply) if reply else outcome
 
 
-def _outcome(value: bytes | None) -> Outcome | None:
+def _parse(value: bytes | None) -> Outcome | None:
     """Parse the string of a task, and decode its outcome, if any yet."""
-    _, ended, outcome = (value or b"").partition(b"\n")
-    return _decode(outcome) if ended else None
+    _, line_feed, outcome = (value or b"").partition(b"\n")
+    return _decode(outcome) if line_feed else None
 
 
 def _decode(outcome: bytes) -> Outcome:
     try:
-        return _decoder.decode(outcome)
+        return _outcome_decoder.decode(outcome)
     except (ValueError, RecursionError) as error:  # written by another program
         raise CallError(ErrorCode.PROTOCOL_ERROR, f"an outcome in the journal is invalid: {error}") from error

@@ -4,7 +4,6 @@ import asyncio
 from collections.abc import Callable, Sequence
 from typing import Any
 
-from opwire.durable.redis import journal_scripts as scripts
 from opwire.errors import CallError, ErrorCode
 from opwire.transports.redis.connection import Part, RedisConnection, RedisServers, Script, command
 
@@ -14,19 +13,22 @@ PATIENCE = 5.0  # seconds without a reply, after which a server counts as lost
 class RedisSession:
     """A connection that is opened lazily, and opened again after a loss.
 
-    It subscribes to the optional `channel`: `pushed` receives the messages there, until `lost` is called.
+    It loads `scripts` beforehand, and subscribes to the optional `channel`: `pushed` receives the messages there, until
+    `lost` is called.
     """
 
     def __init__(
         self,
         servers: RedisServers,
         *,
+        scripts: Sequence[Script] = (),
         channel: bytes | None = None,
         pushed: Callable[[bytes], None] | None = None,
         lost: Callable[[CallError], None] | None = None,
     ) -> None:
         self.name = servers.name
         self._servers = servers
+        self._scripts = scripts
         self._channel = channel
         self._pushed = pushed
         self._on_loss = lost
@@ -86,7 +88,7 @@ class RedisSession:
         channel = [] if self._channel is None else [command(b"SUBSCRIBE", self._channel)]
         try:
             await connection.open()
-            await connection.greet(*channel, *(command(b"SCRIPT", b"LOAD", each.text) for each in scripts.SCRIPTS))
+            await connection.greet(*channel, *(command(b"SCRIPT", b"LOAD", script.text) for script in self._scripts))
         except BaseException:
             await connection.close()
             raise

@@ -508,7 +508,7 @@ class DurableTaskStore:
             return {**task.fields("working", task.says.created), "statusMessage": _WORKING}
         if outcome.cancelled:
             return task.fields("cancelled", outcome.recorded)
-        if outcome.buried:
+        if outcome.dead_letter:
             cause = CallError(ErrorCode.PROTOCOL_ERROR, f"the recorded error of {outcome.operation_id} is not one")
             try:
                 outcome_envelope(outcome)

@@ -1,12 +1,12 @@
 -- End a task that no worker has claimed.
 --
 -- KEYS: the task, stream, `later`, `suspects`, `history`; ARGV: key, outcome, milliseconds to keep it, the name of the
--- channels without the end. Returns the earlier outcome, 0 if this one was recorded, or -1 if the task is claimed,
+-- channels without the peer. Returns the earlier outcome, 0 if this one was recorded, or -1 if the task is claimed,
 -- unknown or of another operation.
 local fingerprint, state, rest = string.match(redis.call('GET', KEYS[1]) or '', '^(%S*)(%s)(.*)$')
 if not state then return -1 end
 if state == '\n' then return rest end
-local id, ends = string.match(rest, '^(%S*) ?(.*)$')
+local id, peers = string.match(rest, '^(%S*) ?(.*)$')
 local entry = redis.call('XRANGE', KEYS[2], id, id)[1]
 if not entry or cjson.decode(string.match(entry[2][2], '^[^\n]*'))[1] ~= ARGV[1] then return -1 end
 local pending = redis.call('XPENDING', KEYS[2], 'workers', id, id, 1)[1]
@@ -17,7 +17,7 @@ redis.call('ZREM', KEYS[3], id)
 redis.call('ZREM', KEYS[4], id)
 redis.call('HDEL', KEYS[5], id)
 redis.call('SET', KEYS[1], fingerprint .. '\n' .. ARGV[2], 'PX', ARGV[3])
-for me in string.gmatch(ends, '%S+') do
+for me in string.gmatch(peers, '%S+') do
   redis.call('PUBLISH', ARGV[4] .. me, string.char(145) .. ARGV[2])
 end
 return 0

@@ -1,9 +1,9 @@
 -- Record outcomes of one operation, unless their tasks have one.
 --
--- KEYS: stream, `later`, `suspects`, `history`, buried, requests, then the string of each task, none twice; ARGV:
--- milliseconds to keep outcomes, the name of the channels without the end, then for each task the id of its entry, its
--- outcome, and its time and key if it is buried, or ''. Returns 0 if all were recorded, otherwise for each the earlier
--- outcome, 0 if this one was recorded, -1 if the task is unknown, or the error of a key of another type.
+-- KEYS: stream, `later`, `suspects`, `history`, dead letters, requests, then the string of each task, none twice; ARGV:
+-- milliseconds to keep outcomes, the name of the channels without the peer, then for each task the id of its entry, its
+-- outcome, and its time and key if it is a dead letter, or ''. Returns 0 if all were recorded, otherwise for each the
+-- earlier outcome, 0 if this one was recorded, -1 if the task is unknown, or the error of a key of another type.
 local call, match, stream, count = redis.call, string.match, KEYS[1], #KEYS - 6
 local replies, tasks, values, ids, entries, published = {}, {}, {}, {}, {}, {}
 local known = call('MGET', unpack(KEYS, 7))
@@ -13,14 +13,14 @@ for i = 7, #KEYS do
   if type(value) == 'table' then
     reply = value
   elseif value then
-    local fingerprint, entry, ends = match(value, '^(%S*) (%S*) ?(.*)$')
+    local fingerprint, entry, peers = match(value, '^(%S*) (%S*) ?(.*)$')
     if not entry then
       reply = match(value, '^%S*\n(.*)$') or -1
     elseif entry == id then
-      local n, list = #ids + 1, published[ends]
+      local n, list = #ids + 1, published[peers]
       reply, ids[n], tasks[n], values[n] = 0, id, i, fingerprint .. '\n' .. outcome
       if ARGV[at + 2] ~= '' then entries[i] = call('XRANGE', stream, id, id)[1] end
-      if list then list[#list + 1] = outcome else published[ends] = {outcome} end
+      if list then list[#list + 1] = outcome else published[peers] = {outcome} end
     end
   end
   replies[i - 6] = reply
@@ -45,8 +45,8 @@ for n, i in ipairs(tasks) do
     if entries[i] then call('HSET', KEYS[6], key, entries[i][2][2]) end
   end
 end
-for ends, outcomes in pairs(published) do
+for peers, outcomes in pairs(published) do
   local message = string.char(220, 0, #outcomes) .. table.concat(outcomes)
-  for me in string.gmatch(ends, '%S+') do call('PUBLISH', ARGV[2] .. me, message) end
+  for me in string.gmatch(peers, '%S+') do call('PUBLISH', ARGV[2] .. me, message) end
 end
 return #ids == count and 0 or replies

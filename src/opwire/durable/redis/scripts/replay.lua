@@ -1,4 +1,4 @@
--- Submit a buried task again. KEYS: the task, stream, buried, requests; ARGV: key. Returns 0 if it is unknown.
+-- Submit a dead letter again. KEYS: the task, stream, dead letters, requests; ARGV: key. Returns 0 if it is unknown.
 local entry = redis.call('HGET', KEYS[4], ARGV[1])
 local fingerprint = string.match(redis.call('GET', KEYS[1]) or '', '^(%S*)\n')
 if not entry or not fingerprint then return 0 end

@@ -1,7 +1,7 @@
 -- Store tasks of one operation, unless their keys are known.
 --
 -- KEYS: stream, set of operations, then the string of each task, none twice; ARGV: operation, then for each task its
--- entry, its fingerprint, and the end at which a caller waits, or ''. Returns 0 if all tasks are new, otherwise for
+-- entry, its fingerprint, and the peer at which a caller waits, or ''. Returns 0 if all tasks are new, otherwise for
 -- each the outcome, 0 if there is none yet, -1 for a key with another fingerprint, or its own error: its key has another
 -- type, or there is no memory for a new task.
 local call, stream, replies = redis.call, KEYS[1], {}
@@ -40,7 +40,7 @@ local function submit(task, entry, fingerprint, me)
   local known, state, rest = string.match(value, '^(%S*)(%s)(.*)$')
   if known ~= fingerprint then return -1 end
   if state == '\n' then return rest end
-  note_end(task, value, me)
+  note_peer(task, value, me)
   return 0
 end
 
