@@ -26,7 +26,8 @@ from benchmarks.measure import NotMeasuredError, Row, Table, need_linux
 from opwire import CallError, OperationRegistry, OperationSpec, Schema
 from opwire.hub import Hub
 from opwire.mcp.server import serve_mcp
-from opwire.model.operation import AccessControl, NormalizeMode, Operation
+from opwire.model.access import AccessControl
+from opwire.model.operation import NormalizeMode, Operation
 from opwire.openapi.client import from_openapi
 from opwire.openapi.server import serve_http
 from opwire.protocol import decode_event

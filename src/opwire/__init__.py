@@ -28,7 +28,9 @@ from opwire.errors import (
     is_resume_error,
     resume_error,
 )
+from opwire.model.access import AccessControl, ResourceRule, check_access
 from opwire.model.completion import Completion, CompletionRequest
+from opwire.model.context import Context, Progress
 from opwire.model.envelope import (
     RESPONSE_SOURCES,
     HTTPResponseMeta,
@@ -48,30 +50,16 @@ from opwire.model.envelope import (
     read_envelope,
     unwrap,
 )
+from opwire.model.identity import Identity
 from opwire.model.log_message import LogMessage
 from opwire.model.mcp_presentation import Annotations, MCPPresentation
-from opwire.model.operation import (
-    AccessControl,
-    Change,
-    Context,
-    Handler,
-    Identity,
-    Interceptor,
-    NormalizeMode,
-    Operation,
-    OperationSpec,
-    OperationType,
-    Progress,
-    ResourceRule,
-    Source,
-    SourceChange,
-    check_access,
-)
+from opwire.model.operation import Change, Handler, Interceptor, NormalizeMode, Operation, OperationSpec, OperationType
 from opwire.model.questions import Elicitation, Question, Root, SampledMessage
 from opwire.registry import OperationRegistry, RegistryView, build_env
 from opwire.registry.env import Env
 from opwire.registry.reshape import Reshape
 from opwire.registry.signature import Depends
+from opwire.registry.source import Source, SourceChange
 from opwire.schema import UNKNOWN, Problem, Schema
 from opwire.version import VERSION
 

@@ -12,8 +12,10 @@ from opwire.agents import anthropic_tools
 from opwire.agents.code_mode import CodeLimits, code_mode, json_length
 from opwire.auth import StaticTokens
 from opwire.errors import CallError, ErrorCode, UsageError
+from opwire.model.access import AccessControl
+from opwire.model.context import Context
 from opwire.model.envelope import mcp_envelope
-from opwire.model.operation import AccessControl, Context, Identity
+from opwire.model.identity import Identity
 from opwire.openapi.server import serve_http
 from opwire.policies import CallBudget
 from opwire.registry import OperationRegistry

@@ -9,8 +9,11 @@ import pytest
 
 from opwire.agents import openai_tools
 from opwire.errors import CallError, ErrorCode, UsageError
+from opwire.model.access import AccessControl
+from opwire.model.context import Context
 from opwire.model.envelope import mcp_envelope
-from opwire.model.operation import AccessControl, Context, Identity, OperationSpec
+from opwire.model.identity import Identity
+from opwire.model.operation import OperationSpec
 from opwire.registry import OperationRegistry
 from opwire.schema import Schema
 from tests.agents.forms import FORMS, Form

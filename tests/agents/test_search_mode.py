@@ -26,7 +26,8 @@ from opwire.agents.search_mode import fits_budget, search_mode, signature, token
 from opwire.asgi.listener import listening
 from opwire.mcp.client import from_mcp
 from opwire.mcp.server import serve_mcp
-from opwire.model.operation import LOCAL_IDENTITY, Inbound
+from opwire.model.context import Inbound
+from opwire.model.identity import LOCAL_IDENTITY
 from opwire.registry.dispatch import Dispatcher
 from opwire.typed.plain import as_dict
 

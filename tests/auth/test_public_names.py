@@ -7,7 +7,7 @@ import pytest
 
 import opwire.auth
 from opwire.auth import Authority, Grant, Signer, SigningKey, Verifier
-from opwire.model.operation import Identity
+from opwire.model.identity import Identity
 from opwire.protocol import CallRequested
 
 

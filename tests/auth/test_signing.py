@@ -13,7 +13,9 @@ from msgspec.structs import replace
 from opwire.auth import Authority, Grant, SignedRequests, Signer, SigningKey, Verifier
 from opwire.auth.signed import HeldCredentials
 from opwire.errors import CallError, ErrorCode
-from opwire.model.operation import AccessControl, Context, Identity
+from opwire.model.access import AccessControl
+from opwire.model.context import Context
+from opwire.model.identity import Identity
 from opwire.protocol import CallHandler, CallRequested, PendingRequestMap, decode_event, encode_event
 from opwire.registry import OperationRegistry
 from opwire.transports.broker import BrokerTransport

@@ -17,7 +17,8 @@ from functools import partial
 from typing import Any, NamedTuple
 
 from opwire.errors import CallError, ErrorCode
-from opwire.model.operation import Context, Handler, OperationSpec, OperationType
+from opwire.model.context import Context
+from opwire.model.operation import Handler, OperationSpec, OperationType
 from opwire.protocol import CallHandler, Overflow, PendingRequestMap, Transport
 from opwire.registry import OperationRegistry
 from opwire.transports.memory import MemoryBus, MemoryTransport

@@ -14,7 +14,7 @@ from opwire.config.reading import parse_config
 from opwire.durable import DurableCalls
 from opwire.errors import ConfigError
 from opwire.hub import Spoke
-from opwire.model.operation import AccessControl
+from opwire.model.access import AccessControl
 from tests.config.projects import project
 from tests.servers.brokers import RedisServer
 

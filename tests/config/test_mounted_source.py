@@ -5,8 +5,8 @@ from collections.abc import Iterator
 from opwire import OperationRegistry, OperationSpec
 from opwire.config.runtime import MountedSource
 from opwire.config.views import ConfigRegistry
-from opwire.model.operation import Operation, SourceChange
-from opwire.registry.source import AdapterSource
+from opwire.model.operation import Operation
+from opwire.registry.source import AdapterSource, SourceChange
 from opwire.registry.view import ViewRules
 
 

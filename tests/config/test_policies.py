@@ -8,7 +8,7 @@ import pytest
 
 from opwire.config import load_config, open_config
 from opwire.errors import CallError, ConfigError, ErrorCode
-from opwire.model.operation import Context
+from opwire.model.context import Context
 
 SHOP = """
 from opwire import OperationRegistry

@@ -17,7 +17,8 @@ from opwire.config.sources import ProjectModules, files_of, open_source
 from opwire.errors import CallError, ConfigError, MissingExtraError, OpwireError, UsageError
 from opwire.mcp.server import serve_mcp
 from opwire.model.caller import with_caller_token
-from opwire.model.operation import Context, Identity
+from opwire.model.context import Context
+from opwire.model.identity import Identity
 from opwire.registry.source import AdapterSource
 from tests.auth.oauth.authorization_server import AuthorizationServer
 from tests.config.projects import DOCUMENT, TINY, project, shop, write
@@ -74,7 +75,7 @@ async def test_a_program_runs_in_the_folder_of_the_file_with_the_variables_that_
 async def test_an_mcp_server_behind_a_url(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     from opwire.asgi.listener import listening
     from opwire.auth import StaticTokens
-    from opwire.model.operation import Identity
+    from opwire.model.identity import Identity
 
     monkeypatch.setenv("OPWIRE_TOKEN", "a-token-of-many-letters")
     registry = OperationRegistry()

@@ -5,7 +5,7 @@ from typing import Any
 
 import pytest
 
-from opwire.model.operation import Context
+from opwire.model.context import Context
 from opwire.protocol import CallRequested
 from opwire.transports.memory import MemoryBus, MemoryTransport
 from opwire_conformance.harness import PATIENCE, TransportHarness, expect, item, soon

@@ -10,7 +10,7 @@ from opwire import AccessControl, Context, OperationRegistry
 from opwire.console import calls
 from opwire.console.calls import KeptResults
 from opwire.errors import CallError
-from opwire.model.operation import Identity
+from opwire.model.identity import Identity
 from opwire.openapi.server.responses import EncodedResponse
 from tests.console.served import CLERK, ENDED, OTHER, STARTED, page_of
 

@@ -22,7 +22,7 @@ from opwire.auth import StaticTokens
 from opwire.client import Client, generate_client
 from opwire.mcp.client import MCPServer, StdioServer, from_mcp, read_servers
 from opwire.mcp.server import serve_mcp
-from opwire.model.operation import Identity
+from opwire.model.identity import Identity
 from tests.cli.process import OnTerminal, unstyled
 from tests.docs.pages import SNIPPETS
 from tests.properties import is_thorough

@@ -9,7 +9,7 @@ from opwire import OperationRegistry
 from opwire.durable import DurableCalls, DurableWorker
 from opwire.durable.jetstream.journal import NatsJournal
 from opwire.durable.redis import RedisJournal
-from opwire.model.operation import LOCAL_IDENTITY
+from opwire.model.identity import LOCAL_IDENTITY
 
 LARGE = "x" * 900_000
 CALLS = 40  # which take more than Redis buffers for a subscriber, and than is queued for a server

@@ -9,7 +9,8 @@ from websockets.typing import Subprotocol
 
 from opwire.auth import Authenticator, Grant, StaticTokens, allow_anonymous
 from opwire.hub import BrokerNode, Hub, Spoke
-from opwire.model.operation import Context, Identity
+from opwire.model.context import Context
+from opwire.model.identity import Identity
 from opwire.protocol import Address
 from opwire.registry import OperationRegistry
 from opwire.transports.websocket import WebSocketServer, WebSocketTransport

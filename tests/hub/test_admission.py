@@ -10,7 +10,10 @@ import pytest
 from opwire.auth import Grant, callback, tokens
 from opwire.errors import CallError, ErrorCode, UsageError
 from opwire.hub import Hub, Spoke
-from opwire.model.operation import AccessControl, Context, Identity, OperationType
+from opwire.model.access import AccessControl
+from opwire.model.context import Context
+from opwire.model.identity import Identity
+from opwire.model.operation import OperationType
 from opwire.protocol.discovery import OPERATIONS
 from opwire.registry import OperationRegistry
 from opwire.transports.websocket import WebSocketServer, WebSocketTransport

@@ -10,7 +10,7 @@ from opwire.errors import CallError, ErrorCode, UsageError
 from opwire.hub import BrokerNode
 from opwire.hub.remote_operations import RemoteOperations
 from opwire.hub.spoke import DiscoveryPoller
-from opwire.model.operation import Identity
+from opwire.model.identity import Identity
 from opwire.protocol import CallHandler, PendingRequestMap
 from opwire.registry import OperationRegistry
 from opwire.transports.memory import MemoryBus, MemoryTransport

@@ -13,7 +13,8 @@ from opwire.durable import DurableCalls, DurableWorker, MemoryJournal
 from opwire.errors import CallError, ErrorCode
 from opwire.hub import Spoke
 from opwire.model.caller import caller_token
-from opwire.model.operation import Context, Identity
+from opwire.model.context import Context
+from opwire.model.identity import Identity
 from opwire.openapi.client import from_openapi
 from opwire.registry import OperationRegistry
 from tests.auth.oauth.authorization_server import AuthorizationServer

@@ -12,8 +12,10 @@ from msgspec.structs import replace
 from opwire.errors import CallError, ErrorCode, UsageError
 from opwire.hub import Hub, Spoke, cluster
 from opwire.hub.cluster import ClusterSecret, cluster_transport
+from opwire.model.context import Context, Progress
 from opwire.model.envelope import local_envelope
-from opwire.model.operation import Context, Identity, OperationSpec, Progress
+from opwire.model.identity import Identity
+from opwire.model.operation import OperationSpec
 from opwire.model.questions import Question
 from opwire.observe.monitor import Statistics
 from opwire.protocol import PendingRequestMap

@@ -8,7 +8,8 @@ import pytest
 
 from opwire.auth import Grant, StaticTokens
 from opwire.hub import Hub, hub
-from opwire.model.operation import Identity, OperationType
+from opwire.model.identity import Identity
+from opwire.model.operation import OperationType
 from opwire.registry import OperationRegistry
 from opwire.transports.websocket import admission
 from tests.hub.meeting import Meeting, answer, ids

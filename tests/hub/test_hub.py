@@ -14,8 +14,9 @@ import pytest
 
 from opwire.errors import CallError, ErrorCode, UsageError
 from opwire.hub import Hub, Spoke
+from opwire.model.context import Context, Progress
 from opwire.model.envelope import ResponseEnvelope
-from opwire.model.operation import Context, Identity, Progress
+from opwire.model.identity import Identity
 from opwire.protocol.events import CallRequested
 from opwire.registry import OperationRegistry
 from opwire.version import VERSION

@@ -10,7 +10,8 @@ import pytest
 from opwire import CallError, Client, Context, OperationRegistry
 from opwire.auth import Grant, StaticTokens
 from opwire.hub import Hub, Observer, Spoke
-from opwire.model.operation import Identity, Inbound
+from opwire.model.context import Inbound
+from opwire.model.identity import Identity
 from opwire.observe.monitor import CallMonitor, CallRecord, CallWatcher
 from opwire.openapi.server import serve_http
 from tests.hub.meeting import Meeting, Waiting, adding

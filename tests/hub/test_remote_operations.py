@@ -9,7 +9,8 @@ from msgspec.structs import replace
 
 from opwire.errors import CallError, ErrorCode
 from opwire.hub.remote_operations import RemoteOperations
-from opwire.model.operation import AccessControl, OperationType
+from opwire.model.access import AccessControl
+from opwire.model.operation import OperationType
 from opwire.protocol import Address, OperationInfo, PendingRequestMap, Statistics
 from opwire.registry import OperationRegistry
 from opwire.transports.memory import MemoryBus, MemoryTransport

@@ -15,7 +15,7 @@ from opwire.console.system import KnownServers
 from opwire.errors import ErrorCode
 from opwire.hub import remote_server
 from opwire.hub.remote_server import RemoteMonitor, RemoteServer
-from opwire.model.operation import Inbound, Progress
+from opwire.model.context import Inbound, Progress
 from opwire.model.questions import Question
 from opwire.observe.monitor import CallMonitor, CallRecord, CallWatcher
 from opwire.openapi.server import serve_http

@@ -8,7 +8,7 @@ import pytest
 
 from opwire.errors import CallError, ErrorCode, UsageError
 from opwire.hub import Spoke
-from opwire.model.operation import Identity
+from opwire.model.identity import Identity
 from opwire.registry import OperationRegistry
 from opwire.transports.memory import MemoryBus, MemoryTransport
 from opwire_conformance.harness import soon

@@ -5,7 +5,8 @@ from msgspec.structs import replace
 
 from opwire.errors import CallError, ErrorCode
 from opwire.model.caller import caller_metadata, caller_token, find_caller_token, with_caller_token
-from opwire.model.operation import Context, Identity
+from opwire.model.context import Context
+from opwire.model.identity import Identity
 
 ANN, EVE = Identity(id="ann"), Identity(id="eve")
 

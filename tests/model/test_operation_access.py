@@ -13,7 +13,7 @@ from opwire import (
     UsageError,
     check_access,
 )
-from opwire.model.operation import may_access
+from opwire.model.access import may_access
 
 
 def spec(**rules: object) -> OperationSpec:

@@ -9,8 +9,7 @@ import pytest
 from msgspec import Meta, Struct
 
 from opwire import CallError, Context, ErrorCode, OperationRegistry, Question, UsageError
-from opwire.model.operation import Root
-from opwire.model.questions import Form
+from opwire.model.questions import Form, Root
 
 
 class Colour(Enum):

@@ -11,7 +11,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from opwire import Context, OperationRegistry, Schema
-from opwire.model.operation import trace_of
+from opwire.model.trace import trace_of
 from opwire.openapi.client import from_openapi
 from opwire.protocol.events import CALL_EVENT_SCHEMAS, CallRequested, decode_event, encode_event
 from tests.observe.ways import Caller, Way, over_memory

@@ -17,7 +17,9 @@ from opwire.asgi.listener import listening
 from opwire.errors import CallError, ErrorCode, UsageError
 from opwire.mcp.client import from_mcp
 from opwire.mcp.server import serve_mcp
-from opwire.model.operation import Context, Identity, Interceptor, OperationSpec, OperationType
+from opwire.model.context import Context
+from opwire.model.identity import Identity
+from opwire.model.operation import Interceptor, OperationSpec, OperationType
 from opwire.model.questions import Question
 from opwire.policies import (
     Approval,

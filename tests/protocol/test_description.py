@@ -2,7 +2,8 @@
 
 from msgspec.structs import replace
 
-from opwire.model.operation import AccessControl, OperationType
+from opwire.model.access import AccessControl
+from opwire.model.operation import OperationType
 from opwire.protocol import CallHandler, Describing, PendingRequestMap, ServerInfo, Statistics
 from opwire.registry import OperationRegistry
 from opwire.transports.memory import MemoryBus, MemoryTransport

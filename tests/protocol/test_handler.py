@@ -29,7 +29,7 @@ from opwire import (
     local_envelope,
     mcp_envelope,
 )
-from opwire.model.operation import Inbound
+from opwire.model.context import Inbound
 from opwire.protocol import (
     LOCAL_IDENTITY,
     CallAborted,

@@ -23,7 +23,8 @@ from opwire import (
     local_envelope,
 )
 from opwire.errors import UsageError
-from opwire.model.operation import Handler, Inbound
+from opwire.model.context import Inbound
+from opwire.model.operation import Handler
 from opwire.protocol import (
     LOCAL_IDENTITY,
     CallAborted,

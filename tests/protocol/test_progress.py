@@ -8,7 +8,7 @@ import pytest
 from msgspec.structs import replace
 
 from opwire import Context, OperationRegistry, Progress, local_envelope
-from opwire.model.operation import MAX_PROGRESS_MESSAGE
+from opwire.model.context import MAX_PROGRESS_MESSAGE
 from opwire.protocol import CallProgress, CallRequested, CallResponded, PendingRequestMap
 from opwire.protocol.call_table import CallTable
 from opwire.transports.memory import MemoryBus, MemoryTransport

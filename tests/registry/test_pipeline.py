@@ -41,7 +41,8 @@ from opwire import (
     local_envelope,
     mcp_envelope,
 )
-from opwire.model.operation import NORMALIZE_MODES, Context, NormalizeMode, Operation, ShapedResult
+from opwire.model.context import Context
+from opwire.model.operation import NORMALIZE_MODES, NormalizeMode, Operation, ShapedResult
 from opwire.registry.pipeline import ResultPipeline
 from opwire.typed.plain import survey as survey_of
 

@@ -28,7 +28,9 @@ from opwire import (
     UsageError,
     http_envelope,
 )
-from opwire.model.operation import Change, PreparedRequest, SourceChange, may_access
+from opwire.model.access import may_access
+from opwire.model.operation import Change, PreparedRequest
+from opwire.registry.source import SourceChange
 
 
 def spec(id: str, **fields: Any) -> OperationSpec:

@@ -1,7 +1,6 @@
 """The report of an adapter."""
 
-from opwire.model.operation import Skipped
-from opwire.registry.source import Report
+from opwire.registry.source import Report, Skipped
 
 
 def test_a_skipped_item_has_a_kind_a_name_and_a_reason() -> None:

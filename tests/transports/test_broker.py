@@ -14,7 +14,7 @@ from typing import Any, cast
 import pytest
 
 from opwire.errors import CallError, ErrorCode
-from opwire.model.operation import Context
+from opwire.model.context import Context
 from opwire.protocol import (
     LOCAL_IDENTITY,
     MAX_MESSAGE,

@@ -5,7 +5,9 @@ from typing import Any
 import pytest
 
 from opwire.errors import CallError, ErrorCode
-from opwire.model.operation import AccessControl, Context, Identity
+from opwire.model.access import AccessControl
+from opwire.model.context import Context
+from opwire.model.identity import Identity
 from opwire.protocol import (
     LOCAL_IDENTITY,
     Address,

@@ -11,7 +11,8 @@ from typing import Any, Generic, NamedTuple, Self, TypeVar
 
 from opwire.errors import CallError, ErrorCode
 from opwire.model.envelope import local_envelope
-from opwire.model.operation import LOCAL_IDENTITY, Handler, OperationSpec, OperationType
+from opwire.model.identity import LOCAL_IDENTITY
+from opwire.model.operation import Handler, OperationSpec, OperationType
 from opwire.protocol.events import CallEvent, CallRequested, CallResponded
 from opwire.protocol.handler import CallHandler
 from opwire.protocol.pending import PendingRequestMap

@@ -7,8 +7,9 @@ from contextlib import aclosing
 from typing import Any
 
 from opwire.errors import CallError, ErrorCode, is_resume_error
+from opwire.model.context import Context, Progress
 from opwire.model.envelope import MAX_CURSOR, Item, ResponseEnvelope
-from opwire.model.operation import Context, Handler, Progress
+from opwire.model.operation import Handler
 from opwire.model.questions import Question
 from opwire.protocol.discovery import discover
 from opwire.protocol.events import CallAborted, CallCompleted, CallCredit, CallFailed, CallProgress

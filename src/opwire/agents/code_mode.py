@@ -27,8 +27,8 @@ from msgspec.structs import replace
 from opwire.agents.search_mode import HINT, NOTHING_FOUND, PUBLIC, Limit, Query, ToolSearch, nothing, signature
 from opwire.agents.tools import error_text
 from opwire.errors import CallError, ErrorCode, check_above_zero, check_counts, needs_extra
+from opwire.model.context import REQUEST_STATE, Context
 from opwire.model.envelope import MCPResponseMeta, ResponseEnvelope, tool_error_text
-from opwire.model.operation import REQUEST_STATE, Context
 from opwire.names import limit_text, similar_names
 from opwire.registry import OperationRegistry
 from opwire.registry.invoke import CLOSE_GRACE

@@ -20,8 +20,10 @@ from opwire.errors import (
     check_instance,
     check_keywords,
 )
+from opwire.model.context import Context
 from opwire.model.envelope import MCPContentBlock, MCPResponseMeta, ResponseEnvelope
-from opwire.model.operation import Context, Identity, OperationSpec, OperationType
+from opwire.model.identity import Identity
+from opwire.model.operation import OperationSpec, OperationType
 from opwire.names import similar_names, suggestion
 from opwire.registry import OperationRegistry
 from opwire.registry.dispatch import Dispatcher

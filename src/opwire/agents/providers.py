@@ -18,7 +18,7 @@ from msgspec import Struct
 
 from opwire.agents.model_tools import Media, ModelTool, ModelToolOptions, ModelTools
 from opwire.errors import UsageError
-from opwire.model.operation import Context
+from opwire.model.context import Context
 from opwire.registry import OperationRegistry
 from opwire.runtime.text import shorten
 from opwire.schema import JSONSchema

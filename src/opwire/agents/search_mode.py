@@ -18,7 +18,9 @@ from msgspec import Meta
 
 from opwire.agents.tools import ToolSchema, collect_items, input_schema
 from opwire.errors import CallError, ErrorCode, SchemaError
-from opwire.model.operation import AccessControl, Context, OperationSpec, OperationType
+from opwire.model.access import AccessControl
+from opwire.model.context import Context
+from opwire.model.operation import OperationSpec, OperationType
 from opwire.names import UniqueNames
 from opwire.registry import OperationRegistry, RegistryView
 from opwire.registry.dispatch import Dispatcher

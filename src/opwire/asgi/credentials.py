@@ -14,7 +14,7 @@ from opwire.asgi.problem import HTTPStatusError, Send
 from opwire.asgi.request import ADMITTED, AdmittedRequest, App, Receive, Scope
 from opwire.auth.tokens import EXPIRED, Authenticator, Grant
 from opwire.errors import CallError, ErrorCode
-from opwire.model.operation import Identity
+from opwire.model.identity import Identity
 from opwire.runtime.bounded import BoundedDict, SharedLimit
 
 MAX_CONCURRENT_RECHECKS = 4

@@ -15,7 +15,7 @@ from opwire.asgi.request import ADMITTED, AdmittedRequest, App, Receive, Scope
 from opwire.asgi.resource import PublishedResource
 from opwire.auth.tokens import Authenticator
 from opwire.errors import CallError, check_above_zero, check_counts, check_instance, check_list
-from opwire.model.operation import Identity
+from opwire.model.identity import Identity
 from opwire.observe.logs import SurfaceName
 
 

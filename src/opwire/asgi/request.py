@@ -11,7 +11,7 @@ from msgspec import Struct
 from opwire.asgi.problem import Header, Send
 from opwire.auth.tokens import Grant, grant_ended
 from opwire.errors import CallError
-from opwire.model.operation import Identity
+from opwire.model.identity import Identity
 from opwire.observe.logs import AccessEntry
 
 Scope = MutableMapping[str, Any]

@@ -41,7 +41,8 @@ from msgspec.structs import replace
 
 from opwire.auth.tokens import Grant, as_grant, grant_of, not_delegated, rejected
 from opwire.errors import CallError, ErrorCode, UsageError, check_above_zero, check_counts, check_not_below_zero
-from opwire.model.operation import Identity, is_own
+from opwire.model.identity import Identity
+from opwire.model.operation import is_own
 from opwire.names import counted
 from opwire.protocol.events import CallRequested
 from opwire.protocol.transport import Address

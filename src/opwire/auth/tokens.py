@@ -23,7 +23,7 @@ from msgspec import Struct
 from msgspec.structs import force_setattr
 
 from opwire.errors import CallError, ErrorCode, UsageError, check_not_below_zero
-from opwire.model.operation import Identity, holds
+from opwire.model.identity import Identity, holds
 from opwire.runtime.bounded import BoundedDict
 from opwire.runtime.limits import LogLimit
 from opwire.runtime.text import get_logger

@@ -13,8 +13,11 @@ from typing import Any, Protocol
 from msgspec.structs import replace
 
 from opwire.errors import CallError, ErrorCode, RegistrationError, resume_error
+from opwire.model.access import may_access
+from opwire.model.context import Context
 from opwire.model.envelope import ResponseEnvelope
-from opwire.model.operation import LOCAL_IDENTITY, Context, Identity, OperationSpec, may_access
+from opwire.model.identity import LOCAL_IDENTITY, Identity
+from opwire.model.operation import OperationSpec
 from opwire.protocol.discovery import discover
 from opwire.protocol.pending import PendingRequestMap
 from opwire.registry import OperationRegistry

@@ -34,8 +34,10 @@ from opwire.errors import (
     check_not_below_zero,
     needs_extra,
 )
+from opwire.model.context import Context
 from opwire.model.envelope import MCPResponseMeta, ResponseEnvelope, ToolErrorPolicy, tool_error_text
-from opwire.model.operation import Context, Identity, Interceptor, OperationSpec, OperationType
+from opwire.model.identity import Identity
+from opwire.model.operation import Interceptor, OperationSpec, OperationType
 from opwire.model.questions import Question, question_callback
 from opwire.protocol.pending import PendingRequestMap
 from opwire.protocol.transport import Transport

@@ -25,9 +25,12 @@ from opwire.errors import (
 )
 from opwire.http.client import MAX_WAIT, ChunkReader, ClientOptions, HTTPClient, HTTPRequest, bounded_number, host_of
 from opwire.http.sse import SSEParser
+from opwire.model.context import Context
 from opwire.model.envelope import ResponseEnvelope, decode_envelope, is_cursor
-from opwire.model.operation import LOCAL_IDENTITY, Context, OperationSpec, OperationType, trace_of
+from opwire.model.identity import LOCAL_IDENTITY
+from opwire.model.operation import OperationSpec, OperationType
 from opwire.model.origin import ENVELOPE_JSON, RESUMED, path_of
+from opwire.model.trace import trace_of
 from opwire.openapi.client.source import from_openapi
 from opwire.runtime.deadlines import MAX_SECONDS
 from opwire.typed.plain import check_density, read_json, to_plain, write_json

@@ -25,7 +25,7 @@ from opwire.config.settings import (
 from opwire.config.sources import ProjectModules, files_of, open_source
 from opwire.config.views import ConfigRegistry, source_rules
 from opwire.errors import CallError, ConfigError, ErrorCode, OpwireError
-from opwire.model.operation import Handler, Interceptor, Operation, OperationSpec, OperationType, Skipped, SourceChange
+from opwire.model.operation import Handler, Interceptor, Operation, OperationSpec, OperationType
 from opwire.names import counted
 from opwire.policies import (
     Approval,
@@ -37,7 +37,7 @@ from opwire.policies import (
     RateLimit,
     ask_caller,
 )
-from opwire.registry.source import AdapterSource
+from opwire.registry.source import AdapterSource, Skipped, SourceChange
 from opwire.registry.view import Selection, ViewRules
 from opwire.runtime.text import get_logger
 

@@ -42,10 +42,10 @@ from opwire.config.settings import (
 from opwire.errors import ConfigError, UsageError, needs_extra
 from opwire.http.tls import client_context
 from opwire.model.caller import caller_token
-from opwire.model.operation import NormalizeMode, Operation, SourceChange
+from opwire.model.operation import NormalizeMode, Operation
 from opwire.registry import OperationRegistry
 from opwire.registry.following import RegistryOperations
-from opwire.registry.source import AdapterSource
+from opwire.registry.source import AdapterSource, SourceChange
 from opwire.runtime.text import get_logger
 from opwire.runtime.workers import WorkerPool
 from opwire.typed.plain import as_dict

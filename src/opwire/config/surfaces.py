@@ -33,7 +33,8 @@ from opwire.durable.journal import Journal
 from opwire.errors import CallError, ConfigError, ErrorCode, MissingExtraError, UsageError, needs_extra
 from opwire.hub.hub import Hub
 from opwire.hub.spoke import BrokerNode, Spoke
-from opwire.model.operation import LOCAL_IDENTITY, Identity, OperationSpec
+from opwire.model.identity import LOCAL_IDENTITY, Identity
+from opwire.model.operation import OperationSpec
 from opwire.observe.monitor import CallMonitor
 from opwire.registry import OperationRegistry
 

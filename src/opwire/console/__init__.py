@@ -10,7 +10,7 @@ access checks and the interceptors of any other surface.
 """
 
 from opwire.errors import needs_extra
-from opwire.model.operation import Skipped
+from opwire.registry.source import Skipped
 
 with needs_extra("http"):
     from opwire.console.app import ConsoleApp, serve_console

@@ -34,7 +34,8 @@ from opwire.console.web import (
     wrong_method,
 )
 from opwire.errors import CallError, ErrorCode, check_above_zero, check_known
-from opwire.model.operation import LOCAL_IDENTITY, Identity, Interceptor
+from opwire.model.identity import LOCAL_IDENTITY, Identity
+from opwire.model.operation import Interceptor
 from opwire.observe.monitor import CallMonitor
 from opwire.openapi.server.endpoints import Requests
 from opwire.openapi.server.request import READS, REQUEST, Request

@@ -25,7 +25,7 @@ from opwire.asgi.problem import Send
 from opwire.asgi.request import App, Receive, Scope
 from opwire.console.web import ConsoleEvents, Streams, json_reply, require
 from opwire.errors import CallError, ErrorCode
-from opwire.model.operation import holds
+from opwire.model.identity import holds
 from opwire.observe.logs import masked
 from opwire.observe.monitor import OBSERVE, CallMonitor, CallRecord, CallWatcher
 from opwire.openapi.server.request import Request

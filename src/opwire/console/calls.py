@@ -22,9 +22,11 @@ from opwire.console.session import acting
 from opwire.console.web import ConsoleEvents, Streams, empty_reply, error_data, read_body, reply
 from opwire.errors import CallError, ErrorCode
 from opwire.model.caller import caller_metadata
+from opwire.model.context import Context, Inbound, Progress
 from opwire.model.envelope import ResponseEnvelope
+from opwire.model.identity import Identity
 from opwire.model.log_message import LogMessage
-from opwire.model.operation import Context, Identity, Inbound, OperationSpec, OperationType, Progress
+from opwire.model.operation import OperationSpec, OperationType
 from opwire.model.questions import Question, unanswerable
 from opwire.observe.logs import CANCELLED, OK, begin_access
 from opwire.observe.monitor import outcome_of

@@ -35,7 +35,7 @@ from opwire.console.web import (
     require,
 )
 from opwire.errors import CallError, ErrorCode
-from opwire.model.operation import Identity, holds
+from opwire.model.identity import Identity, holds
 from opwire.observe.monitor import OBSERVE, CallMonitor
 from opwire.openapi.server.request import Request
 from opwire.registry.dispatch import Dispatcher

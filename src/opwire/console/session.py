@@ -17,7 +17,7 @@ from msgspec.structs import replace
 from opwire.asgi.credentials import FoundSession
 from opwire.auth.tokens import Authenticator, Grant
 from opwire.errors import CallError, ErrorCode
-from opwire.model.operation import Identity
+from opwire.model.identity import Identity
 from opwire.runtime.bounded import BoundedDict
 
 LIFETIME = 12 * 3600.0

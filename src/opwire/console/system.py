@@ -10,9 +10,9 @@ from msgspec import UNSET, Struct, UnsetType, to_builtins
 
 from opwire.durable.journal import Journal, Outcome
 from opwire.errors import CallError, ErrorCode
-from opwire.model.operation import Skipped
 from opwire.observe.monitor import CallMonitor, OperationTimings, ServerStatistics
 from opwire.protocol.events import CallFailed
+from opwire.registry.source import Skipped
 
 if TYPE_CHECKING:
     from opwire.policies import ApprovalQueue

@@ -24,7 +24,7 @@ from opwire.asgi.problem import Header, HTTPStatusError, Send, problem_details
 from opwire.asgi.request import App, Receive, Scope
 from opwire.console.session import SessionStore
 from opwire.errors import CallError, ErrorCode
-from opwire.model.operation import Identity, holds
+from opwire.model.identity import Identity, holds
 from opwire.openapi.server.request import REQUEST, CancelOnDisconnect, Request
 from opwire.openapi.server.responses import COMMENT, EventResponse
 from opwire.runtime.deadlines import Deadlines

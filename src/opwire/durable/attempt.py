@@ -13,7 +13,9 @@ from msgspec.structs import replace
 
 from opwire.durable.journal import MAX_SECONDS, Claim, Outcome, seconds_within
 from opwire.errors import CallError, ErrorCode
-from opwire.model.operation import LOCAL_IDENTITY, Context, Identity, Inbound, OperationType
+from opwire.model.context import Context, Inbound
+from opwire.model.identity import LOCAL_IDENTITY, Identity
+from opwire.model.operation import OperationType
 from opwire.protocol.events import CallFailed, CallRequested, CallResponded, encode_event
 from opwire.registry import OperationRegistry
 from opwire.registry.dispatch import Dispatcher

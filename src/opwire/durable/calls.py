@@ -13,8 +13,9 @@ from msgspec.structs import replace
 
 from opwire.durable.journal import MAX_SECONDS, Journal, JournalInfo, Outcome, Task, seconds_within
 from opwire.errors import CallError, ErrorCode, UsageError
+from opwire.model.context import Context
 from opwire.model.envelope import ResponseEnvelope
-from opwire.model.operation import Context, trace_of
+from opwire.model.trace import trace_of
 from opwire.names import limit_text
 from opwire.protocol.events import CallFailed, CallRequested, encode_event
 from opwire.protocol.pending import DEFAULT_TIMEOUT

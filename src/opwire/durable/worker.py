@@ -22,7 +22,8 @@ from opwire.durable.attempt import MAX_DELAY, AttemptPolicy, Retry, TaskRunner, 
 from opwire.durable.isolation import Isolation, isolation_of_loop, quiet_time
 from opwire.durable.journal import MAX_SECONDS, Claim, Journal, Outcome, check_seconds, seconds_within
 from opwire.errors import CallError, ErrorCode, UsageError, check_counts
-from opwire.model.operation import LOCAL_IDENTITY, Identity, OperationType
+from opwire.model.identity import LOCAL_IDENTITY, Identity
+from opwire.model.operation import OperationType
 from opwire.registry import OperationRegistry
 from opwire.registry.invoke import FAILURES
 from opwire.runtime.deadlines import back_off as growing_delay

@@ -30,7 +30,9 @@ from msgspec.structs import replace
 from opwire.auth.tokens import MIN_TOKEN, rejected
 from opwire.errors import CallError, ErrorCode, UsageError
 from opwire.hub.remote_operations import DescribedOperation, RemoteOperations
-from opwire.model.operation import AccessControl, Change, Context, OperationSpec, is_own
+from opwire.model.access import AccessControl
+from opwire.model.context import Context
+from opwire.model.operation import Change, OperationSpec, is_own
 from opwire.observe.monitor import Statistics
 from opwire.protocol.description import OperationInfo
 from opwire.protocol.discovery import SelfDescription

@@ -33,7 +33,9 @@ from opwire.errors import (
     needs_extra,
 )
 from opwire.hub.remote_operations import HUB, DescribedOperation, RemoteOperations
-from opwire.model.operation import Context, Identity, OperationType
+from opwire.model.context import Context
+from opwire.model.identity import Identity
+from opwire.model.operation import OperationType
 from opwire.names import counted
 from opwire.observe.logs import OK
 from opwire.observe.monitor import STATISTICS, CallRecord, ServerStatistics

@@ -14,8 +14,10 @@ from msgspec import Struct, field
 from msgspec.structs import replace
 
 from opwire.errors import CallError, ErrorCode, RegistrationError, SchemaError
+from opwire.model.context import Context
 from opwire.model.envelope import ResponseEnvelope
-from opwire.model.operation import Context, Handler, Identity, OperationSpec, OperationType, is_own
+from opwire.model.identity import Identity
+from opwire.model.operation import Handler, OperationSpec, OperationType, is_own
 from opwire.protocol.description import OperationInfo
 from opwire.protocol.pending import PendingRequestMap
 from opwire.protocol.transport import Address

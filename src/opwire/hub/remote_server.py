@@ -21,8 +21,9 @@ from msgspec.structs import replace
 from opwire.client.client import Client, ConnectionOptions, shown_target
 from opwire.errors import CallError, ErrorCode, RegistrationError, SchemaError, check_instance
 from opwire.hub.observer import Observer
+from opwire.model.context import Context
 from opwire.model.envelope import ResponseEnvelope
-from opwire.model.operation import Context, Handler, OperationSpec, OperationType
+from opwire.model.operation import Handler, OperationSpec, OperationType
 from opwire.names import counted
 from opwire.observe.monitor import OBSERVE, OUTCOMES, CallMonitor, CallRecord, ServerStatistics
 from opwire.protocol.pending import PendingRequestMap

@@ -10,7 +10,9 @@ from typing import Self, Unpack
 from opwire.client.client import Client
 from opwire.errors import CallError, UsageError, check_above_zero, check_counts, check_instance, check_not_below_zero
 from opwire.hub.remote_operations import RemoteOperations
-from opwire.model.operation import Identity, OperationSpec, may_access
+from opwire.model.access import may_access
+from opwire.model.identity import Identity
+from opwire.model.operation import OperationSpec
 from opwire.names import counted
 from opwire.protocol.discovery import FoundServer, discover
 from opwire.protocol.handler import CallHandler

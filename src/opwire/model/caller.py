@@ -11,7 +11,8 @@ from msgspec import Struct
 from msgspec.structs import replace
 
 from opwire.errors import CallError, ErrorCode
-from opwire.model.operation import Context, Identity
+from opwire.model.context import Context
+from opwire.model.identity import Identity
 
 _KEY = "opwire.caller_token"
 _NOTHING: dict[str, Any] = {}

@@ -8,7 +8,7 @@ nested calls inherit the metadata of a context.
 from msgspec import Struct
 from msgspec.structs import replace
 
-from opwire.model.operation import Context
+from opwire.model.context import Context
 
 _KEY = "opwire.condition"
 

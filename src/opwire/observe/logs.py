@@ -20,7 +20,8 @@ import msgspec
 
 from opwire.errors import CallError, ConversionError
 from opwire.model.envelope import MCPResponseMeta, ResponseEnvelope, encode_envelope
-from opwire.model.operation import Identity, is_own
+from opwire.model.identity import Identity
+from opwire.model.operation import is_own
 from opwire.runtime.text import get_logger, harmless_json, one_line, traceback_of
 from opwire.typed.plain import as_dict, write_json
 

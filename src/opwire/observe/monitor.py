@@ -28,8 +28,10 @@ from msgspec import Meta, Struct
 from msgspec.structs import replace
 
 from opwire.errors import CallError, ErrorCode
+from opwire.model.access import AccessControl
+from opwire.model.context import Context
 from opwire.model.envelope import MCPResponseMeta, ResponseEnvelope
-from opwire.model.operation import AccessControl, Context, Handler, Interceptor, OperationSpec, OperationType, is_own
+from opwire.model.operation import Handler, Interceptor, OperationSpec, OperationType, is_own
 from opwire.observe.logs import CANCELLED, OK, TOOL_ERROR
 from opwire.registry import OperationRegistry
 from opwire.version import VERSION

@@ -27,8 +27,10 @@ from msgspec.structs import replace
 
 from opwire.errors import ERROR_TABLE, CallError, ErrorCode, UsageError, needs_extra, system_message
 from opwire.http.hosts import LOOPBACK, HostNames
+from opwire.model.context import Context
 from opwire.model.envelope import HTTPResponseMeta, MCPResponseMeta, ResponseEnvelope
-from opwire.model.operation import Context, Handler, Interceptor, OperationSpec, OperationType, Trace, trace_of
+from opwire.model.operation import Handler, Interceptor, OperationSpec, OperationType
+from opwire.model.trace import Trace, trace_of
 from opwire.protocol.handler import CallHandler
 from opwire.protocol.pending import PendingRequestMap
 from opwire.registry import OperationRegistry, build_env

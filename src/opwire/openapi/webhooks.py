@@ -26,8 +26,9 @@ from typing import Any, Literal, NamedTuple
 import msgspec
 
 from opwire.errors import CallError, ErrorCode, UsageError, check_above_zero, check_counts, check_list
+from opwire.model.context import Context
 from opwire.model.envelope import ResponseEnvelope, http_envelope
-from opwire.model.operation import Context, Handler, NormalizeMode, Operation, OperationSpec, OperationType
+from opwire.model.operation import Handler, NormalizeMode, Operation, OperationSpec, OperationType
 from opwire.names import counted
 from opwire.runtime.bounded import BoundedDict
 from opwire.runtime.text import get_logger

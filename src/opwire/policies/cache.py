@@ -22,8 +22,9 @@ from msgspec.structs import replace
 from opwire.errors import OpwireError, check_counts, check_not_below_zero
 from opwire.model.caller import find_caller_token
 from opwire.model.condition import with_condition
+from opwire.model.context import Context
 from opwire.model.envelope import HTTPResponseMeta, ResponseEnvelope, decode_envelope, encode_envelope
-from opwire.model.operation import Context, Handler, OperationSpec, OperationType
+from opwire.model.operation import Handler, OperationSpec, OperationType
 from opwire.names import counted
 
 _MAX_AGE = 365 * 24 * 60 * 60.0  # seconds

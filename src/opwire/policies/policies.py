@@ -28,8 +28,10 @@ from opwire.errors import (
     check_keywords,
     check_not_below_zero,
 )
+from opwire.model.context import REQUEST_STATE, Context
 from opwire.model.envelope import ResponseEnvelope
-from opwire.model.operation import REQUEST_STATE, Context, Handler, Identity, OperationSpec, OperationType
+from opwire.model.identity import Identity
+from opwire.model.operation import Handler, OperationSpec, OperationType
 from opwire.names import limit_text
 from opwire.observe.logs import masked
 from opwire.registry.view import Pattern, Selection

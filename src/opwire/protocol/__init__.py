@@ -1,6 +1,6 @@
 """The call protocol: events and their encoding, pending calls, the request handler, and the transport interface."""
 
-from opwire.model.operation import LOCAL_IDENTITY
+from opwire.model.identity import LOCAL_IDENTITY
 from opwire.protocol.call_table import Overflow
 from opwire.protocol.callback import CallbackHandler, RequestCallback
 from opwire.protocol.description import Describing, Description, OperationInfo, ServerInfo, Statistics

@@ -22,8 +22,8 @@ from typing import Any, Generic, Literal, TypeVar
 from msgspec import Struct
 
 from opwire.errors import CallError, ErrorCode, resume_error
+from opwire.model.context import Progress
 from opwire.model.envelope import ResponseEnvelope
-from opwire.model.operation import Progress
 from opwire.model.questions import QuestionCallback
 from opwire.protocol.events import (
     CallAborted,

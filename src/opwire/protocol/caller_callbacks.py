@@ -5,7 +5,7 @@ from collections.abc import Callable
 from typing import Any, TypeVar, cast
 
 from opwire.errors import CallError
-from opwire.model.operation import Progress
+from opwire.model.context import Progress
 from opwire.model.questions import (
     METHODS,
     QUESTION_TIMEOUT,

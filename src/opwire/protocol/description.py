@@ -8,7 +8,8 @@ from msgspec import UNSET, Struct, UnsetType, field, json
 from msgspec.structs import replace
 
 from opwire.errors import CallError, ConversionError, ErrorCode
-from opwire.model.operation import AccessControl, NormalizeMode, OperationSpec, OperationType, split_id
+from opwire.model.access import AccessControl
+from opwire.model.operation import NormalizeMode, OperationSpec, OperationType, split_id
 from opwire.observe.monitor import Statistics
 from opwire.protocol.events import CallAborted, CallAnswer, CallCredit, CallRequested
 from opwire.protocol.transport import Address

@@ -16,7 +16,10 @@ from typing import Any
 from msgspec import Struct
 
 from opwire.errors import CallError, ErrorCode
-from opwire.model.operation import AccessControl, Change, Context, Identity, OperationSpec, may_access
+from opwire.model.access import AccessControl, may_access
+from opwire.model.context import Context
+from opwire.model.identity import Identity
+from opwire.model.operation import Change, OperationSpec
 from opwire.observe.monitor import json_size
 from opwire.protocol.description import Description, OperationInfo, ServerInfo, Statistics, Unchanged
 from opwire.protocol.pending import PendingRequestMap

@@ -54,6 +54,7 @@ import msgspec
 from msgspec import Meta, Struct, field
 
 from opwire.errors import CallError, ConversionError, ErrorCode, NotPlainError
+from opwire.model.context import Progress
 from opwire.model.envelope import (
     RESPONSE_ENVELOPE_SCHEMA,
     ResponseEnvelope,
@@ -62,7 +63,8 @@ from opwire.model.envelope import (
     warn_of_nulls,
     wire_form,
 )
-from opwire.model.operation import Identity, Progress, Trace, trace_of
+from opwire.model.identity import Identity
+from opwire.model.trace import Trace, trace_of
 from opwire.runtime.deadlines import MAX_SECONDS, bounded_seconds
 from opwire.runtime.text import one_line
 from opwire.typed import json_schema_of

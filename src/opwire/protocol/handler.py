@@ -14,17 +14,10 @@ from typing import Any
 from msgspec.structs import replace
 
 from opwire.errors import CallError, ErrorCode
+from opwire.model.context import Context, Inbound
 from opwire.model.envelope import ResponseEnvelope
-from opwire.model.operation import (
-    LOCAL_IDENTITY,
-    Context,
-    Identity,
-    Inbound,
-    Interceptor,
-    OperationSpec,
-    OperationType,
-    is_own,
-)
+from opwire.model.identity import LOCAL_IDENTITY, Identity
+from opwire.model.operation import Interceptor, OperationSpec, OperationType, is_own
 from opwire.observe.logs import CANCELLED, OK, begin_access
 from opwire.observe.monitor import CallMonitor, ServerStatistics, json_size, outcome_of
 from opwire.protocol.call_table import Credits

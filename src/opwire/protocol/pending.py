@@ -14,8 +14,9 @@ from typing import Any, Self, TypeVar, Unpack, cast, overload
 from msgspec.structs import replace
 
 from opwire.errors import CallError, ConversionError, ErrorCode, check_above_zero, check_counts
+from opwire.model.context import Context, Progress
 from opwire.model.envelope import ResponseEnvelope, is_response_envelope, read_envelope
-from opwire.model.operation import Context, Interceptor, OperationType, Progress
+from opwire.model.operation import Interceptor, OperationType
 from opwire.protocol.call_table import CallTable, Inbox, Overflow, RemoteStreamOptions, StallWatch, Window
 from opwire.protocol.caller_callbacks import CallerCallbacks, EventObservers
 from opwire.protocol.description import Description, RequestHandler

@@ -5,7 +5,7 @@ from typing import Any
 
 from msgspec import Struct
 
-from opwire.model.operation import Identity
+from opwire.model.identity import Identity
 from opwire.observe.logs import AccessEntry
 from opwire.protocol.call_table import Credits
 from opwire.protocol.caller_callbacks import ProgressSender, RemoteCaller

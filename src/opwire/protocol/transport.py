@@ -23,7 +23,9 @@ from typing import Any, Protocol, TypedDict, runtime_checkable
 from msgspec.structs import replace
 
 from opwire.errors import CallError, ErrorCode
-from opwire.model.operation import LOCAL_IDENTITY, Context, Identity, trace_of
+from opwire.model.context import Context
+from opwire.model.identity import LOCAL_IDENTITY, Identity
+from opwire.model.trace import trace_of
 from opwire.protocol.events import CallEvent, CallRequested
 
 Address = str

@@ -8,8 +8,9 @@ import msgspec
 from msgspec import Struct
 
 from opwire.errors import CallError, ConversionError, ErrorCode, NotPlainError, SchemaError, resume_error
+from opwire.model.context import Context
 from opwire.model.envelope import is_cursor
-from opwire.model.operation import Completer, Context, Handler, OperationSpec, PreparedRequest, input_error
+from opwire.model.operation import Completer, Handler, OperationSpec, PreparedRequest, input_error
 from opwire.registry.invoke import InterceptedCall, Open, Run
 from opwire.registry.pipeline import FINISHED, ResultPipeline, always
 from opwire.registry.reshape import Reshaping

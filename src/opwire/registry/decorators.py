@@ -10,9 +10,10 @@ from typing import Any, NamedTuple, TypeVar, Unpack, cast, overload
 
 from opwire.errors import RegistrationError
 from opwire.model.completion import Completion, CompletionRequest
-from opwire.model.operation import Completer, Context, OperationOptions, OperationSpec, OperationType
+from opwire.model.context import Context
+from opwire.model.operation import Completer, OperationSpec, OperationType
 from opwire.names import similar_names, suggestion
-from opwire.registry.signature import Signature, check_kind, describe_function, is_method
+from opwire.registry.signature import OperationOptions, Signature, check_kind, describe_function, is_method
 from opwire.schema.dialect import References
 from opwire.typed.plain import as_dict, as_list
 

@@ -13,18 +13,11 @@ from functools import partial
 from typing import Any, cast
 
 from opwire.errors import CallError, ErrorCode, UsageError, check_instance
+from opwire.model.access import check_access, may_access
+from opwire.model.context import Context
 from opwire.model.envelope import ResponseEnvelope
-from opwire.model.operation import (
-    OWN,
-    Context,
-    Handler,
-    Identity,
-    Interceptor,
-    OperationSpec,
-    check_access,
-    is_own,
-    may_access,
-)
+from opwire.model.identity import Identity
+from opwire.model.operation import OWN, Handler, Interceptor, OperationSpec, is_own
 from opwire.registry.invoke import Interceptors
 from opwire.registry.registry import OperationRegistry
 from opwire.registry.view import Selection

@@ -12,8 +12,10 @@ from typing import Any, Generic, Protocol, TypeVar, cast
 
 from msgspec.structs import replace
 
+from opwire.model.access import check_access, may_access
+from opwire.model.context import Context
 from opwire.model.envelope import ResponseEnvelope
-from opwire.model.operation import Context, OperationSpec, OperationType, check_access, may_access
+from opwire.model.operation import OperationSpec, OperationType
 
 T = TypeVar("T")
 

@@ -8,7 +8,8 @@ from typing import TYPE_CHECKING, Protocol
 
 from msgspec.structs import replace
 
-from opwire.model.operation import Change, NormalizeMode, Operation, OperationSpec, Source, SourceChange
+from opwire.model.operation import Change, NormalizeMode, Operation, OperationSpec
+from opwire.registry.source import Source, SourceChange
 from opwire.registry.view import operation_through
 from opwire.runtime.text import get_logger
 

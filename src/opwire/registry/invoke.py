@@ -9,8 +9,9 @@ from typing import Any, NoReturn, TypeVar, cast
 from uuid import uuid4
 
 from opwire.errors import CallError, ErrorCode, RegistrationError
+from opwire.model.context import Context
 from opwire.model.envelope import ResponseEnvelope
-from opwire.model.operation import Context, Handler, Interceptor, OperationSpec, OperationType, split_id
+from opwire.model.operation import Handler, Interceptor, OperationSpec, OperationType, split_id
 from opwire.names import limit_text
 from opwire.registry.pipeline import ResultPipeline
 from opwire.registry.signature import unwrapped

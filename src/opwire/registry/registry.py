@@ -12,10 +12,10 @@ from msgspec import structs
 
 from opwire.errors import CallError, ErrorCode, RegistrationError, check_choice, check_counts, check_instance
 from opwire.model.completion import Completion, CompletionRequest
+from opwire.model.context import Context
 from opwire.model.envelope import ResponseEnvelope
 from opwire.model.operation import (
     Change,
-    Context,
     Handler,
     Interceptor,
     NormalizeMode,
@@ -23,7 +23,6 @@ from opwire.model.operation import (
     OperationSpec,
     OperationType,
     PreparedRequest,
-    Source,
 )
 from opwire.names import MAX_COMPARED_NAME, counted, similar_names, suggestion
 from opwire.registry.bound import BoundOperation, ReshapedOperation, SourceOperation
@@ -47,6 +46,7 @@ from opwire.registry.invoke import (
 from opwire.registry.pipeline import ResultPipeline, typed_envelope
 from opwire.registry.reshape import MORE, Reshaping
 from opwire.registry.signature import Signature, check_kind
+from opwire.registry.source import Source
 from opwire.registry.view import ViewOptions, ViewRules, operation_through
 from opwire.runtime.deadlines import Deadlines
 from opwire.runtime.text import get_logger, shorten

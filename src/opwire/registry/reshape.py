@@ -11,8 +11,9 @@ from msgspec.structs import asdict, replace
 
 from opwire.errors import CallError, ErrorCode, RegistrationError, UsageError, check_counts, check_list
 from opwire.model.completion import CompletionRequest
+from opwire.model.context import Context
 from opwire.model.envelope import LocalResponseMeta, MCPResponseMeta, ResponseEnvelope, ResponseMeta, local_envelope
-from opwire.model.operation import Context, OperationSpec, input_error
+from opwire.model.operation import OperationSpec, input_error
 from opwire.names import similar_names, suggestion
 from opwire.schema import UNKNOWN, Problem, Schema
 from opwire.schema.dialect import escaped

@@ -9,7 +9,7 @@ receives the cursor of the last item that its caller has.
 import inspect
 import re
 import sys
-from collections.abc import AsyncGenerator, Callable, Iterator, Mapping, Sequence
+from collections.abc import AsyncGenerator, Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import AsyncExitStack, asynccontextmanager, contextmanager, suppress
 from functools import partial
 from types import NoneType, UnionType
@@ -18,9 +18,11 @@ from typing import Any, ForwardRef, NotRequired, TypedDict, Union, cast, get_arg
 from msgspec import UNSET, Struct, UnsetType, defstruct
 
 from opwire.errors import HintError, NotPlainError, RegistrationError
+from opwire.model.access import AccessControl
+from opwire.model.context import Context
 from opwire.model.envelope import Item, ResponseEnvelope
-from opwire.model.mcp_presentation import MCPPresentation
-from opwire.model.operation import Context, Handler, OperationOptions, OperationSpec, OperationType, split_id
+from opwire.model.mcp_presentation import Annotations, Icon, MCPPresentation
+from opwire.model.operation import Handler, NormalizeMode, OperationSpec, OperationType, split_id
 from opwire.schema import UNKNOWN, Schema
 from opwire.typed import converter, identity_kinds, json_schema_of, yield_type_of
 from opwire.typed.plain import SCALARS, to_plain
@@ -39,6 +41,30 @@ _FLAT = frozenset({int, str, bool, NoneType})
 _METHOD = "register the object, as registry.register_object(Shop())"
 
 Run = Callable[[Any, Context], Any]
+
+
+class OperationOptions(TypedDict, total=False):
+    """Options of the decorators, beside the operation's id; see `OperationSpec`."""
+
+    title: str
+    description: str
+    tags: Iterable[str]
+    version: str
+    input_schema: Schema | Mapping[str, Any]
+    output_schema: Schema | Mapping[str, Any]
+    access: AccessControl | None
+    normalize: NormalizeMode | None
+    strip: bool | None
+    timeout: float | None
+    idle_timeout: float | None
+    resumable: bool
+    examples: Iterable[Any]
+    annotations: Annotations
+    icons: Iterable[Icon]
+    meta: Mapping[str, Any]
+    completes: Mapping[str, Callable[..., Any]]  # by parameter: functions that take the beginning of a value
+    inline: bool  # run a sync function on the event loop; only if it never blocks
+    replace: bool
 
 
 class Depends(Struct, frozen=True):

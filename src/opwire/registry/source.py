@@ -8,11 +8,13 @@ import re
 from abc import ABC, abstractmethod
 from collections.abc import Awaitable, Callable, Generator, Iterator, Mapping
 from types import TracebackType
-from typing import Any, Self
+from typing import Any, Protocol, Self
+
+from msgspec import Struct
 
 from opwire.errors import OpwireError, UsageError
 from opwire.model.login import LoginOptions
-from opwire.model.operation import Operation, Skipped, SourceChange
+from opwire.model.operation import Operation
 from opwire.names import counted
 from opwire.runtime.text import get_logger, harmless, shorten
 
@@ -26,6 +28,36 @@ MAX_ENTRIES = 1_000
 
 MAX_TEXT = 500
 """Characters of one name or reason: thousands of operations may refer to one name of a megabyte."""
+
+
+class Skipped(Struct, frozen=True):
+    """An item of a source without an operation: `Skipped("GET", "/pets", "…")`, `Skipped("tool", "fs.read", "…")`."""
+
+    kind: str
+    name: str
+    reason: str
+
+    def __str__(self) -> str:
+        return f"skipped {self.kind} {self.name}: {self.reason}"
+
+
+class SourceChange(Struct, frozen=True):
+    """A change of a source: `put` are new or changed operations, `gone` are ids."""
+
+    put: tuple[Operation, ...] = ()
+    gone: tuple[str, ...] = ()
+
+
+class Source(Protocol):
+    """A changing set of operations, such as an MCP server. `registry.follow` subscribes to it."""
+
+    def __iter__(self) -> Iterator[Operation]:
+        """Iterate over the current operations."""
+        ...
+
+    def on_change(self, listener: Callable[[SourceChange], None]) -> Callable[[], None]:
+        """Call the listener on every change; the returned function removes it."""
+        ...
 
 
 class Report:

@@ -13,19 +13,12 @@ from typing import TYPE_CHECKING, Any, NamedTuple, TypedDict
 from msgspec.structs import replace
 
 from opwire.errors import CallError, RegistrationError, SchemaError, UsageError, check_known, check_list
+from opwire.model.access import AccessControl, may_access
 from opwire.model.completion import Completion, CompletionRequest
+from opwire.model.context import Context
 from opwire.model.envelope import ResponseEnvelope
-from opwire.model.operation import (
-    AccessControl,
-    Context,
-    Identity,
-    Operation,
-    OperationSpec,
-    OperationType,
-    PreparedRequest,
-    may_access,
-    split_id,
-)
+from opwire.model.identity import Identity
+from opwire.model.operation import Operation, OperationSpec, OperationType, PreparedRequest, split_id
 from opwire.names import similar_names, suggestion
 from opwire.registry.reshape import Reshape, Reshaping, ResultStore
 from opwire.runtime.text import get_logger

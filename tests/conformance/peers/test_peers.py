@@ -14,7 +14,7 @@ from opwire.auth import Grant, StaticTokens
 from opwire.client import Client
 from opwire.errors import CallError, ErrorCode, UsageError
 from opwire.hub import Hub, Spoke
-from opwire.model.operation import Identity
+from opwire.model.identity import Identity
 from opwire.transports.redis import RedisTransport
 from opwire_conformance.harness import soon
 from opwire_conformance.peers import (

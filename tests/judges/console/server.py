@@ -26,11 +26,11 @@ from opwire.console.system import SourceStatus
 from opwire.durable import MemoryJournal
 from opwire.durable.journal import Outcome, Task
 from opwire.model.envelope import ResponseEnvelope, http_envelope, mcp_envelope
-from opwire.model.operation import Skipped
 from opwire.observe.monitor import CallMonitor
 from opwire.openapi.server import serve_http
 from opwire.policies import Approval, ApprovalQueue
 from opwire.protocol.events import CallFailed, encode_event
+from opwire.registry.source import Skipped
 
 OWNER, CLERK = "owner-token-0123456789", "clerk-token-0123456789"
 MANY = 10_000

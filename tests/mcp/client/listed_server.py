@@ -10,8 +10,8 @@ from typing import Any
 
 from opwire.mcp.client import MCPSource, StdioServer, from_mcp
 from opwire.model.envelope import MCPResponseMeta, ResponseEnvelope
-from opwire.model.operation import SourceChange
 from opwire.registry import OperationRegistry
+from opwire.registry.source import SourceChange
 
 SCRIPT = Path(__file__).with_name("misbehaving.py")
 ANYTHING = {"type": "object"}

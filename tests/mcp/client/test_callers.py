@@ -15,8 +15,10 @@ from opwire.errors import CallError, ErrorCode, UsageError
 from opwire.mcp.client import HTTPServer, StdioServer, from_mcp
 from opwire.mcp.client.session import CallerSessions, MCPSession
 from opwire.mcp.server import serve_mcp
+from opwire.model.access import AccessControl
 from opwire.model.caller import caller_token, with_caller_token
-from opwire.model.operation import AccessControl, Context, Identity
+from opwire.model.context import Context
+from opwire.model.identity import Identity
 from tests.auth.oauth.authorization_server import AuthorizationServer
 
 CALLERS = {f"t-{n}": Identity(id=f"caller-{n}") for n in range(8)}

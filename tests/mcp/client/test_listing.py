@@ -8,7 +8,8 @@ import pytest
 from opwire.mcp.client import resources
 from opwire.mcp.client.resources import list_all, list_operation
 from opwire.mcp.client.session import MCPSession
-from opwire.model.operation import Context, OperationType
+from opwire.model.context import Context
+from opwire.model.operation import OperationType
 from opwire.registry.source import Report
 from tests.mcp.client.listed_server import Stage, tool
 

@@ -9,7 +9,8 @@ from opwire.errors import CallError, ErrorCode
 from opwire.mcp.client.servers import MCPOptions
 from opwire.mcp.client.session import MCPSession
 from opwire.mcp.client.source import Listing, ListingReader
-from opwire.model.operation import Operation, OperationSpec, Skipped
+from opwire.model.operation import Operation, OperationSpec
+from opwire.registry.source import Skipped
 from opwire.schema import UNKNOWN
 from tests.mcp.client.listed_server import MODERN, Stage, tool
 

@@ -11,7 +11,7 @@ import pytest
 from opwire.errors import CallError, ErrorCode
 from opwire.mcp.client.servers import StdioServer
 from opwire.mcp.client.session import MCPSession, progress_callback
-from opwire.model.operation import MAX_PROGRESS_MESSAGE, Context, Progress
+from opwire.model.context import MAX_PROGRESS_MESSAGE, Context, Progress
 from tests.mcp.client.connections import PATIENCE, at, call, connected, rogue
 from tests.servers.leaks import Leaks
 from tests.servers.processes import ROOT, wait_until_gone

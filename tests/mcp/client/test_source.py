@@ -12,8 +12,9 @@ import pytest
 from opwire.errors import CallError, ErrorCode, RegistrationError, UsageError
 from opwire.mcp.client import MCPSource, StdioServer, from_mcp
 from opwire.model.envelope import unwrap
-from opwire.model.operation import OperationType, Source, SourceChange
+from opwire.model.operation import OperationType
 from opwire.registry import OperationRegistry
+from opwire.registry.source import Source, SourceChange
 from tests.mcp.client.listed_server import SCRIPT, Changes, Stage, mcp_meta, opwire_tool, tool
 from tests.servers.leaks import Leaks
 

@@ -10,7 +10,8 @@ import pytest
 from msgspec import UNSET
 
 from opwire.errors import CallError, ErrorCode
-from opwire.model.operation import Context, OperationType, Progress
+from opwire.model.context import Context, Progress
+from opwire.model.operation import OperationType
 from opwire.model.tool_envelope import encode_blocks
 from opwire.registry import OperationRegistry
 from opwire.typed.plain import MAX_DEPTH

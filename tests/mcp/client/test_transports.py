@@ -6,7 +6,7 @@ import pytest
 
 from opwire.errors import CallError, ErrorCode
 from opwire.mcp.client import connection
-from opwire.model.operation import Progress
+from opwire.model.context import Progress
 from tests.mcp.client.connections import SDK_SERVER, at, call, connected, rogue
 
 

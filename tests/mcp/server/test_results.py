@@ -22,8 +22,8 @@ from opwire.mcp.server.tools import (
     error_result,
     result_of,
 )
+from opwire.model.context import Context
 from opwire.model.envelope import ResponseEnvelope
-from opwire.model.operation import Context
 from opwire.model.origin import RESULT_META, read_result_origin
 from opwire.model.tool_envelope import McpErrorPayload, ToolEnvelope, parse_or_text, payload_as
 from opwire.registry.dispatch import Dispatcher

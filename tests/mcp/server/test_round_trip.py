@@ -18,7 +18,7 @@ from opwire.asgi.listener import listening
 from opwire.asgi.request import App
 from opwire.mcp.client import HTTPServer, MCPSource, StdioServer, from_mcp
 from opwire.mcp.server import serve_mcp
-from opwire.model.operation import AccessControl
+from opwire.model.access import AccessControl
 from opwire.schema import UNKNOWN, Schema
 from tests.mcp.server.operations import shop
 from tests.mcp.server.shop import ERAS, NEWEST, PATIENCE

@@ -8,7 +8,7 @@ from mcp_types.version import HANDSHAKE_PROTOCOL_VERSIONS
 
 from opwire import Identity, OperationRegistry, OperationSpec, mcp_envelope
 from opwire.mcp.server import serve_mcp
-from opwire.model.operation import Context
+from opwire.model.context import Context
 from tests.mcp.server.operations import shop
 from tests.mcp.server.raw import HANDSHAKE, call, raw, request
 from tests.mcp.server.shop import ERAS, NEWEST, connected

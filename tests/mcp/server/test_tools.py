@@ -10,7 +10,7 @@ from mcp_types.version import KNOWN_PROTOCOL_VERSIONS
 from opwire import AccessControl, CallError, Identity, OperationRegistry, OperationSpec
 from opwire.agents.tools import MAX_NAME
 from opwire.mcp.server.tools import MAX_PAGE, Tool, ToolCatalogue
-from opwire.model.operation import Context
+from opwire.model.context import Context
 from opwire.model.origin import ORIGIN_META, read_origin
 from opwire.registry.dispatch import Dispatcher
 from opwire.schema import Schema

@@ -16,7 +16,8 @@ from opwire.auth.oauth import OAuthClient
 from opwire.auth.oauth.tokens import TokenCache, subject_of
 from opwire.errors import CallError, ErrorCode, UsageError
 from opwire.model.caller import caller_token, with_caller_token
-from opwire.model.operation import Context, Identity
+from opwire.model.context import Context
+from opwire.model.identity import Identity
 from opwire.openapi.client import from_openapi
 from opwire.openapi.server import serve_http
 from tests.auth.oauth.authorization_server import AuthorizationServer

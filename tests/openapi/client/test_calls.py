@@ -11,8 +11,9 @@ import pytest
 from opwire import OperationRegistry
 from opwire.errors import CallError, ErrorCode
 from opwire.http.client import ClientOptions, HTTPClient
+from opwire.model.context import Context
 from opwire.model.envelope import ResponseEnvelope
-from opwire.model.operation import Context, OperationSpec, OperationType
+from opwire.model.operation import OperationSpec, OperationType
 from opwire.openapi.client.call import HTTPOperation
 from opwire.openapi.client.plan import CallPlan, RequestParameter
 from opwire.openapi.client.security import APICredentials

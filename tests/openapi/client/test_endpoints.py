@@ -5,7 +5,7 @@ from typing import Any
 
 import pytest
 
-from opwire.model.operation import Skipped
+from opwire.registry.source import Skipped
 from tests.openapi.client.documents import document, parameter, read
 
 GOOD = {"get": {"operationId": "good"}}

@@ -9,7 +9,7 @@ import pytest
 from opwire.auth.oauth.tokens import json_fetcher
 from opwire.errors import CallError, ErrorCode
 from opwire.http.client import ClientOptions, HTTPClient
-from opwire.model.operation import Context
+from opwire.model.context import Context
 from opwire.openapi.client.call import HTTPOperation
 from opwire.openapi.client.plan import CallPlan, SecurityRequirement, SecurityScheme
 from opwire.openapi.client.responses import head_of

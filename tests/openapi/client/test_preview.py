@@ -5,7 +5,7 @@ from typing import Any
 import pytest
 
 from opwire import OperationRegistry
-from opwire.model.operation import Context
+from opwire.model.context import Context
 from opwire.openapi.client import from_openapi
 from tests.openapi.client.echo import EchoServer
 

@@ -11,7 +11,7 @@ from opwire import Identity, OperationRegistry
 from opwire.auth.oauth import OAuthClient
 from opwire.errors import CallError, ErrorCode
 from opwire.http.client import HTTPRequest
-from opwire.model.operation import Context
+from opwire.model.context import Context
 from opwire.openapi.client import from_openapi
 from opwire.openapi.client.plan import CallPlan, SecurityRequirement, SecurityScheme
 from opwire.openapi.client.security import APICredentials

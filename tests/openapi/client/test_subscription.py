@@ -12,7 +12,7 @@ import pytest
 
 from opwire.errors import CallError, ErrorCode, is_resume_error
 from opwire.http.client import ClientOptions, HTTPClient
-from opwire.model.operation import Context
+from opwire.model.context import Context
 from opwire.openapi.client.call import MAX_ATTEMPTS, HTTPOperation, StreamSubscription
 from opwire.openapi.client.plan import CallPlan
 from opwire.openapi.client.security import APICredentials

@@ -9,7 +9,7 @@ from msgspec import Raw
 
 from opwire.auth import Grant
 from opwire.errors import CallError, ErrorCode
-from opwire.model.operation import Identity
+from opwire.model.identity import Identity
 from opwire.protocol import Address
 from opwire.transports.websocket import WebSocketServer, WebSocketTransport, admission, session
 from opwire_conformance.harness import soon

@@ -10,7 +10,7 @@ import pytest
 from websockets.asyncio.server import ServerConnection
 
 from opwire.errors import CallError, ErrorCode, UsageError
-from opwire.model.operation import Context
+from opwire.model.context import Context
 from opwire.protocol import CallCredit, CallRequested
 from opwire.transports.websocket import WebSocketServer, WebSocketTransport, client
 from opwire_conformance.harness import item, soon

@@ -9,7 +9,7 @@ import pytest
 from websockets.frames import Opcode
 
 from opwire.errors import CallError, ErrorCode
-from opwire.model.operation import Context, Progress
+from opwire.model.context import Context, Progress
 from opwire.model.questions import Question
 from opwire.protocol import CallAborted, CallFailed, CallProgress, CallRequested, CallResponded
 from opwire.protocol.events import Left

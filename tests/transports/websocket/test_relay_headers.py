@@ -9,7 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from opwire.errors import CallError, ErrorCode
-from opwire.model.operation import Identity
+from opwire.model.identity import Identity
 from opwire.protocol import (
     CallAborted,
     CallCompleted,

@@ -21,7 +21,7 @@ from websockets.uri import parse_uri
 
 from opwire.auth import Grant
 from opwire.errors import CallError, ErrorCode
-from opwire.model.operation import Context
+from opwire.model.context import Context
 from opwire.protocol import Address, CallAborted, CallFailed, CallRequested, CallResponded
 from opwire.transports.websocket import WebSocketServer, WebSocketTransport
 from opwire.transports.websocket import server as server_module

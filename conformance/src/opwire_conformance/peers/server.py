@@ -20,8 +20,10 @@ from secrets import randbelow, token_hex
 from typing import Any, NamedTuple, cast
 
 from opwire.errors import CallError, ConversionError, ErrorCode
+from opwire.model.access import AccessControl
+from opwire.model.context import Context
 from opwire.model.envelope import read_envelope
-from opwire.model.operation import AccessControl, Context, OperationSpec, OperationType
+from opwire.model.operation import OperationSpec, OperationType
 from opwire.registry import OperationRegistry
 from opwire.transports.broker_connection import BrokerConnection
 from opwire_conformance.peers.wires import (

@@ -24,7 +24,7 @@ from opwire.auth.oauth.store import TokenSet
 from opwire.errors import CallError, ErrorCode, UsageError
 from opwire.http.client import MAX_WAIT, RETRYABLE, HTTPClient, HTTPRequest, bounded_number, host_of
 from opwire.model.caller import caller_token
-from opwire.model.operation import Context
+from opwire.model.context import Context
 from opwire.runtime.bounded import BoundedDict, Tally
 from opwire.typed.plain import as_dict, read_peer_json
 

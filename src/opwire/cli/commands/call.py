@@ -25,7 +25,8 @@ from opwire.cli.options import (
 )
 from opwire.cli.screen import OutputFormat, Screen, Spinner, is_error, json_text, save, show
 from opwire.cli.sources import Sources, cache_fields, run
-from opwire.model.operation import Context, OperationSpec, OperationType, PreparedRequest, Progress
+from opwire.model.context import Context, Progress
+from opwire.model.operation import OperationSpec, OperationType, PreparedRequest
 from opwire.model.questions import Question, unanswerable
 from opwire.registry import OperationRegistry
 from opwire.runtime.deadlines import CALL_TIMEOUT

@@ -14,7 +14,8 @@ from opwire.cli.screen import Line, Screen
 from opwire.cli.sources import Sources, cache_fields, run, unknown_namespace
 from opwire.cli.text import cells, cut, padded, rendered, summary, wrapped
 from opwire.config.views import served_view
-from opwire.model.operation import AccessControl, OperationSpec, OperationType
+from opwire.model.access import AccessControl
+from opwire.model.operation import OperationSpec, OperationType
 from opwire.names import counted
 from opwire.registry import OperationRegistry
 from opwire.registry.search import SearchIndex

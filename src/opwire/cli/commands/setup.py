@@ -29,7 +29,7 @@ from opwire.cli.screen import Screen, write_file
 from opwire.cli.sources import Sources, unknown_namespace
 from opwire.config.reading import TEMPLATE
 from opwire.errors import UsageError, needs_extra
-from opwire.model.operation import Identity
+from opwire.model.identity import Identity
 from opwire.names import counted
 
 _MAX_KEY_FILE_BYTES = 64 * 1024

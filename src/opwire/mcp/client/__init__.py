@@ -12,8 +12,7 @@ from opwire.mcp.client.servers import (
     read_servers,
 )
 from opwire.mcp.client.source import MCPSource, from_mcp
-from opwire.model.operation import Skipped
-from opwire.registry.source import Report
+from opwire.registry.source import Report, Skipped
 
 __all__ = [
     "Callbacks",

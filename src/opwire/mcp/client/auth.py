@@ -22,8 +22,8 @@ from opwire.auth.oauth.store import LoginKey, TokenStore, resource_of
 from opwire.auth.oauth.tokens import Subject, TokenCache, json_fetcher, read_client, subject_of
 from opwire.errors import CallError, ErrorCode, UsageError
 from opwire.http.client import HTTPClient, host_of
+from opwire.model.context import Context
 from opwire.model.login import LoginOptions
-from opwire.model.operation import Context
 
 _MAX_CHALLENGE = 4_000  # characters
 LOGIN_NAME = "mcp"

@@ -28,17 +28,10 @@ from opwire.mcp.client.tools import (
     structured_envelope,
 )
 from opwire.model.completion import MAX_COMPLETIONS, Completion, CompletionRequest
+from opwire.model.context import Context
 from opwire.model.envelope import MCPResponseMeta, ResponseEnvelope
 from opwire.model.mcp_presentation import MCPPresentation, Role
-from opwire.model.operation import (
-    Completer,
-    Context,
-    Operation,
-    OperationSpec,
-    OperationType,
-    PreparedRequest,
-    split_id,
-)
+from opwire.model.operation import Completer, Operation, OperationSpec, OperationType, PreparedRequest, split_id
 from opwire.model.origin import ORIGIN_META, read_origin
 from opwire.registry.source import Report
 from opwire.runtime.text import get_logger

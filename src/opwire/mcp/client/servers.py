@@ -23,8 +23,9 @@ from opwire.auth.oauth.store import TokenStore
 from opwire.errors import CallError, ErrorCode, UsageError, check_choice, check_instance, check_known, needs_extra
 from opwire.mcp.messages import RequestId, RPCCode, RPCError, RPCFailure, RPCMessage, RPCRequest, RPCResponse
 from opwire.mcp.protocol import HANDSHAKE_VERSIONS, STATELESS_VERSIONS
+from opwire.model.context import Context
 from opwire.model.log_message import LOG_LEVELS, LogMessage
-from opwire.model.operation import Context, NormalizeMode, is_own
+from opwire.model.operation import NormalizeMode, is_own
 from opwire.model.questions import KINDS, QUESTION_TIMEOUT, Question, QuestionCallback, ask
 from opwire.names import UniqueNames, counted
 from opwire.registry.source import ENV_PLACEHOLDER

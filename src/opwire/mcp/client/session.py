@@ -29,7 +29,9 @@ from opwire.mcp.client.transport import with_output
 from opwire.mcp.messages import RPCError, RPCResponse
 from opwire.mcp.peer import with_meta
 from opwire.mcp.protocol import REQUEST_META, ToolHeaders
-from opwire.model.operation import Context, PreparedRequest, Progress, trace_of
+from opwire.model.context import Context, Progress
+from opwire.model.operation import PreparedRequest
+from opwire.model.trace import trace_of
 from opwire.runtime.bounded import Tally
 from opwire.runtime.deadlines import back_off
 from opwire.runtime.tasks import cancel_tasks, spawn

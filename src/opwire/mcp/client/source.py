@@ -44,8 +44,8 @@ from opwire.mcp.client.session import CallerSessions, MCPSession, MCPSessions
 from opwire.mcp.client.tools import ToolReader, declared_headers, skip
 from opwire.mcp.client.transport import with_output
 from opwire.mcp.protocol import STATELESS_VERSIONS, ArgumentHeader
-from opwire.model.operation import NormalizeMode, Operation, OperationSpec, SourceChange
-from opwire.registry.source import AdapterSource, Report
+from opwire.model.operation import NormalizeMode, Operation, OperationSpec
+from opwire.registry.source import AdapterSource, Report, SourceChange
 from opwire.runtime.text import get_logger
 from opwire.typed.plain import as_dict
 

@@ -27,17 +27,10 @@ from opwire.mcp.client.session import MCPSessions
 from opwire.mcp.client.transport import MAX_RETRY_AFTER
 from opwire.mcp.messages import SMALL, SmallResponse, max_values
 from opwire.mcp.protocol import SCHEMA_KEYWORD, ArgumentHeader, argument_headers
+from opwire.model.context import Context
 from opwire.model.envelope import MCPContentBlock, MCPResponseMeta, ResponseEnvelope, content_blocks
 from opwire.model.mcp_presentation import Annotations, MCPPresentation
-from opwire.model.operation import (
-    Context,
-    Operation,
-    OperationSpec,
-    OperationType,
-    PreparedRequest,
-    ShapedResult,
-    split_id,
-)
+from opwire.model.operation import Operation, OperationSpec, OperationType, PreparedRequest, ShapedResult, split_id
 from opwire.model.origin import (
     ERROR_META,
     FIELDS_META,

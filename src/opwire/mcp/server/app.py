@@ -50,7 +50,8 @@ from opwire.mcp.server.stdio import DuplexConnection, serve_files, standard_file
 from opwire.mcp.server.streams import EventWriter, follow
 from opwire.mcp.server.tasks import TASK_AFTER, CallTasks, DurableTasks, DurableTaskStore
 from opwire.mcp.server.tools import MAX_OUTPUT_SCHEMA, MAX_PAGE, ToolCatalogue
-from opwire.model.operation import Identity, Interceptor
+from opwire.model.identity import Identity
+from opwire.model.operation import Interceptor
 from opwire.protocol import LOCAL_IDENTITY
 from opwire.registry import OperationRegistry
 from opwire.registry.dispatch import Dispatcher, operation_filter

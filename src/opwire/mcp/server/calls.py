@@ -34,22 +34,17 @@ from opwire.mcp.server.tools import (
     result_of,
     rpc_error,
 )
+from opwire.model.access import check_access
 from opwire.model.caller import caller_metadata
 from opwire.model.completion import CompletionRequest
+from opwire.model.context import Context, Inbound, Progress
 from opwire.model.envelope import ResponseEnvelope
+from opwire.model.identity import Identity
 from opwire.model.log_message import LogMessage, severity
-from opwire.model.operation import (
-    Context,
-    Identity,
-    Inbound,
-    OperationSpec,
-    OperationType,
-    Progress,
-    check_access,
-    trace_of,
-)
+from opwire.model.operation import OperationSpec, OperationType
 from opwire.model.origin import ITEM_META
 from opwire.model.questions import Question
+from opwire.model.trace import trace_of
 from opwire.observe.logs import CANCELLED, INPUT_REQUIRED, TOOL_ERROR, AccessEntry, begin_access
 from opwire.observe.logs import logger as access_logger
 from opwire.registry.dispatch import Dispatcher

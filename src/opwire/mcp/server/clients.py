@@ -40,8 +40,9 @@ from opwire.mcp.messages import (
 )
 from opwire.mcp.peer import Answer, JsonRpcPeer
 from opwire.mcp.protocol import DEFAULT_VERSION
+from opwire.model.identity import Identity
 from opwire.model.log_message import LogLevel
-from opwire.model.operation import Change, Identity, OperationSpec
+from opwire.model.operation import Change, OperationSpec
 from opwire.model.questions import Question, QuestionCallback, QuestionKind, unanswerable
 from opwire.registry import OperationRegistry
 from opwire.runtime.tasks import spawn

@@ -23,7 +23,8 @@ from opwire.mcp.server.calls import ServedCall, ServedRequest
 from opwire.mcp.server.clients import MAX_SUBSCRIPTIONS, ClientState
 from opwire.mcp.server.tools import Result, forwarded_fields, rpc_error
 from opwire.model.envelope import HTTPResponseMeta, MCPResponseMeta, ResponseEnvelope
-from opwire.model.operation import Identity, OperationSpec
+from opwire.model.identity import Identity
+from opwire.model.operation import OperationSpec
 from opwire.model.origin import ORIGIN_META, Origin
 from opwire.model.uri_template import MAX_URI, URITemplate
 from opwire.registry.dispatch import Dispatcher

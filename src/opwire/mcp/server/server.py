@@ -50,8 +50,9 @@ from opwire.mcp.server.resources import (
 from opwire.mcp.server.tasks import TASKS, CallTask, DurableTask, check_declared, declares_tasks
 from opwire.mcp.server.tools import Result, ResultFormat
 from opwire.model.completion import CompletionRequest
+from opwire.model.identity import Identity
 from opwire.model.log_message import LOG_LEVELS, LogLevel
-from opwire.model.operation import Identity, OperationSpec
+from opwire.model.operation import OperationSpec
 from opwire.names import similar_names, suggestion
 from opwire.observe.logs import begin_access
 from opwire.runtime.text import get_logger

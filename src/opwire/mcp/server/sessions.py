@@ -42,7 +42,8 @@ from opwire.mcp.server.calls import Params, ServedRequest
 from opwire.mcp.server.clients import LARGE_INPUT, MAX_BATCH_VALUES, MAX_INPUTS, MAX_OPEN, ClientState
 from opwire.mcp.server.server import RegistryServer
 from opwire.mcp.server.streams import PING, EventLog, EventStore, EventWriter, ResumableStream, follow
-from opwire.model.operation import Identity, check_access
+from opwire.model.access import check_access
+from opwire.model.identity import Identity
 from opwire.protocol.outbox import memory_of
 from opwire.runtime.bounded import SharedLimit, Tally
 from opwire.runtime.tasks import spawn, start_eagerly

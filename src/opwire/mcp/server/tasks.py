@@ -42,8 +42,10 @@ from opwire.mcp.server.clients import (
     state_digest,
 )
 from opwire.mcp.server.tools import Result, ResultFormat, ToolCatalogue, error_result, result_of, rpc_error
+from opwire.model.context import Context
 from opwire.model.envelope import ResponseEnvelope
-from opwire.model.operation import Context, Identity, OperationSpec, OperationType
+from opwire.model.identity import Identity
+from opwire.model.operation import OperationSpec, OperationType
 from opwire.model.questions import Question, unanswerable
 from opwire.protocol.outbox import memory_of
 from opwire.registry.dispatch import Dispatcher

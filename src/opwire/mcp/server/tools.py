@@ -33,7 +33,8 @@ from opwire.errors import ERROR_TABLE, CallError, ErrorCode, SchemaError, UsageE
 from opwire.mcp.messages import RPCError
 from opwire.mcp.protocol import ArgumentHeader, argument_headers
 from opwire.model.envelope import HTTPResponseMeta, MCPResponseMeta, ResponseEnvelope
-from opwire.model.operation import Identity, OperationSpec, OperationType
+from opwire.model.identity import Identity
+from opwire.model.operation import OperationSpec, OperationType
 from opwire.model.origin import (
     ERROR_META,
     FIELDS_META,

@@ -1,8 +1,7 @@
 """HTTP APIs with an OpenAPI document, as operations. Needs `pip install 'opwire[openapi]'`."""
 
 from opwire.errors import needs_extra
-from opwire.model.operation import Skipped
-from opwire.registry.source import Report
+from opwire.registry.source import Report, Skipped
 
 with needs_extra("openapi"):
     from opwire.auth.oauth import OAuthClient

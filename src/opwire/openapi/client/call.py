@@ -22,7 +22,9 @@ from opwire.errors import CallError, ErrorCode, resume_error
 from opwire.http.client import ChunkReader, HTTPClient, HTTPRequest, host_of
 from opwire.http.sse import SSEParser
 from opwire.model.condition import condition_headers
-from opwire.model.operation import Context, PreparedRequest, ShapedResult, trace_of
+from opwire.model.context import Context
+from opwire.model.operation import PreparedRequest, ShapedResult
+from opwire.model.trace import trace_of
 from opwire.openapi.client.plan import FAST_CHARSETS, CallPlan, StreamKind, header_value, is_visible_ascii
 from opwire.openapi.client.request import compile_request
 from opwire.openapi.client.responses import (

@@ -35,8 +35,8 @@ from opwire.auth.oauth.store import LoginKey, TokenStore
 from opwire.auth.oauth.tokens import FetchJSON, OAuthClient, Subject, TokenCache, is_secure, read_client, subject_of
 from opwire.errors import CallError, ErrorCode, SchemaError
 from opwire.http.client import HTTPRequest
+from opwire.model.context import Context
 from opwire.model.login import LoginOptions
-from opwire.model.operation import Context
 from opwire.openapi.client.document import DocumentSet, as_text, as_texts
 from opwire.openapi.client.endpoints import HTTPEndpoint
 from opwire.openapi.client.plan import (

@@ -12,7 +12,8 @@ from msgspec import Struct
 
 from opwire.asgi.problem import PROBLEM_JSON
 from opwire.errors import CallError, ErrorCode
-from opwire.model.operation import Identity, OperationSpec, OperationType
+from opwire.model.identity import Identity
+from opwire.model.operation import OperationSpec, OperationType
 from opwire.model.origin import ENVELOPE_JSON, ORIGIN_EXTENSION, Origin, path_of
 from opwire.names import UniqueNames
 from opwire.openapi.server.components import NAMED_SCHEMAS, PREFIX, Components

@@ -8,8 +8,10 @@ from urllib.parse import quote
 from opwire.asgi.problem import HTTPStatusError, Send
 from opwire.asgi.request import Receive, Scope
 from opwire.errors import CallError, ErrorCode
+from opwire.model.access import check_access
+from opwire.model.context import Context
 from opwire.model.envelope import ResponseEnvelope, ToolErrorPolicy
-from opwire.model.operation import Context, OperationSpec, OperationType, check_access
+from opwire.model.operation import OperationSpec, OperationType
 from opwire.model.origin import RESUMED, id_of, path_of
 from opwire.names import suggestion
 from opwire.observe.logs import CANCELLED

@@ -25,8 +25,10 @@ from opwire.asgi.request import AdmittedRequest, Receive, Scope, is_plain, path_
 from opwire.asgi.routing import PARENT_ROOT
 from opwire.errors import CallError, ErrorCode
 from opwire.model.caller import caller_metadata
-from opwire.model.operation import Context, Inbound, OperationSpec, OperationType, Trace, input_error, trace_of
+from opwire.model.context import Context, Inbound
+from opwire.model.operation import OperationSpec, OperationType, input_error
 from opwire.model.origin import ENVELOPE_JSON
+from opwire.model.trace import Trace, trace_of
 from opwire.runtime.deadlines import Deadlines, bounded_seconds
 from opwire.schema import Problem, Schema
 from opwire.schema.dialect import References

@@ -23,7 +23,8 @@ from msgspec.structs import replace
 
 from opwire.auth.tokens import Grant
 from opwire.errors import CallError, ErrorCode
-from opwire.model.operation import OWN, Identity
+from opwire.model.identity import Identity
+from opwire.model.operation import OWN
 from opwire.observe.logs import CANCELLED
 from opwire.protocol import events
 from opwire.protocol.events import MAX_ID, CallAborted, CallEvent, CallFailed, SessionMessage, encode_event

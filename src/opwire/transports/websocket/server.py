@@ -18,7 +18,7 @@ from websockets.server import ServerProtocol
 from websockets.typing import Origin
 
 from opwire.errors import CallError, ErrorCode, check_above_zero, check_choice, system_message
-from opwire.model.operation import Identity
+from opwire.model.identity import Identity
 from opwire.names import counted
 from opwire.protocol import events
 from opwire.protocol.events import BULK, CallAborted, CallEvent, CallRequested, decode_event, encode_event, is_final
