@@ -33,7 +33,7 @@ from opwire.model.origin import ENVELOPE_JSON, RESUMED, path_of
 from opwire.model.trace import trace_of
 from opwire.openapi.client.source import from_openapi
 from opwire.runtime.deadlines import MAX_SECONDS
-from opwire.typed.plain import check_density, read_json, to_plain, write_json
+from opwire.typed.plain import check_density, parse_float, read_json, to_plain, write_json
 
 if TYPE_CHECKING:
     from aiohttp import ClientResponse
@@ -59,7 +59,7 @@ class _ProblemDocument(Struct, rename="camel"):
     details: Any = None
 
 
-_problems = msgspec.json.Decoder(_ProblemDocument)
+_problems = msgspec.json.Decoder(_ProblemDocument, float_hook=parse_float)
 
 
 class HTTPBackend:

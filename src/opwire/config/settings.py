@@ -276,7 +276,7 @@ class OpenAPISettings(SourceSettings, frozen=True, kw_only=True):
     max_documents: Count = 1_000  # that this one may refer to, not counting files below its folder
     max_document_bytes: Count = 256 * 1024 * 1024  # of this one and all that it refers to
     call_timeout: Seconds = 30.0
-    max_response: Count = 64 * 1024 * 1024
+    max_response: Count = 16 * 1024 * 1024
     proxy: EnvText | None = None
     tls: TLSSettings = TLSSettings()
     max_connections: Count = 100  # at a time

@@ -24,7 +24,7 @@ from opwire.errors import CallError, ErrorCode, NotPlainError, check_counts, res
 from opwire.model.envelope import Item
 from opwire.protocol.events import MAX_MESSAGE
 from opwire.runtime.tasks import AsyncResource
-from opwire.typed.plain import MAX_DEPTH, read_peer_json, survey, to_plain, write_json
+from opwire.typed.plain import MAX_DEPTH, parse_float, read_peer_json, survey, to_plain, write_json
 
 MAX_ITEMS = 100_000
 """Default number of items that a stream keeps; Redis may keep a few more."""
@@ -36,7 +36,7 @@ _LARGE = 64 * 1024  # bytes of an item
 POLL = 1.0  # seconds after which a reader looks for items, if it hears of none
 
 _encoder = msgspec.json.Encoder()
-_decoder = msgspec.json.Decoder()
+_decoder = msgspec.json.Decoder(float_hook=parse_float)
 
 
 class StoredItem(NamedTuple):

@@ -177,7 +177,7 @@ class ClientOptions(Struct, frozen=True, kw_only=True):
 
     timeout: float | None = 30.0  # seconds for a whole call without a deadline of its own
     connect_timeout: float | None = 10.0  # seconds
-    max_response: int = 64 * 1024 * 1024  # bytes of a response, after decompression
+    max_response: int = 16 * 1024 * 1024  # bytes of a response, after decompression
     max_item: int = 16 * 1024 * 1024  # bytes of one item of a stream
     max_connections: int = 100  # 0: unlimited
     max_per_host: int = 0  # 0: limited by max_connections only

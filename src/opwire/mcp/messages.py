@@ -3,11 +3,10 @@
 Params and results stay plain dicts: a gateway passes on what it does not know. Only the frame of a message is typed, so
 that one pass of msgspec both parses and checks it (3 µs for a call).
 
-The size in bytes bounds the cost of a message only if it has few values: 16 MB of `[],` took 15 s and 1.2 GB to parse.
-So the values are bounded too, and counted before anything is decoded.
+The size in bytes bounds the cost of a message only if it has few objects and lists: 16 MB of `[],` took 15 s and 1.2 GB
+to parse. So these are counted before anything is decoded (`check_density`).
 """
 
-import codecs
 import json
 from collections.abc import Callable
 from typing import Any, Literal, cast
@@ -24,9 +23,9 @@ from opwire.typed.plain import (
     check_density,
     collection_paused,
     has_duplicate_keys,
-    has_few_values,
+    parse_float,
     read_json,
-    replace_surrogates,
+    without_lone_surrogates,
 )
 
 logger = get_logger("opwire.mcp")
@@ -66,12 +65,8 @@ MAX_ID = 200
 MAX_BATCH = 100
 """Messages of one batch."""
 
-_MAX_REPAIRED = 262_144  # values of a response with numbers that JSON lacks
-_MAX_SERVED_REPAIRED = 16_384  # of one to a server: with a long request, which is rejected, it took half a second
-
-_MAX_REPLACED = 1_048_576  # invalid characters of a message, which take 20 ms
-_PIECE = 256 * 1024  # bytes of a message that are repaired at a time
-_utf8_decoder = codecs.getincrementaldecoder("utf-8-sig")
+MAX_REPAIRED_BYTES = 4 * 1024 * 1024
+"""The size of a message that is repaired: numbers that JSON lacks take ten times as long to decode."""
 
 SMALL = 16 * 1024
 """Bytes of a `SmallResponse`."""
@@ -210,10 +205,9 @@ class _Head(Struct):
     method: str | None = None
 
 
-_frame_decoder = msgspec.json.Decoder(_Frame)
+_frame_decoder = msgspec.json.Decoder(_Frame, float_hook=parse_float)
 _head_decoder = msgspec.json.Decoder(_Head)
-_any_decoder: msgspec.json.Decoder[Any] = msgspec.json.Decoder()
-_batch_decoder = msgspec.json.Decoder(list[msgspec.Raw])
+_any_decoder: msgspec.json.Decoder[Any] = msgspec.json.Decoder(float_hook=parse_float)
 
 encode_message: Callable[[RPCMessage], bytes] = msgspec.json.Encoder().encode
 """Encode a message as one line, without its end. NaN and infinities become null.
@@ -250,17 +244,17 @@ def decode_message(raw: bytes, *, is_checked: bool = False) -> RPCMessage:
         id = _head_of(raw).id
         raise InvalidMessageError(is_json=True, id=id if _is_usable_id(id) else None, excess=str(error)) from None
     with collection_paused():
-        return _decode_message(raw, _MAX_SERVED_REPAIRED if is_checked else _MAX_REPAIRED)
+        return _decode_message(raw)
 
 
-def _decode_message(raw: bytes, max_repaired: int = _MAX_REPAIRED) -> RPCMessage:
+def _decode_message(raw: bytes) -> RPCMessage:
     try:
         frame = _frame_decoder.decode(raw)
         message = _message_of(frame, raw)
     except InvalidMessageError:
         raise
     except (ValueError, RecursionError):
-        return _repaired(raw, max_repaired)
+        return _repaired(raw)
     if message is None:
         raise _invalid(msgspec.to_builtins(frame))
     return message
@@ -292,10 +286,12 @@ def _is_usable_id(id: object) -> bool:
     return not isinstance(id, str) or len(id) <= MAX_ID
 
 
-def _repaired(raw: bytes, max_repaired: int) -> RPCMessage:
+def _repaired(raw: bytes) -> RPCMessage:
     try:
-        raw = _as_utf8(raw)
-        found = _decode_any(raw, max_repaired)
+        if len(raw) > MAX_REPAIRED_BYTES:
+            raise ValueError(f"more than {MAX_REPAIRED_BYTES:,} bytes that are not valid JSON")
+        raw = raw.decode("utf-8-sig", errors="replace").encode()
+        found = _decode_any(raw)
     except (ValueError, RecursionError):
         raise InvalidMessageError(is_json=False) from None
     if not isinstance(found, dict):
@@ -321,32 +317,15 @@ def _repaired(raw: bytes, max_repaired: int) -> RPCMessage:
     return message
 
 
-def _as_utf8(raw: bytes) -> bytes:
-    """Replace invalid UTF-8, and drop a byte order mark.
-
-    Raises:
-        ValueError: more than `_MAX_REPLACED` characters are invalid: 16 MB took 0.27 s.
-    """
-    decoder, parts, replaced = _utf8_decoder("replace"), list[str](), 0
-    for start in range(0, len(raw), _PIECE):
-        parts.append(decoder.decode(raw[start : start + _PIECE], start + _PIECE >= len(raw)))
-        replaced += parts[-1].count("\ufffd")
-        if replaced > _MAX_REPLACED:
-            raise ValueError(f"more than {_MAX_REPLACED:,} characters are invalid")
-    return "".join(parts).encode()
-
-
-def _decode_any(raw: bytes, max_repaired: int) -> Any:
+def _decode_any(raw: bytes) -> Any:
     """Decode JSON; not a request, it may have numbers that JSON lacks. Raises ValueError, RecursionError."""
     try:
         return read_json(_any_decoder, raw)
-    except ValueError:  # Python's `json` takes ten times as long, and blocks the event loop
-        if not has_few_values(raw, max_repaired):
-            raise
-    found = replace_surrogates(json.loads(raw))
-    if "method" in as_dict(found):
+    except ValueError:
+        message = json.loads(without_lone_surrogates(raw))
+    if "method" in as_dict(message):
         raise ValueError("a request with numbers that JSON lacks")
-    return found
+    return message
 
 
 def _invalid(fields: dict[str, Any]) -> InvalidMessageError:
@@ -358,48 +337,49 @@ def _invalid(fields: dict[str, Any]) -> InvalidMessageError:
 
 # --- limits -----------------------------------------------------------------------------------------------------------
 
+# The first messages of a batch: of an array with more members, msgspec only skips the others.
+_BatchStart = msgspec.defstruct(
+    "_BatchStart",
+    [(f"message_{number}", msgspec.Raw, msgspec.Raw()) for number in range(MAX_BATCH + 1)],
+    array_like=True,
+)
+_batch_decoder = msgspec.json.Decoder(_BatchStart)
 
-def max_values(max_message: int) -> int:
-    """Return the limit of JSON values in a message: 262,144 for 16 MiB, which take about 100 ms to parse."""
-    return max(max_message // 64, 1000)
 
-
-def split_batch(raw: bytes, limit: int) -> list[bytes]:
+def split_batch(raw: bytes) -> list[bytes]:
     """Return the messages of a batch, which revision 2025-03-26 has; anything else is one message.
 
-    A batch of batches, of more than `MAX_BATCH` messages or of more than `limit` values is one invalid message.
+    A batch of batches, or of more than `MAX_BATCH` messages, is one invalid message.
     """
-    if raw.lstrip()[:1] != b"[" or not has_few_values(raw, limit):
+    if raw.lstrip()[:1] != b"[":
         return [raw]
     try:
-        parts = _batch_decoder.decode(raw)
+        parts = msgspec.structs.astuple(_batch_decoder.decode(raw))
     except (ValueError, RecursionError):
         return [raw]
-    messages = [bytes(each).lstrip() for each in parts[: MAX_BATCH + 1]]
-    valid = 0 < len(messages) <= MAX_BATCH and not any(each.startswith(b"[") for each in messages)
+    messages = [bytes(part).lstrip() for part in parts if bytes(part)]
+    valid = 0 < len(messages) <= MAX_BATCH and not any(message.startswith(b"[") for message in messages)
     return messages if valid else [raw]
 
 
-def read_messages(raw: bytes, limit: int) -> list[ReceivedMessage]:
+def read_messages(raw: bytes) -> list[ReceivedMessage]:
     """Decode a message of a server, or a batch; see `read_message`.
 
     Raises:
         CallError: PROTOCOL_ERROR, an invalid response to an unknown request.
     """
-    found = (read_message(each, limit) for each in split_batch(raw, limit))
-    return [message for message in found if message is not None]
+    messages = map(read_message, split_batch(raw))
+    return [message for message in messages if message is not None]
 
 
-def read_message(raw: bytes, limit: int) -> ReceivedMessage | None:
-    """Decode a message of a server, of at most `limit` values; return None if this is not a message.
+def read_message(raw: bytes) -> ReceivedMessage | None:
+    """Decode a message of a server; return None if this is not a message.
 
     An invalid response becomes an error for its caller: ignored, the caller would wait forever.
 
     Raises:
         CallError: PROTOCOL_ERROR, an invalid response to an unknown request.
     """
-    if len(raw) > limit and not has_few_values(raw, limit):
-        return _large_message(raw, f"more than {limit:,} JSON values")
     if b"{" not in raw:  # 5 MB of short lines took longer than 40 s
         return None
     try:
@@ -424,7 +404,7 @@ def _head_of(raw: bytes) -> _Head:
 
 
 def _large_message(raw: bytes, excess: str) -> ReceivedMessage | None:
-    """Return what replaces a message of too many values: a failed response, or a request that will be rejected."""
+    """Return what replaces a message that is not decoded: a failed response, or a request that will be rejected."""
     head = _head_of(raw)
     if head.id is None and head.method is None:
         raise CallError(ErrorCode.PROTOCOL_ERROR, f"a message of {excess} was received")

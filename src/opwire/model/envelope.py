@@ -34,7 +34,15 @@ from msgspec import UNSET, Meta, Struct, UnsetType
 from opwire.errors import ConversionError, UsageError
 from opwire.runtime.text import get_logger
 from opwire.typed import convert
-from opwire.typed.plain import find_nonfinite, html_table, indented_json, read_json, replace_surrogates, write_json
+from opwire.typed.plain import (
+    find_nonfinite,
+    html_table,
+    indented_json,
+    parse_float,
+    read_json,
+    replace_surrogates,
+    write_json,
+)
 
 
 class MCPAnnotations(TypedDict, total=False):
@@ -398,7 +406,7 @@ _encoder = msgspec.json.Encoder()
 
 @cache
 def _decoder() -> msgspec.json.Decoder[WireEnvelope]:
-    return msgspec.json.Decoder(WireEnvelope)  # takes 0.4 ms
+    return msgspec.json.Decoder(WireEnvelope, float_hook=parse_float)  # takes 0.4 ms
 
 
 def encode_envelope(envelope: ResponseEnvelope[Any]) -> bytes:

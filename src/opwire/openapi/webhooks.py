@@ -33,7 +33,7 @@ from opwire.names import counted
 from opwire.runtime.bounded import BoundedDict
 from opwire.runtime.text import get_logger
 from opwire.schema import UNKNOWN, Schema
-from opwire.typed.plain import as_dict, read_json
+from opwire.typed.plain import as_dict, parse_float, read_json
 
 logger = get_logger("opwire.openapi")
 
@@ -60,7 +60,7 @@ _SEPARATORS = re.compile(r"[^a-z0-9]+")
 _EVENT_FIELDS = ("type", "event", "event_type", "eventType")  # of a body, with the name of its event
 _EVENT_HEADERS = re.compile(r"x-(?:.*-)?(?:event|event-key|event-type|topic)|ce-type")
 _SECRET_HEADER = re.compile(r"authorization|cookie|token|secret|signature|api-?key")
-_decoder = msgspec.json.Decoder()
+_decoder = msgspec.json.Decoder(float_hook=parse_float)
 
 
 class WebhookRequest(NamedTuple):

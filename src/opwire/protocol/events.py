@@ -75,6 +75,7 @@ from opwire.typed.plain import (
     collection_paused,
     json_form,
     outline,
+    parse_float,
     read_json,
     read_outline,
     survey,
@@ -380,9 +381,10 @@ class _Id(Struct, rename="camel"):
 
 
 _encoder = msgspec.json.Encoder(enc_hook=json_form)
-_decoder = msgspec.json.Decoder(CallEvent)
+_decoder = msgspec.json.Decoder(CallEvent, float_hook=parse_float)
 _lenient_decoder: msgspec.json.Decoder[Any] = msgspec.json.Decoder(
-    union_of(_WireResponded if kind is CallResponded else kind for kind in CallMessage.__subclasses__())
+    union_of(_WireResponded if kind is CallResponded else kind for kind in CallMessage.__subclasses__()),
+    float_hook=parse_float,
 )
 _id_decoder = msgspec.json.Decoder(_Id)
 _fields_decoder = msgspec.json.Decoder(dict[str, msgspec.Raw])
@@ -691,7 +693,8 @@ SessionEvent = (
 _session_encoder = msgspec.json.Encoder()
 _SESSION = SessionMessage.__subclasses__()
 _session_decoder: msgspec.json.Decoder[SessionEvent] = msgspec.json.Decoder(
-    union_of(WireAnnounce if kind is Announce else kind for kind in _SESSION)
+    union_of(WireAnnounce if kind is Announce else kind for kind in _SESSION),
+    float_hook=parse_float,
 )
 
 SESSION_EVENT_SCHEMAS: dict[str, dict[str, Any]] = {

@@ -237,10 +237,10 @@ async def test_a_call_that_ends_leaves_at_once_also_where_the_clock_is_far() -> 
 async def test_a_connection_that_broke_is_lost_at_once_although_its_server_takes_long_to_stop(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    def read(raw: bytes, limit: int) -> Any:
+    def read(raw: bytes) -> Any:
         if b"boom" in raw:
             raise RuntimeError("unforeseen")
-        return read_message(raw, limit)
+        return read_message(raw)
 
     monkeypatch.setattr(transport, "read_message", read)
     async with connected(rogue("stubborn", stop_timeout=0.5)) as session:

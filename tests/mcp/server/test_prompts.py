@@ -41,8 +41,7 @@ async def test_prompts_are_listed_with_their_arguments_and_take_text(era: str) -
         assert (message.role, message.content.text) == ("user", "Write a kind review of Dune with 3 stars.")
 
 
-@pytest.mark.parametrize("item", ["[]", "1e308"])
-async def test_an_argument_that_takes_long_to_decode_stays_text(item: str) -> None:
+async def test_an_argument_that_takes_long_to_decode_stays_text() -> None:
     registry = OperationRegistry()
 
     @registry.prompt("books.ratings")
@@ -55,8 +54,8 @@ async def test_an_argument_that_takes_long_to_decode_stays_text(item: str) -> No
             return await response.text()
 
     async with browsing(registry, anonymous=READER) as browser:
-        assert "3 values" in await asked(browser, f"[{item},{item},{item}]")
-        assert "is not of type" in await asked(browser, f"[{','.join([item] * 150_000)}]")
+        assert "3 values" in await asked(browser, "[[],[],[]]")
+        assert "is not of type" in await asked(browser, f"[{','.join(['[]'] * 150_000)}]")
 
 
 @pytest.mark.parametrize("era", ERAS)

@@ -158,7 +158,7 @@ def test_a_few_lines_stand_for_no_more_than_a_multiple_of_their_size() -> None:
     lines = ["a0: &a0 {type: string}"]
     for level in range(1, 7):
         lines.append(f"a{level}: &a{level} {{{', '.join(f'k{key}: *a{level - 1}' for key in range(8))}}}")
-    with pytest.raises(ValueError, match=r"expands to more than 2[0-9],[0-9]{3} values"):
+    with pytest.raises(ValueError, match=r"expands to more than 1,0[0-9]{2},[0-9]{3} characters"):
         load("\n".join(lines))
     assert len(load("a: &a [1, 2, 3]\nb: [" + "*a, " * 1_000 + "]")["b"]) == 1_000
 
@@ -167,7 +167,7 @@ def test_a_few_lines_stand_for_no_more_than_a_multiple_of_their_size() -> None:
 def test_aliases_of_a_long_text_stand_for_no_more_than_a_multiple_of_the_document(anchored: str) -> None:
     text = anchored.format(text="x" * 100_000)
     few, many = (f"a: {text}\nb: [{', '.join(['*a'] * times)}]" for times in (5, 50))
-    with pytest.raises(ValueError, match=r"expands to more than [12],[0-9]{3},[0-9]{3} characters, line 2"):
+    with pytest.raises(ValueError, match=r"expands to more than [0-9,]+ characters, .*, line 2"):
         load(many)
     assert len(load(few)["b"]) == 5
 
@@ -225,6 +225,6 @@ def test_a_repaired_text_gives_each_warning_once() -> None:
 def test_repairs_are_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
     text = "a:\n" + "  -\tx\n" * 20
     assert load(text) == {"a": ["x"] * 20}
-    monkeypatch.setattr(yaml_text, "_MAX_REPARSED", 100)
+    monkeypatch.setattr(yaml_text, "_MAX_REPARSED_CHARACTERS", 100)
     with pytest.raises(ValueError, match="cannot start any token, line"):
         load(text)

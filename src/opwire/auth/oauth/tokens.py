@@ -26,7 +26,7 @@ from opwire.http.client import MAX_WAIT, RETRYABLE, HTTPClient, HTTPRequest, bou
 from opwire.model.caller import caller_token
 from opwire.model.context import Context
 from opwire.runtime.bounded import BoundedDict, Tally
-from opwire.typed.plain import as_dict, read_peer_json
+from opwire.typed.plain import as_dict, parse_float, read_peer_json
 
 MAX_BODY = 1024 * 1024
 """Bytes of a response of an authorization server."""
@@ -49,7 +49,7 @@ _ACCESS_TOKEN = "urn:ietf:params:oauth:token-type:access_token"  # noqa: S105 - 
 _JWT = "urn:ietf:params:oauth:token-type:jwt"
 _ERROR_CODE = re.compile(r"[a-z_]{1,50}")
 _LOOPBACK = frozenset({"localhost", "127.0.0.1", "::1"})
-_json = msgspec.json.Decoder()
+_json = msgspec.json.Decoder(float_hook=parse_float)
 
 
 class OAuthClient(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):

@@ -41,7 +41,6 @@ from opwire.mcp.messages import (
     RPCResponse,
     decode_message,
     encode_message,
-    max_values,
     read_message,
     read_messages,
 )
@@ -49,7 +48,6 @@ from opwire.mcp.peer import REPLIES
 from opwire.mcp.protocol import LAST_EVENT_HEADER, METHOD_HEADER, SESSION_HEADER, VERSION_HEADER
 from opwire.runtime.tasks import spawn
 from opwire.runtime.text import get_logger
-from opwire.typed.plain import has_few_values
 
 with needs_extra("mcp"):
     from yarl import URL
@@ -272,7 +270,6 @@ class HTTPTransport(ClientTransport):
         self._server = server
         self._client = client
         self._max_message = max_message
-        self._max_values = max_values(max_message)
         self._events = events
         self._posts: dict[RequestId, asyncio.Task[None]] = {}
         self._tasks: set[asyncio.Task[None]] = set()
@@ -396,10 +393,9 @@ class StreamableHTTP(HTTPTransport):
             words = f"answered {request.method} with {kind[:100] or 'nothing'!r}, which is neither JSON nor events"
             raise self._broken(words, ErrorCode.PROTOCOL_ERROR)
         body = await self._client.read(response, self._max_message)
-        if body is None or not has_few_values(body, self._max_values):
-            unit = f"{self._max_message} bytes" if body is None else f"{self._max_values:,} JSON values"
-            raise HTTPExchangeError(response.status, f" and more than {unit}", too_long=True)
-        messages = read_messages(body, self._max_values)
+        if body is None:
+            raise HTTPExchangeError(response.status, f" and more than {self._max_message} bytes", too_long=True)
+        messages = read_messages(body)
         if not any(isinstance(message, REPLIES) for message in messages):
             raise self._broken("answered with JSON that is not a JSON-RPC response", ErrorCode.PROTOCOL_ERROR)
         id = request.id
@@ -412,7 +408,7 @@ class StreamableHTTP(HTTPTransport):
         try:
             async for kind, data in self._parsed(response, parser):
                 is_answered = False
-                for message in read_messages(data, self._max_values) if kind == "message" else ():
+                for message in read_messages(data) if kind == "message" else ():
                     if id is not None and isinstance(message, REPLIES):
                         is_answered = True
                         await self._deliver(_for_request(id, message))
@@ -515,7 +511,7 @@ class SSETransport(HTTPTransport):
         try:
             while True:
                 kind, data = await self._next(events)
-                message = read_message(data, self._max_values) if kind == "message" else None
+                message = read_message(data) if kind == "message" else None
                 if message is not None:
                     await self._deliver(message)
         except CallError as error:

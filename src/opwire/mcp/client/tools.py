@@ -22,10 +22,10 @@ from msgspec.structs import replace
 
 from opwire.errors import CallError, ConversionError, ErrorCode, RegistrationError, SchemaError, ToolEnvelopeError
 from opwire.mcp.client.negotiation import as_text
-from opwire.mcp.client.servers import MAX_MESSAGE, MCPOptions
+from opwire.mcp.client.servers import MCPOptions
 from opwire.mcp.client.session import MCPSessions
 from opwire.mcp.client.transport import MAX_RETRY_AFTER
-from opwire.mcp.messages import SMALL, SmallResponse, max_values
+from opwire.mcp.messages import SMALL, SmallResponse
 from opwire.mcp.protocol import SCHEMA_KEYWORD, ArgumentHeader, argument_headers
 from opwire.model.context import Context
 from opwire.model.envelope import MCPContentBlock, MCPResponseMeta, ResponseEnvelope, content_blocks
@@ -47,7 +47,7 @@ from opwire.registry.source import Report
 from opwire.runtime.text import get_logger
 from opwire.schema import UNKNOWN, JSONSchema, Schema
 from opwire.schema.dialect import map_subschemas
-from opwire.typed.plain import as_dict, as_list, has_few_values, read_peer_json
+from opwire.typed.plain import as_dict, as_list, parse_float, read_peer_json
 
 logger = get_logger("opwire.mcp.client")
 
@@ -79,9 +79,8 @@ _PROTOCOL_FIELDS = frozenset({"content", "structuredContent", "isError", "_meta"
 _ENVELOPE_PREFIX = TOOL_ENVELOPE_PREFIX.partition("1")[0]  # of every version
 _DEFINITIONS = ("$defs", "definitions")
 _MAX_MESSAGE = 2000  # characters
-_MAX_VALUES = max_values(MAX_MESSAGE)  # of JSON in a text
 _YIELD_AFTER = 100  # items of a result, after which other tasks run
-_json = msgspec.json.Decoder()
+_json = msgspec.json.Decoder(float_hook=parse_float)
 
 S = TypeVar("S", bound=Struct)
 
@@ -403,8 +402,7 @@ def _data_in_text(blocks: list[MCPContentBlock], label: str, *, parse_json: bool
                 invalid = invalid or error
     if invalid is not None:  # the first of thousands
         logger.warning("%s: an invalid ToolEnvelope is kept as text: %s", label, invalid)
-    # A message counts a text as one value.
-    if parse_json and len(texts) == 1 and has_few_values(texts[0].encode(errors="replace"), _MAX_VALUES):
+    if parse_json and len(texts) == 1:
         with suppress(ValueError, RecursionError):
             return read_peer_json(_json, texts[0])
     return blocks

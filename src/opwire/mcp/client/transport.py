@@ -32,7 +32,6 @@ from opwire.mcp.messages import (
     RPCMessage,
     RPCNotification,
     encode_message,
-    max_values,
     read_message,
     split_batch,
 )
@@ -253,7 +252,6 @@ class ServerProcess(ClientTransport, asyncio.SubprocessProtocol):
         self._server = server
         self._events = events
         self._max_message = max_message
-        self._max_values = max_values(max_message)
         self._log = ServerLog(server.name)
         self._lines: deque[bytes] = deque()
         self._buffered = 0  # bytes in `_lines`
@@ -414,12 +412,12 @@ class ServerProcess(ClientTransport, asyncio.SubprocessProtocol):
         while self._lines:
             line = self._lines.popleft()
             self._buffered -= len(line) + 1
-            if line.startswith(b"[") and (parts := split_batch(line, self._max_values)) != [line]:
+            if line.startswith(b"[") and (parts := split_batch(line)) != [line]:
                 self._lines.extendleft(reversed(parts))
                 self._buffered += sum(map(len, parts)) + len(parts)
                 continue
             try:
-                message = read_message(line, self._max_values)
+                message = read_message(line)
                 wait_for = self._events.ignored(line) if message is None else self._events.received(message)
             except CallError as error:
                 self._lines.clear()

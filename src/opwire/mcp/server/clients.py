@@ -36,7 +36,6 @@ from opwire.mcp.messages import (
     RPCRequest,
     RPCResponse,
     encode_message,
-    max_values,
 )
 from opwire.mcp.peer import Answer, JsonRpcPeer
 from opwire.mcp.protocol import DEFAULT_VERSION
@@ -58,9 +57,6 @@ MAX_INPUTS = 256 * 1024 * 1024
 
 LARGE_INPUT = 16 * 1024
 """Bytes of a large input; the number of calls bounds smaller ones."""
-
-MAX_BATCH_VALUES = max_values(16 * 1024 * 1024)
-"""JSON values of a batch."""
 
 MAX_SUBSCRIPTIONS = 1000
 """Resources that one client may be subscribed to."""

@@ -31,7 +31,7 @@ from opwire.registry.dispatch import Dispatcher
 from opwire.registry.invoke import failure
 from opwire.runtime.bounded import BoundedDict, SharedLimit
 from opwire.runtime.text import get_logger
-from opwire.typed.plain import as_dict, as_list, read_peer_json
+from opwire.typed.plain import as_dict, as_list, parse_float, read_peer_json
 
 logger = get_logger("opwire.mcp.server")
 
@@ -59,7 +59,7 @@ _MAX_META = 4_096  # bytes of the `_meta` of a subscription, which is kept as lo
 
 _NOTHING: dict[object, Callable[[], object]] = {}
 
-_decoder = msgspec.json.Decoder()
+_decoder = msgspec.json.Decoder(float_hook=parse_float)
 
 MakeCall = Callable[[OperationSpec], ServedCall]
 

@@ -39,7 +39,7 @@ from opwire.mcp.protocol import (
     check_sent_routing,
 )
 from opwire.mcp.server.calls import Params, ServedRequest
-from opwire.mcp.server.clients import LARGE_INPUT, MAX_BATCH_VALUES, MAX_INPUTS, MAX_OPEN, ClientState
+from opwire.mcp.server.clients import LARGE_INPUT, MAX_INPUTS, MAX_OPEN, ClientState
 from opwire.mcp.server.server import RegistryServer
 from opwire.mcp.server.streams import PING, EventLog, EventStore, EventWriter, ResumableStream, follow
 from opwire.model.access import check_access
@@ -90,7 +90,7 @@ async def read_post(post: AdmittedRequest, send: Send, *, batches: bool = False)
     else:
         try:
             body = post.take_body()
-            parts = split_batch(body, MAX_BATCH_VALUES) if batches else [body]
+            parts = split_batch(body) if batches else [body]
             messages = [decode_message(each, is_checked=True) for each in parts]  # by the guard
             if METHOD_HEADER.encode() in headers or NAME_HEADER.encode() in headers:
                 check_sent_routing(messages, post.lines)

@@ -40,7 +40,7 @@ from opwire.mcp.messages import (
 )
 from opwire.mcp.protocol import BATCHED, STATELESS_VERSIONS, VERSION_META, read_envelope
 from opwire.mcp.server.calls import Params, ServedRequest
-from opwire.mcp.server.clients import MAX_BATCH_VALUES, ClientState
+from opwire.mcp.server.clients import ClientState
 from opwire.mcp.server.server import RegistryServer
 from opwire.registry.invoke import CLOSE_GRACE
 from opwire.runtime.tasks import resolve, spawn, start_eagerly
@@ -91,7 +91,7 @@ class DuplexConnection:
     def receive(self, line: bytes) -> Awaitable[None] | None:
         """Handle a message or a batch; the caller waits for what is returned before it reads on."""
         if line.startswith(b"[") and self._client.version == BATCHED and not self._is_stateless:
-            parts = split_batch(line, MAX_BATCH_VALUES)
+            parts = split_batch(line)
             if parts != [line]:
                 waits = [each for each in map(self.receive, parts) if each is not None]
                 return _all(waits) if waits else None

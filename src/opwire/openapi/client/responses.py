@@ -44,7 +44,7 @@ from opwire.openapi.client.xml_text import read_xml
 from opwire.runtime.limits import LimitedLog
 from opwire.runtime.text import get_logger, harmless, shorten
 from opwire.schema import UNKNOWN
-from opwire.typed.plain import MAX_DEPTH, read_peer_json, survey
+from opwire.typed.plain import MAX_DEPTH, parse_float, read_peer_json, survey
 
 if TYPE_CHECKING:
     from aiohttp import ClientResponse
@@ -67,7 +67,7 @@ _MAX_CACHED = 64  # an API may invent a content type for each response: it conta
 _MAX_DATE = 100  # characters
 _FAR = 1e12  # seconds; larger than any timestamp
 _EPOCH = 1_000_000_000  # a larger number of seconds is a timestamp, not a delay
-_json = msgspec.json.Decoder()
+_json = msgspec.json.Decoder(float_hook=parse_float)
 
 
 class ResponseHead(Struct, frozen=True, kw_only=True):

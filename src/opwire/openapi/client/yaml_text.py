@@ -10,22 +10,22 @@ It is built from libyaml's events, which is faster than PyYAML's own constructor
 
 import re
 from collections.abc import Callable, Iterator
-from math import inf, isfinite
+from contextlib import suppress
+from math import isfinite
 from typing import Any, cast
 
 import yaml
 
 from opwire.typed.plain import as_dict
 
-MAX_VALUES = 5_000_000
-"""Values that a document may expand to: GitHub's, the largest known one, has 0.6 million."""
+MAX_EXPANDED_SIZE = 200_000_000
+"""The size that a document may expand to, in characters: GitHub's, the largest known one, has 30 million."""
 
-# Without aliases, a document has at most half a value per byte. Aliases may make it eight times as many, so that 1 kB
-# cannot become the 615 MB that 5 million values of a schema take when they are used.
-_FREE_VALUES, _VALUES_PER_BYTE = 20_000, 4
-
-# Characters of its texts, likewise: 300 aliases of a text of 1 MB took 600 MB when they were used as a schema.
-_FREE_CHARACTERS, _CHARACTERS_PER_BYTE = 1_000_000, 8
+# The size of a document: the characters of its scalars, and as many for each value as that takes bytes as a schema.
+# Without aliases, it is at most 17 times the length of the text.
+_SIZE_OF_VALUE = 32
+_FREE_SIZE = 1_000_000
+_SIZE_PER_CHARACTER = 20
 
 MAX_DEPTH = 400
 
@@ -36,8 +36,6 @@ _CONSTANTS: dict[str, bool | None] = {
     **dict.fromkeys(("true", "True", "TRUE"), True),
     **dict.fromkeys(("false", "False", "FALSE"), False),
 }
-_MAX_DIGITS = 4_000  # Python rejects longer integers
-
 _TYPED = frozenset(f"tag:yaml.org,2002:{kind}" for kind in ("bool", "float", "int", "null"))
 
 _loader: Any = getattr(yaml, "CLoader", yaml.Loader)  # only for its events: it constructs nothing here
@@ -62,7 +60,8 @@ _ESCAPE = re.compile(
 _ANCHOR = re.compile(r"([&*])([^\s,\[\]{}]{1,200})")
 
 # Each repair parses the text again, up to the next error: 16 million characters take about 0.2 s.
-_MAX_REPAIRS, _MAX_REPARSED = 1_000, 16_000_000
+_MAX_REPARSED_CHARACTERS = 16_000_000
+_CHARACTERS_PER_REPAIR = 16_000  # as long as a repair takes at least
 
 
 def read_yaml(text: str | bytes, warn: Callable[[str], None]) -> Any:
@@ -74,9 +73,8 @@ def read_yaml(text: str | bytes, warn: Callable[[str], None]) -> Any:
     warnings: list[str] = []
 
     def parse(text: str | bytes, *, restore: bool = False) -> Any:
-        most = min(_FREE_VALUES + _VALUES_PER_BYTE * len(text), MAX_VALUES)
-        characters = _FREE_CHARACTERS + _CHARACTERS_PER_BYTE * len(text)
-        builder = _YAMLBuilder(warnings.append, most, characters, restore=restore)
+        max_size = min(_FREE_SIZE + _SIZE_PER_CHARACTER * len(text), MAX_EXPANDED_SIZE)
+        builder = _YAMLBuilder(warnings.append, max_size, restore=restore)
         return builder.build(cast("Any", yaml).parse(text, Loader=_loader))
 
     try:
@@ -106,23 +104,24 @@ def _repair(text: str) -> str:
 
     Errors are found by the parser alone, without Python events: 15 times as fast as a builder.
     """
-    reparsed = 0
-    for _ in range(_MAX_REPAIRS):
+    reparsed_characters = 0
+    while True:
         loader = _loader(text)
         try:
             loader.raw_parse()
+            return text
         except yaml.MarkedYAMLError as error:
-            if error.problem_mark is None or (reparsed := reparsed + error.problem_mark.index) > _MAX_REPARSED:
+            if error.problem_mark is None:
+                raise
+            reparsed_characters += _CHARACTERS_PER_REPAIR + error.problem_mark.index
+            if reparsed_characters > _MAX_REPARSED_CHARACTERS:
                 raise
             repaired = _repaired(text, error, error.problem_mark.index)
             if repaired is None or repaired == text:
                 raise
             text = repaired
-        else:
-            break
         finally:
             loader.dispose()
-    return text
 
 
 def _repaired(text: str, error: yaml.MarkedYAMLError, at: int) -> str | None:
@@ -158,31 +157,29 @@ def _unescaped(escape: re.Match[str]) -> str:
 class _OpenContainer:
     """A mapping or sequence that is being parsed."""
 
-    __slots__ = ("anchor", "characters", "key", "merged", "size", "value")
+    __slots__ = ("anchor", "key", "merged", "size", "value")
 
     def __init__(self, value: Any, anchor: str | None) -> None:
         self.value = value
         self.anchor = anchor
         self.key: str | None = None  # in a mapping, the key of the next value
         self.merged: list[Any] = []  # mappings from `<<`, overridden by the mapping's own keys
-        self.size = 1
-        self.characters = 0
+        self.size = _SIZE_OF_VALUE
 
 
 class _YAMLBuilder:
-    def __init__(self, warn: Callable[[str], None], most: int, characters: int, *, restore: bool) -> None:
+    def __init__(self, warn: Callable[[str], None], max_size: int, *, restore: bool) -> None:
         self._warn = warn
-        self._most = most
-        self._characters = characters  # the most of them
+        self._max_size = max_size
         self._restore = restore  # the characters that were replaced
         self._stack: list[_OpenContainer] = [_OpenContainer([], None)]  # the outermost collects the documents
-        self._anchors: dict[str, tuple[Any, int, int]] = {}  # a value, its values and characters
+        self._anchors: dict[str, tuple[Any, int]] = {}  # a value and its size
 
     def build(self, events: Iterator[Any]) -> Any:
         for event in events:
             match event:
                 case yaml.ScalarEvent():
-                    self._add(event, self._scalar(event), 1, len(event.value))
+                    self._add(event, self._scalar(event), _SIZE_OF_VALUE + len(event.value))
                 case yaml.MappingStartEvent():
                     self._enter({}, event)
                 case yaml.SequenceStartEvent():
@@ -214,8 +211,8 @@ class _YAMLBuilder:
             for name, each in as_dict(source).items():
                 done.value.setdefault(name, each)
         if done.anchor is not None:  # only now: an anchor that contains its own alias has no JSON form
-            self._anchors[done.anchor] = (done.value, done.size, done.characters)
-        self._add(event, done.value, done.size, done.characters)
+            self._anchors[done.anchor] = (done.value, done.size)
+        self._add(event, done.value, done.size)
 
     def _scalar(self, event: Any) -> Any:
         parent, value = self._stack[-1], event.value.translate(_RESTORED) if self._restore else event.value
@@ -224,21 +221,17 @@ class _YAMLBuilder:
             if value in _CONSTANTS:
                 value = _CONSTANTS[value]
             elif value[0] in "-+.0123456789":
-                if _INTEGER.fullmatch(value) and len(value) < _MAX_DIGITS:
-                    value = int(value)
-                elif isfinite(number := float(value) if _FLOAT.fullmatch(value) else inf):
-                    value = number
+                value = _number(value)
         if event.anchor is not None:
-            self._anchors[event.anchor] = (value, 1, len(event.value))
+            self._anchors[event.anchor] = (value, _SIZE_OF_VALUE + len(event.value))
         return value
 
-    def _add(self, event: Any, value: Any, size: int, characters: int) -> None:
+    def _add(self, event: Any, value: Any, size: int) -> None:
         parent = self._stack[-1]
         parent.size += size
-        parent.characters += characters
-        if parent.size > self._most or parent.characters > self._characters:
-            most = f"{self._most:,} values" if parent.size > self._most else f"{self._characters:,} characters"
-            raise ValueError(f"it expands to more than {most}, {_position(event.start_mark)}")
+        if parent.size > self._max_size:
+            limit = f"{self._max_size:,} characters, where a value counts as {_SIZE_OF_VALUE}"
+            raise ValueError(f"it expands to more than {limit}, {_position(event.start_mark)}")
         into, key = parent.value, parent.key
         if isinstance(into, list):
             cast("list[Any]", into).append(value)
@@ -254,6 +247,16 @@ class _YAMLBuilder:
             if key in into:
                 self._warn(f"duplicate key {key[:80]!r}, {_position(event.start_mark)}: the last one wins")
             into[key] = value
+
+
+def _number(text: str) -> int | float | str:
+    """Return the number that a text is; the text itself if it is none, or none that Python reads."""
+    with suppress(ValueError):  # an integer of more than 4,300 digits
+        if _INTEGER.fullmatch(text):
+            return int(text)
+    if _FLOAT.fullmatch(text) and isfinite(number := float(text)):
+        return number
+    return text
 
 
 def _position(mark: Any) -> str:

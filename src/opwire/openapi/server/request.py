@@ -33,7 +33,7 @@ from opwire.runtime.deadlines import Deadlines, bounded_seconds
 from opwire.schema import Problem, Schema
 from opwire.schema.dialect import References
 from opwire.schema.shape import type_names
-from opwire.typed.plain import LARGE_JSON, as_dict, as_list, has_duplicate_keys, read_peer_json
+from opwire.typed.plain import LARGE_JSON, as_dict, as_list, has_duplicate_keys, parse_float, read_peer_json
 
 MAX_PARAMETERS = 1_000
 READS = frozenset({"GET", "HEAD"})
@@ -46,7 +46,7 @@ _JSON = re.compile(rb"application/(?:json|[\w.!#$&^-]+\+json)\s*(?:;\s*charset=\
 _REQUEST_ID = re.compile(rb"[A-Za-z0-9._:/+=@~-]{1,128}")
 _QUALITY = re.compile(rb"(?:^|;)\s*q=([01](?:\.[0-9]{0,3})?)\s*(?:;|$)")
 _EPOCH = 100_000_000_000  # milliseconds: no call takes three years, so a larger number is a date
-_decoder = msgspec.json.Decoder()
+_decoder = msgspec.json.Decoder(float_hook=parse_float)
 
 
 class Request:
