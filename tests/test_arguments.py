@@ -31,9 +31,12 @@ from opwire.auth import SignedRequests, SigningKey, Verifier
 from opwire.client import ToolErrorPolicy
 from opwire.config.sync import SyncClient
 from opwire.console import serve_console
-from opwire.durable import DurableCalls, DurableWorker, MemoryJournal, MemoryStream
-from opwire.durable.jetstream import NatsJournal, NatsStream
-from opwire.durable.redis import RedisJournal, RedisStream
+from opwire.durable import DurableCalls, DurableWorker, MemoryJournal
+from opwire.durable.jetstream import NatsJournal
+from opwire.durable.redis import RedisJournal
+from opwire.durable.streams import MemoryStream
+from opwire.durable.streams.jetstream import NatsStream
+from opwire.durable.streams.redis import RedisStream
 from opwire.hub import Observer, RemoteServer
 from opwire.mcp.server import DurableTasks
 from opwire.observe.monitor import CallMonitor

@@ -3,7 +3,7 @@ import os
 
 from opwire import OperationRegistry
 from opwire.client import Client
-from opwire.durable.redis import RedisStream
+from opwire.durable.streams.redis import RedisStream
 
 URL = os.environ.get("BROKER_URL", "redis://127.0.0.1:6379")
 

@@ -1,6 +1,5 @@
-"""Durable calls and durable streams in NATS JetStream."""
+"""Durable calls in NATS JetStream."""
 
 from opwire.durable.jetstream.journal import NatsJournal
-from opwire.durable.jetstream.stream import NatsStream
 
-__all__ = ["NatsJournal", "NatsStream"]
+__all__ = ["NatsJournal"]

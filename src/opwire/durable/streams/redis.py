@@ -56,7 +56,7 @@ class RedisStream(DurableStream):
         super().__init__(f"the stream {name} at {servers.name}")
         self._key = servers.key_prefix(name).encode()
         self._max_items = max_items
-        self._session = RedisSession(servers)
+        self._session = RedisSession(servers, scripts=(_READ, _LAST))
         self._blocking = RedisSession(servers)
         self._watching: asyncio.Task[None] | None = None
 

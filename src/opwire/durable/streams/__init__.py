@@ -8,7 +8,8 @@
 
 The cursor of an item is its position in the stream. The broker stores the items and nothing about readers, so that any
 server continues for any reader. A reader that falls so far behind that items it has not seen were discarded gets an
-error, never a gap. Positions and storage are the broker's, `MemoryStream` has its own.
+error, never a gap. Positions and storage are the broker's: `streams.redis` has `RedisStream`, `streams.jetstream` has
+`NatsStream`. `MemoryStream` has its own.
 """
 
 import asyncio

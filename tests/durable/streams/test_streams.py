@@ -11,11 +11,11 @@ import pytest
 
 from opwire import Client, OperationRegistry
 from opwire.client import Retries
-from opwire.durable import DurableStream, MemoryStream, streams
-from opwire.durable.jetstream import NatsStream
+from opwire.durable import streams
 from opwire.durable.jetstream.session import ApiResponse
-from opwire.durable.redis import RedisStream
-from opwire.durable.streams import BATCH
+from opwire.durable.streams import BATCH, DurableStream, MemoryStream
+from opwire.durable.streams.jetstream import NatsStream
+from opwire.durable.streams.redis import RedisStream
 from opwire.errors import CallError, ErrorCode, UsageError, is_resume_error
 from opwire.hub import Hub, Spoke
 from opwire_conformance.harness import soon
