@@ -7,13 +7,16 @@ import asyncio
 import sys
 
 from opwire.hub import Hub
-from opwire.hub.cluster import cluster_transport
 from tests.hub.meeting import BEAT, OPEN
 from tests.servers.worker import say, wait_for_the_end
 
 
 async def main(port: str, broker: str | None = None, prefix: str = "") -> None:
-    cluster = None if broker is None else cluster_transport(broker, prefix=prefix, heartbeat=BEAT)
+    cluster = None
+    if broker is not None:
+        from opwire.hub.cluster import cluster_transport
+
+        cluster = cluster_transport(broker, prefix=prefix, heartbeat=BEAT)
     hub = Hub(None, f"ws://127.0.0.1:{port}", authenticate=OPEN, cluster=cluster)
     hub.registry.on_change(lambda change: say(f"{'hidden' if change.kind == 'removed' else 'shown'} {change.spec.id}"))
     async with hub:

@@ -315,9 +315,10 @@ async def test_ends_that_are_not_hubs_leave_room_for_hubs(
 
 
 async def test_a_call_of_an_end_that_cannot_be_a_hub_is_refused_and_leaves_nothing(
-    hubs: Hubs, monkeypatch: pytest.MonkeyPatch
+    hubs: Hubs, meeting: Meeting, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    hub, link = await hubs.hub(adding()), hubs.link()
+    hub_transport, link = hubs.link(), hubs.link()
+    await meeting.hub(adding(), cluster=hub_transport, linger=0)
     with monkeypatch.context() as patched:
         patched.setattr("opwire.transports.broker.token_hex", lambda _: "server")
         await link.start(poser := Poser(link))
@@ -328,8 +329,7 @@ async def test_a_call_of_an_end_that_cannot_be_a_hub_is_refused_and_leaves_nothi
         (refused,) = poser.heard
         assert isinstance(refused, CallFailed)
         assert refused.code == ErrorCode.UNAVAILABLE
-        connected: Any = hub._cluster
-        assert len(connected._transport.leases) == 0
+        assert len(hub_transport.leases) == 0
     finally:
         await link.close()
 

@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 
 from opwire.auth import Grant, StaticTokens
-from opwire.hub import Hub, hub
+from opwire.hub import Hub, admission_policy
 from opwire.model.identity import Identity
 from opwire.model.operation import OperationType
 from opwire.registry import OperationRegistry
@@ -139,7 +139,7 @@ async def test_a_trusted_peer_may_serve_what_it_does_not_describe(
     meeting: Meeting, monkeypatch: pytest.MonkeyPatch, how: str
 ) -> None:
     """What a peer does not describe is served only if its grant says so, with unknown schemas."""
-    monkeypatch.setattr(hub, "_DESCRIBE_TIMEOUT", 0.1)
+    monkeypatch.setattr(admission_policy, "_SECONDS_BETWEEN_DESCRIPTIONS", 0.1)
     served = await meeting.hub(authenticate=TRUSTED)
     plain, ended = await announce_without_describing(meeting, served, "token-of-the-trusted", how)
     assert ended == {"type": "session.done", "id": 1}
@@ -156,7 +156,7 @@ async def test_a_trusted_peer_may_serve_what_it_does_not_describe(
 
 @pytest.mark.parametrize("how", ["error", "denied", "nothing", "silent"])
 async def test_other_peers_may_not(meeting: Meeting, monkeypatch: pytest.MonkeyPatch, how: str) -> None:
-    monkeypatch.setattr(hub, "_DESCRIBE_TIMEOUT", 0.1)
+    monkeypatch.setattr(admission_policy, "_SECONDS_BETWEEN_DESCRIPTIONS", 0.1)
     served = await meeting.hub(authenticate=TRUSTED)
     _, ended = await announce_without_describing(meeting, served, "token-of-the-others", how)
     assert ended["type"] == "session.refused"
