@@ -32,7 +32,7 @@ from opwire.mcp.messages import (
     decode_message,
     encode_message,
 )
-from opwire.mcp.protocol import (
+from opwire.mcp.revisions import (
     HANDSHAKE_VERSIONS,
     METHOD_HEADER,
     NAME_HEADER,

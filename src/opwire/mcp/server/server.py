@@ -18,7 +18,7 @@ from msgspec import Struct, field
 
 from opwire.errors import CallError, ErrorCode
 from opwire.mcp.messages import RPCCode, RPCError, RPCFailure, RPCRequest, RPCResponse, encode_message, encode_reply
-from opwire.mcp.protocol import (
+from opwire.mcp.revisions import (
     CLIENT_CAPABILITIES_META,
     CLIENT_INFO_META,
     HANDSHAKE_VERSIONS,
