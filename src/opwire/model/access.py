@@ -62,8 +62,8 @@ def check_access(spec: "OperationSpec", identity: Identity | None) -> None:
     if any_of and not any(holds(identity, scope) for scope in any_of):
         raise _denied(spec, f"one of these scopes is needed: {', '.join(any_of)}", any_of[:1])
     for rule in rules.resources:
-        held = (*identity.resources.get(rule.type, ()), *identity.resources.get(EVERYTHING, ()))
-        if EVERYTHING not in (*identity.scopes, *held) and rule.action not in held:
+        actions = (*identity.resources.get(rule.type, ()), *identity.resources.get(EVERYTHING, ()))
+        if EVERYTHING not in (*identity.scopes, *actions) and rule.action not in actions:
             raise _denied(spec, f"{rule.action!r} on {rule.type!r} is needed")
 
 

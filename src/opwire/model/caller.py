@@ -47,8 +47,8 @@ def with_caller_token(context: Context, token: str) -> Context:
 
 def find_caller_token(context: Context) -> str | None:
     """Return the token of the caller, or None."""
-    found = context.metadata.get(_KEY)
-    return found.text if isinstance(found, _CallerToken) and found.identity == context.identity else None
+    token = context.metadata.get(_KEY)
+    return token.text if isinstance(token, _CallerToken) and token.identity == context.identity else None
 
 
 def caller_token(context: Context) -> str:

@@ -33,12 +33,10 @@ T = TypeVar("T")
 REQUEST_STATE = "opwire.request_state"
 """The key of a dict in the metadata of a context, which all calls on behalf of one request share, for policies."""
 
-
 MAX_PROGRESS_MESSAGE = 2000
 """Characters of the message of a progress report; the rest is cut off."""
 
-
-_MAX_AMOUNT = 2.0**63  # of progress, and of its total
+_MAX_PROGRESS_AMOUNT = 2.0**63
 
 
 class Progress(Struct, frozen=True):
@@ -50,17 +48,17 @@ class Progress(Struct, frozen=True):
 
     def bounded(self) -> "Progress | None":
         """Return the part that any peer can parse: finite numbers, a short message. None without a valid `progress`."""
-        progress, total = _amount(self.progress), _amount(self.total)
+        progress, total = _finite_amount(self.progress), _finite_amount(self.total)
         if progress is None:
             return None
         message = None if self.message is None else replace_surrogates(str(self.message)[:MAX_PROGRESS_MESSAGE])
         return Progress(progress, total, message)
 
 
-def _amount(value: Any) -> float | None:
+def _finite_amount(value: Any) -> float | None:
     # Not NaN, an infinity, or an integer of 400 digits: callers calculate with it.
     is_number = isinstance(value, int | float) and not isinstance(value, bool)
-    return float(value) if is_number and abs(value) <= _MAX_AMOUNT else None
+    return float(value) if is_number and abs(value) <= _MAX_PROGRESS_AMOUNT else None
 
 
 class Inbound(Struct, frozen=True):
@@ -121,8 +119,8 @@ class Context(Struct, frozen=True, kw_only=True):
 
     def child(self) -> "Context":
         """Return the context of a call made on behalf of this one. Its progress is not reported; it may ask."""
-        own: dict[str, Any] = {"request_id": uuid4().hex, "parent_request_id": self.request_id}
-        return replace(self, **own, watched=False, on_progress=None, resume_from=None)
+        ids: dict[str, Any] = {"request_id": uuid4().hex, "parent_request_id": self.request_id}
+        return replace(self, **ids, watched=False, on_progress=None, resume_from=None)
 
     def detached(self) -> "Context":
         """Return a context with the identity of this process, and the same deadline and trace.
@@ -141,22 +139,24 @@ class Context(Struct, frozen=True, kw_only=True):
 
     @overload
     async def elicit(
-        self, wanted: type[T], message: str, *, key: str = ..., timeout: float = ...
+        self, answer_type: type[T], message: str, *, key: str = ..., timeout: float = ...
     ) -> Elicitation[T]: ...
     @overload
-    async def elicit(self, wanted: Any, message: str, *, key: str = ..., timeout: float = ...) -> Elicitation[Any]: ...
     async def elicit(
-        self, wanted: Any, message: str, *, key: str = "", timeout: float = QUESTION_TIMEOUT
+        self, answer_type: Any, message: str, *, key: str = ..., timeout: float = ...
+    ) -> Elicitation[Any]: ...
+    async def elicit(
+        self, answer_type: Any, message: str, *, key: str = "", timeout: float = QUESTION_TIMEOUT
     ) -> Elicitation[Any]:
         """Ask the person behind the call, and return the typed outcome.
 
             if not await context.elicit(bool, f"Delete {count} orders?"):
                 return "nothing was deleted"
 
-        `wanted` is a type, or a JSON Schema: a boolean, a number, a text, a choice (`Literal`, an enum), or a class
-        with such fields. The outcome is true if the form was accepted, unless with False; `action` tells "decline"
-        from "cancel", and `unwrap()` returns the data or ends the call. `key` names the question, for clients that get
-        several at once; by default it is made from the question.
+        `answer_type` is a type, or a JSON Schema: a boolean, a number, a text, a choice (`Literal`, an enum), or a
+        class with such fields. The outcome is true if the form was accepted, unless with False; `action` tells
+        "decline" from "cancel", and `unwrap()` returns the data or ends the call. `key` names the question, for clients
+        that get several at once; by default it is made from the question.
 
         A client without a session (MCP 2026-07-28) calls the operation again with the answer, so that what comes
         before the question is repeated: ask before changing anything.
@@ -166,7 +166,7 @@ class Context(Struct, frozen=True, kw_only=True):
                 seconds, or until the deadline; PROTOCOL_ERROR, the answer is invalid.
             UsageError: the type is not flat.
         """
-        form: Form[Any] = Form(wanted)
+        form: Form[Any] = Form(answer_type)
         question = form.question(message, key)
         return form.read(await self.ask(question, timeout=timeout), question)
 
@@ -201,8 +201,8 @@ class Context(Struct, frozen=True, kw_only=True):
         Raises:
             CallError: as `elicit`.
         """
-        given = {"systemPrompt": system_prompt, "temperature": temperature, **options}
-        question = sampling(messages, max_tokens, given)
+        sampling_options = {"systemPrompt": system_prompt, "temperature": temperature, **options}
+        question = sampling(messages, max_tokens, sampling_options)
         return SampledMessage.read(await self.ask(question, timeout=timeout), question)
 
     async def roots(self, *, timeout: float = QUESTION_TIMEOUT) -> list[Root]:

@@ -161,10 +161,10 @@ def content_blocks(blocks: Iterable[Any]) -> list[MCPContentBlock]:
     Raises:
         ConversionError: a block is not an object, or cannot be encoded as JSON.
     """
-    return [_known(block) for block in blocks]
+    return [_read_block(block) for block in blocks]
 
 
-def _known(block: Any) -> MCPContentBlock:
+def _read_block(block: Any) -> MCPContentBlock:
     if type(block) is not dict and not isinstance(block, Mapping):
         raise ConversionError(f"a content block is an object, not {type(block).__name__}")
     plain = dict(cast("Mapping[str, Any]", block))
@@ -172,12 +172,12 @@ def _known(block: Any) -> MCPContentBlock:
     if len(plain) == 2 and plain.get("type") == "text" and type(text) is str and text.isascii():
         return cast("MCPContentBlock", plain)  # most blocks: a conversion takes ten times as long
     shape = _READABLE.get(str(plain.get("type")))
-    for each in () if shape is None else (plain, _without_nulls(plain)):
+    for candidate in () if shape is None else (plain, _without_nulls(plain)):
         try:
-            msgspec.convert(each, shape)
+            msgspec.convert(candidate, shape)
         except ValueError:  # a missing field, a wrong type, or a lone surrogate
             continue
-        return cast("MCPContentBlock", each)
+        return cast("MCPContentBlock", candidate)
     try:
         return {"type": "text", "text": msgspec.json.encode(replace_surrogates(plain)).decode()}
     except (TypeError, ValueError, RecursionError) as error:
@@ -186,11 +186,11 @@ def _known(block: Any) -> MCPContentBlock:
 
 def _without_nulls(block: dict[str, Any]) -> dict[str, Any]:
     """Return a block without optional fields that are null: some servers write those that they do not use."""
-    kept = {key: value for key, value in block.items() if value is not None}
-    for key in kept.keys() & {"annotations", "resource"}:
-        if isinstance(kept[key], dict):
-            kept[key] = {name: value for name, value in kept[key].items() if value is not None}
-    return kept
+    fields = {key: value for key, value in block.items() if value is not None}
+    for key in fields.keys() & {"annotations", "resource"}:
+        if isinstance(fields[key], dict):
+            fields[key] = {name: value for name, value in fields[key].items() if value is not None}
+    return fields
 
 
 logger = get_logger("opwire.model")
@@ -280,8 +280,8 @@ class ResponseEnvelope(Struct, Generic[T], frozen=True):
         """Return a table for notebooks."""
         data = f"{len(self.data):,} bytes" if isinstance(self.data, bytes) else indented_json(self.data)
         fields = ((name, getattr(self.meta, name)) for name in self.meta.__struct_fields__)
-        shown = [(name, each if isinstance(each, str) else indented_json(each)) for name, each in fields]
-        return html_table("ResponseEnvelope", [("data", data), ("source", self.meta.source), *shown])
+        rows = [(name, text if isinstance(text, str) else indented_json(text)) for name, text in fields]
+        return html_table("ResponseEnvelope", [("data", data), ("source", self.meta.source), *rows])
 
 
 class Item(Struct, Generic[T], frozen=True):

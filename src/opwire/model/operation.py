@@ -40,9 +40,9 @@ class OperationType(StrEnum):
 
     @classmethod
     def _missing_(cls, value: object) -> "OperationType":
-        for each in cls:
-            if isinstance(value, str) and each.value == value.lower():
-                return each
+        for operation_type in cls:
+            if isinstance(value, str) and operation_type.value == value.lower():
+                return operation_type
         raise UsageError(f"type must be one of {', '.join(cls)}, not {value!r:.50}")
 
 
@@ -118,15 +118,15 @@ class OperationSpec(Struct, frozen=True, kw_only=True):
         if annotations.read_only is None and self.type is OperationType.QUERY:
             force_setattr(self, "mcp", replace(self.mcp, annotations=replace(annotations, read_only=True)))
         for field in ("input_schema", "output_schema"):
-            given = getattr(self, field)
-            if not isinstance(given, Schema):
-                force_setattr(self, field, Schema(given).compile())
+            schema = getattr(self, field)
+            if not isinstance(schema, Schema):
+                force_setattr(self, field, Schema(schema).compile())
 
     def _repr_html_(self) -> str:
         """Return a table for notebooks."""
         texts = (("type", str(self.type)), ("title", self.title), ("description", self.description))
         schemas = (("input", self.input_schema), ("output", self.output_schema))
-        rows = [*texts, *((name, "" if each.is_unknown else indented_json(each.json)) for name, each in schemas)]
+        rows = [*texts, *((name, "" if schema.is_unknown else indented_json(schema.json)) for name, schema in schemas)]
         return html_table(self.id, [(name, text) for name, text in (*rows, ("tags", ", ".join(self.tags))) if text])
 
 
@@ -230,7 +230,7 @@ _SHOWN = 3  # problems in the message; all of them are in the details
 
 def input_error(operation_id: str, problems: Sequence[Problem]) -> CallError:
     """Return the VALIDATION_ERROR of an input with these problems."""
-    shown = "; ".join(f"{path or 'the input'}: {message}" for path, message in problems[:_SHOWN])
+    problem_texts = "; ".join(f"{path or 'the input'}: {message}" for path, message in problems[:_SHOWN])
     more = f"; and {len(problems) - _SHOWN} more" if len(problems) > _SHOWN else ""
     details = {"problems": [problem._asdict() for problem in problems]}
-    return CallError(ErrorCode.VALIDATION_ERROR, f"{operation_id}: {shown}{more}", details)
+    return CallError(ErrorCode.VALIDATION_ERROR, f"{operation_id}: {problem_texts}{more}", details)

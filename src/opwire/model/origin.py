@@ -149,11 +149,11 @@ def read_result_origin(carrier: Any) -> ResultOrigin | None:
 def _read(carrier: Any, key: str, kind: Any) -> Any:
     if type(carrier) is not dict and not isinstance(carrier, Mapping):
         return None
-    given = cast("Mapping[str, Any]", carrier).get(key)
-    if given is None:
+    encoded = cast("Mapping[str, Any]", carrier).get(key)
+    if encoded is None:
         return None
     try:
-        return msgspec.convert(given, kind)
+        return msgspec.convert(encoded, kind)
     except (msgspec.ValidationError, RecursionError):  # a field of the same name with another meaning
         return None
 
@@ -177,13 +177,13 @@ def id_of(path: str) -> str | None:
     if not namespace or not name:
         return None
     if "~" in path:
-        namespace, name = (_ESCAPED.sub(_text_of, each) for each in (namespace, name))
+        namespace, name = (_ESCAPED.sub(_text_of, segment) for segment in (namespace, name))
     return f"{namespace}.{name}"
 
 
 def _escape(segment: str) -> str:
     escaped = _UNSAFE.sub(
-        lambda found: "".join(f"~{byte:02X}" for byte in found[0].encode("utf-8", "surrogatepass")), segment
+        lambda unsafe: "".join(f"~{byte:02X}" for byte in unsafe[0].encode("utf-8", "surrogatepass")), segment
     )
     return escaped.replace(".", "~2E") if not segment.strip(".") else escaped  # `.` and `..` have a meaning in a path
 

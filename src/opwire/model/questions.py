@@ -93,8 +93,8 @@ def question_callback(answer: Callable[[Question], Any]) -> QuestionCallback:
         return answer
 
     async def ask(question: Question) -> dict[str, Any]:
-        found = await asyncio.to_thread(answer, question)
-        return await found if inspect.isawaitable(found) else found
+        reply = await asyncio.to_thread(answer, question)
+        return await reply if inspect.isawaitable(reply) else reply
 
     return ask
 
@@ -164,8 +164,8 @@ class Elicitation(Struct, Generic[T], frozen=True):
             CallError: ABORTED, it was declined or cancelled.
         """
         if not self.accepted:
-            ended = "declined" if self.action == "decline" else "cancelled"
-            raise CallError(ErrorCode.ABORTED, f"{Question('elicit', {'message': self.message}).text} was {ended}")
+            outcome = "declined" if self.action == "decline" else "cancelled"
+            raise CallError(ErrorCode.ABORTED, f"{Question('elicit', {'message': self.message}).text} was {outcome}")
         return cast("T", self.data)
 
 
@@ -193,20 +193,21 @@ class Form(Generic[T]):
         UsageError: the form would not be flat.
     """
 
-    def __init__(self, wanted: Any) -> None:
-        is_schema = isinstance(wanted, Mapping)
-        json: dict[str, Any] = dict(cast("Mapping[str, Any]", wanted)) if is_schema else json_schema_of(wanted)
-        self._wraps = json.get("type") != "object"
-        whole = {"type": "object", "properties": {"value": json}, "required": ["value"]} if self._wraps else json
+    def __init__(self, answer_type: Any) -> None:
+        is_schema = isinstance(answer_type, Mapping)
+        schema = dict(cast("Mapping[str, Any]", answer_type)) if is_schema else json_schema_of(answer_type)
+        self._wraps = schema.get("type") != "object"
+        whole = {"type": "object", "properties": {"value": schema}, "required": ["value"]} if self._wraps else schema
         if isinstance(whole.get("additionalProperties"), dict):
             raise UsageError("a form has named fields: use a class, not a mapping")
-        definitions, given = as_dict(json.get("$defs")), as_dict(whole.get("properties"))
-        properties = {name: _field(name, each, definitions) for name, each in given.items()}
+        definitions = as_dict(schema.get("$defs"))
+        field_schemas = as_dict(whole.get("properties"))
+        properties = {name: _field(name, field_schema, definitions) for name, field_schema in field_schemas.items()}
         self.schema: dict[str, Any] = {"type": "object", "properties": properties}
         self.schema |= {keyword: whole[keyword] for keyword in ("title", "description") if whole.get(keyword)}
         if required := [name for name in as_list(whole.get("required")) if name in properties]:
             self.schema["required"] = required
-        self._convert = None if is_schema else converter(wanted)
+        self._convert = None if is_schema else converter(answer_type)
         self._checked = Schema(self.schema) if is_schema else None
 
     def question(self, message: str, key: str) -> Question:
@@ -240,8 +241,8 @@ def _field(name: str, schema: Any, definitions: Mapping[str, Any]) -> dict[str, 
     field = _resolved(schema, definitions)
     if isinstance(field.get("const"), str):
         field["enum"] = [field.pop("const")]
-    options = [each for each in as_list(field.get("enum")) if each is not None]
-    if options and all(isinstance(each, str) for each in options):
+    options = [option for option in as_list(field.get("enum")) if option is not None]
+    if options and all(isinstance(option, str) for option in options):
         field |= {"type": "string", "enum": options}
     if field.get("format") not in _FORMATS:
         field.pop("format", None)
@@ -261,16 +262,16 @@ def _field(name: str, schema: Any, definitions: Mapping[str, Any]) -> dict[str, 
 
 def _resolved(schema: Any, definitions: Mapping[str, Any]) -> dict[str, Any]:
     """Return a schema with references inlined, and an optional type without its null."""
-    found: dict[str, Any] = dict(as_dict(schema))
+    resolved: dict[str, Any] = dict(as_dict(schema))
     for _ in range(5):
-        inner = [each for each in as_list(found.get("anyOf")) if as_dict(each).get("type") != "null"]
-        if isinstance(ref := found.pop("$ref", None), str):
-            found = {**as_dict(definitions.get(ref.rpartition("/")[2])), **found}
+        inner = [option for option in as_list(resolved.get("anyOf")) if as_dict(option).get("type") != "null"]
+        if isinstance(ref := resolved.pop("$ref", None), str):
+            resolved = {**as_dict(definitions.get(ref.rpartition("/")[2])), **resolved}
         elif len(inner) == 1:
-            del found["anyOf"]
-            found = {**as_dict(inner[0]), **found}
-    kinds = [each for each in as_list(found.get("type")) if each != "null"]
-    return {**found, "type": kinds[0]} if len(kinds) == 1 else found
+            del resolved["anyOf"]
+            resolved = {**as_dict(inner[0]), **resolved}
+    kinds = [kind for kind in as_list(resolved.get("type")) if kind != "null"]
+    return {**resolved, "type": kinds[0]} if len(kinds) == 1 else resolved
 
 
 # --- sampling and roots -----------------------------------------------------------------------------------------------
@@ -307,8 +308,8 @@ def sampling(messages: str | Sequence[Mapping[str, Any]], max_tokens: int, optio
     """Return the question for a completion. A text is one message of the user; `options` have names of the protocol."""
     if isinstance(messages, str):
         messages = [{"role": "user", "content": {"type": "text", "text": messages}}]
-    given = {name: value for name, value in options.items() if value is not None}
-    return Question("sample", {"messages": list(messages), "maxTokens": max_tokens, **given})
+    params = {name: value for name, value in options.items() if value is not None}
+    return Question("sample", {"messages": list(messages), "maxTokens": max_tokens, **params})
 
 
 class Root(Struct, frozen=True):

@@ -173,17 +173,17 @@ def parse(text: str) -> ToolEnvelope:
     if not isinstance(meta, dict | None):
         raise ToolEnvelopeError("the envelope's meta is not an object")
     extra: dict[str, Any] = {} if meta is None else {**cast("dict[str, Any]", meta)}
-    known = ("tool", "ts", "version", "deprecations")
-    fields: dict[str, Any] = {name: extra.pop(name) for name in known if name in extra}
+    meta_fields = ("tool", "ts", "version", "deprecations")
+    fields: dict[str, Any] = {name: extra.pop(name) for name in meta_fields if name in extra}
     fields["extra"] = extra
     try:
         # Not strict, so that 1.0 and "1" are version 1.
-        read = msgspec.convert(fields, ToolEnvelopeMeta, strict=False)
+        envelope_meta = msgspec.convert(fields, ToolEnvelopeMeta, strict=False)
     except (msgspec.ValidationError, RecursionError) as error:
         raise ToolEnvelopeError(f"the envelope's meta is not readable: {error}") from error
-    if read.version > TOOL_ENVELOPE_VERSION:
-        _check_version(str(read.version))
-    return ToolEnvelope(members.get("payload"), read)
+    if envelope_meta.version > TOOL_ENVELOPE_VERSION:
+        _check_version(str(envelope_meta.version))
+    return ToolEnvelope(members.get("payload"), envelope_meta)
 
 
 def parse_or_text(blocks: Iterable[Any]) -> ToolEnvelope | str:
@@ -379,15 +379,15 @@ def error_payload(error: CallError) -> McpErrorPayload:
     """
     # The payload that `call_error` stored in the details is kept, if it still matches the error.
     try:
-        kept = msgspec.convert(error.details, McpErrorPayload)
+        stored_payload = msgspec.convert(error.details, McpErrorPayload)
     except (msgspec.ValidationError, UnicodeEncodeError):  # the latter if a key contains a lone surrogate
-        kept = None
-    if kept is not None:
-        code = _error_code(kept)
+        stored_payload = None
+    if stored_payload is not None:
+        code = _error_code(stored_payload)
         # A `CallError` without a message has the default one, so an empty message matches any.
-        same = kept.message in ("", error.message) and code == error.code
-        if same and (kept.recoverable == error.retryable or code is ErrorCode.VALIDATION_ERROR):
-            return kept
+        same = stored_payload.message in ("", error.message) and code == error.code
+        if same and (stored_payload.recoverable == error.retryable or code is ErrorCode.VALIDATION_ERROR):
+            return stored_payload
     details = error.details
     fixable = error.code is ErrorCode.VALIDATION_ERROR  # as in the specification's example: with another input
     if details is not None and not isinstance(details, str):
@@ -467,8 +467,8 @@ def to_mcp_envelope(
         ConversionError: a content block is not an object.
     """
     blocks = content_blocks(content)
-    found = first_envelope(block_texts(blocks)) if structured_content is UNSET else None
-    data = structured_content if structured_content is not UNSET else found.payload if found else blocks
+    tool_envelope = first_envelope(block_texts(blocks)) if structured_content is UNSET else None
+    data = structured_content if structured_content is not UNSET else tool_envelope.payload if tool_envelope else blocks
     return mcp_envelope(data, is_error=is_error, content=blocks, structured_content=structured_content, _meta=_meta)
 
 
@@ -485,8 +485,8 @@ def to_blocks(
     meta = envelope.meta
     if isinstance(meta, MCPResponseMeta) and markdown is None:
         texts = block_texts(meta.content)
-        found = first_envelope(texts)
-        if found and to_json(found.payload) == to_json(envelope.data):
+        tool_envelope = first_envelope(texts)
+        if tool_envelope and to_json(tool_envelope.payload) == to_json(envelope.data):
             return meta.content
         markdown = text_for_people(texts) or None
     if isinstance(meta, LocalResponseMeta) and ts is None:

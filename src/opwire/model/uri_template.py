@@ -17,6 +17,7 @@ from urllib.parse import parse_qsl, unquote
 
 from opwire.errors import RegistrationError
 
+_MAX_QUERY_VALUES = 100
 MAX_URI = 8192
 """Characters of a URI."""
 
@@ -43,8 +44,8 @@ class _Variable(NamedTuple):
         forbidden = "?#" if self.is_list else _ENDS[self.operator]
         if not text or any(character in forbidden for character in text):
             return None
-        values = [unquote(each) for each in (text.split("/") if self.is_list else [text])]
-        if any(re.search(_UNSAFE, each) for each in (*values, "/".join(values))):  # handlers join a list, too
+        values = [unquote(segment) for segment in (text.split("/") if self.is_list else [text])]
+        if any(re.search(_UNSAFE, part) for part in (*values, "/".join(values))):  # handlers join a list, too
             return None
         return values if self.is_list else values[0]
 
@@ -66,14 +67,14 @@ class URITemplate:
         if not re.match(_SCHEME, template) or len(template) > MAX_URI or not template.isprintable():
             raise self._error(f"a URI begins with its scheme (`shop://…`) and has at most {MAX_URI:,} characters")
         position = 0
-        for found in re.finditer(_EXPRESSION, template):
-            self._add_literal(template[position : found.start()])
-            self._add_expression(found[1], found[2].split(","))
-            position = found.end()
+        for expression in re.finditer(_EXPRESSION, template):
+            self._add_literal(template[position : expression.start()])
+            self._add_expression(expression[1], expression[2].split(","))
+            position = expression.end()
         self._add_literal(template[position:])
         if len(set(self.names)) < len(self.names):
             raise self._error("a variable occurs twice")
-        if sum(each.spans for each in self._variables) > 1:
+        if sum(variable.spans for variable in self._variables) > 1:
             raise self._error("only one variable can span segments")
         if not all(self._literals[1:-1]):
             raise self._error("there is nothing between two variables")
@@ -81,7 +82,7 @@ class URITemplate:
     @property
     def names(self) -> list[str]:
         """The names of the variables; empty for the URI of a single resource."""
-        return [*(each.name for each in self._variables), *self._query]
+        return [*(variable.name for variable in self._variables), *self._query]
 
     @property
     def optional(self) -> frozenset[str]:
@@ -100,13 +101,13 @@ class URITemplate:
 
     def _add_expression(self, operator: str, names: list[str]) -> None:
         if operator in ("?", "&"):
-            self._query += [self._name(each) for each in names]
+            self._query += [self._name(name) for name in names]
             return
         if operator not in _LEADS or self._query:
             raise self._error("query parameters are at its end" if self._query else f"{operator!r} is not supported")
-        for number, each in enumerate(names):
-            is_list = each.endswith("*") and operator == "/"
-            variable = _Variable(self._name(each.removesuffix("*") if is_list else each), operator, is_list)
+        for number, name in enumerate(names):
+            is_list = name.endswith("*") and operator == "/"
+            variable = _Variable(self._name(name.removesuffix("*") if is_list else name), operator, is_list)
             lead = _LEADS[operator]
             self._literals[-1] += (lead if lead != "#" else ",") or "," if number else lead
             self._variables.append(variable)
@@ -121,11 +122,12 @@ class URITemplate:
         """Return the values of the variables in a URI; None if it does not match."""
         if len(uri) > MAX_URI:
             return None
-        found: dict[str, Any] = {}
+        values: dict[str, Any] = {}
         if self._query:
             uri, _, query = uri.partition("?")
-            given = dict(parse_qsl(query, keep_blank_values=True, max_num_fields=100) if query.count("&") < 100 else ())
-            found = {name: given[name] for name in self._query if name in given}
+            pairs = parse_qsl(query, keep_blank_values=True) if query.count("&") < _MAX_QUERY_VALUES else []
+            query_values = dict(pairs)
+            values = {name: query_values[name] for name in self._query if name in query_values}
         texts = self._texts(uri)
         if texts is None:
             return None
@@ -133,30 +135,30 @@ class URITemplate:
             value = variable.parse(text)
             if value is None:
                 return None
-            found[variable.name] = value
-        return found
+            values[variable.name] = value
+        return values
 
     def _texts(self, uri: str) -> list[str] | None:
         """Return the parts of a URI between the literals: found from the left before the spanning variable."""
-        first, *rest = self._literals
-        if not rest:
-            return [] if uri == first else None
-        if not uri.startswith(first) or not uri.endswith(rest[-1]) or len(uri) < len(first) + len(rest[-1]):
+        if not self._variables:
+            return [] if uri == self._literals[0] else None
+        first, *inner, last = self._literals
+        if not uri.startswith(first) or not uri.endswith(last) or len(uri) < len(first) + len(last):
             return None
-        start, end = len(first), len(uri) - len(rest[-1])
-        middle = next((n for n, each in enumerate(self._variables) if each.spans), 0)
+        start, end = len(first), len(uri) - len(last)
+        spanning = next((index for index, variable in enumerate(self._variables) if variable.spans), 0)
         before: list[str] = []
-        for literal in rest[:middle]:
-            at = uri.find(literal, start, end)
-            if at < 0:
+        for literal in inner[:spanning]:
+            position = uri.find(literal, start, end)
+            if position < 0:
                 return None
-            before.append(uri[start:at])
-            start = at + len(literal)
+            before.append(uri[start:position])
+            start = position + len(literal)
         after: list[str] = []
-        for literal in reversed(rest[middle:-1]):
-            at = uri.rfind(literal, start, end)
-            if at < 0:
+        for literal in reversed(inner[spanning:]):
+            position = uri.rfind(literal, start, end)
+            if position < 0:
                 return None
-            after.insert(0, uri[at + len(literal) : end])
-            end = at
+            after.insert(0, uri[position + len(literal) : end])
+            end = position
         return [*before, uri[start:end], *after]

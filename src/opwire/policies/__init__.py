@@ -9,21 +9,10 @@ Each applies to the operations that `include` and `exclude` select: ids or tags 
 first also has the calls that the others reject. `opwire.policies.cache` has an interceptor that caches results.
 """
 
-from opwire.policies.policies import (
-    Approval,
-    ApprovalChange,
-    ApprovalQueue,
-    ApprovalRequest,
-    AuditLog,
-    CallBudget,
-    CircuitBreaker,
-    ConcurrencyLimit,
-    Policy,
-    PolicyCall,
-    PolicyOptions,
-    RateLimit,
-    ask_caller,
-)
+from opwire.policies.approval import Approval, ApprovalChange, ApprovalQueue, ApprovalRequest, ask_caller
+from opwire.policies.audit import AuditLog
+from opwire.policies.limits import CallBudget, CircuitBreaker, ConcurrencyLimit, RateLimit
+from opwire.policies.policy import Policy, PolicyCall, PolicyOptions
 
 __all__ = [
     "Approval",

@@ -92,17 +92,17 @@ class ResponseCache:
             key = _key(spec, input, context)
             if key is None:
                 return await handler(input, context)
-            known = self._entries.get(key)
-            if known is not None:
+            cached = self._entries.get(key)
+            if cached is not None:
                 self._entries.move_to_end(key)
-                if self._clock() < known.fresh_until:
-                    return decode_envelope(known.content)
-                context = with_condition(context, spec.id, known.validators)
+                if self._clock() < cached.fresh_until:
+                    return decode_envelope(cached.content)
+                context = with_condition(context, spec.id, cached.validators)
             changes = self._changes.get(spec.namespace)
             envelope = await handler(input, context)
             meta = getattr(envelope, "meta", None)
-            if known is not None and isinstance(meta, HTTPResponseMeta) and meta.status_code == _NOT_MODIFIED:
-                envelope = decode_envelope(known.content)
+            if cached is not None and isinstance(meta, HTTPResponseMeta) and meta.status_code == _NOT_MODIFIED:
+                envelope = decode_envelope(cached.content)
                 if isinstance(envelope.meta, HTTPResponseMeta):  # with the newer headers (RFC 9111, section 3.2)
                     newer = {name: value for name, value in meta.headers.items() if not name.startswith("content-")}
                     headers = {**envelope.meta.headers, **newer}
