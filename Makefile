@@ -4,7 +4,7 @@ GROUPS = demo test check docs judges judges-sdk1 mutants bench bench-pydantic-ai
 INSTALL = .venv/bin/uv pip install -q -e . $(if $(filter test check mutants .venv3%,$* $@),-e conformance)
 COMPILE = .venv/bin/uv pip compile -q --upgrade --universal --python-version 3.11 --no-annotate --no-header
 export PYTHONDONTWRITEBYTECODE =# compiled tests save 60 s of CPU time per run
-.PHONY: help demo test coverage chaos soak check docs bench judges console browser mutants lock clean
+.PHONY: help demo test removable coverage chaos soak check docs bench judges console browser mutants lock clean
 .PRECIOUS: .venv3%/.done .venv-%/.done %/node_modules/.done
 
 help:  ## list the commands
@@ -16,6 +16,8 @@ demo: .venv/.demo  ## run the demonstration
 # More processes than cores: tests wait for leases and timeouts. Each takes 10 s of CPU time to collect the tests.
 test: .venv/.test  ## run the tests on one Python, except the slow ones
 	.venv/bin/pytest -q -n 4 --dist worksteal --ignore=tests/judges -m "not slow"
+removable: .venv/.test  ## delete each part in a copy, and import and collect what is left
+	.venv/bin/python -m tests.removable
 coverage: .venv/.test  ## run the tests on every Python of this machine, on one of them with coverage
 	.ci/coverage
 

@@ -20,7 +20,8 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from opwire import OperationRegistry, OperationSpec, OperationType, Schema
-from opwire.client import Client, generate_client
+from opwire.client import Client
+from opwire.client.codegen import generate_client
 from opwire.errors import UsageError
 from opwire.openapi.client import from_openapi
 from tests.properties import examples

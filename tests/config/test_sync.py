@@ -14,7 +14,7 @@ from typing import Any
 import pytest
 
 from opwire import CallError, ErrorCode, SyncClient
-from opwire.client import generate_client
+from opwire.client.codegen import generate_client
 from opwire.errors import ConfigError, UsageError
 from opwire.openapi.server import serve_http
 from tests.client.samples import ME, Point, Samples

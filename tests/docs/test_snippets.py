@@ -19,7 +19,8 @@ import pytest
 from opwire import CallError, OperationRegistry
 from opwire.asgi.listener import listening
 from opwire.auth import StaticTokens
-from opwire.client import Client, generate_client
+from opwire.client import Client
+from opwire.client.codegen import generate_client
 from opwire.mcp.client import MCPServer, StdioServer, from_mcp, read_servers
 from opwire.mcp.server import serve_mcp
 from opwire.model.identity import Identity

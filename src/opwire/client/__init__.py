@@ -7,7 +7,6 @@ async with Client("ws://hub.example:8700", token=os.environ["TOKEN"]) as client:
 """
 
 from opwire.client.client import Client, Retries
-from opwire.client.codegen import generate_client
 from opwire.model.envelope import ToolErrorPolicy
 
-__all__ = ["Client", "Retries", "ToolErrorPolicy", "generate_client"]
+__all__ = ["Client", "Retries", "ToolErrorPolicy"]

@@ -31,7 +31,6 @@ from opwire.model.identity import LOCAL_IDENTITY
 from opwire.model.operation import OperationSpec, OperationType
 from opwire.model.origin import ENVELOPE_JSON, RESUMED, path_of
 from opwire.model.trace import trace_of
-from opwire.openapi.client.source import from_openapi
 from opwire.runtime.deadlines import MAX_SECONDS
 from opwire.typed.plain import check_density, parse_float, read_json, to_plain, write_json
 
@@ -136,6 +135,8 @@ class HTTPBackend:
 
     async def operations(self) -> Sequence[OperationSpec]:
         """Return the operations in the OpenAPI document that the server shows to this caller."""
+        from opwire.openapi.client.source import from_openapi
+
         request = HTTPRequest(
             method="GET",
             url=f"{self._url}/openapi.json",

@@ -29,13 +29,9 @@ from opwire.config.settings import (
     dotted,
 )
 from opwire.config.views import served_view
-from opwire.durable.journal import Journal
 from opwire.errors import CallError, ConfigError, ErrorCode, MissingExtraError, UsageError, needs_extra
-from opwire.hub.hub import Hub
-from opwire.hub.spoke import BrokerNode, Spoke
 from opwire.model.identity import LOCAL_IDENTITY, Identity
 from opwire.model.operation import OperationSpec
-from opwire.observe.monitor import CallMonitor
 from opwire.registry import OperationRegistry
 
 if TYPE_CHECKING:
@@ -43,9 +39,13 @@ if TYPE_CHECKING:
     from opwire.auth.signed import SignedRequests
     from opwire.console.app import ConsoleApp
     from opwire.durable.jetstream.journal import NatsJournal
+    from opwire.durable.journal import Journal
     from opwire.durable.redis.journal import RedisJournal
     from opwire.durable.worker import DurableWorker
+    from opwire.hub.hub import Hub
+    from opwire.hub.spoke import BrokerNode, Spoke
     from opwire.mcp.server.app import MCPHTTPOptions, MCPSurface
+    from opwire.observe.monitor import CallMonitor
     from opwire.openapi.server.app import HTTPApp
     from opwire.openapi.webhooks import WebhookReceiver
 
@@ -204,7 +204,7 @@ def key_fetcher(url: str) -> Callable[[], Mapping[str, Any]]:
     return fetch
 
 
-def mcp_surface(config: Config, registry: OperationRegistry, *, journal: Journal | None = None) -> "MCPSurface":
+def mcp_surface(config: Config, registry: OperationRegistry, *, journal: "Journal | None" = None) -> "MCPSurface":
     """Return the MCP server of `[serve.mcp]`: for `run_stdio`, or for `run_http` with `mcp_http_options`.
 
     `durable_tasks` need the `journal` of `[durable]`, which `durable_of` returns with a worker that serves it.
@@ -215,7 +215,7 @@ def mcp_surface(config: Config, registry: OperationRegistry, *, journal: Journal
     """
     with needs_extra("mcp"):
         from opwire.mcp.server.app import serve_mcp
-        from opwire.mcp.server.durable_tasks import DurableTasks
+        from opwire.mcp.server.tasks import DurableTasks
     settings = config.serve.mcp or MCPSurfaceSettings()
     with _config_errors("serve.mcp"):
         durable_tasks = None
@@ -260,7 +260,7 @@ def http_surface(
     config: Config,
     registry: OperationRegistry,
     *,
-    monitor: CallMonitor | None = None,
+    monitor: "CallMonitor | None" = None,
     webhooks: "Mapping[str, WebhookReceiver] | None" = None,
     console: "ConsoleApp | None" = None,
 ) -> "HTTPApp":
@@ -296,9 +296,9 @@ def console_surface(
     config: Config,
     opened: OpenedConfig,
     *,
-    monitor: CallMonitor | None = None,
-    journal: Journal | None = None,
-    hub: Hub | BrokerNode | None = None,
+    monitor: "CallMonitor | None" = None,
+    journal: "Journal | None" = None,
+    hub: "Hub | BrokerNode | None" = None,
 ) -> "ConsoleApp":
     """Return the console of `[serve.http]`, which shows what the HTTP API serves, and the servers of a hub.
 
@@ -316,7 +316,7 @@ def console_surface(
         monitor=monitor,
         system=ConsoleSystem(
             sources=opened,
-            servers=hub.servers if isinstance(hub, Hub) else None,
+            servers=getattr(hub, "servers", None),  # a node on a broker lists none
             journal=journal,
             approvals=opened.approvals,
         ),
@@ -324,12 +324,15 @@ def console_surface(
     )
 
 
-def hub_of(config: Config, registry: OperationRegistry) -> Hub | BrokerNode:
+def hub_of(config: Config, registry: OperationRegistry) -> "Hub | BrokerNode":
     """Return the hub of `[hub]`; with the URL of a broker, a node on that broker.
 
     Raises:
         ConfigError: a setting is invalid.
     """
+    from opwire.hub.hub import Hub
+    from opwire.hub.spoke import BrokerNode
+
     settings = config.hub or HubSettings()
     url = settings.url.resolve("hub.url")
     options: dict[str, Any] = {
@@ -379,12 +382,14 @@ def hub_of(config: Config, registry: OperationRegistry) -> Hub | BrokerNode:
         )
 
 
-def spoke_of(config: Config, registry: OperationRegistry | None) -> Spoke:
+def spoke_of(config: Config, registry: OperationRegistry | None) -> "Spoke":
     """Return the spoke of `[spoke]`. Without a registry it only calls.
 
     Raises:
         ConfigError: a setting is missing or invalid.
     """
+    from opwire.hub.spoke import Spoke
+
     settings = config.spoke
     if settings is None:
         raise ConfigError('missing table [spoke]: add it, with url = "ws://…" of a hub, or of a broker')

@@ -5,8 +5,6 @@ from typing import Any
 
 from msgspec.structs import asdict
 
-from opwire.agents.code_mode import code_mode
-from opwire.agents.search_mode import search_mode
 from opwire.config.settings import (
     Config,
     ConfigProblem,
@@ -45,9 +43,13 @@ def served_view(config: Config, name: str | None, registry: OperationRegistry) -
         return registry
     view, settings = view_of(config, name, registry), config.views[name]
     if settings.code:
+        from opwire.agents.code_mode import code_mode
+
         return code_mode(view, pinned=settings.pinned)
     if settings.search == "never":
         return view
+    from opwire.agents.search_mode import search_mode
+
     budget = settings.token_budget if settings.search == "auto" else None
     return search_mode(view, pinned=settings.pinned, token_budget=budget)
 

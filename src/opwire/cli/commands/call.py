@@ -12,7 +12,6 @@ import click
 import msgspec
 from msgspec import structs
 
-from opwire.agents.snippets import curl_command, printable_body
 from opwire.cli import exit_codes
 from opwire.cli.inputs import SchemaField, complete_input, from_text, read_input, type_name, value_text
 from opwire.cli.options import (
@@ -126,6 +125,8 @@ async def _call(
 
 def show_request(request: PreparedRequest, screen: Screen, *, curl: bool) -> None:
     """Print what a call would send."""
+    from opwire.agents.snippets import curl_command, printable_body
+
     if curl and request.protocol != "http":
         raise click.UsageError("--curl is for operations of HTTP APIs; --dry-run prints the request of any operation")
     body = printable_body(request.body)

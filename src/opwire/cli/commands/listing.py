@@ -7,7 +7,6 @@ from typing import Any
 import click
 import msgspec
 
-from opwire.agents.search_mode import token_cost
 from opwire.cli.inputs import SchemaField, example_command, schema_summary, type_name
 from opwire.cli.options import json_option, namespace_option, operation_argument, shared_options, source_options
 from opwire.cli.screen import Line, Screen
@@ -69,6 +68,8 @@ def ls_command(
       opwire ls --type query close an issue
     """
     specs, views = run(_load(sources, screen, source, view, all_views=tokens))
+    from opwire.agents.search_mode import token_cost
+
     matching_specs = [
         spec
         for spec in specs

@@ -30,7 +30,7 @@ from opwire.mcp.messages import (
     encode_reply,
     split_batch,
 )
-from opwire.mcp.revisions import (
+from opwire.mcp.protocol import (
     BATCHED,
     LAST_EVENT_HEADER,
     METHOD_HEADER,
