@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 
 from opwire import CallError, Context, Identity, OperationRegistry
 from opwire.durable import DurableCalls, DurableWorker, MemoryJournal, MemoryJournalState, Task
-from opwire.durable.calls import MAX_NAME, _fingerprint
+from opwire.durable.calls import MAX_NAME_CHARACTERS, _fingerprint
 from opwire.errors import UsageError
 from opwire.protocol import CallRequested
 from tests.chaos.virtual_time import run_virtually
@@ -328,7 +328,7 @@ def test_what_was_given_up_can_be_looked_at_replayed_and_purged() -> None:
     in_a_shop(run)
 
 
-@pytest.mark.parametrize("name", ["", "x" * (MAX_NAME + 1), "\ud800"])
+@pytest.mark.parametrize("name", ["", "x" * (MAX_NAME_CHARACTERS + 1), "\ud800"])
 async def test_keys_and_operations_that_no_engine_can_carry_are_refused(name: str) -> None:
     async with MemoryJournal(MemoryJournalState()) as journal:
         durable = DurableCalls(journal)

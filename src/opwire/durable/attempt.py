@@ -48,9 +48,9 @@ class AttemptPolicy(Struct, frozen=True, kw_only=True):
 
     def delay(self, attempt: int, error: CallError | None = None) -> float:
         """Return the seconds before the next attempt, at least the error's `retry_after`, at most `MAX_DELAY`."""
-        longest = min(self.max_back_off, MAX_DELAY)
-        requested = 0.0 if error is None else seconds_within(error.retry_after, MAX_DELAY)
-        return max(requested, back_off(attempt, first=self.back_off, longest=longest))
+        longest_delay = min(self.max_back_off, MAX_DELAY)
+        requested_delay = 0.0 if error is None else seconds_within(error.retry_after, MAX_DELAY)
+        return max(requested_delay, back_off(attempt, first=self.back_off, longest=longest_delay))
 
 
 class TaskRunner:
@@ -69,10 +69,12 @@ class TaskRunner:
 
     async def run(self, claim: Claim) -> Outcome | Retry:
         """Run a task once, unless it was lost too often. Errors of its handler are part of the result."""
-        task, policy = claim.task, self._policy
+        task = claim.task
         if self.given_up(claim):
-            lost = f"its worker was lost in the last of {claim.attempt - 1} attempts, {claim.lone_losses} of them alone"
-            error = CallError(ErrorCode.EXECUTION_ERROR, f"{task.operation_id} was given up: {lost}")
+            reason = (
+                f"its worker was lost in the last of {claim.attempt - 1} attempts, {claim.lone_losses} of them alone"
+            )
+            error = CallError(ErrorCode.EXECUTION_ERROR, f"{task.operation_id} was given up: {reason}")
             return _dead_letter(claim, error, attempts=claim.attempt - 1)
         try:
             event = task.read()
@@ -85,13 +87,13 @@ class TaskRunner:
             if error.code is not ErrorCode.OPERATION_NOT_FOUND:
                 return _failed(claim, error)
             message = f"this worker does not serve {task.operation_id} any more"  # unregistered since the claim
-            gone = CallError(ErrorCode.OPERATION_NOT_FOUND, message, retryable=True)
-            return Retry(policy.delay(claim.attempt, gone), gone, failed=False)
+            retryable_error = CallError(ErrorCode.OPERATION_NOT_FOUND, message, retryable=True)
+            return Retry(self._policy.delay(claim.attempt, retryable_error), retryable_error, failed=False)
         try:
             envelope = await self._dispatcher.execute(spec, event.input, context)
-            return _ended(claim, encode_event(CallResponded(request_id=event.request_id, output=envelope)))
+            return _outcome(claim, encode_event(CallResponded(request_id=event.request_id, output=envelope)))
         except Exception as error:
-            return self._after(claim, failure(error, task.operation_id))
+            return self._failed_attempt(claim, failure(error, task.operation_id))
 
     def _context(self, claim: Claim, event: CallRequested) -> Context:
         identity = event.identity if self._trusted else None
@@ -106,31 +108,29 @@ class TaskRunner:
             inbound=Inbound(event.request_id),
         )
 
-    def _after(self, claim: Claim, error: CallError) -> Outcome | Retry:
+    def _failed_attempt(self, claim: Claim, error: CallError) -> Outcome | Retry:
         """Return the result of an attempt with a failed handler."""
         if not error.retryable:
             return _failed(claim, error)
-        failures, policy = claim.failures + 1, self._policy
-        return (
-            Retry(policy.delay(failures, error), error)
-            if failures < policy.max_attempts
-            else _dead_letter(claim, error)
-        )
+        failures = claim.failures + 1
+        if failures >= self._policy.max_attempts:
+            return _dead_letter(claim, error)
+        return Retry(self._policy.delay(failures, error), error)
 
     def given_up(self, claim: Claim) -> bool:
         """Return whether a task is not run again, because it has lost its worker too often.
 
         Its first loss may have been the fault of another task. All others count only if it ran alone.
         """
-        most = self._policy.max_attempts
-        return claim.losses >= most and claim.lone_losses >= max(1, most - 1)
+        max_losses = self._policy.max_attempts
+        return claim.losses >= max_losses and claim.lone_losses >= max(1, max_losses - 1)
 
 
 def too_large(claim: Claim, outcome: Outcome, error: CallError) -> Outcome:
     """Return what to record instead of an outcome that exceeds the journal's limit."""
     message = f"the outcome of {claim.task.operation_id} is too large to be recorded: {error.message}"
-    instead = _failed(claim, CallError(error.code, message, error.details))
-    return replace(instead, dead_letter=outcome.dead_letter, attempts=outcome.attempts)
+    failure_outcome = _failed(claim, CallError(error.code, message, error.details))
+    return replace(failure_outcome, dead_letter=outcome.dead_letter, attempts=outcome.attempts)
 
 
 def _dead_letter(claim: Claim, error: CallError, attempts: int | None = None) -> Outcome:
@@ -140,17 +140,18 @@ def _dead_letter(claim: Claim, error: CallError, attempts: int | None = None) ->
 
 
 def _failed(claim: Claim, error: CallError) -> Outcome:
-    after = None if error.retry_after is None else seconds_within(error.retry_after, MAX_SECONDS)
-    plain = CallError(error.code, error.message, error.details, retryable=error.retryable, retry_after=after)
-    event = CallFailed.of(claim.task.key, plain)
+    retry_after = None if error.retry_after is None else seconds_within(error.retry_after, MAX_SECONDS)
+    error = CallError(error.code, error.message, error.details, retryable=error.retryable, retry_after=retry_after)
+    event = CallFailed.of(claim.task.key, error)
     try:
-        encoded = encode_event(event)
+        encoded_event = encode_event(event)
     except Exception:  # its details are too large or not plain, or its message is too large
-        encoded = encode_event(replace(event, message=event.message[:_SHORT_MESSAGE_CHARACTERS], details=None))
-    return _ended(claim, encoded)
+        short_message = event.message[:_SHORT_MESSAGE_CHARACTERS]
+        encoded_event = encode_event(replace(event, message=short_message, details=None))
+    return _outcome(claim, encoded_event)
 
 
-def _ended(claim: Claim, event: bytes) -> Outcome:
+def _outcome(claim: Claim, event: bytes) -> Outcome:
     return Outcome(
         key=claim.task.key,
         operation_id=claim.task.operation_id,

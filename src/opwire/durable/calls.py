@@ -25,12 +25,12 @@ from opwire.typed.plain import json_form, write_json
 
 T = TypeVar("T")
 
-MAX_NAME = 256
+MAX_NAME_CHARACTERS = 256
 """Characters of an idempotency key, and of the id of an operation that is called durably."""
 
 _NO_CONTEXT = Context()
-_plain = msgspec.json.Encoder(enc_hook=json_form)
-_sorted = msgspec.json.Encoder(enc_hook=json_form, order="deterministic")
+_encoder = msgspec.json.Encoder(enc_hook=json_form)
+_sorting_encoder = msgspec.json.Encoder(enc_hook=json_form, order="deterministic")
 
 
 class DurableCallOptions(TypedDict, total=False):
@@ -196,7 +196,7 @@ class DurableCalls:
         return await self._journal.purge(key)
 
     async def info(self) -> list[JournalInfo]:
-        """Return how many mutations are waiting, claimed and dead letters, by operation.
+        """Return how many mutations wait, are claimed, or are dead letters, by operation.
 
         Raises:
             CallError: UNAVAILABLE.
@@ -239,18 +239,18 @@ def _task(request: CallRequested) -> Task:
     )
 
 
-def _check_name(name: str, what: str) -> None:
-    """Check a name in the engine.
+def _check_name(name: str, kind: str) -> None:
+    """Check a name that the engine stores.
 
     Raises:
         CallError: VALIDATION_ERROR.
     """
     try:
-        usable = 0 < len(name) <= MAX_NAME and (name.isascii() or bool(name.encode()))
+        is_usable = 0 < len(name) <= MAX_NAME_CHARACTERS and (name.isascii() or bool(name.encode()))
     except UnicodeEncodeError:
-        usable = False
-    if not usable:
-        message = f"{what} has 1 to {MAX_NAME} characters that UTF-8 can encode; {name!r:.80} is invalid"
+        is_usable = False
+    if not is_usable:
+        message = f"{kind} has 1 to {MAX_NAME_CHARACTERS} characters that UTF-8 can encode; {name!r:.80} is invalid"
         raise CallError(ErrorCode.VALIDATION_ERROR, message)
 
 
@@ -259,12 +259,12 @@ def _fingerprint(event: CallRequested) -> str:
 
     The caller is part of it: a caller that guesses a key must not get the outcome of another caller's call.
     """
-    value = (event.operation_id, None if event.identity is None else event.identity.id, event.input)
+    identifying_parts = (event.operation_id, None if event.identity is None else event.identity.id, event.input)
     try:
-        canonical = write_json(_sorted, value)
+        canonical_form = write_json(_sorting_encoder, identifying_parts)
     except TypeError:  # it sorts neither keys that are not strings nor sets of several types
-        canonical = _sorted.encode(msgspec.json.decode(write_json(_plain, value)))
-    return sha256(canonical).hexdigest()
+        canonical_form = _sorting_encoder.encode(msgspec.json.decode(write_json(_encoder, identifying_parts)))
+    return sha256(canonical_form).hexdigest()
 
 
 def cancellation(operation_id: str, key: str) -> Outcome:

@@ -32,7 +32,7 @@ class Isolation:
 
     def __init__(self) -> None:
         self.changed: set[asyncio.Event] = set()
-        self._running: dict[Hashable, float] = {}  # with the time of its start
+        self._start_times: dict[Hashable, float] = {}  # of the running tasks
         self._isolated: Hashable | None = None
 
     @property
@@ -44,17 +44,17 @@ class Isolation:
         """Begin a task as soon as no suspect is isolated."""
         while self._isolated is not None:
             await self._change()
-        self._running[task] = time.monotonic()
+        self._start_times[task] = time.monotonic()
 
     async def enter_alone(self, task: Hashable, quiet: float) -> bool:
         """Isolate a suspect as soon as no other is, and begin it. Return whether no other task is running."""
         while self._isolated is not None:
             await self._change()
         self._isolated = task
-        while self._running and (seconds_left := max(self._running.values()) + quiet - time.monotonic()) > 0:
+        while self._start_times and (seconds_left := max(self._start_times.values()) + quiet - time.monotonic()) > 0:
             await self._change(seconds_left)
-        self._running[task] = time.monotonic()
-        return len(self._running) == 1
+        self._start_times[task] = time.monotonic()
+        return len(self._start_times) == 1
 
     def open(self, task: Hashable) -> None:
         """Let others begin beside a suspect that was isolated."""
@@ -64,7 +64,7 @@ class Isolation:
 
     def leave(self, task: Hashable) -> None:
         """End a task, or stop waiting for its turn."""
-        self._running.pop(task, None)
+        self._start_times.pop(task, None)
         if self._isolated is task:
             self._isolated = None
         self._notify()
@@ -84,9 +84,9 @@ class Isolation:
             event.set()
 
 
-_by_loop: WeakKeyDictionary[asyncio.AbstractEventLoop, Isolation] = WeakKeyDictionary()
+_isolation_by_loop: WeakKeyDictionary[asyncio.AbstractEventLoop, Isolation] = WeakKeyDictionary()
 
 
 def isolation_of_loop() -> Isolation:
     """Return the isolation that all workers of the running event loop share."""
-    return _by_loop.setdefault(asyncio.get_running_loop(), Isolation())
+    return _isolation_by_loop.setdefault(asyncio.get_running_loop(), Isolation())

@@ -236,25 +236,25 @@ class Journal(Protocol):
         ...
 
 
-def seconds_within(value: object, most: float) -> float:
-    """Clamp a number of seconds from a handler or a peer to 0 … `most`; NaN and invalid types count as 0."""
+def seconds_within(value: object, max_seconds: float) -> float:
+    """Clamp a number of seconds from a handler or a peer to 0 … `max_seconds`; NaN and invalid types count as 0."""
     try:
         seconds = float(value)  # pyright: ignore[reportArgumentType]
     except OverflowError:  # an int of more than 308 digits
         seconds = inf if value > 0 else 0.0  # pyright: ignore[reportOperatorIssue]
     except (TypeError, ValueError):
         return 0.0
-    return min(seconds, most) if seconds > 0 else 0.0
+    return min(seconds, max_seconds) if seconds > 0 else 0.0
 
 
-def check_seconds(what: str, value: float) -> float:
+def check_seconds(option: str, value: float) -> float:
     """Return an option that is a duration, at most `MAX_SECONDS`.
 
     Raises:
         UsageError: it is invalid.
     """
     if not 0 < value <= MAX_SECONDS:
-        raise UsageError(f"{what} is a number of seconds above 0, at most {MAX_SECONDS:g}, not {value!r:.20}")
+        raise UsageError(f"{option} is a number of seconds above 0, at most {MAX_SECONDS:g}, not {value!r:.20}")
     return value
 
 

@@ -103,7 +103,7 @@ class MemoryJournalState:
         self._keep = check_seconds("keep", keep)
         self.entries: dict[str, JournalEntry] = {}  # by idempotency key
         self.queues: dict[str, TaskQueue] = {}  # by operation
-        self._ended: deque[tuple[float, JournalEntry]] = deque()  # with the time of expiry, the oldest first
+        self._expiring: deque[tuple[float, JournalEntry]] = deque()  # with the time of expiry, the oldest first
         self._submissions = 0
 
     # --- tasks --------------------------------------------------------------------------------------------------------
@@ -115,13 +115,13 @@ class MemoryJournalState:
             CallError: VALIDATION_ERROR, the key is known with another fingerprint.
         """
         self._expire(now)
-        known = self.entries.get(task.key)
-        if known is None:
+        entry = self.entries.get(task.key)
+        if entry is None:
             self.enter(task)
             return None
-        if known.task.fingerprint != task.fingerprint:
+        if entry.task.fingerprint != task.fingerprint:
             raise key_in_use(task.key)
-        return known.outcome
+        return entry.outcome
 
     def enter(self, task: Task) -> None:
         """Store a task, as a new one."""
@@ -136,7 +136,7 @@ class MemoryJournalState:
         self, operation_ids: Sequence[str], lease: float, limit: int, now: float, *, suspects: bool = True
     ) -> list[Claim]:
         """Claim tasks that are due, the oldest first: one suspect, or up to `limit` others."""
-        queues = [self.queues[each] for each in operation_ids if each in self.queues]
+        queues = [self.queues[operation_id] for operation_id in operation_ids if operation_id in self.queues]
         for queue in queues:
             while queue.later and queue.later[0][0] <= now:
                 _, number, key = heappop(queue.later)
@@ -173,7 +173,7 @@ class MemoryJournalState:
 
     def due(self, operation_ids: Sequence[str]) -> float | None:
         """Return the time of the next claimable task, if nothing happens before; it may be too early."""
-        queues = [self.queues[each] for each in operation_ids if each in self.queues]
+        queues = [self.queues[operation_id] for operation_id in operation_ids if operation_id in self.queues]
         return min((queue.later[0][0] for queue in queues if queue.later), default=None)
 
     def _unfinished(self, number: int, key: str) -> JournalEntry | None:
@@ -237,7 +237,7 @@ class MemoryJournalState:
     def _end(self, entry: JournalEntry, outcome: Outcome, now: float) -> None:
         entry.outcome = outcome
         if not outcome.dead_letter:
-            self._ended.append((now + self._keep, entry))
+            self._expiring.append((now + self._keep, entry))
         for listener in tuple(self.listeners):
             listener.ended(outcome)
 
@@ -249,22 +249,23 @@ class MemoryJournalState:
 
     def dead_letters(self, operation_id: str | None) -> Iterator[Outcome]:
         """Iterate over the outcomes of dead letters, the oldest first."""
-        found = [entry.outcome for entry in self.entries.values() if entry.outcome is not None]
-        wanted = [each for each in found if each.dead_letter and operation_id in (None, each.operation_id)]
-        return iter(sorted(wanted, key=lambda outcome: outcome.recorded))
+        outcomes = (entry.outcome for entry in self.entries.values() if entry.outcome is not None)
+        dead_letters = [outcome for outcome in outcomes if outcome.dead_letter]
+        matching = [outcome for outcome in dead_letters if operation_id in (None, outcome.operation_id)]
+        return iter(sorted(matching, key=lambda outcome: outcome.recorded))
 
     def pending(self, operation_id: str) -> Iterator[PendingTask]:
         """Iterate over the tasks of an operation that wait or run, the oldest first."""
-        found = [each for each in self.entries.values() if each.outcome is None]
-        for each in sorted(found, key=lambda entry: entry.number):
-            task = each.task
+        unfinished = [entry for entry in self.entries.values() if entry.outcome is None]
+        for entry in sorted(unfinished, key=lambda entry: entry.number):
+            task = entry.task
             if task.operation_id == operation_id:
                 yield PendingTask(
                     key=task.key,
                     operation_id=operation_id,
                     submitted=task.submitted,
-                    claimed=each.claimed,
-                    attempts=each.attempts,
+                    claimed=entry.claimed,
+                    attempts=entry.attempts,
                 )
 
     def replay(self, key: str) -> bool:
@@ -291,13 +292,13 @@ class MemoryJournalState:
             if outcome is None or outcome.dead_letter:
                 counts[entry.task.operation_id][2 if outcome else int(entry.claimed)] += 1
         return [
-            JournalInfo(operation_id=each, waiting=waiting, claimed=claimed, dead_letters=dead_letters)
-            for each, (waiting, claimed, dead_letters) in counts.items()
+            JournalInfo(operation_id=operation_id, waiting=waiting, claimed=claimed, dead_letters=dead_letters)
+            for operation_id, (waiting, claimed, dead_letters) in counts.items()
         ]
 
     def _expire(self, now: float) -> None:
-        while self._ended and self._ended[0][0] <= now:
-            _, entry = self._ended.popleft()
+        while self._expiring and self._expiring[0][0] <= now:
+            _, entry = self._expiring.popleft()
             if self.entries.get(entry.task.key) is entry:  # otherwise it was purged, and perhaps submitted again
                 del self.entries[entry.task.key]
 
@@ -316,7 +317,7 @@ class MemoryJournal(AsyncResource):
 
     def __init__(self, state: MemoryJournalState | None = None, *, keep: float = KEEP) -> None:
         self.state = MemoryJournalState(keep) if state is None else state
-        self._claiming: set[asyncio.Future[None]] = set()
+        self._waiting_claims: set[asyncio.Future[None]] = set()
         self._waiters = OutcomeWaiters(inf)  # nothing gets lost on the way
         self._is_open = False
 
@@ -334,7 +335,7 @@ class MemoryJournal(AsyncResource):
         self._is_open = False
         self.state.listeners.discard(self)
         self._waiters.fail(_closed())
-        for future in self._claiming:
+        for future in self._waiting_claims:
             reject(future, _closed())
 
     def _opened(self) -> MemoryJournalState:
@@ -364,14 +365,14 @@ class MemoryJournal(AsyncResource):
                 return claims
             due = self.state.due(operation_ids)
             future: asyncio.Future[None] = asyncio.get_running_loop().create_future()
-            self._claiming.add(future)
+            self._waiting_claims.add(future)
             try:
                 async with asyncio.timeout((end if due is None else min(due, end)) - time.monotonic()):
                     await future
             except TimeoutError:
                 pass
             finally:
-                self._claiming.discard(future)
+                self._waiting_claims.discard(future)
 
     async def renew(self, claim: Claim, *, alone: bool = False) -> bool:
         """Extend the lease of a task; return False if it was lost."""
@@ -429,7 +430,7 @@ class MemoryJournal(AsyncResource):
 
     def claimable(self) -> None:
         """Wake pending claims."""
-        for future in self._claiming:
+        for future in self._waiting_claims:
             resolve(future)
 
     def ended(self, outcome: Outcome) -> None:

@@ -3,8 +3,8 @@
 A claimed task has a lease, which is renewed while its handler runs: as long as its worker lives, a long job is not run
 twice. A worker that cannot renew a lease cancels the handler before it expires, since another one may begin then.
 
-A suspect, which lost its last attempt, runs with nothing else in flight (see `attempt`). Afterwards the worker prefers
-other tasks for as long as that took: suspects cost others half of the time, at most.
+A suspect, which lost its last attempt, runs with nothing else in flight (see `isolation`). Afterwards the worker
+prefers other tasks for as long as that took: suspects cost others half of the time, at most.
 """
 
 import asyncio
@@ -27,34 +27,38 @@ from opwire.model.operation import OperationType
 from opwire.registry import OperationRegistry
 from opwire.registry.invoke import FAILURES
 from opwire.runtime.deadlines import back_off as growing_delay
-from opwire.runtime.tasks import AsyncResource
+from opwire.runtime.tasks import AsyncResource, cancel_tasks
 from opwire.runtime.text import get_logger
 
 logger = get_logger("opwire.durable")
 
-_WAIT = 0.5  # seconds for which a claim waits for a task; draining and closing may take as long
-_FIRST_PAUSE = 0.1  # seconds before a request to a journal is retried, at first
-_MAX_PAUSE = 5.0  # and at most
-_TRIES = 8  # of a request for which a journal raises what it should not; they take about 7 s
+_CLAIM_SECONDS = 0.5  # for which a claim waits for a task; draining and closing may take as long
+_FIRST_PAUSE_SECONDS = 0.1  # before a request to a journal is retried
+_MAX_PAUSE_SECONDS = 5.0
+_MAX_UNEXPECTED_ERRORS = 8  # of a journal that raises what it should not, in about 7 s
 
 
-class _RunningTask(Struct, eq=False):
-    """A claimed task."""
+class _Attempt(Struct, eq=False):
+    """A claimed task that this worker runs."""
 
     claim: Claim
-    renewed: float  # when its lease began
-    renewing: asyncio.Lock | None = None  # so that the last renewal says whether it is alone; few tasks need one
+    renewed_at: float  # when its lease began
+    renewal_lock: asyncio.Lock | None = None  # so that the last renewal says whether it is alone; few tasks need one
     task: asyncio.Task[None] | None = None
-    running: bool = False  # its handler runs, or waits for its turn
-    stopped: bool = False
-    alone: bool = False  # nothing else is running
-    isolated: float | None = None  # when it began to wait for being alone; None once others may begin beside it
+    is_running: bool = False  # its handler runs, or waits for its turn
+    is_stopped: bool = False
+    is_alone: bool = False  # nothing else is running
+    isolated_since: float | None = None  # None once others may begin beside it
     opening: asyncio.Task[None] | None = None  # lets others begin beside it
+
+    @property
+    def operation_id(self) -> str:
+        return self.claim.task.operation_id
 
     def stop(self, reason: str) -> None:
         """Cancel the handler once, and not what follows it: an outcome that exists is recorded."""
-        if self.task is not None and self.running and not self.stopped:
-            self.stopped = True
+        if self.task is not None and self.is_running and not self.is_stopped:
+            self.is_stopped = True
             self.task.cancel(reason)
 
 
@@ -98,12 +102,12 @@ class DurableWorker(AsyncResource):
         self._registry = registry
         self._journal = journal
         self._anonymous = LOCAL_IDENTITY if anonymous is None and journal.trusted else anonymous
-        self._wanted = None if operations is None else tuple(dict.fromkeys(operations))
-        unknown = set(self._wanted or ()).difference(self._served())
-        if unknown:
-            raise UsageError(f"only mutations of the registry can be durable, not {', '.join(sorted(unknown))}")
-        self._serves: list[str] = []  # operations, as of this number of changes of the registry
-        self._serves_since = -1
+        self._selected = None if operations is None else tuple(dict.fromkeys(operations))
+        unknown_ids = set(self._selected or ()).difference(self._served_operations())
+        if unknown_ids:
+            raise UsageError(f"only mutations of the registry can be durable, not {', '.join(sorted(unknown_ids))}")
+        self._operations: list[str] = []  # that it serves, as of this number of changes of the registry
+        self._operations_version = -1
         self._concurrency = concurrency
         self._lease = check_seconds("lease", lease)
         self._policy = AttemptPolicy(
@@ -112,10 +116,10 @@ class DurableWorker(AsyncResource):
             max_back_off=seconds_within(max_back_off, MAX_DELAY),
         )
         self._runner = TaskRunner(registry, self._policy, anonymous=self._anonymous, trusted=journal.trusted)
-        self._running: set[_RunningTask] = set()
+        self._attempts: set[_Attempt] = set()
         self._changed = asyncio.Event()  # a task has ended, or the worker stops claiming
         self._isolation = Isolation()  # until it is started
-        self._prefer_others = -inf  # the time until which suspects are claimed only if there is nothing else
+        self._others_first_until = -inf  # until then, suspects are claimed only if there is nothing else
         self._draining = False
         self._closing = False
         self._claiming: asyncio.Task[None] | None = None
@@ -132,43 +136,42 @@ class DurableWorker(AsyncResource):
         """
         if not self._journal.trusted and self._anonymous is None:
             # Otherwise every task would be recorded as rejected.
-            specs = map(self._registry.get_spec, self._served())
-            closed = [spec.id for spec in specs if spec is not None and not (spec.access and spec.access.public)]
-            if closed:
+            specs = map(self._registry.get_spec, self._served_operations())
+            closed_ids = [spec.id for spec in specs if spec is not None and not (spec.access and spec.access.public)]
+            if closed_ids:
                 message = f"{self._journal.name} does not authenticate callers, and these operations are not public"
                 help = "pass anonymous=, the identity of its callers, or operations="
-                raise UsageError(f"{message}: {', '.join(closed[:3])}; {help}")
+                raise UsageError(f"{message}: {', '.join(closed_ids[:3])}; {help}")
         self._draining = self._closing = False
         self._isolation = isolation_of_loop()
         self._isolation.changed.add(self._changed)
-        create = asyncio.get_running_loop().create_task
-        self._claiming = create(self._claim_tasks())
-        self._renewing = create(self._renew_leases())
+        loop = asyncio.get_running_loop()
+        self._claiming = loop.create_task(self._claim_tasks())
+        self._renewing = loop.create_task(self._renew_leases())
         return self
 
     def __len__(self) -> int:
         """Return the number of running tasks."""
-        return len(self._running)
+        return len(self._attempts)
 
     async def drain(self, timeout: float = 30.0) -> bool:
         """Stop claiming, and finish the running tasks. Return False if some did not end within `timeout` seconds."""
         done = await self._finish(timeout)
         if not done:
-            logger.warning("%d tasks were not finished after %g s of draining", len(self._running), timeout)
+            logger.warning("%d tasks were not finished after %g s of draining", len(self), timeout)
         return done
 
     async def close(self, *, grace: float = 5.0) -> None:
         """Stop claiming, cancel the running tasks and release them: another worker can claim them at once."""
         self._closing = True
-        for running in self._running:
-            running.stop("the worker is closing")
+        for attempt in self._attempts:
+            attempt.stop("the worker is closing")
         if not await self._finish(grace):
-            logger.warning("%d tasks are left behind until their leases expire", len(self._running))
-        loops = [task for task in (self._claiming, self._renewing) if task is not None]
-        for task in (*loops, *(running.task for running in self._running)):
-            if task is not None:
-                task.cancel()
-        await asyncio.gather(*loops, return_exceptions=True)
+            logger.warning("%d tasks are left behind until their leases expire", len(self))
+        for attempt in self._attempts:
+            if attempt.task is not None:
+                attempt.task.cancel()
+        await cancel_tasks(self._claiming, self._renewing)
         self._isolation.changed.discard(self._changed)
 
     async def _finish(self, timeout: float) -> bool:
@@ -178,10 +181,10 @@ class DurableWorker(AsyncResource):
         with suppress(TimeoutError):
             async with asyncio.timeout(seconds_within(timeout, MAX_SECONDS)):
                 await self._end_of_claiming()
-                while self._running:
+                while self._attempts:
                     self._changed.clear()
                     await self._changed.wait()
-        return not self._running
+        return not self._attempts
 
     async def _end_of_claiming(self) -> None:
         if self._claiming is not None:
@@ -192,7 +195,7 @@ class DurableWorker(AsyncResource):
     async def _claim_tasks(self) -> None:
         failures = 0
         while not self._draining:
-            room = self._concurrency - len(self._running)
+            room = self._concurrency - len(self._attempts)
             if room <= 0 or self._isolation.closed:
                 self._changed.clear()
                 await self._changed.wait()
@@ -208,164 +211,185 @@ class DurableWorker(AsyncResource):
                 self._begin(claim)
             await asyncio.sleep(0)  # a journal in memory may have more, and does not suspend
 
-    def _begin(self, claim: Claim) -> None:
-        running = _RunningTask(claim, time.monotonic())
-        self._running.add(running)
-        running.task = asyncio.get_running_loop().create_task(self._serve(running))
-        running.task.add_done_callback(partial(self._ended, running))
-
     async def _claim(self, room: int) -> list[Claim]:
-        if self._serves_since != self._registry.changes:
-            self._serves, self._serves_since = self._served(), self._registry.changes
-        operations = self._serves
+        if self._operations_version != self._registry.changes:
+            self._operations = self._served_operations()
+            self._operations_version = self._registry.changes
+        operations = self._operations
         if not operations:
-            await asyncio.sleep(_WAIT)
+            await asyncio.sleep(_CLAIM_SECONDS)
             return []
-        if time.monotonic() < self._prefer_others:
+        if time.monotonic() < self._others_first_until:
             claims = await self._journal.claim(operations, lease=self._lease, wait=0, limit=room, suspects=False)
             if claims:
                 return claims
-        return await self._journal.claim(operations, lease=self._lease, wait=_WAIT, limit=room)
+        return await self._journal.claim(operations, lease=self._lease, wait=_CLAIM_SECONDS, limit=room)
 
-    def _served(self) -> list[str]:
+    def _served_operations(self) -> list[str]:
         registry = self._registry
-        known = (
-            registry.list(type=OperationType.MUTATION) if self._wanted is None else map(registry.get_spec, self._wanted)
-        )
+        if self._selected is None:
+            specs = registry.list(type=OperationType.MUTATION)
+        else:
+            specs = map(registry.get_spec, self._selected)
         return [
             spec.id
-            for spec in known
+            for spec in specs
             if spec is not None and spec.type is OperationType.MUTATION and registry.get_handler(spec.id) is not None
         ]
 
-    def _ended(self, running: _RunningTask, task: asyncio.Task[None]) -> None:
-        self._running.discard(running)
-        self._isolation.leave(running)  # sets `_changed`
-        if running.opening is not None:
-            running.opening.cancel()
-        self._open(running)
+    def _begin(self, claim: Claim) -> None:
+        attempt = _Attempt(claim, time.monotonic())
+        self._attempts.add(attempt)
+        attempt.task = asyncio.get_running_loop().create_task(self._serve(attempt))
+        attempt.task.add_done_callback(partial(self._ended, attempt))
+
+    def _ended(self, attempt: _Attempt, task: asyncio.Task[None]) -> None:
+        self._attempts.discard(attempt)
+        self._isolation.leave(attempt)  # sets `_changed`
+        if attempt.opening is not None:
+            attempt.opening.cancel()
+        self._end_isolation(attempt)
         error = asyncio.CancelledError() if task.cancelled() else task.exception()
         if error is not None and not (task.cancelled() and self._closing):
-            name, key = running.claim.task.operation_id, running.claim.task.key
-            logger.error("%s with the key %r is retried when its lease expires", name, key, exc_info=error)
+            key = attempt.claim.task.key
+            message = "%s with the key %r is retried when its lease expires"
+            logger.error(message, attempt.operation_id, key, exc_info=error)
 
     # --- running ------------------------------------------------------------------------------------------------------
 
-    async def _serve(self, running: _RunningTask) -> None:
-        """Run a task, and store the result of this attempt; there is none if it was stopped."""
-        result = await self._run(running)
-        claim, name = running.claim, running.claim.task.operation_id
+    async def _serve(self, attempt: _Attempt) -> None:
+        result = await self._run(attempt)
+        claim = attempt.claim
         try:
-            match result:
-                case Outcome():
-                    try:
-                        await self._insist(name, lambda: self._journal.record(claim, result))
-                    except CallError as error:
-                        if error.code is not ErrorCode.PAYLOAD_TOO_LARGE:
-                            raise
-                        instead = too_large(claim, result, error)  # a retry would lead to the same outcome
-                        await self._insist(name, lambda: self._journal.record(claim, instead))
-                case Retry():
-                    logger.info("%s is retried in %.3g s: %s", name, result.delay, result.error)
-                    await self._insist(name, lambda: self._journal.release(claim, result.delay, failed=result.failed))
-                case None if self._closing:
-                    await self._end_of_claiming()  # or this worker would claim it again
-                    await self._journal.release(claim, 0)
-                case None:
-                    logger.warning("%s was cancelled: its lease is lost", name)
-                    # Unless another worker has claimed it: this one lives, so that the attempt is not a loss.
-                    await self._insist(name, lambda: self._journal.release(claim, 0))
+            await self._store(claim, result)
         except FAILURES as error:
             _raise_cancellation(error)
             if self._closing:
                 raise
             # The journal rejects the result. If it continues to, the task ends after the usual number of failures.
-            delay = self._policy.delay(claim.attempt)
-            logger.exception("%s with the key %r has no outcome, and is retried", name, claim.task.key)
-            await self._insist(name, lambda: self._journal.release(claim, delay, failed=True))
+            logger.exception("%s with the key %r has no outcome, and is retried", attempt.operation_id, claim.task.key)
+            await self._release(claim, self._policy.delay(claim.attempt), failed=True)
 
-    async def _run(self, running: _RunningTask) -> Outcome | Retry | None:
+    async def _run(self, attempt: _Attempt) -> Outcome | Retry | None:
         """Return the result of an attempt; None if it was stopped."""
         if self._closing:
             return None
-        running.running = True
+        attempt.is_running = True
         try:
-            if running.claim.suspect and not self._runner.given_up(running.claim):
-                # Wait until the suspect can run, alone if possible, and keep other tasks from beginning.
-                quiet, running.isolated = quiet_time(running.claim.losses), time.monotonic()
-                running.alone = await self._isolation.enter_alone(running, quiet)
-                if running.alone:
-                    await self._renew(running)
-                    await asyncio.sleep(0)  # if the lease was lost, the cancellation arrives here, before the handler
-                running.opening = asyncio.get_running_loop().create_task(self._open_after(running, quiet))
+            if attempt.claim.suspect and not self._runner.given_up(attempt.claim):
+                await self._isolate(attempt)
             else:
-                await self._isolation.enter(running)
-            return await self._runner.run(running.claim)
+                await self._isolation.enter(attempt)
+            return await self._runner.run(attempt.claim)
         except asyncio.CancelledError:
-            if running.stopped and running.task is not None and running.task.uncancel() == 0:
+            if attempt.is_stopped and attempt.task is not None and attempt.task.uncancel() == 0:
                 return None
             raise
         finally:
-            running.running = False
+            attempt.is_running = False
 
-    async def _open_after(self, running: _RunningTask, quiet: float) -> None:
-        """Let others begin beside a suspect that has run for the quiet time."""
-        await asyncio.sleep(quiet)
-        running.alone = False
-        # From now on others may kill its worker: the journal has to know before they begin, or the lease is over.
-        while not await self._renew(running):
-            if time.monotonic() > running.renewed + self._lease:
-                break
-            await asyncio.sleep(growing_delay(1, first=_FIRST_PAUSE, longest=_MAX_PAUSE))
-        self._open(running)
+    async def _store(self, claim: Claim, result: Outcome | Retry | None) -> None:
+        """Store the result of an attempt; None: it was stopped."""
+        operation_id = claim.task.operation_id
+        match result:
+            case Outcome():
+                try:
+                    await self._record(claim, result)
+                except CallError as error:
+                    if error.code is not ErrorCode.PAYLOAD_TOO_LARGE:
+                        raise
+                    await self._record(claim, too_large(claim, result, error))  # a retry would lead to the same outcome
+            case Retry():
+                logger.info("%s is retried in %.3g s: %s", operation_id, result.delay, result.error)
+                await self._release(claim, result.delay, failed=result.failed)
+            case None if self._closing:
+                await self._end_of_claiming()  # or this worker would claim it again
+                await self._journal.release(claim, 0)
+            case None:
+                logger.warning("%s was cancelled: its lease is lost", operation_id)
+                # Unless another worker has claimed it: this one lives, so that the attempt is not a loss.
+                await self._release(claim, 0)
 
-    def _open(self, running: _RunningTask) -> None:
-        if running.isolated is not None:
-            now = time.monotonic()
-            self._prefer_others, running.isolated = now + (now - running.isolated), None
-            self._isolation.open(running)
+    async def _record(self, claim: Claim, outcome: Outcome) -> None:
+        await self._insist(claim, partial(self._journal.record, claim, outcome))
 
-    async def _insist(self, name: str, act: Callable[[], Awaitable[object]]) -> None:
-        """Store the result of an attempt, retrying while the journal is unavailable: the work is done.
+    async def _release(self, claim: Claim, delay: float, *, failed: bool = False) -> None:
+        await self._insist(claim, partial(self._journal.release, claim, delay, failed=failed))
+
+    async def _insist(self, claim: Claim, request: Callable[[], Awaitable[object]]) -> None:
+        """Repeat a request while the journal is unavailable: the work is done.
 
         Raise what the journal rejects for good, and any other exception that it raises repeatedly.
         """
         failures = 0
         while True:
             try:
-                await act()
+                await request()
                 return
             except FAILURES as error:
                 _raise_cancellation(error)
                 failures += 1
-                if not error.retryable if isinstance(error, CallError) else failures == _TRIES:
+                is_expected = isinstance(error, CallError)
+                if not (error.retryable if is_expected else failures < _MAX_UNEXPECTED_ERRORS):
                     raise
-                await _pause(failures, f"recording the result of {name} failed", error)
+                await _pause(failures, f"recording the result of {claim.task.operation_id} failed", error)
+
+    # --- suspects -----------------------------------------------------------------------------------------------------
+
+    async def _isolate(self, attempt: _Attempt) -> None:
+        """Wait until a suspect can run, alone if possible, and keep other tasks from beginning."""
+        quiet = quiet_time(attempt.claim.losses)
+        attempt.isolated_since = time.monotonic()
+        attempt.is_alone = await self._isolation.enter_alone(attempt, quiet)
+        if attempt.is_alone:
+            await self._renew(attempt)
+            await asyncio.sleep(0)  # if the lease was lost, the cancellation arrives here, before the handler
+        attempt.opening = asyncio.get_running_loop().create_task(self._end_isolation_after(attempt, quiet))
+
+    async def _end_isolation_after(self, attempt: _Attempt, quiet: float) -> None:
+        """Let others begin beside a suspect that has run for the quiet time."""
+        await asyncio.sleep(quiet)
+        attempt.is_alone = False
+        # From now on others may kill its worker: the journal has to know before they begin, or the lease is over.
+        while not await self._renew(attempt):
+            if time.monotonic() > attempt.renewed_at + self._lease:
+                break
+            await asyncio.sleep(growing_delay(1, first=_FIRST_PAUSE_SECONDS, longest=_MAX_PAUSE_SECONDS))
+        self._end_isolation(attempt)
+
+    def _end_isolation(self, attempt: _Attempt) -> None:
+        if attempt.isolated_since is None:
+            return
+        now = time.monotonic()
+        self._others_first_until = now + (now - attempt.isolated_since)
+        attempt.isolated_since = None
+        self._isolation.open(attempt)
 
     # --- leases -------------------------------------------------------------------------------------------------------
 
     async def _renew_leases(self) -> None:
         while True:
             next_beat = time.monotonic() + self._lease / 3
-            await asyncio.gather(*(self._renew(running) for running in self._running))
+            await asyncio.gather(*map(self._renew, self._attempts))
             await asyncio.sleep(max(0.0, next_beat - time.monotonic()))
 
-    async def _renew(self, running: _RunningTask) -> bool:
+    async def _renew(self, attempt: _Attempt) -> bool:
         """Renew a lease, or cancel the handler. Return whether the journal has renewed it."""
-        requested, lock = time.monotonic(), running.renewing or asyncio.Lock()
-        running.renewing = lock
+        requested_at = time.monotonic()
+        attempt.renewal_lock = attempt.renewal_lock or asyncio.Lock()
         try:
-            async with asyncio.timeout(self._lease / 3), lock:
-                renewed = kept = await self._journal.renew(running.claim, alone=running.alone)
+            async with asyncio.timeout(self._lease / 3), attempt.renewal_lock:
+                renewed = await self._journal.renew(attempt.claim, alone=attempt.is_alone)
+            attempt.renewed_at = requested_at
+            is_lost = not renewed
         except FAILURES as error:  # any exception of a journal: every lease would be lost
             _raise_cancellation(error)
-            logger.debug("the lease of %s was not renewed: %s", running.claim.task.operation_id, error)
+            logger.debug("the lease of %s was not renewed: %s", attempt.operation_id, error)
+            renewed = False
             # Unless the next beat comes in time, another worker may own the task before this one notices.
-            renewed, kept = False, time.monotonic() + self._lease / 3 < running.renewed + self._lease
-        else:
-            running.renewed = requested
-        if not kept:
-            running.stop("the lease was lost")
+            is_lost = time.monotonic() + self._lease / 3 >= attempt.renewed_at + self._lease
+        if is_lost:
+            attempt.stop("the lease was lost")
         return renewed
 
 
@@ -376,9 +400,9 @@ def _raise_cancellation(error: BaseException) -> None:
         raise error
 
 
-async def _pause(failures: int, what: str, error: BaseException) -> None:
+async def _pause(failures: int, problem: str, error: BaseException) -> None:
     """Wait before a request to a journal is retried. Log the first failure as a warning, the others for debugging."""
     _raise_cancellation(error)
     level = logging.WARNING if failures == 1 else logging.DEBUG
-    logger.log(level, "%s and is retried: %s", what, error, exc_info=not isinstance(error, CallError))
-    await asyncio.sleep(growing_delay(failures, first=_FIRST_PAUSE, longest=_MAX_PAUSE))
+    logger.log(level, "%s and is retried: %s", problem, error, exc_info=not isinstance(error, CallError))
+    await asyncio.sleep(growing_delay(failures, first=_FIRST_PAUSE_SECONDS, longest=_MAX_PAUSE_SECONDS))

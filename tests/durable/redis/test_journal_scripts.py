@@ -35,14 +35,14 @@ def run(server: RedisServer, script: Script, keys: list[bytes], *arguments: str 
 
 def submit(server: RedisServer) -> object:
     arguments = ("shop.order", b"entry", "f", b"")
-    return run(server, scripts.SUBMIT, [STREAM, NAMES.operations, TASK], *arguments)
+    return run(server, scripts.SUBMIT_SCRIPT, [STREAM, NAMES.operations, TASK], *arguments)
 
 
 def take(
     server: RedisServer, consumer: str = "me:1000", *, look: int = 1, silence: int = 60_000, suspects: int = 1
 ) -> list[list[Any]]:
     keys = [NAMES.operations, STREAM, LATER, SUSPECTS, HISTORY]
-    taken = run(server, scripts.TAKE, keys, consumer, 9, look, 0, silence, suspects, "shop.order")
+    taken = run(server, scripts.TAKE_SCRIPT, keys, consumer, 9, look, 0, silence, suspects, "shop.order")
     assert isinstance(taken, list)
     return taken
 
@@ -50,7 +50,7 @@ def take(
 def record(server: RedisServer, id: bytes, *, dead_letter: bool = False) -> object:
     keys = [STREAM, LATER, SUSPECTS, HISTORY, DEAD_LETTERS, REQUESTS, TASK]
     arguments = (60_000, "channel:", id, b"outcome", "1 k" if dead_letter else "")
-    return run(server, scripts.RECORD, keys, *arguments)
+    return run(server, scripts.RECORD_SCRIPT, keys, *arguments)
 
 
 def consumers(server: RedisServer) -> set[bytes]:
@@ -110,12 +110,12 @@ def test_a_dead_letter_does_not_expire_and_keeps_its_request_until_it_is_replaye
     assert record(server, id, dead_letter=True) == 0
     assert ask(server, "PTTL", TASK) == -1
     assert (ask(server, "HGET", REQUESTS, "k"), ask(server, "ZCARD", DEAD_LETTERS)) == (b"entry", 1)
-    assert run(server, scripts.REPLAY, [TASK, STREAM, DEAD_LETTERS, REQUESTS], "k") == 1
+    assert run(server, scripts.REPLAY_SCRIPT, [TASK, STREAM, DEAD_LETTERS, REQUESTS], "k") == 1
     assert ask(server, "EXISTS", REQUESTS, DEAD_LETTERS) == 0
     ((_, new_id, attempt, fields),) = take(server)
     assert (new_id != id, attempt, fields[-1]) == (True, 1, b"entry")
     assert record(server, new_id, dead_letter=True) == 0
-    assert run(server, scripts.PURGE, [TASK, DEAD_LETTERS, REQUESTS], "k") == 1
+    assert run(server, scripts.PURGE_SCRIPT, [TASK, DEAD_LETTERS, REQUESTS], "k") == 1
     assert ask(server, "EXISTS", TASK, REQUESTS, DEAD_LETTERS) == 0
 
 
@@ -125,16 +125,16 @@ def test_the_history_of_a_task_is_kept_until_it_has_ended(server: RedisServer) -
     keys = [STREAM, LATER, SUSPECTS, HISTORY]
     ((_, _, attempt, _, history),) = take(server, "lost:0")
     assert (attempt, history) == (2, [0, 1, 0, 1, 0])
-    run(server, scripts.RENEW, [STREAM, HISTORY], id, "lost:0", 2, 1)
+    run(server, scripts.RENEW_SCRIPT, [STREAM, HISTORY], id, "lost:0", 2, 1)
     ((_, _, attempt, _, history),) = take(server)
     assert (attempt, history) == (3, [0, 2, 1, 1, 0])
-    assert run(server, scripts.RELEASE, keys, id, "me:1000", 3, 0, 3, 0) == 1
+    assert run(server, scripts.RELEASE_SCRIPT, keys, id, "me:1000", 3, 0, 3, 0) == 1
     assert (ask(server, "ZCARD", LATER), ask(server, "ZCARD", SUSPECTS)) == (0, 1)
-    assert run(server, scripts.COUNT, [STREAM, LATER, SUSPECTS, DEAD_LETTERS]) == [1, 0, 0]
+    assert run(server, scripts.COUNT_SCRIPT, [STREAM, LATER, SUSPECTS, DEAD_LETTERS]) == [1, 0, 0]
     assert take(server, suspects=0) == []
     ((_, _, attempt, _, history),) = take(server)
     assert (attempt, history) == (4, [0, 2, 1, 1, 0])
-    run(server, scripts.RELEASE, keys, id, "me:1000", 4, 0, 4, 1)
+    run(server, scripts.RELEASE_SCRIPT, keys, id, "me:1000", 4, 0, 4, 1)
     assert (ask(server, "ZCARD", LATER), ask(server, "ZCARD", SUSPECTS)) == (1, 0)
     ((_, _, attempt, _, history),) = take(server, suspects=0)
     assert (attempt, history) == (5, [1, 2, 1, 0, 0])
@@ -161,10 +161,10 @@ def test_a_peer_that_leaves_is_removed_only_where_it_holds_nothing(server: Redis
     ((_, id, *_),) = take(server)
     missing = NAMES.stream("shop.missing")
     for _ in range(2):
-        run(server, scripts.LEAVE, [STREAM, missing], "me:1000", "me:1000")
+        run(server, scripts.LEAVE_SCRIPT, [STREAM, missing], "me:1000", "me:1000")
         assert consumers(server) == {b"me:1000"}
     record(server, id)
-    run(server, scripts.LEAVE, [STREAM], "me:1000")
+    run(server, scripts.LEAVE_SCRIPT, [STREAM], "me:1000")
     assert consumers(server) == set()
 
 
@@ -185,11 +185,11 @@ def test_without_memory_nothing_is_submitted_and_what_is_there_can_still_be_ende
     exhaust(server)
     keys = [STREAM, NAMES.operations, NAMES.task("k"), NAMES.task("new")]
     arguments = ("shop.order", b"entry", "f", b"channel", b"entry", "f", b"channel")
-    assert re.search("OOM", str(run(server, scripts.SUBMIT, keys, *arguments)))
+    assert re.search("OOM", str(run(server, scripts.SUBMIT_SCRIPT, keys, *arguments)))
     assert (ask(server, "EXISTS", NAMES.task("new")), ask(server, "XLEN", STREAM)) == (0, 1)
-    assert run(server, scripts.RENEW, [STREAM, HISTORY], id, "me:1000", 1, 1) == 1
-    assert run(server, scripts.WAIT, [TASK], "channel") is None
-    assert run(server, scripts.RELEASE, [STREAM, LATER, SUSPECTS, HISTORY], id, "me:1000", 1, 0, 1, 1) == 1
+    assert run(server, scripts.RENEW_SCRIPT, [STREAM, HISTORY], id, "me:1000", 1, 1) == 1
+    assert run(server, scripts.WAIT_SCRIPT, [TASK], "channel") is None
+    assert run(server, scripts.RELEASE_SCRIPT, [STREAM, LATER, SUSPECTS, HISTORY], id, "me:1000", 1, 0, 1, 1) == 1
     ((_, id, attempt, _, history),) = take(server)
     assert (attempt, history) == (2, [1, 0, 0, 0, 0])
     assert record(server, id) == 0

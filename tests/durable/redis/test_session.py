@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from opwire.durable.redis import journal
-from opwire.durable.redis.journal import PURGE
+from opwire.durable.redis.journal import PURGE_SCRIPT
 from opwire.durable.redis.session import RedisSession
 from opwire.errors import CallError, ErrorCode
 from opwire.transports.redis.connection import command, parse_url
@@ -77,9 +77,9 @@ async def test_a_server_that_does_not_answer_is_lost_and_found_again(
 
 async def test_scripts_run_even_if_redis_has_forgotten_them(redis_server: RedisServer) -> None:
     async with session(redis_server.url) as made:
-        assert await made.run(PURGE, ["no such task", "no such set"], "k") == 0
+        assert await made.run(PURGE_SCRIPT, ["no such task", "no such set"], "k") == 0
         ask(redis_server, "SCRIPT", "FLUSH")
-        assert await made.run(PURGE, ["no such task", "no such set"], "k") == 0
+        assert await made.run(PURGE_SCRIPT, ["no such task", "no such set"], "k") == 0
 
 
 async def test_what_is_published_is_passed_on(redis_server: RedisServer) -> None:
@@ -103,7 +103,7 @@ async def test_a_server_that_has_become_a_replica_is_left(own_redis: OwnRedis) -
     ask(server, "SET", "task", "f\ndone")
     for write in (
         lambda: made.ask(command("SET", "a", "b")),
-        lambda: made.run(PURGE, ["task", "dead", "requests"], "k"),
+        lambda: made.run(PURGE_SCRIPT, ["task", "dead", "requests"], "k"),
     ):
         async with session(server.url) as made:
             await made.ask(PING)

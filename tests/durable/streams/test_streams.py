@@ -13,7 +13,7 @@ from opwire import Client, OperationRegistry
 from opwire.client import Retries
 from opwire.durable import streams
 from opwire.durable.jetstream.session import ApiResponse
-from opwire.durable.streams import BATCH, DurableStream, MemoryStream
+from opwire.durable.streams import MAX_BATCH_ITEMS, DurableStream, MemoryStream
 from opwire.durable.streams.jetstream import NatsStream
 from opwire.durable.streams.redis import RedisStream
 from opwire.errors import CallError, ErrorCode, UsageError, is_resume_error
@@ -57,7 +57,7 @@ async def failure(items: Any) -> CallError:
 async def test_stored_items_come_first_and_new_ones_as_they_are_appended(make: Make) -> None:
     """A durable stream gives the stored items, then each new one, in order and once."""
     async with make() as writer, make() as reader:
-        count = BATCH + 10
+        count = MAX_BATCH_ITEMS + 10
         cursors = [await writer.append({"n": number}) for number in range(count)]
         assert len(set(cursors)) == count
         async with aclosing(reader.follow()) as items, aclosing(reader.follow("new")) as fresh:
@@ -156,7 +156,7 @@ async def test_items_are_decoded_one_by_one(make: Make, monkeypatch: pytest.Monk
     decoded: list[bytes] = []
     monkeypatch.setattr(streams, "decode_item", lambda encoded: decoded.append(encoded) or encoded)
     async with make() as stream:
-        for number in range(BATCH):
+        for number in range(MAX_BATCH_ITEMS):
             await stream.append(number)
         async with aclosing(stream.follow()) as items:
             await take(items, 2)

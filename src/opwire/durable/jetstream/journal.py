@@ -95,11 +95,11 @@ class JetStreamReceipt(NamedTuple):
         birth, holder, caller, ack = claim.receipt.split(" ", 3)
         return cls(int(birth), holder, caller, ack)
 
-    def is_valid(self, claim: Claim, last: Entry) -> bool:
+    def is_valid(self, claim: Claim, last_entry: Entry) -> bool:
         """Return whether the claim still holds, if this is the last entry of its log."""
-        if last.kind == "task":
-            return last.seq == self.birth and claim.attempt == 1
-        return last.kind == "lease" and last.body.holder == self.holder
+        if last_entry.kind == "task":
+            return last_entry.seq == self.birth and claim.attempt == 1
+        return last_entry.kind == "lease" and last_entry.body.holder == self.holder
 
 
 class _Stored(NamedTuple):
@@ -229,17 +229,17 @@ class NatsJournal(BrokerJournal):
         """Store a task, unless its key is known; `caller` is the peer at which a caller waits."""
         subject = self.log.names.task(task.key, task.operation_id)
         body = EntryBody(fingerprint=task.fingerprint, task=task, caller=caller)
-        after = 0
+        last_seq = 0
         for _ in range(MAX_WRITES):
-            if await self.log.add(subject, body, after):
+            if await self.log.add(subject, body, last_seq):
                 return _Stored(is_new=True)
-            last = await self.log.last(task.key)
-            if last is None or last.kind == "gone":
-                after = 0 if last is None else last.seq
+            last_entry = await self.log.last(task.key)
+            if last_entry is None or last_entry.kind == "gone":
+                last_seq = 0 if last_entry is None else last_entry.seq
                 continue
-            if last.body.fingerprint != task.fingerprint:
+            if last_entry.body.fingerprint != task.fingerprint:
                 raise key_in_use(task.key)
-            return _Stored(is_new=False, outcome=last.body.outcome)
+            return _Stored(is_new=False, outcome=last_entry.body.outcome)
         raise self.log.busy(task.key)
 
     async def claim(
@@ -269,37 +269,37 @@ class NatsJournal(BrokerJournal):
         A suspect is not claimed without room for it.
         """
         key = delivery.task.key
-        last = None if delivery.fresh else await self.log.since(key)
-        if last is not None and last.seq < delivery.birth:
-            last = None  # of an earlier life
-        if last is not None and last.body.outcome is not None:  # its worker could not acknowledge it
-            await self._finish(key, delivery.ack, last.seq)
+        last_entry = None if delivery.fresh else await self.log.since(key)
+        if last_entry is not None and last_entry.seq < delivery.birth:
+            last_entry = None  # of an earlier life
+        if last_entry is not None and last_entry.body.outcome is not None:  # its worker could not acknowledge it
+            await self._finish(key, delivery.ack, last_entry.seq)
             return None
-        if last is not None and last.kind == "lease":
+        if last_entry is not None and last_entry.kind == "lease":
             now = await self.log.now()  # by the clock of the server that stores the lease
-            lease_seconds = seconds_within(last.body.lease, MAX_SECONDS)
-            seconds_left = 0.0 if now is None else lease_seconds - (now - last.time).total_seconds()
+            lease_seconds = seconds_within(last_entry.body.lease, MAX_SECONDS)
+            seconds_left = 0.0 if now is None else lease_seconds - (now - last_entry.time).total_seconds()
             if seconds_left > 0:
                 self._delay(delivery.ack, seconds_left)  # the worker that renewed the lease could not delay it
                 return None
-        claim = self._next_claim(delivery, last, lease)
+        claim = self._next_claim(delivery, last_entry, lease)
         if claim.suspect and room.locked():
             self._delay(delivery.ack, _SUSPECT_DELAY_SECONDS)
             return None
         if claim.suspect:
             await room.acquire()
-        if (last is not None or delivery.times > 1) and not await self._hold("lease", claim, last):
+        if (last_entry is not None or delivery.times > 1) and not await self._hold("lease", claim, last_entry):
             return None
         self._delay(delivery.ack, lease)
         return claim
 
-    def _next_claim(self, delivery: Delivery, last: Entry | None, lease: float) -> Claim:
+    def _next_claim(self, delivery: Delivery, last_entry: Entry | None, lease: float) -> Claim:
         """Return the next claim of a task, given the last entry of its log since it was submitted."""
-        history = _NO_HISTORY if last is None else last.body
-        lost = delivery.times > 1 if last is None else last.kind == "lease"
+        history = _NO_HISTORY if last_entry is None else last_entry.body
+        lost = delivery.times > 1 if last_entry is None else last_entry.kind == "lease"
         return Claim(
             task=delivery.task,
-            attempt=min(delivery.times, 2) if last is None else history.attempt + 1,
+            attempt=min(delivery.times, 2) if last_entry is None else history.attempt + 1,
             lease=lease,
             receipt=f"{delivery.birth} {self._peer}/{next(self._claim_numbers)} {delivery.caller} {delivery.ack}",
             failures=history.failures,
@@ -329,15 +329,15 @@ class NatsJournal(BrokerJournal):
         """Renew or release a lease, and have the task delivered again after `delay`. Return False if it was lost."""
         receipt = JetStreamReceipt.of(claim)
         for _ in range(MAX_WRITES):
-            last = await self.log.last(claim.task.key)
-            if last is None or not receipt.is_valid(claim, last):
+            last_entry = await self.log.last(claim.task.key)
+            if last_entry is None or not receipt.is_valid(claim, last_entry):
                 return False
-            if await self._hold(kind, claim, last, alone=alone):
+            if await self._hold(kind, claim, last_entry, alone=alone):
                 self._delay(receipt.ack, delay)
                 return True
         raise self.log.busy(claim.task.key)
 
-    async def _hold(self, kind: Kind, claim: Claim, last: Entry | None, *, alone: bool = False) -> bool:
+    async def _hold(self, kind: Kind, claim: Claim, last_entry: Entry | None, *, alone: bool = False) -> bool:
         """Write a lease or release after the last entry, or after the task if there is none since."""
         receipt = JetStreamReceipt.of(claim)
         body = EntryBody(
@@ -352,9 +352,10 @@ class NatsJournal(BrokerJournal):
             suspect=claim.suspect,
             alone=alone,
         )
-        written = await self.log.hold(kind, claim.task, body, receipt.birth if last is None else last.seq)
-        if written and last is not None and last.kind not in ("task", kind):  # one of the same kind was replaced
-            self.log.drop(last.seq)
+        written = await self.log.hold(kind, claim.task, body, receipt.birth if last_entry is None else last_entry.seq)
+        if written and last_entry is not None and last_entry.kind not in ("task", kind):
+            # JetStream has replaced one of the same kind itself.
+            self.log.drop(last_entry.seq)
         return written
 
     def _delay(self, ack: str, seconds: float) -> None:
@@ -371,22 +372,22 @@ class NatsJournal(BrokerJournal):
         """
         key, operation_id = outcome.key, outcome.operation_id
         for _ in range(MAX_WRITES):
-            last = await self.log.last(key)
-            if last is None or last.body.outcome is not None:
-                return None if last is None else last.body.outcome
-            submission = last if last.kind == "task" else await self.log.entry(last.birth)
+            last_entry = await self.log.last(key)
+            if last_entry is None or last_entry.body.outcome is not None:
+                return None if last_entry is None else last_entry.body.outcome
+            submission = last_entry if last_entry.kind == "task" else await self.log.entry(last_entry.birth)
             task = None if submission is None else submission.body.task
             if submission is None or task is None or task.operation_id != operation_id:
                 return None
-            if last.kind not in ("task", "later"):
+            if last_entry.kind not in ("task", "later"):
                 return None
-            if last.kind == "task" and submission.seq <= await self._consumers.last_delivered(operation_id):
+            if last_entry.kind == "task" and submission.seq <= await self._consumers.last_delivered(operation_id):
                 return None
             receipt = JetStreamReceipt(submission.seq, "", waiting_peer(submission.body), "")
-            ended = await self._end(task, receipt, outcome, last.seq)
-            if ended is not None:
-                if last.kind == "later":
-                    await self.log.tidy(key, ended)
+            outcome_seq = await self._end(task, receipt, outcome, last_entry.seq)
+            if outcome_seq is not None:
+                if last_entry.kind == "later":
+                    await self.log.tidy(key, outcome_seq)
                 await self.log.delete(submission.seq)
                 return outcome
         raise self.log.busy(key)
@@ -401,43 +402,43 @@ class NatsJournal(BrokerJournal):
         """
         await self.pace(outcome)
         key, receipt = claim.task.key, JetStreamReceipt.of(claim)
-        after = receipt.birth
+        last_seq = receipt.birth
         for _ in range(MAX_WRITES):
-            ended = await self._end(claim.task, receipt, outcome, after)
-            if ended is not None:
-                await self._finish(key, receipt.ack, None if after == receipt.birth else ended)
+            outcome_seq = await self._end(claim.task, receipt, outcome, last_seq)
+            if outcome_seq is not None:
+                await self._finish(key, receipt.ack, None if last_seq == receipt.birth else outcome_seq)
                 return outcome
-            last = await self.log.last(key)
-            if last is None or last.body.outcome is not None:
-                return None if last is None else last.body.outcome
-            if last.kind == "gone" or last.birth != receipt.birth:
+            last_entry = await self.log.last(key)
+            if last_entry is None or last_entry.body.outcome is not None:
+                return None if last_entry is None else last_entry.body.outcome
+            if last_entry.kind == "gone" or last_entry.birth != receipt.birth:
                 return None
-            after = last.seq
+            last_seq = last_entry.seq
         raise self.log.busy(key)
 
-    async def _end(self, task: Task, receipt: JetStreamReceipt, outcome: Outcome, after: int) -> int | None:
+    async def _end(self, task: Task, receipt: JetStreamReceipt, outcome: Outcome, last_seq: int) -> int | None:
         """Write an outcome; return the number of its entry, or None on a conflict."""
         body = EntryBody(fingerprint=task.fingerprint, birth=receipt.birth, outcome=outcome)
         subject = self.log.names.ended(outcome, receipt.caller)
         if not outcome.dead_letter:
-            return await self.log.add(subject, body, after, self._keep)
+            return await self.log.add(subject, body, last_seq, self._keep)
         try:
-            return await self.log.add(subject, replace(body, task=task), after)
+            return await self.log.add(subject, replace(body, task=task), last_seq)
         except CallError as error:
             if error.code is not ErrorCode.PAYLOAD_TOO_LARGE:
                 raise
             logger.warning("%s with the key %r is too large to be replayed: %s", task.operation_id, task.key, error)
-            return await self.log.add(subject, body, after)
+            return await self.log.add(subject, body, last_seq)
 
-    async def _finish(self, key: str, ack: str, ended: int | None) -> None:
+    async def _finish(self, key: str, ack: str, outcome_seq: int | None) -> None:
         """Remove a task that has an outcome; given the outcome's number, the leases and releases before it, too.
 
         JetStream handles an acknowledgement before requests that arrived earlier, so the removal of the leases is
         awaited: a server that was killed in between would keep them.
         """
-        if ended is not None:
-            await self.log.tidy(key, ended)
-        self._session.send(ack, b"+ACK")  # last: without it the task is delivered again, and this is repeated
+        if outcome_seq is not None:
+            await self.log.tidy(key, outcome_seq)
+        self._session.send(ack, b"+ACK")  # at the end: without it the task is delivered again, and this is repeated
 
     async def outcome(self, key: str) -> Outcome | None:
         """Return the outcome of a task, if any yet."""
@@ -497,44 +498,45 @@ class NatsJournal(BrokerJournal):
         if task is None:
             return None
         try:
-            last = await self.log.since(task.key)
+            last_entry = await self.log.since(task.key)
         except CallError as error:
             if error.code is not ErrorCode.PROTOCOL_ERROR:
                 raise
             return None  # written by another program
-        if last is not None and last.birth != submission.seq:
-            last = None  # of an earlier life
-        if last is not None and last.body.outcome is not None:
+        if last_entry is not None and last_entry.birth != submission.seq:
+            last_entry = None  # of an earlier life
+        if last_entry is not None and last_entry.body.outcome is not None:
             return None  # it has ended, and is not acknowledged yet
-        is_first_claim = last is None and submission.seq <= last_delivered  # it needs no entry
+        is_first_claim = last_entry is None and submission.seq <= last_delivered  # it needs no entry
         return PendingTask(
             key=task.key,
             operation_id=operation_id,
             submitted=task.submitted,
-            claimed=is_first_claim or (last is not None and last.kind == "lease"),
-            attempts=int(is_first_claim) if last is None else last.body.attempt,
+            claimed=is_first_claim or (last_entry is not None and last_entry.kind == "lease"),
+            attempts=int(is_first_claim) if last_entry is None else last_entry.body.attempt,
         )
 
     async def replay(self, key: str) -> bool:
         """Submit a dead letter again; return False if it is unknown."""
         for _ in range(MAX_WRITES):
-            last = await self.log.last(key)
-            if last is None or last.body.outcome is None or last.body.task is None:
+            last_entry = await self.log.last(key)
+            if last_entry is None or last_entry.body.outcome is None or last_entry.body.task is None:
                 return False
-            task = last.body.task
+            task = last_entry.body.task
             subject = self.log.names.task(key, task.operation_id)
-            if await self.log.add(subject, EntryBody(fingerprint=task.fingerprint, task=task), last.seq):
-                await self.log.delete(last.seq)
+            if await self.log.add(subject, EntryBody(fingerprint=task.fingerprint, task=task), last_entry.seq):
+                await self.log.delete(last_entry.seq)
                 return True
         raise self.log.busy(key)
 
     async def purge(self, key: str) -> bool:
         """Delete a task that has ended; return False if it is unknown."""
-        last = await self.log.last(key)
-        if last is None or last.body.outcome is None:
+        last_entry = await self.log.last(key)
+        if last_entry is None or last_entry.body.outcome is None:
             return False
-        await self.log.delete(last.birth)  # left over if the worker that recorded the outcome could not acknowledge
-        return await self.log.delete(last.seq)
+        # The task is left over if the worker that recorded the outcome could not acknowledge it.
+        await self.log.delete(last_entry.birth)
+        return await self.log.delete(last_entry.seq)
 
     async def info(self) -> list[JournalInfo]:
         """Return the number of tasks of each operation."""

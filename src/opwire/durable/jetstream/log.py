@@ -59,7 +59,7 @@ _PLAIN_TOKEN = re.compile(rf"[A-Za-z0-9_~-]{{1,{_MAX_TOKEN_CHARACTERS}}}")
 _HELD_SECONDS = 30 * 24 * 3600  # for which attempts are remembered while no worker claims the task
 _MAX_REPEATED_PURGES = 256
 _OLDEST_VERSION = (2, 11)
-_EXPECTED = "Nats-Expected-Last-Subject-Sequence"
+_EXPECTED_HEADER = "Nats-Expected-Last-Subject-Sequence"
 
 _CONFLICT_ERRORS = (10071, 10164)  # 10164: the cluster is storing another entry for the same key
 
@@ -219,24 +219,24 @@ class TaskLog(SessionListener):
         if wrong_names:
             other = f"the stream {stream} of {session.name} is not the journal's: its {', '.join(wrong_names)} differ"
             raise CallError(ErrorCode.VALIDATION_ERROR, f"{other}; delete it, or give the journal another prefix")
-        for key, before in self._tidied:
-            session.request(self._purge_method, self._purge_request(key, before))
+        for key, before_seq in self._tidied:
+            session.request(self._purge_method, self._purge_request(key, before_seq))
 
-    async def add(self, subject: str, body: EntryBody, after: int, ttl: float = 0.0) -> int | None:
+    async def add(self, subject: str, body: EntryBody, last_seq: int, ttl: float = 0.0) -> int | None:
         """Write an entry after the one with this number; return its number, or None on a conflict.
 
         It expires after `ttl` seconds; 0: never.
         """
         expires = f"Nats-TTL: {max(1, ceil(ttl))}\r\n" if ttl else ""
-        condition = f"{_EXPECTED}: {after}\r\n{_EXPECTED}-Subject: {self.names.whole_log(subject)}\r\n"
+        condition = f"{_EXPECTED_HEADER}: {last_seq}\r\n{_EXPECTED_HEADER}-Subject: {self.names.whole_log(subject)}\r\n"
         headers = f"NATS/1.0\r\n{condition}{expires}\r\n".encode("latin-1")
         stored = await self._session.store(subject, _encode(body), headers, unless=_CONFLICT_ERRORS)
         return stored.seq if stored.error is None else None
 
-    async def hold(self, kind: Kind, task: Task, body: EntryBody, after: int) -> bool:
+    async def hold(self, kind: Kind, task: Task, body: EntryBody, last_seq: int) -> bool:
         """Write a lease or release; return False on a conflict."""
         subject = self.names.held(task.key, kind, task.operation_id)
-        return await self.add(subject, body, after, _HELD_SECONDS) is not None
+        return await self.add(subject, body, last_seq, _HELD_SECONDS) is not None
 
     async def delete(self, seq: int) -> bool:
         """Delete an entry; return False if it is unknown."""
@@ -247,17 +247,17 @@ class TaskLog(SessionListener):
         """Delete an obsolete entry, without a wait: a failure is harmless."""
         self._session.request(f"STREAM.MSG.DELETE.{self.names.stream}", {"seq": seq, "no_erase": True})
 
-    async def tidy(self, key: str, before: int) -> None:
+    async def tidy(self, key: str, before_seq: int) -> None:
         """Delete the leases and releases before an entry.
 
         A server that is killed may lose a removal that it has confirmed, since it writes to its disk later. So the
         removal is repeated over the next connection.
         """
-        await self._session.api(ApiResponse, self._purge_method, self._purge_request(key, before))
-        self._tidied.append((key, before))
+        await self._session.api(ApiResponse, self._purge_method, self._purge_request(key, before_seq))
+        self._tidied.append((key, before_seq))
 
-    def _purge_request(self, key: str, before: int) -> dict[str, object]:
-        return {"filter": self.names.log(key, "since.held.>"), "seq": before}
+    def _purge_request(self, key: str, before_seq: int) -> dict[str, object]:
+        return {"filter": self.names.log(key, "since.held.>"), "seq": before_seq}
 
     def busy(self, key: str) -> CallError:
         """Return the error for a task with too many conflicts."""
@@ -289,8 +289,8 @@ class TaskLog(SessionListener):
 
     async def dead_letter(self, subject: str) -> Outcome | None:
         """Return the outcome with this subject, unless the task was purged or replayed."""
-        last = await self._find({"last_by_subj": f"{subject.rsplit('.', 6)[0]}.>"})
-        return last.body.outcome if last is not None and last.kind == "dead letter" else None
+        last_entry = await self._find({"last_by_subj": f"{subject.rsplit('.', 6)[0]}.>"})
+        return last_entry.body.outcome if last_entry is not None and last_entry.kind == "dead letter" else None
 
     async def next_task(self, operation_id: str, seq: int) -> Entry | None:
         """Return the first task of an operation from this number on; an invalid one has no task in it."""

@@ -134,20 +134,33 @@ class JournalKeys:
 
 _load = partial(load_script, Path(__file__).with_name("scripts"))
 
-SUBMIT = _load("note_peer", "submit")
-WAIT = _load("note_peer", "wait")
-TAKE = _load("history", "take")
-RENEW = _load("history", "if_ours", "renew")
-RELEASE = _load("history", "if_ours", "release")
-RECORD = _load("record")
-CANCEL = _load("cancel")
-REPLAY = _load("replay")
-PURGE = _load("purge")
-COUNT = _load("count")
-PENDING = _load("pending")
-LEAVE = _load("leave")
+SUBMIT_SCRIPT = _load("note_peer", "submit")
+WAIT_SCRIPT = _load("note_peer", "wait")
+TAKE_SCRIPT = _load("history", "take")
+RENEW_SCRIPT = _load("history", "if_ours", "renew")
+RELEASE_SCRIPT = _load("history", "if_ours", "release")
+RECORD_SCRIPT = _load("record")
+CANCEL_SCRIPT = _load("cancel")
+REPLAY_SCRIPT = _load("replay")
+PURGE_SCRIPT = _load("purge")
+COUNT_SCRIPT = _load("count")
+PENDING_SCRIPT = _load("pending")
+LEAVE_SCRIPT = _load("leave")
 
-SCRIPTS = (SUBMIT, WAIT, TAKE, RENEW, RELEASE, RECORD, CANCEL, REPLAY, PURGE, COUNT, PENDING, LEAVE)
+SCRIPTS = (
+    SUBMIT_SCRIPT,
+    WAIT_SCRIPT,
+    TAKE_SCRIPT,
+    RENEW_SCRIPT,
+    RELEASE_SCRIPT,
+    RECORD_SCRIPT,
+    CANCEL_SCRIPT,
+    REPLAY_SCRIPT,
+    PURGE_SCRIPT,
+    COUNT_SCRIPT,
+    PENDING_SCRIPT,
+    LEAVE_SCRIPT,
+)
 
 
 class _ScriptBatch(Struct, eq=False):
@@ -309,12 +322,12 @@ class RedisJournal(BrokerJournal):
         )
         self._submissions = ScriptBatches(
             self._session,
-            SUBMIT,
+            SUBMIT_SCRIPT,
             lambda operation_id: ((keys.stream(operation_id), keys.operations), (operation_id,)),
         )
         self._records = ScriptBatches(
             self._session,
-            RECORD,
+            RECORD_SCRIPT,
             lambda operation_id: (keys.operation(operation_id), (self._keep_milliseconds, keys.channels)),
         )
         self._idle_sessions: list[RedisSession] = []  # of claims
@@ -346,7 +359,7 @@ class RedisJournal(BrokerJournal):
         """Delete the consumers of this peer that have no tasks."""
         await self._close_idle_sessions()
         if self._consumers:
-            await self._session.run(LEAVE, list(self._consumers), *self._consumers.values())
+            await self._session.run(LEAVE_SCRIPT, list(self._consumers), *self._consumers.values())
 
     async def disconnect(self) -> None:
         """End the connections."""
@@ -422,7 +435,7 @@ class RedisJournal(BrokerJournal):
             keys += self.keys.queue(operation_id)
         arguments = (consumer, limit, int(polls), self._turn, _IDLE_CONSUMER_MILLISECONDS, int(suspects), *operations)
         async with self._claim_session() as session:
-            entries = await session.run(TAKE, keys, *arguments)
+            entries = await session.run(TAKE_SCRIPT, keys, *arguments)
         return [_StreamEntry(operations[index], *entry) for index, *entry in entries]
 
     async def _read(self, operations: tuple[str, ...], consumer: str, limit: int, wait: float) -> list[_StreamEntry]:
@@ -480,7 +493,7 @@ class RedisJournal(BrokerJournal):
     async def renew(self, claim: Claim, *, alone: bool = False) -> bool:
         """Renew a lease; return False if it was lost."""
         keys = [self.keys.stream(claim.task.operation_id), self.keys.history(claim.task.operation_id)]
-        return bool(await self._session.run(RENEW, keys, *StreamReceipt.of(claim), claim.attempt, int(alone)))
+        return bool(await self._session.run(RENEW_SCRIPT, keys, *StreamReceipt.of(claim), claim.attempt, int(alone)))
 
     async def release(self, claim: Claim, delay: float, *, failed: bool = False) -> None:
         """Return a task to the queue, to be claimed again after `delay` seconds."""
@@ -489,14 +502,14 @@ class RedisJournal(BrokerJournal):
     async def _release(self, claim: Claim, delay: float, *, attempts: int, failed: bool = False) -> None:
         milliseconds = ceil(seconds_within(delay, MAX_SECONDS) * 1000)
         arguments = (*StreamReceipt.of(claim), claim.attempt, milliseconds, attempts, int(failed))
-        await self._session.run(RELEASE, self.keys.queue(claim.task.operation_id), *arguments)
+        await self._session.run(RELEASE_SCRIPT, self.keys.queue(claim.task.operation_id), *arguments)
 
     async def cancel(self, outcome: Outcome) -> Outcome | None:
         """End a task that is not claimed; return its outcome, or None if it is claimed or unknown."""
         operation_id = outcome.operation_id
         keys = [self.keys.task(outcome.key), *self.keys.queue(operation_id)]
         arguments = (outcome.key, _encode(outcome), self._keep_milliseconds, self.keys.channels)
-        recorded = _recorded(outcome, await self._session.run(CANCEL, keys, *arguments))
+        recorded = _recorded(outcome, await self._session.run(CANCEL_SCRIPT, keys, *arguments))
         return recorded if recorded is not None and recorded.operation_id == operation_id else None
 
     # --- outcomes -----------------------------------------------------------------------------------------------------
@@ -523,7 +536,7 @@ class RedisJournal(BrokerJournal):
 
     async def _look_up(self, key: str) -> Outcome | None:
         """Return the outcome of a task; without one, note that a caller waits here."""
-        outcome = await self._session.run(WAIT, [self.keys.task(key)], self.peer)
+        outcome = await self._session.run(WAIT_SCRIPT, [self.keys.task(key)], self.peer)
         return None if outcome is None else _decode(outcome)
 
     def _read_outcomes(self, message: bytes) -> None:
@@ -558,7 +571,7 @@ class RedisJournal(BrokerJournal):
 
     async def pending(self, operation_id: str, *, limit: int = 100) -> list[PendingTask]:
         """Return the tasks of an operation that wait or run, the oldest first, at most `limit`."""
-        rows = await self._session.run(PENDING, [self.keys.stream(operation_id)], limit)
+        rows = await self._session.run(PENDING_SCRIPT, [self.keys.stream(operation_id)], limit)
         return [
             PendingTask(
                 key=_read_name(key),
@@ -577,7 +590,7 @@ class RedisJournal(BrokerJournal):
             return False
         operation_id, keys = outcome.operation_id, self.keys
         names = [keys.stream(operation_id), keys.dead_letters(operation_id), keys.requests(operation_id)]
-        return bool(await self._session.run(REPLAY, [keys.task(key), *names], key))
+        return bool(await self._session.run(REPLAY_SCRIPT, [keys.task(key), *names], key))
 
     async def purge(self, key: str) -> bool:
         """Delete a task that has ended; return False if it is unknown."""
@@ -585,7 +598,7 @@ class RedisJournal(BrokerJournal):
         if outcome is None:
             return False
         names = [self.keys.dead_letters(outcome.operation_id), self.keys.requests(outcome.operation_id)]
-        return bool(await self._session.run(PURGE, [self.keys.task(key), *names], key))
+        return bool(await self._session.run(PURGE_SCRIPT, [self.keys.task(key), *names], key))
 
     async def info(self) -> list[JournalInfo]:
         """Return the number of tasks of each operation."""
@@ -593,7 +606,7 @@ class RedisJournal(BrokerJournal):
         keys = self.keys
         for operation_id in await self._operations():
             names = [keys.stream, keys.later, keys.suspects, keys.dead_letters]
-            counts = await self._session.run(COUNT, [name(operation_id) for name in names])
+            counts = await self._session.run(COUNT_SCRIPT, [name(operation_id) for name in names])
             waiting, claimed, dead_letters = counts
             infos.append(
                 JournalInfo(operation_id=operation_id, waiting=waiting, claimed=claimed, dead_letters=dead_letters)

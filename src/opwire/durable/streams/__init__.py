@@ -30,11 +30,12 @@ from opwire.typed.plain import MAX_DEPTH, parse_float, read_peer_json, survey, t
 MAX_ITEMS = 100_000
 """Default number of items that a stream keeps; Redis may keep a few more."""
 
-BATCH = 64
+MAX_BATCH_ITEMS = 64
 """Items that a reader fetches at once, and holds in memory."""
 
-_LARGE = 64 * 1024  # bytes of an item
-POLL = 1.0  # seconds after which a reader looks for items, if it hears of none
+_LARGE_ITEM_BYTES = 64 * 1024
+POLL_SECONDS = 1.0
+"""Time after which a reader looks for items, if it hears of none."""
 
 _encoder = msgspec.json.Encoder()
 _decoder = msgspec.json.Decoder(float_hook=parse_float)
@@ -94,11 +95,11 @@ class DurableStream(AsyncResource):
             items = await self.read(position)
             for encoded, position in items:
                 yield Item(decode_item(encoded), cursor=position)
-                if len(encoded) > _LARGE:  # decoding one takes up to 0.1 s: other tasks run before the next
+                if len(encoded) > _LARGE_ITEM_BYTES:  # decoding one takes up to 0.1 s: other tasks run before the next
                     await asyncio.sleep(0)
             if not items:
                 with suppress(TimeoutError):
-                    async with asyncio.timeout(POLL):
+                    async with asyncio.timeout(POLL_SECONDS):
                         await news.wait()
 
     def notify(self) -> None:
@@ -119,11 +120,11 @@ class DurableStream(AsyncResource):
         """Return the cursor before the first item to read. That of the first stored item is never reported as lost."""
 
     @abstractmethod
-    async def read(self, after: str) -> list[StoredItem]:
-        """Return items after a cursor, at most `BATCH`; empty at the end. They are decoded one by one.
+    async def read(self, cursor: str) -> list[StoredItem]:
+        """Return items after a cursor, at most `MAX_BATCH_ITEMS`; empty at the end. They are decoded one by one.
 
         Raises:
-            CallError: `lost(after)`, items after it are gone or it is unknown; UNAVAILABLE.
+            CallError: `lost(cursor)`, items after it are gone or it is unknown; UNAVAILABLE.
         """
 
 
@@ -151,7 +152,7 @@ class MemoryStream(DurableStream):
         check_counts(max_items=max_items)
         super().__init__(name)
         self._items: deque[bytes] = deque(maxlen=max_items)
-        self._last = 0  # the number of the last item
+        self._last_number = 0
 
     async def start(self) -> None:
         """No-op."""
@@ -162,22 +163,23 @@ class MemoryStream(DurableStream):
     async def store(self, encoded: bytes) -> str:
         """Store an encoded item and return its cursor."""
         self._items.append(encoded)
-        self._last += 1
+        self._last_number += 1
         self.notify()
-        return str(self._last)
+        return str(self._last_number)
 
     async def position(self, start: Literal["first", "new"]) -> str:
         """Return the cursor before the first item to read."""
-        return str(self._last if start == "new" else 0)
+        return str(self._last_number if start == "new" else 0)
 
-    async def read(self, after: str) -> list[StoredItem]:
+    async def read(self, cursor: str) -> list[StoredItem]:
         """Return items after a cursor."""
-        number, first = position_number(after), self._last - len(self._items) + 1
-        if number is None or number > self._last or 0 < number < first - 1:
-            raise self.lost(after)
-        begin = max(number + 1, first)
-        end = min(begin + BATCH, self._last + 1)
-        return [StoredItem(self._items[each - first], str(each)) for each in range(begin, end)]
+        position = position_number(cursor)
+        first_number = self._last_number - len(self._items) + 1
+        if position is None or position > self._last_number or 0 < position < first_number - 1:
+            raise self.lost(cursor)
+        begin = max(position + 1, first_number)
+        end = min(begin + MAX_BATCH_ITEMS, self._last_number + 1)
+        return [StoredItem(self._items[number - first_number], str(number)) for number in range(begin, end)]
 
 
 def position_number(cursor: str) -> int | None:

@@ -26,7 +26,7 @@ from opwire.durable.jetstream.session import (
     StreamFound,
     StreamState,
 )
-from opwire.durable.streams import BATCH, MAX_ITEMS, DurableStream, StoredItem, position_number
+from opwire.durable.streams import MAX_BATCH_ITEMS, MAX_ITEMS, DurableStream, StoredItem, position_number
 from opwire.errors import CallError, UsageError, check_counts
 from opwire.runtime.text import get_logger
 from opwire.transports.nats.connection import NatsCredentials, NatsServers, Security
@@ -37,7 +37,7 @@ logger = get_logger("opwire.durable.jetstream")
 
 _NAME = re.compile(r"[A-Za-z0-9_-]{1,200}")
 _SUBJECT = re.compile(r"[!-)+-\-/-=?-~]+(?:\.[!-)+-\-/-=?-~]+)*")  # without wildcards: `append` publishes to it
-_MAX_SUBJECTS = 100  # of a stream that are subscribed to
+_MAX_SUBSCRIBED_SUBJECTS = 100
 
 
 class _NewsListener(SessionListener):
@@ -50,10 +50,10 @@ class _NewsListener(SessionListener):
     async def prepare(self) -> None:
         """Create the stream if it is missing, and subscribe to its subjects."""
         session, name = self._stream.session, self._config["name"]
-        found = await session.api(StreamFound, f"STREAM.INFO.{name}", unless=[NO_STREAM], preparing=True)
-        if found.error is not None:
-            found = await session.api(StreamFound, f"STREAM.CREATE.{name}", self._config, preparing=True)
-        for subject in as_list(found.config.get("subjects"))[:_MAX_SUBJECTS]:
+        response = await session.api(StreamFound, f"STREAM.INFO.{name}", unless=[NO_STREAM], preparing=True)
+        if response.error is not None:
+            response = await session.api(StreamFound, f"STREAM.CREATE.{name}", self._config, preparing=True)
+        for subject in as_list(response.config.get("subjects"))[:_MAX_SUBSCRIBED_SUBJECTS]:
             session.listen(str(subject))
         self._stream.notify()
 
@@ -99,8 +99,8 @@ class NatsStream(DurableStream):
             raise UsageError(f"the name of a stream of JetStream has letters, digits, _ and -: {name!r:.80} is invalid")
         if subject is not None and not _SUBJECT.fullmatch(subject):
             raise UsageError(f"the subject of a stream has names with dots between them: {subject!r:.80} is invalid")
-        known = NatsServers(url)
-        super().__init__(f"the stream {name} at {known}")
+        servers = NatsServers(url)
+        super().__init__(f"the stream {name} at {servers}")
         self._stream = name
         self._subject = subject or name
         config: dict[str, object] = {
@@ -113,7 +113,7 @@ class NatsStream(DurableStream):
             "num_replicas": replicas,
         }
         security = Security(NatsCredentials(user, password, token, credentials_file), ssl, tls_first)
-        self.session = JetStreamSession(known, security, Subjects(prefix).inbox(token_hex(8)), domain)
+        self.session = JetStreamSession(servers, security, Subjects(prefix).inbox(token_hex(8)), domain)
         self.session.listeners.append(_NewsListener(self, config))
 
     async def start(self) -> None:
@@ -132,23 +132,23 @@ class NatsStream(DurableStream):
         """Return the cursor before the first item to read."""
         return str((await self._bounds()).last_seq) if start == "new" else "0"
 
-    async def read(self, after: str) -> list[StoredItem]:
+    async def read(self, cursor: str) -> list[StoredItem]:
         """Return items after a cursor."""
-        number, bounds = position_number(after), await self._bounds()
-        if number is None or number > bounds.last_seq or 0 < number < bounds.first_seq - 1:
-            raise self.lost(after)
-        begin = max(number + 1, bounds.first_seq)
-        numbers = range(begin, min(begin + BATCH - 1, bounds.last_seq) + 1)
-        found = await asyncio.gather(*(self._get({"seq": each}) for each in numbers))
-        if None in found and 0 < number < (await self._bounds()).first_seq - 1:  # discarded meanwhile
-            raise self.lost(after)
-        if numbers and not any(found):  # deleted one by one
-            found = [await self._get({"seq": begin, "next_by_subj": ">"})]
-        return [StoredItem(each.data, str(each.seq)) for each in found if each is not None]
+        position, bounds = position_number(cursor), await self._bounds()
+        if position is None or position > bounds.last_seq or 0 < position < bounds.first_seq - 1:
+            raise self.lost(cursor)
+        begin = max(position + 1, bounds.first_seq)
+        numbers = range(begin, min(begin + MAX_BATCH_ITEMS - 1, bounds.last_seq) + 1)
+        messages = await asyncio.gather(*(self._get({"seq": number}) for number in numbers))
+        if None in messages and 0 < position < (await self._bounds()).first_seq - 1:  # discarded meanwhile
+            raise self.lost(cursor)
+        if numbers and not any(messages):  # deleted one by one
+            messages = [await self._get({"seq": begin, "next_by_subj": ">"})]
+        return [StoredItem(message.data, str(message.seq)) for message in messages if message is not None]
 
     async def _bounds(self) -> StreamState:
         return (await self.session.api(StreamFound, f"STREAM.INFO.{self._stream}")).state
 
-    async def _get(self, which: dict[str, object]) -> StoredMessage | None:
-        what = f"STREAM.MSG.GET.{self._stream}"
-        return (await self.session.api(MessageFound, what, which, unless=NOT_FOUND)).message
+    async def _get(self, query: dict[str, object]) -> StoredMessage | None:
+        method = f"STREAM.MSG.GET.{self._stream}"
+        return (await self.session.api(MessageFound, method, query, unless=NOT_FOUND)).message

@@ -18,7 +18,7 @@ from typing import Literal
 import msgspec
 
 from opwire.durable.redis.session import RedisSession
-from opwire.durable.streams import BATCH, MAX_ITEMS, DurableStream, StoredItem
+from opwire.durable.streams import MAX_BATCH_ITEMS, MAX_ITEMS, DurableStream, StoredItem
 from opwire.errors import CallError, UsageError, check_counts
 from opwire.runtime.deadlines import back_off
 from opwire.runtime.tasks import cancel_tasks
@@ -28,12 +28,12 @@ from opwire.transports.redis.servers import parse_servers
 
 logger = get_logger("opwire.durable.redis")
 
-_FIRST = "0-0"
-_ID = re.compile(r"[0-9]{1,20}-[0-9]{1,20}")
-_BLOCK = 2.0  # seconds for which the server holds a request for new entries
+_FIRST_CURSOR = "0-0"
+_CURSOR = re.compile(r"[0-9]{1,20}-[0-9]{1,20}")
+_BLOCK_SECONDS = 2.0  # for which the server holds a request for new entries
 
 _load = partial(load_script, Path(__file__).with_name("scripts"))
-_READ, _LAST = _load("last_id", "read_items"), _load("last_id", "last_item")
+_READ_SCRIPT, _LAST_SCRIPT = _load("last_id", "read_items"), _load("last_id", "last_item")
 
 
 class RedisStream(DurableStream):
@@ -56,7 +56,7 @@ class RedisStream(DurableStream):
         super().__init__(f"the stream {name} at {servers.name}")
         self._key = servers.key_prefix(name).encode()
         self._max_items = max_items
-        self._session = RedisSession(servers, scripts=(_READ, _LAST))
+        self._session = RedisSession(servers, scripts=(_READ_SCRIPT, _LAST_SCRIPT))
         self._blocking = RedisSession(servers)
         self._watching: asyncio.Task[None] | None = None
 
@@ -82,29 +82,29 @@ class RedisStream(DurableStream):
 
     async def position(self, start: Literal["first", "new"]) -> str:
         """Return the cursor before the first item to read."""
-        return await self._last() if start == "new" else _FIRST
+        return await self._last() if start == "new" else _FIRST_CURSOR
 
-    async def read(self, after: str) -> list[StoredItem]:
+    async def read(self, cursor: str) -> list[StoredItem]:
         """Return items after a cursor."""
-        if not _ID.fullmatch(after) or any(int(part) >= 2**64 for part in after.split("-")):
-            raise self.lost(after)
-        entries = await self._session.run(_READ, [self._key], after, BATCH)
+        if not _CURSOR.fullmatch(cursor) or any(int(part) >= 2**64 for part in cursor.split("-")):
+            raise self.lost(cursor)
+        entries = await self._session.run(_READ_SCRIPT, [self._key], cursor, MAX_BATCH_ITEMS)
         if entries is None:
-            raise self.lost(after)
+            raise self.lost(cursor)
         return [StoredItem(_encoded(fields), id.decode()) for id, fields in entries]
 
     async def _last(self) -> str:
-        return (await self._session.run(_LAST, [self._key])).decode()
+        return (await self._session.run(_LAST_SCRIPT, [self._key])).decode()
 
     async def _watch(self, last: str) -> None:
         """Wake the readers when there are entries after `last`, until cancelled."""
         failures = 0
         while True:
             try:
-                wait = command(b"XREAD", b"COUNT", 1, b"BLOCK", int(_BLOCK * 1000), b"STREAMS", self._key, last)
-                (found,) = await self._blocking.ask(wait, patience=2 * _BLOCK)
+                wait = command(b"XREAD", b"COUNT", 1, b"BLOCK", int(_BLOCK_SECONDS * 1000), b"STREAMS", self._key, last)
+                (new_entries,) = await self._blocking.ask(wait, patience=2 * _BLOCK_SECONDS)
                 failures = 0
-                if found:
+                if new_entries:
                     last = await self._last()
                     self.notify()
             except CallError as error:  # the readers get it from their own requests
@@ -118,5 +118,5 @@ def _encoded(fields: list[bytes]) -> bytes:
     pairs = dict(zip(fields[::2], fields[1::2], strict=False))
     if b"data" in pairs:
         return pairs[b"data"]
-    shown = {name.decode(errors="replace"): value.decode(errors="replace") for name, value in pairs.items()}
-    return msgspec.json.encode(shown)
+    texts = {name.decode(errors="replace"): value.decode(errors="replace") for name, value in pairs.items()}
+    return msgspec.json.encode(texts)

@@ -27,7 +27,7 @@ import msgspec
 from msgspec import Struct
 from msgspec.structs import replace
 
-from opwire.durable.calls import MAX_NAME, DurableCalls, cancellation, outcome_envelope
+from opwire.durable.calls import MAX_NAME_CHARACTERS, DurableCalls, cancellation, outcome_envelope
 from opwire.durable.journal import Journal, check_seconds
 from opwire.errors import CallError, ErrorCode, UsageError, check_list
 from opwire.mcp.messages import ErrorObject, RPCCode, RPCError
@@ -436,8 +436,10 @@ class DurableTaskStore:
         given = meta.get(KEY_META)
         if given is None:
             given = secrets.token_hex(16)
-        if not isinstance(given, str) or not 0 < len(given) <= MAX_NAME:
-            raise RPCError(RPCCode.INVALID_PARAMS, f"_meta {KEY_META} is a text of 1 to {MAX_NAME} characters")
+        if not isinstance(given, str) or not 0 < len(given) <= MAX_NAME_CHARACTERS:
+            raise RPCError(
+                RPCCode.INVALID_PARAMS, f"_meta {KEY_META} is a text of 1 to {MAX_NAME_CHARACTERS} characters"
+            )
         owner = _owner(identity)
         # A digest: keys of one caller are unknown to others, however simple they are.
         key = f"mcp-{state_digest([owner, spec.id, given])}"
