@@ -12,7 +12,7 @@ from tests.judges.serving import finished
 from tests.servers.processes import ROOT
 
 SOURCES = ROOT / "console"
-BUILT = ROOT / "src" / "opwire" / "serve" / "console" / "static"
+BUILT = ROOT / "src" / "opwire" / "console" / "static"
 MAX_COMPRESSED = 350_000
 
 
