@@ -20,7 +20,7 @@ from importlib.metadata import version
 from inspect import iscoroutinefunction
 from socket import SHUT_RDWR
 from time import perf_counter
-from typing import Any, Literal, NamedTuple, Protocol, cast
+from typing import Any, Literal, NamedTuple, Protocol, cast, runtime_checkable
 from weakref import WeakSet
 
 from msgspec.structs import replace
@@ -31,8 +31,6 @@ from opwire.model.context import Context
 from opwire.model.envelope import HTTPResponseMeta, MCPResponseMeta, ResponseEnvelope
 from opwire.model.operation import Handler, Interceptor, OperationSpec, OperationType
 from opwire.model.trace import Trace, trace_of
-from opwire.protocol.handler import CallHandler
-from opwire.protocol.pending import PendingRequestMap
 from opwire.registry import OperationRegistry, build_env
 from opwire.runtime.text import get_logger
 from opwire.typed.plain import as_dict
@@ -277,22 +275,49 @@ class RecordedCall:
         self._recorder.durations.record(seconds, self._measured, self._surroundings)
 
 
-class BothSides(Protocol):
-    """A `Hub` or a `Spoke`: serves a registry, and calls other servers."""
-
-    calls: PendingRequestMap
-    handler: CallHandler
-
-
 class Calling(Protocol):
-    """A `Client`."""
+    """A `Client`: makes calls."""
 
     def use(self, interceptor: Interceptor) -> Callable[[], None]:
-        """Install an interceptor around every call."""
+        """Install an interceptor around every call; the returned function removes it."""
         ...
 
 
-Instrumentable = OperationRegistry | PendingRequestMap | CallHandler | BothSides | Calling
+@runtime_checkable
+class Connected(Calling, Protocol):
+    """A `PendingRequestMap`: makes calls over a transport, and answers requests that arrive there."""
+
+    def on_failed(self, listener: Callable[[CallError], None]) -> Callable[[], None]:
+        """Call the listener with the error of each request that fails here; the returned function removes it."""
+        ...
+
+
+@runtime_checkable
+class Serving(Protocol):
+    """A `CallHandler`: serves a registry over a transport."""
+
+    registry: OperationRegistry
+
+    def use(self, interceptor: Interceptor) -> Callable[[], None]:
+        """Install an interceptor around every call that is served; the returned function removes it."""
+        ...
+
+
+class BothSides(Protocol):
+    """A `Hub` or a `Spoke`: serves a registry, and calls other servers."""
+
+    @property
+    def calls(self) -> Connected:
+        """The calls that it makes."""
+        ...
+
+    @property
+    def handler(self) -> Serving:
+        """What serves its registry."""
+        ...
+
+
+Instrumentable = OperationRegistry | Connected | Serving | BothSides | Calling
 
 _instrumented: WeakSet[Any] = WeakSet()
 
@@ -337,7 +362,7 @@ def instrument(
                     part.use(_keeping_trust(part, server.around)),
                     part.on_rejected(partial(_record_rejected, part, server)),
                 ]
-            case PendingRequestMap():
+            case Connected():
                 undo += [part.use(client.around), part.on_failed(server.count_error)]
             case _:
                 undo.append(part.use(client.around))
@@ -449,15 +474,15 @@ def _bound_scrapes(server: Any) -> None:
     server.handle_error = handle_error
 
 
-def _parts(target: Instrumentable) -> Iterator[OperationRegistry | PendingRequestMap | Calling]:
+def _parts(target: Instrumentable) -> Iterator[OperationRegistry | Connected | Calling]:
     match target:
-        case OperationRegistry() | PendingRequestMap():
+        case OperationRegistry() | Connected():
             yield target
-        case CallHandler():
-            yield target.registry
-        case _ if isinstance(handler := getattr(target, "handler", None), CallHandler):  # a Spoke is a Client as well
+        case _ if isinstance(handler := getattr(target, "handler", None), Serving):  # a Spoke is a Client as well
             yield handler.registry
             yield cast("BothSides", target).calls
+        case Serving():
+            yield target.registry
         case _ if iscoroutinefunction(getattr(target, "call_envelope", None)):  # that of a SyncClient is not one
             yield cast("Calling", target)
         case _:
