@@ -90,7 +90,7 @@ def test_an_option_that_cannot_work_is_refused(option: dict[str, Any]) -> None:
 async def test_large_inputs_in_flight_are_bounded_and_one_identity_gets_half(
     meeting: Meeting, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("opwire.protocol.handler._MAX_INPUTS", 400_000)
+    monkeypatch.setattr("opwire.protocol.admission.MAX_INPUT_BYTES", 400_000)
     registry, go = OperationRegistry(), asyncio.Event()
 
     @registry.query("shop.length", timeout=60)
@@ -117,7 +117,7 @@ async def test_large_inputs_in_flight_are_bounded_and_one_identity_gets_half(
     go.set()
     assert await asyncio.gather(*calls) == [150_000, 150_000, 1_000]
     assert await alice.call("shop.length", {"text": large}) == 150_000
-    assert not shop.handler._inputs.held
+    assert not shop.handler.admission.input_bytes.held
 
 
 @pytest.fixture(params=["hub", "redis", "nats"])
@@ -159,7 +159,7 @@ async def test_many_large_messages_at_once_all_arrive(engine: str | None, meetin
         calls = (caller.call("large.length", {"text": large}) for _ in range(30))
         assert await asyncio.gather(*calls) == [len(large)] * 30
         assert [item async for item in caller.subscribe("large.texts")] == [large] * 40
-    assert not spoke.handler._outbox.waiting.held
+    assert not spoke.handler.responder.outbox.waiting.held
 
 
 @pytest.mark.parametrize(

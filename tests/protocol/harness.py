@@ -60,7 +60,7 @@ class Ends:
     @property
     def at_rest(self) -> bool:
         """Whether no book of either end holds a call."""
-        books = self.handler._by_identity, self.handler._inputs.held
+        books = self.handler.admission.calls_by_identity, self.handler.admission.input_bytes.held
         return not any((len(self.handler), self.server.open_calls, self.client.open_calls, *books))
 
 

@@ -87,7 +87,7 @@ async def test_ids_that_are_not_served_do_not_grow_the_statistics() -> None:
     async with connected_ends(shop()) as here:
         for number in range(50):
             await call_error(here.client.call(f"made.up{number}"))
-        assert here.handler._about._statistics == {}
+        assert here.handler.monitor.statistics == {}
 
 
 async def test_a_caller_sees_what_it_may_call() -> None:

@@ -185,7 +185,7 @@ def arriving(late: float, timeout: float) -> CallRequested:
 
 
 @pytest.mark.parametrize(
-    ("late", "timeout", "held_up", "left"),
+    ("late", "timeout", "loop_lag", "left"),
     [
         (0, 1, 0, 1),
         (6, 1, 7, -5),  # it waited for 6 s in the socket of a process that was stopped for 7
@@ -199,12 +199,12 @@ def arriving(late: float, timeout: float) -> CallRequested:
     ],
 )
 def test_the_time_that_a_request_spent_on_its_way_is_deducted(
-    late: float, timeout: float, held_up: float, left: float
+    late: float, timeout: float, loop_lag: float, left: float
 ) -> None:
-    assert arriving(late, timeout).seconds_left(30, held_up) == pytest.approx(left, abs=0.5)
+    assert arriving(late, timeout).seconds_left(30, loop_lag) == pytest.approx(left, abs=0.5)
 
 
-def test_without_a_deadline_the_time_that_the_receiver_was_held_up_is_deducted() -> None:
+def test_without_a_deadline_the_time_that_the_receiver_was_loop_lag_is_deducted() -> None:
     request = CallRequested(request_id="r", operation_id="a.b", timeout_ms=1_500)
     assert request.seconds_left(30, 1.0) == 0.5
 

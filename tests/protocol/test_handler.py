@@ -2,6 +2,7 @@
 
 import ast
 import asyncio
+import gc
 import logging
 import os
 import time
@@ -43,7 +44,8 @@ from opwire.protocol import (
     PendingRequestMap,
 )
 from opwire.registry.dispatch import Dispatcher
-from opwire.runtime.deadlines import HoldUps
+from opwire.runtime.deadlines import Deadlines
+from opwire.runtime.loop_lag import LoopLag
 from opwire.transports.memory import MemoryBus, MemoryTransport
 from tests.properties import examples
 from tests.protocol.harness import SHORT, call_error, connected_ends, peer, settled, until, within
@@ -254,10 +256,10 @@ def test_nothing_but_the_call_handler_publishes_answers() -> None:
         "mcp/",
         "openapi/",
     )  # what adapters and surfaces respond to is another protocol
-    assert {each for each in callers if not each.startswith(other)} == {"protocol/handler.py"}
+    assert {each for each in callers if not each.startswith(other)} == {"protocol/pending.py", "protocol/responder.py"}
     # A durable attempt writes its response into a journal, and the call table measures one: neither publishes.
     shipped = {each for each in makers if not each.startswith(("testing/", "durable/"))}
-    assert shipped == {"protocol/pending.py", "protocol/events.py", "protocol/call_table.py"}
+    assert shipped == {"protocol/replies.py", "protocol/events.py", "protocol/call_table.py"}
 
 
 @pytest.mark.parametrize("codec", [False, True])
@@ -567,7 +569,7 @@ async def test_a_handler_is_cancelled_if_its_caller_leaves_during_its_first_step
             await here.client.close()
             return await handlers.hanging()
 
-        await until(lambda: "is.left" in here.bus._serving)
+        await until(lambda: "is.left" in here.bus.operations())
         assert (await call_error(here.client.call("is.left"))).code is ErrorCode.UNAVAILABLE
         await until(lambda: here.at_rest)
         assert handlers.log == ["began", "cancelled: the caller is gone"]
@@ -584,7 +586,7 @@ async def test_a_handler_that_aborts_its_own_request_in_its_first_step_is_cancel
             here.client.abort(context.request_id or "", "enough")
             return await handlers.hanging()
 
-        await until(lambda: "is.aborting" in here.bus._serving)
+        await until(lambda: "is.aborting" in here.bus.operations())
         assert (await call_error(here.client.call("is.aborting"))).code is ErrorCode.ABORTED
         await until(lambda: here.at_rest)
         assert handlers.log == ["began", "cancelled: enough"]
@@ -605,7 +607,7 @@ async def test_calls_that_call_each_other_do_not_exhaust_the_stack(handlers: Han
         async def deep(levels: int) -> int:
             return 1 + await here.call("is.deep", {"levels": levels - 1}) if levels else 0
 
-        await until(lambda: "is.deep" in here.bus._serving)
+        await until(lambda: "is.deep" in here.bus.operations())
         assert await here.call("is.deep", {"levels": 300}) == 300
 
 
@@ -838,7 +840,7 @@ async def test_a_handler_that_ignores_its_cancellation_blocks_neither_the_close_
         assert "1 handlers ignored their cancellation" in caplog.text
         handlers.release.set()
         await until(lambda: here.at_rest)
-        assert here.client._table.dropped == {}, "what it answers in the end is not even sent"
+        assert here.client.dropped_events == {}, "what it answers in the end is not even sent"
 
 
 # --- draining ---------------------------------------------------------------------------------------------------------
@@ -901,7 +903,7 @@ async def test_what_is_registered_while_a_server_drains_is_announced_when_it_ser
         assert await within(here.handler.drain())
         handlers.registry.query("late.comer")(handlers.context)
         await settled()
-        assert here.bus._serving == {}
+        assert here.bus.operations() == []
         await within(here.handler.start())
         assert await here.call("late.comer") == "yes"
         assert await here.call("math.add", {"a": 1, "b": 2}) == 3
@@ -911,13 +913,21 @@ async def test_what_is_registered_while_a_server_drains_is_announced_when_it_ser
 
 
 async def test_a_call_that_has_ended_leaves_no_deadline_behind(handlers: Handlers) -> None:
+    def pending_deadlines() -> int:
+        return sum(len(found) for found in gc.get_objects() if isinstance(found, Deadlines))
+
+    gc.collect()
+    before = pending_deadlines()
     async with connected_ends(handlers.registry) as here:
         await here.call("math.add", {"a": 1, "b": 2}, timeout=60)
         await here.items("is.counting", {"n": 3}, timeout=60)
         await call_error(here.client.call("math.add", timeout=60))
-        for deadlines in (here.handler._deadlines, here.client._deadlines):
-            assert deadlines._timer is not None, "there was one"
-            assert not deadlines._due
+        assert pending_deadlines() == before
+        hanging = asyncio.ensure_future(here.client.call("is.hanging", timeout=60))
+        await until(lambda: pending_deadlines() == before + 2)  # one at each peer
+        hanging.cancel()
+        await until(lambda: here.at_rest)
+        assert pending_deadlines() == before
 
 
 @pytest.mark.parametrize("fields", [{"timeout_ms": 0}, {"timeout_ms": -5}, {"deadline": 1_000}], ids=str)
@@ -1145,13 +1155,22 @@ async def test_the_id_of_a_call_that_is_still_ending_is_rejected_and_no_caller_g
 
 
 async def test_the_memory_for_answered_requests_is_bounded(handlers: Handlers, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("opwire.protocol.handler._REMEMBERED", 10)
+    monkeypatch.setattr("opwire.protocol.admission.MIN_REMEMBERED_IDS", 10)
     async with connected_ends(handlers.registry) as here:
-        for number in range(1, 36):
-            await here.call("math.add", {"a": 1, "b": 2})
-            remembered = [*here.handler._ended_before, *here.handler._ended]
-            assert min(number, 10) <= len(remembered) <= 20
-            assert len(set(remembered)) == len(remembered)
+        caller, answers = await peer(here.bus)
+
+        async def answer_to(number: int) -> Any:
+            count = len(answers.events)
+            caller.request(CallRequested(request_id=f"r{number}", operation_id="math.add", input={"a": 1, "b": 2}))
+            await until(lambda: len(answers.events) > count)
+            return answers.events[-1]
+
+        for number in range(35):
+            assert isinstance(await answer_to(number), CallResponded)
+        for number in range(25, 35):
+            assert isinstance(await answer_to(number), CallFailed), "it is remembered"
+        for number in range(10):
+            assert isinstance(await answer_to(number), CallResponded), "it is forgotten"
 
 
 # --- any arrival ------------------------------------------------------------------------------------------------------
@@ -1218,10 +1237,10 @@ async def test_operations_that_come_and_go_are_announced_and_withdrawn(handlers:
         async def comer() -> str:
             return "here"
 
-        await until(lambda: "late.comer" in here.bus._serving)
+        await until(lambda: "late.comer" in here.bus.operations())
         assert await here.call("late.comer") == "here"
         handlers.registry.unregister("late.comer")
-        await until(lambda: "late.comer" not in here.bus._serving)
+        await until(lambda: "late.comer" not in here.bus.operations())
         assert (await call_error(here.client.call("late.comer"))).code is ErrorCode.OPERATION_NOT_FOUND
 
 
@@ -1230,10 +1249,10 @@ async def test_a_server_that_has_closed_serves_nothing_not_even_what_was_just_re
         handlers.registry.register(OperationSpec(namespace="just", name="now"))
         await within(here.handler.close())
         await settled()
-        assert here.bus._serving == {}
+        assert here.bus.operations() == []
         handlers.registry.register(OperationSpec(namespace="after", name="wards"))
         await settled()
-        assert here.bus._serving == {}
+        assert here.bus.operations() == []
 
 
 async def test_a_change_that_cannot_be_announced_is_reported_and_affects_no_other_peer(
@@ -1319,13 +1338,13 @@ async def test_a_stream_ends_on_both_sides_if_its_consumer_keeps_missing_an_item
 # --- late requests ----------------------------------------------------------------------------------------------------
 
 
-async def test_a_request_that_waited_while_the_loop_was_held_up_is_not_started(
+async def test_a_request_that_waited_while_the_loop_was_blocked_is_not_started(
     handlers: Handlers, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    monkeypatch.setattr(LoopLag, "start", lambda self: setattr(self, "calm_until", 0.0))
+    monkeypatch.setattr(LoopLag, "recent", lambda self, now: 7.0)
     async with connected_ends(handlers.registry, transport=Untrusted, anonymous=ANN) as here:
-        monkeypatch.setattr(HoldUps, "recent", lambda self, now: 7.0)
         caller, seen = await peer(here.bus)
-        here.handler._hold_ups.calm_until = 0.0
         sent = time.time() - 6
         for number, timeout in enumerate((1, 60)):
             caller.request(
@@ -1359,7 +1378,7 @@ async def test_what_changes_together_is_announced_together(handlers: Handlers, m
         for number in range(1_000):
             handlers.registry.register(OperationSpec(namespace="many", name=f"op{number}"))
         handlers.registry.unregister("many.op7")
-        await until(lambda: "many.op999" in here.bus._serving)
+        await until(lambda: "many.op999" in here.bus.operations())
         assert told == [
             ("withdraw", ["many.op7"]),
             ("announce", [f"many.op{number}" for number in range(1_000) if number != 7]),

@@ -5,6 +5,7 @@ import logging
 
 import pytest
 
+from opwire import CallError
 from opwire.protocol import CallAborted, CallEvent, PendingRequestMap
 from opwire.transports.memory import MemoryBus, MemoryTransport
 
@@ -24,7 +25,9 @@ async def test_an_observer_is_shown_an_event_after_the_step_that_it_watches() ->
     assert seen == [EVENT]
     end()
     end()
-    assert not calls._observers.added
+    calls.received(EVENT, "peer")
+    await asyncio.sleep(0)
+    assert seen == [EVENT]
 
 
 async def test_an_observer_that_watches_twice_leaves_once_for_each_time() -> None:
@@ -36,7 +39,9 @@ async def test_an_observer_that_watches_twice_leaves_once_for_each_time() -> Non
     await asyncio.sleep(0)
     assert seen == [EVENT]
     ends[1]()
-    assert not calls._observers.added
+    calls.received(EVENT, "peer")
+    await asyncio.sleep(0)
+    assert seen == [EVENT]
 
 
 async def test_an_observer_that_has_left_does_not_see_what_happened_just_before() -> None:
@@ -52,7 +57,9 @@ async def test_an_observer_that_has_left_does_not_see_what_happened_just_before(
 async def test_an_event_that_the_transport_rejects_is_not_shown() -> None:
     calls, seen = unconnected(), list[CallEvent]()
     calls.observe(seen.append)
-    assert not calls._try_send(EVENT, "nowhere")
+    for to in (None, "nowhere"):
+        with pytest.raises(CallError):
+            await calls.call("no.server", to=to)
     await asyncio.sleep(0)
     assert seen == []
 

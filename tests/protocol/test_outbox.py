@@ -45,7 +45,7 @@ async def test_events_to_a_peer_are_sent_in_order_when_there_is_room_and_others_
     full.room = 1
     assert await tasks[2] == "z"
     assert full.sent == ["x", "y", "z"]
-    assert not outbox._turns
+    assert len(outbox) == 0
 
 
 async def test_another_error_is_raised_and_a_cancelled_event_makes_room_for_the_next() -> None:

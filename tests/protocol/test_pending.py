@@ -68,7 +68,7 @@ class Wire:
     def __init__(self, bus: MemoryBus, calls: PendingRequestMap, server: MemoryTransport, seen: Recorder) -> None:
         self.bus = bus
         self.calls = calls
-        self._server = server
+        self.server = server
         self.seen = seen
 
     async def request(self) -> CallRequested:
@@ -78,7 +78,7 @@ class Wire:
 
     def says(self, *events: CallEvent) -> None:
         for event in events:
-            self._server.send(event, self.seen.senders[0])
+            self.server.send(event, self.seen.senders[0])
 
     def told(self, kind: type[Any]) -> list[Any]:
         """The events of one kind that the server received."""
@@ -91,8 +91,7 @@ async def wire() -> AsyncIterator[Wire]:
     server, seen = await peer(bus, "a.b")
     async with PendingRequestMap(MemoryTransport(bus), window=4) as calls:
         yield Wire(bus, calls, server, seen)
-    assert len(calls._table) == 0
-    assert not calls._callers
+    assert calls.open_calls == 0
 
 
 def items(request: CallRequested, *numbers: int) -> list[CallEvent]:
@@ -165,11 +164,17 @@ async def test_no_request_id_is_used_twice_even_where_contexts_are(registry: Ope
 
 
 async def test_the_memory_for_request_ids_is_bounded(wire: Wire, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("opwire.protocol.pending._REMEMBERED", 10)
-    for n in range(30):
+    monkeypatch.setattr("opwire.protocol.pending.MAX_REMEMBERED_IDS", 10)
+
+    async def id_of_call(context_id: str) -> str:
         with pytest.raises(CallError):
-            await wire.calls.call("a.b", context=Context(request_id=f"r{n}"), timeout=0.0001)
-    assert len(wire.calls._used) == 10
+            await wire.calls.call("a.b", context=Context(request_id=context_id), timeout=0.0001)
+        return wire.told(CallRequested)[-1].request_id
+
+    for number in range(30):
+        assert await id_of_call(f"r{number}") == f"r{number}"
+    assert await id_of_call("r29") != "r29", "it is remembered"
+    assert await id_of_call("r0") == "r0", "it is forgotten"
 
 
 # --- outcomes ---------------------------------------------------------------------------------------------------------
@@ -192,7 +197,7 @@ async def test_the_first_answer_counts_and_all_later_ones_are_dropped(wire: Wire
     late = CallFailed(request_id=request.request_id, code="INTERNAL", message="too late")
     wire.says(answer(request, 1), answer(request, 2), late, CallAborted(request_id=request.request_id))
     assert (await within(call)).data == 1
-    assert wire.calls._table.dropped == {"unknown": 3}
+    assert wire.calls.dropped_events == {"unknown": 3}
 
 
 async def test_an_answer_of_a_third_party_is_dropped_and_counted(wire: Wire) -> None:
@@ -203,7 +208,7 @@ async def test_an_answer_of_a_third_party_is_dropped_and_counted(wire: Wire) -> 
         stranger.send(forged, wire.seen.senders[0])
     await settled()
     assert not call.done()
-    assert wire.calls._table.dropped == {"foreign": 2}
+    assert wire.calls.dropped_events == {"foreign": 2}
     wire.says(answer(request, "true"))
     assert (await within(call)).data == "true"
 
@@ -214,7 +219,7 @@ async def test_an_unanswered_call_ends_at_its_deadline_and_its_server_is_notifie
     request = await wire.request()
     assert wire.told(CallAborted) == [CallAborted(request_id=request.request_id, reason="the deadline has passed")]
     wire.says(answer(request))
-    assert wire.calls._table.dropped == {"unknown": 1}
+    assert wire.calls.dropped_events == {"unknown": 1}
 
 
 async def test_the_remaining_time_and_the_deadline_travel_with_a_call(wire: Wire) -> None:
@@ -273,7 +278,7 @@ async def test_a_call_without_a_server_fails_at_once(wire: Wire) -> None:
         assert error.code is ErrorCode.UNAVAILABLE
         assert error.retryable
         assert (await call_error(anext(lonely.subscribe("a.b")))).code is ErrorCode.UNAVAILABLE
-        assert len(lonely._table) == 0
+        assert lonely.open_calls == 0
 
 
 async def test_an_end_that_serves_nothing_refuses_what_reaches_it() -> None:
@@ -283,7 +288,7 @@ async def test_an_end_that_serves_nothing_refuses_what_reaches_it() -> None:
         await transport.announce(["a.b"])
         error = await call_error(calls.call("a.b"))
         assert (error.code, error.message) == (ErrorCode.UNAVAILABLE, "nothing is served here")
-        assert not idle._callers
+        assert idle.open_calls == 0
 
 
 async def test_calls_to_a_peer_that_is_lost_end_at_once_and_what_arrived_is_still_consumed(wire: Wire) -> None:
@@ -293,7 +298,7 @@ async def test_calls_to_a_peer_that_is_lost_end_at_once_and_what_arrived_is_stil
     await until(lambda: len(wire.told(CallRequested)) == 2)
     wire.says(*items(wire.told(CallRequested)[1], 1, 2))
     assert (await within(first)).data == 1
-    await wire._server.close()
+    await wire.server.close()
     error = await call_error(call)
     assert error.code is ErrorCode.UNAVAILABLE
     assert error.message == "the peer left the bus before the call ended"
@@ -344,7 +349,7 @@ async def test_a_caller_that_is_cancelled_has_the_handler_on_the_other_side_stop
     with pytest.raises(asyncio.CancelledError):
         await within(call)
     assert wire.told(CallAborted) == [CallAborted(request_id=request.request_id, reason="the caller gave up")]
-    assert len(wire.calls._table) == 0
+    assert wire.calls.open_calls == 0
 
 
 @pytest.mark.parametrize("outcome", ["answer", "error"])
@@ -783,7 +788,8 @@ class Asked:
     def requested(self, event: CallRequested, caller: str) -> None:
         self.requests.append((event, caller))
 
-    def steered(self, event: CallCredit | CallAnswer, caller: str) -> None: ...
+    def granted(self, event: CallCredit, caller: str) -> None: ...
+    def answered(self, event: CallAnswer, caller: str) -> None: ...
     def aborted(self, event: CallAborted, caller: str) -> None: ...
     def lost(self, caller: str | None) -> None: ...
     def describe(self) -> Any: ...
@@ -831,7 +837,7 @@ async def test_a_request_is_answered_once_and_unknown_ones_not_at_all(asked: Ans
     assert not calls.respond("r", envelope)
     assert not calls.complete("r")
     assert not calls.fail("r", CallError("INTERNAL"))
-    assert not calls.stopped("r", "why")
+    assert not calls.replies.stopped("r", "why")
     assert len(seen.events) == 1
 
 
@@ -863,7 +869,7 @@ async def test_a_request_id_so_long_that_no_answer_can_hold_it_affects_no_other_
     calls.serve_with(None)
     caller.request(CallRequested(request_id=long + "y", operation_id="a.b"))
     assert seen.events == []
-    assert set(calls._callers) == {"r"}
+    assert calls.open_requests() == ["r"]
     assert len(server.requests) == 2
 
 
@@ -1013,8 +1019,7 @@ async def test_an_end_may_call_what_it_serves_itself(registry: OperationRegistry
         await within(hanging.wait())
         await within(handler.close())
         assert (await call_error(call)).code in REFUSALS
-        assert not calls._callers
-        assert not len(calls._table)
+        assert calls.open_calls == 0
 
 
 # --- observers --------------------------------------------------------------------------------------------------------

@@ -174,7 +174,7 @@ async def test_progress_that_was_not_asked_for_changes_nothing() -> None:
         server.send(CallResponded(request_id=id, output=local_envelope(1, "a.work")), recorder.senders[0])
         server.send(progress(id=id), recorder.senders[0])  # late
         assert (await within(call)).data == 1
-        assert calls._table.dropped == {"unknown": 2}
+        assert calls.dropped_events == {"unknown": 2}
     await server.close()
 
 

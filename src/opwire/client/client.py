@@ -42,7 +42,7 @@ from opwire.model.questions import Question, question_callback
 from opwire.protocol.pending import PendingRequestMap
 from opwire.protocol.transport import Transport
 from opwire.registry import OperationRegistry
-from opwire.registry.invoke import InterceptedCall, remote_spec
+from opwire.registry.interceptors import InterceptedCall, remote_spec
 from opwire.registry.pipeline import typed_envelope
 from opwire.runtime.deadlines import Deadlines, back_off
 from opwire.runtime.tasks import AsyncResource

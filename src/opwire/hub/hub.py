@@ -140,7 +140,7 @@ class Hub(AsyncResource):
             elif cluster_secret is not None:
                 raise UsageError("cluster_secret goes with a URL; a transport has signed=ClusterSecret(…)")
             self._cluster = Cluster(cluster, self.transport, self._remote, self.registry)
-            self.handler.look_up = self._remote.look_up = self._cluster.look_up
+            self.handler.responder.look_up = self._remote.look_up = self._cluster.look_up
             self.handler.describe_to = self._cluster.description
 
     def __repr__(self) -> str:

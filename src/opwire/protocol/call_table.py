@@ -313,6 +313,10 @@ class Inbox:
         self.ended = False
         self.dropped = 0
 
+    def __len__(self) -> int:
+        """Return the number of buffered items."""
+        return len(self._items)
+
     @property
     def waiting(self) -> bool:
         """Whether the consumer has taken every received item, and waits for the next."""

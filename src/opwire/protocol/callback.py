@@ -52,8 +52,11 @@ class CallbackHandler:
         if not task.cancelled() and (error := task.exception()) is not None:
             self._calls.fail(event.request_id, failure(error, event.operation_id))
 
-    def steered(self, event: CallCredit | CallAnswer, caller: Address) -> None:
-        """Ignore credits and answers: items are sent when the callback sends them, and it asks nothing."""
+    def granted(self, event: CallCredit, caller: Address) -> None:
+        """Ignore credits: items are sent when the callback sends them."""
+
+    def answered(self, event: CallAnswer, caller: Address) -> None:
+        """Ignore answers: the callback asks nothing."""
 
     def aborted(self, event: CallAborted, caller: Address) -> None:
         """Cancel the coroutine of a request that its caller aborted."""

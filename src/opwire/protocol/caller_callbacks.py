@@ -1,4 +1,4 @@
-"""Progress, questions and observers of calls: the callbacks of a caller, and what a served request sends to its own."""
+"""Progress and questions of calls: the callbacks of a caller, and what a served request sends to its own."""
 
 import asyncio
 from collections.abc import Callable
@@ -32,27 +32,6 @@ _PROGRESS_INTERVAL = 0.1  # seconds between two progress reports of a call
 
 MAX_REASON = 500
 """Characters of the reason for which a question is not answered."""
-
-
-class EventObservers:
-    """Functions that see every event of one end."""
-
-    def __init__(self) -> None:
-        self.added: dict[object, Callable[[CallEvent], None]] = {}
-
-    def add(self, observer: Callable[[CallEvent], None]) -> Callable[[], None]:
-        """Add an observer; the returned function removes it."""
-        key = object()  # the same observer may be added twice, and removed once
-        self.added[key] = observer
-        return lambda: self.added.pop(key, None) and None
-
-    def show(self, event: CallEvent) -> asyncio.Handle:
-        """Show an event after the current step; the returned handle prevents it."""
-        return asyncio.get_running_loop().call_soon(self._call, event)
-
-    def _call(self, event: CallEvent) -> None:
-        for observer in tuple(self.added.values()):
-            _run_callback("an observer", observer, event)
 
 
 def _run_callback(what: str, callback: Callable[[T], object], value: T) -> None:

@@ -140,22 +140,22 @@ class CallRequested(CallMessage, frozen=True, kw_only=True, tag="call.requested"
             return {}
         return trace_of({"traceparent": self.traceparent, "tracestate": self.tracestate})
 
-    def seconds_left(self, default: float | None, held_up: float = 0.0) -> float | None:
+    def seconds_left(self, default: float | None, loop_lag: float = 0.0) -> float | None:
         """Return the seconds until the deadline; zero or less if it has passed.
 
         `timeout_ms` counts from when the request was sent, and clocks differ between machines, so the transit time is
-        estimated. Up to `held_up` seconds, during which the receiver's event loop was blocked, count as the clocks say;
-        beyond that only the part that exceeds the tolerated clock skew.
+        estimated. Up to `loop_lag` seconds, during which the receiver's event loop was blocked, count as the clocks
+        say; beyond that only the part that exceeds the tolerated clock skew.
         """
         if self.timeout_ms is None:
             return default if self.deadline is None else _bounded(self.deadline) / 1000 - time.time()
         left = (self.timeout_ms if -_FAR < self.timeout_ms < _FAR else _bounded(self.timeout_ms)) / 1000
         if self.deadline is None:
-            return left - held_up
+            return left - loop_lag
         late = time.time() - (self.deadline if -_FAR < self.deadline < _FAR else _bounded(self.deadline)) / 1000 + left
-        if late <= 0 or late >= _MAX_DELAY or (held_up == 0 and late <= _MAX_SKEW):  # nearly always
+        if late <= 0 or late >= _MAX_DELAY or (loop_lag == 0 and late <= _MAX_SKEW):  # nearly always
             return left
-        return left - max(min(late, held_up), late - _MAX_SKEW)
+        return left - max(min(late, loop_lag), late - _MAX_SKEW)
 
 
 class CallResponded(CallMessage, frozen=True, kw_only=True, tag="call.responded"):

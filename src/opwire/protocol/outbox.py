@@ -43,6 +43,10 @@ class Outbox:
         self.waiting: SharedLimit[str | None] = SharedLimit(_MAX_WAITING, _MAX_WAITING // 2)  # by identity
         self._turns: WeakValueDictionary[Address | None, asyncio.Lock] = WeakValueDictionary()
 
+    def __len__(self) -> int:
+        """Return the number of peers for which events wait."""
+        return len(self._turns)
+
     async def send(self, to: Address | None, send: Callable[[], T]) -> T:
         """Send an event to a peer when its queue has room: repeat `send` until it is not rejected any more.
 

@@ -14,18 +14,12 @@ registries.
 `opwire_conformance.check_transport` is the contract suite for implementations.
 """
 
-import time
 from collections.abc import Iterable, Iterator
 from itertools import chain
 from secrets import token_hex
-from typing import Any, Protocol, TypedDict, runtime_checkable
+from typing import Protocol, TypedDict, runtime_checkable
 
-from msgspec.structs import replace
-
-from opwire.errors import CallError, ErrorCode
 from opwire.model.context import Context
-from opwire.model.identity import LOCAL_IDENTITY, Identity
-from opwire.model.trace import trace_of
 from opwire.protocol.events import CallEvent, CallRequested
 
 Address = str
@@ -164,72 +158,6 @@ class RemoteCallOptions(CallRoute, total=False):
 
     context: Context | None
     timeout: float | None
-
-
-def on_behalf_of(
-    context: Context, operation_id: str, connection: object, *, vouches: bool
-) -> tuple[str | None, Identity | None]:
-    """Return the parent request of a call with an identity or of a served call, and the identity that it states.
-
-    Raises:
-        CallError: ACCESS_DENIED if the connection cannot carry the identity of the context.
-    """
-    inbound, identity = context.inbound, context.identity
-    if vouches or (inbound is not None and inbound.connection is connection):
-        return (context.parent_request_id if inbound is None else inbound.request_id), identity
-    if identity is LOCAL_IDENTITY:  # this process: the peer identifies it by the connection
-        return None, None
-    caller = "an anonymous caller" if identity is None else f"the identity {identity.id!r}"
-    raise CallError(
-        ErrorCode.ACCESS_DENIED,
-        f"{operation_id} is called on behalf of {caller}, which this connection cannot carry: call over the "
-        "connection that delivered the request, or pass context.detached() to call as this process itself",
-    )
-
-
-class Connection(Protocol):
-    """An end of the call protocol."""
-
-    transport: Transport
-
-
-def request_event(  # noqa: PLR0917 - keywords take 0.5 µs
-    request_id: str,
-    operation_id: str,
-    input: Any,
-    context: Context,
-    connection: Connection,
-    remaining: float | None,
-    credits: int | None,
-    route: CallRoute,
-) -> CallRequested:
-    """Return the request of a call with this context, and its `remaining` seconds.
-
-    Raises:
-        CallError: TIMEOUT, none are left; ACCESS_DENIED, as `on_behalf_of`.
-    """
-    if remaining is not None and remaining <= 0:
-        raise CallError(ErrorCode.TIMEOUT, f"the deadline of {operation_id} passed before it was called")
-    vouches = connection.transport.vouches
-    parent, identity = context.parent_request_id if vouches else None, None
-    if context.inbound is not None or context.identity is not None:
-        parent, identity = on_behalf_of(context, operation_id, connection, vouches=vouches)
-    event = CallRequested(
-        request_id=request_id,
-        operation_id=operation_id,
-        input=input,
-        parent_request_id=parent,
-        identity=identity,
-        deadline=None if remaining is None else round((time.time() + remaining) * 1000),
-        timeout_ms=None if remaining is None else int(remaining * 1e6) / 1e3,  # `round` to digits costs 0.3 µs more
-        credits=credits,
-        sticky_key=route.get("sticky_key"),
-        version=route.get("version"),
-        progress=None if context.on_progress is None or context.is_served else True,
-        questions=None if context.on_question is None else True,
-        resume_from=None if context.resume_from is None or context.is_served else context.resume_from,
-    )
-    return replace(event, **trace_of(context.metadata)) if context.metadata else event
 
 
 def random_ids(size: int) -> Iterator[str]:

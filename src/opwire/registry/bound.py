@@ -11,10 +11,12 @@ from opwire.errors import CallError, ConversionError, ErrorCode, NotPlainError, 
 from opwire.model.context import Context
 from opwire.model.envelope import is_cursor
 from opwire.model.operation import Completer, Handler, OperationSpec, PreparedRequest, input_error
-from opwire.registry.invoke import InterceptedCall, Open, Run
+from opwire.registry.interceptors import InterceptedCall
+from opwire.registry.invoke import Run
 from opwire.registry.pipeline import FINISHED, ResultPipeline, always
 from opwire.registry.reshape import Reshaping
 from opwire.registry.signature import Dependency, injecting, injecting_stream
+from opwire.registry.streams import Open
 from opwire.runtime.text import get_logger
 from opwire.schema import Problem
 from opwire.schema.meter import ComplexityError

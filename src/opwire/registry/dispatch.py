@@ -18,7 +18,7 @@ from opwire.model.context import Context
 from opwire.model.envelope import ResponseEnvelope
 from opwire.model.identity import Identity
 from opwire.model.operation import OWN, Handler, Interceptor, OperationSpec, is_own
-from opwire.registry.invoke import Interceptors
+from opwire.registry.interceptors import Interceptors
 from opwire.registry.registry import OperationRegistry
 from opwire.registry.view import Selection
 

@@ -29,24 +29,13 @@ from opwire.registry.bound import BoundOperation, ReshapedOperation, SourceOpera
 from opwire.registry.decorators import Decorators, DescribedFunction, completer_of, declared_completion
 from opwire.registry.env import Env
 from opwire.registry.following import FollowedSources, RegistryOperations
-from opwire.registry.invoke import (
-    END,
-    FAILURES,
-    InterceptedCall,
-    Interceptors,
-    Open,
-    Run,
-    fail,
-    isolated,
-    next_item,
-    opener,
-    run_within,
-    runner,
-)
+from opwire.registry.interceptors import InterceptedCall, Interceptors
+from opwire.registry.invoke import FAILURES, Run, fail, run_within, runner
 from opwire.registry.pipeline import ResultPipeline, typed_envelope
 from opwire.registry.reshape import MORE, Reshaping
 from opwire.registry.signature import Signature, check_kind
 from opwire.registry.source import Source
+from opwire.registry.streams import END, Open, isolated, next_item, opener
 from opwire.registry.view import ViewOptions, ViewRules, operation_through
 from opwire.runtime.deadlines import Deadlines
 from opwire.runtime.text import get_logger, shorten

@@ -7,11 +7,10 @@ discarding costs 0.5 µs. An entry is removed with its last call. A deadline nev
 
 import asyncio
 import time
-from collections.abc import Awaitable, Callable, Coroutine, Generator
+from collections.abc import Awaitable, Callable
 from contextlib import suppress
 from heapq import heapify, heappop, heappush
 from math import inf
-from types import coroutine
 from typing import Any, TypeVar
 
 from msgspec import Struct
@@ -30,9 +29,6 @@ MAX_SECONDS = 86_400.0
 
 _TICK = 0.01
 _NEVER = 1e12  # a monotonic time in seconds
-_LOOK = 0.25  # seconds between two checks for a blocked event loop
-_TOLERATED = 0.1  # seconds by which a check may be late
-_CATCH_UP = 5.0  # seconds, at most, to read the messages buffered meanwhile
 _SPARE = 64  # stale entries in the heap before it is rebuilt
 
 
@@ -66,6 +62,10 @@ class Deadlines:
         self._is_bound = False
         self._by_loop: dict[asyncio.AbstractEventLoop, Deadlines] = {}
         self._reset()
+
+    def __len__(self) -> int:
+        """Return the number of deadlines on the running event loop that have not expired."""
+        return sum(map(len, self._here()._due.values()))
 
     def bind(self) -> None:
         """Use the running event loop until the next `bind`: finding it takes 0.3 µs per call on Python 3.11."""
@@ -212,63 +212,3 @@ class DeadlineScope(Struct, eq=False):
 
 def _timeout(complaint: str, seconds: float) -> CallError:
     return CallError(ErrorCode.TIMEOUT, f"{complaint} within {limit_text(seconds)} s")
-
-
-@coroutine
-def resume(started: Coroutine[Any, Any, T], waiting: Any) -> Generator[Any, Any, T]:
-    """Continue a coroutine in the task that has executed its first step, which yielded `waiting`."""
-    while True:
-        try:
-            try:
-                value = yield waiting
-            except BaseException as error:
-                waiting = started.throw(error)
-            else:
-                waiting = started.send(value)
-        except StopIteration as ended:
-            return ended.value
-
-
-class HoldUps:
-    """Measures how long the event loop was blocked, by a handler or because the process was stopped.
-
-    A message that is read afterwards may have been buffered in a socket for as long.
-    """
-
-    __slots__ = ("_due", "_handle", "_held_up", "_until", "calm_until")
-
-    def __init__(self) -> None:
-        self.calm_until = inf  # what is read before that monotonic time was not buffered: `recent` would return 0
-        self._due = inf  # the monotonic time of the next check
-        self._held_up = 0.0
-        self._until = 0.0  # until then, messages may have been buffered
-        self._handle: asyncio.TimerHandle | None = None
-
-    def start(self) -> None:
-        """Start to watch the running event loop."""
-        self.stop()
-        self._schedule(time.monotonic())
-
-    def stop(self) -> None:
-        """Stop watching."""
-        if self._handle is not None:
-            self._handle.cancel()
-            self._handle = None
-        self._due = self.calm_until = inf
-
-    def recent(self, now: float) -> float:
-        """Return the seconds for which a message that is read now may have been buffered."""
-        late = now - self._due  # the first messages are read before the timer runs
-        return max(late if late > _TOLERATED else 0.0, self._held_up if now < self._until else 0.0)
-
-    def _schedule(self, now: float) -> None:
-        self._due = now + _LOOK
-        self.calm_until = self._due if now >= self._until else 0.0
-        self._handle = asyncio.get_running_loop().call_later(_LOOK, self._look)
-
-    def _look(self) -> None:
-        now = time.monotonic()
-        late = now - self._due
-        if late > _TOLERATED:
-            self._held_up, self._until = late, now + min(late, _CATCH_UP)
-        self._schedule(now)

@@ -71,6 +71,10 @@ class MemoryBus:
             serving.append(serving.pop(0))
         return serving[-1]
 
+    def operations(self) -> list[str]:
+        """Return the ids of the operations that a server announces."""
+        return list(self._serving)
+
     def servers(self) -> list[Address]:
         """Return the addresses of all servers."""
         return list(dict.fromkeys(address for serving in self._serving.values() for address in serving))
