@@ -9,8 +9,10 @@ import pytest
 from msgspec.structs import replace
 
 from opwire.protocol import CallHandler, PendingRequestMap
+from opwire.protocol.admission import Admission, RunningRequest
 from opwire.protocol.call_table import Arrival, CallTable
 from opwire.protocol.events import CallResponded
+from opwire.protocol.replies import Replies
 from opwire.transports.memory import MemoryBus, MemoryTransport
 from tests.chaos.run import ChaosReport, run_chaos
 from tests.chaos.transport import FAULTS, Chaos
@@ -85,13 +87,11 @@ def test_a_call_that_outlives_its_deadline_is_noticed(monkeypatch: pytest.Monkey
 
 def test_a_handler_that_runs_twice_is_noticed(monkeypatch: pytest.MonkeyPatch) -> None:
     """Under any faults of the transport a handler runs at most once for a request."""
-    done = CallHandler._done
 
-    def forgetful(self: CallHandler, *args: Any) -> None:
-        done(self, *args)
-        self._ended.clear()
+    def forget(self: Admission, request: RunningRequest) -> None:
+        del self.running[request.event.request_id]
 
-    monkeypatch.setattr(CallHandler, "_done", forgetful)
+    monkeypatch.setattr(Admission, "end", forget)
     assert "handlers ran twice" in complaint()
 
 
@@ -157,5 +157,5 @@ def test_an_error_that_no_fault_explains_is_noticed(monkeypatch: pytest.MonkeyPa
     def broken(*_: Any) -> Any:
         raise KeyError("books")
 
-    monkeypatch.setattr(PendingRequestMap, "complete", broken)
+    monkeypatch.setattr(Replies, "complete", broken)
     assert "failed with EXECUTION_ERROR" in complaint()
