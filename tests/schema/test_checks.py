@@ -6,7 +6,7 @@ import pytest
 from opwire.errors import SchemaError
 from opwire.schema.effort import Effort, ExhaustedError
 from opwire.schema.fit import Fitter
-from opwire.schema.schema import Reporter
+from opwire.schema.report import Reporter
 from opwire.schema.validator import Checks, MeteredChecks, compile_validator
 
 ROOT: dict[str, Any] = {

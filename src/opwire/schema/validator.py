@@ -7,13 +7,10 @@ that cannot be compiled raises a `SchemaError` with the path.
 
 import re
 from collections.abc import Callable
-from contextlib import suppress
-from itertools import chain
 from math import inf
-from typing import Any, Final, Generic, NamedTuple, Protocol, TypeVar, cast
+from typing import Any, Final, Generic, Protocol, TypeVar, cast
 
 from opwire.errors import SchemaError
-from opwire.names import similar_names, suggestion
 from opwire.schema.cost import SchemaCosts
 from opwire.schema.dialect import JSONSchema, lazy_property, map_subschemas, quoted_refs
 from opwire.schema.effort import Effort, ExhaustedError
@@ -21,15 +18,11 @@ from opwire.schema.memo import memoised
 from opwire.schema.meter import ComplexityError, Meter
 from opwire.schema.pattern_cost import MAX_STEPS
 from opwire.schema.shape import Node, Shapes, closed_document, sized_document
-from opwire.typed.plain import as_dict
 
 G = TypeVar("G")
 
 # Its automaton has a copy of the class for each repetition: 440 kB for 259 of a negated class, and AWS has hundreds.
 _COUNTED: Final = r"\^(\[\^?(?:[^\[\]\\]|\\.)+\]|\\[wdsWDS])\{([0-9]{1,9}),([0-9]{1,9})\}\$"
-_CONSTANTS = frozenset({"const", "enum"})
-_TAGS = _CONSTANTS | {"not"}  # a variant may also list the tags that it does not have
-_OTHER_KIND = _CONSTANTS | {"type", "anyOf", "oneOf"}
 
 
 class Validator(Protocol):
@@ -144,55 +137,6 @@ class MemberValidator(Generic[G]):
     def iter_errors(self, instance: Any, /) -> Any:
         """Return the errors of a value. Their paths begin with the name of the member."""
         return self._compiled().iter_errors({self._name: instance})
-
-
-def specific_errors(error: Any) -> list[Any]:
-    """Return the error itself, or for a union the errors of the variant that the value was meant for.
-
-    Where that variant is ambiguous, the error of the union is more useful.
-    """
-    context: list[list[Any]] = getattr(error.kind, "context", [])
-    if not context or not all(context):  # not a union, or one of which several branches match
-        return [error]
-    branches = [list(chain.from_iterable(map(specific_errors, branch))) for branch in context]
-    depth = len(error.instance_path)
-    wanted = [branch for branch in branches if not _is_null(branch, depth)]  # the value is not null
-    if len(wanted) == 1:
-        return wanted[0]
-    distances = [_Distance.of(branch, depth) for branch in branches]
-    closest = min(distances)
-    is_unique = not closest.is_other_kind and distances.count(closest) == 1
-    return branches[distances.index(closest)] if is_unique else [error]
-
-
-def _is_null(branch: list[Any], depth: int) -> bool:
-    """Return whether a branch of a union accepts null only."""
-    kinds = [each.kind for each in branch if len(each.instance_path) == depth]
-    return any(kind.name == "type" and kind.types == ["null"] for kind in kinds)
-
-
-class _Distance(NamedTuple):
-    is_other_kind: bool  # a string where the branch is an object
-    other_constants: int  # of the properties: one of them tells the variants apart
-    errors: int
-
-    @classmethod
-    def of(cls, branch: list[Any], depth: int) -> "_Distance":
-        own = {each.kind.name for each in branch if len(each.instance_path) == depth}
-        constants = [each for each in branch if each.kind.name in _TAGS and len(each.instance_path) == depth + 1]
-        return cls(not own.isdisjoint(_OTHER_KIND), len(constants), len(branch))
-
-
-def hint_of(error: Any, root: JSONSchema) -> str:
-    """Suggest the property that an unexpected one may mean, of those that are missing."""
-    unexpected: list[str] = getattr(error.kind, "unexpected", [])
-    steps, node = error.schema_path[:-1], cast("Any", root)
-    with suppress(LookupError, TypeError):  # the schema may have been rewritten, or be a member of a group
-        for step in steps if unexpected else ():
-            node = node[step]
-        missing = (name for name in as_dict(node["properties"]) if name not in as_dict(error.instance))
-        return suggestion(similar_names(unexpected[0], missing))
-    return ""
 
 
 def compile_bounded(
