@@ -87,31 +87,31 @@ def _rejected(reason: str) -> CallError:
 
 
 def _header(request: WebhookRequest, name: str) -> str:
-    given = request.headers.get(name)
-    if not given:
+    value = request.headers.get(name)
+    if not value:
         raise _rejected(f"it has no header {name}")
-    return given
+    return value
 
 
-def _secrets(given: str | Sequence[str]) -> tuple[bytes, ...]:
+def _secrets(secrets: str | Sequence[str]) -> tuple[bytes, ...]:
     """Return the secrets as bytes. Several are accepted while one replaces another."""
-    listed = (given,) if isinstance(given, str) else tuple(given)
+    listed = (secrets,) if isinstance(secrets, str) else tuple(secrets)
     if not listed or not all(listed):
         raise UsageError("the secret of a webhook is empty")
-    return tuple(each.encode() for each in listed)
+    return tuple(secret.encode() for secret in listed)
 
 
 def _matches(keys: Iterable[bytes], signed: bytes, signatures: Iterable[bytes]) -> bool:
     """Return whether one of the signatures is the HMAC-SHA256 by one of the keys. All pairs are compared."""
     expected = [hmac.digest(key, signed, sha256) for key in keys]
-    found = [hmac.compare_digest(each, given) for each in expected for given in signatures]
-    return any(found)
+    comparisons = [hmac.compare_digest(digest, signature) for digest in expected for signature in signatures]
+    return any(comparisons)
 
 
-def _check_time(given: str, tolerance: float) -> None:
-    if not (given.isascii() and given.isdigit() and len(given) < 13):
+def _check_time(timestamp: str, tolerance: float) -> None:
+    if not (timestamp.isascii() and timestamp.isdigit() and len(timestamp) < 13):
         raise _rejected("its timestamp is not a number of seconds")
-    age = time.time() - int(given)
+    age = time.time() - int(timestamp)
     if abs(age) > tolerance:
         direction = "old" if age > 0 else "in the future"
         raise _rejected(f"its timestamp is {abs(age):,.0f} s {direction}, and at most {tolerance:g} s are accepted")
@@ -124,9 +124,9 @@ def _check_tolerance(tolerance: float) -> float:
     return tolerance
 
 
-def _unhex(given: str) -> bytes:
+def _unhex(text: str) -> bytes:
     try:
-        return bytes.fromhex(given) if given.isascii() else b""
+        return bytes.fromhex(text) if text.isascii() else b""
     except ValueError:
         return b""
 
@@ -159,7 +159,7 @@ class StripeSignature(_Signature):
         Raises:
             CallError: ACCESS_DENIED, if the signature is missing, invalid or too old.
         """
-        fields = [each.strip().partition("=") for each in _header(request, "stripe-signature").split(",")]
+        fields = [field.strip().partition("=") for field in _header(request, "stripe-signature").split(",")]
         times = [value for name, _, value in fields if name == "t"]
         signatures = [_unhex(value) for name, _, value in fields if name == "v1"][:_MAX_SIGNATURES]
         if len(times) != 1 or not signatures:
@@ -188,8 +188,8 @@ class GitHubSignature(_Signature):
         Raises:
             CallError: ACCESS_DENIED, if the signature is missing or invalid.
         """
-        scheme, _, given = _header(request, "x-hub-signature-256").partition("=")
-        if scheme != "sha256" or not _matches(self._keys, request.body, [_unhex(given)]):
+        scheme, _, signature = _header(request, "x-hub-signature-256").partition("=")
+        if scheme != "sha256" or not _matches(self._keys, request.body, [_unhex(signature)]):
             raise _rejected("its signature does not match")
         return sha256(request.body).hexdigest()
 
@@ -205,7 +205,7 @@ class StandardSignature(_Signature):
 
     def __init__(self, secret: str | Sequence[str], *, tolerance: float = TOLERANCE) -> None:
         try:
-            self._keys = tuple(b64decode(each.removeprefix(b"whsec_"), validate=True) for each in _secrets(secret))
+            self._keys = tuple(b64decode(key.removeprefix(b"whsec_"), validate=True) for key in _secrets(secret))
         except binascii.Error:
             raise UsageError("the secret of a standard webhook is base64, optionally after whsec_") from None
         if not all(self._keys):
@@ -222,7 +222,7 @@ class StandardSignature(_Signature):
         listed = _header(request, "webhook-signature").split(" ")[:_MAX_SIGNATURES]
         _check_time(sent, self._tolerance)
         signatures: list[bytes] = []
-        for kind, _, value in (each.partition(",") for each in listed):
+        for kind, _, value in (signature.partition(",") for signature in listed):
             if kind == "v1":
                 with suppress(ValueError):
                     signatures.append(b64decode(value, validate=True))
@@ -301,9 +301,9 @@ class _Subscriber:
     async def items(self) -> AsyncGenerator[ResponseEnvelope[Any]]:
         while True:
             while self._waiting:
-                taken = self._waiting.popleft()
-                self._bytes_taken += len(taken.body)
-                yield taken.envelope()
+                delivery = self._waiting.popleft()
+                self._bytes_taken += len(delivery.body)
+                yield delivery.envelope()
             if self.error is not None:
                 raise self.error
             self._wake.clear()
@@ -376,30 +376,34 @@ class WebhookReceiver:
         """
         if self._webhooks is not None:
             raise UsageError("a WebhookReceiver belongs to one source: create another one")
-        wanted = [each for each in webhooks if not self._events or any(fnmatchcase(each.name, p) for p in self._events)]
-        for each in wanted:
-            for name in (each.name, *each.aliases):
-                self._names.setdefault(_normalized(name), each.name)
+        declared_webhooks = [
+            webhook
+            for webhook in webhooks
+            if not self._events or any(fnmatchcase(webhook.name, p) for p in self._events)
+        ]
+        for webhook in declared_webhooks:
+            for name in (webhook.name, *webhook.aliases):
+                self._names.setdefault(_normalized(name), webhook.name)
         for name in self._events:  # Stripe's document declares none
             if not _WILDCARDS.search(name) and _normalized(name) not in self._names:
                 self._names[_normalized(name)] = name
-                wanted.append(DeclaredWebhook(name))
-        self._webhooks = {each.name: each for each in wanted}
+                declared_webhooks.append(DeclaredWebhook(name))
+        self._webhooks = {webhook.name: webhook for webhook in declared_webhooks}
         every = DeclaredWebhook("", title="Webhooks", description="All webhooks of this API, declared or not.")
-        for each in (every, *wanted):
+        for webhook in (every, *declared_webhooks):
             spec = OperationSpec(
                 namespace=namespace,
-                name=f"{WEBHOOKS}.{each.name}" if each.name else WEBHOOKS,
+                name=f"{WEBHOOKS}.{webhook.name}" if webhook.name else WEBHOOKS,
                 type=OperationType.SUBSCRIPTION,
-                title=each.title,
-                description=each.description,
-                tags=each.tags,
+                title=webhook.title,
+                description=webhook.description,
+                tags=webhook.tags,
                 input_schema=Schema({"type": "object", "properties": {}, "additionalProperties": False}),
-                output_schema=each.schema,
+                output_schema=webhook.schema,
                 normalize=normalize,
                 strip=strip,
             )
-            yield Operation(spec, self._handler(each.name or None))
+            yield Operation(spec, self._handler(webhook.name or None))
 
     def _handler(self, webhook: str | None) -> Handler:
         async def subscribe(input: Any, context: Context) -> AsyncGenerator[ResponseEnvelope[Any]]:
@@ -461,17 +465,17 @@ class WebhookReceiver:
         webhooks = self._webhooks or {}
         if webhook is None:
             names = tuple(_event_names(as_dict(payload), request.headers))
-            found = [webhooks[self._names[each]] for each in names if each in self._names]
+            matching_webhooks = [webhooks[self._names[name]] for name in names if name in self._names]
             if not names and len(webhooks) == 1:
-                found = [*webhooks.values()]
-            declared = found[0] if found else None
+                matching_webhooks = [*webhooks.values()]
+            declared = matching_webhooks[0] if matching_webhooks else None
         elif (declared := webhooks.get(webhook)) is None:
             raise CallError(ErrorCode.OPERATION_NOT_FOUND, f"unknown webhook {webhook[:100]!r}")
         key = None if delivery is None else sha256(delivery.encode("utf-8", "replace")).digest()
         if key in self._remembered:
             return "duplicate"
         if declared is not None and self._strict and (problems := declared.schema.problems(payload)):
-            listed = [{"path": each.path, "message": each.message} for each in problems]
+            listed = [{"path": problem.path, "message": problem.message} for problem in problems]
             message = f"the webhook {declared.name}: {problems[0].path or 'the body'}: {problems[0].message}"
             raise CallError(ErrorCode.VALIDATION_ERROR, message, {"problems": listed})
         outcome = self._enqueue(request, declared, delivery)
@@ -480,24 +484,26 @@ class WebhookReceiver:
         return outcome
 
     def _enqueue(self, request: WebhookRequest, declared: DeclaredWebhook | None, delivery: str | None) -> Outcome:
-        listening = [each for each in tuple(self._subscribers) if each.error is None]  # other threads may subscribe
+        listening = [
+            subscriber for subscriber in tuple(self._subscribers) if subscriber.error is None
+        ]  # other threads may subscribe
         if self._closed or not listening:
             message = "nothing is subscribed to webhooks at the moment: repeat it later"
             raise CallError(ErrorCode.UNAVAILABLE, message, retry_after=_RETRY_AFTER)
         name = None if declared is None else declared.name
-        wanting = [each for each in listening if each.webhook in (None, name)]
-        ready = [each for each in wanting if each.has_space(len(request.body))]
+        wanting = [subscriber for subscriber in listening if subscriber.webhook in (None, name)]
+        ready = [subscriber for subscriber in wanting if subscriber.has_space(len(request.body))]
         if wanting and not ready:
             message = f"{self._max_waiting:,} webhooks, or 16 MiB, are waiting already: repeat it later"
             raise CallError(ErrorCode.UNAVAILABLE, message, retry_after=_RETRY_AFTER)
-        headers = {key: each for key, each in request.headers.items() if not _SECRET_HEADER.search(key)}
+        headers = {key: value for key, value in request.headers.items() if not _SECRET_HEADER.search(key)}
         accepted = _Delivery(request.body, headers, name, None if delivery is None else delivery[:_MAX_ID])
-        for each in wanting:
-            if each in ready:
-                each.put(accepted)
+        for subscriber in wanting:
+            if subscriber in ready:
+                subscriber.put(accepted)
             else:
                 message = f"the subscriber is too slow: {self._max_waiting:,} webhooks, or 16 MiB, were waiting for it"
-                each.fail(CallError(ErrorCode.UNAVAILABLE, message))
+                subscriber.fail(CallError(ErrorCode.UNAVAILABLE, message))
         return "accepted" if ready else "ignored"
 
 
@@ -515,10 +521,10 @@ def _event_names(payload: Mapping[str, Any], headers: Mapping[str, str]) -> Iter
 
     GitHub sends `X-GitHub-Event: issues` and `"action": "opened"` for `issues-opened`.
     """
-    named = [each for field in _EVENT_FIELDS if isinstance(each := payload.get(field), str)]
-    named += [each for name, each in headers.items() if _EVENT_HEADERS.fullmatch(name)]
+    event_names = [event_name for field in _EVENT_FIELDS if isinstance(event_name := payload.get(field), str)]
+    event_names += [value for name, value in headers.items() if _EVENT_HEADERS.fullmatch(name)]
     action = payload.get("action")
-    for name in named:
+    for name in event_names:
         if isinstance(action, str):
             yield _normalized(f"{name[:_MAX_ID]} {action[:_MAX_ID]}")
         yield _normalized(name[:_MAX_ID])

@@ -60,9 +60,11 @@ def _without_missing(value: Any) -> Any:
     """Return the result as JSON has it: `undefined` is left out of an object and null in an array."""
     if isinstance(value, dict):
         fields = cast("dict[str, Any]", value)
-        kept = {key: _without_missing(item) for key, item in fields.items() if item is not MISSING}
-        changed = len(kept) < len(fields) or any(kept[key] is not fields[key] for key in kept)
-        return kept if changed else fields
+        fields_present = {key: _without_missing(item) for key, item in fields.items() if item is not MISSING}
+        changed = len(fields_present) < len(fields) or any(
+            fields_present[key] is not fields[key] for key in fields_present
+        )
+        return fields_present if changed else fields
     if isinstance(value, list):
         items = cast("list[Any]", value)
         cleaned = [_without_missing(item) for item in items]
@@ -166,18 +168,20 @@ class Lowering:
 
     def _rest(self, schema: dict[str, Any], keyword: str) -> Kind | bool:
         """Return the kind of properties that nothing else names: by default True, which allows any."""
-        rest = schema.get(keyword)
-        return self.kind(rest) if isinstance(rest, dict) else rest is not False
+        rest_schema = schema.get(keyword)
+        return self.kind(rest_schema) if isinstance(rest_schema, dict) else rest_schema is not False
 
     def _object(self, schema: dict[str, Any]) -> Kind:
         size = kinds.Bounds(schema, "minProperties", "maxProperties")
         additional = self._rest(schema, "additionalProperties")
-        patterns = [(name, self.kind(each)) for name, each in as_dict(schema.get("patternProperties")).items()]
+        patterns = [
+            (name, self.kind(subschema)) for name, subschema in as_dict(schema.get("patternProperties")).items()
+        ]
         if "properties" not in schema and (patterns or isinstance(additional, Kind)):
             pattern, values = patterns[0] if patterns else ("^(.*)$", cast("Kind", additional))
             kind = kinds.Record(pattern, values, size)
         else:
-            properties = {name: self.kind(each) for name, each in as_dict(schema.get("properties")).items()}
+            properties = {name: self.kind(subschema) for name, subschema in as_dict(schema.get("properties")).items()}
             kind = kinds.Object(properties, _names(schema.get("required")), size)
             kind.patterns = patterns
         kind.additional = additional
@@ -185,15 +189,17 @@ class Lowering:
 
     def _array(self, schema: dict[str, Any]) -> Kind:
         size = kinds.Bounds(schema, "minItems", "maxItems")
-        prefix, rest = schema.get("prefixItems"), schema.get("items", True)
-        if isinstance(rest, list):
-            prefix, rest = cast("list[Any]", rest), schema.get("additionalItems", True)
+        prefix, rest_schema = schema.get("prefixItems"), schema.get("items", True)
+        if isinstance(rest_schema, list):
+            prefix, rest_schema = cast("list[Any]", rest_schema), schema.get("additionalItems", True)
         if "items" not in schema and size.low == size.high == 0:  # an empty tuple, as TypeBox writes it
-            rest = False
-        if isinstance(prefix, list) or rest is False:
-            rest = schema.get("unevaluatedItems", True) if "items" not in schema else rest
-            return kinds.Tuple([self.kind(each) for each in as_list(prefix)], self.kind(rest), size)
-        return kinds.Array(schema, self.kind(rest), self.kind(schema["contains"]) if "contains" in schema else None)
+            rest_schema = False
+        if isinstance(prefix, list) or rest_schema is False:
+            rest_schema = schema.get("unevaluatedItems", True) if "items" not in schema else rest_schema
+            return kinds.Tuple([self.kind(subschema) for subschema in as_list(prefix)], self.kind(rest_schema), size)
+        return kinds.Array(
+            schema, self.kind(rest_schema), self.kind(schema["contains"]) if "contains" in schema else None
+        )
 
     def _conditions(self, schema: dict[str, Any]) -> Iterator[Condition]:
         """Yield what is checked and never repaired."""

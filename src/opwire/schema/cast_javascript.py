@@ -60,15 +60,15 @@ def is_multiple(value: float, of: float) -> bool:
         return False
 
 
-def is_same(left: Any, right: Any) -> bool:
+def is_same(value: Any, other: Any) -> bool:
     """`===`, and deep equality for the objects and arrays that JSON Schema allows as constants."""
-    if isinstance(left, dict) and isinstance(right, dict):
-        a, b = cast("dict[str, Any]", left), cast("dict[str, Any]", right)
+    if isinstance(value, dict) and isinstance(other, dict):
+        a, b = cast("dict[str, Any]", value), cast("dict[str, Any]", other)
         return a.keys() == b.keys() and all(is_same(item, b[key]) for key, item in a.items())
-    if isinstance(left, list) and isinstance(right, list):
-        pair = cast("list[Any]", left), cast("list[Any]", right)
+    if isinstance(value, list) and isinstance(other, list):
+        pair = cast("list[Any]", value), cast("list[Any]", other)
         return len(pair[0]) == len(pair[1]) and all(map(is_same, *pair))
-    return isinstance(left, bool) == isinstance(right, bool) and left == right
+    return isinstance(value, bool) == isinstance(other, bool) and value == other
 
 
 def code_units(text: str) -> str:

@@ -244,10 +244,10 @@ class Ref(Kind):
         # Without this cache, unions of references can take time exponential in the depth of the value.
         target = self.deref()
         key = id(target), id(value)
-        known = run.checked.get(key)
-        if known is None:
-            known = run.checked[key] = (value, target.check(value, run))
-        return known[1]
+        cached = run.checked.get(key)
+        if cached is None:
+            cached = run.checked[key] = (value, target.check(value, run))
+        return cached[1]
 
     def make(self, run: Run) -> Any:
         # What `create` returns depends on the schema alone, so meeting the same one again would never end.
@@ -286,20 +286,20 @@ class Union(Kind):
     def repair(self, value: Any, run: Run) -> Any:
         if self.default is not MISSING:
             return run.clone(self.default)
-        chosen, best = self._first().deref(), 0
+        best_variant, best = self._first().deref(), 0
         for variant in self.variants:
             score = variant.deref().score(value, run)
             if score > best:
-                chosen, best = variant.deref(), score
-        return chosen.cast(value, run)
+                best_variant, best = variant.deref(), score
+        return best_variant.cast(value, run)
 
     def score(self, value: Any, run: Run) -> int:
         key = id(self), id(value)
-        known = run.scored.get(key)
-        if known is None:
+        cached = run.scored.get(key)
+        if cached is None:
             score = max((variant.deref().score(value, run) for variant in self.variants), default=0)
-            known = run.scored[key] = (value, score)
-        return known[1]
+            cached = run.scored[key] = (value, score)
+        return cached[1]
 
     def extends_undefined(self) -> bool:
         return any(variant.extends_undefined() for variant in self.variants)
@@ -365,9 +365,11 @@ def _assign(correct: Any, value: Any) -> Any:
         return correct
     if not js.is_container(correct):
         return value
-    given = set(js.own_names(value))
+    value_names = set(js.own_names(value))
     return {
-        name: _assign(js.member(correct, name), js.member(value, name)) if name in given else js.member(correct, name)
+        name: _assign(js.member(correct, name), js.member(value, name))
+        if name in value_names
+        else js.member(correct, name)
         for name in js.own_names(correct)
     }
 
@@ -514,8 +516,8 @@ class Record(Object):
 class Tuple(Kind):
     """`rest`, and bounds other than the number of items, are not in TypeBox; they count for the check alone."""
 
-    def __init__(self, items: Sequence[Kind], rest: Kind, size: Bounds) -> None:
-        self.items, self.rest, self.size = items, rest, size
+    def __init__(self, items: Sequence[Kind], rest_kind: Kind, size: Bounds) -> None:
+        self.items, self.rest, self.size = items, rest_kind, size
 
     def check(self, value: Any, run: Run) -> bool:
         if not isinstance(value, list) or not run.visit(value, self.size):
@@ -532,9 +534,9 @@ class Tuple(Kind):
     def repair(self, value: Any, run: Run) -> Any:
         if not isinstance(value, list):
             return self.create(run)
-        given = cast("list[Any]", value)
-        missing: list[Any] = [MISSING] * (len(self.items) - len(given))
-        return [kind.cast(item, run) for kind, item in zip(self.items, [*given, *missing], strict=False)]
+        items = cast("list[Any]", value)
+        missing: list[Any] = [MISSING] * (len(self.items) - len(items))
+        return [kind.cast(item, run) for kind, item in zip(self.items, [*items, *missing], strict=False)]
 
     def key_patterns(self) -> list[str]:
         return [str(index) for index in range(len(self.items))]
@@ -552,16 +554,16 @@ class Array(Kind):
     def check(self, value: Any, run: Run) -> bool:
         if not isinstance(value, list) or not run.visit(value, self.size):
             return False
-        given = cast("list[Any]", value)
-        for item in given:
+        items = cast("list[Any]", value)
+        for item in items:
             if not self.items.check(item, run):
                 return False
-        if self.unique and len(set(map(js.fingerprint, given))) < len(given):
+        if self.unique and len(set(map(js.fingerprint, items))) < len(items):
             return False
         if self.contains is None:  # then a bound of its own, `minContains`, can never be met
             return self.matching.low is None and self.matching.high is None
-        found = sum(self.contains.check(item, run) for item in given)
-        return found > 0 and self.matching.allow(found)
+        match_count = sum(self.contains.check(item, run) for item in items)
+        return match_count > 0 and self.matching.allow(match_count)
 
     def make(self, run: Run) -> Any:
         if self.unique or self.contains is not None:

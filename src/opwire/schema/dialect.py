@@ -63,7 +63,7 @@ def quoted_refs(schema: Any) -> Any:
             key: quote(value, _URI_CHARACTERS) if key == "$ref" and isinstance(value, str) else quoted_refs(value)
             for key, value in items
         }
-    return [quoted_refs(each) for each in cast("list[Any]", schema)] if isinstance(schema, list) else schema
+    return [quoted_refs(element) for element in cast("list[Any]", schema)] if isinstance(schema, list) else schema
 
 
 def objects_in(root: Any, *, data: bool = False) -> Iterator[dict[str, Any]]:
@@ -191,9 +191,9 @@ def may_recurse(root: JSONSchema) -> bool:
 
 def dialect_of(schema: JSONSchema) -> Dialect:
     """Return the dialect that `$schema` names, by default 2020-12."""
-    named = str(schema.get("$schema", "")).rstrip("#") if isinstance(schema, dict) else ""
+    meta_schema = str(schema.get("$schema", "")).rstrip("#") if isinstance(schema, dict) else ""
     for dialect, address in META_SCHEMAS.items():
-        if named == address.rstrip("#"):
+        if meta_schema == address.rstrip("#"):
             return dialect
     return "2020-12"
 
@@ -203,13 +203,15 @@ def map_subschemas(schema: dict[str, Any], change: Callable[[JSONSchema], JSONSc
     copy = dict(schema)
     for keyword, value in schema.items():
         if keyword in _MANY and isinstance(value, list):
-            copy[keyword] = [change(each) for each in cast("list[JSONSchema]", value)]
+            copy[keyword] = [change(subschema) for subschema in cast("list[JSONSchema]", value)]
         elif keyword in _ONE and isinstance(value, dict | bool):
             copy[keyword] = change(cast("Any", value))
         elif keyword in _NAMED and isinstance(value, dict):
             copy[keyword] = {
-                name: change(each) if isinstance(each, dict | bool) else each  # `dependencies` also names lists
-                for name, each in cast("dict[str, JSONSchema | list[str]]", value).items()
+                name: change(subschema)
+                if isinstance(subschema, dict | bool)
+                else subschema  # `dependencies` also names lists
+                for name, subschema in cast("dict[str, JSONSchema | list[str]]", value).items()
             }
         elif keyword == "components" and isinstance(value, dict):
             copy[keyword] = map_subschemas(cast("dict[str, Any]", value), change)
@@ -238,12 +240,12 @@ def _lower(schema: JSONSchema, dialect: Dialect) -> JSONSchema:
         return schema
     if "$ref" in schema and dialect in _HIDES_SIBLINGS:
         schema = {keyword: value for keyword, value in schema.items() if keyword in _KEPT_BESIDE_REF}
-    lowered = map_subschemas(schema, lambda each: _lower(each, dialect))
-    rest = lowered.pop("additionalItems", None)
+    lowered = map_subschemas(schema, lambda subschema: _lower(subschema, dialect))
+    additional_items = lowered.pop("additionalItems", None)
     if isinstance(lowered.get("items"), list):
         lowered["prefixItems"] = lowered.pop("items")
-        if rest is not None:
-            lowered["items"] = rest
+        if additional_items is not None:
+            lowered["items"] = additional_items
     _split_dependencies(lowered)
     if dialect in _BOOLEAN_BOUNDS:
         lower_bounds(lowered)
@@ -260,8 +262,10 @@ def _split_dependencies(schema: dict[str, Any]) -> None:
     """Convert `dependencies`, which are names or schemas, in place."""
     dependencies = as_dict(schema.pop("dependencies", None)).items()
     for keyword, is_list in (("dependentRequired", True), ("dependentSchemas", False)):
-        if found := {name: needed for name, needed in dependencies if isinstance(needed, list) is is_list}:
-            schema[keyword] = {**as_dict(schema.get(keyword)), **found}
+        if matching_dependencies := {
+            name: needed for name, needed in dependencies if isinstance(needed, list) is is_list
+        }:
+            schema[keyword] = {**as_dict(schema.get(keyword)), **matching_dependencies}
 
 
 def lower_bounds(schema: dict[str, Any]) -> None:

@@ -92,16 +92,16 @@ class Scope:
         self.fills = fills  # the properties with a default, and the schemas that declare it
         self._unresolved = unresolved
         self._loose = loose  # the unions of which a matching variant declares nothing
-        self.declared = {name for each in applied for name in as_dict(each.node.get("properties"))}
-        self.required = {name for each in applied for name in as_list(each.node.get("required"))}
-        self.prefix = max((len(as_list(each.node.get("prefixItems"))) for each in applied), default=0)
+        self.declared = {name for applicable in applied for name in as_dict(applicable.node.get("properties"))}
+        self.required = {name for applicable in applied for name in as_list(applicable.node.get("required"))}
+        self.prefix = max((len(as_list(applicable.node.get("prefixItems"))) for applicable in applied), default=0)
         self._items: dict[int, list[Demand]] = {}
         self._members: dict[str, list[Demand]] = {}  # of declared properties only: peers choose the other names
         self._keeps_all: dict[bool, bool] = {}  # by whether undeclared properties are stripped
 
     @lazy_property
     def _patterns(self) -> list[str]:
-        return [pattern for each in self.applied for pattern in as_dict(each.node.get("patternProperties"))]
+        return [pattern for applicable in self.applied for pattern in as_dict(applicable.node.get("patternProperties"))]
 
     @lazy_property
     def _known(self) -> set[str]:
@@ -114,30 +114,35 @@ class Scope:
             self._keeps_all[strip] = self._keeps_extras(strip)
         if self._keeps_all[strip]:
             return value
-        known = self._known
+        declared_or_required = self._known
         if not self._patterns:
-            kept = {name: item for name, item in value.items() if name in known}
+            kept_properties = {name: item for name, item in value.items() if name in declared_or_required}
         else:
-            kept = {
+            kept_properties = {
                 name: item
                 for name, item in value.items()
-                if name in known or any(self._checks.matches(pattern, name) for pattern in self._patterns)
+                if name in declared_or_required
+                or any(self._checks.matches(pattern, name) for pattern in self._patterns)
             }
-        return value if len(kept) == len(value) else kept
+        return value if len(kept_properties) == len(value) else kept_properties
 
     def _keeps_extras(self, strip: bool) -> bool:
         if self._unresolved:
             return True
-        binding = [each for each in self.applied if each.force > Force.EVALUATE]
-        if any(each.node.get("additionalProperties") is False for each in binding):
+        binding = [applicable for applicable in self.applied if applicable.force > Force.EVALUATE]
+        if any(applicable.node.get("additionalProperties") is False for applicable in binding):
             return False
-        if any(allows_extras(each.node) for each in self.applied):
+        if any(allows_extras(applicable.node) for applicable in self.applied):
             return True
-        if any(each.node.get("unevaluatedProperties") is False for each in binding):
+        if any(applicable.node.get("unevaluatedProperties") is False for applicable in binding):
             return False
-        naming = [each for each in binding if names_properties(each.node)]
+        naming = [applicable for applicable in binding if names_properties(applicable.node)]
         # Extras are kept without declared properties, or if the value also matches a variant that declares none.
-        return not strip or not naming or any(all(union in each.unions for each in naming) for union in self._loose)
+        return (
+            not strip
+            or not naming
+            or any(all(union in applicable.unions for applicable in naming) for union in self._loose)
+        )
 
     def member(self, name: str) -> list[Demand]:
         """Return the schemas that a property has to satisfy: by name, by pattern, else as an additional one."""
@@ -148,55 +153,65 @@ class Scope:
         return self._members[name]
 
     def _demands(self, name: str) -> list[Demand]:
-        found: dict[int, Demand] = {}
+        demands: dict[int, Demand] = {}
         for node, force, _ in self.applied:
             properties = as_dict(node.get("properties"))
-            known = name in properties
-            if known:
-                _add(found, properties[name], force)
+            is_declared = name in properties
+            if is_declared:
+                _add(demands, properties[name], force)
             for pattern, schema in as_dict(node.get("patternProperties")).items():
                 if self._checks.matches(pattern, name):
-                    known = True
-                    _add(found, schema, force)
-            if not known and isinstance(node.get("additionalProperties"), dict):  # `true` demands nothing
-                _add(found, node["additionalProperties"], force)
-        if found or any("additionalProperties" in each.node for each in self.applied):
-            return list(found.values())
+                    is_declared = True
+                    _add(demands, schema, force)
+            if not is_declared and isinstance(node.get("additionalProperties"), dict):  # `true` demands nothing
+                _add(demands, node["additionalProperties"], force)
+        if demands or any("additionalProperties" in applicable.node for applicable in self.applied):
+            return list(demands.values())
         return self._unevaluated("unevaluatedProperties")
 
     def item(self, index: int) -> list[Demand]:
         """Return the schemas that an item of an array has to satisfy; the same list for all behind the prefix."""
         index = min(index, self.prefix)
         if index not in self._items:
-            found: dict[int, Demand] = {}
+            demands: dict[int, Demand] = {}
             for node, force, _ in self.applied:
                 prefix = as_list(node.get("prefixItems"))
                 if index < len(prefix):
-                    _add(found, prefix[index], force)
+                    _add(demands, prefix[index], force)
                 elif "items" in node:
-                    _add(found, node["items"], force)
-            evaluated = found or any("contains" in each.node for each in self.applied)  # evaluates what it matches
-            self._items[index] = list(found.values()) if evaluated else self._unevaluated("unevaluatedItems")
+                    _add(demands, node["items"], force)
+            evaluated = demands or any(
+                "contains" in applicable.node for applicable in self.applied
+            )  # evaluates what it matches
+            self._items[index] = list(demands.values()) if evaluated else self._unevaluated("unevaluatedItems")
         return self._items[index]
 
     def _unevaluated(self, keyword: str) -> list[Demand]:
         """Return what an `unevaluated…` keyword demands. Of several, the inner ones leave nothing: return nothing."""
-        given = [each for each in self.applied if keyword in each.node]
-        return [Demand(each.node[keyword], each.force) for each in given] if len(given) == 1 else []
+        with_keyword = [applicable for applicable in self.applied if keyword in applicable.node]
+        return (
+            [Demand(applicable.node[keyword], applicable.force) for applicable in with_keyword]
+            if len(with_keyword) == 1
+            else []
+        )
 
     @lazy_property
     def wants_integer(self) -> bool:
         """Whether a whole number has to be written as an integer."""
-        binding = [(each, type_names(each.node)) for each in self.applied if each.force > Force.EVALUATE]
-        wanting = [each for each, names in binding if "integer" in names and "number" not in names]
-        if any(not each.unions for each in wanting):
+        binding = [
+            (applicable, type_names(applicable.node))
+            for applicable in self.applied
+            if applicable.force > Force.EVALUATE
+        ]
+        wanting = [applicable for applicable, names in binding if "integer" in names and "number" not in names]
+        if any(not applicable.unions for applicable in wanting):
             return True
-        return bool(wanting) and not any(each.unions and "number" in names for each, names in binding)
+        return bool(wanting) and not any(applicable.unions and "number" in names for applicable, names in binding)
 
 
-def _add(found: dict[int, Demand], schema: JSONSchema, force: Force) -> None:
-    known = found.get(id(schema))
-    found[id(schema)] = Demand(schema, force if known is None else max(force, known.force))
+def _add(demands: dict[int, Demand], schema: JSONSchema, force: Force) -> None:
+    earlier_demand = demands.get(id(schema))
+    demands[id(schema)] = Demand(schema, force if earlier_demand is None else max(force, earlier_demand.force))
 
 
 class Evaluator:
@@ -213,24 +228,27 @@ class Evaluator:
 
     def meets(self, demands: Sequence[Demand], value: Any) -> bool:
         """Return whether a value is valid against all demands."""
-        return all(self._checks.is_valid(each.schema, value) for each in demands)
+        return all(self._checks.is_valid(demand.schema, value) for demand in demands)
 
     def scope(self, demands: Sequence[Demand], value: Any) -> Scope:
         """Return what applies to a value that has to satisfy these demands."""
         # These two save half the time of a repair: most objects of an array are alike, and have the same demands.
-        given = type(cast("object", value))
-        recent = self._recent.get((id(demands), given))
+        value_type = type(cast("object", value))
+        recent = self._recent.get((id(demands), value_type))
         if recent is not None:
             return recent[1]
-        key = (given, *[(id(schema), force) for schema, force in demands])
+        key = (value_type, *[(id(schema), force) for schema, force in demands])
         scope = self._unconditional.get(key)
         if scope is None:
             scope = self._evaluate(demands, value)
-            if not all(_CONDITIONAL.isdisjoint(each.node) for each in scope.applied):
+            if not all(_CONDITIONAL.isdisjoint(applicable.node) for applicable in scope.applied):
                 return scope
             self._unconditional[key] = scope
         if len(self._recent) < _MAX_RECENT:
-            self._recent[id(demands), given] = (demands, scope)  # which keeps the demands alive, and so their identity
+            self._recent[id(demands), value_type] = (
+                demands,
+                scope,
+            )  # which keeps the demands alive, and so their identity
         return scope
 
     def _evaluate(self, demands: Sequence[Demand], value: Any) -> Scope:
@@ -247,20 +265,20 @@ class Evaluator:
                 if (id(node), force) in applied or (types and kinds.isdisjoint(types)):
                     continue
                 applied[id(node), force] = Applied(node, force, unions)
-                waiting.extend((each, unions) for each in self._branches(node, force, value))
+                waiting.extend((demand, unions) for demand in self._branches(node, force, value))
                 for keyword in UNIONS:
                     if not (branches := as_list(node.get(keyword))):
                         continue
-                    chosen = self._variants(node, keyword, force, value)
-                    waiting.extend((each, (*unions, id(branches))) for each in chosen)
-                    unresolved = unresolved or (not chosen and any(map(self._shapes.declares, branches)))
-                    if not all(self._shapes.declares(each.schema) for each in chosen):
+                    variants = self._variants(node, keyword, force, value)
+                    waiting.extend((variant, (*unions, id(branches))) for variant in variants)
+                    unresolved = unresolved or (not variants and any(map(self._shapes.declares, branches)))
+                    if not all(self._shapes.declares(variant.schema) for variant in variants):
                         loose.append(id(branches))
         fills = [
-            (name, *found)
-            for each in applied.values()
-            if each.force is Force.FILL
-            for name, found in self._shapes.defaults(each.node).items()
+            (name, *default)
+            for applicable in applied.values()
+            if applicable.force is Force.FILL
+            for name, default in self._shapes.defaults(applicable.node).items()
         ]
         return Scope(self._checks, list(applied.values()), unresolved=unresolved, loose=loose, fills=fills)
 
@@ -281,18 +299,22 @@ class Evaluator:
     def _variants(self, node: Node, keyword: str, force: Force, value: Any) -> list[Demand]:
         """Return the variants of a union that apply to a value; an empty list where no choice is sensible."""
         kind = json_type(value)
-        possible: list[JSONSchema] = [each for each in as_list(node[keyword]) if kind in self._shapes.types(each)]
+        possible: list[JSONSchema] = [
+            variant for variant in as_list(node[keyword]) if kind in self._shapes.types(variant)
+        ]
         if len(possible) == 1:
             return [Demand(possible[0], force)]
         matching = [
-            each for each in possible if not self._is_ruled_out(each, value) and self._checks.is_valid(each, value)
+            variant
+            for variant in possible
+            if not self._is_ruled_out(variant, value) and self._checks.is_valid(variant, value)
         ]
         if len(matching) == 1:
             return [Demand(matching[0], force)]
         best = self._best(node, matching or possible, value)
         if matching and (best is None or keyword == "anyOf"):
             lesser = min(force, Force.CONVERT)
-            return [Demand(each, force if each is best else lesser) for each in matching]
+            return [Demand(variant, force if variant is best else lesser) for variant in matching]
         return [] if best is None else [Demand(best, force)]
 
     def _is_ruled_out(self, variant: JSONSchema, value: Any) -> bool:
@@ -301,8 +323,8 @@ class Evaluator:
             return False
         members = cast("dict[str, Any]", value)
         for name, pinned in self._shapes.tags(variant).items():
-            given = members.get(name)
-            if type(given) is str and ("string", given) not in pinned:
+            member = members.get(name)
+            if type(member) is str and ("string", member) not in pinned:
                 return True
         return False
 
@@ -313,20 +335,20 @@ class Evaluator:
             if (meant := _by_discriminator(union, candidates, members)) is not None:
                 return meant
             # Drop those that a constant rules out. One variant's own `enum` is not a tag: several have to pin it.
-            tags = [(each, self._shapes.tags(each)) for each in candidates]
-            given = {
+            tags = [(candidate, self._shapes.tags(candidate)) for candidate in candidates]
+            scalars_by_name = {
                 name: (json_type(item), None if isinstance(item, dict | list) else item)
                 for name, item in members.items()
                 if sum(name in pinned for _, pinned in tags) > 1
             }
             candidates = [
-                each
-                for each, pinned in tags
-                if all(given[name] in pinned[name] for name in given.keys() & pinned.keys())
+                candidate
+                for candidate, pinned in tags
+                if all(scalars_by_name[name] in pinned[name] for name in scalars_by_name.keys() & pinned.keys())
             ]
             if len(candidates) == 1 and self._shapes.tags(candidates[0]).keys() & members.keys():
                 return candidates[0]
-        scores = [self._score(each, value) for each in candidates]
+        scores = [self._score(candidate, value) for candidate in candidates]
         top = max(scores, default=0)
         return candidates[scores.index(top)] if top > 0 and scores.count(top) == 1 else None
 
@@ -344,11 +366,11 @@ def _by_discriminator(union: Node, candidates: list[JSONSchema], value: dict[str
     tag = value.get(discriminator.get("propertyName", ""))
     if not isinstance(tag, str):
         return None
-    wanted = str(as_dict(discriminator.get("mapping")).get(tag, tag)).rpartition("/")[2]
+    variant_name = str(as_dict(discriminator.get("mapping")).get(tag, tag)).rpartition("/")[2]
     for candidate in candidates:
         node = as_dict(candidate)
-        refs = [as_dict(each).get("$ref", "") for each in (node, *as_list(node.get("allOf")))]
-        if any(ref and str(ref).rpartition("/")[2] == wanted for ref in refs):
+        refs = [as_dict(subschema).get("$ref", "") for subschema in (node, *as_list(node.get("allOf")))]
+        if any(ref and str(ref).rpartition("/")[2] == variant_name for ref in refs):
             return candidate
     return None
 
@@ -432,17 +454,17 @@ class _RepairPass:
         if not any(issubclass(kind, _REPAIRABLE) for kind in set(map(type, items))):
             return items  # saves 0.1 µs per item: an array of a million numbers is skipped quickly
         scope = self._evaluator.scope(demands, items)
-        rest = scope.item(scope.prefix)
+        rest_demands = scope.item(scope.prefix)
         result = items
         repaired = 0  # in a row: the next item will need it as well, so that a check of it is a third of the time
         for index, item in self._unsettled(items, scope):
             if (type(item) is float and not item.is_integer()) or not isinstance(item, _REPAIRABLE):
                 continue
-            wanted = rest if index >= scope.prefix else scope.item(index)
-            if repaired < _ALIKE and self._conform(wanted, [item]):
+            item_demands = rest_demands if index >= scope.prefix else scope.item(index)
+            if repaired < _ALIKE and self._conform(item_demands, [item]):
                 repaired = 0
                 continue
-            fitted = self.value(item, wanted)
+            fitted = self.value(item, item_demands)
             if fitted is item:
                 repaired = 0
                 continue
@@ -474,19 +496,19 @@ class _RepairPass:
         for name, item in value.items():
             if not isinstance(item, _REPAIRABLE):
                 continue
-            wanted = scope.member(name)
+            member_demands = scope.member(name)
             if name in filled:
                 self._filling.append(filled[name])
                 try:
-                    result[name] = self.value(item, wanted)
+                    result[name] = self.value(item, member_demands)
                 except _EndlessDefault as endless:
                     if endless.schema is not filled[name]:
                         raise
                     del result[name]
                 finally:
                     self._filling.pop()
-            elif name in scope.declared or not self._conform(wanted, [item]):
-                result[name] = self.value(item, wanted)
+            elif name in scope.declared or not self._conform(member_demands, [item]):
+                result[name] = self.value(item, member_demands)
         return result
 
     def _with_defaults(
@@ -503,7 +525,7 @@ class _RepairPass:
                 # An invalid default does not help a value that is valid without it.
                 if name in value or not (name in scope.required or self._checks.is_usable(schema, default)):
                     continue
-                if any(schema is each for each in self._filling):
+                if any(schema is ancestor for ancestor in self._filling):
                     raise _EndlessDefault(schema)
                 missing.setdefault(name, (schema, default))
             if self._filling:
@@ -524,13 +546,13 @@ class _RepairPass:
 
     def _conform(self, demands: Sequence[Demand], items: list[Any]) -> bool:
         """Return whether several alike can be skipped. For arrays and maps only: each demand is compiled."""
-        return all(self._checks.conform(each.schema, items, strip=self._strip) for each in demands)
+        return all(self._checks.conform(demand.schema, items, strip=self._strip) for demand in demands)
 
     def _spoils(self, demands: Sequence[Demand], value: Any, result: Any) -> bool:
         """Return whether a repair makes something invalid that was valid."""
         return self._guarded and any(
-            not self._checks.is_valid(each.schema, result) and self._checks.is_valid(each.schema, value)
-            for each in demands
+            not self._checks.is_valid(demand.schema, result) and self._checks.is_valid(demand.schema, value)
+            for demand in demands
         )
 
 
@@ -538,24 +560,24 @@ def _is_same(value: dict[str, Any], result: dict[str, Any]) -> bool:
     return len(value) == len(result) and all(name in result and result[name] is item for name, item in value.items())
 
 
-def _add_repairs(old: Any, new: Any, path: str, found: list[Repair]) -> None:
+def _add_repairs(old: Any, new: Any, path: str, repairs: list[Repair]) -> None:
     """Add what differs. Asserts rule 3: a scalar that is not the same one is an invalid repair."""
     if type(old) is float and type(new) is int and old == new:
-        found.append(Repair("converted", path))
+        repairs.append(Repair("converted", path))
     elif isinstance(old, dict) and isinstance(new, dict):
         before, after = cast("dict[str, Any]", old), cast("dict[str, Any]", new)
         stripped = 0
         for name in [name for name, item in before.items() if after.get(name, _MISSING) is not item]:
             if name not in after:
                 stripped += 1
-                found.append(Repair("stripped", f"{path}/{escaped(name)}"))
+                repairs.append(Repair("stripped", f"{path}/{escaped(name)}"))
             else:
-                _add_repairs(before[name], after[name], f"{path}/{escaped(name)}", found)
+                _add_repairs(before[name], after[name], f"{path}/{escaped(name)}", repairs)
         if len(after) > len(before) - stripped:
-            found.extend(Repair("filled", f"{path}/{escaped(name)}") for name in after if name not in before)
+            repairs.extend(Repair("filled", f"{path}/{escaped(name)}") for name in after if name not in before)
     elif isinstance(old, list) and isinstance(new, list):
         for index, (item, fitted) in enumerate(zip(cast("list[Any]", old), cast("list[Any]", new), strict=True)):
             if fitted is not item:
-                _add_repairs(item, fitted, f"{path}/{index}", found)
+                _add_repairs(item, fitted, f"{path}/{index}", repairs)
     else:
         raise _GivenUp

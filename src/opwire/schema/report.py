@@ -87,11 +87,15 @@ class Reporter:
         try:
             if self._is_small(value):
                 errors = chain.from_iterable(map(specific_errors, self._validator.iter_errors(value)))
-                found = list(islice(errors, limit))
-                hints = chain((hint_of(error, self._root) for error in found[:_MAX_HINTS]), repeat(""))
-                paths = ("".join(f"/{escaped(step)}" for step in error.instance_path[self._above :]) for error in found)
+                reported_errors = list(islice(errors, limit))
+                hints = chain((hint_of(error, self._root) for error in reported_errors[:_MAX_HINTS]), repeat(""))
+                paths = (
+                    "".join(f"/{escaped(step)}" for step in error.instance_path[self._above :])
+                    for error in reported_errors
+                )
                 return [
-                    _problem(path, error.message, hint) for path, error, hint in zip(paths, found, hints, strict=False)
+                    _problem(path, error.message, hint)
+                    for path, error, hint in zip(paths, reported_errors, hints, strict=False)
                 ]
             search = _Search(MeteredChecks(self._checks, Effort(value)), self._aspects)
             return list(islice(search.problems(value, [Demand(self._root, Force.FILL)], ""), limit))
@@ -104,16 +108,16 @@ class Reporter:
         """Return whether jsonschema-rs builds few errors. It visits each part once per path that leads there."""
         waiting: list[tuple[JSONSchema, Any]] = [(self._root, value)]
         extents: dict[int, int] = {}  # by the identity of a part of the value
-        left = _SMALL
+        locations_left = _SMALL
         while waiting:
             schema, value = waiting.pop()
             if id(value) not in extents:
-                extents[id(value)] = extent(value, left)[0]
-            left -= extents[id(value)]  # an error holds a copy of the part that it is about
-            if left < 0:
+                extents[id(value)] = extent(value, locations_left)[0]
+            locations_left -= extents[id(value)]  # an error holds a copy of the part that it is about
+            if locations_left < 0:
                 return False
             if (part := self._costs.part(schema)) is not None:
-                waiting.extend((each, value) for each in part.in_place)
+                waiting.extend((subschema, value) for subschema in part.in_place)
                 waiting.extend(part.members(value))
         return True
 
@@ -128,15 +132,15 @@ class _Search:
 
     def problems(self, value: Any, demands: Sequence[Demand], path: str) -> Iterator[Problem]:
         """Yield the problems of a value that does not meet the demands: at least one."""
-        found = False
+        any_problem = False
         try:
             scope = self._evaluator.scope(demands, value)
-            binding = [each.node for each in scope.applied if each.force > Force.EVALUATE]
-            own = (_problem(path, message) for message in self._messages(demands, binding, value))
-            for problem in chain(own, self._of_members(scope, value, path)):
-                found = True
+            binding = [applicable.node for applicable in scope.applied if applicable.force > Force.EVALUATE]
+            own_problems = (_problem(path, message) for message in self._messages(demands, binding, value))
+            for problem in chain(own_problems, self._of_members(scope, value, path)):
+                any_problem = True
                 yield problem
-            if not found:  # each member is valid by itself
+            if not any_problem:  # each member is valid by itself
                 failing = (
                     _WHOLE_MESSAGES[keyword]
                     for node in binding
@@ -145,12 +149,12 @@ class _Search:
                 )
                 yield _problem(path, next(failing, "the value does not fit the schema"))
         except (ExhaustedError, ComplexityError, SchemaError, RecursionError):
-            if not found:
+            if not any_problem:
                 yield _problem(path, "the value does not fit; it is too large to say more about it")
 
     def _messages(self, demands: Sequence[Demand], binding: list[Node], value: Any) -> Iterator[str]:
         """Yield what is wrong with the location itself."""
-        for node in chain.from_iterable(self._checks.shapes.conjuncts(each.schema) for each in demands):
+        for node in chain.from_iterable(self._checks.shapes.conjuncts(demand.schema) for demand in demands):
             if self._fails(node, "type", value):
                 names = ", ".join(f'"{name}"' for name in type_names(node))
                 yield f"the value is not of type {names}"
@@ -172,17 +176,17 @@ class _Search:
                 for name in value
                 if name not in declared and not any(self._checks.matches(pattern, name) for pattern in patterns)
             )
-            if shown := list(islice(extra, _SHOWN_NAMES)):
-                names = ", ".join(f"'{name[:_MAX_TEXT]}'" for name in shown)
+            if unexpected_names := list(islice(extra, _SHOWN_NAMES)):
+                names = ", ".join(f"'{name[:_MAX_TEXT]}'" for name in unexpected_names)
                 yield f"Additional properties are not allowed ({names} were unexpected)"
 
     def _of_members(self, scope: Scope, value: Any, path: str) -> Iterator[Problem]:
         if isinstance(value, dict):
             self._checks.count(len(cast("dict[str, Any]", value)) * len(scope.applied))
             for name, item in islice(cast("dict[str, Any]", value).items(), _MAX_MEMBERS):
-                wanted = scope.member(name)
-                if not self._evaluator.meets(wanted, item):
-                    yield from self.problems(item, wanted, f"{path}/{escaped(name)}")
+                member_demands = scope.member(name)
+                if not self._evaluator.meets(member_demands, item):
+                    yield from self.problems(item, member_demands, f"{path}/{escaped(name)}")
         elif isinstance(value, list):
             items = cast("list[Any]", value)
             prefix = range(min(scope.prefix, len(items)))
@@ -195,7 +199,7 @@ class _Search:
         if start >= end:
             return
         block = items[start:end]
-        if all(self._checks.is_valid(self._checks.array_of(each.schema), block) for each in scope.item(start)):
+        if all(self._checks.is_valid(self._checks.array_of(demand.schema), block) for demand in scope.item(start)):
             return
         if end - start == 1:
             yield start
@@ -211,7 +215,11 @@ class _Search:
         """Return one keyword as a schema: the same object each time, since checks are cached by identity."""
         aspect = self._aspects.get((id(schema), keyword))
         if aspect is None:
-            aspect = {each: schema[each] for each in _TOGETHER.get(keyword, (keyword,)) if each in schema}
+            aspect = {
+                related_keyword: schema[related_keyword]
+                for related_keyword in _TOGETHER.get(keyword, (keyword,))
+                if related_keyword in schema
+            }
             self._aspects[id(schema), keyword] = aspect
         return aspect
 
@@ -230,9 +238,9 @@ def specific_errors(error: Any) -> list[Any]:
         return [error]
     branches = [list(chain.from_iterable(map(specific_errors, branch))) for branch in context]
     depth = len(error.instance_path)
-    wanted = [branch for branch in branches if not _is_null(branch, depth)]  # the value is not null
-    if len(wanted) == 1:
-        return wanted[0]
+    branches_for_value = [branch for branch in branches if not _is_null(branch, depth)]  # the value is not null
+    if len(branches_for_value) == 1:
+        return branches_for_value[0]
     distances = [_Distance.of(branch, depth) for branch in branches]
     closest = min(distances)
     is_unique = not closest.is_other_kind and distances.count(closest) == 1
@@ -241,7 +249,7 @@ def specific_errors(error: Any) -> list[Any]:
 
 def _is_null(branch: list[Any], depth: int) -> bool:
     """Return whether a branch of a union accepts null only."""
-    kinds = [each.kind for each in branch if len(each.instance_path) == depth]
+    kinds = [error.kind for error in branch if len(error.instance_path) == depth]
     return any(kind.name == "type" and kind.types == ["null"] for kind in kinds)
 
 
@@ -252,9 +260,9 @@ class _Distance(NamedTuple):
 
     @classmethod
     def of(cls, branch: list[Any], depth: int) -> "_Distance":
-        own = {each.kind.name for each in branch if len(each.instance_path) == depth}
-        constants = [each for each in branch if each.kind.name in _TAGS and len(each.instance_path) == depth + 1]
-        return cls(not own.isdisjoint(_OTHER_KIND), len(constants), len(branch))
+        failed_keywords = {error.kind.name for error in branch if len(error.instance_path) == depth}
+        constants = [error for error in branch if error.kind.name in _TAGS and len(error.instance_path) == depth + 1]
+        return cls(not failed_keywords.isdisjoint(_OTHER_KIND), len(constants), len(branch))
 
 
 def hint_of(error: Any, root: JSONSchema) -> str:

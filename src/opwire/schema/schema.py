@@ -69,8 +69,8 @@ class _CompiledSchemas:
                 self._total -= freed
                 if (oldest := owner()) is not None:
                     released.append(oldest)
-        for each in released:
-            each.release()
+        for released_schema in released:
+            released_schema.release()
 
 
 _compiled: Final = _CompiledSchemas()
@@ -98,8 +98,10 @@ class SchemaFamily:
 
     def beginning_with(self, schema: "Schema") -> "Iterator[Schema]":
         """Yield the members from one on, and then those before it."""
-        members = [each for ref in self._members if (each := ref()) is not None]
-        start = next(index for index, each in enumerate(members) if each is schema)  # `index` would compare their JSON
+        members = [member for ref in self._members if (member := ref()) is not None]
+        start = next(
+            index for index, member in enumerate(members) if member is schema
+        )  # `index` would compare their JSON
         yield from chain(members[start:], members[:start])
 
 
@@ -135,10 +137,12 @@ class Schema:
     _member: MemberValidator["Schema"] | None = None  # once it is in a group
 
     def __init__(self, json_schema: Mapping[str, Any] | bool, *, dialect: Dialect | None = None) -> None:
-        given = cast("Any", json_schema)  # a foreign document may hold anything here
-        if not isinstance(given, Mapping | bool):
-            raise SchemaError(f"a JSON Schema is an object or a boolean, not {type(given).__name__}")
-        self.json = given if isinstance(given, bool) else dict(cast("Mapping[str, Any]", given))
+        foreign_schema = cast("Any", json_schema)  # a foreign document may hold anything here
+        if not isinstance(foreign_schema, Mapping | bool):
+            raise SchemaError(f"a JSON Schema is an object or a boolean, not {type(foreign_schema).__name__}")
+        self.json = (
+            foreign_schema if isinstance(foreign_schema, bool) else dict(cast("Mapping[str, Any]", foreign_schema))
+        )
         self.dialect: Dialect = dialect or dialect_of(self.json)
 
     @classmethod
@@ -264,10 +268,10 @@ class Schema:
         if not is_plain:
             if not self._needs_survey and self.is_valid(value):
                 return []
-            found = survey(value)
-            if found.deep:
+            value_survey = survey(value)
+            if value_survey.deep:
                 return [Problem("", f"the value is nested deeper than {MAX_DEPTH}")]
-            if not found.plain:
+            if not value_survey.plain:
                 return [Problem("", "the value is not plain JSON data")]
         try:
             if self._validator.is_valid(value):
@@ -326,8 +330,8 @@ class Schema:
         """Return whether a value can be passed to jsonschema-rs."""
         if not self._needs_survey:
             return True
-        found = survey(value)
-        return found.plain and not found.deep
+        value_survey = survey(value)
+        return value_survey.plain and not value_survey.deep
 
     @lazy_property
     def _needs_survey(self) -> bool:
@@ -371,23 +375,28 @@ class Schema:
         definitions = dict(self._definitions)
         first = len(definitions)
         group = Schema.deferred(lambda: {"properties": roots, "$defs": definitions}, checks_formats=self.checks_formats)
-        left, until = _SEARCHED, thread_time() + _SEARCH_TIME
-        for each in family.beginning_with(self):
-            if left < 0 or len(roots) == _GROUP or (roots and thread_time() > until):
+        definitions_left, until = _SEARCHED, thread_time() + _SEARCH_TIME
+        for member in family.beginning_with(self):
+            if definitions_left < 0 or len(roots) == _GROUP or (roots and thread_time() > until):
                 return
-            if each._family is None or each._member is not None or each.checks_formats is not self.checks_formats:
+            if member._family is None or member._member is not None or member.checks_formats is not self.checks_formats:
                 continue
-            own = each._definitions
-            left -= len(own) + 1
-            common = own.keys() & definitions.keys()
-            is_other = any(own[name] is not definitions[name] for name in common)
-            grown = len(definitions) + len(own) - len(common)
-            if len(own) < _SHARED or 2 * len(common) < len(own) or is_other or grown > _MAX_GROWTH * first:
+            member_definitions = member._definitions
+            definitions_left -= len(member_definitions) + 1
+            common = member_definitions.keys() & definitions.keys()
+            is_other = any(member_definitions[name] is not definitions[name] for name in common)
+            grown = len(definitions) + len(member_definitions) - len(common)
+            if (
+                len(member_definitions) < _SHARED
+                or 2 * len(common) < len(member_definitions)
+                or is_other
+                or grown > _MAX_GROWTH * first
+            ):
                 continue
-            definitions.update(own)
+            definitions.update(member_definitions)
             name = str(len(roots))
-            roots[name] = {keyword: value for keyword, value in as_dict(each.json).items() if keyword != "$defs"}
-            each._member = MemberValidator(name, group, lambda: group._validator)
+            roots[name] = {keyword: value for keyword, value in as_dict(member.json).items() if keyword != "$defs"}
+            member._member = MemberValidator(name, group, lambda: group._validator)
 
     @lazy_property
     def _checks(self) -> Checks:
@@ -398,7 +407,7 @@ class Schema:
 
     def _account(self, document: JSONSchema, parts: int) -> None:
         patterns = list(patterns_in(document))
-        large = sum("{" in each or "\\p" in each for each in patterns)
+        large = sum("{" in pattern or "\\p" in pattern for pattern in patterns)
         size = parts * _PART_BYTES + len(patterns) * _PATTERN_BYTES + large * _LARGE_PATTERN_BYTES
         _compiled.add(self, size)
 

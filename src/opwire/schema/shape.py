@@ -131,8 +131,10 @@ class Shapes:
         if isinstance(ref := node.get("$dynamicRef"), str):
             # With one anchor of that name, or one at the root, the dynamic reference is an ordinary one.
             name = ref.removeprefix("#")
-            anchored = [each for each in objects_in(self.root, data=True) if each.get("$dynamicAnchor") == name]
-            if len(anchored) > 1 and not any(each is self.root for each in anchored):
+            anchored = [
+                candidate for candidate in objects_in(self.root, data=True) if candidate.get("$dynamicAnchor") == name
+            ]
+            if len(anchored) > 1 and not any(anchor is self.root for anchor in anchored):
                 raise SchemaError(f"the dynamic reference {ref!r} has several targets")
             yield ref, anchored[0] if anchored else self._references.resolve(ref)
         if "$recursiveRef" in node:
@@ -141,16 +143,16 @@ class Shapes:
     @_cached
     def conjuncts(self, schema: JSONSchema) -> tuple[Node, ...]:
         """Return the schema, and everything that always applies with it through references and `allOf`."""
-        found: dict[int, Node] = {}
+        conjuncts: dict[int, Node] = {}
         waiting: list[JSONSchema] = [schema]
         while waiting:
             node = waiting.pop()
-            if isinstance(node, bool) or id(node) in found:
+            if isinstance(node, bool) or id(node) in conjuncts:
                 continue
-            found[id(node)] = node
+            conjuncts[id(node)] = node
             waiting.extend(reversed(as_list(node.get("allOf"))))
             waiting.extend(target for _, target in self.references(node) if target is not None)
-        return tuple(found.values())
+        return tuple(conjuncts.values())
 
     @_cached
     def resolved(self, schema: JSONSchema) -> JSONSchema:
@@ -174,12 +176,12 @@ class Shapes:
     @_cached
     def defaults(self, node: Node) -> dict[str, tuple[Node, Any]]:
         """Return the properties of one node that declare a default, each with its schema."""
-        found: dict[str, tuple[Node, Any]] = {}
+        defaults: dict[str, tuple[Node, Any]] = {}
         for name, schema in as_dict(node.get("properties")).items():
-            declared = (each["default"] for each in self.conjuncts(schema) if "default" in each)
+            declared = (conjunct["default"] for conjunct in self.conjuncts(schema) if "default" in conjunct)
             if (default := next(declared, _MISSING)) is not _MISSING:
-                found[name] = (schema, default)
-        return found
+                defaults[name] = (schema, default)
+        return defaults
 
     @_cached
     def types(self, schema: JSONSchema) -> frozenset[str]:
@@ -195,13 +197,13 @@ class Shapes:
     @_cached
     def tags(self, schema: JSONSchema) -> Tags:
         """Return the properties that a schema pins to listed scalar values, as (type, value) since 1 is not true."""
-        found: Tags = {}
+        tags: Tags = {}
         for node in self.conjuncts(schema):
             for name, child in as_dict(node.get("properties")).items():
                 for values in filter(None, map(_listed, self.conjuncts(child))):
                     if not any(isinstance(value, dict | list) for value in values):
-                        found.setdefault(name, frozenset((json_type(value), value) for value in values))
-        return found
+                        tags.setdefault(name, frozenset((json_type(value), value) for value in values))
+        return tags
 
     def required(self, schema: JSONSchema) -> set[str]:
         """Return the names that are always required."""
@@ -219,10 +221,12 @@ class Shapes:
                 if names_properties(node):
                     return True
                 seen.add(id(node))
-                waiting.extend(each for keyword in UNIONS for each in as_list(node.get(keyword)))
+                waiting.extend(branch for keyword in UNIONS for branch in as_list(node.get(keyword)))
                 waiting.extend(node[keyword] for keyword in ("if", "then", "else") if keyword in node)
-                dependent: list[Any] = [each for keyword in DEPENDENT for each in as_dict(node.get(keyword)).values()]
-                waiting.extend(each for each in dependent if not isinstance(each, list))
+                dependent: list[Any] = [
+                    subschema for keyword in DEPENDENT for subschema in as_dict(node.get(keyword)).values()
+                ]
+                waiting.extend(subschema for subschema in dependent if not isinstance(subschema, list))
         return False
 
     def are_exclusive(self, schemas: Iterable[JSONSchema]) -> bool:
@@ -230,23 +234,28 @@ class Shapes:
 
         One tag that tells all of them apart is found among any number; of very many others the answer is False.
         """
-        given = list(schemas)
-        counts = Counter(chain.from_iterable(map(self.types, given)))
+        variants = list(schemas)
+        counts = Counter(chain.from_iterable(map(self.types, variants)))
         if any(count > 1 for name, count in counts.items() if name != "object"):
             return False
-        objects = [each for each in given if "object" in self.types(each)]
+        objects = [variant for variant in variants if "object" in self.types(variant)]
         tags = [
-            {name: self.tags(each)[name] for name in self.required(each) & self.tags(each).keys()} for each in objects
+            {name: self.tags(variant)[name] for name in self.required(variant) & self.tags(variant).keys()}
+            for variant in objects
         ]
         common = set[str]().union(*tags[:1]).intersection(*tags)
         for name in common:
-            if len(frozenset[Any]().union(*(each[name] for each in tags))) == sum(len(each[name]) for each in tags):
+            if len(frozenset[Any]().union(*(variant_tags[name] for variant_tags in tags))) == sum(
+                len(variant_tags[name]) for variant_tags in tags
+            ):
                 return True
 
         def exclude(one: Tags, other: Tags) -> bool:
             return any(one[name].isdisjoint(other[name]) for name in one.keys() & other.keys())
 
-        return len(tags) <= _MAX_COMPARED and all(exclude(one, each) for i, one in enumerate(tags) for each in tags[:i])
+        return len(tags) <= _MAX_COMPARED and all(
+            exclude(one, other) for i, one in enumerate(tags) for other in tags[:i]
+        )
 
 
 class _Variant(Enum):
@@ -329,8 +338,8 @@ class _DocumentWriter:
     def document(self, schema: JSONSchema, variant: _Variant) -> JSONSchema:
         out = self._write(schema, variant)
         while self._waiting:  # references are followed here, not on the stack: they may be cyclic
-            name, node, wanted = self._waiting.pop()
-            self._defs[name] = self._write(node, wanted)
+            name, node, node_variant = self._waiting.pop()
+            self._defs[name] = self._write(node, node_variant)
         return out if isinstance(out, bool) else {**out, "$defs": self._defs}
 
     def _write(self, schema: JSONSchema, variant: _Variant) -> JSONSchema:
@@ -338,13 +347,13 @@ class _DocumentWriter:
             return schema
         self.written += 1
         is_resource = schema is not self._shapes.root and isinstance(schema.get("$id"), str)
-        if is_resource and any(str(each.get("$ref", "")).startswith("#") for each in objects_in(schema, data=True)):
+        if is_resource and any(str(inner.get("$ref", "")).startswith("#") for inner in objects_in(schema, data=True)):
             raise SchemaError(f"the part {schema['$id']!r} has references relative to itself")
         tight = variant is not _Variant.PLAIN
         delegates = variant is _Variant.CLOSED and self._delegates(schema)
         in_place = _Variant.CLOSED if delegates else _Variant.INNER if tight else _Variant.PLAIN
         out: Node = {keyword: schema[keyword] for keyword in _ASSERTIONS if keyword in schema}
-        out["allOf"] = [self._write(each, in_place) for each in as_list(schema.get("allOf"))]
+        out["allOf"] = [self._write(subschema, in_place) for subschema in as_list(schema.get("allOf"))]
         for ref, target in self._shapes.references(schema):
             # The meta-schemas are known to every validator; anything else outside the document fails to compile.
             shared = {"$ref": ref} if target is None else self._shared(target, in_place)
@@ -391,32 +400,32 @@ class _DocumentWriter:
             value, variant = schema[keyword], variants[role]
             if keyword in _NAMED:
                 out[keyword] = {
-                    name: each if isinstance(each, list) else self._write(each, variant)
-                    for name, each in as_dict(value).items()
+                    name: subschema if isinstance(subschema, list) else self._write(subschema, variant)
+                    for name, subschema in as_dict(value).items()
                 }
             elif keyword == "prefixItems":
-                out[keyword] = [self._write(each, variant) for each in as_list(value)]
+                out[keyword] = [self._write(subschema, variant) for subschema in as_list(value)]
             else:
                 out[keyword] = self._write(value, variant)
 
     def _write_union(self, schema: Node, keyword: str, variant: _Variant, out: Node) -> None:
         branches: list[JSONSchema] = as_list(schema[keyword])
-        out[keyword] = [self._write(each, variant) for each in branches]
+        out[keyword] = [self._write(branch, variant) for branch in branches]
         if variant is _Variant.PLAIN:
             return
         if self._shapes.are_exclusive(branches):
             if "anyOf" not in schema:  # its check ends with the variant that matches: half of them, on average
                 out["anyOf"] = out.pop(keyword)
             return
-        if out[keyword] == [self._write(each, _Variant.PLAIN) for each in branches]:
+        if out[keyword] == [self._write(branch, _Variant.PLAIN) for branch in branches]:
             return
         # A value that matches one variant, with nothing to do for that one. Written as "this one and no other" for each
         # variant, a thousand of them would have a million references.
-        plain = [self._shared(each, _Variant.PLAIN) for each in branches]
-        one: Node = {"oneOf": plain, "anyOf": [self._shared(each, variant) for each in branches]}
+        plain = [self._shared(branch, _Variant.PLAIN) for branch in branches]
+        one: Node = {"oneOf": plain, "anyOf": [self._shared(branch, variant) for branch in branches]}
         unchanged: list[JSONSchema] = [one]
         if keyword == "anyOf":  # if several match, each must leave the value unchanged, but only together they close it
-            inner = [self._shared(each, _Variant.INNER) for each in branches]
+            inner = [self._shared(branch, _Variant.INNER) for branch in branches]
             each_unchanged = [{"if": this, "then": other} for this, other in zip(plain, inner, strict=True)]
             several: Node = {"anyOf": plain, "allOf": each_unchanged}
             if variant is _Variant.CLOSED and self._strip:
@@ -470,13 +479,13 @@ class _DocumentWriter:
 
 def is_without_whole_floats(value: Any) -> bool:
     """Return whether plain data has no float that is a whole number, such as 5.0."""
-    waiting = [value]
-    while waiting:
-        each = waiting.pop()
-        if type(each) is dict:
-            waiting.extend(cast("dict[str, Any]", each).values())
-        elif type(each) is list:
-            waiting.extend(cast("list[Any]", each))
-        elif isinstance(each, float) and each.is_integer():
+    unvisited = [value]
+    while unvisited:
+        member = unvisited.pop()
+        if type(member) is dict:
+            unvisited.extend(cast("dict[str, Any]", member).values())
+        elif type(member) is list:
+            unvisited.extend(cast("list[Any]", member))
+        elif isinstance(member, float) and member.is_integer():
             return False
     return True

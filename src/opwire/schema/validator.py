@@ -87,11 +87,11 @@ def _without_counts(schema: JSONSchema) -> JSONSchema:
     if not isinstance(schema, dict):
         return schema
     copy = map_subschemas(schema, _without_counts)
-    if isinstance(pattern := copy.get("pattern"), str) and (found := re.fullmatch(_COUNTED, pattern)):
-        least, most = copy.get("minLength", 0), copy.get("maxLength", found[3])
+    if isinstance(pattern := copy.get("pattern"), str) and (count := re.fullmatch(_COUNTED, pattern)):
+        least, most = copy.get("minLength", 0), copy.get("maxLength", count[3])
         try:
-            copy["minLength"], copy["maxLength"] = max(int(least), int(found[2])), min(int(most), int(found[3]))
-            copy["pattern"] = f"^{found[1]}*$"
+            copy["minLength"], copy["maxLength"] = max(int(least), int(count[2])), min(int(most), int(count[3]))
+            copy["pattern"] = f"^{count[1]}*$"
         except (TypeError, ValueError):
             return schema  # invalid: the compiler reports it
     return copy

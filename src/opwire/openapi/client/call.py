@@ -128,7 +128,7 @@ class HTTPOperation(Struct, eq=False, dict=True):
         deadline, client = self.deadline(context), self.client
         request = self.request(input)
         name = self._key_header
-        if name is not None and all(each.lower() != name.lower() for each, _ in request.headers):
+        if name is not None and all(header_name.lower() != name.lower() for header_name, _ in request.headers):
             # The input has no key. A durable call has its own, which all attempts share.
             durable = context.metadata.get("idempotency_key") if context.is_served else None
             key = durable if isinstance(durable, str) and is_visible_ascii(durable) else str(uuid4())
@@ -165,10 +165,10 @@ class HTTPOperation(Struct, eq=False, dict=True):
         if attempt > self.retries or not is_safe or not (lost or status in _RETRIED):
             return None
         # What the API asks for comes before the back-off, or all rejected callers would return at the same time.
-        asked = error.retry_after or 0.0
-        delay = asked + back_off(attempt, first=_FIRST_DELAY, longest=_LONGEST_DELAY)
+        requested_delay = error.retry_after or 0.0
+        delay = requested_delay + back_off(attempt, first=_FIRST_DELAY, longest=_LONGEST_DELAY)
         in_time = deadline is None or time.monotonic() + delay < deadline
-        return delay if in_time and asked <= MAX_RETRY_AFTER else None
+        return delay if in_time and requested_delay <= MAX_RETRY_AFTER else None
 
     async def subscribe(self, input: Any, context: Context) -> AsyncGenerator[ShapedResult]:
         """Iterate over the items of a stream. An HTTP error is raised before the first item."""
@@ -183,9 +183,13 @@ class HTTPOperation(Struct, eq=False, dict=True):
     async def preview(self, input: Any, context: Context, reveal: bool) -> PreparedRequest:
         """Return the request that `call` would send first (`Operation.preview`). A token is not requested for it."""
         request = self.client.prepared(await self._signed(self.request(input), context, offline=True))
-        shown = request if reveal else request.redacted()
+        previewed_request = request if reveal else request.redacted()
         return PreparedRequest(
-            protocol="http", method=shown.method, url=shown.url, headers=tuple(shown.headers), body=shown.body
+            protocol="http",
+            method=previewed_request.method,
+            url=previewed_request.url,
+            headers=tuple(previewed_request.headers),
+            body=previewed_request.body,
         )
 
     async def _signed(self, request: HTTPRequest, context: Context, *, offline: bool = False) -> HTTPRequest:
@@ -194,8 +198,8 @@ class HTTPOperation(Struct, eq=False, dict=True):
             trace = [(name, str(value)) for name, value in trace_of(context.metadata).items()]
             request = replace(request, headers=request.headers + trace)
         if conditional := condition_headers(context, self.plan.operation_id):
-            own = {name.lower() for name, _ in request.headers}
-            added = [pair for pair in conditional if pair[0].lower() not in own and is_visible_ascii(pair[1])]
+            header_names = {name.lower() for name, _ in request.headers}
+            added = [pair for pair in conditional if pair[0].lower() not in header_names and is_visible_ascii(pair[1])]
             request = replace(request, headers=[*request.headers, *added])
         if not self.plan.security:
             return request

@@ -32,7 +32,7 @@ def read_text(text: bytes | str, name: str, report: Report) -> Any:
         CallError: VALIDATION_ERROR, with the position of the syntax error.
     """
     data = text.encode("utf-8", "replace") if isinstance(text, str) else text
-    encoding = next((each for bom, each in _BOMS.items() if data.startswith(bom)), None)
+    encoding = next((codec for bom, codec in _BOMS.items() if data.startswith(bom)), None)
     if encoding and not isinstance(text, str):
         try:
             data = data.decode(encoding).encode()
@@ -44,10 +44,10 @@ def read_text(text: bytes | str, name: str, report: Report) -> Any:
     except (ValueError, RecursionError) as error:
         if not name.endswith((".yaml", ".yml")):  # there, a brace may start a YAML mapping
             reason = "it is nested too deeply" if isinstance(error, RecursionError) else str(error)
-            if (found := _BYTE.search(reason)) is not None:
-                before = data[: int(found[1])]
+            if (invalid_byte := _BYTE.search(reason)) is not None:
+                before = data[: int(invalid_byte[1])]
                 line, column = before.count(b"\n") + 1, len(before) - before.rfind(b"\n")
-                reason = reason.replace(found[0], f", line {line}, column {column}")
+                reason = reason.replace(invalid_byte[0], f", line {line}, column {column}")
             raise _unreadable(name, "JSON", reason) from None
     try:
         return read_yaml(data, lambda warning: report.warn(f"{name}: {warning}"))
@@ -66,9 +66,9 @@ def json_of(document: Mapping[Any, Any]) -> bytes:
         match value:
             case Mapping():
                 items = cast("Mapping[Any, Any]", value).items()
-                return {"null" if key is None else as_text(key) or str(key): plain(each) for key, each in items}
+                return {"null" if key is None else as_text(key) or str(key): plain(member) for key, member in items}
             case list() | tuple():
-                return [plain(each) for each in cast("list[Any]", value)]
+                return [plain(element) for element in cast("list[Any]", value)]
             case _:
                 return to_plain(value)
 
@@ -104,14 +104,14 @@ def version_of(root: Any, name: str, report: Report) -> Version:
     match _VERSION.match(as_text(declared)):
         case None if "swagger" in document and as_text(declared).partition(".")[0] == "2":
             version: Version = "2.0"
-        case re.Match() as found if (minor := int(found[1] or 0)) <= 2:
+        case re.Match() as version_match if (minor := int(version_match[1] or 0)) <= 2:
             version = cast("Version", f"3.{minor}")
         case re.Match():
             version = "3.2"
             report.warn(f"{name}: OpenAPI {str(declared)[:40]!r} is read as 3.2, the latest version that opwire knows")
         case None:
-            given = f"{str(declared)[:40]!r}" if declared is not None else "no `openapi` or `swagger` field"
-            raise unusable(f"opwire reads Swagger 2.0 and OpenAPI 3.0, 3.1 and 3.2; this one has {given}")
+            declaration = f"{str(declared)[:40]!r}" if declared is not None else "no `openapi` or `swagger` field"
+            raise unusable(f"opwire reads Swagger 2.0 and OpenAPI 3.0, 3.1 and 3.2; this one has {declaration}")
     paths = document.get("paths")
     if paths is not None and not isinstance(paths, dict):
         raise unusable(f"`paths` is {kind(paths)}, not an object")
@@ -131,7 +131,7 @@ def references_in(text: bytes | str, root: Any) -> set[str]:
     where one ends.
     """
     if text.lstrip()[:1] not in ("{", b"{"):
-        return {ref for each in objects_in(root, data=True) if isinstance(ref := each.get("$ref"), str)}
+        return {ref for node in objects_in(root, data=True) if isinstance(ref := node.get("$ref"), str)}
 
     def unquoted(quoted: bytes) -> str:
         try:
@@ -139,9 +139,10 @@ def references_in(text: bytes | str, root: Any) -> set[str]:
         except (msgspec.MsgspecError, UnicodeDecodeError):
             return quoted.decode("utf-8", "replace")
 
-    found = _REFERENCE.findall(text.encode("utf-8", "replace") if isinstance(text, str) else text)
+    references = _REFERENCE.findall(text.encode("utf-8", "replace") if isinstance(text, str) else text)
     return {
-        unquoted(double) if double else (single or bare).decode("utf-8", "replace") for double, single, bare in found
+        unquoted(double) if double else (single or bare).decode("utf-8", "replace")
+        for double, single, bare in references
     }
 
 
@@ -154,7 +155,7 @@ def as_text(value: Any) -> str:
 
 def as_texts(value: Any) -> list[str]:
     """Return the strings of an array."""
-    return [as_text(each) for each in as_list(value) if isinstance(each, str | int | float)]
+    return [as_text(element) for element in as_list(value) if isinstance(element, str | int | float)]
 
 
 class SourceDocument:
@@ -205,9 +206,9 @@ class DocumentSet:
         self.main = SourceDocument(root, uri)
         self.loaded: dict[str, SourceDocument] = {uri: self.main}
         self.missing: dict[str, str] = {}
-        own = root.get("$self")
-        if version == "3.2" and isinstance(own, str):  # it is the base URI as well
-            self.main.uri = join_uri(uri, own).partition("#")[0]
+        self_uri = root.get("$self")
+        if version == "3.2" and isinstance(self_uri, str):  # it is the base URI as well
+            self.main.uri = join_uri(uri, self_uri).partition("#")[0]
             self.loaded[self.main.uri] = self.main
         # Parameters, or the error in them, by the identity of the lists that they come from.
         self.parameters: dict[tuple[int, ...], list[Located] | str] = {}
@@ -247,11 +248,11 @@ class DocumentSet:
 
         return self.shared("size", part, measured) if part else 0
 
-    def shared(self, kind: str, given: Any, read: Callable[[], T]) -> T:
+    def shared(self, kind: str, source_value: Any, make: Callable[[], T]) -> T:
         """Read a part of a document once: many operations may share it. `given` lives as long as the document."""
-        key = kind, id(given)
+        key = kind, id(source_value)
         if key not in self._shared:
-            self._shared[key] = read()
+            self._shared[key] = make()
         return self._shared[key]
 
     def resolve(self, ref: str, document: SourceDocument) -> Located:
@@ -277,18 +278,18 @@ class DocumentSet:
         Raises:
             SchemaError: as `follow`, or the target is not an object.
         """
-        found = self.follow(value, document)
-        if not isinstance(found.value, dict):
+        located = self.follow(value, document)
+        if not isinstance(located.value, dict):
             raise SchemaError(f"{what} is not an object")
-        return found
+        return located
 
     def find_object(self, value: Any, document: SourceDocument) -> Located:
         """Follow references to an object; return an empty one if there is none, which is reported where it is read."""
         try:
-            found = self.follow(value, document)
+            located = self.follow(value, document)
         except SchemaError:
             return Located({}, document)
-        return found if isinstance(found.value, dict) else Located({}, document)
+        return located if isinstance(located.value, dict) else Located({}, document)
 
     def is_known(self, address: str) -> bool:
         """Return whether a document with this address is loaded, or a schema in the main one has it as `$id`."""
@@ -296,14 +297,14 @@ class DocumentSet:
 
     def single_dynamic_anchor(self, name: str, document: SourceDocument) -> Any:
         """Return the schema with this `$dynamicAnchor`; None if it is missing or ambiguous."""
-        known = self._dynamic.get(id(document.root))
-        if known is None:
-            known = self._dynamic[id(document.root)] = {}
-            for each in objects_in(document.root):
-                if isinstance(anchor := each.get("$dynamicAnchor"), str):
-                    known.setdefault(anchor, []).append(each)
-        found = known.get(name, [])
-        return found[0] if len(found) == 1 else None
+        anchors = self._dynamic.get(id(document.root))
+        if anchors is None:
+            anchors = self._dynamic[id(document.root)] = {}
+            for node in objects_in(document.root):
+                if isinstance(anchor := node.get("$dynamicAnchor"), str):
+                    anchors.setdefault(anchor, []).append(node)
+        nodes = anchors.get(name, [])
+        return nodes[0] if len(nodes) == 1 else None
 
     def _follow(self, located: Located, through: Set[_Step]) -> Located:
         if not isinstance(as_dict(located.value).get("$ref"), str):
@@ -323,18 +324,18 @@ class DocumentSet:
         return located
 
     def _resolve(self, step: _Step, through: Set[_Step]) -> Located:
-        known = self._resolved.get(step)  # most references of a large document have the same few targets
-        if known is None:
+        resolved = self._resolved.get(step)  # most references of a large document have the same few targets
+        if resolved is None:
             document, ref = step
             try:
-                known = self._find(document, ref, through)
+                resolved = self._find(document, ref, through)
             except SchemaError:
                 # Parts of a document in files of their own often refer to the whole as if they were still in it.
                 if document is self.main or not ref.startswith("#/"):
                     raise
-                known = self._find(self.main, ref, through)
-            self._resolved[step] = known
-        return known
+                resolved = self._find(self.main, ref, through)
+            self._resolved[step] = resolved
+        return resolved
 
     def _find(self, document: SourceDocument, ref: str, through: Set[_Step]) -> Located:
         base, _, fragment = ref.partition("#")
@@ -375,16 +376,16 @@ class DocumentSet:
 
     def _named(self, document: SourceDocument) -> dict[str, Any]:
         """Return the schemas of a document by `$id`, as an address, and by anchor, as `#name`."""
-        known = self._names.get(id(document.root))
-        if known is None:
-            known = self._names[id(document.root)] = {}
-            for each in objects_in(document.root):
-                if isinstance(id_ := each.get("$id"), str):
-                    known.setdefault(join_uri(document.uri, id_), each)
+        named_nodes = self._names.get(id(document.root))
+        if named_nodes is None:
+            named_nodes = self._names[id(document.root)] = {}
+            for node in objects_in(document.root):
+                if isinstance(id_ := node.get("$id"), str):
+                    named_nodes.setdefault(join_uri(document.uri, id_), node)
                 for keyword in ("$anchor", "$dynamicAnchor"):
-                    if isinstance(name := each.get(keyword), str):
-                        known.setdefault(f"#{name}", each)
-        return known
+                    if isinstance(name := node.get(keyword), str):
+                        named_nodes.setdefault(f"#{name}", node)
+        return named_nodes
 
 
 def _child(located: Located, token: str) -> Located | None:

@@ -53,14 +53,14 @@ def endpoints(documents: DocumentSet, report: Report) -> Iterator[HTTPEndpoint]:
     except SchemaError as error:
         report.skip("*", "*", str(error))
         return
-    for path, given in as_dict(paths.value).items():
+    for path, path_item in as_dict(paths.value).items():
         if path.startswith("x-"):
             continue
         try:
-            item = documents.follow_object(given, paths.document, "the path item")
+            item = documents.follow_object(path_item, paths.document, "the path item")
             documents.use(len(item.value) + len(as_dict(item.value.get("additionalOperations"))))
-            if "$ref" in given and len(given) > 1:  # the keywords beside a reference override its target
-                siblings = {key: each for key, each in given.items() if key != "$ref"}
+            if "$ref" in path_item and len(path_item) > 1:  # the keywords beside a reference override its target
+                siblings = {key: field for key, field in path_item.items() if key != "$ref"}
                 item = Located({**item.value, **siblings}, item.document)
         except SchemaError as error:
             report.skip("*", path, str(error))
@@ -95,25 +95,25 @@ def _count_uses(endpoint: HTTPEndpoint, documents: DocumentSet) -> None:
     Raises:
         SchemaError: see `DocumentSet.use`.
     """
-    item, own, root = endpoint.item.value, endpoint.operation.value, documents.main.root
-    lists = [item.get("parameters"), own.get("parameters"), own.get("security", root.get("security"))]
-    lists += [own.get(key, root.get(key)) for key in ("consumes", "produces")]
-    responses = documents.find_object(own.get("responses"), endpoint.operation.document)
-    count = OPERATION_USES + len(responses.value) + sum(len(as_list(each)) for each in lists)
-    documents.use(count, own, item.get("description"))
+    item, operation, root = endpoint.item.value, endpoint.operation.value, documents.main.root
+    lists = [item.get("parameters"), operation.get("parameters"), operation.get("security", root.get("security"))]
+    lists += [operation.get(key, root.get(key)) for key in ("consumes", "produces")]
+    responses = documents.find_object(operation.get("responses"), endpoint.operation.document)
+    count = OPERATION_USES + len(responses.value) + sum(len(as_list(list_field)) for list_field in lists)
+    documents.use(count, operation, item.get("description"))
     for parameters, document in zip(lists, (endpoint.item.document, endpoint.operation.document), strict=False):
-        documents.use(0, *(documents.find_object(each, document).value for each in as_list(parameters)))
-    for key, each in responses.value.items():
+        documents.use(0, *(documents.find_object(parameter, document).value for parameter in as_list(parameters)))
+    for key, declared_response in responses.value.items():
         if _SUCCESS.fullmatch(key) or key in ("default", "2xx"):
-            response = documents.find_object(each, responses.document)
+            response = documents.find_object(declared_response, responses.document)
             documents.use(len(as_dict(response.value.get("content"))), response.value)
-    if "requestBody" in own:
-        body = documents.find_object(own["requestBody"], endpoint.operation.document)
+    if "requestBody" in operation:
+        body = documents.find_object(operation["requestBody"], endpoint.operation.document)
         documents.use(len(as_dict(body.value.get("content"))), body.value)
         for media in as_dict(body.value.get("content")).values():  # its properties become properties of the input
             queue = [Located(as_dict(media).get("schema"), body.document)]
-            for number, each in enumerate(queue):  # grows during the iteration
-                schema = documents.find_object(*each)
+            for number, declared_response in enumerate(queue):  # grows during the iteration
+                schema = documents.find_object(*declared_response)
                 documents.use(len(as_dict(schema.value.get("properties"))), schema.value)
                 if number < _MAX_COUNTED:
                     queue += [
@@ -129,20 +129,20 @@ def webhook_items(documents: DocumentSet) -> Iterator[tuple[str, Located]]:
     """
     root, main = documents.main.root, documents.main
     for key in ("webhooks", "x-webhooks"):
-        yield from ((name, Located(each, main)) for name, each in as_dict(root.get(key)).items())
+        yield from ((name, Located(path_item, main)) for name, path_item in as_dict(root.get(key)).items())
     for operation in _with_callbacks(documents):
         callbacks = as_dict(operation.value.get("callbacks"))
         documents.use(len(callbacks))
-        for name, given in callbacks.items():
+        for name, declared_callback in callbacks.items():
             try:
-                callback = documents.follow(given, operation.document)
+                callback = documents.follow(declared_callback, operation.document)
             except SchemaError:
                 continue
             items = as_dict(callback.value)
             documents.use(len(items))
-            for expression, each in items.items():
+            for expression, path_item in items.items():
                 if not expression.startswith("x-"):
-                    yield name, Located(each, callback.document)
+                    yield name, Located(path_item, callback.document)
 
 
 def _with_callbacks(documents: DocumentSet) -> Iterator[Located]:
@@ -150,13 +150,15 @@ def _with_callbacks(documents: DocumentSet) -> Iterator[Located]:
         paths = documents.follow(documents.main.root.get("paths"), documents.main)
     except SchemaError:  # reported where the operations are read
         return
-    for given in as_dict(paths.value).values():
+    for path_item in as_dict(paths.value).values():
         try:
-            item = documents.follow(given, paths.document)
+            item = documents.follow(path_item, paths.document)
         except SchemaError:
             continue
         documents.use(len(as_dict(item.value)))
-        yield from (Located(each, item.document) for each in as_dict(item.value).values() if as_dict(each))
+        yield from (
+            Located(operation, item.document) for operation in as_dict(item.value).values() if as_dict(operation)
+        )
 
 
 def parameters_of(endpoint: HTTPEndpoint, documents: DocumentSet) -> list[Located]:
@@ -168,26 +170,26 @@ def parameters_of(endpoint: HTTPEndpoint, documents: DocumentSet) -> list[Locate
         SchemaError: one of them is invalid.
     """
     key = tuple(id(owner.value.get("parameters")) for owner in (endpoint.item, endpoint.operation))
-    known = documents.parameters.get(key)  # thousands of paths may refer to one path item
-    if known is None:
+    cached_parameters = documents.parameters.get(key)  # thousands of paths may refer to one path item
+    if cached_parameters is None:
         try:
-            known = _parameters(endpoint, documents)
+            cached_parameters = _parameters(endpoint, documents)
         except SchemaError as error:
-            known = str(error)
-        documents.parameters[key] = known
-    if isinstance(known, str):
-        raise SchemaError(known)
-    return known
+            cached_parameters = str(error)
+        documents.parameters[key] = cached_parameters
+    if isinstance(cached_parameters, str):
+        raise SchemaError(cached_parameters)
+    return cached_parameters
 
 
 def _parameters(endpoint: HTTPEndpoint, documents: DocumentSet) -> list[Located]:
-    found: dict[tuple[str, str], Located] = {}
+    parameters_by_place: dict[tuple[str, str], Located] = {}
     for owner in (endpoint.item, endpoint.operation):
-        given = owner.value.get("parameters")
-        if given is not None and not isinstance(given, list):
+        declared_parameters = owner.value.get("parameters")
+        if declared_parameters is not None and not isinstance(declared_parameters, list):
             raise SchemaError("`parameters` is not an array")
-        for each in as_list(given):
-            located = documents.follow(each, owner.document)
+        for declared_parameter in as_list(declared_parameters):
+            located = documents.follow(declared_parameter, owner.document)
             fields = as_dict(located.value)
             location = as_text(fields.get("in"))
             # The whole query and the body need no name, but their keys in the input do.
@@ -195,14 +197,18 @@ def _parameters(endpoint: HTTPEndpoint, documents: DocumentSet) -> list[Located]
             is_needed = location == "path" or fields.get("required") is True
             if location not in _LOCATIONS or (not name and is_needed):
                 raise SchemaError(f"a parameter needs `name` and `in`: {str(fields)[:80]}")
-            if documents.version != "3.0" and "$ref" in as_dict(each) and "description" in each:
-                located = Located({**fields, "description": each["description"]}, located.document)
+            if (
+                documents.version != "3.0"
+                and "$ref" in as_dict(declared_parameter)
+                and "description" in declared_parameter
+            ):
+                located = Located({**fields, "description": declared_parameter["description"]}, located.document)
             if name != fields.get("name"):
                 located = Located({**located.value, "name": name}, located.document)
-            found[name, location] = located
-            if len(found) > _MAX_PARAMETERS:
+            parameters_by_place[name, location] = located
+            if len(parameters_by_place) > _MAX_PARAMETERS:
                 raise SchemaError(f"it has more than {_MAX_PARAMETERS:,} parameters")
-    return list(found.values())
+    return list(parameters_by_place.values())
 
 
 def request_body(endpoint: HTTPEndpoint, documents: DocumentSet) -> Located | None:
@@ -211,23 +217,28 @@ def request_body(endpoint: HTTPEndpoint, documents: DocumentSet) -> Located | No
     Raises:
         SchemaError: it is invalid.
     """
-    given = endpoint.operation.value.get("requestBody")
-    if given is None or documents.version == "2.0":
+    declared_body = endpoint.operation.value.get("requestBody")
+    if declared_body is None or documents.version == "2.0":
         return None
-    body = documents.follow_object(given, endpoint.operation.document, "`requestBody`")
+    body = documents.follow_object(declared_body, endpoint.operation.document, "`requestBody`")
     return body if as_dict(body.value.get("content")) else None
 
 
 def contents(holder: Located, documents: DocumentSet) -> list[MediaContent]:
     """Return the `content` of a request, response or parameter. An unresolved reference counts as empty."""
-    given = as_dict(holder.value.get("content")).items()
-    return [MediaContent(content_type, documents.find_object(each, holder.document)) for content_type, each in given]
+    declared_media = as_dict(holder.value.get("content")).items()
+    return [
+        MediaContent(content_type, documents.find_object(media, holder.document))
+        for content_type, media in declared_media
+    ]
 
 
 def offered(endpoint: HTTPEndpoint, documents: DocumentSet, key: Literal["consumes", "produces"]) -> list[str]:
     """Return the content types of an operation in Swagger 2.0, or the defaults of its document."""
-    own = endpoint.operation.value.get(key)
-    return as_texts(own if own is not None else documents.main.root.get(key)) or ["application/json"]
+    operation_types = endpoint.operation.value.get(key)
+    return as_texts(operation_types if operation_types is not None else documents.main.root.get(key)) or [
+        "application/json"
+    ]
 
 
 def success_contents(endpoint: HTTPEndpoint, documents: DocumentSet) -> dict[str, list[MediaContent]]:
@@ -236,12 +247,14 @@ def success_contents(endpoint: HTTPEndpoint, documents: DocumentSet) -> dict[str
         holder = documents.follow(endpoint.operation.value.get("responses"), endpoint.operation.document)
     except SchemaError:
         holder = endpoint.operation
-    given = as_dict(holder.value).items()
-    responses = {status.upper() if status.lower() == "2xx" else status: each for status, each in given}
-    statuses = sorted(each for each in responses if _SUCCESS.fullmatch(each))
+    declared_responses = as_dict(holder.value).items()
+    responses = {
+        status.upper() if status.lower() == "2xx" else status: response for status, response in declared_responses
+    }
+    statuses = sorted(status for status in responses if _SUCCESS.fullmatch(status))
     if not statuses and "default" in responses:
         statuses = ["default"]
-    found: dict[str, list[MediaContent]] = {status: [] for status in statuses}
+    contents_by_status: dict[str, list[MediaContent]] = {status: [] for status in statuses}
     for status in statuses:
         try:
             response = documents.follow(responses[status], holder.document)
@@ -249,13 +262,17 @@ def success_contents(endpoint: HTTPEndpoint, documents: DocumentSet) -> dict[str
             continue
         response = Located(as_dict(response.value), response.document)
         if documents.version != "2.0":
-            found[status] = contents(response, documents)
+            contents_by_status[status] = contents(response, documents)
             continue
         types = offered(endpoint, documents, "produces")
         if "schema" not in response.value:  # an empty response, unless it is a stream without a description
-            types = [each for each in as_texts(endpoint.operation.value.get("produces")) if media_type(each).stream]
-        found[status] = [MediaContent(each, response) for each in types]
-    return found
+            types = [
+                content_type
+                for content_type in as_texts(endpoint.operation.value.get("produces"))
+                if media_type(content_type).stream
+            ]
+        contents_by_status[status] = [MediaContent(content_type, response) for content_type in types]
+    return contents_by_status
 
 
 # --- parameters -----------------------------------------------------------------------------------------------------
@@ -294,7 +311,7 @@ def read_parameters(endpoint: HTTPEndpoint, documents: DocumentSet, report: Repo
     variables = dict.fromkeys(VARIABLE.findall(endpoint.path))
     moved = _query_variables(endpoint.path)
     ignored = _IGNORED.get(documents.version, _IGNORED_HEADERS)
-    found: list[DeclaredParameter] = []
+    parameters: list[DeclaredParameter] = []
     for located in parameters_of(endpoint, documents):
         name, location = located.value["name"], located.value["in"]
         if not name:
@@ -305,7 +322,7 @@ def read_parameters(endpoint: HTTPEndpoint, documents: DocumentSet, report: Repo
                 variables.pop(name)
                 required = location == "path" or located.value.get("required")
                 fields = {**located.value, "in": moved[name], "required": required}
-                found.append(_parameter(Located(fields, located.document), documents))
+                parameters.append(_parameter(Located(fields, located.document), documents))
             continue
         if location in ("body", "formData") or (location == "header" and name.lower() in ignored):
             continue
@@ -317,16 +334,16 @@ def read_parameters(endpoint: HTTPEndpoint, documents: DocumentSet, report: Repo
             if location == "path":
                 variables.pop(name, None)
             # `documents.parameters` keeps it.
-            found.append(documents.shared("parameter", located.value, partial(_parameter, located, documents)))
+            parameters.append(documents.shared("parameter", located.value, partial(_parameter, located, documents)))
     for name in variables:
         report.warn(f"{endpoint}: no parameter describes {{{name}}}: it is a string")
         schema = Located({"type": "string"}, endpoint.operation.document)
         location = moved.get(name, "path")
         style = _DEFAULT_STYLES.get(location, "form")
-        found.append(
+        parameters.append(
             DeclaredParameter(name=name, location=location, schema=schema, style=style, explode=False, required=True)
         )
-    return found
+    return parameters
 
 
 def _query_variables(path: str) -> dict[str, Literal["path", "query"]]:
@@ -368,8 +385,8 @@ def _parameter(located: Located, documents: DocumentSet) -> DeclaredParameter:
     if "example" in fields:
         annotations["examples"] = [fields["example"]]
     elif examples := as_dict(fields.get("examples")):
-        values = [as_dict(each) for each in examples.values()]
-        annotations["examples"] = [each["value"] for each in values if "value" in each]
+        values = [as_dict(example) for example in examples.values()]
+        annotations["examples"] = [example["value"] for example in values if "value" in example]
     return DeclaredParameter(
         name=fields["name"],
         location=fields["in"],
@@ -395,7 +412,7 @@ def swagger_schema(located: Located) -> Located:
     fields = as_dict(located.value)
     if "schema" in fields:
         return Located(fields["schema"], located.document)
-    return Located({key: each for key, each in fields.items() if key not in _NOT_SCHEMA}, located.document)
+    return Located({key: field for key, field in fields.items() if key not in _NOT_SCHEMA}, located.document)
 
 
 # --- content types --------------------------------------------------------------------------------------------------
@@ -427,11 +444,11 @@ def is_text(content_type: str) -> bool:
 
 # By preference: JSON itself before its relatives, which often are other representations of the same thing.
 _PREFERENCES: tuple[Callable[[str], bool], ...] = (
-    lambda each: each == "application/json",
-    lambda each: media_type(each).name == "application/json",
-    lambda each: media_type(each).is_json,
+    lambda content_type: content_type == "application/json",
+    lambda content_type: media_type(content_type).name == "application/json",
+    lambda content_type: media_type(content_type).is_json,
     is_any,
-    lambda each: media_type(each).name == _FORM,
+    lambda content_type: media_type(content_type).name == _FORM,
     is_multipart,
     is_text,
 )
@@ -439,20 +456,26 @@ _PREFERENCES: tuple[Callable[[str], bool], ...] = (
 
 def preferred(types: Iterable[MediaContent]) -> MediaContent | None:
     """Return the preferred media type; None without any."""
-    given = list(types)
+    candidates = list(types)
     for prefers in _PREFERENCES:
-        for each in given:
-            if prefers(each.content_type):
-                return each
-    return given[0] if given else None
+        for candidate in candidates:
+            if prefers(candidate.content_type):
+                return candidate
+    return candidates[0] if candidates else None
 
 
-def accept_header(chosen: Iterable[str], others: Iterable[str]) -> str:
+def accept_header(preferred_types: Iterable[str], others: Iterable[str]) -> str:
     """Return the Accept header: only JSON if that is chosen, else every declared type. Nothing is excluded.
 
     Other JSON types are not requested beside it: they often are other representations of the response.
     """
-    wanted = [each for each in chosen if media_type(each).is_json]
-    wanted = wanted or [each for each in others if "/" in (name := media_type(each).name) and name != "*/*"]
-    wanted = list(dict.fromkeys(each for each in wanted if "\n" not in each and "\r" not in each))[:_MAX_ACCEPTED]
-    return ", ".join([*wanted, "*/*;q=0.1"]) if wanted else "*/*"
+    accepted_types = [content_type for content_type in preferred_types if media_type(content_type).is_json]
+    accepted_types = accepted_types or [
+        content_type for content_type in others if "/" in (name := media_type(content_type).name) and name != "*/*"
+    ]
+    accepted_types = list(
+        dict.fromkeys(
+            content_type for content_type in accepted_types if "\n" not in content_type and "\r" not in content_type
+        )
+    )[:_MAX_ACCEPTED]
+    return ", ".join([*accepted_types, "*/*;q=0.1"]) if accepted_types else "*/*"

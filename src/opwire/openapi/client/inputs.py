@@ -110,8 +110,8 @@ class InputReader(Struct, eq=False):
         declaration = read_body(self.endpoint, self.documents)
         if declaration is None or not declaration.is_json:
             return None
-        given = self.schemas.read(*declaration.schema, "input", f"{self.endpoint}, the body")
-        schema = self.schemas.complete(given, "input")
+        rewritten = self.schemas.read(*declaration.schema, "input", f"{self.endpoint}, the body")
+        schema = self.schemas.complete(rewritten, "input")
         body = RequestBody(content_type=declaration.content_type, required=True, input_path=(), open=True, whole=True)
         return OperationInput(schema, (), body, ())
 
@@ -119,13 +119,13 @@ class InputReader(Struct, eq=False):
         """Return the input, flat or grouped."""
         parameters: list[DeclaredParameter] = []
         repeatable = self.endpoint.method in ("POST", "PATCH")
-        for each in read_parameters(self.endpoint, self.documents, self.report):
-            is_key = repeatable and is_idempotency_key(each.location, each.name)
-            is_filled = is_key or secret_place(each.location, each.name) in self.secret_places
-            parameters.append(replace(each, required=False) if is_filled else each)
+        for parameter in read_parameters(self.endpoint, self.documents, self.report):
+            is_key = repeatable and is_idempotency_key(parameter.location, parameter.name)
+            is_filled = is_key or secret_place(parameter.location, parameter.name) in self.secret_places
+            parameters.append(replace(parameter, required=False) if is_filled else parameter)
         declaration = read_body(self.endpoint, self.documents)
         body = None if declaration is None else self._body(declaration)
-        names = [each.name for each in parameters]
+        names = [parameter.name for parameter in parameters]
         if body is not None:
             # A property may be required without being declared.
             names += {*body.properties, *body.fixed, *body.required_properties} if body.plain else {_BODY}
@@ -133,8 +133,8 @@ class InputReader(Struct, eq=False):
         return self._flat(parameters, body) if is_flat else self._grouped(parameters, body)
 
     def _flat(self, parameters: list[DeclaredParameter], body: _BodyInput | None) -> OperationInput:
-        properties = {each.name: self._property(each) for each in parameters}
-        required = [each.name for each in parameters if each.required]
+        properties = {parameter.name: self._property(parameter) for parameter in parameters}
+        required = [parameter.name for parameter in parameters if parameter.required]
         schema: dict[str, Any] = {"type": "object", "properties": properties, "additionalProperties": False}
         body_path: InputPath = (_BODY,)
         if body is not None and body.plain is not None:  # its properties go among the parameters
@@ -147,10 +147,17 @@ class InputReader(Struct, eq=False):
                 # The first needed one demands the others, so that the rest demand only the first of many: 2,000
                 # properties that each listed 2,000 names took 31 MB.
                 first = needed[:1] if len(needed) > _MAX_LISTED else needed
-                listed = {each: needed if [each] == first else first for each in body.properties}
-                others = {each: [name for name in names if name != each] for each, names in listed.items()}
+                listed = {
+                    property_name: needed if [property_name] == first else first for property_name in body.properties
+                }
+                others = {
+                    property_name: [name for name in names if name != property_name]
+                    for property_name, names in listed.items()
+                }
                 if any(others.values()):
-                    schema["dependentRequired"] = {each: names for each, names in others.items() if names}
+                    schema["dependentRequired"] = {
+                        property_name: names for property_name, names in others.items() if names
+                    }
             if body.plain.extras is None:
                 del schema["additionalProperties"]
             else:
@@ -160,18 +167,18 @@ class InputReader(Struct, eq=False):
             required += [_BODY] if body.required else []
         if required:
             schema["required"] = required
-        return self._input(schema, [(each.name,) for each in parameters], parameters, body, body_path)
+        return self._input(schema, [(parameter.name,) for parameter in parameters], parameters, body, body_path)
 
     def _grouped(self, parameters: list[DeclaredParameter], body: _BodyInput | None) -> OperationInput:
         groups: dict[str, dict[str, Any]] = {}
         paths: list[InputPath] = []
-        for each in parameters:
-            name = _GROUPS.get(each.location, each.location)
+        for parameter in parameters:
+            name = _GROUPS.get(parameter.location, parameter.location)
             group = groups.setdefault(name, {"type": "object", "properties": {}, "additionalProperties": False})
-            group["properties"][each.name] = self._property(each)
-            if each.required:
-                group.setdefault("required", []).append(each.name)
-            paths.append((name, each.name))
+            group["properties"][parameter.name] = self._property(parameter)
+            if parameter.required:
+                group.setdefault("required", []).append(parameter.name)
+            paths.append((name, parameter.name))
         properties: dict[str, JSONSchema] = {**groups}
         required = [name for name, group in groups.items() if "required" in group]
         if body is not None:
@@ -195,8 +202,8 @@ class InputReader(Struct, eq=False):
         for declared, path in zip(parameters, paths, strict=True):
             parts: dict[str, PartEncoding] = {}
             if declared.is_form and declared.encoding is not None:
-                for name, each in declared.encoding.value.items():
-                    located = Located(each, declared.encoding.document)
+                for name, field_encoding in declared.encoding.value.items():
+                    located = Located(field_encoding, declared.encoding.document)
                     parts[name] = read_part(f"the field {name!r}", located, self.documents, self._warn)
             sent.append(replace(declared, input_path=path, parts=parts))
         if body is None:
@@ -248,7 +255,9 @@ class InputReader(Struct, eq=False):
         if self.streams is not None or has_parts:
             fields = fields_of(*declaration.schema, self.schemas)
         if has_parts:
-            reader = FormReader(declaration, self.documents, self.schemas, lambda each: self._warn(f"the body: {each}"))
+            reader = FormReader(
+                declaration, self.documents, self.schemas, lambda problem: self._warn(f"the body: {problem}")
+            )
             is_array = "array" in type_names(self.schemas.resolve(*declaration.schema).value)
             by_position = declaration.is_multipart and not fields.properties and is_array
             form = reader.read_array() if by_position else reader.read(fields)
@@ -259,8 +268,8 @@ class InputReader(Struct, eq=False):
         # The schema constrains more than single properties: the body stays one value.
         fixed = self._fixed(fields.properties, fields.required) if declaration.is_json else None
         edits = form.edits if fixed is None else replace(form.edits, dropped=frozenset({STREAM}))
-        given = self.schemas.read(*declaration.schema, "input", f"{self.endpoint}, the body")
-        rewritten = edited(given, edits, self.schemas)
+        body_schema = self.schemas.read(*declaration.schema, "input", f"{self.endpoint}, the body")
+        rewritten = edited(body_schema, edits, self.schemas)
         self.uses |= rewritten.uses
         schema = rewritten.schema
         if is_text(kind.name) and root is None and not _is_scalar(schema):
@@ -272,13 +281,13 @@ class InputReader(Struct, eq=False):
     ) -> _BodyInput:
         properties: Mapping[str, JSONSchema] = {}
         for name, located in plain.properties.items():
-            if any(self.schemas.is_hidden(*each, "input") for each in located):
+            if any(self.schemas.is_hidden(*located_schema, "input") for located_schema in located):
                 continue
             file = form.edits.properties.get(name)
             if file is not None:
                 properties[name] = file
                 continue
-            schemas = [self._read(each, f"the property {name!r}") for each in located]
+            schemas = [self._read(located_schema, f"the property {name!r}") for located_schema in located]
             schema: JSONSchema = schemas[0] if len(schemas) == 1 else {"allOf": schemas}
             omits_null = declaration.is_form or media_type(declaration.content_type).is_xml
             is_optional = omits_null and name not in plain.required
@@ -301,11 +310,13 @@ class InputReader(Struct, eq=False):
     def _fixed(self, properties: dict[str, list[Located]], required: Collection[str]) -> dict[str, Any] | None:
         """Return the value of `stream` that is always sent; None if the caller decides."""
         located = properties.get(STREAM, [])
-        if self.streams is None or not any(self._is_boolean(each) for each in located):
+        if self.streams is None or not any(self._is_boolean(located_schema) for located_schema in located):
             return None
         if self.streams:
             return {STREAM: True}
-        by_default = any(self.schemas.resolve(*each).value.get("default") is True for each in located)
+        by_default = any(
+            self.schemas.resolve(*located_schema).value.get("default") is True for located_schema in located
+        )
         return {STREAM: False} if by_default or STREAM in required else {}
 
     def _is_boolean(self, located: Located) -> bool:
@@ -313,10 +324,10 @@ class InputReader(Struct, eq=False):
         if "boolean" in type_names(node):
             return True
         values = [node["const"]] if "const" in node else as_list(node.get("enum"))
-        if node.get("type") is None and values and all(isinstance(each, bool) for each in values):
+        if node.get("type") is None and values and all(isinstance(option, bool) for option in values):
             return True
         branches = [*as_list(node.get("anyOf")), *as_list(node.get("oneOf"))]
-        return any(self.schemas.resolve(each, home).value.get("type") == "boolean" for each in branches)
+        return any(self.schemas.resolve(branch, home).value.get("type") == "boolean" for branch in branches)
 
     def _read(self, located: Located, what: str) -> JSONSchema:
         rewritten = self.schemas.read_shared(*located, "input", f"{self.endpoint}, {what}")
@@ -336,5 +347,5 @@ def _annotated(schema: JSONSchema, annotations: Mapping[str, Any]) -> JSONSchema
 
 
 def _is_scalar(schema: JSONSchema) -> bool:
-    given = type_names(schema) if isinstance(schema, dict) else []
-    return bool(given) and not {"object", "array"} & set(given)
+    types = type_names(schema) if isinstance(schema, dict) else []
+    return bool(types) and not {"object", "array"} & set(types)

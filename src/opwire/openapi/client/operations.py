@@ -73,7 +73,7 @@ class OperationOutput(NamedTuple):
 def response_kinds(endpoint: HTTPEndpoint, documents: DocumentSet) -> tuple[bool, bool]:
     """Return whether an operation has plain responses, and whether it has streams."""
     contents = success_contents(endpoint, documents).values()
-    streams = [media_type(each.content_type).stream is not None for content in contents for each in content]
+    streams = [media_type(media.content_type).stream is not None for content in contents for media in content]
     return not all(streams), any(streams)
 
 
@@ -90,21 +90,21 @@ class OutputReader(Struct, eq=False):
         if self.endpoint.method == "HEAD":
             return OperationOutput({}, lambda: _NULL, "*/*", None)
         contents = {
-            status: [each for each in types if bool(media_type(each.content_type).stream) is self.streams]
+            status: [media for media in types if bool(media_type(media.content_type).stream) is self.streams]
             for status, types in success_contents(self.endpoint, self.documents).items()
         }
-        chosen = {status: preferred(types) for status, types in contents.items()}
-        only = next(iter(chosen.values()), None) if len(chosen) == 1 else None
+        preferred_by_status = {status: preferred(types) for status, types in contents.items()}
+        only = next(iter(preferred_by_status.values()), None) if len(preferred_by_status) == 1 else None
         responses = {
-            status: tuple(self._media(each, output_schema if each is only else None) for each in types)
+            status: tuple(self._media(media, output_schema if media is only else None) for media in types)
             for status, types in contents.items()
         }
-        first = next((each for each in chosen.values() if each is not None), None)
+        first = next((media for media in preferred_by_status.values() if media is not None), None)
 
         def overall() -> JSONSchema:
-            usable = [each for each in chosen.values() if each is not None or not self.streams]
-            rewritten = [RewrittenSchema(_NULL, set()) if each is None else self._schema(each) for each in usable]
-            if not rewritten or any(each.schema is True or each.schema == {} for each in rewritten):
+            usable = [media for media in preferred_by_status.values() if media is not None or not self.streams]
+            rewritten = [RewrittenSchema(_NULL, set()) if media is None else self._schema(media) for media in usable]
+            if not rewritten or any(schema.schema is True or schema.schema == {} for schema in rewritten):
                 return True
             return self.schemas.complete(_union(rewritten), "output")
 
@@ -112,8 +112,8 @@ class OutputReader(Struct, eq=False):
             responses=responses,
             schema=overall,
             accept=accept_header(
-                [each.content_type for each in chosen.values() if each is not None],
-                [each.content_type for types in contents.values() for each in types],
+                [media.content_type for media in preferred_by_status.values() if media is not None],
+                [media.content_type for types in contents.values() for media in types],
             ),
             stream=media_type(first.content_type).stream if self.streams and first is not None else None,
         )
@@ -141,7 +141,7 @@ class OutputReader(Struct, eq=False):
             if "itemSchema" not in fields and target.value.get("type") == "array":  # of all items
                 item = Located(target.value.get("items", {}), target.document)
             data = (self._event_data(item, count()) or []) if kind.stream == "sse" else []
-            return _union([self.schemas.read(*each, "output", where) for each in data or [item]])
+            return _union([self.schemas.read(*located_data, "output", where) for located_data in data or [item]])
         schema = fields.get("schema")
         node = self.schemas.resolve(schema, home).value
         is_string = node.get("type") == "string" and node.get("format") != "binary"
@@ -161,14 +161,14 @@ class OutputReader(Struct, eq=False):
         if next(seen) > _MAX_EVENTS:
             return None
         if branches and depth < _DEPTH:
-            found: list[Located] = []
-            for each in branches:
-                data = self._event_data(Located(each, home), seen, depth + 1)
+            data_schemas: list[Located] = []
+            for branch in branches:
+                data = self._event_data(Located(branch, home), seen, depth + 1)
                 if data is None:
                     break
-                found += data
+                data_schemas += data
             else:
-                return found
+                return data_schemas
         properties = as_dict(node.get("properties"))
         if "data" not in properties or not _EVENT_FIELDS.issuperset(properties):
             return None
@@ -180,9 +180,9 @@ class OutputReader(Struct, eq=False):
 
 def _union(rewritten: list[RewrittenSchema]) -> RewrittenSchema:
     # By their JSON: comparing each one with the others took 0.4 s for 2,000 events.
-    different = list({write_json(_ENCODER, each.schema): each.schema for each in rewritten}.values())
+    different = list({write_json(_ENCODER, schema.schema): schema.schema for schema in rewritten}.values())
     schema = different[0] if len(different) == 1 else {"anyOf": different}
-    return RewrittenSchema(schema, {name for each in rewritten for name in each.uses})
+    return RewrittenSchema(schema, {name for schema in rewritten for name in schema.uses})
 
 
 _READS = frozenset({"GET", "HEAD", "QUERY"})
@@ -223,9 +223,9 @@ class APIDescription(NamedTuple):
         which is then served as GET and marked as read-only; namespace and name of another source's operation;
         timeouts. So it is ignored in an untrusted document.
         """
-        own = endpoint.operation.value
-        is_trusted = self.options.trust_annotations and ORIGIN_EXTENSION in own
-        return read_origin(own, ORIGIN_EXTENSION) if is_trusted else None
+        operation = endpoint.operation.value
+        is_trusted = self.options.trust_annotations and ORIGIN_EXTENSION in operation
+        return read_origin(operation, ORIGIN_EXTENSION) if is_trusted else None
 
 
 class LazyOperation:
@@ -252,16 +252,16 @@ class LazyOperation:
         input_schema = Schema.deferred(lambda: self._input.schema, checks_formats=checks_formats)
         outputs = api.schemas.outputs
         output_schema = Schema.deferred(lambda: self._output.schema(), family=outputs)  # noqa: PLW0108 - lazily
-        own = endpoint.operation.value
-        title = "" if origin is not None and origin.untitled else as_text(own.get("summary")).strip()
-        description = as_text(own.get("description")).strip() or title
+        operation = endpoint.operation.value
+        title = "" if origin is not None and origin.untitled else as_text(operation.get("summary")).strip()
+        description = as_text(operation.get("description")).strip() or title
         self.spec = OperationSpec(
             namespace=namespace,
             name=name,
             type=kind,
             title=title,
             description=description or as_text(endpoint.item.value.get("description")).strip(),
-            tags=origin.tags if origin else tuple(as_texts(own.get("tags"))),
+            tags=origin.tags if origin else tuple(as_texts(operation.get("tags"))),
             version=origin.version if origin else "",
             input_schema=input_schema,
             output_schema=output_schema,
@@ -302,7 +302,7 @@ class LazyOperation:
     @cached_property
     def _input(self) -> OperationInput:
         api = self._api
-        places = {each.scheme.place for alternative in self.security for each in alternative}
+        places = {requirement.scheme.place for alternative in self.security for requirement in alternative}
         reader = InputReader(
             self._endpoint, api.documents, api.schemas, api.report, streams=self._streams, secret_places=places
         )
@@ -321,36 +321,38 @@ def read_operations(documents: DocumentSet, report: Report, options: ReadOptions
     )
     # Each method and path once; the path `a` equals `/a`, and the method `GET` equals `get`. Another opwire serves some
     # of its operations by GET too: the endpoint that accepts any input wins.
-    kept: dict[Any, HTTPEndpoint] = {}
+    endpoints_by_key: dict[Any, HTTPEndpoint] = {}
     for endpoint in endpoints(documents, report):
         origin = api.origin_of(endpoint)
         key = (endpoint.method, endpoint.path) if origin is None else origin.id
-        if origin is None and key in kept:
+        if origin is None and key in endpoints_by_key:
             report.skip(endpoint.method, endpoint.path, "the document has this method and path twice")
-        elif key not in kept or "requestBody" in endpoint.operation.value:
-            kept[key] = endpoint
-    wanted = [(each, api.origin_of(each)) for each in _selected(list(kept.values()), options, report)]
+        elif key not in endpoints_by_key or "requestBody" in endpoint.operation.value:
+            endpoints_by_key[key] = endpoint
+    selected_endpoints = [
+        (endpoint, api.origin_of(endpoint)) for endpoint in _selected(list(endpoints_by_key.values()), options, report)
+    ]
     candidates: list[NameCandidate] = []
-    for endpoint, origin in wanted:
+    for endpoint, origin in selected_endpoints:
         own_id = as_text(endpoint.operation.value.get("operationId"))
-        given = origin.id.partition(".")[2] if origin else printable_name(own_id)
-        name = given or name_from_path(endpoint.method, endpoint.path)
-        candidates.append(NameCandidate(endpoint.method, endpoint.path, name, is_given=bool(given)))
+        declared_name = origin.id.partition(".")[2] if origin else printable_name(own_id)
+        name = declared_name or name_from_path(endpoint.method, endpoint.path)
+        candidates.append(NameCandidate(endpoint.method, endpoint.path, name, is_given=bool(declared_name)))
     names = unique_names(candidates)
-    taken = UniqueNames(names.values())
+    operation_names = UniqueNames(names.values())
     default = namespace_of(documents, options)
     operations: list[LazyOperation] = []
-    for endpoint, origin in wanted:
+    for endpoint, origin in selected_endpoints:
         try:
             namespace = default if origin is None or options.namespace else split_id(origin.id)[0]
-            operations += _operations(api, endpoint, namespace, names[endpoint.method, endpoint.path], taken)
+            operations += _operations(api, endpoint, namespace, names[endpoint.method, endpoint.path], operation_names)
         except RegistrationError as error:
             report.skip(endpoint.method, endpoint.path, str(error))
     return operations
 
 
 def _operations(
-    api: APIDescription, endpoint: HTTPEndpoint, namespace: str, name: str, taken: UniqueNames
+    api: APIDescription, endpoint: HTTPEndpoint, namespace: str, name: str, unique_names: UniqueNames
 ) -> Iterator[LazyOperation]:
     """Return one operation, or two for an endpoint with both plain responses and streams."""
     kind = OperationType.QUERY if endpoint.method in _READS else OperationType.MUTATION
@@ -362,29 +364,31 @@ def _operations(
         return
     if plain:
         yield LazyOperation(api, endpoint, namespace, name, kind=kind, streams=False)
-        name = taken.take(stream_name(name))
+        name = unique_names.take(stream_name(name))
     yield LazyOperation(api, endpoint, namespace, name, kind=OperationType.SUBSCRIPTION, streams=True)
 
 
-def _selected(found: list[HTTPEndpoint], options: ReadOptions, report: Report) -> list[HTTPEndpoint]:
+def _selected(found_endpoints: list[HTTPEndpoint], options: ReadOptions, report: Report) -> list[HTTPEndpoint]:
     """Return the endpoints that pass `include` and `exclude`; warn of patterns that match nothing."""
     if not options.include and not options.exclude:
-        return found
+        return found_endpoints
 
     def matches(names: Iterable[str], patterns: Iterable[str]) -> bool:
         return any(fnmatchcase(name, pattern) for pattern in patterns for name in names)
 
-    known, selected = set[str](), list[HTTPEndpoint]()
-    for endpoint in found:
-        own = endpoint.operation.value
-        names = [endpoint.path, str(endpoint), as_text(own.get("operationId")), *as_texts(own.get("tags"))]
-        known.update(names)
+    selectable_names, selected = set[str](), list[HTTPEndpoint]()
+    for endpoint in found_endpoints:
+        operation = endpoint.operation.value
+        names = [endpoint.path, str(endpoint), as_text(operation.get("operationId")), *as_texts(operation.get("tags"))]
+        selectable_names.update(names)
         if (not options.include or matches(names, options.include)) and not matches(names, options.exclude):
             selected.append(endpoint)
-    patterns = [("include", each) for each in options.include] + [("exclude", each) for each in options.exclude]
+    patterns = [("include", pattern) for pattern in options.include] + [
+        ("exclude", pattern) for pattern in options.exclude
+    ]
     for option, pattern in dict.fromkeys(patterns):
-        if not matches(known, [pattern]):
-            hint = suggestion(similar_names(pattern, sorted(known)))
+        if not matches(selectable_names, [pattern]):
+            hint = suggestion(similar_names(pattern, sorted(selectable_names)))
             message = f"{option} {pattern!r} matches no operationId, tag, path or 'GET /path'{hint}"
             report.warn(message)
             logger.warning("%s", harmless(message))
@@ -423,7 +427,9 @@ def unique_names(candidates: Iterable[NameCandidate]) -> dict[tuple[str, str], s
     names: dict[tuple[str, str], str] = {}
     first: set[str] = set()
     duplicates: list[NameCandidate] = []
-    for candidate in sorted(candidates, key=lambda each: (not each.is_given, each.path, each.method)):
+    for candidate in sorted(
+        candidates, key=lambda candidate: (not candidate.is_given, candidate.path, candidate.method)
+    ):
         if candidate.name in first:
             duplicates.append(candidate)
         else:
@@ -449,7 +455,7 @@ def namespace_from(title: object) -> str:
     """
     text = unicodedata.normalize("NFKD", title[:_MAX_NAME]) if isinstance(title, str) else ""
     words = _OTHER.sub(" ", _MARKS.sub("", text)).lower().split()
-    telling = [each for each in words if each not in _FILLERS and not _VERSION.fullmatch(each)] or words
+    telling = [word for word in words if word not in _FILLERS and not _VERSION.fullmatch(word)] or words
     namespace = "".join(telling[:1])[:_MAX_NAMESPACE]
     for word in telling[1:]:
         if len(namespace) + 1 + len(word) > _MAX_NAMESPACE:
@@ -467,7 +473,7 @@ def name_from_path(method: str, path: str) -> str:
 def printable_name(operation_id: str) -> str:
     """Return an operationId without characters that are invalid in a name; "" if nothing is left."""
     name = operation_id.strip()[:_MAX_NAME]
-    return name if name.isprintable() else "".join(each if each.isprintable() else "_" for each in name)
+    return name if name.isprintable() else "".join(character if character.isprintable() else "_" for character in name)
 
 
 def stream_name(name: str) -> str:
@@ -491,42 +497,44 @@ def server_of(endpoint: HTTPEndpoint, documents: DocumentSet, variables: Mapping
         host = as_text(root.get("host")).strip() or home.netloc
         path = "/" + as_text(root.get("basePath")).strip().strip("/")
         schemes = as_texts(endpoint.operation.value.get("schemes")) or as_texts(root.get("schemes"))
-        scheme = next((each for each in ("https", "http") if each in schemes), home.scheme or "https")
+        scheme = next((candidate for candidate in ("https", "http") if candidate in schemes), home.scheme or "https")
         return f"{scheme}://{host}{path}" if host else path
     url = "/"
     for owner in (endpoint.operation.value, endpoint.item.value, root):
-        servers = [as_dict(each) for each in as_list(owner.get("servers"))[:_MAX_SERVERS]]
-        if found := next((each for each in servers if isinstance(each.get("url"), str)), None):
-            url = documents.shared("server", found, partial(_expanded, found, variables, report))
+        servers = [as_dict(declared_server) for declared_server in as_list(owner.get("servers"))[:_MAX_SERVERS]]
+        if server := next((server for server in servers if isinstance(server.get("url"), str)), None):
+            url = documents.shared("server", server, partial(_expanded, server, variables, report))
             break
     return url if _ABSOLUTE.match(url) or not is_remote else join_uri(base, url or "/")
 
 
-def _expanded(server: dict[str, Any], given: Mapping[str, str], report: Report) -> str:
+def _expanded(server: dict[str, Any], variables: Mapping[str, str], report: Report) -> str:
     """Return the URL with its variables expanded; one without a value stays, and the first call raises."""
     declared = as_dict(server.get("variables"))
-    left = _MAX_URL
+    characters_left = _MAX_URL
 
     @cache
     def value_of(name: str) -> str:
         variable = as_dict(declared.get(name))
         choices = as_texts(variable.get("enum"))
-        if name in given:
-            if choices and str(given[name]) not in choices:
-                report.warn(f"the server variable {name!r} is one of {', '.join(choices[:10])}, not {given[name]!r}")
-            return str(given[name])
+        if name in variables:
+            if choices and str(variables[name]) not in choices:
+                report.warn(
+                    f"the server variable {name!r} is one of {', '.join(choices[:10])}, not {variables[name]!r}"
+                )
+            return str(variables[name])
         default = variable.get("default")
         if isinstance(default, str | int | float):
             return as_text(default)
         return choices[0] if choices else f"{{{name}}}"
 
-    def value(found: re.Match[str]) -> str:
-        nonlocal left
-        left -= len(value_of(found[1]))
-        return value_of(found[1]) if left >= 0 else ""
+    def value(placeholder: re.Match[str]) -> str:
+        nonlocal characters_left
+        characters_left -= len(value_of(placeholder[1]))
+        return value_of(placeholder[1]) if characters_left >= 0 else ""
 
     url = VARIABLE.sub(value, server["url"].strip())
-    if left < 0 or len(url) > _MAX_URL:
+    if characters_left < 0 or len(url) > _MAX_URL:
         report.warn(f"the server's URL has more than {_MAX_URL:,} characters: it is ignored")
         return "/"
     return url

@@ -91,7 +91,7 @@ class RequestBody(Struct, frozen=True, kw_only=True):
         """Return the encoding of a form field."""
         part = self.parts.get(name)
         if part is None and self.others:
-            part = next((each for names, each in self.others if names is None or names.is_valid(name)), None)
+            part = next((encoding for names, encoding in self.others if names is None or names.is_valid(name)), None)
         return part or _PLAIN
 
     def position(self, index: int) -> PartEncoding:
@@ -170,7 +170,10 @@ class CallPlan(Struct, frozen=True, kw_only=True):
         """The declared header with which a mutation may be repeated, or None."""
         if self.method not in ("POST", "PATCH"):
             return None
-        return next((each.name for each in self.parameters if is_idempotency_key(each.location, each.name)), None)
+        return next(
+            (parameter.name for parameter in self.parameters if is_idempotency_key(parameter.location, parameter.name)),
+            None,
+        )
 
 
 def is_idempotency_key(location: str, name: str) -> bool:
@@ -235,11 +238,11 @@ def media_type(header: str) -> MediaType:
     """Parse a Content-Type header."""
     name = header.partition(";")[0].strip().lower()
     charset = None
-    if (found := _CHARSET.search(f"{header};")) and _is_codec(found[1]):
+    if (charset_match := _CHARSET.search(f"{header};")) and _is_codec(charset_match[1]):
         try:
-            known = codecs.lookup(found[1]).name
-            b"a".decode(known, errors="ignore")  # raises for codecs that do not decode bytes to text
-            charset = None if known in _NO_CHARSETS else known
+            codec_name = codecs.lookup(charset_match[1]).name
+            b"a".decode(codec_name, errors="ignore")  # raises for codecs that do not decode bytes to text
+            charset = None if codec_name in _NO_CHARSETS else codec_name
         except (LookupError, ValueError):
             charset = None
     is_xml = name in ("application/xml", "text/xml") or name.endswith("+xml")
@@ -269,7 +272,7 @@ def decode_text(data: bytes, charset: str, errors: Literal["strict", "replace"] 
     if errors == "replace" and isinstance(table, str):
         # Without a call for each invalid byte: 60 MB of them, packed in 60 kB, took 10 s.
         replacing: Any = table.replace(_UNDEFINED, "\ufffd")
-        return "".join([codecs.charmap_decode(each, "strict", replacing)[0] for each in pieces])
+        return "".join([codecs.charmap_decode(piece, "strict", replacing)[0] for piece in pieces])
     return "".join([*map(decoder.decode, pieces), decoder.decode(b"", True)])
 
 

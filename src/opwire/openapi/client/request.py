@@ -49,11 +49,11 @@ def base_url_of(plan: CallPlan) -> BaseURL:
     Raises:
         ValueError: it is not a complete URL. The message does not show it, since it may contain a password.
     """
-    given = plan.server if plan.base_url is None else plan.base_url
-    if unknown := _VARIABLE.search(given):
+    server_url = plan.server if plan.base_url is None else plan.base_url
+    if unknown := _VARIABLE.search(server_url):
         raise ValueError(f"the variable {unknown[0]} of its server's URL has no value; {_REMEDY}")
     try:
-        url = URL(given)
+        url = URL(server_url)
         origin = str(url.origin())
     except ValueError:
         raise ValueError(f"its server has no complete URL; {_REMEDY}") from None
@@ -93,8 +93,8 @@ class PathTemplate:
             return pieces
 
         path, _, query = without_fragment(template).partition("?")
-        own = {f"{name}={{{name}}}" for name in query_names}
-        self._query = pieces_of("&".join(each for each in query.split("&") if each not in own), _IN_QUERY)
+        template_pairs = {f"{name}={{{name}}}" for name in query_names}
+        self._query = pieces_of("&".join(pair for pair in query.split("&") if pair not in template_pairs), _IN_QUERY)
         self.has_query = self._query != [""]
         self._segments: list[str | list[str]] = []
         for segment in path.removeprefix("/").split("/"):
@@ -167,11 +167,11 @@ def _text_of(parameter: RequestParameter, operation_id: str) -> _TextOf:
         elif location == "header" and not parameter.required and isinstance(value, list | dict):
             # An optional header is omitted if nothing in it has a value.
             items = cast("dict[str, Any]", value).values() if isinstance(value, dict) else cast("list[Any]", value)
-            return any(each is not None for each in items)
+            return any(item is not None for item in items)
         return True
 
-    def text_of(given: dict[str, Any]) -> str | None:
-        value = value_at(given, path) if key is None else given.get(key, MISSING)
+    def text_of(input_object: dict[str, Any]) -> str | None:
+        value = value_at(input_object, path) if key is None else input_object.get(key, MISSING)
         if type(value) not in _SENT and not is_sent(value):  # most values are strings and numbers: 0.2 µs
             return None
         try:
@@ -186,8 +186,8 @@ class _RequestBuilder:
     def __init__(self, plan: CallPlan) -> None:
         def texts(*locations: str) -> list[tuple[str, _TextOf]]:
             """Return the names and texts of parameters."""
-            used = [each for each in plan.parameters if each.location in locations]
-            return [(each.name, _text_of(each, plan.operation_id)) for each in used]
+            used = [parameter for parameter in plan.parameters if parameter.location in locations]
+            return [(parameter.name, _text_of(parameter, plan.operation_id)) for parameter in used]
 
         self._plan = plan
         base = base_url_of(plan)
@@ -206,16 +206,16 @@ class _RequestBuilder:
         self._body = None if plan.body is None else _BodyBuilder(plan.body, plan.parameters)
 
     def build(self, input: Any) -> HTTPRequest:
-        given = cast("dict[str, Any]", input) if isinstance(input, dict) else {}
-        url = self._url(given)
+        input_object = cast("dict[str, Any]", input) if isinstance(input, dict) else {}
+        url = self._url(input_object)
         headers: list[tuple[str, str]] = [self._accept]
         if self._headers:
-            headers += [(name, text) for name, text_of in self._headers if (text := text_of(given)) is not None]
-        if self._cookies and (cookies := [text for _, text_of in self._cookies if (text := text_of(given))]):
+            headers += [(name, text) for name, text_of in self._headers if (text := text_of(input_object)) is not None]
+        if self._cookies and (cookies := [text for _, text_of in self._cookies if (text := text_of(input_object))]):
             # A request has one Cookie line (RFC 6265, section 5.4): join those of a header parameter.
-            own = [text for name, text in headers if name.lower() == "cookie" and text]
+            cookie_texts = [text for name, text in headers if name.lower() == "cookie" and text]
             headers = [header for header in headers if header[0].lower() != "cookie"]
-            headers.append(("Cookie", "; ".join([*own, *cookies])))
+            headers.append(("Cookie", "; ".join([*cookie_texts, *cookies])))
         body = None
         if self._body is not None:
             try:
@@ -228,16 +228,16 @@ class _RequestBuilder:
         headers.append(("Content-Type", body.content_type))
         return HTTPRequest(method=self._plan.method, url=url, headers=headers, body=body.data)
 
-    def _url(self, given: dict[str, Any]) -> str:
+    def _url(self, input_object: dict[str, Any]) -> str:
         url = self._fixed_url
         texts: dict[str, str] = {}  # `dict[str, str]()` takes 0.4 µs
         if self._variables:
-            texts = {name: text_of(given) or "" for name, text_of in self._variables}
+            texts = {name: text_of(input_object) or "" for name, text_of in self._variables}
             try:
                 url = self._base + self._path.fill(texts)
             except ValueError as error:
                 raise invalid_input(self._plan.operation_id, (), str(error)) from error
-        query = [text for _, text_of in self._query if (text := text_of(given))]
+        query = [text for _, text_of in self._query if (text := text_of(input_object))]
         if self._has_query:
             query = [*filter(None, (self._base_query, self._path.fill_query(texts))), *query]
         return f"{url}?{'&'.join(query)}" if query else url
@@ -259,11 +259,11 @@ class _BodyBuilder:
         elif body.input_path:
             value = value_at(input, body.input_path)
         else:  # the properties are among the parameters
-            given = as_dict(input)
-            value = {name: given[name] for name in body.properties if name in given}
-            if body.open and len(value) < len(given):
-                extras = given.keys() - value.keys() - self._parameters
-                value |= {name: each for name, each in given.items() if name in extras}
+            input_object = as_dict(input)
+            value = {name: input_object[name] for name in body.properties if name in input_object}
+            if body.open and len(value) < len(input_object):
+                extras = input_object.keys() - value.keys() - self._parameters
+                value |= {name: member for name, member in input_object.items() if name in extras}
             value = value if value or body.required else MISSING
         if value is None and not body.required:
             value = MISSING

@@ -82,18 +82,18 @@ def read_body(endpoint: HTTPEndpoint, documents: DocumentSet) -> BodyDeclaration
         return _swagger_body(endpoint, documents)
     body = request_body(endpoint, documents)
     offers = [] if body is None else contents(body, documents)
-    chosen = preferred(offers)
-    if body is None or chosen is None:
+    preferred_offer = preferred(offers)
+    if body is None or preferred_offer is None:
         return None
-    patches = [each for each in offers if media_type(each.content_type).name == _MERGE_PATCH]
-    if patches and media_type(chosen.content_type).name == _JSON_PATCH:
-        chosen = patches[0]
-    fields, home = chosen.fields
+    patches = [offer for offer in offers if media_type(offer.content_type).name == _MERGE_PATCH]
+    if patches and media_type(preferred_offer.content_type).name == _JSON_PATCH:
+        preferred_offer = patches[0]
+    fields, home = preferred_offer.fields
     schema = fields.get("schema", {})
-    if "schema" not in fields and "itemSchema" in fields and media_type(chosen.content_type).stream:
+    if "schema" not in fields and "itemSchema" in fields and media_type(preferred_offer.content_type).stream:
         schema = {"type": "array", "items": fields["itemSchema"]}
     return BodyDeclaration(
-        chosen.content_type,
+        preferred_offer.content_type,
         Located(schema, home),
         body.value.get("required") is True,
         description=as_text(body.value.get("description")).strip(),
@@ -104,25 +104,25 @@ def read_body(endpoint: HTTPEndpoint, documents: DocumentSet) -> BodyDeclaration
 
 
 def _swagger_body(endpoint: HTTPEndpoint, documents: DocumentSet) -> BodyDeclaration | None:
-    given = parameters_of(endpoint, documents)
+    parameters = parameters_of(endpoint, documents)
     consumes = offered(endpoint, documents, "consumes")
-    for located in given:
+    for located in parameters:
         if located.value["in"] == "body":
-            kinds = [(each, media_type(each)) for each in consumes]
-            ranked = [each for each, kind in kinds if kind.name == "application/json"]
-            ranked += [each for each, kind in kinds if kind.name == _MERGE_PATCH]
-            ranked += [each for each, kind in kinds if kind.is_json]
+            kinds = [(content_type, media_type(content_type)) for content_type in consumes]
+            ranked = [content_type for content_type, kind in kinds if kind.name == "application/json"]
+            ranked += [content_type for content_type, kind in kinds if kind.name == _MERGE_PATCH]
+            ranked += [content_type for content_type, kind in kinds if kind.is_json]
             return BodyDeclaration(
                 (ranked or consumes)[0],
                 Located(located.value.get("schema", {}), located.document),
                 located.value.get("required") is True,
                 description=as_text(located.value.get("description")).strip(),
             )
-    fields = [located for located in given if located.value["in"] == "formData" and located.value["name"]]
+    fields = [located for located in parameters if located.value["in"] == "formData" and located.value["name"]]
     if not fields:
         return None
-    names = [media_type(each).name for each in consumes]
-    has_file = any(each.value.get("type") == "file" for each in fields)
+    names = [media_type(content_type).name for content_type in consumes]
+    has_file = any(field.value.get("type") == "file" for field in fields)
     multipart = has_file or (_MULTIPART in names and _FORM not in names)
     properties: dict[str, Any] = {}
     styles: dict[str, PartEncoding] = {}
@@ -134,7 +134,7 @@ def _swagger_body(endpoint: HTTPEndpoint, documents: DocumentSet) -> BodyDeclara
         if located.value.get("type") == "array":
             style, explode = swagger_style(located.value)
             styles[name] = PartEncoding(style=style or "form", explode=explode)
-    required = [each.value["name"] for each in fields if each.value.get("required") is True]
+    required = [field.value["name"] for field in fields if field.value.get("required") is True]
     schema = {"type": "object", "properties": properties, "required": required, "additionalProperties": False}
     content_type = _MULTIPART if multipart else _FORM
     return BodyDeclaration(content_type, Located(schema, fields[0].document), bool(required), styles=styles)
@@ -177,10 +177,12 @@ def file_schema(
         return None if items is None else {"type": "array", "items": items, **annotations}
     for union in ("anyOf", "oneOf"):
         branches = as_list(node.get(union))
-        found = [file_schema(Located(each, home), content_type, schemas, seen, depth + 1) for each in branches]
-        files = [each for each in found if each is not None]
+        branch_files = [
+            file_schema(Located(branch, home), content_type, schemas, seen, depth + 1) for branch in branches
+        ]
+        files = [branch_file for branch_file in branch_files if branch_file is not None]
         if files:
-            if any(schemas.resolve(each, home).value.get("type") == "null" for each in branches):
+            if any(schemas.resolve(branch, home).value.get("type") == "null" for branch in branches):
                 files.append({"type": "null"})
             return {"anyOf": files, **annotations}
     return None
@@ -193,8 +195,8 @@ def or_null(schema: JSONSchema) -> JSONSchema:
     kinds = schema.get("type")
     if isinstance(kinds, str) and _MAY_REJECT_NULL.isdisjoint(schema):
         return {**schema, "type": kinds if kinds == "null" else [kinds, "null"]}
-    outside = {key: each for key, each in schema.items() if key in _ANNOTATIONS}
-    inside = {key: each for key, each in schema.items() if key not in _ANNOTATIONS}
+    outside = {key: subschema for key, subschema in schema.items() if key in _ANNOTATIONS}
+    inside = {key: subschema for key, subschema in schema.items() if key not in _ANNOTATIONS}
     variants = inside["anyOf"] if inside.keys() == {"anyOf"} else [inside]
     null = {"type": "null"}
     return {"anyOf": variants if null in variants else [*variants, null], **outside}
@@ -202,8 +204,8 @@ def or_null(schema: JSONSchema) -> JSONSchema:
 
 def _is_string(node: dict[str, Any]) -> bool:
     """Return whether a schema accepts only strings, and possibly null."""
-    named = set(map(str, type_names(node))) if "type" in node else {"string"}
-    return "string" in named and named <= {"string", "null"}
+    types = set(map(str, type_names(node))) if "type" in node else {"string"}
+    return "string" in types and types <= {"string", "null"}
 
 
 def _is_binary(node: dict[str, Any]) -> bool:
@@ -237,9 +239,9 @@ def read_part(
     styled = takes_style and bool(style or isinstance(explode, bool) or "allowReserved" in fields)
     style = style or "form"
     headers: dict[str, str] = {}  # those with a known value: the only allowed one, or the default of a required one
-    for name, given in as_dict(fields.get("headers")).items():
+    for name, declared_header in as_dict(fields.get("headers")).items():
         try:
-            header = as_dict(documents.follow(given, encoding.document).value)
+            header = as_dict(documents.follow(declared_header, encoding.document).value)
             schema = as_dict(documents.follow(header.get("schema", header), encoding.document).value)
         except SchemaError:
             continue
@@ -294,12 +296,12 @@ class DeclaredFields(NamedTuple):
     required: set[str]
 
 
-def _siblings(given: Located, schemas: SchemaRewriter) -> list[Located]:
+def _siblings(located: Located, schemas: SchemaRewriter) -> list[Located]:
     """Return the keywords beside a `$ref` as a schema, where they count."""
-    schema = as_dict(given.value)
+    schema = as_dict(located.value)
     if "$ref" not in schema or schemas.hides_siblings or len(schema) == 1:
         return []
-    return [Located({key: each for key, each in schema.items() if key != "$ref"}, given.document)]
+    return [Located({key: subschema for key, subschema in schema.items() if key != "$ref"}, located.document)]
 
 
 def fields_of(schema: Any, document: SourceDocument, schemas: SchemaRewriter) -> DeclaredFields:
@@ -307,22 +309,22 @@ def fields_of(schema: Any, document: SourceDocument, schemas: SchemaRewriter) ->
     fields = DeclaredFields({}, {}, [], set())
     stack, seen = [Located(schema, document)], set[int]()
     while stack and len(seen) < _MAX_FIELD_PARTS:
-        given = stack.pop()
-        node, home = schemas.resolve(*given)
-        stack += _siblings(given, schemas)
+        located = stack.pop()
+        node, home = schemas.resolve(*located)
+        stack += _siblings(located, schemas)
         if id(node) in seen:
             continue
         seen.add(id(node))
-        for name, each in as_dict(node.get("properties")).items():
-            fields.properties.setdefault(name, []).append(Located(each, home))
-        for pattern, each in as_dict(node.get("patternProperties")).items():
-            fields.patterns.setdefault(pattern, []).append(Located(each, home))
+        for name, property_schema in as_dict(node.get("properties")).items():
+            fields.properties.setdefault(name, []).append(Located(property_schema, home))
+        for pattern, property_schema in as_dict(node.get("patternProperties")).items():
+            fields.patterns.setdefault(pattern, []).append(Located(property_schema, home))
         fields.extras.extend(Located(node[key], home) for key in _EXTRAS if isinstance(node.get(key), dict))
         fields.required.update(as_texts(node.get("required")))
         below = [node[key] for key in ("then", "else", "if") if key in node]
-        below += [each for key in ("allOf", "anyOf", "oneOf") for each in as_list(node.get(key))]
+        below += [branch for key in ("allOf", "anyOf", "oneOf") for branch in as_list(node.get(key))]
         below += as_dict(node.get("dependentSchemas")).values()
-        stack.extend(Located(each, home) for each in reversed(below))
+        stack.extend(Located(branch, home) for branch in reversed(below))
     return fields
 
 
@@ -340,10 +342,10 @@ def plain_object(schema: Any, document: SourceDocument, schemas: SchemaRewriter)
             return None
         if not {key for key in node if not key.startswith("x-")} <= _OBJECT_KEYWORDS | _NOT_CONSTRAINTS:
             return None
-        for name, each in as_dict(node.get("properties")).items():
-            found = properties.setdefault(name, [])
-            if all(known.value != each for known in found):
-                found.append(Located(each, home))
+        for name, property_schema in as_dict(node.get("properties")).items():
+            declared_schemas = properties.setdefault(name, [])
+            if all(declared.value != property_schema for declared in declared_schemas):
+                declared_schemas.append(Located(property_schema, home))
         required |= dict.fromkeys(as_texts(node.get("required")))
         if isinstance(declared := node.get("additionalProperties"), dict | bool):
             if "allOf" in node or extras is not None or node is not schemas.resolve(schema, document).value:
@@ -356,13 +358,13 @@ def plain_object(schema: Any, document: SourceDocument, schemas: SchemaRewriter)
 def _composed(whole: Located, schemas: SchemaRewriter) -> Iterator[Located]:
     """Iterate over the schema and the parts of its `allOf`; yield an invalid one if there are too many."""
     queue = [whole]
-    for number, each in enumerate(queue):  # grows during the iteration
+    for number, located in enumerate(queue):  # grows during the iteration
         if number > _MAX_PARTS:
-            yield Located({"not": {}}, each.document)
+            yield Located({"not": {}}, located.document)
             return
-        node = schemas.resolve(*each)
+        node = schemas.resolve(*located)
         yield node
-        queue += _siblings(each, schemas)
+        queue += _siblings(located, schemas)
         queue.extend(Located(part, node.document) for part in as_list(node.value.get("allOf")))
 
 
@@ -412,42 +414,51 @@ class FormReader(Struct, eq=False):
         files: dict[str, JSONSchema] = {}
         parts: dict[str, PartEncoding] = {}
         for name in dict.fromkeys((*fields.properties, *encoding.value)):
-            own = Located(as_dict(encoding.value.get(name)), encoding.document)
-            file = self._file(fields.properties.get(name, []), own.value)
+            declared_encoding = Located(as_dict(encoding.value.get(name)), encoding.document)
+            file = self._file(fields.properties.get(name, []), declared_encoding.value)
             if file is not None:
                 files[name] = file if name in fields.required else or_null(file)
             parts[name] = body.styles.get(name) or read_part(
-                f"the field {name!r}", own, self.documents, self.warn, binary=file is not None, takes_style=takes_style
+                f"the field {name!r}",
+                declared_encoding,
+                self.documents,
+                self.warn,
+                binary=file is not None,
+                takes_style=takes_style,
             )
-        patterns = {each: self._file(located, {}) for each, located in fields.patterns.items() if is_pattern(each)}
+        patterns = {
+            pattern: self._file(located, {}) for pattern, located in fields.patterns.items() if is_pattern(pattern)
+        }
         extras = self._file(fields.extras, {})
         others: list[tuple[Schema | None, PartEncoding]] = [
-            (Schema({"pattern": each}), PartEncoding(binary=file is not None)) for each, file in patterns.items()
+            (Schema({"pattern": pattern}), PartEncoding(binary=file is not None)) for pattern, file in patterns.items()
         ]
         if extras is not None:
             others.append((None, PartEncoding(binary=True)))
         if not any(part.binary for _, part in others):
             parts, others = {name: part for name, part in parts.items() if part != PartEncoding()}, []
-        known = {each: file for each, file in patterns.items() if file is not None}
+        file_patterns = {pattern: file for pattern, file in patterns.items() if file is not None}
         return FormEncoding(
-            parts=parts, others=tuple(others), edits=SchemaEdits(properties=files, patterns=known, extras=extras)
+            parts=parts,
+            others=tuple(others),
+            edits=SchemaEdits(properties=files, patterns=file_patterns, extras=extras),
         )
 
     def read_array(self) -> FormEncoding:
         """Return the encoding of a multipart array: some items by position, the rest alike (3.2)."""
         node, home = self.schemas.resolve(*self.body.schema)
-        given, given_home = self.body.positions
-        first = [Located(each, home) for each in as_list(node.get("prefixItems"))]
-        rest = [Located(node["items"], home)] if isinstance(node.get("items"), dict) else []
+        encodings, given_home = self.body.positions
+        first = [Located(item_schema, home) for item_schema in as_list(node.get("prefixItems"))]
+        rest_schemas = [Located(node["items"], home)] if isinstance(node.get("items"), dict) else []
         files: dict[int, JSONSchema] = {}
         parts: list[PartEncoding] = []
-        for index in range(min(max(len(first), len(given)), _MAX_POSITIONS)):
-            encoding = Located(as_dict(given[index]) if index < len(given) else {}, given_home)
-            part, file = self._item(f"item {index}", first[index : index + 1] or rest, encoding)
+        for index in range(min(max(len(first), len(encodings)), _MAX_POSITIONS)):
+            encoding = Located(as_dict(encodings[index]) if index < len(encodings) else {}, given_home)
+            part, file = self._item(f"item {index}", first[index : index + 1] or rest_schemas, encoding)
             parts.append(part)
             if file is not None and index < len(first):
                 files[index] = file
-        items, file = self._item("an item", rest, self.body.items)
+        items, file = self._item("an item", rest_schemas, self.body.items)
         return FormEncoding(positions=tuple(parts), items=items, edits=SchemaEdits(positions=files, items=file))
 
     def _item(self, what: str, schemas: list[Located], encoding: Located) -> tuple[PartEncoding, JSONSchema | None]:
@@ -462,9 +473,11 @@ class FormReader(Struct, eq=False):
         if not self.body.is_multipart or not schemas:
             return None
         content_type = as_text(encoding.get("contentType"))
-        telling = [each for each in schemas if self.schemas.resolve(*each).value] or schemas[:1]
-        found = (file_schema(each, content_type, self.schemas, self.searched) for each in telling)
-        return next((each for each in found if each is not None), None)
+        telling = [
+            located_schema for located_schema in schemas if self.schemas.resolve(*located_schema).value
+        ] or schemas[:1]
+        files = (file_schema(located_schema, content_type, self.schemas, self.searched) for located_schema in telling)
+        return next((file for file in files if file is not None), None)
 
 
 def edited(rewritten: RewrittenSchema, edits: SchemaEdits, schemas: SchemaRewriter) -> RewrittenSchema:
@@ -472,7 +485,7 @@ def edited(rewritten: RewrittenSchema, edits: SchemaEdits, schemas: SchemaRewrit
     if edits == SchemaEdits():
         return rewritten
     schema = _SchemaEditor(edits, schemas).edit(rewritten.schema, _MAX_DEPTH)
-    refs = {ref for each in objects_in(schema) if isinstance(ref := each.get("$ref"), str)}
+    refs = {ref for node in objects_in(schema) if isinstance(ref := node.get("$ref"), str)}
     uses = {name for ref in refs if schemas.is_definition(name := ref.removeprefix(_DEFINITION))}
     return RewrittenSchema(schema, uses)
 
@@ -493,37 +506,39 @@ class _SchemaEditor:
             remove_properties(copy, dropped)
             for keyword in ("dependentRequired", "dependentSchemas"):
                 if keyword in copy:
-                    copy[keyword] = {name: each for name, each in copy[keyword].items() if name not in dropped}
+                    copy[keyword] = {
+                        name: property_schema for name, property_schema in copy[keyword].items() if name not in dropped
+                    }
         name = str(copy.get("$ref", "")).removeprefix(_DEFINITION)
         if name in self._within or not self._schemas.is_definition(name) or not self._left:
             return copy
         self._left -= 1
         self._within.append(name)
-        given = self._schemas.definition(name, "input").schema
-        target = self.edit(given, depth - 1)
+        definition = self._schemas.definition(name, "input").schema
+        target = self.edit(definition, depth - 1)
         self._within.pop()
-        if target == given:
+        if target == definition:
             return copy
-        beside = {keyword: each for keyword, each in copy.items() if keyword != "$ref"}
+        beside = {keyword: sibling for keyword, sibling in copy.items() if keyword != "$ref"}
         return {**beside, "allOf": [*beside.get("allOf", ()), target]} if beside else target
 
     def _keyword(self, keyword: str, value: Any, depth: int) -> Any:
         edits = self._edits
         match keyword:
             case "allOf" | "anyOf" | "oneOf":
-                return [self.edit(each, depth - 1) for each in value]
+                return [self.edit(subschema, depth - 1) for subschema in value]
             case "then" | "else":  # not `if` and `not`: a weaker condition would match more often
                 return self.edit(value, depth - 1)
             case "dependentSchemas":
-                return {name: self.edit(each, depth - 1) for name, each in value.items()}
+                return {name: self.edit(subschema, depth - 1) for name, subschema in value.items()}
             case "properties":
-                return {name: edits.properties.get(name, each) for name, each in value.items()}
+                return {name: edits.properties.get(name, property_schema) for name, property_schema in value.items()}
             case "patternProperties":
-                return {pattern: edits.patterns.get(pattern, each) for pattern, each in value.items()}
+                return {pattern: edits.patterns.get(pattern, subschema) for pattern, subschema in value.items()}
             case "additionalProperties" | "unevaluatedProperties" if isinstance(value, dict):
                 return cast("Any", value) if edits.extras is None else edits.extras
             case "prefixItems":
-                return [edits.positions.get(index, each) for index, each in enumerate(value)]
+                return [edits.positions.get(index, item_schema) for index, item_schema in enumerate(value)]
             case "items" if isinstance(value, dict):
                 return cast("Any", value) if edits.items is None else edits.items
             case _:

@@ -118,19 +118,19 @@ class ResponseReader:
         data, schema, is_plain = None, UNKNOWN, False
         if body and head.method != "HEAD" and head.status not in _EMPTY:
             key = (head.status, head.content_type)
-            found = self._declared.get(key)
-            if found is None:
-                declared = [each for each in declared_for(self._plan, head.status) if each.stream is None]
+            cached_media = self._declared.get(key)
+            if cached_media is None:
+                declared = [media for media in declared_for(self._plan, head.status) if media.stream is None]
                 kind = head.media_type
                 if not kind.name and len(declared) == 1:
                     kind = media_type(declared[0].content_type)  # the Content-Type is missing: assume the declared one
                 media = choose(declared, kind)
                 if media is not None and media.xml is not None and not kind.is_xml:
                     media = None
-                found = kind, media
+                cached_media = kind, media
                 if len(self._declared) < _MAX_CACHED:
-                    self._declared[key] = found
-            kind, media = found
+                    self._declared[key] = cached_media
+            kind, media = cached_media
             schema, xml = (UNKNOWN, None) if media is None else (media.schema, media.xml)
             if kind.is_json or xml is not None:
                 try:
@@ -231,12 +231,16 @@ def _redaction(secrets: tuple[str, ...], *, is_whole: bool) -> Callable[[str], s
     """
     if not secrets:
         return str
-    forms = {form for each in secrets for form in (each, quote(each, safe=""), quote(each), each.replace("/", r"\/"))}
+    forms = {
+        form
+        for secret in secrets
+        for form in (secret, quote(secret, safe=""), quote(secret), secret.replace("/", r"\/"))
+    }
     longest_first = sorted(forms, key=len, reverse=True)
-    found = re.compile("|".join(map(re.escape, longest_first)))
+    secret_pattern = re.compile("|".join(map(re.escape, longest_first)))
 
     def redacted(text: str) -> str:
-        text = found.sub("***", text)
+        text = secret_pattern.sub("***", text)
         if is_whole or not text.endswith(_CUT):
             return text
         start = text.removesuffix(_CUT)
@@ -254,10 +258,10 @@ def _redacted(value: Any, redacted: Callable[[str], str]) -> Any:
     if isinstance(value, str):
         return redacted(value)
     if isinstance(value, list):
-        return [_redacted(each, redacted) for each in cast("list[Any]", value)]
+        return [_redacted(element, redacted) for element in cast("list[Any]", value)]
     if isinstance(value, dict):
         items = cast("dict[str, Any]", value).items()
-        return {redacted(name): _redacted(each, redacted) for name, each in items}
+        return {redacted(name): _redacted(member, redacted) for name, member in items}
     return value
 
 
@@ -266,14 +270,17 @@ def _explanation(body: Any, depth: int = 4) -> str:
 
     `{"detail": "…"}`, `{"error": {"message": "…"}}`, `{"errors": [{"title": "…"}]}`.
     """
-    found: list[Any] = []
+    candidates: list[Any] = []
     if isinstance(body, dict):
-        members = {key.lower(): each for key, each in cast("dict[str, Any]", body).items()}
-        found = [members.get(key) for key in _EXPLANATIONS]
+        members = {key.lower(): member for key, member in cast("dict[str, Any]", body).items()}
+        candidates = [members.get(key) for key in _EXPLANATIONS]
     elif isinstance(body, list):
-        found = cast("list[Any]", body)[:1]
-    for each in found:
-        text = " ".join(each.split()) if isinstance(each, str) else _explanation(each, depth - 1) if depth else ""
+        candidates = cast("list[Any]", body)[:1]
+    for candidate in candidates:
+        if isinstance(candidate, str):
+            text = " ".join(candidate.split())
+        else:
+            text = _explanation(candidate, depth - 1) if depth else ""
         if text:
             return text
     return ""
@@ -301,7 +308,7 @@ def _retry_after(head: ResponseHead) -> float | None:
     if head.status == HTTPStatus.TOO_MANY_REQUESTS:
         names += ["ratelimit-reset", "x-ratelimit-reset"]
     for name in names:
-        value = next((value for each, value in head.headers if each.lower() == name), None)
+        value = next((value for header_name, value in head.headers if header_name.lower() == name), None)
         if value is None:
             continue
         seconds = bounded_number(value, _FAR)
@@ -432,19 +439,19 @@ class ItemDecoder(ABC):
     def __init__(self, plan: CallPlan, head: ResponseHead) -> None:
         self._operation_id = plan.operation_id
         self._head = head
-        declared = [each for each in declared_for(plan, head.status) if each.stream is not None]
-        found = choose(declared, head.media_type) or (declared[0] if len(declared) == 1 else None)
-        self._schema = found.schema if found else UNKNOWN
-        kept: list[tuple[str, str]] = []
-        left = _MAX_ITEM_HEADERS
+        declared = [media for media in declared_for(plan, head.status) if media.stream is not None]
+        media = choose(declared, head.media_type) or (declared[0] if len(declared) == 1 else None)
+        self._schema = media.schema if media else UNKNOWN
+        item_headers: list[tuple[str, str]] = []
+        characters_left = _MAX_ITEM_HEADERS
         for name, value in head.headers:
-            if len(name) + len(value) <= left:
-                kept.append((name, value))
-                left -= len(name) + len(value)
-        if dropped := len(head.headers) - len(kept):
+            if len(name) + len(value) <= characters_left:
+                item_headers.append((name, value))
+                characters_left -= len(name) + len(value)
+        if dropped := len(head.headers) - len(item_headers):
             logger.warning("%s: %d large headers of the stream are omitted from its items", plan.operation_id, dropped)
         # Repeated headers are joined once, here.
-        envelope = http_envelope(None, status_code=head.status, headers=kept, content_type="")
+        envelope = http_envelope(None, status_code=head.status, headers=item_headers, content_type="")
         meta = cast("HTTPResponseMeta", envelope.meta)
         self._headers, self._cookies = meta.headers, meta.set_cookie or []
 

@@ -143,11 +143,11 @@ class SchemaRewriter:
 
     def definition(self, name: str, direction: Direction) -> RewrittenSchema:
         """Return a definition by name, rewritten."""
-        known = self._definitions.get((name, direction))
-        if known is None:
-            known = self.read(*self._located[name], direction, f"the schema {name!r}")
-            self._definitions[name, direction] = known
-        return known
+        cached_definition = self._definitions.get((name, direction))
+        if cached_definition is None:
+            cached_definition = self.read(*self._located[name], direction, f"the schema {name!r}")
+            self._definitions[name, direction] = cached_definition
+        return cached_definition
 
     def without_closing(self, name: str) -> str:
         """Return the name of a definition that is the same, but allows any additional properties."""
@@ -156,16 +156,16 @@ class SchemaRewriter:
             if node.get("additionalProperties", True) is True:
                 return name
             self._open[name] = self._free.take(f"{name}_open")
-            given = {keyword: value for keyword, value in node.items() if keyword != "additionalProperties"}
-            self._located[self._open[name]] = Located(given, home)
+            open_node = {keyword: value for keyword, value in node.items() if keyword != "additionalProperties"}
+            self._located[self._open[name]] = Located(open_node, home)
         return self._open[name]
 
     def is_hidden(self, schema: Any, document: SourceDocument, direction: Direction) -> bool:
         """Return whether a property is only for the other direction."""
-        flag, own = _HIDDEN[direction], as_dict(schema)
-        if own.get(flag) is True and not (self.hides_siblings and "$ref" in own):
+        flag, fields = _HIDDEN[direction], as_dict(schema)
+        if fields.get(flag) is True and not (self.hides_siblings and "$ref" in fields):
             return True
-        return "$ref" in own and self.resolve(own, document).value.get(flag) is True
+        return "$ref" in fields and self.resolve(fields, document).value.get(flag) is True
 
     def hidden_properties(self, schema: Any, document: SourceDocument, direction: Direction) -> set[str]:
         """Return the properties that are only for the other direction, including those of `allOf`."""
@@ -174,19 +174,21 @@ class SchemaRewriter:
             key = (id(node), direction)
             if key not in self._own_hidden:  # thousands of schemas may extend one
                 properties = as_dict(node.get("properties")).items()
-                names = {name for name, each in properties if self.is_hidden(each, home, direction)}
+                names = {
+                    name for name, property_schema in properties if self.is_hidden(property_schema, home, direction)
+                }
                 self._own_hidden[key] = node, names
             hidden |= self._own_hidden[key][1]
         return hidden
 
     def restricts(self, schema: Any, document: SourceDocument, tag: str) -> bool:
         """Return whether a schema lists the values of a property."""
-        found = [
+        tag_schemas = [
             self.resolve(properties[tag], home).value
             for node, home in self.parts(schema, document)
             if tag in (properties := as_dict(node.get("properties")))
         ]
-        return any("const" in each or "enum" in each for each in found)
+        return any("const" in tag_schema or "enum" in tag_schema for tag_schema in tag_schemas)
 
     def parts(self, schema: Any, document: SourceDocument, keywords: Collection[str] = ("allOf",)) -> Iterator[Located]:
         """Iterate over the schema and the members of its `allOf`, or of other keywords, recursively."""
@@ -197,8 +199,8 @@ class SchemaRewriter:
             if id(located.value) not in seen:
                 seen.add(id(located.value))
                 yield located
-                below = [each for keyword in keywords for each in as_list(located.value.get(keyword))]
-                queue.extend(Located(each, located.document) for each in below)
+                below = [branch for keyword in keywords for branch in as_list(located.value.get(keyword))]
+                queue.extend(Located(branch, located.document) for branch in below)
 
     def xml_root(self, schema: Any, document: SourceDocument) -> XMLRoot | None:
         """Return the XML form of an array or object; its name is empty if the schema has none."""
@@ -207,30 +209,30 @@ class SchemaRewriter:
         name = node.name or unquote(ref.rpartition("/")[2])
         return XMLRoot(name if is_xml_name(name) else "", node) if node.is_structured else None
 
-    def _xml_node(self, given: Located) -> XMLNode:
-        schema, _ = self.resolve(*given)
-        own = as_dict(as_dict(given.value).get("xml")) if not self.hides_siblings else {}
-        if schema is not given.value and own:  # beside a reference
-            return self._new_xml_node(given, {**as_dict(schema.get("xml")), **own})
+    def _xml_node(self, located: Located) -> XMLNode:
+        schema, _ = self.resolve(*located)
+        own_hints = as_dict(as_dict(located.value).get("xml")) if not self.hides_siblings else {}
+        if schema is not located.value and own_hints:  # beside a reference
+            return self._new_xml_node(located, {**as_dict(schema.get("xml")), **own_hints})
         if id(schema) not in self._xml:
-            self._xml[id(schema)] = self._new_xml_node(given, as_dict(schema.get("xml")))
+            self._xml[id(schema)] = self._new_xml_node(located, as_dict(schema.get("xml")))
         return self._xml[id(schema)]
 
-    def _new_xml_node(self, given: Located, hints: dict[str, Any]) -> XMLNode:
-        parts = list(self.parts(*given, ("allOf", "anyOf", "oneOf")))
+    def _new_xml_node(self, located: Located, hints: dict[str, Any]) -> XMLNode:
+        parts = list(self.parts(*located, ("allOf", "anyOf", "oneOf")))
         kinds = [part.get("type") for part, _ in parts]
-        types = {str(each) for kind in kinds for each in as_list(kind) or [kind]}
-        found = [Located(part["items"], home) for part, home in parts if isinstance(part.get("items"), dict)]
-        items = found[0] if found else Located({}, given.document) if "array" in types else None
+        types = {str(type_name) for kind in kinds for type_name in as_list(kind) or [kind]}
+        item_schemas = [Located(part["items"], home) for part, home in parts if isinstance(part.get("items"), dict)]
+        items = item_schemas[0] if item_schemas else Located({}, located.document) if "array" in types else None
 
         def members() -> XMLMembers:
             properties = {
-                name: self._xml_node(Located(each, home))
+                name: self._xml_node(Located(property_schema, home))
                 for part, home in reversed(parts)
-                for name, each in as_dict(part.get("properties")).items()
+                for name, property_schema in as_dict(part.get("properties")).items()
             }
             declared = [Located(part.get("additionalProperties"), home) for part, home in parts]
-            extras = [each for each in declared if isinstance(each.value, dict)]
+            extras = [extra for extra in declared if isinstance(extra.value, dict)]
             return XMLMembers(
                 properties,
                 self._xml_node(extras[0]) if extras else None,
@@ -256,10 +258,10 @@ class SchemaRewriter:
         if id(discriminator) in self._variants:  # thousands of unions may inherit it
             return self._variants[id(discriminator)][1:]
         _, variants, uses = self._variants[id(discriminator)] = discriminator, dict[str, str](), set[str]()
-        for tag, each in as_dict(discriminator.get("mapping")).items():
-            given = variants[tag] = str(each)
-            named = [prefix + given for prefix in _USUAL_PREFIXES]
-            for ref in (given, *named) if "/" in given else (*named, given):
+        for tag, target in as_dict(discriminator.get("mapping")).items():
+            reference = variants[tag] = str(target)
+            possible_references = [prefix + reference for prefix in _USUAL_PREFIXES]
+            for ref in (reference, *possible_references) if "/" in reference else (*possible_references, reference):
                 try:
                     name = self.name_of(ref, document)
                 except SchemaError:
@@ -301,30 +303,33 @@ class _Rewriting:
         return True
 
     def _rewrite_object(
-        self, given: dict[str, Any], document: SourceDocument, hidden: frozenset[str]
+        self, source_schema: dict[str, Any], document: SourceDocument, hidden: frozenset[str]
     ) -> dict[str, Any]:
-        if isinstance(own := given.get("$id"), str) and not self._schemas.hides_siblings:
-            document = SourceDocument(given, join_uri(document.uri, own))
-        if given.get("$recursiveAnchor") is True:
-            self._recursive = given
-        kept = usable_keywords(given, self._warn)
-        kept.pop(_HIDDEN[self._direction], None)  # a parameter, for example: it would be hidden where this is served
+        if isinstance(schema_id := source_schema.get("$id"), str) and not self._schemas.hides_siblings:
+            document = SourceDocument(source_schema, join_uri(document.uri, schema_id))
+        if source_schema.get("$recursiveAnchor") is True:
+            self._recursive = source_schema
+        usable_schema = usable_keywords(source_schema, self._warn)
+        # A parameter, for example: it would be hidden where this is served.
+        usable_schema.pop(_HIDDEN[self._direction], None)
         if not self._schemas.hides_siblings:
-            lower_bounds(kept)
-        self._rewrite_references(kept, document)
+            lower_bounds(usable_schema)
+        self._rewrite_references(usable_schema, document)
         # `fit` selects a variant by the name at the end of its reference: the mapping has to use the same names.
-        discriminator = as_dict(kept.pop("discriminator", None))
+        discriminator = as_dict(usable_schema.pop("discriminator", None))
         if discriminator:
             variants = self._variants(discriminator, document)
-            kept["discriminator"] = {**discriminator, "mapping": variants} if variants else discriminator
-        if not {"properties", "required", "allOf"}.isdisjoint(kept):
-            hidden |= self._schemas.hidden_properties(given, document, self._direction)
+            usable_schema["discriminator"] = {**discriminator, "mapping": variants} if variants else discriminator
+        if not {"properties", "required", "allOf"}.isdisjoint(usable_schema):
+            hidden |= self._schemas.hidden_properties(source_schema, document, self._direction)
             if hidden:
-                remove_properties(kept, hidden)
-        same = {keyword: kept.pop(keyword) for keyword in ("allOf", "then", "else") if keyword in kept}
-        written = map_subschemas(kept, lambda each: self.rewrite(each, document))
-        written |= map_subschemas(same, lambda each: self.rewrite(each, document, hidden))
-        self._discriminate(written, given, document)
+                remove_properties(usable_schema, hidden)
+        same = {
+            keyword: usable_schema.pop(keyword) for keyword in ("allOf", "then", "else") if keyword in usable_schema
+        }
+        written = map_subschemas(usable_schema, lambda subschema: self.rewrite(subschema, document))
+        written |= map_subschemas(same, lambda subschema: self.rewrite(subschema, document, hidden))
+        self._discriminate(written, source_schema, document)
         if isinstance(written.get("items"), list) and not self._schemas.hides_siblings:
             written["prefixItems"] = written.pop("items")
         if self._direction == "input" and self._schemas.relaxes_inputs:
@@ -342,14 +347,16 @@ class _Rewriting:
         members, variants = (list(map(as_dict, as_list(schema.get(keyword)))) for keyword in ("allOf", "anyOf"))
         # A member with other keywords than these may declare properties of its own.
         bare = {"required", "not", "type", "title", "description"}
-        if "additionalProperties" in schema and any(not each.keys() <= bare for each in [*members, *variants]):
+        if "additionalProperties" in schema and any(
+            not subschema.keys() <= bare for subschema in [*members, *variants]
+        ):
             del schema["additionalProperties"]
         if len(members) > 1 or "properties" in schema or variants:
-            for each in members:
-                each.pop("additionalProperties", None)
-                if "$ref" in each:
-                    name = self._schemas.without_closing(each["$ref"].removeprefix(_DEFINITION))
-                    each["$ref"] = _DEFINITION + name
+            for subschema in members:
+                subschema.pop("additionalProperties", None)
+                if "$ref" in subschema:
+                    name = self._schemas.without_closing(subschema["$ref"].removeprefix(_DEFINITION))
+                    subschema["$ref"] = _DEFINITION + name
                     self.uses.add(name)
 
     def _rewrite_references(self, schema: dict[str, Any], document: SourceDocument) -> None:
@@ -380,18 +387,20 @@ class _Rewriting:
         self.uses |= uses
         return variants
 
-    def _discriminate(self, schema: dict[str, Any], given: dict[str, Any], document: SourceDocument) -> None:
+    def _discriminate(self, schema: dict[str, Any], source_schema: dict[str, Any], document: SourceDocument) -> None:
         """Make each branch of a union reject the tags of the others."""
-        union = next((each for each in ("oneOf", "anyOf") if each in schema), None)
+        union = next((keyword for keyword in ("oneOf", "anyOf") if keyword in schema), None)
         if union is None:
             return
-        discriminator = as_dict(schema.get("discriminator")) or self._inherited(given[union], document)
+        discriminator = as_dict(schema.get("discriminator")) or self._inherited(source_schema[union], document)
         tag = as_text(discriminator.get("propertyName"))
-        if not tag or all(self._schemas.restricts(each, document, tag) for each in given[union]):
+        if not tag or all(self._schemas.restricts(branch, document, tag) for branch in source_schema[union]):
             return
         branches = schema.pop(union)
         tags = tags_of(
-            given[union], as_dict(discriminator.get("mapping")), [as_dict(each).get("$ref") for each in branches]
+            source_schema[union],
+            as_dict(discriminator.get("mapping")),
+            [as_dict(branch).get("$ref") for branch in branches],
         )
         if self._schemas.spend_tags(len(branches) * min(_MAX_TAGS, sum(map(len, tags)))):
             branches = discriminated(branches, tag, tags)
@@ -404,12 +413,12 @@ class _Rewriting:
         seen = set[int]()  # most often all branches have the same parent
         for branch in branches:
             parts = self._schemas.parts(branch, document)
-            found = next((each for each in parts if "discriminator" in each.value), Located({}, document))
-            fields = as_dict(found.value.get("discriminator"))
+            parent = next((part for part in parts if "discriminator" in part.value), Located({}, document))
+            fields = as_dict(parent.value.get("discriminator"))
             tags.add(as_text(fields.get("propertyName")))
             if id(fields) not in seen and len(branches) <= MAX_BRANCHES:  # larger unions are not discriminated
                 seen.add(id(fields))
-                variants |= self._variants(fields, found.document)
+                variants |= self._variants(fields, parent.document)
         return {"propertyName": tags.pop(), "mapping": variants} if len(tags) == 1 else {}
 
 
@@ -418,36 +427,38 @@ def tags_of(branches: list[Any], mapping: Mapping[str, str], refs: list[str | No
 
     `branches` are from the document, `refs` are their rewritten references, and `mapping` uses rewritten references.
     """
-    names = [unquote(str(as_dict(each).get("$ref", ""))).rpartition("/")[2] for each in branches]
+    names = [unquote(str(as_dict(branch).get("$ref", ""))).rpartition("/")[2] for branch in branches]
     by_ref: dict[str | None, set[str]] = {}
     for tag, ref in mapping.items():
         by_ref.setdefault(ref, set()).add(tag)
     own_names = [{name} if name and name not in mapping else set[str]() for name in names]
-    return [by_ref.get(ref, set[str]()) | own for ref, own in zip(refs, own_names, strict=True)]
+    return [by_ref.get(ref, set[str]()) | own_tags for ref, own_tags in zip(refs, own_names, strict=True)]
 
 
 def discriminated(branches: list[JSONSchema], tag: str, tags: list[set[str]]) -> list[JSONSchema]:
     """Return the branches, each rejecting the tags of the others; unchanged if that would be too long."""
-    known = set[str]().union(*tags)
-    if len(branches) > MAX_BRANCHES or len(known) > _MAX_TAGS:
+    all_tags = set[str]().union(*tags)
+    if len(branches) > MAX_BRANCHES or len(all_tags) > _MAX_TAGS:
         return branches
     return [
-        {"allOf": [branch], "properties": {tag: {"not": {"enum": sorted(known - own)}}}}
-        if own and known - own
+        {"allOf": [branch], "properties": {tag: {"not": {"enum": sorted(all_tags - own_tags)}}}}
+        if own_tags and all_tags - own_tags
         else branch
-        for branch, own in zip(branches, tags, strict=True)
+        for branch, own_tags in zip(branches, tags, strict=True)
     ]
 
 
 def remove_properties(schema: dict[str, Any], names: Collection[str]) -> None:
     """Remove properties from an object schema, and from its `required` and `dependentRequired`."""
     if "properties" in schema:
-        schema["properties"] = {name: each for name, each in schema["properties"].items() if name not in names}
+        schema["properties"] = {
+            name: property_schema for name, property_schema in schema["properties"].items() if name not in names
+        }
     if "required" in schema:
         schema["required"] = [name for name in schema["required"] if name not in names]
     if "dependentRequired" in schema:
         schema["dependentRequired"] = {
-            name: [each for each in as_list(needed) if each not in names]
+            name: [needed_name for needed_name in as_list(needed) if needed_name not in names]
             for name, needed in schema["dependentRequired"].items()
         }
 
@@ -464,15 +475,15 @@ _DROPPED = frozenset(
 
 def usable_keywords(schema: dict[str, Any], warn: Callable[[str], None]) -> dict[str, Any]:
     """Return a copy of a schema with its valid keywords. Subschemas are not checked."""
-    kept: dict[str, Any] = {}
+    usable_schema: dict[str, Any] = {}
     for keyword, value in schema.items():
         if keyword in _DROPPED or (keyword.startswith("x-") and keyword != "x-nullable"):
             continue
         if keyword == "example":
-            kept.setdefault("examples", [value])
+            usable_schema.setdefault("examples", [value])
         elif (is_valid := _CHECKS.get(keyword)) is None or is_valid(value):
             normalize = _NORMALIZE.get(keyword)
-            kept[keyword] = value if normalize is None else normalize(value)
+            usable_schema[keyword] = value if normalize is None else normalize(value)
         # An empty YAML value, a file of Swagger 2.0, and examples as in parameters are not worth a warning.
         elif not (
             value is None
@@ -480,21 +491,28 @@ def usable_keywords(schema: dict[str, Any], warn: Callable[[str], None]) -> dict
             or (keyword == "examples" and isinstance(value, dict))
         ):
             warn(f"invalid keyword `{keyword}: {str(value)[:40]}` is ignored")
-    if kept.get("type") == "string" and "enum" in kept:  # YAML parses `1.0` as a number, and `true` as a boolean
-        kept["enum"] = [each if each is None else as_text(each) or each for each in kept["enum"]]
-    if "enum" in kept and not _has_values_of_type(kept["enum"], kept.get("type")):
-        warn(f"no value of the `enum` is of the type {str(kept.pop('type'))!r:.40}, which is ignored")
-    _move_enum_to_items(kept, warn)
-    if kept.get("type") == "null":  # already nullable
-        kept.pop("nullable", None)
-        kept.pop("x-nullable", None)
-    return kept
+    if usable_schema.get("type") == "string" and "enum" in usable_schema:
+        # YAML parses `1.0` as a number, and `true` as a boolean.
+        usable_schema["enum"] = [
+            option if option is None else as_text(option) or option for option in usable_schema["enum"]
+        ]
+    if "enum" in usable_schema and not _has_values_of_type(usable_schema["enum"], usable_schema.get("type")):
+        warn(f"no value of the `enum` is of the type {str(usable_schema.pop('type'))!r:.40}, which is ignored")
+    _move_enum_to_items(usable_schema, warn)
+    if usable_schema.get("type") == "null":  # already nullable
+        usable_schema.pop("nullable", None)
+        usable_schema.pop("x-nullable", None)
+    return usable_schema
 
 
 def _move_enum_to_items(schema: dict[str, Any], warn: Callable[[str], None]) -> None:
     """Apply the `enum` of an array to its items if it contains no array: nothing else would be valid."""
     values, items = as_list(schema.get("enum")), schema.get("items", {})
-    if schema.get("type") not in ("array", ["array"]) or not values or any(isinstance(each, list) for each in values):
+    if (
+        schema.get("type") not in ("array", ["array"])
+        or not values
+        or any(isinstance(option, list) for option in values)
+    ):
         return
     del schema["enum"]
     if isinstance(items, dict):
@@ -507,18 +525,20 @@ def _has_values_of_type(values: list[Any], declared: Any) -> bool:
     kinds = {declared} if isinstance(declared, str) else set(as_list(declared))
     if not kinds or not kinds <= {"integer", "number", "boolean"}:
         return True
-    found = {"boolean" if isinstance(each, bool) else "number" for each in values if isinstance(each, int | float)}
-    return not found.isdisjoint({"number" if kind == "integer" else kind for kind in kinds})
+    types = {
+        "boolean" if isinstance(option, bool) else "number" for option in values if isinstance(option, int | float)
+    }
+    return not types.isdisjoint({"number" if kind == "integer" else kind for kind in kinds})
 
 
-def _types(given: Any) -> str | list[str] | None:
+def _types(declared_types: Any) -> str | list[str] | None:
     """Return a valid `type`, or None."""
-    if given is None:  # `type: null` in YAML
+    if declared_types is None:  # `type: null` in YAML
         return "null"
-    if isinstance(given, str):
-        return given.lower() if given.lower() in _TYPES else None
-    names = ["null" if each is None else each for each in as_list(given)]
-    usable = list(dict.fromkeys(each for each in names if isinstance(each, str) and each in _TYPES))
+    if isinstance(declared_types, str):
+        return declared_types.lower() if declared_types.lower() in _TYPES else None
+    names = ["null" if declared_type is None else declared_type for declared_type in as_list(declared_types)]
+    usable = list(dict.fromkeys(type_name for type_name in names if isinstance(type_name, str) and type_name in _TYPES))
     return usable if usable and len(usable) == len(set(map(str, names))) else None
 
 
@@ -553,7 +573,7 @@ _NORMALIZE: dict[str, Callable[[Any], Any]] = {
     "type": _types,
     **dict.fromkeys(
         ("properties", "patternProperties", "dependentSchemas"),  # members that are not schemas become `true`
-        lambda schemas: {name: each if _is_schema(each) else True for name, each in schemas.items()},
+        lambda schemas: {name: schema if _is_schema(schema) else True for name, schema in schemas.items()},
     ),
 }
 

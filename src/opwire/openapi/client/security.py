@@ -77,18 +77,18 @@ class AWSCredentials(Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tr
         return f"<AWSCredentials {self.access_key}>"
 
 
-def read_aws_credentials(given: Any) -> AWSCredentials | None:
+def read_aws_credentials(credentials: Any) -> AWSCredentials | None:
     """Return the credentials of an AWS account, or None if this is another kind of credential.
 
     Raises:
         ValueError: fields are missing or invalid; the message names fields and types, and no values.
     """
-    if isinstance(given, Mapping) and "access_key" in given:
+    if isinstance(credentials, Mapping) and "access_key" in credentials:
         try:
-            return msgspec.convert(given, AWSCredentials)
+            return msgspec.convert(credentials, AWSCredentials)
         except msgspec.ValidationError as error:
             raise ValueError(f"expected AWS credentials: {error}") from None
-    return given if isinstance(given, AWSCredentials) else None
+    return credentials if isinstance(credentials, AWSCredentials) else None
 
 
 def aws_signed(request: HTTPRequest, credentials: AWSCredentials, now: float) -> HTTPRequest:
@@ -99,19 +99,19 @@ def aws_signed(request: HTTPRequest, credentials: AWSCredentials, now: float) ->
     url = URL(request.url, encoded=True)
     time = datetime.fromtimestamp(now, UTC).strftime("%Y%m%dT%H%M%SZ")
     digest = sha256(request.body or b"").hexdigest()
-    own = {"x-amz-date": time}
+    signed_headers = {"x-amz-date": time}
     if credentials.service == "s3":
-        own["x-amz-content-sha256"] = digest
+        signed_headers["x-amz-content-sha256"] = digest
     if credentials.session_token is not None:
-        own["x-amz-security-token"] = credentials.session_token
-    others = [pair for pair in request.headers if pair[0].lower() not in (*own, "authorization", "host")]
-    covered = {"host": url.host_port_subcomponent or "", **own}
+        signed_headers["x-amz-security-token"] = credentials.session_token
+    others = [pair for pair in request.headers if pair[0].lower() not in (*signed_headers, "authorization", "host")]
+    covered = {"host": url.host_port_subcomponent or "", **signed_headers}
     for name, value in others:
         if name.lower() == "content-type" or name.lower().startswith("x-amz-"):
             covered[name.lower()] = " ".join(value.split())
     names = ";".join(sorted(covered))
     path = url.raw_path or "/"
-    query = [each.partition("=")[::2] for each in url.raw_query_string.split("&") if each]
+    query = [pair.partition("=")[::2] for pair in url.raw_query_string.split("&") if pair]
     fields = sorted(tuple(quote(unquote(part), safe="-_.~") for part in pair) for pair in query)
     canonical = "\n".join(
         [
@@ -133,7 +133,7 @@ def aws_signed(request: HTTPRequest, credentials: AWSCredentials, now: float) ->
     proof = f"{_ALGORITHM} Credential={credentials.access_key}/{scope}, SignedHeaders={names}, Signature={signature}"
     return replace(
         request,
-        headers=[*others, *own.items(), ("Authorization", proof)],
+        headers=[*others, *signed_headers.items(), ("Authorization", proof)],
         secret_headers=request.secret_headers | {"authorization", "x-amz-security-token"},
     )
 
@@ -181,9 +181,12 @@ class APICredentials:
     """
 
     def __init__(
-        self, given: GivenCredentials | None = None, fetch: FetchJSON | None = None, store: TokenStore | None = None
+        self,
+        credentials: GivenCredentials | None = None,
+        fetch: FetchJSON | None = None,
+        store: TokenStore | None = None,
     ) -> None:
-        self._given: Any = given or {}
+        self._given: Any = credentials or {}
         self._fetch: Any = fetch
         self._tokens = None if fetch is None else TokenCache(fetch)
         self._store = store or TokenStore()
@@ -205,23 +208,29 @@ class APICredentials:
         """
         if not plan.security or not self._given:
             return request
-        found: dict[str, Any] = {}
+        secrets_by_scheme: dict[str, Any] = {}
         for alternative in plan.security:
-            chosen: list[SecurityRequirement] = []
+            chosen_requirements: list[SecurityRequirement] = []
             for choices in _by_place(alternative):
                 for requirement in choices:
                     name = requirement.scheme.name
-                    if name not in found:
-                        found[name] = await self._find(plan, name, context, offline)
-                    if found[name] is not None:
-                        chosen.append(requirement)
+                    if name not in secrets_by_scheme:
+                        secrets_by_scheme[name] = await self._find(plan, name, context, offline)
+                    if secrets_by_scheme[name] is not None:
+                        chosen_requirements.append(requirement)
                         break
                 else:
                     break
             else:
-                if chosen:
+                if chosen_requirements:
                     return await self._proven(
-                        plan, request, [(each, found[each.scheme.name]) for each in chosen], offline
+                        plan,
+                        request,
+                        [
+                            (requirement, secrets_by_scheme[requirement.scheme.name])
+                            for requirement in chosen_requirements
+                        ],
+                        offline,
                     )
         return request
 
@@ -240,7 +249,7 @@ class APICredentials:
     def missing(self, plan: CallPlan, request: HTTPRequest | None = None) -> str:
         """Return a hint for a 401 or 403 to a request: the missing credentials, and how to give them; or ""."""
         alternatives = [
-            [[each.scheme.name for each in choices] for choices in _by_place(alternative)]
+            [[requirement.scheme.name for requirement in choices] for choices in _by_place(alternative)]
             for alternative in plan.security
         ]
         if not all(alternatives) or not alternatives or callable(self._given):
@@ -250,11 +259,11 @@ class APICredentials:
             logins = [name for name in names if self._is_login(name) and not (request and request.secret_headers)]
             return f"Not signed in as {logins[0]!r}: use `opwire login`, or login() of the source." if logins else ""
         choices = [[" or ".join(map(repr, names)) for names in needed] for needed in alternatives]
-        wanted = [
-            " and ".join(f"({each})" if " or " in each and len(needed) > 1 else each for each in needed)
+        missing_alternatives = [
+            " and ".join(f"({choice})" if " or " in choice and len(needed) > 1 else choice for choice in needed)
             for needed in choices
         ]
-        keys = " or ".join(dict.fromkeys(wanted))  # Google repeats the same schemes for each scope
+        keys = " or ".join(dict.fromkeys(missing_alternatives))  # Google repeats the same schemes for each scope
         return f"Required credentials are missing: pass credentials={{…}} with the key {keys}."
 
     async def close(self) -> None:
@@ -308,9 +317,13 @@ class APICredentials:
         """Return the authorization server of a scheme: that of the client, else that of the document."""
         if client.issuer is None and not scheme.metadata_url:
             names = ("authorization_url", "token_url", "device_url", "refresh_url")
-            own = {name for name in names if getattr(client, name, None) is not None}
+            client_settings = {name for name in names if getattr(client, name, None) is not None}
             # A refresh token goes where it came from.
-            names = [each for each in names if each not in own and not (each == "refresh_url" and "token_url" in own)]
+            names = [
+                setting
+                for setting in names
+                if setting not in client_settings and not (setting == "refresh_url" and "token_url" in client_settings)
+            ]
             urls: dict[str, Any] = {name: _resolved(plan, getattr(scheme.server, name), name) for name in names}
             return AuthorizationServer(**urls).with_client(client)
         url = _resolved(plan, scheme.metadata_url, "issuer") if client.issuer is None else client.issuer
@@ -348,12 +361,12 @@ class APICredentials:
         return None if token is None else _LoginToken(token)
 
     async def _proven(
-        self, plan: CallPlan, request: HTTPRequest, chosen: list[tuple[SecurityRequirement, Any]], offline: bool
+        self, plan: CallPlan, request: HTTPRequest, requirements: list[tuple[SecurityRequirement, Any]], offline: bool
     ) -> HTTPRequest:
         """Return the request with these credentials; signatures come last, since they cover the rest."""
         secrets: list[_Secret] = []
         signer: AWSCredentials | None = None
-        for requirement, credential in chosen:
+        for requirement, credential in requirements:
             try:
                 aws = read_aws_credentials(credential)
             except ValueError as error:
@@ -369,8 +382,10 @@ class APICredentials:
         cookies = {secret.name: secret.text for secret in secrets if secret.location == "cookie"}
         query = {secret.name: secret.text for secret in secrets if secret.location == "query"}
         if cookies:
-            given = [each for name, text in request.headers if name.lower() == "cookie" for each in text.split("; ")]
-            headers.append(("Cookie", _overridden(given, cookies, "; ")))
+            sent_cookies = [
+                cookie for name, text in request.headers if name.lower() == "cookie" for cookie in text.split("; ")
+            ]
+            headers.append(("Cookie", _overridden(sent_cookies, cookies, "; ")))
         names = frozenset(name.lower() for name, _ in headers)
         address, _, fields = request.url.partition("?")
         request = replace(
@@ -451,9 +466,9 @@ def _login_key(plan: CallPlan, name: str, client: OAuthClient) -> LoginKey:
 def _by_place(alternative: tuple[SecurityRequirement, ...]) -> list[list[SecurityRequirement]]:
     """Return the requirements that need a credential, those of one place together: either satisfies all of them."""
     places: dict[SecretPlace, list[SecurityRequirement]] = {}
-    for each in alternative:
-        if each.scheme.place is not None:
-            places.setdefault(each.scheme.place, []).append(each)
+    for requirement in alternative:
+        if requirement.scheme.place is not None:
+            places.setdefault(requirement.scheme.place, []).append(requirement)
     return list(places.values())
 
 
@@ -480,10 +495,10 @@ def _resolved(plan: CallPlan, url: str, option: str) -> str:
     return str(resolved)
 
 
-def _overridden(given: Sequence[str], secrets: Mapping[str, str], separator: str) -> str:
+def _overridden(pairs: Sequence[str], secrets: Mapping[str, str], separator: str) -> str:
     """Return the fields of a query or of cookies with these secrets instead of fields of the same name."""
-    kept = [each for each in given if each and each.partition("=")[0] not in secrets]
-    return separator.join([*kept, *(f"{name}={text}" for name, text in secrets.items())])
+    kept_pairs = [pair for pair in pairs if pair and pair.partition("=")[0] not in secrets]
+    return separator.join([*kept_pairs, *(f"{name}={text}" for name, text in secrets.items())])
 
 
 # --- the document -----------------------------------------------------------------------------------------------------
@@ -493,7 +508,7 @@ def security_requirements(
     endpoint: HTTPEndpoint, documents: DocumentSet, report: Report
 ) -> tuple[tuple[SecurityRequirement, ...], ...]:
     """Return the alternatives of which one has to be satisfied: the operation's own, else the document's."""
-    given = endpoint.operation.value.get("security", documents.main.root.get("security"))
+    declared_security = endpoint.operation.value.get("security", documents.main.root.get("security"))
 
     def alternative(declared: Any) -> tuple[SecurityRequirement, ...]:
         return tuple(
@@ -501,7 +516,7 @@ def security_requirements(
             for name, scopes in islice(as_dict(declared).items(), _MAX_SCHEMES)
         )
 
-    return documents.shared("security", given, lambda: tuple(map(alternative, as_list(given))))
+    return documents.shared("security", declared_security, lambda: tuple(map(alternative, as_list(declared_security))))
 
 
 def _scheme(name: str, documents: DocumentSet, report: Report) -> SecurityScheme:

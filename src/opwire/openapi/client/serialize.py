@@ -74,8 +74,8 @@ def encode(text: str) -> str:
         return text.translate(_ENCODED)  # twice as fast as `quote`
     # `translate` takes 40 ns for each character after the first encoded one: a sentence has few different ones.
     text = text.replace("%", "%25").replace(" ", "%20")
-    for each in set(_RESERVED.findall(text)):
-        text = text.replace(each, _ENCODED[ord(each)])
+    for character in set(_RESERVED.findall(text)):
+        text = text.replace(character, _ENCODED[ord(character)])
     return text
 
 
@@ -122,17 +122,17 @@ def pairs(name: str, value: Any, style: Style, explode: bool, escape: Escape) ->
     Raises:
         ValueError: the value has no text.
     """
-    named = str if escape is str else encode
+    escape_name = str if escape is str else encode
     if style == "deepObject":
-        return [(named(key), escape(text)) for key, text in _deep_object(name, value)]
+        return [(escape_name(key), escape(text)) for key, text in _deep_object(name, value)]
     if explode and isinstance(value, dict):
         members = cast("dict[str, Any]", value).items()
-        return [(named(key), escape(to_text(each))) for key, each in members if each is not None]
+        return [(escape_name(key), escape(to_text(member))) for key, member in members if member is not None]
     items = _items(value, False, escape)
     if explode and isinstance(value, list):
-        key = named(name)
+        key = escape_name(name)
         return [(key, item) for item in items]
-    return [(named(name), _delimiter(style, escape).join(items))] if items else []
+    return [(escape_name(name), _delimiter(style, escape).join(items))] if items else []
 
 
 def expand(name: str, value: Any, style: Style, explode: bool, escape: Escape) -> str:
@@ -162,12 +162,12 @@ def join(written: Pairs, separator: str = "&") -> str:
 def _items(value: Any, explode: bool, escape: Escape) -> list[str]:
     """Return the texts between which a delimiter goes."""
     if isinstance(value, list):
-        return [escape(to_text(each)) for each in cast("list[Any]", value) if each is not None]
+        return [escape(to_text(element)) for element in cast("list[Any]", value) if element is not None]
     if not isinstance(value, dict):
         return [escape(to_text(value))]
-    given = cast("dict[str, Any]", value).items()
-    members = [(escape(key), escape(to_text(each))) for key, each in given if each is not None]
-    return [f"{key}={text}" for key, text in members] if explode else [each for member in members for each in member]
+    fields = cast("dict[str, Any]", value).items()
+    members = [(escape(key), escape(to_text(field))) for key, field in fields if field is not None]
+    return [f"{key}={text}" for key, text in members] if explode else [text for member in members for text in member]
 
 
 def _deep_object(name: str, value: Any) -> Iterator[tuple[str, str]]:
@@ -178,9 +178,9 @@ def _deep_object(name: str, value: Any) -> Iterator[tuple[str, str]]:
     else:
         yield name, to_text(value)
         return
-    for key, each in members:
-        if each is not None:
-            yield from _deep_object(f"{name}[{key}]", each)
+    for key, member in members:
+        if member is not None:
+            yield from _deep_object(f"{name}[{key}]", member)
 
 
 # --- parameters -----------------------------------------------------------------------------------------------------
@@ -319,9 +319,9 @@ def prepare_files(plan: CallPlan) -> Callable[[Any], Any]:
     body = plan.body
     paths: list[tuple[InputPath, Callable[[Any], Any]]] = [(path, _plain_files) for path in plan.file_paths]
     if body is not None and any(
-        part.binary for part in (body.items, *body.positions, *(each for _, each in body.others))
+        part.binary for part in (body.items, *body.positions, *(encoding for _, encoding in body.others))
     ):
-        parameters = set[str]() if body.input_path else {each.input_path[0] for each in plan.parameters}
+        parameters = set[str]() if body.input_path else {parameter.input_path[0] for parameter in plan.parameters}
         paths.append((body.input_path, partial(_plain_parts, body, parameters)))
 
     def prepare(input: Any) -> Any:
@@ -348,25 +348,25 @@ def _plain_parts(body: RequestBody, parameters: set[str], value: Any) -> Any:
     """Convert the binary parts of a body that have no path in the plan."""
     if isinstance(value, list):
         items = enumerate(cast("list[Any]", value))
-        return [_plain_files(each) if body.position(index).binary else each for index, each in items]
+        return [_plain_files(item) if body.position(index).binary else item for index, item in items]
     if not isinstance(value, dict):
         return value
     return {
-        name: _plain_files(each) if name not in parameters and body.part(name).binary else each
-        for name, each in cast("dict[str, Any]", value).items()
+        name: _plain_files(field) if name not in parameters and body.part(name).binary else field
+        for name, field in cast("dict[str, Any]", value).items()
     }
 
 
 def _plain_files(value: Any) -> Any:
-    return [_plain_file(each) for each in cast("list[Any]", value)] if isinstance(value, list) else _plain_file(value)
+    return [_plain_file(item) for item in cast("list[Any]", value)] if isinstance(value, list) else _plain_file(value)
 
 
-def _plain_file(given: Any) -> Any:
-    if given is None or isinstance(given, (str, dict)):
-        return cast("Any", given)
-    filename, content, content_type = None, given, None
-    if isinstance(given, tuple):
-        match cast("tuple[Any, ...]", given):
+def _plain_file(file: Any) -> Any:
+    if file is None or isinstance(file, (str, dict)):
+        return cast("Any", file)
+    filename, content, content_type = None, file, None
+    if isinstance(file, tuple):
+        match cast("tuple[Any, ...]", file):
             case (str() as filename, content):
                 pass
             case (str() as filename, content, str() as content_type):
@@ -440,7 +440,7 @@ def body_encoder(body: RequestBody) -> Callable[[Any], EncodedBody]:
     def sequence(value: Any) -> EncodedBody:
         if not isinstance(value, list):
             return _text_body(declared, value)
-        items = [f"{_SEPARATORS[kind.stream]}{json_text(each)}\n" for each in cast("list[Any]", value)]
+        items = [f"{_SEPARATORS[kind.stream]}{json_text(element)}\n" for element in cast("list[Any]", value)]
         return EncodedBody("".join(items).encode(), declared)
 
     if kind.name.startswith("multipart/"):
@@ -465,15 +465,15 @@ def urlencoded(value: Any, part_of: Callable[[str], PartEncoding] = lambda _: Pa
         ValueError: it is not an object, or a field cannot be serialized.
     """
 
-    def fields(name: str, each: Any, part: PartEncoding) -> Pairs:
+    def fields(name: str, field: Any, part: PartEncoding) -> Pairs:
         escape = encode_reserved_in_query if part.allow_reserved else encode
         if part.style is not None:
-            return pairs(name, each, part.style, part.explode, escape)
+            return pairs(name, field, part.style, part.explode, escape)
         is_json = part.content_type is not None and media_type(part.content_type).is_json
         write: Write = json_text if is_json else to_text
         # Without parts, base64 is the only form of bytes.
         unwrap = part.binary and not is_json
-        texts = [write(item["data"] if unwrap and _has_data(item) else item) for item in _form_items(each)]
+        texts = [write(item["data"] if unwrap and _has_data(item) else item) for item in _form_items(field)]
         return [(encode(name), escape(text)) for text in texts]
 
     return join(_each_property(value, part_of, fields))
@@ -491,7 +491,7 @@ def write_multipart(parts: Iterable[FormPart]) -> tuple[bytes, str]:
         boundary = token_hex(16)
 
     def quoted(text: str) -> str:
-        return _UNSAFE.sub(lambda found: f"%{ord(found[0]):02X}", text)
+        return _UNSAFE.sub(lambda character: f"%{ord(character[0]):02X}", text)
 
     pieces: list[bytes] = []
     for part in parts:
@@ -510,15 +510,15 @@ def write_multipart(parts: Iterable[FormPart]) -> tuple[bytes, str]:
 
 
 def _multipart(kind: str, body: RequestBody, value: Any) -> EncodedBody:
-    def form_parts(name: str, each: Any, part: PartEncoding) -> list[FormPart]:
+    def form_parts(name: str, field: Any, part: PartEncoding) -> list[FormPart]:
         if part.style is None or part.binary:
-            return [_part(name, item, part) for item in _form_items(each)]
-        written = pairs(name, each, part.style, part.explode, str)
+            return [_part(name, item, part) for item in _form_items(field)]
+        written = pairs(name, field, part.style, part.explode, str)
         return [FormPart(name=key, data=text.encode(), headers=part.headers) for key, text in written]
 
     if isinstance(value, list):  # parts without names
         items = enumerate(cast("list[Any]", value))
-        parts = [_part(None, each, body.position(index)) for index, each in items]
+        parts = [_part(None, item, body.position(index)) for index, item in items]
     else:
         parts = _each_property(value, body.part, form_parts)
     data, boundary = write_multipart(parts)
@@ -549,17 +549,21 @@ def _each_property(
     if not isinstance(value, dict):
         raise ValueError("a form is an object")
     written: list[T] = []
-    for name, each in cast("dict[str, Any]", value).items():
-        if each is not None:
+    for name, field in cast("dict[str, Any]", value).items():
+        if field is not None:
             try:
-                written += write(name, each, part_of(name))
+                written += write(name, field, part_of(name))
             except ValueError as error:
                 raise ValueError(f"{name}: {error}") from error
     return written
 
 
 def _form_items(value: Any) -> Iterable[Any]:
-    return [each for each in cast("list[Any]", value) if each is not None] if isinstance(value, list) else (value,)
+    return (
+        [element for element in cast("list[Any]", value) if element is not None]
+        if isinstance(value, list)
+        else (value,)
+    )
 
 
 def _has_data(value: Any) -> bool:

@@ -76,7 +76,7 @@ class DocumentLoader:
 
     def __init__(
         self,
-        given: DocumentLike,
+        document: DocumentLike,
         report: Report,
         allow: bool | Collection[str],
         client: HTTPClient,
@@ -84,7 +84,7 @@ class DocumentLoader:
         max_documents: int = MAX_DOCUMENTS,
         max_bytes: int = MAX_DOCUMENT_BYTES,
     ) -> None:
-        self._given = given
+        self._given = document
         self._report = report
         self._allow = allow
         self._client = client
@@ -143,32 +143,32 @@ class DocumentLoader:
     # --- the document itself ----------------------------------------------------------------------------------------
 
     def _open(self) -> DocumentSet:
-        given = self._given
-        match given:
+        document = self._given
+        match document:
             case Mapping():
-                return self._parse(json_of(given), "the document", "")
+                return self._parse(json_of(document), "the document", "")
             case bytes():
-                return self._parse(given, "the document", "")
-            case str() if "\n" in given or given.lstrip()[:1] == "{":
-                return self._parse(given, "the document", "")
+                return self._parse(document, "the document", "")
+            case str() if "\n" in document or document.lstrip()[:1] == "{":
+                return self._parse(document, "the document", "")
             case str() | Path():
-                is_url = str(given).startswith("file:") and _is_url(str(given))
-                path = _path(str(given)) if is_url else Path(given)
+                is_url = str(document).startswith("file:") and _is_url(str(document))
+                path = _path(str(document)) if is_url else Path(document)
                 data = self._read_file(path, str(path))
                 self._folder = path.resolve().parent
                 return self._parse(data, path.name, path.resolve().as_uri())
             case _:
-                raise UsageError(f"a document is a mapping, a path, a URL, or text, not {type(given).__name__}")
+                raise UsageError(f"a document is a mapping, a path, a URL, or text, not {type(document).__name__}")
 
-    def _parse(self, given: bytes | str, name: str, uri: str) -> DocumentSet:
-        self._check_size(len(given), name)
-        self._bytes_left -= len(given)
+    def _parse(self, text: bytes | str, name: str, uri: str) -> DocumentSet:
+        self._check_size(len(text), name)
+        self._bytes_left -= len(text)
         with collection_paused():
-            root = read_text(given, name, self._report)
+            root = read_text(text, name, self._report)
             documents = DocumentSet(root, uri, version_of(root, name, self._report))
-            documents.count_size(len(given))
+            documents.count_size(len(text))
             self._base = urljoin(uri, ".") if _is_web(uri) else ""
-            references = references_in(given, root)
+            references = references_in(text, root)
             self._enqueue(references, documents.main)
             # Warn of broken references now: they are found again when they are used, which may be never.
             for ref in sorted(references):
@@ -184,7 +184,7 @@ class DocumentLoader:
     def _enqueue(self, references: set[str], document: SourceDocument) -> None:
         external = sorted({ref.partition("#")[0] for ref in references} - {""})
         # An invalid URL is reported where it is used.
-        self._queue += [address for each in external if _is_url(address := join_uri(document.uri, each))]
+        self._queue += [address for reference in external if _is_url(address := join_uri(document.uri, reference))]
 
     def _next(self, documents: DocumentSet) -> str | None:
         """Return the next address that is needed and allowed."""
@@ -204,17 +204,17 @@ class DocumentLoader:
 
     def _denial(self, address: str) -> str | None:
         """Return why an address may not be loaded, or None."""
-        shown = _shown(address)
+        shown_address = _shown(address)
         if _is_web(address):
             allowed = self._allow is True or self._is_below(address)
             if not allowed and not isinstance(self._allow, bool):
                 parts = urlsplit(address)
                 allowed = parts.hostname in self._allow or parts.netloc in self._allow
-            return None if allowed else f"{shown}, which `allow_external_refs` does not allow"
+            return None if allowed else f"{shown_address}, which `allow_external_refs` does not allow"
         if not address.startswith("file:"):
-            return f"{shown}, but this document has no folder to look it up"
+            return f"{shown_address}, but this document has no folder to look it up"
         allowed = self._allow is True or self._is_own_file(address)
-        return None if allowed else f"{shown}, which is not below the document's folder"
+        return None if allowed else f"{shown_address}, which is not below the document's folder"
 
     def _is_own_file(self, address: str) -> bool:
         is_file = self._folder is not None and address.startswith("file:")
@@ -230,20 +230,20 @@ class DocumentLoader:
         except CallError as error:
             documents.missing[address] = f"{_shown(address)}: {error.message}"
 
-    def _read_file(self, path: Path, shown: str) -> bytes:
+    def _read_file(self, path: Path, shown_path: str) -> bytes:
         try:
             if path.exists() and not path.is_file():  # reading a pipe or a device could block forever
-                raise CallError(ErrorCode.VALIDATION_ERROR, f"{shown} is not a file")
-            self._check_size(path.stat().st_size, shown)
+                raise CallError(ErrorCode.VALIDATION_ERROR, f"{shown_path} is not a file")
+            self._check_size(path.stat().st_size, shown_path)
             return path.read_bytes()
         except (OSError, ValueError) as error:
             reason = error.strerror if isinstance(error, OSError) else str(error)
-            raise CallError(ErrorCode.VALIDATION_ERROR, f"{shown} cannot be read: {reason}") from error
+            raise CallError(ErrorCode.VALIDATION_ERROR, f"{shown_path} cannot be read: {reason}") from error
 
-    def _check_size(self, size: int, shown: str) -> None:
+    def _check_size(self, size: int, shown_address: str) -> None:
         if size > self._bytes_left:
             limit = f"{self._max_bytes:,} bytes; the option `max_document_bytes` sets the limit"
-            message = f"{shown} and the documents before it have more than {limit}"
+            message = f"{shown_address} and the documents before it have more than {limit}"
             raise CallError(ErrorCode.PAYLOAD_TOO_LARGE, message)
 
     def _add(self, documents: DocumentSet, address: str, data: bytes, final: str = "") -> None:
@@ -262,21 +262,21 @@ class DocumentLoader:
         redirects of other documents have to be allowed as well, so the client does not follow them itself.
         """
         options = self._client.options
-        left = options.max_redirects if options.follow_redirects else 0
-        own = dict(options.headers) if is_main or self._is_below(url) else {}
-        headers = [("Accept", _ACCEPT), *own.items()]
+        redirects_left = options.max_redirects if options.follow_redirects else 0
+        request_headers = dict(options.headers) if is_main or self._is_below(url) else {}
+        headers = [("Accept", _ACCEPT), *request_headers.items()]
         request = HTTPRequest(
-            method="GET", url=url, headers=headers, secret_headers=frozenset(name.lower() for name in own)
+            method="GET", url=url, headers=headers, secret_headers=frozenset(name.lower() for name in request_headers)
         )
         try:
             async with asyncio.timeout(options.timeout):
                 while True:
                     response = await self._client.open(request, bare=True)
                     location = response.headers.get(hdrs.LOCATION)
-                    if response.status not in REDIRECTS or location is None or not left:
+                    if response.status not in REDIRECTS or location is None or not redirects_left:
                         break
                     response.close()
-                    left -= 1
+                    redirects_left -= 1
                     request = redirected(request, response.status, location)
                     if not is_main and (denial := self._denial(request.url)):
                         raise CallError(ErrorCode.EXECUTION_ERROR, f"it redirects to {denial}")
@@ -483,12 +483,14 @@ class OpenAPISource(AdapterSource):
             if (receiver := self.webhooks) is not None:
                 options, namespace = self._options, namespace_of(documents, self._options)
                 declared = read_webhooks(documents, self.report)
-                taken = {each.spec.id for each in operations}
-                for each in receiver.operations(namespace, declared, normalize=options.normalize, strip=options.strip):
-                    if each.spec.id in taken:
-                        self.report.warn(f"{each.spec.name} is skipped: an operation has this name")
+                operation_ids = {operation.spec.id for operation in operations}
+                for operation in receiver.operations(
+                    namespace, declared, normalize=options.normalize, strip=options.strip
+                ):
+                    if operation.spec.id in operation_ids:
+                        self.report.warn(f"{operation.spec.name} is skipped: an operation has this name")
                     else:
-                        operations.append(each)
+                        operations.append(operation)
             return tuple(operations)
 
     async def sign_in(self, options: LoginOptions) -> tuple[str, ...]:
@@ -510,13 +512,13 @@ class OpenAPISource(AdapterSource):
     async def _schemes(self) -> list[tuple[LazyOperation, SecurityRequirement]]:
         """Return each security scheme with an operation that uses it, and the scopes that all operations need."""
         await self.open()
-        found: dict[str, tuple[LazyOperation, SecurityRequirement]] = {}
+        schemes: dict[str, tuple[LazyOperation, SecurityRequirement]] = {}
         for operation in self._lazy:
-            for each in (each for alternative in operation.security for each in alternative):
-                first, known = found.get(each.scheme.name, (operation, each))
-                scopes = tuple(dict.fromkeys([*known.scopes, *each.scopes]))
-                found[each.scheme.name] = first, SecurityRequirement(each.scheme, scopes)
-        return list(found.values())
+            for requirement in (requirement for alternative in operation.security for requirement in alternative):
+                first, earlier_requirement = schemes.get(requirement.scheme.name, (operation, requirement))
+                scopes = tuple(dict.fromkeys([*earlier_requirement.scopes, *requirement.scopes]))
+                schemes[requirement.scheme.name] = first, SecurityRequirement(requirement.scheme, scopes)
+        return list(schemes.values())
 
 
 def read_webhooks(documents: DocumentSet, report: Report) -> "list[DeclaredWebhook]":
@@ -525,33 +527,33 @@ def read_webhooks(documents: DocumentSet, report: Report) -> "list[DeclaredWebho
 
     schemas = SchemaRewriter(documents, report)
     names = UniqueNames()
-    found: list[DeclaredWebhook] = []
+    webhooks: list[DeclaredWebhook] = []
     try:
-        for name, given in webhook_items(documents):
+        for name, webhook in webhook_items(documents):
             where = f"the webhook {name!r:.100}"
             try:
-                item = documents.follow_object(*given, where)
+                item = documents.follow_object(*webhook, where)
                 operation = documents.follow_object(item.value.get("post"), item.document, f"{where}, `post`")
                 body = documents.follow(operation.value.get("requestBody"), operation.document)
                 schema = _schema(body, documents, schemas, where)
             except SchemaError as error:
                 report.warn(f"{where} is skipped: {error}")
                 continue
-            own = operation.value
-            documents.use(OPERATION_USES, own, body.value)
-            found.append(
+            fields = operation.value
+            documents.use(OPERATION_USES, fields, body.value)
+            webhooks.append(
                 DeclaredWebhook(
                     name=names.take(printable_name(name) or "webhook"),
                     schema=schema,
-                    title=as_text(own.get("summary")).strip(),
-                    description=as_text(own.get("description")).strip(),
-                    aliases=tuple(filter(None, [as_text(own.get("operationId"))])),
-                    tags=tuple(as_texts(own.get("tags"))),
+                    title=as_text(fields.get("summary")).strip(),
+                    description=as_text(fields.get("description")).strip(),
+                    aliases=tuple(filter(None, [as_text(fields.get("operationId"))])),
+                    tags=tuple(as_texts(fields.get("tags"))),
                 )
             )
     except SchemaError as error:
-        report.warn(f"webhooks after the first {len(found):,} are skipped: {error}")
-    return found
+        report.warn(f"webhooks after the first {len(webhooks):,} are skipped: {error}")
+    return webhooks
 
 
 def _schema(body: Located, documents: DocumentSet, schemas: SchemaRewriter, where: str) -> Schema:

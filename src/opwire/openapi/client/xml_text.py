@@ -61,8 +61,8 @@ class XMLPropertyIndex(NamedTuple):
     def add(self, path: tuple[str, ...], node: "XMLNode") -> None:
         """Add a property that is a part of the element."""
         if node.node_type in ("attribute", "element"):
-            named = self.attributes if node.node_type == "attribute" else self.elements
-            named.setdefault(node.name or path[-1], (path, node))
+            members_by_name = self.attributes if node.node_type == "attribute" else self.elements
+            members_by_name.setdefault(node.name or path[-1], (path, node))
         elif len(self.texts) < _MAX_TEXTS:
             self.texts.append((path, node))
 
@@ -89,7 +89,7 @@ class XMLNode(Struct, kw_only=True, eq=False, dict=True):
 
         Such objects can contain each other, and multiply with each level: they are bounded in depth and number.
         """
-        index, left = XMLPropertyIndex({}, {}, []), _MAX_INLINED
+        index, properties_left = XMLPropertyIndex({}, {}, []), _MAX_INLINED
         stack: list[tuple[tuple[str, ...], XMLNode]] = [((), self)]
         while stack:
             path, node = stack.pop()
@@ -97,9 +97,9 @@ class XMLNode(Struct, kw_only=True, eq=False, dict=True):
                 index.add(path, node)
             elif path and node.members.items is not None:
                 index.elements.setdefault(node.item_name(path[-1]), (path, node))
-            elif len(path) <= _MAX_INLINED_DEPTH and (not path or left > 0):
-                left -= len(node.members.properties) if path else 0
-                below = [((*path, name), each) for name, each in node.members.properties.items()]
+            elif len(path) <= _MAX_INLINED_DEPTH and (not path or properties_left > 0):
+                properties_left -= len(node.members.properties) if path else 0
+                below = [((*path, name), member) for name, member in node.members.properties.items()]
                 stack.extend(reversed(below))
         return index
 
@@ -120,9 +120,9 @@ class XMLNode(Struct, kw_only=True, eq=False, dict=True):
         """
         name = self.name or name
         prefix = self.prefix if self.namespace else ""
-        for each in filter(None, (name, prefix)):
-            if not is_xml_name(each):
-                raise ValueError(f"{each[:80]!r} is not a valid name in XML")
+        for part in filter(None, (name, prefix)):
+            if not is_xml_name(part):
+                raise ValueError(f"{part[:80]!r} is not a valid name in XML")
         if not self.namespace:
             return name, ""
         declared = quoteattr(_valid(self.namespace))
@@ -166,38 +166,40 @@ class _Writer:
         if isinstance(value, list):
             content = self._items(cast("list[Any]", value), node, name)
         elif isinstance(value, dict):
-            own, content = self._object(cast("dict[str, Any]", value), node)
-            attributes += own
+            own_attributes, content = self._object(cast("dict[str, Any]", value), node)
+            attributes += own_attributes
         else:
             content = _escaped(self._to_text(value))
         return f"<{tag}{attributes}>{content}</{tag}>" if content else f"<{tag}{attributes}/>"
 
     def _items(self, values: list[Any], node: XMLNode, name: str) -> str:
         items, own_name = node.members.items or _ANY, node.item_name(name)
-        return "".join([self.element(each, items, own_name) for each in values if each is not None])
+        return "".join([self.element(item, items, own_name) for item in values if item is not None])
 
     def _object(self, value: dict[str, Any], node: XMLNode) -> tuple[str, str]:
         attributes, content = "", ""
-        for name, each in value.items():
-            if each is None:
+        for name, member_value in value.items():
+            if member_value is None:
                 continue
             member = node.member(name)
             match member.node_type:
                 case "attribute":
                     qualified, declared = member.tag(name)
-                    attributes += f"{declared} {qualified}={quoteattr(_valid(self._scalar(name, each)))}"
+                    attributes += f"{declared} {qualified}={quoteattr(_valid(self._scalar(name, member_value)))}"
                 case "text":
-                    content += _escaped(self._scalar(name, each))
+                    content += _escaped(self._scalar(name, member_value))
                 case "cdata":
-                    text = _valid(self._scalar(name, each)).replace("]]>", "]]]]><![CDATA[>")
+                    text = _valid(self._scalar(name, member_value)).replace("]]>", "]]]]><![CDATA[>")
                     content += f"<![CDATA[{text}]]>"
-                case "none" if isinstance(each, dict):
-                    own, inner = self._object(cast("dict[str, Any]", each), member)
-                    attributes, content = attributes + own, content + inner
-                case _ if isinstance(each, list) and (member.node_type == "none" or member.members.items is None):
-                    content += self._items(cast("list[Any]", each), member, name)
+                case "none" if isinstance(member_value, dict):
+                    own_attributes, inner = self._object(cast("dict[str, Any]", member_value), member)
+                    attributes, content = attributes + own_attributes, content + inner
+                case _ if isinstance(member_value, list) and (
+                    member.node_type == "none" or member.members.items is None
+                ):
+                    content += self._items(cast("list[Any]", member_value), member, name)
                 case _:
-                    content += self.element(each, member, name)
+                    content += self.element(member_value, member, name)
         return attributes, content
 
     def _scalar(self, name: str, value: Any) -> str:
@@ -284,42 +286,42 @@ def _value(element: _Element, node: XMLNode) -> Any:
         return None
     members = node.members
     if members.items is not None:
-        return [_value(each, members.items) for each in element.children or ()]
+        return [_value(child, members.items) for child in element.children or ()]
     if node.is_structured or element.children:
         return _object(element, node)
     return _scalar(element.text, node)
 
 
 def _object(element: _Element, node: XMLNode) -> dict[str, Any]:
-    found: dict[str, list[_Element]] = {}
+    children_by_name: dict[str, list[_Element]] = {}
     for child in element.children or ():
-        found.setdefault(child.name, []).append(child)
-    read: dict[str, Any] = {}
-    for path, value in _declared(element, node.index, found):
-        holder = read
+        children_by_name.setdefault(child.name, []).append(child)
+    members: dict[str, Any] = {}
+    for path, value in _declared(element, node.index, children_by_name):
+        holder = members
         for name in path[:-1]:
             holder = holder.setdefault(name, {})
         holder[path[-1]] = value
-    for name, children in found.items():
-        values = [_value(each, node.members.extras or _ANY) for each in children]
-        read.setdefault(name, values if len(values) > 1 else values[0])
-    return read
+    for name, children in children_by_name.items():
+        values = [_value(child, node.members.extras or _ANY) for child in children]
+        members.setdefault(name, values if len(values) > 1 else values[0])
+    return members
 
 
 def _declared(
-    element: _Element, index: XMLPropertyIndex, found: dict[str, list[_Element]]
+    element: _Element, index: XMLPropertyIndex, children_by_name: dict[str, list[_Element]]
 ) -> Iterator[tuple[tuple[str, ...], Any]]:
     """Iterate over the declared properties of an element, and remove their elements from `found`.
 
     By what the element has: a response of empty elements took seconds when each was searched for 1,000 properties.
     """
-    for key in [each for each in found if each in index.elements]:
+    for key in [child_name for child_name in children_by_name if child_name in index.elements]:
         path, member = index.elements[key]
-        items, children = member.members.items, found.pop(key)
+        items, children = member.members.items, children_by_name.pop(key)
         if member.node_type == "none" and items is not None:
-            yield path, [_value(each, items) for each in children]
+            yield path, [_value(child, items) for child in children]
         else:
-            values = [_value(each, member) for each in children]
+            values = [_value(child, member) for child in children]
             yield path, values if len(values) > 1 else values[0]
     for key, text in (element.attributes or {}).items():
         if (declared := index.attributes.get(key.rpartition(":")[2])) is not None:
@@ -330,11 +332,11 @@ def _declared(
 
 
 def _scalar(text: str, node: XMLNode) -> Any:
-    given = text.strip()
-    if "integer" in node.types and _INTEGER.fullmatch(given):
-        return int(given)
-    if "number" in node.types and _NUMBER.fullmatch(given) and isfinite(number := float(given)):
+    stripped_text = text.strip()
+    if "integer" in node.types and _INTEGER.fullmatch(stripped_text):
+        return int(stripped_text)
+    if "number" in node.types and _NUMBER.fullmatch(stripped_text) and isfinite(number := float(stripped_text)):
         return number
-    if "boolean" in node.types and given in _BOOLEANS:
-        return _BOOLEANS[given]
+    if "boolean" in node.types and stripped_text in _BOOLEANS:
+        return _BOOLEANS[stripped_text]
     return text

@@ -79,13 +79,13 @@ def read_yaml(text: str | bytes, warn: Callable[[str], None]) -> Any:
 
     try:
         try:
-            read = parse(text)
+            document = parse(text)
         except yaml.YAMLError:
             decoded = text if isinstance(text, str) else text.decode()
             if _loader is yaml.Loader or not _RESTORED.keys().isdisjoint(map(ord, set(decoded))):
                 raise
             warnings.clear()
-            read = parse(_repair(decoded.translate(_HIDDEN)), restore=True)
+            document = parse(_repair(decoded.translate(_HIDDEN)), restore=True)
     except yaml.MarkedYAMLError as error:
         if error.problem_mark is None:
             raise ValueError(str(error).replace("\n", " ")) from None
@@ -94,9 +94,9 @@ def read_yaml(text: str | bytes, warn: Callable[[str], None]) -> Any:
         raise ValueError(str(error).replace("\n", " ")) from None
     except UnicodeDecodeError as error:
         raise ValueError(f"it is not UTF-8: {error}") from None
-    for each in warnings:
-        warn(each)
-    return read
+    for warning in warnings:
+        warn(warning)
+    return document
 
 
 def _repair(text: str) -> str:
@@ -208,8 +208,8 @@ class _YAMLBuilder:
     def _leave(self, event: Any) -> None:
         done = self._stack.pop()
         for source in done.merged:
-            for name, each in as_dict(source).items():
-                done.value.setdefault(name, each)
+            for name, merged_value in as_dict(source).items():
+                done.value.setdefault(name, merged_value)
         if done.anchor is not None:  # only now: an anchor that contains its own alias has no JSON form
             self._anchors[done.anchor] = (done.value, done.size)
         self._add(event, done.value, done.size)
