@@ -11,7 +11,7 @@ from msgspec.structs import replace
 
 from opwire import CallError, Context, Identity, OperationRegistry
 from opwire.durable import Outcome
-from opwire.durable.attempt import MAX_DELAY, AttemptPolicy, Retry, TaskRunner
+from opwire.durable.attempt import MAX_DELAY_SECONDS, AttemptPolicy, Retry, TaskRunner
 from opwire.errors import ERROR_TABLE, ErrorCode
 from opwire.protocol import LOCAL_IDENTITY, CallFailed, CallRequested, CallResponded, encode_event
 from tests.durable.samples import Shop, claim, task
@@ -244,7 +244,7 @@ async def test_any_delay_that_an_error_requests_is_bounded_and_the_outcome_is_re
     result = await attempts(shop).run(claim(TEA))
     if retryable:
         assert isinstance(result, Retry)
-        assert 1 <= result.delay <= MAX_DELAY
+        assert 1 <= result.delay <= MAX_DELAY_SECONDS
     else:
         assert failed(result).code == "RATE_LIMITED"
 
@@ -252,7 +252,7 @@ async def test_any_delay_that_an_error_requests_is_bounded_and_the_outcome_is_re
 @pytest.mark.parametrize("attempt", [1, 10**6, 2**64, 10**400], ids=lambda value: f"{value!r:.9}")
 def test_however_often_a_task_was_tried_the_delay_is_bounded(attempt: int) -> None:
     assert 30 <= AttemptPolicy(max_back_off=60).delay(attempt) <= 60 or attempt == 1
-    assert AttemptPolicy(back_off=1e308, max_back_off=1e308).delay(attempt) <= MAX_DELAY
+    assert AttemptPolicy(back_off=1e308, max_back_off=1e308).delay(attempt) <= MAX_DELAY_SECONDS
 
 
 async def test_an_error_with_details_without_a_json_form_is_an_outcome_without_them() -> None:

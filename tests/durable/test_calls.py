@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 
 from opwire import CallError, Context, Identity, OperationRegistry
 from opwire.durable import DurableCalls, DurableWorker, MemoryJournal, MemoryJournalState, Task
-from opwire.durable.calls import MAX_NAME_CHARACTERS, _fingerprint
+from opwire.durable.calls import MAX_NAME_CHARACTERS, fingerprint
 from opwire.errors import UsageError
 from opwire.protocol import CallRequested
 from tests.chaos.virtual_time import run_virtually
@@ -93,8 +93,8 @@ def test_a_key_stands_for_one_operation_one_input_and_one_caller() -> None:
     in_a_shop(run)
 
 
-def fingerprint(input: Any) -> str:
-    return _fingerprint(CallRequested(request_id="k", operation_id="shop.order", input=input))
+def fingerprint_of(input: Any) -> str:
+    return fingerprint(CallRequested(request_id="k", operation_id="shop.order", input=input))
 
 
 LEAVES = st.none() | st.booleans() | st.integers() | st.text(max_size=5)
@@ -105,7 +105,7 @@ OBJECTS = st.dictionaries(st.text(max_size=3), LEAVES | st.lists(LEAVES, max_siz
 def test_the_order_of_keys_does_not_make_another_call(outer: dict[str, Any], inner: dict[str, Any]) -> None:
     one = {**outer, "inner": inner}
     other = dict(reversed(({**outer, "inner": dict(reversed(inner.items()))}).items()))
-    assert fingerprint(one) == fingerprint(other)
+    assert fingerprint_of(one) == fingerprint_of(other)
 
 
 def test_what_is_the_same_on_the_wire_is_the_same_call() -> None:
@@ -113,10 +113,10 @@ def test_what_is_the_same_on_the_wire_is_the_same_call() -> None:
     class Line:
         article: str
 
-    assert fingerprint(Line("tea")) == fingerprint(TEA)
-    assert fingerprint({1: "a", "b": 2}) == fingerprint({"b": 2, "1": "a"})
-    assert fingerprint({"tags": {"x", "y", "z"}}) == fingerprint({"tags": ["x", "y", "z"]})
-    assert fingerprint([1]) != fingerprint([1.0]) != fingerprint([True])
+    assert fingerprint_of(Line("tea")) == fingerprint_of(TEA)
+    assert fingerprint_of({1: "a", "b": 2}) == fingerprint_of({"b": 2, "1": "a"})
+    assert fingerprint_of({"tags": {"x", "y", "z"}}) == fingerprint_of({"tags": ["x", "y", "z"]})
+    assert fingerprint_of([1]) != fingerprint_of([1.0]) != fingerprint_of([True])
 
 
 def test_a_call_that_is_not_finished_in_time_goes_on_and_can_be_asked_for_again() -> None:

@@ -22,7 +22,7 @@ from opwire.registry.dispatch import Dispatcher
 from opwire.registry.invoke import failure
 from opwire.runtime.deadlines import back_off
 
-MAX_DELAY = 24 * 3600.0
+MAX_DELAY_SECONDS = 24 * 3600.0
 """The longest delay before the next attempt, in seconds, even if an error asks for more."""
 
 _SHORT_MESSAGE_CHARACTERS = 200  # fit into any event
@@ -47,9 +47,9 @@ class AttemptPolicy(Struct, frozen=True, kw_only=True):
     max_back_off: float = 300.0
 
     def delay(self, attempt: int, error: CallError | None = None) -> float:
-        """Return the seconds before the next attempt, at least the error's `retry_after`, at most `MAX_DELAY`."""
-        longest_delay = min(self.max_back_off, MAX_DELAY)
-        requested_delay = 0.0 if error is None else seconds_within(error.retry_after, MAX_DELAY)
+        """Return the seconds before the next attempt: at least the error's `retry_after`, at most a day."""
+        longest_delay = min(self.max_back_off, MAX_DELAY_SECONDS)
+        requested_delay = 0.0 if error is None else seconds_within(error.retry_after, MAX_DELAY_SECONDS)
         return max(requested_delay, back_off(attempt, first=self.back_off, longest=longest_delay))
 
 

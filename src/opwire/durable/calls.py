@@ -234,7 +234,7 @@ def _task(request: CallRequested) -> Task:
         key=request.request_id,
         operation_id=request.operation_id,
         request=encode_event(request),
-        fingerprint=_fingerprint(request),
+        fingerprint=fingerprint(request),
         submitted=round(time.time() * 1000),
     )
 
@@ -254,7 +254,7 @@ def _check_name(name: str, kind: str) -> None:
         raise CallError(ErrorCode.VALIDATION_ERROR, message)
 
 
-def _fingerprint(event: CallRequested) -> str:
+def fingerprint(event: CallRequested) -> str:
     """Return a digest of the operation, the caller and the input, independent of the order of the input's keys.
 
     The caller is part of it: a caller that guesses a key must not get the outcome of another caller's call.

@@ -31,7 +31,7 @@ from msgspec import Struct, field
 from opwire.errors import CallError, ErrorCode, UsageError
 from opwire.protocol.events import CallFailed, CallRequested, CallResponded, decode_event
 
-KEEP = 7 * 24 * 3600.0
+DEFAULT_KEEP_SECONDS = 7 * 24 * 3600.0
 """Seconds for which an outcome is kept, by default."""
 
 MAX_SECONDS = 10 * 365 * 24 * 3600.0

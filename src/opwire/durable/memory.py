@@ -23,7 +23,7 @@ from math import inf
 from msgspec import Struct
 
 from opwire.durable.journal import (
-    KEEP,
+    DEFAULT_KEEP_SECONDS,
     MAX_SECONDS,
     Claim,
     JournalInfo,
@@ -98,7 +98,7 @@ class MemoryJournalState:
         UsageError: `keep` is invalid.
     """
 
-    def __init__(self, keep: float = KEEP) -> None:
+    def __init__(self, keep: float = DEFAULT_KEEP_SECONDS) -> None:
         self.listeners: set[MemoryJournal] = set()  # the open ones
         self._keep = check_seconds("keep", keep)
         self.entries: dict[str, JournalEntry] = {}  # by idempotency key
@@ -157,19 +157,20 @@ class MemoryJournalState:
 
     def _take(self, heaps: list[list[tuple[int, str]]], now: float, *, suspect: bool) -> JournalEntry | None:
         """Remove the oldest entry of these heaps and return it, and drop stale elements on the way."""
-        oldest: JournalEntry | None = None
-        source: list[tuple[int, str]] = []
+        oldest_entry: JournalEntry | None = None
+        oldest_heap: list[tuple[int, str]] = []
         for heap in heaps:
             while heap:
                 entry = self._unfinished(*heap[0])
                 if entry is not None and entry.due <= now and entry.suspect == suspect:
-                    if oldest is None or entry.number < oldest.number:
-                        oldest, source = entry, heap
+                    if oldest_entry is None or entry.number < oldest_entry.number:
+                        oldest_entry = entry
+                        oldest_heap = heap
                     break
                 heappop(heap)
-        if oldest is not None:
-            heappop(source)
-        return oldest
+        if oldest_entry is not None:
+            heappop(oldest_heap)
+        return oldest_entry
 
     def due(self, operation_ids: Sequence[str]) -> float | None:
         """Return the time of the next claimable task, if nothing happens before; it may be too early."""
@@ -315,7 +316,7 @@ class MemoryJournal(AsyncResource):
     name = "the journal in memory"
     trusted = True
 
-    def __init__(self, state: MemoryJournalState | None = None, *, keep: float = KEEP) -> None:
+    def __init__(self, state: MemoryJournalState | None = None, *, keep: float = DEFAULT_KEEP_SECONDS) -> None:
         self.state = MemoryJournalState(keep) if state is None else state
         self._waiting_claims: set[asyncio.Future[None]] = set()
         self._waiters = OutcomeWaiters(inf)  # nothing gets lost on the way

@@ -18,7 +18,7 @@ from typing import Self
 
 from msgspec import Struct
 
-from opwire.durable.attempt import MAX_DELAY, AttemptPolicy, Retry, TaskRunner, too_large
+from opwire.durable.attempt import MAX_DELAY_SECONDS, AttemptPolicy, Retry, TaskRunner, too_large
 from opwire.durable.isolation import Isolation, isolation_of_loop, quiet_time
 from opwire.durable.journal import MAX_SECONDS, Claim, Journal, Outcome, check_seconds, seconds_within
 from opwire.errors import CallError, ErrorCode, UsageError, check_counts
@@ -112,8 +112,8 @@ class DurableWorker(AsyncResource):
         self._lease = check_seconds("lease", lease)
         self._policy = AttemptPolicy(
             max_attempts=max_attempts,
-            back_off=seconds_within(back_off, MAX_DELAY),
-            max_back_off=seconds_within(max_back_off, MAX_DELAY),
+            back_off=seconds_within(back_off, MAX_DELAY_SECONDS),
+            max_back_off=seconds_within(max_back_off, MAX_DELAY_SECONDS),
         )
         self._runner = TaskRunner(registry, self._policy, anonymous=self._anonymous, trusted=journal.trusted)
         self._attempts: set[_Attempt] = set()

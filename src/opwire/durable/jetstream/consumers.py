@@ -123,11 +123,11 @@ class Consumers(SessionListener):
         self._session = session
         self._names = names
         self._give_back = give_back
-        self._numbers = count(1)
+        self._pull_numbers = count(1)
         self._consumers: dict[str, _Consumer] = {}  # by operation
         self._deliveries: list[Delivery] = []  # not claimed yet, the oldest first
         self._waiting_claims: set[asyncio.Future[None]] = set()
-        self._claims = 0  # that are looking for tasks
+        self._active_claims = 0
         self._returning: asyncio.Task[None] | None = None
         self._closed = False
         session.listeners.append(self)
@@ -182,12 +182,12 @@ class Consumers(SessionListener):
 
     async def take(self, operations: frozenset[str], deadline: float, limit: int) -> list[Delivery]:
         """Return the next tasks of these operations; an empty list if none arrive until a monotonic time."""
-        self._claims += 1
+        self._active_claims += 1
         try:
             await self.create(operations)
             return await self._take(operations, deadline, limit)
         finally:
-            self._claims -= 1
+            self._active_claims -= 1
             self._return_unclaimed_later()
 
     async def _take(self, operations: frozenset[str], deadline: float, limit: int) -> list[Delivery]:
@@ -235,7 +235,7 @@ class Consumers(SessionListener):
 
     def _pull(self, operations: frozenset[str], limit: int, wait: float) -> list[_PullRequest]:
         """Send pull requests to the consumers without one."""
-        tasks = max(1, limit // len(operations))
+        tasks_per_operation = max(1, limit // len(operations))
         options: dict[str, object] = {"expires": round(wait * NANOSECONDS)} if wait > 0 else {"no_wait": True}
         patience = max(0.0, wait) + PATIENCE
         beat = max(_MIN_HEARTBEAT_SECONDS, len(operations) / _MAX_HEARTBEATS_PER_SECOND)
@@ -247,12 +247,10 @@ class Consumers(SessionListener):
             consumer = self._consumers[operation_id]
             if consumer.pull is not None:
                 continue
-            method, number = (
-                f"CONSUMER.MSG.NEXT.{self._names.stream}.{token(operation_id)}",
-                f"pull{next(self._numbers)}",
-            )
-            subject = self._session.request(method, {"batch": tasks, **options}, number)
-            consumer.pull = _PullRequest(number, subject, tasks, patience)
+            number = f"pull{next(self._pull_numbers)}"
+            method = f"CONSUMER.MSG.NEXT.{self._names.stream}.{token(operation_id)}"
+            subject = self._session.request(method, {"batch": tasks_per_operation, **options}, number)
+            consumer.pull = _PullRequest(number, subject, tasks_per_operation, patience)
             consumer.pull.renew()
             pulls.append(consumer.pull)
         return pulls
@@ -340,12 +338,12 @@ class Consumers(SessionListener):
     def _return_unclaimed_later(self) -> None:
         """Return unclaimed tasks to other peers, if no claim here takes them in time."""
         is_returning = self._returning is not None and not self._returning.done()
-        if self._deliveries and not self._claims and not is_returning and not self._closed:
+        if self._deliveries and not self._active_claims and not is_returning and not self._closed:
             self._returning = asyncio.get_running_loop().create_task(self._wait_and_return())
 
     async def _wait_and_return(self) -> None:
         await asyncio.sleep(_UNCLAIMED_SECONDS)
-        if not self._claims:
+        if not self._active_claims:
             await self._return_unclaimed()
 
     async def _return_unclaimed(self) -> None:

@@ -55,7 +55,7 @@ from opwire.durable.jetstream.log import (
 )
 from opwire.durable.jetstream.session import JetStreamSession, SessionListener
 from opwire.durable.journal import (
-    KEEP,
+    DEFAULT_KEEP_SECONDS,
     MAX_SECONDS,
     Claim,
     JournalInfo,
@@ -165,7 +165,7 @@ class NatsJournal(BrokerJournal):
         *,
         prefix: str = "opwire",
         replicas: int = 1,
-        keep: float = KEEP,
+        keep: float = DEFAULT_KEEP_SECONDS,
         trusted: bool = False,
         domain: str | None = None,
         user: str | None = None,
@@ -540,10 +540,10 @@ class NatsJournal(BrokerJournal):
 
     async def info(self) -> list[JournalInfo]:
         """Return the number of tasks of each operation."""
-        released = await self.log.subjects("since.held.later.*")
-        dead_letters = await self.log.subjects("since.ended.buried.*.*.*")
-        released_counts = Counter(subject.split(".")[-1] for subject in released)
-        dead_letter_counts = Counter(subject.split(".")[-3] for subject in dead_letters)
+        released_subjects = await self.log.subjects("since.held.later.*")
+        dead_letter_subjects = await self.log.subjects("since.ended.buried.*.*.*")
+        released_counts = Counter(subject.split(".")[-1] for subject in released_subjects)
+        dead_letter_counts = Counter(subject.split(".")[-3] for subject in dead_letter_subjects)
         infos: list[JournalInfo] = []
         for consumer in await self._consumers.infos():
             operation = token(consumer.operation_id)

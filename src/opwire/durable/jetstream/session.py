@@ -134,7 +134,7 @@ class SessionListener:
 class _Request(NamedTuple):
     subject: str
     response: asyncio.Future[Message]
-    tick: int  # of its deadline
+    deadline_tick: int
 
 
 class JetStreamSession:
@@ -153,12 +153,13 @@ class JetStreamSession:
         self._security = security
         self._api = f"$JS.{domain}.API" if domain else "$JS.API"
         self._connection: NatsConnection | None = None
-        self._prepared = self._closed = False
+        self._prepared = False
+        self._closed = False
         self._connecting = asyncio.Lock()
-        self._numbers = count(1)
+        self._request_numbers = count(1)
         self._requests: dict[str, _Request] = {}  # by the token at the end of the response's subject
         self._deadlines = Deadlines()
-        self._timer: asyncio.TimerHandle | None = None
+        self._beat_timer: asyncio.TimerHandle | None = None
 
     @property
     def is_ready(self) -> bool:
@@ -188,7 +189,7 @@ class JetStreamSession:
                 inbox = subscribe(f"{self.inbox}*", _INBOX)
                 self._connection = await open_any(self._servers, self, self._security, inbox)
                 self.on_info(self._connection.info)
-                self._timer = asyncio.get_running_loop().call_later(_BEAT_SECONDS, self._beat)
+                self._beat_timer = asyncio.get_running_loop().call_later(_BEAT_SECONDS, self._beat)
             if not self._prepared:
                 try:
                     for listener in self.listeners:
@@ -200,7 +201,7 @@ class JetStreamSession:
 
     def _beat(self) -> None:
         if self._connection is not None:
-            self._timer = asyncio.get_running_loop().call_later(_BEAT_SECONDS, self._beat)
+            self._beat_timer = asyncio.get_running_loop().call_later(_BEAT_SECONDS, self._beat)
             self._connection.beat()
 
     @property
@@ -215,8 +216,8 @@ class JetStreamSession:
 
     async def _disconnect(self) -> None:
         connection, self._connection = self._connection, None
-        if self._timer is not None:
-            self._timer.cancel()
+        if self._beat_timer is not None:
+            self._beat_timer.cancel()
         if connection is not None:
             await connection.close()
             self._fail(unavailable(f"the connection to {self.name} was closed"))
@@ -250,7 +251,7 @@ class JetStreamSession:
 
     async def _exchange(self, subject: str, payload: bytes, headers: bytes = b"", *, repeats: bool = False) -> Message:
         loop = asyncio.get_running_loop()
-        token = str(next(self._numbers))
+        token = str(next(self._request_numbers))
         self.send(subject, payload, token, headers)
         tick = self._deadlines.add(token, time.monotonic() + PATIENCE, self._expire)
         response: asyncio.Future[Message] = loop.create_future()
@@ -291,7 +292,7 @@ class JetStreamSession:
     def _take(self, token: str) -> _Request | None:
         request = self._requests.pop(token, None)
         if request is not None:
-            self._deadlines.discard(token, request.tick)
+            self._deadlines.discard(token, request.deadline_tick)
         return request
 
     def _expire(self, token: str) -> None:

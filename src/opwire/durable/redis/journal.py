@@ -59,7 +59,7 @@ from msgspec import Struct
 
 from opwire.durable.broker_journal import BrokerJournal
 from opwire.durable.journal import (
-    KEEP,
+    DEFAULT_KEEP_SECONDS,
     MAX_SECONDS,
     Claim,
     JournalInfo,
@@ -304,7 +304,7 @@ class RedisJournal(BrokerJournal):
         url: str = "redis://127.0.0.1:6379",
         *,
         prefix: str = "opwire",
-        keep: float = KEEP,
+        keep: float = DEFAULT_KEEP_SECONDS,
         trusted: bool = False,
         ssl: SSLContext | None = None,
     ) -> None:
@@ -399,22 +399,7 @@ class RedisJournal(BrokerJournal):
         operations = tuple(operation_ids)
         consumer = f"{self.peer}:{max(1, ceil(lease * 1000))}"
         self._consumers.update((self.keys.stream(operation_id), consumer) for operation_id in operations)
-        now = time.monotonic()
-        poll_interval = min(_POLL_SECONDS, lease / 3)
-        polls = now - self._poll_times.get((operations, suspects), -inf) >= poll_interval
-        can_read = 0 < len(operations) <= limit  # a read returns a task of each operation
-        entries: list[_StreamEntry] = []
-        if polls or not can_read:
-            entries = await self._take(operations, consumer, limit, polls=polls, suspects=suspects)
-        if polls and not (entries and entries[0].suspect):  # otherwise there may be more
-            self._poll_times[operations, suspects] = now
-        if not entries and (can_read or (operations and wait > 0)):
-            try:
-                entries = await self._read(operations, consumer, limit, min(wait, poll_interval))
-            except CallError as error:
-                if "NOGROUP" not in error.message:  # a stream was deleted: the script creates it
-                    raise
-                entries = await self._take(operations, consumer, limit, polls=polls, suspects=suspects)
+        entries = await self._claim_entries(operations, consumer, lease, wait, limit, suspects=suspects)
         claims: list[Claim] = []
         for entry in entries:
             try:
@@ -424,6 +409,28 @@ class RedisJournal(BrokerJournal):
         for excess_claim in claims[limit:]:  # several operations had new tasks at the same time
             await self._release(excess_claim, 0.0, attempts=excess_claim.attempt - 1)
         return claims[:limit]
+
+    async def _claim_entries(
+        self, operations: tuple[str, ...], consumer: str, lease: float, wait: float, limit: int, *, suspects: bool
+    ) -> list[_StreamEntry]:
+        """Poll for released and lost tasks if it is time to, then read new ones."""
+        now = time.monotonic()
+        poll_interval = min(_POLL_SECONDS, lease / 3)
+        is_poll_due = now - self._poll_times.get((operations, suspects), -inf) >= poll_interval
+        can_read = 0 < len(operations) <= limit  # a read returns a task of each operation
+        entries: list[_StreamEntry] = []
+        if is_poll_due or not can_read:
+            entries = await self._take(operations, consumer, limit, polls=is_poll_due, suspects=suspects)
+        if is_poll_due and not (entries and entries[0].suspect):  # otherwise there may be more
+            self._poll_times[operations, suspects] = now
+        if entries or not (can_read or (operations and wait > 0)):
+            return entries
+        try:
+            return await self._read(operations, consumer, limit, min(wait, poll_interval))
+        except CallError as error:
+            if "NOGROUP" not in error.message:  # a stream was deleted: the script creates it
+                raise
+            return await self._take(operations, consumer, limit, polls=is_poll_due, suspects=suspects)
 
     async def _take(
         self, operations: tuple[str, ...], consumer: str, limit: int, *, polls: bool, suspects: bool

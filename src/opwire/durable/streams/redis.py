@@ -62,9 +62,9 @@ class RedisStream(DurableStream):
 
     async def start(self) -> None:
         """Connect."""
-        last = await self._last()
+        last_cursor = await self._last_cursor()
         if self._watching is None:
-            self._watching = asyncio.create_task(self._watch(last))
+            self._watching = asyncio.create_task(self._watch(last_cursor))
 
     async def close(self) -> None:
         """Disconnect. A second call is a no-op."""
@@ -82,7 +82,7 @@ class RedisStream(DurableStream):
 
     async def position(self, start: Literal["first", "new"]) -> str:
         """Return the cursor before the first item to read."""
-        return await self._last() if start == "new" else _FIRST_CURSOR
+        return await self._last_cursor() if start == "new" else _FIRST_CURSOR
 
     async def read(self, cursor: str) -> list[StoredItem]:
         """Return items after a cursor."""
@@ -93,19 +93,21 @@ class RedisStream(DurableStream):
             raise self.lost(cursor)
         return [StoredItem(_encoded(fields), id.decode()) for id, fields in entries]
 
-    async def _last(self) -> str:
+    async def _last_cursor(self) -> str:
         return (await self._session.run(_LAST_SCRIPT, [self._key])).decode()
 
-    async def _watch(self, last: str) -> None:
-        """Wake the readers when there are entries after `last`, until cancelled."""
+    async def _watch(self, last_cursor: str) -> None:
+        """Wake the readers when there are entries after `last_cursor`, until cancelled."""
         failures = 0
         while True:
             try:
-                wait = command(b"XREAD", b"COUNT", 1, b"BLOCK", int(_BLOCK_SECONDS * 1000), b"STREAMS", self._key, last)
+                wait = command(
+                    b"XREAD", b"COUNT", 1, b"BLOCK", int(_BLOCK_SECONDS * 1000), b"STREAMS", self._key, last_cursor
+                )
                 (new_entries,) = await self._blocking.ask(wait, patience=2 * _BLOCK_SECONDS)
                 failures = 0
                 if new_entries:
-                    last = await self._last()
+                    last_cursor = await self._last_cursor()
                     self.notify()
             except CallError as error:  # the readers get it from their own requests
                 failures += 1
