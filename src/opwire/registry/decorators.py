@@ -156,15 +156,17 @@ class Decorators(ABC):
         Raises:
             RegistrationError: the class has no decorated methods; as `query`.
         """
-        found: dict[str, _MarkedMethod] = {}
-        for each in reversed(type(instance).__mro__):  # a method that overrides a decorated one is an operation as well
-            found |= {name: mark for name, given in vars(each).items() if (mark := getattr(given, _MARK, None))}
-        if not found:
+        marked_methods: dict[str, _MarkedMethod] = {}
+        for cls in reversed(type(instance).__mro__):  # a method that overrides a decorated one is an operation as well
+            marked_methods |= {
+                name: mark for name, method in vars(cls).items() if (mark := getattr(method, _MARK, None))
+            }
+        if not marked_methods:
             raise RegistrationError(f"{type(instance).__name__} has no methods that are decorated as operations")
-        for name, mark in found.items():
+        for name, mark in marked_methods.items():
             id = mark.target if isinstance(mark.target, str) else name
-            given = id if namespace is None else f"{namespace}.{id.partition('.')[2] or id}"
-            self._decorate(mark.type, given, mark.options, mark.marks, mark.check)(getattr(instance, name))
+            operation_id = id if namespace is None else f"{namespace}.{id.partition('.')[2] or id}"
+            self._decorate(mark.type, operation_id, mark.options, mark.marks, mark.check)(getattr(instance, name))
 
     def resource_updated(self, uri: str) -> None:
         """Notify clients that have subscribed to a resource; from any thread."""
@@ -213,7 +215,7 @@ class Decorators(ABC):
 def _parameters(spec: OperationSpec) -> tuple[dict[str, Any], set[str]]:
     """Return the schemas of an operation's parameters, and the names of the required ones."""
     schema = as_dict(spec.input_schema.json)
-    return as_dict(schema.get("properties")), {each for each in as_list(schema.get("required")) if type(each) is str}
+    return as_dict(schema.get("properties")), {name for name in as_list(schema.get("required")) if type(name) is str}
 
 
 def completer_of(owner: OperationSpec, completes: Mapping[str, Callable[..., Any]], bind: Bind) -> Completer:
@@ -228,19 +230,19 @@ def completer_of(owner: OperationSpec, completes: Mapping[str, Callable[..., Any
             raise RegistrationError(f"{owner.id}: completes has {argument!r}, which is not a parameter")
         id = f"{owner.id}/complete/{argument}"
         spec, signature = describe_function(function, OperationType.QUERY, id, "", {"timeout": owner.timeout})
-        taken, required = _parameters(spec)
-        if not taken.keys() <= {*_TAKEN} or "value" not in required:
+        parameters, required = _parameters(spec)
+        if not parameters.keys() <= {*_TAKEN} or "value" not in required:
             raise RegistrationError(f"{id}: a completer takes `value`, and optionally `arguments` and a Context")
-        completers[argument] = taken, bind(spec, signature, function)
+        completers[argument] = parameters, bind(spec, signature, function)
 
     async def complete(request: CompletionRequest, context: Context) -> Completion:
-        found = completers.get(request.argument)
-        if found is None:
+        completer = completers.get(request.argument)
+        if completer is None:
             return Completion()
-        taken, call = found
-        given = {"value": request.value, "arguments": dict(request.arguments)}
-        envelope = await call({name: value for name, value in given.items() if name in taken}, context)
-        return Completion.of([str(each) for each in as_list(envelope.data)[:_MAX_SCANNED]])
+        parameters, call = completer
+        arguments = {"value": request.value, "arguments": dict(request.arguments)}
+        envelope = await call({name: value for name, value in arguments.items() if name in parameters}, context)
+        return Completion.of([str(value) for value in as_list(envelope.data)[:_MAX_SCANNED]])
 
     return complete
 
@@ -250,4 +252,4 @@ def declared_completion(spec: OperationSpec, request: CompletionRequest) -> Comp
     parameter = References(spec.input_schema.json).follow(_parameters(spec)[0].get(request.argument, True))
     values = cast("Iterable[Any]", as_list(as_dict(parameter).get("enum")))
     begins = request.value.lower()
-    return Completion.of(each for each in values if isinstance(each, str) and each.lower().startswith(begins))
+    return Completion.of(value for value in values if isinstance(value, str) and value.lower().startswith(begins))

@@ -46,9 +46,9 @@ class _Names(ABC, Generic[T]):
             raise AttributeError(name)
         if name == "keys" and name not in self:
             return cast("T", self._keys)  # used by `dict(env)` and `{**env}`
-        found = self._member(name)
-        setattr(self, name, found)  # the next look-up is a plain attribute
-        return found
+        member = self._member(name)
+        setattr(self, name, member)  # the next look-up is a plain attribute
+        return member
 
     def __getitem__(self, name: str) -> T:
         if not isinstance(name, str):  # pyright: ignore[reportUnnecessaryIsInstance] - a list index, for example
@@ -97,9 +97,9 @@ class Env(_Names["Namespace"]):
 
     def _specs(self, namespace: str | None = None) -> list[OperationSpec]:
         """Return the operations; in a checked env, only those that the identity may call."""
-        found = self._caller.list(namespace=namespace)
+        specs = self._caller.list(namespace=namespace)
         identity = self._context and self._context.identity
-        return [spec for spec in found if not self._checked or may_access(spec, identity)]
+        return [spec for spec in specs if not self._checked or may_access(spec, identity)]
 
     def __repr__(self) -> str:
         return f"<Env of {self._caller!r}>"

@@ -37,24 +37,26 @@ class FollowedSources:
     @property
     def instructions(self) -> dict[str, str]:
         """The instructions of the sources for models, by namespace."""
-        given = (getattr(source, "instructions", {}) for source in self._sources)
-        return {namespace: text for each in given for namespace, text in each.items()}
+        instructions: dict[str, str] = {}
+        for source in self._sources:
+            instructions |= getattr(source, "instructions", {})
+        return instructions
 
     def follow(self, registry: Registering, source: Source, *, overrides: bool) -> Callable[[], None]:
         """Add the operations of a source and follow its changes; the returned function stops that."""
         registry.register_all(followed := tuple(source), replace=overrides)
-        ours = {each.spec.id for each in followed}
+        followed_ids = {operation.spec.id for operation in followed}
 
         def keep_up(change: SourceChange) -> None:
-            for each in change.put:
-                id = each.spec.id
-                if id in registry and id not in ours and not overrides:
+            for operation in change.put:
+                id = operation.spec.id
+                if id in registry and id not in followed_ids and not overrides:
                     logger.warning("%s is ignored: the id is already registered by another owner", id)
                     continue
-                registry.register_all([each], replace=True)
-                ours.add(id)
-            for id in ours.intersection(change.gone):
-                ours.discard(id)
+                registry.register_all([operation], replace=True)
+                followed_ids.add(id)
+            for id in followed_ids.intersection(change.gone):
+                followed_ids.discard(id)
                 if id in registry:
                     registry.unregister(id)
 
@@ -73,7 +75,7 @@ class FollowedSources:
         self._sources.append(source)
 
         def detach() -> None:
-            self._sources[:] = [each for each in self._sources if each is not source]
+            self._sources[:] = [other for other in self._sources if other is not source]
             if stop is not None:
                 stop()
 
@@ -106,10 +108,10 @@ class RegistryOperations:
         """Call the listener after every change; the returned function removes it."""
 
         def forward(change: Change) -> None:
-            gone = change.kind == "removed"
-            listener(
-                SourceChange(gone=(change.spec.id,)) if gone else SourceChange(put=(self._operation(change.spec),))
-            )
+            if change.kind == "removed":
+                listener(SourceChange(gone=(change.spec.id,)))
+            else:
+                listener(SourceChange(put=(self._operation(change.spec),)))
 
         return self._registry.on_change(forward)
 

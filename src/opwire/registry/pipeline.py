@@ -108,13 +108,13 @@ class ResultPipeline:
             return ResponseEnvelope(data, LocalResponseMeta(self.operation_id, time_ns() // 1_000_000))
         envelope = self._wrap(result)
         data = envelope.data
-        found = survey(data)
-        if found.deep or not found.plain:
+        data_survey = survey(data)
+        if data_survey.deep or not data_survey.plain:
             if type(data) is Item:  # here, so that other results take no longer
                 return self._with_cursor(cast("Item[Any]", data))
             data = self._plain(data)
             self._learn(result, data)
-        if found.deep:
+        if data_survey.deep:
             self._warn(f"the data is nested deeper than {MAX_DEPTH}: it is neither normalised nor validated")
         elif self.mode != "off" and not isinstance(data, bytes):
             meta = envelope.meta
@@ -246,14 +246,14 @@ class ResultPipeline:
                 return data
 
     def _fit(self, data: Any) -> Any:
-        def log(level: int, found: Sequence[Repair]) -> None:
-            shown = [f"{each.kind} {each.path or 'the data'}" for each in found[:_MAX_WARNINGS]]
-            self._log(level, shown, len(found))
+        def log(level: int, repairs: Sequence[Repair]) -> None:
+            repair_texts = [f"{repair.kind} {repair.path or 'the data'}" for repair in repairs[:_MAX_WARNINGS]]
+            self._log(level, repair_texts, len(repairs))
 
         fitted = self.schema.fit(data, strip=self.strip, is_plain=True)
-        repairs, filled = fitted.repairs, [each for each in fitted.repairs if each.kind == "filled"]
+        repairs, filled = fitted.repairs, [repair for repair in fitted.repairs if repair.kind == "filled"]
         if filled and self.schema.is_valid(data):  # optional properties: the peer did nothing wrong
-            repairs = [each for each in repairs if each.kind != "filled"]
+            repairs = [repair for repair in repairs if repair.kind != "filled"]
             log(logging.DEBUG, filled)
         log(logging.WARNING, repairs)
         self._warn_problems(fitted.value)
@@ -277,17 +277,17 @@ class ResultPipeline:
 
     def _warn_problems(self, data: Any) -> None:
         problems = self.schema.problems(data, is_plain=True)
-        shown = [f"{path or 'the data'}: {message}" for path, message in problems[:_MAX_WARNINGS]]
-        self._log(logging.WARNING, shown, len(problems))
+        problem_texts = [f"{path or 'the data'}: {message}" for path, message in problems[:_MAX_WARNINGS]]
+        self._log(logging.WARNING, problem_texts, len(problems))
 
     def _warn(self, warning: str) -> None:
         self._log(logging.WARNING, [warning], 1)
 
-    def _log(self, level: int, shown: list[str], count: int) -> None:
+    def _log(self, level: int, messages: list[str], count: int) -> None:
         """Log the first of several messages, if there are any."""
-        if shown:
-            more = f"; and {count - len(shown)} more" if count > len(shown) else ""
-            text = "; ".join(shorten(each, _MAX_WARNING) for each in shown)
+        if messages:
+            more = f"; and {count - len(messages)} more" if count > len(messages) else ""
+            text = "; ".join(shorten(message, _MAX_WARNING) for message in messages)
             self._lines.write(level, "%s: %s%s", self.operation_id, text, more)
 
 

@@ -113,19 +113,19 @@ class OperationRegistry(Decorators):
         Raises:
             RegistrationError: as `register`.
         """
-        bound: list[BoundOperation] = []
-        for each in operations:
-            one = self._bind(each.spec, each.handler, each.handler, inline=each.inline)
-            one.prepare, one.preview, one.complete = each.prepare, each.preview, each.complete
-            bound.append(one if one.pipeline.mode == "off" else SourceOperation(one))
-        taken: set[str] = set()
-        seen: set[str] = set() if replace else set(self._operations)
-        for each in bound:
-            (taken if each.spec.id in seen else seen).add(each.spec.id)
-        if taken:
-            raise RegistrationError(f"already registered: {', '.join(sorted(taken))}")
-        for each in bound:
-            self._add(each, replace=replace)
+        bound_operations: list[BoundOperation] = []
+        for operation in operations:
+            bound = self._bind(operation.spec, operation.handler, operation.handler, inline=operation.inline)
+            bound.prepare, bound.preview, bound.complete = operation.prepare, operation.preview, operation.complete
+            bound_operations.append(bound if bound.pipeline.mode == "off" else SourceOperation(bound))
+        duplicate_ids: set[str] = set()
+        ids: set[str] = set() if replace else set(self._operations)
+        for bound in bound_operations:
+            (duplicate_ids if bound.spec.id in ids else ids).add(bound.spec.id)
+        if duplicate_ids:
+            raise RegistrationError(f"already registered: {', '.join(sorted(duplicate_ids))}")
+        for bound in bound_operations:
+            self._add(bound, replace=replace)
 
     def follow(self, source: "Source | OperationRegistry", *, replace: bool = False) -> Callable[[], None]:
         """Add the operations of a source and follow its changes; the returned function stops that.
@@ -201,12 +201,12 @@ class OperationRegistry(Decorators):
 
     def _add(self, bound: BoundOperation, *, replace: bool) -> None:
         spec = bound.spec
-        known = spec.id in self._operations
+        is_replaced = spec.id in self._operations
         self._intercept(bound)
-        if known and not replace:
+        if is_replaced and not replace:
             raise RegistrationError(f"{spec.id} is already registered; replace=True puts the new one in its place")
         self._operations[spec.id] = bound
-        self._tell(Change("replaced" if known else "added", spec))
+        self._tell(Change("replaced" if is_replaced else "added", spec))
 
     def use(self, interceptor: Interceptor) -> Callable[[], None]:
         """Install an interceptor around every call, inside those already installed; the returned function removes it.
@@ -293,9 +293,9 @@ class OperationRegistry(Decorators):
 
     def _repr_html_(self) -> str:
         """Return a table for notebooks."""
-        shown = [bound.spec for bound in islice(self._operations.values(), _MAX_ROWS)]
-        more = f", of which {len(shown)} are shown" if len(shown) < len(self) else ""
-        rows = ((spec.id, spec.type, (spec.title or spec.description).partition("\n")[0]) for spec in shown)
+        first_specs = [bound.spec for bound in islice(self._operations.values(), _MAX_ROWS)]
+        more = f", of which {len(first_specs)} are shown" if len(first_specs) < len(self) else ""
+        rows = ((spec.id, spec.type, (spec.title or spec.description).partition("\n")[0]) for spec in first_specs)
         return html_table(f"OperationRegistry: {len(self):,} operations{more}", rows)
 
     def list(
@@ -306,12 +306,12 @@ class OperationRegistry(Decorators):
         Raises:
             UsageError: the type is unknown.
         """
-        wanted = None if type is None else OperationType(type)
+        operation_type = None if type is None else OperationType(type)
         return tuple(
             bound.spec
             for bound in self._operations.values()
             if (namespace is None or bound.spec.namespace == namespace)
-            and (wanted is None or bound.spec.type is wanted)
+            and (operation_type is None or bound.spec.type is operation_type)
             and (tag is None or tag in bound.spec.tags)
         )
 
@@ -421,10 +421,10 @@ class OperationRegistry(Decorators):
         if bound is None:
             raise self.not_found(operation_id)
         try:
-            found = Completion()
+            completion = Completion()
             if bound.complete is not None:
-                found = await bound.complete(request, self._context if context is None else context)
-            return found if found.values else declared_completion(bound.spec, request)
+                completion = await bound.complete(request, self._context if context is None else context)
+            return completion if completion.values else declared_completion(bound.spec, request)
         except FAILURES as error:
             fail(error, operation_id)
 
@@ -541,8 +541,8 @@ class OperationRegistry(Decorators):
         hint = suggestion(self.suggestions(operation_id, visible=visible))
         if visible is None and operation_id in self._methods:
             hint = f"; it is {self._methods[operation_id]}: call register_object with an object of the class"
-        shown = shorten(operation_id, MAX_COMPARED_NAME)
-        return CallError(ErrorCode.OPERATION_NOT_FOUND, f"Operation not found: {shown}{hint}")
+        short_id = shorten(operation_id, MAX_COMPARED_NAME)
+        return CallError(ErrorCode.OPERATION_NOT_FOUND, f"Operation not found: {short_id}{hint}")
 
     def suggestions(self, operation_id: str, *, visible: Callable[[OperationSpec], bool] | None = None) -> "list[str]":
         """Return up to three ids similar to an unknown one.
@@ -592,8 +592,8 @@ class RegistryView(OperationRegistry):
     def instructions(self) -> dict[str, str]:
         """The instructions for models of the MCP servers that the view has operations of, by namespace."""
         names = {old.partition(".")[0]: new.partition(".")[0] for old, new in self._ids.items()}
-        shown = {names[name]: text for name, text in self.source.instructions.items() if name in names}
-        return {**shown, **super().instructions}
+        viewed_instructions = {names[name]: text for name, text in self.source.instructions.items() if name in names}
+        return {**viewed_instructions, **super().instructions}
 
     def resource_updated(self, uri: str) -> None:
         """Notify clients that have subscribed to a resource, of the registry that is viewed and of all its views."""

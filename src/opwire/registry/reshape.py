@@ -89,7 +89,9 @@ class Reshaping:
         self._computed = [(name, context_value(path)) for name, path in changes.from_context.items()]
         self._old_names = {new: old for old, new in changes.rename.items()}
         self._blocked = changes.unavailable | (changes.rename.keys() - self._old_names.keys())
-        self._narrowed = {changes.rename.get(name, name): Schema(dict(each)) for name, each in changes.narrow.items()}
+        self._narrowed = {
+            changes.rename.get(name, name): Schema(dict(keywords)) for name, keywords in changes.narrow.items()
+        }
         self._fields: dict[str, Any] = {}
         for path in changes.keep:
             node = self._fields
@@ -109,36 +111,37 @@ class Reshaping:
         elif changes.keep:
 
             def projected() -> dict[str, Any]:
-                given = spec.output_schema.lowered_object
-                definitions = {key: given[key] for key in _DEFINITIONS if key in given}
-                return definitions | _projected_schema(given, self._fields)
+                source_schema = spec.output_schema.lowered_object
+                definitions = {key: source_schema[key] for key in _DEFINITIONS if key in source_schema}
+                return definitions | _projected_schema(source_schema, self._fields)
 
             self.output_schema = Schema.deferred(projected)
 
     def _check(self, spec: OperationSpec) -> None:
         schema = spec.input_schema.lowered_object
         properties = schema.get("properties")
-        known = cast("dict[str, Any]", properties) if isinstance(properties, dict) else {}
-        for name in sorted(self._changes.parameters - known.keys()):
-            raise RegistrationError(f"it has no parameter {name!r}{suggestion(similar_names(name, known))}")
+        parameters = cast("dict[str, Any]", properties) if isinstance(properties, dict) else {}
+        for name in sorted(self._changes.parameters - parameters.keys()):
+            raise RegistrationError(f"it has no parameter {name!r}{suggestion(similar_names(name, parameters))}")
         required = set(schema.get("required", ())).intersection(self._changes.hide) - self._fixed.keys()
         if missing := sorted(required - self._changes.from_context.keys()):
             raise RegistrationError(f"the hidden parameter {missing[0]!r} is required: give it a value with fix")
         definitions = {key: schema[key] for key in _DEFINITIONS if key in schema}
         for name, value in self._fixed.items():
-            for path, message in Schema({**definitions, "properties": {name: known[name]}}).problems({name: value}):
+            fixed_schema = Schema({**definitions, "properties": {name: parameters[name]}})
+            for path, message in fixed_schema.problems({name: value}):
                 raise RegistrationError(f"the value of fix is invalid: {path}: {message}")
-        taken = (known.keys() - self._changes.rename.keys()) & self._old_names.keys()
-        if taken or len(self._old_names) < len(self._changes.rename):
-            raise RegistrationError(f"rename gives two parameters one name: {', '.join(sorted(taken))}")
+        duplicate_names = (parameters.keys() - self._changes.rename.keys()) & self._old_names.keys()
+        if duplicate_names or len(self._old_names) < len(self._changes.rename):
+            raise RegistrationError(f"rename gives two parameters one name: {', '.join(sorted(duplicate_names))}")
 
     def _input_schema(self) -> Schema:
         schema = self._source.input_schema.lowered_object
         rename, hidden = self._changes.rename, self._changes.unavailable
         properties: dict[str, Any] = {}
-        for name, each in cast("dict[str, Any]", schema["properties"]).items():
+        for name, parameter_schema in cast("dict[str, Any]", schema["properties"]).items():
             if name not in hidden:
-                properties[rename.get(name, name)] = _narrowed(each, self._changes.narrow.get(name))
+                properties[rename.get(name, name)] = _narrowed(parameter_schema, self._changes.narrow.get(name))
         required = [rename.get(name, name) for name in schema.get("required", ()) if name not in hidden]
         return Schema({**schema, "properties": properties, "required": required})
 
@@ -152,19 +155,19 @@ class Reshaping:
             return input
         if not isinstance(input, dict):
             raise input_error(self._id, [Problem("", 'the value is not of type "object"')])
-        given = cast("dict[str, Any]", input)
-        if not self._blocked.isdisjoint(given):
-            names = ", ".join(sorted(self._blocked.intersection(given)))
+        arguments = cast("dict[str, Any]", input)
+        if not self._blocked.isdisjoint(arguments):
+            names = ", ".join(sorted(self._blocked.intersection(arguments)))
             raise input_error(self._id, [Problem("", f"unknown properties: {names}")])
         for name, schema in self._narrowed.items():
-            if name in given and not schema.is_valid(given[name]):
-                problems = schema.problems(given[name])
+            if name in arguments and not schema.is_valid(arguments[name]):
+                problems = schema.problems(arguments[name])
                 raise input_error(self._id, [Problem(f"/{escaped(name)}{path}", message) for path, message in problems])
         if names := self._old_names:
-            given = {names.get(name, name): value for name, value in given.items()}
-        merged = given | self._fixed
-        for name, value in self._computed:
-            merged[name] = value(context)
+            arguments = {names.get(name, name): value for name, value in arguments.items()}
+        merged = arguments | self._fixed
+        for name, compute in self._computed:
+            merged[name] = compute(context)
         return merged
 
     def compile(self, flat: type[Struct], otherwise: Arguments) -> Arguments:
@@ -173,34 +176,41 @@ class Reshaping:
         `flat` is the type that msgspec converts valid input of the source's operation to. Other input is passed to
         `otherwise`, which returns the arguments or raises the errors.
         """
-        known = {each.name: each for each in msgspec.structs.fields(flat)}
-        types = {name: frozenset(get_args(each.type) or [each.type]) for name, each in known.items()}
-        computed = [(name, value, types[name] - {UnsetType}) for name, value in self._computed]
-        narrowed = [(name, each.compile().checker()) for name, each in self._narrowed.items()]
-        taken = [each for each in known.values() if each.name not in self._changes.unavailable]
-        fields: list[Any] = [(each.name, each.type, *([] if each.required else [each.default])) for each in taken]
-        rename = {each.name: self._changes.rename[each.name] for each in taken if each.name in self._changes.rename}
+        source_fields = {field.name: field for field in msgspec.structs.fields(flat)}
+        types = {name: frozenset(get_args(field.type) or [field.type]) for name, field in source_fields.items()}
+        computed = [(name, compute, types[name] - {UnsetType}) for name, compute in self._computed]
+        narrowed = [(name, schema.compile().checker()) for name, schema in self._narrowed.items()]
+        view_fields = [field for field in source_fields.values() if field.name not in self._changes.unavailable]
+        fields: list[Any] = [
+            (field.name, field.type, *([] if field.required else [field.default])) for field in view_fields
+        ]
+        rename = {
+            field.name: self._changes.rename[field.name] for field in view_fields if field.name in self._changes.rename
+        }
         copies = not (narrowed or rename) and len(computed) <= 1  # the input, which is faster than to build a dict
         if not copies:
             fields += [(name, UnsetType, value) for name, value in self._fixed.items()]  # for these no input is valid
-        own = defstruct("Flat", fields, kw_only=True, forbid_unknown_fields=True, rename=rename)
+        input_type = defstruct("Flat", fields, kw_only=True, forbid_unknown_fields=True, rename=rename)
         if copies:
-            return _copying(own, self._fixed, computed, otherwise)
-        is_complete = all(each.default is not UNSET for each in taken)  # or else it has values that are not arguments
-        return _mapping(own, narrowed, computed, otherwise) if is_complete else otherwise
+            return _copying(input_type, self._fixed, computed, otherwise)
+        if any(field.default is UNSET for field in view_fields):  # the fields would have values that are no arguments
+            return otherwise
+        return _mapping(input_type, narrowed, computed, otherwise)
 
     def reraise(self, error: CallError) -> NoReturn:
         """Raise an error of the source's operation in the terms of the view."""
-        given: list[dict[str, str]] | None = as_dict(error.details).get("problems")
+        source_problems: list[dict[str, str]] | None = as_dict(error.details).get("problems")
         is_same = self._keeps_input and self._id == self._source.id
-        if is_same or error.code is not ErrorCode.VALIDATION_ERROR or given is None:
+        if is_same or error.code is not ErrorCode.VALIDATION_ERROR or source_problems is None:
             raise error
         problems: list[Problem] = []
-        for each in given:
-            slash, _, rest = each["path"].partition("/")
-            name, more, inner = rest.partition("/")
-            path = f"{slash}/{self._changes.rename.get(name, name)}{more}{inner}" if rest else each["path"]
-            problems.append(Problem(path, each["message"]))
+        for problem in source_problems:
+            slash, _, pointer = problem["path"].partition("/")
+            name, inner_slash, inner_pointer = pointer.partition("/")
+            path = problem["path"]
+            if pointer:
+                path = f"{slash}/{self._changes.rename.get(name, name)}{inner_slash}{inner_pointer}"
+            problems.append(Problem(path, problem["message"]))
         raise input_error(self._id, problems) from error
 
     def outward(self, envelope: ResponseEnvelope[Any], context: Context) -> ResponseEnvelope[Any]:
@@ -224,65 +234,68 @@ class Reshaping:
     def asked(self, request: CompletionRequest) -> CompletionRequest:
         """Return a completion under the names of the source; parameters that callers cannot pass have none."""
         names = {new: self._old_names.get(new, new) for new in (request.argument, *request.arguments)}
-        known = {names[new]: value for new, value in request.arguments.items() if new not in self._blocked}
+        arguments = {names[new]: value for new, value in request.arguments.items() if new not in self._blocked}
         argument = "" if request.argument in self._blocked else names[request.argument]
-        return replace(request, argument=argument, arguments=known)
+        return replace(request, argument=argument, arguments=arguments)
 
 
 _Computed = list[tuple[str, Callable[[Context], Any], frozenset[type]]]  # names, functions and types of their values
 
 
-def _copying(own: type[Struct], fixed: dict[str, Any], computed: _Computed, otherwise: Arguments) -> Arguments:
+def _copying(input_type: type[Struct], fixed: dict[str, Any], computed: _Computed, otherwise: Arguments) -> Arguments:
     """Return a copy of the input with fixed values, and one value from the context at most."""
     convert = msgspec.convert
 
     def with_fixed(input: Any, context: Context) -> Any:
         try:
-            convert(input, own)
+            convert(input, input_type)
             return input | fixed
         except (TypeError, ValueError):
             return otherwise(input, context)
 
     def with_value(input: Any, context: Context) -> Any:
         try:
-            convert(input, own)
-            given = input | fixed
+            convert(input, input_type)
+            arguments = input | fixed
         except (TypeError, ValueError):
             return otherwise(input, context)
-        given[name] = found = value(context)
-        return given if type(found) in allowed else otherwise(input, context)
+        arguments[name] = computed_value = compute(context)
+        return arguments if type(computed_value) in allowed_types else otherwise(input, context)
 
     if not computed:
         return with_fixed
-    name, value, allowed = computed[0]
+    name, compute, allowed_types = computed[0]
     return with_value
 
 
 def _mapping(
-    own: type[Struct], narrowed: list[tuple[str, Callable[[Any], bool]]], computed: _Computed, otherwise: Arguments
+    input_type: type[Struct],
+    narrowed: list[tuple[str, Callable[[Any], bool]]],
+    computed: _Computed,
+    otherwise: Arguments,
 ) -> Arguments:
     """Return the fields of the input under the names of the source."""
     convert = msgspec.convert
 
     def renamed(input: Any, context: Context) -> Any:
         try:
-            return asdict(convert(input, own))
+            return asdict(convert(input, input_type))
         except (TypeError, ValueError):
             return otherwise(input, context)
 
     def with_values(input: Any, context: Context) -> Any:
         try:
-            given = asdict(convert(input, own))
+            arguments = asdict(convert(input, input_type))
             for name, accepts in narrowed:
                 if name in input and not accepts(input[name]):
                     return otherwise(input, context)
         except (TypeError, ValueError):  # invalid, or too complex
             return otherwise(input, context)
-        for name, value, allowed in computed:
-            given[name] = found = value(context)
-            if type(found) not in allowed:
+        for name, compute, allowed_types in computed:
+            arguments[name] = computed_value = compute(context)
+            if type(computed_value) not in allowed_types:
                 return otherwise(input, context)
-        return given
+        return arguments
 
     return with_values if narrowed or computed else renamed
 
@@ -349,8 +362,8 @@ def _page(text: str, key: str, start: int, length: int) -> dict[str, Any]:
     end = start + length
     page: dict[str, Any] = {"text": text[start:end], "characters": len(text)}
     if end < len(text):
-        rest = f"{MORE} (the tool results_more) returns the rest: pass it `next`"
-        page["shortened"] = f"{end:,} of {len(text):,} characters; {rest}"
+        hint = f"{MORE} (the tool results_more) returns the rest: pass it `next`"
+        page["shortened"] = f"{end:,} of {len(text):,} characters; {hint}"
         page["next"] = {"result": key, "start": end}
     return page
 
@@ -361,12 +374,12 @@ def _projection(fields: dict[str, Any]) -> Callable[[Any], Any]:
 
     def project(data: Any) -> Any:
         if isinstance(data, dict):
-            given = cast("dict[str, Any]", data)
-            kept: dict[str, Any] = {}
+            members = cast("dict[str, Any]", data)
+            projected: dict[str, Any] = {}
             for name, inner in parts:
-                if name in given:
-                    kept[name] = given[name] if inner is None else inner(given[name])
-            return kept
+                if name in members:
+                    projected[name] = members[name] if inner is None else inner(members[name])
+            return projected
         return [project(item) for item in cast("list[Any]", data)] if isinstance(data, list) else data
 
     return project
@@ -378,17 +391,21 @@ def _projected_schema(schema: Any, fields: dict[str, Any]) -> Any:
         return schema
     if not isinstance(schema, dict):
         return {}
-    given = cast("dict[str, Any]", schema)
-    if isinstance(given.get("items"), dict):
-        return {"type": "array", "items": _projected_schema(given["items"], fields)}
-    properties = given.get("properties")
-    if given.get("type") != "object" or not isinstance(properties, dict):
+    source_schema = cast("dict[str, Any]", schema)
+    if isinstance(source_schema.get("items"), dict):
+        return {"type": "array", "items": _projected_schema(source_schema["items"], fields)}
+    properties = source_schema.get("properties")
+    if source_schema.get("type") != "object" or not isinstance(properties, dict):
         return {}
-    known = cast("dict[str, Any]", properties)
+    property_schemas = cast("dict[str, Any]", properties)
     return {
         "type": "object",
-        "properties": {name: _projected_schema(known[name], inner) for name, inner in fields.items() if name in known},
-        "required": [name for name in given.get("required", ()) if name in fields],
+        "properties": {
+            name: _projected_schema(property_schemas[name], inner)
+            for name, inner in fields.items()
+            if name in property_schemas
+        },
+        "required": [name for name in source_schema.get("required", ()) if name in fields],
     }
 
 

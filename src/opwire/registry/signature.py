@@ -93,17 +93,17 @@ class Dependency(Struct, frozen=True):
 
     async def enter(self, stack: AsyncExitStack, context: Context) -> Any:
         """Return the value; the stack closes it."""
-        given = {} if self.context is None else {self.context: context}
+        arguments = {} if self.context is None else {self.context: context}
         if inspect.isasyncgenfunction(self.provider):
-            return await stack.enter_async_context(asynccontextmanager(self.provider)(**given))
+            return await stack.enter_async_context(asynccontextmanager(self.provider)(**arguments))
         if inspect.isgeneratorfunction(self.provider):
-            return stack.enter_context(contextmanager(self.provider)(**given))
-        value = self.provider(**given)
+            return stack.enter_context(contextmanager(self.provider)(**arguments))
+        value = self.provider(**arguments)
         return await value if inspect.isawaitable(value) else value
 
 
 async def _values(dependencies: Sequence[Dependency], stack: AsyncExitStack, context: Context) -> dict[str, Any]:
-    return {each.name: await each.enter(stack, context) for each in dependencies}
+    return {dependency.name: await dependency.enter(stack, context) for dependency in dependencies}
 
 
 def injecting(run: Run, dependencies: Sequence[Dependency]) -> Run:
@@ -158,36 +158,40 @@ def read_signature(
     name = getattr(function, "__qualname__", repr(function))
     hints = _hints(function, name)
     parameters = list(_signature(function).parameters.values())
-    contexts = [each for each in parameters if _is_context(hints.get(each.name))]
+    contexts = [parameter for parameter in parameters if _is_context(hints.get(parameter.name))]
     if len(contexts) > 1:
-        both = " and ".join(each.name for each in contexts)
+        both = " and ".join(parameter.name for parameter in contexts)
         raise RegistrationError(f"{name}: only one parameter can receive the context, not {both}")
-    dependencies = {each.name: found for each in parameters if (found := _dependency(each, hints)) is not None}
+    dependencies = [dependency for parameter in parameters if (dependency := _dependency(parameter, hints)) is not None]
     resumable = streams and _takes_cursor(parameters, hints, name)
-    filled = {*dependencies, _RESUME_FROM} if resumable else {*dependencies}
-    inputs = [each for each in parameters if each not in contexts and each.name not in filled]
+    filled_names = {dependency.name for dependency in dependencies}
+    if resumable:
+        filled_names.add(_RESUME_FROM)
+    inputs = [parameter for parameter in parameters if parameter not in contexts and parameter.name not in filled_names]
     if is_method(function):
         raise RegistrationError(f"{name} is a method without its object: {_METHOD}")
     if output_schema is None:
         output_schema = _output_schema(hints.get("return", inspect.Signature.empty), name, streams=streams)
-    if [each.kind for each in inputs] == [_Parameter.POSITIONAL_ONLY] and not dependencies:
+    if [parameter.kind for parameter in inputs] == [_Parameter.POSITIONAL_ONLY] and not dependencies:
         hint, where = hints.get(inputs[0].name, Any), f"parameter {inputs[0].name!r} of {name}"
         schema = input_schema or Schema.from_type(hint, where=where)
         by_position = partial(_by_position, parameters=parameters, contexts=contexts)
         handler = _resuming(function, by_position) if resumable else by_position(function)
         return Signature(schema, output_schema, handler, converter(hint), frozenset(), resumable=resumable)
-    for each in inputs:
-        if each.kind in (_Parameter.POSITIONAL_ONLY, _Parameter.VAR_POSITIONAL):
-            raise RegistrationError(f"{name}: input arrives by name, so {str(each)!r} cannot be filled")
-    arguments, (_, described) = _arguments_type(inputs, hints), _documented(function)
+    for parameter in inputs:
+        if parameter.kind in (_Parameter.POSITIONAL_ONLY, _Parameter.VAR_POSITIONAL):
+            raise RegistrationError(f"{name}: input arrives by name, so {str(parameter)!r} cannot be filled")
+    arguments = _arguments_type(inputs, hints)
+    _, descriptions = _documented(function)
+    named = {parameter.name for parameter in parameters if parameter.kind in _BY_NAME}
     return Signature(
-        input_schema or _input_schema(arguments, inputs, hints, name, described),
+        input_schema or _input_schema(arguments, inputs, hints, name, descriptions),
         output_schema,
         _resuming(function, partial(_by_name, contexts=contexts)) if resumable else _by_name(function, contexts),
-        _converter(arguments, inputs, hints, {each.name for each in parameters if each.kind in _BY_NAME}),
+        _converter(arguments, inputs, hints, named),
         _exact(inputs, hints),
         _flat(inputs, hints) if input_schema is None else None,
-        tuple(dependencies.values()),
+        tuple(dependencies),
         resumable,
     )
 
@@ -213,12 +217,12 @@ def describe_function(
         RegistrationError: as `read_signature`, or the id is invalid.
     """
     namespace, name = split_id(id) if "." in id else (namespace, id)
-    given = {
-        key: each if isinstance(each, Schema) else Schema(each).compile()
+    declared_schemas = {
+        key: declared if isinstance(declared, Schema) else Schema(declared).compile()
         for key in ("input_schema", "output_schema")
-        if (each := options.get(key)) is not None
+        if (declared := options.get(key)) is not None
     }
-    signature = read_signature(function, streams=type is OperationType.SUBSCRIPTION, **given)
+    signature = read_signature(function, streams=type is OperationType.SUBSCRIPTION, **declared_schemas)
     description, _ = _documented(function)
     fields: dict[str, Any] = {"description": description, **options, **marks}
     fields["resumable"] = signature.resumable or fields.get("resumable", False)
@@ -264,12 +268,12 @@ def _takes_cursor(parameters: list[inspect.Parameter], hints: dict[str, Any], na
     Raises:
         RegistrationError: it cannot be filled.
     """
-    found = next((each for each in parameters if each.name == _RESUME_FROM), None)
-    if found is None or found.kind is _Parameter.VAR_KEYWORD:
+    parameter = next((candidate for candidate in parameters if candidate.name == _RESUME_FROM), None)
+    if parameter is None or parameter.kind is _Parameter.VAR_KEYWORD:
         return False
-    if found.kind is _Parameter.POSITIONAL_ONLY or {*get_args(hints.get(_RESUME_FROM))} != {str, NoneType}:
-        wanted = f"{_RESUME_FROM}: str | None, the cursor of the last item that the caller of a subscription has"
-        raise RegistrationError(f"{name}: expected {wanted}; rename a parameter that is something else")
+    if parameter.kind is _Parameter.POSITIONAL_ONLY or {*get_args(hints.get(_RESUME_FROM))} != {str, NoneType}:
+        expected = f"{_RESUME_FROM}: str | None, the cursor of the last item that the caller of a subscription has"
+        raise RegistrationError(f"{name}: expected {expected}; rename a parameter that is something else")
     return True
 
 
@@ -302,11 +306,11 @@ def _by_name(function: Callable[..., Any], contexts: list[inspect.Parameter]) ->
 
 def _arguments_type(parameters: list[inspect.Parameter], hints: dict[str, Any]) -> Any:
     """Return a TypedDict with one entry per parameter, to derive the schema from and to convert the input to."""
-    named = [each for each in parameters if each.kind is not _Parameter.VAR_KEYWORD]
+    named_parameters = [parameter for parameter in parameters if parameter.kind is not _Parameter.VAR_KEYWORD]
     fields: dict[str, Any] = {}
-    for each in named:
-        hint = hints.get(each.name, Any)
-        fields[each.name] = hint if each.default is _Parameter.empty else NotRequired[hint]
+    for parameter in named_parameters:
+        hint = hints.get(parameter.name, Any)
+        fields[parameter.name] = hint if parameter.default is _Parameter.empty else NotRequired[hint]
     return TypedDict("Arguments", fields)  # pyright: ignore[reportArgumentType]
 
 
@@ -315,7 +319,7 @@ def _converter(
 ) -> Callable[[Any], Any]:
     """Return the conversion of an input. `**extra` gets no property with one of the `names`, such as `context`."""
     convert = converter(arguments)
-    extra = [each.name for each in inputs if each.kind is _Parameter.VAR_KEYWORD]
+    extra = [parameter.name for parameter in inputs if parameter.kind is _Parameter.VAR_KEYWORD]
     if not extra:
         return convert
     convert_extra = converter(hints.get(extra[0], Any))
@@ -330,17 +334,19 @@ def _converter(
 def _dependency(parameter: inspect.Parameter, hints: dict[str, Any]) -> Dependency | None:
     """Return how a parameter is filled, if it has `Depends` as its default or in `Annotated`."""
     metadata = getattr(hints.get(parameter.name), "__metadata__", ())
-    found = next((each for each in (parameter.default, *metadata) if isinstance(each, Depends)), None)
-    if found is None:
+    depends = next((mark for mark in (parameter.default, *metadata) if isinstance(mark, Depends)), None)
+    if depends is None:
         return None
-    label = getattr(found.provider, "__qualname__", repr(found.provider))
-    of_provider = _hints(found.provider, label)
-    taken = [each for each in _signature(found.provider).parameters.values() if each.default is _Parameter.empty]
-    others = [each.name for each in taken if not _is_context(of_provider.get(each.name))]
+    provider = depends.provider
+    label = getattr(provider, "__qualname__", repr(provider))
+    provider_hints = _hints(provider, label)
+    arguments = _signature(provider).parameters.values()
+    required = [argument for argument in arguments if argument.default is _Parameter.empty]
+    others = [argument.name for argument in required if not _is_context(provider_hints.get(argument.name))]
     if others or parameter.kind is _Parameter.POSITIONAL_ONLY:
         wrong = f"{label} has the parameter {others[0]!r}" if others else f"{parameter.name!r} is positional-only"
         raise RegistrationError(f"Depends: {wrong}; a provider takes nothing, or a parameter annotated Context")
-    return Dependency(parameter.name, found.provider, taken[0].name if taken else None)
+    return Dependency(parameter.name, provider, required[0].name if required else None)
 
 
 def _input_schema(
@@ -353,21 +359,23 @@ def _input_schema(
     try:
         schema = dict(json_schema_of(arguments))
     except HintError:
-        for each in parameters:  # the message names it
-            json_schema_of(hints.get(each.name, Any), where=f"parameter {each.name!r} of {name}")
+        for parameter in parameters:  # the message names it
+            json_schema_of(hints.get(parameter.name, Any), where=f"parameter {parameter.name!r} of {name}")
         raise
     schema.pop("title", None)
-    properties = {key: dict(each) for key, each in schema.get("properties", {}).items()}
+    properties = {key: dict(property_schema) for key, property_schema in schema.get("properties", {}).items()}
     schema["properties"] = properties
     schema["additionalProperties"] = False
-    for each in parameters:
-        if each.name in properties and each.name in descriptions:
-            properties[each.name].setdefault("description", descriptions[each.name])
-        if each.kind is _Parameter.VAR_KEYWORD:
-            schema["additionalProperties"] = json_schema_of(hints.get(each.name, Any), where=f"**{each.name} of {name}")
-        elif each.default is not _Parameter.empty:
+    for parameter in parameters:
+        if parameter.name in properties and parameter.name in descriptions:
+            properties[parameter.name].setdefault("description", descriptions[parameter.name])
+        if parameter.kind is _Parameter.VAR_KEYWORD:
+            schema["additionalProperties"] = json_schema_of(
+                hints.get(parameter.name, Any), where=f"**{parameter.name} of {name}"
+            )
+        elif parameter.default is not _Parameter.empty:
             with suppress(NotPlainError):  # a sentinel object; the parameter is still optional
-                properties[each.name]["default"] = to_plain(each.default)
+                properties[parameter.name]["default"] = to_plain(parameter.default)
     return Schema(schema)
 
 
@@ -392,9 +400,9 @@ def _exact(inputs: list[inspect.Parameter], hints: dict[str, Any]) -> frozenset[
     """
     exact: set[type] = set()
     inexact: set[type] = set()
-    for each in inputs:
-        kinds = identity_kinds(hints.get(each.name, Any))
-        if kinds is None or each.kind is _Parameter.VAR_KEYWORD:
+    for parameter in inputs:
+        kinds = identity_kinds(hints.get(parameter.name, Any))
+        if kinds is None or parameter.kind is _Parameter.VAR_KEYWORD:
             return frozenset()
         exact |= kinds
         if int in kinds and float not in kinds:
@@ -411,19 +419,19 @@ def _flat(parameters: list[inspect.Parameter], hints: dict[str, Any]) -> type[St
     `add(a: int, b: int)`, against 0.3 µs for jsonschema-rs and a type check.
     """
     fields: list[tuple[str, Any] | tuple[str, Any, Any]] = []
-    for each in parameters:
-        hint: Any = hints.get(each.name)
+    for parameter in parameters:
+        hint: Any = hints.get(parameter.name)
         if all(isinstance(text, str) for text in getattr(hint, "__metadata__", (None,))):  # Annotated[type, "text"]
             hint = hint.__origin__
         options = get_args(hint) if get_origin(hint) in (Union, UnionType) else (hint,)
-        if each.kind is _Parameter.VAR_KEYWORD or not _FLAT.issuperset(options):
+        if parameter.kind is _Parameter.VAR_KEYWORD or not _FLAT.issuperset(options):
             return None
-        if each.default is _Parameter.empty:
-            fields.append((each.name, hint))
-        elif type(each.default) in SCALARS:
-            fields.append((each.name, hint, each.default))
+        if parameter.default is _Parameter.empty:
+            fields.append((parameter.name, hint))
+        elif type(parameter.default) in SCALARS:
+            fields.append((parameter.name, hint, parameter.default))
         else:  # an object that only the function knows
-            fields.append((each.name, hint | UnsetType, UNSET))
+            fields.append((parameter.name, hint | UnsetType, UNSET))
     return defstruct("Flat", fields, kw_only=True, forbid_unknown_fields=True)
 
 
@@ -471,44 +479,44 @@ def parse_docstring(docstring: str) -> tuple[str, dict[str, str]]:
     A section of parameters that cannot be parsed stays in the text.
     """
     lines = inspect.cleandoc(docstring).splitlines()
-    kept: list[str] = []
+    text_lines: list[str] = []
     parameters: dict[str, str] = {}
-    at = 0
-    while at < len(lines):
-        end, found = _section(lines, at)
-        if found:
-            parameters |= found
-            at = end
-        elif re.match(_REST_TYPE, lines[at]):
-            at = _end_of_block(lines, at + 1, 0)
+    row = 0
+    while row < len(lines):
+        end, section = _section(lines, row)
+        if section:
+            parameters |= section
+            row = end
+        elif re.match(_REST_TYPE, lines[row]):
+            row = _end_of_block(lines, row + 1, 0)
         else:
-            kept.append(lines[at])
-            at += 1
-    text = re.sub(r"\n{3,}", "\n\n", "\n".join(kept)).strip()
+            text_lines.append(lines[row])
+            row += 1
+    text = re.sub(r"\n{3,}", "\n\n", "\n".join(text_lines)).strip()
     return text, parameters
 
 
-def _section(lines: list[str], at: int) -> tuple[int, dict[str, str]]:
+def _section(lines: list[str], row: int) -> tuple[int, dict[str, str]]:
     """Return the end of the section that starts at a line, and its parameters; without any if no section starts."""
-    line = lines[at]
-    if found := re.fullmatch(_REST_ITEM, line):
-        end = _end_of_block(lines, at + 1, 0)
-        return end, {found[1].lstrip("*"): _joined([found[2], *lines[at + 1 : end]])}
+    line = lines[row]
+    if field := re.fullmatch(_REST_ITEM, line):
+        end = _end_of_block(lines, row + 1, 0)
+        return end, {field[1].lstrip("*"): _joined([field[2], *lines[row + 1 : end]])}
     if re.fullmatch(_GOOGLE, line):
-        end = _end_of_block(lines, at + 1, 0)
-        return end, dict(_items(lines[at + 1 : end], re.compile(_GOOGLE_ITEM)))
-    if re.fullmatch(_NUMPY, line) and at + 1 < len(lines) and re.fullmatch(_UNDERLINE, lines[at + 1]):
-        following = range(at + 2, len(lines) - 1)
-        headings = (each for each in following if lines[each].strip() and re.fullmatch(_UNDERLINE, lines[each + 1]))
+        end = _end_of_block(lines, row + 1, 0)
+        return end, dict(_items(lines[row + 1 : end], re.compile(_GOOGLE_ITEM)))
+    if re.fullmatch(_NUMPY, line) and row + 1 < len(lines) and re.fullmatch(_UNDERLINE, lines[row + 1]):
+        following = range(row + 2, len(lines) - 1)
+        headings = (index for index in following if lines[index].strip() and re.fullmatch(_UNDERLINE, lines[index + 1]))
         end = next(headings, len(lines))
-        return end, dict(_items(lines[at + 2 : end], re.compile(_NUMPY_ITEM)))
-    return at, {}
+        return end, dict(_items(lines[row + 2 : end], re.compile(_NUMPY_ITEM)))
+    return row, {}
 
 
-def _end_of_block(lines: list[str], at: int, indent: int) -> int:
+def _end_of_block(lines: list[str], row: int, indent: int) -> int:
     """Return the line after a block with more than this indent, not counting blank lines at its end."""
-    end = at
-    for number in range(at, len(lines)):
+    end = row
+    for number in range(row, len(lines)):
         if lines[number].strip():
             if _indent(lines[number]) <= indent:
                 break
@@ -519,17 +527,17 @@ def _end_of_block(lines: list[str], at: int, indent: int) -> int:
 def _items(lines: list[str], pattern: re.Pattern[str]) -> Iterator[tuple[str, str]]:
     """Yield names and descriptions: the items have the indent of the first line, their descriptions more."""
     indent = min((_indent(line) for line in lines if line.strip()), default=0)
-    at = 0
-    while at < len(lines):
-        found = pattern.fullmatch(lines[at].strip()) if _indent(lines[at]) == indent else None
-        end = _end_of_block(lines, at + 1, indent)
-        if found is not None and lines[at].strip():
-            first = found[2] if pattern.groups > 1 else ""
-            text = _joined([first, *lines[at + 1 : end]])
-            for name in found[1].split(","):
+    row = 0
+    while row < len(lines):
+        heading = pattern.fullmatch(lines[row].strip()) if _indent(lines[row]) == indent else None
+        end = _end_of_block(lines, row + 1, indent)
+        if heading is not None and lines[row].strip():
+            first = heading[2] if pattern.groups > 1 else ""
+            text = _joined([first, *lines[row + 1 : end]])
+            for name in heading[1].split(","):
                 if text:
                     yield name.strip().lstrip("*"), text
-        at = max(end, at + 1)
+        row = max(end, row + 1)
 
 
 def _joined(lines: list[str]) -> str:

@@ -59,9 +59,9 @@ class _Matcher:
         self._test = pattern if callable(pattern) else _test_of(pattern)
 
     def matches(self, spec: OperationSpec) -> bool:
-        found = bool(self._test(spec))
-        self.matched = self.matched or found
-        return found
+        is_match = bool(self._test(spec))
+        self.matched = self.matched or is_match
+        return is_match
 
 
 def _test_of(pattern: str) -> Callable[[OperationSpec], bool]:
@@ -87,16 +87,17 @@ class Selection:
 
     def __init__(self, include: Iterable[Pattern] = (), exclude: Iterable[Pattern] = ()) -> None:
         check_list("patterns", include=include, exclude=exclude)
-        self.include, self.exclude = [_Matcher(each) for each in include], [_Matcher(each) for each in exclude]
+        self.include = [_Matcher(pattern) for pattern in include]
+        self.exclude = [_Matcher(pattern) for pattern in exclude]
 
     def __str__(self) -> str:
-        shown = ((name, [each.pattern for each in getattr(self, name)]) for name in ("include", "exclude"))
-        return "".join(f", {name}={patterns}" for name, patterns in shown if patterns)
+        options = ((name, [matcher.pattern for matcher in getattr(self, name)]) for name in ("include", "exclude"))
+        return "".join(f", {name}={patterns}" for name, patterns in options if patterns)
 
     def selects(self, spec: OperationSpec) -> bool:
         """Return whether an operation is selected."""
-        included = [each.matches(spec) for each in self.include]  # all of them, to find those that match nothing
-        excluded = [each.matches(spec) for each in self.exclude]
+        included = [matcher.matches(spec) for matcher in self.include]  # all of them, to find those that match nothing
+        excluded = [matcher.matches(spec) for matcher in self.exclude]
         return (not included or any(included)) and not any(excluded)
 
     def problems(self, ids: Iterable[str]) -> list[str]:
@@ -105,10 +106,10 @@ class Selection:
 
 
 def _unmatched(option: str, matchers: Iterable[_Matcher], ids: Iterable[str]) -> Iterator[str]:
-    missed = [each.pattern for each in matchers if not each.matched and isinstance(each.pattern, str)]
-    known = dict.fromkeys(name for id in ids for name in (id, id.partition(".")[0])) if missed else ()
+    missed = [matcher.pattern for matcher in matchers if not matcher.matched and isinstance(matcher.pattern, str)]
+    names = dict.fromkeys(name for id in ids for name in (id, id.partition(".")[0])) if missed else ()
     for pattern in missed:
-        yield f"{option}: {pattern!r} matches nothing{suggestion(similar_names(pattern, known))}"
+        yield f"{option}: {pattern!r} matches nothing{suggestion(similar_names(pattern, names))}"
 
 
 class Derived(NamedTuple):
@@ -131,8 +132,8 @@ class ViewRules:
             if key.count("*") != to.count("*") or key.count("*") > 1 or not all(to.split(".", 1)):
                 forms = '"id": "id", "namespace": "namespace" or "a.*": "b.*"'
                 raise UsageError(f"rename: {key!r} to {to!r}: write {forms}")
-        self._reshapes = [(_Matcher(key), key, each) for key, each in options.get("reshape", {}).items()]
-        self.shortens = any(each.max_chars is not None for _, _, each in self._reshapes)
+        self._reshapes = [(_Matcher(key), key, reshape) for key, reshape in options.get("reshape", {}).items()]
+        self.shortens = any(reshape.max_chars is not None for _, _, reshape in self._reshapes)
         self.store = ResultStore()
         self._left_out: dict[str, str] = {}
 
@@ -145,9 +146,9 @@ class ViewRules:
             return None
         try:
             changes = Reshape()
-            for matcher, _, each in self._reshapes:
+            for matcher, _, reshape in self._reshapes:
                 if matcher.matches(spec):
-                    changes = each.over(changes)
+                    changes = reshape.over(changes)
             namespace, name = split_id(self._new_id(spec))
             reshaping = Reshaping(spec, f"{namespace}.{name}", changes, self.store)
             access = spec.access
@@ -192,10 +193,10 @@ class ViewRules:
         return (*self._left_out.values(), *self._unmatched(ids))
 
     def _unmatched(self, ids: Iterable[str]) -> list[str]:
-        known = [*ids]
-        renames = _unmatched("rename", (matcher for matcher, _, _ in self._renames), known)
-        reshapes = _unmatched("reshape", (matcher for matcher, _, _ in self._reshapes), known)
-        return [*self._selection.problems(known), *renames, *reshapes]
+        known_ids = [*ids]
+        renames = _unmatched("rename", (matcher for matcher, _, _ in self._renames), known_ids)
+        reshapes = _unmatched("reshape", (matcher for matcher, _, _ in self._reshapes), known_ids)
+        return [*self._selection.problems(known_ids), *renames, *reshapes]
 
     def log_unmatched(self, ids: Iterable[str]) -> None:
         """Log a warning for each pattern that has matched nothing so far."""
@@ -225,17 +226,17 @@ def operation_through(
     changes = reshaping or Reshaping(spec, outer.id, Reshape(), ResultStore())
 
     async def execute(input: Any, context: Context) -> ResponseEnvelope[Any]:
-        given = changes.inward(input, context)
+        arguments = changes.inward(input, context)
         try:
-            envelope = await registry.execute(spec.id, given, context)
+            envelope = await registry.execute(spec.id, arguments, context)
         except CallError as error:
             changes.reraise(error)
         return changes.outward(envelope, context)
 
     async def subscribe(input: Any, context: Context) -> AsyncGenerator[ResponseEnvelope[Any]]:
-        given = changes.inward(input, context)
+        arguments = changes.inward(input, context)
         try:
-            async with aclosing(registry.subscribe(spec.id, given, context)) as envelopes:
+            async with aclosing(registry.subscribe(spec.id, arguments, context)) as envelopes:
                 async for envelope in envelopes:
                     yield changes.outward(envelope, context)
         except CallError as error:

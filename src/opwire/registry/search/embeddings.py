@@ -39,8 +39,8 @@ class Embeddings:
                 batch = missing[start : start + _BATCH_SIZE]
                 vectors = _unit_vectors(self._embed, list(map(_text_of, batch)))
                 self._vectors |= zip((spec.id for spec in batch), vectors, strict=True)
-            (wanted,) = _unit_vectors(self._embed, [text])
-            return {id: sum(map(mul, wanted, self._vectors[id])) for id in specs}
+            (request_vector,) = _unit_vectors(self._embed, [text])
+            return {id: sum(map(mul, request_vector, self._vectors[id])) for id in specs}
         except Exception:
             logger.exception("the embedding function failed: operations are ranked by their words only")
             return {}
