@@ -100,11 +100,13 @@ def needs(root: Path = ROOT) -> dict[str, set[str]]:
 
 
 def with_dependents(part: str, needed: Mapping[str, set[str]]) -> set[str]:
-    """Return a part and all parts that cannot do without it."""
+    """Return a part, all parts that cannot do without it, and the parts that are inside of one of these."""
     removed = {part}
-    while dependents := {name for name in needed if name not in removed and needed[name] & removed}:
+    while True:
+        dependents = {name for name in needed if needed[name] & removed or name.partition(".")[0] in removed}
+        if dependents <= removed:
+            return removed
         removed |= dependents
-    return removed
 
 
 def lazy_names(root: Path = ROOT) -> dict[str, str]:
@@ -217,7 +219,7 @@ def main(chosen_parts: Sequence[str]) -> int:
             removed = checks[check]
             title = f"without {', '.join(alternatives[removed])}"
             if others := removed - {*alternatives[removed]}:
-                title += f", which {', '.join(sorted(others))} need"
+                title += f", and with it {', '.join(sorted(others))}"
             try:
                 print(f"{title}: {check.result()}", flush=True)
             except AssertionError as error:

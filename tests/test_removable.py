@@ -2,7 +2,7 @@
 
 import re
 
-from tests.removable import ROOT, needs, part_of, parts, parts_of_tests
+from tests.removable import ROOT, needs, part_of, parts, parts_of_tests, with_dependents
 
 RECORD = ROOT / "docs" / "adr" / "0059-parts-can-be-removed.md"
 CORE = ("model", "registry", "runtime", "schema", "typed")
@@ -40,3 +40,10 @@ def test_a_module_is_in_the_smallest_part_that_contains_it() -> None:
         "opwire.errors": None,
     }
     assert {module: part_of(module, parts()) for module in modules} == modules
+
+
+def test_a_part_is_removed_with_those_that_need_it_and_those_inside_of_them() -> None:
+    needed = {"cli": {"config"}, "cli.demo": {"mcp"}, "config": set[str](), "mcp": set[str](), "http": set[str]()}
+    assert with_dependents("http", needed) == {"http"}
+    assert with_dependents("mcp", needed) == {"mcp", "cli.demo"}
+    assert with_dependents("config", needed) == {"config", "cli", "cli.demo"}
