@@ -477,7 +477,7 @@ class SeenRequests:
         self._by_holder.subtract(holder)
 
 
-# --- both ends of a transport -----------------------------------------------------------------------------------------
+# --- both sides of a transport ----------------------------------------------------------------------------------------
 
 
 class _HeldCredential(NamedTuple):
@@ -555,7 +555,7 @@ class SignedRequests:
     """Sign outgoing requests and verify incoming ones, for one end of a broker transport.
 
     An end that only calls needs no verifier, an end that only serves needs no signer. A call with the context of a
-    served call gets the identity of that call's caller if this end's certificate delegates (`Grant.delegates`), and is
+    served call gets the identity of that call's caller if this side's certificate delegates (`Grant.delegates`), and is
     rejected otherwise.
     """
 
@@ -581,7 +581,7 @@ class SignedRequests:
 
         Raises:
             CallError: UNAUTHENTICATED, if the certificate has expired; VALIDATION_ERROR, if the input has no JSON form;
-                ACCESS_DENIED, if this end may not pass on the identity of the caller.
+                ACCESS_DENIED, if this side may not pass on the identity of the caller.
         """
         if self._signer is None:
             return replace(event, identity=None)

@@ -51,7 +51,8 @@ from opwire.runtime.workers import WorkerPool
 from opwire.typed.plain import as_dict
 
 if TYPE_CHECKING:
-    from opwire.mcp.client.servers import HTTPServerOptions, MCPKeywords, MCPServer
+    from opwire.mcp.client.options import MCPKeywords
+    from opwire.mcp.client.servers import HTTPServerOptions, MCPServer
     from opwire.openapi.webhooks import Verify, WebhookReceiver
 
 

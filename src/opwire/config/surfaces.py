@@ -215,7 +215,7 @@ def mcp_surface(config: Config, registry: OperationRegistry, *, journal: "Journa
     """
     with needs_extra("mcp"):
         from opwire.mcp.server.app import serve_mcp
-        from opwire.mcp.server.tasks import DurableTasks
+        from opwire.mcp.server.durable_tasks import DurableTasks
     settings = config.serve.mcp or MCPSurfaceSettings()
     with _config_errors("serve.mcp"):
         durable_tasks = None

@@ -1,4 +1,4 @@
-"""The MCP engine: messages, peers and the rules of every revision. No I/O.
+"""The MCP engine: `messages`, their `peer`, and the rules of the `revisions`. No I/O.
 
 `client` (`from_mcp`) and `server` (`serve_mcp`) add the I/O. ADR 29 gives the reasons and the measurements.
 """

@@ -230,7 +230,7 @@ def decode_message(raw: bytes, *, is_checked: bool = False) -> RPCMessage:
     """Decode a message; repair a byte order mark, invalid UTF-8, lone surrogates and ids that became floats.
 
     A response may have numbers that JSON lacks (NaN). A request may not, and its keys are unique: a proxy that inspects
-    it, and this end, could read different values. `is_checked`: the reader has checked its density already.
+    it, and this side, could read different values. `is_checked`: the reader has checked its density already.
 
     Raises:
         InvalidMessageError: it is not a message, or takes long to decode (see `check_density`).

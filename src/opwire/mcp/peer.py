@@ -1,19 +1,19 @@
-"""One end of a JSON-RPC connection: which requests are pending, in both directions. No I/O, no clock, no tasks.
+"""One side of a JSON-RPC connection: which requests are pending, in both directions. No I/O, no clock, no tasks.
 
 The caller sends what a method returns, and passes on what was received:
 
     request = peer.request("tools/call", params, waiter)     # send it
     match peer.receive(message):
-        case Answer(waiter=waiter): ...                      # of a request of this end
-        case RPCRequest(): ...                               # of the other end; then `finish`
-        case CancelledRequest(): ...                         # the other end does not wait any more
+        case Answer(waiter=waiter): ...                      # of a request of this side
+        case RPCRequest(): ...                               # of the peer; then `finish`
+        case CancelledRequest(): ...                         # the peer does not wait any more
         case Rejection(reply=reply): ...                     # send it: the request is over a limit
         case Reported(waiter=waiter): ...                    # progress
         case RPCNotification(): ...
         case None: ...                                       # nothing to do
 
-An entry leaves its table in the step that decides its outcome, so every request ends once. Everything that the other
-end can increase is bounded: its open requests, its requests for each one of this end, its ids. Responses to unknown
+An entry leaves its table in the step that decides its outcome, so every request ends once. Everything that the peer
+can increase is bounded: its open requests, its requests for each one of this side, its ids. Responses to unknown
 requests, and repeated ones, are ignored.
 """
 
@@ -37,13 +37,13 @@ from opwire.mcp.messages import (
 )
 
 MAX_OPEN_REQUESTS = 100
-"""Requests of the other end without a response, or with one that it has not read."""
+"""Requests of the peer without a response, or with one that it has not read."""
 
 MAX_REQUESTS = 1000
-"""Requests of the other end for each request of this one, if that limit is wanted."""
+"""Requests of the peer for each request of this side, if that limit is wanted."""
 
 MAX_PENDING = 100_000
-"""Requests of this end without a response."""
+"""Requests of this side without a response."""
 
 W = TypeVar("W")
 
@@ -51,34 +51,34 @@ REPLIES = (RPCResponse, RPCFailure, InvalidReply)  # a union would be built for 
 
 
 class PendingRequest(Struct, Generic[W]):
-    """A request of this end. `waiter` is what its caller wants back."""
+    """A request of this side. `waiter` is what its caller wants back."""
 
     method: str
     waiter: W
 
 
 class Answer(Struct, Generic[W], frozen=True):
-    """The response to a request of this end."""
+    """The response to a request of this side."""
 
     waiter: W
     message: RPCResponse | RPCFailure | InvalidReply
 
 
 class Reported(Struct, Generic[W], frozen=True):
-    """Progress of a request of this end."""
+    """Progress of a request of this side."""
 
     waiter: W
     params: dict[str, Any]
 
 
 class CancelledRequest(Struct, frozen=True):
-    """The other end has cancelled one of its requests, which is still open."""
+    """The peer has cancelled one of its requests, which is still open."""
 
     id: RequestId
 
 
 class Rejection(Struct, frozen=True):
-    """A request of the other end that is not served, and the response to it."""
+    """A request of the peer that is not served, and the response to it."""
 
     reply: RPCFailure
 
@@ -88,9 +88,9 @@ Effect = Answer[W] | Reported[W] | RPCRequest | RPCNotification | CancelledReque
 
 
 class JsonRpcPeer(Generic[W]):
-    """The pending requests of both ends of one connection.
+    """The pending requests of both sides of one connection.
 
-    `max_requests` bounds the requests of the other end for each one of this end; pings are not counted.
+    `max_requests` bounds the requests of the peer for each one of this side; pings are not counted.
     """
 
     def __init__(
@@ -103,7 +103,7 @@ class JsonRpcPeer(Generic[W]):
         self._pending: dict[RequestId, PendingRequest[W]] = {}
         self._open: set[RequestId] = set()
 
-    # --- requests of this end -----------------------------------------------------------------------------------------
+    # --- requests of this side ----------------------------------------------------------------------------------------
 
     def request(
         self,
@@ -130,14 +130,14 @@ class JsonRpcPeer(Generic[W]):
         return RPCRequest(key, method, with_meta(params, meta) if meta else params)
 
     def abandon(self, id: RequestId) -> RPCNotification | None:
-        """Forget a request; return the notification for the other end, if the request was pending."""
+        """Forget a request; return the notification for the peer, if the request was pending."""
         pending = self._pending.pop(id, None)
         if pending is None or pending.method in ("initialize", "server/discover"):  # those cannot be cancelled
             return None
         return RPCNotification("notifications/cancelled", {"requestId": id})
 
     def fail(self, id: RequestId) -> PendingRequest[W] | None:
-        """Remove a request that has failed on this end, and return it; None if it has ended already."""
+        """Remove a request that has failed on this side, and return it; None if it has ended already."""
         return self._pending.pop(id, None)
 
     def close(self) -> Iterable[W]:
@@ -169,7 +169,7 @@ class JsonRpcPeer(Generic[W]):
         return message
 
     def finish(self, id: RequestId) -> None:
-        """Close a request of the other end, after its response was sent, or when it was cancelled."""
+        """Close a request of the peer, after its response was sent, or when it was cancelled."""
         self._open.discard(id)
 
     def _key_of(self, id: Any) -> RequestId | None:

@@ -9,7 +9,8 @@ from contextlib import asynccontextmanager
 from pathlib import Path
 from typing import Any
 
-from opwire.mcp.client.servers import HTTPServer, MCPOptions, MCPServer, StdioServer
+from opwire.mcp.client.options import MCPOptions
+from opwire.mcp.client.servers import HTTPServer, MCPServer, StdioServer
 from opwire.mcp.client.session import MCPSession
 from tests.servers.leaks import Leaks
 from tests.servers.processes import ROOT

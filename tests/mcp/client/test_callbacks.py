@@ -6,7 +6,7 @@ from typing import Any
 import pytest
 
 from opwire.errors import CallError, ErrorCode
-from opwire.mcp.client.servers import MAX_QUESTIONS, Callbacks
+from opwire.mcp.client.questions import MAX_QUESTIONS, Callbacks
 from opwire.mcp.messages import RPCError
 
 

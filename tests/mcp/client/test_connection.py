@@ -8,11 +8,11 @@ from typing import Any
 import pytest
 
 from opwire.errors import CallError, ErrorCode
-from opwire.mcp.client import transport
+from opwire.mcp.client import stdio
 from opwire.mcp.client.connection import MCPConnection
-from opwire.mcp.client.servers import MCPOptions
-from opwire.mcp.client.transport import read_message
-from opwire.mcp.protocol import argument_headers
+from opwire.mcp.client.options import MCPOptions
+from opwire.mcp.messages import read_message
+from opwire.mcp.revisions import argument_headers
 from tests.mcp.client.connections import PATIENCE, at, call, connected, rogue, until
 from tests.servers.leaks import Leaks
 
@@ -242,7 +242,7 @@ async def test_a_connection_that_broke_is_lost_at_once_although_its_server_takes
             raise RuntimeError("unforeseen")
         return read_message(raw)
 
-    monkeypatch.setattr(transport, "read_message", read)
+    monkeypatch.setattr(stdio, "read_message", read)
     async with connected(rogue("stubborn", stop_timeout=0.5)) as session:
         with pytest.raises(CallError, match="is closed"):
             await call(session, "echo", text="boom")

@@ -10,7 +10,7 @@ import pytest
 from opwire.errors import CallError
 from opwire.mcp.client import from_mcp
 from opwire.mcp.client import source as following_source
-from opwire.mcp.client.servers import MCPOptions
+from opwire.mcp.client.options import MCPOptions
 from opwire.mcp.client.source import ServerOperations
 from opwire.registry import OperationRegistry
 from tests.mcp.client.listed_server import Changes, Stage, following, tool

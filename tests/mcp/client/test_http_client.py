@@ -407,7 +407,7 @@ async def test_an_unexpected_failure_of_a_transport_is_logged_and_unavailable(
 
 
 async def test_a_server_that_does_not_take_leave_does_not_hold_us(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(http, "_DELETE_TIMEOUT", 0.1)
+    monkeypatch.setattr(http, "DELETE_TIMEOUT", 0.1)
     old = Old(lambda _, body: result(body, {}))
     released = asyncio.Event()
 
@@ -441,7 +441,7 @@ async def test_an_answer_of_too_many_objects_and_lists_is_an_error_for_its_calle
 def test_a_server_does_not_say_at_will_when_it_is_connected_again(said: bytes, used: float) -> None:
     parser = SSEParser()
     parser.feed(b"retry: " + said + b"\ndata: a\n\n")
-    assert http._pause(parser) == used
+    assert http.resume_pause(parser) == used
 
 
 class Resumed(Old):

@@ -4,11 +4,10 @@ import asyncio
 from typing import Any
 
 import pytest
-from msgspec.structs import replace
 
 from opwire.errors import CallError, ErrorCode
-from opwire.mcp.client import negotiation
-from opwire.mcp.client.negotiation import announced_changes
+from opwire.mcp.client import subscriptions
+from opwire.mcp.client.subscriptions import announced_changes
 from tests.mcp.client.connections import at, call, connected, rogue, until
 
 
@@ -44,7 +43,7 @@ async def test_a_subscription_that_ended_is_opened_again_and_what_may_have_been_
     politely: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Changes are reported alike in every revision, also after a subscription or a connection broke."""
-    monkeypatch.setattr(negotiation, "_PAUSE", 0.02)
+    monkeypatch.setattr(subscriptions, "FIRST_REOPEN_PAUSE", 0.02)
     seen: list[str] = []
     async with connected(rogue("modern"), on_notification=lambda method, _: seen.append(method)) as session:
         await session.watch_resource("test://page")
@@ -62,11 +61,8 @@ async def test_a_server_that_promises_to_tell_and_does_not_is_used_without(caplo
 
 
 async def test_a_server_that_does_not_say_whether_it_will_tell_is_not_waited_for_for_ever() -> None:
-    async with connected(rogue("modern", "mute")) as session:
+    async with connected(rogue("modern", "mute"), connect_timeout=2) as session:
         await session.start()
-        session._options = replace(
-            session._options, connect_timeout=0.5
-        )  # for what follows: the server itself may take longer to start
         with pytest.raises(CallError, match="did not acknowledge in time") as failure:
             await session.watch_resource("test://page")
         assert failure.value.code is ErrorCode.TIMEOUT

@@ -6,7 +6,7 @@ from typing import Any
 import pytest
 
 from opwire.errors import CallError, ErrorCode
-from opwire.mcp.client.servers import MCPOptions
+from opwire.mcp.client.options import MCPOptions
 from opwire.mcp.client.session import MCPSession
 from opwire.mcp.client.source import Listing, ListingReader
 from opwire.model.operation import Operation, OperationSpec

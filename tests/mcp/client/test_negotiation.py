@@ -8,7 +8,7 @@ import pytest
 import opwire
 from opwire.errors import CallError, ErrorCode
 from opwire.mcp.client.negotiation import Agreement, MCPServerInfo, negotiate
-from opwire.mcp.client.servers import Callbacks
+from opwire.mcp.client.questions import Callbacks
 from opwire.mcp.client.transport import HTTPExchangeError
 from opwire.mcp.messages import RPCError
 from tests.mcp.client.connections import at, call, connected, rogue

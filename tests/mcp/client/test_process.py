@@ -14,9 +14,9 @@ import pytest
 
 from opwire.errors import CallError, ErrorCode
 from opwire.mcp.client import from_mcp
+from opwire.mcp.client.questions import ServerLog
 from opwire.mcp.client.servers import StdioServer
 from opwire.mcp.client.session import MCPSession
-from opwire.mcp.client.transport import ServerProcess
 from tests.mcp.client.connections import PATIENCE, call, connected, rogue, until
 from tests.servers.processes import wait_until_gone
 
@@ -126,17 +126,11 @@ FLOOD = "import sys; sys.stderr.write('x\\n' * 300_000 + 'last\\n'); sys.exit(1)
 
 
 async def test_a_flood_on_stderr_is_not_read_line_by_line_and_its_end_is_kept(monkeypatch: pytest.MonkeyPatch) -> None:
-    read: list[bytes] = []
-    read_line = ServerProcess._read_stderr
-
-    def counted(self: ServerProcess, line: bytes) -> None:
-        read.append(line)
-        read_line(self, line)
-
-    monkeypatch.setattr(ServerProcess, "_read_stderr", counted)
+    lines: list[str] = []
+    monkeypatch.setattr(ServerLog, "write", lambda log, level, text: lines.append(text))
     with pytest.raises(CallError, match=r"  x\n  last$"):
         await from_mcp(StdioServer(sys.executable, ("-I", "-S", "-c", FLOOD)))
-    assert len(read) < 150_000
+    assert len(lines) < 150_000
 
 
 async def test_empty_lines_between_messages_are_passed_over(caplog: pytest.LogCaptureFixture) -> None:

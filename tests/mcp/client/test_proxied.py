@@ -10,7 +10,7 @@ from opwire.errors import CallError, ErrorCode, UsageError
 from opwire.mcp.client import from_mcp
 from opwire.mcp.client.tools import result_envelope
 from opwire.mcp.messages import RPCError
-from opwire.mcp.protocol import REQUEST_META
+from opwire.mcp.revisions import REQUEST_META
 from opwire.model.context import Inbound
 from opwire.model.origin import FIELDS_META
 from tests.mcp.client.connections import SDK_SERVER, connected, rogue

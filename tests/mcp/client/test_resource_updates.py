@@ -1,12 +1,12 @@
-"""Tests of opwire.mcp.client.session."""
+"""Updates of resources, and those who watch them."""
 
 import asyncio
 
 import pytest
 
 from opwire.errors import CallError, ErrorCode
-from opwire.mcp.client import session
-from opwire.mcp.client.session import ResourceUpdates
+from opwire.mcp.client import subscriptions
+from opwire.mcp.client.subscriptions import ResourceUpdates
 
 
 async def test_a_watcher_is_notified_of_its_resource_and_of_what_lies_under_it() -> None:
@@ -56,7 +56,7 @@ async def test_a_watcher_that_has_left_is_not_told() -> None:
 
 
 async def test_a_watcher_that_does_not_keep_up_ends_with_an_error(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(session, "MAX_PENDING", 3)
+    monkeypatch.setattr(subscriptions, "MAX_PENDING", 3)
     told = ResourceUpdates()
     with told.of("a:") as watcher:
         for n in (0, 1, 2, 2, 1):
@@ -87,6 +87,6 @@ async def test_closing_ends_every_watch() -> None:
 async def test_an_update_of_an_absurd_uri_is_ignored() -> None:
     told = ResourceUpdates()
     with told.of("a:") as watcher:
-        told.publish({"uri": "a:/" + "x" * session.MAX_URI})
+        told.publish({"uri": "a:/" + "x" * subscriptions.MAX_URI})
         told.publish({"uri": "a:/b"})
         assert await watcher.next() == "a:/b"

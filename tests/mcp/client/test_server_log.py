@@ -4,7 +4,7 @@ import logging
 
 import pytest
 
-from opwire.mcp.client.servers import MAX_LINES, MAX_SHOWN, ServerLog
+from opwire.mcp.client.questions import MAX_LINES, MAX_SHOWN, ServerLog
 from opwire.observe import logs
 
 

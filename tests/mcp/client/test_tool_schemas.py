@@ -5,7 +5,8 @@ from typing import Any
 import pytest
 
 from opwire.mcp.client import tools
-from opwire.mcp.client.servers import MCPOptions, StdioServer
+from opwire.mcp.client.options import MCPOptions
+from opwire.mcp.client.servers import StdioServer
 from opwire.mcp.client.session import MCPSession
 from opwire.mcp.client.tools import MAX_SCHEMA, ToolReader
 from opwire.registry.source import Report

@@ -42,7 +42,7 @@ async def test_a_server_that_floods_and_does_not_read_is_disconnected_and_the_ne
 ) -> None:
     """A server has a bounded number of questions open, and for each request of ours; others are refused, and a
     server that does not read the refusals is disconnected."""
-    monkeypatch.setattr(connection, "_PATIENCE", 0.1)
+    monkeypatch.setattr(connection, "REJECTION_TIMEOUT", 0.1)
     async with connected(rogue(stop_timeout=0.1)) as session:
         with pytest.raises(CallError, match="asks without reading the answers") as caught:
             await call(session, "flood", within=60, count=20_000)

@@ -18,10 +18,10 @@ from opwire import AccessControl, CallError, Context, Identity, OperationRegistr
 from opwire.durable import DurableCalls, DurableWorker, Journal, MemoryJournal, MemoryJournalState
 from opwire.durable.redis import RedisJournal
 from opwire.mcp.messages import RPCError
-from opwire.mcp.server import DurableTasks, MCPSurface, serve_mcp
-from opwire.mcp.server import tasks as module
+from opwire.mcp.server import DurableTasks, MCPSurface, durable_tasks, serve_mcp, tasks
 from opwire.mcp.server.clients import RequestStates
-from opwire.mcp.server.tasks import KEY_META, MAX_TASK_ID, TASKS
+from opwire.mcp.server.durable_tasks import KEY_META, MAX_TASK_ID_LENGTH
+from opwire.mcp.server.tasks import TASKS
 from tests.mcp.server.durable_process import KEY, journal_at
 from tests.mcp.server.raw import Raw, call, raw, request
 from tests.mcp.server.shop import NEWEST, until
@@ -297,7 +297,8 @@ async def test_foreign_forged_and_expired_ids_are_as_unknown_as_any(monkeypatch:
         async with client_of(work.surface(journal)) as client:
             assert (await client.ask(about("get", id)))["result"]["status"] == "working"
             clock = RequestStates().clock
-            monkeypatch.setattr(module.RequestStates, "__init__", at(lambda: clock() + module.LIFETIME + 2))
+            lifetime = durable_tasks.DURABLE_TASK_LIFETIME
+            monkeypatch.setattr(durable_tasks.RequestStates, "__init__", at(lambda: clock() + lifetime + 2))
         async with client_of(work.surface(journal)) as client:
             assert (await client.ask(about("get", id)))["error"] == unknown
 
@@ -325,7 +326,7 @@ async def test_the_id_of_an_operation_with_a_long_name_is_bounded_and_known() ->
         )
         async with client_of(surface) as client:
             id = (await client.ask(begin(name="x")))["result"]["taskId"]
-            assert len(id) < MAX_TASK_ID
+            assert len(id) < MAX_TASK_ID_LENGTH
             assert (await client.ask(about("get", id)))["result"]["status"] == "working"
 
 
@@ -522,7 +523,7 @@ async def test_an_interceptor_asks_before_the_call_is_submitted() -> None:
 
 
 async def test_a_call_has_a_task_without_room_for_its_interceptors(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(module, "MAX_TASKS_EACH", 1)
+    monkeypatch.setattr(tasks, "MAX_TASKS_EACH", 1)
     work, ends = Work(), list[BaseException]()
 
     def watch(spec: Any, handler: Any) -> Any:
@@ -545,7 +546,10 @@ async def test_a_call_has_a_task_without_room_for_its_interceptors(monkeypatch: 
             async with work.worker(journal):
                 work.release.set()
                 assert [(await ended(client, each))["status"] for each in (first, second)] == ["completed"] * 2
-            assert len(surface._served.tasks._tasks) == 0
+            work.release.clear()
+            third = await started(client)
+            assert (await client.ask(about("get", third)))["result"]["status"] == "working"
+            assert len(ends) == 1  # there is room again
 
 
 async def test_a_journal_that_is_not_available_is_an_error_with_the_key() -> None:

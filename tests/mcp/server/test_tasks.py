@@ -2,7 +2,6 @@
 
 import asyncio
 import gc
-from functools import partial
 from typing import Any
 from weakref import WeakSet
 
@@ -13,7 +12,7 @@ from opwire import AccessControl, Context, Identity, OperationRegistry, UsageErr
 from opwire.mcp.messages import RPCError
 from opwire.mcp.server import serve_mcp
 from opwire.mcp.server import tasks as module
-from opwire.mcp.server.tasks import TASKS, CallTask, CallTasks
+from opwire.mcp.server.tasks import TASKS, CallTask, CallTasks, TaskRequest
 from tests.mcp.server.raw import Raw, call, raw, request
 from tests.mcp.server.shop import NEWEST, served
 
@@ -172,12 +171,12 @@ async def test_a_task_belongs_to_the_identity_of_its_caller_and_their_number_is_
         return {"n": 1}
 
     tasks, ada = CallTasks(0.001), Identity(id="ada")
-    handle = await tasks.run(work(), ada, DECLARED, lambda: None, lambda task: None)
+    handle = await tasks.run(work(), TaskRequest(ada, DECLARED))
     assert tasks.find(handle["taskId"], ada).status == "working"
     for other in (None, Identity(id="eve")):
         with pytest.raises(RPCError, match="Unknown task"):
             tasks.find(handle["taskId"], other)
-    waiting = asyncio.create_task(tasks.run(work(), ada, DECLARED, lambda: None, lambda task: None))
+    waiting = asyncio.create_task(tasks.run(work(), TaskRequest(ada, DECLARED)))
     await asyncio.sleep(0.02)
     assert not waiting.done()
     release.set()
@@ -198,15 +197,15 @@ async def test_a_call_with_a_large_input_becomes_no_task_if_others_have_as_large
         return {"n": 1}
 
     tasks = CallTasks(0.001)
-    run = partial(tasks.run, identity=ada, capabilities=DECLARED, asked=lambda: None, detach=lambda task: None)
-    assert "taskId" in await run(work(), params={"text": "x" * 80_000})
-    waiting = asyncio.create_task(run(work(), params={"text": "x" * 80_000}))
-    assert "taskId" in await run(work(), params={"text": "x" * 1_000})
+    large, small = (TaskRequest(ada, DECLARED, {"text": "x" * size}) for size in (80_000, 1_000))
+    assert "taskId" in await tasks.run(work(), large)
+    waiting = asyncio.create_task(tasks.run(work(), large))
+    assert "taskId" in await tasks.run(work(), small)
     assert not waiting.done()
     release.set()
     assert await waiting == {"n": 1}
     release.clear()
-    assert "taskId" in await run(work(), params={"text": "x" * 80_000})
+    assert "taskId" in await tasks.run(work(), large)
     await tasks.close()
 
 
@@ -236,8 +235,8 @@ async def test_a_task_outlives_its_http_connection() -> None:
 async def test_results_that_are_kept_are_bounded_in_bytes_for_each_identity_and_in_all(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr(module, "MAX_KEPT_EACH", 2_500)
-    monkeypatch.setattr(module, "MAX_KEPT", 4_000)
+    monkeypatch.setattr(module, "MAX_RESULT_BYTES_EACH", 2_500)
+    monkeypatch.setattr(module, "MAX_RESULT_BYTES", 4_000)
     tasks = CallTasks(after=0.0)
     alive = WeakSet[CallTask]()
 
@@ -248,9 +247,9 @@ async def test_results_that_are_kept_are_bounded_in_bytes_for_each_identity_and_
             await go.wait()
             return {"text": "x" * (size - len('{"text":""}'))}
 
-        handle = await tasks.run(work(), identity, DECLARED, lambda: None, lambda task: None)
+        handle = await tasks.run(work(), TaskRequest(identity, DECLARED))
         go.set()
-        await asyncio.wait((tasks.find(handle["taskId"], identity).running,))
+        await asyncio.wait((tasks.find(handle["taskId"], identity).call,))
         await asyncio.sleep(0)
         alive.add(tasks.find(handle["taskId"], identity))
         return handle["taskId"]

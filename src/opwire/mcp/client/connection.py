@@ -16,25 +16,13 @@ from types import ModuleType
 from typing import TYPE_CHECKING, Any, cast
 
 from opwire.errors import CallError, ErrorCode
-from opwire.mcp.client.negotiation import Agreement, ListenStreams, MCPServerInfo, announced_changes, negotiate
-from opwire.mcp.client.servers import (
-    MCPOptions,
-    MCPServer,
-    ProgressCallback,
-    RequestCaller,
-    SentRequest,
-    ServerQuestions,
-    StdioServer,
-    guarded,
-)
-from opwire.mcp.client.transport import (
-    ClientTransport,
-    HTTPExchangeError,
-    TransportEvents,
-    call_error,
-    server_process,
-    with_output,
-)
+from opwire.mcp.client.negotiation import Agreement, MCPServerInfo, negotiate
+from opwire.mcp.client.options import MCPOptions
+from opwire.mcp.client.questions import ProgressCallback, RequestCaller, SentRequest, ServerQuestions, guarded
+from opwire.mcp.client.servers import MCPServer, StdioServer
+from opwire.mcp.client.stdio import server_process
+from opwire.mcp.client.subscriptions import ListenStreams, announced_changes
+from opwire.mcp.client.transport import ClientTransport, HTTPExchangeError, TransportEvents, call_error, with_output
 from opwire.mcp.messages import (
     InvalidReply,
     ReceivedMessage,
@@ -47,7 +35,7 @@ from opwire.mcp.messages import (
     RPCResponse,
 )
 from opwire.mcp.peer import MAX_REQUESTS, Answer, CancelledRequest, JsonRpcPeer, Rejection, Reported, with_meta
-from opwire.mcp.protocol import ToolHeaders, write_argument_headers
+from opwire.mcp.revisions import ToolHeaders, write_argument_headers
 from opwire.runtime.deadlines import Deadlines, back_off
 from opwire.runtime.tasks import resolve
 from opwire.runtime.text import get_logger
@@ -61,7 +49,9 @@ logger = get_logger("opwire.mcp.client")
 MAX_ROUNDS = 10
 """Input-required results of one call."""
 
-_PATIENCE = 5.0  # seconds for a server to read a rejection
+REJECTION_TIMEOUT = 5.0
+"""Seconds for a server to read that its request is rejected."""
+
 _DISCOVERY = 10.0  # timeout of `server/discover`: some servers never respond to it
 _INPUT_METHODS = frozenset({"tools/call", "prompts/get", "resources/read"})  # may return input requests
 _FIRST_PAUSE, _LONGEST_PAUSE = 0.05, 0.25  # seconds, if a server wants the call repeated without requesting input
@@ -446,7 +436,7 @@ class MCPConnection:
 
     async def _reject(self, reply: RPCFailure) -> None:
         try:
-            async with asyncio.timeout(_PATIENCE):
+            async with asyncio.timeout(REJECTION_TIMEOUT):
                 await cast("ClientTransport", self._transport).send(reply)
         except TimeoutError:
             reason = f"the MCP server {self._name} asks without reading the answers; the connection is closed"

@@ -20,13 +20,7 @@ from msgspec.structs import replace
 from opwire.errors import CallError, ErrorCode, UsageError, check_above_zero, needs_extra
 from opwire.http.sse import SSEParser
 from opwire.mcp.client.servers import DEFAULT_OPTIONS, HTTPServer
-from opwire.mcp.client.transport import (
-    MAX_RETRY_AFTER,
-    ClientTransport,
-    HTTPExchangeError,
-    TransportEvents,
-    call_error,
-)
+from opwire.mcp.client.transport import MAX_RETRY_AFTER, ClientTransport, HTTPExchangeError, TransportEvents, call_error
 from opwire.mcp.messages import (
     InvalidMessageError,
     InvalidReply,
@@ -45,7 +39,7 @@ from opwire.mcp.messages import (
     read_messages,
 )
 from opwire.mcp.peer import REPLIES
-from opwire.mcp.protocol import LAST_EVENT_HEADER, METHOD_HEADER, SESSION_HEADER, VERSION_HEADER
+from opwire.mcp.revisions import LAST_EVENT_HEADER, METHOD_HEADER, SESSION_HEADER, VERSION_HEADER
 from opwire.runtime.tasks import spawn
 from opwire.runtime.text import get_logger
 
@@ -71,7 +65,9 @@ MAX_REDIRECTS = 5
 MAX_RESUMPTIONS = 2
 """Attempts in a row, without an event, to resume a stream."""
 
-_DELETE_TIMEOUT = 2.0  # seconds for the request that ends a session
+DELETE_TIMEOUT = 2.0
+"""Seconds for the request that ends a session."""
+
 _MAX_ERROR_BODY = 64 * 1024  # bytes that are read of a failed response
 _RETRY, _SHORTEST_RETRY, _LONGEST_RETRY = 1000, 100, 60_000  # milliseconds until a stream is resumed
 _JSON, _EVENTS = "application/json", "text/event-stream"
@@ -351,7 +347,7 @@ class StreamableHTTP(HTTPTransport):
         if self._session is not None and self.failure is None:
             with suppress(HTTPExchangeError, CallError, TimeoutError):
                 async with (
-                    asyncio.timeout(_DELETE_TIMEOUT),
+                    asyncio.timeout(DELETE_TIMEOUT),
                     self._client.respond("DELETE", self._server.url, self._headers({})),
                 ):
                     pass
@@ -425,7 +421,7 @@ class StreamableHTTP(HTTPTransport):
         attempt = 0
         while parser.last_event_id and attempt < MAX_RESUMPTIONS:
             attempt += 1
-            await asyncio.sleep(_pause(parser))
+            await asyncio.sleep(resume_pause(parser))
             before = parser.last_event_id
             with suppress(HTTPExchangeError):
                 async with self._open_stream(before) as response:
@@ -452,7 +448,7 @@ class StreamableHTTP(HTTPTransport):
             except CallError as error:
                 logger.warning("the stream of the MCP server %s is closed: %s", self._server.name, error)
                 return
-            await asyncio.sleep(_pause(parser))
+            await asyncio.sleep(resume_pause(parser))
 
     @asynccontextmanager
     async def _open_stream(self, last_event_id: str) -> AsyncGenerator[ClientResponse]:
@@ -570,7 +566,7 @@ def _for_request(
     return message if message.id == id else replace(message, id=id)
 
 
-def _pause(parser: SSEParser) -> float:
+def resume_pause(parser: SSEParser) -> float:
     """Return the seconds until a stream is resumed: at 0 a server would be asked all the time."""
     wanted = _RETRY if parser.retry is None else parser.retry
     return min(max(wanted, _SHORTEST_RETRY), _LONGEST_RETRY) / 1000

@@ -2,36 +2,28 @@
 
 `server/discover` (2026-07-28) is tried first, and the `initialize` handshake of 2024-11-05
 to 2025-11-25 is the fallback for servers that do not know it.
-
-Servers of 2026-07-28 report changes in the stream of a long-running request, `subscriptions/listen`; earlier ones send
-notifications. `ListenStreams` reopens broken streams, and both ways end in the same notifications.
 """
 
-import asyncio
-import itertools
-from collections.abc import Awaitable, Callable, Mapping
-from functools import partial
+from collections.abc import Mapping
 from typing import Any, Protocol
 
 from msgspec import Struct
 
 from opwire.errors import CallError, ErrorCode
-from opwire.mcp.client.servers import Callbacks
+from opwire.mcp.client.questions import Callbacks
 from opwire.mcp.client.transport import HTTPExchangeError
 from opwire.mcp.messages import RPCCode, RPCError
-from opwire.mcp.protocol import (
+from opwire.mcp.revisions import (
     CLIENT_CAPABILITIES_META,
     CLIENT_INFO_META,
     HANDSHAKE_VERSIONS,
     LOG_LEVEL_META,
     SERVER_INFO_META,
     STATELESS_VERSIONS,
-    SUBSCRIPTION_META,
     VERSION_HEADER,
     VERSION_META,
     request_headers,
 )
-from opwire.runtime.deadlines import back_off
 from opwire.runtime.text import get_logger
 from opwire.typed.plain import as_dict, as_list
 from opwire.version import VERSION
@@ -39,10 +31,7 @@ from opwire.version import VERSION
 logger = get_logger("opwire.mcp.client")
 
 _CLIENT = {"name": "opwire", "version": VERSION}
-_PAUSE, _LONGEST_PAUSE = 1.0, 60.0  # seconds until an ended stream is reopened
-_LISTS = ("tools", "prompts", "resources")
 _ANSWERS: dict[str, Any] = {"elicitation": {"form": {}, "url": {}}, "sampling": {}, "roots": {}}
-_ids = itertools.count(1)
 
 
 def as_text(value: Any) -> str:
@@ -193,70 +182,3 @@ def _request_meta(callbacks: Callbacks, version: str) -> dict[str, Any]:
         CLIENT_CAPABILITIES_META: callbacks.capabilities,
     }
     return meta if callbacks.log is None else {**meta, LOG_LEVEL_META: "info"}
-
-
-def announced_changes(capabilities: Mapping[str, Any]) -> dict[str, bool]:
-    """Return the filter of `subscriptions/listen` for the list changes that a server announces."""
-    lists = {kind: as_dict(capabilities.get(kind)) for kind in _LISTS}
-    return {f"{kind}ListChanged": True for kind, settings in lists.items() if settings.get("listChanged") is True}
-
-
-class ListenStreams:
-    """The open `subscriptions/listen` requests. `listen` sends one under an id, and returns when it ends."""
-
-    def __init__(
-        self,
-        listen: Callable[[dict[str, Any], str], Awaitable[object]],
-        notify: Callable[[str, dict[str, Any]], object],
-    ) -> None:
-        self._listen = listen
-        self._notify = notify
-        self._unacknowledged: dict[str, Callable[[], object]] = {}
-        self._streams: dict[str, asyncio.Task[object]] = {}
-
-    async def run(self, wanted: Mapping[str, Any], opened: Callable[[], object]) -> None:
-        """Listen until cancelled; call `opened` when the server has acknowledged the first stream.
-
-        Raises:
-            CallError: the server does not support this, or the connection is lost.
-        """
-        attempt = 0
-        while True:
-            attempt += 1
-            name = f"listen-{next(_ids)}"
-            self._unacknowledged[name] = opened
-            # A task of its own, so that a cancelled stream is distinguished from a cancelled caller.
-            stream = self._streams[name] = asyncio.ensure_future(self._listen({"notifications": dict(wanted)}, name))
-            try:
-                await asyncio.wait((stream,))
-            finally:
-                del self._streams[name]
-                stream.cancel()
-            error = None if stream.cancelled() else stream.exception()
-            if isinstance(error, CallError) and error.code is ErrorCode.UNAVAILABLE and error.retryable:
-                logger.debug("a subscription broke: %s", error)
-            elif error is not None:
-                raise error
-            if self._unacknowledged.pop(name, None) is None:  # it was open
-                attempt = 1
-                opened = partial(self._notify_all, wanted)  # changes before the next stream is open are not reported
-            await asyncio.sleep(back_off(attempt, first=_PAUSE, longest=_LONGEST_PAUSE))
-
-    def _notify_all(self, wanted: Mapping[str, Any]) -> None:
-        for kind in _LISTS:
-            if wanted.get(f"{kind}ListChanged"):
-                self._notify(f"notifications/{kind}/list_changed", {})
-        for uri in wanted.get("resourceSubscriptions", ()):
-            self._notify("notifications/resources/updated", {"uri": uri})
-
-    def acknowledge(self, params: Mapping[str, Any]) -> None:
-        """Handle `notifications/subscriptions/acknowledged`."""
-        opened = self._unacknowledged.pop(as_text(as_dict(params.get("_meta")).get(SUBSCRIPTION_META)), None)
-        if opened is not None:
-            opened()
-
-    def end(self, params: Mapping[str, Any]) -> None:
-        """Handle `notifications/cancelled`: the server has ended a stream."""
-        stream = self._streams.get(as_text(params.get("requestId")))
-        if stream is not None:
-            stream.cancel()

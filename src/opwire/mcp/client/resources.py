@@ -14,7 +14,7 @@ from msgspec.structs import replace
 
 from opwire.errors import CallError, ErrorCode, RegistrationError
 from opwire.mcp.client.negotiation import MCPServerInfo, as_text
-from opwire.mcp.client.servers import MCPOptions
+from opwire.mcp.client.options import MCPOptions
 from opwire.mcp.client.session import MCPSession, MCPSessions
 from opwire.mcp.client.tools import (
     MAX_NAME,

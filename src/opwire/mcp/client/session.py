@@ -24,11 +24,14 @@ from msgspec.structs import replace
 from opwire.errors import CallError, ErrorCode
 from opwire.mcp.client.connection import MCPConnection, SessionLostError, load_http
 from opwire.mcp.client.negotiation import MCPServerInfo
-from opwire.mcp.client.servers import HTTPServer, MCPOptions, MCPServer, ProgressCallback, RequestCaller, StdioServer
+from opwire.mcp.client.options import MCPOptions
+from opwire.mcp.client.questions import ProgressCallback, RequestCaller
+from opwire.mcp.client.servers import HTTPServer, MCPServer, StdioServer
+from opwire.mcp.client.subscriptions import ResourceUpdates
 from opwire.mcp.client.transport import with_output
 from opwire.mcp.messages import RPCError, RPCResponse
 from opwire.mcp.peer import with_meta
-from opwire.mcp.protocol import REQUEST_META, ToolHeaders
+from opwire.mcp.revisions import REQUEST_META, ToolHeaders
 from opwire.model.context import Context, Progress
 from opwire.model.operation import PreparedRequest
 from opwire.model.trace import trace_of
@@ -42,12 +45,6 @@ if TYPE_CHECKING:
 
 logger = get_logger("opwire.mcp.client")
 
-
-MAX_PENDING = 1000
-"""Updates of different resources that a watcher has not consumed."""
-
-MAX_URI = 8192
-"""Characters of a resource's URI: updates of longer ones are ignored."""
 
 MAX_SESSIONS = 100
 """Sessions of callers with one server; the least recently used idle one is closed for another."""
@@ -403,86 +400,6 @@ def progress_callback(on_progress: Callable[[Progress], object]) -> ProgressCall
             on_progress(progress)
 
     return report
-
-
-# --- updates of resources ---------------------------------------------------------------------------------------------
-
-
-class ResourceUpdates:
-    """Distribute a server's resource updates to watchers."""
-
-    def __init__(self) -> None:
-        self._watchers: list[ResourceWatcher] = []
-
-    def of(self, uri: str) -> "ResourceWatcher":
-        """Return a watcher of a resource, which receives updates while its context is open."""
-        return ResourceWatcher(uri, self._watchers)
-
-    def publish(self, params: Mapping[str, Any]) -> None:
-        """Publish an update; `params` are those of the notification."""
-        uri = params.get("uri")
-        if isinstance(uri, str) and len(uri) <= MAX_URI:
-            for each in self._watchers:
-                each.put(uri)
-
-    def missed(self) -> None:
-        """Publish an update of every watched resource: without a connection, updates may have been missed."""
-        for each in self._watchers:
-            each.put(each.uri)
-
-    def close(self) -> None:
-        """End all watchers."""
-        for each in self._watchers:
-            each.end(CallError(ErrorCode.UNAVAILABLE, "the MCP server was closed", retryable=False))
-
-
-class ResourceWatcher:
-    """The updates that one consumer has not taken yet, each resource once."""
-
-    def __init__(self, uri: str, watchers: "list[ResourceWatcher]") -> None:
-        self.uri = uri
-        self._below = f"{uri.rstrip('/')}/"  # a server may name resources below a watched one
-        self._watchers = watchers
-        self._updated: dict[str, None] = {}
-        self._changed = asyncio.Event()
-        self._end: CallError | None = None
-
-    def __enter__(self) -> "ResourceWatcher":
-        self._watchers.append(self)
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        self._watchers.remove(self)
-
-    def put(self, uri: str) -> None:
-        """Add an update, if it is of this resource or one below it."""
-        if self._end is not None or (uri != self.uri and not uri.startswith(self._below)):
-            return
-        if uri not in self._updated and len(self._updated) >= MAX_PENDING:
-            message = f"the consumer did not keep up: {MAX_PENDING} updates were waiting when the next one came"
-            self.end(CallError(ErrorCode.ABORTED, message))
-        self._updated[uri] = None
-        self._changed.set()
-
-    def end(self, error: CallError) -> None:
-        """Raise an error in the consumer; the first one counts."""
-        self._end = self._end or error
-        self._changed.set()
-
-    async def next(self) -> str:
-        """Return the URI of the next updated resource.
-
-        Raises:
-            CallError: ABORTED, if too many updates are pending; UNAVAILABLE, if the server was closed.
-        """
-        while not self._updated and self._end is None:
-            self._changed.clear()
-            await self._changed.wait()
-        if self._end is not None:
-            raise self._end
-        uri = next(iter(self._updated))
-        del self._updated[uri]
-        return uri
 
 
 # --- sessions by caller -----------------------------------------------------------------------------------------------

@@ -19,6 +19,7 @@ from opwire.errors import (
     check_known,
 )
 from opwire.mcp.client.negotiation import MCPServerInfo, as_text
+from opwire.mcp.client.options import MCPKeywords, MCPOptions, server_auth
 from opwire.mcp.client.resources import (
     MAX_REPORTED,
     can_complete,
@@ -30,20 +31,17 @@ from opwire.mcp.client.resources import (
 )
 from opwire.mcp.client.servers import (
     HTTPServer,
-    MCPKeywords,
-    MCPOptions,
     MCPServer,
     StdioServer,
     read_server,
     read_servers,
-    server_auth,
     usable_namespace,
     usable_namespaces,
 )
 from opwire.mcp.client.session import CallerSessions, MCPSession, MCPSessions
 from opwire.mcp.client.tools import ToolReader, declared_headers, skip
 from opwire.mcp.client.transport import with_output
-from opwire.mcp.protocol import STATELESS_VERSIONS, ArgumentHeader
+from opwire.mcp.revisions import STATELESS_VERSIONS, ArgumentHeader
 from opwire.model.operation import NormalizeMode, Operation, OperationSpec
 from opwire.registry.source import AdapterSource, Report, SourceChange
 from opwire.runtime.text import get_logger

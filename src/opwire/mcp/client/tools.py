@@ -22,11 +22,11 @@ from msgspec.structs import replace
 
 from opwire.errors import CallError, ConversionError, ErrorCode, RegistrationError, SchemaError, ToolEnvelopeError
 from opwire.mcp.client.negotiation import as_text
-from opwire.mcp.client.servers import MCPOptions
+from opwire.mcp.client.options import MCPOptions
 from opwire.mcp.client.session import MCPSessions
 from opwire.mcp.client.transport import MAX_RETRY_AFTER
 from opwire.mcp.messages import SMALL, SmallResponse
-from opwire.mcp.protocol import SCHEMA_KEYWORD, ArgumentHeader, argument_headers
+from opwire.mcp.revisions import SCHEMA_KEYWORD, ArgumentHeader, argument_headers
 from opwire.model.context import Context
 from opwire.model.envelope import MCPContentBlock, MCPResponseMeta, ResponseEnvelope, content_blocks
 from opwire.model.mcp_presentation import Annotations, MCPPresentation

@@ -8,6 +8,6 @@ from opwire.errors import needs_extra
 
 with needs_extra("mcp"):
     from opwire.mcp.server.app import MCPSurface, serve_mcp
-    from opwire.mcp.server.tasks import DurableTasks
+    from opwire.mcp.server.durable_tasks import DurableTasks
 
 __all__ = ["DurableTasks", "MCPSurface", "serve_mcp"]

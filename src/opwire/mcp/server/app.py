@@ -32,7 +32,7 @@ from opwire.mcp.messages import (
     decode_message,
     encode_message,
 )
-from opwire.mcp.protocol import (
+from opwire.mcp.revisions import (
     HANDSHAKE_VERSIONS,
     METHOD_HEADER,
     NAME_HEADER,
@@ -44,11 +44,12 @@ from opwire.mcp.protocol import (
 )
 from opwire.mcp.server.calls import CallLimits, ServedRequest, ServedTools
 from opwire.mcp.server.clients import MAX_OPEN, RequestStates
+from opwire.mcp.server.durable_tasks import DurableTasks, DurableTaskStore
 from opwire.mcp.server.server import ImplementationInfo, RegistryServer
 from opwire.mcp.server.sessions import EVENTS, JSON, Sessions, SessionTiming, accepts, challenge, send_error, send_json
 from opwire.mcp.server.stdio import DuplexConnection, serve_files, standard_files
 from opwire.mcp.server.streams import EventWriter, follow
-from opwire.mcp.server.tasks import TASK_AFTER, CallTasks, DurableTasks, DurableTaskStore
+from opwire.mcp.server.tasks import TASK_AFTER, CallTasks
 from opwire.mcp.server.tools import MAX_OUTPUT_SCHEMA, MAX_PAGE, ToolCatalogue
 from opwire.model.identity import Identity
 from opwire.model.operation import Interceptor

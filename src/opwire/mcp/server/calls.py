@@ -21,9 +21,10 @@ from msgspec.structs import replace
 from opwire.agents.tools import EncodedData, encode_data
 from opwire.errors import CallError, ErrorCode
 from opwire.mcp.messages import RequestId, RPCError, RPCNotification, RPCRequest
-from opwire.mcp.protocol import CONNECTION_META, REQUEST_META, is_reserved_meta
+from opwire.mcp.revisions import CONNECTION_META, REQUEST_META, is_reserved_meta
 from opwire.mcp.server.clients import ClientState, RequestStates, StatelessQuestions
-from opwire.mcp.server.tasks import SUBMISSION, CallTasks, DurableTaskStore, Submission
+from opwire.mcp.server.durable_tasks import SUBMISSION, DurableTaskStore, Submission
+from opwire.mcp.server.tasks import CallTasks
 from opwire.mcp.server.tools import (
     Result,
     ResultFormat,

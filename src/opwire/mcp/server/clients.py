@@ -38,7 +38,7 @@ from opwire.mcp.messages import (
     encode_message,
 )
 from opwire.mcp.peer import Answer, JsonRpcPeer
-from opwire.mcp.protocol import DEFAULT_VERSION
+from opwire.mcp.revisions import DEFAULT_VERSION
 from opwire.model.identity import Identity
 from opwire.model.log_message import LogLevel
 from opwire.model.operation import Change, OperationSpec

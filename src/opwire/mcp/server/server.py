@@ -18,7 +18,7 @@ from msgspec import Struct, field
 
 from opwire.errors import CallError, ErrorCode
 from opwire.mcp.messages import RPCCode, RPCError, RPCFailure, RPCRequest, RPCResponse, encode_message, encode_reply
-from opwire.mcp.protocol import (
+from opwire.mcp.revisions import (
     CLIENT_CAPABILITIES_META,
     CLIENT_INFO_META,
     HANDSHAKE_VERSIONS,
@@ -37,6 +37,7 @@ from opwire.mcp.server.clients import (
     StatelessQuestions,
     list_of,
 )
+from opwire.mcp.server.durable_tasks import DurableTask
 from opwire.mcp.server.resources import (
     ListKey,
     MakeCall,
@@ -47,7 +48,7 @@ from opwire.mcp.server.resources import (
     prompt_result,
     typed_arguments,
 )
-from opwire.mcp.server.tasks import TASKS, CallTask, DurableTask, check_declared, declares_tasks
+from opwire.mcp.server.tasks import TASKS, CallTask, TaskRequest, check_declared, declares_tasks
 from opwire.mcp.server.tools import Result, ResultFormat
 from opwire.model.completion import CompletionRequest
 from opwire.model.identity import Identity
@@ -267,17 +268,26 @@ class RegistryServer:
         """Return the result of a tool, its questions, or the task that it becomes."""
 
         def detach(task: CallTask) -> None:
-            request.is_detached, request.progress_token, request.log_level = True, None, None
+            request.is_detached = True
+            request.progress_token = None
+            request.log_level = None
             if request.questions is not None:
                 request.questions.instead = task.ask
 
-        async def stored() -> Result | None:
+        async def store() -> Result | None:
             durable, submission = self._served.durable, request.submission
             return None if durable is None or submission is None else await durable.handle(submission)
 
-        identity, params = request.identity, request.message.params
         return await self._served.tasks.run(
-            work, identity, capabilities, lambda: request.questions, detach, stored=stored, params=params
+            work,
+            TaskRequest(
+                identity=request.identity,
+                capabilities=capabilities,
+                params=request.message.params,
+                questions=lambda: request.questions,
+                detach=detach,
+                store=store,
+            ),
         )
 
     async def _result_or_questions(
@@ -355,31 +365,24 @@ class RegistryServer:
         )
         return await call.logged(call.run)
 
-    def _stored_task(self, params: _TaskParams, request: ServedRequest) -> DurableTask | None:
-        """Return a task in the journal; None if it can only be one of this process."""
+    def _task(self, params: _TaskParams, request: ServedRequest) -> CallTask | DurableTask:
+        """Return a task of a caller: one in the journal, or one of this process."""
         if self._served.tasks.after is None:
             raise RPCError(RPCCode.METHOD_NOT_FOUND, "Method not found")
         check_declared(as_dict(request.meta.get(CLIENT_CAPABILITIES_META)))
         durable = self._served.durable
-        return None if durable is None else durable.find(params.task_id, request.identity)
+        stored = None if durable is None else durable.find(params.task_id, request.identity, self._format)
+        return self._served.tasks.find(params.task_id, request.identity) if stored is None else stored
 
     async def _get_task(self, params: _TaskParams, request: ServedRequest) -> Result:
-        stored, durable = self._stored_task(params, request), self._served.durable
-        if stored is not None and durable is not None:
-            return await durable.details(stored, self._format)
-        return self._served.tasks.find(params.task_id, request.identity).details()
+        return await self._task(params, request).details()
 
     async def _update_task(self, params: _UpdateTaskParams, request: ServedRequest) -> Result:
-        if self._stored_task(params, request) is None:  # a task in the journal asks nothing
-            self._served.tasks.find(params.task_id, request.identity).answer(params.input_responses)
+        self._task(params, request).answer(params.input_responses)
         return {}
 
     async def _cancel_task(self, params: _TaskParams, request: ServedRequest) -> Result:
-        stored, durable = self._stored_task(params, request), self._served.durable
-        if stored is not None and durable is not None:
-            await durable.cancel(stored)
-        else:
-            self._served.tasks.find(params.task_id, request.identity).cancel()
+        await self._task(params, request).cancel()
         return {}
 
     def _log_unknown(self, name: str, request: ServedRequest) -> None:

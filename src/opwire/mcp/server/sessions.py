@@ -30,7 +30,7 @@ from opwire.mcp.messages import (
     encode_reply,
     split_batch,
 )
-from opwire.mcp.protocol import (
+from opwire.mcp.revisions import (
     BATCHED,
     LAST_EVENT_HEADER,
     METHOD_HEADER,

@@ -38,7 +38,7 @@ from opwire.mcp.messages import (
     encode_reply,
     split_batch,
 )
-from opwire.mcp.protocol import BATCHED, STATELESS_VERSIONS, VERSION_META, read_envelope
+from opwire.mcp.revisions import BATCHED, STATELESS_VERSIONS, VERSION_META, read_envelope
 from opwire.mcp.server.calls import Params, ServedRequest
 from opwire.mcp.server.clients import ClientState
 from opwire.mcp.server.server import RegistryServer

@@ -31,7 +31,7 @@ from opwire.agents.tools import (
 )
 from opwire.errors import ERROR_TABLE, CallError, ErrorCode, SchemaError, UsageError, check_not_below_zero
 from opwire.mcp.messages import RPCError
-from opwire.mcp.protocol import ArgumentHeader, argument_headers
+from opwire.mcp.revisions import ArgumentHeader, argument_headers
 from opwire.model.envelope import HTTPResponseMeta, MCPResponseMeta, ResponseEnvelope
 from opwire.model.identity import Identity
 from opwire.model.operation import OperationSpec, OperationType

@@ -9,9 +9,9 @@ from hypothesis import strategies as st
 from mcp.shared import inbound
 from mcp_types import version
 
-from opwire.mcp import protocol
+from opwire.mcp import revisions
 from opwire.mcp.messages import RPCError
-from opwire.mcp.protocol import (
+from opwire.mcp.revisions import (
     argument_headers,
     check_argument_headers,
     decode_header,
@@ -31,8 +31,8 @@ def rejected(check: Callable[[], object]) -> RPCError | None:
 
 
 def test_the_revisions_are_those_of_the_sdk() -> None:
-    assert protocol.HANDSHAKE_VERSIONS == version.HANDSHAKE_PROTOCOL_VERSIONS
-    assert protocol.STATELESS_VERSIONS == version.MODERN_PROTOCOL_VERSIONS
+    assert revisions.HANDSHAKE_VERSIONS == version.HANDSHAKE_PROTOCOL_VERSIONS
+    assert revisions.STATELESS_VERSIONS == version.MODERN_PROTOCOL_VERSIONS
 
 
 @given(st.text(st.characters(exclude_categories=("Cs",))))
@@ -111,7 +111,7 @@ def test_headers_that_differ_from_the_arguments_are_rejected_as_by_the_sdk(
     assert (error and error.code) == (rejection and rejection.code)
 
 
-ENVELOPE = {protocol.VERSION_META: "2026-07-28", protocol.CLIENT_CAPABILITIES_META: {}}
+ENVELOPE = {revisions.VERSION_META: "2026-07-28", revisions.CLIENT_CAPABILITIES_META: {}}
 
 
 @given(
