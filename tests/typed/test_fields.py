@@ -58,9 +58,9 @@ def test_class_variables_are_not_fields() -> None:
     assert "total" not in fields_of(Everything)
 
 
-def test_fields_that_the_class_computes_are_known_but_not_given() -> None:
-    assert not fields_of(Area)["size"].given
-    assert not fields_of(Engine)["serial"].given
+def test_fields_that_the_class_computes_are_known_but_are_no_arguments() -> None:
+    assert not fields_of(Area)["size"].is_argument
+    assert not fields_of(Engine)["serial"].is_argument
     assert fields_of(Area)["unit"].hint is str
 
 

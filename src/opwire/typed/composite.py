@@ -37,8 +37,8 @@ class ObjectNode(Node):
 
     def fill(self, parse: Callable[[FieldSpec], Node]) -> None:
         """Parse the hints of the fields; separate from the constructor, since they may refer to this node."""
-        self.fields = [(each, parse(each)) for each in self.spec.fields]
-        self._names = {each.name for each in self.spec.fields}
+        self.fields = [(field, parse(field)) for field in self.spec.fields]
+        self._names = {field.name for field in self.spec.fields}
         if self.spec.tag is not None:
             self._names.add(self.spec.tag[0])
 
@@ -46,11 +46,11 @@ class ObjectNode(Node):
         return [node for _, node in self.fields]
 
     def constants(self) -> dict[str, Constant]:
-        found = {self.spec.tag[0]: Constant([self.spec.tag[1]], required=True)} if self.spec.tag else {}
+        constants = {self.spec.tag[0]: Constant([self.spec.tag[1]], required=True)} if self.spec.tag else {}
         for field, node in self.fields:
             if options := node.options():
-                found[field.name] = Constant(options, field.required)
-        return found
+                constants[field.name] = Constant(options, field.required)
+        return constants
 
     def schema(self, refs: Refs) -> SchemaDict:
         tag = self.spec.tag
@@ -68,22 +68,22 @@ class ObjectNode(Node):
     def convert(self, value: Any) -> Any:
         if self._passes and isinstance(value, self.owner):
             return value
-        given = object_items(value)
+        members = object_items(value)
         if self.spec.tag is not None:
-            self._check_tag(*self.spec.tag, given)
+            self._check_tag(*self.spec.tag, members)
         arguments: dict[str, Any] = {}
         for field, node in self.fields:
-            if field.name in given:
+            if field.name in members:
                 try:
-                    converted = node.run(given[field.name])
+                    converted = node.run(members[field.name])
                 except Misfit as misfit:
                     misfit.under(field.name)
                     raise
-                if field.given:
+                if field.is_argument:
                     arguments[field.key] = converted
             elif field.required:
                 raise Misfit(f"the property {field.name!r} is missing")
-        unknown = next((name for name in given if name not in self._names), None) if self.spec.closed else None
+        unknown = next((name for name in members if name not in self._names), None) if self.spec.closed else None
         if unknown is not None:
             raise Misfit("is not a property of this object").under(str(unknown))
         return self._build(arguments)
@@ -129,17 +129,17 @@ class RowNode(ObjectNode):
     def convert(self, value: Any) -> Any:
         if isinstance(value, self.owner):
             return value
-        given = array_items(value)
+        values = array_items(value)
         offset = int(self.spec.tag is not None)
         max_items = len(self.fields) + offset
-        if len(given) < self._min_items or (self.spec.closed and len(given) > max_items):
-            raise Misfit(f"expected {self._min_items} to {max_items} items, got {len(given)}")
-        if self.spec.tag is not None and given[0] != self.spec.tag[1]:
+        if len(values) < self._min_items or (self.spec.closed and len(values) > max_items):
+            raise Misfit(f"expected {self._min_items} to {max_items} items, got {len(values)}")
+        if self.spec.tag is not None and values[0] != self.spec.tag[1]:
             raise Misfit(f"is not {self.spec.tag[1]!r}").under(0)
         arguments: dict[str, Any] = {}
-        for index, ((field, node), each) in enumerate(zip(self.fields, given[offset:], strict=False), offset):
+        for index, ((field, node), item) in enumerate(zip(self.fields, values[offset:], strict=False), offset):
             try:
-                arguments[field.key] = node.run(each)
+                arguments[field.key] = node.run(item)
             except Misfit as misfit:
                 misfit.under(index)
                 raise
@@ -148,7 +148,7 @@ class RowNode(ObjectNode):
 
 def _field_schema(field: FieldSpec, schema: SchemaDict) -> SchemaDict:
     default = {} if field.default is NOTHING else {"default": field.default}
-    return {**schema, **default, **({} if field.given else {"readOnly": True})}
+    return {**schema, **default, **({} if field.is_argument else {"readOnly": True})}
 
 
 _NUMBERS = frozenset({int, float})
@@ -170,27 +170,29 @@ class UnionNode(Node):
 
     def __init__(self, hint: Any, members: list[Node]) -> None:
         self.hint, self.members = hint, members
-        self.name = " | ".join(each.name for each in members)
-        self.kinds = frozenset[str]().union(*(each.kinds for each in members))
+        self.name = " | ".join(member.name for member in members)
+        self.kinds = frozenset[str]().union(*(member.kinds for member in members))
         # Plain types with values that each accepting member returns unchanged.
-        accepting = [(type_, [type_ in each.identity for each in self._candidates(type_())]) for type_ in PLAIN_TYPES]
-        self.identity = frozenset(
-            type_ for type_, kept in accepting if (any(kept) if type_ in _NUMBERS else kept and all(kept))
-        )
+        identity: set[type] = set()
+        for plain_type in PLAIN_TYPES:
+            unchanged = [plain_type in member.identity for member in self._candidates(plain_type())]
+            if any(unchanged) if plain_type in _NUMBERS else unchanged and all(unchanged):
+                identity.add(plain_type)
+        self.identity = frozenset(identity)
         tagged = _tagged(members)
         # Native if the JSON type alone decides, so that msgspec cannot prefer another member.
         self.native = all(
             one.kinds.isdisjoint(other.kinds)
             or {one.identity, other.identity} == {frozenset({int}), frozenset({float})}
-            for one, other in combinations([each for each in members if each not in tagged[1:]], 2)
+            for one, other in combinations([member for member in members if member not in tagged[1:]], 2)
         )
 
     def _candidates(self, value: Any) -> list[Node]:
         """Return the members that may accept a value, in order; 5 prefers an int and 5.0 a float at any position."""
         kind = kind_of(value)
-        candidates = [each for each in self.members if kind in each.kinds]
+        candidates = [member for member in self.members if kind in member.kinds]
         if type(value) in _NUMBERS:
-            candidates.sort(key=lambda each: type(value) not in each.identity)
+            candidates.sort(key=lambda member: type(value) not in member.identity)
         return candidates
 
     def parts(self) -> Iterable[Node]:
@@ -199,24 +201,30 @@ class UnionNode(Node):
     def native_parts(self) -> Iterable[Node]:
         # Inside a union msgspec requires the tag, so it does not matter that it is optional elsewhere.
         tagged = _tagged(self.members)
-        others = [each for each in self.members if each not in tagged]
-        return [*others, *(part for each in tagged for part in each.parts())]
+        others = [member for member in self.members if member not in tagged]
+        return [*others, *(part for member in tagged for part in member.parts())]
 
     @cached_property
     def discriminator(self) -> Discriminator | None:
         """The property that selects between the objects of this union, or None."""
-        objects = [each for each in self.members if "object" in each.kinds]
-        constants = [each.constants() for each in objects]
+        objects = [member for member in self.members if "object" in member.kinds]
+        constants = [member.constants() for member in objects]
         for name in constants[0] if len(objects) > 1 else ():
-            found = [(node, each[name]) for node, each in zip(objects, constants, strict=True) if name in each]
-            pairs = [(value, node) for node, constant in found for value in constant.values]
-            if len(found) == len(objects) and len(dict(pairs)) == len(pairs):
-                return Discriminator(name, dict(pairs), all(constant.required for _, constant in found))
+            if not all(name in by_name for by_name in constants):
+                continue
+            pairs = [
+                (value, node)
+                for node, by_name in zip(objects, constants, strict=True)
+                for value in by_name[name].values
+            ]
+            if len(dict(pairs)) == len(pairs):
+                return Discriminator(name, dict(pairs), all(by_name[name].required for by_name in constants))
         return None
 
     def schema(self, refs: Refs) -> SchemaDict:
-        members = [refs.of(each) for each in self.members]
-        schema: SchemaDict = {"anyOf": [each for index, each in enumerate(members) if each not in members[:index]]}
+        schemas = [refs.of(member) for member in self.members]
+        distinct = [schema for index, schema in enumerate(schemas) if schema not in schemas[:index]]
+        schema: SchemaDict = {"anyOf": distinct}
         if self.discriminator is not None and self.discriminator.required:
             bodies = {str(value): refs.of(node) for value, node in self.discriminator.members.items()}
             mapping = {value: body["$ref"] for value, body in bodies.items() if "$ref" in body}
@@ -265,10 +273,9 @@ class UnionNode(Node):
 
 def _tagged(members: list[Node]) -> list[ObjectNode]:
     """Return the Structs that msgspec selects by their tags; an empty list unless there are several."""
-    found = [
-        each for each in members if isinstance(each, ObjectNode) and each.spec.tag is not None and each.spec.native
-    ]
-    return found if len(found) > 1 and len({each.kinds for each in found}) == 1 else []
+    objects = [member for member in members if isinstance(member, ObjectNode)]
+    tagged = [node for node in objects if node.spec.tag is not None and node.spec.native]
+    return tagged if len(tagged) > 1 and len({node.kinds for node in tagged}) == 1 else []
 
 
 class ArrayNode(Node):
@@ -293,20 +300,20 @@ class ArrayNode(Node):
         return {"type": "array", **({"items": items} if items else {}), **unique}
 
     def convert(self, value: Any) -> Any:
-        given = array_items(value)
+        values = array_items(value)
         run = self._item.run
-        found: list[Any] = []
+        items: list[Any] = []
         try:
-            for each in given:
-                found.append(run(each))  # noqa: PERF401 -- on failure its length is the index
+            for item in values:
+                items.append(run(item))  # noqa: PERF401 -- on failure its length is the index
         except Misfit as misfit:
-            misfit.under(len(found))
+            misfit.under(len(items))
             raise
         try:
-            built = self._build(found)
+            built = self._build(items)
         except TypeError as error:
             raise Misfit(f"cannot be a set: {error}") from error
-        if self._unique and len(built) < len(given) and len(set(map(_key, given))) < len(given):
+        if self._unique and len(built) < len(values) and len(set(map(_key, values))) < len(values):
             raise Misfit("has the same item twice")
         return built
 
@@ -314,7 +321,7 @@ class ArrayNode(Node):
 def _key(value: Any) -> Hashable:
     """Return a key that is equal for values equal in JSON Schema: 1 is 1.0 but not true."""
     if isinstance(value, dict):
-        return ("object", frozenset((name, _key(each)) for name, each in cast("SchemaDict", value).items()))
+        return ("object", frozenset((name, _key(member)) for name, member in cast("SchemaDict", value).items()))
     if isinstance(value, list | tuple):
         return ("array", *map(_key, cast("list[Any]", value)))
     return scalar_key(value)
@@ -335,21 +342,21 @@ class TupleNode(Node):
 
     def schema(self, refs: Refs) -> SchemaDict:
         count = len(self._items)
-        items = {"prefixItems": [refs.of(each) for each in self._items]} if count else {}
+        items = {"prefixItems": [refs.of(item) for item in self._items]} if count else {}
         return {"type": "array", **items, "minItems": count, "maxItems": count}
 
     def convert(self, value: Any) -> Any:
-        given = array_items(value)
-        if len(given) != len(self._items):
-            raise Misfit(f"expected {len(self._items)} items, got {len(given)}")
-        found: list[Any] = []
+        values = array_items(value)
+        if len(values) != len(self._items):
+            raise Misfit(f"expected {len(self._items)} items, got {len(values)}")
+        items: list[Any] = []
         try:
-            for item, each in zip(self._items, given, strict=True):
-                found.append(item.run(each))
+            for item, item_value in zip(self._items, values, strict=True):
+                items.append(item.run(item_value))
         except Misfit as misfit:
-            misfit.under(len(found))
+            misfit.under(len(items))
             raise
-        return tuple(found)
+        return tuple(items)
 
 
 class MapNode(Node):
@@ -376,15 +383,15 @@ class MapNode(Node):
         }
 
     def convert(self, value: Any) -> Any:
-        read, run = self._key.run, self._item.run
-        found: dict[Any, Any] = {}
-        for name, each in object_items(value).items():
+        convert_key, run = self._key.run, self._item.run
+        converted: dict[Any, Any] = {}
+        for name, item in object_items(value).items():
             try:
-                found[read(name)] = run(each)
+                converted[convert_key(name)] = run(item)
             except Misfit as misfit:
                 misfit.under(str(name))
                 raise
-        return found if self._build is None else self._build(found)
+        return converted if self._build is None else self._build(converted)
 
     def known(self, value: dict[str, Any]) -> int:
         return len(value)

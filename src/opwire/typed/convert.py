@@ -66,7 +66,7 @@ def _prepare(hint: Any) -> Callable[[Any], Any]:
         if id(node) in seen or isinstance(node, ScalarNode):
             continue
         seen.add(id(node))
-        fast = _by_msgspec(node) if all(each.native for each in reachable(node, native=True)) else None
+        fast = _by_msgspec(node) if all(part.native for part in reachable(node, native=True)) else None
         if fast is None:
             stack.extend(node.parts())
         else:
@@ -91,11 +91,11 @@ def _by_msgspec(node: Node) -> Callable[[Any], Any] | None:
         msgspec.json.Decoder(box)
     except Exception:  # a local name, or a type that it does not support: converted by the node
         return None
-    read, slow = cast("Any", msgspec.convert), node.convert
+    convert_fast, slow = cast("Any", msgspec.convert), node.convert
 
     def run(value: Any) -> Any:
         try:
-            return read((value,), box).value
+            return convert_fast((value,), box).value
         except (msgspec.ValidationError, TypeError, ValueError, OverflowError):
             return slow(value)
 
@@ -130,11 +130,12 @@ class Definitions:
         self.bodies: dict[str, SchemaDict] = {}
         self._meanings: dict[str, Any] = {}  # what a name stands for: a node, or definitions made by pydantic
         self._names: dict[int, str] = {}
-        named = [each for each in reachable(root) if each.owner is not None and not isinstance(each, PydanticNode)]
-        wanted = Counter(_sanitised(each.name) for each in named)
-        for node in named:
+        owned_nodes = [node for node in reachable(root) if node.owner is not None]
+        named_nodes = [node for node in owned_nodes if not isinstance(node, PydanticNode)]
+        name_counts = Counter(_sanitised(node.name) for node in named_nodes)
+        for node in named_nodes:
             name = _sanitised(node.name)
-            if wanted[name] > 1:
+            if name_counts[name] > 1:
                 owner = node.owner
                 args = node.name.removeprefix(owner.__name__) if get_args(node.hint) else ""
                 qualified = getattr(owner, "__qualname__", owner.__name__)
@@ -148,11 +149,11 @@ class Definitions:
             document = node.schema(self)
             inner = cast("dict[str, SchemaDict]", document.pop("$defs", {}))
             if node.owner is not None and set(document) != {"$ref"}:
-                own = _sanitised(node.name)
-                document, inner = {"$ref": _PREFIX + own}, {**inner, own: document}
-            renamed = {each: self._claim(each, {each: body} | _used(body, inner)) for each, body in inner.items()}
-            for each, body in inner.items():
-                self.bodies[renamed[each]] = _with_refs(body, renamed)
+                model_name = _sanitised(node.name)
+                document, inner = {"$ref": _PREFIX + model_name}, {**inner, model_name: document}
+            renamed = {name: self._claim(name, {name: body} | _used(body, inner)) for name, body in inner.items()}
+            for name, body in inner.items():
+                self.bodies[renamed[name]] = _with_refs(body, renamed)
             return _with_refs(document, renamed)
         name = self._names.get(id(node))
         if name is None:
@@ -181,25 +182,25 @@ def _used(schema: SchemaDict, bodies: dict[str, SchemaDict]) -> dict[str, Schema
     names: set[str] = set()
     stack: list[Any] = [schema]
     while stack:
-        each = stack.pop()
-        if isinstance(each, dict):
-            items = cast("SchemaDict", each)
+        part = stack.pop()
+        if isinstance(part, dict):
+            items = cast("SchemaDict", part)
             stack.extend(items.values())
             name = str(items.get("$ref", "")).removeprefix(_PREFIX)
             if name in bodies and name not in names:
                 names.add(name)
                 stack.append(bodies[name])
-        elif isinstance(each, list):
-            stack.extend(cast("list[Any]", each))
+        elif isinstance(part, list):
+            stack.extend(cast("list[Any]", part))
     return {name: body for name, body in bodies.items() if name in names}
 
 
 def _with_refs(schema: Any, renamed: dict[str, str]) -> Any:
     """Return a copy in which references, and the mappings of discriminators, follow the new names."""
     if isinstance(schema, dict):
-        return {key: _with_refs(each, renamed) for key, each in cast("SchemaDict", schema).items()}
+        return {key: _with_refs(part, renamed) for key, part in cast("SchemaDict", schema).items()}
     if isinstance(schema, list):
-        return [_with_refs(each, renamed) for each in cast("list[Any]", schema)]
+        return [_with_refs(part, renamed) for part in cast("list[Any]", schema)]
     if isinstance(schema, str) and schema.startswith(_PREFIX):
         name = schema.removeprefix(_PREFIX)
         return _PREFIX + renamed.get(name, name)

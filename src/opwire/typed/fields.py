@@ -76,20 +76,20 @@ def class_hints(hint: Any, where: str = "") -> dict[str, Any]:
     """
     cls = get_origin(hint) or hint
     scope = _scope(hint)
-    found: dict[str, Any] = {}
+    hints: dict[str, Any] = {}
     inherited: dict[str, Any] = {}
     for base in reversed(cls.__dict__.get("__orig_bases__", cls.__bases__)):
         origin = get_origin(base) or base
         if isinstance(origin, type) and origin not in (object, typing.Generic, dict, tuple):
-            found |= class_hints(substitute(base, scope, where), where)
+            hints |= class_hints(substitute(base, scope, where), where)
             inherited |= inspect.get_annotations(origin)
     resolved = _resolve(cls, where)  # first: with lazy annotations (PEP 649), `get_annotations` raises NameError too
-    own = inspect.get_annotations(cls)
-    for name, each in resolved.items():
+    own_annotations = inspect.get_annotations(cls)
+    for name, annotation in resolved.items():
         # A TypedDict repeats the annotations of its bases as its own: only what differs from them is new.
-        if name not in found or (name in own and own[name] is not inherited.get(name)):
-            found[name] = substitute(each, scope, where)
-    return found
+        if name not in hints or (name in own_annotations and own_annotations[name] is not inherited.get(name)):
+            hints[name] = substitute(annotation, scope, where)
+    return hints
 
 
 def _scope(hint: Any) -> dict[Any, Any]:
@@ -105,7 +105,7 @@ def _resolve(cls: type, where: str) -> dict[str, Any]:
             return typing.get_type_hints(cls, include_extras=True)
         except NameError:
             # A class defined inside a function is missing from its module; it may still name itself.
-            names = {each.__name__: each for each in cls.__mro__}
+            names = {base.__name__: base for base in cls.__mro__}
             return typing.get_type_hints(cls, localns=names, include_extras=True)
     except NameError as error:
         raise hint_error(
@@ -125,7 +125,7 @@ def substitute(hint: Any, scope: dict[Any, Any], where: str = "") -> Any:
     if not scope or not parameters or not get_args(hint):
         return hint
     try:
-        return hint[tuple(scope.get(each, each) for each in parameters)]
+        return hint[tuple(scope.get(parameter, parameter) for parameter in parameters)]
     except TypeError as error:  # Python's own rules: the members of a union must be hashable, arguments be types
         what = f"{describe(hint)} cannot be given its type parameters: {error}"
         raise hint_error(where, what, "change them") from None
@@ -164,7 +164,7 @@ class FieldSpec(NamedTuple):
     hint: Any
     required: bool
     default: Any = NOTHING
-    given: bool = True  # False: computed by the class; decoded, checked and ignored
+    is_argument: bool = True  # False: computed by the class; decoded, checked and ignored
 
 
 class ClassSpec(NamedTuple):
@@ -208,8 +208,14 @@ def spec_reader(cls: Any) -> Callable[[Any, dict[str, Any]], ClassSpec] | None:
 def _struct(cls: Any, hints: dict[str, Any]) -> ClassSpec:
     config = cls.__struct_config__
     fields = [
-        FieldSpec(it.encode_name, it.name, hints[it.name], it.required, plain_default(it.default, it.default_factory))
-        for it in msgspec.structs.fields(cls)
+        FieldSpec(
+            field.encode_name,
+            field.name,
+            hints[field.name],
+            field.required,
+            plain_default(field.default, field.default_factory),
+        )
+        for field in msgspec.structs.fields(cls)
     ]
     tag = None if config.tag is None else (config.tag_field, config.tag)
     return ClassSpec(fields, cls, True, config.forbid_unknown_fields, tag, config.array_like)
@@ -221,30 +227,31 @@ def _dataclass(cls: Any, hints: dict[str, Any]) -> ClassSpec:
     init_var: Any = dataclasses.InitVar
     fields: list[FieldSpec] = []
     native = cls.__dataclass_params__.init
-    kept = {each.name for each in dataclasses.fields(cls)}
-    for each in cls.__dataclass_fields__.values():
-        hint = hints[each.name]
+    field_names = {field.name for field in dataclasses.fields(cls)}
+    for field in cls.__dataclass_fields__.values():
+        hint = hints[field.name]
         variable = isinstance(hint, init_var)
-        if not variable and each.name not in kept:
+        if not variable and field.name not in field_names:
             continue  # a ClassVar
-        native = native and each.init and not variable
-        given = (each.default, each.default_factory)
-        default, factory = (NOTHING if it is dataclasses.MISSING else it for it in given)
-        required = each.init and default is NOTHING and factory is NOTHING
-        plain = plain_default(default, factory) if each.init else NOTHING
-        fields.append(FieldSpec(each.name, each.name, hint.type if variable else hint, required, plain, each.init))
+        native = native and field.init and not variable
+        declared_defaults = (field.default, field.default_factory)
+        default, factory = (NOTHING if declared is dataclasses.MISSING else declared for declared in declared_defaults)
+        required = field.init and default is NOTHING and factory is NOTHING
+        plain = plain_default(default, factory) if field.init else NOTHING
+        fields.append(FieldSpec(field.name, field.name, hint.type if variable else hint, required, plain, field.init))
     return ClassSpec(fields, cls, native)
 
 
 def _attrs(cls: Any, hints: dict[str, Any]) -> ClassSpec:
     nothing, factory_type = loaded("attr", "NOTHING"), loaded("attr", "Factory")
     fields: list[FieldSpec] = []
-    for each in cls.__attrs_attrs__:
-        default = NOTHING if each.default is nothing else each.default
+    for attribute in cls.__attrs_attrs__:
+        default = NOTHING if attribute.default is nothing else attribute.default
         factory = default.factory if isinstance(default, factory_type) else NOTHING
-        plain = plain_default(default, factory) if each.init else NOTHING
-        hint = hints.get(each.name, each.type or Any)
-        fields.append(FieldSpec(each.name, each.alias, hint, each.init and default is NOTHING, plain, each.init))
+        plain = plain_default(default, factory) if attribute.init else NOTHING
+        hint = hints.get(attribute.name, attribute.type or Any)
+        required = attribute.init and default is NOTHING
+        fields.append(FieldSpec(attribute.name, attribute.alias, hint, required, plain, attribute.init))
     return ClassSpec(fields, cls, False)  # msgspec does not run converters
 
 

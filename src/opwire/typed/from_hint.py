@@ -74,10 +74,10 @@ class ConstrainedNode(WrapperNode):
         self.kinds, self.identity, self.native = inner.kinds, inner.identity, True
         self._keywords: SchemaDict = {}
         self._checks: list[tuple[Callable[[Any], bool], Callable[[Any], str]]] = []  # predicates and their messages
-        for each in flatten(metadata):
-            words = _words_of(each)
+        for constraint in flatten(metadata):
+            words = _words_of(constraint)
             # msgspec enforces its own Meta only.
-            self.native = self.native and (isinstance(each, msgspec.Meta) or not words.keys() - _DOCUMENTATION)
+            self.native = self.native and (isinstance(constraint, msgspec.Meta) or not words.keys() - _DOCUMENTATION)
             for word, value in words.items():
                 self._add(word, value)
 
@@ -135,14 +135,14 @@ class ConstrainedNode(WrapperNode):
 
 def flatten(metadata: Iterable[Any]) -> Iterable[Any]:
     """Yield single pieces of metadata: groups (annotated_types.Len, pydantic.Field) are split."""
-    for each in metadata:
-        if getattr(each, "__is_annotated_types_grouped_metadata__", False):
-            yield from flatten(each)
-        elif is_pydantic_field(each):
-            yield from flatten(each.metadata)
-            yield each
+    for piece in metadata:
+        if getattr(piece, "__is_annotated_types_grouped_metadata__", False):
+            yield from flatten(piece)
+        elif is_pydantic_field(piece):
+            yield from flatten(piece.metadata)
+            yield piece
         else:
-            yield each
+            yield piece
 
 
 def only_pydantic_knows(metadata: Any) -> bool:
@@ -190,7 +190,7 @@ def _is_multiple(value: Any, factor: Any) -> bool:
     if isinstance(value, int) and isinstance(factor, int):
         return value % factor == 0
     # By the digits of a float: 0.3 is a multiple of 0.1. What is not finite leaves NaN.
-    parts = (Decimal(repr(each)) if isinstance(each, float) else Decimal(each) for each in (value, factor))
+    parts = (Decimal(repr(number)) if isinstance(number, float) else Decimal(number) for number in (value, factor))
     return _EXACT.remainder(*parts) == 0
 
 
@@ -244,13 +244,13 @@ class _HintParser:
             from pathlib import Path  # see `subclass_scalar`
 
             hint = Path
-        known = SCALAR_NODES.get(hint) if _hashable(hint) else None
-        if known is not None:
-            return known
+        scalar_node = SCALAR_NODES.get(hint) if _hashable(hint) else None
+        if scalar_node is not None:
+            return scalar_node
         for rule in _RULES:
-            found = rule(self, hint, get_origin(hint) or hint, get_args(hint))
-            if found is not None:
-                return found
+            node = rule(self, hint, get_origin(hint) or hint, get_args(hint))
+            if node is not None:
+                return node
         raise self._refuse(f"{describe(hint)} cannot be expressed as JSON Schema", _EXPRESSIBLE)
 
     # Each rule takes the hint, its origin (`list` of `list[int]`, else the hint itself) and its arguments, and
@@ -274,7 +274,7 @@ class _HintParser:
         if origin is not Annotated:
             return None
         inner, *metadata = args
-        if any(only_pydantic_knows(each) for each in flatten(metadata)):
+        if any(only_pydantic_knows(piece) for piece in flatten(metadata)):
             return PydanticNode(hint, describe(inner), self._where)
         return ConstrainedNode(hint, self.node(inner), metadata)
 
@@ -282,13 +282,13 @@ class _HintParser:
         if origin is not typing.Union and origin is not types.UnionType:
             return None
         # UNSET makes a Struct's field optional: it is not a value in JSON.
-        members = [self.node(each) for each in args if each is not msgspec.UnsetType]
+        members = [self.node(member) for member in args if member is not msgspec.UnsetType]
         return members[0] if len(members) == 1 else UnionNode(hint, members)
 
     def literal(self, hint: Any, origin: Any, args: tuple[Any, ...]) -> Node | None:
         if getattr(origin, "_name", None) != "Literal":
             return None
-        native = {type(each) for each in args} <= {str, int, types.NoneType}
+        native = {type(choice) for choice in args} <= {str, int, types.NoneType}
         return ChoiceNode(hint, describe(hint), self._choices(hint, args), native=native)
 
     def enumeration(self, hint: Any, origin: Any, args: tuple[Any, ...]) -> Node | None:
@@ -303,7 +303,9 @@ class _HintParser:
     def _choices(self, hint: Any, values: typing.Iterable[Any]) -> list[tuple[Any, Any]]:
         """Return each value with its JSON form."""
         try:
-            choices = [(to_plain(each.value if isinstance(each, enum.Enum) else each), each) for each in values]
+            choices = [
+                (to_plain(choice.value if isinstance(choice, enum.Enum) else choice), choice) for choice in values
+            ]
         except NotPlainError:
             choices = []
         if not choices or not {type(plain) for plain, _ in choices} <= SCALARS:
@@ -329,7 +331,7 @@ class _HintParser:
         if origin is tuple:
             bare = hint is tuple or hint is typing.Tuple  # noqa: UP006 -- tuple[()] has no arguments either
             if not bare and args[1:] != (Ellipsis,):
-                return TupleNode(hint, [self.node(each) for each in args])
+                return TupleNode(hint, [self.node(item) for item in args])
             return ArrayNode(hint, self.node(Any if bare else args[0]), tuple)
         if not _hashable(origin) or origin not in _ARRAYS:
             return None
@@ -371,8 +373,8 @@ class _HintParser:
             return None
 
     def fields(self, hint: Any, origin: Any, args: tuple[Any, ...]) -> Node | None:
-        read = spec_reader(origin) if isinstance(origin, type) else None
-        return self._object(hint, read(origin, class_hints(hint, self._where))) if read else None
+        read_spec = spec_reader(origin) if isinstance(origin, type) else None
+        return self._object(hint, read_spec(origin, class_hints(hint, self._where))) if read_spec else None
 
     def _object(self, hint: Any, spec: ClassSpec) -> Node:
         def field_node(field: FieldSpec) -> Node:
@@ -402,7 +404,7 @@ class _HintParser:
 
     def _name(self, hint: Any) -> str:
         name = (get_origin(hint) or hint).__name__
-        args = ", ".join(describe(each) for each in get_args(hint))
+        args = ", ".join(describe(argument) for argument in get_args(hint))
         return f"{name}[{args}]" if args else name
 
     def _refuse(self, what: str, advice: str) -> HintError:

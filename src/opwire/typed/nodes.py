@@ -62,8 +62,8 @@ class Misfit(Exception):  # noqa: N818 -- it never leaves this package: callers 
 
     @property
     def path(self) -> str:
-        steps = [each if isinstance(each, int) else _cut(each, _LONGEST_STEP) for each in reversed(self.steps)]
-        return "$" + "".join(f".{each}" if str(each).isidentifier() else f"[{each!r}]" for each in steps)
+        steps = [step if isinstance(step, int) else _cut(step, _LONGEST_STEP) for step in reversed(self.steps)]
+        return "$" + "".join(f".{step}" if str(step).isidentifier() else f"[{step!r}]" for step in steps)
 
 
 def _cut(text: str, length: int) -> str:
@@ -156,7 +156,7 @@ class Node(ABC):
     @property
     def whole(self) -> bool:
         """Whether every valid value is returned unchanged."""
-        return self.identity >= {each for each in PLAIN_TYPES if _KIND_OF[each] in self.kinds}
+        return self.identity >= {plain_type for plain_type in PLAIN_TYPES if _KIND_OF[plain_type] in self.kinds}
 
 
 def reachable(root: Node, *, native: bool = False) -> Iterable[Node]:
@@ -189,13 +189,13 @@ class ScalarNode(Node):
         hint: Any,
         kinds: Iterable[str],
         fixed: SchemaDict,
-        read: Callable[[Any], Any],
+        convert: Callable[[Any], Any],
         *,
         name: str = "",
         identity: Iterable[type] = (),
         native: bool = False,
     ) -> None:
-        self.hint, self.kinds, self.fixed, self.run = hint, frozenset(kinds), fixed, read
+        self.hint, self.kinds, self.fixed, self.run = hint, frozenset(kinds), fixed, convert
         self.name, self.identity, self.native = name or fixed["type"], frozenset(identity), native
 
     def schema(self, refs: Refs) -> SchemaDict:
@@ -232,7 +232,7 @@ class ChoiceNode(Node):
             if self.owner is not None and isinstance(value, self.owner):
                 return value
         if kind_of(value) not in self.kinds:
-            raise expected(" or ".join(sorted({kind_of(each) for each in self.plain})), value)
+            raise expected(" or ".join(sorted({kind_of(choice) for choice in self.plain})), value)
         raise Misfit(f"is not one of {listed(self.plain)}")
 
     def options(self) -> list[Any]:
@@ -251,7 +251,7 @@ def scalar_key(value: Any) -> Hashable:
 
 def listed(values: Iterable[Any]) -> str:
     """Return the first allowed values, for a message."""
-    texts = [repr(each) for each in values]
+    texts = [repr(value) for value in values]
     return ", ".join(texts[:10]) + (", ..." if len(texts) > 10 else "")
 
 

@@ -90,7 +90,7 @@ def survey(value: Any) -> Survey:
             return _FOREIGN
         if kinds <= SCALARS:
             return _SHALLOW
-        level = [each for each in children if type(each) in _CONTAINERS]
+        level = [child for child in children if type(child) in _CONTAINERS]
     return _DEEP
 
 
@@ -102,15 +102,15 @@ def _is_flat(value: dict[Any, Any]) -> bool:
 def _members(containers: list[Any], total: int) -> list[Any] | None:
     """Return the items and values of containers with that total length, or None if a key is not a str."""
     # A tenth of the time of chaining `values()`. A dict with keys other than str returns its keys, too.
-    found: list[Any] = get_referents(*containers)
-    if len(found) == total and not (
+    members: list[Any] = get_referents(*containers)
+    if len(members) == total and not (
         _HIDES_VALUES and list(map(len, map(get_referents, containers))) != list(map(len, containers))
     ):
-        return found
-    dicts: list[dict[Any, Any]] = [each for each in containers if type(each) is dict]
+        return members
+    dicts: list[dict[Any, Any]] = [container for container in containers if type(container) is dict]
     if not _KEYS.issuperset(map(type, chain.from_iterable(dicts))):
         return None
-    lists: list[list[Any]] = [each for each in containers if type(each) is list]
+    lists: list[list[Any]] = [container for container in containers if type(container) is list]
     return list(chain(chain.from_iterable(map(_values, dicts)), chain.from_iterable(lists)))
 
 
@@ -172,12 +172,12 @@ def _descend(group: list[Any], has_dicts: bool, inside: dict[tuple[bool, int], l
             continue
         if not kinds <= _PLAIN:
             return False
-        found = column if kinds <= _CONTAINERS else [each for each in column if type(each) in _CONTAINERS]
-        key = dict in kinds, len(found[0])
+        containers = column if kinds <= _CONTAINERS else [child for child in column if type(child) in _CONTAINERS]
+        key = dict in kinds, len(containers[0])
         if key in inside:
-            inside[key] += found
+            inside[key] += containers
         else:
-            inside[key] = found
+            inside[key] = containers
     return True
 
 
@@ -191,10 +191,10 @@ def to_plain(value: Any) -> Any:
     Raises:
         NotPlainError: it has no JSON form, or contains itself.
     """
-    found = survey(value)
-    if found.deep and _has_cycle(value):
+    value_survey = survey(value)
+    if value_survey.deep and _has_cycle(value):
         raise NotPlainError("the value refers to itself, so it has no JSON form")
-    if found.plain:
+    if value_survey.plain:
         return value
     try:
         converted = msgspec.to_builtins(value, str_keys=True, enc_hook=json_form)
@@ -211,14 +211,14 @@ def find_nonfinite(value: Any) -> bool:
     """Return whether plain data contains a NaN or an infinity."""
     stack = [value]
     while stack:
-        each = stack.pop()
-        if type(each) is float:
-            if not isfinite(each):
+        part = stack.pop()
+        if type(part) is float:
+            if not isfinite(part):
                 return True
-        elif type(each) is dict:
-            stack.extend(cast("dict[str, Any]", each).values())
-        elif type(each) is list:
-            stack.extend(cast("list[Any]", each))
+        elif type(part) is dict:
+            stack.extend(cast("dict[str, Any]", part).values())
+        elif type(part) is list:
+            stack.extend(cast("list[Any]", part))
     return False
 
 
@@ -227,10 +227,10 @@ def replace_surrogates(value: Any) -> Any:
     if type(value) is str:
         return value.encode("utf-16", "surrogatepass").decode("utf-16", "replace")
     if type(value) is list:
-        return [replace_surrogates(each) for each in cast("list[Any]", value)]
+        return [replace_surrogates(item) for item in cast("list[Any]", value)]
     if type(value) is dict:
         items = cast("dict[str, Any]", value).items()
-        return {replace_surrogates(key): replace_surrogates(each) for key, each in items}
+        return {replace_surrogates(key): replace_surrogates(item) for key, item in items}
     return value
 
 
@@ -265,9 +265,9 @@ def _exact(value: Any) -> Any:
             return float.__float__(value)
         case dict():
             items = cast("dict[Any, Any]", value).items()
-            return {str.__str__(key): _exact(each) for key, each in items}
+            return {str.__str__(key): _exact(item) for key, item in items}
         case list() | tuple():
-            return [_exact(each) for each in cast("list[Any]", value)]
+            return [_exact(item) for item in cast("list[Any]", value)]
         case _:
             return to_plain(value)
 
@@ -289,7 +289,7 @@ def _has_cycle(value: Any) -> bool:
             path.add(key)
             stack.append((node, True))
             children = cast("dict[str, Any]", node).values() if type(node) is dict else cast("list[Any]", node)
-            stack.extend((each, False) for each in children if type(each) in _CONTAINERS)
+            stack.extend((child, False) for child in children if type(child) in _CONTAINERS)
     return False
 
 

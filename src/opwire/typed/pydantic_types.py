@@ -68,11 +68,11 @@ class PydanticNode(Node):
 
     def constants(self) -> dict[str, Constant]:
         required = self._top.get("required", ())
-        found: dict[str, Constant] = {}
+        constants: dict[str, Constant] = {}
         for name, schema in self._top.get("properties", {}).items():
             if values := [schema["const"]] if "const" in schema else list(schema.get("enum", ())):
-                found[name] = Constant(values, name in required)
-        return found
+                constants[name] = Constant(values, name in required)
+        return constants
 
     def schema(self, refs: Refs) -> SchemaDict:
         """Return a document with `$defs` of its own."""
@@ -113,24 +113,27 @@ def _document(adapter: Any) -> SchemaDict:
     document = adapter.json_schema(mode="validation")
     output = adapter.json_schema(mode="serialization")
     outputs = output.get("$defs", {})
-    pairs = [(document, output), *((each, outputs.get(name, {})) for name, each in document.get("$defs", {}).items())]
+    pairs = [
+        (document, output),
+        *((definition, outputs.get(name, {})) for name, definition in document.get("$defs", {}).items()),
+    ]
     for schema, computed in pairs:
-        for name, each in computed.get("properties", {}).items():
-            if each.get("readOnly") and "properties" in schema:
-                schema["properties"].setdefault(name, each)
+        for name, definition in computed.get("properties", {}).items():
+            if definition.get("readOnly") and "properties" in schema:
+                schema["properties"].setdefault(name, definition)
     return cast("SchemaDict", _with_patterns(document))
 
 
 def _with_patterns(schema: Any) -> Any:
     """Return a copy with the formats "time" and "duration" replaced by patterns: see `opwire.typed.nodes`."""
     if isinstance(schema, list):
-        return [_with_patterns(each) for each in cast("list[Any]", schema)]
+        return [_with_patterns(part) for part in cast("list[Any]", schema)]
     if not isinstance(schema, dict):
         return schema
-    found = {key: _with_patterns(each) for key, each in cast("SchemaDict", schema).items()}
-    if found.get("type") == "string" and found.get("format") in _PATTERNS:
-        found["pattern"] = _PATTERNS[found.pop("format")]
-    return found
+    copied = {key: _with_patterns(part) for key, part in cast("SchemaDict", schema).items()}
+    if copied.get("type") == "string" and copied.get("format") in _PATTERNS:
+        copied["pattern"] = _PATTERNS[copied.pop("format")]
+    return copied
 
 
 def _whole_numbers(value: Any) -> Any:
@@ -139,10 +142,10 @@ def _whole_numbers(value: Any) -> Any:
         return int(value)
     if isinstance(value, dict):
         items = cast("SchemaDict", value)
-        changed = {key: _whole_numbers(each) for key, each in items.items()}
+        changed = {key: _whole_numbers(item) for key, item in items.items()}
         return changed if any(changed[key] is not items[key] for key in items) else items
     if isinstance(value, list):
-        before = cast("list[Any]", value)
-        after = [_whole_numbers(each) for each in before]
-        return after if any(one is not other for one, other in zip(before, after, strict=True)) else before
+        values = cast("list[Any]", value)
+        converted = [_whole_numbers(item) for item in values]
+        return converted if any(old is not new for old, new in zip(values, converted, strict=True)) else values
     return value
