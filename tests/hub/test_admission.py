@@ -698,8 +698,7 @@ async def test_of_the_tokens_that_wait_to_be_checked_the_latest_goes_first(meeti
 
 def _waiting(hub: Hub) -> int:
     assert isinstance(hub.transport, WebSocketServer)
-    waiting = hub.transport._admission._unknown._waiting.values()
-    return sum(not turn.done() for turns in waiting for turn in turns)
+    return sum(peer.turn is not None and not peer.turn.done() for peer in hub.transport.connections)
 
 
 async def test_one_with_a_token_takes_the_place_of_one_without(meeting: Meeting) -> None:

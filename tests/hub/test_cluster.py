@@ -282,8 +282,8 @@ class Poser:
 async def test_an_end_that_poses_as_a_hub_delays_the_calls_of_unknown_operations_once(
     hubs: Hubs, meeting: Meeting, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(cluster, "_PROOF", 0.5)
-    monkeypatch.setattr(cluster, "_SEARCH", 0.1)
+    monkeypatch.setattr(cluster, "_PROOF_TIMEOUT", 0.5)
+    monkeypatch.setattr(cluster, "_SECONDS_BETWEEN_SEARCHES", 0.1)
     async with Poser(hubs.link()) as poser:
         a = await hubs.hub(adding(), secret=SECRET)
         caller = await meeting.spoke((await hubs.hub(secret=SECRET)).url)
@@ -304,8 +304,8 @@ async def test_ends_that_are_not_hubs_leave_room_for_hubs(
     hubs: Hubs, meeting: Meeting, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(cluster, "_MAX_HUBS", 1)
-    monkeypatch.setattr(cluster, "_PROOF", 0.2)
-    monkeypatch.setattr(cluster, "_SEARCH", 0.1)
+    monkeypatch.setattr(cluster, "_PROOF_TIMEOUT", 0.2)
+    monkeypatch.setattr(cluster, "_SECONDS_BETWEEN_SEARCHES", 0.1)
     async with Poser(hubs.link()):
         await hubs.hub(adding())
         b = await hubs.hub()
@@ -337,8 +337,8 @@ async def test_a_call_of_an_end_that_cannot_be_a_hub_is_refused_and_leaves_nothi
 async def test_routes_that_another_hub_may_not_offer_are_ignored_and_not_kept(
     hubs: Hubs, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
-    monkeypatch.setattr(cluster, "_MAX_REJECTED", 3)
-    monkeypatch.setattr(cluster, "_MAX_DESCRIBED", 2_000)
+    monkeypatch.setattr(cluster, "_MAX_LOGGED_REJECTIONS", 3)
+    monkeypatch.setattr(cluster, "_MAX_DESCRIBED_BYTES", 2_000)
     own = {"id": "opwire.operations", "type": "subscription"}
     text = {"id": "big.text", "type": "query", "description": "x" * 2_000}
     fine = {"id": "fine.add", "type": "query"}

@@ -84,7 +84,7 @@ async def test_carried_descriptions_count_towards_the_limit_of_a_spoke(meeting: 
 async def test_carried_descriptions_that_wait_are_bounded_and_others_are_not_delayed(
     meeting: Meeting, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(admission, "_MAX_CARRIED", 10_000)
+    monkeypatch.setattr(admission, "_MAX_UNDECIDED_BYTES", 10_000)
     hub = await meeting.hub()
     plain, other = await meeting.welcome(hub.url), await meeting.welcome(hub.url)
     question = await announce(plain, "a.first")  # undecided until it is described

@@ -123,7 +123,7 @@ async def test_without_the_scope_operations_are_called_and_the_rest_is_explained
 
 
 async def test_operations_that_come_and_go_are_followed(meeting: Meeting, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(remote_server, "_FIGURES", 0.02)
+    monkeypatch.setattr(remote_server, "_SECONDS_BETWEEN_FIGURES", 0.02)
     hub = await meeting.hub(authenticate=AUTH, linger=0)
     await meeting.spoke(hub.url, adding(), token=TOKENS["math"])
     async with RemoteServer(hub.url, token=TOKENS["boss"]) as remote:
@@ -138,7 +138,7 @@ async def test_operations_that_come_and_go_are_followed(meeting: Meeting, monkey
 async def test_a_lost_hub_is_explained_and_used_again(
     meeting: Meeting, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
-    for name in ("_FIGURES", "_RETRY"):
+    for name in ("_SECONDS_BETWEEN_FIGURES", "_RETRY_PAUSE"):
         monkeypatch.setattr(remote_server, name, 0.02)
     hub = await meeting.hub(authenticate=AUTH)
     monkeypatch.setattr(system, "REFRESH", 0.0)

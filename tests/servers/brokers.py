@@ -89,7 +89,7 @@ class Server(ABC):
     program: str
 
     def __init__(self) -> None:
-        self._folder = Path(tempfile.mkdtemp(prefix=f"{self.program}-"))
+        self.folder = Path(tempfile.mkdtemp(prefix=f"{self.program}-"))
         self._process: subprocess.Popen[bytes] | None = None
         self._port: int | None = None
         atexit.register(self.close)
@@ -121,7 +121,7 @@ class Server(ABC):
     @property
     def log(self) -> str:
         """What the server has printed."""
-        return (self._folder / "log").read_text(errors="replace")
+        return (self.folder / "log").read_text(errors="replace")
 
     def start(self) -> None:
         """Start it, and return when it answers.
@@ -131,14 +131,14 @@ class Server(ABC):
         """
         assert self._process is None, f"{self.program} is running"
         if self._port is not None:
-            self._launch(self._port)
+            self.launch(self._port)
             return
         for _ in range(20):
             port = secrets.choice(PORTS)  # not `random`, which hypothesis seeds alike in every process
             if not _is_free(port):
                 continue
             try:
-                self._launch(port)
+                self.launch(port)
             except PortTakenError:
                 continue
             self._port = port
@@ -179,20 +179,20 @@ class Server(ABC):
     def close(self) -> None:
         """Kill it and remove its folder: this server is not needed any more."""
         self.kill()
-        shutil.rmtree(self._folder, ignore_errors=True)
+        shutil.rmtree(self.folder, ignore_errors=True)
         atexit.unregister(self.close)
 
-    def _launch(self, port: int) -> None:
-        config = self._folder / "config"
-        config.write_text(self._config(port, self._folder))
-        with (self._folder / "log").open("wb") as log:
+    def launch(self, port: int) -> None:
+        config = self.folder / "config"
+        config.write_text(self._config(port, self.folder))
+        with (self.folder / "log").open("wb") as log:
             command = [find_server(self.program), *self._arguments(config)]
             self._process = subprocess.Popen(
                 mortal(command),
                 stdin=subprocess.DEVNULL,
                 stdout=log,
                 stderr=log,
-                cwd=self._folder,
+                cwd=self.folder,
                 process_group=0,  # Ctrl-C is for the tests, which then stop their servers
             )
         try:
@@ -290,13 +290,13 @@ class NatsServer(Server):
         if user or token:
             self._settings["authorization"] = {"token": token} if token else {"user": user, "password": password}
         if jetstream:
-            store = {"store_dir": str(self._folder / "jetstream")}
+            store = {"store_dir": str(self.folder / "jetstream")}
             self._settings["jetstream"] = store if domain is None else {**store, "domain": domain}
 
     @property
     def name(self) -> str:
         """The name of the server in its cluster."""
-        return self._folder.name
+        return self.folder.name
 
     @property
     def url(self) -> str:
@@ -312,4 +312,4 @@ class NatsServer(Server):
     def _answers(self, connection: socket.socket) -> bool:
         with connection.makefile("rb") as lines:
             word, _, info = lines.readline().partition(b" ")
-        return word == b"INFO" and json.loads(info)["server_name"] == self._folder.name
+        return word == b"INFO" and json.loads(info)["server_name"] == self.folder.name

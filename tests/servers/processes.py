@@ -132,7 +132,7 @@ class Worker:
     def kill(self) -> None:
         """End it at once, as a crash would."""
         self._killed = True
-        self._signal(signal.SIGKILL)
+        self.send_signal(signal.SIGKILL)
 
     def freeze(self) -> None:
         """Let it do nothing from now on, while its connections stay open."""
@@ -140,7 +140,7 @@ class Worker:
 
     def thaw(self) -> None:
         """Let a frozen process go on."""
-        self._signal(signal.SIGCONT)
+        self.send_signal(signal.SIGCONT)
 
     async def stop(self) -> None:
         """Ask it to end.
@@ -164,7 +164,7 @@ class Worker:
         await self._process.wait()
         await self._reading
 
-    def _signal(self, number: int) -> None:
+    def send_signal(self, number: int) -> None:
         if self._process.returncode is None:
             try:
                 os.kill(self.pid, number)

@@ -40,7 +40,7 @@ def is_alive(server: Server) -> bool:
 def test_a_server_answers_once_it_is_started_and_leaves_nothing_when_it_is_closed(kind: type[Server]) -> None:
     with kind() as server:
         assert is_alive(server)
-        pid, folder = server.pid, server._folder
+        pid, folder = server.pid, server.folder
         assert folder.is_dir()
     wait_until_gone(pid)
     assert not folder.exists()
@@ -128,9 +128,9 @@ def test_a_port_that_another_program_took_meanwhile_is_given_up_for_another(
     with kind() as first, kind() as second:
         second.stop()
         with pytest.raises(PortTakenError):
-            second._launch(first.port)  # the first one answers there, and is not mistaken for the second
-        launch, unlucky = Server._launch, iter([first.port])
-        monkeypatch.setattr(Server, "_launch", lambda self, port: launch(self, next(unlucky, port)))
+            second.launch(first.port)  # the first one answers there, and is not mistaken for the second
+        launch, unlucky = Server.launch, iter([first.port])
+        monkeypatch.setattr(Server, "launch", lambda self, port: launch(self, next(unlucky, port)))
         with kind() as third:
             assert third.port != first.port
             assert is_alive(third)
@@ -150,7 +150,7 @@ def test_a_server_that_does_not_start_shows_what_it_printed() -> None:
 def test_a_server_dies_with_the_process_that_started_it(kind: type[Server]) -> None:
     script = (
         f"from tests.servers.brokers import {kind.__name__} as Kind\n"
-        "server = Kind(); server.start(); print(server.pid, server._folder, flush=True); input()"
+        "server = Kind(); server.start(); print(server.pid, server.folder, flush=True); input()"
     )
     with subprocess.Popen(
         [sys.executable, "-c", script], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True, cwd=ROOT

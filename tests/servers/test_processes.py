@@ -48,7 +48,7 @@ async def test_a_worker_that_ends_badly_fails_the_block() -> None:
     async with Leaks():
         with pytest.raises(AssertionError, match="the process ended with -6"):
             async with Worker(*WORKER) as worker:
-                worker._signal(signal.SIGABRT)
+                worker.send_signal(signal.SIGABRT)
 
 
 @pytest.mark.skipif(sys.platform != "linux", reason="only Linux ends children with their parent")

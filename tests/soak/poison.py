@@ -90,7 +90,7 @@ class Poisoning:
             )
             async with worker:
                 try:
-                    await worker._process.wait()
+                    await worker.death()
                 finally:
                     self._diary.note("killed", name)
                     self._diary.note("act", role, code="worker died")

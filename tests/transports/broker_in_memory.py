@@ -78,14 +78,14 @@ class MemoryBrokerConnection:
                 listener.undelivered(token, "nobody serves it")
                 return
             self._broker.serving[operation_id] = [*serving[1:], serving[0]]
-            self._deliver(serving[0], here, token, message)
+            self.deliver(serving[0], here, token, message)
 
         self._broker.pass_on(route, message)
 
     def send(self, to: Address, token: str, message: bytes, *, control: bool) -> None:
         here = self._here()
         self.largest = max(self.largest, len(message))
-        self._broker.pass_on(lambda: self._deliver(to, here, token, message), message)
+        self._broker.pass_on(lambda: self.deliver(to, here, token, message), message)
 
     def broadcast(self, token: str, message: bytes) -> None:
         here = self._here()
@@ -110,7 +110,7 @@ class MemoryBrokerConnection:
         if listener is not None:
             listener.disconnected(reason)
 
-    def _deliver(self, to: Address, sender: Address, token: str, message: bytes) -> None:
+    def deliver(self, to: Address, sender: Address, token: str, message: bytes) -> None:
         end = self._broker.ends.get(to)
         if end is not None and end.listener is not None:
             end.listener.arrived(sender, token, message)

@@ -41,9 +41,9 @@ BEAT = 1.0
 class Discreet(MemoryBrokerConnection):
     """A connection to a broker that does not report addresses without listeners."""
 
-    def _deliver(self, to: str, sender: str, token: str, message: bytes) -> None:
+    def deliver(self, to: str, sender: str, token: str, message: bytes) -> None:
         if to in self._broker.ends:
-            super()._deliver(to, sender, token, message)
+            super().deliver(to, sender, token, message)
 
 
 class Orderly(MemoryBroker):
@@ -115,7 +115,7 @@ class Stage:
         del self.broker.ends[medium.address]
         self.broker.ends[f"ghost{place}"] = medium
         medium.send = medium.broadcast = lambda *_, **__: None
-        medium._deliver = lambda *_: None
+        medium.deliver = lambda *_: None
 
 
 def virtual(test: Callable[[Stage], Coroutine[Any, Any, None]]) -> Callable[[], None]:
@@ -494,7 +494,7 @@ async def test_an_abort_reaches_a_server_that_was_not_heard_of_yet(stage: Stage)
 
 @virtual
 async def test_a_stranger_can_neither_stop_nor_answer_a_call(stage: Stage) -> None:
-    _, handler = await stage.server()
+    server_calls, _ = await stage.server()
     caller = await stage.caller()
     call = asyncio.ensure_future(outcome(caller.call("work.echo", {"value": 5, "seconds": 2}, timeout=50)))
     await asyncio.sleep(0.1)
@@ -511,7 +511,7 @@ async def test_a_stranger_can_neither_stop_nor_answer_a_call(stage: Stage) -> No
         # An item of an unknown stream, to which the server would reply in the name of the call with the same id.
         stranger.send(server, token, encode_event(item(request_id, "forged", 1)), control=False)
     assert await call == 5
-    transports: list[Any] = [handler._calls.transport, caller.transport]
+    transports: list[Any] = [server_calls.transport, caller.transport]
     assert sum(transport.foreign for transport in transports) == 6
 
 

@@ -22,6 +22,7 @@ class End:
         self.received = bytearray()
         self.reasons: list[str] = []
         self.news = asyncio.Event()
+        self.transport = asyncio.Transport()  # until it is connected
         self.link = Link(self.receive, self.lose, max_backlog=max_backlog)
 
     def receive(self, data: bytes) -> None:
@@ -57,7 +58,7 @@ async def connected(*, max_backlog: int = 16 * 2**20) -> AsyncIterator[tuple[End
     one, two = socket.socketpair()
     for end, sock in ((here, one), (there, two)):
         sock.setblocking(False)
-        await loop.create_connection(lambda end=end: end.link, sock=sock)
+        end.transport, _ = await loop.create_connection(lambda end=end: end.link, sock=sock)
     try:
         yield here, there
     finally:
@@ -160,8 +161,7 @@ async def test_a_peer_that_reads_nothing_cannot_make_us_answer_for_ever() -> Non
 
 async def test_what_is_written_in_one_turn_leaves_in_few_pieces() -> None:
     async with connected() as (here, there):
-        transport = here.link._transport
-        assert transport is not None
+        transport = here.transport
         pieces, write = list[int](), transport.write
         transport.write = lambda data: (pieces.append(len(data)), write(data))[1]
         for _ in range(100):
@@ -325,12 +325,12 @@ async def test_links_together_keep_no_more_than_their_total_and_the_worst_of_the
             await asyncio.sleep(0)
         assert "does not read" in await worst.lost()
         assert other.link.open
-        assert shared._used <= 1_300_000
+        assert shared.used <= 1_300_000
         await read(two, 750_000)
         async with asyncio.timeout(5):
-            while shared._waiting:
+            while shared.used:
                 await asyncio.sleep(0.01)
-        assert shared._used == 0
+        assert shared.used == 0
 
 
 async def test_a_link_that_is_aborted_before_it_is_connected_ends_when_it_is() -> None:
@@ -403,7 +403,7 @@ async def test_an_event_loop_that_reads_again_in_the_same_turn_waits_after_a_rea
 
 
 async def test_what_is_left_of_a_connection_that_ended_is_dropped(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(link, "_TURN", 0.0)
+    monkeypatch.setattr(link, "_MAX_SECONDS_PER_TURN", 0.0)
     async with connected() as (here, _):
         here.link.data_received(bytes(100_000))
         handled = len(here.received)

@@ -72,17 +72,17 @@ PREFIX = "opwire-hubs"
 ROUTES, SYNC = "opwire.hub.routes", "opwire.hub.sync"
 
 _MAX_HUBS = 1_000  # and as many that have not proven yet that they are hubs
-_MAX_OPERATIONS = 200_000  # of one hub
-_MAX_DESCRIBED = 256 * 1024 * 1024  # bytes of their descriptions
-_MAX_REJECTED = 1_000  # operations, the rejections of which are logged
-_MAX_IGNORED = 10_000  # addresses of ends that did not prove to be hubs
-_IGNORED = 60.0  # seconds for which such an end is not asked again
-_WAIT = 0.25  # seconds for the hubs that are there already to reply
-_SEARCH = 5.0  # seconds between two searches for hubs that were missed
-_PATIENCE = 5.0  # seconds for the routes of another hub
-_PROOF = 3.0  # seconds in which an end that was found proves to be a hub
-_TURN = 0.005  # seconds after which other tasks run: registering a route of 1 MB takes ten times as long
-_LIFETIME, _SKEW = 20.0, 10.0  # seconds for which a proof is valid, and by which clocks may differ
+_MAX_OPERATIONS_PER_HUB = 200_000
+_MAX_DESCRIBED_BYTES = 256 * 1024 * 1024  # for one hub
+_MAX_LOGGED_REJECTIONS = 1_000
+_MAX_IGNORED_ADDRESSES = 10_000  # that did not prove to be hubs
+_SECONDS_IGNORED = 60.0
+_SECONDS_TO_REPLY = 0.25  # for the hubs that are there already
+_SECONDS_BETWEEN_SEARCHES = 5.0  # for hubs that were missed
+_ROUTES_TIMEOUT = 5.0  # seconds
+_PROOF_TIMEOUT = 3.0  # seconds
+_MAX_SECONDS_PER_TURN = 0.005  # registering a route of 1 MB takes ten times as long
+_PROOF_LIFETIME, _MAX_CLOCK_SKEW = 20.0, 10.0  # seconds
 _ANY_SIZE = 2**62
 _NO_CALLS = Statistics()
 _ADDRESS = re.compile(r"[0-9a-f]{16}")  # of an end of a broker
@@ -115,7 +115,7 @@ class ClusterSecret:
 
     def leaving(self, event: CallRequested, to: Address | None = None) -> CallRequested:
         """Return a request with its proof."""
-        until = int(time.time() + _LIFETIME)
+        until = int(time.time() + _PROOF_LIFETIME)
         return replace(event, credential=f"{until}.{self._signature(event, until, to)}")
 
     def arriving(self, event: CallRequested, here: Address | None = None) -> CallRequested:
@@ -126,10 +126,14 @@ class ClusterSecret:
         """
         until, _, signature = (event.credential or "").partition(".")
         now = time.time()
-        valid = until.isdecimal() and len(until) < 16 and now - _SKEW < int(until) < now + _LIFETIME + _SKEW
+        valid = (
+            until.isdecimal()
+            and len(until) < 16
+            and now - _MAX_CLOCK_SKEW < int(until) < now + _PROOF_LIFETIME + _MAX_CLOCK_SKEW
+        )
         if not valid or not compare_digest(self._signature(event, int(until), here).encode(), signature.encode()):
             raise rejected("a request needs the secret of the cluster", "missing, wrong or expired proof")
-        if now - self._generation > _LIFETIME + 2 * _SKEW:
+        if now - self._generation > _PROOF_LIFETIME + 2 * _MAX_CLOCK_SKEW:
             self._used, self._used_before, self._generation = set(), self._used, now
         if signature in self._used or signature in self._used_before:
             raise rejected("the request was used before", "replayed request")
@@ -158,7 +162,7 @@ def cluster_transport(
         UsageError: the URL or the secret is invalid.
     """
     urls = [url] if isinstance(url, str) else list(url)
-    if any(each.startswith(("ws://", "wss://")) for each in urls):
+    if any(url.startswith(("ws://", "wss://")) for url in urls):
         raise UsageError("the hubs of a cluster meet on a broker: cluster is the URL of Redis or NATS")
     if secret is not None:
         options["signed"] = ClusterSecret(secret)
@@ -217,7 +221,7 @@ class RouteFeed:
 
     async def follow(self) -> AsyncIterator[RouteChange]:
         """Yield what is offered, and then every change."""
-        news, changes = asyncio.Event(), dict(sorted(self._offered.items(), key=lambda each: each[1].number))
+        news, changes = asyncio.Event(), dict(sorted(self._offered.items(), key=lambda item: item[1].number))
         self._followers[news] = changes
         number, greeted = self.number, False
         try:
@@ -285,7 +289,7 @@ class _KnownHub(Struct, eq=False):
     described: int = 0  # their sum
     number: int = -1
     complete: bool = False  # everything that it offered at first has arrived
-    gone: bool = False
+    lost: bool = False
     news: asyncio.Condition = field(default_factory=asyncio.Condition)
     task: asyncio.Task[None] | None = None
 
@@ -333,7 +337,7 @@ class Cluster:
         self._barrier: asyncio.Task[None] | None = None
         self._stop_watching: Callable[[], object] = lambda: None
         self._rejected: set[str] = set()  # logged already
-        self._ignored = BoundedDict[Address, float](_MAX_IGNORED)  # until when, in monotonic time
+        self._ignored = BoundedDict[Address, float](_MAX_IGNORED_ADDRESSES)  # until when, in monotonic time
 
     def _own_operations(self) -> OperationRegistry:
         registry, public = OperationRegistry(normalize="off"), AccessControl(public=True)
@@ -358,12 +362,12 @@ class Cluster:
         self._remote.on_local = self._offer
         await self._calls.start()
         await self._handler.start()
-        await self._search(_WAIT)
+        await self._search(_SECONDS_TO_REPLY)
         try:
-            async with asyncio.timeout(_PATIENCE):
+            async with asyncio.timeout(_ROUTES_TIMEOUT):
                 await asyncio.gather(*(self._until(hub, 0) for hub in list(self._hubs.values())))
         except TimeoutError:
-            logger.warning("some hubs did not send their routes within %g s; they are awaited", _PATIENCE)
+            logger.warning("some hubs did not send their routes within %g s; they are awaited", _ROUTES_TIMEOUT)
         spawn(self._keep_searching(), self._tasks)
 
     def offer_own(self) -> None:
@@ -409,7 +413,7 @@ class Cluster:
                 return
             if not proven and self._ignored.get(address, 0.0) > time.monotonic():
                 return
-            if sum(each.proven == proven for each in self._hubs.values()) >= _MAX_HUBS:
+            if sum(known_hub.proven == proven for known_hub in self._hubs.values()) >= _MAX_HUBS:
                 return
             hub = self._hubs[address] = _KnownHub(HubPeer(address, self._transport, self._transport.max_message))
             hub.task = spawn(self._follow(hub), self._tasks)
@@ -429,25 +433,27 @@ class Cluster:
             spawn(self._notify(hub), self._tasks)
 
     async def _await_proof(self, hub: _KnownHub) -> None:
-        await asyncio.sleep(_PROOF)
+        await asyncio.sleep(_PROOF_TIMEOUT)
         if not hub.proven:
-            self.lost(hub.peer.address, f"it did not prove to be a hub within {_PROOF:g} s", connected=True)
+            self.lost(hub.peer.address, f"it did not prove to be a hub within {_PROOF_TIMEOUT:g} s", connected=True)
 
     def lost(self, address: Address | None, reason: str, *, connected: bool = False) -> None:
         """Remove a hub that is gone, or (None) all of them; its operations linger.
 
         A hub that is still `connected` holds the leases of its calls: it would wait for those that end here unnoticed.
         """
-        for each in [address] if address is not None else list(self._hubs):
-            hub = self._hubs.pop(each, None)
+        for hub_address in [address] if address is not None else list(self._hubs):
+            hub = self._hubs.pop(hub_address, None)
             if hub is not None:
-                hub.gone = True
+                hub.lost = True
                 if hub.proven:
-                    self._server.leave(hub.peer, f"the hub at {each} is gone: {reason}", connected=connected)
-                    self._remote.lost(each)
-                    self._remote.hubs.discard(each)
+                    self._server.leave(hub.peer, f"the hub at {hub_address} is gone: {reason}", connected=connected)
+                    self._remote.lost(hub_address)
+                    self._remote.hubs.discard(hub_address)
                 elif connected:
-                    self._ignored[each] = time.monotonic() + _IGNORED  # so that it delays lookups only once
+                    self._ignored[hub_address] = (
+                        time.monotonic() + _SECONDS_IGNORED
+                    )  # so that it delays lookups only once
                 if hub.task is not None and hub.task is not asyncio.current_task():
                     hub.task.cancel()
                 spawn(self._notify(hub), self._tasks)
@@ -458,9 +464,9 @@ class Cluster:
 
     async def _keep_searching(self) -> None:
         while True:
-            await asyncio.sleep(_SEARCH if self._transport.connected else _WAIT)
+            await asyncio.sleep(_SECONDS_BETWEEN_SEARCHES if self._transport.connected else _SECONDS_TO_REPLY)
             try:
-                await self._search(_WAIT)
+                await self._search(_SECONDS_TO_REPLY)
             except CallError as error:
                 logger.info("the other hubs cannot be found at the moment: %s", error)
 
@@ -477,7 +483,7 @@ class Cluster:
                 self._apply(hub, item.data)
                 await self._notify(hub)
                 first = False
-                if time.monotonic() - began > _TURN:
+                if time.monotonic() - began > _MAX_SECONDS_PER_TURN:
                     await asyncio.sleep(0)
                     began = time.monotonic()
         except CallError as error:
@@ -503,7 +509,7 @@ class Cluster:
                 self._server.routes.announce(address, [id], [id] if self._remote.is_subscription(id) else [])
             except CallError as error:
                 self._withdraw(hub, change)
-                if id not in self._rejected and len(self._rejected) < _MAX_REJECTED and len(id) <= MAX_ID:
+                if id not in self._rejected and len(self._rejected) < _MAX_LOGGED_REJECTIONS and len(id) <= MAX_ID:
                     self._rejected.add(id)
                     logger.warning("ignoring an operation of the hub at %s: %s", address, error.message)
 
@@ -521,9 +527,9 @@ class Cluster:
         operation = self._remote.check(info, fingerprint.digest)
         self._remote.check_conflict(hub.peer.address, operation)
         described = hub.described - hub.sizes.get(key, 0) + fingerprint.size
-        if described > _MAX_DESCRIBED or (key not in hub.sizes and len(hub.sizes) >= _MAX_OPERATIONS):
-            full = f"at most {_MAX_OPERATIONS:,} operations and {_MAX_DESCRIBED:,} bytes are accepted from one hub"
-            raise CallError(ErrorCode.RATE_LIMITED, full)
+        if described > _MAX_DESCRIBED_BYTES or (key not in hub.sizes and len(hub.sizes) >= _MAX_OPERATIONS_PER_HUB):
+            limit = f"{_MAX_OPERATIONS_PER_HUB:,} operations and {_MAX_DESCRIBED_BYTES:,} bytes"
+            raise CallError(ErrorCode.RATE_LIMITED, f"at most {limit} are accepted from one hub")
         hub.sizes[key], hub.described = fingerprint.size, described
         return operation
 
@@ -560,25 +566,25 @@ class Cluster:
     async def _synchronise(self) -> None:
         if not self._transport.connected:
             raise CallError(ErrorCode.UNAVAILABLE, "the broker of the hubs is not connected")
-        async with asyncio.timeout(_PATIENCE):
+        async with asyncio.timeout(_ROUTES_TIMEOUT):
             await asyncio.gather(*map(self._catch_up, list(self._hubs.values())))
 
     async def _catch_up(self, hub: _KnownHub) -> None:
         async with hub.news:  # one that was just found may be a hub, or another client of the broker
-            await hub.news.wait_for(lambda: hub.gone or hub.proven)
-        if hub.gone:
+            await hub.news.wait_for(lambda: hub.lost or hub.proven)
+        if hub.lost:
             return
         try:
-            latest = await self._calls.call(SYNC, to=hub.peer.address, output_type=int, timeout=_PATIENCE)
+            latest = await self._calls.call(SYNC, to=hub.peer.address, output_type=int, timeout=_ROUTES_TIMEOUT)
         except CallError:
-            if hub.gone or hub.number < 0:  # it may not be a hub at all
+            if hub.lost or hub.number < 0:  # it may not be a hub at all
                 return
             raise
         await self._until(hub, latest.data)
 
     async def _until(self, hub: _KnownHub, number: int) -> None:
         async with hub.news:
-            await hub.news.wait_for(lambda: hub.gone or (hub.complete and hub.number >= number))
+            await hub.news.wait_for(lambda: hub.lost or (hub.complete and hub.number >= number))
 
     # --- calls --------------------------------------------------------------------------------------------------------
 
@@ -600,7 +606,7 @@ class Cluster:
                 peer.notify(CallFailed.of(id, large))
                 return
         elif isinstance(event, CallAborted):
-            steers = self._server.routes.asked(sender, id) is not None
+            steers = self._server.routes.open_call(sender, id) is not None
         if not steers and not isinstance(event, CallRequested):  # from the server of a call that was made here
             caller, _, request_id = id.partition("/")
             event = replace(event, request_id=request_id)

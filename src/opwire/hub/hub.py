@@ -151,16 +151,16 @@ class Hub(AsyncResource):
         """The URL that spokes connect to."""
         return self.transport.url
 
-    def _statistics(self, found: ServerStatistics) -> ServerStatistics:
+    def _statistics(self, statistics: ServerStatistics) -> ServerStatistics:
         """Add the calls between spokes to the figures of the hub itself."""
-        found = self._own_statistics(found)
+        statistics = self._own_statistics(statistics)
         relayed, failed, open_calls = self.transport.relayed
         return replace(
-            found,
+            statistics,
             operations=len(self.registry),
-            calls=found.calls + relayed,
-            errors=found.errors + failed,
-            in_flight=found.in_flight + open_calls,
+            calls=statistics.calls + relayed,
+            errors=statistics.errors + failed,
+            in_flight=statistics.in_flight + open_calls,
             relayed=relayed,
             spokes=len(self.transport.peers),
         )
@@ -170,11 +170,11 @@ class Hub(AsyncResource):
 
     def _relayed(self, call: "RoutedCall", code: str) -> None:
         """Show a call between two spokes to the watchers."""
-        monitor, outcome, ended = self.handler.monitor, code or OK, time.monotonic()
+        monitor, outcome, ended_at = self.handler.monitor, code or OK, time.monotonic()
         if call.caller != self._address:  # otherwise it was timed where it was made
-            monitor.time(call.operation_id, ended - call.began, outcome)
+            monitor.time(call.operation_id, ended_at - call.began, outcome)
         if monitor.watched:
-            monitor.record_lazily(outcome, _record, call, outcome, ended, monitor.name)
+            monitor.record_lazily(outcome, _record, call, outcome, ended_at, monitor.name)
 
     async def servers(self) -> list[ServerStatistics]:
         """Return the figures of the spokes; peers that do not respond, such as plain clients, are left out."""
@@ -182,15 +182,15 @@ class Hub(AsyncResource):
 
         async def observe(address: Address) -> ServerStatistics | None:
             try:
-                found = await self.calls.call(
+                envelope = await self.calls.call(
                     STATISTICS, to=address, context=as_hub, output_type=ServerStatistics, timeout=_STATISTICS_TIMEOUT
                 )
-                return found.data
+                return envelope.data
             except CallError:  # it only calls, or is about to leave
                 return None
 
-        found = await asyncio.gather(*map(observe, self.transport.peers[:_MAX_OBSERVED_SPOKES]))
-        return [each for each in found if each is not None]
+        results = await asyncio.gather(*map(observe, self.transport.peers[:_MAX_OBSERVED_SPOKES]))
+        return [statistics for statistics in results if statistics is not None]
 
     async def start(self) -> Self:
         """Listen.
@@ -235,14 +235,14 @@ class Hub(AsyncResource):
         self._remote.clear()
 
 
-def _record(call: "RoutedCall", outcome: str, ended: float, server: str) -> CallRecord:
+def _record(call: "RoutedCall", outcome: str, ended_at: float, server: str) -> CallRecord:
     """Return the record of a call that ended at this monotonic time."""
     return CallRecord(
-        time=round((time.time() - time.monotonic() + ended) * 1000),
+        time=round((time.time() - time.monotonic() + ended_at) * 1000),
         request_id=call.request_id,
         operation_id=call.operation_id,
         outcome=outcome,
-        ms=round((ended - call.began) * 1000, 3),
+        ms=round((ended_at - call.began) * 1000, 3),
         server=server,
         via="relay",
         caller=_identity_id(call.identity),
@@ -255,8 +255,8 @@ def _record(call: "RoutedCall", outcome: str, ended: float, server: str) -> Call
 
 @lru_cache(maxsize=1_000)  # decoding takes 3 µs, a tenth of a relayed call
 def _identity_id(identity: bytes) -> str | None:
-    found = json.decode(identity, type=Identity | None)
-    return found and found.id
+    decoded = json.decode(identity, type=Identity | None)
+    return decoded and decoded.id
 
 
 def _address(url: str, *, is_secure: bool) -> tuple[str, int]:

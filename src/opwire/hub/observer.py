@@ -15,9 +15,9 @@ from opwire.transports.connect import connect
 
 logger = get_logger("opwire.hub")
 
-_TIMEOUT = 5.0  # seconds for the figures of one server
-_BUFFER = 1_000  # records of all servers: while it is full, each server drops records and counts them
-_POLL = 2.0  # seconds between two searches for new servers on a broker
+_STATISTICS_TIMEOUT = 5.0  # seconds
+_MAX_BUFFERED_RECORDS = 1_000  # of all servers: while it is full, each server drops records and counts them
+_SECONDS_BETWEEN_SEARCHES = 2.0  # for new servers on a broker
 _DENIED = (ErrorCode.ACCESS_DENIED, ErrorCode.UNAUTHENTICATED)
 
 
@@ -56,8 +56,8 @@ class Observer:
         if isinstance(url, str) and url.startswith(("http://", "https://")):
             self.target = Client(url, token=token, **options)
         elif isinstance(url, str | Sequence):
-            given: dict[str, Any] = {**options, **({} if token is None else {"token": token})}
-            self.target = PendingRequestMap(connect(url, **given))
+            client_options: dict[str, Any] = {**options, **({} if token is None else {"token": token})}
+            self.target = PendingRequestMap(connect(url, **client_options))
         else:
             check_instance(Transport, url=url)
             self.target = PendingRequestMap(url)
@@ -89,10 +89,12 @@ class Observer:
         target = self.target
         try:
             if not isinstance(target, PendingRequestMap):
-                figures = await target.call(STATISTICS, output_type=ServerStatistics, timeout=_TIMEOUT)
+                figures = await target.call(STATISTICS, output_type=ServerStatistics, timeout=_STATISTICS_TIMEOUT)
             else:
-                found = await target.call(STATISTICS, to=address, output_type=ServerStatistics, timeout=_TIMEOUT)
-                figures = found.data
+                envelope = await target.call(
+                    STATISTICS, to=address, output_type=ServerStatistics, timeout=_STATISTICS_TIMEOUT
+                )
+                figures = envelope.data
             return ObservedServer(address, figures)
         except CallError as error:
             return ObservedServer(address, None, error)
@@ -116,8 +118,8 @@ class Observer:
         Raises:
             CallError: ACCESS_DENIED or UNAUTHENTICATED; UNAVAILABLE, the connection was lost.
         """
-        given = {"id": id, "operation": operation, "outcome": outcome, "caller": caller, "rate": rate}
-        input = {name: value for name, value in given.items() if value is not None}
+        filters = {"id": id, "operation": operation, "outcome": outcome, "caller": caller, "rate": rate}
+        input = {name: value for name, value in filters.items() if value is not None}
         target = self.target
         if not isinstance(target, PendingRequestMap):
             records = target.subscribe(CALLS, input, output_type=CallRecord)
@@ -144,7 +146,7 @@ class _BrokerCalls:
     def __init__(self, calls: PendingRequestMap, input: dict[str, Any]) -> None:
         self._calls = calls
         self._input = input
-        self._queue: asyncio.Queue[CallRecord | CallError] = asyncio.Queue(_BUFFER)
+        self._queue: asyncio.Queue[CallRecord | CallError] = asyncio.Queue(_MAX_BUFFERED_RECORDS)
         self._observed: dict[Address, asyncio.Task[None]] = {}
 
     async def records(self) -> AsyncGenerator[CallRecord]:
@@ -164,16 +166,16 @@ class _BrokerCalls:
     async def _search(self) -> None:
         while True:
             try:
-                found = await self._calls.transport.servers()
+                addresses = await self._calls.transport.servers()
             except CallError as error:
                 await self._queue.put(error)
                 return
-            for address in self._observed.keys() - set(found):
+            for address in self._observed.keys() - set(addresses):
                 self._observed.pop(address).cancel()
-            for address in found:
+            for address in addresses:
                 if address not in self._observed:
                     self._observed[address] = asyncio.create_task(self._follow(address))
-            await asyncio.sleep(_POLL)
+            await asyncio.sleep(_SECONDS_BETWEEN_SEARCHES)
 
     async def _follow(self, address: Address) -> None:
         try:

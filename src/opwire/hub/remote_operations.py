@@ -28,10 +28,10 @@ HUB = Identity(id="hub", scopes=("*",))
 """The identity of calls that the hub's own program makes without one. Peers cannot use it for calls of their own."""
 
 
-_MAX_VERSIONS = 16  # of one operation
-_MOMENT = 0.01  # seconds
-_BATCH = 5_000  # operations that expire in one turn of the event loop: 30 ms
-_MAX_ELIGIBLE = 1_000  # operations with servers that are cached by version
+_MAX_VERSIONS_PER_OPERATION = 16
+_EXPIRY_DELAY = 0.01  # seconds
+_MAX_EXPIRED_PER_TURN = 5_000  # operations: 30 ms
+_MAX_CACHED_OPERATIONS = 1_000  # whose servers are cached by version
 _NO_VERSIONS: dict[str | None, set[Address]] = {}
 
 
@@ -46,8 +46,8 @@ class _RemoteOperation(Struct, eq=False):
     spec: OperationSpec
     digest: str
     peers: dict[Address, None] = field(default_factory=dict[Address, None])  # its servers
-    local: int = 0  # of these, the number of those that are not other hubs
-    expected: float = 0.0  # the monotonic time until which a lost server may return
+    local: int = 0  # servers that are not other hubs
+    expected_until: float = 0.0  # the monotonic time until which a lost server may return
 
 
 class RemoteOperations:
@@ -67,7 +67,9 @@ class RemoteOperations:
         self._has_versions = versions
         self._operations: dict[str, _RemoteOperation] = {}  # the listed version of each
         self.split: dict[str, dict[str, _RemoteOperation]] = {}  # the other versions of some, by id and version
-        self._eligible = BoundedDict[str, dict[str | None, set[Address]]](_MAX_ELIGIBLE)  # results of `eligible`
+        self._eligible = BoundedDict[str, dict[str | None, set[Address]]](
+            _MAX_CACHED_OPERATIONS
+        )  # results of `eligible`
         self._served: dict[Address, dict[str, None]] = {}  # by peer: losing one costs only what it announced
         self._timers: set[asyncio.TimerHandle] = set()
         self.hubs: set[Address] = set()  # peers that are other hubs
@@ -90,25 +92,25 @@ class RemoteOperations:
         Raises:
             CallError: UNAVAILABLE, its server may still connect.
         """
-        known = operation_id in self._registry or is_own(operation_id)
-        if not known and time.monotonic() < self._complete:
-            late = "the hub has just started, and its spokes may still be connecting"
-            raise CallError(ErrorCode.UNAVAILABLE, f"{operation_id} is not served yet: {late}")
+        is_known = operation_id in self._registry or is_own(operation_id)
+        if not is_known and time.monotonic() < self._complete:
+            reason = "the hub has just started, and its spokes may still be connecting"
+            raise CallError(ErrorCode.UNAVAILABLE, f"{operation_id} is not served yet: {reason}")
 
     def is_absent(self, operation_id: str) -> bool:
         """Return whether a remote operation has no server at the moment."""
-        known = self._operations.get(operation_id)
-        return known is not None and not known.peers
+        operation = self._operations.get(operation_id)
+        return operation is not None and not operation.peers
 
     def digest(self, operation_id: str) -> str | None:
         """Return the digest of an operation's description, or None."""
-        known = self._operations.get(operation_id)
-        return None if known is None else known.digest
+        operation = self._operations.get(operation_id)
+        return None if operation is None else operation.digest
 
     def is_subscription(self, operation_id: str) -> bool:
         """Return whether a remote operation is a subscription."""
-        known = self._operations.get(operation_id)
-        return known is not None and known.spec.type is OperationType.SUBSCRIPTION
+        operation = self._operations.get(operation_id)
+        return operation is not None and operation.spec.type is OperationType.SUBSCRIPTION
 
     def check(self, info: OperationInfo, digest: str) -> DescribedOperation:
         """Parse a description.
@@ -125,14 +127,16 @@ class RemoteOperations:
         return DescribedOperation(spec, digest)
 
     def _versions(self, operation_id: str) -> list[_RemoteOperation]:
-        known = self._operations.get(operation_id)
-        return [] if known is None else [known, *self.split.get(operation_id, {}).values()]
+        listed = self._operations.get(operation_id)
+        return [] if listed is None else [listed, *self.split.get(operation_id, {}).values()]
 
     def _version(self, spec: OperationSpec) -> _RemoteOperation | None:
         """Return the known operation of the version of a spec; without support for versions, the only one."""
         versions = self._versions(spec.id)
-        same = (each for each in versions if each.spec.version == spec.version or not self._has_versions)
-        return next(same, None)
+        matching = (
+            operation for operation in versions if operation.spec.version == spec.version or not self._has_versions
+        )
+        return next(matching, None)
 
     def eligible(self, operation_id: str, version: str | None) -> Container[Address] | None:
         """Return the servers of a version or, for None, those with the schemas of the listed one; None is all."""
@@ -143,13 +147,13 @@ class RemoteOperations:
         if not versions or (version is None and len(versions) == 1):
             return None
         if version is None:
-            chosen = [each for each in versions if _difference(each.spec, versions[0].spec) is None]
+            operations = [operation for operation in versions if _difference(operation.spec, versions[0].spec) is None]
         else:
-            chosen = [each for each in versions if each.spec.version == version]
-        found = {peer for each in chosen for peer in each.peers}
-        if found:  # otherwise unknown versions would fill it
-            self._eligible[operation_id] = self._eligible.get(operation_id, {}) | {version: found}
-        return found
+            operations = [operation for operation in versions if operation.spec.version == version]
+        servers = {peer for operation in operations for peer in operation.peers}
+        if servers:  # otherwise unknown versions would fill it
+            self._eligible[operation_id] = self._eligible.get(operation_id, {}) | {version: servers}
+        return servers
 
     def check_conflict(self, peer: Address, operation: DescribedOperation) -> None:
         """Check that a peer can serve an operation. Versions may differ in their schemas.
@@ -160,18 +164,23 @@ class RemoteOperations:
         spec, versions = operation.spec, self._versions(operation.spec.id)
         if not versions and spec.id in self._registry:
             raise _invalid(f"{spec.id} is an operation of the hub itself: serve it under another name")
-        for known in versions:
-            if known.digest == operation.digest:
+        for registered in versions:
+            if registered.digest == operation.digest:
                 return
-            if not known.peers.keys() - {peer}:  # without other servers
+            if not registered.peers.keys() - {peer}:  # without other servers
                 continue
-            part = _difference(known.spec, spec)
-            is_other = self._has_versions and known.spec.version and spec.version and known.spec.version != spec.version
+            part = _difference(registered.spec, spec)
+            is_other = (
+                self._has_versions
+                and registered.spec.version
+                and spec.version
+                and registered.spec.version != spec.version
+            )
             if part is not None and not (is_other and part != "type"):
                 served = f"{spec.id} is served by another peer with another {part.replace('_', ' ')}"
                 another = ", give each its own `version`" if self._has_versions and part != "type" else ""
                 raise _invalid(f"{served}: serve the same version{another}, or use another name")
-        if self._version(spec) is None and len(versions) >= _MAX_VERSIONS:
+        if self._version(spec) is None and len(versions) >= _MAX_VERSIONS_PER_OPERATION:
             raise _invalid(f"{spec.id} is served in {len(versions)} versions already, which is the most")
 
     def add(self, peer: Address, operations: Iterable[DescribedOperation]) -> None:
@@ -179,40 +188,40 @@ class RemoteOperations:
         served = self._served.setdefault(peer, {})
         for operation in operations:
             spec, id = operation.spec, operation.spec.id
-            known = self._version(spec)
+            registered = self._version(spec)
             for other in self._versions(id):
-                if other is not known and peer in other.peers and peer not in self.hubs:
+                if other is not registered and peer in other.peers and peer not in self.hubs:
                     self._detach(peer, other)  # a spoke serves one version of an operation
-            if known is None or (known.digest != operation.digest and not known.peers.keys() - {peer}):
-                new = _RemoteOperation(spec, operation.digest)
-                if known is None and id in self._operations:
-                    self.split.setdefault(id, {})[spec.version] = new
-                elif known is None or known is self._operations[id]:
-                    self._operations[id] = new
+            if registered is None or (registered.digest != operation.digest and not registered.peers.keys() - {peer}):
+                replacement = _RemoteOperation(spec, operation.digest)
+                if registered is None and id in self._operations:
+                    self.split.setdefault(id, {})[spec.version] = replacement
+                elif registered is None or registered is self._operations[id]:
+                    self._operations[id] = replacement
                     self._registry.register(spec, self._handler(spec), replace=id in self._registry)
                 else:
-                    self.split[id][spec.version] = new
-                known = new
+                    self.split[id][spec.version] = replacement
+                registered = replacement
             served[id] = None
-            if peer not in known.peers:
-                known.peers[peer] = None
+            if peer not in registered.peers:
+                registered.peers[peer] = None
                 if peer not in self.hubs:
-                    known.local += 1
-                    if known.local == 1:
-                        self.on_local(id, known.spec.version)
+                    registered.local += 1
+                    if registered.local == 1:
+                        self.on_local(id, registered.spec.version)
             self._settle(id)
 
     def join(self, peer: Address, operation_ids: Iterable[str]) -> None:
         """Add a peer to the servers of registered operations that it describes in the same way."""
-        known = [self._operations[each] for each in operation_ids]
-        self.add(peer, [DescribedOperation(each.spec, each.digest) for each in known])
+        operations = [self._operations[operation_id] for operation_id in operation_ids]
+        self.add(peer, [DescribedOperation(operation.spec, operation.digest) for operation in operations])
 
-    def _detach(self, peer: Address, known: _RemoteOperation) -> None:
-        del known.peers[peer]
+    def _detach(self, peer: Address, operation: _RemoteOperation) -> None:
+        del operation.peers[peer]
         if peer not in self.hubs:
-            known.local -= 1
-            if not known.local:
-                self.on_local(known.spec.id, known.spec.version)
+            operation.local -= 1
+            if not operation.local:
+                self.on_local(operation.spec.id, operation.spec.version)
 
     def _settle(self, operation_id: str) -> None:
         """Forget the versions without a present or expected server, and list the lowest of the others.
@@ -221,25 +230,27 @@ class RemoteOperations:
         """
         self._eligible.pop(operation_id, None)
         now, listed = time.monotonic(), self._operations[operation_id]
-        if operation_id not in self.split and (listed.peers or listed.expected > now):  # nearly always
+        if operation_id not in self.split and (listed.peers or listed.expected_until > now):  # nearly always
             return
-        versions = [each for each in self._versions(operation_id) if each.peers or each.expected > now]
+        versions = [
+            operation for operation in self._versions(operation_id) if operation.peers or operation.expected_until > now
+        ]
         if not versions:
             self._unregister(operation_id)
             return
-        first, *others = sorted(versions, key=lambda each: _version_order(each.spec.version))
+        lowest, *others = sorted(versions, key=lambda operation: _version_order(operation.spec.version))
         self.split.pop(operation_id, None)
         if others:
-            self.split[operation_id] = {each.spec.version: each for each in others}
-        if first is not listed:
-            self._operations[operation_id] = first
-            self._registry.register(first.spec, self._handler(first.spec), replace=True)
+            self.split[operation_id] = {operation.spec.version: operation for operation in others}
+        if lowest is not listed:
+            self._operations[operation_id] = lowest
+            self._registry.register(lowest.spec, self._handler(lowest.spec), replace=True)
 
     def served_here(self, operation_id: str, version: str) -> tuple[OperationSpec | None, bool]:
         """Return a version if spokes of this hub serve it, and otherwise whether a lost one is expected back."""
-        for known in self._versions(operation_id):
-            if known.spec.version == version:
-                return (known.spec if known.local else None), known.expected > time.monotonic()
+        for operation in self._versions(operation_id):
+            if operation.spec.version == version:
+                return (operation.spec if operation.local else None), operation.expected_until > time.monotonic()
         return None, False
 
     def serves(self, peer: Address, operation_id: str) -> bool:
@@ -250,20 +261,22 @@ class RemoteOperations:
         """Remove a peer from the servers of operations; unregister those without a present or expected server."""
         self._leave(peer, list(operation_ids), version, 0.0)
 
-    def _leave(self, peer: Address, operation_ids: Iterable[str], version: str | None, expected: float) -> list[str]:
+    def _leave(
+        self, peer: Address, operation_ids: Iterable[str], version: str | None, expected_until: float
+    ) -> list[str]:
         """Remove a peer from the servers of operations, or of one version of them; return those that it served."""
-        served, left = self._served.get(peer, {}), list[str]()
+        served, removed_ids = self._served.get(peer, {}), list[str]()
         for id in operation_ids:
             if id not in served:
                 continue
-            left.append(id)
+            removed_ids.append(id)
             serves_another = False
-            for known in self._versions(id):
-                if peer not in known.peers:
+            for operation in self._versions(id):
+                if peer not in operation.peers:
                     continue
-                if version is None or known.spec.version == version:
-                    known.expected = max(known.expected, expected)
-                    self._detach(peer, known)
+                if version is None or operation.spec.version == version:
+                    operation.expected_until = max(operation.expected_until, expected_until)
+                    self._detach(peer, operation)
                 else:
                     serves_another = True
             if not serves_another:
@@ -271,24 +284,24 @@ class RemoteOperations:
             self._settle(id)
         if not served:
             self._served.pop(peer, None)
-        return left
+        return removed_ids
 
     def lost(self, peer: Address, operation_ids: Iterable[str] | None = None, version: str | None = None) -> None:
         """Remove a peer that disconnected without withdrawing, or lost these operations; they linger."""
         if operation_ids is None:
             operation_ids = list(self._served.get(peer, {}))
-        left = self._leave(peer, operation_ids, version, time.monotonic() + self._linger)
-        if left and self._linger:
+        removed_ids = self._leave(peer, operation_ids, version, time.monotonic() + self._linger)
+        if removed_ids and self._linger:
             # One timer per peer, not per operation: 200,000 operations may be lost at once. A moment later, since the
             # times of the operations have to be over.
-            self._expire_after(self._linger + _MOMENT, left)
+            self._expire_after(self._linger + _EXPIRY_DELAY, removed_ids)
 
     def _expire_after(self, seconds: float, operation_ids: list[str]) -> None:
         def expire() -> None:
             self._timers.discard(timer)
-            if len(operation_ids) > _BATCH:
-                self._expire_after(0, operation_ids[_BATCH:])
-            for id in operation_ids[:_BATCH]:
+            if len(operation_ids) > _MAX_EXPIRED_PER_TURN:
+                self._expire_after(0, operation_ids[_MAX_EXPIRED_PER_TURN:])
+            for id in operation_ids[:_MAX_EXPIRED_PER_TURN]:
                 if id in self._operations:
                     self._settle(id)
 

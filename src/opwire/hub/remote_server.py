@@ -35,10 +35,10 @@ logger = get_logger("opwire.hub")
 RATE = 1_500
 """Records per second, beside those of errors, that are requested of the server."""
 
-_FIGURES = 2.0  # seconds between two requests for figures
-_OPERATIONS = 30.0  # seconds between two listings, unless the number of operations changes before
-_RETRY = 1.0  # seconds after a lost connection
-_TIMEOUT = 24 * 3600.0  # of a call, in seconds: its surface has a timeout of its own
+_SECONDS_BETWEEN_FIGURES = 2.0
+_SECONDS_BETWEEN_LISTINGS = 30.0  # unless the number of operations changes before
+_RETRY_PAUSE = 1.0  # seconds after a lost connection
+_CALL_TIMEOUT = 24 * 3600.0  # seconds: the surface of a call has a timeout of its own
 _DENIED = (ErrorCode.ACCESS_DENIED, ErrorCode.UNAUTHENTICATED)
 
 
@@ -56,7 +56,7 @@ class RemoteMonitor(CallMonitor):
     def count(self, operation_id: str, seconds: float, outcome: str) -> None:
         """No-op: the remote server counts the call."""
 
-    def record(self, *call: Any, **known: Any) -> None:
+    def record(self, *call: Any, **details: Any) -> None:
         """No-op: the remote server records the call."""
 
     def show(self, record: CallRecord) -> None:
@@ -93,9 +93,9 @@ class RemoteServer:
         self.monitor.remote = shown_target(url)
         self._observer = Observer(url, token=token, **options)
         if isinstance(self._observer.target, PendingRequestMap):
-            self._client = Client(self._observer.target, timeout=_TIMEOUT, is_error="return")
+            self._client = Client(self._observer.target, timeout=_CALL_TIMEOUT, is_error="return")
         else:
-            self._client = Client(url, token=token, timeout=_TIMEOUT, is_error="return", **options)
+            self._client = Client(url, token=token, timeout=_CALL_TIMEOUT, is_error="return", **options)
         self._stack = AsyncExitStack()
         self._problems: dict[str, CallError] = {}  # by what is missing
         self._rejected: set[str] = set()  # logged already
@@ -129,11 +129,11 @@ class RemoteServer:
     # --- operations ---------------------------------------------------------------------------------------------------
 
     async def _list(self) -> None:
-        found = {spec.id: spec for spec in await self._client.operations()}
-        for known in self.registry.list():
-            if found.get(known.id) != known:
-                self.registry.unregister(known.id)
-        for id, spec in found.items():
+        specs = {spec.id: spec for spec in await self._client.operations()}
+        for listed_spec in self.registry.list():
+            if specs.get(listed_spec.id) != listed_spec:
+                self.registry.unregister(listed_spec.id)
+        for id, spec in specs.items():
             if id not in self.registry and id not in self._rejected:
                 try:
                     self.registry.register(spec, self._handler(spec))
@@ -156,25 +156,25 @@ class RemoteServer:
 
     async def _follow_figures(self) -> None:
         def served() -> int:  # changes when a server begins or ceases to serve operations
-            return sum(each.operations for each in self.monitor.servers)
+            return sum(server.operations for server in self.monitor.servers)
 
-        listed, known = time.monotonic(), served()
+        listed_at, served_before = time.monotonic(), served()
         while True:
-            await self._pause("figures", _FIGURES)
+            await self._pause("figures", _SECONDS_BETWEEN_FIGURES)
             try:
                 await self._measure()
-                if served() != known or time.monotonic() - listed >= _OPERATIONS:
-                    known = served()
+                if served() != served_before or time.monotonic() - listed_at >= _SECONDS_BETWEEN_LISTINGS:
+                    served_before = served()
                     await self._list()
-                    listed = time.monotonic()
+                    listed_at = time.monotonic()
                 self._note("operations", None)
             except CallError as error:
                 self._note("operations", error)
 
-    async def _pause(self, what: str, seconds: float) -> None:
+    async def _pause(self, part: str, seconds: float) -> None:
         """Wait for the next attempt; what is not allowed is tried rarely, since the server logs it."""
-        error = self._problems.get(what)
-        await asyncio.sleep(_OPERATIONS if error is not None and error.code in _DENIED else seconds)
+        error = self._problems.get(part)
+        await asyncio.sleep(_SECONDS_BETWEEN_LISTINGS if error is not None and error.code in _DENIED else seconds)
 
     async def _measure(self) -> None:
         try:
@@ -182,12 +182,14 @@ class RemoteServer:
         except CallError:
             self.monitor.servers = ()  # they would be shown as if they were current
             raise
-        errors = [each.error for each in observed if each.error is not None]
-        found = [each.statistics for each in observed if each.statistics is not None]
+        errors = [server.error for server in observed if server.error is not None]
+        statistics = [server.statistics for server in observed if server.statistics is not None]
         # The hub first. Servers on a broker answer in any order, and the page compares the first with itself.
-        self.monitor.servers = sorted(found, key=lambda each: (each.kind == "spoke", each.started, each.id))
+        self.monitor.servers = sorted(
+            statistics, key=lambda server: (server.kind == "spoke", server.started, server.id)
+        )
         self.monitor.measured = time.time()
-        self._note("figures", errors[0] if errors and not found else None)
+        self._note("figures", errors[0] if errors and not statistics else None)
 
     async def _follow_calls(self) -> None:
         while True:
@@ -198,18 +200,18 @@ class RemoteServer:
                         self.monitor.show(record)
             except CallError as error:
                 self._note("calls", error)
-            await self._pause("calls", _RETRY)
+            await self._pause("calls", _RETRY_PAUSE)
 
-    def _note(self, what: str, error: CallError | None) -> None:
+    def _note(self, part: str, error: CallError | None) -> None:
         """Note that a part is missing, or not any more."""
-        self._problems.pop(what, None)
+        self._problems.pop(part, None)
         if error is not None:
-            self._problems[what] = error
+            self._problems[part] = error
         missing: dict[str, list[str]] = {}
-        for each, why in self._problems.items():
-            is_denied = why.code is ErrorCode.ACCESS_DENIED
-            reason = f"the token needs the scope {OBSERVE} at the server" if is_denied else why.message
-            missing.setdefault(reason, []).append(each)
+        for missing_part, problem in self._problems.items():
+            is_denied = problem.code is ErrorCode.ACCESS_DENIED
+            reason = f"the token needs the scope {OBSERVE} at the server" if is_denied else problem.message
+            missing.setdefault(reason, []).append(missing_part)
         problems = (f"no new {' and '.join(names)}: {reason}" for reason, names in missing.items())
         self.monitor.problem = "; ".join(problems) or None
 

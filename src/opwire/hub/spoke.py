@@ -26,7 +26,7 @@ from opwire.version import VERSION
 
 logger = get_logger("opwire.hub")
 
-_MAX_REJECTED = 1_000  # operations, the rejections of which are logged: any client of a broker can describe others
+_MAX_LOGGED_REJECTIONS = 1_000  # any client of a broker can describe operations
 
 
 class Spoke(Client):
@@ -206,26 +206,26 @@ class DiscoveryPoller:
     """Keeps remote operations up to date with what is served on a broker, ignoring the operations in `own`."""
 
     def __init__(
-        self, calls: PendingRequestMap, remote: RemoteOperations, own: Container[object], server_id: str
+        self, calls: PendingRequestMap, remote: RemoteOperations, own_operations: Container[object], server_id: str
     ) -> None:
         self._calls = calls
         self._remote = remote
-        self._own = own
+        self._own = own_operations
         self._server_id = server_id
         self._seen: dict[Address, set[str]] = {}
         self._rejected: set[str] = set()  # logged already
 
     async def poll(self) -> None:
         """Discover the servers once."""
-        found = [each for each in await discover(self._calls) if each.server.id != self._server_id]
+        servers = [server for server in await discover(self._calls) if server.server.id != self._server_id]
         # New servers before lost ones: a server that has reconnected has another address.
-        for each in found:
-            before = self._seen.get(each.address, set())
-            now = self._seen[each.address] = self._add(each)
-            self._remote.remove(each.address, before - now)
-        for gone in self._seen.keys() - {each.address for each in found}:
-            del self._seen[gone]
-            self._remote.lost(gone)
+        for server in servers:
+            former_ids = self._seen.get(server.address, set())
+            current_ids = self._seen[server.address] = self._add(server)
+            self._remote.remove(server.address, former_ids - current_ids)
+        for lost_address in self._seen.keys() - {server.address for server in servers}:
+            del self._seen[lost_address]
+            self._remote.lost(lost_address)
 
     async def run(self, interval: float) -> None:
         """Poll forever, every `interval` seconds."""
@@ -236,25 +236,25 @@ class DiscoveryPoller:
             except CallError as error:
                 logger.info("discovery on the broker failed and is retried: %s", error)
 
-    def _add(self, found: FoundServer) -> set[str]:
+    def _add(self, server: FoundServer) -> set[str]:
         """Add the operations of a server; return the ids of those that were accepted."""
         accepted: set[str] = set()
-        for info in found.operations:
+        for info in server.operations:
             if info.id in self._own and info.id not in self._remote:
                 continue  # served here as well
             try:
                 digest = info.fingerprint().digest
                 if digest == self._remote.digest(info.id):
-                    self._remote.join(found.address, [info.id])
+                    self._remote.join(server.address, [info.id])
                 else:
                     operation = self._remote.check(info, digest)
-                    self._remote.check_conflict(found.address, operation)
-                    self._remote.add(found.address, [operation])
+                    self._remote.check_conflict(server.address, operation)
+                    self._remote.add(server.address, [operation])
                 accepted.add(info.id)
             except CallError as error:
-                if info.id not in self._rejected and len(self._rejected) < _MAX_REJECTED:
+                if info.id not in self._rejected and len(self._rejected) < _MAX_LOGGED_REJECTIONS:
                     self._rejected.add(info.id)
                     logger.warning(
-                        "ignoring an operation of %s at %s: %s", found.server.name, found.address, error.message
+                        "ignoring an operation of %s at %s: %s", server.server.name, server.address, error.message
                     )
         return accepted

@@ -45,7 +45,9 @@ class TransportOptions(TypedDict, total=False):
 
 def option_names(accepts: Callable[..., Any]) -> list[str]:
     """Return the keyword-only parameters of a callable."""
-    return [name for name, each in signature(accepts).parameters.items() if each.kind is Parameter.KEYWORD_ONLY]
+    return [
+        name for name, parameter in signature(accepts).parameters.items() if parameter.kind is Parameter.KEYWORD_ONLY
+    ]
 
 
 def connect(url: str | Sequence[str], **options: Unpack[TransportOptions]) -> Transport:
@@ -69,7 +71,7 @@ def connect(url: str | Sequence[str], **options: Unpack[TransportOptions]) -> Tr
     if not separator:  # the text is not repeated: it may have a password
         raise UsageError("a URL without a scheme; write ws://… for a hub, redis://…, nats://…, or for Client https://…")
     if engine is None:
-        schemes = ", ".join(f"{each}://" for each in SCHEMES)
+        schemes = ", ".join(f"{scheme_name}://" for scheme_name in SCHEMES)
         raise UsageError(f"unknown URL scheme {scheme!r}; expected one of {schemes}; Client takes http(s):// as well")
     if engine == "redis" and len(urls) > 1:
         raise UsageError(f"{scheme}:// takes one URL; only hubs and NATS take several")

@@ -184,15 +184,17 @@ class OutgoingCalls:
 
     def reported(self, server: Address, tokens: Iterable[str], now: float) -> list[Action]:
         """Record that a server reports these calls; answer it with those that this end does not wait for."""
-        token_of_open_call, ended = "", list[str]()
+        token_of_open_call, ended_tokens = "", list[str]()
         for token in tokens:
             call = self._by_token.get(token)
             if call is not None:
                 call.server, call.heard_at = server, now
                 token_of_open_call = token
             elif len(token) <= MAX_TOKEN_LENGTH:
-                ended.append(token)
-        return [Send(server, token_of_open_call, Waiting(gone=ended))] if token_of_open_call or ended else []
+                ended_tokens.append(token)
+        return (
+            [Send(server, token_of_open_call, Waiting(gone=ended_tokens))] if token_of_open_call or ended_tokens else []
+        )
 
     def undelivered(self, token: str, reason: str) -> list[Deliver]:
         """Fail the request that no server received.
@@ -330,7 +332,7 @@ class ReceivedRequests:
 
         The answer has to contain a token of the caller, since any other peer could forge its address.
         """
-        requests = (self._by_token.get(ended) for ended in set(ended_tokens))
+        requests = (self._by_token.get(ended_token) for ended_token in set(ended_tokens))
         ended_requests = [request for request in requests if request is not None and request.caller == caller]
         request = self._by_token.get(token)
         if ended_requests or (request is not None and request.caller == caller):

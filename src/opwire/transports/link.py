@@ -2,7 +2,7 @@
 
 Writes of one turn of the event loop are joined into few system calls. What the peer does not read is buffered up to a
 bound, above which `write` raises: a slow peer costs memory up to that bound, and delays no other. Small events that end
-or steer calls have a reserve above it (`control`), and keep-alives overtake the buffer (`urgent`).
+or control calls have a reserve above it (`control`), and keep-alives overtake the buffer (`urgent`).
 
 What the peer sends is handled for a hundredth of a second per turn of the event loop: one read of asyncio may contain
 4,000 requests, which are handled at once.
@@ -24,41 +24,42 @@ logger = get_logger("opwire.transports")
 MAX_BACKLOG = 16 * 1024 * 1024
 """Default limit of the buffer for a peer that does not read, in bytes."""
 
-_RESERVE = 1024 * 1024  # bytes above that for events that end or steer calls
-# Bytes that are buffered until the end of the turn. Joining all writes of a turn saves system calls, but makes busy
+_CONTROL_RESERVE = 1024 * 1024  # bytes above that for events that end or control calls
+# Below that, writes wait for the end of the turn. Joining all writes of a turn saves system calls, but makes busy
 # ends wait for each other. 64 calls in flight over NATS: 4 kB 19,600 calls/s, 8 kB 34,900, 64 kB 25,300.
-_FLUSH_AT = 8 * 1024
-_PIECE = 64 * 1024  # bytes joined into one write
-_BITE = 16 * 1024  # bytes that are handled before the time is checked: about 250 requests
-_TURN = 0.01  # seconds for the data of one peer, after which other peers have their turn
-_READ = 0.001  # seconds for one read, after which the next one has to wait for its turn: uvloop reads up to 32 times
-_STEADY = 5.0  # seconds of work after which a failure counts as the first one
+_FLUSH_AT_BYTES = 8 * 1024
+_MAX_WRITE_BYTES = 64 * 1024
+_BYTES_BETWEEN_CHECKS = 16 * 1024  # of the time: about 250 requests
+_MAX_SECONDS_PER_TURN = 0.01  # after which other peers have their turn
+_MAX_SECONDS_PER_READ = 0.001  # after which the next read waits for its turn: uvloop reads up to 32 times
+_MIN_STEADY_SECONDS = 5.0  # of work, after which a failure counts as the first one
 _FIRST_PAUSE, _LONGEST_PAUSE = 0.1, 5.0  # seconds before a restart
 
 
 class Backlogs:
     """Limits the buffers of several links together to `total` bytes.
 
-    Above that, the connection with the largest backlog is closed: peers that read are not affected.
+    Above that, the connection with the largest backlog is closed: peers that read are not affected. `used` are the
+    buffered bytes of all of them.
     """
 
     def __init__(self, total: int) -> None:
         self._total = total
-        self._used = 0
+        self.used = 0
         self._waiting: dict[Link, int] = {}
 
     def add(self, link: "Link", size: int) -> None:
         """Count the buffered bytes of a link with a slow peer."""
         self._waiting[link] = self._waiting.get(link, 0) + size
-        self._used += size
-        while self._used > self._total:
-            worst = max(self._waiting, key=lambda each: self._waiting[each])
-            self.clear(worst)
-            worst.abort(f"the peer does not read, and {self._total:,} bytes are buffered for it and others")
+        self.used += size
+        while self.used > self._total:
+            largest = max(self._waiting, key=lambda link: self._waiting[link])
+            self.clear(largest)
+            largest.abort(f"the peer does not read, and {self._total:,} bytes are buffered for it and others")
 
     def clear(self, link: "Link") -> None:
         """Remove a link with an empty buffer."""
-        self._used -= self._waiting.pop(link, 0)
+        self.used -= self._waiting.pop(link, 0)
 
 
 class Link(asyncio.Protocol):
@@ -84,7 +85,7 @@ class Link(asyncio.Protocol):
         self._unread = b""  # received, and left for the next turn
         self._is_closing = False  # `lost` is not called any more
         self._reason: str | None = None  # why this end closes the connection
-        self._gone: asyncio.Future[None] | None = None
+        self._disconnected: asyncio.Future[None] | None = None
         self._drained: asyncio.Future[None] | None = None
 
     # --- writing ------------------------------------------------------------------------------------------------------
@@ -121,26 +122,26 @@ class Link(asyncio.Protocol):
                 self.backlogs.add(self, len(data))
         self._waiting.append(data)
         self._waiting_bytes += len(data)
-        if self._waiting_bytes > _FLUSH_AT:
+        if self._waiting_bytes > _FLUSH_AT_BYTES:
             self._flush()
         elif not self._scheduled:
             self._scheduled = True
             asyncio.get_running_loop().call_soon(self._flush)
 
     def control(self, data: bytes) -> None:
-        """Send a small message that ends or steers a call; it may use the reserve of the buffer.
+        """Send a small message that ends or controls a call; it may use the reserve of the buffer.
 
         Raises:
             CallError: RATE_LIMITED if the reserve is full as well, UNAVAILABLE if the connection is closed.
         """
-        self.write(data, _RESERVE)
+        self.write(data, _CONTROL_RESERVE)
 
     def urgent(self, data: bytes) -> None:
         """Send an independent message before the buffered ones.
 
         It is dropped once the buffer and its reserve are full, so that a peer that never reads cannot use up memory.
         """
-        room = self.max_backlog + 2 * _RESERVE
+        room = self.max_backlog + 2 * _CONTROL_RESERVE
         if self._transport is not None and self._reason is None and self.backlog + len(data) <= room:
             self._transport.write(data)
 
@@ -151,7 +152,7 @@ class Link(asyncio.Protocol):
             # passed to asyncio.
             pieces = [self._waiting.popleft()]
             size = len(pieces[0])
-            while self._waiting and size < _PIECE:
+            while self._waiting and size < _MAX_WRITE_BYTES:
                 pieces.append(self._waiting.popleft())
                 size += len(pieces[-1])
             self._waiting_bytes -= size
@@ -185,36 +186,36 @@ class Link(asyncio.Protocol):
     async def close(self, *, grace: float = 1.0) -> None:
         """Flush the buffer and close the connection, within `grace` seconds; `lost` is not called."""
         self._is_closing = True
-        transport, gone = self._transport, self._gone
-        if transport is None or gone is None:
+        transport, disconnected = self._transport, self._disconnected
+        if transport is None or disconnected is None:
             return
         try:
             async with asyncio.timeout(grace):
                 await self.drain()
                 self._reason = self._reason or "it was closed"  # no more writes, and received data is ignored
                 transport.close()
-                await asyncio.shield(gone)
+                await asyncio.shield(disconnected)
         except TimeoutError:
             pass  # the rest is dropped
         finally:  # also if the caller is cancelled
             self._reason = self._reason or "it was closed"
             transport.abort()
-        await asyncio.shield(gone)
+        await asyncio.shield(disconnected)
 
     # --- asyncio.Protocol ---------------------------------------------------------------------------------------------
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
         """Start to use the transport of asyncio."""
         self._transport = cast("asyncio.Transport", transport)
-        self._gone = asyncio.get_running_loop().create_future()
+        self._disconnected = asyncio.get_running_loop().create_future()
         if self._reason is not None:
             self._transport.abort()
 
     def data_received(self, data: bytes) -> None:
-        """Pass data to `receive`: for `_TURN` seconds, and the rest in the next turns; meanwhile nothing is read."""
+        """Pass data to `receive` for a hundredth of a second, and the rest in later turns, which read nothing."""
         if self._unread:  # a transport may have had it in its own buffer
             self._unread += data
-        elif len(data) > _BITE:
+        elif len(data) > _BYTES_BETWEEN_CHECKS:
             self._unread = data
             self._read_on(is_paused=False)
         else:
@@ -222,13 +223,13 @@ class Link(asyncio.Protocol):
 
     def _read_on(self, *, is_paused: bool = True) -> None:
         began, start = time.monotonic(), 0
-        while start < len(self._unread) and (start == 0 or time.monotonic() - began < _TURN):
-            self._take(self._unread[start : start + _BITE])
-            start += _BITE
+        while start < len(self._unread) and (start == 0 or time.monotonic() - began < _MAX_SECONDS_PER_TURN):
+            self._take(self._unread[start : start + _BYTES_BETWEEN_CHECKS])
+            start += _BYTES_BETWEEN_CHECKS
         self._unread = self._unread[start:]
         if self._transport is None or self._reason is not None:
             self._unread = b""
-        elif self._unread or (not is_paused and time.monotonic() - began > _READ):
+        elif self._unread or (not is_paused and time.monotonic() - began > _MAX_SECONDS_PER_READ):
             if not is_paused:
                 self._transport.pause_reading()
             asyncio.get_running_loop().call_soon(self._read_on)
@@ -270,14 +271,14 @@ class Link(asyncio.Protocol):
         self._waiting_bytes, self._unread = 0, b""
         if self.backlogs is not None:
             self.backlogs.clear(self)
-        for future in filter(None, (self._drained, self._gone)):
+        for future in filter(None, (self._drained, self._disconnected)):
             resolve(future)
         self._drained = None
         if not self._is_closing:
             self._lost(reason)
 
 
-async def keep_running(what: str, work: Callable[[], Awaitable[None]]) -> None:
+async def keep_running(name: str, work: Callable[[], Awaitable[None]]) -> None:
     """Run a background task of a transport until it returns or is cancelled.
 
     An exception, be it a bug here or a user's callback that failed to return a token, is logged, and the task restarts:
@@ -289,9 +290,9 @@ async def keep_running(what: str, work: Callable[[], Awaitable[None]]) -> None:
         try:
             await work()
         except Exception:
-            logger.exception("%s failed and is restarted", what)
+            logger.exception("%s failed and is restarted", name)
         else:
             return
-        attempt = 0 if time.monotonic() - began > _STEADY else attempt + 1
+        attempt = 0 if time.monotonic() - began > _MIN_STEADY_SECONDS else attempt + 1
         if attempt:
             await asyncio.sleep(back_off(attempt, first=_FIRST_PAUSE, longest=_LONGEST_PAUSE))

@@ -52,7 +52,7 @@ async def test_an_outage_does_not_cause_a_busy_loop(
 ) -> None:
     """While an engine is away, ends try to reach it ever more rarely."""
     monkeypatch.setattr(broker, "PATIENCE", 0.2)
-    monkeypatch.setattr(client, "_STEADY", 0.2)
+    monkeypatch.setattr(client, "_MIN_STEADY_SECONDS", 0.2)
     async with staged(engine, own_server) as stage:
         await asyncio.sleep(0.3)  # both connections have lasted
         own_server.kill()

@@ -29,7 +29,7 @@ class End:
 
     async def barrier(self) -> None:
         """Wait until the server has processed everything that this end has sent."""
-        await soon("the server answers", self.connection._open().barrier())
+        await soon("the server answers", self.connection.unserve([]))
 
 
 def description(operations: Mapping[str, Statistics]) -> Description:

@@ -8,7 +8,6 @@ import signal
 import socket
 from collections.abc import Callable
 from contextlib import suppress
-from functools import partial
 from typing import Any
 
 import pytest
@@ -49,15 +48,6 @@ ODD_IDS = [
 
 
 # --- what arrives where -----------------------------------------------------------------------------------------------
-
-
-def test_subjects_and_receipts_are_not_kept_without_bound() -> None:
-    broker = NatsBrokerConnection(NatsServers("nats://127.0.0.1:4222"), Subjects("opwire"), ANYONE)
-    for number in range(10_000):
-        for send in (broker.request, partial(broker.send, control=False)):
-            with pytest.raises(CallError, match="not connected"):
-                send(f"{number}", "t", b"")
-    assert max(len(broker._calls), len(broker._receivers)) <= 4096
 
 
 async def test_requests_for_operations_with_any_ids_reach_their_servers(
@@ -267,8 +257,8 @@ async def test_statuses_other_than_no_responders_are_ignored_and_counted(nats_se
 async def test_a_forged_no_responders_status_names_no_peer(nats_server: NatsServer) -> None:
     async with end(nats_server.url) as one, end(nats_server.url) as other, end(nats_server.url) as thief:
         other.connection.send(thief.address, "t", b"", control=True)  # which shows the thief a receipt of `other`
-        of_another = other.connection._receipts.make(thief.address)
-        of_itself = one.connection._receipts.make(thief.address).replace(thief.address, other.address)
+        of_another = other.connection.receipts.make(thief.address)
+        of_itself = one.connection.receipts.make(thief.address).replace(thief.address, other.address)
         for shown in (f"x-{other.address}", f"-{other.address}", f"x{of_another}", f"x{of_itself}", "-", "x-"):
             await publish_headers(nats_server, f"opwire.in.{one.address}.{shown}", b"NATS/1.0 503\r\n\r\n")
         await one.barrier()
@@ -465,7 +455,7 @@ async def test_the_other_servers_of_a_cluster_are_learned_and_used_when_the_firs
     async with end(first.url, "a.b") as one, end(second.url) as other:
 
         async def learned() -> None:
-            while len(one.connection._servers.shuffled()) < 2:
+            while len(one.connection.servers.shuffled()) < 2:
                 await asyncio.sleep(0.01)
 
         await soon("the first server tells of the second", learned())
@@ -507,7 +497,7 @@ async def test_what_a_server_says_of_itself_while_we_connect_is_not_forgotten() 
     async with await asyncio.start_server(talk, HOST, 0) as server:
         async with end(f"nats://{HOST}:{server.sockets[0].getsockname()[1]}") as one:
             assert one.connection.max_message == 77
-            assert "elsewhere" in {each.host for each in one.connection._servers.shuffled()}
+            assert "elsewhere" in {each.host for each in one.connection.servers.shuffled()}
         await soon("the server has seen us leave", done.wait())
 
 

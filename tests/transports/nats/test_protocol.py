@@ -88,8 +88,8 @@ def test_a_large_message_that_comes_byte_by_byte_is_put_together() -> None:
         (b"INFO not json\r\n", "INFO cannot be parsed"),
         (b'INFO {"max_payload":"5"}\r\n', "INFO cannot be parsed"),
         (b"INFO %b\r\n" % (b'{"x":' + b"[" * 20_000), "INFO cannot be parsed"),
-        (b"x" * protocol.MAX_LINE, "more than 32,768 bytes"),
-        (b"INFO %b\r\n" % (b" " * protocol.MAX_LINE), "more than 32,768 bytes"),
+        (b"x" * protocol.MAX_LINE_BYTES, "more than 32,768 bytes"),
+        (b"INFO %b\r\n" % (b" " * protocol.MAX_LINE_BYTES), "more than 32,768 bytes"),
     ],
 )
 def test_what_is_not_nats_is_a_protocol_error_that_says_what_was_wrong(data: bytes, complaint: str) -> None:
@@ -116,7 +116,7 @@ def test_garbage_is_a_protocol_error_and_never_a_crash(pieces: list[bytes], size
 
 def test_a_line_without_an_end_is_given_up_before_it_fills_the_memory() -> None:
     parser = Parser()
-    for _ in range(protocol.MAX_LINE // 1000):
+    for _ in range(protocol.MAX_LINE_BYTES // 1000):
         assert parser.feed(b"x" * 1000) == []
     with pytest.raises(CallError, match="more than 32,768 bytes"):
         parser.feed(b"x" * 1000)

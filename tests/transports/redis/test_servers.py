@@ -29,22 +29,22 @@ def test_a_url_names_sentinels_the_service_and_both_credentials() -> None:
     made = parse_servers(url)
     assert isinstance(made, Sentinels)
     sentinel = {"tls": True, "user": "bob", "password": "+", "kind": "Sentinel"}
-    assert made._servers == [
+    assert made.servers == [
         Target("a", 26379, **sentinel),
         Target("b", 7000, **sentinel),
         Target("::1", 7001, **sentinel),
     ]
-    assert made._primary == Target("localhost", 6379, tls=True, user="ann", password=SECRET, db=2)
-    assert all(each.ssl is made._primary.ssl for each in made._servers)
+    assert made.primary_options == Target("localhost", 6379, tls=True, user="ann", password=SECRET, db=2)
+    assert all(each.ssl is made.primary_options.ssl for each in made.servers)
     assert made.name == "the Redis service 'my service' of the Sentinels at a:26379, b:7000, [::1]:7001"
-    assert SECRET not in repr([*made._servers, made._primary])
+    assert SECRET not in repr([*made.servers, made.primary_options])
 
 
 def test_a_url_names_servers_of_a_cluster() -> None:
     made = parse_servers(f"rediss+cluster://ann:{SECRET}@a,b:7000", prefix="shop")
     assert isinstance(made, ClusterNodes)
     login = {"tls": True, "user": "ann", "password": SECRET}
-    assert made._servers == [Target("a", 6379, **login), Target("b", 7000, **login)]
+    assert made.servers == [Target("a", 6379, **login), Target("b", 7000, **login)]
     assert (made.name, made.key_prefix("shop")) == ("the Redis Cluster at a:6379, b:7000", "{shop}")
     for prefix in ("", "{shop}", "sh}op"):
         with pytest.raises(UsageError, match="has no braces"):

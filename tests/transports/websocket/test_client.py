@@ -180,9 +180,13 @@ async def test_a_server_that_goes_away_gets_no_new_requests_and_finishes_the_old
     in_hand = asyncio.create_task(calls.call("test.slow"))
     await calls.call("test.instant")
     server.go_away()
-    await until("it is told", lambda: transport._session is not None and transport._session.leaving)
+
+    async def call_until_it_is_told() -> None:
+        while True:
+            await calls.call("test.instant")
+
     with pytest.raises(CallError, match="about to leave") as failure:
-        await calls.call("test.instant")
+        await soon("it is told", call_until_it_is_told())
     assert failure.value.code is ErrorCode.UNAVAILABLE
     release.set()
     assert (await soon("the call in hand ends", in_hand)).data == "finished"
@@ -240,7 +244,7 @@ async def test_a_token_function_that_raises_does_not_end_the_attempts(
 
     server, _ = await ends.server()
     client = await ends.client(server.url, "a.b", token=token)
-    (peer,) = server._connected
+    (peer,) = server.connections
     peer.connection.link.abort("for a test")
     assert isinstance(client.transport, WebSocketTransport)
     transport = client.transport
@@ -260,17 +264,17 @@ async def test_a_fault_while_connecting_does_not_end_the_attempts(
     client_end = await ends.client(server.url, "a.b")
     transport = client_end.transport
     assert isinstance(transport, WebSocketTransport)
-    real, failed = transport._connect, 0
+    new_session, sessions = client.ClientSession, 0
 
-    async def connect(receiver: Any) -> None:
-        nonlocal failed
-        failed += 1
-        if failed == 1:
+    def session(*args: Any, **options: Any) -> Any:
+        nonlocal sessions
+        sessions += 1
+        if sessions == 1:
             raise KeyError("a bug")
-        await real(receiver)
+        return new_session(*args, **options)
 
-    monkeypatch.setattr(transport, "_connect", connect)
-    (peer,) = server._connected
+    monkeypatch.setattr(client, "ClientSession", session)
+    (peer,) = server.connections
     peer.connection.link.abort("for a test")
-    await until("it is back", lambda: failed > 1 and transport.connected)
+    await until("it is back", lambda: sessions > 1 and transport.connected)
     assert "KeyError" in caplog.text

@@ -132,7 +132,7 @@ async def test_pings_of_a_peer_that_reads_nothing_do_not_pile_up(ends: Ends) -> 
     """A peer that does not read costs bounded memory and delays no other."""
     server, _ = await ends.server(max_backlog=100_000)
     raw, other = await ends.raw(server.url), await ends.plain(server.url)
-    (connection,) = [peer.connection for peer in server._connected if peer.address == server.peers[0]]
+    (connection,) = [peer.connection for peer in server.connections if peer.address == server.peers[0]]
     pings = Frame(Opcode.PING, b"x" * 125).serialize(mask=True) * 1000
     assert connection.link._transport is not None
     connection.link._transport.get_extra_info("socket").setsockopt(SOL_SOCKET, SO_SNDBUF, 10_000)

@@ -61,13 +61,16 @@ class Medium:
     async def listen(self, receiver: Receiver | None) -> None:
         """Start the server, or start it again where it listened before: its clients come back to it."""
         self._ear.receiver = receiver
-        if self.server._listener is None:
+        if not self.server.listening:
             await self.server.start(self._ear)
-            await until("the clients come back", lambda: all(each.connected or each._closed for each in self._clients))
+            await until(
+                "the clients come back",
+                lambda: all(client.connected or "closed" in repr(client) for client in self._clients),
+            )
 
     def connect(self) -> Transport:
         self._number += 1
-        if self._number == self.place or self.server._listener is None:
+        if self._number == self.place or not self.server.listening:
             return ServerEnd(self)  # pyright: ignore[reportReturnType]
         client = WebSocketTransport(self.server.url, max_message=LIMIT)
         self._clients.append(client)

@@ -231,7 +231,7 @@ ROOM = BACKLOG + 2_500_000  # with what is reserved for small events, and a mess
 
 
 def backlogs(server: WebSocketServer) -> int:
-    return max(peer.connection.link.backlog for peer in server._connected)
+    return max(peer.connection.link.backlog for peer in server.connections)
 
 
 async def test_requests_to_a_peer_that_does_not_read_fail_alone(ends: Ends) -> None:

@@ -492,13 +492,8 @@ class Table(RuleBasedStateMachine):
         if not hasattr(self, "table"):
             return
         assert len(self.table) == len(self.open)
-        held = [
-            (call.caller, call.request_id, call.server)
-            for peer in self.table._peers.values()
-            for calls in peer.held.values()
-            for call in calls
-        ]
-        assert sorted(held) == sorted(self.open)
+        calls = [self.table.open_call(caller, request_id) for caller, request_id, _ in self.open]
+        assert [call and (call.caller, call.request_id, call.server) for call in calls] == list(self.open)
         assert set(self.table.servers()) == set().union(*self.serving.values())
 
 
@@ -526,7 +521,9 @@ def test_servers_come_and_go_and_each_has_its_turns() -> None:
     assert {table.choose("a.b") for _ in range(10)} == set(servers[1::2])
     for each in servers[1::2]:
         table.leave(each)
-    assert table._serving == {}
+    assert table.servers() == []
+    with pytest.raises(CallError, match=r"no server for a\.b"):
+        table.choose("a.b")
 
 
 def test_the_type_of_an_operation_says_whether_a_call_streams() -> None:
@@ -538,7 +535,8 @@ def test_the_type_of_an_operation_says_whether_a_call_streams() -> None:
     assert opened(table, "c", ask("3", "a.query", credits=1)).streams
     assert opened(table, "c", ask("4", "opwire.operations", peer="s")).streams
     table.withdraw("s", ["a.stream"])
-    assert table._streams == {"opwire.operations", "opwire.calls"}
+    table.announce("s", ["a.stream"])
+    assert not opened(table, "c", ask("5", "a.stream")).streams, "it may be another operation than before"
 
 
 def test_credits_for_many_more_items_than_there_were_are_in_excess() -> None:
@@ -562,4 +560,4 @@ def test_an_operation_that_is_announced_again_with_another_type_is_routed_as_tha
     table.follow("s", RespondedHead("2"))
     table.announce("s", ["a.b"], ["a.b"])
     assert opened(table, "c", ask("3")).streams
-    assert table.asked("c", "2") is None
+    assert table.open_call("c", "2") is None

@@ -213,7 +213,7 @@ async def test_a_connection_without_hello_in_time_is_closed(ends: Ends) -> None:
     silent = asyncio.create_task(http(server.url, b"GET / HTTP/1.1\r\n"))  # and goes no further
     assert (await plain.closed())[0] == 4408
     assert await silent == b""
-    await until("the connections are gone", lambda: not server._connected)
+    await until("the connections are gone", lambda: not server.connections)
 
 
 async def test_a_connection_with_hello_in_time_stays(ends: Ends) -> None:
@@ -696,7 +696,7 @@ async def test_connections_that_say_nothing_make_room_for_others(ends: Ends) -> 
     server, _ = await ends.server(max_connections=5, max_pending=10)
     uri = parse_uri(server.url)
     silent = [await asyncio.open_connection(uri.host, uri.port) for _ in range(40)]
-    await until("the oldest are dropped", lambda: len(server._connected) == 10)
+    await until("the oldest are dropped", lambda: len(server.connections) == 10)
     await ends.client(server.url)
     assert len(server.peers) == 1
     for _, writer in silent:
@@ -725,8 +725,8 @@ class Anonymous:
 async def test_anonymous_peers_that_do_not_read_hold_so_much_altogether(
     ends: Ends, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(server_module, "_ANONYMOUS_BACKLOG", 200_000)
-    monkeypatch.setattr(server_module, "_ANONYMOUS_BACKLOGS", 5)
+    monkeypatch.setattr(server_module, "_MAX_ANONYMOUS_BACKLOG", 200_000)
+    monkeypatch.setattr(server_module, "_MAX_FULL_ANONYMOUS_BACKLOGS", 5)
     server = WebSocketServer(heartbeat=60)
     server.admission = Anonymous()
 
@@ -740,7 +740,7 @@ async def test_anonymous_peers_that_do_not_read_hold_so_much_altogether(
         for number in range(60):
             raw.say("call.requested", requestId=f"{number}", operationId="test.large")
         await soon("one that reads is answered", reading.call("test.large"))
-    await until("the worst are dropped", lambda: 0 < len(server._anonymous_backlogs._waiting) < 20)
-    assert server._anonymous_backlogs._used <= 1_000_000
-    assert len(server.peers) < 21
+    await until("the worst are dropped", lambda: len(server.peers) < 21)
+    links = [peer.connection.link for peer in server.connections]
+    assert 0 < sum(link.backlog for link in links if link.paused) <= 1_000_000
     assert (await soon("one that reads is answered", reading.call("test.large"))).data == "x" * 90_000

@@ -43,7 +43,7 @@ from opwire.version import VERSION
 
 # --- credentials ------------------------------------------------------------------------------------------------------
 
-_SEED, _USER = 18 << 3, 20 << 3  # the prefix bits of an NKEY: a seed; of a user
+_SEED_PREFIX, _USER_PREFIX = 18 << 3, 20 << 3  # of NKEYs
 _BLOCK = re.compile(r"-{3,}BEGIN [A-Z ]*(JWT|SEED)-{3,}\s+(\S+)\s+-{3,}END")
 
 
@@ -73,10 +73,10 @@ class NatsCredentials:
             raise CallError(ErrorCode.UNAVAILABLE, message) from error
         blocks = {match[1]: match[2] for match in _BLOCK.finditer(text)}
         try:
-            public, signature = sign(blocks.get("SEED") or text.strip(), nonce)
+            public_key, signature = sign(blocks.get("SEED") or text.strip(), nonce)
         except ValueError as error:
             raise CallError(ErrorCode.UNAVAILABLE, f"invalid credentials in {self.file}: {error}") from error
-        return {"sig": signature, **({"jwt": blocks["JWT"]} if "JWT" in blocks else {"nkey": public})}
+        return {"sig": signature, **({"jwt": blocks["JWT"]} if "JWT" in blocks else {"nkey": public_key})}
 
 
 def sign(seed: str, nonce: str) -> tuple[str, str]:
@@ -94,10 +94,10 @@ def sign(seed: str, nonce: str) -> tuple[str, str]:
         raise ValueError("not an NKEY seed, which starts with SU and has 58 characters") from None
     if len(raw) != 36 or _checksum(raw[:-2]) != raw[-2:]:
         raise ValueError("the seed is mistyped or truncated: its checksum is wrong")
-    if raw[0] & 0xF8 != _SEED or (raw[0] & 7) << 5 | raw[1] >> 3 != _USER:
+    if raw[0] & 0xF8 != _SEED_PREFIX or (raw[0] & 7) << 5 | raw[1] >> 3 != _USER_PREFIX:
         raise ValueError("not the seed of a user, which starts with SU")
     key = Ed25519PrivateKey.from_private_bytes(raw[2:-2])
-    public = bytes([_USER]) + key.public_key().public_bytes_raw()
+    public = bytes([_USER_PREFIX]) + key.public_key().public_bytes_raw()
     signature = key.sign(nonce.encode("ascii", "replace"))
     encoded = b32encode(public + _checksum(public)), urlsafe_b64encode(signature)
     return encoded[0].rstrip(b"=").decode(), encoded[1].rstrip(b"=").decode()
@@ -109,9 +109,9 @@ def _checksum(raw: bytes) -> bytes:
 
 # --- servers ----------------------------------------------------------------------------------------------------------
 
-_PORT = 4222
-_MAX_DISCOVERED = 64  # servers of a cluster to remember: each costs an attempt when all are down
-_MAX_HOST = 253  # characters of a DNS name
+_DEFAULT_PORT = 4222
+_MAX_DISCOVERED_SERVERS = 64  # each costs an attempt when all are down
+_MAX_HOST_LENGTH = 253
 
 
 @dataclass(frozen=True)
@@ -119,7 +119,7 @@ class ServerAddress:
     """One server. Its text form has no credentials."""
 
     host: str
-    port: int = _PORT
+    port: int = _DEFAULT_PORT
     tls: bool = False
     credentials: NatsCredentials | None = None  # from the URL; they override those for all servers
     tls_name: str | None = None  # the name in its certificate, if that is not the host
@@ -133,17 +133,17 @@ class NatsServers:
     """The servers of a cluster: the configured ones, and those that the last server has announced. No I/O."""
 
     def __init__(self, urls: str | Iterable[str]) -> None:
-        self._given = [parse_server(url) for url in ([urls] if isinstance(urls, str) else urls)]
-        if not self._given:
+        self._configured = [parse_server(url) for url in ([urls] if isinstance(urls, str) else urls)]
+        if not self._configured:
             raise UsageError("a NATS server is missing: give at least one URL")
         self._discovered: list[ServerAddress] = []
 
     def __str__(self) -> str:
-        return ", ".join(map(str, self._given))
+        return ", ".join(map(str, self._configured))
 
     def shuffled(self) -> list[ServerAddress]:
         """Return all servers in random order, so that the clients of a dead server spread over the others."""
-        unique = {(server.host, server.port): server for server in (*self._discovered, *self._given)}
+        unique = {(server.host, server.port): server for server in (*self._discovered, *self._configured)}
         return random.sample(list(unique.values()), len(unique))
 
     def discover(self, source: ServerAddress, announced: Iterable[str]) -> None:
@@ -151,11 +151,11 @@ class NatsServers:
         # Certificates are for names, but servers announce IP addresses.
         name = source.tls_name or source.host
         self._discovered = []
-        for each in islice(announced, _MAX_DISCOVERED):
+        for url in islice(announced, _MAX_DISCOVERED_SERVERS):
             with suppress(UsageError):  # ignore an invalid one
-                found = parse_server(each)
-                if len(found.host) <= _MAX_HOST:
-                    self._discovered.append(replace(source, host=found.host, port=found.port, tls_name=name))
+                server = parse_server(url)
+                if len(server.host) <= _MAX_HOST_LENGTH:
+                    self._discovered.append(replace(source, host=server.host, port=server.port, tls_name=name))
 
 
 def parse_server(url: str) -> ServerAddress:
@@ -166,12 +166,14 @@ def parse_server(url: str) -> ServerAddress:
     """
     try:
         parts = urlsplit(url if "://" in url else f"nats://{url}")
-        host, port = parts.hostname, parts.port or _PORT
+        host, port = parts.hostname, parts.port or _DEFAULT_PORT
     except ValueError:
-        host, port, parts = None, _PORT, urlsplit("")
+        host, port, parts = None, _DEFAULT_PORT, urlsplit("")
     if not host or parts.scheme not in ("nats", "tls"):
-        shown = url.rpartition("@")[2][:80]
-        raise UsageError(f"{shown!r} is not the URL of a NATS server; expected nats://host:4222 or tls://host:4222")
+        url_without_login = url.rpartition("@")[2][:80]
+        raise UsageError(
+            f"{url_without_login!r} is not the URL of a NATS server; expected nats://host:4222 or tls://host:4222"
+        )
     credentials = None
     if parts.password is not None:
         credentials = NatsCredentials(user=unquote(parts.username or ""), password=unquote(parts.password))
@@ -184,9 +186,9 @@ def parse_server(url: str) -> ServerAddress:
 
 CONNECT_TIMEOUT = 2.0  # seconds for one server, so that there is time to try another
 
-_MAX_SILENT_BEATS = 2  # beats without data, after which the connection is aborted
-_MAX_ERRORS = 100  # that a barrier collects
-_FLUSH_TIMEOUT = 1.0  # seconds that the server has to confirm the last writes
+_MAX_SILENT_BEATS = 2  # after which the connection is aborted
+_MAX_ERRORS_PER_BARRIER = 100
+_FLUSH_TIMEOUT = 1.0  # seconds
 
 _CLIENT: dict[str, object] = {
     "name": "opwire",
@@ -299,21 +301,21 @@ class NatsConnection:
         info = self.info
         if not info.headers:
             raise self._unavailable("is too old: opwire needs nats-server 2.2 or newer")
-        wanted = server.tls or security.ssl is not None
-        if wanted and not (security.tls_first or info.tls_required or info.tls_available):
+        needs_tls = server.tls or security.ssl is not None
+        if needs_tls and not (security.tls_first or info.tls_required or info.tls_available):
             raise self._unavailable("does not offer TLS, which was asked for")  # and gets no password from us
-        if not security.tls_first and (wanted or info.tls_required):
+        if not security.tls_first and (needs_tls or info.tls_required):
             secured = await loop.start_tls(transport, self.link, security.context, server_hostname=name)
             if secured is None:
                 raise self._unavailable("closed the connection during the TLS handshake")
             self.link.connection_made(secured)
 
     def _refused(self, error: str) -> CallError:
-        advice = next((advice for what, advice in _ADVICE.items() if what in error.lower()), None)
+        advice = next((advice for text, advice in _ADVICE.items() if text in error.lower()), None)
         return self._unavailable(f"refused: {error}" + (f" ({advice})" if advice else ""))
 
-    def _unavailable(self, what: str) -> CallError:
-        return CallError(ErrorCode.UNAVAILABLE, f"{self.server} {what}")
+    def _unavailable(self, problem: str) -> CallError:
+        return CallError(ErrorCode.UNAVAILABLE, f"{self.server} {problem}")
 
     async def barrier(self) -> list[str]:
         """Wait until the server has processed everything written so far; return the errors that it sent meanwhile.
@@ -370,7 +372,7 @@ class NatsConnection:
             case ServerError(text):
                 self._last_error = text
                 for barrier in filter(None, self._pongs):
-                    barrier.errors[_MAX_ERRORS - 1 :] = [text]  # bounded
+                    barrier.errors[_MAX_ERRORS_PER_BARRIER - 1 :] = [text]  # bounded
                 if self._open:
                     self._listener.on_error(text)
 

@@ -16,13 +16,13 @@ from msgspec import Struct
 
 from opwire.errors import CallError, ErrorCode
 
-MAX_LINE = 32 * 1024  # bytes of a line: INFO lists every server of a cluster, other lines have a few hundred
-MAX_PAYLOAD = 64 * 1024 * 1024  # bytes of a message: the maximum that a NATS server can be configured for
+MAX_LINE_BYTES = 32 * 1024  # INFO lists every server of a cluster, other lines have a few hundred
+MAX_PAYLOAD = 64 * 1024 * 1024  # bytes: the maximum that a NATS server can be configured for
 
 PING = b"PING\r\n"
 PONG = b"PONG\r\n"
 
-_END = b"\r\n"
+_CRLF = b"\r\n"
 _MESSAGES = frozenset(("MSG", "HMSG"))
 _STATUS = re.compile(rb"NATS/1\.0 ([0-9]{3})(?![0-9])")
 
@@ -79,8 +79,8 @@ class Parser:
 
     def __init__(self) -> None:
         self._buffer: list[bytes] = []  # an incomplete event
-        self._have = 0
-        self._need = 0
+        self._buffered_bytes = 0
+        self._needed_bytes = 0
 
     def feed(self, data: bytes) -> list[Event]:
         """Return the events that these bytes complete.
@@ -90,8 +90,8 @@ class Parser:
         """
         if self._buffer:
             self._buffer.append(data)
-            self._have += len(data)
-            if self._have < self._need:
+            self._buffered_bytes += len(data)
+            if self._buffered_bytes < self._needed_bytes:
                 return []
             data = b"".join(self._buffer)
             self._buffer = []
@@ -103,10 +103,10 @@ class Parser:
 
     def _next(self, data: bytes, at: int, events: list[Event]) -> int:
         """Parse one event, and return where the next one begins. An incomplete one is kept."""
-        end = data.find(b"\n", at, at + MAX_LINE)
+        end = data.find(b"\n", at, at + MAX_LINE_BYTES)
         if end < 0:
-            if len(data) - at >= MAX_LINE:
-                raise _invalid(f"a line has more than {MAX_LINE:,} bytes")
+            if len(data) - at >= MAX_LINE_BYTES:
+                raise _invalid(f"a line has more than {MAX_LINE_BYTES:,} bytes")
             return self._keep(data, at, 0)
         line, begin = data[at:end].decode("latin-1"), end + 1
         fields = line.split(" ")  # the last one ends with \r
@@ -116,7 +116,7 @@ class Parser:
         stop = begin + _size(fields[-1])
         if stop + 2 > len(data):
             return self._keep(data, at, stop + 2 - at)
-        if data[stop : stop + 2] != _END:
+        if data[stop : stop + 2] != _CRLF:
             raise _invalid("a message is longer than the server said")
         if len(fields) == 5 and fields[0] == "MSG":  # nearly all are
             events.append(Message(fields[1], fields[2], fields[3], data[begin:stop]))
@@ -125,7 +125,7 @@ class Parser:
         return stop + 2
 
     def _keep(self, data: bytes, at: int, need: int) -> int:
-        self._buffer, self._have, self._need = [data[at:]], len(data) - at, need
+        self._buffer, self._buffered_bytes, self._needed_bytes = [data[at:]], len(data) - at, need
         return len(data)
 
 
@@ -153,7 +153,7 @@ def _message(fields: list[str], block: bytes) -> Message:
 
 
 def _control(line: str) -> list[Control]:
-    word, _, rest = line.partition(" ")
+    word, _, arguments = line.partition(" ")
     match word:
         case "PING":
             return [Ping()]
@@ -162,23 +162,23 @@ def _control(line: str) -> list[Control]:
         case "+OK":
             return []
         case "-ERR":
-            return [ServerError(rest.strip().strip("'"))]
+            return [ServerError(arguments.strip().strip("'"))]
         case "INFO":
             try:
-                return [_info.decode(rest.encode("latin-1"))]
+                return [_info.decode(arguments.encode("latin-1"))]
             except (ValueError, RecursionError) as error:
                 raise _invalid(f"INFO cannot be parsed: {error}") from error
         case _:
             raise _invalid(f"unknown command {word[:20]!r}; check that it is a NATS server")
 
 
-def _invalid(what: str) -> CallError:
-    return CallError(ErrorCode.PROTOCOL_ERROR, f"invalid NATS protocol data: {what}")
+def _invalid(problem: str) -> CallError:
+    return CallError(ErrorCode.PROTOCOL_ERROR, f"invalid NATS protocol data: {problem}")
 
 
 def connect(fields: dict[str, object]) -> bytes:
     """Encode CONNECT: the client's credentials and options."""
-    return b"CONNECT " + msgspec.json.encode(fields) + _END
+    return b"CONNECT " + msgspec.json.encode(fields) + _CRLF
 
 
 def publish(subject: str, reply: str, payload: bytes, headers: bytes = b"") -> bytes:
@@ -187,7 +187,7 @@ def publish(subject: str, reply: str, payload: bytes, headers: bytes = b"") -> b
     if not headers:
         return b"%b%b\r\n" % (f"PUB {to} {len(payload)}\r\n".encode("latin-1"), payload)
     head = f"HPUB {to} {len(headers)} {len(headers) + len(payload)}\r\n"
-    return b"".join((head.encode("latin-1"), headers, payload, _END))
+    return b"".join((head.encode("latin-1"), headers, payload, _CRLF))
 
 
 def subscribe(subject: str, sid: str | int, queue: str = "") -> bytes:

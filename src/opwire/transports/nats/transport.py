@@ -44,6 +44,7 @@ from opwire.errors import CallError, ErrorCode, UsageError
 from opwire.protocol.description import Describing, Description
 from opwire.protocol.events import MAX_MESSAGE
 from opwire.protocol.transport import Address
+from opwire.runtime.bounded import BoundedDict
 from opwire.runtime.limits import TokenBucket
 from opwire.runtime.text import get_logger
 from opwire.transports.broker import BrokerTransport
@@ -59,12 +60,12 @@ logger = get_logger("opwire.transports.nats")
 ABSENT = "-"  # in place of a token, and before a receipt
 FOREIGN = "@"  # the first character of the address of a plain NATS client
 
-_MAX_OPERATION = 1024  # bytes: a line may have 4,096, with two subjects in it
-_MAX_NAME = 256
+_MAX_OPERATION_BYTES = 1024  # a line may have 4,096, with two subjects in it
+_MAX_NAME_LENGTH = 256
 _NAME = re.compile(r"[A-Za-z0-9_-]+(\.[A-Za-z0-9_-]+)*")
 _PUBLICATION = re.compile(r'Publish to "([^"]*)"')
 _INBOX = re.compile(r"(?:_INBOX(?:_[A-Za-z0-9_-]{0,64})?|_R_)(?:\.[A-Za-z0-9_-]{1,64}){1,8}")
-_MAX_WORD = 64  # characters of an address or a token, which are letters and digits
+_MAX_WORD_LENGTH = 64  # an address or a token: letters and digits
 
 
 class Subjects:
@@ -76,7 +77,7 @@ class Subjects:
 
     def __init__(self, prefix: str, queue: str = "q") -> None:
         for option, name in (("prefix", prefix), ("queue", queue)):
-            if not _NAME.fullmatch(name) or len(name) > _MAX_NAME:
+            if not _NAME.fullmatch(name) or len(name) > _MAX_NAME_LENGTH:
                 raise UsageError(f"invalid {option} {name[:80]!r} for NATS: use letters, digits, _, - and inner dots")
         self.queue = queue
         self._own = f"{prefix}."
@@ -108,11 +109,11 @@ class Subjects:
     def sender(self, reply: str) -> tuple[Address, str] | None:
         """Parse address and token of a reply subject; return None if it is not an inbox."""
         if reply.startswith(self._inboxes):  # by hand, since a regular expression takes twice as long
-            address, _, shown = reply[len(self._inboxes) :].partition(".")
-            token = shown.partition(ABSENT)[0]
+            address, _, last_word = reply[len(self._inboxes) :].partition(".")
+            token = last_word.partition(ABSENT)[0]
             # `_is_word` of both, without the calls.
             words = address.isalnum() and (not token or token.isalnum()) and address.isascii() and token.isascii()
-            return (address, token) if words and shown and len(address) <= _MAX_WORD >= len(token) else None
+            return (address, token) if words and last_word and len(address) <= _MAX_WORD_LENGTH >= len(token) else None
         if reply.startswith(self._own) or _INBOX.fullmatch(reply) is None:
             return None
         return FOREIGN + reply, ""
@@ -143,29 +144,29 @@ class Receipts:
 
     def make(self, address: Address) -> str:
         """Return the receipt for a receiver: one token of a subject, after a hyphen."""
-        named = quote(address, safe="").replace(".", "%2E") if address[0] == FOREIGN else address
-        return f"{ABSENT}{self._signature(address)}{named}"
+        receiver_word = quote(address, safe="").replace(".", "%2E") if address[0] == FOREIGN else address
+        return f"{ABSENT}{self._signature(address)}{receiver_word}"
 
-    def receiver(self, shown: str) -> Address:
+    def receiver(self, token_with_receipt: str) -> Address:
         """Return the receiver that a token with a receipt names; empty if the receipt is missing or invalid."""
-        receipt = shown.partition(ABSENT)[2]
+        receipt = token_with_receipt.partition(ABSENT)[2]
         signature, address = receipt[: self._DIGITS], unquote(receipt[self._DIGITS :])
         genuine = compare_digest(signature.encode("latin-1", "replace"), self._signature(address).encode())
         return address if address and genuine else ""
 
     def _signature(self, address: Address) -> str:
-        named = address.encode(errors="replace")
-        return blake2s(named, key=self._key, digest_size=self._DIGITS // 2).hexdigest()
+        encoded_address = address.encode(errors="replace")
+        return blake2s(encoded_address, key=self._key, digest_size=self._DIGITS // 2).hexdigest()
 
 
-def plain_token(shown: str) -> str | None:
+def plain_token(token_with_receipt: str) -> str | None:
     """Return the token at the end of a subject, without its receipt; None if it is invalid."""
-    token = shown.partition(ABSENT)[0]
+    token = token_with_receipt.partition(ABSENT)[0]
     return token if not token or _is_word(token) else None
 
 
 def _is_word(text: str) -> bool:
-    return text.isalnum() and text.isascii() and len(text) <= _MAX_WORD
+    return text.isalnum() and text.isascii() and len(text) <= _MAX_WORD_LENGTH
 
 
 @lru_cache(maxsize=4096)
@@ -176,7 +177,7 @@ def encode_id(operation_id: str) -> str:
     escaped, too. An id that is too long for a subject is replaced by its hash.
     """
     quoted = re.sub(r"^\.|(?<=\.)\.|\.$", "%2E", quote(operation_id, safe="", errors="surrogatepass"))
-    if len(quoted) > _MAX_OPERATION:
+    if len(quoted) > _MAX_OPERATION_BYTES:
         return f"%sha256.{sha256(operation_id.encode(errors='surrogatepass')).hexdigest()}"
     return quoted or "%"
 
@@ -232,11 +233,11 @@ def service_response(subject: str, described: Description, subjects: Subjects) -
 
 # --- the broker connection --------------------------------------------------------------------------------------------
 
-_MAX_CACHED = 4096  # subjects
-_MAX_LOGGED = 100  # errors of one connection: every denied message causes one
-_QUERIES = 10.0, 20  # of tools, per second and at once: a response of 1,200 operations takes 3 ms and 150 kB
+_MAX_CACHED_SUBJECTS = 4096
+_MAX_LOGGED_ERRORS = 100  # every denied message causes one
+_QUERIES_PER_SECOND, _QUERIES_AT_ONCE = 10.0, 20  # a response about 1,200 operations takes 3 ms and 150 kB
 _NO_RESPONDERS = 503
-_GRACE = 1.0  # seconds that the server has to confirm that this end is gone
+_CLOSE_TIMEOUT = 1.0  # seconds
 _OWN_INBOX, _ALL, _SERVICE = "in", "all", "srv"  # ids of our subscriptions; those of operations are numbers
 
 
@@ -258,32 +259,32 @@ class NatsBrokerConnection:
         self.name = str(servers)
         self.max_message = Info().max_payload
         self.ignored = 0  # messages that are invalid or have no inbox for the response, and queries above their rate
-        self._servers = servers
+        self.servers = servers
         self._subjects = subjects
-        self._receipts = Receipts()
+        self.receipts = Receipts()
         self._security = security
         self._describe = describe
         self._listener: BrokerListener | None = None
         self._connection: NatsConnection | None = None
         self._large = LargeMessages("NATS", 16 * 1024 * 1024, 64 * 1024 * 1024)
-        self._mine = ""  # the prefix of the subjects of our inbox
+        self._inbox = ""  # the prefix of the subjects of our inbox
         # What precedes and follows the token in the line of a message, for each operation and each receiver.
-        self._calls: dict[str, bytes] = {}
-        self._receivers: dict[Address, tuple[bytes, bytes]] = {}
+        self._call_lines: BoundedDict[str, bytes] = BoundedDict(_MAX_CACHED_SUBJECTS)
+        self._receivers: BoundedDict[Address, tuple[bytes, bytes]] = BoundedDict(_MAX_CACHED_SUBJECTS)
         self._sids = count(1)
         self._serving: dict[str, int] = {}  # the subscription of each operation
         self._discoverable = False
-        self._queries = TokenBucket(*_QUERIES)
+        self._queries = TokenBucket(_QUERIES_PER_SECOND, _QUERIES_AT_ONCE)
         self._errors: set[str] = set()
 
     async def connect(self, address: Address, listener: BrokerListener) -> None:
         """Connect to the first server that accepts."""
-        self._listener, self._mine = listener, self._subjects.inbox(address)
-        for each in (self._serving, self._errors, self._calls, self._receivers):
-            each.clear()
+        self._listener, self._inbox = listener, self._subjects.inbox(address)
+        for state in (self._serving, self._errors, self._call_lines, self._receivers):
+            state.clear()
         self._discoverable = False
-        subscriptions = subscribe(f"{self._mine}*", _OWN_INBOX) + subscribe(self._subjects.all, _ALL)
-        self._connection = await open_any(self._servers, self, self._security, subscriptions)
+        subscriptions = subscribe(f"{self._inbox}*", _OWN_INBOX) + subscribe(self._subjects.all, _ALL)
+        self._connection = await open_any(self.servers, self, self._security, subscriptions)
         self.on_info(self._connection.info)
 
     def beat(self, every: float) -> None:
@@ -300,7 +301,7 @@ class NatsBrokerConnection:
         if connection is not None:
             with suppress(CallError, TimeoutError):  # lost already, or silent
                 connection.link.control(unsubscribe([_OWN_INBOX, _ALL]))
-                async with timeout(_GRACE):
+                async with timeout(_CLOSE_TIMEOUT):
                     await connection.barrier()
             self._connection = None
             await connection.close()
@@ -316,49 +317,50 @@ class NatsBrokerConnection:
     async def serve(self, operation_ids: Iterable[str]) -> None:
         """Subscribe to requests for these operations, all or nothing."""
         connection = self._open()
-        new = {each: next(self._sids) for each in operation_ids if each not in self._serving}
-        lines = [subscribe(self._subjects.call(each), sid, self._subjects.queue) for each, sid in new.items()]
+        new_sids = {
+            operation_id: next(self._sids) for operation_id in operation_ids if operation_id not in self._serving
+        }
+        lines = [
+            subscribe(self._subjects.call(operation_id), sid, self._subjects.queue)
+            for operation_id, sid in new_sids.items()
+        ]
         described = None if self._discoverable else self._describe()
         if described is not None:  # once, along with the first operations
             self._discoverable = True
             queries = service_subjects(described)
             lines += [subscribe(subject, f"{_SERVICE}{number}") for number, subject in enumerate(queries)]
         connection.link.control(b"".join(lines))
-        self._serving |= new
+        self._serving |= new_sids
         errors = await connection.barrier()
-        subjects = {self._subjects.call(each) for each in new}
+        subjects = {self._subjects.call(operation_id) for operation_id in new_sids}
         for error in errors:
             quoted = error.split('"')[1:2]
             if not quoted or quoted[0] in subjects:  # an error without a subject may be about any
-                await self.unserve(new)
+                await self.unserve(new_sids)
                 raise CallError(ErrorCode.UNAVAILABLE, f"{connection.server} refused: {error}")
 
     async def unserve(self, operation_ids: Iterable[str]) -> None:
         """Unsubscribe. Requests that the server has sent before are still delivered."""
         connection = self._open()
-        sids = [self._serving.pop(each) for each in operation_ids if each in self._serving]
+        sids = [self._serving.pop(operation_id) for operation_id in operation_ids if operation_id in self._serving]
         connection.link.control(unsubscribe(sids))
         await connection.barrier()
 
     def request(self, operation_id: str, token: str, message: bytes, sticky_key: str | None = None) -> None:
         """Publish a request. The server chooses a subscriber, and ignores sticky keys."""
-        line = self._calls.get(operation_id)
+        line = self._call_lines.get(operation_id)
         if line is None:
-            if len(self._calls) >= _MAX_CACHED:
-                self._calls.clear()
-            line = self._calls[operation_id] = self._line(self._subjects.call(operation_id))
+            line = self._call_lines[operation_id] = self._line(self._subjects.call(operation_id))
         self._publish(line, token, b"", message, receiver=operation_id)
 
     def send(self, to: Address, token: str, message: bytes, *, control: bool) -> None:
         """Publish to the inbox of one end."""
-        known = self._receivers.get(to)
-        if known is None:
+        receiver = self._receivers.get(to)
+        if receiver is None:
             # One subject for all messages to an end: NATS caches the subscribers of a subject; a new one costs 1 µs.
-            line, receipt = self._line(self._subjects.to(to)), self._receipts.make(to)
-            if len(self._receivers) >= _MAX_CACHED:
-                self._receivers.clear()
-            known = self._receivers[to] = line, receipt.encode("latin-1")
-        line, receipt = known
+            line, receipt = self._line(self._subjects.to(to)), self.receipts.make(to)
+            receiver = self._receivers[to] = line, receipt.encode("latin-1")
+        line, receipt = receiver
         self._publish(line, token, receipt, message, receiver="" if control else to)
 
     def broadcast(self, token: str, message: bytes) -> None:
@@ -367,7 +369,7 @@ class NatsBrokerConnection:
 
     def _line(self, subject: str) -> bytes:
         """Return the line of a message to a subject, up to the token in its reply subject."""
-        return f"PUB {subject} {self._mine}".encode("latin-1")
+        return f"PUB {subject} {self._inbox}".encode("latin-1")
 
     def _publish(self, line: bytes, token: str, receipt: bytes, message: bytes, *, receiver: str = "") -> None:
         """Publish a message. `receiver` is whom large ones are paced for; without one it is a control message."""
@@ -410,19 +412,19 @@ class NatsBrokerConnection:
 
     def _inbox_message(self, message: Message, listener: BrokerListener) -> None:
         """Dispatch a message to our inbox. The token is in the reply, or in the subject for a peer without an inbox."""
-        shown = message.subject[len(self._mine) :]
+        last_word = message.subject[len(self._inbox) :]
         if message.status == _NO_RESPONDERS:
             # Any client can forge the status: it counts with the token of an open request, or with a receipt of ours.
-            if ABSENT not in shown:
-                listener.undelivered(shown, "no server available")
+            if ABSENT not in last_word:
+                listener.undelivered(last_word, "no server available")
                 return
-            if peer := self._receipts.receiver(shown):
+            if peer := self.receipts.receiver(last_word):
                 listener.unreachable(peer)
                 return
         elif not message.status:
             sender = self._subjects.sender(message.reply) if message.reply else ("", "")
             if sender is not None:
-                token = sender[1] if shown == ABSENT else plain_token(shown)
+                token = sender[1] if last_word == ABSENT else plain_token(last_word)
                 if token is not None:
                     listener.arrived(sender[0], token, message.payload)
                     return
@@ -432,13 +434,13 @@ class NatsBrokerConnection:
         """Handle INFO of the server; called by the connection."""
         self.max_message = min(max(info.max_payload, 1), MAX_PAYLOAD)
         if self._connection is not None:
-            self._servers.discover(self._connection.server, info.connect_urls)
+            self.servers.discover(self._connection.server, info.connect_urls)
         if info.ldm:  # it closes its connections one by one; we then connect to another server
             logger.info("the NATS server %s is about to shut down", info.server_name)
 
     def on_error(self, text: str) -> None:
         """Handle an error of the server; called by the connection."""
-        if text not in self._errors and len(self._errors) < _MAX_LOGGED:
+        if text not in self._errors and len(self._errors) < _MAX_LOGGED_ERRORS:
             self._errors.add(text)
             logger.warning("%s reports: %s", self.name, text)
         operation_id, peer = self._subjects.forbidden(text)

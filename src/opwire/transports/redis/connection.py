@@ -26,12 +26,12 @@ from opwire.transports.link import Link
 Part = bytes | str | int
 Done = Callable[[Any], None]  # receives a reply, plain data or a `hiredis.ReplyError`; must not raise
 
-MAX_REPLY = 128 * 1024 * 1024  # bytes of one reply; a longer one ends the connection
+MAX_REPLY_BYTES = 128 * 1024 * 1024  # a longer one ends the connection
 
 _pack = cast("Callable[[tuple[Part, ...]], bytes]", pack_command)
 _PUSH: Any = PushNotification
 _CONFIRMATIONS = (b"subscribe", b"unsubscribe")
-_MORE = object()  # returned for incomplete data: any plain value could be a reply
+_INCOMPLETE = object()  # not a plain value, which could be a reply
 
 # --- the URL ----------------------------------------------------------------------------------------------------------
 
@@ -205,7 +205,7 @@ _DEFAULTS = {
     b"client-output-buffer-limit": 32 * _MIB,
 }
 _BYTES = re.compile(rb"(?:.*\bpubsub )?([0-9]{1,18})(?![0-9])")  # a number, or "normal 0 0 0 slave … pubsub <bytes> …"
-_ROOM = 64 * 1024  # bytes for the framing of a message, and for the part of the next command that Redis has buffered
+_FRAMING_BYTES = 64 * 1024  # of a message, and the part of the next command that Redis has buffered
 
 SETTINGS = tuple(_DEFAULTS)  # to request by CONFIG GET
 
@@ -216,11 +216,11 @@ def largest_message(replies: Iterable[Any]) -> int:
     for reply in replies:
         if isinstance(reply, dict):
             for setting, value in cast("dict[bytes, bytes]", reply).items():
-                if (found := _BYTES.match(value)) is not None:
-                    limits[setting] = int(found[1])
+                if (size := _BYTES.match(value)) is not None:
+                    limits[setting] = int(size[1])
     # Of its output Redis counts allocated bytes, up to a quarter more than needed, and more may be queued.
     limits[b"client-output-buffer-limit"] //= 2
-    return max(1, min(filter(None, limits.values())) - _ROOM)  # 0 means unlimited
+    return max(1, min(filter(None, limits.values())) - _FRAMING_BYTES)  # 0 means unlimited
 
 
 # --- RESP3 ------------------------------------------------------------------------------------------------------------
@@ -248,11 +248,11 @@ def load_script(folder: Path, *files: str) -> Script:
 class Replies:
     """Parse the bytes of a server: replies go to the callbacks of their commands, published messages to `pushed`."""
 
-    def __init__(self, pushed: Callable[[bytes, bytes], None], *, limit: int = MAX_REPLY) -> None:
+    def __init__(self, pushed: Callable[[bytes, bytes], None], *, limit: int = MAX_REPLY_BYTES) -> None:
         self._pushed = pushed
         self._limit = limit
         self._fed = 0  # bytes since the last complete reply
-        self._reader = Reader(protocolError=ValueError, notEnoughData=_MORE)
+        self._reader = Reader(protocolError=ValueError, notEnoughData=_INCOMPLETE)
         self._callbacks: deque[Done] = deque()
         self.expect: Callable[[Done], None] = self._callbacks.append  # queues the callback of a command that was sent
 
@@ -271,7 +271,7 @@ class Replies:
                 raise ValueError("a reply announces too many items") from None
             except ValueError as error:
                 raise ValueError(f"{error}; check that the server at this port is Redis") from None
-            if reply is _MORE:
+            if reply is _INCOMPLETE:
                 break
             self._fed = 0
             if type(reply) is _PUSH:
@@ -282,8 +282,8 @@ class Replies:
                 if kind not in _CONFIRMATIONS:  # a kind of push that newer versions send
                     continue
             if not self._callbacks:
-                said = str(reply)[:200] if isinstance(reply, ReplyError) else f"a {type(reply).__name__}"
-                raise ValueError(f"a reply without a command: {said}")
+                description = str(reply)[:200] if isinstance(reply, ReplyError) else f"a {type(reply).__name__}"
+                raise ValueError(f"a reply without a command: {description}")
             self._callbacks.popleft()(reply)
         if self._fed > self._limit:
             raise ValueError(f"a reply has more than {self._limit:,} bytes")
@@ -300,7 +300,7 @@ class RedisConnection:
         self.link = Link(self._received, self._ended)
         self._waiting: set[asyncio.Future[list[Any]]] = set()
         self._attached: asyncio.Task[None] | None = None
-        self._over: str | None = None  # why the connection ended
+        self._end_reason: str | None = None
         self.heard = False  # set by incoming data, reset by the caller
 
     async def open(self) -> None:
@@ -329,8 +329,8 @@ class RedisConnection:
         hello: list[Part] = [b"HELLO", 3]
         if target.user is not None or target.password is not None:
             hello += [b"AUTH", target.user or b"default", target.password or b""]
-        (about,) = await self.ask(command(*hello, b"SETNAME", b"opwire"))
-        return about
+        (properties,) = await self.ask(command(*hello, b"SETNAME", b"opwire"))
+        return properties
 
     async def greet(self, *commands: bytes) -> None:
         """Authenticate, select the database, and run the first commands.
@@ -380,10 +380,10 @@ class RedisConnection:
             elif len(replies) == len(commands):
                 future.set_result(replies)
 
-        if self._over is not None:
-            raise CallError(ErrorCode.UNAVAILABLE, self._over)
-        for each in commands:
-            self.send(each, done, control=True)
+        if self._end_reason is not None:
+            raise CallError(ErrorCode.UNAVAILABLE, self._end_reason)
+        for sent_command in commands:
+            self.send(sent_command, done, control=True)
         self._waiting.add(future)
         try:
             return await future
@@ -415,7 +415,7 @@ class RedisConnection:
 
     def _settle(self, reason: str) -> None:
         message = f"the connection to {self.target.name} was lost: {reason}"
-        self._over = self._over or message
+        self._end_reason = self._end_reason or message
         if self._attached is not None:
             self._attached.cancel()
         for future in self._waiting:

@@ -26,14 +26,14 @@ from opwire.transports.redis.connection import INVALID_URL, RedisConnection, Red
 logger = get_logger("opwire.transports.redis")
 
 LOOKUP_TIMEOUT = 2.0  # seconds for each server that is asked, so that there is time to connect to the primary
-_GRACE = 0.3  # seconds, after an answer, for the next one
-_RECHECK = 30.0  # seconds between two lookups while no election is announced: an announcement may get lost
+_SECONDS_FOR_OTHER_ANSWERS = 0.3  # after the first
+_SECONDS_BETWEEN_LOOKUPS = 30.0  # while no election is announced: an announcement may get lost
 _FIRST_PAUSE, _LONGEST_PAUSE = 0.2, 10.0  # seconds before another Sentinel is asked for announcements
-_MOVE_CHECK = 1.0  # seconds between two checks whether a slot has moved
+_SECONDS_BETWEEN_SLOT_CHECKS = 1.0
 _SLOTS = 16384
-_MAX_NODES = 16  # servers of a cluster that a lookup asks
+_MAX_NODES_PER_LOOKUP = 16
 _SENTINEL_PORT = 26379
-_MAX_HOST = 253  # characters of a DNS name
+_MAX_HOST_LENGTH = 253
 
 
 class Election(NamedTuple):
@@ -51,18 +51,18 @@ class Election(NamedTuple):
             ValueError: one is invalid.
         """
         election = cls(int(epoch), host.decode("ascii"), int(port))
-        if not (0 < len(election.host) <= _MAX_HOST and 0 < election.port < 65536):
+        if not (0 < len(election.host) <= _MAX_HOST_LENGTH and 0 < election.port < 65536):
             raise ValueError
         return election
 
 
 class ElectedPrimary(RedisServers, ABC):
-    """A primary at an address that `servers` know; `primary` has the credentials for it."""
+    """A primary at an address that `servers` know; `primary_options` are its credentials and TLS options."""
 
     def __init__(self, name: str, servers: Iterable[Target], primary: Target) -> None:
-        self._servers: list[Target] = list(servers)
-        self._primary = primary
-        self._name = f"{name} at {', '.join(each.address for each in self._servers)}"
+        self.servers: list[Target] = list(servers)
+        self.primary_options = primary
+        self._name = f"{name} at {', '.join(server.address for server in self.servers)}"
 
     @property
     def name(self) -> str:
@@ -88,27 +88,27 @@ class ElectedPrimary(RedisServers, ABC):
         Raises:
             CallError: UNAVAILABLE, with the reason of each server.
         """
-        lookups = {asyncio.ensure_future(self._ask(each)) for each in self._servers}
-        elections, failures, open = list[Election](), dict[str, None](), lookups
+        lookups = {asyncio.ensure_future(self._ask(server)) for server in self.servers}
+        elections, failures, pending = list[Election](), dict[str, None](), lookups
         try:
-            while open:
-                patience = _GRACE if elections else None
-                done, open = await asyncio.wait(open, timeout=patience, return_when=asyncio.FIRST_COMPLETED)
+            while pending:
+                patience = _SECONDS_FOR_OTHER_ANSWERS if elections else None
+                done, pending = await asyncio.wait(pending, timeout=patience, return_when=asyncio.FIRST_COMPLETED)
                 if not done:
                     break
-                for answer in (each.result() for each in done):
+                for answer in (lookup.result() for lookup in done):
                     if isinstance(answer, Election):
                         elections.append(answer)
                     else:
                         failures[answer] = None
         finally:
-            for each in lookups:
-                each.cancel()
+            for lookup in lookups:
+                lookup.cancel()
             await asyncio.wait(lookups)
         if not elections:
             raise CallError(ErrorCode.UNAVAILABLE, "; ".join(failures))
         latest = max(elections)
-        return replace(self._primary, host=latest.host, port=latest.port)
+        return replace(self.primary_options, host=latest.host, port=latest.port)
 
     async def _ask(self, server: Target) -> Election | str:
         """Return the election that a server knows, or why it does not answer."""
@@ -165,7 +165,7 @@ class Sentinels(ElectedPrimary):
         while True:
             attempt += 1
             try:
-                await self._watch_by(choice(self._servers), connection)  # noqa: S311
+                await self._watch_by(choice(self.servers), connection)  # noqa: S311
                 return
             except (CallError, TimeoutError) as error:
                 logger.debug("no announcements of %s: %s", self.name, error)
@@ -185,7 +185,7 @@ class Sentinels(ElectedPrimary):
                 await sentinel.ask(command(b"SUBSCRIBE", b"+switch-master"))
             while (await self.primary()).address == connection.target.address:
                 with suppress(TimeoutError):
-                    async with asyncio.timeout(_RECHECK):
+                    async with asyncio.timeout(_SECONDS_BETWEEN_LOOKUPS):
                         await news.wait()
                 news.clear()
                 async with asyncio.timeout(LOOKUP_TIMEOUT):
@@ -201,7 +201,7 @@ class ClusterNodes(ElectedPrimary):
         if not prefix or set(prefix) & set("{}"):
             raise UsageError("a prefix in a Redis Cluster is not empty and has no braces")
         super().__init__("the Redis Cluster", nodes, primary)
-        self._given = list(self._servers)
+        self._configured = list(self.servers)
         self._tag = prefix
         self._slot = crc_hqx(prefix.encode(), 0) % _SLOTS
 
@@ -220,13 +220,13 @@ class ClusterNodes(ElectedPrimary):
 
     async def look_up(self, connection: RedisConnection) -> Election:
         """Ask one server of the cluster."""
-        asked = connection.target
+        target = connection.target
         if (await connection.hello()).get(b"mode") != b"cluster":
-            wrong = f"{asked.name} is not part of a cluster: connect to it with redis://"
+            wrong = f"{target.name} is not part of a cluster: connect to it with redis://"
             raise CallError(ErrorCode.UNAVAILABLE, wrong)
         (reply,) = await connection.ask(command(b"CLUSTER", b"NODES"))
         owner: Election | None = None
-        found = list[Target]()
+        nodes = list[Target]()
         for line in reply.splitlines():
             _, address, flags, _, _, _, epoch, _, *slots = line.split(b" ")
             # <ip>:<port>@<port of the bus>[,<hostname>]; a server may not know its own IP.
@@ -234,13 +234,15 @@ class ClusterNodes(ElectedPrimary):
             ip, _, port = place.partition(b"@")[0].rpartition(b":")
             if b"fail" in flags.split(b",") or b"noaddr" in flags:
                 continue
-            election = Election.of(epoch, name.split(b",")[0] or ip or asked.host.encode(), port)
-            found.append(replace(asked, host=election.host, port=election.port))
-            if b"master" in flags and any(self._has(each) for each in slots):
+            election = Election.of(epoch, name.split(b",")[0] or ip or target.host.encode(), port)
+            nodes.append(replace(target, host=election.host, port=election.port))
+            if b"master" in flags and any(self._has(slot_range) for slot_range in slots):
                 owner = election
-        self._servers = list({each.address: each for each in (*self._given, *found)}.values())[:_MAX_NODES]
+        self.servers = list({node.address: node for node in (*self._configured, *nodes)}.values())[
+            :_MAX_NODES_PER_LOOKUP
+        ]
         if owner is None:
-            raise CallError(ErrorCode.UNAVAILABLE, f"{asked.name} knows no server for the slot {self._slot}")
+            raise CallError(ErrorCode.UNAVAILABLE, f"{target.name} knows no server for the slot {self._slot}")
         return owner
 
     def _has(self, slots: bytes) -> bool:
@@ -254,7 +256,7 @@ class ClusterNodes(ElectedPrimary):
         """Return when the slot has moved: a server that was demoted keeps its connections."""
         key = command(b"EXISTS", f"{self.key_prefix(self._tag)}:slot")
         while True:
-            await asyncio.sleep(_MOVE_CHECK)
+            await asyncio.sleep(_SECONDS_BETWEEN_SLOT_CHECKS)
             try:
                 await connection.ask(key)
             except CallError as error:
@@ -273,17 +275,17 @@ def parse_servers(url: str, ssl: SSLContext | None = None, *, prefix: str = "opw
     Raises:
         UsageError: the URL is invalid. The message does not repeat it: it may contain a password.
     """
-    scheme, _, rest = url.partition("://")
+    scheme, _, address = url.partition("://")
     plain, plus, kind = scheme.partition("+")
     if not plus:
         return parse_url(url, ssl)
-    authority, _, tail = rest.partition("/")
+    authority, _, tail = address.partition("/")
     path, _, query = tail.partition("?")
     login, at, hosts = authority.rpartition("@")
     service, _, db = path.partition("/")
     try:
         options = dict(parse_qsl(query, strict_parsing=bool(query)))
-        if plain not in ("redis", "rediss") or kind not in ("sentinel", "cluster") or "#" in rest:
+        if plain not in ("redis", "rediss") or kind not in ("sentinel", "cluster") or "#" in address:
             raise ValueError
         if bool(service) != (kind == "sentinel") or (query and not service):
             raise ValueError
@@ -293,11 +295,15 @@ def parse_servers(url: str, ssl: SSLContext | None = None, *, prefix: str = "opw
         raise UsageError(INVALID_URL) from None
     primary = parse_url(f"{plain}://{login}{at}/{db}", ssl)
     if kind == "cluster":
-        nodes = [parse_url(f"{plain}://{login}{at}{each}", primary.ssl) for each in hosts.split(",")]
+        nodes = [parse_url(f"{plain}://{login}{at}{host}", primary.ssl) for host in hosts.split(",")]
         return ClusterNodes(nodes, primary, prefix)
-    known = {"kind": "Sentinel", "user": options.get("sentinel_user"), "password": options.get("sentinel_password")}
-    sentinels = [parse_url(f"{plain}://{each}", primary.ssl, port=_SENTINEL_PORT) for each in hosts.split(",")]
-    return Sentinels(unquote(service), [replace(each, **known) for each in sentinels], primary)
+    options_of_sentinels = {
+        "kind": "Sentinel",
+        "user": options.get("sentinel_user"),
+        "password": options.get("sentinel_password"),
+    }
+    sentinels = [parse_url(f"{plain}://{host}", primary.ssl, port=_SENTINEL_PORT) for host in hosts.split(",")]
+    return Sentinels(unquote(service), [replace(sentinel, **options_of_sentinels) for sentinel in sentinels], primary)
 
 
 def _ignore(*_: object) -> None:

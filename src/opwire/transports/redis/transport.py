@@ -41,7 +41,7 @@ logger = get_logger("opwire.transports.redis")
 
 # --- names and messages -----------------------------------------------------------------------------------------------
 
-_MAX_HEAD = 128  # bytes of an address and a token
+_MAX_HEAD_BYTES = 128  # an address and a token
 
 
 class RedisNames:
@@ -77,7 +77,7 @@ def unpack_message(published: bytes) -> tuple[Address, str, bytes] | None:
     """Decode sender, token and message; return None for invalid data, which any client can publish."""
     head, newline, message = published.partition(b"\n")
     sender, space, token = head.partition(b" ")
-    if not (newline and space and sender.isalnum() and (not token or token.isalnum()) and len(head) <= _MAX_HEAD):
+    if not (newline and space and sender.isalnum() and (not token or token.isalnum()) and len(head) <= _MAX_HEAD_BYTES):
         return None
     return sender.decode(), token.decode(), message
 
@@ -87,11 +87,11 @@ def unpack_message(published: bytes) -> tuple[Address, str, bytes] | None:
 _load = partial(load_script, Path(__file__).with_name("scripts"))
 ROUTE, ENTER, PRUNE = _load("route"), _load("enter"), _load("prune")
 
-_ROUND = 60.0  # seconds within which each of our lists is renewed, a share of them at each beat
-_LIST_TTL = 3_600_000  # milliseconds until a list expires that no end renews
-_PRUNED_LISTS = 50  # lists that one beat prunes
-_PRUNED_ENTRIES = 200  # entries that one beat checks: blocks Redis for a fifth of a millisecond
-_BATCH = 500  # lists in one script, which blocks other clients for about a millisecond
+_SECONDS_TO_RENEW_ALL_LISTS = 60.0  # a share of them at each beat
+_LIST_TTL_MS = 3_600_000
+_LISTS_PRUNED_PER_BEAT = 50
+_ENTRIES_PRUNED_PER_BEAT = 200  # blocks Redis for a fifth of a millisecond
+_LISTS_PER_SCRIPT = 500  # blocks other clients for about a millisecond
 
 
 class Presence:
@@ -117,26 +117,29 @@ class Presence:
 
     def add(self, operation_ids: Iterable[str]) -> list[str]:
         """Add operations; return the new ones."""
-        new = [each for each in dict.fromkeys(operation_ids) if each not in self._served]
-        self._served.update(dict.fromkeys(new))
-        return new
+        new_ids = [operation_id for operation_id in dict.fromkeys(operation_ids) if operation_id not in self._served]
+        self._served.update(dict.fromkeys(new_ids))
+        return new_ids
 
     def remove(self, operation_ids: Iterable[str]) -> None:
         """Remove operations."""
-        for each in operation_ids:
-            self._served.pop(each, None)
+        for operation_id in operation_ids:
+            self._served.pop(operation_id, None)
 
     def entries(self, operation_ids: list[str]) -> list[bytes]:
         """Return the commands that add this end to the lists. Each replies 1 if the lease was missing."""
-        return [self._entry(operation_ids[start : start + _BATCH]) for start in range(0, len(operation_ids), _BATCH)]
+        return [
+            self._entry(operation_ids[start : start + _LISTS_PER_SCRIPT])
+            for start in range(0, len(operation_ids), _LISTS_PER_SCRIPT)
+        ]
 
     def _entry(self, operation_ids: list[str]) -> bytes:
         lists = map(self._names.serving, operation_ids)
-        return command(b"EVAL", ENTER.text, 1 + len(operation_ids), self.end, *lists, self._lease, _LIST_TTL)
+        return command(b"EVAL", ENTER.text, 1 + len(operation_ids), self.end, *lists, self._lease, _LIST_TTL_MS)
 
     def departures(self, operation_ids: Iterable[str]) -> list[bytes]:
         """Return the commands that remove this end from the lists of these operations."""
-        return [command(b"LREM", self._names.serving(each), 0, self.end) for each in operation_ids]
+        return [command(b"LREM", self._names.serving(operation_id), 0, self.end) for operation_id in operation_ids]
 
     def absence(self) -> list[bytes]:
         """Return the commands that remove this end from all lists, and its lease."""
@@ -148,25 +151,29 @@ class Presence:
             return command(b"PEXPIRE", self.end, self._lease)
         if not self._to_renew:
             self._to_renew = self.served
-        number = ceil(len(self._served) * every / _ROUND)
-        due, self._to_renew = self._to_renew[:number], self._to_renew[number:]
-        return self._entry([each for each in due if each in self._served])
+        number = ceil(len(self._served) * every / _SECONDS_TO_RENEW_ALL_LISTS)
+        due_ids, self._to_renew = self._to_renew[:number], self._to_renew[number:]
+        return self._entry([operation_id for operation_id in due_ids if operation_id in self._served])
 
     def pruning(self) -> list[bytes]:
         """Return the command of one beat that prunes some of the lists, if there are any."""
         if not self._to_prune:
             self._to_prune = self.served
-        due, self._to_prune = self._to_prune[:_PRUNED_LISTS], self._to_prune[_PRUNED_LISTS:]
-        lists = [self._names.serving(each) for each in due]
-        return [command(b"EVAL", PRUNE.text, len(lists), *lists, self._names.ends, _PRUNED_ENTRIES)] if lists else []
+        due_ids, self._to_prune = self._to_prune[:_LISTS_PRUNED_PER_BEAT], self._to_prune[_LISTS_PRUNED_PER_BEAT:]
+        lists = [self._names.serving(operation_id) for operation_id in due_ids]
+        return (
+            [command(b"EVAL", PRUNE.text, len(lists), *lists, self._names.ends, _ENTRIES_PRUNED_PER_BEAT)]
+            if lists
+            else []
+        )
 
 
 # --- the broker connection --------------------------------------------------------------------------------------------
 
-_MAX_SILENT_BEATS = 2  # beats without data, after which a server counts as frozen
-_GRACE = 1.0  # seconds for an orderly close
+_MAX_SILENT_BEATS = 2  # after which a server counts as frozen
+_CLOSE_TIMEOUT = 1.0  # seconds
 _PING = command(b"PING")
-_MAX_ROUTES = 100  # times that a request is routed again, each time past a thousand servers that are gone
+_MAX_ATTEMPTS = 100  # to route a request, each past a thousand servers that are gone
 
 
 class _RoutedRequest(NamedTuple):
@@ -208,10 +215,10 @@ class RedisBrokerConnection:
             # The lease of the lost connection may not have expired yet.
             await connection.greet(*([command(b"DEL", self._presence.end)] if self._presence.served else []))
             names = RedisNames(await self._servers.channel_prefix(connection, self._prefix), connection.target.db)
-            for each in SETTINGS:  # apart from the other commands, since many servers deny CONFIG
-                connection.send(command(b"CONFIG", b"GET", each), settings.append)
+            for setting in SETTINGS:  # apart from the other commands, since many servers deny CONFIG
+                connection.send(command(b"CONFIG", b"GET", setting), settings.append)
             loading, channels = command(b"SCRIPT", b"LOAD", ROUTE.text), (names.end(address), names.all)
-            await connection.ask(*(command(b"SUBSCRIBE", each) for each in channels), loading)
+            await connection.ask(*(command(b"SUBSCRIBE", channel) for channel in channels), loading)
         except BaseException:
             await connection.close()
             raise
@@ -236,9 +243,9 @@ class RedisBrokerConnection:
         if connection is None:
             return
         try:
-            for each in (*self._presence.absence(), command(b"UNSUBSCRIBE", self._presence.end)):
-                connection.send(each, _ignore, control=True)
-            async with timeout(_GRACE):
+            for departure in (*self._presence.absence(), command(b"UNSUBSCRIBE", self._presence.end)):
+                connection.send(departure, _ignore, control=True)
+            async with timeout(_CLOSE_TIMEOUT):
                 await connection.ask(_PING)  # its reply shows that Redis has processed the commands before it
         except (CallError, TimeoutError) as error:
             logger.debug("no orderly close at %s: %s", self.name, error)
@@ -249,21 +256,21 @@ class RedisBrokerConnection:
     async def serve(self, operation_ids: Iterable[str]) -> None:
         """Register as a server of these operations."""
         connection, presence = self._open(), self._presence
-        new = presence.add(operation_ids)
+        new_ids = presence.add(operation_ids)
         try:
             # Without new operations, PING waits for registrations that are still in flight.
-            replies = await connection.ask(*presence.entries(new) or [_PING])
-            if 1 in replies and presence.served != new:  # the lease was missing: other lists may lack us, too
+            replies = await connection.ask(*presence.entries(new_ids) or [_PING])
+            if 1 in replies and presence.served != new_ids:  # the lease was missing: other lists may lack us, too
                 await connection.ask(*presence.entries(presence.served))
         except BaseException:
-            presence.remove(new)
+            presence.remove(new_ids)
             raise
 
     async def unserve(self, operation_ids: Iterable[str]) -> None:
         """Deregister from these operations."""
-        leaving = list(operation_ids)
-        self._presence.remove(leaving)
-        await self._open().ask(*self._presence.departures(leaving))
+        ids = list(operation_ids)
+        self._presence.remove(ids)
+        await self._open().ask(*self._presence.departures(ids))
 
     def beat(self, every: float) -> None:
         """Renew the lease; end the connection if the server has become silent."""
@@ -281,8 +288,8 @@ class RedisBrokerConnection:
 
     def _register(self, connection: RedisConnection, commands: list[bytes], done: Done) -> None:
         try:
-            for each in commands:
-                connection.send(each, done, control=True)
+            for renewal in commands:
+                connection.send(renewal, done, control=True)
         except CallError as error:
             logger.warning("the lease at %s was not renewed: %s", self.name, error.message)
 
@@ -299,9 +306,9 @@ class RedisBrokerConnection:
                 connection, self._presence.entries(served), partial(self._refused, "operations are not served")
             )
 
-    def _refused(self, what: str, reply: Any) -> None:
+    def _refused(self, consequence: str, reply: Any) -> None:
         if is_refusal(reply):
-            logger.warning("%s: %s", what, refusal(self.name, reply).message)
+            logger.warning("%s: %s", consequence, refusal(self.name, reply).message)
 
     def request(self, operation_id: str, token: str, message: bytes, sticky_key: str | None = None) -> None:
         """Route a message to the next server of an operation, or to the one for a sticky key."""
@@ -313,12 +320,12 @@ class RedisBrokerConnection:
         connection.send(self._routing(request, b"EVALSHA", ROUTE.digest), partial(self._routed, request, 1))
         self._turns[operation_id] = turn
 
-    def _routing(self, request: _RoutedRequest, evaluate: bytes, script: Part) -> bytes:
+    def _routing(self, request: _RoutedRequest, eval_command: bytes, script: Part) -> bytes:
         """Return the command that runs ROUTE for a request."""
         servers, ends = self._names.serving(request.operation_id), self._names.ends
         published = pack_message(self._address, request.token, request.message)
         sticky_key = () if request.sticky_key is None else (request.sticky_key.encode(errors="surrogatepass"),)
-        return command(evaluate, script, 1, servers, request.turn, published, ends, *sticky_key)
+        return command(eval_command, script, 1, servers, request.turn, published, ends, *sticky_key)
 
     def _routed(self, request: _RoutedRequest, attempt: int, reply: Any) -> None:
         if self._connection is None or self._listener is None:
@@ -327,7 +334,7 @@ class RedisBrokerConnection:
             self._listener.routed(request.token, self._names.address(reply))
             return
         # No server received it: Redis has lost the script, or has just pruned a thousand servers that are gone.
-        if (reply == -1 and attempt <= _MAX_ROUTES) or is_refusal(reply, "NOSCRIPT"):
+        if (reply == -1 and attempt <= _MAX_ATTEMPTS) or is_refusal(reply, "NOSCRIPT"):
             done = partial(self._routed, request, attempt + 1)
             try:
                 self._connection.send(self._routing(request, b"EVAL", ROUTE.text), done)

@@ -31,13 +31,13 @@ logger = get_logger("opwire.transports.websocket")
 # Close codes: the token is invalid or has expired, the client is not admitted, it asks for more than is kept.
 UNAUTHENTICATED, FORBIDDEN, TOO_MUCH = 4401, 4403, 4413
 
-_PENDING_INTERVAL = 1.0  # seconds between two notices that an announcement is pending
-_MAX_PENDING_IDS = 1_000  # announcements in one of these
-_MAX_CARRIED = 4 * 1024 * 1024  # bytes of descriptions in the undecided announcements of one peer, and
-_MAX_ALL_CARRIED = 64 * 1024 * 1024  # of all peers
-_MAX_CHECKS = 64  # concurrent token checks: of unknown tokens, and as many of known ones
-_MAX_RECHECKS = 4  # of tokens of open connections, at a time: those of new ones do not wait for them
-_MAX_KNOWN = 10_000  # tokens that were valid
+_SECONDS_BETWEEN_NOTICES = 1.0  # that an announcement is pending
+_MAX_IDS_PER_NOTICE = 1_000
+_MAX_UNDECIDED_BYTES = 4 * 1024 * 1024  # descriptions in the announcements of one peer
+_MAX_TOTAL_UNDECIDED_BYTES = 64 * 1024 * 1024
+_MAX_TOKEN_CHECKS = 64  # at a time: of unknown tokens, and as many of known ones
+_MAX_TOKEN_RECHECKS = 4  # at a time, of open connections: new ones do not wait for them
+_MAX_REMEMBERED_TOKENS = 10_000
 
 
 class AdmissionPolicy(Protocol):
@@ -142,9 +142,9 @@ class Admission:
         self._tasks: set[asyncio.Task[None]] = set()
         self._announcing: Counter[str] = Counter()  # announced operations, undecided
         self._carried = 0  # bytes of descriptions in undecided announcements
-        self._unknown, self._known = _TokenChecks(_MAX_CHECKS), _TokenChecks(_MAX_CHECKS)
-        self._valid: BoundedDict[bytes, None] = BoundedDict(_MAX_KNOWN)  # digests of tokens that were valid
-        self._rechecks = asyncio.Semaphore(_MAX_RECHECKS)
+        self._unknown, self._known = _TokenChecks(_MAX_TOKEN_CHECKS), _TokenChecks(_MAX_TOKEN_CHECKS)
+        self._valid: BoundedDict[bytes, None] = BoundedDict(_MAX_REMEMBERED_TOKENS)  # digests of tokens that were valid
+        self._rechecks = asyncio.Semaphore(_MAX_TOKEN_RECHECKS)
         self._secret = token_bytes(16)
 
     async def close(self, peers: Iterable[Peer]) -> None:
@@ -258,7 +258,7 @@ class Admission:
         self._carried += carried
         if isinstance(change, events.WireAnnounce):
             # Copies, since each one refers to its whole message.
-            peer.changes[-1] = replace(change, descriptions=[each.copy() for each in change.descriptions])
+            peer.changes[-1] = replace(change, descriptions=[description.copy() for description in change.descriptions])
             self._announcing.update(change.operations)
         if len(peer.changes) == 1:  # else the earlier ones are being decided
             self._schedule_notice(peer)
@@ -270,7 +270,7 @@ class Admission:
             return CallError(ErrorCode.VALIDATION_ERROR, "session.announce names at least one operation")
         if len(change.descriptions) > len(change.operations):
             return CallError(ErrorCode.VALIDATION_ERROR, "session.announce describes only the operations that it names")
-        if peer.carried + carried > _MAX_CARRIED or self._carried + carried > _MAX_ALL_CARRIED:
+        if peer.carried + carried > _MAX_UNDECIDED_BYTES or self._carried + carried > _MAX_TOTAL_UNDECIDED_BYTES:
             full = "earlier announcements with descriptions are not decided yet: send more of them after session.done"
             return CallError(ErrorCode.RATE_LIMITED, full)
         return None
@@ -305,12 +305,12 @@ class Admission:
         if peer.connection.over:
             policy.lost(peer.address)  # it left during the decision
             return
-        refusals = [events.RefusedOperation.of(each, error) for each, error in refused.items()]
+        refusals = [events.RefusedOperation.of(operation_id, error) for operation_id, error in refused.items()]
         if refusals and not change.partial:
             policy.accepted(peer.address, [])
             peer.refuse(events.refusal_error(refusals), change.id)
             return
-        accepted = [each for each in dict.fromkeys(change.operations) if each not in refused]
+        accepted = [operation_id for operation_id in dict.fromkeys(change.operations) if operation_id not in refused]
         self._routes.announce(peer.address, accepted, policy.accepted(peer.address, accepted))
         peer.notify(events.Done(id=change.id, refused=refusals))
 
@@ -322,19 +322,19 @@ class Admission:
             carried = change.carried
             peer.carried -= carried
             self._carried -= carried
-            for each in change.operations:
-                self._announcing[each] -= 1
-                if not self._announcing[each]:
-                    del self._announcing[each]
+            for operation_id in change.operations:
+                self._announcing[operation_id] -= 1
+                if not self._announcing[operation_id]:
+                    del self._announcing[operation_id]
 
     def _schedule_notice(self, peer: Peer) -> None:
         """Send a peer the numbers of its pending changes once a second, so that it waits for them."""
 
         def notify() -> None:
-            peer.notify(events.Pending(ids=[change.id for change in islice(peer.changes, _MAX_PENDING_IDS)]))
+            peer.notify(events.Pending(ids=[change.id for change in islice(peer.changes, _MAX_IDS_PER_NOTICE)]))
             self._schedule_notice(peer)
 
-        peer.notice = asyncio.get_running_loop().call_later(_PENDING_INTERVAL, notify)
+        peer.notice = asyncio.get_running_loop().call_later(_SECONDS_BETWEEN_NOTICES, notify)
 
 
 def _public_error(error: Exception) -> CallError:

@@ -24,9 +24,9 @@ from opwire.transports.websocket.session import ClientSession, Dropped
 
 logger = get_logger("opwire.transports.websocket")
 
-_STEADY = 5.0  # seconds: a connection that lasted longer was not refused
-_SPREAD = 0.2  # seconds over which the clients of a lost hub connect to others
-_FORMS = "ws://host:port or wss://host:port"
+_MIN_STEADY_SECONDS = 5.0  # a connection that lasted longer was not refused
+_MAX_RECONNECT_DELAY = 0.2  # seconds, so that the clients of a lost hub do not connect to another at once
+_URL_FORMS = "ws://host:port or wss://host:port"
 
 # At most 2 s between two attempts, so that a restarted hub has all its spokes again soon.
 back_off = partial(deadlines.back_off, first=0.1, longest=2.0)
@@ -36,14 +36,14 @@ class _OtherReceiver:
     """Receives for a session that is not the current one, so that requests from there are answered there."""
 
     def __init__(self, receiver: Receiver, others: dict[str, ClientSession], session: ClientSession) -> None:
-        self._others = others
+        self._sessions_by_call = others
         self._session = session
         self.lost = receiver.lost
         self._received = receiver.received
 
     def received(self, event: CallEvent, sender: Address) -> None:
         if isinstance(event, CallRequested):
-            self._others[event.request_id] = self._session
+            self._sessions_by_call[event.request_id] = self._session
         self._received(event, sender)
 
 
@@ -91,12 +91,16 @@ class WebSocketTransport:
             heartbeat=heartbeat, max_message=max_message, connect_timeout=connect_timeout, max_backlog=max_backlog
         )
         try:
-            self._uris = [parse_uri(each) for text in ([url] if isinstance(url, str) else url) for each in _each(text)]
+            self._uris = [
+                parse_uri(url_of_host)
+                for text in ([url] if isinstance(url, str) else url)
+                for url_of_host in _urls_of_hosts(text)
+            ]
         except (InvalidURI, ValueError, TypeError, AttributeError):  # do not repeat it: it may contain a password
-            raise UsageError(f"invalid URL of a WebSocket server; expected {_FORMS}") from None
+            raise UsageError(f"invalid URL of a WebSocket server; expected {_URL_FORMS}") from None
         if not self._uris:
-            raise UsageError(f"a URL is missing: give at least one, {_FORMS}")
-        self._name = _shown(self._uris[0])
+            raise UsageError(f"a URL is missing: give at least one, {_URL_FORMS}")
+        self._name = _without_secrets(self._uris[0])
         self._token = token
         self._heartbeat = heartbeat
         self._max_message = max_message
@@ -105,7 +109,9 @@ class WebSocketTransport:
         self._max_backlog = max_backlog
         self._receiver: Receiver | None = None
         self._session: ClientSession | None = None
-        self._others: dict[str, ClientSession] = {}  # the sessions of calls that are not in the current one, by id
+        self._sessions_by_call: dict[
+            str, ClientSession
+        ] = {}  # the sessions of calls that are not in the current one, by id
         self._retired: set[ClientSession] = set()  # replaced, until the server closes them
         self.connected = False  # there is a session, and the operations are announced again
         self._closed = True
@@ -127,12 +133,12 @@ class WebSocketTransport:
         self._receiver, self._closed = receiver, False
         self._operations.clear()
         try:
-            for left in reversed(range(len(self._uris))):
+            for remaining in reversed(range(len(self._uris))):
                 try:
                     await self._connect(receiver)
                     break
                 except CallError as error:
-                    if not left:
+                    if not remaining:
                         raise
                     logger.info("%s", error)
                     self._uris.append(self._uris.pop(0))
@@ -150,31 +156,31 @@ class WebSocketTransport:
         """
         if self._closed:
             raise self._unavailable()
-        wanted = list(dict.fromkeys(operation_ids))
-        self._operations.update(dict.fromkeys(wanted))
+        new_ids = list(dict.fromkeys(operation_ids))
+        self._operations.update(dict.fromkeys(new_ids))
         session = self._open()
         try:
-            refused = await session.announce(wanted)
+            refused = await session.announce(new_ids)
         except CallError as error:
             if session.welcome and session is self._session:  # unknown what is served: reconnect
                 session.drop()
                 self._lost(session, error.message)
             raise
         if refused:
-            await self.withdraw([each.operation for each in refused])  # an earlier version may have been accepted
+            await self.withdraw([refusal.operation for refusal in refused])  # an earlier version may have been accepted
             raise refusal_error(refused)
 
     async def withdraw(self, operation_ids: Iterable[str]) -> None:
         """Stop serving these operations."""
-        known = [each for each in dict.fromkeys(operation_ids) if each in self._operations]
-        for each in known:
-            del self._operations[each]
-        if not known:
+        served_ids = [operation_id for operation_id in dict.fromkeys(operation_ids) if operation_id in self._operations]
+        for operation_id in served_ids:
+            del self._operations[operation_id]
+        if not served_ids:
             return
         try:
-            await self._open().ask(Withdraw, operations=known)
-        except CallError as gone:  # then nothing is routed here, and they will not be announced again
-            logger.debug("a withdrawal was not confirmed: %s", gone)
+            await self._open().ask(Withdraw, operations=served_ids)
+        except CallError as error:  # then nothing is routed here, and they will not be announced again
+            logger.debug("a withdrawal was not confirmed: %s", error)
 
     async def servers(self, wait: float = 0.5) -> list[Address]:
         """Return the addresses of all servers; `wait` is ignored, since the hub knows them."""
@@ -184,18 +190,18 @@ class WebSocketTransport:
     def request(self, event: CallRequested) -> None:
         """Send a request to one of the servers of its operation."""
         session = self._session
-        if session is None or not self.connected or session.leaving or not session.welcome or self._others:
+        if session is None or not self.connected or session.leaving or not session.welcome or self._sessions_by_call:
             self.send(event, None)
         else:  # nearly always: `send` without the calls
             session.request(event, None)
 
     def send(self, event: CallEvent, to: Address | None) -> None:
         """Send an event to a peer, or to the server that has the request."""
-        if self._others and (other := self._others.get(event.request_id)) is not None:
+        if self._sessions_by_call and (former_session := self._sessions_by_call.get(event.request_id)) is not None:
             if type(event) is not CallRequested:
-                other.send(event, to)
+                former_session.send(event, to)
                 return
-            del self._others[event.request_id]  # it was not started there
+            del self._sessions_by_call[event.request_id]  # it was not started there
         session = self._open()
         if type(event) is not CallRequested:
             session.send(event, to)
@@ -213,7 +219,7 @@ class WebSocketTransport:
         sessions = [*self._retired, *([] if self._session is None else [self._session])]
         self._session, self.connected = None, False
         self._retired.clear()
-        self._others.clear()
+        self._sessions_by_call.clear()
         await asyncio.gather(*(session.close() for session in sessions))
 
     def _open(self) -> ClientSession:
@@ -235,32 +241,32 @@ class WebSocketTransport:
             CallError: UNAVAILABLE, or the error of the server.
         """
         self._broken.clear()
-        self._name = _shown(self._uris[0])
+        self._name = _without_secrets(self._uris[0])
         try:
             token = self._token() if callable(self._token) else self._token
         except Exception as error:  # of a user's callback; its message may contain a secret
-            failed = f"the callback for the token of {self._name} raised {type(error).__name__}"
-            raise CallError(ErrorCode.UNAVAILABLE, failed) from error
+            message = f"the callback for the token of {self._name} raised {type(error).__name__}"
+            raise CallError(ErrorCode.UNAVAILABLE, message) from error
         session = ClientSession(
             self._uris[0],
             receiver,
             self._lost,
-            self._going,
+            self._going_away,
             self.dropped,
             max_message=self._max_message,
             heartbeat=self._heartbeat,
             max_backlog=self._max_backlog,
             token=token,
         )
-        session.receiver = _OtherReceiver(receiver, self._others, session)
+        session.receiver = _OtherReceiver(receiver, self._sessions_by_call, session)
         try:
             async with asyncio.timeout(self._connect_timeout):
                 await session.begin(self._ssl)
             await self._announce_again(session)
             self._replace(session, receiver)
         except TimeoutError as error:
-            late = f"{self._name} did not answer within {self._connect_timeout:g} s"
-            raise CallError(ErrorCode.UNAVAILABLE, late) from error
+            message = f"{self._name} did not answer within {self._connect_timeout:g} s"
+            raise CallError(ErrorCode.UNAVAILABLE, message) from error
         except CallError as error:
             raise CallError(error.code, f"{self._name} cannot be used: {error.message}") from error
         except (OSError, ValueError) as error:
@@ -274,29 +280,29 @@ class WebSocketTransport:
     async def _announce_again(self, session: ClientSession) -> None:
         announced: set[str] = set()
         while self._operations.keys() != announced:  # they may change meanwhile
-            if gone := announced - self._operations.keys():
-                await session.ask(Withdraw, operations=list(gone))
-                announced -= gone
-            new = [each for each in self._operations if each not in announced]
-            refused = await session.announce(new) if new else []
+            if withdrawn_ids := announced - self._operations.keys():
+                await session.ask(Withdraw, operations=list(withdrawn_ids))
+                announced -= withdrawn_ids
+            new_ids = [operation_id for operation_id in self._operations if operation_id not in announced]
+            refused = await session.announce(new_ids) if new_ids else []
             if refused:  # the others are served, and these are announced again after the next loss
                 logger.warning("%s: %s", self._name, refusal_error(refused).message)
-            announced.update(new)
+            announced.update(new_ids)
         session.check()  # it may have ended just now
 
     def _replace(self, session: ClientSession, receiver: Receiver) -> None:
         former, self._session, self.connected = self._session, session, True
         self._broken.clear()
         if former is not None and isinstance(receiver, MovableReceiver):
-            for each in receiver.open_requests():
-                self._others.setdefault(each, former)
-            former.retire(_OtherReceiver(receiver, self._others, former))
+            for request_id in receiver.open_requests():
+                self._sessions_by_call.setdefault(request_id, former)
+            former.retire(_OtherReceiver(receiver, self._sessions_by_call, former))
             self._retired.add(former)
-        for each in [each for each, other in self._others.items() if other is session]:
-            del self._others[each]
+        for request_id in [request_id for request_id, other in self._sessions_by_call.items() if other is session]:
+            del self._sessions_by_call[request_id]
         session.receiver = receiver
 
-    def _going(self, session: ClientSession) -> None:
+    def _going_away(self, session: ClientSession) -> None:
         """Connect to another server, since this one is about to leave. Requests are sent to it meanwhile."""
         if session is self._session and isinstance(self._receiver, MovableReceiver):
             self._broken.set()
@@ -311,7 +317,7 @@ class WebSocketTransport:
         for retired in self._retired:  # a rare case: the calls over all of them fail
             retired.drop()
         self._retired.clear()
-        self._others.clear()
+        self._sessions_by_call.clear()
         self._session, self.connected = None, False
         self._broken.set()
         logger.warning("the connection to %s was lost: %s", self._name, reason)
@@ -321,11 +327,11 @@ class WebSocketTransport:
     def _forget(self, session: ClientSession, reason: str) -> None:
         """Fail the calls of a session that is not the current one."""
         self._retired.discard(session)
-        ended = [each for each, other in self._others.items() if other is session]
-        for each in ended:
-            del self._others[each]
+        request_ids = [request_id for request_id, other in self._sessions_by_call.items() if other is session]
+        for request_id in request_ids:
+            del self._sessions_by_call[request_id]
         if isinstance(self._receiver, MovableReceiver):
-            self._receiver.lost_requests(ended, reason)
+            self._receiver.lost_requests(request_ids, reason)
 
     async def _stay_connected(self, receiver: Receiver) -> None:
         """Reconnect after every loss, with any number of attempts."""
@@ -333,12 +339,14 @@ class WebSocketTransport:
         while True:
             await self._broken.wait()
             moves = self._session is not None  # the server is about to leave, and has not left yet
-            if time.monotonic() - tried_at > _STEADY:  # else it was refused or dropped at once, and would be again
+            if (
+                time.monotonic() - tried_at > _MIN_STEADY_SECONDS
+            ):  # else it was refused or dropped at once, and would be again
                 attempt = 0
             if attempt:
                 await asyncio.sleep(back_off(attempt))
             elif len(self._uris) > 1:  # the others of a lost hub go there at the same time
-                await asyncio.sleep(uniform(0, _SPREAD))  # noqa: S311
+                await asyncio.sleep(uniform(0, _MAX_RECONNECT_DELAY))  # noqa: S311
                 self._uris[1:] = sample(self._uris[1:], len(self._uris) - 1)
             attempt += 1
             self._uris.append(self._uris.pop(0))
@@ -360,14 +368,14 @@ class WebSocketTransport:
             tried_at = time.monotonic()
 
 
-def _each(url: str) -> list[str]:
+def _urls_of_hosts(url: str) -> list[str]:
     """Return the URLs of `ws://host1:port,host2:port`."""
-    scheme, separator, rest = url.partition("://")
-    hosts, slash, path = rest.partition("/")
+    scheme, separator, address = url.partition("://")
+    hosts, slash, path = address.partition("/")
     return [f"{scheme}{separator}{host}{slash}{path}" for host in hosts.split(",")]
 
 
-def _shown(uri: WebSocketURI) -> str:
+def _without_secrets(uri: WebSocketURI) -> str:
     """Return the URL without user, password and query, which may contain tokens."""
     host = f"[{uri.host}]" if ":" in uri.host else uri.host
     return f"{'wss' if uri.secure else 'ws'}://{host}:{uri.port}{uri.path}"

@@ -30,14 +30,14 @@ except ImportError:  # websockets was installed without its C extension
 Core = ClientProtocol | ServerProtocol
 
 SUBPROTOCOL = Subprotocol("opwire.v1")
-GRACE = 1.0  # seconds that the peer has to answer a close frame
+CLOSE_TIMEOUT = 1.0  # seconds
 
 _WHOLE_TEXT = 0x81  # the first byte of a text message in a single frame
 _MASKED = 0x80  # in the second byte, beside the length
-_MAX_REASON = 120  # bytes in a close frame
-_MAX_CONTROL = 4096  # bytes of a control message
-_MAX_OTHER = 1024  # fragments and control frames in one piece of data, which has at most 16 KiB: each takes 5 µs
-_MAX_MISSED = 2  # beats in a row without data, after which the peer counts as dead
+_MAX_REASON_BYTES = 120
+_MAX_CONTROL_BYTES = 4096
+_MAX_OTHER_FRAMES = 1024  # in one piece of data, which has at most 16 KiB: each takes 5 µs
+_MAX_SILENT_BEATS = 2  # after which the peer counts as dead
 
 
 class FrameCodec:
@@ -97,7 +97,7 @@ class FrameCodec:
             data = bytes(self._buffer)
             self._buffer.clear()
         messages: list[bytes] = []
-        start, left = self._whole_texts(data, 0, messages), _MAX_OTHER
+        start, other_frames_left = self._whole_texts(data, 0, messages), _MAX_OTHER_FRAMES
         while start < len(data) and not self.over:
             begin, end = _payload_bounds(data, start)
             if end - begin > self._limit:
@@ -106,10 +106,10 @@ class FrameCodec:
                 self._buffer += data[start:]
                 self._needed = end - start
                 break
-            elif not left:
+            elif not other_frames_left:
                 self.fail(CloseCode.POLICY_VIOLATION, "too many fragments and control frames")
             else:
-                left -= 1
+                other_frames_left -= 1
                 self._other_frame(data[start:end], messages)
                 start = self._whole_texts(data, end, messages)
         return messages
@@ -208,7 +208,7 @@ def _payload_bounds(data: bytes, start: int) -> tuple[int, int]:
 
 
 def _truncated(reason: str) -> str:
-    return reason.encode()[:_MAX_REASON].decode(errors="ignore")
+    return reason.encode()[:_MAX_REASON_BYTES].decode(errors="ignore")
 
 
 class WebSocketConnection:
@@ -233,7 +233,7 @@ class WebSocketConnection:
         self.arrived = arrived
         self._lost = lost
         self._heard = True
-        self._missed = 0
+        self._silent_beats = 0
         self._timer: asyncio.TimerHandle | None = None
         self.over = False
         self._ended = asyncio.Event()
@@ -249,7 +249,7 @@ class WebSocketConnection:
         """
         if self.over:
             raise CallError(ErrorCode.UNAVAILABLE, "the connection is gone")
-        if not control or len(message) > _MAX_CONTROL:
+        if not control or len(message) > _MAX_CONTROL_BYTES:
             self.link.write(self._frames.encode(message))
             return
         try:
@@ -267,9 +267,9 @@ class WebSocketConnection:
         if self._frames.over:
             self._finish(self._frames.reason)
 
-    def expect(self, what: str, within: float, code: int) -> None:
+    def expect(self, message: str, within: float, code: int) -> None:
         """End the connection with this code unless `beat` is called in time."""
-        self._schedule(within, lambda: self.end(code, f"no {what} came within {within:g} s"))
+        self._schedule(within, lambda: self.end(code, f"no {message} came within {within:g} s"))
 
     def beat(self, every: float) -> None:
         """Ping every so often; two pings in a row without any data in return end the connection.
@@ -280,10 +280,10 @@ class WebSocketConnection:
 
     def _beat(self, every: float) -> None:
         # Beats are counted instead of time: if this process was held up, there may be data that it has not read yet.
-        self._missed = 0 if self._heard else self._missed + 1
+        self._silent_beats = 0 if self._heard else self._silent_beats + 1
         self._heard = False
-        if self._missed == _MAX_MISSED:
-            self.link.abort(f"nothing was heard of the peer for {_MAX_MISSED * every:g} s")
+        if self._silent_beats == _MAX_SILENT_BEATS:
+            self.link.abort(f"nothing was heard of the peer for {_MAX_SILENT_BEATS * every:g} s")
             return
         self._frames.ping()
         self.reply()
@@ -307,7 +307,7 @@ class WebSocketConnection:
             self._frames.close(code, reason)
             self._flush()
             with suppress(TimeoutError):
-                async with asyncio.timeout(GRACE):
+                async with asyncio.timeout(CLOSE_TIMEOUT):
                     await self._ended.wait()
         self._stop()
         await self.link.close()
@@ -329,7 +329,7 @@ class WebSocketConnection:
     def _finish(self, reason: str) -> None:
         if not self.over:
             self._stop()
-            self._ending = asyncio.get_running_loop().create_task(self.link.close(grace=GRACE))
+            self._ending = asyncio.get_running_loop().create_task(self.link.close(grace=CLOSE_TIMEOUT))
             self._lost(reason)
 
     def _stop(self) -> None:

@@ -50,14 +50,14 @@ from opwire.transports.websocket.routes import (
 
 logger = get_logger("opwire.transports.websocket")
 
-MAX_IDENTITY = 4 * 1024  # bytes of an identity that a relay writes
-MARGIN = MAX_IDENTITY + 256  # bytes that a relay header may add to a message
+MAX_IDENTITY = 4 * 1024  # bytes that a relay writes
+MARGIN = MAX_IDENTITY + 256  # bytes that a relay header adds to a message
 
-_FIELD, _UNMATCHED = b',"peer":"', b',"unmatched":true'
-_MAX_HEADER = 128  # bytes that are searched for it; a longer one is decoded
-_UNMATCHED_RATE = 100.0, 2_000  # of the unmatched events of a peer, in kB: per second, and at once
+_PEER_FIELD, _UNMATCHED_FIELD = b',"peer":"', b',"unmatched":true'
+_MAX_HEADER_BYTES = 128  # that are searched for it; a longer one is decoded
+_UNMATCHED_KB_PER_SECOND, _UNMATCHED_KB_AT_ONCE = 100.0, 2_000  # of a peer
 _BULK = (RespondedHead, ProgressHead)  # they have no reserved room, like requests
-_MAX_SMALL = 1024  # bytes of an event that ends or steers a call: larger ones have no reserved room
+_MAX_CONTROL_BYTES = 1024  # larger events have no reserved room
 
 # --- headers ----------------------------------------------------------------------------------------------------------
 
@@ -65,7 +65,7 @@ _MAX_SMALL = 1024  # bytes of an event that ends or steers a call: larger ones h
 @lru_cache(maxsize=4096)
 def relay_header(peer: Address, *, unmatched: bool = False) -> bytes:
     """Return the end of a message from, or for, a peer."""
-    return (_UNMATCHED if unmatched else b"") + b',"peer":' + msgspec.json.encode(peer) + b"}"
+    return (_UNMATCHED_FIELD if unmatched else b"") + b',"peer":' + msgspec.json.encode(peer) + b"}"
 
 
 def identity_json(identity: Identity | None) -> bytes:
@@ -88,7 +88,7 @@ def request_header(peer: Address, identity: bytes) -> bytes:
 def with_header(message: bytes, header: bytes) -> bytes:
     """Return a message with this header in place of its own."""
     message = message if message.endswith(b"}") else message.rstrip()
-    begin = message.rfind(_FIELD, -_MAX_HEADER)
+    begin = message.rfind(_PEER_FIELD, -_MAX_HEADER_BYTES)
     return message[: -1 if begin < 0 or _named_peer(message[begin:]) is None else begin] + header
 
 
@@ -98,9 +98,9 @@ def read_origin(message: bytes) -> tuple[Address, bool]:
     Raises:
         CallError: PROTOCOL_ERROR, if the message is invalid.
     """
-    begin = message.rfind(_FIELD, -_MAX_HEADER)
+    begin = message.rfind(_PEER_FIELD, -_MAX_HEADER_BYTES)
     if begin >= 0 and (peer := _named_peer(message[begin:])) is not None:
-        return peer, message.endswith(_UNMATCHED, 0, begin)
+        return peer, message.endswith(_UNMATCHED_FIELD, 0, begin)
     if message.rfind(b'"peer"') < 0:  # not `in`, which first tries the bytes as a number: 0.1 µs
         return SERVER, False
     head = read_head(message)
@@ -111,11 +111,11 @@ def read_origin(message: bytes) -> tuple[Address, bool]:
 def _named_peer(header: bytes) -> Address | None:
     """Return the peer of a header, or None if these last bytes of a message are something else.
 
-    They begin with `_FIELD`, which cannot be part of a string, where quotes are escaped: it is a field, and since the
-    message ends right after its value, a field of the message itself.
+    They begin with `_PEER_FIELD`, which cannot be part of a string, where quotes are escaped: it is a field, and since
+    the message ends right after its value, a field of the message itself.
     """
-    peer = header[len(_FIELD) : -2]
-    is_header = len(header) > len(_FIELD) + 1 and header.endswith(b'"}') and b'"' not in peer and b"\\" not in peer
+    peer = header[len(_PEER_FIELD) : -2]
+    is_header = len(header) > len(_PEER_FIELD) + 1 and header.endswith(b'"}') and b'"' not in peer and b"\\" not in peer
     return peer.decode() if is_header else None
 
 
@@ -131,7 +131,7 @@ class Peer:
     def __init__(self, address: Address, rate: TokenBucket | None = None) -> None:
         self.address = address
         self.rate = rate  # of its requests and unmatched events
-        self.unmatched = TokenBucket(*_UNMATCHED_RATE)
+        self.unmatched = TokenBucket(_UNMATCHED_KB_PER_SECOND, _UNMATCHED_KB_AT_ONCE)
         self.greeted = False  # it has sent hello
         self.group: str | None = None  # connections of one group share their room: the identity; None without a token
         self.welcomed = False
@@ -144,7 +144,7 @@ class Peer:
         self.changing = 0  # operations in these
         self.carried = 0  # bytes of descriptions in these
         self.notice: asyncio.TimerHandle | None = None  # that changes are pending
-        self.strikes = 0  # invalid messages
+        self.invalid_messages = 0
         self.max_message = events.MAX_MESSAGE
         self.header = relay_header(address)  # of the events that it sends
 
@@ -214,24 +214,24 @@ class Relay:
 
     def leave(self, peer: Peer, reason: str, *, connected: bool = False) -> None:
         """Remove a peer, and fail its calls at their other sides; if it is still connected, at its side as well."""
-        gone = peer.address
-        del self.peers[gone]
-        calls = self._routes.leave(gone)
+        address = peer.address
+        del self.peers[address]
+        calls = self._routes.leave(address)
         for call in calls:
-            self._observe(call, CANCELLED if call.caller == gone else ErrorCode.UNAVAILABLE)
-            if call.caller not in (gone, SERVER):  # the server's own calls are ended by its call table
+            self._observe(call, CANCELLED if call.caller == address else ErrorCode.UNAVAILABLE)
+            if call.caller not in (address, SERVER):  # the server's own calls are ended by its call table
                 error = CallError(ErrorCode.UNAVAILABLE, f"the peer that had the call is gone: {reason}")
-                self.peers[call.caller].notify(CallFailed.of(call.request_id, error), gone)
-            if connected and call.caller == gone:
+                self.peers[call.caller].notify(CallFailed.of(call.request_id, error), address)
+            if connected and call.caller == address:
                 error = CallError(ErrorCode.UNAVAILABLE, reason)
                 peer.notify(CallFailed.of(call.request_id, error), call.server)
             elif connected:
                 peer.notify(CallAborted(request_id=call.request_id, reason=reason), call.caller)
-        for server in {call.server for call in calls} - {gone, SERVER}:
-            self.peers[server].notify(events.Left(peer=gone, reason=reason))
+        for server in {call.server for call in calls} - {address, SERVER}:
+            self.peers[server].notify(events.Left(peer=address, reason=reason))
         for call in calls:  # another hub cannot know which calls were made by the peer that left
-            if call.server not in (gone, SERVER) and self.peers[call.server].hub:
-                self.peers[call.server].notify(CallAborted(request_id=call.request_id, reason=reason), gone)
+            if call.server not in (address, SERVER) and self.peers[call.server].hub:
+                self.peers[call.server].notify(CallAborted(request_id=call.request_id, reason=reason), address)
 
     def arrived(self, sender: Peer, message: bytes) -> None:
         """Handle a message from a peer."""
@@ -326,7 +326,7 @@ class Relay:
         to = self.peers.get(route.to)
         busy = to is not None and (to.hub or to.connection.link.paused)
         limited = sender.rate is not None and sender.rate.take(now)
-        if busy or limited or any(sender.unmatched.take(now) for _ in range(1 + len(message) // _MAX_SMALL)):
+        if busy or limited or any(sender.unmatched.take(now) for _ in range(1 + len(message) // _MAX_CONTROL_BYTES)):
             self._routes.dropped["flood"] += 1
             return
         if to is not None:
@@ -341,7 +341,7 @@ class Relay:
         if route.to == SERVER:
             self._deliver(sender, message, head, ANONYMOUS)
             return
-        control = type(head) not in _BULK and len(message) <= _MAX_SMALL
+        control = type(head) not in _BULK and len(message) <= _MAX_CONTROL_BYTES
         serves = route.call is not None and route.to == route.call.server
         self.peers[route.to].send(message, control=control, caller=sender.address if serves else None)
 

@@ -152,14 +152,14 @@ def read_head(message: bytes) -> EventHead:
 Balance = Literal["round_robin", "least_busy"]
 Dropped = Literal["duplicate", "flood", "foreign", "malformed", "unknown"]
 
-_MAX_COMPARED = 16  # servers to compare the loads of, for a call
-_MAX_VERSIONS = 4  # of an operation, with cached servers
-_MAX_STICKY, _MAX_KEY = 10_000, 200  # keys with cached servers, and characters of one
-_states = count()
+_MAX_COMPARED_SERVERS = 16  # for one call
+_MAX_CACHED_VERSIONS = 4  # for each operation
+_MAX_STICKY_KEYS, _MAX_STICKY_KEY_LENGTH = 10_000, 200
+_server_list_states = count()
 _OWN_STREAMS = frozenset({OPERATIONS, CALLS})
-_CALLS_OF_HUB = 10  # times as many open calls as of another peer, which its callers share
-_MAX_DOUBTFUL = 100  # calls that are ended at a time to make room
-_MAX_GRANTS = 64  # credit events that a caller may send in advance of items
+_HUB_CALLS_FACTOR = 10  # a hub has so many times the open calls of another peer
+_MAX_DOUBTFUL_CALLS = 100  # that are ended at a time to make room
+_MAX_CREDITS_AHEAD = 64  # credit events before their items
 
 
 class RoutedCall(Struct, eq=False):
@@ -174,7 +174,7 @@ class RoutedCall(Struct, eq=False):
     questions: bool = False  # its caller accepts them
     delegable: bool = True  # its server may call on with that identity, if its own grant delegates
     open: bool = True
-    grants: int = _MAX_GRANTS  # more credit events than items are a flood
+    grants: int = _MAX_CREDITS_AHEAD  # more credit events than items are a flood
     operation_id: str = ""
     began: float = 0.0  # monotonic time
     items: int = 0  # of a subscription
@@ -204,11 +204,11 @@ class _OperationServers:
         self._indices: dict[Address, int] = {}
         self._turn = 0
         self._among: list[tuple[Container[Address], _OperationServers]] = []
-        self.state = next(_states)  # another one after each change
+        self.state = next(_server_list_states)  # another one after each change
 
     def _changed(self) -> None:
         self._among.clear()
-        self.state = next(_states)
+        self.state = next(_server_list_states)
 
     def add(self, address: Address) -> None:
         self._changed()
@@ -230,13 +230,15 @@ class _OperationServers:
 
     def among(self, addresses: Container[Address]) -> "_OperationServers | None":
         """Return those of the servers that are among these, or None without any."""
-        chosen = next((chosen for known, chosen in self._among if known is addresses), None)
-        if chosen is None:
-            chosen = _OperationServers()
-            chosen.addresses = [each for each in self.addresses if each in addresses]
-            del self._among[_MAX_VERSIONS:]
-            self._among.insert(0, (addresses, chosen))
-        return chosen if chosen.addresses else None
+        cached_servers = next(
+            (cached_servers for cached_addresses, cached_servers in self._among if cached_addresses is addresses), None
+        )
+        if cached_servers is None:
+            cached_servers = _OperationServers()
+            cached_servers.addresses = [address for address in self.addresses if address in addresses]
+            del self._among[_MAX_CACHED_VERSIONS:]
+            self._among.insert(0, (addresses, cached_servers))
+        return cached_servers if cached_servers.addresses else None
 
     def sticky(self, key: str) -> Address:
         """Return the server for a key: the same one until it leaves."""
@@ -246,7 +248,7 @@ class _OperationServers:
         """Return the server with the fewest calls in flight, of all or of an even sample."""
         self._turn += 1
         addresses, size = self.addresses, len(self.addresses)
-        compared = min(size, _MAX_COMPARED)
+        compared = min(size, _MAX_COMPARED_SERVERS)
         indices = ((self._turn + number * size // compared) % size for number in range(compared))
         return min((addresses[index] for index in indices), key=lambda address: peers[address].load)
 
@@ -257,8 +259,10 @@ class _PeerRoutes(Struct, eq=False):
     hub: bool = False  # it is another hub
     load: int = 0  # calls in flight that it serves
     operations: dict[str, None] = field(default_factory=dict[str, None])
-    asked: dict[str, RoutedCall] = field(default_factory=dict[str, RoutedCall])  # by request id
-    held: dict[str, tuple[RoutedCall, ...]] = field(default_factory=dict[str, tuple[RoutedCall, ...]])  # one per caller
+    made_calls: dict[str, RoutedCall] = field(default_factory=dict[str, RoutedCall])  # by request id
+    served_calls: dict[str, tuple[RoutedCall, ...]] = field(
+        default_factory=dict[str, tuple[RoutedCall, ...]]
+    )  # one per caller
     doubtful: dict[str, RoutedCall] = field(default_factory=dict[str, RoutedCall])  # of those that it asked
     callers: Tally[bytes] = field(default_factory=Tally[bytes])  # of a hub: the open calls of each identity
 
@@ -280,9 +284,11 @@ class Routes:
         self.unserved: Callable[[str], None] | None = None
         self._peers: dict[Address, _PeerRoutes] = {SERVER: _PeerRoutes()}
         self._serving: dict[str, _OperationServers] = {}  # by operation
-        self._elsewhere: dict[str, _OperationServers] = {}  # other hubs, by operation
+        self._other_hubs: dict[str, _OperationServers] = {}  # other hubs, by operation
         self.address = ""  # of this hub, among the others
-        self._sticky = BoundedDict[tuple[int, str], Address](_MAX_STICKY)  # by the state of the servers, and key
+        self._sticky_servers = BoundedDict[tuple[int, str], Address](
+            _MAX_STICKY_KEYS
+        )  # by the state of the servers, and key
         self.split: Container[str] = ()  # operations of which several versions are served
         self.eligible: Callable[[str, str | None], Container[Address] | None] | None = None  # the servers of a version
         self.closing = False  # no new requests are accepted
@@ -292,12 +298,12 @@ class Routes:
 
     def __len__(self) -> int:
         """Return the number of open calls."""
-        return sum(len(peer.asked) for peer in self._peers.values())
+        return sum(len(peer.made_calls) for peer in self._peers.values())
 
     @property
     def relayed(self) -> int:
         """Return the number of open calls between other peers than the server, except opwire's own operations."""
-        calls = (call for peer in self._peers.values() for call in peer.asked.values())
+        calls = (call for peer in self._peers.values() for call in peer.made_calls.values())
         return sum(call.server != SERVER and not is_own(call.operation_id) for call in calls)
 
     def join(
@@ -312,10 +318,13 @@ class Routes:
             return []
         self.withdraw(address, self.operations(address))
         peer = self._peers[address]
-        calls = [*peer.asked.values(), *(call for held in peer.held.values() for call in held)]
-        ended = [call for call in calls if self.end(call)]
+        calls = [
+            *peer.made_calls.values(),
+            *(call for calls_of_id in peer.served_calls.values() for call in calls_of_id),
+        ]
+        ended_calls = [call for call in calls if self.end(call)]
         del self._peers[address]
-        return ended
+        return ended_calls
 
     def operations(self, address: Address) -> list[str]:
         """Return the operations that a peer serves."""
@@ -328,15 +337,16 @@ class Routes:
             CallError: RATE_LIMITED, if they are too many or too long.
         """
         operations = self._peers[address].operations
-        new = set(operation_ids).difference(operations)
-        if len(operations) + waiting + len(new) > self._max_operations or any(len(each) > MAX_ID for each in new):
-            most = f"{self._max_operations:,} operations with ids of {MAX_ID:,} characters"
-            raise CallError(ErrorCode.RATE_LIMITED, f"at most {most} are accepted from one peer")
+        new_ids = set(operation_ids).difference(operations)
+        has_long_id = any(len(operation_id) > MAX_ID for operation_id in new_ids)
+        if has_long_id or len(operations) + waiting + len(new_ids) > self._max_operations:
+            limit = f"{self._max_operations:,} operations with ids of {MAX_ID:,} characters"
+            raise CallError(ErrorCode.RATE_LIMITED, f"at most {limit} are accepted from one peer")
 
     def announce(self, address: Address, operation_ids: Iterable[str], streams: Iterable[str] = ()) -> None:
         """Add operations of a peer; `streams` are those that are known to be subscriptions."""
         peer = self._peers[address]
-        table = self._elsewhere if peer.hub else self._serving
+        table = self._other_hubs if peer.hub else self._serving
         for operation_id in operation_ids:
             self._streams.discard(operation_id)  # its type may be another one than before
             if operation_id not in peer.operations:
@@ -347,7 +357,7 @@ class Routes:
     def withdraw(self, address: Address, operation_ids: Iterable[str]) -> None:
         """Remove operations of a peer."""
         peer = self._peers[address]
-        table = self._elsewhere if peer.hub else self._serving
+        table = self._other_hubs if peer.hub else self._serving
         for operation_id in operation_ids:
             if operation_id in peer.operations:
                 del peer.operations[operation_id]
@@ -356,14 +366,14 @@ class Routes:
                     serving.remove(address)
                     continue
                 del table[operation_id]
-                if operation_id not in self._serving and operation_id not in self._elsewhere:
+                if operation_id not in self._serving and operation_id not in self._other_hubs:
                     self._streams.discard(operation_id)
         self._streams.update(_OWN_STREAMS)
 
     def idle(self, address: Address) -> bool:
         """Return whether a peer serves nothing, and has no open call."""
         peer = self._peers[address]
-        return not peer.operations and not peer.asked and not peer.held
+        return not peer.operations and not peer.made_calls and not peer.served_calls
 
     def servers(self) -> list[Address]:
         """Return the peers that serve operations."""
@@ -381,7 +391,7 @@ class Routes:
             CallError: the error of `unserved`; UNAVAILABLE, if the server does not respond.
         """
         serving = self._serving.get(operation_id)
-        hubs = None if here else self._elsewhere.get(operation_id)
+        hubs = None if here else self._other_hubs.get(operation_id)
         if version is not None or operation_id in self.split:
             serving, hubs = self._of_version(operation_id, version, serving, hubs)
         if hubs is not None and (serving is None or sticky_key is not None):
@@ -401,23 +411,26 @@ class Routes:
         return serving.next() if self._balance == "round_robin" else serving.least_busy(self._peers)
 
     def _sticky_server(self, serving: _OperationServers, key: str) -> Address:
-        chosen = self._sticky.get((serving.state, key))
-        if chosen is None:
-            chosen = serving.sticky(key)
-            if len(key) <= _MAX_KEY:
-                self._sticky[serving.state, key] = chosen
-        return chosen
+        server = self._sticky_servers.get((serving.state, key))
+        if server is None:
+            server = serving.sticky(key)
+            if len(key) <= _MAX_STICKY_KEY_LENGTH:
+                self._sticky_servers[serving.state, key] = server
+        return server
 
     def _of_version(
         self, operation_id: str, version: str | None, *servers: _OperationServers | None
     ) -> "list[_OperationServers | None]":
         """Return those of the servers that serve a version; for None, the one of callers that ask for none."""
         eligible = None if self.eligible is None else self.eligible(operation_id, version)
-        found = [each if each is None or eligible is None else each.among(eligible) for each in servers]
-        if version is not None and not any(found):
+        servers_of_version = [
+            candidates if candidates is None or eligible is None else candidates.among(eligible)
+            for candidates in servers
+        ]
+        if version is not None and not any(servers_of_version):
             message = f"version {version[:80]!r} of {operation_id} is not served at the moment"
             raise CallError(ErrorCode.UNAVAILABLE, message)
-        return found
+        return servers_of_version
 
     def _among_hubs(
         self, hubs: _OperationServers, serving: _OperationServers | None, sticky_key: str | None
@@ -429,12 +442,12 @@ class Routes:
         def rank(hub: Address) -> bytes:  # unlike `hash`, the same in every process
             return blake2b(f"{sticky_key}/{hub}".encode(errors="surrogatepass"), digest_size=8).digest()
 
-        first = max(hubs.addresses, key=rank)
-        if serving is not None and rank(self.address) > rank(first):
+        highest_hub = max(hubs.addresses, key=rank)
+        if serving is not None and rank(self.address) > rank(highest_hub):
             return serving
-        chosen = _OperationServers()
-        chosen.add(first)
-        return chosen
+        hub_of_key = _OperationServers()
+        hub_of_key.add(highest_hub)
+        return hub_of_key
 
     def request(self, caller: Address, head: RequestedHead, identity: bytes = ANONYMOUS) -> RoutedCall | None:
         """Route a request; return None for a duplicate, which is ignored. `identity` is stated by a hub.
@@ -445,7 +458,7 @@ class Routes:
                 id is too long.
         """
         peer = self._peers[caller]
-        if head.request_id in peer.asked:
+        if head.request_id in peer.made_calls:
             return self._drop("duplicate")
         if self.closing:
             raise CallError(ErrorCode.UNAVAILABLE, "the hub is shutting down and accepts no new calls")
@@ -459,10 +472,10 @@ class Routes:
         if server not in self._peers:
             raise CallError(ErrorCode.UNAVAILABLE, f"unknown peer {server[:80]!r}: it may have left")
         if not peer.hub:
-            if len(peer.asked) >= self._max_calls:
+            if len(peer.made_calls) >= self._max_calls:
                 raise CallError(ErrorCode.RATE_LIMITED, f"this connection has {self._max_calls:,} calls open already")
         # As many as there is room for others: one identity gets a half, and n of them leave a part in n + 1.
-        elif peer.callers[identity] >= self._max_calls * _CALLS_OF_HUB - len(peer.asked):
+        elif peer.callers[identity] >= self._max_calls * _HUB_CALLS_FACTOR - len(peer.made_calls):
             raise CallError(ErrorCode.RATE_LIMITED, "this identity has too many calls open between these hubs")
         # A caller or a server may support neither credits nor item numbers: the operation's type decides.
         streams = head.credits is not None or head.operation_id in self._streams
@@ -490,15 +503,17 @@ class Routes:
 
     def _add(self, call: RoutedCall) -> None:
         request_id, caller, server = call.request_id, self._peers[call.caller], self._peers[call.server]
-        caller.asked[request_id] = call
+        caller.made_calls[request_id] = call
         if caller.hub:
             caller.callers[call.identity] += 1
-        server.held[request_id] = (*server.held[request_id], call) if request_id in server.held else (call,)
+        server.served_calls[request_id] = (
+            (*server.served_calls[request_id], call) if request_id in server.served_calls else (call,)
+        )
         server.load += 1
 
     def give_up(self, caller: Address, request_id: str, server: Address | None = None) -> None:
         """End a call for its caller, if this server (None: any) has it."""
-        call = self._peers[caller].asked.get(request_id)
+        call = self._peers[caller].made_calls.get(request_id)
         if call is not None and server in (None, call.server):
             self.end(call)
 
@@ -511,14 +526,14 @@ class Routes:
         Raises:
             CallError: ACCESS_DENIED.
         """
-        held = peer.held.get(head.parent_request_id or "", ())
-        if len(held) != 1:  # two callers may have chosen the same id
+        parents = peer.served_calls.get(head.parent_request_id or "", ())
+        if len(parents) != 1:  # two callers may have chosen the same id
             raise not_delegated(head.operation_id, "parentRequestId names no request that this peer is serving")
-        if not held[0].delegable or is_own(held[0].operation_id) or is_own(head.operation_id):
+        if not parents[0].delegable or is_own(parents[0].operation_id) or is_own(head.operation_id):
             raise not_delegated(head.operation_id, "the authority of that request cannot be passed on")
         if not peer.delegates:
             raise not_delegated(head.operation_id, "the grant of this peer does not delegate")
-        return held[0].identity
+        return parents[0].identity
 
     def follow(self, sender: Address, head: EventHead) -> EventRoute | None:
         """Return the route of any other event; None if it is dropped (and counted)."""
@@ -531,7 +546,7 @@ class Routes:
             to = head.peer or SERVER
             if to not in self._peers:
                 return self._drop("unknown")
-            if self.asked(to, head.request_id) is not None:
+            if self.open_call(to, head.request_id) is not None:
                 return self._drop("foreign")
             return EventRoute(to, None)
         is_answer = kind is RespondedHead and head.seq is None and not call.streams  # nearly always
@@ -551,22 +566,22 @@ class Routes:
         """Return the open call of an event, if such an event may come from its sender."""
         peer = self._peers[sender]
         if head.steers:
-            asked = peer.asked.get(head.request_id)
-            if asked is not None and head.peer in (None, asked.server):
-                return asked
+            made_call = peer.made_calls.get(head.request_id)
+            if made_call is not None and head.peer in (None, made_call.server):
+                return made_call
         if head.responds:
-            for held in peer.held.get(head.request_id, ()):
-                if head.peer in (None, held.caller):  # without a peer: the first caller
-                    return held
+            for served_call in peer.served_calls.get(head.request_id, ()):
+                if head.peer in (None, served_call.caller):  # without a peer: the first caller
+                    return served_call
         return None
 
-    def asked(self, caller: Address, request_id: str) -> RoutedCall | None:
+    def open_call(self, caller: Address, request_id: str) -> RoutedCall | None:
         """Return an open call."""
-        return self._peers[caller].asked.get(request_id)
+        return self._peers[caller].made_calls.get(request_id)
 
     def doubtful(self, caller: Address) -> list[RoutedCall]:
         """Return some of a caller's calls that may have ended, for which it has no room any more."""
-        return list(islice(self._peers[caller].doubtful.values(), _MAX_DOUBTFUL))
+        return list(islice(self._peers[caller].doubtful.values(), _MAX_DOUBTFUL_CALLS))
 
     def end(self, call: RoutedCall) -> bool:
         """Remove a call; return False if it has ended before."""
@@ -574,16 +589,16 @@ class Routes:
             return False
         call.open = False
         request_id, caller, server = call.request_id, self._peers[call.caller], self._peers[call.server]
-        del caller.asked[request_id]
+        del caller.made_calls[request_id]
         if caller.hub:
             caller.callers.subtract(call.identity)
         if call.is_ambiguous:
             caller.doubtful.pop(request_id, None)
         server.load -= 1
-        held = server.held.pop(request_id)
-        if len(held) > 1:
-            server.held[request_id] = tuple(each for each in held if each is not call)
+        calls_of_id = server.served_calls.pop(request_id)
+        if len(calls_of_id) > 1:
+            server.served_calls[request_id] = tuple(other_call for other_call in calls_of_id if other_call is not call)
         return True
 
-    def _drop(self, why: Dropped) -> None:
-        self.dropped[why] += 1
+    def _drop(self, reason: Dropped) -> None:
+        self.dropped[reason] += 1

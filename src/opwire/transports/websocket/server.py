@@ -51,13 +51,13 @@ PROBES = ("/healthz", "/readyz")
 HEARTBEAT = 3.0  # seconds between pings: a frozen peer is detected after 6 to 9 s
 
 _GOING_AWAY = 1001
-_MAX_BACKLOG = 64 * 1024 * 1024  # of a peer with a grant, by default: a relay cannot wait, as the end of a call does
-_KNOWN_BACKLOGS = 4  # full backlogs in total, of these peers
-_ANONYMOUS_BACKLOG = 2 * 1024 * 1024  # bytes that may be queued for a peer without a grant
-_ANONYMOUS_BACKLOGS = 32  # full backlogs in total, of these
-_POLL = 0.01  # seconds between two checks for open calls
-_MAX_STRIKES = 100  # invalid messages, after which a connection is closed
-_MAX_SHOWN = 200  # characters of an error that its sender sees
+_MAX_BACKLOG = 64 * 1024 * 1024  # for a peer with a grant: a relay cannot wait, as the end of a call does
+_MAX_FULL_BACKLOGS = 4  # the total of these peers
+_MAX_ANONYMOUS_BACKLOG = 2 * 1024 * 1024  # for a peer without a grant
+_MAX_FULL_ANONYMOUS_BACKLOGS = 32  # the total of these
+_SECONDS_BETWEEN_CHECKS = 0.01  # for open calls
+_MAX_INVALID_MESSAGES = 100  # after which a connection is closed
+_MAX_ERROR_LENGTH = 200  # that its sender sees
 _closed = partial(CallError, ErrorCode.UNAVAILABLE, "this end is closed")
 _RESPONSES = (events.CallResponded, events.CallCompleted, events.CallFailed, events.CallProgress, events.CallQuestion)
 
@@ -163,11 +163,11 @@ class WebSocketServer:
         self.eligible: Callable[[str, str | None], Container[Address] | None] | None = None
         self._receiver: Receiver | None = None
         self._listener: asyncio.Server | None = None
-        self._connected: set[Peer] = set()  # all of them; the relay has those that are welcomed
+        self.connections: set[Peer] = set()  # all of them; the relay has those that are welcomed
         self._pending: dict[Peer, None] = {}  # not welcomed yet, the oldest first
-        self._backlogs = Backlogs(_KNOWN_BACKLOGS * max_backlog)
-        self._anonymous_backlog = min(max_backlog, _ANONYMOUS_BACKLOG)
-        self._anonymous_backlogs = Backlogs(_ANONYMOUS_BACKLOGS * self._anonymous_backlog)
+        self._backlogs = Backlogs(_MAX_FULL_BACKLOGS * max_backlog)
+        self._anonymous_backlog = min(max_backlog, _MAX_ANONYMOUS_BACKLOG)
+        self._anonymous_backlogs = Backlogs(_MAX_FULL_ANONYMOUS_BACKLOGS * self._anonymous_backlog)
         self._reset()
 
     @property
@@ -204,6 +204,11 @@ class WebSocketServer:
         return f"<WebSocketServer at {self.url}, {state}>"
 
     @property
+    def listening(self) -> bool:
+        """Return whether clients can connect."""
+        return self._listener is not None and self._listener.is_serving()
+
+    @property
     def peers(self) -> list[Address]:
         """Return the addresses of the connected clients."""
         return [address for address, peer in self.relay.peers.items() if not peer.hub]
@@ -236,8 +241,8 @@ class WebSocketServer:
                 ssl_handshake_timeout=None if self._ssl is None else self._hello_timeout,
             )
         except OSError as error:
-            taken = f"cannot listen on {self._host}:{self._port}: {system_message(error)}"
-            raise CallError(ErrorCode.UNAVAILABLE, taken) from error
+            message = f"cannot listen on {self._host}:{self._port}: {system_message(error)}"
+            raise CallError(ErrorCode.UNAVAILABLE, message) from error
         self._port = self._listener.sockets[0].getsockname()[1]
 
     async def announce(self, operation_ids: Iterable[str]) -> None:
@@ -273,7 +278,7 @@ class WebSocketServer:
         if peer is None:
             raise CallError(ErrorCode.UNAVAILABLE, "the peer is gone")
         kind = type(event)
-        call = self.routes.asked(peer.address, event.request_id)
+        call = self.routes.open_call(peer.address, event.request_id)
         waits_for = None if call is None else call.server
         if waits_for is not None and waits_for != SERVER and kind in _RESPONSES:
             raise CallError(ErrorCode.UNAVAILABLE, f"{peer.address} waits for the answer of another peer")
@@ -327,15 +332,15 @@ class WebSocketServer:
     async def moved(self, timeout: float) -> None:
         """Wait after `go_away` until all clients have moved elsewhere, or cannot; at most this many seconds."""
         until, peers = time.monotonic() + timeout, self.relay.peers
-        while time.monotonic() < until and any(not each.moved and not each.hub for each in peers.values()):  # noqa: ASYNC110
-            await asyncio.sleep(_POLL)
+        while time.monotonic() < until and any(not peer.moved and not peer.hub for peer in peers.values()):  # noqa: ASYNC110
+            await asyncio.sleep(_SECONDS_BETWEEN_CHECKS)
 
     async def idle(self, timeout: float) -> bool:
         """Reject new requests, and wait until no calls are in flight; return False if some are after the timeout."""
         until = time.monotonic() + timeout
         self.routes.closing = True
         while len(self.routes) and time.monotonic() < until:  # noqa: ASYNC110  the table is pure, without callbacks
-            await asyncio.sleep(_POLL)
+            await asyncio.sleep(_SECONDS_BETWEEN_CHECKS)
         return not len(self.routes)
 
     async def close(self) -> None:
@@ -344,9 +349,9 @@ class WebSocketServer:
             return
         self.go_away()
         self._listener = None
-        await self._admission.close(self._connected)
-        await asyncio.gather(*(peer.connection.close(_GOING_AWAY, "the server leaves") for peer in self._connected))
-        self._connected.clear()
+        await self._admission.close(self.connections)
+        await asyncio.gather(*(peer.connection.close(_GOING_AWAY, "the server leaves") for peer in self.connections))
+        self.connections.clear()
         self._pending.clear()
         self._reset()
 
@@ -376,10 +381,10 @@ class WebSocketServer:
             max_backlog=self._anonymous_backlog,
         )
         peer.connection.expect("hello", self._hello_timeout, LATE)
-        self._connected.add(peer)
+        self.connections.add(peer)
         self._pending[peer] = None
         if len(self._pending) > self._max_pending:
-            oldest = next((each for each in self._pending if not each.greeted), peer)
+            oldest = next((waiting_peer for waiting_peer in self._pending if not waiting_peer.greeted), peer)
             del self._pending[oldest]
             oldest.connection.link.abort(f"{self._max_pending} connections wait for admission")
         return peer.connection.link
@@ -423,7 +428,7 @@ class WebSocketServer:
         peer.connection.beat(self._heartbeat)
 
     def _lost(self, peer: Peer, reason: str) -> None:
-        self._connected.discard(peer)
+        self.connections.discard(peer)
         self._pending.pop(peer, None)
         self._admission.leave(peer)
         if peer.welcomed:
@@ -486,30 +491,33 @@ class WebSocketServer:
             else:  # fail the server's own call
                 self._malformed(peer, CallError(error.code, error.message))
                 self._receiver.received(events.CallFailed.of(head.request_id, error), peer.address)
-                if self.routes.asked(SERVER, head.request_id) is not None:  # neither the table nor the peer ended it
+                if (
+                    self.routes.open_call(SERVER, head.request_id) is not None
+                ):  # neither the table nor the peer ended it
                     with suppress(CallError):
                         self.send(
-                            CallAborted(request_id=head.request_id, reason=error.message[:_MAX_SHOWN]), peer.address
+                            CallAborted(request_id=head.request_id, reason=error.message[:_MAX_ERROR_LENGTH]),
+                            peer.address,
                         )
         else:
             if type(event) is CallRequested:
-                known = None if identity is ANONYMOUS else read_identity(identity)
-                if event.identity is not known or event.credential is not None:
-                    event = replace(event, identity=known, credential=None)
+                proven_identity = None if identity is ANONYMOUS else read_identity(identity)
+                if event.identity is not proven_identity or event.credential is not None:
+                    event = replace(event, identity=proven_identity, credential=None)
             self._receiver.received(event, peer.address)
 
     def _malformed(self, peer: Peer, error: CallError) -> None:
         """Fail the call of an invalid message at its sender; the connection stays open for a while."""
         self.routes.dropped["malformed"] += 1
-        peer.strikes += 1
-        shown = error.message[:_MAX_SHOWN]
-        if peer.strikes == 1:  # more of them would fill the log
-            logger.warning("invalid message from %s: %s", peer.address, shown)
-        if peer.strikes > _MAX_STRIKES:
-            peer.connection.end(MALFORMED, f"{_MAX_STRIKES} invalid messages")
+        peer.invalid_messages += 1
+        message = error.message[:_MAX_ERROR_LENGTH]
+        if peer.invalid_messages == 1:  # more of them would fill the log
+            logger.warning("invalid message from %s: %s", peer.address, message)
+        if peer.invalid_messages > _MAX_INVALID_MESSAGES:
+            peer.connection.end(MALFORMED, f"{_MAX_INVALID_MESSAGES} invalid messages")
             return
         match error.details:
             case {"requestId": str(request_id)}:
-                peer.notify(events.CallFailed.of(request_id, CallError(error.code, shown)))
+                peer.notify(events.CallFailed.of(request_id, CallError(error.code, message)))
             case _:
                 pass

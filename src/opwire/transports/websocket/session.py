@@ -38,11 +38,11 @@ logger = get_logger("opwire.transports.websocket")
 
 PATIENCE = 10.0  # seconds within which the server has to answer a session request, or to report that it is pending
 
-_OF_CALL = b'{"type":"call.'  # prefix of every event of a call that `encode_event` returns
-_BEATS = 10, 86_400_000  # milliseconds between beats that a server may ask for
-_HELLO = -1  # the number of the session request without one: hello
+_CALL_EVENT_PREFIX = b'{"type":"call.'  # as `encode_event` writes it
+_MIN_BEAT_MS, _MAX_BEAT_MS = 10, 86_400_000  # that a server may ask for
+_HELLO_NUMBER = -1  # the number of the session request without one: hello
 _NORMAL, _WRONG_PROTOCOL = 1000, 1002
-_MAX_SHOWN = 200  # characters of an error
+_MAX_ERROR_LENGTH = 200
 
 Dropped = Literal["malformed", "foreign"]
 _Response = events.SessionEvent | CallError
@@ -96,7 +96,7 @@ class ClientSession:
             CallError: the server refuses, or speaks another protocol.
         """
         loop = asyncio.get_running_loop()
-        welcome = self._requests[_HELLO] = loop.create_future()
+        welcome = self._requests[_HELLO_NUMBER] = loop.create_future()
         secure = (ssl or True) if self._uri.secure else None
         await loop.create_connection(lambda: self._connection.link, self._uri.host, self._uri.port, ssl=secure)
         self._core.send_request(self._core.connect())
@@ -194,7 +194,7 @@ class ClientSession:
 
         All of them are sent at once, in as many messages as necessary, so that the server knows what will come.
         """
-        tasks = [asyncio.ensure_future(self._announce(batch)) for batch in events.id_batches(operation_ids)]
+        tasks = [asyncio.ensure_future(self._announce(ids)) for ids in events.id_batches(operation_ids)]
         try:
             return [refusal for refused in await asyncio.gather(*tasks) for refusal in refused]
         finally:
@@ -207,12 +207,14 @@ class ClientSession:
         except CallError as error:
             if error.code not in (ErrorCode.ACCESS_DENIED, ErrorCode.VALIDATION_ERROR, ErrorCode.RATE_LIMITED):
                 raise
-            return [events.RefusedOperation.of(each, error) for each in operation_ids]  # it accepts all or none
+            return [
+                events.RefusedOperation.of(operation_id, error) for operation_id in operation_ids
+            ]  # it accepts all or none
         return done.refused if isinstance(done, events.Done) else []
 
     def _arrived(self, message: bytes) -> None:
         try:
-            if message.startswith(_OF_CALL):  # nearly always
+            if message.startswith(_CALL_EVENT_PREFIX):  # nearly always
                 event = decode_event(message, limit=self._max_received + MARGIN)
             else:
                 event = events.decode_message(message, limit=self._max_received + MARGIN)
@@ -221,7 +223,7 @@ class ClientSession:
                     return
             sender, unmatched = read_origin(message)
         except CallError as error:
-            self._malformed(message, CallError(error.code, error.message[:_MAX_SHOWN]))
+            self._malformed(message, CallError(error.code, error.message[:_MAX_ERROR_LENGTH]))
             return
         if unmatched and event.request_id in self._unanswered:
             self._dropped["foreign"] += 1  # not from the server that has the request
@@ -239,9 +241,9 @@ class ClientSession:
                     return
                 self.welcome = True
                 self._max_sent = min(self._max_received, event.max_message)
-                shortest, longest = _BEATS
-                self._connection.beat(self._heartbeat or min(max(event.heartbeat_ms, shortest), longest) / 1000)
-                self._resolve(_HELLO, event)
+                beat_ms = min(max(event.heartbeat_ms, _MIN_BEAT_MS), _MAX_BEAT_MS)
+                self._connection.beat(self._heartbeat or beat_ms / 1000)
+                self._resolve(_HELLO_NUMBER, event)
             case events.Done() | events.Here():
                 self._resolve(event.id, event)
             case events.Pending():  # extend the timeout as long as the server is deciding
@@ -249,7 +251,7 @@ class ClientSession:
                 for number in self._timeouts.keys() & self._requests.keys() & set(event.ids):
                     self._timeouts[number].reschedule(until)
             case events.Refused():
-                self._resolve(event.id or _HELLO, event.error())
+                self._resolve(event.id or _HELLO_NUMBER, event.error())
             case events.GoAway():
                 self._on_going(self)
             case events.Left(peer=str(peer)):
@@ -271,8 +273,8 @@ class ClientSession:
         if isinstance(head, RequestedHead):
             try:
                 self.send(failed, head.peer or SERVER)
-            except CallError as gone:
-                logger.debug("could not inform %s: %s", head.peer, gone)
+            except CallError as send_error:
+                logger.debug("could not inform %s: %s", head.peer, send_error)
         elif not head.unmatched:
             self._unanswered.discard(head.request_id)
             self.receiver.received(failed, head.peer or SERVER)
