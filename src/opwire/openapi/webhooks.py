@@ -52,9 +52,9 @@ MAX_TOLERANCE = 3_600.0
 MAX_REMEMBERED = 100_000
 """Deliveries that are remembered, to reject their repetition: 12 MB."""
 
-_RETRY_AFTER = 5.0  # seconds
-_MAX_SIGNATURES = 16  # in one header, which has several while a secret is replaced
-_MAX_ID = 256  # characters of the id of a delivery
+_RETRY_AFTER_SECONDS = 5.0
+_MAX_SIGNATURES_PER_HEADER = 16  # there are several while a secret is replaced
+_MAX_NAME_LENGTH = 256
 _WILDCARDS = re.compile(r"[*?\[]")
 _SEPARATORS = re.compile(r"[^a-z0-9]+")
 _EVENT_FIELDS = ("type", "event", "event_type", "eventType")  # of a body, with the name of its event
@@ -95,10 +95,10 @@ def _header(request: WebhookRequest, name: str) -> str:
 
 def _secrets(secrets: str | Sequence[str]) -> tuple[bytes, ...]:
     """Return the secrets as bytes. Several are accepted while one replaces another."""
-    listed = (secrets,) if isinstance(secrets, str) else tuple(secrets)
-    if not listed or not all(listed):
+    secret_texts = (secrets,) if isinstance(secrets, str) else tuple(secrets)
+    if not secret_texts or not all(secret_texts):
         raise UsageError("the secret of a webhook is empty")
-    return tuple(secret.encode() for secret in listed)
+    return tuple(secret.encode() for secret in secret_texts)
 
 
 def _matches(keys: Iterable[bytes], signed: bytes, signatures: Iterable[bytes]) -> bool:
@@ -161,7 +161,7 @@ class StripeSignature(_Signature):
         """
         fields = [field.strip().partition("=") for field in _header(request, "stripe-signature").split(",")]
         times = [value for name, _, value in fields if name == "t"]
-        signatures = [_unhex(value) for name, _, value in fields if name == "v1"][:_MAX_SIGNATURES]
+        signatures = [_unhex(value) for name, _, value in fields if name == "v1"][:_MAX_SIGNATURES_PER_HEADER]
         if len(times) != 1 or not signatures:
             raise _rejected("stripe-signature needs one t and a v1")
         _check_time(times[0], self._tolerance)
@@ -219,10 +219,10 @@ class StandardSignature(_Signature):
             CallError: ACCESS_DENIED, if the signature is missing, invalid or too old.
         """
         id, sent = _header(request, "webhook-id"), _header(request, "webhook-timestamp")
-        listed = _header(request, "webhook-signature").split(" ")[:_MAX_SIGNATURES]
+        signature_fields = _header(request, "webhook-signature").split(" ")[:_MAX_SIGNATURES_PER_HEADER]
         _check_time(sent, self._tolerance)
         signatures: list[bytes] = []
-        for kind, _, value in (signature.partition(",") for signature in listed):
+        for kind, _, value in (signature.partition(",") for signature in signature_fields):
             if kind == "v1":
                 with suppress(ValueError):
                     signatures.append(b64decode(value, validate=True))
@@ -279,8 +279,8 @@ class _Subscriber:
 
     def has_space(self, size: int) -> bool:
         waiting = len(self._waiting)
-        used = self._bytes_put - self._bytes_taken
-        return not waiting or (waiting < self._max_waiting and used + size <= MAX_WAITING_BYTES)
+        used_bytes = self._bytes_put - self._bytes_taken
+        return not waiting or (waiting < self._max_waiting and used_bytes + size <= MAX_WAITING_BYTES)
 
     def put(self, delivery: _Delivery) -> None:
         self._bytes_put += len(delivery.body)
@@ -475,9 +475,9 @@ class WebhookReceiver:
         if key in self._remembered:
             return "duplicate"
         if declared is not None and self._strict and (problems := declared.schema.problems(payload)):
-            listed = [{"path": problem.path, "message": problem.message} for problem in problems]
+            problem_details = [{"path": problem.path, "message": problem.message} for problem in problems]
             message = f"the webhook {declared.name}: {problems[0].path or 'the body'}: {problems[0].message}"
-            raise CallError(ErrorCode.VALIDATION_ERROR, message, {"problems": listed})
+            raise CallError(ErrorCode.VALIDATION_ERROR, message, {"problems": problem_details})
         outcome = self._enqueue(request, declared, delivery)
         if key is not None:
             self._remembered[key] = None
@@ -489,15 +489,15 @@ class WebhookReceiver:
         ]  # other threads may subscribe
         if self._closed or not listening:
             message = "nothing is subscribed to webhooks at the moment: repeat it later"
-            raise CallError(ErrorCode.UNAVAILABLE, message, retry_after=_RETRY_AFTER)
+            raise CallError(ErrorCode.UNAVAILABLE, message, retry_after=_RETRY_AFTER_SECONDS)
         name = None if declared is None else declared.name
         wanting = [subscriber for subscriber in listening if subscriber.webhook in (None, name)]
         ready = [subscriber for subscriber in wanting if subscriber.has_space(len(request.body))]
         if wanting and not ready:
             message = f"{self._max_waiting:,} webhooks, or 16 MiB, are waiting already: repeat it later"
-            raise CallError(ErrorCode.UNAVAILABLE, message, retry_after=_RETRY_AFTER)
+            raise CallError(ErrorCode.UNAVAILABLE, message, retry_after=_RETRY_AFTER_SECONDS)
         headers = {key: value for key, value in request.headers.items() if not _SECRET_HEADER.search(key)}
-        accepted = _Delivery(request.body, headers, name, None if delivery is None else delivery[:_MAX_ID])
+        accepted = _Delivery(request.body, headers, name, None if delivery is None else delivery[:_MAX_NAME_LENGTH])
         for subscriber in wanting:
             if subscriber in ready:
                 subscriber.put(accepted)
@@ -526,8 +526,8 @@ def _event_names(payload: Mapping[str, Any], headers: Mapping[str, str]) -> Iter
     action = payload.get("action")
     for name in event_names:
         if isinstance(action, str):
-            yield _normalized(f"{name[:_MAX_ID]} {action[:_MAX_ID]}")
-        yield _normalized(name[:_MAX_ID])
+            yield _normalized(f"{name[:_MAX_NAME_LENGTH]} {action[:_MAX_NAME_LENGTH]}")
+        yield _normalized(name[:_MAX_NAME_LENGTH])
 
 
 __all__ = [

@@ -210,8 +210,8 @@ class Lowering:
             test, then, otherwise = (self.kind(schema.get(word, True)) for word in ("if", "then", "else"))
             yield lambda value, run: (then if test.check(value, run) else otherwise).check(value, run)
         for keyword in ("dependencies", "dependentRequired", "dependentSchemas"):
-            for name, needed in as_dict(schema.get(keyword)).items():
-                yield self._dependency(name, needed)
+            for name, dependency in as_dict(schema.get(keyword)).items():
+                yield self._dependency(name, dependency)
         if "propertyNames" in schema:
             names = self.kind(schema["propertyNames"])
             yield lambda value, run: all(names.check(name, run) for name in as_dict(value))

@@ -35,7 +35,7 @@ _MANY = frozenset("allOf anyOf oneOf prefixItems items".split())
 _NAMED = frozenset("$defs definitions dependencies dependentSchemas patternProperties properties schemas".split())
 _DATA = frozenset({"const", "default", "enum", "example", "examples"})  # never a schema, even if it looks like one
 _DEFINITIONS = ("$defs", "definitions", "components")
-_MAX_CHAIN = 60  # references of which each leads to the next
+_MAX_REFERENCE_CHAIN = 60
 _URI_CHARACTERS = ":/?#@!$&'()*+,;=%~"
 _HIDES_SIBLINGS = frozenset({"draft-07", "draft-06", "draft-04", "openapi-3.0"})
 _BOOLEAN_BOUNDS = frozenset({"draft-04", "openapi-3.0"})
@@ -156,7 +156,7 @@ class References:
 
     def follow(self, schema: JSONSchema) -> JSONSchema:
         """Return a schema, or the end of its chain of references; True, any value, if one of them is invalid."""
-        for _ in range(_MAX_CHAIN):
+        for _ in range(_MAX_REFERENCE_CHAIN):
             if not isinstance(schema, dict) or not isinstance(schema.get("$ref"), str):
                 return schema
             try:
@@ -263,7 +263,7 @@ def _split_dependencies(schema: dict[str, Any]) -> None:
     dependencies = as_dict(schema.pop("dependencies", None)).items()
     for keyword, is_list in (("dependentRequired", True), ("dependentSchemas", False)):
         if matching_dependencies := {
-            name: needed for name, needed in dependencies if isinstance(needed, list) is is_list
+            name: dependency for name, dependency in dependencies if isinstance(dependency, list) is is_list
         }:
             schema[keyword] = {**as_dict(schema.get(keyword)), **matching_dependencies}
 

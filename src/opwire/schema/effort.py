@@ -9,12 +9,12 @@ from collections.abc import Callable, Iterable
 from itertools import chain
 from typing import Any, Final, cast
 
-_BUDGET: Final = 100_000  # locations: a small value may be looked at as often as is of use
+_MIN_BUDGET: Final = 100_000  # locations that even a small value may be looked at
 _BUDGET_PER_LOCATION: Final = 40
 _LOCATIONS_PER_CHECK: Final = 20  # the call takes 2 µs, and a location 0.1 µs
-_UNITS_PER_LOCATION: Final = 7  # of a meter
+_METER_UNITS_PER_LOCATION: Final = 7
 _CHARACTERS_PER_LOCATION: Final = 100
-_SHALLOW_LEVELS: Final = 12
+_MAX_SHALLOW_LEVELS: Final = 12
 _MAX_LOCATIONS: Final = 100_000_000  # a few containers, shared again and again, may count as any number
 
 _CONTAINERS: Final = frozenset({dict, list})
@@ -32,8 +32,8 @@ class Effort:
 
     def __init__(self, value: Any) -> None:
         count, depth = extent(value)
-        self.remaining = _BUDGET + _BUDGET_PER_LOCATION * count  # locations that may still be looked at
-        self._sizes = _container_sizes(value) if depth > _SHALLOW_LEVELS else {}
+        self.remaining = _MIN_BUDGET + _BUDGET_PER_LOCATION * count  # locations that may still be looked at
+        self._sizes = _container_sizes(value) if depth > _MAX_SHALLOW_LEVELS else {}
 
     def spend(self, locations: int) -> None:
         """Take a number of locations off the budget, or raise `ExhaustedError`."""
@@ -57,7 +57,7 @@ class Effort:
 
     def spend_metered(self, units: int) -> None:
         """Take a check that a meter has measured off the budget, or raise `ExhaustedError`."""
-        self.spend(_LOCATIONS_PER_CHECK + units // _UNITS_PER_LOCATION)
+        self.spend(_LOCATIONS_PER_CHECK + units // _METER_UNITS_PER_LOCATION)
 
 
 def extent(value: Any, limit: int = _MAX_LOCATIONS) -> tuple[int, int]:

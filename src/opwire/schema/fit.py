@@ -27,13 +27,13 @@ from opwire.schema.validator import Check, Checks, MeteredChecks, PartChecks
 from opwire.typed.plain import as_dict, as_list, collection_paused
 
 _CONDITIONAL = frozenset({*UNIONS, *DEPENDENT, "if"})
-_PASSES = 4  # one suffices in all but contrived schemas, where conditions depend on what a repair changes
-_MAX_NESTED = 10_000  # defaults inside defaults can double at each level
+_MAX_PASSES = 4  # one suffices unless conditions depend on what a repair changes
+_MAX_NESTED_DEFAULTS = 10_000  # defaults inside defaults can double at each level
 _REPAIRABLE = (dict, list, float)
 _FIXED = frozenset({NoneType, bool, int, str})  # types of which a repair leaves every value unchanged
-_ALIKE = 4  # items in a row that were repaired, before the next ones are repaired without a check
-_BLOCK = 32  # items that are checked at once
-_MAX_RECENT = 1_000
+_REPAIRED_IN_A_ROW = 4  # after so many, the next items are repaired without a check
+_ITEMS_PER_CHECK = 32
+_MAX_RECENT_SCOPES = 1_000
 _MISSING = object()
 _NOT_FILLED: dict[str, Node] = {}
 
@@ -244,7 +244,7 @@ class Evaluator:
             if not all(_CONDITIONAL.isdisjoint(applicable.node) for applicable in scope.applied):
                 return scope
             self._unconditional[key] = scope
-        if len(self._recent) < _MAX_RECENT:
+        if len(self._recent) < _MAX_RECENT_SCOPES:
             self._recent[id(demands), value_type] = (
                 demands,
                 scope,
@@ -407,7 +407,7 @@ class Fitter:
         """Repeat passes until the result settles. A guarded pass runs only if the unguarded one does not conform."""
         checks = MeteredChecks(self._checks, Effort(value))
         current = value
-        for _ in range(_PASSES):
+        for _ in range(_MAX_PASSES):
             result = current
             for guarded in (False, True):
                 repair = _RepairPass(checks, strip=strip, guarded=guarded)
@@ -448,8 +448,8 @@ class _RepairPass:
         if isinstance(value, dict):
             return self._object(cast("dict[str, Any]", value), demands)
         if not isinstance(value, list):
-            whole = type(value) is float and value.is_integer()
-            return int(value) if whole and self._evaluator.scope(demands, value).wants_integer else value
+            is_whole = type(value) is float and value.is_integer()
+            return int(value) if is_whole and self._evaluator.scope(demands, value).wants_integer else value
         items = cast("list[Any]", value)
         if not any(issubclass(kind, _REPAIRABLE) for kind in set(map(type, items))):
             return items  # saves 0.1 µs per item: an array of a million numbers is skipped quickly
@@ -461,7 +461,7 @@ class _RepairPass:
             if (type(item) is float and not item.is_integer()) or not isinstance(item, _REPAIRABLE):
                 continue
             item_demands = rest_demands if index >= scope.prefix else scope.item(index)
-            if repaired < _ALIKE and self._conform(item_demands, [item]):
+            if repaired < _REPAIRED_IN_A_ROW and self._conform(item_demands, [item]):
                 repaired = 0
                 continue
             fitted = self.value(item, item_demands)
@@ -530,7 +530,7 @@ class _RepairPass:
                 missing.setdefault(name, (schema, default))
             if self._filling:
                 self._nested += len(missing)
-                if self._nested > _MAX_NESTED:
+                if self._nested > _MAX_NESTED_DEFAULTS:
                     raise _GivenUp
             if not missing:
                 return value, filled, scope
@@ -539,9 +539,9 @@ class _RepairPass:
 
     def _unsettled(self, items: list[Any], scope: Scope) -> Iterator[tuple[int, Any]]:
         """Yield the items that may need a repair. Many that conform are checked at once: 0.3 µs each instead of 2."""
-        for start in range(0, len(items), _BLOCK):
-            block = items[start : start + _BLOCK]
-            if len(block) < _BLOCK or start < scope.prefix or not self._conform(scope.item(start), block):
+        for start in range(0, len(items), _ITEMS_PER_CHECK):
+            block = items[start : start + _ITEMS_PER_CHECK]
+            if len(block) < _ITEMS_PER_CHECK or start < scope.prefix or not self._conform(scope.item(start), block):
                 yield from enumerate(block, start)
 
     def _conform(self, demands: Sequence[Demand], items: list[Any]) -> bool:

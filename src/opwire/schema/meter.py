@@ -11,8 +11,8 @@ from opwire.schema.cost import SchemaCosts, SchemaPart, are_free
 
 _BUDGET: Final = 5_000_000
 _BUDGET_PER_LOCATION: Final = 150
-_UNITS_PER_VISIT: Final = 30  # of the meter itself
-_UNITS_PER_NEW_PART: Final = 20  # that the meter takes to combine one more subschema
+_UNITS_PER_VISIT: Final = 30  # this one and the next are what the meter itself takes
+_UNITS_PER_COMBINED_PART: Final = 20
 
 _CONTAINERS: Final = frozenset({dict, list})
 
@@ -51,7 +51,7 @@ class Meter:
             value, state = unvisited.pop()
             visited_locations += 1
             budget += state.allowance - state.keyword_units(value)
-            if budget < self._new_parts * _UNITS_PER_NEW_PART:
+            if budget < self._new_parts * _UNITS_PER_COMBINED_PART:
                 raise ComplexityError
             if type(value) is dict:
                 member_states = state.members
@@ -69,7 +69,7 @@ class Meter:
                     state.items = self._state(list(chain.from_iterable(groups)))
                 if not state.items.is_free:
                     unvisited.extend((item, state.items) for item in cast("list[Any]", value))
-        return _BUDGET + visited_locations * _BUDGET_PER_LOCATION - budget + self._new_parts * _UNITS_PER_NEW_PART
+        return _BUDGET + visited_locations * _BUDGET_PER_LOCATION - budget + self._new_parts * _UNITS_PER_COMBINED_PART
 
     def _member_state(self, state: "_MeterState", name: str) -> "_MeterState":
         key = name if name in state.declared_names else None  # all other names lead to the same state

@@ -22,12 +22,12 @@ from opwire.schema.shape import Node, type_names
 from opwire.schema.validator import Checks, MemberValidator, MeteredChecks, Validator
 from opwire.typed.plain import as_dict, as_list, shorten
 
-_MAX_TEXT: Final = 300  # a schema's own enum may hold thousands of words, and a key of the value a million letters
-_SMALL: Final = 4_000  # locations that errors may be about, counted once per part that applies to them: 20 ms
-_SHOWN_NAMES: Final = 100
-_MAX_HINTS: Final = 5  # problems with a suggestion, which takes 1 ms
-_MAX_MEMBERS: Final = 10_000  # of an object that are searched for problems: 10 µs each
-_BLOCK: Final = 1_000  # items that are copied and checked at once
+_MAX_MESSAGE_LENGTH: Final = 300  # an `enum` may hold thousands of words, and a key a million letters
+_MAX_ERROR_LOCATIONS: Final = 4_000  # counted once per part that applies to them: 20 ms
+_MAX_LISTED_NAMES: Final = 100
+_MAX_HINTS: Final = 5  # a hint takes 1 ms
+_MAX_SEARCHED_MEMBERS: Final = 10_000  # 10 µs each
+_ITEMS_PER_CHECK: Final = 1_000
 
 _CONSTANTS = frozenset({"const", "enum"})
 _TAGS = _CONSTANTS | {"not"}  # a variant may also list the tags that it does not have
@@ -108,7 +108,7 @@ class Reporter:
         """Return whether jsonschema-rs builds few errors. It visits each part once per path that leads there."""
         waiting: list[tuple[JSONSchema, Any]] = [(self._root, value)]
         extents: dict[int, int] = {}  # by the identity of a part of the value
-        locations_left = _SMALL
+        locations_left = _MAX_ERROR_LOCATIONS
         while waiting:
             schema, value = waiting.pop()
             if id(value) not in extents:
@@ -176,14 +176,14 @@ class _Search:
                 for name in value
                 if name not in declared and not any(self._checks.matches(pattern, name) for pattern in patterns)
             )
-            if unexpected_names := list(islice(extra, _SHOWN_NAMES)):
-                names = ", ".join(f"'{name[:_MAX_TEXT]}'" for name in unexpected_names)
+            if unexpected_names := list(islice(extra, _MAX_LISTED_NAMES)):
+                names = ", ".join(f"'{name[:_MAX_MESSAGE_LENGTH]}'" for name in unexpected_names)
                 yield f"Additional properties are not allowed ({names} were unexpected)"
 
     def _of_members(self, scope: Scope, value: Any, path: str) -> Iterator[Problem]:
         if isinstance(value, dict):
             self._checks.count(len(cast("dict[str, Any]", value)) * len(scope.applied))
-            for name, item in islice(cast("dict[str, Any]", value).items(), _MAX_MEMBERS):
+            for name, item in islice(cast("dict[str, Any]", value).items(), _MAX_SEARCHED_MEMBERS):
                 member_demands = scope.member(name)
                 if not self._evaluator.meets(member_demands, item):
                     yield from self.problems(item, member_demands, f"{path}/{escaped(name)}")
@@ -204,7 +204,7 @@ class _Search:
         if end - start == 1:
             yield start
             return
-        step = max(1, min((end - start) // 2, _BLOCK))
+        step = max(1, min((end - start) // 2, _ITEMS_PER_CHECK))
         for half in range(start, end, step):
             yield from self._invalid(items, half, min(half + step, end), scope)
 
@@ -225,7 +225,9 @@ class _Search:
 
 
 def _problem(path: str, message: str, hint: str = "") -> Problem:
-    return Problem(shorten(path, _MAX_TEXT), shorten(message, _MAX_TEXT) + shorten(hint, _MAX_TEXT))
+    return Problem(
+        shorten(path, _MAX_MESSAGE_LENGTH), shorten(message, _MAX_MESSAGE_LENGTH) + shorten(hint, _MAX_MESSAGE_LENGTH)
+    )
 
 
 def specific_errors(error: Any) -> list[Any]:

@@ -37,12 +37,12 @@ if TYPE_CHECKING:
 
 
 MAX_PROBLEMS = 100
-_LARGE: Final = 1_000  # parts
+_LARGE_SCHEMA_PARTS: Final = 1_000
 
 # Estimated bytes of a compiled schema: 1.5 to 2 kB per part in GitHub's and Stripe's documents. In AWS's, a pattern
 # with counts or Unicode classes takes 200 kB.
 _PART_BYTES, _PATTERN_BYTES, _LARGE_PATTERN_BYTES = 2_000, 8_000, 200_000
-_UNTRACKED: Final = 100_000  # bytes: a smaller schema is not worth an entry
+_MIN_TRACKED_BYTES: Final = 100_000  # a smaller schema is not worth an entry
 
 
 class _CompiledSchemas:
@@ -55,7 +55,7 @@ class _CompiledSchemas:
 
     def add(self, schema: "Schema", size: int) -> None:
         """Account for something that was compiled for a schema, which makes it the newest."""
-        if size < _UNTRACKED:
+        if size < _MIN_TRACKED_BYTES:
             return
         released: list[Schema] = []
         with self._lock:
@@ -75,11 +75,11 @@ class _CompiledSchemas:
 
 _compiled: Final = _CompiledSchemas()
 
-_SHARED: Final = 100  # definitions of a schema that is compiled together with others
-_GROUP: Final = 64  # schemas that are compiled at once: 0.23 s for Stripe's, where one by itself takes 0.15 s
-_MAX_GROWTH: Final = 2  # times the definitions of the first member: its first use pays for all of them
-_SEARCH_TIME: Final = 0.1  # seconds of the processor for that: the definitions of a member may have to be read first
-_SEARCHED: Final = 30_000  # definitions of those that are considered for a group: 60 ms
+_MIN_SHARED_DEFINITIONS: Final = 100  # a schema with fewer is compiled by itself
+_MAX_GROUP_SIZE: Final = 64  # 0.23 s for 64 schemas of Stripe's, where one by itself takes 0.15 s
+_MAX_GROUP_GROWTH: Final = 2  # times the definitions of the first member: its first use pays for all of them
+_MAX_SEARCH_SECONDS: Final = 0.1  # CPU time: the definitions of a member may have to be read first
+_MAX_SEARCHED_DEFINITIONS: Final = 30_000  # 60 ms
 
 
 class SchemaFamily:
@@ -314,7 +314,7 @@ class Schema:
         """
         validator = self._validator
         compiled = self if self._member is None else self._member.group
-        if strip or self._size < _LARGE or compiled._checks.shapes.has_defaults:
+        if strip or self._size < _LARGE_SCHEMA_PARTS or compiled._checks.shapes.has_defaults:
             return self._fitter.conformity(strip=strip)
 
         # Only a whole float could change, to an integer. The closed form of a schema with many overlapping unions is
@@ -343,7 +343,7 @@ class Schema:
 
     @lazy_property
     def _validator(self) -> Validator:
-        if self._family is not None and self._member is None and len(self._definitions) >= _SHARED:
+        if self._family is not None and self._member is None and len(self._definitions) >= _MIN_SHARED_DEFINITIONS:
             self._form_group(self._family)
         if self._member is not None:
             try:
@@ -373,11 +373,11 @@ class Schema:
         """Group this schema with the next ones of its family that refer, for the most part, to the same definitions."""
         roots: dict[str, JSONSchema] = {}
         definitions = dict(self._definitions)
-        first = len(definitions)
+        first_size = len(definitions)
         group = Schema.deferred(lambda: {"properties": roots, "$defs": definitions}, checks_formats=self.checks_formats)
-        definitions_left, until = _SEARCHED, thread_time() + _SEARCH_TIME
+        definitions_left, until = _MAX_SEARCHED_DEFINITIONS, thread_time() + _MAX_SEARCH_SECONDS
         for member in family.beginning_with(self):
-            if definitions_left < 0 or len(roots) == _GROUP or (roots and thread_time() > until):
+            if definitions_left < 0 or len(roots) == _MAX_GROUP_SIZE or (roots and thread_time() > until):
                 return
             if member._family is None or member._member is not None or member.checks_formats is not self.checks_formats:
                 continue
@@ -385,12 +385,12 @@ class Schema:
             definitions_left -= len(member_definitions) + 1
             common = member_definitions.keys() & definitions.keys()
             is_other = any(member_definitions[name] is not definitions[name] for name in common)
-            grown = len(definitions) + len(member_definitions) - len(common)
+            group_size = len(definitions) + len(member_definitions) - len(common)
             if (
-                len(member_definitions) < _SHARED
+                len(member_definitions) < _MIN_SHARED_DEFINITIONS
                 or 2 * len(common) < len(member_definitions)
                 or is_other
-                or grown > _MAX_GROWTH * first
+                or group_size > _MAX_GROUP_GROWTH * first_size
             ):
                 continue
             definitions.update(member_definitions)

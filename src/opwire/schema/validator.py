@@ -88,9 +88,12 @@ def _without_counts(schema: JSONSchema) -> JSONSchema:
         return schema
     copy = map_subschemas(schema, _without_counts)
     if isinstance(pattern := copy.get("pattern"), str) and (count := re.fullmatch(_COUNTED, pattern)):
-        least, most = copy.get("minLength", 0), copy.get("maxLength", count[3])
+        min_length, max_length = copy.get("minLength", 0), copy.get("maxLength", count[3])
         try:
-            copy["minLength"], copy["maxLength"] = max(int(least), int(count[2])), min(int(most), int(count[3]))
+            copy["minLength"], copy["maxLength"] = (
+                max(int(min_length), int(count[2])),
+                min(int(max_length), int(count[3])),
+            )
             copy["pattern"] = f"^{count[1]}*$"
         except (TypeError, ValueError):
             return schema  # invalid: the compiler reports it
@@ -160,11 +163,11 @@ def compile_bounded(
 
 Check = Callable[[Any], bool]
 
-_LOOKUPS: Final = 8  # lookups of a name in a node that count as one location
-_PARTS: Final = 1_000  # from which the checks of one walk may be compiled; 15 µs each, if not compiled yet
-_PARTS_PER_PART: Final = 2
-_DOCUMENT: Final = 10  # parts that a check counts for by itself, however small it is
-_METERED: Final = 3  # times that a part takes in a document with a meter: its costs are read, and it is written twice
+_LOOKUPS_PER_LOCATION: Final = 8  # that `MeteredChecks.count` accounts for
+_MIN_COMPILED_PARTS: Final = 1_000  # for one walk; a part takes 15 µs
+_COMPILED_PARTS_PER_PART: Final = 2
+_PARTS_PER_DOCUMENT: Final = 10  # that a check counts for, however small it is
+_COPIES_WITH_METER: Final = 3  # the costs of a part are read, and it is written twice
 
 
 class PartChecks(Protocol):
@@ -214,7 +217,7 @@ class Checks:
         check = self._valid.get(id(schema))
         if check is None:
             document, parts = sized_document(self.shapes, schema)
-            size = self.sizes[id(schema)] = _DOCUMENT + parts * (1 if self._is_free else _METERED)
+            size = self.sizes[id(schema)] = _PARTS_PER_DOCUMENT + parts * (1 if self._is_free else _COPIES_WITH_METER)
             if size > limit:
                 raise ExhaustedError
             if self._is_free:  # so is each part of it, and reading its costs would take half the time
@@ -267,7 +270,7 @@ class Checks:
     @lazy_property
     def max_parts(self) -> int:
         """How many parts the checks may have that are needed for one walk over a value."""
-        return _PARTS + _PARTS_PER_PART * self.costs.size
+        return _MIN_COMPILED_PARTS + _COMPILED_PARTS_PER_PART * self.costs.size
 
     @lazy_property
     def costs(self) -> SchemaCosts:
@@ -283,7 +286,7 @@ class Checks:
 
     def _compiled(self, key: Any, document: JSONSchema) -> Check:
         costs = SchemaCosts(document)
-        self.sizes.setdefault(key, _DOCUMENT + costs.size)
+        self.sizes.setdefault(key, _PARTS_PER_DOCUMENT + costs.size)
         validator = compile_bounded(document, costs, formats=self._formats)
         if isinstance(validator, MeteredValidator):
             self.metered[key] = validator
@@ -324,8 +327,8 @@ class MeteredChecks:
 
     def count(self, lookups: int) -> None:
         """Account for lookups of members that are not checks."""
-        if lookups >= _LOOKUPS:
-            self._effort.spend(lookups // _LOOKUPS)
+        if lookups >= _LOOKUPS_PER_LOCATION:
+            self._effort.spend(lookups // _LOOKUPS_PER_LOCATION)
 
     def _run(self, key: Any, check: Check, value: Any) -> bool:
         metered = self._checks.metered.get(key)

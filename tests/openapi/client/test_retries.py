@@ -27,7 +27,7 @@ ROOT = document(
 
 @pytest.fixture(autouse=True)
 def quick(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(call_module, "_FIRST_DELAY", 0.001)
+    monkeypatch.setattr(call_module, "_FIRST_BACKOFF_SECONDS", 0.001)
 
 
 async def called(

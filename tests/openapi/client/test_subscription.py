@@ -297,7 +297,7 @@ async def test_an_error_that_stays_ends_the_stream(server: EchoServer, client: H
 async def test_a_server_that_stays_away_is_given_up(
     server: EchoServer, client: HTTPClient, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("opwire.openapi.client.call._MAX_RETRY", 0.01)
+    monkeypatch.setattr("opwire.openapi.client.call._MAX_RECONNECT_SECONDS", 0.01)
     server.on("/stream", events(FAST + b"data: 1\n\n"), events())
     error = await failure(all_items(subscribed(stream_plan(server.url), client, reconnect=True)))
     assert error.code is ErrorCode.UNAVAILABLE

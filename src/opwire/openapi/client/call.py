@@ -46,8 +46,8 @@ from opwire.typed.plain import as_dict
 
 logger = get_logger("opwire.openapi.client")
 
-_LARGE_BODY = 1024 * 1024  # bytes that are decoded in a thread: invalid UTF-8 takes 20 ms
-_SLOW_BODY = 64 * 1024  # bytes of XML, 50 times as slow as JSON, or in a charset with a slow codec: 10 to 20 ms
+_DECODED_IN_THREAD_BYTES = 1024 * 1024  # invalid UTF-8 takes 20 ms per MB
+_SLOW_DECODED_IN_THREAD_BYTES = 64 * 1024  # XML takes 50 times as long as JSON, and so do charsets with a slow codec
 T = TypeVar("T")
 
 
@@ -59,10 +59,10 @@ MAX_RETRY_AFTER = 60.0
 
 _IDEMPOTENT = frozenset({"GET", "HEAD", "OPTIONS", "PUT", "DELETE", "QUERY"})
 _RETRIED = frozenset({429, 502, 503, 504})
-_FIRST_DELAY, _LONGEST_DELAY = 0.2, 5.0  # seconds of the back-off between two attempts
+_FIRST_BACKOFF_SECONDS, _LONGEST_BACKOFF_SECONDS = 0.2, 5.0
 _REPEATABLE = frozenset({"GET", "QUERY"})
-_RETRY = 3.0  # seconds between a loss and the next attempt, by default
-_MIN_RETRY, _MAX_RETRY = 0.01, 60.0
+_RECONNECT_SECONDS = 3.0  # unless the stream says otherwise
+_MIN_RECONNECT_SECONDS, _MAX_RECONNECT_SECONDS = 0.01, 60.0
 _LAST_EVENT_ID = "last-event-id"
 
 
@@ -150,8 +150,8 @@ class HTTPOperation(Struct, eq=False, dict=True):
                 attempt += 1
             head = head_of(response)
             kind = head.media_type
-            is_slow = len(body) > _SLOW_BODY and (kind.is_xml or kind.charset not in FAST_CHARSETS)
-            if is_slow or len(body) > _LARGE_BODY:
+            is_slow = len(body) > _SLOW_DECODED_IN_THREAD_BYTES and (kind.is_xml or kind.charset not in FAST_CHARSETS)
+            if is_slow or len(body) > _DECODED_IN_THREAD_BYTES:
                 return await asyncio.to_thread(self.responses.read, head, body)
             return self.responses.read(head, body)
 
@@ -166,7 +166,7 @@ class HTTPOperation(Struct, eq=False, dict=True):
             return None
         # What the API asks for comes before the back-off, or all rejected callers would return at the same time.
         requested_delay = error.retry_after or 0.0
-        delay = requested_delay + back_off(attempt, first=_FIRST_DELAY, longest=_LONGEST_DELAY)
+        delay = requested_delay + back_off(attempt, first=_FIRST_BACKOFF_SECONDS, longest=_LONGEST_BACKOFF_SECONDS)
         in_time = deadline is None or time.monotonic() + delay < deadline
         return delay if in_time and requested_delay <= MAX_RETRY_AFTER else None
 
@@ -356,8 +356,8 @@ class StreamSubscription:
         self._attempts += 1
         if self._attempts > MAX_ATTEMPTS:
             raise loss
-        retry = _RETRY if self._parser is None or self._parser.retry is None else self._parser.retry / 1000
-        delay = min(max(retry, _MIN_RETRY) * 2 ** (self._attempts - 1), _MAX_RETRY)
+        retry = _RECONNECT_SECONDS if self._parser is None or self._parser.retry is None else self._parser.retry / 1000
+        delay = min(max(retry, _MIN_RECONNECT_SECONDS) * 2 ** (self._attempts - 1), _MAX_RECONNECT_SECONDS)
         logger.info("%s: lost the stream, reconnecting in %.3g s", self._operation.plan.operation_id, delay)
         delay *= random.uniform(1, 1.25)  # noqa: S311
         await self._before_deadline(lambda: asyncio.sleep(delay))

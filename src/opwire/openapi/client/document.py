@@ -174,9 +174,9 @@ class Located(NamedTuple):
 
 
 _Step = tuple[SourceDocument, str]  # a document, and a reference in it
-_MAX_DEPTH = 16  # references that lead through other references
-_MAX_CHAIN = 100  # references of which each leads to the next: a broken chain is followed again from each of its links
-_MAX_INDEX = 9  # digits of an array index
+_MAX_REFERENCES_IN_REFERENCES = 16
+_MAX_REFERENCE_CHAIN = 100  # a broken chain is followed again from each of its links
+_MAX_INDEX_DIGITS = 9
 # Parts that the operations of a document may use: methods, parameters, responses, content types, properties of bodies.
 # Without references, each of them takes ten bytes at least. 1,000 paths of 40 bytes that refer to one path item with
 # 1,000 methods were a million operations.
@@ -184,8 +184,8 @@ _MIN_USES = 100_000
 _BYTES_PER_USE = 10
 # Bytes of their declarations, and of what these refer to: 0.3 to 1.6 times the document in real ones. 300 operations
 # that shared a description, or a parameter with an enumeration, of 1 MB were a served document of 600 MB.
-_MIN_BYTES = 10_000_000
-_BYTES_PER_BYTE = 8
+_MIN_COPIED_BYTES = 10_000_000
+_COPIED_BYTES_PER_BYTE = 8
 
 
 def join_uri(base: str, uri: str) -> str:
@@ -202,7 +202,7 @@ class DocumentSet:
     def __init__(self, root: dict[str, Any], uri: str, version: Version) -> None:
         self.version: Version = version
         self.uses_left = _MIN_USES
-        self.bytes_left = _MIN_BYTES
+        self.bytes_left = _MIN_COPIED_BYTES
         self.main = SourceDocument(root, uri)
         self.loaded: dict[str, SourceDocument] = {uri: self.main}
         self.missing: dict[str, str] = {}
@@ -222,7 +222,7 @@ class DocumentSet:
     def count_size(self, size: int) -> None:
         """Allow the uses of a document of this many bytes."""
         self.uses_left += size // _BYTES_PER_USE
-        self.bytes_left += size * _BYTES_PER_BYTE
+        self.bytes_left += size * _COPIED_BYTES_PER_BYTE
 
     def use(self, count: int, *parts: Any) -> None:
         """Count the parts that an operation uses, and their bytes. References share them, so that they multiply.
@@ -316,8 +316,8 @@ class DocumentSet:
                 return end
             if step in steps:
                 raise SchemaError(f"the reference {ref!r:.200} is part of a cycle")
-            if len(steps) - len(through) >= _MAX_CHAIN:
-                raise SchemaError(f"the reference {ref!r:.200} is one of more than {_MAX_CHAIN} in a row")
+            if len(steps) - len(through) >= _MAX_REFERENCE_CHAIN:
+                raise SchemaError(f"the reference {ref!r:.200} is one of more than {_MAX_REFERENCE_CHAIN} in a row")
             steps[step] = None
             located = self._resolve(step, steps.keys())
         self._ends |= dict.fromkeys(steps.keys() - through, located)
@@ -359,19 +359,21 @@ class DocumentSet:
     def _walk(self, pointer: str, ref: str, document: SourceDocument, through: Set[_Step]) -> Located:
         located = Located(document.root, document)
         for token in pointer.split("/")[1:]:
-            below = _child(located, token)
-            if below is None:
+            child = _child(located, token)
+            if child is None:
                 # Strictly, a reference has no children; resolve it anyway, the intention is obvious.
-                if self._depth >= _MAX_DEPTH:
-                    raise SchemaError(f"the reference {ref!r:.200} leads through more than {_MAX_DEPTH} others")
+                if self._depth >= _MAX_REFERENCES_IN_REFERENCES:
+                    raise SchemaError(
+                        f"the reference {ref!r:.200} leads through more than {_MAX_REFERENCES_IN_REFERENCES} others"
+                    )
                 self._depth += 1
                 try:
-                    below = _child(self._follow(located, through), token)
+                    child = _child(self._follow(located, through), token)
                 finally:
                     self._depth -= 1
-            if below is None:
+            if child is None:
                 raise SchemaError(f"the reference {ref!r:.200} has no target: there is no {unquote(token)!r:.100}")
-            located = below
+            located = child
         return located
 
     def _named(self, document: SourceDocument) -> dict[str, Any]:
@@ -395,7 +397,7 @@ def _child(located: Located, token: str) -> Located | None:
         key = unescaped(spelled)
         if isinstance(node, dict) and key in node:
             return Located(cast("dict[str, Any]", node)[key], document)
-        if isinstance(node, list) and key.isdecimal() and len(key) <= _MAX_INDEX:
+        if isinstance(node, list) and key.isdecimal() and len(key) <= _MAX_INDEX_DIGITS:
             items = cast("list[Any]", node)
             if int(key) < len(items):
                 return Located(items[int(key)], document)

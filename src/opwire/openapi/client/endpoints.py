@@ -23,8 +23,8 @@ OPERATION_USES = 10
 _LOCATIONS = frozenset({"path", "query", "header", "cookie", "querystring", "body", "formData"})
 _NAMELESS = frozenset({"querystring", "body"})
 _SUCCESS = re.compile(r"2([0-9]{2}|XX)")
-_MAX_COUNTED = 50  # schemas of `allOf` with counted properties; more are not split
-_MAX_PARAMETERS = 1_000  # of one operation; thousands of paths can share one path item
+_MAX_COMPOSED_SCHEMAS = 50  # through `allOf`; a body of more is not split
+_MAX_PARAMETERS_PER_OPERATION = 1_000  # thousands of paths can share one path item
 
 
 class HTTPEndpoint(NamedTuple):
@@ -115,9 +115,10 @@ def _count_uses(endpoint: HTTPEndpoint, documents: DocumentSet) -> None:
             for number, declared_response in enumerate(queue):  # grows during the iteration
                 schema = documents.find_object(*declared_response)
                 documents.use(len(as_dict(schema.value.get("properties"))), schema.value)
-                if number < _MAX_COUNTED:
+                if number < _MAX_COMPOSED_SCHEMAS:
                     queue += [
-                        Located(part, schema.document) for part in as_list(schema.value.get("allOf"))[:_MAX_COUNTED]
+                        Located(part, schema.document)
+                        for part in as_list(schema.value.get("allOf"))[:_MAX_COMPOSED_SCHEMAS]
                     ]
 
 
@@ -206,8 +207,8 @@ def _parameters(endpoint: HTTPEndpoint, documents: DocumentSet) -> list[Located]
             if name != fields.get("name"):
                 located = Located({**located.value, "name": name}, located.document)
             parameters_by_place[name, location] = located
-            if len(parameters_by_place) > _MAX_PARAMETERS:
-                raise SchemaError(f"it has more than {_MAX_PARAMETERS:,} parameters")
+            if len(parameters_by_place) > _MAX_PARAMETERS_PER_OPERATION:
+                raise SchemaError(f"it has more than {_MAX_PARAMETERS_PER_OPERATION:,} parameters")
     return list(parameters_by_place.values())
 
 
@@ -353,11 +354,11 @@ def _query_variables(path: str) -> dict[str, Literal["path", "query"]]:
     """
     path, _, query = without_fragment(path).partition("?")
     fields = set(query.split("&"))
-    outside = set(VARIABLE.findall(path))
+    path_variables = set(VARIABLE.findall(path))
     return {
         name: "query" if f"{name}={{{name}}}" in fields else "path"
         for name in VARIABLE.findall(query)
-        if name not in outside
+        if name not in path_variables
     }
 
 
@@ -417,7 +418,7 @@ def swagger_schema(located: Located) -> Located:
 
 # --- content types --------------------------------------------------------------------------------------------------
 
-_MAX_ACCEPTED = 50  # content types in an Accept header
+_MAX_ACCEPTED_TYPES = 50
 _FORM = "application/x-www-form-urlencoded"
 
 
@@ -477,5 +478,5 @@ def accept_header(preferred_types: Iterable[str], others: Iterable[str]) -> str:
         dict.fromkeys(
             content_type for content_type in accepted_types if "\n" not in content_type and "\r" not in content_type
         )
-    )[:_MAX_ACCEPTED]
+    )[:_MAX_ACCEPTED_TYPES]
     return ", ".join([*accepted_types, "*/*;q=0.1"]) if accepted_types else "*/*"

@@ -51,7 +51,7 @@ STREAM = "stream"
 """The property of a request that asks an API to stream."""
 
 _BODY = "body"
-_MAX_LISTED = 20  # required properties that each property of an optional body lists
+_MAX_DEPENDENT_NAMES = 20  # that each property of an optional body requires
 _GROUPS = {"querystring": "query"}
 
 
@@ -140,19 +140,22 @@ class InputReader(Struct, eq=False):
         if body is not None and body.plain is not None:  # its properties go among the parameters
             body_path = ()
             properties |= body.properties
-            needed = body.required_properties
+            required_names = body.required_properties
             if body.required:
-                required += needed
+                required += required_names
             else:  # any of its properties makes a body, which has to be complete
                 # The first needed one demands the others, so that the rest demand only the first of many: 2,000
                 # properties that each listed 2,000 names took 31 MB.
-                first = needed[:1] if len(needed) > _MAX_LISTED else needed
-                listed = {
-                    property_name: needed if [property_name] == first else first for property_name in body.properties
+                required_by_others = (
+                    required_names[:1] if len(required_names) > _MAX_DEPENDENT_NAMES else required_names
+                )
+                required_by_property = {
+                    property_name: required_names if [property_name] == required_by_others else required_by_others
+                    for property_name in body.properties
                 }
                 others = {
                     property_name: [name for name in names if name != property_name]
-                    for property_name, names in listed.items()
+                    for property_name, names in required_by_property.items()
                 }
                 if any(others.values()):
                     schema["dependentRequired"] = {

@@ -55,8 +55,8 @@ _MCP_PRESENTATIONS = {
 }
 
 _EVENT_FIELDS = frozenset({"event", "data", "id", "retry"})
-_DEPTH = 3  # of unions that are searched for an event
-_MAX_EVENTS = 5_000  # schemas in these unions
+_MAX_UNION_DEPTH = 3  # where an event is searched
+_MAX_SEARCHED_SCHEMAS = 5_000
 _ENCODER = msgspec.json.Encoder(order="deterministic", enc_hook=json_form)
 _NULL: JSONSchema = {"type": "null"}
 
@@ -99,11 +99,13 @@ class OutputReader(Struct, eq=False):
             status: tuple(self._media(media, output_schema if media is only else None) for media in types)
             for status, types in contents.items()
         }
-        first = next((media for media in preferred_by_status.values() if media is not None), None)
+        first_media = next((media for media in preferred_by_status.values() if media is not None), None)
 
         def overall() -> JSONSchema:
-            usable = [media for media in preferred_by_status.values() if media is not None or not self.streams]
-            rewritten = [RewrittenSchema(_NULL, set()) if media is None else self._schema(media) for media in usable]
+            usable_media = [media for media in preferred_by_status.values() if media is not None or not self.streams]
+            rewritten = [
+                RewrittenSchema(_NULL, set()) if media is None else self._schema(media) for media in usable_media
+            ]
             if not rewritten or any(schema.schema is True or schema.schema == {} for schema in rewritten):
                 return True
             return self.schemas.complete(_union(rewritten), "output")
@@ -115,7 +117,7 @@ class OutputReader(Struct, eq=False):
                 [media.content_type for media in preferred_by_status.values() if media is not None],
                 [media.content_type for types in contents.values() for media in types],
             ),
-            stream=media_type(first.content_type).stream if self.streams and first is not None else None,
+            stream=media_type(first_media.content_type).stream if self.streams and first_media is not None else None,
         )
 
     def _media(self, content: MediaContent, schema: Schema | None) -> ResponseMedia:
@@ -158,9 +160,9 @@ class OutputReader(Struct, eq=False):
         """
         node, home = self.schemas.resolve(*schema)
         branches = [*as_list(node.get("oneOf")), *as_list(node.get("anyOf"))]
-        if next(seen) > _MAX_EVENTS:
+        if next(seen) > _MAX_SEARCHED_SCHEMAS:
             return None
-        if branches and depth < _DEPTH:
+        if branches and depth < _MAX_UNION_DEPTH:
             data_schemas: list[Located] = []
             for branch in branches:
                 data = self._event_data(Located(branch, home), seen, depth + 1)
@@ -180,8 +182,8 @@ class OutputReader(Struct, eq=False):
 
 def _union(rewritten: list[RewrittenSchema]) -> RewrittenSchema:
     # By their JSON: comparing each one with the others took 0.4 s for 2,000 events.
-    different = list({write_json(_ENCODER, schema.schema): schema.schema for schema in rewritten}.values())
-    schema = different[0] if len(different) == 1 else {"anyOf": different}
+    distinct_schemas = list({write_json(_ENCODER, schema.schema): schema.schema for schema in rewritten}.values())
+    schema = distinct_schemas[0] if len(distinct_schemas) == 1 else {"anyOf": distinct_schemas}
     return RewrittenSchema(schema, {name for schema in rewritten for name in schema.uses})
 
 
@@ -398,8 +400,8 @@ def _selected(found_endpoints: list[HTTPEndpoint], options: ReadOptions, report:
 # --- names ----------------------------------------------------------------------------------------------------------
 
 _OTHER = re.compile(r"[^0-9A-Za-z]+")
-_MAX_NAME = 200
-_MAX_NAMESPACE = 20
+_MAX_NAME_LENGTH = 200
+_MAX_NAMESPACE_LENGTH = 20
 _MARKS = re.compile(r"[\u0300-\u036f]+|['\u2019]s\b")  # accents, and the end of "GitHub's"
 _VERSION = re.compile(r"v?[0-9]{1,2}|(?:19|20)[0-9]{2}")
 _FILLERS = frozenset(
@@ -435,7 +437,7 @@ def unique_names(candidates: Iterable[NameCandidate]) -> dict[tuple[str, str], s
         else:
             first.add(candidate.name)
             names[candidate.method, candidate.path] = candidate.name
-    free = UniqueNames(first, longest=_MAX_NAME)
+    free = UniqueNames(first, longest=_MAX_NAME_LENGTH)
     for method, path, name, is_given in duplicates:
         longer = f"{name}_{name_from_path(method, path)}" if is_given else name
         names[method, path] = free.take(longer)
@@ -453,12 +455,12 @@ def namespace_from(title: object) -> str:
     Versions and words that most titles contain are dropped, unless nothing else is left. The namespace of opwire itself
     is reserved: a title does not lead to it.
     """
-    text = unicodedata.normalize("NFKD", title[:_MAX_NAME]) if isinstance(title, str) else ""
+    text = unicodedata.normalize("NFKD", title[:_MAX_NAME_LENGTH]) if isinstance(title, str) else ""
     words = _OTHER.sub(" ", _MARKS.sub("", text)).lower().split()
-    telling = [word for word in words if word not in _FILLERS and not _VERSION.fullmatch(word)] or words
-    namespace = "".join(telling[:1])[:_MAX_NAMESPACE]
-    for word in telling[1:]:
-        if len(namespace) + 1 + len(word) > _MAX_NAMESPACE:
+    telling_words = [word for word in words if word not in _FILLERS and not _VERSION.fullmatch(word)] or words
+    namespace = "".join(telling_words[:1])[:_MAX_NAMESPACE_LENGTH]
+    for word in telling_words[1:]:
+        if len(namespace) + 1 + len(word) > _MAX_NAMESPACE_LENGTH:
             break
         namespace += f"_{word}"
     return "api" if not namespace or is_own(f"{namespace}.") else namespace
@@ -467,24 +469,24 @@ def namespace_from(title: object) -> str:
 def name_from_path(method: str, path: str) -> str:
     """Return the name of an operation without an operationId: `get_pets_petId` for GET /pets/{petId}."""
     words = _OTHER.sub("_", path).strip("_")
-    return f"{method.lower()}_{words}"[:_MAX_NAME] if words else method.lower()
+    return f"{method.lower()}_{words}"[:_MAX_NAME_LENGTH] if words else method.lower()
 
 
 def printable_name(operation_id: str) -> str:
     """Return an operationId without characters that are invalid in a name; "" if nothing is left."""
-    name = operation_id.strip()[:_MAX_NAME]
+    name = operation_id.strip()[:_MAX_NAME_LENGTH]
     return name if name.isprintable() else "".join(character if character.isprintable() else "_" for character in name)
 
 
 def stream_name(name: str) -> str:
     """Return the name of the streaming form of an operation."""
-    return name[: _MAX_NAME - len(_STREAM)] + _STREAM
+    return name[: _MAX_NAME_LENGTH - len(_STREAM)] + _STREAM
 
 
 # --- servers --------------------------------------------------------------------------------------------------------
 
-_MAX_SERVERS = 100  # of one list, of which the first usable one is taken
-_MAX_URL = 8 * 1024  # characters, with its variables expanded
+_MAX_SEARCHED_SERVERS = 100  # the first usable one is taken
+_MAX_URL_LENGTH = 8 * 1024
 _ABSOLUTE = re.compile(r"[A-Za-z][A-Za-z0-9+.-]*://")
 
 
@@ -501,7 +503,9 @@ def server_of(endpoint: HTTPEndpoint, documents: DocumentSet, variables: Mapping
         return f"{scheme}://{host}{path}" if host else path
     url = "/"
     for owner in (endpoint.operation.value, endpoint.item.value, root):
-        servers = [as_dict(declared_server) for declared_server in as_list(owner.get("servers"))[:_MAX_SERVERS]]
+        servers = [
+            as_dict(declared_server) for declared_server in as_list(owner.get("servers"))[:_MAX_SEARCHED_SERVERS]
+        ]
         if server := next((server for server in servers if isinstance(server.get("url"), str)), None):
             url = documents.shared("server", server, partial(_expanded, server, variables, report))
             break
@@ -511,7 +515,7 @@ def server_of(endpoint: HTTPEndpoint, documents: DocumentSet, variables: Mapping
 def _expanded(server: dict[str, Any], variables: Mapping[str, str], report: Report) -> str:
     """Return the URL with its variables expanded; one without a value stays, and the first call raises."""
     declared = as_dict(server.get("variables"))
-    characters_left = _MAX_URL
+    characters_left = _MAX_URL_LENGTH
 
     @cache
     def value_of(name: str) -> str:
@@ -534,7 +538,7 @@ def _expanded(server: dict[str, Any], variables: Mapping[str, str], report: Repo
         return value_of(placeholder[1]) if characters_left >= 0 else ""
 
     url = VARIABLE.sub(value, server["url"].strip())
-    if characters_left < 0 or len(url) > _MAX_URL:
-        report.warn(f"the server's URL has more than {_MAX_URL:,} characters: it is ignored")
+    if characters_left < 0 or len(url) > _MAX_URL_LENGTH:
+        report.warn(f"the server's URL has more than {_MAX_URL_LENGTH:,} characters: it is ignored")
         return "/"
     return url

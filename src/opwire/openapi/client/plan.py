@@ -218,7 +218,7 @@ FAST_CHARSETS = (None, "utf-8", "ascii")
 """Charsets in which a bracket is its ASCII byte, and that are decoded at once."""
 
 _MARKS = {"utf-16": (codecs.BOM_UTF16_LE, codecs.BOM_UTF16_BE), "utf-32": (codecs.BOM_UTF32_LE, codecs.BOM_UTF32_BE)}
-_PIECE = 64 * 1024  # bytes that are decoded at a time: 10 ms if all of them are invalid
+_DECODED_PIECE_BYTES = 64 * 1024  # 10 ms if all of them are invalid
 _UNDEFINED = "\ufffe"  # in the table of a codec
 
 
@@ -262,13 +262,13 @@ def decode_text(data: bytes, charset: str, errors: Literal["strict", "replace"] 
     Raises:
         UnicodeError: `strict`, and it is invalid.
     """
-    if len(data) <= _PIECE:
+    if len(data) <= _DECODED_PIECE_BYTES:
         return data.decode(charset, errors)
     if charset in _MARKS and not data.startswith(_MARKS[charset]):
         charset += f"-{sys.byteorder[0]}e"  # as `decode` does; the incremental decoder would raise
     decoder = codecs.getincrementaldecoder(charset)(errors)
     table = getattr(sys.modules[type(decoder).__module__], "decoding_table", None)  # of a charset with one byte each
-    pieces = (data[start : start + _PIECE] for start in range(0, len(data), _PIECE))
+    pieces = (data[start : start + _DECODED_PIECE_BYTES] for start in range(0, len(data), _DECODED_PIECE_BYTES))
     if errors == "replace" and isinstance(table, str):
         # Without a call for each invalid byte: 60 MB of them, packed in 60 kB, took 10 s.
         replacing: Any = table.replace(_UNDEFINED, "\ufffd")

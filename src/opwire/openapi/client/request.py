@@ -186,8 +186,8 @@ class _RequestBuilder:
     def __init__(self, plan: CallPlan) -> None:
         def texts(*locations: str) -> list[tuple[str, _TextOf]]:
             """Return the names and texts of parameters."""
-            used = [parameter for parameter in plan.parameters if parameter.location in locations]
-            return [(parameter.name, _text_of(parameter, plan.operation_id)) for parameter in used]
+            parameters = [parameter for parameter in plan.parameters if parameter.location in locations]
+            return [(parameter.name, _text_of(parameter, plan.operation_id)) for parameter in parameters]
 
         self._plan = plan
         base = base_url_of(plan)

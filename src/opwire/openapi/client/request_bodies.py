@@ -39,8 +39,8 @@ _FORM, _MULTIPART = "application/x-www-form-urlencoded", "multipart/form-data"
 _MERGE_PATCH, _JSON_PATCH = "application/merge-patch+json", "application/json-patch+json"
 _ANNOTATIONS = frozenset({"default", "deprecated", "description", "examples", "title"})
 _MAY_REJECT_NULL = frozenset({"$ref", "allOf", "anyOf", "const", "enum", "not", "oneOf"})
-_DEPTH = 3  # of unions and arrays that are searched for a file
-_MAX_SEARCHED = 10_000  # schemas of one form in which a file is searched
+_MAX_FILE_DEPTH = 3  # unions and arrays around a file
+_MAX_SEARCHED_SCHEMAS = 10_000
 _EMPTY = Located({}, SourceDocument({}))
 
 
@@ -159,7 +159,7 @@ def file_schema(
     `content_type` is the one of the form's `encoding`, or "". `seen` counts the schemas of a form that were searched:
     branches that refer to each other multiply at each depth.
     """
-    if next(seen) > _MAX_SEARCHED:
+    if next(seen) > _MAX_SEARCHED_SCHEMAS:
         return None
     node, home = schemas.resolve(*schema)
     annotations = {key: node[key] for key in ("description", "title", "deprecated") if key in node}
@@ -170,7 +170,7 @@ def file_schema(
         is_nullable = is_nullable or (isinstance(kinds, list) and "null" in kinds)
         file: JSONSchema = {**FILE_SCHEMA, **annotations}
         return or_null(file) if is_nullable else file
-    if depth > _DEPTH:
+    if depth > _MAX_FILE_DEPTH:
         return None
     if node.get("type") == "array":
         items = file_schema(Located(node.get("items"), home), content_type, schemas, seen, depth + 1)
@@ -195,11 +195,11 @@ def or_null(schema: JSONSchema) -> JSONSchema:
     kinds = schema.get("type")
     if isinstance(kinds, str) and _MAY_REJECT_NULL.isdisjoint(schema):
         return {**schema, "type": kinds if kinds == "null" else [kinds, "null"]}
-    outside = {key: subschema for key, subschema in schema.items() if key in _ANNOTATIONS}
-    inside = {key: subschema for key, subschema in schema.items() if key not in _ANNOTATIONS}
-    variants = inside["anyOf"] if inside.keys() == {"anyOf"} else [inside]
+    annotations = {key: subschema for key, subschema in schema.items() if key in _ANNOTATIONS}
+    constraints = {key: subschema for key, subschema in schema.items() if key not in _ANNOTATIONS}
+    variants = constraints["anyOf"] if constraints.keys() == {"anyOf"} else [constraints]
     null = {"type": "null"}
-    return {"anyOf": variants if null in variants else [*variants, null], **outside}
+    return {"anyOf": variants if null in variants else [*variants, null], **annotations}
 
 
 def _is_string(node: dict[str, Any]) -> bool:
@@ -217,8 +217,10 @@ def _is_binary(node: dict[str, Any]) -> bool:
 
 
 def _is_binary_type(content_type: str) -> bool:
-    first = media_type(content_type.partition(",")[0])
-    return bool(first.name) and not (first.is_json or is_text(first.name) or is_form(first.name) or first.name == "*/*")
+    first_type = media_type(content_type.partition(",")[0])
+    return bool(first_type.name) and not (
+        first_type.is_json or is_text(first_type.name) or is_form(first_type.name) or first_type.name == "*/*"
+    )
 
 
 # --- encoding -------------------------------------------------------------------------------------------------------
@@ -274,8 +276,8 @@ _NOT_CONSTRAINTS = frozenset(
     "$comment $defs $schema default definitions deprecated description discriminator example examples externalDocs "
     "nullable readOnly title writeOnly xml".split()
 )
-_MAX_PARTS = 50  # of one schema, through `allOf`
-_MAX_FIELD_PARTS = 500  # of one schema, through every keyword that can declare a property
+_MAX_COMPOSED_SCHEMAS = 50  # through `allOf`
+_MAX_FIELD_SCHEMAS = 500  # through every keyword that can declare a property
 _EXTRAS = ("additionalProperties", "unevaluatedProperties")
 
 
@@ -308,7 +310,7 @@ def fields_of(schema: Any, document: SourceDocument, schemas: SchemaRewriter) ->
     """Return every property that a schema declares, ignoring constraints between them."""
     fields = DeclaredFields({}, {}, [], set())
     stack, seen = [Located(schema, document)], set[int]()
-    while stack and len(seen) < _MAX_FIELD_PARTS:
+    while stack and len(seen) < _MAX_FIELD_SCHEMAS:
         located = stack.pop()
         node, home = schemas.resolve(*located)
         stack += _siblings(located, schemas)
@@ -321,10 +323,10 @@ def fields_of(schema: Any, document: SourceDocument, schemas: SchemaRewriter) ->
             fields.patterns.setdefault(pattern, []).append(Located(property_schema, home))
         fields.extras.extend(Located(node[key], home) for key in _EXTRAS if isinstance(node.get(key), dict))
         fields.required.update(as_texts(node.get("required")))
-        below = [node[key] for key in ("then", "else", "if") if key in node]
-        below += [branch for key in ("allOf", "anyOf", "oneOf") for branch in as_list(node.get(key))]
-        below += as_dict(node.get("dependentSchemas")).values()
-        stack.extend(Located(branch, home) for branch in reversed(below))
+        subschemas = [node[key] for key in ("then", "else", "if") if key in node]
+        subschemas += [branch for key in ("allOf", "anyOf", "oneOf") for branch in as_list(node.get(key))]
+        subschemas += as_dict(node.get("dependentSchemas")).values()
+        stack.extend(Located(branch, home) for branch in reversed(subschemas))
     return fields
 
 
@@ -359,7 +361,7 @@ def _composed(whole: Located, schemas: SchemaRewriter) -> Iterator[Located]:
     """Iterate over the schema and the parts of its `allOf`; yield an invalid one if there are too many."""
     queue = [whole]
     for number, located in enumerate(queue):  # grows during the iteration
-        if number > _MAX_PARTS:
+        if number > _MAX_COMPOSED_SCHEMAS:
             yield Located({"not": {}}, located.document)
             return
         node = schemas.resolve(*located)
@@ -371,9 +373,9 @@ def _composed(whole: Located, schemas: SchemaRewriter) -> Iterator[Located]:
 # --- forms ----------------------------------------------------------------------------------------------------------
 
 _DEFINITION = "#/$defs/"
-_MAX_DEPTH = 20  # of schemas that describe one value
-_MAX_POSITIONS = 1_000
-_MAX_INLINED = 50  # definitions: those that refer to each other several times would multiply
+_MAX_EDITED_DEPTH = 20
+_MAX_ARRAY_POSITIONS = 1_000
+_MAX_INLINED_DEFINITIONS = 50  # those that refer to each other several times would multiply
 
 
 class SchemaEdits(Struct, frozen=True, kw_only=True):
@@ -448,15 +450,15 @@ class FormReader(Struct, eq=False):
         """Return the encoding of a multipart array: some items by position, the rest alike (3.2)."""
         node, home = self.schemas.resolve(*self.body.schema)
         encodings, given_home = self.body.positions
-        first = [Located(item_schema, home) for item_schema in as_list(node.get("prefixItems"))]
+        prefix_schemas = [Located(item_schema, home) for item_schema in as_list(node.get("prefixItems"))]
         rest_schemas = [Located(node["items"], home)] if isinstance(node.get("items"), dict) else []
         files: dict[int, JSONSchema] = {}
         parts: list[PartEncoding] = []
-        for index in range(min(max(len(first), len(encodings)), _MAX_POSITIONS)):
+        for index in range(min(max(len(prefix_schemas), len(encodings)), _MAX_ARRAY_POSITIONS)):
             encoding = Located(as_dict(encodings[index]) if index < len(encodings) else {}, given_home)
-            part, file = self._item(f"item {index}", first[index : index + 1] or rest_schemas, encoding)
+            part, file = self._item(f"item {index}", prefix_schemas[index : index + 1] or rest_schemas, encoding)
             parts.append(part)
-            if file is not None and index < len(first):
+            if file is not None and index < len(prefix_schemas):
                 files[index] = file
         items, file = self._item("an item", rest_schemas, self.body.items)
         return FormEncoding(positions=tuple(parts), items=items, edits=SchemaEdits(positions=files, items=file))
@@ -473,10 +475,13 @@ class FormReader(Struct, eq=False):
         if not self.body.is_multipart or not schemas:
             return None
         content_type = as_text(encoding.get("contentType"))
-        telling = [
+        specific_schemas = [
             located_schema for located_schema in schemas if self.schemas.resolve(*located_schema).value
         ] or schemas[:1]
-        files = (file_schema(located_schema, content_type, self.schemas, self.searched) for located_schema in telling)
+        files = (
+            file_schema(located_schema, content_type, self.schemas, self.searched)
+            for located_schema in specific_schemas
+        )
         return next((file for file in files if file is not None), None)
 
 
@@ -484,7 +489,7 @@ def edited(rewritten: RewrittenSchema, edits: SchemaEdits, schemas: SchemaRewrit
     """Apply edits to an input schema; definitions with an edited property are inlined."""
     if edits == SchemaEdits():
         return rewritten
-    schema = _SchemaEditor(edits, schemas).edit(rewritten.schema, _MAX_DEPTH)
+    schema = _SchemaEditor(edits, schemas).edit(rewritten.schema, _MAX_EDITED_DEPTH)
     refs = {ref for node in objects_in(schema) if isinstance(ref := node.get("$ref"), str)}
     uses = {name for ref in refs if schemas.is_definition(name := ref.removeprefix(_DEFINITION))}
     return RewrittenSchema(schema, uses)
@@ -495,7 +500,7 @@ class _SchemaEditor:
         self._edits = edits
         self._schemas = schemas
         self._within: list[str] = []  # definitions that are being inlined
-        self._left = _MAX_INLINED
+        self._left = _MAX_INLINED_DEFINITIONS
 
     def edit(self, schema: JSONSchema, depth: int) -> JSONSchema:
         if not isinstance(schema, dict) or not depth:
@@ -519,8 +524,8 @@ class _SchemaEditor:
         self._within.pop()
         if target == definition:
             return copy
-        beside = {keyword: sibling for keyword, sibling in copy.items() if keyword != "$ref"}
-        return {**beside, "allOf": [*beside.get("allOf", ()), target]} if beside else target
+        siblings = {keyword: sibling for keyword, sibling in copy.items() if keyword != "$ref"}
+        return {**siblings, "allOf": [*siblings.get("allOf", ()), target]} if siblings else target
 
     def _keyword(self, keyword: str, value: Any, depth: int) -> Any:
         edits = self._edits

@@ -55,18 +55,17 @@ MAX_ERROR_BODY = 8 * 1024
 """Bytes of an error's body that its details include."""
 
 _CUT = "…"  # at the end of a body that was read in part
-_MIN_CUT = 3  # characters of a secret at the end of a body that was cut off
+_MIN_CUT_SECRET_LENGTH = 3  # that is replaced at the end of a body that was cut off
 _BOM = b"\xef\xbb\xbf"
 _EMPTY = frozenset({204, 205, 304})
 _SECRET_HEADERS = frozenset({"set-cookie", "set-cookie2", "authorization", "cookie"})
-_MAX_REASON = 200
-_MAX_EXPLANATION = 300
+_MAX_REASON_LENGTH = 200
+_MAX_EXPLANATION_LENGTH = 300
 # Members of an error that explain it, the most specific first; the `title` of a problem is that of its whole kind.
 _EXPLANATIONS = ("detail", "message", "msg", "error_description", "error", "errors", "errormessages", "title")
-_MAX_CACHED = 64  # an API may invent a content type for each response: it contains a boundary
-_MAX_DATE = 100  # characters
-_FAR = 1e12  # seconds; larger than any timestamp
-_EPOCH = 1_000_000_000  # a larger number of seconds is a timestamp, not a delay
+_MAX_CACHED_CONTENT_TYPES = 64  # an API may invent one for each response: it contains a boundary
+_MAX_TIMESTAMP = 1e12
+_MIN_TIMESTAMP = 1_000_000_000  # a smaller number of seconds is a delay
 _json = msgspec.json.Decoder(float_hook=parse_float)
 
 
@@ -128,7 +127,7 @@ class ResponseReader:
                 if media is not None and media.xml is not None and not kind.is_xml:
                     media = None
                 cached_media = kind, media
-                if len(self._declared) < _MAX_CACHED:
+                if len(self._declared) < _MAX_CACHED_CONTENT_TYPES:
                     self._declared[key] = cached_media
             kind, media = cached_media
             schema, xml = (UNKNOWN, None) if media is None else (media.schema, media.xml)
@@ -207,13 +206,13 @@ def error_of(
     }
     if hint:
         details["hint"] = hint
-    reason = redacted(head.reason.strip())[:_MAX_REASON]
+    reason = redacted(head.reason.strip())[:_MAX_REASON_LENGTH]
     if not reason:
         reason = HTTPStatus(head.status).phrase if head.status in {*HTTPStatus} else "Unknown"
     message = f"HTTP {head.status}: {reason}"
     explanation = _explanation(details["body"])
     if explanation and explanation.lower() != reason.lower():
-        message += f": {shorten(explanation, _MAX_EXPLANATION)}"
+        message += f": {shorten(explanation, _MAX_EXPLANATION_LENGTH)}"
     delay = _retry_after(head)
     return CallError(
         ErrorCode.EXECUTION_ERROR,
@@ -245,7 +244,7 @@ def _redaction(secrets: tuple[str, ...], *, is_whole: bool) -> Callable[[str], s
             return text
         start = text.removesuffix(_CUT)
         for form in longest_first:
-            cut = next((n for n in range(len(form) - 1, _MIN_CUT, -1) if start.endswith(form[:n])), 0)
+            cut = next((n for n in range(len(form) - 1, _MIN_CUT_SECRET_LENGTH, -1) if start.endswith(form[:n])), 0)
             if cut:
                 return f"{start[:-cut]}***{_CUT}"
         return text
@@ -311,14 +310,16 @@ def _retry_after(head: ResponseHead) -> float | None:
         value = next((value for header_name, value in head.headers if header_name.lower() == name), None)
         if value is None:
             continue
-        seconds = bounded_number(value, _FAR)
+        seconds = bounded_number(value, _MAX_TIMESTAMP)
         if seconds is not None:
-            return bounded_number(seconds - time.time() if seconds > _EPOCH else seconds, MAX_WAIT)
+            return bounded_number(seconds - time.time() if seconds > _MIN_TIMESTAMP else seconds, MAX_WAIT)
         if name != "retry-after":
             return None
         try:
-            when = parsedate_to_datetime(value[:_MAX_DATE])
-            return bounded_number(when.replace(tzinfo=when.tzinfo or UTC).timestamp() - time.time(), MAX_WAIT)
+            retry_time = parsedate_to_datetime(value)
+            return bounded_number(
+                retry_time.replace(tzinfo=retry_time.tzinfo or UTC).timestamp() - time.time(), MAX_WAIT
+            )
         except (ValueError, OverflowError, IndexError, TypeError):  # raised by the parser of the standard library
             return None
     return None
@@ -333,8 +334,8 @@ DONE = "[DONE]"
 """The last item that some APIs send. It is a sentinel, not JSON data."""
 
 _SPACE = b" \t\r\n\x1e"
-_MAX_ITEM_HEADERS = 16 * 1024  # characters; every item carries them, even an event of ten bytes
-_LINES = 10  # of the log per second and stream: 500 bytes of gzip are 200,000 invalid items
+_MAX_ITEM_HEADER_CHARACTERS = 16 * 1024  # every item carries them, even an event of ten bytes
+_MAX_LOG_LINES_PER_SECOND = 10  # per stream: 500 bytes of gzip are 200,000 invalid items
 _PROBLEM = "application/problem+json"
 
 
@@ -348,7 +349,7 @@ class NDJSONDecoder:
         self._buffer: list[bytes] = []  # chunks of an incomplete record
         self._size = 0
         self._max_item = max_item
-        self._log = LimitedLog(logger, per_second=_LINES)
+        self._log = LimitedLog(logger, per_second=_MAX_LOG_LINES_PER_SECOND)
 
     def feed(self, chunk: bytes) -> list[Any]:
         """Return the values that a chunk completes.
@@ -356,11 +357,11 @@ class NDJSONDecoder:
         Raises:
             CallError: PAYLOAD_TOO_LARGE, a value exceeds `max_item`.
         """
-        first, *others = chunk.split(self.separator)
-        self._append(first)
-        if not others:
+        record_end, *next_records = chunk.split(self.separator)
+        self._append(record_end)
+        if not next_records:
             return []
-        records = [self._flush(), *others]
+        records = [self._flush(), *next_records]
         self._append(records.pop())
         return self._decode(records)
 
@@ -443,7 +444,7 @@ class ItemDecoder(ABC):
         media = choose(declared, head.media_type) or (declared[0] if len(declared) == 1 else None)
         self._schema = media.schema if media else UNKNOWN
         item_headers: list[tuple[str, str]] = []
-        characters_left = _MAX_ITEM_HEADERS
+        characters_left = _MAX_ITEM_HEADER_CHARACTERS
         for name, value in head.headers:
             if len(name) + len(value) <= characters_left:
                 item_headers.append((name, value))
@@ -498,7 +499,7 @@ class EventDecoder(ItemDecoder):
         super().__init__(plan, head)
         self._parser = parser
         self._secrets = secrets  # of the request, which an error may quote
-        self._log = LimitedLog(logger, per_second=_LINES)
+        self._log = LimitedLog(logger, per_second=_MAX_LOG_LINES_PER_SECOND)
 
     def feed(self, chunk: bytes) -> list[ShapedResult]:
         """Return the items that a chunk completes."""

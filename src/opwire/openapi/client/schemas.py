@@ -37,9 +37,9 @@ Direction = Literal["input", "output"]
 
 _HIDDEN: dict[Direction, str] = {"input": "readOnly", "output": "writeOnly"}
 _UNUSUAL = re.compile(r"[^0-9A-Za-z._-]+")
-_MAX_TAGS = 1_000
-_MAX_ALL_TAGS = 500_000  # in all unions of a document: many may share one discriminator with 1,000 tags
-_MAX_PARTS = 50  # of one schema, through `allOf`: each of them is compared with the others
+_MAX_TAGS_PER_UNION = 1_000
+_MAX_TAGS_PER_DOCUMENT = 500_000  # many unions may share one discriminator with 1,000 tags
+_MAX_COMPOSED_SCHEMAS = 50  # through `allOf`: each of them is compared with the others
 _DEFINITION = "#/$defs/"
 _USUAL_PREFIXES = ("#/components/schemas/", "#/definitions/")
 
@@ -66,7 +66,7 @@ class SchemaRewriter:
         self._definitions: dict[tuple[str, Direction], RewrittenSchema] = {}
         self._open: dict[str, str] = {}
         self._xml: dict[int, XMLNode] = {}  # by the identity of a schema
-        self._tags_left = _MAX_ALL_TAGS
+        self._tags_left = _MAX_TAGS_PER_DOCUMENT
         # What is read once, by the identity of a discriminator or schema, which is kept: its identity stays its own.
         self._variants: dict[int, tuple[Any, dict[str, str], set[str]]] = {}
         self._own_hidden: dict[tuple[int, Direction], tuple[Any, set[str]]] = {}
@@ -194,13 +194,13 @@ class SchemaRewriter:
         """Iterate over the schema and the members of its `allOf`, or of other keywords, recursively."""
         queue: list[Located] = [Located(schema, document)]
         seen: set[int] = set()
-        while queue and len(seen) < _MAX_PARTS:
+        while queue and len(seen) < _MAX_COMPOSED_SCHEMAS:
             located = self.resolve(*queue.pop())
             if id(located.value) not in seen:
                 seen.add(id(located.value))
                 yield located
-                below = [branch for keyword in keywords for branch in as_list(located.value.get(keyword))]
-                queue.extend(Located(branch, located.document) for branch in below)
+                branches = [branch for keyword in keywords for branch in as_list(located.value.get(keyword))]
+                queue.extend(Located(branch, located.document) for branch in branches)
 
     def xml_root(self, schema: Any, document: SourceDocument) -> XMLRoot | None:
         """Return the XML form of an array or object; its name is empty if the schema has none."""
@@ -324,11 +324,11 @@ class _Rewriting:
             hidden |= self._schemas.hidden_properties(source_schema, document, self._direction)
             if hidden:
                 remove_properties(usable_schema, hidden)
-        same = {
+        schemas_in_place = {
             keyword: usable_schema.pop(keyword) for keyword in ("allOf", "then", "else") if keyword in usable_schema
         }
         written = map_subschemas(usable_schema, lambda subschema: self.rewrite(subschema, document))
-        written |= map_subschemas(same, lambda subschema: self.rewrite(subschema, document, hidden))
+        written |= map_subschemas(schemas_in_place, lambda subschema: self.rewrite(subschema, document, hidden))
         self._discriminate(written, source_schema, document)
         if isinstance(written.get("items"), list) and not self._schemas.hides_siblings:
             written["prefixItems"] = written.pop("items")
@@ -402,7 +402,7 @@ class _Rewriting:
             as_dict(discriminator.get("mapping")),
             [as_dict(branch).get("$ref") for branch in branches],
         )
-        if self._schemas.spend_tags(len(branches) * min(_MAX_TAGS, sum(map(len, tags)))):
+        if self._schemas.spend_tags(len(branches) * min(_MAX_TAGS_PER_UNION, sum(map(len, tags)))):
             branches = discriminated(branches, tag, tags)
         schema["oneOf" if "anyOf" in schema else "anyOf"] = branches
 
@@ -438,7 +438,7 @@ def tags_of(branches: list[Any], mapping: Mapping[str, str], refs: list[str | No
 def discriminated(branches: list[JSONSchema], tag: str, tags: list[set[str]]) -> list[JSONSchema]:
     """Return the branches, each rejecting the tags of the others; unchanged if that would be too long."""
     all_tags = set[str]().union(*tags)
-    if len(branches) > MAX_BRANCHES or len(all_tags) > _MAX_TAGS:
+    if len(branches) > MAX_BRANCHES or len(all_tags) > _MAX_TAGS_PER_UNION:
         return branches
     return [
         {"allOf": [branch], "properties": {tag: {"not": {"enum": sorted(all_tags - own_tags)}}}}
@@ -538,8 +538,10 @@ def _types(declared_types: Any) -> str | list[str] | None:
     if isinstance(declared_types, str):
         return declared_types.lower() if declared_types.lower() in _TYPES else None
     names = ["null" if declared_type is None else declared_type for declared_type in as_list(declared_types)]
-    usable = list(dict.fromkeys(type_name for type_name in names if isinstance(type_name, str) and type_name in _TYPES))
-    return usable if usable and len(usable) == len(set(map(str, names))) else None
+    known_types = list(
+        dict.fromkeys(type_name for type_name in names if isinstance(type_name, str) and type_name in _TYPES)
+    )
+    return known_types if known_types and len(known_types) == len(set(map(str, names))) else None
 
 
 @lru_cache(maxsize=4096)

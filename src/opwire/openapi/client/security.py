@@ -54,8 +54,8 @@ from opwire.runtime.bounded import BoundedDict
 from opwire.schema.dialect import escaped
 from opwire.typed.plain import as_dict, as_list
 
-_MAX_SCHEMES = 100  # of one alternative: all operations may share it
-_MAX_SERVERS = 100  # discovered authorization servers, and logins in use: a callback may name any number
+_MAX_SCHEMES_PER_ALTERNATIVE = 100  # all operations may share it
+_MAX_CACHED_SERVERS = 100  # and logins in use: a callback may name any number
 _COOKIE = re.compile(r"[\x20-\x3a\x3c-\x7e]*")
 
 
@@ -190,8 +190,8 @@ class APICredentials:
         self._fetch: Any = fetch
         self._tokens = None if fetch is None else TokenCache(fetch)
         self._store = store or TokenStore()
-        self._servers: BoundedDict[str, AuthorizationServer] = BoundedDict(_MAX_SERVERS)
-        self._logins: BoundedDict[LoginKey, LoginTokens] = BoundedDict(_MAX_SERVERS)
+        self._servers: BoundedDict[str, AuthorizationServer] = BoundedDict(_MAX_CACHED_SERVERS)
+        self._logins: BoundedDict[LoginKey, LoginTokens] = BoundedDict(_MAX_CACHED_SERVERS)
 
     def __repr__(self) -> str:
         return f"<APICredentials {'by callback' if callable(self._given) else sorted(self._given)}>"
@@ -254,14 +254,19 @@ class APICredentials:
         ]
         if not all(alternatives) or not alternatives or callable(self._given):
             return ""
-        if any(all(any(name in self._given for name in names) for names in needed) for needed in alternatives):
-            names = [name for needed in alternatives for names in needed for name in names]
+        if any(
+            all(any(name in self._given for name in names) for names in alternative) for alternative in alternatives
+        ):
+            names = [name for alternative in alternatives for names in alternative for name in names]
             logins = [name for name in names if self._is_login(name) and not (request and request.secret_headers)]
             return f"Not signed in as {logins[0]!r}: use `opwire login`, or login() of the source." if logins else ""
-        choices = [[" or ".join(map(repr, names)) for names in needed] for needed in alternatives]
+        choices = [[" or ".join(map(repr, names)) for names in alternative] for alternative in alternatives]
         missing_alternatives = [
-            " and ".join(f"({choice})" if " or " in choice and len(needed) > 1 else choice for choice in needed)
-            for needed in choices
+            " and ".join(
+                f"({choice})" if " or " in choice and len(required_choices) > 1 else choice
+                for choice in required_choices
+            )
+            for required_choices in choices
         ]
         keys = " or ".join(dict.fromkeys(missing_alternatives))  # Google repeats the same schemes for each scope
         return f"Required credentials are missing: pass credentials={{…}} with the key {keys}."
@@ -513,7 +518,7 @@ def security_requirements(
     def alternative(declared: Any) -> tuple[SecurityRequirement, ...]:
         return tuple(
             SecurityRequirement(_scheme(name, documents, report), tuple(as_texts(scopes)))
-            for name, scopes in islice(as_dict(declared).items(), _MAX_SCHEMES)
+            for name, scopes in islice(as_dict(declared).items(), _MAX_SCHEMES_PER_ALTERNATIVE)
         )
 
     return documents.shared("security", declared_security, lambda: tuple(map(alternative, as_list(declared_security))))

@@ -57,10 +57,10 @@ T = TypeVar("T")
 
 _DELIMITERS = {"spaceDelimited": " ", "pipeDelimited": "|", "tabDelimited": "\t"}
 _LONE_PERCENT = re.compile(r"%(?![0-9A-Fa-f]{2})")
-_EXACT = 2**53  # above this, not every integer is a float
+_MAX_EXACT_INTEGER = 2**53  # above this, not every integer is a float
 _ENCODED = {code: quote(chr(code), safe="") for code in range(128)}
 _RESERVED = re.compile(r"[^A-Za-z0-9_.~%-]")
-_SHORT = 24  # characters
+_MAX_SCANNED_LENGTH = 24
 _json = msgspec.json.Encoder()
 
 
@@ -70,7 +70,7 @@ def encode(text: str) -> str:
         return quote(text, safe="")
     if text.isalnum():
         return text
-    if len(text) < _SHORT:
+    if len(text) < _MAX_SCANNED_LENGTH:
         return text.translate(_ENCODED)  # twice as fast as `quote`
     # `translate` takes 40 ns for each character after the first encoded one: a sentence has few different ones.
     text = text.replace("%", "%25").replace(" ", "%20")
@@ -112,7 +112,7 @@ def to_text(value: Any) -> str:
     if isinstance(value, float):
         if not isfinite(value):
             raise ValueError("a number must be finite")
-        return str(int(value)) if value.is_integer() and abs(value) < _EXACT else repr(value)
+        return str(int(value)) if value.is_integer() and abs(value) < _MAX_EXACT_INTEGER else repr(value)
     return json_text(value)
 
 
@@ -597,9 +597,9 @@ def _charset(declared: str) -> str:
 
 def _file_type(file: File, declared: str | None) -> str:
     """Return the content type of a file: its own, unless the API declares exactly one."""
-    only = _first_concrete(declared)
-    if file.content_type is None or (only is not None and "," not in str(declared)):
-        return only or OCTETS
+    concrete_type = _first_concrete(declared)
+    if file.content_type is None or (concrete_type is not None and "," not in str(declared)):
+        return concrete_type or OCTETS
     return content_type_value(file.content_type)
 
 

@@ -515,9 +515,9 @@ class OpenAPISource(AdapterSource):
         schemes: dict[str, tuple[LazyOperation, SecurityRequirement]] = {}
         for operation in self._lazy:
             for requirement in (requirement for alternative in operation.security for requirement in alternative):
-                first, earlier_requirement = schemes.get(requirement.scheme.name, (operation, requirement))
+                first_operation, earlier_requirement = schemes.get(requirement.scheme.name, (operation, requirement))
                 scopes = tuple(dict.fromkeys([*earlier_requirement.scopes, *requirement.scopes]))
-                schemes[requirement.scheme.name] = first, SecurityRequirement(requirement.scheme, scopes)
+                schemes[requirement.scheme.name] = first_operation, SecurityRequirement(requirement.scheme, scopes)
         return list(schemes.values())
 
 

@@ -32,10 +32,10 @@ _NAME = re.compile(r"[^\W\d][\w.\-]*")
 _INVALID = re.compile("[^\t\n\r\x20-\ud7ff\ue000-\ufffd\U00010000-\U0010ffff]")
 _INTEGER = re.compile(r"[-+]?[0-9]{1,4000}", re.ASCII)
 _NUMBER = re.compile(r"[-+]?(?:[0-9]+(?:\.[0-9]*)?|\.[0-9]+)(?:[eE][-+]?[0-9]+)?", re.ASCII)
-_MAX_INLINED_DEPTH = 10  # of objects that are not elements of their own
-_MAX_INLINED = 1_000  # properties of all of them in one element
-_MAX_COMPLAINT = 200  # characters
-_MAX_TEXTS = 10  # properties that are the text of one element
+_MAX_INLINED_DEPTH = 10  # levels of objects that are not elements of their own
+_MAX_INLINED_PROPERTIES_PER_ELEMENT = 1_000
+_MAX_MESSAGE_LENGTH = 200
+_MAX_TEXT_PROPERTIES_PER_ELEMENT = 10
 _BOOLEANS = {"true": True, "1": True, "false": False, "0": False}
 
 
@@ -63,7 +63,7 @@ class XMLPropertyIndex(NamedTuple):
         if node.node_type in ("attribute", "element"):
             members_by_name = self.attributes if node.node_type == "attribute" else self.elements
             members_by_name.setdefault(node.name or path[-1], (path, node))
-        elif len(self.texts) < _MAX_TEXTS:
+        elif len(self.texts) < _MAX_TEXT_PROPERTIES_PER_ELEMENT:
             self.texts.append((path, node))
 
 
@@ -89,7 +89,7 @@ class XMLNode(Struct, kw_only=True, eq=False, dict=True):
 
         Such objects can contain each other, and multiply with each level: they are bounded in depth and number.
         """
-        index, properties_left = XMLPropertyIndex({}, {}, []), _MAX_INLINED
+        index, properties_left = XMLPropertyIndex({}, {}, []), _MAX_INLINED_PROPERTIES_PER_ELEMENT
         stack: list[tuple[tuple[str, ...], XMLNode]] = [((), self)]
         while stack:
             path, node = stack.pop()
@@ -99,8 +99,8 @@ class XMLNode(Struct, kw_only=True, eq=False, dict=True):
                 index.elements.setdefault(node.item_name(path[-1]), (path, node))
             elif len(path) <= _MAX_INLINED_DEPTH and (not path or properties_left > 0):
                 properties_left -= len(node.members.properties) if path else 0
-                below = [((*path, name), member) for name, member in node.members.properties.items()]
-                stack.extend(reversed(below))
+                members_below = [((*path, name), member) for name, member in node.members.properties.items()]
+                stack.extend(reversed(members_below))
         return index
 
     def member(self, name: str) -> "XMLNode":
@@ -277,7 +277,7 @@ def read_xml(data: bytes, node: XMLNode, charset: str | None = None) -> Any:
     try:
         parser.Parse(data, True)
     except (expat.ExpatError, LookupError) as error:  # LookupError: the document declares an unknown encoding
-        raise ValueError(str(error)[:_MAX_COMPLAINT]) from None
+        raise ValueError(str(error)[:_MAX_MESSAGE_LENGTH]) from None
     return _value((root.children or [root])[0], node)
 
 

@@ -23,9 +23,9 @@ MAX_EXPANDED_SIZE = 200_000_000
 
 # The size of a document: the characters of its scalars, and as many for each value as that takes bytes as a schema.
 # Without aliases, it is at most 17 times the length of the text.
-_SIZE_OF_VALUE = 32
-_FREE_SIZE = 1_000_000
-_SIZE_PER_CHARACTER = 20
+_CHARACTERS_PER_VALUE = 32
+_MIN_EXPANDED_SIZE = 1_000_000
+_EXPANDED_SIZE_PER_CHARACTER = 20
 
 MAX_DEPTH = 400
 
@@ -73,7 +73,7 @@ def read_yaml(text: str | bytes, warn: Callable[[str], None]) -> Any:
     warnings: list[str] = []
 
     def parse(text: str | bytes, *, restore: bool = False) -> Any:
-        max_size = min(_FREE_SIZE + _SIZE_PER_CHARACTER * len(text), MAX_EXPANDED_SIZE)
+        max_size = min(_MIN_EXPANDED_SIZE + _EXPANDED_SIZE_PER_CHARACTER * len(text), MAX_EXPANDED_SIZE)
         builder = _YAMLBuilder(warnings.append, max_size, restore=restore)
         return builder.build(cast("Any", yaml).parse(text, Loader=_loader))
 
@@ -164,7 +164,7 @@ class _OpenContainer:
         self.anchor = anchor
         self.key: str | None = None  # in a mapping, the key of the next value
         self.merged: list[Any] = []  # mappings from `<<`, overridden by the mapping's own keys
-        self.size = _SIZE_OF_VALUE
+        self.size = _CHARACTERS_PER_VALUE
 
 
 class _YAMLBuilder:
@@ -179,7 +179,7 @@ class _YAMLBuilder:
         for event in events:
             match event:
                 case yaml.ScalarEvent():
-                    self._add(event, self._scalar(event), _SIZE_OF_VALUE + len(event.value))
+                    self._add(event, self._scalar(event), _CHARACTERS_PER_VALUE + len(event.value))
                 case yaml.MappingStartEvent():
                     self._enter({}, event)
                 case yaml.SequenceStartEvent():
@@ -223,14 +223,14 @@ class _YAMLBuilder:
             elif value[0] in "-+.0123456789":
                 value = _number(value)
         if event.anchor is not None:
-            self._anchors[event.anchor] = (value, _SIZE_OF_VALUE + len(event.value))
+            self._anchors[event.anchor] = (value, _CHARACTERS_PER_VALUE + len(event.value))
         return value
 
     def _add(self, event: Any, value: Any, size: int) -> None:
         parent = self._stack[-1]
         parent.size += size
         if parent.size > self._max_size:
-            limit = f"{self._max_size:,} characters, where a value counts as {_SIZE_OF_VALUE}"
+            limit = f"{self._max_size:,} characters, where a value counts as {_CHARACTERS_PER_VALUE}"
             raise ValueError(f"it expands to more than {limit}, {_position(event.start_mark)}")
         into, key = parent.value, parent.key
         if isinstance(into, list):
