@@ -88,7 +88,7 @@ class PublishedKeys:
     """
 
     def __init__(self, fetch: Jwks, algorithms: Sequence[str], *, clock: Callable[[], float] = time.monotonic) -> None:
-        if secret := [each for each in algorithms if each in SECRET_BYTES]:
+        if secret := [algorithm for algorithm in algorithms if algorithm in SECRET_BYTES]:
             raise UsageError(f"published keys are not secret, but {', '.join(secret)} uses a secret: remove it")
         self._fetch = UserFunction(fetch, "the function that fetches the keys")
         self._algorithms = algorithms

@@ -62,7 +62,7 @@ _NEEDED = "a signed request is needed"
 _NOT_VALID = "the credential is not valid"
 _EXPIRED = "the credential has expired"
 _USED = "the credential was used before"
-_OVERHEAD = 512  # bytes of a cached credential besides its text
+_CREDENTIAL_OVERHEAD_BYTES = 512  # besides its text, in the cache
 
 
 # --- keys and certificates --------------------------------------------------------------------------------------------
@@ -302,8 +302,8 @@ class Signer:
             raise CallError(ErrorCode.UNAUTHENTICATED, expired)
         if on_behalf_of is not None and not self.delegates:
             raise CallError(ErrorCode.ACCESS_DENIED, "this key certificate does not allow calls on behalf of others")
-        left = event.seconds_left(None)
-        until = now + (self._lifetime if left is None else min(left, self._lifetime))
+        seconds_left = event.seconds_left(None)
+        until = now + (self._lifetime if seconds_left is None else min(seconds_left, self._lifetime))
         statement = _Statement(event.request_id, event.operation_id, int(until * 1000), _digest(body))
         try:
             text = f"{self._text}~{_b64(_encoder.encode(statement))}"
@@ -343,8 +343,8 @@ class Verifier:
         check_above_zero(max_lifetime=max_lifetime)
         check_counts(remember=remember, max_certificates=max_certificates)
         keys = [public_key(pem) for pem in authorities]
-        read = partial(read_certificate, authorities=keys, leeway=leeway)
-        self._read_certificate = lru_cache(maxsize=max_certificates)(read)
+        read_trusted = partial(read_certificate, authorities=keys, leeway=leeway)
+        self._read_certificate = lru_cache(maxsize=max_certificates)(read_trusted)
         self._seen = SeenRequests(remember)
         self._leeway = leeway
         self._max_lifetime = max_lifetime
@@ -366,8 +366,12 @@ class Verifier:
         """
         now = self._clock()
         links = _parse(credential)
-        last = links[-1].statement
-        if (last.request_id, last.operation_id, last.body) != (event.request_id, event.operation_id, _digest(body)):
+        last_statement = links[-1].statement
+        if (last_statement.request_id, last_statement.operation_id, last_statement.body) != (
+            event.request_id,
+            event.operation_id,
+            _digest(body),
+        ):
             raise rejected(_NOT_VALID, "signed for another request")
         if len(links) > 1 and links[-2].statement.request_id != event.parent_request_id:
             raise rejected(_NOT_VALID, "signed on behalf of another request than the parent")
@@ -376,7 +380,7 @@ class Verifier:
             raise rejected(_NOT_VALID, "a holder may not make calls on behalf of others")
         if len(links) > 1 and any(is_own(link.statement.operation_id) for link in links):
             raise rejected(_NOT_VALID, "calls of opwire's own operations are not delegated")
-        until = last.expires / 1000 + self._leeway
+        until = last_statement.expires / 1000 + self._leeway
         if not self._seen.is_new(holders[-1].holder, event.request_id, until, now):
             raise rejected(_USED, "replayed request")
         return holders[0].grant.identity
@@ -506,8 +510,10 @@ class HeldCredentials:
 
         Callers choose request ids, and another caller may choose the same one while the first call is in flight.
         """
-        held = self._held.get(request_id)
-        return held.credential if held is not None and held.identity == identity else None
+        held_credential = self._held.get(request_id)
+        return (
+            held_credential.credential if held_credential is not None and held_credential.identity == identity else None
+        )
 
     def add(self, request_id: str, credential: str, identity: Identity, until: float, now: float) -> None:
         """Keep a credential.
@@ -519,7 +525,7 @@ class HeldCredentials:
             self.discard(next(iter(self._held)))
         self.check_free(request_id, identity)
         self.discard(request_id)
-        size = len(credential) + 4 * len(request_id) + _OVERHEAD
+        size = len(credential) + 4 * len(request_id) + _CREDENTIAL_OVERHEAD_BYTES
         if not self._limit.take(identity.id, size):
             raise CallError(ErrorCode.RATE_LIMITED, "too many signed requests are in flight already", retry_after=1)
         self._held[request_id] = _HeldCredential(credential, identity, size, until)
@@ -533,15 +539,15 @@ class HeldCredentials:
         Raises:
             CallError: PROTOCOL_ERROR.
         """
-        held = self._held.get(request_id)
-        if held is not None and (identity is None or held.identity.id != identity.id):
+        held_credential = self._held.get(request_id)
+        if held_credential is not None and (identity is None or held_credential.identity.id != identity.id):
             raise CallError(ErrorCode.PROTOCOL_ERROR, "the request id is in use by another caller")
 
     def discard(self, request_id: str) -> None:
         """Remove the credential of a request, if there is one."""
-        held = self._held.pop(request_id, None)
-        if held is not None:
-            self._limit.give_back(held.identity.id, held.size)
+        held_credential = self._held.pop(request_id, None)
+        if held_credential is not None:
+            self._limit.give_back(held_credential.identity.id, held_credential.size)
 
 
 def _signed_body(event: CallRequested) -> bytes:

@@ -58,7 +58,7 @@ NOT_VALID = "the token is not valid"
 EXPIRED = "the token has expired"
 GRANTS_LESS = "the token grants less than before: connect again"
 
-_MAX_TIME = 2**53  # seconds: excludes NaN, infinities and an integer of 400 digits
+_MAX_EXPIRY_SECONDS = 2**53  # excludes NaN, infinities and an integer of 400 digits
 
 
 # --- limits -----------------------------------------------------------------------------------------------------------
@@ -102,20 +102,22 @@ class Grant(Struct, frozen=True):
 
     def covers(self, other: "Grant") -> bool:
         """Return whether this grants all that another one grants, to the same identity."""
-        new, old = self.identity, other.identity
+        identity, other_identity = self.identity, other.identity
         return (
-            new.id == old.id
-            and all(holds(new, scope) for scope in old.scopes)
-            and all({*actions} <= {*new.resources.get(kind, ())} for kind, actions in old.resources.items())
+            identity.id == other_identity.id
+            and all(holds(identity, scope) for scope in other_identity.scopes)
+            and all(
+                {*actions} <= {*identity.resources.get(kind, ())} for kind, actions in other_identity.resources.items()
+            )
             and ("*" in self.announces or {*other.announces} <= {*self.announces})
             and self.delegates >= other.delegates
             and self.undescribed >= other.undescribed
         )
 
 
-def as_grant(given: Grant | Identity) -> Grant:
+def as_grant(grant: Grant | Identity) -> Grant:
     """Return the grant; an identity alone may call, and announce nothing."""
-    return given if isinstance(given, Grant) else Grant(given)
+    return grant if isinstance(grant, Grant) else Grant(grant)
 
 
 def not_delegated(operation_id: str, reason: str) -> CallError:
@@ -148,7 +150,7 @@ def grant_of(claims: Mapping[str, Any], names: ClaimNames, leeway: float = 0.0) 
     if not isinstance(id, str) or not id.isprintable() or not id:  # it goes into logs, and over wires in UTF-8
         raise ValueError(f"the claim {name} is not a name")
     expires = claims.get("exp")
-    if not isinstance(expires, int | float) or isinstance(expires, bool) or not 0 <= expires <= _MAX_TIME:
+    if not isinstance(expires, int | float) or isinstance(expires, bool) or not 0 <= expires <= _MAX_EXPIRY_SECONDS:
         raise ValueError("the claim exp is not a number")
     scopes = (names["scopes"],) if "scopes" in names else ("scope", "scopes")
     name = names.get("resources", "resources")
@@ -158,7 +160,7 @@ def grant_of(claims: Mapping[str, Any], names: ClaimNames, leeway: float = 0.0) 
     types = cast("dict[str, object]", resources or {})
     identity = Identity(
         id=id,
-        scopes=tuple(dict.fromkeys(word for each in scopes for word in _words(claims, each))),
+        scopes=tuple(dict.fromkeys(word for claim in scopes for word in _words(claims, claim))),
         resources={type: _words(types, type) for type in types},
     )
     delegates = claims.get(names.get("delegates", "delegates")) is True
@@ -241,16 +243,16 @@ async def grant_ended(grant: Grant, check: Callable[[], Awaitable[Grant | None]]
     """
     expires = grant.expires
     while True:
-        left = None if expires is None else expires - time.time()
-        if left is not None and left <= 0:
+        seconds_left = None if expires is None else expires - time.time()
+        if seconds_left is not None and seconds_left <= 0:
             return CallError(ErrorCode.UNAUTHENTICATED, EXPIRED)
         try:
-            async with asyncio.timeout(left):
+            async with asyncio.timeout(seconds_left):
                 await asyncio.sleep(RECHECK * random.uniform(2 / 3, 1))  # noqa: S311 - not a secret
-                found = await check()
-            if found is None or not found.covers(grant):
+                current_grant = await check()
+            if current_grant is None or not current_grant.covers(grant):
                 return CallError(ErrorCode.UNAUTHENTICATED, GRANTS_LESS)
-            expires = found.expires
+            expires = current_grant.expires
         except TimeoutError:
             continue
         except CallError as error:
@@ -290,13 +292,13 @@ class StaticTokens:
         Raises:
             CallError: UNAUTHENTICATED.
         """
-        digest, found = token_digest(presented(token)), None
-        for known, grant in self._grants:  # no early exit: the time must not depend on which one matches
-            if compare_digest(known, digest):
-                found = grant
-        if found is None:
+        digest, matching_grant = token_digest(presented(token)), None
+        for known_digest, grant in self._grants:  # no early exit: the time must not depend on which one matches
+            if compare_digest(known_digest, digest):
+                matching_grant = grant
+        if matching_grant is None:
             raise rejected(NOT_VALID, "not one of the static tokens")
-        return found
+        return matching_grant
 
 
 def token_digest(token: str) -> bytes:

@@ -43,18 +43,18 @@ REDIRECTS = frozenset({301, 302, 303, 307, 308})
 RETRYABLE = frozenset({408, 425, 429, 500, 502, 503, 504})
 """Statuses of a server that was busy, slow or briefly broken."""
 
-_LARGE_BODY = 1024 * 1024  # above this, aiohttp wants a body that it can send in chunks
-_MAX_HEADER = 64 * 1024  # bytes of one response header; aiohttp's default of 8 KiB is too small for some policies
+_LARGE_BODY_BYTES = 1024 * 1024  # above this, aiohttp wants a body that it can send in chunks
+_MAX_HEADER_BYTES = 64 * 1024  # aiohttp's default of 8 KiB is too small for some policies
 _MAX_HEADERS = 256
-_CHUNK = 16 * 1024  # bytes of a stream that are parsed at a time: 1,800 of the smallest events, 40 ms
-_MAX_NUMBER_TEXT = 100  # characters; a longer number has no meaning
+_STREAM_CHUNK_BYTES = 16 * 1024  # 1,800 of the smallest events, 40 ms
+_MAX_NUMBER_LENGTH = 100  # a longer number has no meaning
 _DECIMAL = re.compile(r"[0-9]+(\.[0-9]+)?", re.ASCII)
 
-_MAX_DIGESTS = 100  # users with challenges that are remembered
+_MAX_DIGEST_USERS = 100  # whose challenges are remembered
 _ENCODED = re.compile(r"[!-~]*")
 _BODY_HEADERS = frozenset({"content-type", "content-length", "content-encoding", "content-language"})
 _CREDENTIAL = re.compile(r"^((?:basic|bearer|digest|token) )?.*$", re.IGNORECASE | re.DOTALL)
-_SHORTEST_SECRET = 4  # characters; a shorter one would replace parts of words
+_MIN_SECRET_LENGTH = 4  # a shorter one would replace parts of words
 _ALWAYS_SECRET = frozenset({"authorization", "cookie", "proxy-authorization"})
 _NEVER_SECRET = re.compile(r"accept.*|content-type|user-agent|.*version")  # headers whose values errors may quote
 
@@ -121,27 +121,27 @@ class HTTPRequest(Struct, frozen=True, kw_only=True):
         ]
         address, mark, query = self.url.partition("?")
         fields = [
-            f"{name}=***" if (name := each.partition("=")[0]) in self.secret_query else each
-            for each in query.split("&")
+            f"{name}=***" if (name := field.partition("=")[0]) in self.secret_query else field
+            for field in query.split("&")
         ]
         return replace(self, url=f"{address}{mark}{'&'.join(fields)}", headers=headers, token=None)
 
     def secrets(self) -> list[str]:
         """Return the texts of its credentials that a response may quote, except very short ones."""
-        found: list[str] = []
+        secret_texts: list[str] = []
         for name, value in self.headers:
             if name.lower() == "cookie" and name.lower() in self.secret_headers:
-                found += [each.partition("=")[2] for each in value.split("; ")]
+                secret_texts += [cookie.partition("=")[2] for cookie in value.split("; ")]
             elif name.lower() in self.secret_headers and not _NEVER_SECRET.fullmatch(name.lower()):
                 scheme, _, text = value.rpartition(" ")
                 with suppress(ValueError):  # user and password
-                    found += b64decode(text).decode().partition(":")[::2] if scheme.lower() == "basic" else []
-                found += [value, text]
-        found += self.digest or ()
+                    secret_texts += b64decode(text).decode().partition(":")[::2] if scheme.lower() == "basic" else []
+                secret_texts += [value, text]
+        secret_texts += self.digest or ()
         for field in self.url.partition("?")[2].split("&"):
             if field.partition("=")[0] in self.secret_query:
-                found += [field.partition("=")[2], unquote(field.partition("=")[2])]
-        return sorted({each for each in found if len(each) >= _SHORTEST_SECRET}, key=len, reverse=True)
+                secret_texts += [field.partition("=")[2], unquote(field.partition("=")[2])]
+        return sorted({text for text in secret_texts if len(text) >= _MIN_SECRET_LENGTH}, key=len, reverse=True)
 
     def __repr__(self) -> str:
         return f"<HTTPRequest {self.method} {self.url.partition('?')[0]}>"
@@ -239,7 +239,7 @@ class HTTPClient:
         # Closed explicitly: closing the session would not wake readers.
         self._reading: dict[ClientResponse, asyncio.AbstractEventLoop] = {}
         self._is_closed = False
-        self._digests: BoundedDict[tuple[str, str], aiohttp.DigestAuthMiddleware] = BoundedDict(_MAX_DIGESTS)
+        self._digests: BoundedDict[tuple[str, str], aiohttp.DigestAuthMiddleware] = BoundedDict(_MAX_DIGEST_USERS)
 
     async def open(
         self, request: HTTPRequest, *, bare: bool = False, read_timeout: float | None = None
@@ -274,8 +274,8 @@ class HTTPClient:
             if location is None:
                 return response
             response.release()
-            before, request = request, redirected(request, response.status, location)
-            if _origin(before.url) != _origin(request.url):
+            previous_request, request = request, redirected(request, response.status, location)
+            if _origin(previous_request.url) != _origin(request.url):
                 tls = self._foreign_tls
         message = f"{host_of(request.url)} is behind more than {self.options.max_redirects} redirects"
         raise CallError(ErrorCode.EXECUTION_ERROR, message)
@@ -284,8 +284,8 @@ class HTTPClient:
         """Return the request with the configured headers, which are for this API, and stay in its origin."""
         if not self.options.headers:
             return request
-        own = {name.lower() for name, _ in request.headers}
-        added = [(name, value) for name, value in self.options.headers.items() if name.lower() not in own]
+        names_in_request = {name.lower() for name, _ in request.headers}
+        added = [(name, value) for name, value in self.options.headers.items() if name.lower() not in names_in_request]
         if not added:
             return request
         secret = request.secret_headers.union(name.lower() for name, _ in added)
@@ -305,7 +305,7 @@ class HTTPClient:
             request.method,
             URL(request.url, encoded=True),
             headers=request.headers,
-            data=io.BytesIO(body) if body is not None and len(body) > _LARGE_BODY else body,
+            data=io.BytesIO(body) if body is not None and len(body) > _LARGE_BODY_BYTES else body,
             allow_redirects=False,
             ssl=tls,
             timeout=self._timeout if read_timeout is None else self._timeout_of(read_timeout),
@@ -327,8 +327,8 @@ class HTTPClient:
             cookie_jar=aiohttp.CookieJar(unsafe=True) if self._keeps_cookies else aiohttp.DummyCookieJar(),
             headers={hdrs.USER_AGENT: "opwire"},
             timeout=self._timeout,
-            max_line_size=_MAX_HEADER,
-            max_field_size=_MAX_HEADER,
+            max_line_size=_MAX_HEADER_BYTES,
+            max_field_size=_MAX_HEADER_BYTES,
             max_headers=_MAX_HEADERS,
         )
 
@@ -340,14 +340,14 @@ class HTTPClient:
                 await session.close()
 
         keeper = keep_open()
-        over = [each for each in list(self._sessions) if each.is_closed()]
+        closed_loops = [other_loop for other_loop in list(self._sessions) if other_loop.is_closed()]
         self._sessions[loop] = session, keeper
         await anext(keeper)
         # The finalizer keeps the session from becoming garbage together with the client, before it is closed.
         weakref.finalize(self, id, keeper).atexit = False
-        for each in over:
-            if (left := self._sessions.pop(each, None)) is not None:
-                await left[1].aclose()
+        for closed_loop in closed_loops:
+            if (closed_session := self._sessions.pop(closed_loop, None)) is not None:
+                await closed_session[1].aclose()
         return session
 
     async def read(self, response: ClientResponse) -> bytes:
@@ -357,19 +357,19 @@ class HTTPClient:
             CallError: PAYLOAD_TOO_LARGE, UNAVAILABLE or PROTOCOL_ERROR.
         """
         chunks: list[bytes] = []
-        left = self.options.max_response
+        bytes_left = self.options.max_response
         unyielded = 0  # bytes since the event loop last ran: decompressing buffered data does not await
         try:
             while True:
                 chunk = await self.read_some(response)
-                left -= len(chunk)
-                if left < 0:
+                bytes_left -= len(chunk)
+                if bytes_left < 0:
                     limit = f"{self.options.max_response:,} bytes; the option `max_response` sets the limit"
                     message = f"{host_of(str(response.url))} sent a response of more than {limit}"
                     raise CallError(ErrorCode.PAYLOAD_TOO_LARGE, message)
                 chunks.append(chunk)
                 unyielded += len(chunk)
-                if unyielded > _LARGE_BODY:
+                if unyielded > _LARGE_BODY_BYTES:
                     unyielded = 0
                     await asyncio.sleep(0)
                 if response.content.at_eof():
@@ -413,16 +413,16 @@ class HTTPClient:
     async def close(self) -> None:
         """Close all connections. Calls in flight fail, and so do later ones."""
         self._is_closed = True
-        here = asyncio.get_running_loop()
+        running_loop = asyncio.get_running_loop()
         for response, loop in tuple(self._reading.items()):
-            if loop is here:
+            if loop is running_loop:
                 response.close()
             else:
                 with suppress(RuntimeError):  # that loop was closed, and its connections with it
                     loop.call_soon_threadsafe(response.close)
         sessions, self._sessions = self._sessions, {}
         for loop, (session, keeper) in sessions.items():
-            if loop is here or loop.is_closed():
+            if loop is running_loop or loop.is_closed():
                 await keeper.aclose()
             else:
                 asyncio.run_coroutine_threadsafe(session.close(), loop)
@@ -467,13 +467,13 @@ class ChunkReader:
         Raises:
             CallError: as `HTTPClient.read_some`.
         """
-        if self._unyielded >= _CHUNK:
+        if self._unyielded >= _STREAM_CHUNK_BYTES:
             self._unyielded = 0
             await asyncio.sleep(0)
         if self._start >= len(self._buffer):
             self._buffer, self._start = await self._client.read_some(self._response), 0
-        start, self._start = self._start, self._start + _CHUNK
-        chunk = self._buffer[start : self._start] if len(self._buffer) > _CHUNK else self._buffer
+        start, self._start = self._start, self._start + _STREAM_CHUNK_BYTES
+        chunk = self._buffer[start : self._start] if len(self._buffer) > _STREAM_CHUNK_BYTES else self._buffer
         self._unyielded += len(chunk)
         return chunk
 
@@ -484,24 +484,24 @@ def redirected(request: HTTPRequest, status: int, location: str) -> HTTPRequest:
     Raises:
         CallError: EXECUTION_ERROR, the target is invalid or insecure.
     """
-    here, location = URL(request.url, encoded=True), location.strip()
+    source, location = URL(request.url, encoded=True), location.strip()
 
     def rejected(reason: str) -> CallError:
-        return CallError(ErrorCode.EXECUTION_ERROR, f"a redirect of {here.raw_host} is not followed: {reason}")
+        return CallError(ErrorCode.EXECUTION_ERROR, f"a redirect of {source.raw_host} is not followed: {reason}")
 
     try:
         # An encoded location is kept unchanged, since it may be signed; yarl quotes what others left unquoted.
-        there = here.join(URL(location, encoded=bool(_ENCODED.fullmatch(location)))).with_fragment(None)
-        there = there if there.raw_authority == here.raw_authority else there.with_user(None)
+        target = source.join(URL(location, encoded=bool(_ENCODED.fullmatch(location)))).with_fragment(None)
+        target = target if target.raw_authority == source.raw_authority else target.with_user(None)
     except ValueError:
         raise rejected("its location is an invalid URL") from None
-    if there.scheme not in ("http", "https") or not there.raw_host:
+    if target.scheme not in ("http", "https") or not target.raw_host:
         raise rejected("its location is not an HTTP URL")
-    if here.scheme == "https" and there.scheme == "http":
-        raise rejected(f"it leads from https to http, at {there.raw_host}")
+    if source.scheme == "https" and target.scheme == "http":
+        raise rejected(f"it leads from https to http, at {target.raw_host}")
     method, body = request.method, request.body
-    leaves = _origin(request.url) != _origin(str(there))
-    url = _without_secrets(str(there), request) if leaves and request.secret_query else str(there)
+    leaves = _origin(request.url) != _origin(str(target))
+    url = _without_secrets(str(target), request) if leaves and request.secret_query else str(target)
     dropped = _ALWAYS_SECRET | request.secret_headers if leaves else frozenset[str]()
     if (status == 303 and method != "HEAD") or (status in (301, 302) and method == "POST"):
         method, body, dropped = "GET", None, dropped | _BODY_HEADERS
@@ -528,8 +528,8 @@ def _without_secrets(url: str, request: HTTPRequest) -> str:
     }
     values = {unquote(field.partition("=")[2]) for field in sent} - {""}
     address, mark, query = url.partition("?")
-    kept = [field for field in query.split("&") if unquote(field.partition("=")[2]) not in values]
-    return f"{address}{mark if kept else ''}{'&'.join(kept)}"
+    public_fields = [field for field in query.split("&") if unquote(field.partition("=")[2]) not in values]
+    return f"{address}{mark if public_fields else ''}{'&'.join(public_fields)}"
 
 
 def _origin(url: str) -> tuple[str, str, int | None]:
@@ -545,18 +545,18 @@ def host_of(url: str) -> str:
         return "the server"
 
 
-def bounded_number(value: Any, most: float) -> float | None:
-    """Return a number from a foreign document or response, clamped to 0…`most`; None if it is not a number.
+def bounded_number(value: Any, limit: float) -> float | None:
+    """Return a number from a foreign document or response, clamped to 0…`limit`; None if it is not a number.
 
     Use it for every delay, lifetime and size from outside: 10^400 overflows a float, NaN is not less than anything, and
     a retry in 30,000 years is a leak.
     """
     if isinstance(value, str):
         digits = value.strip()
-        value = float(digits) if len(digits) <= _MAX_NUMBER_TEXT and _DECIMAL.fullmatch(digits) else None
+        value = float(digits) if len(digits) <= _MAX_NUMBER_LENGTH and _DECIMAL.fullmatch(digits) else None
     if not isinstance(value, int | float) or isinstance(value, bool) or value != value:  # noqa: PLR0124 - NaN
         return None
-    return float(min(max(value, 0), most))
+    return float(min(max(value, 0), limit))
 
 
 def env_proxy(url: str) -> str | None:

@@ -14,11 +14,11 @@ with needs_extra("openapi"):
     from aiohttp.connector import Connection
     from aiohttp.http_exceptions import HttpProcessingError
 
-MAX_HEAD = 256 * 1024
+MAX_HEAD_BYTES = 256 * 1024
 """Bytes before a body: headers, which go into the meta of every result, and interim responses."""
 
-_HEAD_CHUNK = 16 * 1024  # bytes of them that are read in one turn of the event loop
-_BODY_CHUNK = 64 * 1024
+_HEAD_CHUNK_BYTES = 16 * 1024  # read in one turn of the event loop
+_BODY_CHUNK_BYTES = 64 * 1024
 
 
 class _BoundedReader(asyncio.BufferedProtocol):
@@ -33,7 +33,7 @@ class _BoundedReader(asyncio.BufferedProtocol):
     def __init__(self, transport: asyncio.Transport, protocol: asyncio.Protocol) -> None:
         self._transport = transport
         self._protocol = protocol
-        self._buffer = memoryview(bytearray(_BODY_CHUNK))
+        self._buffer = memoryview(bytearray(_BODY_CHUNK_BYTES))
         self._is_requested = False
         self._is_answered = False
         self._received = 0  # bytes since the request
@@ -54,18 +54,20 @@ class _BoundedReader(asyncio.BufferedProtocol):
         self._is_requested = False
 
     def get_buffer(self, sizehint: int) -> memoryview:
-        return self._buffer if self._is_answered else self._buffer[:_HEAD_CHUNK]
+        return self._buffer if self._is_answered else self._buffer[:_HEAD_CHUNK_BYTES]
 
     def buffer_updated(self, nbytes: int) -> None:
         self._received += nbytes
         if not self._is_requested:
             self._transport.abort()
-        elif not self._is_answered and self._received > MAX_HEAD + _HEAD_CHUNK:  # a chunk may end in the body
-            self._problem = HttpProcessingError(message=f"more than {MAX_HEAD:,} bytes of headers")
+        elif (
+            not self._is_answered and self._received > MAX_HEAD_BYTES + _HEAD_CHUNK_BYTES
+        ):  # a chunk may end in the body
+            self._problem = HttpProcessingError(message=f"more than {MAX_HEAD_BYTES:,} bytes of headers")
             self._transport.abort()
         else:
             self._protocol.data_received(bytes(self._buffer[:nbytes]))
-            if not self._is_answered and nbytes == _HEAD_CHUNK:  # there is more, which uvloop would read at once
+            if not self._is_answered and nbytes == _HEAD_CHUNK_BYTES:  # there is more, which uvloop would read at once
                 self._transport.pause_reading()
                 asyncio.get_running_loop().call_soon(self._read_on)
 

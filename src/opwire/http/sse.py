@@ -11,10 +11,10 @@ from opwire.errors import CallError, ErrorCode
 MAX_EVENT = 16 * 1024 * 1024
 """Bytes of one server-sent event, by default."""
 
-_MAX_RETRY = 10**15  # milliseconds; the reader of the stream has its own limit
-_MAX_RETRY_TEXT = 100  # digits; a longer number has no meaning
-_MAX_ID = 4 * 1024  # bytes; the id is repeated in the meta of every event, and sent as a header
-_MAX_LINES = 1_024  # of an event before they are joined: lines of two characters took 20 times their size
+_MAX_RETRY_MILLISECONDS = 10**15  # the reader of the stream has its own limit
+_MAX_RETRY_DIGITS = 100  # a longer number has no meaning
+_MAX_ID_BYTES = 4 * 1024  # the id is repeated in the meta of every event, and sent as a header
+_MAX_UNJOINED_LINES = 1_024  # lines of two characters took 20 times their size
 _BOM = b"\xef\xbb\xbf"
 
 
@@ -62,7 +62,7 @@ class SSEParser:
             chunk = chunk[1:]
         self._after_cr = chunk.endswith(b"\r")
         lines = chunk.splitlines()  # bytes split at CR, LF and CRLF only
-        rest = b"" if chunk.endswith((b"\n", b"\r")) or not lines else lines.pop()
+        incomplete_line = b"" if chunk.endswith((b"\n", b"\r")) or not lines else lines.pop()
         events: list[SSEEvent] = []
         for line in lines:
             if self._line:
@@ -83,9 +83,9 @@ class SSEParser:
             self._event, self._data, self._size = "", [], 0
             if self._blocks:
                 self._blocks = []
-        if rest:
-            self._line.append(rest)
-            self._grow(len(rest))
+        if incomplete_line:
+            self._line.append(incomplete_line)
+            self._grow(len(incomplete_line))
         return events
 
     def _read_field(self, line: bytes) -> None:
@@ -93,7 +93,7 @@ class SSEParser:
         value = value.removeprefix(b" ")
         match name:
             case b"data":
-                if len(self._data) >= _MAX_LINES:
+                if len(self._data) >= _MAX_UNJOINED_LINES:
                     self._blocks.append("\n".join(self._data))
                     self._data.clear()
                 self._data.append(value.decode(errors="replace"))
@@ -101,10 +101,10 @@ class SSEParser:
             case b"event":
                 self._event = value.decode(errors="replace")
                 self._grow(len(value))
-            case b"id" if b"\0" not in value and len(value) <= _MAX_ID:
+            case b"id" if b"\0" not in value and len(value) <= _MAX_ID_BYTES:
                 self._id = value.decode(errors="replace")
-            case b"retry" if value.isdigit() and len(value) <= _MAX_RETRY_TEXT:
-                self.retry = min(int(value), _MAX_RETRY)
+            case b"retry" if value.isdigit() and len(value) <= _MAX_RETRY_DIGITS:
+                self.retry = min(int(value), _MAX_RETRY_MILLISECONDS)
             case _:  # a comment, or an unknown field
                 pass
 

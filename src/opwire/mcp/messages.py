@@ -291,12 +291,12 @@ def _repaired(raw: bytes) -> RPCMessage:
         if len(raw) > MAX_REPAIRED_BYTES:
             raise ValueError(f"more than {MAX_REPAIRED_BYTES:,} bytes that are not valid JSON")
         raw = raw.decode("utf-8-sig", errors="replace").encode()
-        found = _decode_any(raw)
+        decoded = _decode_any(raw)
     except (ValueError, RecursionError):
         raise InvalidMessageError(is_json=False) from None
-    if not isinstance(found, dict):
+    if not isinstance(decoded, dict):
         raise InvalidMessageError(is_json=True)
-    fields = cast("dict[str, Any]", found)
+    fields = cast("dict[str, Any]", decoded)
     id = fields.get("id")
     if isinstance(id, float) and id.is_integer():  # some languages only have floats
         fields["id"] = int(id)
@@ -305,9 +305,9 @@ def _repaired(raw: bytes) -> RPCMessage:
         code, message = error.get("code"), error.get("message")
         is_code = isinstance(code, int | float) and not isinstance(code, bool) and abs(code) < 2**31
         text = message if isinstance(message, str) else "" if message is None else json.dumps(message)
-        shown = f"{text} (code {str(code)[:50]})".strip() if not is_code and code is not None else text
+        error_text = f"{text} (code {str(code)[:50]})".strip() if not is_code and code is not None else text
         number = int(cast("float", code)) if is_code else RPCCode.INTERNAL_ERROR
-        fields["error"] = {**error, "code": number, "message": shown}
+        fields["error"] = {**error, "code": number, "message": error_text}
     try:
         message = _message_of(msgspec.convert(fields, _Frame), raw)
     except msgspec.ValidationError:

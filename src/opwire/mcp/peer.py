@@ -142,7 +142,7 @@ class JsonRpcPeer(Generic[W]):
 
     def close(self) -> Iterable[W]:
         """Remove all requests, and return their waiters."""
-        waiters = [each.waiter for each in self._pending.values()]
+        waiters = [pending.waiter for pending in self._pending.values()]
         self._pending.clear()
         self._open.clear()
         return waiters
@@ -198,5 +198,5 @@ class JsonRpcPeer(Generic[W]):
 
 def with_meta(params: Mapping[str, Any] | None, meta: Mapping[str, Any]) -> dict[str, Any]:
     """Return the params of a request with more fields in their `_meta`."""
-    given = params or {}
-    return {**given, "_meta": {**(given.get("_meta") or {}), **meta}}
+    params_sent = params or {}
+    return {**params_sent, "_meta": {**(params_sent.get("_meta") or {}), **meta}}

@@ -100,8 +100,8 @@ def read_envelope(method: str, params: Mapping[str, Any] | None, headers: Mappin
         raise RPCError(RPCCode.INVALID_PARAMS, f"params._meta is missing {' and '.join(missing)}")
     version: Any = meta[VERSION_META]
     if headers is not None:
-        given = headers.get(VERSION_HEADER)
-        if given is None or given != version:
+        header_version = headers.get(VERSION_HEADER)
+        if header_version is None or header_version != version:
             raise RPCError(RPCCode.HEADER_MISMATCH, f"the header {VERSION_HEADER} differs from {VERSION_META}")
         check_routing(method, params, headers.get(METHOD_HEADER), headers.get(NAME_HEADER))
     if not isinstance(version, str):
@@ -132,13 +132,15 @@ def check_sent_routing(messages: Iterable[RPCMessage], lines: Iterable[tuple[byt
         RPCError: they differ from a message, or one of them is there twice.
     """
     decoded = ((name.decode("latin-1"), value.decode("latin-1")) for name, value in lines)
-    given = [(name, value) for name, value in decoded if name in (METHOD_HEADER, NAME_HEADER)]
-    if len(dict(given)) != len(given):
+    routing_headers = [(name, value) for name, value in decoded if name in (METHOD_HEADER, NAME_HEADER)]
+    if len(dict(routing_headers)) != len(routing_headers):
         raise RPCError(RPCCode.HEADER_MISMATCH, "a header of the request is there twice")
     for message in messages:
         if isinstance(message, RPCRequest | RPCNotification):
-            found = {**request_headers("", message.method, message.params or {}), **dict(given)}
-            check_routing(message.method, message.params, found[METHOD_HEADER], found.get(NAME_HEADER))
+            expected_headers = {**request_headers("", message.method, message.params or {}), **dict(routing_headers)}
+            check_routing(
+                message.method, message.params, expected_headers[METHOD_HEADER], expected_headers.get(NAME_HEADER)
+            )
 
 
 def check_stateless_version(version: str) -> None:
@@ -204,7 +206,7 @@ def argument_headers(schema: Any) -> list[ArgumentHeader]:
     Raises:
         ValueError: the schema declares one that is invalid; clients then leave out the tool.
     """
-    found: list[ArgumentHeader] = []
+    declared_headers: list[ArgumentHeader] = []
     names: set[str] = set()
     for path, position in _schema_positions(schema):
         if SCHEMA_KEYWORD not in position:
@@ -213,16 +215,18 @@ def argument_headers(schema: Any) -> list[ArgumentHeader]:
             raise ValueError(
                 f"{SCHEMA_KEYWORD} is only allowed on properties of the arguments, not below other keywords"
             )
-        at, token, kind = ".".join(path)[:200], position[SCHEMA_KEYWORD], position.get("type")
+        path_text, token, kind = ".".join(path)[:200], position[SCHEMA_KEYWORD], position.get("type")
         if not isinstance(token, str) or not _TOKEN.fullmatch(token) or len(token) > 200:
-            raise ValueError(f"the {SCHEMA_KEYWORD} of {at!r} is not the name of a header")
+            raise ValueError(f"the {SCHEMA_KEYWORD} of {path_text!r} is not the name of a header")
         if kind not in _HEADER_TYPES:
-            raise ValueError(f"{SCHEMA_KEYWORD} is only allowed for strings, integers and booleans, unlike {at!r}")
+            raise ValueError(
+                f"{SCHEMA_KEYWORD} is only allowed for strings, integers and booleans, unlike {path_text!r}"
+            )
         if token.lower() in names:
-            raise ValueError(f"the {SCHEMA_KEYWORD} of {at!r} is a duplicate")
+            raise ValueError(f"the {SCHEMA_KEYWORD} of {path_text!r} is a duplicate")
         names.add(token.lower())
-        found.append(ArgumentHeader(path, token, kind))
-    return found
+        declared_headers.append(ArgumentHeader(path, token, kind))
+    return declared_headers
 
 
 def _schema_positions(root: Any) -> Iterator[tuple[tuple[str, ...] | None, dict[str, Any]]]:
@@ -235,13 +239,15 @@ def _schema_positions(root: Any) -> Iterator[tuple[tuple[str, ...] | None, dict[
         yield path, cast("dict[str, Any]", schema)
         for keyword, value in cast("dict[str, Any]", schema).items():
             if keyword == "properties":
-                stack += [(None if path is None else (*path, name), each) for name, each in as_dict(value).items()]
+                stack += [
+                    (None if path is None else (*path, name), subschema) for name, subschema in as_dict(value).items()
+                ]
             elif keyword in _SCHEMAS:
                 stack.append((None, value))
             elif keyword in _SCHEMA_LISTS:
-                stack += [(None, each) for each in as_list(value)]
+                stack += [(None, subschema) for subschema in as_list(value)]
             elif keyword in _SCHEMA_MAPS:
-                stack += [(None, each) for each in as_dict(value).values()]
+                stack += [(None, subschema) for subschema in as_dict(value).values()]
 
 
 def header_text(value: Any) -> str | None:
@@ -258,7 +264,7 @@ def header_text(value: Any) -> str | None:
 
 def write_argument_headers(declared: Iterable[ArgumentHeader], arguments: Mapping[str, Any]) -> dict[str, str]:
     """Return the headers of a call."""
-    texts = {f"Mcp-Param-{each.token}": header_text(each.value_in(arguments)) for each in declared}
+    texts = {f"Mcp-Param-{argument.token}": header_text(argument.value_in(arguments)) for argument in declared}
     return {name: encode_header(text) for name, text in texts.items() if text is not None}
 
 
@@ -270,15 +276,16 @@ def check_argument_headers(
     Raises:
         RPCError: one differs, or only one of both is there.
     """
-    for each in declared:
-        given, value = headers.get(each.name), each.value_in(arguments)
+    for argument in declared:
+        header, value = headers.get(argument.name), argument.value_in(arguments)
         text = header_text(value)
-        if given is None and text is None:
+        if header is None and text is None:
             continue
-        decoded = decode_header(given)
-        if text is None or decoded is None or not _is_same(each.type, value, text, decoded):
+        decoded = decode_header(header)
+        if text is None or decoded is None or not _is_same(argument.type, value, text, decoded):
             raise RPCError(
-                RPCCode.HEADER_MISMATCH, f"the header {each.name} differs from the argument {'.'.join(each.path)!r}"
+                RPCCode.HEADER_MISMATCH,
+                f"the header {argument.name} differs from the argument {'.'.join(argument.path)!r}",
             )
 
 

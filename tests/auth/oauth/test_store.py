@@ -133,7 +133,7 @@ async def test_a_lock_excludes_tasks_and_other_processes(store: TokenStore, monk
     with subprocess.Popen([sys.executable, "-c", code, path], stdin=-1, stdout=-1) as process:
         assert process.stdout is not None
         assert await asyncio.to_thread(process.stdout.readline) == b"locked\n"
-        monkeypatch.setattr(store_module, "_LOCK_TIMEOUT", 0.05)
+        monkeypatch.setattr(store_module, "LOCK_TIMEOUT", 0.05)
         with pytest.raises(CallError, match="another process"):
             async with store.lock(KEY):
                 pass
@@ -216,7 +216,7 @@ def test_a_keyring_that_waits_for_a_dialog_blocks_neither_a_call_nor_the_exit(
             return None
 
     monkeypatch.setitem(sys.modules, "keyring", Hanging())
-    monkeypatch.setattr(store_module, "_KEYRING_TIMEOUT", 0.05)
+    monkeypatch.setattr(store_module, "KEYRING_TIMEOUT", 0.05)
 
     async def use() -> None:
         store = TokenStore(tmp_path, keyring=True)

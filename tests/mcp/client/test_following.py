@@ -55,7 +55,7 @@ async def test_many_changes_at_once_are_read_once(tmp_path: Path) -> None:
 async def test_a_server_that_tells_of_a_change_whenever_it_is_asked_is_asked_less_and_less_often(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(following_source, "SETTLE", 0.01)
+    monkeypatch.setattr(following_source, "SETTLE_SECONDS", 0.01)
     started = time.monotonic()
     async with following(Stage(tmp_path, tools=[PLAY], page=100, restless=True)) as registry, asyncio.timeout(5):
         while [each["method"] for each in await play(registry, result="received")].count("tools/list") < 7:

@@ -51,7 +51,7 @@ async def test_a_list_is_bounded_in_entries_and_in_bytes(tmp_path: Path, monkeyp
         report = Report()
         assert await list_all(session, "tools/list", "tools", report, deadline=None, max_entries=7) == tools[:7]
         assert "more than 7 entries" in report.warnings[0]
-        monkeypatch.setattr(resources, "MAX_BYTES", 10_000)
+        monkeypatch.setattr(resources, "MAX_LIST_BYTES", 10_000)
         report = Report()
         assert await list_all(session, "tools/list", "tools", report, deadline=None) == tools[:9]
         assert "more than 10,000 bytes; the 9 entries before are used" in report.warnings[0]

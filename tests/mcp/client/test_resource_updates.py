@@ -56,7 +56,7 @@ async def test_a_watcher_that_has_left_is_not_told() -> None:
 
 
 async def test_a_watcher_that_does_not_keep_up_ends_with_an_error(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(subscriptions, "MAX_PENDING", 3)
+    monkeypatch.setattr(subscriptions, "MAX_PENDING_UPDATES", 3)
     told = ResourceUpdates()
     with told.of("a:") as watcher:
         for n in (0, 1, 2, 2, 1):
@@ -87,6 +87,6 @@ async def test_closing_ends_every_watch() -> None:
 async def test_an_update_of_an_absurd_uri_is_ignored() -> None:
     told = ResourceUpdates()
     with told.of("a:") as watcher:
-        told.publish({"uri": "a:/" + "x" * subscriptions.MAX_URI})
+        told.publish({"uri": "a:/" + "x" * subscriptions.MAX_URI_LENGTH})
         told.publish({"uri": "a:/b"})
         assert await watcher.next() == "a:/b"

@@ -8,7 +8,7 @@ from opwire.mcp.client import tools
 from opwire.mcp.client.options import MCPOptions
 from opwire.mcp.client.servers import StdioServer
 from opwire.mcp.client.session import MCPSession
-from opwire.mcp.client.tools import MAX_SCHEMA, ToolReader
+from opwire.mcp.client.tools import MAX_SCHEMA_BYTES, ToolReader
 from opwire.registry.source import Report
 from opwire.schema import UNKNOWN, Schema
 
@@ -113,11 +113,11 @@ def test_a_wrapped_schema_that_says_nothing_is_unknown() -> None:
 
 def test_a_schema_above_the_limit_is_not_used() -> None:
     reader = Reader()
-    large = {"type": "object", "description": "x" * MAX_SCHEMA}
+    large = {"type": "object", "description": "x" * MAX_SCHEMA_BYTES}
     assert reader.input(large) is UNKNOWN
     assert reader.output(large) is UNKNOWN
     assert reader.schema_bytes == 0
-    assert all(f"the limit is {MAX_SCHEMA:,}" in each for each in reader.report.warnings)
+    assert all(f"the limit is {MAX_SCHEMA_BYTES:,}" in each for each in reader.report.warnings)
 
 
 def test_a_limited_number_of_schemas_is_compiled_when_listed_and_the_others_when_used(

@@ -84,7 +84,7 @@ async def test_each_item_comes_once_and_in_order_beside_any_progress(tmp_path: P
 async def test_items_that_find_no_room_are_taken_from_the_result(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(tools, "MAX_BUFFERED", 2)
+    monkeypatch.setattr(tools, "MAX_BUFFERED_ITEMS", 2)
     numbers = list(range(50))
     script = {"progress": [item(n, n) for n in numbers], "result": result(*numbers)}
     async with following(Stage(tmp_path, tools=STAGE), trust_annotations=True) as registry:
@@ -152,10 +152,12 @@ async def test_items_that_do_not_fit_into_the_buffer_are_taken_from_the_result(
 
 async def test_waiting_items_are_bounded_in_number_and_in_bytes() -> None:
     waiting = tools.ItemBuffer()
-    for n in range(tools.MAX_BUFFERED + 10):
+    for n in range(tools.MAX_BUFFERED_ITEMS + 10):
         waiting.put(tools.StreamItem(n))
     waiting.end()
-    assert [await waiting.get() for _ in range(tools.MAX_BUFFERED)][-1] == tools.StreamItem(tools.MAX_BUFFERED - 1)
+    assert [await waiting.get() for _ in range(tools.MAX_BUFFERED_ITEMS)][-1] == tools.StreamItem(
+        tools.MAX_BUFFERED_ITEMS - 1
+    )
     assert await waiting.get() is None
     large = tools.StreamItem(0, "x" * tools.MAX_BUFFERED_BYTES)
     waiting.put(large)

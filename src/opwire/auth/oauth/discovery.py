@@ -24,8 +24,9 @@ from opwire.typed.plain import as_dict, as_list
 WELL_KNOWN_OPENID = "/.well-known/openid-configuration"
 _WELL_KNOWN_OAUTH = "/.well-known/oauth-authorization-server"
 _WELL_KNOWN_RESOURCE = "/.well-known/oauth-protected-resource"
-_MAX_URL = 2_000
-_MAX_SCOPES, _MAX_SCOPE = 100, 200  # characters of one
+_MAX_URL_LENGTH = 2_000
+_MAX_SCOPES = 100
+_MAX_SCOPE_LENGTH = 200
 _PING = b'{"jsonrpc":"2.0","id":1,"method":"ping"}'
 _RESOURCE_METADATA = re.compile(r'(?:^|[\s,])resource_metadata="([^"]*)"', re.IGNORECASE)
 _CHALLENGED_SCOPE = re.compile(r'(?:^|[\s,])scope="([^"]*)"', re.IGNORECASE)
@@ -63,8 +64,8 @@ class AuthorizationServer(Struct, frozen=True, kw_only=True):
 
     def with_client(self, client: OAuthClient) -> "AuthorizationServer":
         """Return the server with the endpoints that a client sets."""
-        given = {name: getattr(client, name) for name in ("authorization_url", "token_url", "device_url")}
-        return replace(self, **{name: url for name, url in given.items() if url is not None})
+        client_urls = {name: getattr(client, name) for name in ("authorization_url", "token_url", "device_url")}
+        return replace(self, **{name: url for name, url in client_urls.items() if url is not None})
 
 
 class ProtectedResource(Struct, frozen=True, kw_only=True):
@@ -122,9 +123,9 @@ async def discover_openid(fetch: FetchJSON, url: str) -> AuthorizationServer:
 
 
 def _server(metadata: Mapping[str, Any], issuer: str) -> AuthorizationServer:
-    named = _text(metadata, "issuer")
-    if named != issuer and named.removesuffix("/") != issuer.removesuffix("/"):
-        message = f"the metadata of {host_of(issuer)} is that of another issuer, {host_of(named)}"
+    metadata_issuer = _text(metadata, "issuer")
+    if metadata_issuer != issuer and metadata_issuer.removesuffix("/") != issuer.removesuffix("/"):
+        message = f"the metadata of {host_of(issuer)} is that of another issuer, {host_of(metadata_issuer)}"
         raise CallError(ErrorCode.PROTOCOL_ERROR, message)
     methods = metadata.get("code_challenge_methods_supported")
 
@@ -133,7 +134,7 @@ def _server(metadata: Mapping[str, Any], issuer: str) -> AuthorizationServer:
         return url if is_secure(url, issuer) else ""
 
     return AuthorizationServer(
-        issuer=named,
+        issuer=metadata_issuer,
         authorization_url=_text(metadata, "authorization_endpoint"),
         token_url=_text(metadata, "token_endpoint"),
         device_url=_text(metadata, "device_authorization_endpoint"),
@@ -173,16 +174,16 @@ async def discover_resource(client: HTTPClient, fetch: FetchJSON, url: str) -> P
             break
     parts = urlsplit(url)
     base = urlunsplit((parts.scheme, parts.netloc, "", "", ""))
-    named = _RESOURCE_METADATA.search(challenge)
-    candidates = [named[1]] if named and _same_origin(named[1], url) else []
+    metadata_url = _RESOURCE_METADATA.search(challenge)
+    candidates = [metadata_url[1]] if metadata_url and _same_origin(metadata_url[1], url) else []
     candidates += [f"{base}{_WELL_KNOWN_RESOURCE}{parts.path.rstrip('/')}", f"{base}{_WELL_KNOWN_RESOURCE}"]
     metadata = await _first(fetch, dict.fromkeys(candidates))
     challenged = challenged_scopes(challenge)
     if metadata is None:
         return ProtectedResource(resource=resource_of(url), issuer=base, scopes=challenged)
     resource, issuers = _text(metadata, "resource"), _texts(metadata.get("authorization_servers"))
-    own = urlsplit(resource).path.rstrip("/") if _same_origin(resource, url) else None
-    if own is None or not f"{parts.path.rstrip('/')}/".startswith(f"{own}/"):
+    resource_path = urlsplit(resource).path.rstrip("/") if _same_origin(resource, url) else None
+    if resource_path is None or not f"{parts.path.rstrip('/')}/".startswith(f"{resource_path}/"):
         message = f"the metadata of {host_of(url)} describes another resource, at {host_of(resource)}"
         raise CallError(ErrorCode.PROTOCOL_ERROR, message)
     if not issuers:
@@ -196,8 +197,12 @@ async def discover_resource(client: HTTPClient, fetch: FetchJSON, url: str) -> P
 
 def challenged_scopes(challenge: str) -> tuple[str, ...]:
     """Return the scopes that a `WWW-Authenticate` demands."""
-    found = _CHALLENGED_SCOPE.search(challenge)
-    return tuple(each for each in found[1].split() if len(each) <= _MAX_SCOPE)[:_MAX_SCOPES] if found else ()
+    scope_parameter = _CHALLENGED_SCOPE.search(challenge)
+    return (
+        tuple(scope for scope in scope_parameter[1].split() if len(scope) <= _MAX_SCOPE_LENGTH)[:_MAX_SCOPES]
+        if scope_parameter
+        else ()
+    )
 
 
 async def register(
@@ -252,17 +257,17 @@ def _get(url: str) -> HTTPRequest:
     return HTTPRequest(method="GET", url=url, headers=[("Accept", "application/json")])
 
 
-def _same_origin(one: str, other: str) -> bool:
+def _same_origin(url: str, other_url: str) -> bool:
     try:
-        return origin_of(one) == origin_of(other)
+        return origin_of(url) == origin_of(other_url)
     except ValueError:
         return False
 
 
 def _text(fields: Mapping[str, Any], name: str) -> str:
     value = fields.get(name)
-    return value if isinstance(value, str) and len(value) <= _MAX_URL and value.isprintable() else ""
+    return value if isinstance(value, str) and len(value) <= _MAX_URL_LENGTH and value.isprintable() else ""
 
 
 def _texts(value: Any) -> tuple[str, ...]:
-    return tuple(each for each in as_list(value) if isinstance(each, str) and len(each) <= _MAX_URL)
+    return tuple(text for text in as_list(value) if isinstance(text, str) and len(text) <= _MAX_URL_LENGTH)

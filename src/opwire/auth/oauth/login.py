@@ -27,12 +27,12 @@ from opwire.http.client import bounded_number, host_of
 from opwire.model.login import LoginOptions, LoginPrompt
 from opwire.typed.plain import as_dict
 
-_MAX_REQUEST = 16 * 1024  # bytes of a redirect
-_REQUEST_TIMEOUT = 10.0  # seconds to send one
+_MAX_REDIRECT_BYTES = 16 * 1024
+_REDIRECT_TIMEOUT = 10.0
 _MAX_CONNECTIONS = 16
 _DEVICE_GRANT = "urn:ietf:params:oauth:grant-type:device_code"
 _EXPIRED = "the code has expired before it was entered: sign in again"
-_MAX_CODE = 100  # characters of a code that a person types
+_MAX_CODE_LENGTH = 100
 _PAGE = """\
 <!doctype html><meta charset="utf-8"><title>opwire</title>
 <p>{}</p>
@@ -119,8 +119,10 @@ async def _code_flow(
         raise CallError(ErrorCode.PROTOCOL_ERROR, message)
     if "error" in answer:
         error = answer["error"]
-        shown = error if len(error) <= _MAX_CODE and error.isascii() and error.isprintable() else "invalid error"
-        raise CallError(ErrorCode.EXECUTION_ERROR, f"the authorization server declined: {shown}")
+        error_text = (
+            error if len(error) <= _MAX_CODE_LENGTH and error.isascii() and error.isprintable() else "invalid error"
+        )
+        raise CallError(ErrorCode.EXECUTION_ERROR, f"the authorization server declined: {error_text}")
     code = answer.get("code")
     if not code:
         raise CallError(ErrorCode.PROTOCOL_ERROR, "the authorization response has no code")
@@ -130,9 +132,9 @@ async def _code_flow(
 
 
 async def _show(options: LoginOptions, prompt: LoginPrompt) -> None:
-    shown = options.show(prompt)
-    if inspect.isawaitable(shown):
-        await shown
+    prompting = options.show(prompt)
+    if inspect.isawaitable(prompting):
+        await prompting
 
 
 @asynccontextmanager
@@ -146,7 +148,7 @@ async def _receive(
     receiver = _RedirectReceiver(parts.path, state)
     try:
         listener = await asyncio.start_server(
-            receiver.serve, "127.0.0.1", parts.port or 0, limit=_MAX_REQUEST, backlog=_MAX_CONNECTIONS
+            receiver.serve, "127.0.0.1", parts.port or 0, limit=_MAX_REDIRECT_BYTES, backlog=_MAX_CONNECTIONS
         )
     except OSError as error:
         message = f"cannot listen on port {parts.port} of 127.0.0.1 for the redirect: {error.strerror}"
@@ -169,8 +171,8 @@ async def _receive(
         await receiver.close()
 
 
-def _is_same(given: str, expected: str) -> bool:
-    return hmac.compare_digest(given.encode(errors="replace"), expected.encode())
+def _is_same(received: str, expected: str) -> bool:
+    return hmac.compare_digest(received.encode(errors="replace"), expected.encode())
 
 
 class _RedirectReceiver:
@@ -193,7 +195,7 @@ class _RedirectReceiver:
         self._open += 1
         self._is_idle.clear()
         try:
-            async with asyncio.timeout(_REQUEST_TIMEOUT):
+            async with asyncio.timeout(_REDIRECT_TIMEOUT):
                 head = await reader.readuntil(b"\r\n\r\n")
                 status, text = self._answer(head.decode("latin-1"))
                 body = _PAGE.format(text).encode()
@@ -214,9 +216,9 @@ class _RedirectReceiver:
 
     def _answer(self, head: str) -> tuple[str, str]:
         """Return the status and the text for a request; decide the outcome of the login if it is the redirect."""
-        first, *lines = head.split("\r\n")
-        method, _, rest = first.partition(" ")
-        path, _, query = rest.partition(" ")[0].partition("?")
+        request_line, *lines = head.split("\r\n")
+        method, _, target_and_version = request_line.partition(" ")
+        path, _, query = target_and_version.partition(" ")[0].partition("?")
         hosts = [line.partition(":")[2].strip() for line in lines if line.lower().startswith("host:")]
         if method != "GET" or path != self._path or hosts != [self.host]:
             return "404 Not Found", "Not found."
@@ -261,7 +263,7 @@ async def _device_flow(
     interval = max(bounded_number(started.get("interval", 5), 60.0) or 0, 1.0)
     lifetime = bounded_number(started.get("expires_in"), 1800.0)
     deadline = time.monotonic() + (1800.0 if lifetime is None else lifetime)
-    await _show(options, LoginPrompt(url=url, code=user_code[:_MAX_CODE]))
+    await _show(options, LoginPrompt(url=url, code=user_code[:_MAX_CODE_LENGTH]))
     form = {"grant_type": _DEVICE_GRANT, "device_code": device_code}
     form |= {"resource": fields["resource"]} if "resource" in fields else {}
     while time.monotonic() < deadline:
@@ -345,21 +347,26 @@ class LoginTokens:
         return None if login is None else login.tokens.access_token
 
     async def _refresh(self, login: StoredLogin) -> StoredLogin | None:
-        old = login.tokens
-        if old.refresh_token is None:
+        stored_tokens = login.tokens
+        if stored_tokens.refresh_token is None:
             # Without a refresh token, the rest of the lifetime is used as well.
-            in_time = old.expires_at is None or time.time() < old.expires_at
-            return login if in_time and old.access_token != self._rejected else None
-        form = {"grant_type": "refresh_token", "refresh_token": old.refresh_token}
+            in_time = stored_tokens.expires_at is None or time.time() < stored_tokens.expires_at
+            return login if in_time and stored_tokens.access_token != self._rejected else None
+        form = {"grant_type": "refresh_token", "refresh_token": stored_tokens.refresh_token}
         form |= {"resource": login.token_resource} if login.token_resource else {}
         try:
-            new = await request_tokens(self._fetch, client_of(login), login.refresh_url or login.token_url, form)
+            fresh_tokens = await request_tokens(
+                self._fetch, client_of(login), login.refresh_url or login.token_url, form
+            )
         except CallError as error:
             if as_dict(error.details).get("error") != "invalid_grant":
                 raise
             await self._store.delete(self._key)  # expired or revoked
             return None
-        login = replace(login, tokens=replace(new, refresh_token=new.refresh_token or old.refresh_token))
+        login = replace(
+            login,
+            tokens=replace(fresh_tokens, refresh_token=fresh_tokens.refresh_token or stored_tokens.refresh_token),
+        )
         await self._store.write(login)
         return login
 
@@ -368,8 +375,8 @@ class LoginTokens:
         async with self._store.lock(self._key):
             login = await self._store.read(self._key)
             if login is not None and not set(scopes) <= {*login.wanted, *login.tokens.scope.split()}:
-                wanted = dict.fromkeys([*login.tokens.scope.split(), *login.wanted, *scopes])
-                await self._store.write(replace(login, wanted=tuple(wanted)))
+                scopes_of_login = dict.fromkeys([*login.tokens.scope.split(), *login.wanted, *scopes])
+                await self._store.write(replace(login, wanted=tuple(scopes_of_login)))
 
     async def sign_out(self) -> bool:
         """Delete the login, and revoke its tokens where the server can (RFC 7009); return whether there was one."""

@@ -50,7 +50,7 @@ MAX_INTROSPECTED = 10_000
 UNLIMITED_AGE = 300.0
 """Seconds after which a stream ends if the issuer does not say when its token expires."""
 
-_PUBLIC_KEY_ALGORITHMS = tuple(each for each in ALGORITHMS if each not in SECRET_BYTES)
+_PUBLIC_KEY_ALGORITHMS = tuple(algorithm for algorithm in ALGORITHMS if algorithm not in SECRET_BYTES)
 
 
 class OAuthTokens:
@@ -177,7 +177,10 @@ class OAuthTokens:
         accepted = (self._audience,) if isinstance(self._audience, str) else self._audience
         if answer.get("active") is not True:
             reason = "it is not active"
-        elif not any(each in accepted for each in ([audience] if isinstance(audience, str) else as_list(audience))):
+        elif not any(
+            token_audience in accepted
+            for token_audience in ([audience] if isinstance(audience, str) else as_list(audience))
+        ):
             reason = "it is for another audience"
         elif answer.get("iss", self._issuer) not in _spellings(self._issuer):
             reason = "it has another issuer"

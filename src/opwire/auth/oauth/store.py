@@ -33,10 +33,14 @@ from opwire.runtime.workers import WorkerPool
 logger = get_logger("opwire.auth.oauth")
 
 _SERVICE = "opwire"
-_MAX_FILE = 1024 * 1024  # bytes
-_KEYRING_TIMEOUT = 10.0  # seconds: a keyring may wait for a dialog that is not visible
-_LOCK_TIMEOUT = 60.0  # seconds
-_LOCK_POLL = 0.02  # seconds
+_MAX_FILE_BYTES = 1024 * 1024
+KEYRING_TIMEOUT = 10.0
+"""Seconds: a keyring may wait for a dialog that is not visible."""
+
+LOCK_TIMEOUT = 60.0
+"""Seconds to wait for the process that refreshes a login."""
+
+_LOCK_POLL_SECONDS = 0.02
 
 
 class LoginKey(Struct, frozen=True):
@@ -95,8 +99,8 @@ def resource_of(url: str) -> str:
 def default_folder() -> Path:
     """Return the user's folder of logins: in XDG_DATA_HOME, on Windows in LOCALAPPDATA."""
     variable = "LOCALAPPDATA" if sys.platform == "win32" else "XDG_DATA_HOME"
-    given = os.environ.get(variable)
-    return (Path(given) if given else Path.home() / ".local" / "share") / "opwire" / "logins"
+    folder_text = os.environ.get(variable)
+    return (Path(folder_text) if folder_text else Path.home() / ".local" / "share") / "opwire" / "logins"
 
 
 class TokenStore:
@@ -126,14 +130,16 @@ class TokenStore:
             CallError: EXECUTION_ERROR, the file is readable by others, or cannot be read.
         """
         text = await self._keyring("get_password", _SERVICE, key.digest)
-        found: list[StoredLogin] = []
+        stored_logins: list[StoredLogin] = []
         for data in (await asyncio.to_thread(self._read_file, key), text.encode() if text else None):
             try:
-                found += [] if data is None else [msgspec.json.decode(data, type=StoredLogin)]
+                stored_logins += [] if data is None else [msgspec.json.decode(data, type=StoredLogin)]
             except (msgspec.MsgspecError, RecursionError):
                 logger.warning("%s: the stored login is invalid and ignored", self._path(key))
         # There are two if a process could not use the keyring; the older refresh token must not be used again.
-        return max((each for each in found if each.key == key), key=lambda each: each.saved_at, default=None)
+        return max(
+            (login for login in stored_logins if login.key == key), key=lambda login: login.saved_at, default=None
+        )
 
     async def write(self, login: StoredLogin) -> None:
         """Store a login, replacing that of its key.
@@ -165,12 +171,12 @@ class TokenStore:
         """
         file = await asyncio.to_thread(self._open_lock, key)
         try:
-            deadline = time.monotonic() + _LOCK_TIMEOUT
+            deadline = time.monotonic() + LOCK_TIMEOUT
             while not _try_lock(file):
                 if time.monotonic() > deadline:
-                    message = f"another process has been using the login for {key.resource} for {_LOCK_TIMEOUT:g} s"
+                    message = f"another process has been using the login for {key.resource} for {LOCK_TIMEOUT:g} s"
                     raise CallError(ErrorCode.TIMEOUT, message)
-                await asyncio.sleep(_LOCK_POLL)
+                await asyncio.sleep(_LOCK_POLL_SECONDS)
             yield
         finally:
             file.close()  # unlocks it
@@ -209,20 +215,20 @@ class TokenStore:
             if sys.platform != "win32" and (status.st_mode & 0o077 or status.st_uid != os.geteuid()):
                 message = f"{path} is accessible to other users and not used: delete it, and sign in again"
                 raise CallError(ErrorCode.EXECUTION_ERROR, message)
-            return stream.read(_MAX_FILE)
+            return stream.read(_MAX_FILE_BYTES)
 
     def _write_file(self, key: LoginKey, data: bytes) -> None:
         path = self._own_folder() / f"{key.digest}.json"
-        new = path.with_suffix(f".{secrets.token_hex(8)}")
+        temporary_file = path.with_suffix(f".{secrets.token_hex(8)}")
         try:
-            with os.fdopen(os.open(new, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600), "wb") as stream:
+            with os.fdopen(os.open(temporary_file, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600), "wb") as stream:
                 stream.write(data)
                 stream.flush()
                 os.fsync(stream.fileno())  # a rotated refresh token replaces the only valid one
-            new.replace(path)
+            temporary_file.replace(path)
         except OSError as error:
             with contextlib.suppress(OSError):
-                new.unlink()
+                temporary_file.unlink()
             raise _unusable(path, "cannot be written", error) from error
 
     def _open_lock(self, key: LoginKey) -> IO[bytes]:
@@ -244,13 +250,13 @@ class TokenStore:
             return True if result is None and function != "get_password" else result
 
         try:
-            async with asyncio.timeout(_KEYRING_TIMEOUT):
+            async with asyncio.timeout(KEYRING_TIMEOUT):
                 return await self._threads.run(call, "the keyring")
         except ImportError:
             self._uses_keyring = False
         except TimeoutError:
             self._uses_keyring = False
-            logger.warning("the keyring did not respond within %g s, files are used", _KEYRING_TIMEOUT)
+            logger.warning("the keyring did not respond within %g s, files are used", KEYRING_TIMEOUT)
         except Exception as error:  # backends raise anything; their texts may contain the secret
             logger.debug("the keyring failed (%s), a file is used", type(error).__name__)
         return None

@@ -41,9 +41,9 @@ Raises:
     CallError: for any other response; its details are `{"status": …, "error": …}`.
 """
 
-_MARGIN = 60.0  # seconds before its expiry that a token is refreshed, or a tenth of its lifetime if that is less
-_MAX_LIFETIME = 10 * 365 * 24 * 60 * 60.0  # seconds
-_MAX_TOKENS = 1000  # each identity may have its own
+_REFRESH_MARGIN_SECONDS = 60.0  # or a tenth of the lifetime of the token, if that is less
+_MAX_LIFETIME_SECONDS = 10 * 365 * 24 * 60 * 60.0
+_MAX_CACHED_TOKENS = 1000  # each identity may have its own
 _EXCHANGE = "urn:ietf:params:oauth:grant-type:token-exchange"
 _ACCESS_TOKEN = "urn:ietf:params:oauth:token-type:access_token"  # noqa: S105 - a type
 _JWT = "urn:ietf:params:oauth:token-type:jwt"
@@ -93,14 +93,14 @@ class OAuthClient(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True)
         return f"<OAuthClient {self.client_id}>"
 
 
-def read_client(given: Any) -> OAuthClient:
+def read_client(fields: Any) -> OAuthClient:
     """Convert the fields of a client.
 
     Raises:
         ValueError: they are invalid; the message names fields and types, and no values.
     """
     try:
-        return given if isinstance(given, OAuthClient) else msgspec.convert(given, OAuthClient)
+        return fields if isinstance(fields, OAuthClient) else msgspec.convert(fields, OAuthClient)
     except msgspec.ValidationError as error:
         raise ValueError(f"expected a token or an OAuth client: {error}") from None
 
@@ -119,16 +119,16 @@ class Subject(NamedTuple):
             CallError: EXECUTION_ERROR, the function failed; or the error that it raised.
         """
         try:
-            given = self.prove()
-            given = await given if isawaitable(given) else given
+            token = self.prove()
+            token = await token if isawaitable(token) else token
         except CallError:
             raise
         except Exception as error:  # its message may contain a secret
             raise CallError(ErrorCode.EXECUTION_ERROR, "the function `subject` of an OAuth client failed") from error
-        if not isinstance(given, str):
-            message = f"the function `subject` of an OAuth client returns a token, not {type(given).__name__}"
+        if not isinstance(token, str):
+            message = f"the function `subject` of an OAuth client returns a token, not {type(token).__name__}"
             raise CallError(ErrorCode.EXECUTION_ERROR, message)
-        return given
+        return token
 
 
 def subject_of(client: OAuthClient, context: Context) -> Subject:
@@ -205,9 +205,9 @@ async def request_tokens(
     if not isinstance(kind, str) or kind.lower() != "bearer":
         raise CallError(ErrorCode.EXECUTION_ERROR, "the token endpoint returned a token that is not a bearer token")
     expires_at = refresh_at = None
-    if (lifetime := bounded_number(answer.get("expires_in"), _MAX_LIFETIME)) is not None:
+    if (lifetime := bounded_number(answer.get("expires_in"), _MAX_LIFETIME_SECONDS)) is not None:
         expires_at = requested + lifetime
-        refresh_at = expires_at - min(_MARGIN, lifetime / 10)
+        refresh_at = expires_at - min(_REFRESH_MARGIN_SECONDS, lifetime / 10)
     refresh_token, scope = answer.get("refresh_token"), answer.get("scope")
     return TokenSet(
         token,
@@ -250,8 +250,8 @@ def json_fetcher(client: HTTPClient) -> FetchJSON:
                 raise CallError(ErrorCode.PROTOCOL_ERROR, message)
             return answer
 
-        when = None if seconds is None else time.monotonic() + seconds
-        return await client.deadlines.limit(send, when, f"{endpoint} did not respond")
+        deadline = None if seconds is None else time.monotonic() + seconds
+        return await client.deadlines.limit(send, deadline, f"{endpoint} did not respond")
 
     return fetch
 
@@ -303,7 +303,7 @@ class TokenCache:
     def __init__(self, fetch: FetchJSON, *, clock: Callable[[], float] = time.time) -> None:
         self._fetch = fetch
         self._clock = clock
-        self._tokens: BoundedDict[Any, TokenSet] = BoundedDict(_MAX_TOKENS)
+        self._tokens: BoundedDict[Any, TokenSet] = BoundedDict(_MAX_CACHED_TOKENS)
         self._requests = SharedRequests()
 
     async def get(
@@ -337,7 +337,7 @@ class TokenCache:
             proof = {} if subject is None else {"subject_token": await subject.proof()}
             tokens = await request_tokens(self._fetch, client, token_url, {**fields, **proof}, clock=self._clock)
             if tokens.refresh_at is None and proof:
-                tokens = replace(tokens, refresh_at=self._clock() + _MARGIN)
+                tokens = replace(tokens, refresh_at=self._clock() + _REFRESH_MARGIN_SECONDS)
             self._tokens[key] = tokens
             return tokens
 

@@ -25,7 +25,7 @@ from opwire.http.client import HTTPClient, host_of
 from opwire.model.context import Context
 from opwire.model.login import LoginOptions
 
-_MAX_CHALLENGE = 4_000  # characters
+_MAX_CHALLENGE_LENGTH = 4_000
 LOGIN_NAME = "mcp"
 """The name in the key of a login."""
 
@@ -104,7 +104,7 @@ class MCPAuth:
         Raises:
             CallError: a token cannot be requested.
         """
-        scopes = challenged_scopes(challenge[:_MAX_CHALLENGE]) if status == 403 and self.is_login else ()
+        scopes = challenged_scopes(challenge[:_MAX_CHALLENGE_LENGTH]) if status == 403 and self.is_login else ()
         if scopes and origin_of(url) == origin_of(self._url):
             await self._login.want(scopes)
         if status != 401 or token is None:
@@ -145,9 +145,9 @@ class MCPAuth:
         resource, server = await self._discovered()
         scopes = self._client.scopes
         if scopes is None:
-            before = await self._store.read(self._key)
+            earlier_login = await self._store.read(self._key)
             refresh = ("offline_access",) if resource.scopes and "offline_access" in server.scopes else ()
-            scopes = dict.fromkeys([*resource.scopes, *(before.wanted if before else ()), *refresh])
+            scopes = dict.fromkeys([*resource.scopes, *(earlier_login.wanted if earlier_login else ()), *refresh])
         login = await sign_in(
             self._fetch, self._key, server, self._client, options, scopes=scopes, resource=resource.resource
         )

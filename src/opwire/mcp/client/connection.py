@@ -52,9 +52,11 @@ MAX_ROUNDS = 10
 REJECTION_TIMEOUT = 5.0
 """Seconds for a server to read that its request is rejected."""
 
-_DISCOVERY = 10.0  # timeout of `server/discover`: some servers never respond to it
+_DISCOVERY_TIMEOUT = 10.0  # some servers never respond to `server/discover`
 _INPUT_METHODS = frozenset({"tools/call", "prompts/get", "resources/read"})  # may return input requests
-_FIRST_PAUSE, _LONGEST_PAUSE = 0.05, 0.25  # seconds, if a server wants the call repeated without requesting input
+# Seconds, if a server wants the call repeated without requesting input.
+_FIRST_REPEAT_PAUSE = 0.05
+_LONGEST_REPEAT_PAUSE = 0.25
 
 
 class SessionLostError(Exception):
@@ -174,7 +176,7 @@ class MCPConnection:
     async def _run(self, timeout: float) -> None:
         try:
             async with open_transport(self._server, self._options.max_message, self, self._auth) as self._transport:
-                self._spawn(self._handshake(min(_DISCOVERY, timeout / 2)))
+                self._spawn(self._handshake(min(_DISCOVERY_TIMEOUT, timeout / 2)))
                 await self._over.wait()
                 self._fail_requests()
                 for task in self._tasks:
@@ -190,8 +192,8 @@ class MCPConnection:
             self._fail_requests()
 
     def _fail_requests(self) -> None:
-        for each in self._peer.close():
-            each.fail(self._reason())
+        for sent in self._peer.close():
+            sent.fail(self._reason())
 
     async def _handshake(self, patience: float) -> None:
         try:
@@ -205,11 +207,11 @@ class MCPConnection:
             return
         self._agreement = agreement
         self._agreed.set()
-        wanted = announced_changes(agreement.info.capabilities)
-        if not (agreement.modern and wanted):
+        change_filter = announced_changes(agreement.info.capabilities)
+        if not (agreement.modern and change_filter):
             return
         try:
-            await self._listening.run(wanted, lambda: None)
+            await self._listening.run(change_filter, lambda: None)
         except CallError as error:
             if not self.lost:
                 logger.warning("changes of the MCP server %s are not reported: %s", self._name, error)
@@ -270,7 +272,7 @@ class MCPConnection:
             if attempt > MAX_ROUNDS:
                 message = f"the MCP server {self._name} answered {method} with questions {MAX_ROUNDS} times"
                 raise CallError(ErrorCode.PROTOCOL_ERROR, message)
-            more: dict[str, Any] = {}
+            input_params: dict[str, Any] = {}
             if result.get("inputRequests"):
                 prefix = f"the MCP server {self._name} answered {method} with questions"
                 # A task of its own, which ends with the connection.
@@ -282,12 +284,12 @@ class MCPConnection:
                     task.cancel()
                 if task.cancelled():
                     raise self._reason()
-                more["inputResponses"] = task.result()
+                input_params["inputResponses"] = task.result()
             else:
-                await asyncio.sleep(back_off(attempt, first=_FIRST_PAUSE, longest=_LONGEST_PAUSE))
+                await asyncio.sleep(back_off(attempt, first=_FIRST_REPEAT_PAUSE, longest=_LONGEST_REPEAT_PAUSE))
             if "requestState" in result:
-                more["requestState"] = result["requestState"]
-            response = await self._send(method, {**params, **more}, on_progress, caller=caller)
+                input_params["requestState"] = result["requestState"]
+            response = await self._send(method, {**params, **input_params}, on_progress, caller=caller)
         return response
 
     async def _send(
@@ -383,9 +385,9 @@ class MCPConnection:
 
     def _reason(self) -> CallError:
         """Return the reason of the end: a copy for each caller, since it will carry the caller's traceback."""
-        known = self.failure or (None if self._transport is None else self._transport.failure)
-        if known is not None:
-            return copy(known)
+        failure = self.failure or (None if self._transport is None else self._transport.failure)
+        if failure is not None:
+            return copy(failure)
         return CallError(ErrorCode.UNAVAILABLE, f"the connection to the MCP server {self._name} is closed")
 
     # --- what the transport reports -----------------------------------------------------------------------------------

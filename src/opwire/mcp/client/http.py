@@ -68,9 +68,12 @@ MAX_RESUMPTIONS = 2
 DELETE_TIMEOUT = 2.0
 """Seconds for the request that ends a session."""
 
-_MAX_ERROR_BODY = 64 * 1024  # bytes that are read of a failed response
-_RETRY, _SHORTEST_RETRY, _LONGEST_RETRY = 1000, 100, 60_000  # milliseconds until a stream is resumed
-_JSON, _EVENTS = "application/json", "text/event-stream"
+_MAX_ERROR_BODY_BYTES = 64 * 1024
+_RESUME_MILLISECONDS = 1_000  # unless the server says when to resume a stream
+_MIN_RESUME_MILLISECONDS = 100
+_MAX_RESUME_MILLISECONDS = 60_000
+_JSON = "application/json"
+_EVENTS = "text/event-stream"
 
 
 class MCPHTTPClient:
@@ -184,7 +187,7 @@ class MCPHTTPClient:
     async def failure_in(self, response: ClientResponse, *, has_session: bool) -> RPCError | HTTPExchangeError:
         """Return the JSON-RPC error in the body of a failed response, or an error for its status."""
         status = response.status
-        body = await self.read(response, _MAX_ERROR_BODY)
+        body = await self.read(response, _MAX_ERROR_BODY_BYTES)
         error = None
         with suppress(InvalidMessageError):
             message = decode_message(body or b"")
@@ -246,11 +249,15 @@ def _with_token(headers: Mapping[str, str], token: str | None) -> Mapping[str, s
 
 def _keeps_origin(url: str, location: str) -> bool:
     try:
-        old, new = urlsplit(url), urlsplit(location)
+        origin, target = urlsplit(url), urlsplit(location)
         is_upgrade = (
-            (old.scheme, new.scheme) == ("http", "https") and old.port in (None, 80) and new.port in (None, 443)
+            (origin.scheme, target.scheme) == ("http", "https")
+            and origin.port in (None, 80)
+            and target.port in (None, 443)
         )
-        return old.hostname == new.hostname and (is_upgrade or (old.scheme, old.port) == (new.scheme, new.port))
+        return origin.hostname == target.hostname and (
+            is_upgrade or (origin.scheme, origin.port) == (target.scheme, target.port)
+        )
     except ValueError:
         return False
 
@@ -354,12 +361,12 @@ class StreamableHTTP(HTTPTransport):
         await super().close()
 
     def _headers(self, headers: Mapping[str, str]) -> dict[str, str]:
-        known: dict[str, str] = {"accept": f"{_JSON}, {_EVENTS}", "content-type": _JSON}
+        session_headers: dict[str, str] = {"accept": f"{_JSON}, {_EVENTS}", "content-type": _JSON}
         if self._session is not None:
-            known[SESSION_HEADER] = self._session
+            session_headers[SESSION_HEADER] = self._session
         if self._version is not None:
-            known[VERSION_HEADER] = self._version
-        return known | dict(headers)
+            session_headers[VERSION_HEADER] = self._version
+        return session_headers | dict(headers)
 
     async def _post(self, message: RPCMessage, body: bytes, headers: Mapping[str, str]) -> None:
         request = message if isinstance(message, RPCRequest) else None
@@ -422,13 +429,13 @@ class StreamableHTTP(HTTPTransport):
         while parser.last_event_id and attempt < MAX_RESUMPTIONS:
             attempt += 1
             await asyncio.sleep(resume_pause(parser))
-            before = parser.last_event_id
+            last_event_id = parser.last_event_id
             with suppress(HTTPExchangeError):
-                async with self._open_stream(before) as response:
-                    parser = SSEParser(last_event_id=before, max_event=self._max_message)
+                async with self._open_stream(last_event_id) as response:
+                    parser = SSEParser(last_event_id=last_event_id, max_event=self._max_message)
                     if await self._read_events(id, response, parser):
                         return
-            if parser.last_event_id != before:
+            if parser.last_event_id != last_event_id:
                 attempt = 0
         raise self._broken("ended the stream without a response to the request", ErrorCode.UNAVAILABLE)
 
@@ -568,5 +575,5 @@ def _for_request(
 
 def resume_pause(parser: SSEParser) -> float:
     """Return the seconds until a stream is resumed: at 0 a server would be asked all the time."""
-    wanted = _RETRY if parser.retry is None else parser.retry
-    return min(max(wanted, _SHORTEST_RETRY), _LONGEST_RETRY) / 1000
+    milliseconds = _RESUME_MILLISECONDS if parser.retry is None else parser.retry
+    return min(max(milliseconds, _MIN_RESUME_MILLISECONDS), _MAX_RESUME_MILLISECONDS) / 1000

@@ -49,15 +49,15 @@ class MCPServerInfo(Struct, frozen=True):
     instructions: str
 
     @classmethod
-    def parse(cls, found: Mapping[str, Any], implementation: Any, protocol: str) -> "MCPServerInfo":
+    def parse(cls, result: Mapping[str, Any], implementation: Any, protocol: str) -> "MCPServerInfo":
         """Parse the result of a handshake."""
-        named = as_dict(implementation)
+        implementation_fields = as_dict(implementation)
         return cls(
-            name=as_text(named.get("name")),
-            version=as_text(named.get("version")),
+            name=as_text(implementation_fields.get("name")),
+            version=as_text(implementation_fields.get("version")),
             protocol=protocol,
-            capabilities=as_dict(found.get("capabilities")),
-            instructions=as_text(found.get("instructions")),
+            capabilities=as_dict(result.get("capabilities")),
+            instructions=as_text(result.get("instructions")),
         )
 
 
@@ -124,7 +124,7 @@ async def negotiate(
         # Only modern servers use this code. It also answers `initialize`, if the server started so slowly that the
         # discovery timed out.
         supported = as_list(as_dict(refusal.data).get("supported"))
-        version = next((each for each in reversed(STATELESS_VERSIONS) if each in supported), None)
+        version = next((newest for newest in reversed(STATELESS_VERSIONS) if newest in supported), None)
         if refusal.code != RPCCode.UNSUPPORTED_PROTOCOL_VERSION or version is None:
             raise
     agreement = await _discover(peer, callbacks, version, patience)
@@ -138,7 +138,7 @@ async def _discover(peer: Outbound, callbacks: Callbacks, version: str, patience
     headers = request_headers(version, "server/discover", {})
     params = {"_meta": _request_meta(callbacks, version)}
     try:
-        found = await peer.request_once("server/discover", params, headers, patience)
+        result = await peer.request_once("server/discover", params, headers, patience)
     except HTTPExchangeError as refusal:
         if refusal.status in (0, 401, 403, 407, 408, 429) or refusal.status >= 500:
             raise  # unreachable or not authorized, which is unrelated to the server's age
@@ -146,15 +146,15 @@ async def _discover(peer: Outbound, callbacks: Callbacks, version: str, patience
     except RPCError as refusal:
         versions = as_list(as_dict(refusal.data).get("supported"))
         is_modern = refusal.code == RPCCode.UNSUPPORTED_PROTOCOL_VERSION and versions
-        if is_modern and not any(each in HANDSHAKE_VERSIONS for each in versions):
+        if is_modern and not any(supported_version in HANDSHAKE_VERSIONS for supported_version in versions):
             raise
         return None
-    supported = as_list(found.get("supportedVersions"))
-    mutual = [each for each in STATELESS_VERSIONS if each in supported]
+    supported = as_list(result.get("supportedVersions"))
+    mutual = [stateless_version for stateless_version in STATELESS_VERSIONS if stateless_version in supported]
     if not mutual:
         return None
-    server = as_dict(found.get("_meta")).get(SERVER_INFO_META)
-    return Agreement(MCPServerInfo.parse(found, server, mutual[-1]), _request_meta(callbacks, mutual[-1]), modern=True)
+    server = as_dict(result.get("_meta")).get(SERVER_INFO_META)
+    return Agreement(MCPServerInfo.parse(result, server, mutual[-1]), _request_meta(callbacks, mutual[-1]), modern=True)
 
 
 async def _initialize(peer: Outbound, revision: str | None = None) -> Agreement:
@@ -163,16 +163,16 @@ async def _initialize(peer: Outbound, revision: str | None = None) -> Agreement:
         "capabilities": _ANSWERS,  # some callers answer questions, and each call may have another caller
         "clientInfo": _CLIENT,
     }
-    found = await peer.request_once("initialize", params, {})
-    version: Any = found.get("protocolVersion")
+    result = await peer.request_once("initialize", params, {})
+    version: Any = result.get("protocolVersion")
     allowed = HANDSHAKE_VERSIONS if revision is None else (revision,)
     if version not in allowed:
-        known = f"known are {', '.join((*HANDSHAKE_VERSIONS, *STATELESS_VERSIONS))}"
-        wanted = known if revision is None else f"the source allows {revision} only"
-        message = f"the MCP server speaks revision {str(version)[:50]!r} of the protocol; {wanted}"
+        all_versions = f"known are {', '.join((*HANDSHAKE_VERSIONS, *STATELESS_VERSIONS))}"
+        allowed_versions = all_versions if revision is None else f"the source allows {revision} only"
+        message = f"the MCP server speaks revision {str(version)[:50]!r} of the protocol; {allowed_versions}"
         raise CallError(ErrorCode.PROTOCOL_ERROR, message)
     await peer.notify("notifications/initialized", {VERSION_HEADER: version})
-    return Agreement(MCPServerInfo.parse(found, found.get("serverInfo"), version))
+    return Agreement(MCPServerInfo.parse(result, result.get("serverInfo"), version))
 
 
 def _request_meta(callbacks: Callbacks, version: str) -> dict[str, Any]:

@@ -37,9 +37,9 @@ class MCPOptions(Callbacks, frozen=True, kw_only=True):
     token_store: TokenStore | None = None
 
     def __post_init__(self) -> None:
-        known = (*HANDSHAKE_VERSIONS, *STATELESS_VERSIONS)
-        if self.revision is not None and self.revision not in known:
-            raise UsageError(f"unknown revision {self.revision!r:.50}; known are {', '.join(known)}")
+        revisions = (*HANDSHAKE_VERSIONS, *STATELESS_VERSIONS)
+        if self.revision is not None and self.revision not in revisions:
+            raise UsageError(f"unknown revision {self.revision!r:.50}; known are {', '.join(revisions)}")
 
 
 class MCPKeywords(TypedDict, total=False):

@@ -25,13 +25,13 @@ from opwire.typed.plain import as_dict
 
 logger = get_logger("opwire.mcp.client")
 
-MAX_SHOWN = 2000
+MAX_LOG_LINE_LENGTH = 2000
 """Characters of one server line that the log shows."""
 
-MAX_LINES = 100
+MAX_LOG_LINES_PER_SECOND = 100
 """Lines of one server that the log shows per second."""
 
-MAX_LOGS = 100
+MAX_UNHANDLED_LOGS = 100
 """Log messages that a coroutine callback has not finished handling; those above are dropped."""
 
 MAX_QUESTIONS = 100
@@ -147,17 +147,17 @@ class Callbacks(Struct, frozen=True, kw_only=True):
             CallError: PROTOCOL_ERROR if they are invalid, EXECUTION_ERROR if one of them is rejected.
         """
         try:
-            asked = msgspec.convert(questions, dict[str, _Question])
+            questions_by_key = msgspec.convert(questions, dict[str, _Question])
         except msgspec.ValidationError as error:
             raise CallError(ErrorCode.PROTOCOL_ERROR, f"{prefix} that are invalid: {error}") from error
-        if len(asked) > MAX_QUESTIONS:
-            message = f"{prefix}: {len(asked):,} at once, and at most {MAX_QUESTIONS} are answered"
+        if len(questions_by_key) > MAX_QUESTIONS:
+            message = f"{prefix}: {len(questions_by_key):,} at once, and at most {MAX_QUESTIONS} are answered"
             raise CallError(ErrorCode.PROTOCOL_ERROR, message)
         try:
             async with asyncio.TaskGroup() as group:
                 answers = {
-                    key: group.create_task(self.answer(one.method, one.params, on_question, key))
-                    for key, one in asked.items()
+                    key: group.create_task(self.answer(question.method, question.params, on_question, key))
+                    for key, question in questions_by_key.items()
                 }
         except ExceptionGroup as rejected:
             reason = cast("RPCError", rejected.exceptions[0]).message  # `answer` raises nothing else
@@ -169,7 +169,7 @@ class EscapedLine:
     """A line of a server for the log. It is escaped when it is formatted: 2,000 control characters take 8 ms."""
 
     def __init__(self, text: str) -> None:
-        self._text = text[:MAX_SHOWN]
+        self._text = text[:MAX_LOG_LINE_LENGTH]
 
     def __str__(self) -> str:
         return harmless(self._text).replace("\n", "\\n")
@@ -180,7 +180,7 @@ class ServerLog:
 
     def __init__(self, name: str) -> None:
         self._name = name
-        self._lines = LimitedLog(logger, per_second=MAX_LINES)
+        self._lines = LimitedLog(logger, per_second=MAX_LOG_LINES_PER_SECOND)
 
     def write(self, level: int, text: str) -> None:
         """Log a line, unless there are too many in this second."""
@@ -240,9 +240,13 @@ class ServerQuestions:
         """
         if request is not None and request in self._asking:
             return self._asking[request]
-        asking = ((each, each.caller) for each in self._asking.values() if each.caller is not None)
-        found = [(each, by.owner) for each, by in asking if (by.on_log if logs else by.on_question) is not None]
-        return found[-1][0] if len({owner for _, owner in found}) == 1 else None
+        with_callers = ((sent, sent.caller) for sent in self._asking.values() if sent.caller is not None)
+        candidates = [
+            (sent, caller.owner)
+            for sent, caller in with_callers
+            if (caller.on_log if logs else caller.on_question) is not None
+        ]
+        return candidates[-1][0] if len({owner for _, owner in candidates}) == 1 else None
 
     def log(self, params: dict[str, Any], request: RequestId | None) -> None:
         """Pass a log message to the caller that it belongs to, or to the callback, or write it to the log."""
@@ -253,7 +257,7 @@ class ServerQuestions:
         elif self._callbacks.log is None:
             text = data if isinstance(data, str) else msgspec.json.encode(data).decode()
             self._log.write(_LEVELS.get(str(level), logging.INFO), text)
-        elif len(self._logs) >= MAX_LOGS:
+        elif len(self._logs) >= MAX_UNHANDLED_LOGS:
             self._log.write(logging.WARNING, "a log message is dropped: the log callback does not keep up")
         else:
             written = guarded(self._callbacks.log, params)

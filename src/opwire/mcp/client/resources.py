@@ -18,7 +18,7 @@ from opwire.mcp.client.options import MCPOptions
 from opwire.mcp.client.session import MCPSession, MCPSessions
 from opwire.mcp.client.tools import (
     MAX_NAME,
-    MAX_SCHEMA,
+    MAX_SCHEMA_BYTES,
     blocks_envelope,
     icons_of,
     is_usable_name,
@@ -47,7 +47,7 @@ MAX_OPERATIONS = 10_000
 MAX_ENTRIES = 100_000
 """Entries of a list that do not become operations, as resources."""
 
-MAX_BYTES = 32 * 1024 * 1024
+MAX_LIST_BYTES = 32 * 1024 * 1024
 """Bytes of all pages of one list: more than GitHub's 1,223 operations take as tools."""
 
 MAX_REPORTED = 100
@@ -85,18 +85,18 @@ async def list_all(
             size += len(msgspec.json.encode(result))
         except (TypeError, ValueError, RecursionError) as error:
             raise CallError(ErrorCode.PROTOCOL_ERROR, f"a page of {method} is invalid: {error}") from error
-        if size > MAX_BYTES:
-            report.warn(f"{method}: more than {MAX_BYTES:,} bytes; the {len(entries):,} entries before are used")
+        if size > MAX_LIST_BYTES:
+            report.warn(f"{method}: more than {MAX_LIST_BYTES:,} bytes; the {len(entries):,} entries before are used")
             return entries
         page = result.get(key)
         if not isinstance(page, list):
             report.warn(f"{method}: a page is not a list, but {type(page).__name__}")
         room = max_entries - len(entries)
-        for each in as_list(page)[:room]:
-            if isinstance(each, dict):
-                entries.append(cast("dict[str, Any]", each))
+        for listed in as_list(page)[:room]:
+            if isinstance(listed, dict):
+                entries.append(cast("dict[str, Any]", listed))
             else:
-                skip(report, "entry", method, each, "it is not an object")
+                skip(report, "entry", method, listed, "it is not an object")
         if len(as_list(page)) > room:
             report.warn(f"{method}: more than {max_entries:,} entries; the rest is ignored")
             return entries
@@ -185,8 +185,10 @@ def read_prompt(
     if not is_usable_name(name):
         skip(report, "prompt", namespace, name, f"a name is printable text of 1 to {MAX_NAME} characters")
         return None
-    if len(msgspec.json.encode(prompt.get("arguments"))) > MAX_SCHEMA:  # the schema of 80,000 took a second to compile
-        skip(report, "prompt", namespace, name, f"its arguments exceed the limit of {MAX_SCHEMA:,} bytes")
+    if (
+        len(msgspec.json.encode(prompt.get("arguments"))) > MAX_SCHEMA_BYTES
+    ):  # the schema of 80,000 took a second to compile
+        skip(report, "prompt", namespace, name, f"its arguments exceed the limit of {MAX_SCHEMA_BYTES:,} bytes")
         return None
     origin = read_origin(prompt.get("_meta"), ORIGIN_META) if options.trust_annotations else None
     id = f"{namespace}.prompts/{name}" if origin is None or options.namespace else origin.id
@@ -232,13 +234,13 @@ def completer(sessions: MCPSessions, reference: Callable[[CompletionRequest], di
         if request.arguments:
             params["context"] = {"arguments": dict(request.arguments)}
         response = await (await sessions.of(context)).call("completion/complete", params, context)
-        found = as_dict(response.result.get("completion"))
-        values = [each for each in as_list(found.get("values"))[:MAX_COMPLETIONS] if isinstance(each, str)]
-        total = found.get("total")
+        completion = as_dict(response.result.get("completion"))
+        values = [value for value in as_list(completion.get("values"))[:MAX_COMPLETIONS] if isinstance(value, str)]
+        total = completion.get("total")
         return Completion(
             values=tuple(values),
             total=total if type(total) is int and 0 <= total < 2**53 else None,
-            has_more=found.get("hasMore") is True,
+            has_more=completion.get("hasMore") is True,
         )
 
     return complete
@@ -286,7 +288,7 @@ def _read_operation(sessions: MCPSessions, namespace: str) -> Operation:
         contents = result.get("contents")
         if not isinstance(contents, list):
             raise CallError(ErrorCode.PROTOCOL_ERROR, f"{spec.id}: the result has no list of contents")
-        blocks = [{"type": "resource", "resource": each} for each in cast("list[Any]", contents)]
+        blocks = [{"type": "resource", "resource": resource} for resource in cast("list[Any]", contents)]
         return blocks_envelope(result, spec.id, read_blocks(blocks, spec.id))
 
     async def preview(input: Any, context: Context, _: bool) -> PreparedRequest:

@@ -21,7 +21,7 @@ logger = get_logger("opwire.mcp.client")
 
 HTTPKind = Literal["http", "sse"]
 
-_MAX_NAMESPACE = 100  # characters: every id starts with it
+_MAX_NAMESPACE_LENGTH = 100  # every id starts with it
 _KINDS: dict[str, HTTPKind | Literal["stdio"]] = {
     "stdio": "stdio",
     "http": "http",
@@ -67,8 +67,8 @@ class StdioServer(Struct, frozen=True):
         """The environment of the process."""
         values = ((name, os.environ.get(name)) for name in _INHERITED)
         # A value that starts with "()" is a function that an old bash exported.
-        kept = {name: value for name, value in values if value is not None and not value.startswith("()")}
-        return kept | (self.env or {})
+        inherited = {name: value for name, value in values if value is not None and not value.startswith("()")}
+        return inherited | (self.env or {})
 
     @property
     def withheld(self) -> tuple[str, ...]:
@@ -155,11 +155,11 @@ class _ServerEntry(Struct):
 
     @property
     def kind(self) -> HTTPKind | Literal["stdio"]:
-        given = self.transport if self.type is None else self.type
-        if given is not None:
-            if given not in _KINDS:
-                raise UsageError(f"unknown type {given[:50]!r}; use one of {', '.join(_KINDS)}")
-            return _KINDS[given]
+        type_name = self.transport if self.type is None else self.type
+        if type_name is not None:
+            if type_name not in _KINDS:
+                raise UsageError(f"unknown type {type_name[:50]!r}; use one of {', '.join(_KINDS)}")
+            return _KINDS[type_name]
         if self.command:
             return "stdio"
         if self.url:
@@ -208,28 +208,28 @@ def read_server(entry: Mapping[str, Any] | str, *, at: str = "server") -> MCPSer
         UsageError: the entry is invalid; the message names the key, under `at`.
     """
     try:
-        given = msgspec.convert({"url": entry} if isinstance(entry, str) else entry, _ServerEntry)
-        command, url = _expand(given.command, "command"), _expand(given.url, "url")
-        if not (command if given.kind == "stdio" else url):
-            raise UsageError(f"{'command' if given.kind == 'stdio' else 'url'} is missing")
-        if given.cwd == "":
+        server_entry = msgspec.convert({"url": entry} if isinstance(entry, str) else entry, _ServerEntry)
+        command, url = _expand(server_entry.command, "command"), _expand(server_entry.url, "url")
+        if not (command if server_entry.kind == "stdio" else url):
+            raise UsageError(f"{'command' if server_entry.kind == 'stdio' else 'url'} is missing")
+        if server_entry.cwd == "":
             raise UsageError("cwd is empty")
-        if given.kind != "stdio":
-            headers = {name: _expand(value, f"headers.{name}") for name, value in (given.headers or {}).items()}
-            return HTTPServer(url, headers, given.kind)
+        if server_entry.kind != "stdio":
+            headers = {name: _expand(value, f"headers.{name}") for name, value in (server_entry.headers or {}).items()}
+            return HTTPServer(url, headers, server_entry.kind)
         return StdioServer(
             command=command,
-            args=tuple(_expand(arg, f"args[{n}]") for n, arg in enumerate(given.args)),
-            env={name: _expand(value, f"env.{name}") for name, value in (given.env or {}).items()} or None,
-            cwd=None if given.cwd is None else _expand(given.cwd, "cwd"),
+            args=tuple(_expand(arg, f"args[{index}]") for index, arg in enumerate(server_entry.args)),
+            env={name: _expand(value, f"env.{name}") for name, value in (server_entry.env or {}).items()} or None,
+            cwd=None if server_entry.cwd is None else _expand(server_entry.cwd, "cwd"),
         )
     except (UsageError, msgspec.ValidationError) as error:
         raise UsageError(f"{at}: {error}") from error
 
 
 def _expand(value: str | float, key: str) -> str:
-    def replacement(found: re.Match[str]) -> str:
-        name, default = found[1], found[2]
+    def replacement(placeholder: re.Match[str]) -> str:
+        name, default = placeholder[1], placeholder[2]
         if name not in os.environ and default is None:
             raise UsageError(f"{key}: the environment variable {name} is not set")
         return os.environ.get(name, default)
@@ -242,8 +242,8 @@ def usable_namespace(name: str) -> str:
 
     It is `mcp` for a server without a name, or with that of opwire itself: its namespace is reserved.
     """
-    given = name.strip()[:_MAX_NAMESPACE]
-    usable = "".join(char if char.isprintable() and char != "." else "_" for char in given)
+    short_name = name.strip()[:_MAX_NAMESPACE_LENGTH]
+    usable = "".join(char if char.isprintable() and char != "." else "_" for char in short_name)
     return "mcp" if not usable or is_own(f"{usable}.") else usable
 
 

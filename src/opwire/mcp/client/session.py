@@ -54,7 +54,8 @@ IDLE_SECONDS = 300.0
 
 T = TypeVar("T")
 
-_PAUSE, _LONGEST_PAUSE = 0.25, 30.0  # seconds after the second failure in a row; doubled each time
+_FIRST_RECONNECT_PAUSE = 0.25  # seconds after the second failure in a row; doubled each time
+_LONGEST_RECONNECT_PAUSE = 30.0
 
 
 class MCPSession:
@@ -161,9 +162,9 @@ class MCPSession:
         """
         metadata, deadline, caller = context.metadata, context.deadline, None
         if metadata:
-            own = metadata.get(REQUEST_META) if context.is_served else None
-            if own:  # of the request that this one is made for, and of no nested call
-                params = {**params, "_meta": {**own, **params.get("_meta", {})}}
+            request_meta = metadata.get(REQUEST_META) if context.is_served else None
+            if request_meta:  # of the request that this one is made for, and of no nested call
+                params = {**params, "_meta": {**request_meta, **params.get("_meta", {})}}
             params = _with_trace(params, metadata)
         if on_progress is None and context.on_progress is not None:
             on_progress = progress_callback(context.on_progress)
@@ -287,10 +288,10 @@ class MCPSession:
             self._failed(self._connection.failure, 1)
             self._leave(self._connection)
         if self._connecting is None:
-            left = self._pause_ends - time.monotonic()
-            if left > 0 and self._last_failure is not None:
-                message = f"{self._last_failure.message}; the next attempt is in {left:.1f} seconds"
-                raise CallError(ErrorCode.UNAVAILABLE, message, retry_after=left)
+            pause_left = self._pause_ends - time.monotonic()
+            if pause_left > 0 and self._last_failure is not None:
+                message = f"{self._last_failure.message}; the next attempt is in {pause_left:.1f} seconds"
+                raise CallError(ErrorCode.UNAVAILABLE, message, retry_after=pause_left)
             self._connecting = asyncio.create_task(self._connect())
             self._connecting.add_done_callback(self._connect_ended)
         task = self._connecting
@@ -306,7 +307,7 @@ class MCPSession:
         return task.result()
 
     async def _open(self, timeout: float, *, discover: bool) -> MCPConnection:
-        new = MCPConnection(
+        connection = MCPConnection(
             self._server,
             self._options,
             self._on_notification,
@@ -316,25 +317,25 @@ class MCPSession:
         )
         ends = time.monotonic() + timeout
         try:
-            await new.open(timeout)
+            await connection.open(timeout)
         except CallError:
-            self.last_output = new.last_output
-            if not (new.died_in_handshake and discover and isinstance(self._server, StdioServer)):
+            self.last_output = connection.last_output
+            if not (connection.died_in_handshake and discover and isinstance(self._server, StdioServer)):
                 raise
             # Some servers exit when they receive anything before `initialize`.
-            new = await self._open(ends - time.monotonic(), discover=False)
+            connection = await self._open(ends - time.monotonic(), discover=False)
             self._discover = False
-        return new
+        return connection
 
     def _ignored(self, line: bytes) -> None:
         if line.strip() and not self._warned:  # once: a server that prints to stdout does so all the time
             self._warned = True
-            shown = line[:200].decode("utf-8", "replace")
-            logger.warning("%s writes to stdout what is not a message, for example: %r", self._server.name, shown)
+            line_start = line[:200].decode("utf-8", "replace")
+            logger.warning("%s writes to stdout what is not a message, for example: %r", self._server.name, line_start)
 
     async def _connect(self) -> MCPConnection:
         try:
-            new = await self._open(self._options.connect_timeout, discover=self._discover)
+            connection = await self._open(self._options.connect_timeout, discover=self._discover)
         except CallError as error:
             self._failed(error, 2)
             if self.info is not None:
@@ -342,13 +343,13 @@ class MCPSession:
             raise
         if self.info is not None:
             logger.info("the MCP server %s is connected again", self._server.name)
-        self._connection, self.info = new, new.info
-        new.argument_headers = self.argument_headers
+        self._connection, self.info = connection, connection.info
+        connection.argument_headers = self.argument_headers
 
         async def watch_again() -> None:
             for uri in tuple(self._watched):
                 try:
-                    await new.watch(uri, time.monotonic() + self._options.connect_timeout)
+                    await connection.watch(uri, time.monotonic() + self._options.connect_timeout)
                 except (CallError, SessionLostError) as error:
                     logger.warning("a resource is not watched any more: %s", error)
             self.updates.missed()
@@ -359,7 +360,7 @@ class MCPSession:
             self._on_connected()
         except Exception:
             logger.exception("a callback failed")
-        return new
+        return connection
 
     def _on_notification(self, method: str, params: dict[str, Any]) -> None:
         if method == "notifications/resources/updated":
@@ -375,7 +376,7 @@ class MCPSession:
         self._failures = max(self._failures + 1, least)
         self._last_failure = failure
         if self._failures > 1:
-            pause = back_off(self._failures - 1, first=_PAUSE, longest=_LONGEST_PAUSE)
+            pause = back_off(self._failures - 1, first=_FIRST_RECONNECT_PAUSE, longest=_LONGEST_RECONNECT_PAUSE)
             self._pause_ends = time.monotonic() + pause
 
     def _leave(self, connection: MCPConnection) -> None:
@@ -429,8 +430,8 @@ class CallerSessions:
         max_sessions: int = MAX_SESSIONS,
         idle_seconds: float = IDLE_SECONDS,
     ) -> None:
-        own = {name: value for name, value in server.headers.items() if name.lower() != "authorization"}
-        self._server = replace(server, headers=own)
+        shared_headers = {name: value for name, value in server.headers.items() if name.lower() != "authorization"}
+        self._server = replace(server, headers=shared_headers)
         self._auth = auth
         self._shared = shared
         self._options = options
@@ -461,18 +462,18 @@ class CallerSessions:
             server, caller_auth = self._server, None
             if isinstance(credential, dict):
                 names = {name.lower() for name in credential}
-                others = {name: value for name, value in server.headers.items() if name.lower() not in names}
-                server = replace(server, headers={**others, **credential})
+                other_headers = {name: value for name, value in server.headers.items() if name.lower() not in names}
+                server = replace(server, headers={**other_headers, **credential})
             else:  # the caller to request tokens for
                 caller_auth = await cast("MCPAuth", auth).of_caller(credential)
             if key not in self._sessions:  # another call of this caller may have created it meanwhile
                 if len(self._sessions) >= self._max_sessions:
                     idle = next((other for other, session in self._sessions.items() if session.is_idle), None)
                     if idle is None:
-                        taken = (
+                        message = (
                             f"{len(self._sessions)} other callers have sessions with the MCP server {self._server.name}"
                         )
-                        raise CallError(ErrorCode.RATE_LIMITED, taken, retry_after=1.0)
+                        raise CallError(ErrorCode.RATE_LIMITED, message, retry_after=1.0)
                     self._drop(idle)
                 self._sessions[key] = MCPSession(server, self._options, auth=caller_auth)
         session = self._sessions[key]
@@ -494,8 +495,8 @@ class CallerSessions:
 
     async def _headers(self, auth: Callable[[Context], Any], context: Context) -> dict[str, str]:
         try:
-            given = auth(context)
-            return credential_headers(await given if inspect.isawaitable(given) else given)
+            credential = auth(context)
+            return credential_headers(await credential if inspect.isawaitable(credential) else credential)
         except CallError:
             raise
         except Exception as error:  # it may contain a secret
@@ -503,9 +504,9 @@ class CallerSessions:
             raise CallError(ErrorCode.EXECUTION_ERROR, message) from error
 
     def _close_idle(self) -> None:
-        oldest = time.monotonic() - self._idle_seconds
+        idle_since = time.monotonic() - self._idle_seconds
         for key, session in tuple(self._sessions.items()):
-            if self._used[key] <= oldest and session.is_idle:
+            if self._used[key] <= idle_since and session.is_idle:
                 self._drop(key)
         self._timer = None
         if self._sessions:
@@ -524,7 +525,7 @@ def credential_headers(credential: Any) -> dict[str, str]:
         return {"Authorization": credential if " " in credential else f"Bearer {credential}"}
     if not isinstance(credential, Mapping):
         raise TypeError(f"expected a token or headers, not {type(credential).__name__}")
-    given = cast("Mapping[Any, Any]", credential)
-    if not all(isinstance(each, str) for pair in given.items() for each in pair):
+    headers = cast("Mapping[Any, Any]", credential)
+    if not all(isinstance(text, str) for pair in headers.items() for text in pair):
         raise TypeError("the names and values of headers are strings")
-    return dict(given)
+    return dict(headers)

@@ -52,7 +52,7 @@ if TYPE_CHECKING:
 
 logger = get_logger("opwire.mcp.client")
 
-_SLICE = 0.01  # seconds after which other tasks run
+_SLICE_SECONDS = 0.01  # then other tasks run
 
 
 class ListedOperation(Struct, frozen=True):
@@ -90,8 +90,8 @@ class Listing:
         return tuple(
             listed.operation
             for id, listed in self.by_id.items()
-            if (known := earlier.by_id.get(id)) is None
-            or (known.definition, known.changes) != (listed.definition, listed.changes)
+            if (earlier_listed := earlier.by_id.get(id)) is None
+            or (earlier_listed.definition, earlier_listed.changes) != (listed.definition, listed.changes)
         )
 
 
@@ -131,15 +131,15 @@ class ListingReader:
         completes = self._session.info is not None and can_complete(self._session.info)
         if self._options.resources and "resources" in capabilities and await self._has_resources(deadline):
             watchable = as_dict(capabilities["resources"]).get("subscribe") is True
-            for each in resource_operations(self._sessions, namespace, watchable=watchable, completes=completes):
-                listing.put(each, changes=changes)
+            for operation in resource_operations(self._sessions, namespace, watchable=watchable, completes=completes):
+                listing.put(operation, changes=changes)
         if self._options.prompts and "prompts" in capabilities:
             prompts = await self._list("prompts/list", "prompts", listing.report, deadline, announced=True)
             if prompts:
                 listing.put(list_operation(self._sessions, namespace, "prompts/list", "prompts", "List all prompts."))
             async for prompt in _in_slices(prompts):
-                given = (self._sessions, self._options, namespace, listing.report)
-                listing.put(read_prompt(prompt, *given, completes=completes), prompt)
+                reading = (self._sessions, self._options, namespace, listing.report)
+                listing.put(read_prompt(prompt, *reading, completes=completes), prompt)
         return listing
 
     async def _has_resources(self, deadline: float) -> bool:
@@ -164,18 +164,18 @@ class ListingReader:
 
 async def _in_slices(entries: Iterable[dict[str, Any]]) -> AsyncGenerator[dict[str, Any]]:
     """Yield the entries, and let other tasks run: compiling the schemas of many tools takes seconds."""
-    slice_ends = time.monotonic() + _SLICE
-    for each in entries:
-        yield each
+    slice_ends = time.monotonic() + _SLICE_SECONDS
+    for listed_entry in entries:
+        yield listed_entry
         if time.monotonic() > slice_ends:
             await asyncio.sleep(0)
-            slice_ends = time.monotonic() + _SLICE
+            slice_ends = time.monotonic() + _SLICE_SECONDS
 
 
-SETTLE = 0.05
+SETTLE_SECONDS = 0.05
 """Seconds to wait after a change for the next: a server may send a notification for every tool that it adds."""
 
-LONGEST_SETTLE = 5.0
+LONGEST_SETTLE_SECONDS = 5.0
 """The limit for a server that reports a change whenever it is listed: the delay doubles each time."""
 
 _RESOURCES_CHANGED = "notifications/resources/list_changed"
@@ -221,25 +221,27 @@ def from_mcp(
         RegistrationError: the namespace is invalid.
     """
     check_known(options, MCPKeywords.__annotations__, "from_mcp")
-    given = MCPOptions(**options)
-    check_above_zero(tool_timeout=given.tool_timeout, connect_timeout=given.connect_timeout)
-    check_choice(NormalizeMode, normalize=given.normalize)
-    if given.namespace is not None:
-        OperationSpec(namespace=given.namespace, name="any")
+    mcp_options = MCPOptions(**options)
+    check_above_zero(tool_timeout=mcp_options.tool_timeout, connect_timeout=mcp_options.connect_timeout)
+    check_choice(NormalizeMode, normalize=mcp_options.normalize)
+    if mcp_options.namespace is not None:
+        OperationSpec(namespace=mcp_options.namespace, name="any")
     if isinstance(server, StdioServer | HTTPServer):
-        return MCPSource({server.name: (server, given)}, required=True)
+        return MCPSource({server.name: (server, mcp_options)}, required=True)
     is_text = isinstance(server, str)
     if (is_text and "://" in server) or (
         isinstance(server, Mapping) and "mcpServers" not in server and "servers" not in server
     ):
-        one = read_server(server)
-        return MCPSource({one.name: (one, given)}, required=True)
-    if given.namespace is not None:
+        only_server = read_server(server)
+        return MCPSource({only_server.name: (only_server, mcp_options)}, required=True)
+    if mcp_options.namespace is not None:
         raise UsageError("every server of an mcpServers file has the namespace of its key: remove namespace=")
     servers = read_servers(server)
     namespaces = usable_namespaces(servers)
-    named = {name: (each, replace(given, namespace=namespaces[name])) for name, each in servers.items()}
-    return MCPSource(named, required=required)
+    servers_by_name = {
+        name: (one_server, replace(mcp_options, namespace=namespaces[name])) for name, one_server in servers.items()
+    }
+    return MCPSource(servers_by_name, required=required)
 
 
 class MCPSource(AdapterSource):
@@ -251,7 +253,9 @@ class MCPSource(AdapterSource):
 
     def __init__(self, servers: Mapping[str, tuple[MCPServer, MCPOptions]], *, required: bool) -> None:
         super().__init__()
-        self._servers = {name: ServerOperations(*each, self.notify) for name, each in servers.items()}
+        self._servers = {
+            name: ServerOperations(*server_and_options, self.notify) for name, server_and_options in servers.items()
+        }
         self._required = required
         self._is_open = False
         self._failures: dict[str, CallError] = {}
@@ -268,14 +272,14 @@ class MCPSource(AdapterSource):
         """
         if not self._is_open:
             raise RegistrationError("the source is not connected: write `async with from_mcp(...)`, or await it")
-        return (listed.operation for each in self._servers.values() for listed in each.listing.by_id.values())
+        return (listed.operation for server in self._servers.values() for listed in server.listing.by_id.values())
 
     @property
     def report(self) -> Report:
         """The skipped items and warnings of all servers."""
         merged = Report()
-        for each in self._servers.values():
-            merged.add(each.listing.report)
+        for server in self._servers.values():
+            merged.add(server.listing.report)
         return merged
 
     @property
@@ -286,18 +290,20 @@ class MCPSource(AdapterSource):
     @property
     def servers(self) -> dict[str, MCPServerInfo]:
         """The self-descriptions of all servers that were ever connected, by name."""
-        return {name: info for name, each in self._servers.items() if (info := each.session.info) is not None}
+        return {name: info for name, server in self._servers.items() if (info := server.session.info) is not None}
 
     @property
     def instructions(self) -> dict[str, str]:
         """The servers' instructions for models, by namespace."""
-        found = ((each.namespace, each.session.info) for each in self._servers.values())
-        return {namespace: info.instructions for namespace, info in found if info is not None and info.instructions}
+        namespaces = ((server.namespace, server.session.info) for server in self._servers.values())
+        return {
+            namespace: info.instructions for namespace, info in namespaces if info is not None and info.instructions
+        }
 
     def definition(self, operation_id: str) -> Mapping[str, Any] | None:
         """Return the server's definition of a tool or prompt, with annotations; None for an unknown operation."""
-        found = (each.listing.by_id.get(operation_id) for each in self._servers.values())
-        return next((listed.definition for listed in found if listed is not None), None)
+        listed_operations = (server.listing.by_id.get(operation_id) for server in self._servers.values())
+        return next((listed.definition for listed in listed_operations if listed is not None), None)
 
     async def open(self) -> Self:
         """Connect to all servers; idempotent.
@@ -321,8 +327,8 @@ class MCPSource(AdapterSource):
 
         try:
             async with asyncio.TaskGroup() as group:
-                for name, each in self._servers.items():
-                    group.create_task(open_one(name, each))
+                for name, server in self._servers.items():
+                    group.create_task(open_one(name, server))
         except BaseExceptionGroup as failed:
             await self.close()
             raise failed.exceptions[0] from None
@@ -334,11 +340,11 @@ class MCPSource(AdapterSource):
 
     async def close(self) -> None:
         """Disconnect from every server; idempotent. Calls in flight fail."""
-        await asyncio.gather(*(each.close() for each in self._servers.values()))
+        await asyncio.gather(*(server.close() for server in self._servers.values()))
 
     async def sign_in(self, options: "LoginOptions") -> tuple[str, ...]:
         """Sign in to each server that has `login` in its `auth`."""
-        auths = {name: each.auth for name, each in self._servers.items() if each.auth and each.auth.is_login}
+        auths = {name: server.auth for name, server in self._servers.items() if server.auth and server.auth.is_login}
         if not auths:
             raise UsageError("no server behind a URL has an OAuth client with `login` as its auth")
         for auth in auths.values():
@@ -347,7 +353,7 @@ class MCPSource(AdapterSource):
 
     async def logout(self) -> tuple[str, ...]:
         """Delete the stored logins of these servers, and revoke them; return the names of the servers."""
-        auths = {name: each.auth for name, each in self._servers.items() if each.auth}
+        auths = {name: server.auth for name, server in self._servers.items() if server.auth}
         return tuple([name for name, auth in auths.items() if await auth.sign_out()])
 
 
@@ -411,20 +417,20 @@ class ServerOperations:
             self._stale.set()
 
     async def _keep_up(self, reader: ListingReader) -> None:
-        settle, took, was_read = SETTLE, 0.0, 0.0
+        settle, took, was_read = SETTLE_SECONDS, 0.0, 0.0
         while True:
             await self._stale.wait()
-            settle = min(settle * 2, LONGEST_SETTLE) if time.monotonic() < was_read + settle else SETTLE
+            settle = min(settle * 2, LONGEST_SETTLE_SECONDS) if time.monotonic() < was_read + settle else SETTLE_SECONDS
             await asyncio.sleep(max(settle, took))  # a server with a slow listing takes at most half of the time
             self._stale.clear()
             started = time.monotonic()
             try:
                 listing = await reader.read(self._options.connect_timeout, changes=self._resource_changes)
-                before = self._replace(listing)
-                put = listing.changed_since(before)
-                gone = tuple(id for id in before.by_id if id not in listing.by_id)
-                if put or gone:
-                    self._notify(SourceChange(put, gone))
+                earlier_listing = self._replace(listing)
+                put = listing.changed_since(earlier_listing)
+                removed_ids = tuple(id for id in earlier_listing.by_id if id not in listing.by_id)
+                if put or removed_ids:
+                    self._notify(SourceChange(put, removed_ids))
             except CallError as error:  # retried after the next change, or the next connect
                 logger.warning("a changed listing of an MCP server cannot be read: %s", error)
             except Exception:  # this task must go on
@@ -434,9 +440,9 @@ class ServerOperations:
 
     def _replace(self, listing: Listing) -> Listing:
         """Replace the listing, log new entries of its report, and return the old one."""
-        before, self.listing = self.listing, listing
-        known = set(before.report)
+        earlier_listing, self.listing = self.listing, listing
+        earlier_lines = set(earlier_listing.report)
         for line in listing.report:
-            if line not in known:
+            if line not in earlier_lines:
                 logger.warning("%s", line)
-        return before
+        return earlier_listing

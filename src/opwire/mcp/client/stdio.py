@@ -20,7 +20,7 @@ from contextlib import asynccontextmanager, suppress
 from typing import Any, cast
 
 from opwire.errors import CallError, ErrorCode
-from opwire.mcp.client.questions import MAX_LINES, MAX_SHOWN, ServerLog
+from opwire.mcp.client.questions import MAX_LOG_LINE_LENGTH, MAX_LOG_LINES_PER_SECOND, ServerLog
 from opwire.mcp.client.servers import StdioServer
 from opwire.mcp.client.transport import ClientTransport, TransportEvents
 from opwire.mcp.messages import (
@@ -35,14 +35,14 @@ from opwire.runtime.text import get_logger, harmless
 
 logger = get_logger("opwire.mcp.client")
 
-_READ_AHEAD = 256 * 1024  # buffered bytes of whole lines: short lines take a multiple of that in memory
-_SLICE = 0.01  # seconds of reading until other tasks run: a server can always have one more line ready
-_EXIT_GRACE = 0.2  # seconds between the end of the output and the exit of the process, in either order
-_KILL = getattr(signal, "SIGKILL", signal.SIGTERM)
-_POLL = 0.02  # seconds between two checks of a process group: its end is not signalled
-_LAST_LINES = 10  # of stderr, for the error message of a server that ended
-_LAST_CHARACTERS = 300  # of each of them
-_MIN_SECRET = 8  # characters: shorter values of `env`, such as "true" or a port, are part of many words
+_READ_AHEAD_BYTES = 256 * 1024  # short lines take a multiple of that in memory
+_SLICE_SECONDS = 0.01  # then other tasks run: a server can always have one more line ready
+_EXIT_GRACE_SECONDS = 0.2  # output and process end in either order
+_KILL_SIGNAL = getattr(signal, "SIGKILL", signal.SIGTERM)
+_GROUP_POLL_SECONDS = 0.02  # the end of a process group is not signalled
+_LAST_STDERR_LINES = 10  # in the error message of a server that ended
+_LAST_LINE_LENGTH = 300
+_MIN_SECRET_LENGTH = 8  # shorter values of `env`, such as "true" or a port, are part of many words
 
 
 @asynccontextmanager
@@ -71,8 +71,8 @@ async def server_process(
         if isinstance(error, FileNotFoundError) and error.filename != server.cwd:
             advice = "its arguments belong in `args`" if " " in server.command else "check its name, and PATH"
             reason = f"there is no program {server.command}; {advice}"
-        at = f" in {server.cwd}" if server.cwd else ""
-        message = f"the MCP server {server.name} cannot be started{at}: {reason}"
+        in_folder = f" in {server.cwd}" if server.cwd else ""
+        message = f"the MCP server {server.name} cannot be started{in_folder}: {reason}"
         raise CallError(ErrorCode.UNAVAILABLE, message, retryable=False) from error
     try:
         yield process
@@ -102,7 +102,7 @@ class ServerProcess(ClientTransport, asyncio.SubprocessProtocol):
         self._buffered = 0  # bytes in `_lines`
         self._partial = bytearray()  # the start of a line
         self._partial_stderr = b""
-        self._last_lines: deque[str] = deque(maxlen=_LAST_LINES)
+        self._last_lines: deque[str] = deque(maxlen=_LAST_STDERR_LINES)
         self._stderr_ended = False
         self._busy = False  # lines are being handled, or will be soon
         self._is_paused = False  # nothing is read, until the lines are handled
@@ -123,14 +123,16 @@ class ServerProcess(ClientTransport, asyncio.SubprocessProtocol):
         if not self._stdout.is_closing():  # some programs end before they are connected
             self._stdout.set_protocol(_OutputPipe(self._receive, self._stdout.get_protocol()))
         # If the process is never stopped, because the loop was closed early, it is killed at interpreter exit.
-        self._orphaned = weakref.finalize(self, _signal_group, self._transport.get_pid(), _KILL)
+        self._orphaned = weakref.finalize(self, _signal_group, self._transport.get_pid(), _KILL_SIGNAL)
 
     def pipe_data_received(self, fd: int, data: Any) -> None:
         if fd == 2:
-            *lines, rest = (self._partial_stderr + data).split(b"\n")
-            self._partial_stderr = rest[:MAX_SHOWN]
-            if len(lines) > MAX_LINES + _LAST_LINES:  # a pipe may hold 131,072 lines, which took 0.2 s
-                lines[MAX_LINES + 1 : -_LAST_LINES] = ()
+            *lines, incomplete_line = (self._partial_stderr + data).split(b"\n")
+            self._partial_stderr = incomplete_line[:MAX_LOG_LINE_LENGTH]
+            if (
+                len(lines) > MAX_LOG_LINES_PER_SECOND + _LAST_STDERR_LINES
+            ):  # a pipe may hold 131,072 lines, which took 0.2 s
+                lines[MAX_LOG_LINES_PER_SECOND + 1 : -_LAST_STDERR_LINES] = ()
             for line in lines:
                 self._read_stderr(line)
         else:
@@ -160,7 +162,7 @@ class ServerProcess(ClientTransport, asyncio.SubprocessProtocol):
             self.fail(ErrorCode.PAYLOAD_TOO_LARGE, f"sent {longest} bytes in one message")
         if not self._busy:
             self._handle_lines()
-        if self._buffered > _READ_AHEAD:
+        if self._buffered > _READ_AHEAD_BYTES:
             self._is_paused = True
             self._stdout.pause_reading()
 
@@ -197,7 +199,7 @@ class ServerProcess(ClientTransport, asyncio.SubprocessProtocol):
         if self._output_ended and self._stderr_ended and self._exited.is_set():
             end()
         else:
-            asyncio.get_running_loop().call_later(_EXIT_GRACE, end)
+            asyncio.get_running_loop().call_later(_EXIT_GRACE_SECONDS, end)
 
     def fail(self, code: ErrorCode, words: str) -> None:
         """End this connection; the first reason counts."""
@@ -209,7 +211,7 @@ class ServerProcess(ClientTransport, asyncio.SubprocessProtocol):
             self._handle_lines()
 
     def _read_stderr(self, line: bytes) -> None:
-        text = line[:MAX_SHOWN].decode("utf-8", "replace").rstrip()
+        text = line[:MAX_LOG_LINE_LENGTH].decode("utf-8", "replace").rstrip()
         if text:
             self._log.write(logging.INFO, text)
             self._last_lines.append(text)
@@ -221,9 +223,10 @@ class ServerProcess(ClientTransport, asyncio.SubprocessProtocol):
             return ""
         text = "\n".join(self._last_lines)
         missing = [name for name in self._server.withheld if re.search(rf"\b{re.escape(name)}\b", text)]
-        for value in filter(lambda each: len(each) >= _MIN_SECRET, (self._server.env or {}).values()):
-            text = text.replace(value, "***")
-        lines = [f"  {harmless(line[:_LAST_CHARACTERS])}" for line in text.split("\n")]
+        for value in (self._server.env or {}).values():
+            if len(value) >= _MIN_SECRET_LENGTH:
+                text = text.replace(value, "***")
+        lines = [f"  {harmless(line[:_LAST_LINE_LENGTH])}" for line in text.split("\n")]
         if missing:
             lines.append(f"not passed on to the server, although set here: {', '.join(missing)}; add it to its env")
         return "\n".join(("its last lines on stderr:", *lines))
@@ -253,7 +256,7 @@ class ServerProcess(ClientTransport, asyncio.SubprocessProtocol):
     def _handle_lines(self) -> None:
         """Handle received lines; after a while, or while the receiver is busy, later."""
         self._busy = True
-        slice_ends = time.monotonic() + _SLICE
+        slice_ends = time.monotonic() + _SLICE_SECONDS
         while self._lines:
             line = self._lines.popleft()
             self._buffered -= len(line) + 1
@@ -306,12 +309,12 @@ class ServerProcess(ClientTransport, asyncio.SubprocessProtocol):
             self._stdin.close()
             await self._wait_for_exit(patience)
             if _signal_group(pid, signal.SIGTERM):
-                for _ in range(int(patience / _POLL)):
-                    await asyncio.sleep(_POLL)
+                for _ in range(int(patience / _GROUP_POLL_SECONDS)):
+                    await asyncio.sleep(_GROUP_POLL_SECONDS)
                     if not _signal_group(pid, 0):
                         break
         finally:  # also when this is cancelled, as by ^C
-            _signal_group(pid, _KILL)
+            _signal_group(pid, _KILL_SIGNAL)
             self._orphaned.detach()
             try:
                 await self._wait_for_exit(patience)

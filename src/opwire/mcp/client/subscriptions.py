@@ -22,10 +22,10 @@ from opwire.typed.plain import as_dict
 
 logger = get_logger("opwire.mcp.client")
 
-MAX_PENDING = 1000
+MAX_PENDING_UPDATES = 1000
 """Updates of different resources that a watcher has not consumed."""
 
-MAX_URI = 8192
+MAX_URI_LENGTH = 8192
 """Characters of a resource's URI: updates of longer ones are ignored."""
 
 FIRST_REOPEN_PAUSE = 1.0
@@ -57,7 +57,7 @@ class ListenStreams:
         self._unacknowledged: dict[str, Callable[[], object]] = {}
         self._streams: dict[str, asyncio.Task[object]] = {}
 
-    async def run(self, wanted: Mapping[str, Any], opened: Callable[[], object]) -> None:
+    async def run(self, change_filter: Mapping[str, Any], opened: Callable[[], object]) -> None:
         """Listen until cancelled; call `opened` when the server has acknowledged the first stream.
 
         Raises:
@@ -69,7 +69,9 @@ class ListenStreams:
             name = f"listen-{next(_ids)}"
             self._unacknowledged[name] = opened
             # A task of its own, so that a cancelled stream is distinguished from a cancelled caller.
-            stream = self._streams[name] = asyncio.ensure_future(self._listen({"notifications": dict(wanted)}, name))
+            stream = self._streams[name] = asyncio.ensure_future(
+                self._listen({"notifications": dict(change_filter)}, name)
+            )
             try:
                 await asyncio.wait((stream,))
             finally:
@@ -82,14 +84,16 @@ class ListenStreams:
                 raise error
             if self._unacknowledged.pop(name, None) is None:  # it was open
                 attempt = 1
-                opened = partial(self._notify_all, wanted)  # changes before the next stream is open are not reported
+                opened = partial(
+                    self._notify_all, change_filter
+                )  # changes before the next stream is open are not reported
             await asyncio.sleep(back_off(attempt, first=FIRST_REOPEN_PAUSE, longest=LONGEST_REOPEN_PAUSE))
 
-    def _notify_all(self, wanted: Mapping[str, Any]) -> None:
+    def _notify_all(self, change_filter: Mapping[str, Any]) -> None:
         for kind in _LISTS:
-            if wanted.get(f"{kind}ListChanged"):
+            if change_filter.get(f"{kind}ListChanged"):
                 self._notify(f"notifications/{kind}/list_changed", {})
-        for uri in wanted.get("resourceSubscriptions", ()):
+        for uri in change_filter.get("resourceSubscriptions", ()):
             self._notify("notifications/resources/updated", {"uri": uri})
 
     def acknowledge(self, params: Mapping[str, Any]) -> None:
@@ -118,19 +122,19 @@ class ResourceUpdates:
     def publish(self, params: Mapping[str, Any]) -> None:
         """Publish an update; `params` are those of the notification."""
         uri = params.get("uri")
-        if isinstance(uri, str) and len(uri) <= MAX_URI:
-            for each in self._watchers:
-                each.put(uri)
+        if isinstance(uri, str) and len(uri) <= MAX_URI_LENGTH:
+            for watcher in self._watchers:
+                watcher.put(uri)
 
     def missed(self) -> None:
         """Publish an update of every watched resource: without a connection, updates may have been missed."""
-        for each in self._watchers:
-            each.put(each.uri)
+        for watcher in self._watchers:
+            watcher.put(watcher.uri)
 
     def close(self) -> None:
         """End all watchers."""
-        for each in self._watchers:
-            each.end(CallError(ErrorCode.UNAVAILABLE, "the MCP server was closed", retryable=False))
+        for watcher in self._watchers:
+            watcher.end(CallError(ErrorCode.UNAVAILABLE, "the MCP server was closed", retryable=False))
 
 
 class ResourceWatcher:
@@ -155,8 +159,8 @@ class ResourceWatcher:
         """Add an update, if it is of this resource or one below it."""
         if self._end is not None or (uri != self.uri and not uri.startswith(self._below)):
             return
-        if uri not in self._updated and len(self._updated) >= MAX_PENDING:
-            message = f"the consumer did not keep up: {MAX_PENDING} updates were waiting when the next one came"
+        if uri not in self._updated and len(self._updated) >= MAX_PENDING_UPDATES:
+            message = f"the consumer did not keep up: {MAX_PENDING_UPDATES} updates were waiting when the next one came"
             self.end(CallError(ErrorCode.ABORTED, message))
         self._updated[uri] = None
         self._changed.set()

@@ -54,7 +54,7 @@ logger = get_logger("opwire.mcp.client")
 MAX_NAME = 500
 """Characters of a tool's or prompt's name; the protocol recommends at most 128."""
 
-MAX_SCHEMA = 256 * 1024
+MAX_SCHEMA_BYTES = 256 * 1024
 """Bytes of one schema: about 100 ms to compile, and 10 MB when compiled."""
 
 EAGER = 4 * 1024 * 1024
@@ -63,7 +63,7 @@ EAGER = 4 * 1024 * 1024
 MAX_BLOCKS = 10_000
 """Content blocks of one result: a list of bare numbers would become a dict for every two bytes."""
 
-MAX_BUFFERED = 1000
+MAX_BUFFERED_ITEMS = 1000
 """Items that the consumer has not taken yet."""
 
 MAX_BUFFERED_BYTES = 4 * 1024 * 1024
@@ -78,8 +78,8 @@ _ITEM = ("properties", "items", "items")
 _PROTOCOL_FIELDS = frozenset({"content", "structuredContent", "isError", "_meta", "resultType"})
 _ENVELOPE_PREFIX = TOOL_ENVELOPE_PREFIX.partition("1")[0]  # of every version
 _DEFINITIONS = ("$defs", "definitions")
-_MAX_MESSAGE = 2000  # characters
-_YIELD_AFTER = 100  # items of a result, after which other tasks run
+_MAX_ERROR_MESSAGE_LENGTH = 2000
+_YIELD_AFTER_ITEMS = 100  # then other tasks run
 _json = msgspec.json.Decoder(float_hook=parse_float)
 
 S = TypeVar("S", bound=Struct)
@@ -92,8 +92,8 @@ def is_usable_name(name: object) -> bool:
 
 def skip(report: Report, kind: str, namespace: str, name: object, reason: str) -> None:
     """Report a skipped tool or prompt; its name may be anything."""
-    shown = name if isinstance(name, str) and name.isprintable() else reprlib.repr(name)
-    report.skip(kind, f"{namespace}.{shown}", reason)
+    label = name if isinstance(name, str) and name.isprintable() else reprlib.repr(name)
+    report.skip(kind, f"{namespace}.{label}", reason)
 
 
 def icons_of(definition: Mapping[str, Any]) -> list[dict[str, Any]]:
@@ -116,8 +116,8 @@ def declared_headers(tool: Mapping[str, Any]) -> list[ArgumentHeader]:
     text = msgspec.json.encode(schema)
     if SCHEMA_KEYWORD.encode() not in text:
         return []
-    if len(text) > MAX_SCHEMA:
-        raise ValueError(f"its inputSchema with {SCHEMA_KEYWORD} exceeds the limit of {MAX_SCHEMA:,} bytes")
+    if len(text) > MAX_SCHEMA_BYTES:
+        raise ValueError(f"its inputSchema with {SCHEMA_KEYWORD} exceeds the limit of {MAX_SCHEMA_BYTES:,} bytes")
     return argument_headers(schema)
 
 
@@ -202,8 +202,8 @@ class ToolReader:
             if field == "inputSchema" and kind != "object":  # it would reject every input
                 raise SchemaError(f"its type is {kind!r}, and arguments are an object")
             size = len(msgspec.json.encode(declared))
-            if size > MAX_SCHEMA:
-                raise SchemaError(f"it has {size:,} bytes, and the limit is {MAX_SCHEMA:,}")
+            if size > MAX_SCHEMA_BYTES:
+                raise SchemaError(f"it has {size:,} bytes, and the limit is {MAX_SCHEMA_BYTES:,}")
             schema = Schema(cast("Any", _extract(declared, path) if path else declared))
             self.schema_bytes += size
             if self.schema_bytes <= EAGER:
@@ -254,8 +254,8 @@ def _operation(sessions: MCPSessions, tool: str, spec: OperationSpec, *, wraps_i
         return {"name": tool, "arguments": cast("dict[str, Any]", arguments)}
 
     async def call(input: Any, context: Context) -> ShapedResult:
-        given, session = params(input), await sessions.of(context)
-        response = await session.call("tools/call", given, context)
+        request_params, session = params(input), await sessions.of(context)
+        response = await session.call("tools/call", request_params, context)
         envelope = result_envelope(response.result, spec.id, declared=declared)
         data, meta = envelope.data, cast("MCPResponseMeta", envelope.meta)
         is_content = data is meta.content
@@ -269,8 +269,8 @@ def _operation(sessions: MCPSessions, tool: str, spec: OperationSpec, *, wraps_i
         return stream_items(sessions, params(input), context, spec.id)
 
     async def preview(input: Any, context: Context, _: bool) -> PreparedRequest:
-        given, session = params(input), await sessions.of(context)
-        return await session.preview("tools/call", given, context, reports=streams)
+        request_params, session = params(input), await sessions.of(context)
+        return await session.preview("tools/call", request_params, context, reports=streams)
 
     streams = spec.type is OperationType.SUBSCRIPTION
     return Operation(spec, stream if streams else call, preview=preview)
@@ -285,7 +285,11 @@ def result_envelope(result: Mapping[str, Any], label: str, *, declared: bool) ->
     Raises:
         CallError: PROTOCOL_ERROR, if a content block has no JSON form.
     """
-    content, structured, given = result.get("content"), result.get("structuredContent", UNSET), result.get("isError")
+    content, structured, error_flag = (
+        result.get("content"),
+        result.get("structuredContent", UNSET),
+        result.get("isError"),
+    )
     unknown: dict[str, Any] | None = None
     if not result.keys() <= _PROTOCOL_FIELDS:
         unknown = _without(result, _PROTOCOL_FIELDS)
@@ -297,9 +301,9 @@ def result_envelope(result: Mapping[str, Any], label: str, *, declared: bool) ->
         content = [] if content is None else [content]
     meta = _result_meta(result, label, unknown)
     blocks = read_blocks(cast("list[Any]", content), label)
-    is_error = bool(given)
-    if given is not None and not isinstance(given, bool):
-        logger.warning("%s: isError is not a boolean, but %s", label, type(given).__name__)
+    is_error = bool(error_flag)
+    if error_flag is not None and not isinstance(error_flag, bool):
+        logger.warning("%s: isError is not a boolean, but %s", label, type(error_flag).__name__)
     if structured is None and blocks and (is_error or not declared) and block_texts(blocks) != ["null"]:
         structured = UNSET  # some servers write null for fields that they do not use
     origin = None if meta is UNSET or RESULT_META not in meta else read_result_origin(meta)
@@ -330,10 +334,10 @@ def blocks_envelope(result: Mapping[str, Any], label: str, content: list[MCPCont
 
 def _without(result: Mapping[str, Any], fields: Iterable[str]) -> dict[str, Any]:
     """Return a copy without some fields: 5 ms for 250,000, where to compare each takes 60."""
-    kept = dict(result)
+    other_fields = dict(result)
     for field in fields:
-        kept.pop(field, None)
-    return kept
+        other_fields.pop(field, None)
+    return other_fields
 
 
 def read_blocks(entries: list[Any], label: str) -> list[MCPContentBlock]:
@@ -348,10 +352,10 @@ def read_blocks(entries: list[Any], label: str) -> list[MCPContentBlock]:
     try:
         if not {dict}.issuperset(map(type, entries)):
             logger.warning("%s: content blocks that are not objects are kept as text", label)
-            for n, each in enumerate(entries := list(entries)):
-                if not isinstance(each, dict):
-                    text = each if isinstance(each, str) else msgspec.json.encode(each).decode()
-                    entries[n] = {"type": "text", "text": text}
+            for index, entry in enumerate(entries := list(entries)):
+                if not isinstance(entry, dict):
+                    text = entry if isinstance(entry, str) else msgspec.json.encode(entry).decode()
+                    entries[index] = {"type": "text", "text": text}
         return content_blocks(entries)
     except (ConversionError, msgspec.MsgspecError, ValueError, RecursionError) as error:
         raise CallError(ErrorCode.PROTOCOL_ERROR, f"{label}: a content block is invalid: {error}") from error
@@ -436,7 +440,7 @@ class ItemBuffer:
 
     def put(self, item: StreamItem) -> None:
         """Add an item, if it fits."""
-        if self._items.qsize() >= MAX_BUFFERED or self._bytes >= MAX_BUFFERED_BYTES:
+        if self._items.qsize() >= MAX_BUFFERED_ITEMS or self._bytes >= MAX_BUFFERED_BYTES:
             return
         try:
             size = len(msgspec.json.encode(item.data))
@@ -452,11 +456,11 @@ class ItemBuffer:
 
     async def get(self) -> StreamItem | None:
         """Return the next item, or None at the end."""
-        found = await self._items.get()
-        if found is None:
+        buffered_item = await self._items.get()
+        if buffered_item is None:
             return None
-        self._bytes -= found[1]
-        return found[0]
+        self._bytes -= buffered_item[1]
+        return buffered_item[0]
 
 
 async def stream_items(
@@ -484,15 +488,15 @@ async def stream_items(
                 count += 1
                 yield _item_envelope(item.data, item.encoding, label)
         result = (await request).result
-        for n, envelope in enumerate(_remaining_items(count, result, label), 1):
+        for number, envelope in enumerate(_remaining_items(count, result, label), 1):
             yield envelope
-            if n % _YIELD_AFTER == 0:
+            if number % _YIELD_AFTER_ITEMS == 0:
                 await asyncio.sleep(0)
         if result.get("isError"):  # raised, as where it ran: a stream has no envelope for it
-            text = next(iter(block_texts(as_list(result.get("content")))), "")[:_MAX_MESSAGE]
+            text = next(iter(block_texts(as_list(result.get("content")))), "")[:_MAX_ERROR_MESSAGE_LENGTH]
             unknown = _StreamError(ErrorCode.EXECUTION_ERROR)
             error = _convert_meta(result.get("_meta"), ERROR_META, _StreamError) or unknown
-            message = error.message[:_MAX_MESSAGE] or text.removeprefix(f"{error.code.value}: ")
+            message = error.message[:_MAX_ERROR_MESSAGE_LENGTH] or text.removeprefix(f"{error.code.value}: ")
             retry_after = None if error.retry_after is None else min(error.retry_after, MAX_RETRY_AFTER)
             raise CallError(error.code, message, error.details, retryable=error.retryable, retry_after=retry_after)
         if as_dict(result.get("structuredContent")).get("complete") is False:
@@ -509,8 +513,8 @@ def _remaining_items(count: int, result: Mapping[str, Any], label: str) -> Itera
     if not isinstance(items, list) and not result.get("isError"):
         raise CallError(ErrorCode.PROTOCOL_ERROR, f"{label}: the result of a subscription has no list of items")
     encodings = as_dict(as_dict(origin and origin.meta).get("encodings"))
-    for n, data in enumerate(as_list(items)[count:], count):
-        yield _item_envelope(data, encodings.get(str(n)), label)
+    for number, data in enumerate(as_list(items)[count:], count):
+        yield _item_envelope(data, encodings.get(str(number)), label)
 
 
 def _item_envelope(data: Any, encoding: str | None, label: str) -> ResponseEnvelope[Any]:

@@ -24,8 +24,8 @@ logger = get_logger("opwire.mcp.client")
 MAX_RETRY_AFTER = 86_400.0
 """Seconds: longer delays that a server asks for are reduced to a day."""
 
-_MAX_TEXT = 2000  # characters of a server's message that are repeated
-_MAX_DATA = 4000  # bytes of its error's data that are kept
+_MAX_ERROR_TEXT_LENGTH = 2000
+_MAX_ERROR_DATA_BYTES = 4000
 _UNKNOWN_TOOL = re.compile(r"unknown tool|tool\b.{0,200}\bnot found", re.IGNORECASE | re.DOTALL)
 _HTTP_MESSAGES = {
     0: "cannot be reached",
@@ -146,7 +146,7 @@ def call_error(error: RPCError | HTTPExchangeError, server: str, method: str) ->
             retryable=not error.too_long and (status in (0, 408, 425, 429) or status >= 500),
             retry_after=error.retry_after,
         )
-    code, text = error.code, str(replace_surrogates(error.message[:_MAX_TEXT]))
+    code, text = error.code, str(replace_surrogates(error.message[:_MAX_ERROR_TEXT_LENGTH]))
     details = {"code": code, "data": _shortened(error.data)}
     message = f"the MCP server {server} answered {method} with an error: {text}"
     if code == RPCCode.METHOD_NOT_FOUND or (method == "tools/call" and _UNKNOWN_TOOL.search(text)):
@@ -166,4 +166,4 @@ def _shortened(data: Any) -> Any:
         raw = write_json(_encoder, data)
     except (TypeError, ValueError, RecursionError):
         return "(data that cannot be encoded)"
-    return data if len(raw) <= _MAX_DATA else raw[:_MAX_DATA].decode("utf-8", "ignore") + "…"
+    return data if len(raw) <= _MAX_ERROR_DATA_BYTES else raw[:_MAX_ERROR_DATA_BYTES].decode("utf-8", "ignore") + "…"
