@@ -2,7 +2,8 @@
 
 import asyncio
 import time
-from collections.abc import AsyncIterator, Awaitable
+from collections.abc import AsyncIterator, Awaitable, Callable
+from functools import partial
 from hashlib import sha256
 from math import isnan
 from os import urandom
@@ -93,12 +94,9 @@ class DurableCalls:
         request = _request(operation_id, input, context or _NO_CONTEXT, _new_key() if key is None else key)
         task = _task(request)
         try:
-            with self._deadlines.within(time.monotonic() + wait, "no outcome"):
-                outcome = await self._journal.submit(task, wait=wait)
+            outcome = await self._within(wait, partial(self._journal.submit, task, wait=wait))
         except CallError as error:
-            if error.code is not ErrorCode.TIMEOUT:
-                raise _with_key(error, task.key) from error
-            outcome = None
+            raise _with_key(error, task.key) from error
         if outcome is None:
             message = (
                 f"{operation_id} has no outcome after {limit_text(wait)} s, and continues: retry with the same key"
@@ -138,13 +136,7 @@ class DurableCalls:
         """
         timeout = _seconds(timeout)
         if timeout > 0:
-            try:
-                with self._deadlines.within(time.monotonic() + timeout, "no outcome"):
-                    outcome = await self._journal.wait(key, timeout)
-            except CallError as error:
-                if error.code is not ErrorCode.TIMEOUT:
-                    raise
-                return None
+            outcome = await self._within(timeout, partial(self._journal.wait, key, timeout))
         else:
             outcome = await self._reply(self._journal.outcome(key))
         return None if outcome is None else outcome_envelope(outcome, output_type)
@@ -159,6 +151,15 @@ class DurableCalls:
         """
         outcome = await self._journal.cancel(cancellation(operation_id, key))
         return outcome is not None and outcome.cancelled
+
+    async def _within(self, seconds: float, wait: Callable[[], Awaitable[Outcome | None]]) -> Outcome | None:
+        """Return what the journal returns in time, and None otherwise."""
+        try:
+            return await self._deadlines.limit(wait, time.monotonic() + seconds, "no outcome")
+        except CallError as error:
+            if error.code is not ErrorCode.TIMEOUT:
+                raise
+            return None
 
     async def _reply(self, reply: Awaitable[T]) -> T:
         """Return the reply of the journal, which may never come."""

@@ -358,17 +358,18 @@ class MemoryJournal(AsyncResource):
         self, operation_ids: Sequence[str], *, lease: float, wait: float, limit: int = 1, suspects: bool = True
     ) -> list[Claim]:
         """Claim the next tasks of these operations, waiting up to `wait` seconds."""
-        end = time.monotonic() + wait
+        deadline = time.monotonic() + wait
         while True:
             now = time.monotonic()
             claims = self._opened().claim(operation_ids, lease, limit, now, suspects=suspects)
-            if claims or now >= end:
+            if claims or now >= deadline:
                 return claims
             due = self.state.due(operation_ids)
+            wake_up_time = deadline if due is None else min(due, deadline)
             future: asyncio.Future[None] = asyncio.get_running_loop().create_future()
             self._waiting_claims.add(future)
             try:
-                async with asyncio.timeout((end if due is None else min(due, end)) - time.monotonic()):
+                async with asyncio.timeout(wake_up_time - time.monotonic()):
                     await future
             except TimeoutError:
                 pass

@@ -104,8 +104,8 @@ class RedisSession:
             return  # known already; there may be a new one
         self._connection = None
         if self._on_loss is not None:
-            lost = f"the connection to {self._servers.name} was lost: {reason}"
-            self._on_loss(CallError(ErrorCode.UNAVAILABLE, lost))
+            message = f"the connection to {self._servers.name} was lost: {reason}"
+            self._on_loss(CallError(ErrorCode.UNAVAILABLE, message))
 
     async def close(self) -> None:
         """Close the session. A second call is a no-op."""
