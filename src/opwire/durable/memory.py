@@ -352,7 +352,8 @@ class MemoryJournal(AsyncResource):
         Raises:
             CallError: VALIDATION_ERROR, the key is known with another fingerprint.
         """
-        return self._opened().submit(task, time.monotonic()) or await self.wait(task.key, wait)
+        now = time.monotonic()
+        return self._opened().submit(task, now) or await self._outcome_until(now + wait, task.key)
 
     async def claim(
         self, operation_ids: Sequence[str], *, lease: float, wait: float, limit: int = 1, suspects: bool = True
@@ -400,12 +401,12 @@ class MemoryJournal(AsyncResource):
 
     async def wait(self, key: str, timeout: float) -> Outcome | None:
         """Wait for the outcome of a task; return None after `timeout` seconds."""
-        now, look_up = time.monotonic(), partial(self.outcome, key)
-        outcome = self._opened().outcome(key, now)
-        if outcome is not None or timeout <= 0:
-            return outcome
+        now = time.monotonic()
+        return self._opened().outcome(key, now) or await self._outcome_until(now + timeout, key)
+
+    async def _outcome_until(self, deadline: float, key: str) -> Outcome | None:
         with self._waiters.waiting(key) as waiter:
-            return await waiter.outcome(now + timeout, look_up)
+            return await waiter.outcome(deadline, partial(self.outcome, key))
 
     async def dead_letters(self, operation_id: str | None = None) -> AsyncIterator[Outcome]:
         """Iterate over the outcomes of dead letters, the oldest first."""
