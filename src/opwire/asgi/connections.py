@@ -80,9 +80,9 @@ class Connections:
         A request has ended when its response is written, and counts in no other limit. Those without a token go first.
         """
         self.unread[connection] = None
-        unread_bytes = sum(each.unread_bytes for each in self.unread)
+        unread_bytes = sum(connection.unread_bytes for connection in self.unread)
         while unread_bytes > MAX_UNREAD_BYTES:
-            victim = next((each for each in self.unread if each.is_anonymous), next(iter(self.unread)))
+            victim = next((other for other in self.unread if other.is_anonymous), next(iter(self.unread)))
             unread_bytes -= victim.unread_bytes
             del self.unread[victim]
             victim.transport.abort()

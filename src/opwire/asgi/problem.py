@@ -96,18 +96,18 @@ async def send_problem(
     with_body: bool = True,
 ) -> None:
     """Send a problem response, and note it in the access log. Without a body (HEAD) it still has the length of one."""
-    given = error if isinstance(error, HTTPStatusError) else None
+    status_error = error if isinstance(error, HTTPStatusError) else None
     cause = error.error if isinstance(error, HTTPStatusError) else error
     if access is not None:
         access.failed(cause)
-    problem = problem_details(cause, status=given and given.status, request_id=request_id)
+    problem = problem_details(cause, status=status_error and status_error.status, request_id=request_id)
     body = encode_problem(problem)
     lines: list[Header] = [
         (b"content-type", PROBLEM_JSON.encode()),
         (b"content-length", b"%d" % len(body)),
         (b"cache-control", b"no-store"),
         (b"x-content-type-options", b"nosniff"),
-        *(given.headers if given else ()),
+        *(status_error.headers if status_error else ()),
         *headers,
     ]
     if cause.retry_after is not None:

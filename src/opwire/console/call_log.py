@@ -134,17 +134,17 @@ class RecentValues:
         Raises:
             CallError: OPERATION_NOT_FOUND.
         """
-        found = self._kept.get(request_id)
-        if found is None:
+        recorded = self._kept.get(request_id)
+        if recorded is None:
             wrong = "the values of this call are not kept: it ended before a page watched values, or too long ago"
             raise CallError(ErrorCode.OPERATION_NOT_FOUND, wrong)
-        values = (found.input, found.output)
-        input, output = (None if each is None else masked(msgspec.json.decode(each)) for each in values)
+        values = (recorded.input, recorded.output)
+        input, output = (None if encoded is None else masked(msgspec.json.decode(encoded)) for encoded in values)
         return {
             "input": input,
             "output": output,
-            "error": found.error,
-            "truncated": found.input is None or (found.output is None and found.error is None),
+            "error": recorded.error,
+            "truncated": recorded.input is None or (recorded.output is None and recorded.error is None),
         }
 
 
@@ -158,15 +158,15 @@ def _encoded(value: Any) -> bytes | None:
 
 def matcher(words: str) -> Callable[[CallRecord], bool]:
     """Return the filter of a page: `caller:ann` looks in a column, another word in all of them; 8 words at most."""
-    wanted: list[tuple[str | None, str]] = []
+    terms: list[tuple[str | None, str]] = []
     for word in words.lower().split()[:_MAX_WORDS]:
-        name, _, rest = word.partition(":")
-        wanted.append((name, rest) if name in _COLUMNS else (None, word))
+        name, _, column_text = word.partition(":")
+        terms.append((name, column_text) if name in _COLUMNS else (None, word))
 
     def matches(record: CallRecord) -> bool:  # 3 µs, however many words there are
         columns = {name: column(record).lower() for name, column in _COLUMNS.items()}
         everything = "\n".join(columns.values())
-        return all(word in (everything if name is None else columns[name]) for name, word in wanted)
+        return all(word in (everything if name is None else columns[name]) for name, word in terms)
 
     return matches
 
@@ -218,8 +218,8 @@ class CallLog:
                 stack.enter_context(self.values.watching())
             stack.callback(self._registry.on_change(lambda _: page.changed()))
             if self._approvals is not None and holds(identity, APPROVE):
-                for each in self._approvals.waiting:
-                    page.approvals.append(("approval", shown_approval(each)))
+                for approval in self._approvals.waiting:
+                    page.approvals.append(("approval", shown_approval(approval)))
                 stack.callback(self._approvals.on_change(page.decided))
             async with self._streams.writing(request, receive, send, counted=True) as writer:
                 monitor = self._monitor
@@ -323,20 +323,20 @@ class WatchingPage:
         if change.kind == "waiting":
             self.approvals.append(("approval", shown_approval(change.request)))
         else:
-            ended = {"id": change.request.id, "outcome": change.kind, "by": change.by, "reason": change.reason}
-            self.approvals.append(("approvalEnded", ended))
+            decision = {"id": change.request.id, "outcome": change.kind, "by": change.by, "reason": change.reason}
+            self.approvals.append(("approvalEnded", decision))
         del self.approvals[:-_MAX_APPROVALS]
         self.news.set()
 
     def take(self) -> list[tuple[str, Any]]:
         """Return the events to be sent, which may be encoded already."""
-        taken = [(name, data) for name, data, _ in self._batches]
+        events = [(name, data) for name, data, _ in self._batches]
         if self._dropped:
-            taken.insert(0, ("calls", {"records": (), "dropped": self._dropped}))
-        taken += self.approvals
+            events.insert(0, ("calls", {"records": (), "dropped": self._dropped}))
+        events += self.approvals
         self._batches.clear()
         self._dropped, self.approvals = 0, []
-        return taken
+        return events
 
     async def write(self, writer: ConsoleEvents, revision: Callable[[], str]) -> None:
         """Write events as they happen."""

@@ -105,7 +105,7 @@ class KeptResults:
             message = f"the result has {size:,} bytes; the console can deliver {MAX_KEPT:,}: call it over the HTTP API"
             raise CallError(ErrorCode.PAYLOAD_TOO_LARGE, message)
         self._drop_expired()
-        while self._kept and size + sum(len(each.response.body) for each in self._kept.values()) > MAX_KEPT:
+        while self._kept and size + sum(len(result.response.body) for result in self._kept.values()) > MAX_KEPT:
             del self._kept[next(iter(self._kept))]
         self._kept[request_id] = KeptResult(owner, response, time.monotonic() + KEEP)
         asyncio.get_running_loop().call_later(KEEP, self._drop_expired)
@@ -117,14 +117,14 @@ class KeptResults:
             CallError: OPERATION_NOT_FOUND.
         """
         self._drop_expired()
-        found = self._kept.get(request_id)
-        if found is None or found.owner != identity:
+        result = self._kept.get(request_id)
+        if result is None or result.owner != identity:
             raise CallError(ErrorCode.OPERATION_NOT_FOUND, f"no such result: it is kept for {KEEP:.0f} s")
-        return found.response
+        return result.response
 
     def _drop_expired(self) -> None:
         now = time.monotonic()
-        self._kept = {id: each for id, each in self._kept.items() if each.expires > now}
+        self._kept = {id: result for id, result in self._kept.items() if result.expires > now}
 
 
 class ConsoleCalls:
@@ -151,11 +151,11 @@ class ConsoleCalls:
         Raises:
             CallError: OPERATION_NOT_FOUND, the question does not wait for an answer of this caller.
         """
-        request_id, _, rest = request.path.removeprefix("/api/calls/").partition("/")
-        question_id = rest.removeprefix("answers/")
+        request_id, _, question_key = request.path.removeprefix("/api/calls/").partition("/")
+        question_id = question_key.removeprefix("answers/")
         answer = read_body(request, QuestionAnswer)
         call = self._running.get(request_id)
-        if question_id == rest or call is None or not call.answered(question_id, answer, request.identity):
+        if question_id == question_key or call is None or not call.answered(question_id, answer, request.identity):
             raise CallError(ErrorCode.OPERATION_NOT_FOUND, "the question does not wait for an answer any more")
         return empty_reply(request)
 

@@ -128,7 +128,7 @@ class OperationEndpoints:
         """Return everything about one operation."""
         spec = self._dispatcher.find(request.path.removeprefix("/api/operations/"), request.identity)
         access = spec.access
-        found = {
+        description = {
             "id": spec.id,
             "type": spec.type.value,
             "title": spec.title,
@@ -153,7 +153,7 @@ class OperationEndpoints:
             "outputSchema": None if spec.output_schema.is_unknown else spec.output_schema.json,
             "tokens": token_cost(spec),
         }
-        return json_reply(request, found)
+        return json_reply(request, description)
 
     async def search(self, request: Request) -> Response:
         """Return the ids of the operations that match a query, best first."""
@@ -161,12 +161,12 @@ class OperationEndpoints:
         limit = query.get("limit", "50")
         count = min(int(limit), _MAX_RESULTS) if limit.isascii() and limit.isdigit() and len(limit) < 10 else 50
         identity = request.identity
-        found = self._registry.search(
+        matching_specs = self._registry.search(
             query.get("q", "")[:_MAX_QUERY_LENGTH],
             limit=max(count, 1),
             visible=lambda spec: self._dispatcher.is_visible(spec, identity),
         )
-        return json_reply(request, {"ids": [spec.id for spec in found]})
+        return json_reply(request, {"ids": [spec.id for spec in matching_specs]})
 
     async def show_snippets(self, request: Request) -> Response:
         """Return code that calls an operation with an input."""
@@ -183,15 +183,15 @@ class OperationEndpoints:
         changes, names = self._names
         if changes != self._registry.changes:
             names = ToolNames()
-            names.add(each.id for each in self._dispatcher.served())
+            names.add(served_spec.id for served_spec in self._dispatcher.served())
             self._names = self._registry.changes, names
         is_http, has_token = ((url or "").startswith(schemes) for schemes in (("http",), ("http", "ws")))
-        found = {
+        snippets = {
             "curl": curl_snippet(spec, body.input, url) if url and is_http else None,
             "python": python_snippet(spec, body.input, url) if url and has_token else None,  # a broker needs more
             "mcp": mcp_snippet(spec, body.input, names[spec.id]) if spec.mcp.role == "tool" else None,
         }
-        return json_reply(request, found)
+        return json_reply(request, snippets)
 
 
 class SessionEndpoints:
@@ -236,7 +236,7 @@ class SessionEndpoints:
         response.set_cookie(name, secret, seconds, path=path, secure=secure, httponly=True, samesite="strict")
 
     def _shown(self, request: Request, identity: Identity | None, expires: float | None) -> Response:
-        found = {
+        session = {
             "identity": None if identity is None else {"id": identity.id, "scopes": identity.scopes},
             "login": identity is None,
             "mayObserve": holds(identity, OBSERVE),
@@ -248,7 +248,7 @@ class SessionEndpoints:
             "version": self._version,
             "expires": None if expires is None else round(expires * 1000),
         }
-        return json_reply(request, found)
+        return json_reply(request, session)
 
 
 class SystemEndpoints:
@@ -264,13 +264,13 @@ class SystemEndpoints:
         require(request, OBSERVE)
         system = self._system
         shows_messages = holds(request.identity, VALUES)
-        found = {
+        overview = {
             "servers": await self._servers.shown(),
             "sources": () if system.sources is None else tuple(system.sources.statuses()),
             "operations": shown_timings(self._monitor.timings or {}),
             "journal": None if system.journal is None else await shown_journal(system.journal, messages=shows_messages),
         }
-        return json_reply(request, found)
+        return json_reply(request, overview)
 
     async def approve(self, request: Request) -> Response:
         """Approve or deny a call that waits."""

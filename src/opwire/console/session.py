@@ -83,10 +83,12 @@ class SessionStore:
         secret = token_urlsafe(32)
         now = time.time()
         session = Session(grant, token, min(now + LIFETIME, grant.expires or float("inf")))
-        self._sessions = {key: each for key, each in self._sessions.items() if each.expires > now}
-        own = [key for key, each in self._sessions.items() if each.grant.identity.id == grant.identity.id]
-        if len(own) >= MAX_SESSIONS_OF_IDENTITY:
-            del self._sessions[own[0]]
+        self._sessions = {key: session for key, session in self._sessions.items() if session.expires > now}
+        keys_of_identity = [
+            key for key, session in self._sessions.items() if session.grant.identity.id == grant.identity.id
+        ]
+        if len(keys_of_identity) >= MAX_SESSIONS_OF_IDENTITY:
+            del self._sessions[keys_of_identity[0]]
         elif len(self._sessions) >= MAX_SESSIONS:
             del self._sessions[next(iter(self._sessions))]
         self._sessions[_digest(secret)] = session
@@ -142,12 +144,12 @@ def acting(identity: Identity | None, other: Identity) -> Identity:
     Raises:
         CallError: ACCESS_DENIED, the person may not, or the other one would have more scopes.
     """
-    own = () if identity is None else identity.scopes
-    if "*" in own:
+    own_scopes = () if identity is None else identity.scopes
+    if "*" in own_scopes:
         return other
-    if ACT_AS not in own:
+    if ACT_AS not in own_scopes:
         raise CallError(ErrorCode.ACCESS_DENIED, f"calling as another identity needs the scope {ACT_AS}")
-    if more := [scope for scope in other.scopes if scope not in own]:
+    if more := [scope for scope in other.scopes if scope not in own_scopes]:
         raise CallError(ErrorCode.ACCESS_DENIED, f"you have not the scope {more[0][:200]!r}, and cannot pass it on")
     return other
 
@@ -159,6 +161,6 @@ def _digest(secret: str) -> bytes:
 def _secret_of(headers: Mapping[bytes, bytes]) -> str:
     """Return the secret in the cookie of a request; empty without one, or with two, which a browser never sends."""
     name = cookie_name(headers)
-    pairs = (each.strip().partition("=") for each in headers.get(b"cookie", b"").decode("latin-1").split(";"))
-    found = [value for key, _, value in pairs if key == name]
-    return found[0] if len(found) == 1 else ""
+    pairs = (cookie.strip().partition("=") for cookie in headers.get(b"cookie", b"").decode("latin-1").split(";"))
+    secrets = [value for key, _, value in pairs if key == name]
+    return secrets[0] if len(secrets) == 1 else ""

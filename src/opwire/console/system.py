@@ -92,42 +92,46 @@ class KnownServers:
         """Return the figures of all servers, this one first."""
         async with self._lock:
             if self._request is not None and time.monotonic() - self._refreshed > REFRESH:
-                found = {each.id: (each, time.time()) for each in await self._request()}
-                self._refreshed, self._present = time.monotonic(), set(found)
-                self._seen |= found
-        own, now = self._monitor.snapshot(), time.time()
-        kept = [(id, each) for id, each in self._seen.items() if now - each[1] < FORGET]
-        self._seen = dict(kept[-MAX_SERVERS:])
-        others = [_server(*each, is_gone=id not in self._present) for id, each in self._seen.items() if id != own.id]
-        return [*([_server(own, now)] if self._monitor.has_figures else []), *others]
+                figures = {statistics.id: (statistics, time.time()) for statistics in await self._request()}
+                self._refreshed, self._present = time.monotonic(), set(figures)
+                self._seen |= figures
+        own_figures, now = self._monitor.snapshot(), time.time()
+        recent = [(id, figures) for id, figures in self._seen.items() if now - figures[1] < FORGET]
+        self._seen = dict(recent[-MAX_SERVERS:])
+        others = [
+            _server(*figures, is_gone=id not in self._present)
+            for id, figures in self._seen.items()
+            if id != own_figures.id
+        ]
+        return [*([_server(own_figures, now)] if self._monitor.has_figures else []), *others]
 
 
 def _server(statistics: ServerStatistics, seen: float, *, is_gone: bool = False) -> dict[str, Any]:
-    shown = to_builtins(statistics) | {"lastSeen": round(seen * 1000)}
-    del shown["busiest"]
-    return shown | {"status": "gone"} if is_gone else shown
+    server = to_builtins(statistics) | {"lastSeen": round(seen * 1000)}
+    del server["busiest"]
+    return server | {"status": "gone"} if is_gone else server
 
 
 def shown_timings(timings: dict[str, OperationTimings]) -> list[dict[str, Any]]:
     """Return the durations and outcomes of the operations with the most calls."""
-    counted = ((each.calls, id) for id, each in timings.items())
-    shown: list[dict[str, Any]] = []
+    counted = ((timing.calls, id) for id, timing in timings.items())
+    rows: list[dict[str, Any]] = []
     for calls, id in nlargest(MAX_SHOWN_TIMINGS, counted):
-        each = timings[id]
-        p50, p95, p99 = each.percentiles(0.5, 0.95, 0.99)
-        shown.append(
+        timing = timings[id]
+        p50, p95, p99 = timing.percentiles(0.5, 0.95, 0.99)
+        rows.append(
             {
                 "id": id,
                 "calls": calls,
-                "errors": sum(each.failures.values()),
+                "errors": sum(timing.failures.values()),
                 "p50": p50,
                 "p95": p95,
                 "p99": p99,
-                "histogram": each.histogram(),
-                "byCode": each.outcomes,
+                "histogram": timing.histogram(),
+                "byCode": timing.outcomes,
             }
         )
-    return shown
+    return rows
 
 
 async def shown_journal(journal: Journal, *, messages: bool) -> dict[str, Any]:
@@ -136,22 +140,27 @@ async def shown_journal(journal: Journal, *, messages: bool) -> dict[str, Any]:
     `messages`: with the messages of their errors.
     """
     tasks: list[dict[str, Any]] = []
-    found: dict[str, Any] = {"name": journal.name, "operations": [], "tasks": tasks, "more": False}
+    overview: dict[str, Any] = {"name": journal.name, "operations": [], "tasks": tasks, "more": False}
     try:
         async with asyncio.timeout(_JOURNAL_TIMEOUT):
             counted = await journal.info()
-            found["operations"] = [
-                {"id": each.operation_id, "waiting": each.waiting, "claimed": each.claimed, "buried": each.dead_letters}
-                for each in counted
+            overview["operations"] = [
+                {
+                    "id": counts.operation_id,
+                    "waiting": counts.waiting,
+                    "claimed": counts.claimed,
+                    "buried": counts.dead_letters,
+                }
+                for counts in counted
             ]
             async for outcome in journal.dead_letters():
                 if len(tasks) == MAX_TASKS:
                     break
                 tasks.append(_task(outcome, messages=messages))
             room = MAX_PENDING
-            for each in counted:
-                if room and each.waiting + each.claimed:
-                    pending = await journal.pending(each.operation_id, limit=room)
+            for counts in counted:
+                if room and counts.waiting + counts.claimed:
+                    pending = await journal.pending(counts.operation_id, limit=room)
                     tasks += [
                         {
                             "id": task.key,
@@ -164,12 +173,14 @@ async def shown_journal(journal: Journal, *, messages: bool) -> dict[str, Any]:
                         for task in pending
                     ]
                     room -= len(pending)
-            found["more"] = len(tasks) < sum(each.waiting + each.claimed + each.dead_letters for each in counted)
+            overview["more"] = len(tasks) < sum(
+                counts.waiting + counts.claimed + counts.dead_letters for counts in counted
+            )
     except TimeoutError:
-        found["error"] = f"the journal did not respond within {_JOURNAL_TIMEOUT:g} s"
+        overview["error"] = f"the journal did not respond within {_JOURNAL_TIMEOUT:g} s"
     except CallError as error:
-        found["error"] = str(error)
-    return found
+        overview["error"] = str(error)
+    return overview
 
 
 def _task(outcome: Outcome, *, messages: bool) -> dict[str, Any]:

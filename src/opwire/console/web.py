@@ -68,14 +68,14 @@ class StaticFile(NamedTuple):
 @lru_cache(maxsize=4)  # to compress the page takes 0.1 s
 def read_files(folder: Path) -> Mapping[str, StaticFile]:
     """Read the files of a folder, by their path in it."""
-    found: dict[str, StaticFile] = {}
+    files: dict[str, StaticFile] = {}
     for path in sorted(folder.rglob("*")):
         if path.is_file():
             kind = _TYPES.get(path.suffix) or mimetypes.guess_type(path.name)[0] or "application/octet-stream"
             body = path.read_bytes()
             packed = gzip.compress(body, 9, mtime=0)
-            found[path.relative_to(folder).as_posix()] = StaticFile(kind, body, packed, etag_of(body))
-    return found
+            files[path.relative_to(folder).as_posix()] = StaticFile(kind, body, packed, etag_of(body))
+    return files
 
 
 def etag_of(content: bytes) -> str:
@@ -187,8 +187,8 @@ def reply(
     headers: Mapping[str, str] = {},
 ) -> Response:
     """Return a response; without a body it has no content type."""
-    own = {"x-content-type-options": "nosniff", "cache-control": "no-store", "x-request-id": request.request_id}
-    return Response(body, status, {**_SECURITY, **own, **headers}, media_type if body else None)
+    defaults = {"x-content-type-options": "nosniff", "cache-control": "no-store", "x-request-id": request.request_id}
+    return Response(body, status, {**_SECURITY, **defaults, **headers}, media_type if body else None)
 
 
 def empty_reply(request: Request) -> Response:
@@ -240,18 +240,18 @@ class Streams:
 
     def count(self, identity: Identity | None) -> int:
         """Return how many counted streams an identity has open; None: anonymous callers."""
-        wanted = (None if identity is None else identity.id,)
-        return sum(each.counts_for == wanted for each in self._open.values())
+        counted_identity = (None if identity is None else identity.id,)
+        return sum(stream.counts_for == counted_identity for stream in self._open.values())
 
     def interrupt(self, reason: CallError) -> None:
         """End all streams."""
-        for each in tuple(self._open):
-            each.interrupt(reason)
+        for running in tuple(self._open):
+            running.interrupt(reason)
 
     def log_out(self, request: Request) -> None:
         """End the session of a request, and its streams."""
         if (key := self._sessions.close(request.headers)) is not None:
-            for running in [each for each, stream in self._open.items() if stream.session == key]:
+            for running in [running for running, stream in self._open.items() if stream.session == key]:
                 running.interrupt(signed_out())
 
     @asynccontextmanager

@@ -197,9 +197,9 @@ class MCPSurface:
         Raises:
             CallError: UNAVAILABLE, if the address cannot be used.
         """
-        given: Any = options
-        listen: Any = {name: given.pop(name) for name in ListenOptions.__annotations__ if name in given}
-        await self.asgi(**given).run(host, port, **listen)
+        http_options: Any = options
+        listen: Any = {name: http_options.pop(name) for name in ListenOptions.__annotations__ if name in http_options}
+        await self.asgi(**http_options).run(host, port, **listen)
 
     def asgi(self, **options: Unpack[MCPHTTPOptions]) -> "MCPApp":
         """Return the server as an ASGI app, for any ASGI server or to be mounted into another app.
@@ -342,9 +342,9 @@ async def serve_stateless(server: RegistryServer, post: AdmittedRequest, receive
     writer = EventWriter(send)
     request = StatelessRequest(message, post.identity, token=post.token, writer=writer)
     request.task = task = start_eagerly(server.respond(request))
-    ended = post.ended if message.method == "subscriptions/listen" else None
+    wait_for_end = post.ended if message.method == "subscriptions/listen" else None
     try:
-        is_done = task.done() or await follow(task, writer, receive, ended=ended)
+        is_done = task.done() or await follow(task, writer, receive, wait_for_end=wait_for_end)
     except asyncio.CancelledError:
         task.cancel()
         raise

@@ -172,9 +172,11 @@ class ServedCall(Struct, frozen=True, kw_only=True):
 
         async def run() -> Result:
             context = self.context().within(self.served.limits.timeout)
-            found = await self.served.dispatcher.registry.complete(self.spec.id, request, context)
-            completion: Result = {"values": list(found.values), "hasMore": found.has_more}
-            return {"completion": completion if found.total is None else {**completion, "total": found.total}}
+            completions = await self.served.dispatcher.registry.complete(self.spec.id, request, context)
+            completion: Result = {"values": list(completions.values), "hasMore": completions.has_more}
+            return {
+                "completion": completion if completions.total is None else {**completion, "total": completions.total}
+            }
 
         return await self._found(run)
 
@@ -210,8 +212,8 @@ class ServedCall(Struct, frozen=True, kw_only=True):
             entry.bytes = len(write_json(_encoder, result))
             return result
         except asyncio.CancelledError:
-            asked = self.request.questions
-            entry.outcome = INPUT_REQUIRED if asked is not None and asked.is_asking else CANCELLED
+            questions = self.request.questions
+            entry.outcome = INPUT_REQUIRED if questions is not None and questions.is_asking else CANCELLED
             raise
         finally:
             entry.request_id = self.request_id
@@ -249,8 +251,8 @@ class ServedCall(Struct, frozen=True, kw_only=True):
         It is that of another MCP server to this very call, and not to a nested one, or that for a client which lacks a
         capability to answer a question.
         """
-        asked = self.request.questions
-        if asked is not None and (refusal := asked.refusal(error)) is not None:
+        questions = self.request.questions
+        if questions is not None and (refusal := questions.refusal(error)) is not None:
             return refusal
         cause: BaseException | None = error
         for _ in range(_MAX_CAUSES):
@@ -274,8 +276,8 @@ class ServedCall(Struct, frozen=True, kw_only=True):
             metadata.update(caller_metadata(request.identity, request.token))
         if not request.meta.keys() <= CONNECTION_META:
             metadata.update(trace_of(request.meta))
-            if own := {key: value for key, value in request.meta.items() if not is_reserved_meta(key)}:
-                metadata[REQUEST_META] = own
+            if custom_meta := {key: value for key, value in request.meta.items() if not is_reserved_meta(key)}:
+                metadata[REQUEST_META] = custom_meta
         return Context(
             request_id=self.request_id,
             identity=request.identity,
@@ -387,8 +389,8 @@ async def send_item(request: ServedRequest, token: RequestId, number: int, item:
     carried: dict[str, Any] = {"n": number, "data": item.data}
     if item.encoding is not None:
         carried["encoding"] = item.encoding
-    shown = item.json[: 4 * _MAX_ITEM_MESSAGE].decode(errors="ignore")
-    message = shown if len(shown) <= _MAX_ITEM_MESSAGE else f"{shown[:_MAX_ITEM_MESSAGE]}…"
+    preview = item.json[: 4 * _MAX_ITEM_MESSAGE].decode(errors="ignore")
+    message = preview if len(preview) <= _MAX_ITEM_MESSAGE else f"{preview[:_MAX_ITEM_MESSAGE]}…"
     params = {"progressToken": token, "progress": number + 1, "message": message, "_meta": {ITEM_META: carried}}
     await request.notify("notifications/progress", params)
 
@@ -475,9 +477,9 @@ class CallReporter:
                 await self._request.notify("notifications/message", self._logs.popleft())
             elif (latest := self._latest) is not None:
                 self._latest = None
-                given = {"total": latest.total, "message": latest.message}
+                optional_fields = {"total": latest.total, "message": latest.message}
                 params: Params = {"progressToken": self._request.progress_token, "progress": latest.progress}
-                params |= {key: value for key, value in given.items() if value is not None}
+                params |= {key: value for key, value in optional_fields.items() if value is not None}
                 await self._request.notify("notifications/progress", params)
         self._sending = None
 

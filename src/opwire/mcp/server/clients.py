@@ -95,7 +95,9 @@ def answer_capabilities(capabilities: Any) -> dict[str, dict[str, Any]]:
     """Return what `can_answer` needs of the capabilities of a client, which may be megabytes, to be stored."""
     declared = {name: as_dict(capabilities).get(name) for name in CAPABILITIES.values()}
     return {
-        name: {mode: {} for mode in _MODES if mode in each} for name, each in declared.items() if isinstance(each, dict)
+        name: {mode: {} for mode in _MODES if mode in capability}
+        for name, capability in declared.items()
+        if isinstance(capability, dict)
     }
 
 
@@ -309,7 +311,7 @@ class ClientState:
 class _State(Struct, array_like=True):
     expires: int  # epoch seconds
     binding: str  # of the caller and the request
-    asked: dict[str, str] = {}  # the digest of each question of the last round, by key
+    question_digests: dict[str, str] = {}  # the digest of each question of the last round, by key
     answers: dict[str, tuple[str, dict[str, Any]]] = {}  # of earlier rounds: digest of the question, and answer
 
 
@@ -331,13 +333,15 @@ class RequestStates:
         self.is_shared = key is not None  # with other servers, and with this one after a restart
         self.clock = clock
 
-    def encode(self, binding: str, asked: dict[str, str], answers: dict[str, tuple[str, dict[str, Any]]]) -> str:
+    def encode(
+        self, binding: str, question_digests: dict[str, str], answers: dict[str, tuple[str, dict[str, Any]]]
+    ) -> str:
         """Return a signed state.
 
         Raises:
             RPCError: INVALID_PARAMS, it is too large.
         """
-        body = _encoder.encode(_State(int(self.clock() + STATE_LIFETIME), binding, asked, answers))
+        body = _encoder.encode(_State(int(self.clock() + STATE_LIFETIME), binding, question_digests, answers))
         if len(body) > MAX_STATE:
             raise RPCError(RPCCode.INVALID_PARAMS, f"the inputResponses have more than {MAX_STATE:,} bytes together")
         return self.seal(body, _PURPOSE)
@@ -374,8 +378,8 @@ class RequestStates:
 
 def binding_of(identity: Identity | None, method: str, params: Mapping[str, Any]) -> str:
     """Return the digest of a caller and its request, without what differs between two rounds."""
-    asked = {name: value for name, value in params.items() if name not in _OWN_PARAMS}
-    return state_digest([None if identity is None else identity.id, method, asked])
+    unchanging_params = {name: value for name, value in params.items() if name not in _OWN_PARAMS}
+    return state_digest([None if identity is None else identity.id, method, unchanging_params])
 
 
 def state_digest(value: Any) -> str:
@@ -435,13 +439,13 @@ class StatelessQuestions:
         key = question.key or f"{question.kind}-{digest[:12]}"
         times = self._times[key] = self._times.get(key, 0) + 1
         key = key if times == 1 else f"{key}-{times}"
-        known = self._state.answers.get(key)
-        if known is not None:
-            answer = known[1] if known[0] == digest else None
+        earlier_answer = self._state.answers.get(key)
+        if earlier_answer is not None:
+            answer = earlier_answer[1] if earlier_answer[0] == digest else None
         else:
-            given = self._given.get(key)
-            is_same = self._state.asked.get(key, digest) == digest
-            answer = cast("dict[str, Any]", given) if isinstance(given, dict) and is_same else None
+            sent_answer = self._given.get(key)
+            is_same = self._state.question_digests.get(key, digest) == digest
+            answer = cast("dict[str, Any]", sent_answer) if isinstance(sent_answer, dict) and is_same else None
         if answer is not None:
             self._used[key] = (digest, answer)
             return answer
@@ -474,10 +478,12 @@ class StatelessQuestions:
         Raises:
             RPCError: INVALID_PARAMS, the answers are too large to be kept by the client.
         """
-        asked = {key: {"method": each.method, "params": each.params} for key, (_, each) in self._open.items()}
+        input_requests = {
+            key: {"method": question.method, "params": question.params} for key, (_, question) in self._open.items()
+        }
         digests = {key: digest for key, (digest, _) in self._open.items()}
         state = self._states.encode(binding_of(*self._request), digests, self._used)
-        return {"resultType": "input_required", "inputRequests": asked, "requestState": state}
+        return {"resultType": "input_required", "inputRequests": input_requests, "requestState": state}
 
     def refusal(self, error: BaseException) -> RPCError | None:
         """Return the error for a client that lacks a capability, if this is what a handler failed with."""

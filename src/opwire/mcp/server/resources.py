@@ -64,14 +64,14 @@ _decoder = msgspec.json.Decoder(float_hook=parse_float)
 MakeCall = Callable[[OperationSpec], ServedCall]
 
 
-def typed_arguments(spec: OperationSpec, given: dict[str, Any]) -> dict[str, Any]:
+def typed_arguments(spec: OperationSpec, arguments: dict[str, Any]) -> dict[str, Any]:
     """Return arguments that a client sent as text: those that have to be of another type are parsed as JSON."""
-    typed = dict(given)
-    for path, _ in spec.input_schema.problems(given):
+    typed = dict(arguments)
+    for path, _ in spec.input_schema.problems(arguments):
         name = path[1:].partition("/")[0].replace("~1", "/").replace("~0", "~")
-        if isinstance(given.get(name), str):
+        if isinstance(arguments.get(name), str):
             try:
-                typed[name] = read_peer_json(_decoder, given[name])
+                typed[name] = read_peer_json(_decoder, arguments[name])
             except (ValueError, RecursionError):
                 pass  # the validation of the operation says what is wrong
     return typed
@@ -159,16 +159,16 @@ class ResourceCatalogue:
             RPCError: another server failed, and there is nothing else.
         """
         resources, servers = self._visible("resource", identity), self._visible(_LISTED_BY[key], identity)
-        found = [entry for spec in resources if (entry := self._entry(spec, key)) is not None]
+        own_entries = [entry for spec in resources if (entry := self._entry(spec, key)) is not None]
 
         async def listed(spec: OperationSpec) -> list[Result]:
             result = await call(spec).read({}, lambda envelope: as_dict(envelope.data))
-            return [as_dict(each) for each in as_list(result.get(key))]
+            return [as_dict(entry) for entry in as_list(result.get(key))]
 
         lists = await asyncio.gather(*map(listed, servers), return_exceptions=True)
         errors: list[RPCError] = []
         name = "uri" if key == "resources" else "uriTemplate"
-        known = {entry[name] for entry in found}
+        listed_uris = {entry[name] for entry in own_entries}
         for spec, entries in zip(servers, lists, strict=True):
             if isinstance(entries, BaseException):
                 if not isinstance(entries, RPCError):
@@ -180,12 +180,12 @@ class ResourceCatalogue:
             self._remember(key, spec.namespace, uris)
             for entry in entries:
                 uri = entry.get(name)
-                if isinstance(uri, str) and uri not in known:
-                    known.add(uri)
-                    found.append(entry)
-        if errors and not found:
+                if isinstance(uri, str) and uri not in listed_uris:
+                    listed_uris.add(uri)
+                    own_entries.append(entry)
+        if errors and not own_entries:
             raise errors[0]
-        return found
+        return own_entries
 
     def _remember(self, key: ListKey, namespace: str, uris: Iterable[str]) -> None:
         """Add to what a server has listed; if that is too much, forget what it had listed before."""
@@ -209,9 +209,9 @@ class ResourceCatalogue:
         Raises:
             RPCError: the caller may not read it, or reading failed.
         """
-        found = self._function(uri)
-        if found is not None:
-            spec, values = found
+        function = self._function(uri)
+        if function is not None:
+            spec, values = function
             return await call(spec).read(typed_arguments(spec, values), partial(read_result, uri=uri, spec=spec))
         servers = self._servers("resources/read", uri, request.identity)
         for number, spec in enumerate(servers, 1):
@@ -224,8 +224,8 @@ class ResourceCatalogue:
 
     def operation_of(self, uri: str, identity: Identity | None) -> OperationSpec | None:
         """Return the operation that reads a resource first; None if it is unknown."""
-        found = self._function(uri)
-        return found[0] if found else next(iter(self._servers("resources/read", uri, identity)), None)
+        function = self._function(uri)
+        return function[0] if function else next(iter(self._servers("resources/read", uri, identity)), None)
 
     def _function(self, uri: str) -> tuple[OperationSpec, dict[str, Any]] | None:
         """Return the function of a resource and the values in its URI: that of exactly this URI comes first."""
@@ -250,7 +250,7 @@ class ResourceCatalogue:
         likely = {
             namespace
             for (key, namespace), listed in self._listed.items()
-            if key == "resourceTemplates" and any(uri.startswith(each.partition("{")[0]) for each in listed)
+            if key == "resourceTemplates" and any(uri.startswith(template.partition("{")[0]) for template in listed)
         }
         return sorted(visible, key=lambda spec: spec.namespace not in likely) or self._served(role)[:1]  # denied
 
@@ -277,7 +277,7 @@ class ResourceCatalogue:
             if client.watches.get(uri) is watch.cancel:
                 del client.watches[uri]
 
-        watch = self.watch(uri, request, client.pending.updated, call, spawn=client.spawn, ended=ended)
+        watch = self.watch(uri, request, client.pending.updated, call, spawn=client.spawn, on_end=ended)
         # Before it is open, so that a second request, and the end of the client, find it.
         client.watches[uri] = watch.cancel
         await watch.opened()
@@ -290,15 +290,15 @@ class ResourceCatalogue:
         call: MakeCall,
         *,
         spawn: Callable[[Coroutine[Any, Any, None]], asyncio.Task[None]] = asyncio.create_task,
-        ended: Callable[[], object] = lambda: None,
+        on_end: Callable[[], object] = lambda: None,
     ) -> ResourceWatch:
-        """Call `updated` after each update of a resource, and `ended` when that ends.
+        """Call `updated` after each update of a resource, and `on_end` when that ends.
 
         Raises:
             RPCError: the resource is unknown; the caller may not read it, or watches too many.
         """
-        found = self._function(uri)  # without one, the operation that watches at its server
-        spec = found[0] if found else next(iter(self._servers("resources/watch", uri, request.identity)), None)
+        function = self._function(uri)  # without one, the operation that watches at its server
+        spec = function[0] if function else next(iter(self._servers("resources/watch", uri, request.identity)), None)
         if spec is None:
             raise not_found(uri, request)
         try:
@@ -312,7 +312,7 @@ class ResourceCatalogue:
 
         def end(_: object = None) -> None:
             self._watched.give_back(owner, 1)
-            ended()
+            on_end()
 
         if spec.mcp.role == "resource":
             return self._watch_function(uri, updated, end)
@@ -321,7 +321,9 @@ class ResourceCatalogue:
         task.add_done_callback(end)
         return ResourceWatch(task.cancel, opening)
 
-    def _watch_function(self, uri: str, updated: Callable[[str], object], ended: Callable[[], object]) -> ResourceWatch:
+    def _watch_function(
+        self, uri: str, updated: Callable[[str], object], on_end: Callable[[], object]
+    ) -> ResourceWatch:
         """Watch a resource of a function, without a task: with 20,000 of them a garbage collection took 0.3 s."""
         if not self._watchers:
             self._unfollow = self._dispatcher.registry.on_resource_updated(self._updated)
@@ -335,7 +337,7 @@ class ResourceCatalogue:
                 del self._watchers[uri]
             if not self._watchers:
                 self._unfollow()
-            ended()
+            on_end()
 
         return ResourceWatch(cancel)
 
@@ -370,8 +372,8 @@ class ResourceCatalogue:
 
     def completed_by(self, uri: str, identity: Identity | None) -> OperationSpec | None:
         """Return the operation that completes variables of a template; None if it is unknown."""
-        found = next((spec for spec in self._served("resource") if spec.mcp.uri == uri), None)
-        return found or next(iter(self._servers("resources/templates", uri, identity)), None)
+        resource_spec = next((spec for spec in self._served("resource") if spec.mcp.uri == uri), None)
+        return resource_spec or next(iter(self._servers("resources/templates", uri, identity)), None)
 
 
 def not_found(uri: str, request: ServedRequest) -> RPCError:
@@ -397,9 +399,9 @@ def read_result(envelope: ResponseEnvelope[Any], uri: str, spec: OperationSpec) 
         return {"contents": [{"uri": uri, **blob}]}
     is_text = isinstance(data, str)
     text = encode_data(data, spec.id)
-    shown = text.data if is_text else text.json.decode()
+    shown_text = text.data if is_text else text.json.decode()
     kind = content_type or ("text/plain" if is_text else "application/json")
-    return {"contents": [{"uri": uri, "mimeType": kind, "text": shown}]}
+    return {"contents": [{"uri": uri, "mimeType": kind, "text": shown_text}]}
 
 
 def _content_of(block: Any, uri: str) -> Result:
@@ -443,9 +445,11 @@ class PromptCatalogue:
         entry = definition_of(spec, name=name)
         arguments: list[Result] = []
         schema = as_dict(spec.input_schema.json)
-        required = {each for each in as_list(schema.get("required")) if isinstance(each, str)}
-        for key, each in as_dict(schema.get("properties")).items():
-            about = as_dict(each)
+        required = {
+            property_name for property_name in as_list(schema.get("required")) if isinstance(property_name, str)
+        }
+        for key, property_schema in as_dict(schema.get("properties")).items():
+            about = as_dict(property_schema)
             texts = {field: text for field in ("title", "description") if isinstance(text := about.get(field), str)}
             arguments.append({"name": key, **texts, "required": key in required})
         return {**entry, "arguments": arguments} if arguments else entry
@@ -478,15 +482,18 @@ def prompt_result(envelope: ResponseEnvelope[Any], spec: OperationSpec) -> Resul
         data, fields = encode_data([envelope.data, forwarded_fields(meta)], spec.id).data
         return {key: value for key, value in {**data, **fields}.items() if key != "resultType"}
     result: Result = {"description": spec.description} if spec.description else {}
-    given: Any = envelope.data
-    if isinstance(given, dict) and "messages" in given:
-        others = as_dict(encode_data(given, spec.id).data).items()
+    content: Any = envelope.data
+    if isinstance(content, dict) and "messages" in content:
+        others = as_dict(encode_data(content, spec.id).data).items()
         result |= {key: value for key, value in others if key not in ("messages", "resultType")}
-        given = as_dict(given)["messages"]
-    messages = _listed(given)
+        content = as_dict(content)["messages"]
+    messages = _listed(content)
     if len(messages) > MAX_MESSAGES:
         raise CallError(ErrorCode.PAYLOAD_TOO_LARGE, f"{spec.id}: more than {MAX_MESSAGES:,} messages")
-    return {**result, "messages": [each for message in messages for each in _messages_of(message, spec.id)]}
+    return {
+        **result,
+        "messages": [content_message for message in messages for content_message in _messages_of(message, spec.id)],
+    }
 
 
 def _messages_of(message: Any, label: str) -> Iterator[Result]:
@@ -496,10 +503,10 @@ def _messages_of(message: Any, label: str) -> Iterator[Result]:
         role, content = as_dict(message).get("role"), as_dict(message).get("content")
         if role not in _ROLES:
             raise CallError(ErrorCode.EXECUTION_ERROR, f"{label}: the role of a message is user or assistant")
-    for each in _listed(content):
-        encoded = encode_data(each, label)
-        is_block = isinstance(each, dict) and isinstance(as_dict(each).get("type"), str)
-        yield {"role": role, "content": encoded.data if is_block else data_block(each, encoded.json, label)}
+    for block in _listed(content):
+        encoded = encode_data(block, label)
+        is_block = isinstance(block, dict) and isinstance(as_dict(block).get("type"), str)
+        yield {"role": role, "content": encoded.data if is_block else data_block(block, encoded.json, label)}
 
 
 def _listed(value: Any) -> list[Any]:

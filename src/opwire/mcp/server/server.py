@@ -187,8 +187,8 @@ class RegistryServer:
         self._lists: frozenset[str] = frozenset()
         self._namespaces: frozenset[str] = frozenset()
         self._listed_at = -1  # the number of changes of the registry
-        shown = {"name": info.name, "title": info.title, "version": info.version}
-        self._info = {key: value for key, value in shown.items() if value is not None}
+        fields = {"name": info.name, "title": info.title, "version": info.version}
+        self._info = {key: value for key, value in fields.items() if value is not None}
         self._instructions = info.instructions
         self._format = ResultFormat(objects_only=False, tool_envelopes=served.tool_envelopes)
         self._older_format = ResultFormat(objects_only=True, tool_envelopes=served.tool_envelopes)
@@ -215,12 +215,14 @@ class RegistryServer:
             capabilities["completions"] = {}
         instructions = self._instructions
         if instructions is None:  # those of the MCP servers behind: as they are of one, with headings of several
-            known = self._served.dispatcher.registry.instructions
-            found = {name: text for name, text in known.items() if name in self._namespaces}
-            if len(found) == 1:
-                instructions = next(iter(found.values()))[:_MAX_INSTRUCTIONS]
+            instructions_by_server = self._served.dispatcher.registry.instructions
+            served_instructions = {
+                name: text for name, text in instructions_by_server.items() if name in self._namespaces
+            }
+            if len(served_instructions) == 1:
+                instructions = next(iter(served_instructions.values()))[:_MAX_INSTRUCTIONS]
             else:
-                texts = (f"# {name}\n\n{text[:_MAX_INSTRUCTIONS]}" for name, text in found.items())
+                texts = (f"# {name}\n\n{text[:_MAX_INSTRUCTIONS]}" for name, text in served_instructions.items())
                 instructions = "\n\n".join(texts)[:_MAX_ALL_INSTRUCTIONS]
         return {"capabilities": capabilities, **({"instructions": instructions} if instructions else {})}
 
@@ -230,8 +232,8 @@ class RegistryServer:
         Raises:
             RPCError: the params are invalid.
         """
-        wanted = _read(params, _InitializeParams).protocol_version
-        version = wanted if wanted in HANDSHAKE_VERSIONS else HANDSHAKE_VERSIONS[-1]
+        requested_version = _read(params, _InitializeParams).protocol_version
+        version = requested_version if requested_version in HANDSHAKE_VERSIONS else HANDSHAKE_VERSIONS[-1]
         return {"protocolVersion": version, **self._description(), "serverInfo": self._info}
 
     async def respond(self, request: ServedRequest) -> bytes:
@@ -294,16 +296,16 @@ class RegistryServer:
         self, method: str, params: Params, request: ServedRequest, capabilities: Params
     ) -> Result:
         """Return the result of a request, or the questions of its handler."""
-        asked = StatelessQuestions(self._served.states, request.identity, method, params, capabilities)
-        request.questions = asked
+        questions = StatelessQuestions(self._served.states, request.identity, method, params, capabilities)
+        request.questions = questions
         try:
             return await self._result(method, params, request)
         except asyncio.CancelledError:
-            if not asked.close():
+            if not questions.close():
                 raise
-            return asked.result()
+            return questions.result()
         finally:
-            asked.close()
+            questions.close()
 
     async def _result(self, method: str, params: Params, request: ServedRequest) -> Result:
         handler, client = self._methods.get(method), request.client
@@ -313,12 +315,12 @@ class RegistryServer:
             or (handler.lists and handler.lists.isdisjoint(self._served_lists()))
         ):
             raise RPCError(RPCCode.METHOD_NOT_FOUND, "Method not found", method[:200])
-        known = _read(params, handler.params)
+        parsed = _read(params, handler.params)
         request.meta = meta = cast("Params", params.get("_meta") or {})
-        request.progress_token = None if known.meta is None else known.meta.progress_token
+        request.progress_token = None if parsed.meta is None else parsed.meta.progress_token
         level = meta.get(LOG_LEVEL_META) if client is None else client.log_level
         request.log_level = level if level in LOG_LEVELS else None
-        return await handler.handle(self, known, request)
+        return await handler.handle(self, parsed, request)
 
     async def _ping(self, params: _Params, request: ServedRequest) -> Result:
         return {}
@@ -398,7 +400,7 @@ class RegistryServer:
 
     async def _list_resources(self, params: _ListParams, request: ServedRequest, key: ListKey = "resources") -> Result:
         entries = await self.resources.entries(key, request.identity, self._calls(request))
-        names = [str(each.get("uri") or each.get("uriTemplate")) for each in entries]
+        names = [str(entry.get("uri") or entry.get("uriTemplate")) for entry in entries]
         return self._page(key, names, entries.__getitem__, params.cursor, request)
 
     async def _read_resource(self, params: _ResourceParams, request: ServedRequest) -> Result:
@@ -433,8 +435,8 @@ class RegistryServer:
             self._log_unknown(params.name, request)
             hint = suggestion(similar_names(params.name, self.prompts.listed(request.identity)))
             raise RPCError(RPCCode.INVALID_PARAMS, f"Unknown prompt: {params.name[:100]}{hint}")
-        given = typed_arguments(spec, params.arguments or {})
-        return await self._calls(request)(spec).read(given, partial(prompt_result, spec=spec))
+        arguments = typed_arguments(spec, params.arguments or {})
+        return await self._calls(request)(spec).read(arguments, partial(prompt_result, spec=spec))
 
     async def _complete(self, params: _CompleteParams, request: ServedRequest) -> Result:
         ref, argument = params.ref, params.argument
@@ -444,9 +446,11 @@ class RegistryServer:
             raise RPCError(RPCCode.INVALID_PARAMS, f"the value has more than {_MAX_BEGINNING:,} characters")
         if spec is None:
             raise RPCError(RPCCode.INVALID_PARAMS, f"Unknown {ref.type}: {(ref.name or ref.uri)[:100]}")
-        known = {} if params.context is None else params.context.arguments or {}
-        wanted = CompletionRequest(argument=argument.name, value=argument.value, arguments=known, uri=ref.uri)
-        return await self._calls(request)(spec).complete(wanted)
+        resolved_arguments = {} if params.context is None else params.context.arguments or {}
+        completion = CompletionRequest(
+            argument=argument.name, value=argument.value, arguments=resolved_arguments, uri=ref.uri
+        )
+        return await self._calls(request)(spec).complete(completion)
 
     def _page(
         self, key: str, names: list[str], entry_at: Callable[[int], Result], cursor: str | None, request: ServedRequest
@@ -458,16 +462,16 @@ class RegistryServer:
         keys = [sha256(name.encode("utf-8", "surrogatepass")).hexdigest()[:16] for name in names]
         start = 0
         if cursor is not None:
-            found = _CURSOR.fullmatch(cursor)
-            if found is None:
+            position = _CURSOR.fullmatch(cursor)
+            if position is None:
                 raise RPCError(RPCCode.INVALID_PARAMS, "invalid cursor: it is not from this server")
-            start = keys.index(found[2]) + 1 if found[2] in keys else int(found[1])
+            start = keys.index(position[2]) + 1 if position[2] in keys else int(position[1])
         page: list[Result] = []
-        left = self._served.max_page
+        remaining_bytes = self._served.max_page
         for at in range(start, len(names)):
             entry = entry_at(at)
-            left -= len(write_json(_encoder, entry))
-            if page and left < 0:
+            remaining_bytes -= len(write_json(_encoder, entry))
+            if page and remaining_bytes < 0:
                 break
             page.append(entry)
         end = start + len(page)
@@ -495,17 +499,17 @@ class RegistryServer:
         """Notify the client of changes until it cancels, or `end_streams` is called."""
         if len(self._listeners) >= MAX_LISTENERS:
             raise RPCError(RPCCode.INTERNAL_ERROR, f"{MAX_LISTENERS} clients listen already")
-        wanted, pending = params.notifications, PendingNotifications()
-        lists = {"tools": wanted.tools_list_changed, "prompts": wanted.prompts_list_changed}
-        lists["resources"] = wanted.resources_list_changed
-        own: Params = {"_meta": {SUBSCRIPTION_META: request.message.id}}
+        requested, pending = params.notifications, PendingNotifications()
+        lists = {"tools": requested.tools_list_changed, "prompts": requested.prompts_list_changed}
+        lists["resources"] = requested.resources_list_changed
+        subscription_meta: Params = {"_meta": {SUBSCRIPTION_META: request.message.id}}
         honoured: Params = {f"{name}ListChanged": True for name, is_wanted in lists.items() if is_wanted}
         unsubscribe = self.bus.subscribe(lambda name: pending.list_changed(name) if lists[name] else None)
         self._listeners.add(pending)
         watches: dict[str, ResourceWatch] = {}
         calls = self._calls(request)
         try:
-            for uri in dict.fromkeys((wanted.resource_subscriptions or [])[:MAX_SUBSCRIPTIONS]):
+            for uri in dict.fromkeys((requested.resource_subscriptions or [])[:MAX_SUBSCRIPTIONS]):
                 with suppress(RPCError):  # it is not acknowledged
                     watch = self.resources.watch(uri, request, pending.updated, calls)
                     await watch.opened()
@@ -513,10 +517,12 @@ class RegistryServer:
                 await asyncio.sleep(0)  # 1,000 of them take longer than a turn should
             if watches:
                 honoured["resourceSubscriptions"] = list(watches)
-            await request.notify("notifications/subscriptions/acknowledged", {"notifications": honoured, **own})
-            async for found in pending:
-                await request.notify(found.method, {**(found.params or {}), **own})
-            return own
+            await request.notify(
+                "notifications/subscriptions/acknowledged", {"notifications": honoured, **subscription_meta}
+            )
+            async for notification in pending:
+                await request.notify(notification.method, {**(notification.params or {}), **subscription_meta})
+            return subscription_meta
         finally:
             self._listeners.discard(pending)
             unsubscribe()

@@ -68,8 +68,12 @@ _SESSION = SESSION_HEADER.encode()
 @lru_cache(maxsize=64)
 def accepts(header: bytes, *kinds: str) -> bool:
     """Return whether a client with this `Accept` header accepts each of these media types."""
-    given = {each.partition(";")[0].strip().lower() for each in header.decode("latin-1").split(",")}
-    return "*/*" in given or all(kind in given or f"{kind.partition('/')[0]}/*" in given for kind in kinds)
+    accepted_types = {
+        media_range.partition(";")[0].strip().lower() for media_range in header.decode("latin-1").split(",")
+    }
+    return "*/*" in accepted_types or all(
+        kind in accepted_types or f"{kind.partition('/')[0]}/*" in accepted_types for kind in kinds
+    )
 
 
 @lru_cache(maxsize=64)
@@ -91,7 +95,7 @@ async def read_post(post: AdmittedRequest, send: Send, *, batches: bool = False)
         try:
             body = post.take_body()
             parts = split_batch(body) if batches else [body]
-            messages = [decode_message(each, is_checked=True) for each in parts]  # by the guard
+            messages = [decode_message(part, is_checked=True) for part in parts]  # by the guard
             if METHOD_HEADER.encode() in headers or NAME_HEADER.encode() in headers:
                 check_sent_routing(messages, post.lines)
             return messages
@@ -183,7 +187,7 @@ class SessionRequest(ServedRequest, kw_only=True):
     writer: EventWriter | None = None  # the response to its POST as events
     is_cancelled: bool = False
     is_ended: bool = False
-    held: int = 0  # bytes of its response that count, in a batch
+    reply_bytes: int = 0  # bytes of its response that count, in a batch
 
     def events(self) -> ResumableStream:
         """Return the stream of its events."""
@@ -202,8 +206,8 @@ class SessionRequest(ServedRequest, kw_only=True):
 
     async def send(self, message: RPCRequest | RPCNotification) -> None:
         """Send a question on the first stream that a client reads, or may resume."""
-        own, notices = self.events(), self.session.notices
-        target = notices if own.writer is None and notices.writer is not None else own
+        own_events, notices = self.events(), self.session.notices
+        target = notices if own_events.writer is None and notices.writer is not None else own_events
         if target.writer is None and target.number is None:
             raise CallError(ErrorCode.ABORTED, "the client has disconnected, and cannot be asked")
         await target.event(encode_message(message))
@@ -218,7 +222,7 @@ class HTTPSession:
         owner: str | None,
         timing: SessionTiming,
         events: EventLog,
-        ended: Callable[[str], object],
+        on_end: Callable[[str], object],
         *,
         calls: RunningCalls,
     ) -> None:
@@ -230,7 +234,7 @@ class HTTPSession:
         self.notices = ResumableStream(events)  # of the GET
         self._server = server
         self._timing = timing
-        self._ended = ended
+        self._ended = on_end
         self._calls = calls
         self._client = ClientState()
         self._tasks = self._client.tasks
@@ -252,8 +256,8 @@ class HTTPSession:
         self.notices.detach()
         self.events.clear()
         running, self._running = self._running, {}
-        for found in running.values():
-            self._cancel(found)
+        for request in running.values():
+            self._cancel(request)
 
     async def close(self) -> None:
         """End the session, and wait for its calls."""
@@ -268,9 +272,9 @@ class HTTPSession:
 
     def _expire(self) -> None:
         idle = self._timing.idle
-        left = self._last_used + idle - time.monotonic()
-        if self.exchanges or left > 0:
-            self._timer = asyncio.get_running_loop().call_later(max(left, idle / 4), self._expire)
+        remaining_seconds = self._last_used + idle - time.monotonic()
+        if self.exchanges or remaining_seconds > 0:
+            self._timer = asyncio.get_running_loop().call_later(max(remaining_seconds, idle / 4), self._expire)
         else:
             self._ended(self.id)
             self.end()
@@ -385,7 +389,7 @@ class HTTPSession:
                 within, first = self._poll_after(), PING
                 if self.events.primes:
                     first = min(PRIME_AFTER, (within or PING) / 2)
-                is_done = await follow(task, writer, receive, left=stream.left, within=within, starts=first)
+                is_done = await follow(task, writer, receive, detached=stream.detached, within=within, starts=first)
         finally:
             if not is_done:  # the client has left, or has to poll; the call goes on
                 stream.detach(writer)
@@ -431,7 +435,7 @@ class HTTPSession:
             for request in requests:
                 if request.task is None and self._running.get(request.message.id) is request:
                     del self._running[request.message.id]
-            self._calls.replies.give_back(self.owner, sum(request.held for request in requests))
+            self._calls.replies.give_back(self.owner, sum(request.reply_bytes for request in requests))
 
     async def _reply(self, request: SessionRequest) -> bytes:
         try:
@@ -445,7 +449,7 @@ class HTTPSession:
             raise
         reply, request.task = self._outcome(request, task), None  # which keeps its result
         if self._calls.replies.take(self.owner, len(reply)):
-            request.held = len(reply)
+            request.reply_bytes = len(reply)
             return reply
         message = "the request was served, and its response is too large beside others of batches: send it alone"
         return encode_message(RPCFailure.of(request.message.id, RPCError(RPCCode.INTERNAL_ERROR, message)))
@@ -455,8 +459,8 @@ class HTTPSession:
         match message:
             case RPCNotification(method="notifications/cancelled", params=params):
                 id: Any = (params or {}).get("requestId")
-                if type(id) in (int, str) and (found := self._running.get(id)) is not None:
-                    self._cancel(found)
+                if type(id) in (int, str) and (request := self._running.get(id)) is not None:
+                    self._cancel(request)
             case RPCNotification(method="notifications/initialized"):
                 self._client.follow(self._server.bus)
             case _:
@@ -468,25 +472,25 @@ class HTTPSession:
         """Send the notifications of the session, or the rest of a stream, after the event that the client names."""
         headers = request.headers
         seen = headers.get(LAST_EVENT_HEADER.encode())
-        found = (self.notices, None) if seen is None else self.events.find(seen.decode("latin-1"))
+        position = (self.notices, None) if seen is None else self.events.find(seen.decode("latin-1"))
         status, problem = 0, ""
         if not accepts(headers.get(b"accept", b""), EVENTS):
             status, problem = 406, f"the client must accept {EVENTS}"
-        elif found is None:
+        elif position is None:
             status, problem = 400, f"unknown {LAST_EVENT_HEADER}: the events of this stream are not kept any more"
         elif seen is None and self.notices.writer is not None:
             status, problem = 409, "Conflict: Only one SSE stream is allowed per session"
-        if found is None or status:
+        if position is None or status:
             await send_error(send, status, RPCCode.INVALID_REQUEST, problem)
             return
-        stream, after = found
+        stream, after = position
         writer = EventWriter(send, self.headers)
         stream.attach(writer)
-        left = stream.left()
+        detached = stream.detached()
         sending = spawn(self._client.announce(self.notices.event), self._tasks) if stream is self.notices else None
         try:
             await stream.resume(writer, after)
-            await follow(left, writer, receive, ended=request.ended, within=self._poll_after())
+            await follow(detached, writer, receive, wait_for_end=request.ended, within=self._poll_after())
             await writer.end()
         finally:
             stream.detach(writer)
@@ -559,19 +563,19 @@ class Sessions:
         """End all sessions and their calls."""
         sessions = [*self._by_id.values()]
         self._by_id.clear()
-        await asyncio.gather(*(each.close() for each in sessions))
+        await asyncio.gather(*(session.close() for session in sessions))
 
     def _open(self, owner: str | None) -> HTTPSession | None:
         """Register a new session; None if there are too many, and none of them is idle."""
         by_owner: dict[str | None, list[HTTPSession]] = {}
-        for each in self._by_id.values():
-            by_owner.setdefault(each.owner, []).append(each)
+        for other in self._by_id.values():
+            by_owner.setdefault(other.owner, []).append(other)
         candidates = by_owner.get(owner, [])
         if len(candidates) < self._max_each:
             is_full = len(self._by_id) >= self._max_sessions
             candidates = max(by_owner.values(), key=len) if is_full else []
         if candidates:  # one of these has to end
-            idle = next((each for each in candidates if each.is_idle), None)
+            idle = next((session for session in candidates if session.is_idle), None)
             if idle is None:
                 return None
             del self._by_id[idle.id]

@@ -93,7 +93,7 @@ class DuplexConnection:
         if line.startswith(b"[") and self._client.version == BATCHED and not self._is_stateless:
             parts = split_batch(line)
             if parts != [line]:
-                waits = [each for each in map(self.receive, parts) if each is not None]
+                waits = [wait for wait in map(self.receive, parts) if wait is not None]
                 return _all(waits) if waits else None
         try:
             message = decode_message(line)
@@ -104,8 +104,8 @@ class DuplexConnection:
                 return self._start(message)
             case RPCNotification(method="notifications/cancelled", params=params):
                 id: Any = (params or {}).get("requestId")
-                if type(id) in (int, str) and (found := self._running.pop(id, None)) is not None:
-                    spawn(found.stop(), self._tasks)
+                if type(id) in (int, str) and (request := self._running.pop(id, None)) is not None:
+                    spawn(request.stop(), self._tasks)
             case RPCNotification(method="notifications/initialized") if not self._is_stateless:
                 self._client.follow(self._server.bus)
                 self._announcing = self._announcing or spawn(self._client.announce(self.send), self._tasks)
@@ -159,10 +159,10 @@ class DuplexConnection:
             RPCError: what is wrong with it.
         """
         if self._is_stateless and message.method == "initialize":
-            wanted = (message.params or {}).get("protocolVersion")
+            requested_version = (message.params or {}).get("protocolVersion")
             data: Params = {"supported": list(STATELESS_VERSIONS)}
-            if isinstance(wanted, str):
-                data["requested"] = wanted[:100]
+            if isinstance(requested_version, str):
+                data["requested"] = requested_version[:100]
             raise RPCError(RPCCode.UNSUPPORTED_PROTOCOL_VERSION, "this connection began without a handshake", data)
         if self._is_stateless:
             read_envelope(message.method, message.params, None)
@@ -201,8 +201,8 @@ def _error_of(error: InvalidMessageError) -> RPCError:
 
 
 async def _all(waits: list[Awaitable[None]]) -> None:
-    for each in waits:
-        await each
+    for wait in waits:
+        await wait
 
 
 # --- files ------------------------------------------------------------------------------------------------------------
@@ -262,7 +262,7 @@ class LineFiles(ABC):
 
 async def serve_files(server: RegistryServer, source: BinaryIO, sink: RawIOBase) -> None:
     """Serve the client behind two files until the input ends."""
-    modes = [os.fstat(each.fileno()).st_mode for each in (source, sink)]
+    modes = [os.fstat(file.fileno()).st_mode for file in (source, sink)]
     is_piped = sys.platform != "win32" and all(stat.S_ISFIFO(mode) or stat.S_ISSOCK(mode) for mode in modes)
     files = PipedFiles(source, sink) if is_piped else ThreadedFiles(source, sink)
     connection = DuplexConnection(server, files.write)

@@ -101,15 +101,15 @@ async def follow(
     writer: EventWriter,
     receive: Receive,
     *,
-    left: "Callable[[], asyncio.Future[None]] | None" = None,
-    ended: Callable[[], Coroutine[Any, Any, object]] | None = None,
+    detached: "Callable[[], asyncio.Future[None]] | None" = None,
+    wait_for_end: Callable[[], Coroutine[Any, Any, object]] | None = None,
     within: float | None = None,
     starts: float = PING,
 ) -> bool:
     """Wait for a task, with pings, the first after `starts` seconds.
 
-    Return False if the client disconnects, the future of `left` is done, `ended` returns, or `within` seconds have
-    passed before.
+    Return False if the client disconnects, the future of `detached` is done, `wait_for_end` returns, or `within`
+    seconds have passed before.
     """
     for _ in range(_STEPS):  # many calls end within these: watching the client takes 60 µs
         await asyncio.sleep(0)
@@ -122,18 +122,18 @@ async def follow(
 
     leaving = asyncio.ensure_future(disconnected())
     loop = asyncio.get_running_loop()
-    ending: asyncio.Future[object] = loop.create_future() if ended is None else loop.create_task(ended())
+    ending: asyncio.Future[object] = loop.create_future() if wait_for_end is None else loop.create_task(wait_for_end())
     ends = None if within is None else time.monotonic() + within
     pause = starts
-    replaced = None if left is None else left()
-    awaited = (task, leaving, ending) if replaced is None else (task, leaving, ending, replaced)
+    detaching = None if detached is None else detached()
+    awaited = (task, leaving, ending) if detaching is None else (task, leaving, ending, detaching)
     try:
         while True:
             wait = pause if ends is None else max(min(pause, ends - time.monotonic()), 0)
             await asyncio.wait(awaited, timeout=wait, return_when=asyncio.FIRST_COMPLETED)
             if task.done():
                 return True
-            if leaving.done() or (replaced is not None and replaced.done()):
+            if leaving.done() or (detaching is not None and detaching.done()):
                 return False
             is_over = ending.done() or (ends is not None and time.monotonic() >= ends)
             if not is_over or not writer.is_started:  # a busy process may be late, and a response has to begin
@@ -169,7 +169,7 @@ class EventStore:
         self._size += difference
         (self._logs.add if log.size else self._logs.discard)(log)
         while difference > 0 and self._size > MAX_ALL_EVENT_BYTES:
-            max(self._logs, key=lambda each: each.size).forget_oldest()
+            max(self._logs, key=lambda log: log.size).forget_oldest()
 
 
 class EventLog:
@@ -196,9 +196,9 @@ class EventLog:
 
     def find(self, id: str) -> tuple["ResumableStream", int] | None:
         """Return the stream of an event and the number of the event; None if they are unknown or forgotten."""
-        found = _ID.fullmatch(id)
-        stream = None if found is None else self._streams.get(int(found[1]))
-        return None if found is None or stream is None else (stream, int(found[2]))
+        event_id = _ID.fullmatch(id)
+        stream = None if event_id is None else self._streams.get(int(event_id[1]))
+        return None if event_id is None or stream is None else (stream, int(event_id[2]))
 
     def add(self, stream: "ResumableStream", number: int, data: bytes, *, is_last: bool) -> None:
         """Keep an event, and forget the oldest that exceed a limit; without effect after `clear`."""
@@ -218,7 +218,7 @@ class EventLog:
 
     def after(self, stream: "ResumableStream", number: int) -> list[_KeptEvent]:
         """Return the later events of a stream."""
-        return [each for each in self._events if each.stream is stream and each.number > number]
+        return [event for event in self._events if event.stream is stream and event.number > number]
 
     def forget_oldest(self) -> None:
         """Forget an event, and with its last one a stream."""
@@ -252,12 +252,12 @@ class ResumableStream:
     It has a number, and can be resumed, from the start of its first response on.
     """
 
-    __slots__ = ("_is_ended", "_is_replaying", "_last", "_left", "_log", "number", "writer")
+    __slots__ = ("_detached", "_is_ended", "_is_replaying", "_last", "_log", "number", "writer")
 
     def __init__(self, log: EventLog) -> None:
         self.number: int | None = None
         self.writer: EventWriter | None = None
-        self._left: asyncio.Future[None] | None = None  # of the writer
+        self._detached: asyncio.Future[None] | None = None  # of the writer
         self._log = log
         self._last = 0  # number of the last event
         self._is_replaying = False
@@ -268,19 +268,19 @@ class ResumableStream:
         self.detach()
         self.writer = writer
 
-    def left(self) -> "asyncio.Future[None]":
+    def detached(self) -> "asyncio.Future[None]":
         """Return a future that is done when the present response has to end."""
-        if self._left is None:
-            self._left = asyncio.get_running_loop().create_future()
-        return self._left
+        if self._detached is None:
+            self._detached = asyncio.get_running_loop().create_future()
+        return self._detached
 
     def detach(self, writer: EventWriter | None = None) -> None:
         """Send no more events to a response, by default to the present one."""
         if writer is None or writer is self.writer:
             self.writer = None
-            if self._left is not None:
-                self._left.set_result(None)
-                self._left = None
+            if self._detached is not None:
+                self._detached.set_result(None)
+                self._detached = None
 
     def preface(self) -> bytes:
         """Return what a response begins with: an event without data, with an id to resume from."""
@@ -303,7 +303,7 @@ class ResumableStream:
         if writer is None or self._is_replaying:
             return
         sending = asyncio.ensure_future(writer.event(data, f"{self.number}.{self._last}"))
-        await asyncio.wait((sending, self.left()), return_when=asyncio.FIRST_COMPLETED)
+        await asyncio.wait((sending, self.detached()), return_when=asyncio.FIRST_COMPLETED)
         if not sending.done():  # a connection that has failed may block for many minutes
             sending.cancel()
         elif sending.exception() is not None:
@@ -321,11 +321,11 @@ class ResumableStream:
         await writer.write(b"")
         after = self._last if after is None else after
         while events := self._log.after(self, after):
-            for each in events:
+            for event in events:
                 if self.writer is not writer:  # it was resumed again
                     return
-                await writer.event(each.data, f"{self.number}.{each.number}")
-                after = each.number
+                await writer.event(event.data, f"{self.number}.{event.number}")
+                after = event.number
         if self.writer is writer:
             self._is_replaying = False
             if self._is_ended:

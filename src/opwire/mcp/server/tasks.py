@@ -136,7 +136,7 @@ class CallTask:
         match fields["status"]:
             case "input_required":
                 questions = {key: entry.question for key, entry in self._open_questions.items()}
-                return {**fields, "inputRequests": {key: _as_request(each) for key, each in questions.items()}}
+                return {**fields, "inputRequests": {key: _as_request(question) for key, question in questions.items()}}
             case "completed":
                 return {**fields, "result": {"resultType": "complete", **self.call.result()}}
             case "failed":

@@ -226,8 +226,8 @@ class ToolCatalogue:
     def similar(self, name: str, identity: Identity | None) -> list[str]:
         """Return up to three names similar to an unknown one, of tools that a caller may call."""
 
-        def is_visible(known: str) -> bool:
-            spec = self._registry.get_spec(self._names.operation_id(known) or "")
+        def is_visible(tool_name: str) -> bool:
+            spec = self._registry.get_spec(self._names.operation_id(tool_name) or "")
             return spec is not None and self._dispatcher.is_visible(spec, identity)
 
         return similar_names(name, self._names.taken, visible=is_visible)
@@ -257,24 +257,24 @@ class ToolCatalogue:
         visible = self._dispatcher.visible(identity)
         listed = {self._names[spec.id]: spec for spec in visible if spec.id in self._names}
         page: list[Tool] = []
-        left = max_bytes
+        remaining_bytes = max_bytes
         for name in sorted(name for name in listed if name > after):
             tool = self._tool(listed[name])
             if tool is None:
                 continue
-            if page and tool.size > left:
+            if page and tool.size > remaining_bytes:
                 return page, f"{_CURSOR}{page[-1].name}"
             page.append(tool)
-            left -= tool.size
+            remaining_bytes -= tool.size
         return page, None
 
     def has_public(self) -> bool:
         """Return whether anonymous callers can call anything; checked for each of their requests."""
-        found = self._public
-        if found is None or self._registry.get_spec(found.id) is not found:
+        public_spec = self._public
+        if public_spec is None or self._registry.get_spec(public_spec.id) is not public_spec:
             public = (spec for spec in self._registry.list() if spec.access is not None and spec.access.public)
-            found = self._public = next(filter(self._dispatcher.is_served, public), None)
-        return found is not None
+            public_spec = self._public = next(filter(self._dispatcher.is_served, public), None)
+        return public_spec is not None
 
     def _name_all(self) -> None:
         """Name every served operation, if the registry has changed."""
@@ -324,8 +324,8 @@ def result_of(envelope: ResponseEnvelope[Any], tool: Tool, format: ResultFormat)
     content_type = http_meta = None
     if isinstance(meta, HTTPResponseMeta):  # without headers that grant access
         content_type = meta.content_type
-        shown = {name: value for name, value in meta.headers.items() if name not in _PRIVATE_HEADERS}
-        http_meta = msgspec.to_builtins(msgspec.structs.replace(meta, headers=shown, set_cookie=None))
+        public_headers = {name: value for name, value in meta.headers.items() if name not in _PRIVATE_HEADERS}
+        http_meta = msgspec.to_builtins(msgspec.structs.replace(meta, headers=public_headers, set_cookie=None))
     if format.tool_envelopes:
         content = [*to_blocks(ResponseEnvelope(encoded.data, meta), tool=tool.name)]
     else:
@@ -397,9 +397,13 @@ def forwarded_fields(meta: MCPResponseMeta) -> Result:
 
     `resultType` is not among them: a result would become a question to the client that no handler has asked.
     """
-    given = meta._meta  # pyright: ignore[reportPrivateUsage] - the protocol's name for it
-    extensions = {} if isinstance(given, UnsetType) else dict(given)
-    fields = {key: each for key, each in as_dict(extensions.pop(FIELDS_META, {})).items() if key not in _OWN_FIELDS}
+    sent_meta = meta._meta  # pyright: ignore[reportPrivateUsage] - the protocol's name for it
+    extensions = {} if isinstance(sent_meta, UnsetType) else dict(sent_meta)
+    fields = {
+        key: field_value
+        for key, field_value in as_dict(extensions.pop(FIELDS_META, {})).items()
+        if key not in _OWN_FIELDS
+    }
     return {**fields, **({"_meta": extensions} if extensions else {})}
 
 
@@ -439,8 +443,8 @@ def error_result(error: CallError, tool: Tool, format: ResultFormat) -> Result:
     if details is not None:
         fields["details"] = details
     if format.tool_envelopes:
-        shown = CallError(error.code, error.message, details, retryable=error.retryable)
-        content = [*error_blocks(error_payload(shown), tool=tool.name)]
+        shown_error = CallError(error.code, error.message, details, retryable=error.retryable)
+        content = [*error_blocks(error_payload(shown_error), tool=tool.name)]
     else:
         content = [{"type": "text", "text": error_text(error, tool.spec.id, tool.name)}]
     return {"content": content, "isError": True, "_meta": {ERROR_META: fields}}

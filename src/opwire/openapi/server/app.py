@@ -85,8 +85,8 @@ def serve_http(
         takes_tokens=guard.get("authenticate") is not None,
         allows_anonymous=guard.get("anonymous") is not None,
     )
-    own = None if monitor is None else lambda: monitor.operations
-    dispatcher = Dispatcher(registry, serves=operation_filter(include, exclude), own=own)
+    own_operations = None if monitor is None else lambda: monitor.operations
+    dispatcher = Dispatcher(registry, serves=operation_filter(include, exclude), own=own_operations)
     if monitor is not None:
         dispatcher.use(monitor.interceptor("http"))
     for interceptor in interceptors:
@@ -125,7 +125,7 @@ class HTTPApp(ListeningApp):
         self._operations = OperationEndpoint(dispatcher, options.calls)
         api = Router(
             [
-                *(WebhookRoute(name, each, lambda: self.draining) for name, each in options.webhooks.items()),
+                *(WebhookRoute(name, receiver, lambda: self.draining) for name, receiver in options.webhooks.items()),
                 ExactRoute("/openapi.json", DocumentEndpoint(DocumentCache(dispatcher, info))),
             ],
             redirect_slashes=False,

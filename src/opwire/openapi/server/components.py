@@ -36,7 +36,7 @@ PREFIX = "#/components/schemas/"
 
 _UNSAFE_IN_NAME = re.compile(r"[^A-Za-z0-9._-]+")
 _REFERENCES = ("$ref", "$dynamicRef", "$recursiveRef")
-_QUOTED_REFERENCES = tuple(f'"{each}"'.encode() for each in _REFERENCES)
+_QUOTED_REFERENCES = tuple(f'"{keyword}"'.encode() for keyword in _REFERENCES)
 _ROOT_KEYWORDS = frozenset("$schema $id $anchor $dynamicAnchor $recursiveAnchor $defs definitions components".split())
 _KEYWORDS = frozenset(
     "$comment $defs $dynamicRef $recursiveRef $ref additionalProperties allOf anyOf const contains contentEncoding "
@@ -62,8 +62,8 @@ Pointer = tuple[str, ...]
 class Components:
     """The `components.schemas` of a document under construction."""
 
-    def __init__(self, known: Mapping[str, JSONSchema]) -> None:
-        self.schemas: dict[str, JSONSchema] = dict(known)
+    def __init__(self, named_schemas: Mapping[str, JSONSchema]) -> None:
+        self.schemas: dict[str, JSONSchema] = dict(named_schemas)
         self._names: dict[bytes, str] = {}  # by the encoded schema
         self._numbers: dict[str, count[int]] = {}  # the next ones of names that are taken
         self._references: dict[int, tuple[JSONSchema, tuple[str, ...]]] = {}
@@ -115,12 +115,12 @@ class Components:
 
     def references(self, definition: JSONSchema) -> tuple[str, ...]:
         """Return the references in a definition; cached, because many roots share definitions."""
-        known = self._references.get(id(definition))
-        if known is None:
+        cached = self._references.get(id(definition))
+        if cached is None:
             nodes = (as_dict(node) for _, node in _walk(definition))
-            found = tuple(node[key] for node in nodes for key in _REFERENCES if isinstance(node.get(key), str))
-            known = self._references[id(definition)] = definition, found
-        return known[1]
+            references = tuple(node[key] for node in nodes for key in _REFERENCES if isinstance(node.get(key), str))
+            cached = self._references[id(definition)] = definition, references
+        return cached[1]
 
     def defining(self, name: str) -> "list[_Root]":
         """Return the root schemas with a definition of this name that is a component."""
@@ -134,12 +134,12 @@ class _Root:
         self.names: dict[Pointer, str] = {}  # of the definitions that are components
         self.definitions: dict[Pointer, JSONSchema] = {
             (*place, name): schema
-            for place, named in (
+            for place, definitions in (
                 (("$defs",), json.get("$defs")),
                 (("definitions",), json.get("definitions")),
                 (("components", "schemas"), as_dict(json.get("components")).get("schemas")),
             )
-            for name, schema in as_dict(named).items()
+            for name, schema in as_dict(definitions).items()
         }
         self.added: dict[str, None] = {}  # components that this root alone defines, in their order
         self._components = components
@@ -153,7 +153,9 @@ class _Root:
 
     def placed(self) -> JSONSchema:
         """Add the definitions, and return the root with rewritten references."""
-        schema = self._rewritten({key: each for key, each in self._json.items() if key not in _ROOT_KEYWORDS})
+        schema = self._rewritten(
+            {key: keyword_value for key, keyword_value in self._json.items() if key not in _ROOT_KEYWORDS}
+        )
         while self._waiting:
             pointer = self._waiting.pop()
             self._components.keep(self.names[pointer], self._rewritten(self.definitions[pointer]))
@@ -188,11 +190,11 @@ class _Root:
         for tag, reference in as_dict(discriminator.get("mapping")).items():
             with contextlib.suppress(SchemaError):  # a target that is missing
                 moved[tag] = self._target(reference) if str(reference).startswith("#/") else reference
-        named = {key: each for key, each in discriminator.items() if key != "mapping"}
-        schema["discriminator"] = {**named, "mapping": moved} if moved else named
+        rewritten = {key: keyword_value for key, keyword_value in discriminator.items() if key != "mapping"}
+        schema["discriminator"] = {**rewritten, "mapping": moved} if moved else rewritten
         for union in ("anyOf", "oneOf"):
             if isinstance(schema.get(union), list):
-                schema[union] = [_variant(each) for each in schema[union]]
+                schema[union] = [_variant(branch) for branch in schema[union]]
 
     def _target(self, reference: str) -> str:
         self._references.resolve(reference)  # raises SchemaError if it cannot be resolved
@@ -202,7 +204,7 @@ class _Root:
             if definition not in self.names:
                 for other in self._components.defining(definition[-1])[:_MAX_ROOTS]:
                     if common := self._common(other, definition):
-                        self.names.update({each: other.names[each] for each in common})
+                        self.names.update({shared_pointer: other.names[shared_pointer] for shared_pointer in common})
                         break
                 else:
                     name = self._components.reserve(definition[-1], f"{self._label}_{definition[-1]}")
@@ -223,10 +225,10 @@ class _Root:
     @cached_property
     def _pointers(self) -> dict[int, Pointer]:
         """The first pointer to each value of the root, by its identity."""
-        found: dict[int, Pointer] = {}
+        pointers: dict[int, Pointer] = {}
         for pointer, value in _walk(self._json):
-            found.setdefault(id(value), pointer)
-        return found
+            pointers.setdefault(id(value), pointer)
+        return pointers
 
     def _definition_at(self, pointer: Pointer) -> Pointer | None:
         """Return the definition that a pointer leads into, or None."""
@@ -234,66 +236,78 @@ class _Root:
 
     def _common(self, other: "_Root", definition: Pointer) -> set[Pointer]:
         """Return a definition and all that it refers to if they are the same in another root; else an empty set."""
-        found: set[Pointer] = set()
+        common: set[Pointer] = set()
         waiting = [definition]
         while waiting:
-            each = waiting.pop()
-            name = other.names.get(each)
-            if each in found or (name is not None and self.names.get(each) == name):  # with all that it refers to
+            pointer = waiting.pop()
+            name = other.names.get(pointer)
+            if pointer in common or (
+                name is not None and self.names.get(pointer) == name
+            ):  # with all that it refers to
                 continue
             self._comparisons_left -= 1
-            if name is None or each in self.names or self._comparisons_left < 0 or not self._is_same(other, each):
+            if name is None or pointer in self.names or self._comparisons_left < 0 or not self._is_same(other, pointer):
                 return set()
-            found.add(each)
-            for reference in self._components.references(self.definitions[each]):
+            common.add(pointer)
+            for reference in self._components.references(self.definitions[pointer]):
                 target = self._definition_at(self._pointer(reference))
                 if target is None:  # it leads into its own root, which is not the other one
                     return set()
                 waiting.append(target)
-        return found
+        return common
 
     def _is_same(self, other: "_Root", definition: Pointer) -> bool:
-        own, others = self.definitions[definition], other.definitions[definition]
-        if own is others:  # roots of a source share objects
+        own_definition, others = self.definitions[definition], other.definitions[definition]
+        if own_definition is others:  # roots of a source share objects
             return True
-        key = (id(own), id(others))
+        key = (id(own_definition), id(others))
         if key not in self._same:
-            self._same[key] = own == others
+            self._same[key] = own_definition == others
         return self._same[key]
 
 
 def _published(schema: dict[str, Any]) -> dict[str, Any]:
     """Return a schema without what validators of documents reject: unknown keywords, and data that contradicts it."""
-    kept = {keyword: each for keyword, each in schema.items() if keyword in _KEYWORDS or keyword.startswith("x-")}
-    if _refers(kept.get("examples")):  # validators resolve references in data, too
-        del kept["examples"]
-    if "default" in kept:
-        checked = {keyword: each for keyword, each in schema.items() if keyword != "default" and not _refers(each)}
+    published = {
+        keyword: keyword_value
+        for keyword, keyword_value in schema.items()
+        if keyword in _KEYWORDS or keyword.startswith("x-")
+    }
+    if _refers(published.get("examples")):  # validators resolve references in data, too
+        del published["examples"]
+    if "default" in published:
+        checked = {
+            keyword: keyword_value
+            for keyword, keyword_value in schema.items()
+            if keyword != "default" and not _refers(keyword_value)
+        }
         with contextlib.suppress(SchemaError):
-            if _refers(kept["default"]) or not Schema(checked, dialect="2020-12").is_valid(kept["default"]):
-                del kept["default"]
-    types = type_names(kept)
+            if _refers(published["default"]) or not Schema(checked, dialect="2020-12").is_valid(published["default"]):
+                del published["default"]
+    types = type_names(published)
     if not types:
-        return kept
+        return published
     for keyword, type in _OF_TYPE.items():
         if type not in types:
-            kept.pop(keyword, None)
-    if "enum" in kept:
-        values = kept.pop("enum")
-        possible = [each for each in as_list(values) if _SAME_TYPE.get(kind_of(each), {kind_of(each)}) & set(types)]
-        kept |= {"enum": possible} if possible else {}
+            published.pop(keyword, None)
+    if "enum" in published:
+        values = published.pop("enum")
+        possible = [
+            member for member in as_list(values) if _SAME_TYPE.get(kind_of(member), {kind_of(member)}) & set(types)
+        ]
+        published |= {"enum": possible} if possible else {}
     if "array" in types:
         # Linters require `items`, even of a tuple. Where its length is limited they have no effect, and generators that
         # do not know tuples create the right union; hey-api would append any other type to the tuple.
-        first = as_list(kept.get("prefixItems"))
-        is_closed = len(first) > 1 and kept.get("maxItems", inf) <= len(first)
-        kept.setdefault("items", {"anyOf": first} if is_closed else {})
-    return kept
+        first = as_list(published.get("prefixItems"))
+        is_closed = len(first) > 1 and published.get("maxItems", inf) <= len(first)
+        published.setdefault("items", {"anyOf": first} if is_closed else {})
+    return published
 
 
 def _refers(value: Any) -> bool:
     encoded = _encoder.encode(value)
-    return any(each in encoded for each in _QUOTED_REFERENCES)
+    return any(reference in encoded for reference in _QUOTED_REFERENCES)
 
 
 def _variant(branch: JSONSchema) -> JSONSchema:
@@ -311,9 +325,9 @@ def _walk(root: Any) -> Iterator[tuple[Pointer, Any]]:
         pointer, node = stack.pop()
         yield pointer, node
         if isinstance(node, dict):
-            stack += [((*pointer, key), each) for key, each in cast("dict[str, Any]", node).items()]
+            stack += [((*pointer, key), child) for key, child in cast("dict[str, Any]", node).items()]
         elif isinstance(node, list):
-            stack += [((*pointer, str(index)), each) for index, each in enumerate(cast("list[Any]", node))]
+            stack += [((*pointer, str(index)), child) for index, child in enumerate(cast("list[Any]", node))]
 
 
 _STRING = {"type": "string"}
@@ -339,13 +353,16 @@ _PROBLEM: dict[str, Any] = {
 
 def _with(schema: dict[str, Any], **properties: Any) -> dict[str, Any]:
     """Return an object schema with some properties replaced, and with the type of its constants."""
-    given: dict[str, Any] = {**schema["properties"], **properties}
-    typed = {name: {"type": "string", **each} if "const" in each else each for name, each in given.items()}
+    all_properties: dict[str, Any] = {**schema["properties"], **properties}
+    typed = {
+        name: {"type": "string", **property_schema} if "const" in property_schema else property_schema
+        for name, property_schema in all_properties.items()
+    }
     return {**schema, "properties": typed}
 
 
-def _one_of(discriminator: str, **named: str) -> dict[str, Any]:
-    mapping = {value: PREFIX + name for value, name in named.items()}
+def _one_of(discriminator: str, **names_by_value: str) -> dict[str, Any]:
+    mapping = {value: PREFIX + name for value, name in names_by_value.items()}
     return {
         "oneOf": [{"$ref": ref} for ref in mapping.values()],
         "discriminator": {"propertyName": discriminator, "mapping": mapping},

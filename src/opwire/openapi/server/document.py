@@ -74,9 +74,9 @@ def build_document(
     document: dict[str, Any] = {
         "openapi": VERSIONS[version],
         "info": {"title": info.title, "version": info.version},
-        "servers": [{"url": each} for each in info.servers or [info.server]],
+        "servers": [{"url": url} for url in info.servers or [info.server]],
         "security": [],
-        "tags": [{"name": each} for each in sorted({tag for spec in listed for tag in tags_of(spec)})],
+        "tags": [{"name": tag_name} for tag_name in sorted({tag for spec in listed for tag in tags_of(spec)})],
         "paths": {path_of(spec.id): builder.path_item(spec) for spec in listed},
         "components": {"schemas": dict(sorted(builder.components.schemas.items())), "responses": _RESPONSES},
     }
@@ -149,8 +149,13 @@ class _DocumentBuilder:
                 input = self.components.schemas[input["$ref"].removeprefix(PREFIX)]
             flat = as_dict(input)
             parameters = [
-                {"name": each, "in": "query", "required": each in flat.get("required", ()), "schema": schema}
-                for each, schema in flat.get("properties", {}).items()
+                {
+                    "name": parameter_name,
+                    "in": "query",
+                    "required": parameter_name in flat.get("required", ()),
+                    "schema": schema,
+                }
+                for parameter_name, schema in flat.get("properties", {}).items()
             ]
             item["get"] = {"operationId": self._names[f"{spec.id}?"], **common, "parameters": parameters}
         return item
@@ -209,10 +214,12 @@ class DocumentCache:
             CallError: PROTOCOL_ERROR, if the version is unknown; UNAUTHENTICATED.
         """
         try:
-            given = parse_qs(query.decode("latin-1"), max_num_fields=_MAX_FIELDS).get("version", ["3.1"])[-1]
+            requested_version = parse_qs(query.decode("latin-1"), max_num_fields=_MAX_FIELDS).get("version", ["3.1"])[
+                -1
+            ]
         except ValueError as error:
             raise CallError(ErrorCode.PROTOCOL_ERROR, f"invalid query string: {error}") from error
-        version = _VERSIONS.get(given)
+        version = _VERSIONS.get(requested_version)
         if version is None:
             raise CallError(ErrorCode.PROTOCOL_ERROR, f"unknown version; there are {' and '.join(VERSIONS)}")
         specs = tuple(sorted(self._dispatcher.visible(identity), key=lambda spec: spec.id))

@@ -77,9 +77,9 @@ class Request:
         self.headers = admitted.headers
         self.identity = admitted.identity
         self.access = admitted.access
-        given = self.headers.get(b"x-request-id")
-        is_sane = given is not None and _REQUEST_ID.fullmatch(given)
-        self.request_id = given.decode() if given and is_sane else os.urandom(16).hex()
+        sent_id = self.headers.get(b"x-request-id")
+        is_sane = sent_id is not None and _REQUEST_ID.fullmatch(sent_id)
+        self.request_id = sent_id.decode() if sent_id and is_sane else os.urandom(16).hex()
 
     @property
     def is_secure(self) -> bool:
@@ -110,8 +110,8 @@ class Request:
     @property
     def last_event_id(self) -> str | None:
         """The last event of a stream that the client has received."""
-        given = self.headers.get(b"last-event-id")
-        return given.decode("utf-8", "replace") if given else None
+        event_id = self.headers.get(b"last-event-id")
+        return event_id.decode("utf-8", "replace") if event_id else None
 
     @property
     def metadata(self) -> Trace:
@@ -130,17 +130,17 @@ class Request:
         Raises:
             CallError: PROTOCOL_ERROR, if it is not a number; TIMEOUT, if it has passed.
         """
-        given = self.headers.get(b"x-deadline-ms")
-        if given is None:
+        header = self.headers.get(b"x-deadline-ms")
+        if header is None:
             return None if default is None else time.monotonic() + default
-        if not given.isdigit() or len(given) > 18:
+        if not header.isdigit() or len(header) > 18:
             raise CallError(ErrorCode.PROTOCOL_ERROR, "the header x-deadline-ms is not a number of milliseconds")
-        left = int(given)
-        if left > _EPOCH:
-            left -= time.time_ns() // 1_000_000
-        if left <= 0:
+        milliseconds = int(header)
+        if milliseconds > _EPOCH:
+            milliseconds -= time.time_ns() // 1_000_000
+        if milliseconds <= 0:
             raise CallError(ErrorCode.TIMEOUT, "the deadline had passed before the call arrived")
-        return time.monotonic() + bounded_seconds(left / 1000)
+        return time.monotonic() + bounded_seconds(milliseconds / 1000)
 
     def context(self, timeout: float | None, bind_env: Callable[[Context], Any]) -> Context:
         """Return the context of the call; `timeout` is the default in seconds.
@@ -185,8 +185,8 @@ class Request:
         Raises:
             HTTPStatusError: it is not JSON.
         """
-        given = self.headers.get(b"content-type", b"")
-        if given != b"application/json" and not _JSON.fullmatch(given):
+        content_type = self.headers.get(b"content-type", b"")
+        if content_type != b"application/json" and not _JSON.fullmatch(content_type):
             wrong = "the body must be JSON in UTF-8, sent as content-type: application/json"
             error = CallError(ErrorCode.PROTOCOL_ERROR, wrong)
             raise HTTPStatusError(HTTPStatus.UNSUPPORTED_MEDIA_TYPE, error, (b"accept", b"application/json"))
@@ -263,13 +263,13 @@ def query_parameters(schema: Schema) -> Mapping[str, QueryParameter] | None:
     if not isinstance(json.get("properties", {}), dict) or not isinstance(json.get("required", []), list):
         return None  # an invalid schema
     references = References(json)
-    found: dict[str, QueryParameter] = {}
-    for name, each in as_dict(json.get("properties")).items():
-        parameter = _parameter(each, references)
+    parameters: dict[str, QueryParameter] = {}
+    for name, property_schema in as_dict(json.get("properties")).items():
+        parameter = _parameter(property_schema, references)
         if parameter is None:
             return None
-        found[name] = parameter
-    return found
+        parameters[name] = parameter
+    return parameters
 
 
 def parse_query(parameters: Mapping[str, QueryParameter], query: bytes) -> dict[str, Any]:
@@ -326,8 +326,8 @@ def _parameter(schema: Any, references: References) -> QueryParameter | None:
     types = _types(schema, references, _MAX_HOPS)
     if types is None:
         return None
-    arrays = frozenset(each.removeprefix("array of ") for each in types if each.startswith("array of "))
-    if arrays and not types - {f"array of {each}" for each in arrays} <= {"null"}:
+    arrays = frozenset(type_name.removeprefix("array of ") for type_name in types if type_name.startswith("array of "))
+    if arrays and not types - {f"array of {item_type}" for item_type in arrays} <= {"null"}:
         return None
     kinds = arrays or types
     is_clear = bool(kinds) and ("string" not in kinds or kinds <= {"string", "null"})
@@ -345,10 +345,10 @@ def _types(schema: Any, references: References, hops: int) -> frozenset[str] | N
         return types if types <= _SCALARS else None
     if "type" not in json:
         branches = as_list(json.get("anyOf") or json.get("oneOf"))
-        found = [_types(branch, references, hops - 1) for branch in branches]
-        if "allOf" in json or not branches or None in found:
+        branch_types = [_types(branch, references, hops - 1) for branch in branches]
+        if "allOf" in json or not branches or None in branch_types:
             return None
-        return frozenset[str]().union(*filter(None, found))
+        return frozenset[str]().union(*filter(None, branch_types))
     types = frozenset(map(str, type_names(json)))
     scalars = types - {"array"}
     if not scalars <= _SCALARS:
@@ -356,7 +356,7 @@ def _types(schema: Any, references: References, hops: int) -> frozenset[str] | N
     if scalars == types:
         return types
     items = None if "prefixItems" in json else _types(json.get("items"), references, hops - 1)
-    return scalars | {f"array of {each}" for each in items} if items and items <= _SCALARS else None
+    return scalars | {f"array of {item_type}" for item_type in items} if items and items <= _SCALARS else None
 
 
 # --- routes -----------------------------------------------------------------------------------------------------------
@@ -445,11 +445,11 @@ class CancelOnDisconnect:
             self.interrupted, self.reason = True, reason
             self._task.cancel()
 
-    def interrupt_when(self, ended: Callable[[], Awaitable[CallError]]) -> None:
+    def interrupt_when(self, wait_for_reason: Callable[[], Awaitable[CallError]]) -> None:
         """End the block when a function returns the reason."""
 
         async def wait() -> None:
-            self.interrupt(await ended())
+            self.interrupt(await wait_for_reason())
 
         self._watchers.append(self._loop.create_task(wait()))
 
