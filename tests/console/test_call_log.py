@@ -122,7 +122,7 @@ async def test_of_very_many_calls_all_are_counted_and_the_errors_shown() -> None
                 monitor.record(f"x{number}", "math.add", "TIMEOUT" if number % 100 == 99 else "OK", 0.001, "local")
             batch = await until(events, "calls")
             assert len(batch["records"]) + batch["dropped"] == 2_500
-            assert len(batch["records"]) == call_log.MAX_CALLS
+            assert len(batch["records"]) == call_log.MAX_CALLS_WITH_VALUES
             assert sum(each["outcome"] == "TIMEOUT" for each in batch["records"]) == 25
             monitor.record("later", "math.add", "OK", 0.001, "local")
             assert (await until(events, "calls"))["records"][0]["requestId"] == "later"
@@ -194,8 +194,8 @@ def test_a_page_that_does_not_read_loses_the_oldest_batches_and_learns_how_many_
 
 
 async def test_the_streams_of_one_identity_are_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(call_log, "MAX_STREAMS", 2)
-    monkeypatch.setattr(call_log, "MAX_ANONYMOUS", 1)
+    monkeypatch.setattr(call_log, "MAX_STREAMS_OF_IDENTITY", 2)
+    monkeypatch.setattr(call_log, "MAX_ANONYMOUS_STREAMS", 1)
     async with page_of() as page, page.stream("GET", "events") as anonymous:
         await until(anonymous, "hello")
         assert (await page.api("GET", "events")).status == 429
@@ -235,17 +235,17 @@ async def test_values_are_kept_only_while_they_are_watched_and_have_no_secrets()
 
 
 def test_values_are_bounded_and_dropped_with_the_last_watcher(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(call_log, "MAX_CALLS", 3)
+    monkeypatch.setattr(call_log, "MAX_CALLS_WITH_VALUES", 3)
     monitor = CallMonitor(OperationRegistry())
     values = RecentValues(monitor)
     assert monitor.on_values is None
     with values.watching(), values.watching():
         for number in range(5):
-            values.put(str(number), {"n": number}, "x" * call_log.MAX_VALUE if number == 4 else number)
+            values.put(str(number), {"n": number}, "x" * call_log.MAX_VALUE_BYTES if number == 4 else number)
         assert values.shown("4") == {"input": {"n": 4}, "output": None, "error": None, "truncated": True}
         with pytest.raises(CallError, match="not kept"):
             values.shown("1")
-        monkeypatch.setattr(call_log, "MAX_BYTES", 20)
+        monkeypatch.setattr(call_log, "MAX_BYTES_OF_VALUES", 20)
         values.put("5", "x" * 15, None)
         with pytest.raises(CallError, match="not kept"):
             values.shown("3")

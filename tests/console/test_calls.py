@@ -158,7 +158,7 @@ async def test_unreadable_details_of_an_error_are_left_out() -> None:
 
 
 async def test_kept_results_are_bounded_in_bytes_and_time(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(calls, "MAX_KEPT", 100)
+    monkeypatch.setattr(calls, "MAX_DOWNLOAD_BYTES", 100)
     me, kept = Identity(id="me"), KeptResults()
 
     def response(size: int) -> EncodedResponse:
@@ -172,7 +172,7 @@ async def test_kept_results_are_bounded_in_bytes_and_time(monkeypatch: pytest.Mo
     with pytest.raises(CallError, match="over the HTTP API"):
         kept.keep("3", me, response(101))
     now = calls.time.monotonic()
-    monkeypatch.setattr(calls.time, "monotonic", lambda: now + calls.KEEP + 1)
+    monkeypatch.setattr(calls.time, "monotonic", lambda: now + calls.DOWNLOAD_LIFETIME + 1)
     with pytest.raises(CallError, match="no such result"):
         kept.get("2", me)
 

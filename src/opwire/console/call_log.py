@@ -1,9 +1,9 @@
 """The live part of the console: one stream of events per page, and the values of recent calls.
 
 Rules: calls and figures need the scope `opwire:observe`, values `opwire:values`. Records are taken and encoded once for
-all pages, at most `RATE` per second beside those of errors: calls without a record are counted, so that totals are
-exact. A page that does not keep up loses the oldest batches, and delays no call. Values are kept only while a page that
-may see them is connected, bounded in number and bytes; secret fields are replaced when they are read.
+all pages, at most `MAX_RECORDS_PER_SECOND` beside those of errors: calls without a record are counted, so that totals
+are exact. A page that does not keep up loses the oldest batches, and delays no call. Values are kept only while a page
+that may see them is connected, bounded in number and bytes; secret fields are replaced when they are read.
 """
 
 import asyncio
@@ -40,32 +40,32 @@ VALUES = "opwire:values"
 APPROVE = "opwire:approve"
 """The scope that shows calls which wait for approval, and decides about them."""
 
-BATCH = 0.2
+BATCH_INTERVAL = 0.2
 """Seconds between two batches of records."""
 
-RATE = 1_500.0
+MAX_RECORDS_PER_SECOND = 1_500.0
 """Records per second, beside those of errors; a person reads fewer, and each costs 2 µs."""
 
 STATISTICS_INTERVAL = 2.0
 """Seconds between two events with figures."""
 
-MAX_STREAMS = 8
+MAX_STREAMS_OF_IDENTITY = 8
 """Event streams of one identity."""
 
-MAX_ANONYMOUS = 32
+MAX_ANONYMOUS_STREAMS = 32
 """Event streams of all anonymous callers."""
 
-MAX_VALUE = 64 * 1024
+MAX_VALUE_BYTES = 64 * 1024
 """Bytes of an input or output as JSON; larger ones are not kept."""
 
-MAX_CALLS = 1_000
-MAX_BYTES = 16 * 1024 * 1024
+MAX_CALLS_WITH_VALUES = 1_000
+MAX_BYTES_OF_VALUES = 16 * 1024 * 1024
 """Calls with values that are kept, and their bytes in all; the oldest make room."""
 
-_MAX_APPROVALS = 1_000  # changes that wait to be sent to one page
-_MAX_BATCHES = 10  # that wait to be sent to one page
-_MAX_FILTER = 200  # characters
-_MAX_WORDS = 8
+_MAX_UNSENT_APPROVALS = 1_000  # for one page
+_MAX_UNSENT_BATCHES = 10  # for one page
+_MAX_FILTER_CHARACTERS = 200
+_MAX_FILTER_WORDS = 8
 _encoder = msgspec.json.Encoder()
 
 _COLUMNS: dict[str, Callable[[CallRecord], str]] = {
@@ -117,7 +117,7 @@ class RecentValues:
     def put(self, request_id: str, input: Any, result: Any) -> None:
         """Keep the values of a call that has ended."""
         if isinstance(result, BaseException):
-            error = str(result)[:MAX_VALUE] if isinstance(result, CallError) else type(result).__name__
+            error = str(result)[:MAX_VALUE_BYTES] if isinstance(result, CallError) else type(result).__name__
             values = CallValues(_encoded(input), None, error)
         else:
             values = CallValues(_encoded(input), _encoded(getattr(result, "data", result)), None)
@@ -125,7 +125,7 @@ class RecentValues:
             self._bytes -= before.size
         self._kept[request_id] = values
         self._bytes += values.size
-        while len(self._kept) > MAX_CALLS or self._bytes > MAX_BYTES:
+        while len(self._kept) > MAX_CALLS_WITH_VALUES or self._bytes > MAX_BYTES_OF_VALUES:
             self._bytes -= self._kept.pop(next(iter(self._kept))).size
 
     def shown(self, request_id: str) -> dict[str, Any]:
@@ -153,13 +153,13 @@ def _encoded(value: Any) -> bytes | None:
         encoded = msgspec.json.encode(value)
     except (TypeError, ValueError, RecursionError):
         return None
-    return encoded if len(encoded) <= MAX_VALUE else None
+    return encoded if len(encoded) <= MAX_VALUE_BYTES else None
 
 
 def matcher(words: str) -> Callable[[CallRecord], bool]:
     """Return the filter of a page: `caller:ann` looks in a column, another word in all of them; 8 words at most."""
     terms: list[tuple[str | None, str]] = []
-    for word in words.lower().split()[:_MAX_WORDS]:
+    for word in words.lower().split()[:_MAX_FILTER_WORDS]:
         name, _, column_text = word.partition(":")
         terms.append((name, column_text) if name in _COLUMNS else (None, word))
 
@@ -202,18 +202,20 @@ class CallLog:
             CallError: RATE_LIMITED, the caller has too many streams.
         """
         identity = request.identity
-        most = MAX_ANONYMOUS if identity is None else MAX_STREAMS
+        most = MAX_ANONYMOUS_STREAMS if identity is None else MAX_STREAMS_OF_IDENTITY
         if self._streams.count(identity) >= most:
             raise CallError(ErrorCode.RATE_LIMITED, f"{most} pages are open already: close one")
         return partial(self._stream, request)
 
     async def _stream(self, request: Request, scope: Scope, receive: Receive, send: Send) -> None:
         identity = request.identity
-        query = dict(parse_qsl(request.query.decode("latin-1")[: 8 * _MAX_FILTER]))
+        query = dict(parse_qsl(request.query.decode("latin-1")[: 8 * _MAX_FILTER_CHARACTERS]))
         page = WatchingPage()
         async with AsyncExitStack() as stack:
             if holds(identity, OBSERVE):
-                await stack.enter_async_context(self._feed.reading(page, query.get("filter", "").strip()[:_MAX_FILTER]))
+                await stack.enter_async_context(
+                    self._feed.reading(page, query.get("filter", "").strip()[:_MAX_FILTER_CHARACTERS])
+                )
             if query.get("values") == "1" and holds(identity, VALUES):
                 stack.enter_context(self.values.watching())
             stack.callback(self._registry.on_change(lambda _: page.changed()))
@@ -249,7 +251,9 @@ class CallFeed:
             CallError: RATE_LIMITED, there are too many watchers.
         """
         if words not in self._readers:
-            watcher = CallWatcher(selects=matcher(words) if words else None, rate=RATE, news=self._news)
+            watcher = CallWatcher(
+                selects=matcher(words) if words else None, rate=MAX_RECORDS_PER_SECOND, news=self._news
+            )
             self._monitor.watch(watcher)
             self._readers[words] = watcher, set()
         watcher, pages = self._readers[words]
@@ -280,7 +284,7 @@ class CallFeed:
             with contextlib.suppress(TimeoutError):
                 async with asyncio.timeout(next_statistics - time.monotonic()):
                     await self._news.wait()
-            await asyncio.sleep(BATCH)  # a call and those that it made are in one batch, mostly
+            await asyncio.sleep(BATCH_INTERVAL)  # a call and those that it made are in one batch, mostly
             self._news.clear()
             for watcher, pages in self._readers.values():
                 records, dropped = watcher.take()
@@ -308,7 +312,7 @@ class WatchingPage:
 
     def put(self, name: str, data: Any, calls: int = 0) -> None:
         """Note an event about a number of calls; of a page that does not keep up, drop the oldest."""
-        if len(self._batches) == _MAX_BATCHES:
+        if len(self._batches) == _MAX_UNSENT_BATCHES:
             self._dropped += self._batches.popleft()[2]
         self._batches.append((name, data, calls))
         self.news.set()
@@ -325,7 +329,7 @@ class WatchingPage:
         else:
             decision = {"id": change.request.id, "outcome": change.kind, "by": change.by, "reason": change.reason}
             self.approvals.append(("approvalEnded", decision))
-        del self.approvals[:-_MAX_APPROVALS]
+        del self.approvals[:-_MAX_UNSENT_APPROVALS]
         self.news.set()
 
     def take(self) -> list[tuple[str, Any]]:
@@ -347,7 +351,7 @@ class WatchingPage:
             if self._has_changed:
                 self._has_changed = False
                 await writer.event("changed", {"revision": revision()})
-            await asyncio.sleep(BATCH)  # changes of many operations are one event
+            await asyncio.sleep(BATCH_INTERVAL)  # changes of many operations are one event
             await self.news.wait()
 
 

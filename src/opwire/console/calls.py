@@ -38,19 +38,19 @@ from opwire.typed.plain import write_json
 
 logger = get_logger("opwire.console")
 
-MAX_INLINE = 5 * 1024 * 1024
+MAX_STREAMED_RESULT_BYTES = 5 * 1024 * 1024
 """Bytes of a result in the stream, as JSON; a larger one is downloaded."""
 
-MAX_KEPT = 256 * 1024 * 1024
+MAX_DOWNLOAD_BYTES = 256 * 1024 * 1024
 """Bytes of all results that wait for their download."""
 
-KEEP = 60.0
+DOWNLOAD_LIFETIME = 60.0
 """Seconds for which a result waits for its download."""
 
-_MAX_QUESTIONS = 16  # of one call that wait for an answer
-_MAX_LOGGED = 100  # log messages that wait to be sent; the oldest are dropped
-_PROGRESS_INTERVAL = 0.1  # seconds between two progress reports
-_YIELD = 64  # items between two yields to the event loop: a producer that never waits would hide a disconnect
+_MAX_OPEN_QUESTIONS_OF_CALL = 16
+_MAX_UNSENT_LOG_MESSAGES = 100  # the oldest are dropped
+_PROGRESS_INTERVAL_SECONDS = 0.1
+_ITEMS_BETWEEN_YIELDS = 64  # a producer that never waits would hide a disconnect
 
 _encoder = msgspec.json.Encoder()
 
@@ -101,14 +101,17 @@ class KeptResults:
             CallError: PAYLOAD_TOO_LARGE.
         """
         size = len(response.body)
-        if size > MAX_KEPT:
-            message = f"the result has {size:,} bytes; the console can deliver {MAX_KEPT:,}: call it over the HTTP API"
+        if size > MAX_DOWNLOAD_BYTES:
+            wrong = f"the result has {size:,} bytes; the console can deliver {MAX_DOWNLOAD_BYTES:,}"
+            message = f"{wrong}: call it over the HTTP API"
             raise CallError(ErrorCode.PAYLOAD_TOO_LARGE, message)
         self._drop_expired()
-        while self._kept and size + sum(len(result.response.body) for result in self._kept.values()) > MAX_KEPT:
+        while (
+            self._kept and size + sum(len(result.response.body) for result in self._kept.values()) > MAX_DOWNLOAD_BYTES
+        ):
             del self._kept[next(iter(self._kept))]
-        self._kept[request_id] = KeptResult(owner, response, time.monotonic() + KEEP)
-        asyncio.get_running_loop().call_later(KEEP, self._drop_expired)
+        self._kept[request_id] = KeptResult(owner, response, time.monotonic() + DOWNLOAD_LIFETIME)
+        asyncio.get_running_loop().call_later(DOWNLOAD_LIFETIME, self._drop_expired)
 
     def get(self, request_id: str, identity: Identity | None) -> EncodedResponse:
         """Return a result to its owner.
@@ -119,7 +122,7 @@ class KeptResults:
         self._drop_expired()
         result = self._kept.get(request_id)
         if result is None or result.owner != identity:
-            raise CallError(ErrorCode.OPERATION_NOT_FOUND, f"no such result: it is kept for {KEEP:.0f} s")
+            raise CallError(ErrorCode.OPERATION_NOT_FOUND, f"no such result: it is kept for {DOWNLOAD_LIFETIME:.0f} s")
         return result.response
 
     def _drop_expired(self) -> None:
@@ -212,7 +215,7 @@ class _RunningCall:
         self._owner = owner
         self._loop = asyncio.get_running_loop()
         self._progress: Progress | None = None
-        self._logged: deque[bytes] = deque(maxlen=_MAX_LOGGED)
+        self._logged: deque[bytes] = deque(maxlen=_MAX_UNSENT_LOG_MESSAGES)
         self._progressed = asyncio.Event()
         self._items = 0
         self._bytes = 0
@@ -225,8 +228,8 @@ class _RunningCall:
         Raises:
             CallError: ABORTED, the person does not answer.
         """
-        if self._writer is None or len(self._questions) >= _MAX_QUESTIONS:
-            raise unanswerable(question, f"after {_MAX_QUESTIONS} others")
+        if self._writer is None or len(self._questions) >= _MAX_OPEN_QUESTIONS_OF_CALL:
+            raise unanswerable(question, f"after {_MAX_OPEN_QUESTIONS_OF_CALL} others")
         id, answered = token_hex(8), self._loop.create_future()
         self._questions[id] = question, answered
         try:
@@ -277,7 +280,7 @@ class _RunningCall:
                         async for envelope in items:
                             self._items += 1
                             await writer.event("item", self._delivered(envelope, f"{self.request_id}-{self._items}"))
-                            if self._items % _YIELD == 0:
+                            if self._items % _ITEMS_BETWEEN_YIELDS == 0:
                                 await asyncio.sleep(0)
                     outcome = OK
                 else:
@@ -306,7 +309,7 @@ class _RunningCall:
         """Return the data of an event with a result or item, or where to download it."""
         whole = encode_whole(envelope)
         self._bytes += len(whole)
-        if len(whole) <= MAX_INLINE:
+        if len(whole) <= MAX_STREAMED_RESULT_BYTES:
             return {"envelope": Raw(whole), "bytes": len(whole)}
         response = encode_response(envelope, whole=False, is_error="return")
         self._calls.results.keep(key, self._owner, response)
@@ -316,7 +319,7 @@ class _RunningCall:
         while True:
             await self._progressed.wait()
             await self._flush(writer)
-            await asyncio.sleep(_PROGRESS_INTERVAL)
+            await asyncio.sleep(_PROGRESS_INTERVAL_SECONDS)
 
     async def _flush(self, writer: ConsoleEvents) -> None:
         """Write log messages and the latest progress that were not written yet."""

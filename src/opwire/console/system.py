@@ -33,7 +33,7 @@ MAX_TASKS = 200
 MAX_PENDING = 50
 """Tasks that wait or run in one response, the oldest of each operation; in NATS each of them takes two requests."""
 
-_JOURNAL_TIMEOUT = 5.0  # seconds
+_JOURNAL_TIMEOUT_SECONDS = 5.0
 
 
 RequestServers = Callable[[], Awaitable[Iterable[ServerStatistics]]]
@@ -142,7 +142,7 @@ async def shown_journal(journal: Journal, *, messages: bool) -> dict[str, Any]:
     tasks: list[dict[str, Any]] = []
     overview: dict[str, Any] = {"name": journal.name, "operations": [], "tasks": tasks, "more": False}
     try:
-        async with asyncio.timeout(_JOURNAL_TIMEOUT):
+        async with asyncio.timeout(_JOURNAL_TIMEOUT_SECONDS):
             counted = await journal.info()
             overview["operations"] = [
                 {
@@ -177,7 +177,7 @@ async def shown_journal(journal: Journal, *, messages: bool) -> dict[str, Any]:
                 counts.waiting + counts.claimed + counts.dead_letters for counts in counted
             )
     except TimeoutError:
-        overview["error"] = f"the journal did not respond within {_JOURNAL_TIMEOUT:g} s"
+        overview["error"] = f"the journal did not respond within {_JOURNAL_TIMEOUT_SECONDS:g} s"
     except CallError as error:
         overview["error"] = str(error)
     return overview

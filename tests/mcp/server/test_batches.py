@@ -8,8 +8,8 @@ import pytest
 
 from opwire import Context, OperationRegistry
 from opwire.mcp.messages import MAX_BATCH
-from opwire.mcp.server import serve_mcp
-from opwire.mcp.server.sessions import HTTPSession, Sessions
+from opwire.mcp.server import serve_mcp, sessions
+from opwire.mcp.server.sessions import HTTPSession
 from tests.mcp.server.raw import HANDSHAKE, call, raw, request
 from tests.mcp.server.test_app import GUEST, browsing
 from tests.mcp.server.test_streams import opened
@@ -122,12 +122,12 @@ async def test_the_messages_of_a_batch_on_stdio_are_handled_in_order(version: st
 
 
 async def test_a_session_that_ends_during_a_batch_leaves_nothing_behind(monkeypatch: pytest.MonkeyPatch) -> None:
-    library, sessions, open_session = OperationRegistry(), list[HTTPSession](), Sessions._open
+    library, opened_sessions = OperationRegistry(), list[HTTPSession]()
 
-    def remember(self: Sessions, owner: str | None) -> HTTPSession | None:
-        session = open_session(self, owner)
-        sessions.extend([session] if session is not None else [])
-        return session
+    class RecordedSession(HTTPSession):
+        def __init__(self, *args: Any, **options: Any) -> None:
+            super().__init__(*args, **options)
+            opened_sessions.append(self)
 
     @library.resource("book://{title}")
     async def book(title: str) -> str:
@@ -135,9 +135,9 @@ async def test_a_session_that_ends_during_a_batch_leaves_nothing_behind(monkeypa
 
     @library.query("a.leave")
     async def leave() -> None:
-        sessions[0].end()
+        opened_sessions[0].end()
 
-    monkeypatch.setattr(Sessions, "_open", remember)
+    monkeypatch.setattr(sessions, "HTTPSession", RecordedSession)
     async with browsing(library, anonymous=GUEST) as browser:
         session = await opened(browser, "2025-03-26")
         later = [request("resources/subscribe", {"uri": f"book://{n}"}, id=n) for n in range(1, 10)]

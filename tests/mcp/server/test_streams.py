@@ -124,7 +124,7 @@ async def test_after_its_connection_broke_a_client_gets_the_events_that_it_has_m
 async def test_a_server_that_ends_its_streams_is_polled_until_the_response_is_there(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr(streams, "RETRY", 100)
+    monkeypatch.setattr(streams, "RETRY_MILLISECONDS", 100)
     work = Work()
     options: dict[str, Any] = {"anonymous": GUEST, "poll_after": 0.05}
     registry, seen = OperationRegistry(), list[float]()
@@ -166,7 +166,7 @@ async def test_a_client_that_loses_its_stream_in_the_middle_of_a_subscription_ge
 
 
 async def test_a_subscription_of_another_opwire_goes_on_when_its_stream_ends(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(streams, "RETRY", 100)
+    monkeypatch.setattr(streams, "RETRY_MILLISECONDS", 100)
     work = Work()
     options: dict[str, Any] = {"anonymous": GUEST, "poll_after": 0.05}
     registry, seen = OperationRegistry(), list[int]()
@@ -370,7 +370,7 @@ async def test_a_long_event_displaces_a_thousand_short_ones_and_an_ended_session
 
 
 async def test_events_are_kept_for_a_while(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(streams, "KEEP_EVENTS", 0.05)
+    monkeypatch.setattr(streams, "EVENT_LIFETIME", 0.05)
     log = EventLog(EventStore())
     stream = await stream_of(log)
     await stream.finish(b"1")

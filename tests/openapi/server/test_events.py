@@ -229,7 +229,7 @@ async def test_a_stream_goes_on_while_its_token_cannot_be_checked(monkeypatch: p
 async def test_a_client_that_does_not_read_slows_its_own_stream_and_is_given_up(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr(responses, "STALLED", 0.2)
+    monkeypatch.setattr(responses, "STALLED_CLIENT_TIMEOUT", 0.2)
     produced = 0
     closed = asyncio.Event()
     registry = OperationRegistry()

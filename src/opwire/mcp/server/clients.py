@@ -74,11 +74,11 @@ INPUT_METHODS = frozenset({"tools/call", "prompts/get", "resources/read"})
 """Requests that may ask for input in their result."""
 
 CAPABILITIES: dict[QuestionKind, str] = {"elicit": "elicitation", "sample": "sampling", "roots": "roots"}
-_MODES = ("form", "url")  # of elicitation
+_ELICITATION_MODES = ("form", "url")
 _OWN_PARAMS = frozenset({"_meta", "inputResponses", "requestState"})
 _PURPOSE = b"state\x00"
-_MIN_KEY = 16  # bytes
-_ROUND = 0.005  # seconds after the first question of a round, in which a handler may ask others
+_MIN_KEY_BYTES = 16
+_QUESTION_ROUND_SECONDS = 0.005  # after the first question; a handler may ask others
 _encoder = msgspec.json.Encoder(order="sorted")
 _UPDATED = "notifications/resources/updated"
 _LISTS = {"tool": "tools", "prompt": "prompts", "prompts/list": "prompts"}
@@ -95,7 +95,7 @@ def answer_capabilities(capabilities: Any) -> dict[str, dict[str, Any]]:
     """Return what `can_answer` needs of the capabilities of a client, which may be megabytes, to be stored."""
     declared = {name: as_dict(capabilities).get(name) for name in CAPABILITIES.values()}
     return {
-        name: {mode: {} for mode in _MODES if mode in capability}
+        name: {mode: {} for mode in _ELICITATION_MODES if mode in capability}
         for name, capability in declared.items()
         if isinstance(capability, dict)
     }
@@ -327,8 +327,8 @@ class RequestStates:
 
     def __init__(self, key: str | bytes | None = None, clock: Callable[[], float] = time.time) -> None:
         secret = secrets.token_bytes(32) if key is None else key.encode() if isinstance(key, str) else key
-        if len(secret) < _MIN_KEY:
-            raise UsageError(f"state_key has {len(secret)} bytes; a secret needs at least {_MIN_KEY}")
+        if len(secret) < _MIN_KEY_BYTES:
+            raise UsageError(f"state_key has {len(secret)} bytes; a secret needs at least {_MIN_KEY_BYTES}")
         self._key = sha256(secret).digest()
         self.is_shared = key is not None  # with other servers, and with this one after a restart
         self.clock = clock
@@ -453,7 +453,7 @@ class StatelessQuestions:
             raise unanswerable(question, f"after {MAX_QUESTIONS} other questions")
         self._open[key] = (digest, question)
         if self._ending is None:
-            self._ending = asyncio.get_running_loop().call_later(_ROUND, self._end_round)
+            self._ending = asyncio.get_running_loop().call_later(_QUESTION_ROUND_SECONDS, self._end_round)
         return await asyncio.get_running_loop().create_future()  # cancelled with the round
 
     def _end_round(self) -> None:

@@ -40,7 +40,7 @@ ListKey = Literal["resources", "resourceTemplates"]
 MAX_LISTED = 20_000
 """URIs, or templates, of one server of which is known that it has listed them."""
 
-_MAX_LISTED_URI = 1_000  # characters; with a longer one, each server is asked
+_MAX_LISTED_URI_CHARACTERS = 1_000  # with a longer one, each server is asked
 _MAX_LISTS = 1_000
 
 MAX_WATCHED = 50_000
@@ -52,10 +52,10 @@ MAX_MESSAGES = 10_000
 _LISTED_BY: dict[ListKey, str] = {"resources": "resources/list", "resourceTemplates": "resources/templates"}
 # Another server may have the resource.
 _OTHERS = frozenset({RPCCode.RESOURCE_NOT_FOUND, RPCCode.INVALID_PARAMS, RPCCode.METHOD_NOT_FOUND})
-_BEFORE_NAME = "prompts/"  # in the names of operations that are prompts of another server
+_PROMPT_PREFIX = "prompts/"  # of the operations of another server
 _ROLES = ("user", "assistant")
-_OPEN_TIMEOUT = 30.0  # seconds until another server has accepted a subscription
-_MAX_META = 4_096  # bytes of the `_meta` of a subscription, which is kept as long
+_SUBSCRIPTION_TIMEOUT_SECONDS = 30.0  # until another server has accepted it
+_MAX_SUBSCRIPTION_META_BYTES = 4_096  # kept as long as the subscription
 
 _NOTHING: dict[object, Callable[[], object]] = {}
 
@@ -102,13 +102,13 @@ class ResourceWatch(Struct, eq=False):
         if self.opening is None:
             return
         try:
-            async with asyncio.timeout(_OPEN_TIMEOUT):
+            async with asyncio.timeout(_SUBSCRIPTION_TIMEOUT_SECONDS):
                 await self.opening
         except BaseException as error:
             self.cancel()
             if not isinstance(error, TimeoutError):
                 raise
-            late = f"the subscription was not opened within {_OPEN_TIMEOUT:g} seconds"
+            late = f"the subscription was not opened within {_SUBSCRIPTION_TIMEOUT_SECONDS:g} seconds"
             raise rpc_error(CallError(ErrorCode.TIMEOUT, late)) from None
 
 
@@ -189,7 +189,7 @@ class ResourceCatalogue:
 
     def _remember(self, key: ListKey, namespace: str, uris: Iterable[str]) -> None:
         """Add to what a server has listed; if that is too much, forget what it had listed before."""
-        new = set(islice((uri for uri in uris if len(uri) <= _MAX_LISTED_URI), MAX_LISTED))
+        new = set(islice((uri for uri in uris if len(uri) <= _MAX_LISTED_URI_CHARACTERS), MAX_LISTED))
         listed = self._listed.get((key, namespace), set[str]()) | new
         self._listed[key, namespace] = listed if len(listed) <= MAX_LISTED else new
 
@@ -269,8 +269,11 @@ class ResourceCatalogue:
         if len(client.watches) >= MAX_SUBSCRIPTIONS:
             raise RPCError(RPCCode.INVALID_REQUEST, f"at most {MAX_SUBSCRIPTIONS:,} resources can be subscribed to")
         message = request.message
-        if len(msgspec.json.encode((message.params or {}).get("_meta"))) > _MAX_META:
-            raise RPCError(RPCCode.INVALID_PARAMS, f"the _meta of a subscription has at most {_MAX_META:,} bytes")
+        if len(msgspec.json.encode((message.params or {}).get("_meta"))) > _MAX_SUBSCRIPTION_META_BYTES:
+            raise RPCError(
+                RPCCode.INVALID_PARAMS,
+                f"the _meta of a subscription has at most {_MAX_SUBSCRIPTION_META_BYTES:,} bytes",
+            )
         request.message = RPCRequest(message.id, message.method)  # kept as long as the subscription, so without params
 
         def ended() -> None:
@@ -463,7 +466,7 @@ class PromptCatalogue:
         ids = {spec.id for spec in prompts}
         self._short = {}
         for spec in prompts:
-            short = f"{spec.namespace}.{spec.name.removeprefix(_BEFORE_NAME)}"
+            short = f"{spec.namespace}.{spec.name.removeprefix(_PROMPT_PREFIX)}"
             self._short[spec.id] = spec.id if short in ids else short
         self._ids = {short: id for id, short in self._short.items()}
         self._names.keep(self._ids)

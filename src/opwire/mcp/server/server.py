@@ -71,8 +71,8 @@ _STALE: Result = {"ttlMs": 0, "cacheScope": "private"}
 _RESOURCES, _PROMPTS = frozenset({"resources"}), frozenset({"prompts"})
 _CURSOR = re.compile(r"([0-9]{1,9}):([0-9a-f]{16})")
 _MAX_INSTRUCTIONS, _MAX_ALL_INSTRUCTIONS = 16_000, 64_000  # characters, of one server behind and of all
-_MAX_BEGINNING = 1000  # characters of a value to complete
-_MAX_SHOWN = 200  # characters of an unknown name in the log
+_MAX_COMPLETED_CHARACTERS = 1000
+_MAX_LOGGED_NAME_CHARACTERS = 200
 _encoder = msgspec.json.Encoder()
 
 
@@ -406,7 +406,7 @@ class RegistryServer:
     async def _read_resource(self, params: _ResourceParams, request: ServedRequest) -> Result:
         result = await self.resources.read(params.uri, request, self._calls(request))
         if result is None:
-            self._log_unknown(params.uri[:_MAX_SHOWN], request)
+            self._log_unknown(params.uri[:_MAX_LOGGED_NAME_CHARACTERS], request)
             raise not_found(params.uri, request)
         # What another server calls public was read with the rights of this caller.
         return {**_STALE, **result, "cacheScope": "private"} if request.client is None else result
@@ -442,8 +442,8 @@ class RegistryServer:
         ref, argument = params.ref, params.argument
         is_prompt = ref.type == "ref/prompt"
         spec = self.prompts.find(ref.name) if is_prompt else self.resources.completed_by(ref.uri, request.identity)
-        if len(argument.value) > _MAX_BEGINNING:
-            raise RPCError(RPCCode.INVALID_PARAMS, f"the value has more than {_MAX_BEGINNING:,} characters")
+        if len(argument.value) > _MAX_COMPLETED_CHARACTERS:
+            raise RPCError(RPCCode.INVALID_PARAMS, f"the value has more than {_MAX_COMPLETED_CHARACTERS:,} characters")
         if spec is None:
             raise RPCError(RPCCode.INVALID_PARAMS, f"Unknown {ref.type}: {(ref.name or ref.uri)[:100]}")
         resolved_arguments = {} if params.context is None else params.context.arguments or {}

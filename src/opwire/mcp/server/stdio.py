@@ -57,8 +57,8 @@ MAX_UNREAD = 100
 
 Write = Callable[[bytes], Awaitable[None] | None]
 
-_CHUNK = 64 * 1024  # bytes
-_TOO_LONG = b"too long"  # not a message: it is rejected as such
+_CHUNK_BYTES = 64 * 1024
+_TOO_LONG_LINE = b"too long"  # not a message: it is rejected as such
 
 
 # --- the connection ---------------------------------------------------------------------------------------------------
@@ -227,11 +227,11 @@ class LineSplitter:
             del self._partial[: end + 1]
             if self._is_skipping:
                 self._is_skipping = False
-                lines[0] = _TOO_LONG
+                lines[0] = _TOO_LONG_LINE
         if len(self._partial) > self._max_line:
             self._partial.clear()
             self._is_skipping = True
-        return [_TOO_LONG if len(line) > self._max_line else line for line in lines if line and not line.isspace()]
+        return [_TOO_LONG_LINE if len(line) > self._max_line else line for line in lines if line and not line.isspace()]
 
     def end(self) -> list[bytes]:
         """Return the last line, which has no end."""
@@ -394,7 +394,7 @@ class ThreadedFiles(LineFiles):
     def _read(self) -> None:
         while self._wanted.get():
             try:
-                chunk = cast("Any", self._source).read1(_CHUNK)
+                chunk = cast("Any", self._source).read1(_CHUNK_BYTES)
             except (OSError, ValueError):  # the file was closed
                 chunk = b""
             self._call(self._chunks.put_nowait, chunk)

@@ -42,13 +42,13 @@ MAX_EVENT_BYTES = 4 * 1024 * 1024
 MAX_ALL_EVENT_BYTES = 64 * 1024 * 1024
 """Bytes of the events of all sessions; above it, the session with most forgets its oldest."""
 
-KEEP_EVENTS = 300.0
+EVENT_LIFETIME = 300.0
 """Seconds for which an event is kept."""
 
-RETRY = 1_000
+RETRY_MILLISECONDS = 1_000
 """Milliseconds after which a client resumes a stream."""
 
-_STEPS = 3  # of the event loop
+_TURNS_BEFORE_WATCHING = 3
 _ID = re.compile(r"([0-9]{1,12})\.([0-9]{1,12})")
 
 
@@ -111,7 +111,7 @@ async def follow(
     Return False if the client disconnects, the future of `detached` is done, `wait_for_end` returns, or `within`
     seconds have passed before.
     """
-    for _ in range(_STEPS):  # many calls end within these: watching the client takes 60 µs
+    for _ in range(_TURNS_BEFORE_WATCHING):  # many calls end within these: watching the client takes 60 µs
         await asyncio.sleep(0)
         if task.done():
             return True
@@ -214,7 +214,7 @@ class EventLog:
         while self.size > MAX_EVENT_BYTES or len(self._events) > MAX_EVENTS:
             self.forget_oldest()
         if self._timer is None and self._events:
-            self._timer = asyncio.get_running_loop().call_later(KEEP_EVENTS, self._expire)
+            self._timer = asyncio.get_running_loop().call_later(EVENT_LIFETIME, self._expire)
 
     def after(self, stream: "ResumableStream", number: int) -> list[_KeptEvent]:
         """Return the later events of a stream."""
@@ -230,7 +230,7 @@ class EventLog:
 
     def _expire(self) -> None:
         self._timer = None
-        oldest = time.monotonic() - KEEP_EVENTS
+        oldest = time.monotonic() - EVENT_LIFETIME
         while self._events and self._events[0].at <= oldest:
             self.forget_oldest()
         if self._events:
@@ -289,7 +289,7 @@ class ResumableStream:
         if not self._log.primes:
             return b""
         self._last += 1
-        return f"id: {self.number}.{self._last}\r\nretry: {RETRY}\r\ndata: \r\n\r\n".encode()
+        return f"id: {self.number}.{self._last}\r\nretry: {RETRY_MILLISECONDS}\r\ndata: \r\n\r\n".encode()
 
     async def event(self, data: bytes) -> None:
         """Keep an event, and send it if there is a response, until that has to end."""

@@ -63,7 +63,7 @@ MAX_OUTPUT_SCHEMA = 4 * 1024
 """Bytes of an output schema that is listed, by default."""
 
 _CURSOR = "after:"
-_OWN_FIELDS = frozenset({"content", "structuredContent", "isError", "resultType"})  # of results, set here alone
+_RESULT_FIELDS = frozenset({"content", "structuredContent", "isError", "resultType"})  # set here alone
 _encoder = msgspec.json.Encoder()
 _decoder = msgspec.json.Decoder(ToolDefinition)
 
@@ -402,7 +402,7 @@ def forwarded_fields(meta: MCPResponseMeta) -> Result:
     fields = {
         key: field_value
         for key, field_value in as_dict(extensions.pop(FIELDS_META, {})).items()
-        if key not in _OWN_FIELDS
+        if key not in _RESULT_FIELDS
     }
     return {**fields, **({"_meta": extensions} if extensions else {})}
 

@@ -46,7 +46,7 @@ _KEYWORDS = frozenset(
     "oneOf pattern patternProperties prefixItems properties propertyNames readOnly required then title type "
     "unevaluatedItems unevaluatedProperties uniqueItems writeOnly xml".split()
 )
-_OF_TYPE = {"properties": "object", "items": "array"}  # keywords without effect on other types
+_TYPE_OF_KEYWORD = {"properties": "object", "items": "array"}  # keywords without effect on other types
 _SAME_TYPE = {"integer": {"integer", "number"}, "number": {"integer", "number"}}  # 5.0 is an integer, too
 _BOOLEANS = ("additionalProperties", "unevaluatedProperties", "unevaluatedItems")  # where generators expect booleans
 _encoder = msgspec.json.Encoder(order="sorted")
@@ -287,7 +287,7 @@ def _published(schema: dict[str, Any]) -> dict[str, Any]:
     types = type_names(published)
     if not types:
         return published
-    for keyword, type in _OF_TYPE.items():
+    for keyword, type in _TYPE_OF_KEYWORD.items():
         if type not in types:
             published.pop(keyword, None)
     if "enum" in published:

@@ -45,7 +45,7 @@ _ENVELOPE = ENVELOPE_JSON.encode()
 _JSON = re.compile(rb"application/(?:json|[\w.!#$&^-]+\+json)\s*(?:;\s*charset=\"?utf-?8\"?\s*)?;?", re.IGNORECASE)
 _REQUEST_ID = re.compile(rb"[A-Za-z0-9._:/+=@~-]{1,128}")
 _QUALITY = re.compile(rb"(?:^|;)\s*q=([01](?:\.[0-9]{0,3})?)\s*(?:;|$)")
-_EPOCH = 100_000_000_000  # milliseconds: no call takes three years, so a larger number is a date
+_MIN_EPOCH_MILLISECONDS = 100_000_000_000  # no call takes three years, so a larger number is a date
 _decoder = msgspec.json.Decoder(float_hook=parse_float)
 
 
@@ -136,7 +136,7 @@ class Request:
         if not header.isdigit() or len(header) > 18:
             raise CallError(ErrorCode.PROTOCOL_ERROR, "the header x-deadline-ms is not a number of milliseconds")
         milliseconds = int(header)
-        if milliseconds > _EPOCH:
+        if milliseconds > _MIN_EPOCH_MILLISECONDS:
             milliseconds -= time.time_ns() // 1_000_000
         if milliseconds <= 0:
             raise CallError(ErrorCode.TIMEOUT, "the deadline had passed before the call arrived")
@@ -239,7 +239,7 @@ _FLAT_KEYWORDS = frozenset(
 _SCALARS = frozenset({"boolean", "integer", "null", "number", "string"})
 _TYPE_NAMES = {NoneType: "null", bool: "boolean", int: "number", float: "number", str: "string"}
 _MAX_HOPS = 8
-_MAX_DIGITS = 4_000  # Python refuses to parse a longer integer
+_MAX_INTEGER_DIGITS = 4_000  # Python refuses to parse a longer integer
 _NUMBER = re.compile(r"-?(?:0|[1-9][0-9]*)(\.[0-9]+)?([eE][-+]?[0-9]+)?")
 
 
@@ -315,7 +315,7 @@ def parse_value(text: str, kinds: frozenset[str]) -> Any:
     if "boolean" in kinds and text in ("true", "false"):
         return text == "true"
     number = _NUMBER.fullmatch(text) if "number" in kinds or "integer" in kinds else None
-    if number is None or len(text) > _MAX_DIGITS:
+    if number is None or len(text) > _MAX_INTEGER_DIGITS:
         return text
     if number[1] is None and number[2] is None:
         return int(text)
@@ -401,7 +401,7 @@ class OperationRoute(NamedTuple):
 
 # --- disconnects ------------------------------------------------------------------------------------------------------
 
-GRACE = 0.02
+DISCONNECT_WATCH_DELAY = 0.02
 """Seconds after which a task watches for a disconnect. Most calls have ended by then, without that cost."""
 
 
@@ -427,7 +427,7 @@ class CancelOnDisconnect:
 
     def __enter__(self) -> Self:
         self._task = asyncio.current_task()
-        self._tick = self._deadlines.add(self, time.monotonic() + GRACE, CancelOnDisconnect._watch)
+        self._tick = self._deadlines.add(self, time.monotonic() + DISCONNECT_WATCH_DELAY, CancelOnDisconnect._watch)
         return self
 
     def __exit__(self, _: object, error: BaseException | None, __: object) -> bool:
