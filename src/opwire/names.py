@@ -9,14 +9,14 @@ from heapq import nlargest
 from itertools import islice
 from math import ceil
 
-# Limits of the search for similar names: characters compared, substrings, names scanned, names compared in full.
 MAX_COMPARED_NAME = 200
-_MAX_PIECES = 12
-_MAX_SEARCHED = 4_000
-_MAX_COMPARED = 12
-_MAX_WORSE = 0.15  # of a ratio: shop.ordr is similar to shop.order, and to shop.visitors only by its namespace
+"""The length of a name for which similar ones are searched."""
 
-_SUFFIX = 12  # characters that are kept free for `_` and a number
+_MAX_SEARCHED_NAMES = 4_000
+_MAX_COMPARED_NAMES = 12  # in full, with as many substrings to select them
+_MAX_RATIO_DIFFERENCE = 0.15  # shop.ordr is similar to shop.order, and to shop.visitors only by its namespace
+
+_NUMBER_LENGTH = 12  # kept free for `_` and a number
 
 
 class UniqueNames:
@@ -32,7 +32,7 @@ class UniqueNames:
         """Return the name itself, cut to length, or the name with the next free number behind it."""
         name = wish[: self._longest]
         if name in self._taken:
-            stem = wish[: self._longest - _SUFFIX]
+            stem = wish[: self._longest - _NUMBER_LENGTH]
             number = self._next.get(stem, 2)
             while (name := f"{stem}_{number}") in self._taken:
                 number += 1
@@ -48,23 +48,25 @@ class UniqueNames:
             self._next[stem] -= 1
 
 
-def similar_names(name: str, known: Iterable[str], *, visible: Callable[[str], bool] | None = None) -> list[str]:
+def similar_names(name: str, names: Iterable[str], *, visible: Callable[[str], bool] | None = None) -> list[str]:
     """Return up to three visible names similar to an unknown one, in bounded time."""
     import difflib
 
     if len(name) > MAX_COMPARED_NAME:
         return []
-    pieces = [name[at : at + 3] for at in range(0, len(name), 1 + len(name) // _MAX_PIECES)]
+    pieces = [name[at : at + 3] for at in range(0, len(name), 1 + len(name) // _MAX_COMPARED_NAMES)]
     # difflib takes 0.1 ms per name; counting shared substrings, at 1 µs per name, selects the candidates.
     likely = nlargest(
-        4 * _MAX_COMPARED,
-        islice(known, _MAX_SEARCHED),
-        key=lambda each: sum(map(each.__contains__, pieces)) - abs(len(each) - len(name)) / 100,
+        4 * _MAX_COMPARED_NAMES,
+        islice(names, _MAX_SEARCHED_NAMES),
+        key=lambda candidate: sum(map(candidate.__contains__, pieces)) - abs(len(candidate) - len(name)) / 100,
     )
-    shown = likely if visible is None else [each for each in likely if visible(each)]
-    close = difflib.get_close_matches(name, shown[:_MAX_COMPARED], n=3)
-    ratios = [difflib.SequenceMatcher(None, each, name).ratio() for each in close]  # falling
-    return [each for each, ratio in zip(close, ratios, strict=True) if ratios[0] - ratio <= _MAX_WORSE]
+    visible_names = likely if visible is None else [candidate for candidate in likely if visible(candidate)]
+    close = difflib.get_close_matches(name, visible_names[:_MAX_COMPARED_NAMES], n=3)
+    ratios = [difflib.SequenceMatcher(None, candidate, name).ratio() for candidate in close]  # falling
+    return [
+        candidate for candidate, ratio in zip(close, ratios, strict=True) if ratios[0] - ratio <= _MAX_RATIO_DIFFERENCE
+    ]
 
 
 def did_you_mean(close: Iterable[str]) -> str:
@@ -92,4 +94,4 @@ def limit_text(seconds: float) -> str:
     if seconds < 0.02:
         return f"{max(seconds, 0):.3g}"
     limits = (ceil(round(seconds * 10**digits, 6)) / 10**digits for digits in range(3))
-    return next(f"{each:.10g}" for each in limits if each <= seconds + max(0.02, seconds / 50))
+    return next(f"{limit:.10g}" for limit in limits if limit <= seconds + max(0.02, seconds / 50))

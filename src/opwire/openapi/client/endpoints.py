@@ -12,6 +12,7 @@ from typing import Any, Literal, NamedTuple, cast
 from opwire.errors import SchemaError
 from opwire.openapi.client.document import DocumentSet, Located, as_text, as_texts
 from opwire.openapi.client.plan import RequestParameter, Style, is_token, media_type, without_fragment
+from opwire.openapi.client.schemas import MAX_COMPOSED_SCHEMAS
 from opwire.registry.source import Report
 from opwire.typed.plain import as_dict, as_list
 
@@ -23,7 +24,6 @@ OPERATION_USES = 10
 _LOCATIONS = frozenset({"path", "query", "header", "cookie", "querystring", "body", "formData"})
 _NAMELESS = frozenset({"querystring", "body"})
 _SUCCESS = re.compile(r"2([0-9]{2}|XX)")
-_MAX_COMPOSED_SCHEMAS = 50  # through `allOf`; a body of more is not split
 _MAX_PARAMETERS_PER_OPERATION = 1_000  # thousands of paths can share one path item
 
 
@@ -115,10 +115,10 @@ def _count_uses(endpoint: HTTPEndpoint, documents: DocumentSet) -> None:
             for number, declared_response in enumerate(queue):  # grows during the iteration
                 schema = documents.find_object(*declared_response)
                 documents.use(len(as_dict(schema.value.get("properties"))), schema.value)
-                if number < _MAX_COMPOSED_SCHEMAS:
+                if number < MAX_COMPOSED_SCHEMAS:
                     queue += [
                         Located(part, schema.document)
-                        for part in as_list(schema.value.get("allOf"))[:_MAX_COMPOSED_SCHEMAS]
+                        for part in as_list(schema.value.get("allOf"))[:MAX_COMPOSED_SCHEMAS]
                     ]
 
 

@@ -28,7 +28,13 @@ from opwire.openapi.client.endpoints import (
     swagger_style,
 )
 from opwire.openapi.client.plan import PartEncoding, Style, media_type
-from opwire.openapi.client.schemas import RewrittenSchema, SchemaRewriter, is_pattern, remove_properties
+from opwire.openapi.client.schemas import (
+    MAX_COMPOSED_SCHEMAS,
+    RewrittenSchema,
+    SchemaRewriter,
+    is_pattern,
+    remove_properties,
+)
 from opwire.openapi.client.serialize import FILE_SCHEMA, to_text
 from opwire.schema import JSONSchema, Schema
 from opwire.schema.dialect import objects_in
@@ -276,7 +282,6 @@ _NOT_CONSTRAINTS = frozenset(
     "$comment $defs $schema default definitions deprecated description discriminator example examples externalDocs "
     "nullable readOnly title writeOnly xml".split()
 )
-_MAX_COMPOSED_SCHEMAS = 50  # through `allOf`
 _MAX_FIELD_SCHEMAS = 500  # through every keyword that can declare a property
 _EXTRAS = ("additionalProperties", "unevaluatedProperties")
 
@@ -361,7 +366,7 @@ def _composed(whole: Located, schemas: SchemaRewriter) -> Iterator[Located]:
     """Iterate over the schema and the parts of its `allOf`; yield an invalid one if there are too many."""
     queue = [whole]
     for number, located in enumerate(queue):  # grows during the iteration
-        if number > _MAX_COMPOSED_SCHEMAS:
+        if number > MAX_COMPOSED_SCHEMAS:
             yield Located({"not": {}}, located.document)
             return
         node = schemas.resolve(*located)

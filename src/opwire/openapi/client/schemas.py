@@ -30,6 +30,9 @@ from opwire.schema.dialect import lower, lower_bounds, map_subschemas
 from opwire.schema.schema import SchemaFamily
 from opwire.typed.plain import as_dict, as_list, survey
 
+MAX_COMPOSED_SCHEMAS = 50
+"""Schemas that one schema is composed of, through `allOf`: each of them may be compared with the others."""
+
 MAX_BRANCHES = 50
 """Variants that are discriminated by their tags: each lists the tags of all others."""
 
@@ -39,7 +42,6 @@ _HIDDEN: dict[Direction, str] = {"input": "readOnly", "output": "writeOnly"}
 _UNUSUAL = re.compile(r"[^0-9A-Za-z._-]+")
 _MAX_TAGS_PER_UNION = 1_000
 _MAX_TAGS_PER_DOCUMENT = 500_000  # many unions may share one discriminator with 1,000 tags
-_MAX_COMPOSED_SCHEMAS = 50  # through `allOf`: each of them is compared with the others
 _DEFINITION = "#/$defs/"
 _USUAL_PREFIXES = ("#/components/schemas/", "#/definitions/")
 
@@ -194,7 +196,7 @@ class SchemaRewriter:
         """Iterate over the schema and the members of its `allOf`, or of other keywords, recursively."""
         queue: list[Located] = [Located(schema, document)]
         seen: set[int] = set()
-        while queue and len(seen) < _MAX_COMPOSED_SCHEMAS:
+        while queue and len(seen) < MAX_COMPOSED_SCHEMAS:
             located = self.resolve(*queue.pop())
             if id(located.value) not in seen:
                 seen.add(id(located.value))
